@@ -1,6 +1,6 @@
 """The health checks, one file per check. Their list is in `listed`, which is loaded on first use.
 
-Code that needs only one check, or only the shared parts, does not load the others: a saved kernel log needs three.
+Code that needs only some checks, or only the shared parts, does not load the others: a saved kernel log needs three.
 """
 
 from __future__ import annotations

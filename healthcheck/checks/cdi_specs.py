@@ -62,7 +62,7 @@ def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, specs: Sequ
 
 
 def _read_by_somebody(runtime: ContainerRuntime) -> tuple[CdiSpec, ...]:
-    """Return the specifications in use, by the container runtime or by NVIDIA's program in its mode `cdi`."""
+    """Return the specifications that the container runtime uses, or NVIDIA's program in its mode `cdi`."""
     by_toolkit = runtime.toolkit is not None and runtime.toolkit.mode == "cdi"
     return runtime.cdi_specs if by_toolkit else gpu_runtime.cdi_specs(runtime)
 
@@ -93,7 +93,7 @@ def _place(spec: CdiSpec, folders: Sequence[str]) -> int:
 def _again(runtime: ContainerRuntime, used: RuntimeConfiguration, spec: CdiSpec) -> str:
     """Return the advice that regenerates a specification.
 
-    The device plugin writes its own specification when it starts; nvidia-ctk writes the others.
+    The device plugin writes its specification when it starts; nvidia-ctk writes the others.
     """
     if "k8s.device-plugin" in f"{spec.kind} {spec.path}":
         remedy = "delete the pod of NVIDIA's device plugin on this node: it writes the file when it starts"

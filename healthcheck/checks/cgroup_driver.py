@@ -45,15 +45,15 @@ def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterat
 
 
 def _wanted(runtime: ContainerRuntime, used: RuntimeConfiguration) -> bool | None:
-    """Return whether the kubelet's cgroup driver is systemd, or None if it is unknown.
+    """Return whether the kubelet's cgroup driver is systemd; None if unknown.
 
     A kubelet that queries containerd 2 gets the driver of the default handler.
     """
     kubelets = runtime.kubelet.systemd_cgroup if runtime.kubelet else None
     if kubelets is not None or not used.is_containerd_2:
         return kubelets
-    # containerd reports the driver of the default handler, else that of the first handler by name whose options set
-    # one.
+    # containerd reports the driver of the default handler or, if its options set no driver, of the first handler by
+    # name whose options do.
     handlers = sorted(used.handlers, key=lambda handler: (handler.name != used.default, handler.name))
     return next((handler.systemd_cgroup for handler in handlers if handler.systemd_cgroup is not None), None)
 

@@ -22,7 +22,7 @@ from healthcheck.probes.nvml import gpus as nvml
 _HARDWARE_SLOWDOWN, _THERMAL_SLOWDOWN, _POWER_BRAKE = 0x8, 0x40, 0x80
 """nvmlClocksEventReasons (nvml.h). All other reasons are settings, or normal on a busy or idle GPU."""
 
-# The driver sets the first bit briefly whenever clocks change (nvml.h): one check cycle proves nothing.
+# The driver sets the first bit briefly whenever clocks change (nvml.h): one check cycle is not evidence.
 HARDWARE = Reason(
     "ClocksHardwareSlowdown",
     Severity.MONITOR,
@@ -76,7 +76,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 def _held_down(reasons: int) -> tuple[int, ...]:
     """Return the bits that give the cause.
 
-    The general bit is set together with the bits of its causes, and then adds no information.
+    The general bit is also set together with the bits of specific causes, and then adds no information.
     """
     causes = tuple(bit for bit in (_THERMAL_SLOWDOWN, _POWER_BRAKE) if reasons & bit)
     return causes or ((_HARDWARE_SLOWDOWN,) if reasons & _HARDWARE_SLOWDOWN else ())

@@ -90,7 +90,7 @@ def _misplaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterato
 
 
 def _why_unread(used: RuntimeConfiguration, spot: Misplaced) -> str:
-    """Return why the merged files do not use a table that is valid for the version of its own file."""
+    """Return why the merge ignores a table that is valid for the version of its file."""
     if spot.right_schema == spot.schema:
         return ""
     text = f'with plugins."{spot.right_section}" of {spot.handler_file}' if spot.handler_file else "with these files"
@@ -105,7 +105,7 @@ def _disabled(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator
 
 
 def _known(runtime: ContainerRuntime) -> str:
-    """Return the evidence that the kubelet uses this runtime, marked as assumed if it is not certain."""
+    """Return the evidence that the kubelet uses this runtime, marked as assumed if uncertain."""
     unsaid = runtime.assumed and not runtime.known_from.startswith("assumed")
     return f"assumed: {runtime.known_from}" if unsaid else runtime.known_from
 
@@ -126,7 +126,7 @@ def _files(used: RuntimeConfiguration) -> str:
 
 
 def _reader(used: RuntimeConfiguration) -> str:
-    """Return the containerd version that merges several files, if it is only assumed.
+    """Return the containerd version by whose rules several files are merged, if the version is only assumed.
 
     containerd 1 and containerd 2 merge the files differently.
     """

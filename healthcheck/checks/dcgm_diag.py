@@ -51,11 +51,11 @@ DevicesInUse = frozenset[tuple[str, int | None]]
 """Devices as pairs of kind and DCGM's index."""
 _OVERRIDDEN = "severity-overrides"
 LEVEL_2_TESTS = ("memory", "pcie")
-"""Tests of the GPUs themselves. A run of level 2 or more that lacks one of them did not test the GPUs."""
+"""Tests of the GPUs themselves. A run of level 2 or more without one of these tests did not test the GPUs."""
 _UNTOLD = 0
-"""DCGM's id UNKNOWN, for errors without a known id."""
+"""DCGM's error ID UNKNOWN, for errors without a known ID."""
 _MORE_WITHOUT_SAYING = frozenset((0, 1, 2, 19, 44, 51, 53, 56, 59, 64, 65, 66, 67))
-"""Errors of a failed call: only their text shows whether the test could run at all."""
+"""IDs of errors of a failed call: only their text shows whether the test could run at all."""
 _COULD_NOT_RUN = (
     (
         re.compile(
@@ -86,9 +86,9 @@ _CAUSES = {
     124: dcgm_causes.NO_PERMISSION,
 }
 _OTHERS_WORK = 25
-"""GRAPHICS_PROCESSES. DCGM's text: this may cause some tests to fail."""
+"""Error ID GRAPHICS_PROCESSES: other processes use the GPU, which may cause some tests to fail (DCGM's text)."""
 _OF_A_GPU_IN_USE = frozenset((51, 56, 64, 65, 66))
-"""Other errors of a GPU in use, whose text does not mention the use: failed calls and failed memory allocations."""
+"""Other errors of a GPU in use that do not mention the use: failed calls and failed memory allocations."""
 _OF_THE_HARDWARE = re.compile(
     r"uncorrectable|contained|\becc error|\bnvlink\b|hardware stack|\billegal\b|misaligned|unspecified launch|"
     r"fallen off|\blost\b",
@@ -99,7 +99,7 @@ _ENDS_WITH_RESULTS = (0, 205, 226)
 """Exit codes: no error; an error of severity ISOLATE; other errors (dcgm_structs.h: NVVS_ISOLATE_ERROR, NVVS_ERROR)."""
 _SAYS_FAILED = (205, 226)
 _BY_A_SIGNAL, _MOST_SIGNALS = 128, 65
-"""A shell's exit code for a program that a signal ended is 128 plus the signal's number."""
+"""Exit code of a shell for a program that a signal ended: 128 plus the signal's number."""
 _OVER_REPORTING_ERRORS = frozenset((30, 31, 50, 51, 56, 62, 63, 64, 65, 66, 110, 130))
 """Errors of GPUs that another program used briefly, errors of speed thresholds, and requests of DCGM for another run.
 
@@ -109,7 +109,7 @@ MEMORY_BANDWIDTH, TARGET_POWER, API_FAIL, API_FAIL_GPU, CUDA_CONTEXT, GFLOPS_THR
 _NOT_GPUS = frozenset(("cpu", "core"))
 """Parts of a Grace CPU, which DCGM 4 lists as tested. It skips them without the package of the CPU test."""
 ALSO = "; also "
-"""Between a finding's first error and the others."""
+"""Separator between a finding's first error and the others."""
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMED, _MOST_SHOWN = 240, 48, 6, 24
 _STATUS_WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped", "not-run": "not run", "unknown": "unclear"}
 _THRESHOLD = "an error that the test reports; a failure without an error is MONITOR, for a memory test RESET"
@@ -131,7 +131,7 @@ def reason_name(test: str) -> str:
 
 
 def _reasons(level: int) -> Iterator[Reason]:
-    """Yield the reasons of the tests that this level is the first to run."""
+    """Yield the reasons of the tests that run at this level but not at a lower level."""
     for test in dcgm_tests().values():
         if test.level == level:
             name = reason_name(test.name)
@@ -163,7 +163,7 @@ def judge_level_4(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 def needs_repeat(answer: DiagAnswer, policy: Policy) -> tuple[str, ...]:
     """Return the tests that must run once more before their failure counts.
 
-    They failed, with RESET or worse, only by errors that healthy GPUs give as well.
+    They failed with RESET or worse, but only by errors that healthy GPUs can cause too.
     """
     doubted: dict[str, bool] = {}
     rows = rows_of(answer)
@@ -177,7 +177,7 @@ def needs_repeat(answer: DiagAnswer, policy: Policy) -> tuple[str, ...]:
 
 
 def with_repeat(first: DiagAnswer, again: DiagAnswer) -> DiagAnswer:
-    """Return the answer after some tests ran once more: if a repeated test has a result, only that result counts."""
+    """Return the answer after a repetition of some tests: if a repeated test has a result, only that result counts."""
     entries = {(row.test, row.kind, row.index) for row in again.results if row.status in ("pass", "fail")}
     tests = {test for test, _, _ in entries}
     kept = tuple(
@@ -222,7 +222,7 @@ def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy)
 
 
 def rows_of(answer: DiagAnswer) -> tuple[DiagResult, ...]:
-    """Return one row for each test and device, with the worst status of its results and all errors."""
+    """Return one row for each test and device, with the worst status of the results and all errors."""
     rows: dict[tuple[str, str, int | None], DiagResult] = {}
     errors: dict[tuple[str, str, int | None], dict[DiagError, None]] = {}
     order = ("not-run", "skip", "pass", "unknown", "fail")
@@ -297,8 +297,8 @@ def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) ->
 def rule_in(row: DiagResult, error: DiagError, policy: Policy) -> Ruling:
     """Return the ruling for an error in this result.
 
-    If an error without an ID fails a test, its severity is at least that of a failure of this test without an error. So
-    a failed memory test counts whatever its text is.
+    If an error without an ID fails a test, its severity is at least that of a failure of this test without an error.
+    Therefore a failed memory test counts regardless of its text.
     """
     ruling = rule_of(error, policy)
     decided = error.id or row.status != "fail" or ruling.rule == _OVERRIDDEN
@@ -459,7 +459,7 @@ def _ran(row: DiagResult) -> bool:
 def _gpus(seen: Evidence) -> tuple[nvml.Gpu, ...]:
     """Return the GPUs that NVML lists, if the same check cycle read NVML.
 
-    It does so for NVML's own checks, such as `driver`.
+    A cycle reads NVML for checks such as `driver`.
     """
     if seen.unread(nvml.NVML) or isinstance(answer := seen[nvml.NVML].answer, Unobserved):
         return ()
@@ -484,7 +484,7 @@ def _device(row: DiagResult, answer: DiagAnswer, gpus: Iterable[nvml.Gpu]) -> _D
 
 
 def _summary(rows: Iterable[DiagResult]) -> str:
-    """Return a summary for people, such as `memory passed on 8, pcie failed on 1, passed on 7`."""
+    """Return a summary as text, such as `memory passed on 8, pcie failed on 1, passed on 7`."""
     tests: dict[str, Counter[str]] = {}
     for row in rows:
         tests.setdefault(row.test, Counter())[row.status] += 1

@@ -1,7 +1,7 @@
 """Check: the device files of NVIDIA's driver exist and have the kernel's device numbers.
 
-195 is NVIDIA's own major number, 255 the minor number of nvidiactl and 254 that of nvidia-modeset. A GPU's minor number
-comes from NVML. nvidia-uvm and nvidia-caps have the major number in /proc/devices (NVIDIA/nvidia-modprobe,
+NVIDIA's major number is 195. The minor number is 255 for nvidiactl and 254 for nvidia-modeset; NVML reports it for each
+GPU. For nvidia-uvm and nvidia-caps, /proc/devices has the major number (NVIDIA/nvidia-modprobe,
 nvidia-modprobe-utils.c and its header). A capability's minor number is in its name (MIG user guide, device nodes and
 capabilities).
 
@@ -31,7 +31,7 @@ MISSING = Reason(
     "A device file of the loaded driver exists neither in the host's /dev nor in the driver container's: pods that get "
     "it through CDI do not start, or CUDA finds no device in them.",
     "Run `nvidia-modprobe -c0 -u` on the node (`-c` with the GPU's minor number), or restart its driver container.",
-    # The program that loads the driver creates them a moment later.
+    # The program that loads the driver creates the files a moment later.
     flickers=True,
     source=_SOURCE,
     grace=DRIVER_GRACE,
@@ -49,7 +49,7 @@ WRONG = Reason(
 _NVIDIA, _CONTROL, _MODESET = 195, 255, 254
 _CAPABILITY = f"{CAPABILITIES}/nvidia-cap"
 _MOST_SHOWN = 4
-"""Files named in a detail; the others are only counted."""
+"""Most files named in a detail; the others are only counted."""
 Number = tuple[int, int]
 """Major and minor device number."""
 
@@ -69,7 +69,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         return
     gpus = yield from answering(seen, "minor")
     if not any(function.is_gpu and function.driver == NVIDIA_DRIVER for function in seen[pci.FUNCTIONS]):
-        if gpus:  # WSL's and Tegra's, which have other device files
+        if gpus:  # GPUs of WSL and Tegra, which have other device files
             yield NotConfigured("no GPU on PCI is bound to the NVIDIA driver")
         return
     # If NVML fails, a missing control file may be the cause.
@@ -93,7 +93,7 @@ def _seen(files: DeviceFiles, wanted: list[_ExpectedFile]) -> Observation:
 
 
 def _of_driver(files: DeviceFiles) -> Iterator[_ExpectedFile]:
-    """Yield the driver's own device files, which belong to no single GPU."""
+    """Yield the driver's device files that belong to no single GPU."""
     majors: Mapping[str, int] = files.majors or {}
     yield _ExpectedFile("nvidiactl", (_NVIDIA, _CONTROL))
     there = {file.name for file in files.files}

@@ -14,7 +14,7 @@ from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, 
 from healthcheck.probes.nvml import gpus as nvml
 
 APART_SECONDS = 30.0
-"""docs/rules.md 10: two deadlines missed, at least this far apart."""
+"""Least time between two missed deadlines that count as a fault (docs/rules.md 10)."""
 
 UNRESPONSIVE = Reason(
     "DriverUnresponsive",
@@ -23,8 +23,8 @@ UNRESPONSIVE = Reason(
     "Drain and reboot the node: a process that hangs in the driver can't be killed.",
     threshold=f"two deadlines missed, at least {APART_SECONDS:.0f} s apart",
 )
-# One fault in three stages. For the first 180 s, or if NVML can be opened in spite of it, the node's own files show it
-# (MONITOR). Then NVML's error 18 confirms it (RESET). A container with its own library fails alone: this shows as a
+# This fault has three stages. For the first 180 s, or if NVML can be opened in spite of it, the node's files show it
+# (MONITOR). Then NVML's error 18 confirms it (RESET). A container with its own library fails alone: this appears as a
 # line of the kernel log (the MONITOR event of the same name), or as could-not-check if the container is the agent's.
 VERSION_MISMATCH = Reason(
     "DriverVersionMismatch",

@@ -52,13 +52,14 @@ _NAMED = re.compile(
     rf"NVRM: GPU at {_ADDRESS}: (?P<uuid>GPU-[0-9a-fA-F]{{8}}(?:-[0-9a-fA-F]{{4}}){{3}}-[0-9a-fA-F]{{12}})\s*\Z"
 )
 _SPEAKS = re.compile(rf"NVRM: (?s:.{{0,1024}}?)(?:\bXid\b.{{0,16}}?{_ADDRESS}|(?<=.{{16}})\bXid\b|off the bus)")
-"""More characters than a process name has, because some kernel records begin with one: `NVRM: Xid 79[12]: segfault`."""
+"""Line about an Xid or a GPU off the bus. `Xid` without an address counts only after more characters than a process
+name has, because some kernel records begin with a process name: `NVRM: Xid 79[12]: segfault`."""
 _NO_GPU_OF_ITS_OWN = "driver"
 _LONGEST_DETAIL = 200
 
 
 def _to_the_end(words: str) -> str:
-    """Return a pattern for the rest of a line, or for the beginning of it that a pager kept."""
+    """Return a pattern for the rest of a line, or for a beginning of the rest if a pager cut the line."""
     rest = ""
     for letter in reversed(words):
         rest = f"(?:{re.escape(letter)}{rest})?"
@@ -71,7 +72,7 @@ class _Message(Struct, frozen=True):
     reason: Reason
     form: re.Pattern[str]
     severity: Severity | None = None
-    """None: the severity of the reason."""
+    """Severity of the finding; None: the severity of the reason."""
     rule: str = ""
     """Empty: the name of the reason."""
 
@@ -104,7 +105,7 @@ _MESSAGES = (
         ),
     ),
     # nvidia_init_module, nv.c: the driver found more GPUs than it could initialise. A function of another driver was
-    # never probed, and has its own line (`The NVIDIA probe routine was not called for 1 device(s).`).
+    # never probed, and has another line (`The NVIDIA probe routine was not called for 1 device(s).`).
     _Message(
         INIT_FAILED,
         re.compile(r"NVRM: The NVIDIA probe routine failed for \d{1,4} dev" + _to_the_end("ice(s).")),
@@ -143,8 +144,7 @@ _MESSAGES = (
             r"\[?NV_ERR_RESET_REQUIRED\]? \(0x00000062\)"
         ),
     ),
-    # Any program can cause this line, because it may use its own library. NVML's error 18 shows a mismatch on the node
-    # itself.
+    # Any program with another library version can cause this line. NVML's error 18 shows a mismatch on the node itself.
     _Message(LIBRARY_MISMATCH, re.compile(r"NVRM: API mismatch: the client "), Severity.MONITOR),
 )
 

@@ -9,7 +9,7 @@ from healthcheck.checks.per_gpu import all_lack, answering, found
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
-# A change that waits for a reset has no reason of its own: ECC is still on until the reset, and off afterwards.
+# A change that waits for a reset needs no separate reason: ECC is still on until the reset, and off afterwards.
 OFF = Reason(
     "EccModeOff",
     Severity.MONITOR,

@@ -29,7 +29,7 @@ BELOW_PROFILE = Reason(
     source="EC2's limit per instance type",
 )
 _MOST_NAMED = 4
-"""Devices named by address in a detail; the others are only counted."""
+"""Most devices named by address in a detail; the others are only counted."""
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:

@@ -34,7 +34,7 @@ MOST_PER_SECOND = {
     "retrans_bytes": MOST_RETRANSMITTED_BYTES_PER_SECOND,
 }
 """Limits by counter, from EKS's node monitoring agent (monitors/networking/efa/efa.go). That agent ignores bursts up to
-these numbers; as a rate between two check cycles they show that the errors continue."""
+these numbers. Such a rate between two check cycles shows that the errors continue."""
 
 _SOURCE = "EKS node monitoring agent"
 RATE = Reason(

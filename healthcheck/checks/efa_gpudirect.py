@@ -10,9 +10,9 @@ from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 
 FAMILIES = ("p4", "p5", "p6")
-"""Instance families whose EFA devices support it; those of p3dn and of the g types do not."""
+"""Instance families whose EFA devices support GPUDirect; p3dn and the g types do not."""
 _NVIDIA = "NVIDIA"
-"""Beginning of the driver's value: `NVIDIA`, or `NVIDIA peermem` with efa_nv_peermem."""
+"""Prefix of the driver's value: `NVIDIA`, or `NVIDIA peermem` with efa_nv_peermem."""
 
 OFF = Reason(
     "EfaGpudirectOff",

@@ -20,8 +20,8 @@ from healthcheck.model import (
 from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA
 
 ENOUGH = 3
-"""The interval of keep-alives is not published, so the devices of one machine are compared with each other. They send
-at the same rate: in the same time a device can by chance send one message less than another, but not three less."""
+"""Keep-alives of another device without which no stall is proven. Their interval is not published, so the devices of
+one machine are compared. They send at the same rate: by chance a device can send one message less, but not three."""
 
 STALLED = Reason(
     "EfaKeepAliveStalled",

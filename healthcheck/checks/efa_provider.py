@@ -30,7 +30,7 @@ MISSING = Reason(
     source="libfabric, fi_efa(7) and issue 12708",
 )
 _MOST_NAMED = 4
-"""Devices named in a detail; the others are only counted."""
+"""Most devices named in a detail; the others are only counted."""
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:

@@ -1,4 +1,4 @@
-"""One check cycle: read each probe once, then run all checks."""
+"""One check cycle: it reads each probe once, then runs all checks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _read(probe: Probe[Any], host: Host) -> Any:
         return probe.read(host)
     except ProbeError as error:
         return Unobserved(error.cause, f"{probe.name}: {error}")
-    except Exception as error:  # noqa: BLE001 - the boundary of the probes: their bug must not end the watch
+    except Exception as error:  # noqa: BLE001 - boundary of the probes: a bug in a probe must not end the agent
         return Unobserved(PROBE_FAILED, f"{probe.name}: {type(error).__name__}: {error}")
 
 
@@ -97,7 +97,7 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
     return Outcome(
         check.name,
         check.group,
-        # A cluster may set a reason to PASS: it is no finding then.
+        # If a cluster sets a reason to PASS, there is no finding.
         findings=tuple(word for word in findings if isinstance(word, Finding) and word.severity is not Severity.PASS),
         sightings=tuple(word for word in findings if isinstance(word, KernelEvent)),
         unobserved=tuple(word for word in findings if isinstance(word, Unobserved)),
@@ -119,7 +119,7 @@ def _judgements(check: Check, evidence: Evidence, expected: Expectation) -> Iter
                 yield ruled(word, expected.policy)
             else:
                 yield _sighting_with_policy(word, expected) if isinstance(word, KernelEvent) else word
-    except Exception as error:  # noqa: BLE001 - the boundary of the judges: one that fails must not take the others along
+    except Exception as error:  # noqa: BLE001 - boundary of the judges: a failed judge must not stop the others
         yield Unobserved(CHECK_FAILED, f"{check.name}: {failure(error)}")
 
 
@@ -131,9 +131,9 @@ def failure(error: Exception) -> str:
 
 
 def _for_a_person(word: Observation | NotConfigured) -> Observation:
-    """Return the observation to show to a person.
+    """Return the observation to show to a user.
 
-    For a check that does not apply to the node, it is the reason why.
+    For a check that does not apply to the node, return the reason.
     """
     return word if isinstance(word, Observation) else Observation(word.detail)
 

@@ -1,4 +1,4 @@
-"""Expected state of a node: profile of its instance type, earlier hardware, cluster settings."""
+"""Expected state of a node, from the profile of its instance type, its earlier hardware and the cluster settings."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, PodRun
 
 
 class Expectation(Struct, frozen=True):
-    """Expected state of one node. `profile` is None for an unknown instance type: nothing is then expected of it."""
+    """Expected state of one node. `profile` is None for an unknown instance type, which has no expectations."""
 
     profile: InstanceProfile | None = None
     instance_type: str = ""
     driver_age_seconds: float = float("inf")
-    """Time since the kernel module was loaded, or since boot if the log no longer contains the load."""
+    """Seconds since the kernel module was loaded, or since boot if the log does not contain the load any more."""
     policy: Policy = field(default_factory=Policy)
     first: EarlierHardware = field(default_factory=EarlierHardware)
     efa_allocatable: int | None = None
     """EFA devices that the Node offers to pods (`vpc.amazonaws.com/efa`); None: unknown, or none."""
     max_retired_pages_sbe: int = 60
     runtime_classes: tuple[PodRuntimeClass, ...] | None = None
-    """Without the classes that exclude this node. None: they could not be listed."""
+    """RuntimeClasses, except those that exclude this node. None: they could not be listed."""
     efa_min_bandwidth: int = 0
     """Required bandwidth of an EFA device to itself, in MB/s; 0: the bandwidth is shown and not judged."""
     nccl_min_bus_bandwidth: int = 0
     """Required bus bandwidth of an all-reduce, in GB/s; 0: a share of the instance type's figure."""
     deep_run: DeepDiagnostic | None = None
-    """None: no deep diagnostic is known to have used the GPUs."""
+    """Present or last deep diagnostic on the GPUs; None: none is known."""

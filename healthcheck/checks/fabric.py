@@ -28,18 +28,18 @@ NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
 """nvmlGpuFabricState_t (nvml.h)."""
 _STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
 _STATUSES = {3: "not supported", 10: "timeout", 23: "insufficient resources", 27: "not ready", 29: "invalid state"}
-"""Values of nvmlReturn_t with which a registration ends."""
+"""Values of nvmlReturn_t that a registration can end with."""
 UNHEALTHY_SUMMARY, LIMITED_SUMMARY = 2, 3
 """NVML_GPU_FABRIC_HEALTH_SUMMARY_… (nvml.h, nvmlGpuFabricInfo_v3_t)."""
 _YES = 1
-"""Value "yes" of a field of the health mask: 0 is not supported, 2 is no. So a healthy mask is not 0."""
+"""Value "yes" of a field of the health mask; 0 means not supported, 2 means no. A healthy mask is therefore not 0."""
 _FIELDS = {"degraded bandwidth": 0, "route recovery": 2, "unhealthy route": 4, "access timeout recovery": 6}
-"""NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_…: fields of two bits."""
+"""Positions of the two-bit fields (NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_…)."""
 _CONFIGURATION_SHIFT = 8
 _CONFIGURATION_FAULT = 2
-"""Lowest value of the four-bit field that is a fault of the configuration: 0 is not supported, 1 is no fault."""
+"""Lowest value of the four-bit configuration field that is a fault; 0 means not supported, 1 means no fault."""
 GRACE = Grace(180.0, "the fabric manager was started")
-"""docs/rules.md 20."""
+"""Time for the registration (docs/rules.md 20)."""
 
 COMING_UP = UnobservedCause(
     "FabricComingUp",
@@ -125,7 +125,7 @@ def _takes_part(gpu: nvml.Gpu, fabric: nvml.Fabric) -> bool:
 def _wanted_by(seen: Evidence, expected: Expectation) -> str:
     """Return the source of the requirement that these GPUs join a fabric.
 
-    It is empty if there is no requirement, for instance for a single GPU of a board.
+    Return '' if there is no requirement, for instance for a single GPU of a board.
     """
     row = fabric_of(expected.instance_type)
     if row is not None:
@@ -136,7 +136,7 @@ def _wanted_by(seen: Evidence, expected: Expectation) -> str:
 def _seconds_up(seen: Evidence, expected: Expectation) -> float:
     """Return the seconds that were available for the registration.
 
-    They count from the start of the fabric manager, or from the load of the driver if no fabric manager runs here.
+    The time begins at the start of the fabric manager, or at the load of the driver if no fabric manager runs here.
     """
     manager = seen[services.SERVICES].find(services.FABRIC_MANAGER)
     age = manager.age_seconds if manager else None
@@ -149,7 +149,7 @@ def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
         message = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
         return Unobserved(COMING_UP, message, gpu.subject)
     if state == IN_PROGRESS and gpu.persistence is False:
-        # The agent's own probe may have initialised the GPU a moment ago, so a registration that hangs cannot be
+        # The agent's probe may have initialised the GPU a moment ago, so a registration that hangs cannot be
         # detected.
         return TooEarly(f"{detail}, and with persistence mode off each first use registers again", gpu.subject)
     return found(NOT_READY, gpu, detail)

@@ -23,11 +23,11 @@ from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 _NO_DRIVER = (error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_NOT_LOADED)
-"""Causes for a missing answer of NVML with which a fabric manager can't run either."""
+"""Causes of a missing NVML answer for which a fabric manager can't run either."""
 _OURS = ("nvidia", "")
-"""The driver of a GPU that was not handed to a virtual machine."""
+"""Drivers of a GPU that is not assigned to a virtual machine: NVIDIA's, or none."""
 _SWITCH_DRIVER = "nvidia-nvswitch"
-"""open-gpu-kernel-modules, kernel-open/nvidia/linux_nvswitch.c: the host itself runs these switches."""
+"""Driver of NVSwitches that the host itself manages (open-gpu-kernel-modules, kernel-open/nvidia/linux_nvswitch.c)."""
 
 NOT_RUNNING = Reason(
     "FabricManagerNotRunning",

@@ -24,7 +24,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if not copy.set_up_by:
         yield NotConfigured("GDRCopy is not set up on this host")
     elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
-        # The module can't be loaded before NVIDIA's own.
+        # The module can't be loaded before NVIDIA's modules.
         yield NotConfigured("no GPU is bound to the NVIDIA driver")
     else:
         lacks = "" if copy.loaded else f"the module {MODULE} is not loaded"

@@ -31,8 +31,8 @@ LOST = Reason(
     Severity.REBOOT,
     "NVML answers GPU_IS_LOST for a GPU: it fell off the bus.",
     "Drain and reboot the node; replace it if the GPU is lost again.",
-    # NVML also answers so for some seconds while an administrator resets the GPU. The driver logs a real loss at once:
-    # Xid 79, or the line of GpuFellOffBus.
+    # NVML gives the same answer for some seconds while an administrator resets the GPU. The driver logs a real loss at
+    # once: Xid 79, or the line of GpuFellOffBus.
     flickers=True,
     source="nvml.h, error 15",
 )
@@ -41,7 +41,7 @@ RESET_REQUIRED = Reason(
     Severity.RESET,
     "NVML answers RESET_REQUIRED for a GPU.",
     "Drain the node and reset the GPU, or reboot.",
-    # NVML answers so for some seconds while a GPU is being reset, too.
+    # NVML also gives this answer for some seconds while a GPU is being reset.
     flickers=True,
     source="nvml.h, error 16",
 )
@@ -70,7 +70,7 @@ COUNT_LOW = Reason(
     grace=DRIVER_GRACE,
 )
 # This is not a missing GPU: either a person detached it, or the driver rejected it and logged the reason. A GPU that
-# fell off the bus has a finding of its own from the kernel log, with its own severity.
+# fell off the bus has a separate finding from the kernel log, with a separate severity.
 UNBOUND = Reason(
     "GpuUnbound",
     Severity.MONITOR,
@@ -92,7 +92,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     functions = [function for function in seen[pci.FUNCTIONS] if function.is_gpu]
     if isinstance(answer, Unobserved):
         yield answer
-        # With no GPU on PCI the driver refuses to load, so that NVML can never be asked.
+        # Without a GPU on PCI the driver refuses to load, so NVML can never be queried.
         if expected.first.gpus and not functions and answer.cause == error_causes.DRIVER_NOT_LOADED:
             yield _low(f"PCI shows none, this machine had {expected.first.gpus}", by_memory=True)
         return
@@ -109,14 +109,14 @@ def _silent_gpus(answer: nvml.Gpus, functions: list[pci.PciFunction]) -> Iterato
         if reason is not None:
             yield found(reason, gpu, f"NVML error {gpu.error}")
         elif gpu.error == nvml.UNKNOWN and _has_no_handle(gpu):
-            # A GPU that is being reset gives none for some seconds, either.
+            # A GPU that is being reset also gives no handle for some seconds.
             yield replace(found(INIT_FAILED, gpu, f"no handle: NVML error {gpu.error}"), flickers=True)
-        elif gpu.error not in (nvml.SUCCESS, nvml.CORRUPTED_INFOROM):  # the check inforom reports that one
+        elif gpu.error not in (nvml.SUCCESS, nvml.CORRUPTED_INFOROM):  # the check `inforom` reports CORRUPTED_INFOROM
             yield silent(gpu, gpu.error)
 
 
 def _has_no_handle(gpu: nvml.Gpu) -> bool:
-    """Whether NVML gave nothing but an error. A GPU with a handle answers other calls, or fails each of them."""
+    """Whether NVML returned only an error. A GPU with a handle has an answer or an error for each call."""
     return replace(gpu, address="") == nvml.Gpu(gpu.index, gpu.error)
 
 

@@ -11,14 +11,14 @@ from healthcheck.probes.nvml import gpus as nvml
 
 _GIB = 1 << 30
 MOST_WITHOUT_A_PROCESS = _GIB
-"""Bytes. A driver before R510 includes its own reserve in `used`: several hundred MiB on the largest GPUs."""
+"""Limit in bytes. A driver before R510 includes its reserve in `used`: several hundred MiB on the largest GPUs."""
 
 HELD = Reason(
     "GpuMemoryHeld",
     Severity.MONITOR,
     "GPU memory is in use although no process has a context on the GPU: the next job gets less memory than it expects.",
     "Find containers that do not end and processes in state D; drain the node and reset the GPU.",
-    # A process that ends leaves the list before its memory is free.
+    # NVML stops listing an ending process before its memory is free.
     flickers=True,
     threshold=f"more than {MOST_WITHOUT_A_PROCESS // _GIB} GiB",
 )

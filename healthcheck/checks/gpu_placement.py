@@ -16,7 +16,7 @@ MOVED = Reason(
     "A GPU is at another PCI switch or NUMA node than in this machine's first check cycle.",
     "Compare `nvidia-smi topo -m` with a healthy node of the type; work bound to cores or network cards near its GPU "
     "runs slower until the node is replaced.",
-    # A function that disappears during the probe may lose its position before its name.
+    # If a function disappears during the probe, its position may be unreadable although its name was read.
     flickers=True,
     threshold="another position than in the first check cycle",
     source="this machine's memory",

@@ -21,13 +21,13 @@ from healthcheck.probes.container_runtime.facts import (
 NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
 """Names of NVIDIA's handlers in the toolkit and in the RuntimeClasses of the GPU operator."""
 PROGRAM = "nvidia-container-runtime"
-"""Name of the program, and the beginning of its variants' names. It is also the handler's name on AKS and MicroK8s."""
+"""Name of the program, a prefix of its variants' names, and the handler's name on AKS and MicroK8s."""
 SHIMS = "io.containerd.runc."
-"""containerd's runtime types that start runc, or the program named by BinaryName."""
+"""Prefix of containerd's runtime types that start runc or the program in BinaryName."""
 OLDEST_SHIM = "io.containerd.runtime.v1.linux"
 """Runtime type that also starts a program, named by another option."""
 _MOST_SHOWN = 4
-"""Positions of one fault that a detail shows."""
+"""Most positions of one fault that a detail shows."""
 
 
 def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntime | None]:

@@ -1,8 +1,8 @@
 """Check of HAMi: containers get its library, the kubelet has its plugin socket, and it cleans up.
 
-HAMi is judged only while its processes run, because its files stay on the host after its removal. Its lock
-/tmp/vgpulock/lock (HAMi-core) is not judged: older releases remove a lock that is never released, and later releases
-keep the file permanently (HAMi-core, src/utils.c).
+HAMi is judged only while its processes run, because its files stay on the host after its removal. The lock file
+/tmp/vgpulock/lock is not judged: older releases remove a lock that is never released, and later releases keep the file
+permanently (HAMi-core, src/utils.c).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from healthcheck.probes.hami import HAMI, LIBRARY, MIG_LOCK, PRELOAD, File, Hami
 
 _GRACE = Grace(120.0, "HAMi's pod was started on the node")
 _LONGEST_APPLY = 600.0
-"""In seconds. `nvidia-mig-parted apply` takes some seconds for each GPU."""
+"""Longest time of `nvidia-mig-parted apply`, in seconds. It takes some seconds for each GPU."""
 _MOST_SHOWN = 4
 _SOCKET = "nvidia-"
-"""Beginning of the plugin's socket name, before the resource's name (`getPluginSocketPath`)."""
+"""Prefix of the plugin's socket name, before the resource's name (`getPluginSocketPath`)."""
 _KUBELETS_SOCKET = "kubelet.sock"
 _RESTART = "delete the pod of its device plugin on the node (`kubectl -n NAMESPACE delete pod`)"
 
@@ -152,7 +152,7 @@ def _not_serving(hami: Hami, listening: Sequence[str]) -> str:
     """
     own = [name for name in listening if name.startswith(_SOCKET)]
     if not own:
-        # Without a plugin of HAMi's own the monitor may be Volcano's, which has a plugin of another name.
+        # Without HAMi's plugin, the monitor may be Volcano's, which has a plugin of another name.
         return "" if hami.plugin is None and listening else f"nothing in its pod listens on {_SOCKET}*.sock"
     there = hami.plugin.sockets if hami.plugin is not None else None
     if there is None or _KUBELETS_SOCKET not in there or set(own) & set(there):

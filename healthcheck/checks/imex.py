@@ -36,7 +36,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if row is None or not row.imex:
         yield NotConfigured("no NVLink fabric spans this node and others")
     elif not running and not states.imex_enabled:
-        # The DRA driver requires that it is disabled on the host, and runs it in a pod while a job needs it.
+        # The DRA driver requires that IMEX is disabled on the host, and runs IMEX in a pod while a job needs it.
         yield NotConfigured("systemd does not start nvidia-imex on this node")
     elif not running and states.of_host and states.is_unsure(services.IMEX):
         why = f"unknown whether the node's own nvidia-imex runs: {states.namesakes(services.IMEX)}"

@@ -40,7 +40,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here supports a test of its InfoROM")
     elif checked:
         yield Observation(f"valid on {sum(checked)} of {counted(len(checked), 'GPU')}", "all")
-    # A GPU may refuse its handle for this fault, and its address is then unknown to NVML.
+    # For this fault NVML may return no handle for the GPU, and then the address is unknown.
     for gpu in placed(answer, functions):
         if _is_corrupted(gpu):
             yield found(CORRUPTED, gpu, "the InfoROM is corrupted")
@@ -51,7 +51,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _is_corrupted(gpu: nvml.Gpu) -> bool:
-    """Whether the InfoROM is corrupted: by the driver's own test, or by the error code of another call.
+    """Whether the InfoROM is corrupted, by the driver's test or by the error code of another call.
 
     Errors of a call about two GPUs do not count, because they do not name the GPU at fault.
     """

@@ -114,7 +114,8 @@ CHECKS: tuple[Check, ...] = (
 )
 
 DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
-"""Checks that need exclusive use of the node. The light check cycle never runs them, for any `CHECKS_LIGHTWEIGHT`."""
+"""Checks that need exclusive use of the node. Whatever `CHECKS_LIGHTWEIGHT` is, the light check cycle never runs them.
+"""
 
 CAUSES: tuple[UnobservedCause, ...] = tuple(
     dict.fromkeys(
@@ -128,7 +129,7 @@ CAUSES += OF_ANY_CHECK
 """Causes for which a check could not run; the causes of its probes come first."""
 
 KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))
-"""Beginnings of the kernel log lines that any check reads."""
+"""Prefixes of all kernel log lines that checks read."""
 
 GROUPS: Mapping[str, str] = {
     "0": "0-nvidia-smi",
@@ -141,7 +142,7 @@ GROUPS: Mapping[str, str] = {
     "7": "7-container-runtime",
     "8": "8-hami",
 }
-"""Group number to the name that the record shows."""
+"""Group number to the group name in the record."""
 
 
 SHORT_NAMES: Mapping[str, str] = {
@@ -166,7 +167,7 @@ _LIGHT = tuple(group for group in GROUPS.values() if group not in _DEEP)
 def checks_named(word: str) -> tuple[Check, ...]:
     """Return the light and deep checks for a group's number or name, or for a check's name.
 
-    Raises ValueError for any other word.
+    Raises ValueError for an unknown name.
     """
     if word not in _NAMED:
         raise ValueError(_nobody(word, f"allowed are {_listed(GROUPS.values(), (*CHECKS, *DEEP_CHECKS))}"))
@@ -174,7 +175,7 @@ def checks_named(word: str) -> tuple[Check, ...]:
 
 
 def select_checks(words: Iterable[str]) -> tuple[Check, ...]:
-    """Return the light checks that the words name, in the order of CHECKS. Raises ValueError for any other word."""
+    """Return the light checks with these names, in the order of CHECKS. Raises ValueError for an unknown name."""
     wanted = {check.name for word in words for check in _light(word)}
     return tuple(check for check in CHECKS if check.name in wanted)
 

@@ -9,7 +9,7 @@ from healthcheck.checks.per_gpu import all_lack, answering, found, unread
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
-# Both flicker: MIG manager changes the mode of one GPU after the other, and creates the instances last.
+# Both reasons flicker: MIG manager changes the mode of one GPU after the other, and creates the instances last.
 PENDING = Reason(
     "MigModePending",
     Severity.MONITOR,

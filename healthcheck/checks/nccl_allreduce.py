@@ -26,7 +26,7 @@ from healthcheck.probes.nccl import ALL_REDUCE, Failed, Reduced
 
 SETTING = "NCCL_MIN_BUS_BW"
 SHARE = 0.8
-"""Required share of the published figure, which is the best of a good machine: driver and NCCL version lower it."""
+"""Required share of the published bandwidth, a best result: driver and NCCL versions can lower it."""
 WRONG = Reason(
     "NcclWrongResults",
     Severity.ISOLATE,

@@ -43,9 +43,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _not_there(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    """Yield the finding if the runtime has no handler of NVIDIA's and no CDI.
+    """Yield the finding if the runtime has neither an NVIDIA handler nor CDI.
 
-    Handlers that are in a wrong table, not loaded or unreadable are left to the checks for those faults.
+    Other checks report handlers that are in a wrong table, not loaded or unreadable.
     """
     misplaced = [one for spot in used.misplaced for one in spot.handlers]
     unread = any(spec.problem is not None for spec in gpu_runtime.cdi_specs(runtime))

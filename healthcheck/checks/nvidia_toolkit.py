@@ -84,7 +84,7 @@ def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, toolkit: To
 
 def _set_mode(runtime: ContainerRuntime, used: RuntimeConfiguration, path: str) -> str:
     remedy = runtime_fixes.set_mode(path)
-    # The operator's pod restarts the container runtime when it starts.
+    # The GPU operator's toolkit pod restarts the container runtime when the pod starts.
     return remedy if "`" in remedy else runtime_restart.make_pod_anew(runtime, used, remedy)
 
 

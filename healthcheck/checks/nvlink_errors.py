@@ -22,7 +22,7 @@ from healthcheck.probes.nvml import gpus as nvml
 LEAST_CRC_PER_SECOND = 100.0
 """DCGM_LIMIT_MAX_NVLINK_CRC_ERROR (DcgmGPUHardwareLimits.h): below this rate the link's retries correct the errors."""
 LEAST_PER_MINUTE = 1.0
-"""DCGM_LIMIT_MAX_NVLINK_ERROR: DCGM's health watch fails a GPU for one of the other errors within a minute."""
+"""DCGM_LIMIT_MAX_NVLINK_ERROR: DCGM's health watch fails a GPU for one error of another kind in a minute."""
 LEAST_PER_SECOND: Mapping[str, float] = {
     "crc_errors": LEAST_CRC_PER_SECOND,
     "crc_data_errors": LEAST_CRC_PER_SECOND,

@@ -9,8 +9,8 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import pci
 
-# The severity is only MONITOR, because EC2 publishes no number of switches. The effects of a missing switch have
-# findings of their own: fabric manager, fabric state, NVLinks. This finding names the part.
+# The severity is only MONITOR, because EC2 publishes no number of switches. Other checks report the effects of a
+# missing switch: fabric manager, fabric state, NVLinks. This finding names the part.
 MISSING = Reason(
     "NvSwitchMissing",
     Severity.MONITOR,

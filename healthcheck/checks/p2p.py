@@ -24,7 +24,7 @@ from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 OK, DISABLED_BY_REGKEY, UNKNOWN = 0, 4, 6
-"""nvmlGpuP2PStatus_t (nvml.h). Disabled by the driver's settings is intended, and unknown is no evidence."""
+"""nvmlGpuP2PStatus_t (nvml.h). "Disabled by the driver's settings" is intended; "unknown" is not evidence."""
 _NO_FAULT = frozenset({OK, DISABLED_BY_REGKEY, UNKNOWN})
 
 BROKEN = Reason(

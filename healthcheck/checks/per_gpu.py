@@ -13,9 +13,9 @@ from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 DRIVER_GRACE = Grace(120.0, "the driver was loaded")
-"""docs/rules.md 11: GPUs come up one after another when the driver is loaded."""
+"""Time in which a loaded driver initialises the GPUs, one after another (docs/rules.md 11)."""
 LINK_GRACE = Grace(180.0, "the driver was loaded")
-"""docs/rules.md 20: time for the fabric to start; its links are trained in this time."""
+"""Time in which the fabric starts and its links are trained (docs/rules.md 20)."""
 NVIDIA_DRIVER = "nvidia"
 
 
@@ -42,8 +42,8 @@ def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tupl
 def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[nvml.Gpu]:
     """Yield each GPU that NVML lists, with its address.
 
-    The address of a GPU without a handle cannot be read. NVML counts in PCI order, so these GPUs match the functions
-    that no other GPU has, in order.
+    The address of a GPU without a handle cannot be read. NVML lists GPUs in PCI order, so these GPUs are matched in
+    order with the PCI functions that belong to no other GPU.
     """
     known = {gpu.address for gpu in answer.gpus}
     left = [
@@ -51,7 +51,7 @@ def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[
         for function in functions
         if function.is_gpu and function.address not in known and function.driver in (NVIDIA_DRIVER, "")
     ]
-    # NVML never counts a function without a driver.
+    # NVML never lists a function without a driver.
     unclaimed = iter(
         [function.address for function in sorted(left, key=lambda function: function.driver != NVIDIA_DRIVER)]
     )
@@ -62,7 +62,7 @@ def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[
 def shown_functions(seen: Evidence) -> tuple[pci.PciFunction, ...]:
     """Return the PCI functions, or nothing if the check cycle did not read them.
 
-    It is for checks that can do without them.
+    Use it in checks that do not require them.
     """
     return () if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
 
@@ -73,7 +73,7 @@ def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
     The GPU gave an error or an invalid answer.
     """
     about = f"{gpu.subject}: {what}" if what else gpu.subject
-    # A GPU without an address may be any of the known GPUs.
+    # A GPU without an address may be any known GPU.
     place = gpu.subject if gpu.address else ""
     if code == nvml.NONSENSE:
         return Unobserved(error_causes.NONSENSE, f"{about}: NVML's answer is implausible", place)
@@ -90,7 +90,7 @@ def unread(gpu: nvml.Gpu, *readings: str) -> Iterator[Unobserved]:
 def unknown_yet(gpu: nvml.Gpu, reading: str, reason: Reason) -> Iterator[TooEarly]:
     """Yield a judgement that keeps an earlier finding active if the GPU lacks the reading.
 
-    The GPU never provided it, or no longer does. The reading is about a fault that never disappears from a GPU.
+    The GPU never supported the reading, or no longer does. The fault shown by the reading never disappears from a GPU.
     """
     if getattr(gpu, reading) is None and reading not in gpu.errors:
         yield TooEarly(f"{gpu.subject} does not report its {reading.replace('_', ' ')}", gpu.subject, (reason.name,))

@@ -15,7 +15,7 @@ OFF = Reason(
     "Persistence mode is off: when the last process on a GPU ends, its driver state is lost and must be rebuilt, which "
     "takes seconds.",
     "Run nvidia-persistenced on the node; until then run `nvidia-smi -pm 1`.",
-    # It is off while the node boots: nvidia-persistenced starts after the driver.
+    # Persistence mode is off while the node boots: nvidia-persistenced starts after the driver.
     flickers=True,
     source="DCGM 29, DCGM_FR_PERSISTENCE_MODE",
     grace=DRIVER_GRACE,

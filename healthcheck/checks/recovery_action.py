@@ -22,8 +22,8 @@ WANTED = Reason(
     threshold="any action except None",
     source=f"{_SOURCE}; drivers from R565 on",
 )
-# This is not a fault of one GPU: each GPU of the node reports it. The node must stay schedulable for the pod of the
-# IMEX daemon, whose start ends it.
+# This is a fault of the node: each of its GPUs reports it. The node must stay schedulable for the IMEX daemon's
+# pod, whose start ends the fault.
 IMEX = Reason(
     "ImexRecoveryRequired",
     Severity.MONITOR,

@@ -45,7 +45,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         if gpu.exhausted_banks is not None and gpu.exhausted_banks > MOST_EXHAUSTED_BANKS:
             yield found(EXHAUSTED, gpu, f"banks of memory without a spare row: {gpu.exhausted_banks}")
         yield from unread(gpu, "row_remap", "exhausted_banks")
-        # NVML reports neither of the two while a GPU in MIG mode has instances (nvml.h, nvmlDeviceGetRemappedRows).
+        # NVML reports neither state while a GPU in MIG mode has instances (nvml.h, nvmlDeviceGetRemappedRows).
         yield from unknown_yet(gpu, "row_remap", FAILED)
         yield from unknown_yet(gpu, "exhausted_banks", EXHAUSTED)
     if all_lack(gpus, "row_remap", "exhausted_banks"):
@@ -57,7 +57,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
     """Yield the totals over all GPUs.
 
-    A replaced row is not a fault: a spare row makes the memory complete again.
+    A replaced row is not a fault, because a spare row takes its place.
     """
     remaps = [gpu.row_remap for gpu in gpus if gpu.row_remap is not None]
     if remaps:

@@ -46,7 +46,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         return
     runtime, used = readable
     if expected.runtime_classes is None:
-        # The agent's first check cycle runs before it has them. Until then, earlier findings stay active.
+        # The agent's first check cycle runs before they are listed. Until then, earlier findings stay active.
         yield TooEarly("the cluster's RuntimeClasses are not known yet: only the agent reads them")
     elif runtime.distribution == container_runtime.GKE:
         yield NotConfigured("GKE's GPUs need no RuntimeClass")

@@ -1,4 +1,4 @@
-"""Fixes for a container runtime on each distribution, as commands that a person can paste.
+"""Fixes for a container runtime on each distribution, as commands that a user can paste.
 
 The sources are the vendors' own pages:
 
@@ -26,7 +26,7 @@ from healthcheck.probes.container_runtime.distributions import (
 from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, ContainerRuntime, RuntimeConfiguration
 
 OPERATORS_FOLDER = "/usr/local/nvidia/"
-"""Where the GPU operator's toolkit installs itself on the host (its value toolkit.installDir)."""
+"""Folder on the host where the GPU operator installs its toolkit (Helm value toolkit.installDir)."""
 _HELM = 'helm upgrade "$(helm list -qn {0})" nvidia/gpu-operator -n {0} --reuse-values'
 _UNITS = {
     # A server node has the unit k3s, an agent node k3s-agent; systemctl accepts a pattern for both.
@@ -41,7 +41,7 @@ _UNITS_OF_KINDS = {CRIO: "crio", DOCKER: "docker"}
 
 
 def restart(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    """Return the command that makes the runtime read its files again."""
+    """Return the command that restarts the runtime, so that it reads its files again."""
     unit = runtime.unit.removesuffix(".service") or _UNITS.get(
         runtime.distribution, _UNITS_OF_KINDS.get(used.kind, "containerd")
     )
@@ -53,8 +53,8 @@ def restart(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
 def correct(runtime: ContainerRuntime, used: RuntimeConfiguration, file: str) -> str:
     """Return the advice to edit a file so that the change persists.
 
-    The advice contains no restart: a restart before the edit would load the fault. If the running runtime has to load
-    the corrected file, the finding `RuntimeConfigNotLoaded` names the command.
+    The advice contains no restart command: a restart before the edit would load the fault. If the running runtime must
+    load the corrected file, the finding `RuntimeConfigNotLoaded` names the command.
     """
     if runtime.distribution == BOTTLEROCKET:
         return "its files can't be changed: use `apiclient set`, or another variant of the image"
@@ -101,7 +101,7 @@ def generate_spec(path: str) -> str:
 
 
 def helm_values(values: Mapping[str, str], namespace: str = "gpu-operator") -> str:
-    """Return a command that replaces the variables of the GPU operator's toolkit by these."""
+    """Return a command that replaces the environment variables of the GPU operator's toolkit."""
     pairs = (
         f"toolkit.env[{place}].name={name},toolkit.env[{place}].value={_escaped(value)}"
         for place, (name, value) in enumerate(values.items())
@@ -115,9 +115,9 @@ def _escaped(value: str) -> str:
 
 
 def _with_either(runtime: ContainerRuntime, operators: str, hosts: str) -> str:
-    """Return the operator's advice if its toolkit is on the node, otherwise both.
+    """Return the operator's advice if its toolkit is on the node, otherwise the advice for operator and host.
 
-    The operator's toolkit has a folder of its own. A toolkit on the host does not exclude the operator.
+    The operator's toolkit has a separate folder. A toolkit on the host does not prove that the operator is absent.
     """
     others = [handler.binary for configuration in runtime.others for handler in configuration.handlers]
     named = [program.path for program in runtime.programs] + ([runtime.toolkit.path] if runtime.toolkit else [])

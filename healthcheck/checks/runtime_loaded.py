@@ -23,7 +23,7 @@ from healthcheck.probes.container_runtime import cri
 from healthcheck.probes.container_runtime.facts import RUNC, ContainerRuntime, Live, RuntimeConfiguration
 
 _SETTLED_SECONDS = 10.0
-"""A file that is written within this time after the start of its reader counts as read."""
+"""A file written within this time after the start of the runtime counts as read."""
 _MOST_NAMED = 8
 
 NOT_LOADED = Reason(
@@ -78,7 +78,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _against_itself(runtime: ContainerRuntime, used: RuntimeConfiguration, live: Live) -> Iterator[Finding]:
     """Yield the differences between the running configuration and the files.
 
-    They take precedence over the times of the files: a file that is rewritten with the same text changes nothing.
+    They take precedence over the times of the files, because a file may be rewritten with the same text.
     """
     lacks = list(_lacks(used, live))
     if lacks:

@@ -39,7 +39,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def read_sxid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:
-    """Parse one kernel record into a sighting, whatever its severity.
+    """Parse one kernel record into an event of any severity.
 
     None if it is not an SXid, or only continues the previous one.
     """

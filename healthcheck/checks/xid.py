@@ -18,14 +18,14 @@ _BEGINS, _XID_BEGINS = "NVRM: ", "NVRM: Xid ("
 _GLUED = re.compile(r"NVRM: (?:GPU\d{1,3} )?\w{10,64}: [^\n]{0,1024}?(?=NVRM: Xid \()")
 """A message of the driver without a newline at its end, so that the next one is in the same record (driver 610).
 
-It begins with the name of a function, which is longer than a process's.
+The message begins with the name of a function, which is longer than any process name.
 """
 _XID = re.compile(
     r"NVRM: Xid \((?P<address>(?:PCI:)?[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)"
     r"(?: GPU-I:(?P<gi>\d{1,3}))?(?: GPU-CI:(?P<ci>\d{1,3}))?\): (?P<code>\d{1,5})(?:,\s*(?P<text>.*))?\Z",
     re.IGNORECASE | re.DOTALL,
 )
-"""Every form of an Xid line in any driver version. It is anchored, because text that quotes such a line is no Xid."""
+"""Xid line of any driver version. The pattern is anchored, because text that quotes such a line is not an Xid."""
 _SHORT = r"(?:\\x[0-9a-f]{2}|.){0,15}(?=, [A-Z0-9])"
 """Maximum length of a process name in the kernel (TASK_COMM_LEN). A byte that is not UTF-8 takes four characters."""
 _PROCESS = re.compile(
@@ -56,13 +56,13 @@ FAMILY = Reason(
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     for record in seen[kernel_log.RING]:
-        # A log has thousands of other lines for each of these.
+        # The substring test comes first, because a log has thousands of other lines for each Xid line.
         if _XID_BEGINS in record.text and (sighting := read_xid(record, expected)):
             yield sighting
 
 
 def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:
-    """Parse one kernel record into a sighting, whatever its severity; None if it is not an Xid."""
+    """Parse one kernel record into an event of any severity; None if it is not an Xid."""
     glued = _GLUED.match(record.text)
     found = None if kernel_log.is_packet_filters(record.text) else _XID.match(record.text, glued.end() if glued else 0)
     address = normalise_address(found["address"]) if found else None
@@ -111,7 +111,7 @@ def _is_of_a_test(code: int, process: str, at: float, expected: Expectation) -> 
 
 
 def _place_of(code: int, subject: str, text: str) -> str:
-    """Return the GPU as subject, or the node if each GPU reports the same IMEX domain."""
+    """Return the GPU as the subject, or the node if all GPUs report the state of the same IMEX domain."""
     recovery = recovery_action_in(text) if code == RECOVERY_CODE else None
     return "node" if recovery is not None and recovery.is_of_imex else subject
 

@@ -1,1 +1,1 @@
-"""All access to Kubernetes."""
+"""All requests to the Kubernetes API."""

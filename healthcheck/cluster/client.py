@@ -1,6 +1,6 @@
-"""Client for all requests to the cluster: one part per kind, over one connection.
+"""Client for all requests to the cluster: one part per kind of object, over one connection.
 
-To read another kind, add a class over `Requests`, and list it here if the programs need it.
+To read another kind, add a subclass of `Requests`, and list it here if the programs need it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from healthcheck.cluster.rights import Rights
 
 
 class Cluster:
-    """All kinds over one connection. Raises ClusterError, and is safe to use from several threads."""
+    """Requests for all kinds of objects over one connection. Raises ClusterError. Safe to use from several threads."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class ClusterSettings(Requests):
     """Reads the ConfigMap of this project and the RuntimeClasses of the cluster."""
 
     def read_config(self) -> dict[str, str]:
-        """The keys of the ConfigMap that the agents read."""
+        """Return the keys and values of the ConfigMap that the agents read."""
         path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{CONFIG_MAP}"
         return self._json("get", path, "configmaps").get("data") or {}
 

@@ -1,4 +1,4 @@
-"""Waits and retries against a cluster: Ctrl-C ends every wait, an unreachable API server ends none."""
+"""Waits and retries of a command. Ctrl-C ends every wait; an unreachable API server does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 _ASK_SECONDS = 60.0
 """Retry time of one request after outages and conflicts."""
 _LONGEST_PAUSE_SECONDS = 10.0
-"""Longest pause before a retry, also if the server requests a longer one: the user waits."""
+"""Longest pause before a retry, even if the server requests more, because a user is waiting."""
 
 
 class Interrupted(Exception):
@@ -27,7 +27,7 @@ class TookTooLong(Exception):
 
 
 class CommandRetries:
-    """Waits and retries of a command, until `stopping`. `say` gets one message when the API server stops answering."""
+    """Waits and retries of a command, until `stopping`. `say` is called once when the API server stops answering."""
 
     def __init__(self, stopping: threading.Event, say: Callable[[str], None], every_seconds: float) -> None:
         self._stopping = stopping
@@ -67,7 +67,7 @@ class CommandRetries:
         return self._waited(lambda: self._asking.ask(question))
 
     def _waited(self, wait: Callable[[], T]) -> T:
-        """Start nothing new after the command was interrupted."""
+        """Return the result of `wait`. Raises Interrupted if the command was interrupted before or during it."""
         if self.is_over:
             raise Interrupted
         try:

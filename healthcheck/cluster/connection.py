@@ -1,4 +1,4 @@
-"""Connection to Kubernetes: requests with a deadline, pages, watches, and the errors of each."""
+"""Connection to Kubernetes: requests with a deadline, paged listings, watches, and their errors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Connector = Callable[[], ApiClient]
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
 _SILENCE_SECONDS = 150.0
-"""Read timeout of a watch. It receives a bookmark about once a minute; after this time the server is gone."""
+"""Read timeout of a watch, which receives a bookmark about once a minute. After it, the server counts as gone."""
 _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
 _LONGEST_RETRY_AFTER = 60.0
-"""Longest Retry-After that is respected, in seconds: with a longer pause, a heartbeat would expire."""
+"""Longest Retry-After that is respected, in seconds: after a longer pause, the agent's heartbeat would expire."""
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
 """Messages of the API server (with status 500) for an object that is too large for the store."""
@@ -44,13 +44,13 @@ ODD = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """Exceptions from reading an object with an unexpected shape or value."""
 _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 _NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
-"""Exceptions of the client for a kubeconfig, token or certificate that is missing, invalid, or being written."""
+"""Client exceptions for a kubeconfig, token or certificate that is missing, invalid, or being written."""
 _NO_TOKEN = (config.ConfigException, ValueError)
-"""The same for a token that is read again before a request: it is empty or invalid in a header."""
+"""Client exceptions for a token that is read again before a request, and is empty or invalid in a header."""
 
 
 def connect(access: Access | None = None) -> ApiClient:
-    """Return a client for the chosen cluster. `access` holds a person's options. Raises ClusterError."""
+    """Return a client for the chosen cluster. `access` has the user's options. Raises ClusterError."""
     configuration = Configuration()
     try:
         chosen = choose(access)
@@ -71,7 +71,7 @@ def connect(access: Access | None = None) -> ApiClient:
 def refuse_to_read(what: str) -> None:
     """Raise ClusterError for an unreadable object.
 
-    It is the default for callers that cannot use a listing with a gap.
+    This is the default, for callers that require complete listings.
     """
     raise ClusterError(f"an unreadable object: {what}")
 
@@ -85,7 +85,7 @@ def _readable(request: str) -> Iterator[None]:
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Raise Unreadable where the method fails on the shape of an answer."""
+    """Wrap a method: it raises Unreadable if it fails on the shape of an answer."""
     request = method.__name__.replace("_", " ")
 
     @functools.wraps(method)
@@ -105,7 +105,7 @@ class Connection:
     """Sends requests to the API server, each with a deadline. Safe to use from several threads. Raises ClusterError.
 
     `pass_over` is called with a description of each unreadable object of a listing; by default such an object is an
-    error. `request_seconds` is a person's limit for each request except a watch; 0 means no limit.
+    error. `request_seconds` is the user's limit for each request except a watch; 0 means no limit.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Connection:
         return response
 
     def _patience(self, verb: str) -> tuple[float | None, float | None]:
-        """Return the timeouts to connect, and to wait for more data; None means no limit."""
+        """Return the timeouts to connect and to wait for more data, in seconds; None means no limit."""
         seconds = self._request_seconds
         connect_seconds, read_seconds = (_CONNECT_SECONDS, _READ_SECONDS) if seconds is None else (seconds or None,) * 2
         return connect_seconds, _SILENCE_SECONDS if verb == "watch" else read_seconds
@@ -168,7 +168,7 @@ class Connection:
     def _connect_anew(self) -> None:
         """Replace the client.
 
-        If this fails, as without a file descriptor or a kubeconfig, keep the present one.
+        If this fails, for instance without a file descriptor or a kubeconfig, keep the present one.
         """
         with suppress(ClusterError, *_NO_CONFIGURATION):
             self._client = self._connector()
@@ -197,13 +197,13 @@ class Connection:
 class Requests:
     """Requests for one kind of object, over a connection. Base of one class per kind.
 
-    Failed requests raise ClusterError. The public methods raise Unreadable for an answer whose shape they cannot read.
+    Failed requests raise ClusterError. The public methods raise Unreadable for an answer of an unexpected shape.
     """
 
     def __init_subclass__(cls, unguarded: Collection[str] = ()) -> None:
         """Convert errors on the shape of an answer into Unreadable, for each public method.
 
-        `unguarded` names methods that call functions of their caller, whose errors pass unchanged.
+        `unguarded` names methods that call functions of the caller: errors of these functions pass unchanged.
         """
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method) and not name.startswith("_") and name not in unguarded:
@@ -233,7 +233,7 @@ class Requests:
             yield from page.get("items") or []
 
     def _listing(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the pages one by one, for callers that may not need all of them."""
+        """Yield pages and request each only when it is needed, for callers that may not need all pages."""
         page, token = self._page(path, resource, query)
         while token:
             yield page
@@ -243,7 +243,7 @@ class Requests:
     def _listing_ahead(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse
     ) -> Iterator[dict[str, Any]]:
-        """Yield all pages. The next page is requested while the caller handles the current one."""
+        """Yield all pages. The next page is requested while the caller handles the current page."""
         page, token = self._page(path, resource, query, parse)
         if token:
             with ThreadPoolExecutor(1, "page") as ahead:
@@ -342,7 +342,7 @@ def _message(response: urllib3.BaseHTTPResponse) -> str:
 
 
 def _budgets(status: Mapping[str, Any]) -> list[str]:
-    """Return the names of the disruption budgets that block a pod; the message itself has none."""
+    """Return the names of the disruption budgets that block a pod, which the error message does not contain."""
     details = status.get("details")
     causes = (details.get("causes") or ()) if isinstance(details, dict) else ()
     return [str(cause.get("message", "")) for cause in causes if cause.get("reason") == "DisruptionBudget"]
@@ -361,7 +361,7 @@ def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
 
 
 def say(error: BaseException) -> str:
-    """Return an error of a library as text."""
+    """Return the text of a library's error."""
     return f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
 
 

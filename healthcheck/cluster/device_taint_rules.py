@@ -1,6 +1,6 @@
-"""ResourceSlices of NVIDIA's DRA driver, read, and our DeviceTaintRules, written.
+"""Client that reads ResourceSlices of NVIDIA's DRA driver, and reads and writes our DeviceTaintRules.
 
-Not part of `client`: an agent that taints no devices does not load it.
+Not part of `client`, so that an agent that taints no devices does not load it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _HOLDER = f"{PREFIX}/holder"
 
 
 class NotServed(NotFound):
-    """The API server has no DeviceTaintRules."""
+    """The API server does not serve DeviceTaintRules."""
 
 
 class DeviceTaints(Requests):
-    """Reads slices and writes rules. Raises ClusterError, and is safe to use from several threads."""
+    """Reads slices and writes rules. Raises ClusterError. Safe to use from several threads."""
 
     _version = ""
     """API version that was served last; '': none yet."""
@@ -54,7 +54,7 @@ class DeviceTaints(Requests):
         return tuple(self._each(_RULES, found, lambda entry: device_rule(entry, node_name)))
 
     def list_all_rules(self) -> tuple[DeviceRule, ...]:
-        """Return the rules of all agents, except those that were edited.
+        """Return the rules of all agents, except rules that another client edited.
 
         The result is empty if the API server does not serve DeviceTaintRules.
         """

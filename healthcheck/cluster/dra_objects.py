@@ -1,4 +1,4 @@
-"""Dynamic resource allocation (DRA): GPUs that its driver publishes, and claims that hold some."""
+"""Dynamic resource allocation (DRA): GPUs that NVIDIA's driver publishes, and claims that hold GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLICES = "resourceslices"
 
 
 class DraObjects(Requests):
-    """Reads the objects of dynamic resource allocation; a kind that the API does not serve has no objects."""
+    """Reads the objects of dynamic resource allocation. A kind that is not served counts as empty."""
 
     def read_given_out(self, namespace: str) -> AllocatedDevices:
         """Return the devices that the driver publishes.

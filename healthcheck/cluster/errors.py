@@ -27,7 +27,7 @@ class Unavailable(ClusterError):
 
 
 class Conflict(ClusterError):
-    """Another client wrote the object since it was read, or it already exists."""
+    """Another client wrote the object since it was read, or an object to create already exists."""
 
 
 class NotFound(ClusterError):
@@ -53,5 +53,5 @@ class Refused(ClusterError):
 class Unreadable(ClusterError):
     """The object exists, but has an unexpected shape or value.
 
-    A write with such an answer was carried out.
+    If a write gets such an answer, it was carried out.
     """

@@ -1,4 +1,4 @@
-"""Events: those that this project writes for a Node, and warnings of other components."""
+"""Client that writes this project's Events for a Node, and reads warnings of other components."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from healthcheck.verdict.node_events import NodeEvent
 
 
 class Events(Requests):
-    """Writes Events."""
+    """Writes Events and reads warnings."""
 
     def create(self, node: NodeState, event: NodeEvent, now: datetime) -> None:
         """Create an Event for the Node. Creating the same Event twice has no further effect."""
@@ -50,9 +50,9 @@ class Events(Requests):
 
 
 def _last_seen(event: Mapping[str, Any]) -> str:
-    """Return the time of the last occurrence of an Event, whichever API wrote it.
+    """Return the time of the last occurrence of an Event, written through either Event API.
 
-    Each of these APIs sets at least one of the fields.
+    Each API sets at least one of the fields.
     """
     series = event.get("series") or {}
     result = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))

@@ -33,7 +33,7 @@ class Jobs(Requests):
     """Reads and writes Jobs, their template, and the owners of pods."""
 
     def read_template(self, cron_job: str) -> dict[str, Any]:
-        """Return the template from which one of this project's CronJobs makes its Jobs."""
+        """Return the Job template of one of this project's CronJobs."""
         path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/{quote(cron_job)}"
         template = (self._json("get", path, "cronjobs").get("spec") or {}).get("jobTemplate")
         return template if isinstance(template, dict) else {}
@@ -88,7 +88,7 @@ class Jobs(Requests):
         self._json("delete", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", options)
 
     def list_workloads(self, selector: str) -> Iterator[PodOwner]:
-        """Yield workloads and bare pods with these labels, in all namespaces, except ended and suspended ones."""
+        """Yield active workloads and bare pods with these labels, in all namespaces: not ended and not suspended."""
         for path, resource, has_ended in _WORKLOADS:
             for page in self._pages(path, resource, {"labelSelector": selector}):
                 if not has_ended(page):
@@ -135,4 +135,4 @@ _WORKLOADS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("/apis/batch/v1/jobs", "jobs", lambda job: bool(_job(job).outcome)),
     ("/api/v1/pods", "pods", _pod_has_ended),
 )
-"""Our workloads and pods: API path of each kind, and the test for ended or suspended ones."""
+"""Our workloads and pods: API path of each kind, and the test whether an object has ended or is suspended."""

@@ -27,17 +27,17 @@ _MOST_NAMED = 20
 class KubeconfigError(Exception):
     """The requested file or context is missing or unreadable.
 
-    The message names it, and lists the available ones.
+    The message names the missing item, and lists the available items.
     """
 
 
 class Access(Struct, frozen=True):
-    """A person's options for the connection; an empty string means not set."""
+    """The user's options for the connection; an empty string means not set."""
 
     kubeconfig: str = ""
     context: str = ""
     request_seconds: float | None = None
-    """Limit of each request; 0: none."""
+    """Limit of each request, in seconds; 0: no limit."""
 
 
 class SelectedContext(Struct, frozen=True):
@@ -54,7 +54,7 @@ class SelectedContext(Struct, frozen=True):
 def choose(access: Access | None) -> SelectedContext | None:
     """Return the context to use; None: the service account of this pod. Raises KubeconfigError.
 
-    `access` None is that of a program: in a pod it uses KUBECONFIG or its account, and no home directory.
+    `access` None is for a program: in a pod it uses KUBECONFIG or its service account, and no home directory.
     """
     places = _places(access)
     read = [(place, content) for place in places if (content := _read(place, access))]
@@ -118,7 +118,7 @@ def _path(place: str) -> Path:
 def _read(place: str, access: Access | None) -> dict[str, Any]:
     """Read a kubeconfig file. A missing file is treated as empty, unless it was requested by name."""
     path = _path(place)
-    import yaml  # noqa: PLC0415 - where one is read
+    import yaml  # noqa: PLC0415 - only if a file is read
 
     try:
         content = yaml.safe_load(path.read_bytes())

@@ -18,7 +18,7 @@ from healthcheck.text.moments import exact, is_future, moment
 from healthcheck.verdict.budget import Slot, former_holder_label, holder_label
 
 LONGEST_BEAT_SECONDS = 3 * 86400
-"""Three of the longest check intervals that can be set."""
+"""Longest valid heartbeat, in seconds: three of the longest check intervals that can be set."""
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _HOLDER = f"{PREFIX}/holder"
 
@@ -58,7 +58,7 @@ class Leases(Requests):
         return self._count(BUDGET_NAMESPACE)
 
     def slots(self, node_name: str = "") -> Iterator[Slot]:
-        """Yield the occupied slots, all of them or those of one node; read in pages."""
+        """Yield the occupied slots of all nodes, or of one node; read in pages."""
         marks = f"{holder_label(node_name)},{former_holder_label(node_name)}"
         selector = f"{_HOLDER} in ({marks})" if node_name else ""
         leases = self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector})

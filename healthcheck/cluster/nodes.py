@@ -1,4 +1,4 @@
-"""Nodes: read, watched, patched, and our condition on them."""
+"""Client that reads, watches and patches Nodes, and writes conditions on them."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class Nodes(Requests, unguarded=["update"]):
         yield from self._each("nodes", nodes, node_state)
 
     def names(self, label_selector: str) -> list[str]:
-        """Some hundreds at most."""
+        """Return the names of the Nodes that match the selector, some hundreds at most."""
         return self._names(_NODES, "nodes", {"labelSelector": label_selector})
 
     def names_of_namespaces(self) -> list[str]:
-        """Some hundreds at most."""
+        """Return the names of namespaces, some hundreds at most."""
         return self._names("/api/v1/namespaces", "namespaces", {})
 
 

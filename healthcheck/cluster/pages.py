@@ -1,6 +1,6 @@
 """Decoders for the longest listings of the API, Nodes and pods, limited to the fields that are used.
 
-The rest of a page, most of it, is skipped by the parser and creates no objects. This takes a quarter of the time of a
+The parser skips the rest, which is most of a page, and creates no objects for it. This takes a quarter of the time of a
 full parse. A page of another shape counts as an unreadable answer.
 """
 

@@ -1,4 +1,4 @@
-"""Pods: listing those with GPUs or on a node, reading their logs, and evicting them."""
+"""Client that lists pods with GPUs or on a node, reads their logs, and evicts them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Pods(Requests):
-    """Reads pods, their logs and their evictions."""
+    """Reads pods and their logs, and evicts, creates and deletes pods."""
 
     def list_with_gpus(self, node_name: str = "") -> Iterator[GpuPod]:
-        """Yield the pods of all namespaces that hold GPUs on any node, or on this one; read in pages."""
+        """Yield the pods of all namespaces that hold GPUs on any node, or on the named node; read in pages."""
         at_work = f"{_AT_WORK},spec.nodeName={node_name}" if node_name else _AT_WORK
         pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().decode)
         for held in self._each("pods", pods, gpu_pod):
@@ -39,7 +39,7 @@ class Pods(Requests):
                 yield held
 
     def list_unplaced_since(self) -> Iterator[datetime]:
-        """Yield, for each pod that requests GPUs and is not scheduled, the time since when."""
+        """Yield, for each unscheduled pod that requests GPUs, the time since which it is unschedulable."""
         pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": "spec.nodeName="})
         for since in self._each("pods", pods, unplaced_since):
             if since is not None:
@@ -52,7 +52,7 @@ class Pods(Requests):
         return {str((pod["metadata"].get("labels") or {}).get(JOB_LABEL, "")) for pod in pods}
 
     def list_refused(self, namespace: str, selector: str) -> dict[str, str]:
-        """Return, by the name of its Job, why a kubelet refused a pod that a scheduler had placed."""
+        """Return the reasons why kubelets refused scheduled pods, by the name of each pod's Job."""
         query = {"labelSelector": selector, "fieldSelector": "status.phase=Failed"}
         refused = {}
         for pod in self._pages(f"/api/v1/namespaces/{namespace}/pods", "pods", query):
@@ -68,7 +68,7 @@ class Pods(Requests):
 
     def list_of(self, job: JobState) -> list[PodState]:
         """Return the Job's pods, newest last."""
-        # Not by name: a pod of an earlier Job of this name may still exist.
+        # The selector uses the UID, because pods of an earlier Job with this name may still exist.
         query = {"labelSelector": f"{_JOB_UID_LABEL}={job.uid}"}
         pods = [pod_state(pod) for pod in self._pages(f"/api/v1/namespaces/{job.namespace}/pods", "pods", query)]
         return sorted(pods, key=lambda pod: pod.created)
@@ -113,7 +113,7 @@ class Pods(Requests):
         return list(self._pages(_PODS.format(quote(namespace)), "pods", query))
 
     def delete(self, namespace: str, name: str, grace_seconds: int | None = None) -> None:
-        """Delete a pod with its own grace period or with this one. Raises NotFound if it is gone.
+        """Delete a pod with its default grace period, or with `grace_seconds`. Raises NotFound if it is gone.
 
         With 0 seconds the deletion does not wait for the kubelet.
         """

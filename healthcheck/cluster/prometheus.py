@@ -94,7 +94,7 @@ def _answer(url: str, query: str) -> dict[str, Any]:
 
 
 def _read(status: int, body: bytes) -> dict[str, Any]:
-    """Parse an answer. The reason of an error is in its body, if the server is a Prometheus."""
+    """Parse an answer. Prometheus reports the reason of an error in the body."""
     try:
         result = json.loads(body)
     except (ValueError, RecursionError):

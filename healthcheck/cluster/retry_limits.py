@@ -19,14 +19,14 @@ T = TypeVar("T")
 class RetryLimits(Struct, frozen=True):
     """Retry limits for requests. `seconds` is the total time, and `errors` are those worth a retry.
 
-    `say` is called with each error before the pause that follows it. A caller that may have to end early gives
-    `is_over`, and a `sleep` that ends with it.
+    `say` is called with each error before the pause that follows it. A caller that may have to end early passes
+    `is_over`, and a `sleep` that returns early when `is_over` becomes true.
     """
 
     seconds: float
     errors: tuple[type[ClusterError], ...] = (Unavailable, Conflict)
     longest_pause: float = 10.0
-    """Pause between two tries, unless the server requests a longer one."""
+    """Longest pause between two tries, unless the server requests a longer one."""
     longest_asked: float = math.inf
     """Longest pause that the server can request."""
     sleep: Callable[[float], Any] = time.sleep

@@ -10,7 +10,7 @@ from healthcheck.cluster.connection import Requests
 class Right(Struct, frozen=True):
     """A permission of a person or program.
 
-    `resource` has its subresource after a slash; an empty namespace means all namespaces.
+    `resource` includes the subresource after a slash; an empty namespace means all namespaces.
     """
 
     verb: str

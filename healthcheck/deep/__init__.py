@@ -1,1 +1,1 @@
-"""Deep diagnostics and quarantine: when one is due, the claim on the node, the run and its record."""
+"""Deep diagnostics and quarantine runs: due times, claims on nodes, execution and records."""

@@ -19,7 +19,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError
 
 FARTHEST = timedelta(days=3)
-"""Longest duration of a deep run. A later `until` is not ours, and would block the node permanently."""
+"""Longest duration of a deep diagnostic. A later `until` is not from this project, and could block the node forever."""
 _EFFECT = "NoSchedule"
 _LONGEST_HOLDER = 320
 
@@ -48,7 +48,7 @@ class Claim(Struct, frozen=True):
 
 
 class _ClaimRow(JsonObject, frozen=True):
-    """Keys of the annotation."""
+    """Fields of the annotation."""
 
     kind: Annotated[RunKind | None, one_of({one.value: one for one in RunKind})] = None
     holder: Annotated[str | None, word] = None
@@ -56,8 +56,7 @@ class _ClaimRow(JsonObject, frozen=True):
 
 
 GivesWay = Callable[[Claim], bool]
-"""Whether a claim does not block the caller, regardless of its `until`: its run is the caller's, or known to be dead.
-"""
+"""Whether a claim does not block the caller, regardless of `until`: the run is the caller's, or known to be dead."""
 
 
 def never_gives_way(_: Claim) -> bool:
@@ -111,7 +110,7 @@ def take(node: NodeState, claim: Claim, now: datetime, gives_way: GivesWay = nev
 def give_back(node: NodeState, claim: Claim, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
     """Return the patch that releases the claim of this run, or a claim that gives way.
 
-    None if the Node has neither.
+    Return None if the Node has neither.
     """
     try:
         standing = _parse(node.annotations.get(RUN, ""))
@@ -126,7 +125,7 @@ def is_written(node: NodeState, claim: Claim) -> bool:
 
 
 def clear(node: NodeState, now: datetime, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
-    """Return the patch that removes the marks of runs that are no longer alive; None if there are none.
+    """Return the patch that removes the marks of runs that have ended; None if there are none.
 
     These are expired and unreadable claims, claims that give way, and labels or taints without a claim. A taint
     `maintenance=sweep` is removed in any case. The scripts that this system replaces left it behind when they were

@@ -1,4 +1,4 @@
-"""Claims on a node for all kinds of runs: acquire, renew, release, and remove stale ones.
+"""Claims on a node for all kinds of runs: acquire, renew, release, and remove stale claims.
 
 Each write is computed from the current Node, and computed again after a concurrent change.
 """
@@ -25,7 +25,7 @@ from healthcheck.deep.claim import (
 from healthcheck.node.state import NodeState, PatchFor, annotated
 
 Annotations = Callable[[NodeState], Mapping[str, str]]
-"""Further annotations for the same patch."""
+"""Returns further annotations for the same patch."""
 
 
 def nothing(_: NodeState) -> Mapping[str, str]:
@@ -89,11 +89,11 @@ class Claimant(Struct, frozen=True):
         return self.write(giving_back)
 
     def is_to_clear(self, node: NodeState) -> bool:
-        """Whether the Node has marks of a run that is no longer alive."""
+        """Whether the Node has marks of a run that has ended."""
         return clear(node, self.now(), self.gives_way) is not None
 
     def clear(self) -> NodeState | None:
-        """Remove the marks of runs that are no longer alive."""
+        """Remove the marks of runs that have ended."""
         return self.write(lambda node: clear(node, self.now(), self.gives_way))
 
     def is_own(self, claim: Claim) -> bool:

@@ -1,6 +1,6 @@
 """Record of a deep diagnostic: its format, and its transfer into the agent's memory. No side effects.
 
-After the transfer its findings are the agent's own, and any written exit can end them.
+After the transfer, the agent owns the findings, and any of their documented exits can end them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST_SUBJECT, _LONGEST_DETAIL, _LONGEST_NAME = 253, 500, 80
 _LONGEST_CAUSE = 300
 _NAMES = ("index", "uuid", "serial")
 _CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name}
-"""Check whose exits end the findings of each kind of record."""
+"""Check that defines the exits of findings, for each kind of record."""
 
 
 class DeepRecord(Struct, frozen=True):
@@ -52,7 +52,7 @@ class DeepRecord(Struct, frozen=True):
 
 
 class CompletedRun(Struct, frozen=True):
-    """One completed level 2 run: its node, its origin (`agent`, `sweep`), its times, machine and boot."""
+    """One completed level 2 run: its node, origin (`agent`, `sweep`), times, machine and boot."""
 
     node: str
     by: str
@@ -82,7 +82,7 @@ def passed_run(node: NodeState) -> PassedRun | None:
     None if the record shows another result or belongs to another machine.
     """
     text = node.annotations.get(QUARANTINE_RESULT, "{}")
-    record = records.on_node(RunRecord, node, QUARANTINE_RESULT)  # the planner of the change reports an invalid one
+    record = records.on_node(RunRecord, node, QUARANTINE_RESULT)  # `plan` reports an invalid record
     began = records.passed_since(record)
     if began is None or is_of_another_machine(record.machine, node):
         return None
@@ -188,10 +188,10 @@ def after_deep_record(memory: Memory, deep: DeepRecord, now: Now, escalate_after
 def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:
     """Convert one finding of a record, with limits on its lengths.
 
-    It is never more severe than the run's own severity, like in the merge of the records.
+    It is never more severe than the run's severity, as in the merge of the records.
     """
     finding = Finding(
-        # A name that no finding of this project has still counts as a fault.
+        # An unknown reason name still counts as a fault.
         fault.reason if _REASON.match(fault.reason) else UNTOLD,
         min(fault.severity, stated),
         fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node",

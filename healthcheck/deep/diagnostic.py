@@ -20,7 +20,7 @@ _LEVELS = {2: (LEVEL_2, LEVEL_2_RUN), 4: (LEVEL_4, LEVEL_4_RUN)}
 
 
 class Diagnostic(Protocol):
-    """Interface to run DCGM's tests, one run at a time. `stop` ends it permanently, from any thread."""
+    """Interface to run DCGM's tests, one run at a time. `stop` ends it permanently; any thread may call it."""
 
     def run(self, level: int) -> DcgmReading: ...
 
@@ -30,7 +30,7 @@ class Diagnostic(Protocol):
 
     @property
     def stuck_pid(self) -> int | None:
-        """Process ID of a process that cannot be killed."""
+        """Return the process ID of a process that cannot be killed, or None."""
 
 
 def look_deeply(
@@ -41,8 +41,8 @@ def look_deeply(
 ) -> Outcome:
     """Run level 2 or 4 and return its outcome.
 
-    It needs exclusive use of the GPUs and takes minutes to hours. `beside` holds other facts of the same time, by
-    probe. With the facts of NVML, findings name GPUs by their addresses.
+    It needs exclusive use of the GPUs and takes minutes to hours. `beside` has other probes' facts of the same time.
+    With the facts of NVML, findings identify GPUs by their addresses.
     """
     check, probe = _LEVELS[level]
     first = diagnostic.run(level)
@@ -55,7 +55,7 @@ def look_deeply(
 
 
 def with_doubts_settled(diagnostic: Diagnostic, first: DcgmReading, expected: Expectation) -> DcgmReading:
-    """Repeat the tests that also fail on healthy GPUs; such a failure counts only if it recurs."""
+    """Repeat the tests that can fail on healthy GPUs too; such a failure counts only if it recurs."""
     answer = first.answer
     tests = needs_repeat(answer, expected.policy) if isinstance(answer, DiagAnswer) else ()
     if not isinstance(answer, DiagAnswer) or not tests:
@@ -65,6 +65,6 @@ def with_doubts_settled(diagnostic: Diagnostic, first: DcgmReading, expected: Ex
     if isinstance(again, DiagAnswer):
         answer = with_repeat(answer, again)
         settled = {row.test for row in again.results if row.status in _RESULTS}
-    # A test that could not be repeated has no result; the other tests keep theirs.
+    # A test that could not be repeated has no result; the other tests keep their results.
     untold = set(tests) - settled
     return DcgmReading(replace(answer, results=tuple(row for row in answer.results if row.test not in untold)))

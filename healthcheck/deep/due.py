@@ -1,4 +1,4 @@
-"""Last deep test of a node, time of the next one, and obstacles on the Node. No side effects."""
+"""Last deep test of a node, time of the next test, and obstacles on the Node. No side effects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def last_deep_test(node: NodeState, now: datetime) -> DeepTest | None:
 
 
 class Attempt(Struct, frozen=True):
-    """A deep diagnostic without a verdict, and the reason for people."""
+    """A deep diagnostic without a verdict, and the reason as text."""
 
     at: datetime
     why: str = ""
@@ -97,7 +97,7 @@ def is_due(test: DeepTest | None, interval: timedelta, now: datetime) -> bool:
 
 
 def is_swept(node: NodeState) -> bool:
-    """Whether sweeps test this Node: its last level 2 record is a sweep's, and no DCGM engine prevents sweeps."""
+    """Whether sweeps test this Node: a sweep wrote its last level 2 record, and no DCGM engine prevents sweeps."""
     record = records.on_node(RunRecord, node, SWEEP_RESULT)
     return record.timestamp is not None and record.by != "agent" and not engine_obstacle(node)
 
@@ -138,7 +138,7 @@ def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterat
 
 
 def engine_obstacle(node: NodeState) -> str:
-    """Return why no sweep may test the node, by the DCGM engine in its agent's record; '' without a reason."""
+    """Return why the DCGM engine in the agent's record prevents sweeps of the node; '' without a reason."""
     inventory = records.on_node(AgentRecord, node, RESULTS).inventory
     engine = inventory.dcgm if inventory is not None else None
     if engine is None or not (engine.cause or engine.host):

@@ -14,7 +14,7 @@ _MOST_NAMED = 3
 
 
 class Idleness(Struct, frozen=True):
-    """`pods` gives pod, resource and number of devices for each pod that has some, and raises ProbeError."""
+    """Sources of GPU use. `pods` returns pod, resource and device count of each pod with devices; raises ProbeError."""
 
     pods: Callable[[], Iterable[tuple[str, str, int]]]
     last_look: Callable[[], Evidence | None]
@@ -30,7 +30,7 @@ class Idleness(Struct, frozen=True):
     def _processes(self) -> str:
         """Return the GPUs in use by processes, or an empty string.
 
-        In its own PID namespace the agent gets no processes from NVML, and only the pods are known.
+        If the agent runs in a separate PID namespace, NVML reports no processes to it, and only the pods are known.
         """
         look = self.last_look()
         if look is None or look.unread(NVML):

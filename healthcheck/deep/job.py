@@ -19,10 +19,10 @@ from healthcheck.model import PREFIX
 TESTED_NODE = f"{PREFIX}/node"
 """Annotation of a Job with the name of its Node, which may be too long for a label."""
 SHOWN = f"{PREFIX}/told"
-"""Annotation of a quarantine Job that a command created and follows: time when its result was shown; '' until then."""
+"""Annotation of a quarantine Job that a command created and follows: time when the result was shown, or ''."""
 COMPONENT_LABEL = "app.kubernetes.io/component"
 _LONGEST_NAME, _DIGEST_LETTERS = 63, 10
-"""Longest name: a Job's name is a label of its pods."""
+"""Longest Job name, which is a label of its pods, and length of the digest in it."""
 
 
 class JobState(Struct, frozen=True):
@@ -36,9 +36,9 @@ class JobState(Struct, frozen=True):
     outcome: str = ""
     """Outcome: `Complete` or the reason of the failure; '' while it runs, or while its pods still terminate."""
     leaving: bool = False
-    """It was deleted, and its pods are terminating."""
+    """The Job was deleted, and its pods are terminating."""
     suspended: bool = False
-    """It is suspended and has no pods, for instance by a queue such as Kueue."""
+    """The Job is suspended, for instance by a queue such as Kueue, and has no pods."""
     unshown: bool = False
     """A command created it, and no command has shown its result."""
     component: str = ""
@@ -46,11 +46,11 @@ class JobState(Struct, frozen=True):
     account: str = ""
     """Service account of its pods."""
     claims: bool = False
-    """Its pods claim devices, which no scheduler preempts for other pods."""
+    """Whether the Job's pods claim devices, which no scheduler preempts for other pods."""
 
 
 class TemplateError(ValueError):
-    """The CronJob in the cluster does not give a Job that can test a node. The message names the error."""
+    """Error for a CronJob whose Jobs cannot test a node. The message gives the reason."""
 
 
 class JobName(Struct, frozen=True):
@@ -94,7 +94,7 @@ def pod_of(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def claims_devices(job: Mapping[str, Any]) -> bool:
-    """Whether its pods claim devices by dynamic resource allocation."""
+    """Whether the Job's pods claim devices by dynamic resource allocation."""
     return bool(_pod_in(job).get("resourceClaims"))
 
 

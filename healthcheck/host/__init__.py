@@ -1,1 +1,1 @@
-"""Access to this machine: child processes, files, sockets, signals, the terminal, and the programs' own streams."""
+"""Access to this machine: child processes, files, sockets, signals, the terminal and the standard streams."""

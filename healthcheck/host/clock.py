@@ -1,4 +1,4 @@
-"""The two clocks of this machine, read together."""
+"""Both clocks of this machine, read together."""
 
 from __future__ import annotations
 

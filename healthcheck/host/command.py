@@ -29,9 +29,9 @@ _LONGEST_ANSWER = 4 << 20
 _MOST_OUTPUT = 1 << 20
 """Default limit of each of a program's two outputs, in bytes."""
 _PATIENCE_SECONDS = 0.5
-"""Time for a killed child to end before it counts as stuck."""
+"""Time in which a killed child must end; after it, the child counts as stuck."""
 _GONE_SECONDS = 10.0
-"""The same for processes of a program: the driver needs seconds to clear the memory of their GPUs."""
+"""The same limit for processes of a program: the driver needs seconds to clear the memory of their GPUs."""
 _STOPS_WITHIN_SECONDS = 0.2
 """Interval of the checks for a requested stop."""
 
@@ -39,7 +39,7 @@ _PACKAGES = str(Path(__file__).parents[2])
 _RUN_MODULE = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.exit(__import__(sys.argv.pop(1), fromlist=['main']).main())"
 )
-"""`runpy` would also work, but would stay in the child's memory."""
+"""Code that runs a module. `runpy` would also work, but would stay in the child's memory."""
 
 
 def isolated(module: str) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class ChildError(Exception):
 
 
 class MissedDeadline(ChildError):
-    """No answer within the deadline; the child was killed. `pid` is set if it could not be killed."""
+    """The child did not answer within the deadline and was killed. `pid` is set if it could not be killed."""
 
     def __init__(self, message: str, pid: int | None) -> None:
         super().__init__(message)
@@ -176,7 +176,7 @@ class Child:
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             try:
-                process.wait(timeout=0.05)  # it may be ending on its own
+                process.wait(timeout=0.05)  # the process may end without a kill
             except subprocess.TimeoutExpired:
                 _signal_group(process.pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
@@ -205,14 +205,14 @@ class Program:
     """
 
     env: Mapping[str, str]
-    """Its complete environment; the PATH in it is searched for a name without a slash."""
+    """Complete environment of the program. A program name without a slash is searched in its PATH."""
     patience_seconds: float
     most_output_bytes: int = _MOST_OUTPUT
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    """The running process. Its pid stays valid while it is here, because it is reaped only afterwards."""
+    """The running process. Its pid stays valid while it is set here, because it is reaped only afterwards."""
     _stuck: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _left: Descendants | None = field(default=None, init=False)
-    """Its descendants, if some have not ended."""
+    """Descendants of the last program, if some have not ended."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
 
@@ -327,7 +327,7 @@ class _Outputs:
         assert process.stderr is not None
         self._pipes = (process.stdout, process.stderr)
         self._written = {pipe.fileno(): bytearray() for pipe in self._pipes}
-        self._life = os.pidfd_open(process.pid)  # can be read once the process has ended
+        self._life = os.pidfd_open(process.pid)  # becomes readable when the process ends
         self._most_bytes = most_bytes
         self.ended = False
 
@@ -343,7 +343,7 @@ class _Outputs:
 
     @property
     def texts(self) -> tuple[bytes, bytes]:
-        """Standard output and standard error."""
+        """Return standard output and standard error."""
         out, err = (bytes(text) for text in self._written.values())
         return out, err
 
@@ -381,8 +381,8 @@ def _put_first_for_the_oom_killer(pid: int) -> None:
     """Raise the OOM score of a child, so that it and its children are killed before this process.
 
     Raising a score needs no privilege. The program has already begun, but has not used much memory yet. The
-    alternatives are worse. A shell that raises its own score would hide a missing program, and code between fork and
-    exec is unsafe with threads.
+    alternatives are worse. A shell that raises its score would hide a missing program, and code between fork and exec
+    is unsafe with threads.
     """
     with suppress(OSError):  # it has ended already, or there is no /proc and the kernel chooses the order
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
@@ -399,4 +399,4 @@ def _close(pipe: object) -> None:
     try:
         pipe.close()  # type: ignore[attr-defined]
     except BrokenPipeError:
-        return  # unsent bytes for a child that is gone
+        return  # the child has ended, and the unsent bytes are dropped

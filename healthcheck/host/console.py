@@ -18,7 +18,7 @@ from healthcheck.text.printable import printable
 
 _LONGEST_LINE = 1 << 16
 _UNBROKEN = 1 << 14
-"""Columns."""
+"""Width, in columns, at which no row is wrapped."""
 
 
 class Screen(Console):

@@ -1,4 +1,4 @@
-"""Computes an answer for an interactive user in a child process, without output and with a time limit."""
+"""Computation for an interactive user in a child process, without output and with a time limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answered_within(seconds: float, work: Callable[[], Sequence[str]]) -> list[s
     finally:
         os.close(read)
     if raw is None:
-        for end in (os.killpg, os.kill):  # it may not have created its group yet
+        for end in (os.killpg, os.kill):  # the child may not have created its group yet
             with suppress(ProcessLookupError):
                 end(pid, signal.SIGKILL)
         return []  # not waited for: a process that hangs in the kernel would block this one

@@ -66,7 +66,7 @@ POD_RESOURCES: dict[str, _Fields] = {
 
 
 class Call(Struct, frozen=True):
-    """`values` are the fields of the request."""
+    """One call of a method. `values` are the fields of the request."""
 
     method: str
     request: str
@@ -98,7 +98,7 @@ QUESTIONS = {
 
 
 def ask(question: Question, path: str) -> dict[str, Any]:
-    """`answers` has one answer for each call; without answers, `error` has the reason."""
+    """Return `answers` with one answer for each call, or `error` with the reason for no answers."""
     try:
         with socket.socket(socket.AF_UNIX) as attempt:
             attempt.connect(path)  # without gRPC: gives the kernel's error if no server listens
@@ -130,7 +130,7 @@ def _call(question: Question, path: str) -> dict[str, Any]:
 
 
 def message_classes(question: Question) -> dict[str, Any]:
-    """Build the classes of these messages. Generated ones would need a compiler of a certain version."""
+    """Build the classes of these messages. Generated classes would need a compiler of a certain version."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
 
     package = question.package
@@ -154,5 +154,5 @@ def message_classes(question: Question) -> dict[str, Any]:
 def main() -> None:
     """`grpc_child QUESTION SOCKET SECONDS`: query, print the answer, and exit."""
     name, path, longest_seconds = sys.argv[1:]
-    signal.setitimer(signal.ITIMER_REAL, float(longest_seconds))  # the parent, which would end it, may have been killed
+    signal.setitimer(signal.ITIMER_REAL, float(longest_seconds))  # even if the parent was killed
     print(json.dumps(ask(QUESTIONS[name], path)))

@@ -1,4 +1,4 @@
-"""Query a program of the node over its gRPC socket, by a child process that ends with its answer."""
+"""Query of a program on the node over its gRPC socket, by a child process that ends after its answer."""
 
 from __future__ import annotations
 

@@ -28,15 +28,15 @@ log = structlog.get_logger()
 MOST_CONNECTIONS = 128
 MOST_REQUEST_BYTES = 8192
 PATIENCE_SECONDS = 10.0
-"""Deadline of a whole exchange, so that a slow client keeps no connection open."""
+"""Deadline of a whole exchange, so that a slow client cannot keep its connection open."""
 _PORTION_BYTES = 2048
 _UNREAD_BYTES = 8192
-"""Kernel buffer of one connection."""
+"""Size of the kernel's receive buffer of one connection."""
 _BACKLOG = 1024
-"""Queue for bursts of connections; a client that finds it full retries after a second."""
+"""Length of the kernel's queue for bursts of connections. If it is full, a client retries after a second."""
 _ACCEPT_SECONDS = 0.001
-"""Pause between two connections: a flood uses a quarter of a core, and a connection is dropped only when later ones
-have filled the table."""
+"""Pause between two accepted connections: a flood uses a quarter of a core, and a connection is dropped only when later
+connections have filled the table."""
 _MORE_SECONDS = 0.05
 """Pause between two reads of one request, which limits the cost of clients that send byte by byte."""
 _STARVED_SECONDS = 0.1
@@ -59,7 +59,7 @@ Pages = Mapping[str, Callable[[str], Page]]
 
 
 class HttpServer:
-    """Serves `pages` in a thread of its own. Raises OSError if the port is in use."""
+    """Serves `pages` in a separate thread. Raises OSError if the port is in use."""
 
     def __init__(self, pages: Pages, port: int) -> None:
         self._paces = {path: _Pace(make) for path, make in pages.items()}
@@ -105,9 +105,9 @@ class HttpServer:
     def _ended(self, task: asyncio.Task[None]) -> None:
         connection = self._talks.pop(task).connection
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, OSError):  # a TimeoutError is one
+        if error is not None and not isinstance(error, OSError):  # includes TimeoutError
             log.error("a request failed", error=repr(error))
-        if task.cancelled() or error is not None:  # reset: the kernel keeps no data, the client gets no answer
+        if task.cancelled() or error is not None:  # reset: the kernel drops the data, and the client gets no answer
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         connection.close()
 
@@ -141,7 +141,7 @@ class _Peer(NamedTuple):
 
 
 class _Pace:
-    """One page, generated for one request after another, with pauses between them. Addresses take turns."""
+    """A page that is generated for one request at a time, with pauses between. Client addresses alternate."""
 
     def __init__(self, make: Callable[[str], Page]) -> None:
         self._make = make
@@ -166,7 +166,7 @@ class _Exchange(BaseHTTPRequestHandler):
     """A parsed request and the bytes of its answer. Parsing an invalid request already writes the answer."""
 
     def __init__(self, request: bytes) -> None:
-        super().__init__(request, ("", 0), None)  # type: ignore[arg-type]  # there is no server object of the library
+        super().__init__(request, ("", 0), None)  # type: ignore[arg-type]  # without a server object of the library
 
     def setup(self) -> None:
         self.rfile = io.BytesIO(self.request)
@@ -181,7 +181,7 @@ class _Exchange(BaseHTTPRequestHandler):
             self.well_formed = self._is_for_us()
 
     def finish(self) -> None:
-        """The bytes stay."""
+        """Do not close the streams, so that the bytes of the answer remain."""
 
     @property
     def answer(self) -> bytes:

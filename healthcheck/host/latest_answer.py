@@ -1,6 +1,6 @@
-"""Queries a source in a thread, so that no check cycle waits for it.
+"""Query of a source in a thread, so that no check cycle waits for it.
 
-Until the next answer, the last one is reused.
+Until the next answer arrives, the last answer is used.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class TimedAnswer(Struct, Generic[Question, Answer], frozen=True):
 
 @dataclass
 class LatestAnswer(Generic[Question, Answer]):
-    """Queries at the first use, and when the last answer is outdated; one thread at a time."""
+    """Queries at the first use, and when the last answer is outdated, with one thread at a time."""
 
     name: str
     """Name of the thread."""
     ask: Callable[[Question], Answer]
     """Query function. It must not raise: a failure is an answer too."""
     is_outdated: Callable[[TimedAnswer[Question, Answer], Question, float], bool]
-    """Whether that answer is outdated for this question at this time (monotonic)."""
+    """Returns whether an answer is outdated for this question at this time (monotonic)."""
     clock: Callable[[], float] = time.monotonic
     _last: TimedAnswer[Question, Answer] | None = field(default=None, init=False)
-    """Replaced as a whole, because two threads use it."""
+    """Last answer. It is only replaced, never changed, because two threads use it."""
     asking: threading.Thread | None = field(default=None, init=False)
 
     def look(self, question: Question, *, wait: bool) -> TimedAnswer[Question, Answer] | None:
         """Return the last question with its answer, or None before the first answer.
 
-        If it is outdated, query in a thread.
+        If the answer is outdated, query in a thread.
         """
         last = self._last
         if not self._is_asking and (last is None or self.is_outdated(last, question, self.clock())):

@@ -37,7 +37,7 @@ def replace_whole(path: Path, content: bytes, *, on_disk: bool = True) -> None:
 
 
 def replace_for_owner(path: Path, content: bytes) -> None:
-    """Replace a file in a person's folder.
+    """Replace a file in a user's folder.
 
     Only the owner can read it from the first moment, and no other file is overwritten. Raises OSError; the previous
     file then remains.

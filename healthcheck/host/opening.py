@@ -1,4 +1,4 @@
-"""Opens files and folders; a lack of resources or permissions never counts as a missing file."""
+"""Functions to open files and folders. A lack of resources or permissions never counts as a missing file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def want_folder(path: str | Path) -> None:
 def _mode(path: str | Path) -> int | None:
     """Return the mode of the file that the path leads to, or None if it does not exist."""
     try:
-        return os.stat(path).st_mode  # noqa: PTH116 - of a text too
+        return os.stat(path).st_mode  # noqa: PTH116 - the path may be a str
     except OSError as error:
         refuse_shortage(error)
         if is_absent(error):
@@ -81,7 +81,7 @@ def is_shortage(text: str) -> bool:
 
 
 def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:
-    """`os.open`, without waiting and not for children. Raises OSError, and Shortage."""
+    """Open like `os.open`, without blocking and without inheritance by children. Raises OSError and Shortage."""
     try:
         return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
@@ -90,7 +90,7 @@ def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:
 
 
 def entries_of(folder: str | Path | int) -> Iterator[os.DirEntry[str]]:
-    """`os.scandir`. Raises OSError, and Shortage."""
+    """Return the entries like `os.scandir`. Raises OSError and Shortage."""
     try:
         entries = os.scandir(folder)
     except OSError as error:
@@ -101,7 +101,7 @@ def entries_of(folder: str | Path | int) -> Iterator[os.DirEntry[str]]:
 
 
 def names_there(folder: str | Path) -> list[str]:
-    """Return the sorted names in a folder, none if it does not exist.
+    """Return the sorted names in a folder; an empty list if the folder does not exist.
 
     Raises ProbeError if this cannot be checked.
     """

@@ -1,7 +1,7 @@
-"""Descendants of a program: finds them in /proc, keeps a reference to each, and kills them together.
+"""Descendants of a program: they are collected from /proc with a reference to each, and killed together.
 
-A process group does not include processes that create a session or a group of their own. For instance, mpirun does this
-for the processes that it starts. After the death of its parent such a process can no longer be traced to the program.
+A process group does not include processes that create a new session or group. For instance, mpirun does this for the
+processes that it starts. After the death of its parent such a process can't be traced to the program any more.
 Therefore descendants are collected while their parents live.
 """
 
@@ -54,7 +54,7 @@ class Descendants:
     def look(self) -> bool:
         """Collect the present descendants and return whether any are new.
 
-        Frequent calls reduce the risk that a process is missed.
+        The more frequent the calls, the lower the risk that a process is missed.
         """
         there = {process.pid: process for process in _processes()}
         below = {self.pid, *(pid for pid, fd in self._held.items() if not _has_ended(fd, 0.0))}
@@ -116,7 +116,7 @@ def _read(pid: int) -> _Process | None:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError as error:
         refuse_shortage(error)
-        return None  # it has ended meanwhile
+        return None  # the process has ended meanwhile
     # proc_pid_stat(5): the name is in parentheses and may contain parentheses; after it state, ppid, pgrp, session …
     _, _, rest = text.rpartition(b")")
     words = rest.split()

@@ -8,7 +8,7 @@ import threading
 
 
 def stop_at_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set, whatever the main thread does at that moment.
+    """Return an event that SIGTERM and SIGINT set, regardless of the state of the main thread.
 
     A signal handler in Python runs only when the main thread is back in the interpreter. A main thread that is about to
     wait would never run it. Therefore the signal itself writes to a pipe, which a thread reads.

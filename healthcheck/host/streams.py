@@ -24,7 +24,7 @@ _BY_A_SIGNAL, _COULD_NOT = 128, 2
 def take_any_text() -> None:
     """Write characters that the locale lacks as escapes.
 
-    So no program fails in a locale without UTF-8.
+    Without this, programs would fail in a locale without UTF-8.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

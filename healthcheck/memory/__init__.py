@@ -1,1 +1,1 @@
-"""Remembered findings, with their sources and exits."""
+"""Memory of findings across check cycles and restarts, with their sources and exits."""

@@ -34,7 +34,7 @@ from healthcheck.text.moments import exact, moment
 
 SCHEMA = 2
 LONGEST = 4 << 20
-"""Bytes."""
+"""Longest memory file, in bytes."""
 
 
 def _table(value: object) -> dict[str, Any] | None:
@@ -48,7 +48,7 @@ def _lists(value: object) -> tuple[Any, ...] | None:
 class _FirstRow(JsonObject, frozen=True):
     efa: Annotated[int | None, whole, NULL] = None
     gpus: Annotated[int | None, whole, NULL] = None
-    """Since 0.4.0."""
+    """Written since 0.4.0."""
     places: Annotated[Mapping[str, tuple[int, str]] | None, _table] = None
 
 
@@ -79,7 +79,7 @@ class _Content(JsonObject, frozen=True):
 
 
 class _Head(JsonObject, frozen=True):
-    """The first line."""
+    """First line of the file."""
 
     schema: Annotated[int | None, whole] = None
     sha256: Annotated[str | None, text] = None
@@ -95,7 +95,7 @@ def dump(memory: Memory) -> bytes:
 
 
 def parse(raw: bytes) -> Memory:
-    """Raises one of many errors where it is no whole memory."""
+    """Parse a memory file. Raises one of many errors if it is not complete."""
     first, _, rest = raw.partition(b"\n")
     head = row_in(_Head, strict_json.loads(first, LONGEST))
     if head.schema != SCHEMA:
@@ -181,7 +181,7 @@ def _first(row: _FirstRow, gpus: Mapping[str, Mapping[str, str]]) -> EarlierHard
     places = {address: GpuPosition(int(numa), str(switch)) for address, (numa, switch) in (row.places or {}).items()}
     if row.gpus is not None:
         return EarlierHardware(row.efa, places, row.gpus)
-    # Written by 0.3.0, which counted none: each GPU that it met, once, also where it answered at several addresses.
+    # 0.3.0 stored no count: count each observed GPU once, even if it answered at several addresses.
     identities = {_identity(gpus.get(address, {})) or address for address in places}
     return EarlierHardware(row.efa, places, len(identities) or None)
 

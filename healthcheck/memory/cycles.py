@@ -1,6 +1,7 @@
 """Application of a check cycle to the memory.
 
-A level remains active while cycles show it. The devices that were once present are remembered.
+A level (a finding that check cycles observe) remains active while cycles show it. The devices that were once present
+are remembered.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from healthcheck.probes.efa import infiniband
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 
 LOOKS_TO_CONFIRM = 4
-"""A finding that can flicker counts once three looks after the first saw it too (docs/rules.md 3)."""
+"""Check cycles that must observe a finding that can flicker before it counts (docs/rules.md 3)."""
 MOST_BLIND_LOOKS = 4
-"""In a row: then the count of a finding that can flicker begins anew, and what else was seen is told."""
+"""Cycles in a row without a check of a suspect after which it is dropped, and the other findings are reported."""
 _NOWHERE = GpuPosition(-1, "")
 
 
@@ -41,7 +42,7 @@ class MemoryRules(Struct, frozen=True):
     """Settings that control how findings begin, escalate and end."""
 
     escalate_after: int = 0
-    """Resets or reboots that ended the same fault, after which it is ISOLATE; 0: never."""
+    """Number of resets or reboots that ended the same fault after which its recurrence is ISOLATE; 0: never."""
     monitor_ttl_seconds: float = math.inf
     looks_to_confirm: int = LOOKS_TO_CONFIRM
 
@@ -50,13 +51,13 @@ _RULES = MemoryRules()
 
 
 class JudgedCycle(Struct, frozen=True):
-    """One run of the level checks, with their outcomes."""
+    """One check cycle, with the outcomes of the checks for levels."""
 
     outcomes: Sequence[Outcome]
     gpus: Sequence[Gpu] = ()
-    """As NVML listed them; none where it did not answer."""
+    """GPUs as NVML listed them; empty if it did not answer."""
     began: float = 0.0
-    """Seconds of CLOCK_MONOTONIC."""
+    """Start of the cycle, in seconds of CLOCK_MONOTONIC."""
     evidence: Evidence = field(default_factory=lambda: Evidence({}))
     instance_type: str = ""
 
@@ -64,9 +65,9 @@ class JudgedCycle(Struct, frozen=True):
 def after_look(memory: Memory, look: JudgedCycle, now: Now, rules: MemoryRules = _RULES) -> Memory:
     """Return the memory after a check cycle.
 
-    Findings that a check could not check, or not yet confirm, stay. The GPUs are processed first: a GPU that replaced a
-    faulty one, or that was reset, is judged on its own. Findings of GPUs that answered before and do not answer now are
-    not ended.
+    Findings that could not be checked, or not yet confirmed, stay. The GPUs are processed first, so that a GPU that
+    replaced a faulty GPU, or was reset, does not inherit findings. Findings of GPUs that answered before and do not
+    answer now are not ended.
     """
     if look.gpus:
         memory = gpus_answered(memory, look.gpus, look.began, now)
@@ -99,7 +100,7 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
         known = standing.get(key)
         before = suspects.pop((outcome.check, key), Suspect(0))
         if known is not None and known.nature is Nature.EVENT and known.finding.severity >= finding.severity:
-            continue  # the log reported the same fault, which ends by the event's own exit
+            continue  # the log reported the same fault, which ends by the event's exit
         if known is None and finding.flickers and before.looks + 1 < rules.looks_to_confirm:
             suspects[outcome.check, key] = Suspect(before.looks + 1)
             continue
@@ -110,7 +111,7 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
 
 
 def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
-    """Return the memory without the levels of checks that are no longer selected."""
+    """Return the memory without the levels of checks that are not selected any more."""
     names = set(selected)
     kept = tuple(finding for finding in memory.standing if finding.nature is Nature.EVENT or finding.check in names)
     suspects = {key: suspect for key, suspect in memory.suspects.items() if key[0] in names}
@@ -136,7 +137,7 @@ def first_seen(known: EarlierHardware, seen: Evidence) -> EarlierHardware:
         for function in seen[pci.FUNCTIONS]
         if function.is_gpu
     }
-    # If the kernel does not report a location, a later cycle may.
+    # A later cycle may add a location that the kernel does not report now.
     new = [(gpu, place) for gpu, place in places.items() if place != _NOWHERE and gpu not in known.places]
     return replace(
         known,
@@ -146,7 +147,7 @@ def first_seen(known: EarlierHardware, seen: Evidence) -> EarlierHardware:
 
 
 def _shows_every_gpu(look: JudgedCycle) -> bool:
-    """Whether each GPU on PCI answers NVML, but those that another driver has."""
+    """Whether each GPU on PCI answers NVML, except GPUs bound to another driver."""
     if look.evidence.unread(pci.FUNCTIONS):
         return False
     answering = {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
@@ -154,16 +155,16 @@ def _shows_every_gpu(look: JudgedCycle) -> bool:
 
 
 def _is_resized(memory: Memory, look: JudgedCycle) -> bool:
-    """Whether the machine is now another instance type, which has other devices.
+    """Whether the machine now has another instance type, which has other devices.
 
-    HyperPod prefixes its types.
+    The prefix of HyperPod's type names is ignored.
     """
     before, now = memory.instance_type.removeprefix("ml."), look.instance_type.removeprefix("ml.")
     return bool(before and now) and before != now
 
 
 def _not_seen(suspects: dict[tuple[str, Key], Suspect], key: tuple[str, Key], outcome: Outcome) -> None:
-    """Handle a cycle without the suspect: it is gone, or it could not be checked.
+    """Handle a cycle that did not observe the suspect: the fault is gone, or could not be checked.
 
     A suspect that cannot be checked is dropped after a limited number of cycles.
     """
@@ -183,7 +184,7 @@ def _is_of(silent: Container[str], finding: ActiveFinding, memory: Memory) -> bo
     """Whether a finding belongs to a GPU that answered before in this boot and is now silent.
 
     A silent GPU keeps its findings. After a reboot, the count check reports it as missing. A finding that only PCI
-    shows, and NVML never did, is excluded.
+    shows, for a GPU that NVML never listed, is excluded.
     """
     if finding.finding.reason == GPU_UNBOUND:
         return False
@@ -191,7 +192,7 @@ def _is_of(silent: Container[str], finding: ActiveFinding, memory: Memory) -> bo
 
 
 def _gone(memory: Memory, finding: ActiveFinding, now: Now) -> Memory:
-    """Record the end of a level. If a reset or a reboot ended it, count that for its next occurrence."""
+    """Record the end of a level. If a reset or a reboot ended it, count this in case the level recurs."""
     loaded = memory.driver_loaded_at
     by_reset = finding.boot_id != memory.boot_id or (loaded is not None and finding.last_at < loaded)
     return ended_by_reset(memory, finding, now.wall) if by_reset else memory

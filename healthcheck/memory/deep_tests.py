@@ -1,6 +1,6 @@
 """Application of deep test results to the memory.
 
-A fault that a deep test detected remains recorded until its written exit, also across restarts.
+A fault that a deep test detected stays recorded until a documented exit ends it, also across restarts.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ class DeepFinding(Struct, frozen=True):
 
     finding: Finding
     check: str
-    """By whose exits it leaves."""
+    """Check that defines its exits."""
     seen: datetime | None
-    """None: nobody can tell, and no release speaks of it by its time."""
+    """None: the time is unknown, so no release can identify the fault by its time."""
     named: Key
-    """As people read it, and a release may name it."""
+    """Reason and subject as shown to people; a release may use them."""
     boot_id: str = ""
-    """'': of the boot of now."""
+    """'' means the current boot."""
     seq: int = -1
 
 
 class DeepResult(Struct, frozen=True):
-    """Result of one deep test, independent of who ran it and where it was recorded. `at` is its end."""
+    """Result of one deep test, independent of its runner and its record. `at` is its end."""
 
     began: datetime
     at: datetime
     found: tuple[DeepFinding, ...] = ()
     passed: tuple[Passed, ...] = ()
     all_passed: bool = False
-    """Every test ran on every GPU, and passed."""
+    """Whether every test ran on every GPU and passed."""
 
 
 def deep_result(outcomes: Iterable[Outcome], began: datetime, at: datetime) -> DeepResult:
@@ -66,7 +66,7 @@ def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after
             continue
         finding = _standing(memory, found, min(found.seen or result.at, now.wall), now, escalate_after)
         if memory.boot_id not in ("", finding.boot_id) and finding.finding.severity is not Severity.ISOLATE:
-            memory = ended_by_reset(memory, finding, now.wall)  # the reboot since then has ended it
+            memory = ended_by_reset(memory, finding, now.wall)  # a reboot since the test has ended the finding
         else:
             standing[finding.key] = _found_again(standing.get(finding.key), finding)
     kept = (finding for finding in standing.values() if not _is_released(memory, finding))
@@ -74,7 +74,7 @@ def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after
 
 
 def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
-    """The tests that passed, by the addresses of their GPUs."""
+    """Yield the tests that passed, with GPU addresses as subjects."""
     for passed_result in result.passed:
         yield replace(passed_result, subject=located(memory.gpus, passed_result.subject))
     if result.all_passed:
@@ -115,7 +115,7 @@ def _found_again(known: ActiveFinding | None, finding: ActiveFinding) -> ActiveF
 
 
 def _was_released(memory: Memory, found: DeepFinding) -> bool:
-    """Whether the fault was released before it entered the memory, by the names that the test gave it."""
+    """Whether the fault was released before it entered the memory, by the reason and subject in the test's record."""
     return found.seen is not None and is_acknowledged(memory, found.named, found.boot_id, found.seq, found.seen)
 
 

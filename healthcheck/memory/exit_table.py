@@ -1,6 +1,6 @@
 """Table of the exits of findings: which findings each exit applies to, and its text in the record.
 
-A row states which findings an exit can end. `exits` queries the table and supplies the evidence that the exit occurred.
+A row defines which findings an exit can end. `exits` queries the table and has the evidence that the exit occurred.
 The record's `exit` therefore names exactly the exits that can end a finding. Pure functions, no I/O.
 """
 
@@ -141,7 +141,7 @@ EXITS = (
     INSTANCE_GONE,
     OTHER_GPU,
 )
-"""Exits in the order of the record: automatic ones, changes of the node, actions of a person."""
+"""Exits in the order of the record: automatic exits, changes of the node, actions of a person."""
 
 
 def exit_words(finding: ActiveFinding) -> str:

@@ -1,6 +1,6 @@
 """Removal of findings for which there is evidence that one of their exits occurred (`exit_table`).
 
-Nothing else ends a finding.
+A finding ends in no other way.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 
 _REMAP_FAILURE = "Xid64"
 REMAP_XIDS = frozenset({"Xid63", _REMAP_FAILURE})
-"""What the log says of rows that are to be replaced by spare ones; NVML tells later whether they were."""
+"""Xids that log a pending replacement of a memory row by a spare row; NVML reports later whether it succeeded."""
 LONGEST_LOOK_SECONDS = 60.0
-"""What came so shortly before a look's end may have come after NVML's answer in it: the deadline of a light probe."""
+"""Deadline of a light probe: an event this shortly before a cycle's end may be later than the cycle's NVML answer."""
 ESCALATE_WITHIN = timedelta(days=7)
 _MOST_ACKNOWLEDGED = 512
 _MOST_CHARACTERS = 1 << 17
-"""Of all that is acknowledged: two releases as long as an annotation is read, and the memory's file holds the rest."""
+"""Limit for the texts of all acknowledgements: two of the longest releases. The file has room for the rest too."""
 _MOST_COUNTED = 1 << 31
 _RELEASE, _PASSED = "release", "passed"
-"""The names of first sights."""
+"""Keys of first observations."""
 _MOST_ENDED, _MOST_ENDS = 256, 16
 
 
@@ -72,7 +72,7 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
     cycle shows that it is gone.
     """
     if before.machine and machine and before.machine != machine:
-        # A deep record that was taken spoke of the machine before.
+        # A deep record that was adopted belongs to the previous machine.
         return Memory(machine, boot_id, taken=before.taken)
     if before.boot_id == boot_id:
         return replace(before, machine=machine or before.machine)
@@ -84,7 +84,7 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
         cursor=None,
         driver_loaded_at=None,
         suspects={},
-        # Acknowledgements of positions in the old boot's log no longer apply to any event.
+        # Acknowledgements by a position in the old boot's log apply to no event of the new boot.
         acknowledged=tuple(
             acknowledgement for acknowledgement in memory.acknowledged if acknowledgement.cursor is None
         ),
@@ -117,7 +117,7 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
     def is_past(finding: ActiveFinding) -> bool:
         if _is_after(finding, at, memory):
             return False
-        if finding.finding.subject == "node":  # every GPU of the node has its own recovery action
+        if finding.finding.subject == "node":  # each GPU of the node has a separate recovery action
             return RECOVERED.is_open_to(finding) and not memory.recovery.keys() - {address}
         if gpu_address(finding.finding.subject) != address:
             return False
@@ -139,7 +139,7 @@ def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -
         memory, lambda finding: LIBRARY_FITS.is_open_to(finding) and not _is_after(finding, began, memory)
     )
     if _is_other_hardware(memory, answering.values()):
-        # A machine without a readable name of its own was replaced: its GPUs identify it.
+        # The machine has no readable ID, but its GPUs show that it was replaced.
         kept = tuple(finding for finding in memory.standing if finding.boot_id == memory.boot_id)
         memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=EarlierHardware())
     # If fewer GPUs answer than before, a GPU that answers nowhere may be present but silent.
@@ -154,9 +154,9 @@ def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -
 
 
 def driver_loaded(memory: Memory, at: float) -> Memory:
-    """The memory after the driver reported at `at` (monotonic) that it is loaded.
+    """Return the memory after the driver reported at `at` (monotonic) that it is loaded.
 
-    Where it has just reported GPUs that it could not take, that was this load; else it took all of them.
+    If it has just reported GPUs that it could not initialise, they failed in this load. Otherwise it initialised all.
     """
     logged = [finding for finding in memory.standing if TAKEN.is_open_to(finding) and finding.boot_id == memory.boot_id]
     has_failed = any(abs(at - finding.last_at) <= SAME_LOAD_SECONDS for finding in logged)
@@ -164,7 +164,7 @@ def driver_loaded(memory: Memory, at: float) -> Memory:
 
 
 def every_gpu_taken(memory: Memory, at: float) -> Memory:
-    """The memory after evidence from `at` (monotonic) that the driver has every GPU that is its own."""
+    """Return the memory after evidence from `at` (monotonic) that the driver has initialised all its GPUs."""
     return _without(memory, lambda finding: TAKEN.is_open_to(finding) and not _is_after(finding, at, memory))
 
 
@@ -204,10 +204,10 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
 
 
 def release(memory: Memory, word: Release, now: Now) -> Memory:
-    """Return the memory after a person's release: the findings it names end, and reset counts are cleared.
+    """Return the memory after a person's release: the named findings end, and reset counts are cleared.
 
-    Applying the same release again changes nothing. The events it covers were observed here before it was, whatever its
-    date. A deep test's record may name a GPU by something other than its address.
+    Applying the same release again changes nothing. A release covers events observed here before the release itself was
+    observed, whatever its date. A deep test's record may name a GPU by something other than its address.
     """
     sight, before = FirstObservation(_name_of(word), now.wall), memory.sights.get(_RELEASE)
     if before is not None and before.name == sight.name:
@@ -217,14 +217,14 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     rows = tuple(dict.fromkeys((*word.findings, *named)))
 
     def is_released(finding: ActiveFinding) -> bool:
-        # A level is observed again in every cycle, and its record is not written each time.
+        # A level is observed in every cycle, but the record is not written each time.
         return RELEASE.is_open_to(finding) and any(
             row.key == finding.key
             and (finding.nature is Nature.LEVEL or row.covers(finding.boot_id, finding.seq, finding.last_seen))
             for row in rows
         )
 
-    # If the clock was set back, findings may carry times later than now. They were observed too.
+    # If the clock was set back, findings may have times later than now. They were observed too.
     seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
     kept = [acknowledgement for acknowledgement in memory.acknowledged if acknowledgement not in seen]
     accepts_loss = any(finding.finding.source == ONCE_HAD and is_released(finding) for finding in memory.standing)
@@ -345,7 +345,7 @@ def _by_now(other: Memory, now: Now) -> Memory:
 
 
 def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement, ...]:
-    """Return as many of the newest acknowledgements as fit, whatever their texts contain.
+    """Return as many of the newest acknowledgements as fit, whatever texts they contain.
 
     Dropping an acknowledgement hides no fault.
     """
@@ -360,7 +360,7 @@ def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement,
 
 
 def _name_of(word: Release) -> str:
-    """Return a name for one release that is the same at each read."""
+    """Return an identifier of a release that is the same at each read."""
     return hashlib.blake2s(repr(word).encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
@@ -373,7 +373,7 @@ def is_acknowledged(memory: Memory, key: Key, boot_id: str, seq: int, seen: date
 
 
 def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -> Finding:
-    """The finding, ISOLATE when resets or reboots have ended the same one on this GPU too often (rule 6)."""
+    """Return the finding, with ISOLATE if resets or reboots have ended it on this GPU too often (rule 6)."""
     ends = memory.ended.get((finding.reason, gpu_identity(finding.about)), ())
     if finding.reason == _REMAP_FAILURE and finding.severity in (Severity.RESET, Severity.REBOOT):
         why = _why_memory_is_beyond_repair(memory, finding, len(ends))
@@ -390,7 +390,7 @@ def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -
 def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) -> str:
     """Return why a repeated Xid 64 requires a replacement GPU: resets did not repair its memory.
 
-    Return '' if the first reset is due.
+    Return '' if a reset must be tried first.
     """
     if any(active.key == (REMAP_FAILED, f"gpu/{gpu_address(finding.subject)}") for active in memory.standing):
         return f"together with {REMAP_FAILED}"
@@ -400,7 +400,7 @@ def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) ->
 
 
 def ended_by_reset(memory: Memory, finding: ActiveFinding, wall: datetime) -> Memory:
-    """Remember that a reset or a reboot ended it."""
+    """Record that a reset or a reboot ended the finding."""
     identity = gpu_identity(finding.finding.about)
     if not _can_escalate(finding.finding):
         return memory
@@ -475,7 +475,7 @@ def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: No
         memory = recovered(memory, address, loaded, now)
     if action is None and gpu.recovery_error != SUCCESS:
         return memory
-    # A driver that has no recovery action leaves none pending.
+    # If the driver does not support recovery actions, none is pending.
     others = {other: known for other, known in memory.recovery.items() if other != address}
     return replace(memory, recovery={**others, address: action} if action else others)
 
@@ -495,8 +495,9 @@ def _all_reset(memory: Memory, answering: Mapping[str, Gpu], began: float, now: 
 def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
     """Apply evidence of a reset to logged row remapping events: rows were pending, and none are now.
 
-    Without an earlier read that showed pending rows, this proves nothing. An Xid 64 that could not even be recorded
-    leaves neither a pending nor a failed row. Only events before the last read that showed pending rows are ended.
+    Without an earlier read that showed pending rows, this is not evidence. If the driver could not even record the row
+    of an Xid 64, NVML shows neither a pending nor a failed row. Only events before the last read that showed pending
+    rows are ended.
     """
     remap = gpu.row_remap
     if remap is None or remap.pending or remap.failed:
@@ -524,12 +525,12 @@ def _instance_is_gone(subject: str, gpu: Gpu) -> bool:
 def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:
     known = {about["serial"] for about in memory.gpus.values() if about.get("serial")}
     seen = {gpu.serial for gpu in gpus if gpu.serial}
-    # Fewer than there were prove nothing of those that do not answer.
+    # If fewer GPUs answer than before, the silent ones may still be here.
     return 0 < len(known) <= len(seen) and known.isdisjoint(seen)
 
 
 def _end(memory: Memory, ends: Callable[[ActiveFinding], bool], wall: datetime) -> Memory:
-    """Remove the findings that a reset or a reboot ends, and count this in case they recur."""
+    """Remove the findings that a reset or a reboot ends, and count these ends in case the findings recur."""
     gone = [finding for finding in memory.standing if ends(finding)]
     for finding in gone:
         memory = ended_by_reset(memory, finding, wall)

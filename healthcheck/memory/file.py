@@ -1,4 +1,4 @@
-"""The memory's file on the node: replaced whole or not at all, written by one agent at a time."""
+"""Memory file on the node: replaced atomically, written by one agent at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MemoryFileError(Exception):
 
 
 class _MalformedError(MemoryFileError):
-    """The file holds no memory."""
+    """Error for a file that is not a memory file."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class MemoryFile:
     directory: Path
     _lock: int | None = field(default=None, init=False)
     unlocked: str = field(default="", init=False)
-    """Why nothing can be locked, and so nothing written."""
+    """Reason why the lock cannot be acquired, so that nothing is written; '' without one."""
 
     @property
     def path(self) -> Path:
@@ -65,7 +65,7 @@ class MemoryFile:
             raise MemoryFileError(f"{error}; {self.set_aside()}") from error
 
     def acknowledged(self, machine: str) -> tuple[Acknowledgement, ...]:
-        """Events that people released on this machine, for a program that only reads. Raises MemoryFileError."""
+        """Return the events that people released on this machine, without a lock. Raises MemoryFileError."""
         memory = self._read()
         if memory is None or (memory.machine and machine and memory.machine != machine):
             return ()
@@ -94,7 +94,7 @@ class MemoryFile:
         return f"renamed to {aside.name}"
 
     def write(self, memory: Memory) -> None:
-        """Replace the file, on the disk before this returns. Raises MemoryFileError; the old file then stays."""
+        """Replace the file and sync it to disk. Raises MemoryFileError; the old file then remains."""
         if self._lock is None:
             raise MemoryFileError(f"{self.path}: only the owner of the lock may write")
         try:

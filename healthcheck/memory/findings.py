@@ -1,4 +1,4 @@
-"""Data types of the memory, and the age of its entries."""
+"""Data types of the memory, and the age of its findings."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MOST_GPUS = 64
-"""Of which something is remembered: more than any machine has."""
+"""Most GPUs in the memory: more than any machine has."""
 MOST_STANDING = 512
-"""What stands is bounded, whatever the log brings; the worst are kept."""
+"""Most active findings, however many the log reports; the worst are kept."""
 
 Key = tuple[str, str]
-"""Reason and subject."""
+"""Reason and subject of a finding, which identify it."""
 
 
 class Acknowledgement(Printable, frozen=True):
@@ -43,7 +43,7 @@ class Acknowledgement(Printable, frozen=True):
         return (self.reason, self.subject)
 
     def covers(self, boot_id: str, seq: int, seen: datetime) -> bool:
-        """Whether it covers an event of its key at this log position (-1: none), observed at that time."""
+        """Whether it covers an event with its key at this log position (-1: none), observed at that time."""
         if self.cursor is not None and seq >= 0:
             return boot_id == self.boot_id and seq <= self.cursor
         return seen <= self.last_seen
@@ -59,18 +59,18 @@ class Release(Printable, frozen=True):
 
 
 class FirstObservation(Struct, frozen=True):
-    """First observation of a Node's record here.
+    """First observation by this agent of a release or a passed quarantine run on the Node.
 
-    It covers nothing later, whatever time the record states.
+    It covers nothing later, whatever time the release or run states.
     """
 
     name: str
-    """Tells it from what stands there later."""
+    """Distinguishes it from a later release or run on the Node."""
     at: datetime
     boot_id: str = ""
-    """'': an earlier version of this program noted no place."""
+    """'': written by an earlier version, which recorded no log position."""
     cursor: int = -1
-    """How far the log of that boot was read: a clock that is set back makes nothing behind it older than the word."""
+    """Last log position read by then: records after it are newer, even if the clock was set back."""
 
 
 class ActiveFinding(Struct, frozen=True):
@@ -85,7 +85,7 @@ class ActiveFinding(Struct, frozen=True):
     boot_id: str
     last_at: float
     seq: int = -1
-    """Of the last event in the kernel's log; -1 for what has no place there."""
+    """Kernel log sequence number of the last event; -1 for a finding without one."""
 
     @property
     def key(self) -> Key:
@@ -93,16 +93,16 @@ class ActiveFinding(Struct, frozen=True):
 
 
 class Suspect(Struct, frozen=True):
-    """A finding that can flicker, while further check cycles confirm it."""
+    """A finding that can flicker and is not confirmed yet by further check cycles."""
 
     looks: int
-    """How many saw it."""
+    """Number of check cycles that observed it."""
     blind: int = 0
-    """How many in a row since then could not check there."""
+    """Number of cycles in a row since then that could not check its subject."""
 
 
 class ProcessHit(Struct, frozen=True):
-    """One process that an Xid hit, at one location of a GPU; '' if the driver named none."""
+    """A process that an Xid affected, and its place on the GPU. Both are '' if the driver did not name them."""
 
     process: str
     place: str
@@ -111,41 +111,41 @@ class ProcessHit(Struct, frozen=True):
 
 
 class Memory(Struct, frozen=True):
-    """`cursor` is the last kernel record judged in the boot `boot_id`; None: none yet."""
+    """State across check cycles. `cursor` is the last kernel record judged in the boot `boot_id`; None: none yet."""
 
     machine: str = ""
     boot_id: str = ""
     cursor: int | None = None
     driver_loaded_at: float | None = None
-    """Seconds of this boot's monotonic clock at which the log says that the driver was loaded."""
+    """Time of the driver load by the log, in seconds of this boot's monotonic clock."""
     standing: tuple[ActiveFinding, ...] = ()
     suspects: Mapping[tuple[str, Key], Suspect] = field(default_factory=dict)
-    """By check: findings that can flicker and are being looked at again."""
+    """Findings that can flicker and are not confirmed yet, by check, reason and subject."""
     released: Release | None = None
     """The last release, for the record."""
     acknowledged: tuple[Acknowledgement, ...] = ()
-    """What people released: an event that one of them covers counts no more, whoever reads it again."""
+    """Events that people released: an event that one of these covers does not count when it is read again."""
     gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By address: index, uuid and serial of the GPU that last answered there."""
+    """Index, uuid and serial of the GPU that last answered at each address, by address."""
     gpus_boot_id: str = ""
-    """Boot in which NVML last answered for `gpus`: in a later one, another GPU may be at an address."""
+    """Boot in which NVML last answered for `gpus`: in a later boot, another GPU may be at an address."""
     recovery: Mapping[str, int] = field(default_factory=dict)
-    """By address: the pending recovery action, by NVML's last answer or a later Xid 154."""
+    """Pending recovery action by address, from NVML's last answer or a later Xid 154."""
     last_xid: Mapping[str, float] = field(default_factory=dict)
-    """By address, in seconds of this boot: the last Xid but 45, for which 45 is only the consequence."""
+    """Time of the last Xid other than 45 by address, in seconds of this boot: an Xid 45 is its consequence."""
     hits: Mapping[Key, tuple[ProcessHit, ...]] = field(default_factory=dict)
-    """By reason and address: whom the Xids hit that point to hardware only when they come again and again."""
+    """Affected processes, by reason and address, of the Xids that indicate a hardware fault only if they recur."""
     ended: Mapping[Key, tuple[datetime, ...]] = field(default_factory=dict)
-    """By reason and GPU (serial or UUID): when a reset or a reboot ended it (docs/rules.md 6)."""
+    """Times at which a reset or a reboot ended a fault, by reason and GPU (serial or UUID) (docs/rules.md 6)."""
     first: EarlierHardware = field(default_factory=EarlierHardware)
-    """What this machine once had, in whatever boot."""
+    """Hardware that this machine once had, in any boot."""
     instance_type: str = ""
-    """What the last look took it for; '' where nobody has said yet."""
+    """Instance type in the last check cycle; '' if unknown so far."""
     taken: Mapping[str, str] = field(default_factory=dict)
-    """By the name of its annotation: the timestamp of the last deep record whose findings are among `standing`, or left
-    it since."""
+    """Timestamp of the last adopted deep record by the name of its annotation; its findings are or were in
+    `standing`."""
     sights: Mapping[str, FirstObservation] = field(default_factory=dict)
-    """By what it is: the last release, and the last quarantine run that passed."""
+    """First observations of the last release and of the last passed quarantine run, by kind."""
 
 
 def gpu_address(subject: str) -> str:
@@ -160,7 +160,7 @@ def gpu_identity(about: Mapping[str, str]) -> str:
 
 
 def differs(known: Mapping[str, str], seen: Mapping[str, str]) -> bool:
-    """Whether the names belong to different GPUs. A name that is missing on one side proves nothing."""
+    """Whether the names belong to different GPUs. A name that is missing on one side is no evidence."""
     return any(known.get(key) and seen.get(key) and known[key] != seen[key] for key in ("serial", "uuid"))
 
 
@@ -187,13 +187,13 @@ def located(gpus: Mapping[str, Mapping[str, str]], subject: str, about: Mapping[
 
 
 def age_seconds(memory: Memory, now: Now, boot_id: str, at: float, seen: datetime) -> float:
-    """Within a boot by its monotonic clock, across boots by the wall clock, never below 0 (docs/rules.md 12)."""
+    """Return the age by the monotonic clock in one boot, else by the wall clock; never below 0 (docs/rules.md 12)."""
     age = now.monotonic - at if boot_id == memory.boot_id else (now.wall - seen).total_seconds()
     return max(age, 0.0)
 
 
 def with_newest(known: Mapping[K, V], key: K, value: V, most: int) -> dict[K, V]:
-    """The mapping with this entry as its newest; the oldest leave when there are more than `most`."""
+    """Return the mapping with this entry as the newest; beyond `most` entries, the oldest are dropped."""
     others = [(other, kept) for other, kept in known.items() if other != key]
     return dict([*others[-(most - 1) :], (key, value)])
 

@@ -1,6 +1,6 @@
 """Application of kernel log records to the memory, in log order.
 
-It follows NVIDIA's workflows over a window of time.
+Within a time window, it follows NVIDIA's Xid workflows.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from healthcheck.text.moments import ago
 WINDOW_SECONDS = 60.0
 """Events of one GPU this close in kernel time are judged together (docs/rules.md 17)."""
 CONSEQUENCE = "Xid45"
-"""Preemptive cleanup: only a consequence where any other Xid stands beside it (Xid catalogue, WORKFLOW_XID_45)."""
+"""Preemptive cleanup: only a consequence if another Xid is in the window (Xid catalogue, WORKFLOW_XID_45)."""
 _TIERS_OF_ACTIONS = (Severity.RESET, Severity.REBOOT)
-"""Within the window, what Xid 154 announces replaces the tier of the GPU's other events (docs/rules.md 17)."""
+"""Tiers that, announced by Xid 154, replace the tiers of the GPU's events in the window (docs/rules.md 17)."""
 REPEATS: Mapping[str, str] = {"Xid13": "Xid13Repeated", "Xid31": "Xid31Repeated"}
-"""One is an application's bug; on one GPU, and with 13 on one TPC, again and again it is the hardware's."""
+"""Xids to their reasons when repeated. A single one is an application's bug. Repeated on only one GPU, and for
+Xid 13 on one TPC, it is a hardware fault."""
 REPEATS_WITHIN_SECONDS = 86400.0
 REPEATS_FROM = 3
-"""Different processes."""
+"""Number of different processes from which an Xid counts as repeated."""
 SMOOTHING_ON = "Xid162"
-"""Power smoothing works again: it ends Xid 163 (Xid catalogue)."""
+"""Power smoothing works again, which ends Xid 163 (Xid catalogue)."""
 _MOST_HITS = 16
 
 
 def after_kernel_log(memory: Memory, outcomes: Iterable[Outcome], now: Now, escalate_after: int = 0) -> Memory:
-    """The memory after records came from the log, in the log's own order."""
+    """Return the memory after new log records were applied in log order."""
     sightings = [(event, outcome.check) for outcome in outcomes for event in outcome.sightings]
     if not sightings:
         return memory
@@ -63,7 +64,7 @@ class _Reading:
 
     def __init__(self, memory: Memory, now: Now, escalate_after: int) -> None:
         self.memory = memory
-        """All but `standing`, which is behind."""
+        """The memory, except its field `standing`, which is outdated during the batch."""
         self.standing = {finding.key: finding for finding in memory.standing}
         self._cleanups = {key for key in self.standing if key[0] == CONSEQUENCE}
         self._acknowledged = {acknowledgement.key for acknowledgement in memory.acknowledged}
@@ -82,7 +83,7 @@ class _Reading:
             self._read(sighting, check, address)
 
     def _recover(self, address: str, at: float) -> None:
-        # The next check cycle observes the same reset. It is not a second reset and proves nothing about later events.
+        # The next check cycle observes the same reset again. It must not count as a second reset, or end later events.
         wanting = {other: action for other, action in self.memory.recovery.items() if other != address}
         self._change(lambda whole: recovered(replace(whole, recovery=wanting), address, at, self._now))
 
@@ -112,7 +113,7 @@ class _Reading:
                 self._stand(repeated, sighting, check, 0)
 
     def _stand(self, finding: Finding, sighting: KernelEvent, check: str, escalate_after: int) -> None:
-        """Add a new event or count a known one. An event that a person has released is skipped."""
+        """Add a new event, or count a known event again. An event that a person has released is skipped."""
         seen = _seen(sighting, self._now)
         key, boot_id = (finding.reason, finding.subject), self.memory.boot_id
         if key in self._acknowledged and is_acknowledged(self.memory, key, boot_id, sighting.seq, seen):
@@ -127,7 +128,7 @@ class _Reading:
         if known is None:
             active = ActiveFinding(finding, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
         else:
-            # The same reason can be milder the next time (Xid 154 names an action): the worse one has not left yet.
+            # The same reason can recur with a milder severity (Xid 154 names an action). The worse one is still active.
             worse = known.finding if _rank(known.finding) > _rank(finding) else finding
             active = replace(
                 known,
@@ -143,14 +144,14 @@ class _Reading:
             self._cleanups.add(key)
 
     def _announced(self, address: str, at: float) -> Severity | None:
-        """The tier of the recovery action that Xid 154 named for this GPU within the window."""
+        """Return the tier of the recovery action that Xid 154 announced for this GPU within the window."""
         finding = self.standing.get((RECOVERY_XID, f"gpu/{address}"))
         if finding is None or finding.boot_id != self.memory.boot_id or abs(at - finding.last_at) > WINDOW_SECONDS:
             return None
         return finding.finding.severity if finding.finding.severity in _TIERS_OF_ACTIONS else None
 
     def _apply_action(self, sighting: KernelEvent, address: str) -> None:
-        """Give the events of this GPU within the window the tier of the action that was announced just now."""
+        """Set the GPU's events in the window to the tier of the action that was announced just now."""
         tier = self._announced(address, sighting.at)
         for key, finding in list(self.standing.items()):
             is_code = finding.check == DRIVER_MESSAGES or key[0].removeprefix("Xid").isdecimal()
@@ -160,7 +161,7 @@ class _Reading:
                 self.standing[key] = replace(finding, finding=_at_tier(finding.finding, tier))
 
     def _explain_cleanups(self, sighting: KernelEvent, address: str) -> None:
-        """Another Xid explains the cleanups shortly before it: they are withdrawn."""
+        """Withdraw the cleanups shortly before another Xid, which explains them."""
         for key in list(self._cleanups):
             finding = self.standing.get(key)
             if finding is None or gpu_address(key[1]) != address or not _is_withdrawn(finding, sighting, self.memory):
@@ -170,12 +171,12 @@ class _Reading:
 
 
 def _rank(finding: Finding) -> tuple[Severity, Severity]:
-    """The severity in force, then the tables'."""
+    """Return the severity in force, then the catalogue's."""
     return finding.severity, finding.base[0]
 
 
 def _at_tier(finding: Finding, tier: Severity | None) -> Finding:
-    """The finding at the tier of an announced recovery action; ISOLATE and the cluster's own severity stay."""
+    """Return the finding at the tier of an announced recovery action. ISOLATE and cluster overrides stay."""
     if tier is None or finding.base[0] in (Severity.PASS, Severity.ISOLATE, tier):
         return finding
     if finding.rule == OVERRIDDEN:
@@ -187,7 +188,7 @@ def _is_milder_alone(finding: ActiveFinding, at: float, tier: Severity, memory: 
     """Whether the action announced at `at` applies to this event.
 
     An action lowers the tier only if it is announced within the window of the event's first line. Events that began
-    earlier keep their own tier.
+    earlier keep their tier.
     """
     if finding.nature is not Nature.EVENT or finding.boot_id != memory.boot_id or at - finding.last_at > WINDOW_SECONDS:
         return False
@@ -198,7 +199,7 @@ def _is_milder_alone(finding: ActiveFinding, at: float, tier: Severity, memory: 
 def _named(memory: Memory, address: str, uuid: str) -> Memory:
     """Record the GPU's UUID, which the driver logs before its first Xid.
 
-    If NVML has already described the same GPU, keep those more complete names.
+    If NVML has already described the same GPU, keep its more complete names.
     """
     known = memory.gpus.get(address, {})
     if known.get("uuid", uuid) == uuid and known:
@@ -223,12 +224,12 @@ def _is_withdrawn(finding: ActiveFinding, sighting: KernelEvent, memory: Memory)
 
 
 def _with_reset(memory: Memory, address: str, at: float) -> Memory:
-    """Record the time of the GPU's last Xid: cleanups within the window after it become no findings."""
+    """Record the time of the GPU's last Xid: cleanups within the window after it do not become findings."""
     return replace(memory, last_xid=with_newest(memory.last_xid, address, at, MOST_GPUS))
 
 
 def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memory:
-    """Record the process that the Xid hit."""
+    """Record the process that the Xid affected."""
     key = (sighting.reason, address)
     known = memory.hits.get(key, ())
     others = tuple(hit for hit in known if (hit.process, hit.place) != (sighting.process, sighting.place))
@@ -237,7 +238,7 @@ def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memor
 
 
 def _repeated(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Finding | None:
-    """The third process on one GPU, and on no other, makes it the GPU's own fault."""
+    """Return a finding on this GPU if the Xid recently affected three processes here and none on another GPU."""
     if not sighting.process or (sighting.reason == "Xid13" and not sighting.place):
         return None
     elsewhere = (hits for key, hits in memory.hits.items() if key[0] == sighting.reason and key[1] != address)
@@ -269,5 +270,5 @@ def _is_recent(memory: Memory, hit: ProcessHit, now: Now) -> bool:
 
 
 def _seen(sighting: KernelEvent, now: Now) -> datetime:
-    """The log's own time, never before it and never in the future: the wall clock may have jumped."""
+    """Return the wall time of the event from its monotonic time, never in the future: the wall clock may jump."""
     return ago(now.wall, max(now.monotonic - sighting.at, 0.0))

@@ -1,4 +1,4 @@
-"""A GPU at another address: boards swapped between slots, or buses renumbered at boot. Pure.
+"""GPUs at another address: boards swapped between slots, or buses renumbered at boot. Pure functions, no I/O.
 
 A finding is about a board. It follows the serial, then the UUID; its subject has the address where that GPU is now.
 """
@@ -16,10 +16,10 @@ from healthcheck.probes.nvml.gpus import Gpu
 
 
 def relocated(memory: Memory, answering: Mapping[str, Gpu]) -> Memory:
-    """The memory with each finding at the address where its GPU answers now. `answering` is by address.
+    """Return the memory with each finding at the present address of its GPU. `answering` is by address.
 
-    With fewer GPUs than before, a board that answers nowhere may be silent and not gone: where another one answers at
-    its address, its findings are named by its UUID or serial until it answers.
+    If fewer GPUs answer than before, a board that answers nowhere may be present but silent. If another board answers
+    at its address, its findings use its UUID or serial until it answers.
     """
     may_be_silent = len(answering) < len(memory.gpus)
     by_name = _by_name(answering)
@@ -39,7 +39,7 @@ def relocated(memory: Memory, answering: Mapping[str, Gpu]) -> Memory:
 
 
 def _by_name(answering: Mapping[str, Gpu]) -> Mapping[tuple[str, str], str]:
-    """Addresses by serial and by UUID. Two GPUs on one board may share its serial, which then names neither."""
+    """Return addresses by serial and UUID. A serial that two GPUs of one board share identifies neither."""
     named = [((key, about[key]), at) for at, gpu in answering.items() if (about := gpu.about) for key in about]
     often = Counter(name for name, _ in named)
     return {name: address for name, address in named if name[0] in ("serial", "uuid") and often[name] == 1}
@@ -52,7 +52,7 @@ def _place(about: Mapping[str, str], by_name: Mapping[tuple[str, str], str]) -> 
 
 
 def _named_anew(finding: ActiveFinding, memory: Memory, answering: Mapping[str, Gpu]) -> ActiveFinding:
-    """An event of this boot that was logged before NVML answered in it is about the GPU that is at its address."""
+    """Return the event with the names of the GPU now at its address, if logged in this boot before NVML answered."""
     address = gpu_address(finding.finding.subject)
     if memory.gpus_boot_id in ("", memory.boot_id) or finding.boot_id != memory.boot_id or address not in answering:
         return finding

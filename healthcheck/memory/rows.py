@@ -23,7 +23,7 @@ _NATURES = {one.value: one for one in Nature}
 class FindingRow(JsonObject, frozen=True):
     """A finding.
 
-    A record on the Node names its boot only if that is not the current one; the file always does.
+    A record on the Node contains the boot only if it is not the current boot; the file always contains it.
     """
 
     reason: Annotated[str | None, word] = None
@@ -47,7 +47,7 @@ class FindingRow(JsonObject, frozen=True):
     catalogued_rule: Annotated[str | None, word] = None
 
     def standing(self, boot_id: str = "") -> ActiveFinding:
-        """Return the finding, with the given boot if the row names none.
+        """Return the finding, with the given boot if the row has none.
 
         Raises ValueError if the row is not a complete finding.
         """
@@ -81,14 +81,14 @@ class FindingRow(JsonObject, frozen=True):
 
 
 class ReleaseRow(JsonObject, frozen=True):
-    """Author, reason and time of a release, for people. The findings it covers have rows of their own."""
+    """Author, reason and time of a release, for people. The findings that it covers have separate rows."""
 
     by: Annotated[str | None, word] = None
     reason: Annotated[str | None, word] = None
     at: Annotated[datetime | None, moment_or_none] = None
 
     def release(self) -> Release:
-        """Raises ValueError where it is no whole release."""
+        """Return the release. Raises ValueError if the row is not complete."""
         self.must_have("by", "reason", "at")
         assert self.at is not None
         return Release(self.by or "", self.reason or "", self.at, ())
@@ -104,7 +104,7 @@ class AcknowledgementRow(JsonObject, frozen=True):
     last_seen: Annotated[datetime | None, moment_or_none] = None
 
     def acknowledgement(self) -> Acknowledgement:
-        """Raises ValueError where it is no whole one."""
+        """Return the acknowledgement. Raises ValueError if the row is not complete."""
         self.must_have("reason", "subject", "boot_id", "last_seen")
         assert self.last_seen is not None
         return Acknowledgement(self.reason or "", self.subject or "", self.boot_id or "", self.cursor, self.last_seen)

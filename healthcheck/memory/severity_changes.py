@@ -1,4 +1,4 @@
-"""The active findings at the severities that they have now. Pure."""
+"""Active findings at the severities in force. Pure functions, no I/O."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from healthcheck.memory.findings import Memory, worst_first
 
 
 def in_force(memory: Memory, policy: Policy) -> Memory:
-    """The memory with each active finding at the severity of the tables and overrides in force.
+    """Return the memory with each active finding at the severity of the catalogue and overrides in force.
 
-    A finding that an override sets to PASS stays, without counting, until its exit: taking the override back restores
-    it.
+    A finding that an override sets to PASS stays until its exit, but does not count. Removing the override restores it.
     """
     findings = [ruled(finding.finding, policy) for finding in memory.standing]
     if all(new is finding.finding for new, finding in zip(findings, memory.standing, strict=True)):

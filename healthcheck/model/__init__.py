@@ -1,4 +1,4 @@
-"""Types shared by the whole project. They read nothing and decide nothing."""
+"""Types shared by the whole project, without I/O and without decisions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Severity(IntEnum):
 class Status(StrEnum):
     """Status of a node or of a group of checks."""
 
-    PASS = "pass"  # noqa: S105 - a verdict, no password
+    PASS = "pass"  # noqa: S105 - a verdict, not a password
     WARN = "warn"
     FAIL = "fail"
     UNKNOWN = "unknown"
@@ -51,8 +51,8 @@ class Nature(StrEnum):
 class Printable(Struct, frozen=True):
     """Base class of objects shown to people and programs: all their text is made printable (`printable`).
 
-    Logs, files, process names and answers of tools are read unchanged, so that paths still open and lines are still
-    recognised. Text about them uses the subclasses of this class.
+    Logs, files, process names and answers of tools are read unchanged, so that paths can be opened and lines are still
+    recognised. Text about them is in subclasses of this class.
     """
 
     _texts: ClassVar[tuple[str, ...]] = ()
@@ -71,8 +71,8 @@ class Printable(Struct, frozen=True):
 class UnobservedCause:
     """Reason why a check could not run, declared next to the code that uses it.
 
-    `name` is PascalCase and an API. Records and saved evidence contain only the name, so two causes with the same name
-    are equal. The class is not a Struct, because files contain the fields of Structs.
+    `name` is PascalCase and part of the API. Records and saved evidence contain only the name, so two causes with the
+    same name are equal. The class is not a Struct, because files contain all fields of a Struct.
     """
 
     __slots__ = ("action", "meaning", "name")
@@ -95,7 +95,7 @@ class UnobservedCause:
 
     @classmethod
     def named(cls, name: str) -> UnobservedCause:
-        """Return the cause with this name from JSON, which may be of another version or another program."""
+        """Return the cause with this name, from JSON that another version or another program may have written."""
         return cls(printable(name, _LONGEST_CAUSE), "", "")
 
 
@@ -140,7 +140,7 @@ class Grace(Struct, frozen=True):
 
 
 class Reason(Struct, frozen=True):
-    """A fault that a check can find. `name` is PascalCase and an API."""
+    """A fault that a check can detect. `name` is PascalCase and part of the API."""
 
     name: str
     severity: Severity
@@ -150,9 +150,9 @@ class Reason(Struct, frozen=True):
     flickers: bool = False
     """Whether healthy hardware shows it during a reset or a boot too: it counts only after repeated observations."""
     threshold: str = ""
-    """Limit from which it is a fault, built from the constants of the judge."""
+    """Limit from which it is a fault, as text built from the judge's constants."""
     source: str = ""
-    """Source of the rule: a header, a document, a proven rule of another project."""
+    """Source of the rule: a header, a document, or a proven rule of another project."""
     grace: Grace | None = None
 
 
@@ -166,7 +166,7 @@ class Finding(Printable, frozen=True):
     about: Mapping[str, str] = field(default_factory=dict)
     """Other names of the subject: index, uuid, serial."""
     rule: str = ""
-    """The row or constant that fired, for instance `xid.csv:79`."""
+    """Rule that matched: a table row or a constant, for instance `xid.csv:79`."""
     source: str = ""
     """Where the evidence came from, for instance `FILE:LINE`."""
     seq: int = -1
@@ -178,7 +178,7 @@ class Finding(Printable, frozen=True):
     """Whether its recurrence after resets or reboots makes it ISOLATE; false for faults that NVIDIA attributes to an
     application."""
     catalogued: Severity | None = None
-    """Its severity before this cluster's overrides; None: no override applies."""
+    """Severity before this cluster's overrides; None: no override applies."""
     catalogued_rule: str = ""
     """The rule of `catalogued`."""
 
@@ -189,34 +189,34 @@ class Finding(Printable, frozen=True):
 
     @property
     def base(self) -> tuple[Severity, str]:
-        """Severity and rule before this cluster's overrides."""
+        """Return severity and rule before this cluster's overrides."""
         if self.catalogued is None:
             return self.severity, self.rule
         return self.catalogued, self.catalogued_rule
 
     @property
     def tier(self) -> Severity:
-        """The severity that decides how the finding ends.
+        """Return the severity that decides how the finding ends.
 
-        If an override sets PASS, the finding ends like at its severity in the catalogue.
+        If an override sets PASS, this is the severity in the catalogue.
         """
         return self.base[0] if self.severity is Severity.PASS else self.severity
 
 
 class KernelEvent(Printable, frozen=True):
-    """The content of one kernel log record about the hardware, whether it is a fault or not."""
+    """Content of one kernel log record about the hardware, with or without a fault."""
 
     reason: str
-    """`Xid79`; for a line that is not a fault, its kind: `DriverLoaded`, `GpuNamed`."""
+    """Reason such as `Xid79`; for a line that is not a fault, its kind: `DriverLoaded`, `GpuNamed`."""
     subject: str
     seq: int
     at: float
-    """Seconds of CLOCK_MONOTONIC, as the record has them."""
+    """Time of the record, in seconds of CLOCK_MONOTONIC."""
     finding: Finding | None = None
-    """None: counted, but no fault by itself."""
+    """None: the event is counted, but is not a fault by itself."""
     detail: str = ""
     known: bool = True
-    """The catalogue has a row for it."""
+    """Whether the catalogue has a row for it."""
     process: str = ""
     """Affected process, as pid and name; '' if the driver named none."""
     place: str = ""
@@ -235,7 +235,7 @@ class KernelEvent(Printable, frozen=True):
 
 
 class Unobserved(Printable, frozen=True, tag=True):
-    """A check could not run. `detail` is a sentence."""
+    """A check that could not run, and the cause. `detail` is a sentence."""
 
     cause: UnobservedCause
     detail: str
@@ -244,7 +244,7 @@ class Unobserved(Printable, frozen=True, tag=True):
 
 
 class Passed(Printable, frozen=True):
-    """A deep test ran without a finding, which ends its earlier findings (docs/rules.md 4)."""
+    """A deep test that ran without a finding, which ends its earlier findings (docs/rules.md 4)."""
 
     reason: str
     subject: str = ""
@@ -273,7 +273,7 @@ class TooEarly(Printable, frozen=True):
 class Observation(Printable, frozen=True):
     """An observation of a check for people.
 
-    It has the value `what`, the `expected` value, and the source of the expectation.
+    It has the observed value `what`, the `expected` value, and the source of the expectation.
     """
 
     what: str
@@ -290,16 +290,16 @@ Judgement = Finding | KernelEvent | Passed | Unobserved | NotConfigured | TooEar
 
 
 class Host(Struct, frozen=True, eq=False):
-    """The machine to be checked. `root` is the path of its `/` in this process. All calls have deadlines."""
+    """The machine to check. `root` is the path of its `/` in this process. All calls have deadlines."""
 
     root: Path
     ask_driver: Callable[[], Any] | None = None
     ask_libfabric: Callable[[], Any] | None = None
     """None: `root` is not this machine, and libfabric can only check this machine."""
     ask_container_runtime: Callable[[Any], Any] | None = None
-    """Called with the facts from its files. None: `root` is not this machine."""
+    """Queries the running container runtime, given the facts from its files. None: `root` is not this machine."""
     ask_dcgm: Callable[[int], Any] | None = None
-    """Runs DCGM's diagnostic of the level given, to its end. None: this is not a deep diagnostic."""
+    """Runs DCGM's diagnostic of the given level to its end. None: this is not a deep diagnostic."""
     ask_efa_loopback: Callable[[], Any] | None = None
     """Sends data through every EFA device, which takes minutes. None: this is not a deep diagnostic."""
     ask_all_reduce: Callable[[], Any] | None = None
@@ -308,7 +308,7 @@ class Host(Struct, frozen=True, eq=False):
     """Results of `once` in this check cycle."""
 
     def once(self, read: Callable[[Path], T]) -> T:
-        """Return the result of `read` for the root; it is read once in a check cycle and shared by the probes."""
+        """Return the result of `read` for the root, called once in a check cycle. The probes share the result."""
         if read not in self.read_once:
             self.read_once[read] = read(self.root)
         shared: T = self.read_once[read]
@@ -321,9 +321,9 @@ class Probe(Struct, Generic[T], frozen=True):
     name: str
     read: Callable[[Host], T]
     facts: Any
-    """The type of what it reads, plain data: it is written to a file and read back (`--save-evidence`)."""
+    """Type of the facts: plain data that can be written to a file and read back (`--save-evidence`)."""
     causes: tuple[UnobservedCause, ...] = ()
-    """Causes for which its facts, or a check that uses them, are unavailable."""
+    """Causes for which its facts, or the result of a check that uses them, are unavailable."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -356,7 +356,7 @@ class Evidence:
 
     @property
     def probes(self) -> tuple[Probe[Any], ...]:
-        """The probes that the check cycle read or tried to read, in that order."""
+        """Return the probes that the check cycle read or tried to read, in that order."""
         return tuple(self._seen)
 
     def alone(self) -> Evidence:
@@ -377,7 +377,7 @@ class Evidence:
 
 
 class Check(Struct, frozen=True):
-    """A small question about the node. `judge` is pure; `group` is the name that the record shows."""
+    """One health check of the node. `judge` is pure; `group` is the name that the record shows."""
 
     name: str
     group: str
@@ -386,9 +386,9 @@ class Check(Struct, frozen=True):
     reasons: tuple[Reason, ...]
     nature: Nature = Nature.LEVEL
     begins: tuple[str, ...] = ()
-    """Beginnings of the kernel log lines that an event check reads, in plain ASCII; it gets no other lines."""
+    """Prefixes, in plain ASCII, of the kernel log lines that an event check reads; it gets no other lines."""
     causes: tuple[UnobservedCause, ...] = ()
-    """Causes for which its judge could not check, in addition to the causes of its probes."""
+    """Causes for which the judge could not check, in addition to the causes of the check's probes."""
 
 
 class Outcome(Struct, frozen=True):
@@ -403,17 +403,17 @@ class Outcome(Struct, frozen=True):
     configured: bool = True
     seen: tuple[Observation, ...] = ()
     too_early: tuple[TooEarly, ...] = ()
-    """Judgements that are not possible yet: such a fault is neither found nor shown to be gone."""
+    """Judgements that are not possible yet: such a fault is neither detected nor shown to be gone."""
     passed: tuple[Passed, ...] = ()
     """Deep tests without a finding."""
     seconds: float = 0.0
-    """Duration of its judge."""
+    """Duration of the judge, in seconds."""
 
     @property
     def observed(self) -> bool:
         return not self.unobserved
 
     def shows(self, reason: str, subject: str) -> bool:
-        """Whether it saw enough of this subject that this fault is not there when it does not find it."""
+        """Whether the subject was checked for this reason, so that a missing finding proves that there is no fault."""
         untold = [early.subject for early in self.too_early if reason in (early.reasons or (reason,))]
         return not {"", subject} & {*(unobserved.subject for unobserved in self.unobserved), *untold}

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 SAME_LOAD_SECONDS = 2.0
-"""The driver ends a load with the lines about GPUs that it could not initialise; a syslog has whole seconds."""
+"""Most seconds between lines of one driver load, which ends with those about GPUs that it could not initialise.
+
+A syslog has whole seconds.
+"""
 
 
 class GpuPosition(Struct, frozen=True):
@@ -20,15 +23,15 @@ class GpuPosition(Struct, frozen=True):
 class EarlierHardware(Struct, frozen=True):
     """Hardware that this machine had earlier.
 
-    A part that is missing now is a fault, whatever the instance type could have.
+    A missing part is a fault, whatever parts the instance type could have.
     """
 
     efa: int | None = None
     """The highest number of EFA devices so far; None: not counted yet."""
     places: Mapping[str, GpuPosition] = field(default_factory=dict)
-    """By address: the position of each GPU when it was first observed."""
+    """Position of each GPU when it was first observed, by address."""
     gpus: int | None = None
-    """The highest number of GPUs on PCI so far, with any driver; None: not counted yet; 0: a person accepted a loss."""
+    """Highest number of GPUs on PCI so far, with any driver. None: not counted yet. 0: a release accepted a loss."""
 
 
 ONCE_HAD = "what this machine once had"
@@ -53,9 +56,9 @@ class DeepDiagnostic(Struct, frozen=True):
     kind: str
     since: float
     until: float | None = None
-    """None: it still runs."""
+    """End of the run; None: it still runs."""
     processes: Mapping[int, float] = field(default_factory=dict)
-    """Processes of this program's or the node's own tests: time of the last observation by PID, in the same seconds."""
+    """Processes of this program's or the node's tests: time of the last observation by PID, in the same seconds."""
 
     def covers(self, at: float) -> bool:
         """Whether the load of this run may have caused an observation of that time."""

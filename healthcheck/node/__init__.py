@@ -1,1 +1,1 @@
-"""A Node and its pods as the API shows them, and the names of this project's fields on them."""
+"""State of a Node and its pods from the API, and the names of this project's fields on them."""

@@ -18,7 +18,7 @@ from healthcheck.probes.pci import normalise_address
 from healthcheck.text.printable import printable
 
 _ADDRESSES = ("resource.kubernetes.io/pciBusID", "pciBusID", "pcieBusID")
-"""Attribute names: Kubernetes' own (package deviceattribute), used by the driver since 25.12; the driver's before."""
+"""Names of the address attribute: Kubernetes' name (package deviceattribute; since driver 25.12), and earlier names."""
 _UUIDS = ("uuid", "parentUUID")
 _LONGEST = 80
 
@@ -44,7 +44,7 @@ S = TypeVar("S", bound=ResourceSliceView)
 
 
 class DeviceSlice(Struct, frozen=True):
-    """`node` is '' for devices of no single node."""
+    """Devices of one ResourceSlice. `node` is '' for devices that do not belong to a single node."""
 
     driver: str
     pool: str
@@ -114,7 +114,7 @@ def address_of(attributes: Mapping[str, str]) -> str:
 
 
 def _device(pool: str, device: Mapping[str, Any]) -> Device:
-    result = device.get("basic") or device  # v1beta1 has one more level
+    result = device.get("basic") or device  # v1beta1 nests the fields one level deeper
     attributes = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (result.get("attributes") or {}).items()}
     texts = {key: value["string"] for key, value in attributes.items() if isinstance(value.get("string"), str)}
     taints = (entry for entry in result.get("taints") or () if entry.get("effect") in KEEPS_AWAY)

@@ -31,15 +31,15 @@ class DeviceRule(Struct, frozen=True):
     device: str = ""
     tier: str = ""
     is_ours: bool = False
-    """It has exactly the content of an agent's rule of this name."""
+    """Whether the rule has exactly the content that an agent writes under this name."""
     is_heeded: bool = False
-    """The cluster's controllers have processed it. A served API alone does not prove that a controller acts on it."""
+    """Whether the cluster's controllers have processed it. A served API alone does not prove that a controller acts."""
     is_heeded_now: bool = False
-    """They have processed its last change; an older observation does not prove that they still run."""
+    """Whether they have processed its last change. An older observation does not prove that they still run."""
 
 
 MOST_RULES = 64
-"""Most devices of one node. A GPU with dynamic MIG has a device for each placement of each size."""
+"""Most numbered rules of one node. A GPU with dynamic MIG has a device for each placement of each size."""
 _WHOLE = re.compile(r"gpu-(0|[1-9][0-9]?)", re.ASCII)
 
 
@@ -102,7 +102,7 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
 
 
 def selector_of(node_name: str, device: str) -> dict[str, str]:
-    """Return the pool of a node, which the driver names after the node."""
+    """Return the rule's selector for a device. The driver names the pool after the node."""
     return {"driver": DRIVER, "pool": node_name, "device": device}
 
 

@@ -25,7 +25,7 @@ _UNREAD = "the DRA driver is publishing its GPUs again"
 class Device(Struct, frozen=True):
     """A GPU, or a part of a GPU, that a claim can be given.
 
-    `address` is '' and `uuids` is empty if the driver does not identify it. `counters` names the resources shared with
+    `address` is '' and `uuids` is empty if the driver does not publish them. `counters` names the resources shared with
     other devices; a MIG instance that does not exist yet shares them with its whole GPU.
     """
 
@@ -43,7 +43,7 @@ class Device(Struct, frozen=True):
 class NodeDevices(Struct, frozen=True):
     """The DRA devices of one node.
 
-    `why_not` is the reason why a sweep can't claim all of them; '' if it can.
+    `why_not` is the reason why a sweep can't claim all devices; '' if it can.
     """
 
     gpus: int = 0
@@ -53,7 +53,7 @@ class NodeDevices(Struct, frozen=True):
 class GpuClaim(Struct, frozen=True):
     """A ResourceClaim that holds devices of the driver.
 
-    A claim for monitoring (`adminAccess`) does not hold any.
+    A claim for monitoring (`adminAccess`) does not hold devices.
     """
 
     namespace: str
@@ -70,7 +70,7 @@ class GpuClaim(Struct, frozen=True):
 class AllocatedDevices(Struct, frozen=True):
     """DRA devices of the whole cluster, by node name. `has_template`: CLAIM_TEMPLATE exists.
 
-    `unread` lists the nodes whose devices are unknown now, because the driver is publishing them again.
+    `unread` lists the nodes with devices that are unknown now, because the driver is publishing them again.
     """
 
     devices: Mapping[str, Sequence[Device]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """The resources of a Node and of a pod that are GPUs, and the number of GPUs that a pod holds.
 
-Pure functions, no I/O. A Job requests resources that the node offers. Only resources of NVIDIA's device plugin count
-there: whole GPUs, shared GPUs and MIG instances. A node is idle if no pod requests GPUs. Any resource that a supported
-scheduler assigns to an NVIDIA GPU counts there.
+Pure functions, no I/O. The two counts differ. For the resources that a Job can request, only those of NVIDIA's device
+plugin count: whole GPUs, shared GPUs and MIG instances. For an idle node (no pod requests GPUs), any resource counts
+that a supported scheduler assigns to an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GpuPod(Struct, frozen=True):
 
     @property
     def only_claims(self) -> bool:
-        """Whether it holds only claims, which may be for other devices."""
+        """Whether the pod holds only claims, which may be for other devices."""
         return set(self.holds) == {_CLAIM}
 
     def __str__(self) -> str:
@@ -71,8 +71,8 @@ def gpu_pod(pod: Mapping[str, Any]) -> GpuPod | None:
     """Return the GPUs that an API Pod holds on its node; None if it holds none.
 
     The count follows the scheduler. Containers run at the same time, together with the sidecars (init containers that
-    restart). Other init containers run alone, after the sidecars listed before them. The share of a finished init
-    container stays allocated. A DRA claim's devices are in another object, so every claim counts as a GPU.
+    restart). Each other init container runs alone with the sidecars listed before it. The resources of a finished init
+    container stay allocated. A DRA claim lists its devices in another object, so every claim counts as a GPU.
     """
     spec = pod.get("spec") or {}
     holds = _held(spec)
@@ -128,7 +128,7 @@ def _asked(container: Mapping[str, Any]) -> Counter[str]:
 
 
 def _number(resource: str, amount: object) -> int:
-    """Return the count of a GPU resource: 0 for other resources, 1 for an amount that is no plain count.
+    """Return the count of a GPU resource: 0 for other resources, 1 for an amount that is not a plain count.
 
     An example of such an amount is `16k` for a GPU's memory.
     """

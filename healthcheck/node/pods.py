@@ -32,7 +32,7 @@ class PodState(Struct, frozen=True):
 
 
 def pod_state(pod: Mapping[str, Any]) -> PodState:
-    """Return the parts of a pod's state that a person following it needs."""
+    """Return the parts of a pod's state that a user who follows the pod needs."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     spec = pod.get("spec") or {}
     containers = spec.get("containers") or [{}]
@@ -58,7 +58,7 @@ def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
 
 
 def _ended(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    message = _words(status)  # of the pod as a whole: Evicted, DeadlineExceeded
+    message = _words(status)  # pod level: Evicted, DeadlineExceeded
     terminated = state.get("terminated") or {}
     code = terminated.get("exitCode")
     if code:

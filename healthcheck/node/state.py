@@ -1,4 +1,4 @@
-"""State of a Node as the API server shows it, and the names of this project's fields on it.
+"""State of a Node from the API server, and the names of this project's fields on it.
 
 Data types, no I/O.
 """
@@ -36,7 +36,7 @@ REPAIR_CONDITIONS = (REBOOT_REQUIRED, REPLACEMENT_REQUIRED, HARDWARE_READY) = (
 )
 """Conditions for repair programs, written if the settings name them.
 
-The EKS node monitoring agent also writes the last one.
+The EKS node monitoring agent also writes HARDWARE_READY.
 """
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -48,7 +48,7 @@ MOST_FIELD_MANAGERS = 64
 FIELD_MANAGER = "gpu-healthcheck"
 """Field manager of our writes in a Node's `managedFields`."""
 OUR_WORD = f"{FIELD_MANAGER}: "
-"""Prefix of the message in our repair conditions: other programs may write one of the same type."""
+"""Prefix of the message in our repair conditions: other programs may write conditions of the same type."""
 
 
 class FieldManager(Struct, frozen=True):
@@ -72,13 +72,13 @@ class NodeState(Struct, frozen=True):
     status_managers: tuple[FieldManager, ...] = ()
     """Owners of the label `status`."""
     efa_allocatable: int | None = None
-    """Number of EFA devices that pods can request; None: not on the Node."""
+    """Number of EFA devices that pods can request; None: the Node lists no such resource."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Number of GPUs or MIG instances that pods can request, by resource name."""
     devices: NodeDevices | None = None
     """Devices that pods can claim by DRA; None: none, or not read."""
     has_device_plugin: bool = False
-    """A device plugin allocates GPUs here; it ignores taints of DRA devices."""
+    """Whether a device plugin allocates GPUs here; it ignores taints of DRA devices."""
     cordoned: bool = False
     cordon_managers: tuple[FieldManager, ...] = ()
     """Owners of `spec.unschedulable`."""
@@ -120,8 +120,8 @@ def annotated(
 def with_devices(node: NodeState, given_out: AllocatedDevices) -> NodeState:
     """Return the Node with its DRA devices.
 
-    If a device plugin serves the Node too and there is no template for sweeps, the Node is returned unchanged. A sweep
-    does not need the template there.
+    If a device plugin also serves the Node and there is no template for sweeps, return the Node unchanged: a sweep does
+    not need the template there.
     """
     devices = given_out.of(node.name)
     if devices is None or (node.gpus and not given_out.has_template):
@@ -172,7 +172,7 @@ def removed_condition(kind: str) -> dict[str, Any]:
 def is_our_condition(condition: Mapping[str, Any]) -> bool:
     """Whether this project wrote the condition, judged by its message.
 
-    The field manager is no evidence: a client that writes the whole list back becomes the manager of every entry.
+    The field manager is not evidence: a client that writes the whole list back becomes the manager of every entry.
     """
     kind = condition.get("type")
     return kind == CONDITION or (kind in REPAIR_CONDITIONS and str(condition.get("message")).startswith(OUR_WORD))

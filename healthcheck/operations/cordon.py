@@ -1,4 +1,4 @@
-"""Ownership of a node's cordon. Only the cordon of a quarantine run may be lifted automatically.
+"""Owner of a node's cordon. Only the cordon of a quarantine run may be lifted automatically.
 
 Pure functions, no I/O. The run writes the annotation `cordoned-by` in the same patch that sets `unschedulable`.
 `kubectl uncordon` leaves the annotation behind. A cordon that a person sets later belongs to that person: the API

@@ -1,7 +1,7 @@
-"""Selection of the pods to evict from a node before its test, to keep, and to confirm with the user.
+"""Decision for each pod on a node before its test: evict it, keep it, or ask the user first.
 
-Pure functions, no I/O. The rules and the words for the required permissions are those of kubectl (kubectl drain:
-filters.go), so that users need to learn only one set.
+Pure functions, no I/O. Rules and flag names are the same as in kubectl (kubectl drain: filters.go), so that users need
+to learn only one set.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 _MIRROR = "kubernetes.io/config.mirror"
-"""Annotation of the kubelet on a static pod's API object, whose deletion has no effect."""
+"""Annotation of the kubelet on a static pod's API object. Deleting such an object has no effect."""
 _FINISHED = ("Succeeded", "Failed")
 FORCE, EMPTY_DIR = "--force", "--delete-emptydir-data"
 
@@ -33,7 +33,7 @@ class EvictedPod(Struct, frozen=True):
     name: str
     uid: str
     terminating: bool = False
-    """It is being deleted already: only wait for it."""
+    """The pod is being deleted already, so the drain only waits for it."""
     warning: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -43,7 +43,7 @@ class EvictedPod(Struct, frozen=True):
 
 
 class DrainPlan(Struct, frozen=True):
-    """`refused` has each pod that needs a flag, with the flag. If there is one, no pod may be evicted."""
+    """Decisions for all pods. `refused` has each pod that needs a flag, with the flag. Unless empty, evict no pod."""
 
     leaving: tuple[EvictedPod, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
@@ -132,7 +132,7 @@ def _stays(pod: Mapping[str, Any]) -> str:
 def _losses(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield each loss that the eviction causes, with the flag that allows it.
 
-    A finished pod loses nothing.
+    Evicting a finished pod causes no loss.
     """
     if _is_finished(pod) or "deletionTimestamp" in (pod.get("metadata") or {}):
         return

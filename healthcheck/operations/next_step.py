@@ -1,7 +1,7 @@
 """Commands that carry out the recommendation of a quarantine run, with the ids of the node.
 
 Pure functions, no I/O. If a platform replaces and reboots nodes automatically, the commands request that from the
-platform. This system runs none of them.
+platform. This project never runs the commands.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GPU = re.compile(r"gpu/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.AS
 
 
 class Platform(StrEnum):
-    """Platform that creates the nodes, by its common name."""
+    """Platform that creates the nodes."""
 
     HYPERPOD = "SageMaker HyperPod"
     KARPENTER = "Karpenter"

@@ -1,7 +1,7 @@
 """Pod that checks one node once, built from the pods of the agent's DaemonSet. Pure functions, no I/O.
 
-It is bound to its node by name, so no scheduler, taint or cordon keeps it away. It requests no resources. It leaves out
-the settings that serve the agent's long life and its service account, and volumes that would be created on the node.
+It is bound to its node by name, so no scheduler, taint or cordon keeps it away. It requests no resources. It omits the
+agent's settings for a long-running process, its service account, and volumes that would be created on the node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from healthcheck.text.moments import moment
 
 COMPONENT = "probe"
 LABELS = {"app.kubernetes.io/name": "gpu-healthcheck", COMPONENT_LABEL: COMPONENT}
-"""Component label of the pod. With the agent's, its DaemonSet would adopt the pod."""
+"""Labels of the pod. With the agent's component label, the agent's DaemonSet would adopt the pod."""
 SELECTOR = ",".join(f"{key}={value}" for key, value in LABELS.items())
 LONGEST_SECONDS = 300
 """Deadline after which the kubelet ends the pod. A check takes seconds; the image may have to be pulled first."""
@@ -27,7 +27,7 @@ _LIMITS = ("cpu", "memory", "ephemeral-storage")
 
 
 def probe_pod(template: Mapping[str, Any], node: tuple[str, str], namespace: str, unique: str) -> dict[str, Any]:
-    """Return the pod for the node of this name and UID, which owns the pod. Raises TemplateError."""
+    """Return the pod for the node with this name and UID, which owns the pod. Raises TemplateError."""
     name, uid = node
     spec = template.get("spec") or {}
     volumes = [kept for entry in spec.get("volumes") or () if (kept := _kept(entry))]

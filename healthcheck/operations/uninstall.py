@@ -1,4 +1,4 @@
-"""Selection of the fields that an uninstallation removes from a Node, and those it keeps.
+"""Fields that an uninstallation removes from a Node, and fields that it keeps.
 
 Pure functions, no I/O. Settings of a person are kept: the cordon, the label `enabled`, and taints with our keys that
 only another client can have set. The taint `startup` is removed, although the creator of the node sets it: without this
@@ -39,16 +39,15 @@ class Removal(Struct, frozen=True):
     taints: tuple[str, ...]
     conditions: tuple[str, ...]
     uncordoned: str
-    """Quarantine run whose cordon is removed too."""
+    """Quarantine run that set the cordon, which is removed too; '' if none did."""
     verdict: str
-    """Severity of the node if the removal lets it accept work again; '' if no mark of ours kept work away."""
+    """Severity of the node if the removal makes it accept work again; '' if none of our marks kept work away."""
     kept: tuple[str, ...]
     """Kept fields under our prefix, as text."""
     has_rules: bool
-    """Its record lists DeviceTaintRules that replace the Node's taint."""
+    """Whether the Node's record lists DeviceTaintRules that replace the Node's taint."""
     field_managers: int
-    """Entries of `managedFields` to clear: such a number is the result of server-side apply with a stolen token. 0:
-    none."""
+    """Number of `managedFields` entries to clear, as created by server-side apply with a stolen token; 0: none."""
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.annotations or self.taints or self.conditions or self.field_managers)
@@ -102,7 +101,7 @@ def _is_ours(key: str) -> bool:
 def _goes(taint: Mapping[str, Any]) -> bool:
     if taint.get("key") == STARTUP:
         return True
-    # With another effect it is a different taint with another owner.
+    # The same key with another effect is a different taint with another owner.
     return taint.get("key") in (UNHEALTHY, MAINTENANCE) and taint.get("effect") == "NoSchedule"
 
 

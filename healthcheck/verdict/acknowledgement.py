@@ -1,4 +1,4 @@
-"""Releases by a person, read from the Node, and the findings of its records that remain.
+"""Releases by a person, read from the Node, and the remaining findings of the Node's records.
 
 Pure functions, no I/O.
 """
@@ -32,13 +32,13 @@ _LONGEST_WORD, _LONGEST_REASON = 253, 1024
 _WORSE = (Status.WARN.value, Status.FAIL.value, Status.UNKNOWN.value)
 GESTURE = f"set the label {STATUS} to {Status.PASS.value}"
 _SOMEBODY = "a person"
-"""Where nothing on the Node tells who."""
+"""Author of a release if the Node does not record one."""
 UNTOLD = "DeepDiagnosticFailed"
-"""The reason of what a deep record's severity says and none of its findings does."""
+"""Reason of the finding that is added if no finding of a deep record explains the record's severity."""
 
 
 class _ReleaseWord(JsonObject, frozen=True):
-    """The annotation that waits for the agent."""
+    """Fields of the annotation with a release that the agent has not applied yet."""
 
     by: Annotated[str | None, word] = None
     reason: Annotated[str | None, word] = None
@@ -61,11 +61,11 @@ class Fault(Struct, frozen=True):
     seq: int
     seen: datetime | None
     row: FindingRow = field(default_factory=FindingRow)
-    """As it stands in the record."""
+    """The row in the record."""
 
     @property
     def is_releasable(self) -> bool:
-        """Whether a person's release ends it: an event, or a level based on devices that the machine once had."""
+        """Whether a person's release ends the finding: an event, or a level based on the machine's earlier devices."""
         return self.nature is Nature.EVENT or self.row.source == ONCE_HAD
 
     def is_covered(self, acknowledged: Iterable[Acknowledgement]) -> bool:
@@ -81,8 +81,8 @@ class Fault(Struct, frozen=True):
 def read_release(node: NodeState, *, gestures: bool) -> tuple[Release | None, tuple[str, ...]]:
     """Return the pending release on this Node, and complaints about unreadable parts.
 
-    Both come from this one object. `gestures` False: the label is not managed by this project, so its value is not a
-    release.
+    Both come from the same Node object. `gestures` False: the label is not managed by this project, so its value is not
+    a release.
     """
     text = node.annotations.get(RELEASE)
     complaints: tuple[str, ...] = ()
@@ -95,12 +95,12 @@ def read_release(node: NodeState, *, gestures: bool) -> tuple[Release | None, tu
 
 
 def release_of(node: NodeState, by: str, reason: str, at: datetime) -> Release:
-    """A person's release of every event finding that the Node's records show. Raises RecordError."""
+    """Return a person's release of every event finding in the Node's records. Raises RecordError."""
     return Release(by, reason, at, acknowledgements(faults_on(node)))
 
 
 def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
-    """Return the acknowledgements of a release: one for each finding that it can end and that has a time."""
+    """Return one acknowledgement for each finding that a release can end and that has a time."""
     return tuple(
         Acknowledgement(fault.reason, fault.subject, fault.boot_id, fault.cursor, fault.seen)
         for fault in faults
@@ -109,14 +109,14 @@ def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
 
 
 def dump_release(release: Release) -> str:
-    """The annotation's text."""
+    """Return the annotation's text."""
     rows = tuple(map(acknowledgement_row, release.findings))
     word = _ReleaseWord(release.by, release.reason, release.at, rows)
     return json.dumps(as_json(word), separators=(",", ":"), ensure_ascii=False)
 
 
 def parse_release(text: str) -> Release:
-    """Raises RecordError when it is none."""
+    """Return the release in the text. Raises RecordError if the text is not a release."""
     word = row_in(_ReleaseWord, records.load(text))
     try:
         word.must_have("by", "reason", "at", "findings")
@@ -130,7 +130,7 @@ def parse_release(text: str) -> Release:
 def released_at(node: NodeState, now: datetime) -> datetime | None:
     """Return the time of the last release of the node, even if the agent has not read it yet.
 
-    Times in the future are ignored.
+    A time in the future is ignored.
     """
     row = records.on_node(AgentRecord, node, RESULTS).released
     try:
@@ -146,7 +146,7 @@ def other_severities(
 ) -> tuple[list[Severity], tuple[str, ...]]:
     """Return the severities of deep records without released findings, and errors of unreadable records.
 
-    A record that the agent has adopted no longer counts on its own. `taken` lists the adopted records; None means that
+    A record that the agent has adopted does not count separately. `taken` lists the adopted records; None means that
     the agent's record on the Node lists them.
     """
     severities, complaints = [], []
@@ -173,7 +173,7 @@ def other_severities(
 def counts(record: RunRecord, node: NodeState) -> bool:
     """Whether a deep record describes the node's present state.
 
-    A record of the bash suite does while the taint is set.
+    A record of the bash suite does so while the taint is set.
     """
     return records.is_ours(record) or (records.time_of(record) is not None and node.tainted())
 
@@ -181,7 +181,7 @@ def counts(record: RunRecord, node: NodeState) -> bool:
 def _why_undated(record: RunRecord) -> str:
     """Return why a record has no usable time.
 
-    A record without a time can't be adopted, and a release can't distinguish it from a later one.
+    A record without a time can't be adopted, and a release can't distinguish it from a later record.
     """
     if record.timestamp is None and "timestamp" not in record.odd and records.is_ours(record):
         return ""
@@ -201,9 +201,9 @@ def faults_on(node: NodeState) -> tuple[Fault, ...]:
 def _gesture(node: NodeState) -> Release | None:
     """Return the release that a person made by setting `status=pass` although our record is worse.
 
-    The agent writes both at once, so only a person can have changed the label. Results that a deep run wrote and the
-    agent has not adopted yet do not count. The person's name is in the API server's managed fields if recorded; the
-    release counts without it.
+    The agent writes label and record together, so only a person can have changed the label alone. Results of a deep
+    diagnostic that the agent has not adopted yet do not count. The person's name is in the Node's managed fields, if
+    recorded. The release counts without a name.
     """
     record = _own_record(node)
     if node.labels.get(STATUS) != Status.PASS.value or record.status not in _WORSE:
@@ -218,7 +218,7 @@ def _gesture(node: NodeState) -> Release | None:
 
 
 def is_taken(record: RunRecord, annotation: str, taken: Mapping[str, str]) -> bool:
-    """Whether the agent has made this deep record's findings its own."""
+    """Whether the agent has adopted the findings of this deep record."""
     return record.timestamp is not None and taken.get(DEEP[annotation]) == record.timestamp
 
 
@@ -261,7 +261,7 @@ def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
 
 
 def deep_faults(record: RunRecord) -> list[Fault]:
-    """Return the findings of a deep run, as events. Raises RecordError.
+    """Return the findings of a deep diagnostic, as events. Raises RecordError.
 
     A severity that none of the findings explains is an event too.
     """
@@ -280,14 +280,14 @@ def _fault(row: FindingRow, record: Record, nature: Nature | None, cursor: int |
         return None
     seq = -1 if row.seq is None else row.seq
     boot_id = record.boot_id or "" if row.boot_id is None else row.boot_id
-    # The cursor is a position in the log of the record's own boot. The log of an earlier boot has ended.
+    # The cursor is a position in the log of the record's boot. The log of an earlier boot has ended.
     place = cursor if boot_id == (record.boot_id or "") else seq
     seen = None if "last_seen" in row.odd else row.last_seen or records.time_of(record)
     return Fault(row.reason, row.subject, row.severity, nature, boot_id, place if seq >= 0 else None, seq, seen, row)
 
 
 def _whole_second(acknowledgement: Acknowledgement) -> Acknowledgement:
-    """A record's times are cut to the second, the memory's are not."""
+    """Cut the time to the second: times in a record have no fractions, times in the memory do."""
     last_seen = acknowledgement.last_seen.replace(microsecond=999_999)
     return Acknowledgement(
         acknowledgement.reason, acknowledgement.subject, acknowledgement.boot_id, acknowledgement.cursor, last_seen

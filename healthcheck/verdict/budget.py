@@ -1,8 +1,8 @@
 """Fleet budget: the number of nodes that may be tainted, and the names of slots.
 
-Pure functions (docs/rules.md 9). A slot is a Lease called slot-<i>. A node acquires it by creating it, which only one
-node can do, so no counter has to be correct. The number of holders is limited. Extra slots of one holder do not reduce
-those of other nodes.
+Pure functions (docs/rules.md 9). A slot is a Lease with the name slot-<i>. A node acquires a slot by creating the
+Lease, which only one node can do, so no counter has to be correct. The number of holders is limited. Extra slots of
+one holder do not reduce the slots of other nodes.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from datetime import datetime
 from msgspec import Struct
 
 TRIES = 5
-"""At most so many places are tried in one go; the next cycle tries again."""
+"""Most slots that one check cycle tries to acquire; the next cycle tries again."""
 MOST_NUMBERS = 100_000
-"""Of five digits, as the admission policy allows them."""
+"""Most slot numbers: the admission policy allows five digits."""
 _LONGEST_LABEL = 63
 
 
 class Slot(Struct, frozen=True):
-    """A slot that a node holds. `node_uid` is that of the Node that owns it; `uid` is the Lease's own."""
+    """A slot that a node holds. `node_uid` is the UID of the Node that owns the Lease; `uid` is the Lease's UID."""
 
     name: str
     holder: str
     node_uid: str = ""
     uid: str = ""
     made: int = 0
-    """Where its making stands in the order of all: a place is never changed, so its version is that of its making."""
+    """Resource version of the Lease, which orders slots by creation: a slot's Lease is never changed."""
     created: datetime | None = None
 
 
 class SlotGrant(Struct, frozen=True):
-    """Whether this node has a slot of the budget; if not, the reason."""
+    """Whether this node has a slot of the budget, and the reason if not."""
 
     held: bool
     why: str = ""
     by_devices: bool = False
-    """It is for device taints, which stand: they keep work off each bad GPU, and the Node needs no taint."""
+    """Device taints already keep work off each faulty GPU, so the Node needs no taint."""
 
 
 HELD = SlotGrant(held=True)
@@ -51,15 +51,15 @@ class Occupancy(Struct, frozen=True):
 
     names: frozenset[str]
     since: Mapping[str, int]
-    """By holder, when it took its first."""
+    """Creation order of each holder's first slot, by holder."""
 
     @property
     def surplus(self) -> int:
-        """Return the number of slots whose holder has another slot."""
+        """Return the number of extra slots: all slots beyond the first of each holder."""
         return len(self.names) - len(self.since)
 
     def before(self, holder: str) -> int:
-        """Return the number of other holders with a slot when this one acquired its own."""
+        """Return the number of other holders that had a slot when this holder acquired its first."""
         mine = self.since.get(holder)
         return sum(1 for other, made in self.since.items() if other != holder and (mine is None or made < mine))
 
@@ -97,7 +97,7 @@ def draw_free(taken: Occupancy, places: int, node_name: str, source: random.Rand
 def oldest_first(slots: Iterable[Slot]) -> list[Slot]:
     """Return the slots, oldest first.
 
-    A holder keeps the first of several slots, whichever client removes the others.
+    A holder with several slots keeps the first, regardless of which client removes the others.
     """
     return sorted(slots, key=lambda slot: (slot.made, slot.name))
 
@@ -107,9 +107,9 @@ def slot_name(number: int) -> str:
 
 
 def holder_label(node_name: str) -> str:
-    """Return the label value by which a node finds its own slots; the admission policy computes it too.
+    """Return the label value by which a node finds its slots; the admission policy computes it too.
 
-    A node name can be too long for a label. Two nodes whose names begin alike then also list each other's slots.
+    A node name that is too long for a label is cut. Nodes whose names begin alike then also list each other's slots.
     """
     return node_name if len(node_name) <= _LONGEST_LABEL else f"{node_name[: _LONGEST_LABEL - 1]}0"
 

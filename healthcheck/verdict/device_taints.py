@@ -1,7 +1,7 @@
 """Taints of faulty GPUs instead of their node, by device rules of a DRA node. Pure functions, no I/O.
 
-The module decides which verdicts the devices can carry, and by which rules. docs/decisions/0046: if work cannot be kept
-off a GPU alone, it is kept off its node.
+The module decides whether device taints are enough, and which rules they need. If they cannot keep work off the faulty
+GPU, the Node is tainted (docs/decisions/0046).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_NAMED = 4
 
 
 class BadGpu(Struct, frozen=True):
-    """A GPU that work has to be kept off, and its worst severity."""
+    """A faulty GPU that must get no new work, and its worst severity."""
 
     address: str
     severity: Severity
@@ -34,14 +34,14 @@ class BadGpu(Struct, frozen=True):
 
 
 class DeviceTaintCover(Struct, frozen=True):
-    """Whether rules keep work off each faulty GPU, so that the Node needs no taint; if not, the reason."""
+    """Whether rules keep work off each faulty GPU, so that the Node needs no taint, and the reason if not."""
 
     stands: bool
     why: str = ""
 
 
 class MissingRule(Struct, frozen=True):
-    """A rule that has to be made."""
+    """A rule to create."""
 
     name: str
     device: str
@@ -53,10 +53,10 @@ class RuleChange(Struct, frozen=True):
 
     made: tuple[MissingRule, ...] = ()
     changed: tuple[tuple[DeviceRule, str], ...] = ()
-    """And the tier that it is to have."""
+    """Rules to change, each with its new tier."""
     gone: tuple[DeviceRule, ...] = ()
     standing: tuple[DeviceRule, ...] = ()
-    """They say already what they have to."""
+    """Rules that are already correct."""
     why: str = ""
 
     @property
@@ -72,10 +72,10 @@ def gpus_to_taint(view: AgentView, decision: TaintDecision, node: NodeState) -> 
     An empty result means that the GPUs could not be checked, and existing taints stay.
     """
     rules = view.rules
-    # A taint that stays for an ended finding is not exchanged for another.
+    # A Node taint that stays for an ended finding is not replaced by device taints.
     if not rules.device_taints or (node.tainted() and decision.kept):
         return None
-    # The record of another writer names no GPU. A device plugin does not know the taints of devices.
+    # A deep diagnostic's record names no GPU. A device plugin ignores taints of devices.
     if node.has_device_plugin or decision.deep_severity >= rules.taint_severity:
         return None
     bad = [finding.finding for finding in view.verdict.standing if finding.finding.severity >= rules.taint_severity]
@@ -94,7 +94,7 @@ def _bad_gpu(address: str, bad: Iterable[Finding], memory: Memory) -> BadGpu:
 def plan_rules(
     gpus: Sequence[BadGpu], devices: Sequence[Device], rules: Sequence[DeviceRule], node: NodeState
 ) -> RuleChange:
-    """Compare and return the rules to write. Foreign rules under our name are left unchanged."""
+    """Compare with the existing rules and return the rules to write. Foreign rules with our names stay unchanged."""
     gpus = [_as_published(bad_gpu, devices) for bad_gpu in gpus]
     tiers = {device: gpu.severity.name for gpu in gpus for device in _devices_of(gpu, devices)}
     ours = [rule for rule in rules if rule.is_ours]
@@ -120,7 +120,7 @@ def plan_rules(
 def _as_published(gpu: BadGpu, devices: Sequence[Device]) -> BadGpu:
     """Return the GPU with the UUIDs published at its address.
 
-    NVML reports none for a GPU that fell off the bus, but its parts may be published with one.
+    NVML reports no UUID for a GPU that fell off the bus, but the driver may publish its parts with UUIDs.
     """
     return replace(gpu, uuids=gpu.uuids.union(*(device.uuids for device in devices if device.address == gpu.address)))
 
@@ -132,7 +132,7 @@ def _devices_of(gpu: BadGpu, devices: Sequence[Device]) -> Iterator[str]:
 def _is_of(device: Device, gpu: BadGpu) -> bool:
     """Whether the device belongs to the GPU, by address or UUID.
 
-    A card may answer at another address after a reboot, and one rule too many does no harm.
+    A GPU may answer at another address after a reboot, and an extra rule does no harm.
     """
     return device.address == gpu.address or bool(device.uuids & gpu.uuids)
 

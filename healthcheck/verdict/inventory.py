@@ -1,8 +1,8 @@
-"""Inventory of a node's GPUs and its container runtime, for a diagnosis elsewhere.
+"""Inventory of a node's GPUs and container runtime, for a diagnosis outside the node.
 
-Pure functions, no I/O. It is stored in the record with the findings, is at most 1 KiB long and decides nothing. The
-runtime's name and version are left out, because the kubelet reports them. A runtime that answers only in the second
-cycle must not cause a second write of the Node.
+Pure functions, no I/O. The inventory is stored in the record with the findings, is at most 1 KiB long, and affects no
+decision. The runtime's name and version are omitted, because the kubelet reports them. A runtime that answers only in
+the second cycle must not cause a second write of the Node.
 """
 
 import json
@@ -37,21 +37,21 @@ _names, _paths = _several(_LONGEST_NAME, _MOST_HANDLERS), _several(_LONGEST_PATH
 
 
 class RuntimeRow(JsonObject, frozen=True):
-    """The kubelet's own container runtime. None means that the value is unknown."""
+    """The kubelet's container runtime. None means that the value is unknown."""
 
     config: Annotated[str | None, _path] = None
-    """The file that it reads."""
+    """Path of the runtime's configuration file."""
     default: Annotated[str | None, _name] = None
     cdi: Annotated[bool | None, yes] = None
     handlers: Annotated[tuple[str, ...] | None, _names] = None
     others: Annotated[tuple[str, ...] | None, _paths] = None
-    """Files that other runtimes on the node read."""
+    """Configuration files of other runtimes on the node."""
     nvidia_in: Annotated[tuple[str, ...] | None, _paths] = None
-    """Those of all these files that have a handler of NVIDIA's."""
+    """Files above that define an NVIDIA handler."""
 
 
 class ToolkitRow(JsonObject, frozen=True):
-    """NVIDIA's container toolkit, from its own file."""
+    """NVIDIA's container toolkit, from its configuration file."""
 
     config: Annotated[str | None, _path] = None
     mode: Annotated[str | None, _name] = None
@@ -61,7 +61,7 @@ class DeviceFilesRow(JsonObject, frozen=True):
     """The driver's device files, in the host's /dev and the driver container's."""
 
     gpus: Annotated[int | None, whole] = None
-    """Of GPUs."""
+    """Number of GPU device files."""
     others: Annotated[tuple[str, ...] | None, _devices] = None
 
 
@@ -69,18 +69,18 @@ class DcgmRow(JsonObject, frozen=True):
     """The node's DCGM engine, unless a setting overrides it."""
 
     host: Annotated[str | None, _name] = None
-    """Address at which the agent asks it."""
+    """Address at which the agent queries the engine."""
     cause: Annotated[str | None, _name] = None
-    """Name of the cause that keeps deep tests from it."""
+    """Name of the cause for which deep tests cannot use the engine."""
 
 
 class Inventory(JsonObject, frozen=True):
     """Inventory of a node. None means that the value could not be read."""
 
     pci: Annotated[int | None, whole] = None
-    """GPUs on PCI."""
+    """Number of GPUs on PCI."""
     nvml: Annotated[int | None, whole] = None
-    """GPUs that answered NVML."""
+    """Number of GPUs that answered NVML."""
     driver: Annotated[str | None, _name] = None
     device_files: Annotated[DeviceFilesRow | None, row(DeviceFilesRow)] = None
     runtime: Annotated[RuntimeRow | None, row(RuntimeRow)] = None

@@ -39,7 +39,7 @@ def seen_in(seen: Evidence, engine: Engine = NO_ENGINE) -> Inventory:
 
 
 def _device_files(files: DeviceFiles) -> DeviceFilesRow | None:
-    """Return the device files, without those of MIG's capabilities: there are hundreds.
+    """Return the device files, except the hundreds for MIG capabilities.
 
     None for a tree without devices.
     """

@@ -72,7 +72,7 @@ def cut(message: str) -> str:
 def _reason(reason: str) -> str:
     """Return the reason if its format is valid, else a placeholder.
 
-    It can come from a record that any client may write. The admission policy accepts no other format.
+    The reason can come from a record that any client may write. The admission policy accepts only valid reasons.
     """
     return reason if _REASON.match(reason) else UNTOLD
 
@@ -97,7 +97,7 @@ def transition(
     status: Status, verdict: Verdict, record: AgentRecord, before: AgentRecord | None, node: NodeState
 ) -> Iterator[NodeEvent]:
     text = node.labels.get(STATUS)
-    # Where labels are off, the condition is the merge of all records, though it knows no `warn`.
+    # Without labels, the condition shows the merge of all records, although it cannot express `warn`.
     same = (node.condition() or {}).get("status") == CONDITION_STATUS[status] and before is not None
     if status.value == text or (text is None and same):
         return
@@ -125,7 +125,7 @@ def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Node
 
 
 def withheld(record: AgentRecord, before: AgentRecord | None, node: NodeState, grant: SlotGrant) -> Iterator[NodeEvent]:
-    """Yield one Event, however often the next cycles try again."""
+    """Yield an Event when a taint becomes withheld, but none for the retries of later check cycles."""
     if record.taint != "withheld" or (before is not None and before.taint == "withheld"):
         return
     why = f"{DEEP_CHECK} is InProgress" if is_tested(node) else grant.why

@@ -44,9 +44,9 @@ from healthcheck.verdict.taint_decision import DEVICES, SET, AgentView, Rules, T
 from healthcheck.verdict.verdict import Verdict
 
 _RECOUNT_SECONDS = 30.0
-"""The Node is written no more often than this for nothing but the count of a fault that happens over and over."""
+"""Shortest interval between two writes of the Node that only update the count of a repeated fault."""
 _MOST_EVENTS = 32
-"""In one write. A node with more new findings than this has its story in the record."""
+"""Most Events of one write. If there are more new findings, all of them are in the record."""
 
 
 class NodePatch(Struct, frozen=True):
@@ -59,15 +59,15 @@ class NodePatch(Struct, frozen=True):
     condition: Mapping[str, Any] | None = None
     events: tuple[NodeEvent, ...] = ()
     complaints: tuple[str, ...] = ()
-    """Annotations of the Node that can't be read."""
+    """Errors in annotations of the Node that can't be read."""
     repair: RepairChange = NO_REPAIR
 
 
 def plan(view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotGrant = HELD) -> NodePatch:
     """Compare the agent's view with the Node and return the writes.
 
-    A release on the Node has been applied by now, so it is removed together with the write of the record that contains
-    it. The same applies to the deep records that the record names.
+    A release on the Node has been applied by now, so the write of the record that contains it also removes it. The same
+    applies to the deep records that the record names.
     """
     verdict, rules, now = view.verdict, view.rules, view.now
     decision = decision.granted(node, grant)
@@ -80,7 +80,7 @@ def plan(view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotG
     # Foreign content in our record is removed.
     is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
     news = _is_news(patch, record, before if is_ours else None, rules, now)
-    # The transition first: a flood of findings must not push it out.
+    # The Event of the transition comes first, so that the limit never drops it.
     events = (
         *switched_off(node, taint=rules.enable_taint, labels=rules.enable_label),
         *withheld(record, before, node, grant),
@@ -116,12 +116,12 @@ def _labels(status: Status, severity: Severity, rules: Rules, now: datetime) -> 
 
 
 def _has_started(status: Status, verdict: Verdict) -> bool:
-    """Whether a check cycle over the whole node succeeded. A cycle that is still settling has not ended."""
+    """Whether a check cycle over the whole node succeeded. A cycle with findings still to be confirmed has not."""
     return status in (Status.PASS, Status.WARN) and not verdict.settling
 
 
 def _taints(node: NodeState, *, wanted: bool, started: bool) -> list[Mapping[str, Any]] | None:
-    """The whole new list, or None to leave it."""
+    """Return the complete new list of taints; None if it is unchanged."""
     kept = [
         taint
         for taint in node.taints
@@ -174,7 +174,7 @@ def _is_news(
 def _age_seconds(before: AgentRecord, now: datetime) -> float:
     at = records.time_of(before)
     age = (now - at).total_seconds() if at is not None else math.inf
-    # A record from the future means that the clock jumped: write it anew.
+    # A record from the future means that the clock jumped: write it again.
     return age if age >= -60 else math.inf
 
 
@@ -188,7 +188,7 @@ def _condition(
     if before and all(before.get(key) == value for key, value in condition.items()):
         return None
     if before is None or before.get("status") != state:
-        # Integrations time their repair by it, so it changes only on a transition.
+        # Integrations use it to time repairs, so it changes only on a transition.
         condition["lastTransitionTime"] = condition["lastHeartbeatTime"] = timestamp(now)
     return condition
 

@@ -1,7 +1,7 @@
 """Records on a Node: the JSON of three annotations, which only this module reads and writes.
 
-`results` is the agent's record; `sweep-result` and `quarantine-result` are of deep runs. Any client may have written
-them.
+`results` is the agent's record; `sweep-result` and `quarantine-result` are records of deep diagnostics. Any client may
+have written them.
 """
 
 import json
@@ -41,14 +41,14 @@ from healthcheck.verdict.verdict import Verdict
 
 SCHEMA = 1
 LONGEST = 16 * 1024
-"""A record is never longer."""
+"""Longest record, in bytes."""
 MOST_KEPT = 4
 DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result"}
-"""The annotations of deep runs, those of level 2 first, and their names in a record."""
+"""Annotations of deep diagnostics, level 2 first, with their names in a record."""
 LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL, _LONGEST_DETAIL, _LONGEST_SUBJECT, _MOST_PASSED = 40, 300, 253, 4096
 _SHARE_OF_THE_BLIND = 4
-"""Of the room in a record: a quarter is left to what could not be seen, when there is too much of it."""
+"""Divisor of a record's length: when cut, the causes of checks that could not run keep up to a quarter."""
 
 
 class RecordError(ValueError):
@@ -90,7 +90,7 @@ class CutRow(JsonObject, frozen=True):
 
 
 class VerdictRow(JsonObject, frozen=True):
-    """Summary of the verdict of a deep run."""
+    """Summary of the verdict of a deep diagnostic."""
 
     timestamp: Annotated[str | None, text] = None
     status: Annotated[str | None, word] = None
@@ -105,9 +105,9 @@ class HistoryRow(JsonObject, frozen=True):
     recommendation: Annotated[str | None, word] = None
     findings: Annotated[tuple[str, ...] | None, words] = None
     gpus: Annotated[Mapping[str, str] | None, names] = None
-    """By finding, as above: the serial, else the UUID of its GPU."""
+    """Serial, else UUID, of each finding's GPU; the key is the entry in `findings`."""
     returned: Annotated[bool | None, yes] = None
-    """The node went back to work after it."""
+    """Whether the node accepted work again after the run."""
 
 
 def _stated(value: object) -> str:
@@ -115,7 +115,7 @@ def _stated(value: object) -> str:
 
 
 def _causes(value: object) -> tuple[CauseRow, ...] | None:
-    """Return one cause for each entry, even for a malformed one: it means that not everything was checked."""
+    """Return one cause for each entry. A malformed entry counts too: it shows that not everything was checked."""
     if not isinstance(value, list):
         return None
     return tuple(row_in(CauseRow, entry) if isinstance(entry, dict) else CauseRow() for entry in value)
@@ -139,7 +139,7 @@ def _passed(value: object) -> dict[str, tuple[str, ...]] | None:
 
 
 class AgentRecord(JsonObject, frozen=True):
-    """The agent's state of its node."""
+    """The agent's record: its view of the node."""
 
     schema: Annotated[int | None, whole] = None
     timestamp: Annotated[str | None, text] = None
@@ -158,19 +158,19 @@ class AgentRecord(JsonObject, frozen=True):
     released: Annotated[ReleaseRow | None, row(ReleaseRow)] = None
     acknowledged: Annotated[tuple[AcknowledgedRow, ...] | None, only_rows(AcknowledgedRow)] = None
     taken: Annotated[Mapping[str, str] | None, _taken] = None
-    """By the name of its annotation: the timestamp of the deep record whose findings stand in this one, or did."""
+    """Timestamp of the last deep record whose findings this record has adopted, by the name of its annotation."""
     inventory: Annotated[Inventory | None, row(Inventory)] = None
-    """What the last look saw of GPUs and container runtime."""
+    """GPUs and container runtime as observed in the last check cycle."""
     cut: Annotated[CutRow | None, row(CutRow)] = None
     taint: Annotated[str | None, word] = None
     kept: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
-    """Ended findings for which the taint stays: their own check, or their GPU, could not be observed since."""
+    """Ended findings for which the taint stays, because their check could not run, or could not observe their GPU."""
 
 
 class StandingRecord(JsonObject, frozen=True):
     """Part of the agent's record with the active findings.
 
-    Reading the rest of 50,000 records would need seconds.
+    Parsing the rest of 50,000 records would take seconds.
     """
 
     findings: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
@@ -180,7 +180,7 @@ class StandingRecord(JsonObject, frozen=True):
 
 
 class RunRecord(JsonObject, frozen=True):
-    """Result of one deep run: a level 2 or a quarantine run.
+    """Result of one deep diagnostic: a level 2 or a quarantine run.
 
     `timestamp` identifies the run among its kind.
     """
@@ -204,7 +204,7 @@ class RunRecord(JsonObject, frozen=True):
     boot_id: Annotated[str | None, word] = None
     history: Annotated[tuple[HistoryRow, ...] | None, rows(HistoryRow)] = None
     before: Annotated[VerdictRow | None, row(VerdictRow)] = None
-    """Of a run that came to no verdict: the last one that did."""
+    """Last verdict before this run; only in the record of a run without a verdict."""
     running: Annotated[str | None, word] = None
     bug_report: Annotated[str | None, word] = None
     cut: Annotated[CutRow | None, row(CutRow)] = None
@@ -278,12 +278,12 @@ def render_text(
 
 
 def dump(record: Record) -> str:
-    """The annotation's text."""
+    """Return the annotation's text."""
     return _text(as_json(record))
 
 
 def load(text: str) -> dict[str, Any]:
-    """An annotation as a JSON object. Raises RecordError when it is none."""
+    """Parse an annotation as a JSON object. Raises RecordError if it is not one."""
     if len(text) > 4 * LONGEST:
         raise RecordError(f"{len(text)} characters; a record has at most {LONGEST}")
     try:
@@ -296,7 +296,7 @@ def load(text: str) -> dict[str, Any]:
 
 
 def parse(kind: type[R], text: str) -> R:
-    """An annotation as a record. Raises RecordError when it is none."""
+    """Parse an annotation as a record. Raises RecordError if it is not one."""
     hashable: Any = kind
     record: R = _read(hashable, text)
     return record
@@ -330,15 +330,15 @@ def time_of(record: Record) -> datetime | None:
 
 
 def is_ours(record: Record) -> bool:
-    """Whether a program of this project wrote it, not the bash suite.
+    """Whether a program of this project wrote the record, not the bash suite (the scripts that it replaces).
 
-    The deep runs of 0.1.0 wrote records without a schema. They contain start and author, which the suite's never do.
+    Deep diagnostics of 0.1.0 wrote records without a schema, but with start and author, which the suite never writes.
     """
     return record.schema is not None or (isinstance(record, RunRecord) and None not in (record.started, record.by))
 
 
 def severity_of(record: Record) -> Severity:
-    """The severity that a record states. Raises RecordError for a word that is none."""
+    """Return the severity that a record states. Raises RecordError for an unknown severity."""
     stated = Severity.PASS.name if record.severity is None else record.severity
     if stated not in Severity.__members__:
         raise RecordError(f"severity {stated!r}; allowed are {', '.join(Severity.__members__)}")
@@ -352,9 +352,9 @@ def signature(record: AgentRecord) -> AgentRecord:
 
 
 def recurrence(record: AgentRecord) -> list[tuple[int | None, str | None]]:
-    """Return each finding's count and last line.
+    """Return each finding's count and last log line.
 
-    Their change is reported, but not for each record of a flood.
+    Changes of these are written, but less often than a flood of log records changes them.
     """
     return [(finding.count, finding.detail) for finding in record.findings or ()]
 
@@ -461,7 +461,7 @@ def _shorten(record: dict[str, Any], longest: int) -> None:
         blind.pop()
         record["cut"]["unobserved"] = record["cut"].get("unobserved", 0) + 1
     while _size(record) > longest and record.get("acknowledged"):
-        # Only for the day when the node's own file is lost: the file has them all.
+        # These are needed only if the memory file on the node is lost: the file has all of them.
         del record["acknowledged"][: max(len(record["acknowledged"]) // 4, 1)]
     while _size(record) > longest and findings:
         # The order is worst first, so the mildest are dropped, and counted.
@@ -477,4 +477,4 @@ def _size(record: Mapping[str, Any]) -> int:
 
 def _text(record: Mapping[str, Any]) -> str:
     text = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair, as a foreign annotation may hold
+    return text.encode("utf-8", "replace").decode()  # a foreign annotation may contain half a surrogate pair

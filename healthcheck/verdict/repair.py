@@ -1,4 +1,4 @@
-"""Conditions for repair systems: one for each tier that costs a machine, and that of the EKS agent.
+"""Conditions for repair systems: reboot required, replacement required, and the condition of the EKS agent.
 
 Pure functions, no I/O. Only conditions that the settings name are written. Conditions of another client are never
 overwritten.
@@ -30,7 +30,7 @@ from healthcheck.verdict.verdict import Verdict
 
 
 class RepairPolicy(Struct, frozen=True):
-    """The conditions that the settings name, and the mildest severity with which the hardware is not ready."""
+    """Conditions that the settings name, and the mildest severity for which the hardware counts as not ready."""
 
     conditions: tuple[str, ...] = ()
     severity: Severity = Severity.ISOLATE
@@ -58,7 +58,7 @@ NO_REPAIR = RepairChange()
 def plan_repair(
     repair: RepairPolicy, summary: NodeSummary, node: NodeState, now: datetime, *, is_news: bool
 ) -> RepairChange:
-    """Compare and return the conditions to write. A changed message alone is written only with `is_news`."""
+    """Compare with the Node and return the conditions to write; a changed message alone only with `is_news`."""
     standing = {kind: entry for kind in REPAIR_CONDITIONS if (entry := node.condition(kind)) is not None}
     if not (standing or repair.conditions):
         return NO_REPAIR
@@ -88,9 +88,9 @@ def _wanted(kind: str, repair: RepairPolicy, summary: NodeSummary) -> dict[str, 
 
 
 def _required(tier: Severity, summary: NodeSummary) -> tuple[str, str, str]:
-    """Return the condition for a tier, from the active findings alone.
+    """Return the condition for a tier, from the active findings only.
 
-    A check that could not run requests no repair and cancels none.
+    A check that could not run neither requests nor cancels a repair.
     """
     if summary.severity is not tier:
         return "False", "NotRequired", f"the severity of this node is not {tier.name}"
@@ -118,7 +118,7 @@ def _differs(wanted: Mapping[str, str], before: Mapping[str, Any], *, is_news: b
 
 
 def _timed(wanted: dict[str, str], before: Mapping[str, Any], now: datetime) -> dict[str, str]:
-    """Repairers time their repair by it: it moves with the status and with nothing else."""
+    """Return the condition with its times. They change only with the status: repair systems use them as timers."""
     same = before.get("status") == wanted["status"] and bool(before.get("lastTransitionTime"))
     at = str(before["lastTransitionTime"]) if same else timestamp(now)
     return wanted | {"lastTransitionTime": at, "lastHeartbeatTime": at}

@@ -24,29 +24,29 @@ from healthcheck.verdict.repair import RepairPolicy
 from healthcheck.verdict.verdict import Verdict, merge, worst
 
 SET, WITHHELD, DEVICES = "set", "withheld", "devices"
-"""Words of the record's `taint`; with `devices`, GPUs carry the taint instead of the Node."""
+"""Values of the record's `taint`; with `devices`, GPUs carry the taint instead of the Node."""
 _UNKNOWN = FindingRow(reason="UnknownFinding", severity=Severity.ISOLATE, subject="node")
-"""Stands for the finding behind a taint whose record is lost or unreadable: any check may have set it."""
+"""Placeholder for the finding behind a taint with a lost or unreadable record: any check may have set the taint."""
 _LONGEST_NAME = 80
 
 
 class Rules(Struct, frozen=True):
-    """Rules from the settings: no taint below `taint_severity`, no taint at all, or no label."""
+    """Settings that limit writes: no taint below `taint_severity`, no taint at all, or no label."""
 
     taint_severity: Severity = Severity.RESET
     enable_taint: bool = True
     enable_label: bool = True
     max_unhealthy_percent: int = 20
-    """Of the fleet's nodes, how many may carry our taint at the same time."""
+    """Largest share of the fleet's nodes, in percent, that may carry our taint at the same time."""
     device_taints: bool = False
-    """A bad GPU that DRA gives out is tainted instead of the Node."""
+    """Taint a faulty GPU instead of its Node if DRA allocates the GPU."""
     repair: RepairPolicy = field(default_factory=RepairPolicy)
     rewrite_after_seconds: float = 3600.0
-    """The Node is written at least this often, so that `last-check` says that somebody still looks."""
+    """Longest interval between two writes of the Node: a recent `last-check` shows that the agent runs."""
 
 
 class AgentView(Struct, frozen=True):
-    """Everything that a write is computed from, apart from the Node."""
+    """All inputs of a write except the Node."""
 
     verdict: Verdict
     memory: Memory
@@ -56,7 +56,7 @@ class AgentView(Struct, frozen=True):
 
 
 class TaintDecision(Struct, frozen=True):
-    """Decision about our taint on one Node: its status and severity by all records, and what becomes of the taint.
+    """Decision about our taint on one Node, with the Node's status and severity by all records.
 
     `word` is the record's `taint`: `set`, `withheld`, `off`, `devices`, or '' for none.
     """
@@ -69,7 +69,7 @@ class TaintDecision(Struct, frozen=True):
     deep_severity: Severity = Severity.PASS
     """Worst severity of the deep records that the agent has not adopted."""
     complaints: tuple[str, ...] = ()
-    """Deep records on the Node that can't be read."""
+    """Errors in deep records on the Node that can't be read."""
 
     @property
     def wants_taint(self) -> bool:
@@ -112,8 +112,8 @@ def _word(severity: Severity, node: NodeState, rules: Rules, *, kept: bool, tain
 def kept_findings(verdict: Verdict, node: NodeState, rules: Rules) -> tuple[FindingRow, ...]:
     """Return the ended findings for which a taint stays: those whose check or GPU cannot be observed now.
 
-    They are read from the agent's record on the same Node, as findings or as findings kept earlier. A person's release
-    keeps none of them, even if they cannot be observed.
+    They are read from the agent's record on the same Node, as findings or as findings kept earlier. After a person's
+    release none is kept, even if it cannot be observed.
     """
     if read_release(node, gestures=rules.enable_label)[0] is not None:
         return ()

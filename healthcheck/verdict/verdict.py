@@ -26,7 +26,7 @@ class CheckCause(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """The agent's own judgement of its node."""
+    """The agent's judgement of its node, without deep records that it has not adopted."""
 
     status: Status
     severity: Severity
@@ -34,9 +34,9 @@ class Verdict(Struct, frozen=True):
     unobserved: tuple[CheckCause, ...]
     groups: tuple[GroupVerdict, ...]
     blind: frozenset[tuple[str, str]] = frozenset()
-    """Check and subject of all that could not be checked; the subject '' is everything that the check reads."""
+    """Check and subject of everything that could not be checked; '' means all subjects of the check."""
     settling: bool = False
-    """Something that can flicker is being looked at again: the next looks may still change the verdict."""
+    """A finding that can flicker is still to be confirmed: the next check cycles may change the verdict."""
 
 
 def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
