@@ -21,8 +21,8 @@ _PLUGIN = "kubectl-gpu_healthcheck"
 _ASKED = "_GPU_HEALTHCHECK_COMPLETE"
 """Variable in which typer's scripts pass the shell."""
 _UNBROKEN = "9999"
-"""Terminal width for typer. On a narrower one it would break a description, and the shell would take the rest for
-another word.
+"""Terminal width for typer. On a narrower terminal, typer breaks a description, and the shell reads the rest as
+another completion.
 """
 _FILES, _NO_FILES = 0, 4
 """Cobra's directives: the shell may offer files; it must not (ShellCompDirectiveNoFileComp)."""
@@ -73,7 +73,7 @@ def prepare() -> None:
 def answer_kubectl(words: Sequence[str], app: typer.Typer) -> None:
     """Print completions in Cobra's protocol: a line per word, a tab and its meaning, and a final directive.
 
-    typer tells fish the same lines. The last of `words` is the one that is being typed.
+    typer prints the same lines for fish. The last of `words` is incomplete.
     """
     *before, typed = words or ("",)
     line = " ".join([shlex.join([PROGRAM, *before]), shlex.quote(typed) if typed else ""])

@@ -127,7 +127,7 @@ OutputForm = Annotated[
 
 
 def _names(messages: list[str] | None) -> list[str]:
-    """Raises typer.BadParameter."""
+    """Parse the node names of the option. Raises typer.BadParameter."""
     return node_names([name.strip() for text in messages or () for name in text.removesuffix(",").split(",")])
 
 
@@ -236,7 +236,7 @@ def _apart(words: list[str], with_saved: bool) -> tuple[list[str], list[Path]]:
 
 
 def _is_a_file(word: str) -> bool:
-    """No kind has a dot or a slash in its name."""
+    """Whether the argument is a path: kinds have neither a dot nor a slash in their names."""
     return not {".", "/"}.isdisjoint(word) and Path(word).exists()
 
 

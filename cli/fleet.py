@@ -101,7 +101,7 @@ class FleetRow(Struct, frozen=True):
     findings: tuple[FleetFinding, ...]
     """Worst first."""
     unobserved: tuple[str, ...]
-    """Why checks could not run."""
+    """Reasons why checks could not run."""
     next_step: NextStep
 
 
@@ -273,7 +273,7 @@ def _causes(record: StandingRecord) -> tuple[str, ...]:
 
 
 def looked(row: FleetRow) -> str:
-    """Age of the agent's last heartbeat."""
+    """Return the age of the agent's last heartbeat."""
     if row.heartbeat_age_seconds is None:
         return "never" if not row.status else "none, silent" if row.silent else "?"
     word = ago(row.heartbeat_age_seconds)

@@ -64,7 +64,7 @@ def path(text: str | Path) -> Path:
 
 
 def seconds_of(text: str | float) -> float:
-    """Raises typer.BadParameter."""
+    """Parse a duration in seconds. Raises typer.BadParameter."""
     try:
         return text if isinstance(text, float) else timeout(text)
     except ValueError as error:

@@ -68,7 +68,7 @@ class QuarantineOptions(Struct, frozen=True):
 
 
 class QuarantinePlan(Struct, frozen=True):
-    """Planned actions, from one read of the cluster.
+    """Plan of a quarantine, from one read of the cluster.
 
     `following`: the Job that already runs on the node, or that has ended unobserved.
     """
@@ -142,7 +142,7 @@ class NodeQuarantine:
         return self._end(plan, following, self._followed(following, _deadline_seconds(plan.template)))
 
     def standing(self) -> Iterator[str]:
-        """Yield the leftovers of an interrupted run in the cluster, and how to continue or to give up."""
+        """Yield the leftovers of an interrupted run in the cluster, and the commands to continue or cancel it."""
         node, job = self._node(), self._job()
         running = job is not None and not job.outcome
         give_up = [f"kubectl delete job -n {NAMESPACE} {self._job_name}"] if running else []
@@ -166,7 +166,7 @@ class NodeQuarantine:
             yield "to abandon the run:"
             yield f"  {COMMAND}{' && '.join(give_up)}"
 
-    # --- looking
+    # --- reading
 
     def _node(self) -> NodeState:
         try:
@@ -345,7 +345,7 @@ class _Following:
             job = None
         if job is None or job.uid != self._job.uid:
             raise CouldNot("its Job was deleted, possibly with the node")
-        # Read after its end was seen, the log is whole.
+        # A log that is read after the end of the Job is complete.
         pods = self._cluster.pods.list_of(job)
         if pods:
             self._look_at(pods[-1])
@@ -378,7 +378,7 @@ class _Following:
             self._tell(f"pod {pod.name} ended: {pod.ended}")
 
     def _warning(self, uid: str) -> str:
-        """Return the newest warning Event about it; '' without one, or without permission to read Events."""
+        """Return the newest warning Event about the object; '' without one, or without permission to read Events."""
         try:
             return "".join(self._cluster.events.list_warnings(self._job.namespace, uid)[-1:])[:_LONGEST_WARNING]
         except Forbidden:

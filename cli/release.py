@@ -144,7 +144,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
 
 def release_nodes(nodes: Sequence[str], options: ReleaseOptions, access: Access) -> int:
-    """Returns the exit code, of several nodes the worst."""
+    """Release the nodes. Returns the exit code; with several nodes, the worst."""
     try:
         return _release_each(cluster_of(access), nodes, _signed(options, access))
     except ClusterError as error:

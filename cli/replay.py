@@ -86,7 +86,7 @@ def _replayed(captures: Captures, expected: Expectation, here: LocalSettings) ->
 def _judge_cycle(name: str, raw: bytes, expected: Expectation, form: OutputFormat | None, *, verbose: bool) -> int:
     """Judge and show a saved check cycle, with an instance type by that type's profile on this machine.
 
-    Raises CaptureError if it is none, or has invalid values.
+    Raises CaptureError if the file is not a check cycle, or has invalid values.
     """
     from cli.judged_cycle import judged  # noqa: PLC0415 - a log needs few checks, a check cycle all of them
     from cli.output.cycle_table import show  # noqa: PLC0415

@@ -141,7 +141,7 @@ def _type_on_the_node() -> str:
 def check_once(
     host: Host, checks: tuple[Check, ...], instance_type: str, settings: Settings, *, here: bool
 ) -> EvidenceCycle:
-    """`here`: the node is this machine, and so its kernel log has this machine's clock."""
+    """Run one check cycle. `here`: the node is this machine, so its kernel log uses this machine's clock."""
     moment = now()
     try:
         boot = kernel_log.boot_id(host.root)

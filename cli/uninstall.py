@@ -132,7 +132,7 @@ def _look(cluster: Cluster) -> list[Removal]:
 
 
 def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
-    """Whether nothing of ours is left on the Node. Raises Forbidden: the other Nodes would be refused as well."""
+    """Remove our fields, and return whether none is left. Raises Forbidden, which applies to the other Nodes too."""
     try:
         node = cluster.nodes.update(name, patch) or cluster.nodes.read(name)
         if conditions := removal(node).conditions:

@@ -59,7 +59,7 @@ class BugReport:
             self._program.run(argv, self.seconds, self.directory)
         except (ChildError, Shortage, OSError) as error:
             log.warning("bug report: not complete", error=str(error))
-        # It compresses its output if gzip is there.
+        # NVIDIA's program compresses the report if gzip is installed.
         kept = next((file for file in (target.with_name(f"{target.name}.gz"), target) if file.is_file()), None)
         return str(kept) if kept else ""
 

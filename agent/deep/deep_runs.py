@@ -87,7 +87,7 @@ class LightCycles(Protocol):
 
 
 class DeepTests:
-    """Runs on the deep worker, one call of `attempt` at a time; other threads call `tidy` and `end`."""
+    """Deep diagnostics of this node. The deep worker calls `attempt`; other threads call `tidy` and `end`."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class DeepTests:
             intervals = OVERDUE_INTERVALS if is_swept(node) else 1 + _JITTER * share
             due = (test.at - now.wall).total_seconds() + interval * intervals
         else:
-            # Its offset in the interval is the same after each start, so restarts neither advance nor delay the test.
+            # The offset in the interval is the same after each start, so restarts neither advance nor delay the test.
             phase = (self._started.wall.timestamp() - share * interval) % interval
             due = interval - phase - since_start
         return max(due, self._waits.settle - since_start, self._retry_at - now.monotonic)

@@ -29,7 +29,7 @@ _LONGEST_LINE = 300
 
 
 class RecordJudge:
-    """Runs on the thread `judge`, except for `blind`."""
+    """Judge of kernel log records. The thread `judge` makes all calls except `blind`."""
 
     def __init__(
         self, state: AgentState, ledger: Ledger, reporter: Reporter, processes: DeepProcesses, telemetry: Telemetry

@@ -39,7 +39,7 @@ node.
 
 
 class NodeUpdate:
-    """Runs on the node writer's thread. The answer to each write is the resulting Node."""
+    """Writes to the Node, on the node writer's thread. The answer to each write is the resulting Node."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ def _once(at: datetime | None = None) -> DateTrigger:
 
 
 class Schedule:
-    """Runs the light cycle at its interval, earlier if it requests that, and after each change of the configuration."""
+    """Timer of the light cycles: at the interval, earlier if a cycle requests it, and after a configuration change."""
 
     def __init__(self, state: AgentState, config_dir: Path) -> None:
         self._state = state
@@ -157,14 +157,14 @@ class Schedule:
             self._plan_deep(CONFIG_LOOK_SECONDS)
 
     def _log_failed(self, event: JobExecutionEvent) -> None:
-        if not self._ended:  # a job that overlaps with the scheduler's end is no failure
+        if not self._ended:  # a job that overlaps with the scheduler's end is not a failure
             log.error(
                 "a scheduled job failed", job=event.job_id, error=repr(event.exception), traceback=event.traceback
             )
 
 
 def _fingerprint(directory: Path) -> tuple[object, ...] | None:
-    """Changes when the kubelet swaps the ConfigMap's `..data` link, or a file of a plain directory is written.
+    """Return a value that changes when the kubelet swaps the `..data` link, or a file of a plain directory is written.
 
     None if the directory can't be read.
     """

@@ -17,7 +17,7 @@ _MOST_LOGGED = 256
 
 
 class Failures:
-    """Counts and logs failures of judges in this program."""
+    """Failures of checks that this program caused, counted and logged."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry

@@ -16,7 +16,7 @@ _LONGEST = 1 << 14
 _WIDEST = 120
 """Largest column width: one node's long text must not widen the lines of all others."""
 _NARROWEST = 10
-"""Smallest width of the folded cell."""
+"""Smallest width of the wrapped cell."""
 _BETWEEN = "  "
 
 

@@ -50,7 +50,7 @@ class NodeSquare(Struct, frozen=True):
     reasons: tuple[tuple[str, str], ...]
     """Reasons, each with its subjects."""
     left_out: int
-    """Number of reasons that are not shown."""
+    """Number of further reasons."""
     since: str
     taint: str
     looked: str

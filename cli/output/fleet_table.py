@@ -1,4 +1,4 @@
-"""The fleet as a table, one line per node, and in sentences below it."""
+"""The fleet as a table with one line per node, and sentences below it."""
 
 from __future__ import annotations
 
