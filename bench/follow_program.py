@@ -28,7 +28,7 @@ KERNEL, USER = 0, 1
 
 
 class _Clocked(Telemetry):
-    """The follower counts a line after the ledger has noticed it and, where it was new, written it down."""
+    """Telemetry with times: the follower counts a line after the ledger has adopted and, if new, stored it."""
 
     def __init__(self) -> None:
         super().__init__()

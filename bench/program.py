@@ -26,7 +26,7 @@ class Program:
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         self._log = folder / "program.log"
-        self._pid_file = folder.parent / f"{folder.name}.pid"  # in the stage's folder: clearing it kills these
+        self._pid_file = folder.parent / f"{folder.name}.pid"  # removing the stage's folder kills its programs
         with self._log.open("ab") as log:
             self.started_ns = time.monotonic_ns()
             self._process = subprocess.Popen(

@@ -17,7 +17,7 @@ class Registry:
     """Registry that images are pushed to."""
 
     repository: str
-    """Such as ghcr.io/OWNER/gpu-healthcheck; the chart is in `charts/` next to it."""
+    """Repository, as ghcr.io/OWNER/gpu-healthcheck; the chart is in `charts/` next to it."""
     plain_http: bool = False
     """Only for a registry on loopback."""
 

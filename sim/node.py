@@ -35,7 +35,7 @@ FI_PINGPONG = Path(__file__).parent / "fi_pingpong.sh"
 NCCL_PROGRAMS = "opt/nccl-tests/build"
 ALL_REDUCE_PERF = Path(__file__).parent / "all_reduce_perf.sh"
 KERNEL_RELEASE = "6.8.0-1029-aws"
-# Old enough that no production code takes the driver for one that is still coming up.
+# Age at which no production code treats the driver as just loaded.
 SETTLED_DRIVER_SECONDS = 3600
 NVML_GPU_IS_LOST = 15
 NVIDIA_MAJOR, UVM_MAJOR = 195, 510
@@ -423,7 +423,7 @@ class SimulatedNode:
         directory = self.root / LIBRARY_DIRECTORY
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("libnvidia-ml.so*"):
-            old.unlink()  # never written over: a process may have it mapped
+            old.unlink()  # never overwritten: a process may have it mapped
         shutil.copyfile(nvml_library.build(), directory / f"libnvidia-ml.so.{version}")
         (directory / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
         (directory / "libnvidia-ml.so").symlink_to("libnvidia-ml.so.1")
@@ -511,5 +511,5 @@ class SimulatedNode:
     def _process_words(self, process: tuple[int, str] | None) -> str:
         if process:
             return f"pid={process[0]}, name={process[1]}, "
-        # The driver left these words out from R570 on.
+        # From R570 on, the driver omits these words.
         return "" if int(self.driver_version.split(".")[0]) >= 570 else "pid='<unknown>', name=<unknown>, "

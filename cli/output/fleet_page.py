@@ -174,7 +174,7 @@ def _spread(rows: list[FleetRow]) -> list[ReasonSpread]:
 
 
 def _severity(row: FleetRow, reason: str) -> Severity:
-    """Return the severity; PASS if a check could not run, because that is no result about the hardware."""
+    """Return the severity; PASS if a check could not run, because that is not a result about the hardware."""
     known = [finding.severity for finding in row.findings if finding.reason == reason]
     messages = known or ([] if reason in row.unobserved else [row.severity])
     return max((Severity.__members__.get(text, Severity.PASS) for text in messages), default=Severity.PASS)

@@ -102,7 +102,7 @@ def steps(
 
 
 def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
-    """Yield the links that the pod's own state shows as passed, up to the first that it does not."""
+    """Yield the links that the pod's state shows as passed, up to the first link that it does not show."""
     yield Link.ADMITTED, "the pod exists"
     if pod.spec.gates:
         return

@@ -277,7 +277,7 @@ def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
 
 
 def _differs(value: str, count: int) -> bool:
-    """Whether it names other devices than the first `count`, or UUIDs, which the scheduler does not know."""
+    """Whether the value names other devices than the first `count`, or UUIDs, which the scheduler does not know."""
     named = [word for word in value.split(",") if word]
     if any(text.startswith(("GPU-", "MIG-")) for text in named):
         return True
@@ -307,7 +307,7 @@ def _has_logs(snapshot: Snapshot, pod: Pod) -> bool:
 def _is_for_gpus(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the pod refers to GPUs.
 
-    Many programs try a GPU and run without one, which is no fault in other pods.
+    Many programs try a GPU and run without one, which is not a fault in other pods.
     """
     if asks_for_gpus(pod.spec) or "nvidia" in pod.spec.runtime_class or claims_gpus(pod, gpu_claims(snapshot)):
         return True

@@ -19,7 +19,7 @@ EFA = "vpc.amazonaws.com/efa"
 GPU_DRIVERS = ("gpu.nvidia.com", "gpu.amd.com")
 """Drivers of dynamic resource allocation whose devices are GPUs."""
 WHOLE, MIG_INSTANCES = "GPUs", "MIG instances"
-"""Kinds of a resource that people read."""
+"""Names of resource kinds in the output."""
 HAMI_REGISTER = "hami.io/node-nvidia-register"
 _AMOUNTS = ("gpumem", "gpucores", "vgpu-memory", "vgpu-cores", "vgpu-number")
 _TRUE = (
@@ -137,7 +137,7 @@ def is_changed(node: Node) -> bool:
 
 
 def changes(node: Node) -> Iterator[str]:
-    """Yield the labels that show such work."""
+    """Yield the labels that show such a change."""
     for key, value in node.meta.labels.items():
         paused = key.startswith(_DEPLOY) and value.startswith(_PAUSED)
         upgraded = key == "nvidia.com/gpu-driver-upgrade-state" and value in _UPGRADING

@@ -1,4 +1,4 @@
-"""Write the archives of all platforms and the manifest that names them.
+"""Write the archives of all platforms and their manifest.
 
 SOURCE_DATE_EPOCH sets the time of all files in an archive.
 """

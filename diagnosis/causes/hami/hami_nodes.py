@@ -1,6 +1,6 @@
 """Find nodes whose cards HAMi can't assign.
 
-Checked are its plugin, the node's registration, the handshake of old versions, and the lock.
+The checks cover HAMi's plugin, the node's registration, the handshake of old versions, and the lock.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield nodes that a scheduler gave up although the plugin there works.
+    """Yield nodes that a scheduler no longer uses although the plugin there works.
 
     Only versions of the scheduler that still use the handshake are checked.
     """

@@ -69,7 +69,7 @@ CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
 
 _MOST = 5
 _PROVISIONED = 1.0
-"""Minutes."""
+"""Minutes in which a provisioner creates a volume."""
 _NEARER = (
     "Add nodes with GPUs where the volume is, or copy the data to a volume in the zone of the nodes with room.",
     "A StorageClass with volumeBindingMode: WaitForFirstConsumer creates a new volume in the zone of its pod.",
