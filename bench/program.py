@@ -72,7 +72,7 @@ class Program:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def logged(self, event: str) -> datetime:
-        """Wait for this event in the program's log, and return the time of the last one."""
+        """Wait for this event in the program's log, and return the time of its last occurrence."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             lines = [line for line in self._log.read_text(errors="replace").splitlines(keepends=True) if line[0] == "{"]

@@ -25,7 +25,7 @@ def main() -> None:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
     gc.set_threshold(_OBJECTS)
-    from cli.app import complete, run  # noqa: PLC0415 - the agent need not wait for it
+    from cli.app import complete, run  # noqa: PLC0415 - the agent does not need it
 
     if sys.argv[1:2] == [_COMPLETE]:
         complete(sys.argv[2:])

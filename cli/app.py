@@ -114,7 +114,7 @@ def run() -> None:
         code = end.exit_code
     except typer.Abort:
         code = INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - a defect here is no fault of the node
+    except Exception as error:  # noqa: BLE001 - a defect here is not a fault of the node
         show = getattr(error, "show", None)  # click's usage errors print themselves
         if lacked := shortage_behind(error):
             say(f"gpu-healthcheck: could not check: {lacked}")

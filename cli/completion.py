@@ -55,7 +55,7 @@ def completion(shell: ShellName) -> None:
     if shell is Shell.KUBECTL:
         write_document(_FOR_KUBECTL)
         return
-    from typer import completion as typers  # noqa: PLC0415 - its help needs none of it
+    from typer import completion as typers  # noqa: PLC0415 - the help does not need it
 
     script = vars(typers)["get_completion_script"](prog_name=PROGRAM, complete_var=_ASKED, shell=shell.value)
     write_document(f"{script}\n")

@@ -115,7 +115,7 @@ class NodeQuarantine:
         self._voice = voice
 
     def plan(self) -> QuarantinePlan:
-        """Plan the run, and reject one that could not be completed. Changes nothing."""
+        """Plan the run; reject it if it could not be completed. Changes nothing."""
         node = self._node()
         held = claim_on(node, datetime.now(UTC))
         if held is not None and held.kind is not RunKind.QUARANTINE:
@@ -249,7 +249,7 @@ class NodeQuarantine:
             ) from None
 
     def _start(self, plan: QuarantinePlan) -> JobState | None:
-        """Return the running Job, found or created; None while an ended one is still being deleted."""
+        """Return the running Job, found or created; None while an ended Job is still being deleted."""
         self._voice.stage("creating its Job")
         known = self._job()
         if known is not None:

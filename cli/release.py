@@ -131,7 +131,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     if local:
         if nodes or selector:
             raise typer.BadParameter("--local releases this machine: give no node name and no -l")
-        from cli.local_release import release_here  # noqa: PLC0415 - it reads this machine, the others a cluster
+        from cli.local_release import release_here  # noqa: PLC0415 - only this form reads the local machine
 
         raise typer.Exit(release_here(by, reason, dry_run=dry_run))
     if bool(nodes) == bool(selector):

@@ -64,7 +64,7 @@ def replay(
         if captures.evidence is not None:
             code = _judge_cycle(files[0], captures.evidence, expected, form, verbose=verbose)
         elif captures.dcgm is not None:
-            from cli.replay_dcgm import judge_document  # noqa: PLC0415 - a log needs none of its checks
+            from cli.replay_dcgm import judge_document  # noqa: PLC0415 - a log does not need the checks
 
             code = judge_document(files[0], captures.dcgm, captures.saved_at, expected, form)
         else:

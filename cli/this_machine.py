@@ -130,7 +130,7 @@ def _type_on_the_node() -> str:
     node_name = os.environ.get("NODE_NAME", "")
     if not node_name or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return ""
-    from healthcheck.cluster.client import Cluster  # noqa: PLC0415 - elsewhere a check needs no cluster
+    from healthcheck.cluster.client import Cluster  # noqa: PLC0415 - only in the agent's pod
 
     try:
         return Cluster().nodes.read(node_name).labels.get(INSTANCE_TYPE, "")

@@ -65,7 +65,7 @@ def uninstall(
 
 
 def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
-    from healthcheck.cluster.device_taint_rules import DeviceTaints  # noqa: PLC0415 - the help needs no client
+    from healthcheck.cluster.device_taint_rules import DeviceTaints  # noqa: PLC0415 - the help does not need the client
 
     running = list(cluster.jobs.list_workloads(SELECTOR))
     taints = DeviceTaints(cluster.connection)

@@ -69,7 +69,7 @@ class BugReport:
 
 
 def _make_room(directory: Path) -> None:
-    """Delete the oldest reports to make room for one. Names sort by time."""
+    """Delete the oldest reports to make room for a new report. Names sort by time."""
     reports = sorted(directory.glob(f"{_BEGINNING}*"))
     for old in reports[: max(len(reports) - MOST_REPORTS + 1, 0)]:
         old.unlink(missing_ok=True)

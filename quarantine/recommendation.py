@@ -29,7 +29,7 @@ class GroupResult(Struct, frozen=True):
 
 
 class Returned(Struct, frozen=True):
-    """A fault that an earlier run found. `gpu`: serial or UUID of its GPU; '' without one."""
+    """A fault that an earlier run found. `gpu`: serial or UUID of its GPU; '' without a GPU."""
 
     reason: str
     subject: str

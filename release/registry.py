@@ -19,7 +19,7 @@ class Registry:
     repository: str
     """Repository, as ghcr.io/OWNER/gpu-healthcheck; the chart is in `charts/` next to it."""
     plain_http: bool = False
-    """Only for a registry on loopback."""
+    """Whether to use HTTP; only for a registry on loopback."""
 
     @property
     def charts(self) -> str:

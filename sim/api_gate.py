@@ -27,7 +27,7 @@ class _Stop:
     over: threading.Event = field(default_factory=threading.Event)
 
     def hold(self, method: str, path: str, *, done: bool) -> None:
-        """Hold such a request until `recover`, then cut it off."""
+        """Hold the request until `recover`, then cut it off."""
         if (method, done) == (self.method, self.done) and self.path_part in path:
             self.reached.set()
             self.over.wait()

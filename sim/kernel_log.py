@@ -105,7 +105,7 @@ class SimulatedKernelLog:
                 return
 
     def overrun(self, records: int) -> None:
-        """Skip the numbers of so many records, as if they were overwritten before they were read."""
+        """Skip this number of records, as if they were overwritten before they were read."""
         self._next_sequence += records
 
     def replay(self) -> None:

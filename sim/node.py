@@ -145,7 +145,7 @@ class SimulatedNode:
         shutil.rmtree(self.root / f"nvml/gpu{index}")
 
     def xid(self, index: int, code: int, text: str, *, process: tuple[int, str] | None = None) -> KernelRecord:
-        """Write the driver's kernel line; before a GPU's first one of a boot, the line with its address."""
+        """Write the driver's kernel line, preceded by a line with the GPU's address if it is the first in this boot."""
         gpu = self.gpus[index]
         if index not in self._announced:
             self._announced.add(index)

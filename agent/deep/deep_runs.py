@@ -245,7 +245,7 @@ class DeepTests:
         def work() -> None:
             try:
                 outcomes.append(look_deeply(diagnostic, self._state.expectation(), self._nvml()))
-            except Exception as error:  # noqa: BLE001 - raised below, where the node is given back
+            except Exception as error:  # noqa: BLE001 - raised below, after the release of the node
                 failed.append(error)
 
         worker = threading.Thread(target=work, name="diagnose", daemon=True)

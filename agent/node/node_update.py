@@ -1,4 +1,4 @@
-"""The writes that bring the Node up to a verdict: labels, taint and record in one, the condition in another."""
+"""Write a verdict to the Node: labels, taint and record in one request, the condition in another."""
 
 from __future__ import annotations
 

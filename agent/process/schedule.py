@@ -78,7 +78,7 @@ class Schedule:
         self._scheduled_seconds = 0
         self._scheduler = BackgroundScheduler(
             timezone=_MONOTONIC,
-            # One worker each: no two cycles run at once, and no other job delays one.
+            # One worker each: no two cycles run at once, and no other job delays a cycle.
             executors={name: ThreadPoolExecutor(1) for name in ("light", "beside", "deep")},
             # A late run is not dropped; several late runs become one.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
@@ -137,7 +137,7 @@ class Schedule:
         if seconds == self._scheduled_seconds and not sooner:
             return
         self._scheduled_seconds = seconds
-        # An earlier cycle replaces the next one. As an additional one, it could come close to the next.
+        # An earlier cycle replaces the next cycle. An additional cycle could run shortly before the next.
         at = {"next_run_time": datetime.now(_MONOTONIC) + timedelta(seconds=again_seconds or 0)} if sooner else {}
         self._scheduler.add_job(
             self._run,

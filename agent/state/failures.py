@@ -13,7 +13,7 @@ from healthcheck.model import Outcome
 log = structlog.get_logger()
 
 _MOST_LOGGED = 256
-"""Most distinct failures that are logged: one whose text changes with each cycle must not fill the log."""
+"""Most distinct failures that are logged: a failure with a new text in each cycle must not fill the log."""
 
 
 class Failures:

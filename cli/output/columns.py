@@ -27,7 +27,7 @@ def text(rows: Iterable[Sequence[str]]) -> str:
 
 
 def folded(rows: Iterable[Sequence[str]], width: int) -> str:
-    """As `text`, but the last cell of a row is wrapped so that no line is longer than `width`."""
+    """Return the table like `text`, with the last cell of a row wrapped so that lines have at most `width` columns."""
     lines = [_shown(row) for row in rows]
     widths = [_widest(column) for column in zip(*(cells[:-1] for cells in lines), strict=True)]
     before = sum(widths) + len(widths) * len(_BETWEEN)

@@ -60,7 +60,7 @@ class NodeSquare(Struct, frozen=True):
 
 
 class ReasonSpread(Struct, frozen=True):
-    """One reason and its nodes. `severity` is its worst one, or "could not check"."""
+    """One reason and its nodes. `severity` is the worst severity, or "could not check"."""
 
     reason: str
     severity: str

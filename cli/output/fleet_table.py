@@ -22,7 +22,7 @@ from healthcheck.text.naming import named
 from healthcheck.verdict.taint_decision import DEVICES
 
 Cell = tuple[str, str]
-"""Texts and their styles."""
+"""Text of a cell and its style."""
 _MOST_ROWS, _MOST_NAMED = 500, 20
 """Most named nodes: on a terminal, and in one sentence."""
 _STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}

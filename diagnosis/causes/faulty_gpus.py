@@ -80,7 +80,7 @@ def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[AffectedPod]]:
 
 
 def is_gang(workload: str) -> bool:
-    """Whether the pods of a workload wait for each other, as far as its kind shows: `job/team/train` is one."""
+    """Whether the pods of a workload such as `job/team/train` wait for each other, as far as its kind shows."""
     return workload.partition("/")[0] not in _INDEPENDENT
 
 

@@ -166,7 +166,7 @@ def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _plain(node: Node) -> str:
     """Return the evidence that a pod without a RuntimeClass gets no GPU on the node; '' if there is none.
 
-    This is the case if the default runtime is a plain one, and CDI is off.
+    This is the case if the default runtime has no GPU support, and CDI is off.
     """
     seen = node.record.inventory.runtime if node.record is not None else None
     if seen is None or seen.default not in ("runc", "crun") or seen.cdi is not False or _GKE in node.meta.labels:

@@ -88,7 +88,7 @@ def find_policies(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_gpu_clusters(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each GPUCluster that is not ready for a while.
 
-    The operator ignores all but one, and reports that itself.
+    If there are several, the operator ignores all but one, and reports that itself.
     """
     return _not_ready(snapshot, snapshot.gpu_clusters)
 

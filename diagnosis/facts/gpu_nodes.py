@@ -59,7 +59,7 @@ SETTLES = timedelta(minutes=10)
 
 
 def is_device(resource: str) -> bool:
-    """Whether the resource stands for GPUs or parts of them, not for their memory or cores."""
+    """Whether the resource represents GPUs or parts of them, not their memory or cores."""
     return is_gpu(resource) and not any(word in resource for word in _AMOUNTS)
 
 
@@ -69,7 +69,7 @@ def devices_in(amounts: Iterable[str]) -> tuple[str, ...]:
 
 
 def has_nvidia(node: Node) -> bool:
-    """Whether the node has an NVIDIA GPU: one is offered, or a label describes the hardware."""
+    """Whether the node has an NVIDIA GPU: the node offers GPUs, or a label describes the hardware."""
     labels = node.meta.labels
     # A 0 may be a remnant of a resource that is no longer in use.
     if any(name.startswith((GPU, MIG)) and number != "0" for name, number in node.capacity.items()):

@@ -26,7 +26,7 @@ SHARES = frozenset(f"nvidia.com/{one}" for one in ("gpumem", "gpumem-percentage"
 
 
 def is_gpu(resource: str) -> bool:
-    """Whether the resource stands for a GPU, a share or a part of one."""
+    """Whether the resource represents a GPU, or a share or part of a GPU."""
     return _GPU.match(resource) is not None
 
 

@@ -1,4 +1,4 @@
-"""A pod, or the template of one, as the API shows it."""
+"""A pod, or a pod template, as the API shows it."""
 
 from __future__ import annotations
 

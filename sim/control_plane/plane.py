@@ -179,7 +179,7 @@ class ControlPlane:
 
     def api(self, kubeconfig: Path | None = None) -> ApiClient:
         """Return a client of the Python package for the admin or the given kubeconfig."""
-        from kubernetes import config  # noqa: PLC0415 - 0.4 s that build and kubectl need not pay
+        from kubernetes import config  # noqa: PLC0415 - loading takes 0.4 s, and build and kubectl do not need it
 
         connect = cast("Callable[..., ApiClient]", config.new_client_from_config)  # the package leaves it untyped
         return connect(config_file=str(kubeconfig or self.kubeconfig))
@@ -238,7 +238,7 @@ class ControlPlane:
         return write_kubeconfig(path, url=self.url, ca_file=self.ca_file, token=token)
 
     def agent_kubeconfig(self, node_name: str, *, seconds: int = 3600) -> Path:
-        """Write a kubeconfig with such a token; the manifests must be applied before."""
+        """Write a kubeconfig with the agent's token; the manifests must be applied before."""
         token = self.agent_token(node_name, seconds=seconds)
         path = self.folder / f"agent-{node_name}.kubeconfig"
         return write_kubeconfig(path, url=self.url, ca_file=self.ca_file, token=token)

@@ -63,7 +63,7 @@ class FirstProcess:
                     self._power_off()
                 case _:
                     return f"no such command: {' '.join(words)}\n"
-        except Exception:  # noqa: BLE001 - whoever asked is told, and PID 1 must not end
+        except Exception:  # noqa: BLE001 - the requester gets the error, and PID 1 must not end
             return traceback.format_exc()
         return ""
 

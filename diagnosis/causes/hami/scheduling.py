@@ -49,7 +49,7 @@ _MOST = 300
 
 
 def find_unbound(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield the step that fails for waiting pods: a step after HAMi's filter, or one before it."""
+    """Yield the step that fails for waiting pods: a step before or after HAMi's filter."""
     every = installations(snapshot)
     for waiting in unschedulable(snapshot):
         if waiting.hami and every:

@@ -308,7 +308,7 @@ def _called(name: str) -> tuple[str, ...]:
 def _mend_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Iterator[str]:
     """Yield the steps to get a working scheduler.
 
-    Another scheduler is suggested only if the named one has no pods, and never as a replacement of the cluster's
+    Another scheduler is suggested only if the named scheduler has no pods, and never as a replacement of the cluster's
     default.
     """
     own = _pods_of_scheduler(snapshot, name)

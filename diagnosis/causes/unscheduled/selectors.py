@@ -144,7 +144,7 @@ def _has(labels: object, key: str) -> bool:
 
 
 def _near_value(wanted: tuple[str, ...], there: Iterable[str]) -> str:
-    """Return the value that extends a requested one, as with `…-SHARED`; else a similar or the only one."""
+    """Return the value that extends a requested one, as with `…-SHARED`; else a similar or the only value."""
     known = list(there)
     for text in wanted:
         added = [value for value in known if value.startswith(text) or text.startswith(value)]

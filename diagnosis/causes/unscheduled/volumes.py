@@ -139,7 +139,7 @@ def are_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
 
 
 def are_made(snapshot: Snapshot, waiting: Waiting) -> bool:
-    """Whether the unbound claims are young enough for a provisioner to be at work, without any warning."""
+    """Whether the unbound claims are so young that a provisioner may still create volumes, without any warning."""
     wanted = [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]
     unbound = [claim for claim in wanted if not claim.volume]
     if not unbound or len(wanted) < len(set(waiting.spec.volume_claims)):

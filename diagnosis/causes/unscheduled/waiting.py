@@ -51,7 +51,7 @@ class Waiting(Struct, frozen=True):
     shape: str = ""
     """Key that is equal for pods that a scheduler judges alike."""
     hami: bool = False
-    """Whether HAMi's scheduler is responsible; it counts cards by rules of its own."""
+    """Whether HAMi's scheduler is responsible; it counts cards by other rules."""
 
     @property
     def spec(self) -> PodSpec:
