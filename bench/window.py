@@ -165,12 +165,12 @@ def _all_beat(plane: ControlPlane, actors: Mapping[str, _Actor], since: datetime
 
 
 def requests_of(plane: ControlPlane, node_name: str) -> Iterator[Request]:
-    """Return the requests of the token bound to this node, from the audit log."""
+    """Yield the requests of the token bound to this node, from the audit log."""
     return (request for name, request in requests_of_all(plane) if name == node_name)
 
 
 def requests_of_all(plane: ControlPlane, since: datetime | None = None) -> Iterator[tuple[str, Request]]:
-    """Return the requests of every agent with its node's name."""
+    """Yield the requests of every agent with its node's name."""
     for event in plane.audit(since):
         for name in event["user"].get("extra", {}).get(_NODE_NAME, []):
             about = event.get("objectRef", {})

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def acyclic() -> Iterator[None]:
-    """Switch it off in the `with` block. Reference counting still frees objects; collection would double the time."""
+    """Disable garbage collection, which would double the time; reference counting still frees objects."""
     on = gc.isenabled()
     gc.disable()
     try:

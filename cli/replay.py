@@ -108,7 +108,7 @@ def _judge_cycle(name: str, raw: bytes, expected: Expectation, form: OutputForma
 
 
 def _sourced(standing: ActiveFinding, name: str) -> ActiveFinding:
-    """Return the row of a level finding: its evidence is the whole file, and its rule that of its check."""
+    """Return the row of a level finding: the evidence is the whole file, and the rule is the rule of the check."""
     finding = standing.finding
     return replace(standing, finding=replace(finding, source=name, rule=finding.rule or standing.check))
 

@@ -66,7 +66,7 @@ def _acknowledged(folder: Path, machine: str) -> tuple[Acknowledgement, ...]:
 
 @contextmanager
 def probing(root: Path, *, here: bool) -> Iterator[Host]:
-    """Return the host with its probes in child processes. `here`: the node is this machine."""
+    """Yield the host with its probes in child processes. `here`: the node is this machine."""
     nvml, libfabric, runtime = Driver(root, use_loader=here), Libfabric(root), RuntimeStatus(root)
     try:
         host = Host(root, nvml.look)

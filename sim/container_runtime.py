@@ -450,7 +450,7 @@ class ContainerRuntime:
         os.utime(file, (IMAGE_MADE, IMAGE_MADE))
 
     def start(self, age_seconds: float) -> None:
-        """Start its processes with this age."""
+        """Start the processes of the runtime with this age."""
         self.stop()
         uptime = float((self._root / "proc/uptime").read_text().split()[0])
         started = int(max(0.0, uptime - age_seconds) * _TICKS_PER_SECOND)

@@ -82,7 +82,7 @@ class LoopbackServer:
 
     @property
     def accepted(self) -> int:
-        """Number of connections since its last start."""
+        """Return the number of connections since the server's last start."""
         return self._server.accepted if self._server else 0
 
     def open(self) -> None:

@@ -312,7 +312,7 @@ class SimulatedNode:
     # -- the container runtime
 
     def run_kubernetes(self, distribution: str) -> None:
-        """Make it a healthy node of that distribution (sim/container_runtime.py)."""
+        """Make this a healthy node of the distribution (sim/container_runtime.py)."""
         self.container_runtime.install(distribution)
         self.container_runtime.start(SETTLED_DRIVER_SECONDS)
 

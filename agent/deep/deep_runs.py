@@ -65,7 +65,7 @@ _BLIND_SECONDS = 15.0
 
 
 class DeepIntervals(Struct, frozen=True):
-    """Durations in seconds; tests shorten them."""
+    """Durations in seconds; tests use shorter ones."""
 
     settle: float = SETTLE_SECONDS
     look_again: float = LOOK_AGAIN_SECONDS

@@ -221,5 +221,5 @@ class _Patience:
         self._failures = 0
 
     def end(self) -> None:
-        """Return the remaining wait, at least as long as the server requested."""
+        """End the wait, except for the pause that the server requested."""
         self._again_at = 0.0

@@ -169,7 +169,7 @@ class Ledger:
         self._state.remember(judgement)
 
     def _write(self, judgement: Judgement) -> None:
-        """Write the memory to its file. Raises for content that has no verdict or can't be written; it is then dropped.
+        """Write the memory to its file. Raises for content without a verdict and unwritable content, and drops it.
 
         A failing disk is reported once, and the agent continues in memory.
         """

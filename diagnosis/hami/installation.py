@@ -70,7 +70,7 @@ class Installation(Struct, frozen=True):
 
     @property
     def version(self) -> Version | None:
-        """Return the version of its scheduler; None if the image's tag has none."""
+        """Return the version of the scheduler; None if the image's tag has none."""
         return version_of(self.scheduler.version) if self.scheduler is not None else None
 
 

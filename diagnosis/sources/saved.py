@@ -51,7 +51,7 @@ class SavedStateError(ValueError):
 
 
 class NoSavedStateError(SavedStateError):
-    """There is no such file, or it can't be opened."""
+    """A saved file does not exist, or can't be opened."""
 
 
 class _NoStateError(ValueError):

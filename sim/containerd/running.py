@@ -90,7 +90,7 @@ class RunningContainerd:
 
     @property
     def started(self) -> float:
-        """Return the time of its last start, in seconds of UTC."""
+        """Return the time of containerd's last start, in seconds of UTC."""
         return self._pid.stat().st_mtime
 
     @property

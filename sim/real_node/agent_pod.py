@@ -72,7 +72,7 @@ class AgentPod:
         return f"{wanted}: {json.dumps(pods)}\n{ports}{tasks}{self.logs()}"
 
     def logs(self) -> str:
-        """Return its logs and the programs' last output, for the message of a failure."""
+        """Return the agent's logs and the programs' last output, for the message of a failure."""
         logs = self._node.run("kubectl", f"--namespace={NAMESPACE}", "logs", DAEMONSET, "--tail=40", check=False)
         return f"{logs.stdout}{logs.stderr}\n{self._node.logs()}"
 

@@ -161,7 +161,7 @@ def find_error(waiting: Waiting) -> Iterator[FoundCause]:
 
 
 def _is_in_line(workload: Queued) -> bool:
-    """Whether its quota would be sufficient as soon as other workloads release some of it."""
+    """Whether the queue's quota is sufficient as soon as other workloads release some of it."""
     messages = [each.message for each in workload.conditions if each.type == "QuotaReserved"]
     return any(_UNUSED in text and "maximum capacity" not in text for text in messages)
 
