@@ -124,7 +124,7 @@ def _silent(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
         if lease.meta.namespace == _LEASES and lease.renewed is not None and lease.meta.name in snapshot.by_node
     }
     stale = {name: at for name, at in renewed.items() if snapshot.now - at > _SILENT}
-    # If hardly any Lease is fresh, the Leases were saved long before the other objects.
+    # If most Leases are stale, the Leases were saved long before the other objects.
     if len(stale) * 2 > len(renewed):
         return {}
     return {name: (f"lease {_LEASES}/{name}: last renewed at {at:%H:%M:%S}Z",) for name, at in stale.items()}
