@@ -17,9 +17,9 @@ def main() -> int:
 
         reader = SettingsReader()  # in a child process, in parallel with the imports below
         from agent.process.agent_program import main as run  # noqa: PLC0415
-    gc.collect()  # but for the classes that others have taken the place of
+    gc.collect()  # frees the classes that were replaced during the imports
     gc.enable()
-    with suppress(AttributeError):  # glibc's
+    with suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)  # memory freed by the imports, more than a MiB, would otherwise stay allocated
     return run(reader=reader)
 

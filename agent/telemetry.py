@@ -67,7 +67,7 @@ class Telemetry:
     """All metrics of an agent, created at zero so that the first increment is visible."""
 
     def __init__(self) -> None:
-        # The creation time of a counter is no fact about the node, and would double the series.
+        # The creation time of a counter is not a fact about the node, and would double the series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.metrics: list[Metric] = []

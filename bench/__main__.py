@@ -35,7 +35,7 @@ def main() -> int:
         with Stage(length) as stage:
             entries = {measure.name: _run(measure, stage) for measure in wanted}
             version = stage.kubernetes_version if stage.has_plane else None
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on nothing but clearing up is left
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the cleanup remains
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
@@ -79,7 +79,7 @@ def _run(measure: Measure, stage: Stage) -> Entry:
 
 def _failed(measure: Measure, stage: Stage, why: str, moment: Entry) -> Entry:
     print(f"{measure.name}: {why}", file=sys.stderr, flush=True)
-    # The rest is for the person who waits here; it names this machine's folders, and the file shall not.
+    # Only the first line goes into the file: the others name folders of this machine.
     return {**moment, "length": asdict(stage.length), "error": why.splitlines()[0]}
 
 

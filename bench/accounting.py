@@ -35,7 +35,7 @@ def cpu_seconds(pid: int) -> float:
             # clock_getcpuclockid(3): the scheduler's clock of another process, its ended threads included.
             seconds += time.clock_gettime(~member << 3 | 2)
         except (psutil.NoSuchProcess, OSError):
-            continue  # it ended just now; its time is its parent's to report
+            continue  # it has just ended; the parent's time includes it
         seconds += times.children_user + times.children_system
     return seconds
 
@@ -72,7 +72,7 @@ def alone_mib(members: Sequence[int]) -> float:
 
 
 def _frames(pid: int) -> Iterator[int]:
-    """Kernel Documentation/admin-guide/mm/pagemap.rst: bit 63 present, bits 0-54 the frame."""
+    """Yield the page frames of a process (Linux, admin-guide/mm/pagemap.rst: bit 63 present, bits 0-54 frame)."""
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             words = line.split()

@@ -130,7 +130,7 @@ def _race(nodes: GpuNodes, name: str, times: int, both: _Both) -> None:
 
 
 class _Both:
-    """Measures how long work and a test use a node's GPU at the same time."""
+    """Measurement of the time in which work and a test use a node's GPU together."""
 
     def __init__(self, hosts: dict[str, SimulatedNode], kubelets: Kubelets) -> None:
         self._sleepers = {name: host.root / "dcgm/sleeper" for name, host in hosts.items()}

@@ -1,4 +1,4 @@
-"""Repeat the agent's level 2 on several nodes at once: a line `NAME ROOT KUBECONFIG FOLDER` for each.
+"""Repeat the agent's level 2 on several nodes at once: one input line `NAME ROOT KUBECONFIG FOLDER` for each.
 
 Everything is the agent's except the waits: the test repeats at once, and waits two seconds for its taint.
 """
@@ -48,7 +48,7 @@ def _again_and_again(tests: DeepTests) -> None:
 
 
 class _Read(AgentState):
-    """Read the Node each time: no watch runs here."""
+    """State that reads the Node each time, because no watch runs here."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(name)
@@ -64,7 +64,7 @@ class _Read(AgentState):
 
 class _NoLooks:
     def look_soon(self) -> None:
-        """The next check cycle is in the future."""
+        """Do nothing: no check cycles run here."""
 
 
 def _tests(name: str, root: Path, kubeconfig: Path, folder: Path) -> DeepTests:

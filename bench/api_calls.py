@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from agent.cycle.runtime_class_lister import LISTED_AGAIN_SECONDS
-from agent.node.node_update import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
+from agent.node.node_update import _REWRITE_JITTER, _REWRITE_SECONDS  # no other interface has this value
 from agent.node.own_slot import COUNTED_SECONDS, RECONCILE_SECONDS
 from agent.process.schedule import _JITTER
 from bench.outcome import CouldNotMeasure, Outcome, Row
@@ -78,14 +78,14 @@ def _counted(window: Window) -> _Hour:
     writes = sum(request.is_write for request in asked)
     watches = sum(request.verb == "watch" for request in asked)
     others = len(asked) - writes - watches
-    # The watch that was open when the hour began is one as well, unless it was replaced within.
+    # A watch that was open at the beginning of the hour counts too, unless it was replaced within the hour.
     return _Hour(leases * share, (writes - leases) * share, others * share, max(watches * share, 1))
 
 
 def _computed(window: Window) -> _Hour:
     busy = window.requests["busy"]
     cycles_per_hour = _HOUR / _CYCLE_SECONDS
-    # To one place: the two ends of the window may each cut a cycle from its write.
+    # Rounded to one decimal: each end of the window may separate a cycle from its write.
     lease_writes = round(
         sum(request.is_write and request.resource == "leases" for request in busy) / window.busy_cycles, 1
     )
@@ -105,12 +105,12 @@ def _computed(window: Window) -> _Hour:
 
 
 def _per_hour(seconds: float) -> float:
-    """Return how often per hour the first cycle after so many seconds comes."""
+    """Return how often per hour a cycle is the first one after so many seconds."""
     return _HOUR / (math.ceil(seconds / _CYCLE_SECONDS) * _CYCLE_SECONDS)
 
 
 def _rewrites_per_hour() -> float:
-    """The first cycle with a record above a random age, fixed per agent, writes it again."""
+    """Return the mean rewrites of the record: the first cycle after a random age, fixed per agent, rewrites it."""
     youngest, oldest = (round(_REWRITE_SECONDS * share) for share in _REWRITE_JITTER)
     ages = range(youngest, oldest + 1)
     return statistics.fmean(map(_per_hour, ages))

@@ -1,4 +1,4 @@
-"""Bursts that nearly fill the ring, with a bare reader in parallel to the agent; and one that overruns it."""
+"""Bursts that nearly fill the ring, with a bare reader in parallel to the agent; and a burst that overruns it."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ FIGURES = (
 )
 MEASURES = tuple(dict.fromkeys(one.measure for one in FIGURES))
 Measured = Mapping[str, Any]
-"""Return the measures of a results' file."""
+"""Measures of a results' file."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _rounds(base: Side, here: Side, names: Sequence[str], count: int) -> Iterato
             for side in sides:
                 print(f"round {number + 1} of {count}: {side.name} …", file=sys.stderr, flush=True)
                 measured[side.name] = side.measure(names, folder / "results.json")
-                (folder / "results.json").unlink()  # otherwise a result of the other side stays
+                (folder / "results.json").unlink()  # otherwise a result of the other side could remain
             yield measured[base.name], measured[here.name]
     finally:
         shutil.rmtree(folder)

@@ -43,7 +43,7 @@ def _row(stage: Stage, what: str, aim: float, samples: list[float]) -> Row:
 
 
 def _cycle_ms(program: Program, *, is_first: bool = False) -> tuple[float, float]:
-    """Processor and wall time; includes the start of the child in the first one.
+    """Return processor and wall time of a cycle; the first cycle includes the start of the child.
 
     After the first cycle the agent may repeat soon, because the container runtime has not answered yet.
     """

@@ -1,4 +1,4 @@
-"""For each line on standard input: one check cycle, as the agent's worker runs it, and its result.
+"""Run one check cycle for each line on standard input, like the agent's worker, and print its result.
 
 `judge` probes once and then judges the same readings twice: with warm caches, the second time counts.
 """

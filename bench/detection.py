@@ -18,7 +18,7 @@ from bench.stage import Seat, Stage
 from sim.node import SimulatedNode
 
 P50_MS, P99_MS = 20.0, 100.0
-_USER_WARNING = b"<12>"  # facility 1, level 4; the kernel makes 1 of a facility 0 that user space writes
+_USER_WARNING = b"<12>"  # facility 1, level 4; the kernel changes a facility 0 of user space to 1
 _SETTLED_SECONDS = 3600.0
 _REST_SECONDS = (0.3, 0.7)
 """Pause after the agent's reports: it is idle again, and our writes do not coincide with its own."""
@@ -50,7 +50,7 @@ def measure(stage: Stage) -> Outcome:
 
 
 def row(stage: Stage, what: str, detections: list[Detection], aim: tuple[float, float] | None) -> Row:
-    """`aim`: p50 and p99 in milliseconds."""
+    """Return the row of the table. `aim`: p50 and p99 in milliseconds."""
     samples = [detection.seen for detection in detections]
     p50, p99 = percentile(samples, 0.50), percentile(samples, 0.99)
     figure = f"p50 {p50:.1f}, p99 {p99:.1f}, max {max(samples):.1f} ms ({len(samples)} times)"

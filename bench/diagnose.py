@@ -42,7 +42,7 @@ _UNSCHEDULED: Mapping[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "MoreCpuOrMemoryThanAnyGpuNodeHas": ({}, {"cpu": "5000"}, "Insufficient cpu"),
     "PodAffinityUnmet": ({}, {}, "node(s) didn't match pod anti-affinity rules"),
 }
-"""By cause: differences of the spec and the resources ('' removes one), and the scheduler's message."""
+"""By cause: changes to the spec and to the resources ('' removes a resource), and the scheduler's message."""
 _CRASHES = {
     "CudaNewerThanDriver": (1, "CUDA driver version is insufficient for CUDA runtime version"),
     "GpuMemoryExhausted": (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -65,7 +65,7 @@ WANTED = frozenset((*_UNSCHEDULED, *_CRASHES, *_WAITING, *_REJECTED))
 _EACH = 17
 """Number of pods per cause, some 200 in all."""
 _ALONE = ("CudaNewerThanDriver", "MoreGpusThanAnyNodeHas")
-"""Causes of a pod on a node and of a pending pod that do not depend on other pods."""
+"""Causes that do not depend on other pods: one of a pod on a node, one of a pending pod."""
 _AMONG_OTHERS = "PodAffinityUnmet"
 _CAUSES_FOUND = 1
 """Exit code of `diagnose` with causes."""
@@ -73,7 +73,7 @@ _CAUSES_FOUND = 1
 
 def measure(stage: Stage) -> Outcome:
     try:
-        with ControlPlane() as plane:  # of its own, as the sweep's plan
+        with ControlPlane() as plane:  # a separate one, as in `sweep_plan`
             install(plane)
             return _measure(stage, plane)
     except ProgramError as error:
@@ -130,13 +130,13 @@ def _span(seconds: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """Run the same command several times, and return the requests of each run."""
+    """Several runs of the same command, with their requests."""
 
     runs: tuple[OneRun, ...]
     lists: int
     unpaged: int
     of_all_pods: int
-    """Return the lists of pods of all namespaces and nodes."""
+    """Number of lists of the pods of all namespaces and nodes."""
 
     @property
     def seconds(self) -> list[float]:

@@ -163,7 +163,7 @@ def measure(stage: Stage) -> Outcome:
 
 @contextmanager
 def _processes(plane: ControlPlane, names: Sequence[str]) -> Iterator[tuple[Barrier, SimpleQueue[list[float]]]]:
-    """The agents, in processes that meet at the barrier when all have passed, and again to fail.
+    """Run the agents in processes that wait at the barrier until all agents have passed, and again before they fail.
 
     The queue yields one list per process: the seconds until each of its agents has reported everything.
     """
@@ -212,7 +212,7 @@ def _assembled(plane: ControlPlane, names: Sequence[str]) -> list[Member]:
 
 
 def _all(results: Iterable[Callable[[], None]]) -> None:
-    """Start all of them, then wait for each."""
+    """Submit all tasks by reading the iterator, then wait for each."""
     for result in list(results):
         result()
 

@@ -216,7 +216,7 @@ def following(stage: Stage, seat: Seat) -> Iterator[Program]:
 
 
 def writer(stage: Stage, node: SimulatedNode, rate: int, seconds: float, xids: int, timed: int) -> Program:
-    """Writer program that starts at `write`."""
+    """Return the writer program, which starts at the input `write`."""
     numbers = [str(value) for value in (rate, seconds, xids, timed)]
     return start_command(stage, "bench.flood_program", *numbers, *(gpu.kernel_address for gpu in node.gpus))
 

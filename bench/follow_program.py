@@ -1,4 +1,4 @@
-"""Agent as started by `python -m agent`, but it accepts kernel log records of user space as the kernel's.
+"""Agent as started by `python -m agent`, but it accepts log records of user space as records of the kernel.
 
 This is an argument, not a setting, so that a running agent cannot be made to accept a forgery. Standard input:
 `reconnect` closes idle connections, as the API server does after 90 s; `noticed` prints for each Xid with a time how
@@ -28,7 +28,7 @@ KERNEL, USER = 0, 1
 
 
 class _Clocked(Telemetry):
-    """The follower counts a line after the ledger has noticed it and, where it was new, written it down."""
+    """Telemetry with times: the follower counts a line after the ledger has adopted and, if new, stored it."""
 
     def __init__(self) -> None:
         super().__init__()

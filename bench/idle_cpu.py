@@ -43,7 +43,7 @@ def _millicores(window: Window, agent: str) -> float:
 
 
 def _step(before: Moment, after: Moment) -> dict[str, Any]:
-    """Milliseconds of processor time between two samples."""
+    """Return milliseconds of processor time between two samples."""
     used = {
         f"{agent}_ms": round((after.cpu[agent] - before.cpu.get(agent, 0)) * 1000, 3) for agent in ("bare", "probed")
     }

@@ -93,7 +93,7 @@ def node(name: str, number: int, now: datetime) -> dict[str, Any]:
     node["status"]["images"] = [
         {"names": [f"registry.example.com/team/image-{n}@sha256:{n:064d}"], "sizeBytes": 1 << 30} for n in range(50)
     ]
-    # A log request by host name would first resolve it: there is no answer for these.
+    # A log request by host name needs name resolution, which fails for these names.
     node["status"]["addresses"] = [{"type": "InternalIP", "address": "127.0.0.1"}]
     node["status"]["conditions"].append({"type": CONDITION, "status": "True", "reason": "x", "message": "x"})
     return node

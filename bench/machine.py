@@ -1,4 +1,4 @@
-"""Description of the measured machine, which the figures depend on, without its names and paths."""
+"""Description of the measuring machine, on which the figures depend, without its names and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""THE LIST: all measures in the order in which they run."""
+"""All measures, in the order in which they run."""
 
 from __future__ import annotations
 

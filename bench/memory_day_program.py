@@ -49,7 +49,7 @@ _ESCALATE_AFTER, _MONITOR_TTL_SECONDS = 2, 86400.0
 
 @dataclass
 class _Day:
-    """Simulate one second of the node's day."""
+    """Day of the node, simulated second by second."""
 
     memory: Memory
     now: Now

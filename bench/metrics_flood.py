@@ -30,7 +30,7 @@ _NOTES = (
 
 @dataclass
 class _Costs:
-    """Figures: one per agent, and all of the probes."""
+    """Figures of all agents, one entry per agent, and all probes."""
 
     before_mib: list[float] = field(default_factory=list)
     during_mib: list[float] = field(default_factory=list)

@@ -35,7 +35,7 @@ class _Peers:
         self._poll.register(peer, select.POLLIN)
 
     def come_again(self) -> None:
-        """Return the closed connections."""
+        """Reconnect the closed connections."""
         for number, _ in self._poll.poll():
             self._poll.unregister(number)
             self._sockets.pop(number).close()

@@ -13,6 +13,6 @@ def stamp() -> str:
 
 
 def age_ms(text: str) -> float | None:
-    """Return the time of the stamp; None without one."""
+    """Return the age of the text by its timestamp, in milliseconds; None without a timestamp."""
     found = _WRITTEN.search(text)
     return (time.monotonic_ns() - int(found[1])) / 1e6 if found else None

@@ -1,6 +1,6 @@
 """Our image and manifests on a real kubelet, containerd and runc: time until a fresh node passes, memory of the pod.
 
-Debian and root (`python -m sim.real_node deps`), and no other node up.
+It needs Debian and root (`python -m sim.real_node deps`), and no other running node.
 """
 
 from __future__ import annotations

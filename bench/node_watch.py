@@ -39,7 +39,7 @@ class NodeWatch:
         url = urlsplit(plane.url)
         self._connection = http.client.HTTPSConnection(str(url.hostname), url.port, context=context)
         self._connection.connect()
-        # Closing the response or the connection alone would not wake the reader.
+        # Only closing the socket wakes the reader; closing the response or the connection does not.
         self._socket: socket.socket = self._connection.sock
         query = f"watch=true&fieldSelector=metadata.name={node_name}"
         self._connection.request("GET", f"/api/v1/nodes?{query}", None, _headers(plane.admin_token))

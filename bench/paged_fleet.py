@@ -1,6 +1,6 @@
 """Fleet too large for this machine's API server: a stand-in generates each page of a listing on request.
 
-Nodes and pods are those of `large_fleet`; the record on a Node is one of an agent's own. It never changes.
+Nodes and pods are those of `large_fleet`, and each Node has an agent's record. The fleet never changes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Answers(LoopbackAnswers):
         self._fleet = fleet
         super().__init__(*arguments)
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server looks for
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
         url = urlsplit(self.path)
         page = self._fleet.page(url.path, dict(parse_qsl(url.query)))
         if page is None:

@@ -26,7 +26,7 @@ class Program:
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         self._log = folder / "program.log"
-        self._pid_file = folder.parent / f"{folder.name}.pid"  # in the stage's folder: clearing it kills these
+        self._pid_file = folder.parent / f"{folder.name}.pid"  # removing the stage's folder kills its programs
         with self._log.open("ab") as log:
             self.started_ns = time.monotonic_ns()
             self._process = subprocess.Popen(
@@ -72,7 +72,7 @@ class Program:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def logged(self, event: str) -> datetime:
-        """Wait for this event in the program's log, and return the time of the last one."""
+        """Wait for this event in the program's log, and return the time of its last occurrence."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             lines = [line for line in self._log.read_text(errors="replace").splitlines(keepends=True) if line[0] == "{"]

@@ -64,7 +64,7 @@ class Seat:
 
 
 class Stage:
-    """Stage of the bench: parts are created on first use, and removed at the end however the bench ends."""
+    """Environment of the bench: parts are created on first use, and removed however the bench ends."""
 
     def __init__(self, length: Length) -> None:
         self.length = length
@@ -84,7 +84,7 @@ class Stage:
 
     @cached_property
     def plane(self) -> ControlPlane:
-        """Real etcd and kube-apiserver with kubernetes/manifests/ applied and the policies active."""
+        """Return a real etcd and kube-apiserver with kubernetes/manifests/ applied and the policies active."""
         try:
             plane = self._exits.enter_context(ControlPlane())
             install(plane)
@@ -154,7 +154,7 @@ class Stage:
             files = folder / "..2026_11_21_01_02_03.000000001"
             files.mkdir(parents=True)
             (folder / "..data").symlink_to(files.name)
-            # The agents of one measure shall not wait for each other's places in the fleet budget.
+            # Agents of one measure must not wait for each other's slots of the fleet budget.
             ours = {"CHECK_INTERVAL": str(interval_seconds), "MAX_UNHEALTHY_PERCENT": "100"}
             for key, value in (content | ours).items():
                 (files / key).write_text(value)

@@ -32,7 +32,7 @@ _NOTES = (
 
 @dataclass
 class _Node:
-    """Month of one node. `waits`: those that ended with a test; `unserved`: those that a job ended, in hours."""
+    """Month of one node. Waits in hours: `waits` ended with a test, `unserved` ended with a job."""
 
     facts: Candidate
     changes_at: datetime
@@ -75,7 +75,7 @@ def measure(stage: Stage) -> Outcome:
     end = _BEGIN + timedelta(days=stage.length.sweep_month_days)
     enough = INTERVALS * limits.interval / timedelta(hours=1)
     waits = [wait for node in nodes for wait in node.waits]
-    # One that a job took before was not late yet; one that still waits, or was taken after that long, was.
+    # A wait is late if it lasted that long, whether a test or a job ended it or the node still waits.
     still = [node.waited(end, limits.interval) for node in nodes if not node.busy]
     late = [wait for wait in (*waits, *(w for node in nodes for w in node.unserved), *still) if wait > enough]
     share = 1 - len(late) / max(len(waits) + len(late), 1)

@@ -30,7 +30,7 @@ _NOTES = (
 
 def measure(stage: Stage) -> Outcome:
     try:
-        with ControlPlane() as plane:  # of its own: thousands of heartbeats would be another fleet to other measures
+        with ControlPlane() as plane:  # a separate one: thousands of heartbeats would disturb other measures
             install(plane)
             return _measure(stage, plane)
     except ProgramError as error:

@@ -1,4 +1,4 @@
-"""Only the plan of a sweeper: print the seconds since the first request, and the result."""
+"""Plan a sweep without running it: print the seconds since the first request, and the result."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _round(nodes: GpuNodes, folder: Path, names: list[str], chance: random.Rando
 
     Returns the seconds until each of them ran, and the number of preempted Jobs.
     """
-    nodes.forget(names)  # or they would have been tried just now
+    nodes.forget(names)  # otherwise their last test would be too recent
     with nodes.sweep(folder, len(names)), ThreadPoolExecutor(len(names)) as threads:
         races = [threads.submit(_race, nodes, name, chance.uniform(0, _SWEEP_SECONDS)) for name in names]
         seconds = [race.result() for race in races]

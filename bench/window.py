@@ -72,15 +72,15 @@ class Window:
     memory: dict[str, dict[str, float]] = field(default_factory=dict)
     """Memory in MiB, by agent."""
     requests: dict[str, list[Request]] = field(default_factory=dict)
-    """Cycles in the window, by agent."""
+    """Requests in the window, by agent."""
     watches: list[Request] = field(default_factory=list)
-    """TCP connections that `bare` has opened since its start."""
+    """Watches of `bare`."""
     busy_cycles: int = 0
     rewrite: list[Request] = field(default_factory=list)
     """Requests of `busy` after its record on the Node was an hour old."""
 
     def cycles(self, agent: str) -> int:
-        """Number of cycles, each of which renews the heartbeat once."""
+        """Return the number of cycles, each of which renews the heartbeat once."""
         return sum(request.is_write and request.resource == "leases" for request in self.requests[agent])
 
 
@@ -108,7 +108,7 @@ def observe(stage: Stage) -> Window:
         window = _idle(stage, actors)
         window.rewrite = _age_record(stage, actors["busy"])
         window.memory["probed"] = memory_mib(actors["probed"].program.pid)
-        others.close()  # otherwise they share pages with the measured one
+        others.close()  # otherwise they share pages with the measured agent
         window.memory["bare"] = memory_mib(actors["bare"].program.pid)
     return window
 
@@ -153,7 +153,7 @@ def _idle(stage: Stage, actors: dict[str, _Actor]) -> Window:
 
 
 def _all_beat(plane: ControlPlane, actors: Mapping[str, _Actor], since: datetime) -> bool:
-    """Whether each agent renewed its heartbeat so long ago that the rest of its cycle is over, too."""
+    """Whether each agent renewed its heartbeat long enough ago that its cycle has ended."""
     until = datetime.now(UTC) - timedelta(seconds=_AFTER_BEAT_SECONDS)
     return all(
         any(
@@ -165,12 +165,12 @@ def _all_beat(plane: ControlPlane, actors: Mapping[str, _Actor], since: datetime
 
 
 def requests_of(plane: ControlPlane, node_name: str) -> Iterator[Request]:
-    """Return the requests of the token bound to this node, from the audit log."""
+    """Yield the requests of the token bound to this node, from the audit log."""
     return (request for name, request in requests_of_all(plane) if name == node_name)
 
 
 def requests_of_all(plane: ControlPlane, since: datetime | None = None) -> Iterator[tuple[str, Request]]:
-    """Return the requests of every agent with its node's name."""
+    """Yield the requests of every agent with its node's name."""
     for event in plane.audit(since):
         for name in event["user"].get("extra", {}).get(_NODE_NAME, []):
             about = event.get("objectRef", {})

@@ -1,1 +1,1 @@
-"""The console script: one file per command, no logic of its own."""
+"""The console script: one file per command, without judgement logic."""

@@ -18,14 +18,14 @@ _PACKAGES = str(Path(__file__).resolve().parents[1])
 def main() -> None:
     """Run a command. The cluster's programs are started before any module of a command is loaded."""
     if _PACKAGES not in sys.path:
-        sys.path.insert(0, _PACKAGES)  # installed, they lie in the package `gpu_healthcheck` (docs/decisions/notes.md)
+        sys.path.insert(0, _PACKAGES)  # an installation has its modules there (docs/decisions/notes.md)
     program = _PROGRAMS.get(sys.argv[1] if len(sys.argv) > 1 else "")
     if program and not {"-h", "--help"} & {*sys.argv[2:]}:
         del sys.argv[1]
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
     gc.set_threshold(_OBJECTS)
-    from cli.app import complete, run  # noqa: PLC0415 - the agent need not wait for it
+    from cli.app import complete, run  # noqa: PLC0415 - the agent does not need it
 
     if sys.argv[1:2] == [_COMPLETE]:
         complete(sys.argv[2:])

@@ -22,7 +22,7 @@ def cluster_of(access: Access, pass_over: Callable[[str], None] | None = None) -
 
 
 def listings_of(access: Access) -> Listings:
-    """Raises ClusterError."""
+    """Return the listings of the cluster's objects. Raises ClusterError."""
     from healthcheck.cluster.connection import Connection, connect  # noqa: PLC0415
     from healthcheck.cluster.listings import Listings  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Switch off garbage collection while the objects of a cluster are read: there are millions, and none has a cycle."""
+"""Switch off garbage collection while the objects of a cluster are read: there are millions, without cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def acyclic() -> Iterator[None]:
-    """Reference counting still frees objects. Garbage collection would double the duration."""
+    """Disable garbage collection, which would double the time; reference counting still frees objects."""
     on = gc.isenabled()
     gc.disable()
     try:

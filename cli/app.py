@@ -33,7 +33,7 @@ COMMANDS = {
     "completion": "Print the completion script of a shell.",
     "version": "Print the version.",
 }
-"""Each command is the function of that name in the file of that name, and this is its docstring's first line."""
+"""First docstring line of each command; a command is the function of that name in the file of that name."""
 AS_PLUGIN = "kubectl-gpu_healthcheck"
 
 
@@ -88,7 +88,7 @@ def every_command(
     ] = False,
 ) -> None:
     """GPU node health for Kubernetes: the fleet, single nodes, their faults and how to fix them."""
-    del version, wanted  # either has ended it
+    del version, wanted  # each ends the program when it is given
     if context.invoked_subcommand is None:
         write_document(f"{context.get_help()}\n")
 
@@ -114,7 +114,7 @@ def run() -> None:
         code = end.exit_code
     except typer.Abort:
         code = INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - a defect here is no fault of the node
+    except Exception as error:  # noqa: BLE001 - a defect here is not a fault of the node
         show = getattr(error, "show", None)  # click's usage errors print themselves
         if lacked := shortage_behind(error):
             say(f"gpu-healthcheck: could not check: {lacked}")

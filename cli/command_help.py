@@ -1,4 +1,4 @@
-"""A command's help as kubectl writes its own: plain lines, arguments and options by their names, no types."""
+"""A command's help in kubectl's format: plain lines, arguments and options by their names, no types."""
 
 from __future__ import annotations
 

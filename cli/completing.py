@@ -14,9 +14,9 @@ from healthcheck.cluster.kubeconfig import Access, context_names
 from healthcheck.host.forked import answered_within
 
 _SECONDS = 2.0
-"""For each request."""
+"""Deadline of each request."""
 _PATIENCE_SECONDS = 5.0
-"""For all requests together: a kubeconfig may run a login program, and the shell waits for it."""
+"""Deadline of all requests together: a kubeconfig may run a login program, and the shell waits for it."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/@+=,-]{0,252}\Z", re.ASCII)
 _KINDS = ("pod", "node", "deployment", "replicaset", "statefulset", "daemonset", "job", "cronjob", "jobset")
 

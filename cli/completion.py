@@ -21,8 +21,8 @@ _PLUGIN = "kubectl-gpu_healthcheck"
 _ASKED = "_GPU_HEALTHCHECK_COMPLETE"
 """Variable in which typer's scripts pass the shell."""
 _UNBROKEN = "9999"
-"""Terminal width for typer. On a narrower one it would break a description, and the shell would take the rest for
-another word.
+"""Terminal width for typer. On a narrower terminal, typer breaks a description, and the shell reads the rest as
+another completion.
 """
 _FILES, _NO_FILES = 0, 4
 """Cobra's directives: the shell may offer files; it must not (ShellCompDirectiveNoFileComp)."""
@@ -55,7 +55,7 @@ def completion(shell: ShellName) -> None:
     if shell is Shell.KUBECTL:
         write_document(_FOR_KUBECTL)
         return
-    from typer import completion as typers  # noqa: PLC0415 - its help needs none of it
+    from typer import completion as typers  # noqa: PLC0415 - the help does not need it
 
     script = vars(typers)["get_completion_script"](prog_name=PROGRAM, complete_var=_ASKED, shell=shell.value)
     write_document(f"{script}\n")
@@ -73,7 +73,7 @@ def prepare() -> None:
 def answer_kubectl(words: Sequence[str], app: typer.Typer) -> None:
     """Print completions in Cobra's protocol: a line per word, a tab and its meaning, and a final directive.
 
-    typer tells fish the same lines. The last of `words` is the one that is being typed.
+    typer prints the same lines for fish. The last of `words` is incomplete.
     """
     *before, typed = words or ("",)
     line = " ".join([shlex.join([PROGRAM, *before]), shlex.quote(typed) if typed else ""])

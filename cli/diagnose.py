@@ -127,7 +127,7 @@ OutputForm = Annotated[
 
 
 def _names(messages: list[str] | None) -> list[str]:
-    """Raises typer.BadParameter."""
+    """Parse the node names of the option. Raises typer.BadParameter."""
     return node_names([name.strip() for text in messages or () for name in text.removesuffix(",").split(",")])
 
 
@@ -236,12 +236,12 @@ def _apart(words: list[str], with_saved: bool) -> tuple[list[str], list[Path]]:
 
 
 def _is_a_file(word: str) -> bool:
-    """No kind has a dot or a slash in its name."""
+    """Whether the argument is a path: kinds have neither a dot nor a slash in their names."""
     return not {".", "/"}.isdisjoint(word) and Path(word).exists()
 
 
 def _read_old(path: Path) -> Snapshot:
-    """Read a saved state. Raises SavedStateError for an incomplete one, because its missing part would count as new."""
+    """Read a saved state. Raises SavedStateError if it is incomplete: its missing part would count as new."""
     old = read_saved([path])
     if old.unread:
         raise SavedStateError(old.unread[0])
@@ -253,7 +253,7 @@ def _read_live(access: Access, target: Target | None, namespace: str, save: Path
 
     Raises ClusterError, and OSError if it can't be saved.
     """
-    from cli.output.progress import progress_bar  # noqa: PLC0415 - where there is something to wait for
+    from cli.output.progress import progress_bar  # noqa: PLC0415 - only if there is something to wait for
 
     bundle = Bundle() if save else None
     namespace = namespace or (target.namespace if target else "")
@@ -270,7 +270,7 @@ def _with_probes(
     snapshot: Snapshot, access: Access, names: Sequence[str], image: str, namespace: str, max_workers: int
 ) -> Snapshot:
     """Return the snapshot with the records of probed nodes; failures are reported. Raises TargetError."""
-    from cli.output.progress import progress_bar  # noqa: PLC0415 - few ask for it
+    from cli.output.progress import progress_bar  # noqa: PLC0415 - seldom requested
     from diagnosis.sources.node_probes import NodeProbeError, NodeProbes, with_records  # noqa: PLC0415
 
     chosen = chosen_nodes(snapshot, names)

@@ -11,11 +11,11 @@ from healthcheck.cluster.errors import Conflict, Forbidden, NotFound, Refused, U
 from healthcheck.operations.drain import EvictedPod, budgets_on, what_holds
 
 _SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
-"""Of the message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""
+"""Part of a message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""
 
 
 class CouldNot(Exception):
-    """A node can't be quarantined. The message says why; `details` are lines of their own below it."""
+    """A node can't be quarantined. The message has the reason; `details` are further lines below it."""
 
     def __init__(self, message: str, *details: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class Eviction:
         try:
             self._cluster.pods.evict(pod.namespace, pod.name, pod.uid)
         except (NotFound, Conflict):
-            pass  # it has gone by itself; another may have its name by now
+            pass  # the pod is already gone; another pod may have its name by now
         except (Unavailable, Forbidden, Refused) as error:
             # A disruption budget, a terminating namespace or a webhook: each may allow the eviction later.
             why = f"{error}{self._budgets(pod) if _SEVERAL_BUDGETS in str(error) else ''}"
@@ -70,7 +70,7 @@ class Eviction:
         self._sent.add(pod.uid)
 
     def _budgets(self, pod: EvictedPod) -> str:
-        """Name the pod's budgets. The API server names none, and evicts the pod only when a single one is left."""
+        """Return the pod's budgets by name: the API server omits them, and evicts only pods with at most one."""
         try:
             names = budgets_on(pod, self._cluster.pods.list_budgets(pod.namespace))
         except (Forbidden, Unavailable):

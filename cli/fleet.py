@@ -40,7 +40,7 @@ T = TypeVar("T")
 Beats: TypeAlias = "Mapping[str, Heartbeat]"
 """Heartbeats by node name."""
 _MOST = 10**9
-"""Upper limit of the settings that are read here."""
+"""Upper limit for the numbers of the ConfigMap that are read here."""
 _NOT_YET = (
     "it was never idle during a sweep, or other nodes came first; `gpu-healthcheck sweep --dry-run` shows the order"
 )
@@ -99,9 +99,9 @@ class FleetRow(Struct, frozen=True):
     since: str
     """First observation of the worst active finding; without findings, the last transition of the condition."""
     findings: tuple[FleetFinding, ...]
-    """Worst first."""
+    """Active findings, worst first."""
     unobserved: tuple[str, ...]
-    """Why checks could not run."""
+    """Reasons why checks could not run."""
     next_step: NextStep
 
 
@@ -110,7 +110,7 @@ class Fleet(Struct, frozen=True):
 
     budget: FleetBudget
     nodes: list[FleetRow]
-    """Worst first."""
+    """GPU nodes, worst first."""
     passed_over: list[str]
     """Unreadable objects, each with the reason."""
 
@@ -149,7 +149,7 @@ def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, int
 def gpu_nodes(cluster: Cluster, chosen: str = "") -> Iterator[NodeState]:
     """Yield the nodes that the DaemonSet selects, and all nodes with an agent's verdict.
 
-    Nodes without a verdict are listed first: one that gets its verdict meanwhile is listed twice, and none is missed.
+    Nodes without a verdict are listed first: a node that gets its verdict meanwhile is listed twice, never missed.
     """
     among = [chosen] if chosen else []
     left_out = [f"!{STATUS}", *among]
@@ -183,7 +183,7 @@ def _is_overdue(node: NodeState, interval: timedelta, now: datetime) -> bool:
 
 
 def _worst_first(row: FleetRow) -> tuple[int, int, bool, str]:
-    """Return the sort key of a node. A node without a record may be as bad as one that could not be checked."""
+    """Return the sort key of a node. A node without a record may be as bad as a node that could not be checked."""
     severity = Severity.__members__.get(row.severity, Severity.PASS)
     return _PLACES.get(row.status, _PLACES[""]), -severity, not row.silent, row.node
 
@@ -273,7 +273,7 @@ def _causes(record: StandingRecord) -> tuple[str, ...]:
 
 
 def looked(row: FleetRow) -> str:
-    """Age of the agent's last heartbeat."""
+    """Return the age of the agent's last heartbeat."""
     if row.heartbeat_age_seconds is None:
         return "never" if not row.status else "none, silent" if row.silent else "?"
     word = ago(row.heartbeat_age_seconds)

@@ -19,7 +19,7 @@ SETTING = "a setting"
 
 
 class IndexEntry(Struct, frozen=True):
-    """One term. `kind` is its sort; `more` is the page with details."""
+    """One term of `explain`. `more` is the page with details."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ class IndexEntry(Struct, frozen=True):
 
 
 class Declared(Struct, frozen=True):
-    """A reason, and the check that finds it."""
+    """A reason, and the check that reports it."""
 
     reason: Reason
     check: str

@@ -44,7 +44,7 @@ def who_uses(host: Host) -> str:
 
 @dataclass
 class Level2Run:
-    """One run. A signal stops DCGM in its own way; no process of the run remains."""
+    """One run of level 2. A signal stops DCGM in the way that DCGM needs; no process of the run remains."""
 
     values: NodeSettings
     root: Path

@@ -41,7 +41,7 @@ def read_here(program: str) -> LocalSettings:
     if not _may_hold_settings(directory) and not any(key in os.environ for key in index.defaults()):
         message = f", {_NO_SETTINGS.format(directory)}"
         return LocalSettings(directory, Policy(), read_packaged(), index.defaults(), message)
-    # The reader of settings takes as long to load as everything else together.
+    # Loading the reader of settings takes as long as loading everything else.
     from healthcheck.settings.declared import by_key, written  # noqa: PLC0415
     from healthcheck.settings.reading import read_settings  # noqa: PLC0415
 

@@ -33,7 +33,7 @@ class LogLines:
                 at = datetime.fromisoformat(stamp)
             except ValueError:
                 continue
-            # The stamp itself decides between two of one microsecond: it may have more digits.
+            # Of two lines in one microsecond, the text of the timestamp decides: it may have more digits.
             if at.tzinfo and (at, stamp) > self._last:
                 self._last = (at, stamp)
                 yield words(message)

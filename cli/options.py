@@ -64,7 +64,7 @@ def path(text: str | Path) -> Path:
 
 
 def seconds_of(text: str | float) -> float:
-    """Raises typer.BadParameter."""
+    """Parse a duration in seconds. Raises typer.BadParameter."""
     try:
         return text if isinstance(text, float) else timeout(text)
     except ValueError as error:
@@ -81,7 +81,7 @@ def positive_seconds(text: str | float) -> float:
 def _url(value: str) -> str:
     if not value:
         return ""
-    from healthcheck.cluster.prometheus import AddressError, checked  # noqa: PLC0415 - where one is named
+    from healthcheck.cluster.prometheus import AddressError, checked  # noqa: PLC0415 - only if a URL is given
 
     try:
         return checked(value)

@@ -68,7 +68,7 @@ class QuarantineOptions(Struct, frozen=True):
 
 
 class QuarantinePlan(Struct, frozen=True):
-    """Planned actions, from one read of the cluster.
+    """Plan of a quarantine, from one read of the cluster.
 
     `following`: the Job that already runs on the node, or that has ended unobserved.
     """
@@ -115,7 +115,7 @@ class NodeQuarantine:
         self._voice = voice
 
     def plan(self) -> QuarantinePlan:
-        """Plan the run, and reject one that could not be completed. Changes nothing."""
+        """Plan the run; reject it if it could not be completed. Changes nothing."""
         node = self._node()
         held = claim_on(node, datetime.now(UTC))
         if held is not None and held.kind is not RunKind.QUARANTINE:
@@ -142,7 +142,7 @@ class NodeQuarantine:
         return self._end(plan, following, self._followed(following, _deadline_seconds(plan.template)))
 
     def standing(self) -> Iterator[str]:
-        """Yield the leftovers of an interrupted run in the cluster, and how to continue or to give up."""
+        """Yield the leftovers of an interrupted run in the cluster, and the commands to continue or cancel it."""
         node, job = self._node(), self._job()
         running = job is not None and not job.outcome
         give_up = [f"kubectl delete job -n {NAMESPACE} {self._job_name}"] if running else []
@@ -166,7 +166,7 @@ class NodeQuarantine:
             yield "to abandon the run:"
             yield f"  {COMMAND}{' && '.join(give_up)}"
 
-    # --- looking
+    # --- reading
 
     def _node(self) -> NodeState:
         try:
@@ -249,7 +249,7 @@ class NodeQuarantine:
             ) from None
 
     def _start(self, plan: QuarantinePlan) -> JobState | None:
-        """Return the running Job, found or created; None while an ended one is still being deleted."""
+        """Return the running Job, found or created; None while an ended Job is still being deleted."""
         self._voice.stage("creating its Job")
         known = self._job()
         if known is not None:
@@ -345,7 +345,7 @@ class _Following:
             job = None
         if job is None or job.uid != self._job.uid:
             raise CouldNot("its Job was deleted, possibly with the node")
-        # Read after its end was seen, the log is whole.
+        # A log that is read after the end of the Job is complete.
         pods = self._cluster.pods.list_of(job)
         if pods:
             self._look_at(pods[-1])
@@ -378,7 +378,7 @@ class _Following:
             self._tell(f"pod {pod.name} ended: {pod.ended}")
 
     def _warning(self, uid: str) -> str:
-        """Return the newest warning Event about it; '' without one, or without permission to read Events."""
+        """Return the newest warning Event about the object; '' without one, or without permission to read Events."""
         try:
             return "".join(self._cluster.events.list_warnings(self._job.namespace, uid)[-1:])[:_LONGEST_WARNING]
         except Forbidden:

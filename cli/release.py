@@ -131,7 +131,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     if local:
         if nodes or selector:
             raise typer.BadParameter("--local releases this machine: give no node name and no -l")
-        from cli.local_release import release_here  # noqa: PLC0415 - it reads this machine, the others a cluster
+        from cli.local_release import release_here  # noqa: PLC0415 - only this form reads the local machine
 
         raise typer.Exit(release_here(by, reason, dry_run=dry_run))
     if bool(nodes) == bool(selector):
@@ -144,7 +144,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
 
 def release_nodes(nodes: Sequence[str], options: ReleaseOptions, access: Access) -> int:
-    """Returns the exit code, of several nodes the worst."""
+    """Release the nodes. Returns the exit code; with several nodes, the worst."""
     try:
         return _release_each(cluster_of(access), nodes, _signed(options, access))
     except ClusterError as error:

@@ -64,7 +64,7 @@ def replay(
         if captures.evidence is not None:
             code = _judge_cycle(files[0], captures.evidence, expected, form, verbose=verbose)
         elif captures.dcgm is not None:
-            from cli.replay_dcgm import judge_document  # noqa: PLC0415 - a log needs none of its checks
+            from cli.replay_dcgm import judge_document  # noqa: PLC0415 - a log does not need the checks
 
             code = judge_document(files[0], captures.dcgm, captures.saved_at, expected, form)
         else:
@@ -86,7 +86,7 @@ def _replayed(captures: Captures, expected: Expectation, here: LocalSettings) ->
 def _judge_cycle(name: str, raw: bytes, expected: Expectation, form: OutputFormat | None, *, verbose: bool) -> int:
     """Judge and show a saved check cycle, with an instance type by that type's profile on this machine.
 
-    Raises CaptureError if it is none, or has invalid values.
+    Raises CaptureError if the file is not a check cycle, or has invalid values.
     """
     from cli.judged_cycle import judged  # noqa: PLC0415 - a log needs few checks, a check cycle all of them
     from cli.output.cycle_table import show  # noqa: PLC0415
@@ -108,7 +108,7 @@ def _judge_cycle(name: str, raw: bytes, expected: Expectation, form: OutputForma
 
 
 def _sourced(standing: ActiveFinding, name: str) -> ActiveFinding:
-    """Return the row of a level finding: its evidence is the whole file, and its rule that of its check."""
+    """Return the row of a level finding: the evidence is the whole file, and the rule is the rule of the check."""
     finding = standing.finding
     return replace(standing, finding=replace(finding, source=name, rule=finding.rule or standing.check))
 

@@ -52,7 +52,7 @@ _LEVELS = {2: LEVEL_2, 4: LEVEL_4}
 
 
 def judge_document(name: str, raw: bytes, saved_at: datetime, expected: Expectation, form: OutputFormat | None) -> int:
-    """Judge and show it; returns the exit code. Raises CaptureError if it is no output of the diagnostic.
+    """Judge and show the document; returns the exit code. Raises CaptureError if it is not output of a diagnostic.
 
     `saved_at` is the time of the file, in UTC.
     """

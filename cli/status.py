@@ -118,7 +118,7 @@ def _show(fleet: Fleet, output: StatusFormat, *, headers: bool) -> None:
 
 def _show_allocation(access: Access, prometheus: str, output: StatusFormat) -> None:
     """Print the pods that hold GPUs. Raises ClusterError if nothing can be listed, or the utilization is unknown."""
-    from cli.output import allocation_table  # noqa: PLC0415 - the fleet needs none of it
+    from cli.output import allocation_table  # noqa: PLC0415 - the fleet does not need it
     from diagnosis.answers.live import read_allocation  # noqa: PLC0415
     from diagnosis.report.document import cluster_document  # noqa: PLC0415
 

@@ -66,7 +66,7 @@ def _acknowledged(folder: Path, machine: str) -> tuple[Acknowledgement, ...]:
 
 @contextmanager
 def probing(root: Path, *, here: bool) -> Iterator[Host]:
-    """Return the host with its probes in child processes. `here`: the node is this machine."""
+    """Yield the host with its probes in child processes. `here`: the node is this machine."""
     nvml, libfabric, runtime = Driver(root, use_loader=here), Libfabric(root), RuntimeStatus(root)
     try:
         host = Host(root, nvml.look)
@@ -130,7 +130,7 @@ def _type_on_the_node() -> str:
     node_name = os.environ.get("NODE_NAME", "")
     if not node_name or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return ""
-    from healthcheck.cluster.client import Cluster  # noqa: PLC0415 - elsewhere a check needs no cluster
+    from healthcheck.cluster.client import Cluster  # noqa: PLC0415 - only in the agent's pod
 
     try:
         return Cluster().nodes.read(node_name).labels.get(INSTANCE_TYPE, "")
@@ -141,7 +141,7 @@ def _type_on_the_node() -> str:
 def check_once(
     host: Host, checks: tuple[Check, ...], instance_type: str, settings: Settings, *, here: bool
 ) -> EvidenceCycle:
-    """`here`: the node is this machine, and so its kernel log has this machine's clock."""
+    """Run one check cycle. `here`: the node is this machine, so its kernel log uses this machine's clock."""
     moment = now()
     try:
         boot = kernel_log.boot_id(host.root)

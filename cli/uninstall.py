@@ -65,7 +65,7 @@ def uninstall(
 
 
 def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
-    from healthcheck.cluster.device_taint_rules import DeviceTaints  # noqa: PLC0415 - the help needs no client
+    from healthcheck.cluster.device_taint_rules import DeviceTaints  # noqa: PLC0415 - the help does not need the client
 
     running = list(cluster.jobs.list_workloads(SELECTOR))
     taints = DeviceTaints(cluster.connection)
@@ -132,7 +132,7 @@ def _look(cluster: Cluster) -> list[Removal]:
 
 
 def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
-    """Whether nothing of ours is left on the Node. Raises Forbidden: the other Nodes would be refused as well."""
+    """Remove our fields, and return whether none is left. Raises Forbidden, which applies to the other Nodes too."""
     try:
         node = cluster.nodes.update(name, patch) or cluster.nodes.read(name)
         if conditions := removal(node).conditions:

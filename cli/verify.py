@@ -80,7 +80,7 @@ def _all_hold(answers: list[Verification]) -> bool:
 
 
 def answers_of(cluster: Cluster) -> Iterator[Verification]:
-    """Yield the results; each part depends on the ones before. Raises ClusterError."""
+    """Yield the results; each part depends on the parts before it. Raises ClusterError."""
     missing = sorted(set(POLICIES) - cluster.policies.list_in_force())
     yield Verification(
         "policies",

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck version`."""
+"""`gpu-healthcheck version`: the version of this program."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ SEVERITY_MEANS = {
     Severity.REBOOT: "drain and reboot the node",
     Severity.ISOLATE: "keep work away and replace the node",
 }
-"""What an operator does."""
+"""Action of the operator, by severity."""
 
 
 def explained(error: Exception) -> str:

@@ -102,7 +102,7 @@ class Cause(Struct, frozen=True, eq=False):
     severity: CauseSeverity
     link: Link | None
     means: str
-    """One sentence."""
+    """Meaning, in one sentence."""
     remedy: str
     """General fix; a result names the objects."""
     source: str = ""

@@ -1,1 +1,1 @@
-"""Programs that this project tests and releases with, built from Go modules into a cache of this user's."""
+"""Programs for this project's tests and releases, built from Go modules into a cache of the user."""

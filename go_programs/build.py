@@ -1,4 +1,4 @@
-"""One Go build of exactly the modules that a room's go.mod and go.sum pin, kept under their digest."""
+"""One Go build of exactly the modules that a folder's go.mod and go.sum pin, cached under their digest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def built(target: Path, build: Callable[[Path], None]) -> Path:
     with _only_one_builder(target):
         if not target.is_dir():  # another process may have built it while we waited
             unfinished = f".building-{target.name}."
-            for left in target.parent.glob(f"{glob.escape(unfinished)}*"):  # by one that was killed: we hold its lock
+            for left in target.parent.glob(f"{glob.escape(unfinished)}*"):  # of a killed build: we have its lock
                 shutil.rmtree(left)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=unfinished) as folder:
                 half_built = Path(folder) / "bin"

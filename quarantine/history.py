@@ -26,7 +26,7 @@ _LONGEST_NAME, _LONGEST_IDENTITY = 120, 64
 
 
 class History(Struct, frozen=True):
-    """Return the runs of the last 7 days with a fault of RESET or worse, newest first (docs/rules.md 6)."""
+    """Runs of the last 7 days with a fault of RESET or worse, newest first (docs/rules.md 6)."""
 
     rows: tuple[HistoryRow, ...] = ()
 

@@ -70,7 +70,7 @@ class QuarantineMarks:
         self._writing = threading.Lock()
         self._known: tuple[RunStart, QuarantineProgress] | None = None
         self.is_heard = True
-        """Whether the last write succeeded; if not, the next one does not wait."""
+        """Whether the last write succeeded; after a failed write, the next renewal is due sooner."""
         self._at = datetime.min.replace(tzinfo=UTC)
         """Time of the record.
 

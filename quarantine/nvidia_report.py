@@ -59,7 +59,7 @@ class BugReport:
             self._program.run(argv, self.seconds, self.directory)
         except (ChildError, Shortage, OSError) as error:
             log.warning("bug report: not complete", error=str(error))
-        # It compresses its output if gzip is there.
+        # NVIDIA's program compresses the report if gzip is installed.
         kept = next((file for file in (target.with_name(f"{target.name}.gz"), target) if file.is_file()), None)
         return str(kept) if kept else ""
 
@@ -69,7 +69,7 @@ class BugReport:
 
 
 def _make_room(directory: Path) -> None:
-    """Delete the oldest reports to make room for one. Names sort by time."""
+    """Delete the oldest reports to make room for a new report. Names sort by time."""
     reports = sorted(directory.glob(f"{_BEGINNING}*"))
     for old in reports[: max(len(reports) - MOST_REPORTS + 1, 0)]:
         old.unlink(missing_ok=True)

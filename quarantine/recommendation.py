@@ -29,14 +29,14 @@ class GroupResult(Struct, frozen=True):
 
 
 class Returned(Struct, frozen=True):
-    """A fault that an earlier run found. `gpu`: serial or UUID of its GPU; '' without one."""
+    """A fault that an earlier run found. `gpu`: serial or UUID of its GPU; '' without a GPU."""
 
     reason: str
     subject: str
     gpu: str = ""
 
     def is_same_as(self, found: Finding) -> bool:
-        """Whether both are the same fault of one GPU, by its name; by its address if the name is unknown."""
+        """Whether both are the same fault of one GPU, compared by serial or UUID; by address if that is unknown."""
         if found.reason != self.reason:
             return False
         known = found.about.get("uuid" if self.gpu.startswith("GPU-") else "serial", "")
@@ -181,4 +181,4 @@ TABLE = (
         _tests_that_are(Status.PASS, Status.WARN),
     ),
 )
-"""Rows, worst first; a row matches every run. A test of EFA or NCCL that does not apply to the node matches none."""
+"""Rows, worst first; each run matches at least one. An EFA or NCCL test that does not apply matches no row."""

@@ -41,7 +41,7 @@ _STOPPED = "the run was stopped before its end (SIGTERM): its pod was deleted, o
 
 
 class QuarantineRun(Struct, frozen=True):
-    """`stopping` is set by a signal. `holder` names the run on the Node."""
+    """Quarantine run of this node. A signal sets `stopping`; `holder` is the name of the run on the Node."""
 
     own: QuarantineSettings
     settings: Settings

@@ -10,7 +10,7 @@ from healthcheck.settings.declared import Folder, LogLevel, NodeName
 
 
 class QuarantineSettings(Struct, frozen=True, kw_only=True):
-    """`name` is the variable."""
+    """Settings of the run; `name` is the environment variable of a field."""
 
     node_name: NodeName = field(name="NODE_NAME")
     """Node that is tested; the manifest takes it from the pod's spec."""

@@ -75,7 +75,7 @@ def image(target: Target, repository: Repository, out: Folder = Path("dist"), so
 
 @app.command()
 def rebuild(target: Target, source: str = "") -> None:
-    """Build the TARGET and print its digest, to compare with a released one."""
+    """Build the TARGET and print its digest, to compare with a released image."""
     made_from = origin(source)
     with exported(made_from.revision) as tree, tempfile.TemporaryDirectory() as folder:
         images.build(buildah, images.NAME, images.build_arguments(target, made_from), tree)

@@ -10,7 +10,7 @@ from release.running import run
 
 SLIM, FULL = "slim", "full"
 TARGETS = (FULL, SLIM)
-"""Target of our Dockerfile."""
+"""Targets of our Dockerfile."""
 NAME = "localhost/gpu-healthcheck-release"
 """Name of the built image in the builder's store."""
 Buildah = Callable[..., str]
@@ -36,7 +36,7 @@ def build_arguments(target: str, made_from: Origin) -> list[str]:
     }
     return [
         f"--target={target}",
-        f"--timestamp={made_from.epoch}",  # for the image, its history, and each file in its layers
+        f"--timestamp={made_from.epoch}",  # time of the image, its history, and each file in its layers
         "--identity-label=false",  # buildah's own version
         "--format=oci",
         *(f"--build-arg={name}={value}" for name, value in values.items()),

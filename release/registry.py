@@ -17,9 +17,9 @@ class Registry:
     """Registry that images are pushed to."""
 
     repository: str
-    """Such as ghcr.io/OWNER/gpu-healthcheck; the chart is in `charts/` next to it."""
+    """Repository, as ghcr.io/OWNER/gpu-healthcheck; the chart is in `charts/` next to it."""
     plain_http: bool = False
-    """Only for a registry on loopback."""
+    """Whether to use HTTP; only for a registry on loopback."""
 
     @property
     def charts(self) -> str:

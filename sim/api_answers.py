@@ -26,7 +26,7 @@ class ApiAnswers(LoopbackAnswers):
         self._store = gate.store
         super().__init__(*arguments)
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server looks for
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
         url = urlsplit(self.path)
         body = self.read_body()
         headers = dict(JSON)

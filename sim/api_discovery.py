@@ -6,7 +6,7 @@ VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
 def discovered(path: str) -> Object | None:
-    """The answer to a discovery request, or None if the path is no such request."""
+    """Return the answer to a discovery request; None for any other path."""
     groups = sorted({resource.api_version for resource in RESOURCES if resource.group})
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}

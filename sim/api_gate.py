@@ -27,7 +27,7 @@ class _Stop:
     over: threading.Event = field(default_factory=threading.Event)
 
     def hold(self, method: str, path: str, *, done: bool) -> None:
-        """Hold such a request until `recover`, then cut it off."""
+        """Hold the request until `recover`, then cut it off."""
         if (method, done) == (self.method, self.done) and self.path_part in path:
             self.reached.set()
             self.over.wait()
@@ -85,13 +85,13 @@ class RequestGate:
         self._flowing.set()
 
     def hold(self) -> None:
-        """Return at once; if the stand-in hangs, wait for its end and cut the connection off."""
+        """If the stand-in hangs, wait until it recovers, and cut the connection off."""
         if not self._flowing.is_set():
             self._flowing.wait()
             raise ConnectionAbortedError
 
     def admit(self, method: str, path: str) -> None:
-        """Return if the request may be executed."""
+        """Hold or fail the request as injected; otherwise do nothing."""
         self.hold()
         if (stop := self._stop) is not None:
             stop.hold(method, path, done=False)

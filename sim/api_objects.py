@@ -14,7 +14,7 @@ _ONE_OF = re.compile(r"(?P<key>\S+) in \((?P<values>[^()]*)\)")
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
-# The lists that a strategic merge patch merges, and by which key; any other list (spec.taints) is replaced whole.
+# Lists that a strategic merge patch merges, and their keys; any other list, such as spec.taints, is replaced.
 MERGE_KEYS = {"conditions": "type", "addresses": "type", "ownerReferences": "uid"}
 
 

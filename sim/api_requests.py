@@ -21,7 +21,7 @@ USER = "system:serviceaccount:gpu-healthcheck:gpu-healthcheck"
 class Request:
     """One received request."""
 
-    at: float  # time.monotonic(), when it had been done and was not yet answered
+    at: float  # time.monotonic() between execution and answer
     method: str
     path: str
     body: Object
@@ -72,7 +72,7 @@ def logged_refusal(status: int, retry_after: int | None, method: str, path: str)
     """Return the injected failure."""
     message = f"the stand-in is configured to answer {status}"
     if status == HTTPStatus.FORBIDDEN:
-        with suppress(RefusedError):  # of a kind that is not served too: rights are asked for first
+        with suppress(RefusedError):  # also for a kind that is not served: permissions are checked first
             message = _forbidden(parse_target(path), method)
     details: Object = {} if retry_after is None else {"retryAfterSeconds": retry_after}
     return RefusedError(status, REASONS.get(status, "ServiceUnavailable"), message, details)

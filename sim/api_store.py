@@ -100,7 +100,7 @@ class ApiStore:
             self._record(resource, present, "DELETED")
 
     def compact(self) -> None:
-        """Answer new watches of older versions with 410 from now on; running watches go on."""
+        """Answer new watches of older versions with 410 from now on; running watches continue."""
         with self.changed:
             self.oldest_version = self.version
 

@@ -22,7 +22,7 @@ class CompilerError(Exception):
 
 @functools.cache
 def build(source: Path, name: str, *flags: str) -> Path:
-    """Return the compiled library. Its file name contains a digest of its sources, so that no old one is used."""
+    """Return the compiled library. Its file name contains a digest of its sources, so that no old file is used."""
     command = (*FLAGS, *flags)
     identity = source.read_bytes() + repr(command).encode() + platform.machine().encode()
     library = BUILD_DIRECTORY / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.so"

@@ -10,7 +10,7 @@ from pathlib import Path
 TOOLKIT_PROGRAM = "usr/bin/nvidia-container-runtime"
 OPERATORS_PROGRAM = "usr/local/nvidia/toolkit/nvidia-container-runtime"
 STANDARD_FILE = "etc/containerd/config.toml"
-# Every file is of the day on which the image was made, so that it is older than any process.
+# Modification time of every file: the build of the image, so that files are older than all processes.
 IMAGE_MADE = 1_750_000_000
 _TICKS_PER_SECOND = 100
 _FIRST_PID = 901
@@ -115,7 +115,7 @@ def _snap_processes(base: str) -> tuple[Running, Running]:
 
 
 def _k8s_snap(base: str) -> Distribution:
-    """Docker's containerd was installed first, or that of the snap."""
+    """Return Canonical Kubernetes from the snap. `base`: its containerd's folder if Docker's was installed first."""
     nvidia = f"version = 2\n{RUNC_V2}{handler(V2, 'nvidia', f'/{OPERATORS_PROGRAM}')}"
     dockers = {STANDARD_FILE: f"version = 2\n{RUNC_V2}"} if base else {}
     return Distribution(
@@ -140,7 +140,7 @@ _RANCHERS = (
 
 
 def _ranchers(name: str, defaults: str) -> dict[str, str]:
-    """The generated configuration of containerd, and the kubelet's drop-ins (since 1.32)."""
+    """Return the generated configuration of containerd, and the kubelet's drop-ins (since 1.32)."""
     folder = f"var/lib/rancher/{name}/agent/etc"
     return {
         f"{folder}/containerd/config.toml": _RANCHERS,
@@ -239,7 +239,7 @@ DISTRIBUTIONS = {
     "k3s": Distribution(
         _ranchers("k3s", "00-k3s-defaults.conf"),
         (
-            # It hides its own flags.
+            # k3s hides its own flags.
             Running("k3s-agent", ("/usr/local/bin/k3s agent",), "k3s-agent.service", (), "/usr/local/bin/k3s"),
             Running("containerd", ("containerd", "-c", _K3S_FILE), "k3s-agent.service", (_K3S_SOCKET,)),
         ),
@@ -292,7 +292,7 @@ DISTRIBUTIONS = {
     "k8s-snap": _k8s_snap(_SNAP_BASE),
     "k8s-snap-since-1.36": _k8s_snap(_SNAP_BASE_SINCE_1_36),
     "k8s-snap-in-the-standard-place": _k8s_snap(""),
-    # A node of the snap after the toolkit was configured for the containerd that it looks for by itself: a fault.
+    # A fault: a node of the snap, with the toolkit configured for the containerd at the standard path.
     "two-containerds": Distribution(
         {
             **_snap_files(_SNAP_BASE, "version = 2\n# Nothing but a registry.\n"),
@@ -450,7 +450,7 @@ class ContainerRuntime:
         os.utime(file, (IMAGE_MADE, IMAGE_MADE))
 
     def start(self, age_seconds: float) -> None:
-        """Start its processes with this age."""
+        """Start the processes of the runtime with this age."""
         self.stop()
         uptime = float((self._root / "proc/uptime").read_text().split()[0])
         started = int(max(0.0, uptime - age_seconds) * _TICKS_PER_SECOND)

@@ -43,7 +43,7 @@ class Stage:
 
     def start_agent(self) -> float:
         (self.folder / "config").mkdir(exist_ok=True)
-        # The shortest interval and a short deadline: the demo takes no minutes.
+        # The shortest interval and a short deadline keep the demo short.
         (self.folder / "config/CHECK_INTERVAL").write_text("10")
         environment = {
             **os.environ,
@@ -171,7 +171,7 @@ def play(stage: Stage) -> int:
     try:
         for act in (becomes_healthy, falls_off_the_bus, hangs, comes_back):
             act(stage)
-            if not stage.console.is_terminal:  # where nothing can be drawn anew, each act ends with the table
+            if not stage.console.is_terminal:  # without a terminal, each step ends with the table
                 stage.console.print(node_table(stage.api.node(NODE)))
     except (TimeoutError, AssertionError) as error:
         stage.console.print(f"the demo failed: {error}", style="bold red", markup=False)

@@ -39,7 +39,7 @@ class _ImdsAnswers(LoopbackAnswers):
         self._imds = imds
         super().__init__(*arguments)
 
-    def do_PUT(self) -> None:  # noqa: N802 - the name that http.server looks for
+    def do_PUT(self) -> None:  # noqa: N802 - the name that http.server calls
         self.read_body()
         self._imds.closing.wait(self._imds.delay_seconds)
         seconds = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
@@ -52,7 +52,7 @@ class _ImdsAnswers(LoopbackAnswers):
             self._imds.tokens.add(token)
             self.answer(HTTPStatus.OK, token.encode(), {"X-aws-ec2-metadata-token-ttl-seconds": seconds})
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server looks for
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
         self._imds.closing.wait(self._imds.delay_seconds)
         if self.headers.get("X-aws-ec2-metadata-token") not in self._imds.tokens:
             self.answer(HTTPStatus.UNAUTHORIZED, b"")

@@ -47,7 +47,7 @@ class Row:
 
     def shape(self) -> InstanceShape:
         gpu_buses = [_FIRST_GPU_BUS + _BUSES_PER_GPU * number for number in range(self.gpus)]
-        # The network cards stand before the GPUs, as evenly as they can.
+        # Network cards are placed before the GPUs, distributed as evenly as possible.
         each = -(-self.efa // self.gpus)
         efa_buses = [gpu - before for gpu in gpu_buses for before in range(each, 0, -1)][: self.efa]
         return InstanceShape(
@@ -66,7 +66,7 @@ def _on_buses(*buses: int) -> tuple[str, ...]:
 
 
 def _family(name: str, model: GpuModel, sizes: Mapping[str, tuple[int, int]]) -> dict[str, Row]:
-    """Number of GPUs and EFA devices by size."""
+    """Return rows by instance type. `sizes`: numbers of GPUs and EFA devices."""
     return {f"{name}.{size}": Row(model, gpus, efa) for size, (gpus, efa) in sizes.items()}
 
 
@@ -83,17 +83,17 @@ ROWS: Mapping[str, Row] = {
     "p5en.48xlarge": Row(H200, 8, 16, 4, _H100_SWITCH),
     "p6-b200.48xlarge": Row(B200, 8, 8, mlx5=4),
     "p6-b300.48xlarge": Row(B300, 8, 16, mlx5=4),
-    # How many EFA devices it has is not published: an even share of its seventeen cards.
+    # The number of EFA devices is not published: assumed is an even share of its 17 network cards.
     "p6e-gb200.36xlarge": Row(GB200, 4, 8),
     "p6e-gb300.36xlarge": Row(GB300, 4, 8),
-    # Eight ConnectX-8 by RoCE, and no EFA.
+    # Eight ConnectX-8 with RoCE, and no EFA.
     "p6e-gb300r.36xlarge": Row(GB300, 4, 0, mlx5=8),
     **_family("g4dn", T4, {**_SMALL, **_MIDDLE, "metal": (8, 1)}),
     **_family("g5", A10G, {**_SMALL, **_MIDDLE, "24xlarge": (4, 1), "48xlarge": (8, 1)}),
     **_family("g5g", T4G, {**_SMALL, "8xlarge": (1, 0), "16xlarge": (2, 0), "metal": (2, 0)}),
     **_family("g6", L4, {**_SMALL, **_MIDDLE, "24xlarge": (4, 1), "48xlarge": (8, 1)}),
     **_family("gr6", L4, {"4xlarge": (1, 0), "8xlarge": (1, 1)}),
-    # A fraction of a GPU, which the system shows as one.
+    # A fraction of a GPU, which the system shows as one GPU.
     **_family("g6f", L4, {"large": (1, 0), **_SMALL}),
     **_family("gr6f", L4, {"4xlarge": (1, 0)}),
     **_family("g6e", L40S, {**_SMALL, **_MIDDLE, "24xlarge": (4, 2), "48xlarge": (8, 4)}),

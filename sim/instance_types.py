@@ -22,7 +22,7 @@ class GpuModel:
     remaps_rows: bool = True
     """Ampere and later; before, pages are retired."""
     tells_margins: bool = False
-    """Hopper and later report the distance from their limit; earlier GPUs the limit itself."""
+    """Hopper and later report the distance from their temperature limit; earlier GPUs report the limit."""
     fabric_health_mask: int | None = None
     """Fabric state of a healthy GPU; None: no fabric (before Hopper, or without NVSwitches)."""
     fabric_health_summary: int = 0
@@ -102,7 +102,7 @@ INSTANCE_SHAPES = {
     "p5.48xlarge": InstanceShape(
         gpu_model=H100,
         gpu_addresses=_on_buses(*_P5_GPU_BUSES),
-        # Four network cards stand before each GPU: rdmap79s0 … rdmap82s0 before 53:00.0.
+        # Four network cards precede each GPU: rdmap79s0 … rdmap82s0 precede 53:00.0.
         efa_addresses=_on_buses(*(gpu - before for gpu in _P5_GPU_BUSES for before in (4, 3, 2, 1))),
         efa_pci_device="0xefa2",
         nvswitch_addresses=_on_buses(0xCB, 0xCC, 0xCD, 0xCE),

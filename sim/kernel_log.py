@@ -1,4 +1,4 @@
-"""Kernel log of a simulated node: dev/kmsg as a FIFO that gives one record per read, as the real device does.
+"""Kernel log of a simulated node: dev/kmsg as a FIFO that returns one record per read, like the real device.
 
 Limits of a FIFO: it has one reader (two would share the records), it cannot seek (ESPIPE), and a later reader finds
 only unread records. `replay` gives a restarted reader the ring of this boot again.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 WARNING, INFO = 4, 6
 KERNEL = 0
-# A FIFO in packet mode keeps one record per page; this is the most that an unprivileged process may ask for.
+# A FIFO in packet mode keeps one record per page; this is the largest size for an unprivileged process.
 FIFO_BYTES = 1 << 20
 
 
@@ -52,7 +52,7 @@ class SimulatedKernelLog:
         if not fifo.exists():
             os.mkfifo(fifo)
         self.path = fifo
-        # Read and write: so that opening waits for no reader, and a reader that leaves ends nothing.
+        # Opened for read and write: opening does not wait for a reader, and the FIFO survives the end of a reader.
         self._descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_DIRECT)
         with contextlib.suppress(PermissionError):  # a user with very many pipes keeps the default size
@@ -92,7 +92,7 @@ class SimulatedKernelLog:
     def write_raw(self, record: bytes) -> None:
         """Write unmodified bytes, for records that no kernel writes; they are not stored in the ring."""
         if len(record) > select.PIPE_BUF:
-            # The pipe would cut it into several packets, which the reader would take for several records.
+            # The pipe would split it into several packets, and the reader would read several records.
             raise ValueError(f"a record of {len(record)} bytes; a packet holds at most {select.PIPE_BUF}")
         while True:
             try:
@@ -105,7 +105,7 @@ class SimulatedKernelLog:
                 return
 
     def overrun(self, records: int) -> None:
-        """Skip the numbers of so many records, as if they were overwritten before they were read."""
+        """Skip this number of records, as if they were overwritten before they were read."""
         self._next_sequence += records
 
     def replay(self) -> None:

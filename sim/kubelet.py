@@ -128,7 +128,7 @@ class Kubelets:
                 if listed.status == http.client.OK:
                     self._look({pod["metadata"]["uid"]: pod for pod in listed.body["items"]})
             except _AWAY:
-                continue  # real kubelets go on too
+                continue  # real kubelets continue too
 
     def _look(self, there: Mapping[str, dict[str, Any]]) -> None:
         for uid, pod in there.items():
@@ -201,7 +201,7 @@ class Kubelets:
         if node in self.roots:
             path = f"{self.roots[node] / DCGM_PROGRAMS}:{path}"
             root = {"HOST_ROOT": str(self.roots[node])}
-        state = {"STATE_DIR": str(self.folder / f"{pod['metadata']['name']}.state")}  # not this machine's own
+        state = {"STATE_DIR": str(self.folder / f"{pod['metadata']['name']}.state")}  # not this machine's folder
         return {"PATH": path, "KUBECONFIG": str(kubeconfig), **state, **self.environment, **own, **root}
 
     def _tend(self, pod: _Pod) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-# How long closing may wait for the accept loop to look up.
+# Interval at which the accept loop checks for the end.
 POLL_SECONDS = 0.02
 
 
@@ -17,7 +17,7 @@ class LoopbackAnswers(BaseHTTPRequestHandler):
     """Answers of a loopback server, implemented by its user."""
 
     protocol_version = "HTTP/1.1"
-    # Headers and body are two writes: without this the second waits for the peer's delayed acknowledgement.
+    # Headers and body are two writes: otherwise the second waits for the peer's delayed acknowledgement.
     disable_nagle_algorithm = True
 
     def log_message(self, *_: object) -> None:
@@ -51,7 +51,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # A client that left in the middle is no news here; anything else is a fault of ours.
+        # A client may disconnect at any time; any other exception is a defect of the server.
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -71,7 +71,7 @@ class LoopbackServer:
         self._thread: threading.Thread | None = None
         self._kept = socket.socket()
         """Socket that reserves the port until the end, also while the server does not listen."""
-        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server has: both may be bound
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the server has it too: both may be bound
         self._kept.bind(("127.0.0.1", 0))
         self.port: int = self._kept.getsockname()[1]
         self.open()
@@ -82,7 +82,7 @@ class LoopbackServer:
 
     @property
     def accepted(self) -> int:
-        """Number of connections since its last start."""
+        """Return the number of connections since the server's last start."""
         return self._server.accepted if self._server else 0
 
     def open(self) -> None:

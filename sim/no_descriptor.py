@@ -13,7 +13,7 @@ _OPENINGS = frozenset({"open", "os.listdir", "os.scandir", "socket.__new__", "su
 
 
 class Shortage:
-    """`met`: the number of refused opens; `went_on`: whether another was tried after the first of them."""
+    """`met`: the number of refused opens; `went_on`: whether another open was tried after the first refused one."""
 
     def __init__(self, first: int, *, lasting: bool) -> None:
         self._thread = threading.get_ident()
@@ -43,7 +43,7 @@ def no_descriptor(first: int, *, lasting: bool) -> Iterator[Shortage]:
     """Refuse the `first` open (1, 2, …) as without a free descriptor, and with `lasting` all later ones."""
     if not _hooked.is_set():
         _hooked.set()
-        sys.addaudithook(_hear)  # there is no taking it back
+        sys.addaudithook(_hear)  # an audit hook can't be removed
     shortage = Shortage(first, lasting=lasting)
     _active.append(shortage)
     try:

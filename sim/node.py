@@ -35,7 +35,7 @@ FI_PINGPONG = Path(__file__).parent / "fi_pingpong.sh"
 NCCL_PROGRAMS = "opt/nccl-tests/build"
 ALL_REDUCE_PERF = Path(__file__).parent / "all_reduce_perf.sh"
 KERNEL_RELEASE = "6.8.0-1029-aws"
-# Old enough that no production code takes the driver for one that is still coming up.
+# Age at which no production code treats the driver as just loaded.
 SETTLED_DRIVER_SECONDS = 3600
 NVML_GPU_IS_LOST = 15
 NVIDIA_MAJOR, UVM_MAJOR = 195, 510
@@ -145,7 +145,7 @@ class SimulatedNode:
         shutil.rmtree(self.root / f"nvml/gpu{index}")
 
     def xid(self, index: int, code: int, text: str, *, process: tuple[int, str] | None = None) -> KernelRecord:
-        """Write the driver's kernel line; before a GPU's first one of a boot, the line with its address."""
+        """Write the driver's kernel line, preceded by a line with the GPU's address if it is the first in this boot."""
         gpu = self.gpus[index]
         if index not in self._announced:
             self._announced.add(index)
@@ -312,7 +312,7 @@ class SimulatedNode:
     # -- the container runtime
 
     def run_kubernetes(self, distribution: str) -> None:
-        """Make it a healthy node of that distribution (sim/container_runtime.py)."""
+        """Make this a healthy node of the distribution (sim/container_runtime.py)."""
         self.container_runtime.install(distribution)
         self.container_runtime.start(SETTLED_DRIVER_SECONDS)
 
@@ -423,7 +423,7 @@ class SimulatedNode:
         directory = self.root / LIBRARY_DIRECTORY
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("libnvidia-ml.so*"):
-            old.unlink()  # never written over: a process may have it mapped
+            old.unlink()  # never overwritten: a process may have it mapped
         shutil.copyfile(nvml_library.build(), directory / f"libnvidia-ml.so.{version}")
         (directory / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
         (directory / "libnvidia-ml.so").symlink_to("libnvidia-ml.so.1")
@@ -511,5 +511,5 @@ class SimulatedNode:
     def _process_words(self, process: tuple[int, str] | None) -> str:
         if process:
             return f"pid={process[0]}, name={process[1]}, "
-        # The driver left these words out from R570 on.
+        # From R570 on, the driver omits these words.
         return "" if int(self.driver_version.split(".")[0]) >= 570 else "pid='<unknown>', name=<unknown>, "

@@ -1,4 +1,4 @@
-"""The kubelet's own socket for monitoring (PodResourcesLister), as a simulated node's kubelet would answer it."""
+"""Socket of a simulated node's kubelet for monitoring (PodResourcesLister)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUESTION = QUESTIONS["pod-resources"]
 _GPU = "nvidia.com/gpu"
 
 Held = Callable[[], Iterable[tuple[str, str, int]]]
-"""Set the current pods with GPUs: namespace, pod and number."""
+"""Function that returns the current pods with GPUs: namespace, pod and number."""
 
 
 @contextmanager

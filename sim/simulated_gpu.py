@@ -29,7 +29,7 @@ class SimulatedGpu:
 
 
 def invent_gpus(node_name: str, shape: InstanceShape) -> Iterator[SimulatedGpu]:
-    # Unique per node and GPU, equal in every run, and plainly invented.
+    # Unique per node and GPU, equal in every run, and recognisable as invented.
     node_number = binascii.crc32(node_name.encode())
     for index, address in enumerate(shape.gpu_addresses):
         yield SimulatedGpu(
@@ -61,7 +61,7 @@ def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
         "processes": "",
         "pcie_width": 16,
         "pcie_max_width": 16,
-        # As of an idle GPU: the link is slow until a process uses it.
+        # Values of an idle GPU: the link is slow until a process uses it.
         "pcie_generation": 1,
         "pcie_max_generation": 5,
         "pcie_replays": 0,

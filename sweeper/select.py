@@ -153,7 +153,7 @@ def _unfit(node: Candidate, holder: str, tried: Attempt, interval: timedelta, no
         return node.obstacle
     if holder:
         return f"in use: {holder}"
-    # The later of record and Job counts; the record is of the Job that began before it.
+    # The later of record and Job counts; a record belongs to the Job that began before it.
     attempt = node.tried if node.tried and node.tried.at >= tried.at else tried
     # The record is as new as its Job, so that Job had a verdict.
     in_vain = node.tested is None or attempt.at > node.tested.at

@@ -18,7 +18,7 @@ _THE_IMAGE = "the image of a sweep is set in the CronJob gpu-healthcheck-sweep-n
 
 
 class SweeperSettings(Struct, frozen=True, kw_only=True):
-    """`name` is the variable."""
+    """Settings of all sweep programs; `name` is the environment variable of a field."""
 
     config_dir: Folder = field(default=Path("/etc/gpu-healthcheck"), name="CONFIG_DIR")
     """The mounted ConfigMap."""

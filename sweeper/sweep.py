@@ -45,7 +45,7 @@ _SLACK_SECONDS = 120.0
 """Margin of a claim beyond the Job's deadline: time for the pods to end and for the sweep to notice."""
 _WATCH_SECONDS, _BETWEEN_WATCHES_SECONDS = 300.0, 1.0
 _CLOSELY_SECONDS = 1.0
-"""Interval of the checks for work that waits for the devices of a test."""
+"""Interval of the checks for pods that wait for the devices of a test."""
 _PATIENCE = RetryLimits(60.0)
 """Retry time of one request."""
 _AT_ITS_START = RetryLimits(15.0, (Forbidden,), longest_pause=0.5)
@@ -122,7 +122,7 @@ class Sweep:
             raise failed[0]
 
     def _work_off(self, plan: SweepPlan, waiting: dict[str, JobState]) -> list[ClusterError]:
-        """Remove leftovers and start Jobs independently: a refusal for one node prevents no other test."""
+        """Remove leftovers and start Jobs independently: a refusal for one node does not prevent other tests."""
         taken = [decision.node for decision in plan.decisions if not decision.why]
         steps = [
             *(partial(self._clear, name) for name in plan.leftovers.marked),
@@ -352,7 +352,7 @@ class Sweep:
             log.info("a sweep Job has ended", node=job.node, job=job.name, outcome=job.outcome or "deleted")
 
     def _stop_unplaced(self, waiting: Mapping[str, JobState]) -> None:
-        """End the Jobs of nodes that are in use after all: their pods would wait behind other work.
+        """End the Jobs of nodes that other work uses by now: their pods would wait for the GPUs.
 
         As with every Job, the node is released when the Job is gone.
         """
@@ -367,7 +367,7 @@ class Sweep:
     def _step_aside(self, waiting: Mapping[str, JobState]) -> None:
         """End the tests with claimed devices when work may need them.
 
-        The scheduler would not: it preempts no claimed device, whatever the priority.
+        The scheduler does not: it never preempts a pod for a claimed device, whatever the priority.
         """
         if not any(job.claims for job in waiting.values()):
             return

@@ -34,7 +34,7 @@ def job_for(template: Mapping[str, Any], node: Candidate, order: JobSettings, at
     """Return the Job for one node. Raises TemplateError.
 
     It requests every GPU that the node advertises, by a device plugin or DRA. The scheduler then proves that they are
-    unused and reserves them for the test. It can run on that node only.
+    unused and reserves them for the test. The Job can run on that node only.
     """
     job = job_on(template, JobName(job_name(node.name, at), order.namespace, COMPONENT), node.name, node.uid)
     pod, container = pod_of(job)

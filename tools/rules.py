@@ -1,4 +1,4 @@
-"""Has promtool check and test monitoring/rules.yaml. Where there is no promtool it says so; in CI that is a failure."""
+"""Check and test monitoring/rules.yaml with promtool. Without promtool, report that; in CI, fail."""
 
 from __future__ import annotations
 

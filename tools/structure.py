@@ -39,7 +39,7 @@ LIMITS = {
     "healthcheck": Limits(15, 9, 64),
 }
 MOST_LINES = {"product": 64_000, "tests": 76_000}
-"""Lines of Python, with blank ones and comments. They only ever go down."""
+"""Lines of Python, including blank lines and comments. These limits are only ever lowered."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def imports_between_parts(package: str) -> Iterator[tuple[str, str]]:
 
 
 def part_of(module: str, package: str) -> str:
-    """Return the part of the package that the module belongs to; '' for another package, and for the root itself."""
+    """Return the module's part of the package; '' for another package, and for the root itself."""
     root, _, rest = module.partition(".")
     return rest.partition(".")[0] if root == package else ""
 
@@ -100,7 +100,7 @@ def lines(*folders: str) -> int:
 
 
 def counts() -> Iterator[tuple[str, str, int | None, int]]:
-    """Yield what is counted, where, the count and its limit."""
+    """Yield the counted thing, its package, the count and the limit."""
     for package, limits in LIMITS.items():
         found = structure(package)
         yield "parts", package, len(found.parts), limits.parts

@@ -1,7 +1,7 @@
 """Count the words that make this project hard to read, and fail above the limits.
 
 `python -m tools.words` prints one row per rule: the figure, the limit and the aim. `--where RULE` lists the places.
-A limit is the figure that the tree has reached on its way to the aim: it only ever goes down.
+A limit is the figure that the tree has reached so far: it is only ever lowered, towards the aim.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 
-# Written by a program from texts that stand elsewhere, or lists of names.
+# Pages that a program generates from other texts, or lists of names.
 GENERATED_PAGES = ("docs/causes.md", "docs/checks.md", "docs/metrics.md", "docs/commands.md", "docs/licences.md")
 
-# The packages that the product is made of: the aims for names that exist twice are theirs.
+# Packages of the product: the limits for duplicate names apply to these only.
 PRODUCT = ("agent/", "cli/", "diagnosis/", "healthcheck/", "quarantine/", "sweeper/")
 
 RULED_OUT_WORDS = re.compile(r"\b(?:nobody|whoever|somebody|what of)\b", re.IGNORECASE)
@@ -36,7 +36,7 @@ LONG_SENTENCE = 30  # words
 
 @dataclass(frozen=True)
 class Rule:
-    """One count: its limit today and the aim that the limit moves towards."""
+    """One count, with its present limit and its aim."""
 
     name: str
     meaning: str
@@ -61,7 +61,7 @@ RULES = (
 
 @dataclass
 class Counts:
-    """The figure of each rule, and the places that make it up."""
+    """Figure of each rule, and the counted places."""
 
     figures: dict[str, float] = field(default_factory=dict)
     places: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -117,7 +117,7 @@ def prose(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def plain(text: str) -> str:
-    """Drop code between backticks and remarks for the linters: neither is prose."""
+    """Return the text without code between backticks and without remarks for linters."""
     return re.sub(r"#\s*noqa:[\w\s,]*|`[^`]*`", " ", text)
 
 
@@ -172,7 +172,7 @@ def count_names(sources: list[Source], counts: Counts) -> None:
 
 
 def count_definitions(sources: list[Source], counts: Counts) -> None:
-    """Count names of classes and modules that mean two things, and those that no docstring explains."""
+    """Count duplicate names of classes and modules, and public ones without a docstring."""
     classes: dict[str, list[str]] = defaultdict(list)
     modules: dict[str, list[str]] = defaultdict(list)
     for source in sources:
@@ -199,7 +199,7 @@ def count_definitions(sources: list[Source], counts: Counts) -> None:
 
 
 def sentences(page: str) -> Iterator[str]:
-    """Yield the sentences of a page of Markdown: no code, no headings, a cell of a table or an item for itself."""
+    """Yield the sentences of a Markdown page without code and headings; table cells and list items are separate."""
     page = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
     page = re.sub(r"^(`{3,}).*?^\1", "\n", page, flags=re.DOTALL | re.MULTILINE)
     page = re.sub(r"`[^`\n]*`", "code", page)
@@ -219,7 +219,7 @@ def sentences(page: str) -> Iterator[str]:
 
 
 def count_docs(counts: Counts) -> None:
-    """Measure the pages that people write: their length and that of their sentences."""
+    """Measure the hand-written pages: their length and the length of their sentences."""
     pages = [path for path in tracked(".md") if path.startswith("docs/") or path == "README.md"]
     lengths: list[int] = []
     total = 0
@@ -254,7 +254,7 @@ def count() -> Counts:
 
 
 def main() -> int:
-    """Print the table; return 1 where a figure is above its limit."""
+    """Print the table; return 1 if a figure is above its limit."""
     parser = argparse.ArgumentParser(prog="python -m tools.words", description=__doc__)
     parser.add_argument("--where", metavar="RULE", choices=[rule.name for rule in RULES], help="list the places of one")
     parser.add_argument("--by-file", action="store_true", help="with --where: how many in each file")

@@ -58,7 +58,7 @@ class Sources(Struct, frozen=True):
 
 
 class Cycle:
-    """Runs on the light worker, one at a time."""
+    """Check cycle of the light worker; cycles never overlap."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Cycle:
         self.ended = 0
 
     def run(self) -> float | None:
-        """Run one cycle. Returns the seconds until the next one; None: the interval."""
+        """Run one cycle, and return the seconds until the next cycle; None: the usual interval."""
         began = time.monotonic()
         self._reload_settings()
         checks = self._state.known.level_checks

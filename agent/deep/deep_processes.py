@@ -18,7 +18,7 @@ _LOOK_SECONDS = 2.0
 
 
 class DeepProcesses(threading.Thread):
-    """Reads the processes during a run, and for a line that may name one of them."""
+    """Thread that reads the processes during a run, and before a log line is judged that may name one of them."""
 
     def __init__(self, root: Path, state: AgentState) -> None:
         super().__init__(name="deep-processes", daemon=True)

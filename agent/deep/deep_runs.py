@@ -65,7 +65,7 @@ _BLIND_SECONDS = 15.0
 
 
 class DeepIntervals(Struct, frozen=True):
-    """Durations in seconds; tests shorten them."""
+    """Durations in seconds; tests use shorter ones."""
 
     settle: float = SETTLE_SECONDS
     look_again: float = LOOK_AGAIN_SECONDS
@@ -87,7 +87,7 @@ class LightCycles(Protocol):
 
 
 class DeepTests:
-    """Runs on the deep worker, one call of `attempt` at a time; other threads call `tidy` and `end`."""
+    """Deep diagnostics of this node. The deep worker calls `attempt`; other threads call `tidy` and `end`."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class DeepTests:
             intervals = OVERDUE_INTERVALS if is_swept(node) else 1 + _JITTER * share
             due = (test.at - now.wall).total_seconds() + interval * intervals
         else:
-            # Its offset in the interval is the same after each start, so restarts neither advance nor delay the test.
+            # The offset in the interval is the same after each start, so restarts neither advance nor delay the test.
             phase = (self._started.wall.timestamp() - share * interval) % interval
             due = interval - phase - since_start
         return max(due, self._waits.settle - since_start, self._retry_at - now.monotonic)
@@ -245,7 +245,7 @@ class DeepTests:
         def work() -> None:
             try:
                 outcomes.append(look_deeply(diagnostic, self._state.expectation(), self._nvml()))
-            except Exception as error:  # noqa: BLE001 - raised below, where the node is given back
+            except Exception as error:  # noqa: BLE001 - raised below, after the release of the node
                 failed.append(error)
 
         worker = threading.Thread(target=work, name="diagnose", daemon=True)

@@ -37,7 +37,7 @@ class KeptResult(Struct, frozen=True):
             log.warning("deep test: the result can't be stored on the disk", error=error.strerror)
 
     def read(self) -> RunRecord | None:
-        """Return the record; None without one, or if it can't be read. A permanently unreadable one is dropped."""
+        """Return the record; None if it is missing or unreadable. A permanently unreadable record is dropped."""
         if self._path is None or not self.is_there:
             return None
         try:

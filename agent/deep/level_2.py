@@ -1,4 +1,4 @@
-"""Parts of this machine for the agent's level 2: dcgmi, and the users of the GPUs."""
+"""Access of the agent's level 2 to this machine: dcgmi, and the users of the GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from healthcheck.probes.kubelet_claims import are_claimed, read_gpu_holders
 
 
 class Level2:
-    """`path` is the search path of dcgmi; None: that of the environment."""
+    """dcgmi and GPU users of this machine. `path` is the search path of dcgmi; None: PATH of the environment."""
 
     def __init__(self, root: Path, state: AgentState, path: str | None = None) -> None:
         self._host = Host(root)

@@ -50,11 +50,11 @@ class OwnNode(Struct, frozen=True):
     update: Callable[[PatchFor], NodeState | None]
     seen: Callable[[], NodeState | None]
     are_claimed: Callable[[], bool]
-    """Whether DRA allocates its GPUs. Raises ProbeError if that is unknown."""
+    """Whether DRA allocates the Node's GPUs. Raises ProbeError if that is unknown."""
 
 
 class DeepTestMarks:
-    """Marks of one node. Used by the deep worker; `clear` also by another thread."""
+    """Marks of one Node. The deep worker uses them; another thread also calls `clear`."""
 
     def __init__(self, node: OwnNode, clock: Callable[[], Now], folder: Path | None, stopping: threading.Event) -> None:
         self._node = node
@@ -96,13 +96,13 @@ class DeepTestMarks:
         return self._was_seen
 
     def give_back(self) -> None:
-        """Release the node. Raises ClusterError: then `clear` does it later, or any other client after `until`."""
+        """Release the node. After a ClusterError, `clear` releases it later, or any other client after `until`."""
         if self._is_at_work:
             self._is_at_work = False
             self._claimant.give_back()
 
     def clear(self) -> None:
-        """Remove the claim of a dead run: one of ours without a run, or any expired one."""
+        """Remove the claim of a dead run: a claim of this agent without a run, or any expired claim."""
         node = self._node.seen()
         if node is not None and self._claimant.is_to_clear(node):
             with suppress(ClusterError):  # retried after the next cycle
@@ -156,6 +156,6 @@ class DeepTestMarks:
     def _gives_way(self, claim: Claim) -> bool:
         """Whether the claim is ours and has no run.
 
-        With an unwritten result it stays: both go in one write, or the node would be untainted in between.
+        It stays while the result is unwritten: one write does both, otherwise the node would be untainted in between.
         """
         return self._claimant.is_own(claim) and not self._is_at_work and not self.has_kept

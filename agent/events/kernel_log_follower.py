@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 _REOPEN_SECONDS = 1.0
 _PORTION, _MOST_REST_SECONDS = 100, 0.01
-"""Pause after each read, so that a flood is read in portions of about so many records: a ring of 128 KiB, common in
+"""Pause after each read, so that one read of a flood returns about this many records. A ring of 128 KiB, common in
 kernels, holds about 1,500. The first record of a quiet log is read at once."""
 _SWITCH_SECONDS = 0.001
 """Switch interval of the interpreter: in Python's default of 5 ms, a flood fills a third of that ring."""
@@ -38,7 +38,7 @@ class _LogEnded(ProbeError):
 class _Inbox:
     """Records that were read and not yet judged, as one batch of bounded size.
 
-    Beyond it they stay in the kernel log.
+    While the batch is full, further records stay in the kernel log.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class _Inbox:
 
 
 class Follower:
-    """Follows until it is ended. A log that can't be opened or ends is opened again, and nothing is judged twice.
+    """Follower of the kernel log. A log that can't be opened or ends is opened again; no record is judged twice.
 
     Two threads, because the ring of a flooded log holds a few milliseconds: `kernel-log` only reads; `judge` judges,
     remembers, and waits for the disk.
@@ -151,7 +151,7 @@ class Follower:
 
 
 def _joined(first: RecordBatch, then: RecordBatch) -> RecordBatch:
-    """Judge the batches in sequence; the inbox holds new records meanwhile."""
+    """Return both batches as one, without records."""
     return RecordBatch(
         (),
         first.taken + then.taken,

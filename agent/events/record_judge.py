@@ -29,7 +29,7 @@ _LONGEST_LINE = 300
 
 
 class RecordJudge:
-    """Runs on the thread `judge`, except for `blind`."""
+    """Judge of kernel log records. The thread `judge` makes all calls except `blind`."""
 
     def __init__(
         self, state: AgentState, ledger: Ledger, reporter: Reporter, processes: DeepProcesses, telemetry: Telemetry
@@ -115,7 +115,7 @@ class RecordJudge:
         self._remember([Outcome(check.name, check.group) for check in checks], batch.cursor)
 
     def _put_unread_aside(self, records: Iterable[Record], outcomes: Iterable[Outcome]) -> None:
-        """Return the cause for a line in an unknown format: a newer driver may report a fault in another form."""
+        """Set a record in an unknown format aside: a newer driver may report a fault in another form."""
         first = next(driver_messages.unread(records, outcomes), None)
         if first is not None:
             why = "it mentions an Xid or a GPU off the bus, in an unknown format"

@@ -1,4 +1,4 @@
-"""Annotations on the Node that can't be read, or that cause a failure here: each is reported and then ignored."""
+"""Annotations of the Node that are unreadable or make this program fail: each is reported and then ignored."""
 
 from __future__ import annotations
 

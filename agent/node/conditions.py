@@ -11,7 +11,7 @@ _PUT_BACK_SECONDS = 10.0
 
 
 class WrittenConditions:
-    """Runs on the node writer's thread."""
+    """Conditions as last written to the Node. The node writer's thread uses them."""
 
     def __init__(self) -> None:
         self._written: dict[str, Mapping[str, Any]] = {}

@@ -73,7 +73,7 @@ class DeviceRules:
         self._condition = threading.Condition()
         self._target: _Target | None = None
         self._answer: DeviceTaintCover | None = None
-        """Cover of the current target; None: no answer yet."""
+        """Cover of the current target; None: the cluster has not answered yet."""
         self._is_due = self._is_running = self._was_missed = False
         self._unheeded_until = self._ask_again_at = 0.0
         self._unanswered_since: float | None = None
@@ -145,7 +145,7 @@ class DeviceRules:
             self._news.set()
 
     def _bring(self, target: _Target) -> DeviceTaintCover | None:
-        """Bring the cluster to the target and return the cover; None without an answer."""
+        """Change the rules to match the target, and return the cover; None without an answer."""
         try:
             answer = self._cover(target) if target.gpus else self._clear(target)
         except Forbidden as error:
@@ -168,7 +168,7 @@ class DeviceRules:
         return answer
 
     def _cover(self, target: _Target) -> DeviceTaintCover:
-        """Raises ClusterError."""
+        """Create and update the rules of the target's GPUs. Raises ClusterError."""
         node = target.node
         rules = self._cluster.list_rules(node.name)
         change = plan_rules(target.gpus, self._cluster.list_devices(node.name), rules, node)
@@ -218,7 +218,7 @@ class DeviceRules:
         return time.monotonic() - self._unanswered_since < _PATIENCE_SECONDS
 
     def _clear(self, target: _Target) -> DeviceTaintCover:
-        """Raises ClusterError."""
+        """Delete all our rules. Raises ClusterError."""
         rules = self._cluster.list_rules(target.node.name)
         if not self._delete(rule for rule in rules if rule.is_ours):
             raise Unavailable("a DeviceTaintRule was changed during its deletion")
@@ -227,7 +227,7 @@ class DeviceRules:
         return DeviceTaintCover(stands=False)
 
     def _delete(self, rules: Iterable[DeviceRule]) -> bool:
-        """Whether all rules are gone."""
+        """Delete the rules, and return whether all are gone."""
         gone = [self._cluster.delete_rule(rule) for rule in rules]
         if gone:
             log.info("deleted DeviceTaintRules", number=sum(gone))

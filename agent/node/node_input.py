@@ -1,4 +1,4 @@
-"""Facts that only the Node has, added to the memory: our lost record, a person's release, results of deep runs."""
+"""Add to the memory what only the Node has: our lost record, a person's release, results of deep runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class NodeInput:
-    """Runs on the node writer's thread."""
+    """Input from the Node for the memory. The node writer's thread uses it."""
 
     def __init__(
         self, api: ApiServer, state: AgentState, ledger: Ledger, reporter: Reporter, bad: BadAnnotations

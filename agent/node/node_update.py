@@ -1,4 +1,4 @@
-"""The writes that bring the Node up to a verdict: labels, taint and record in one, the condition in another."""
+"""Write a verdict to the Node: labels, taint and record in one request, the condition in another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ node.
 
 
 class NodeUpdate:
-    """Runs on the node writer's thread. The answer to each write is the resulting Node."""
+    """Writes to the Node, on the node writer's thread. The answer to each write is the resulting Node."""
 
     def __init__(
         self,

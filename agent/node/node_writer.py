@@ -64,9 +64,9 @@ class NodeWriter(threading.Thread):
         self._stopping = threading.Event()
         self._not_before = 0.0
         self._put_off_for = Severity.PASS
-        """The verdict whose write the server delayed, and the time."""
+        """Severity of the verdict whose write the server delayed."""
         self.verdict_stands = threading.Event()
-        """Set when the Node has the verdict, and no request is open that the verdict did not wait for."""
+        """Set when the Node has the verdict, and all requests have ended for which the verdict did not wait."""
 
     @property
     def is_done(self) -> bool:
@@ -155,7 +155,7 @@ class NodeWriter(threading.Thread):
                 break
 
     def _write_despite_annotations(self) -> None:
-        """Write. If that fails by a defect of this program, find the annotation that causes it."""
+        """Write the verdict. If a defect of this program prevents it, find the annotation that triggers the defect."""
         try:
             self._write_verdict()
         except ClusterError:
@@ -178,7 +178,7 @@ class NodeWriter(threading.Thread):
                 self._write_verdict()
             except ClusterError:
                 pass  # the request reached the cluster
-            except Exception as again:  # noqa: BLE001 - the next suspect
+            except Exception as again:  # noqa: BLE001 - the next annotation is tried
                 log.debug("not this annotation alone", keys=sorted(keys), failure=failure(again))
                 continue
             if not keys:

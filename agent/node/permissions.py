@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class Permissions:
-    """Thread-safe."""
+    """Permissions of the agent, by resource. Thread-safe."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry

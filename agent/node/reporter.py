@@ -48,7 +48,7 @@ class Reporter(threading.Thread):
         self._events: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._forbidden: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._tried: _Waiting | None = None
-        """The Event that was last tried; another may be ahead of it by now."""
+        """The Event that was last tried; another Event may now be first in the queue."""
         self._beats_wanted = self._beats_written = 0
         self._heartbeat_patience, self._event_patience = _Patience(), _Patience()
 
@@ -109,7 +109,7 @@ class Reporter(threading.Thread):
         return min((patience.seconds for patience, is_due in due if is_due), default=None)
 
     def _write_next(self) -> bool:
-        """Write the heartbeat or the next Event if it is due, and return whether one was."""
+        """Write the heartbeat or the next Event if it is due, and return whether a write was due."""
         if self._beat_due and not self._heartbeat_patience.seconds:
             self._try(self._write_heartbeat, self._heartbeat_patience, "leases")
             return True
@@ -181,7 +181,7 @@ class _Share:
         self._taken = 0
 
     def take(self) -> int:
-        """Return how many are left after this one; negative: this one is too many."""
+        """Count an Event, and return how many more may be written; negative: this Event is too many."""
         with self._lock:
             if (now := time.monotonic()) - self._began >= _HOUR_SECONDS:
                 self._began, self._taken = now, 0
@@ -221,5 +221,5 @@ class _Patience:
         self._failures = 0
 
     def end(self) -> None:
-        """Return the remaining wait, at least as long as the server requested."""
+        """End the wait, except for the pause that the server requested."""
         self._again_at = 0.0

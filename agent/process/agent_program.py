@@ -173,7 +173,7 @@ def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
     name = ended.thread.name if ended.thread else ""
     result = (ended.exc_type, ended.exc_value, ended.exc_traceback)
     log.error("a thread failed", thread=name, exc_info=result)
-    # The scheduler's thread may fail during shutdown; any other failure of it shows in /healthz.
+    # The scheduler's thread may fail during shutdown; /healthz shows its other failures.
     if name in _OURS:
         note_failure(state_dir, name, ended.exc_value)
         sys.stderr.flush()
@@ -181,7 +181,7 @@ def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
 
 
 def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
-    """Whether this process is the writing agent; true if there is no disk for the lock."""
+    """Whether this process is the agent that writes; true if there is no disk for the lock."""
     try:
         held = file.acquire()
     except Shortage as error:

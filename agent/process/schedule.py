@@ -69,7 +69,7 @@ def _once(at: datetime | None = None) -> DateTrigger:
 
 
 class Schedule:
-    """Runs the light cycle at its interval, earlier if it requests that, and after each change of the configuration."""
+    """Timer of the light cycles: at the interval, earlier if a cycle requests it, and after a configuration change."""
 
     def __init__(self, state: AgentState, config_dir: Path) -> None:
         self._state = state
@@ -78,7 +78,7 @@ class Schedule:
         self._scheduled_seconds = 0
         self._scheduler = BackgroundScheduler(
             timezone=_MONOTONIC,
-            # One worker each: no two cycles run at once, and no other job delays one.
+            # One worker each: no two cycles run at once, and no other job delays a cycle.
             executors={name: ThreadPoolExecutor(1) for name in ("light", "beside", "deep")},
             # A late run is not dropped; several late runs become one.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
@@ -137,7 +137,7 @@ class Schedule:
         if seconds == self._scheduled_seconds and not sooner:
             return
         self._scheduled_seconds = seconds
-        # An earlier cycle replaces the next one. As an additional one, it could come close to the next.
+        # An earlier cycle replaces the next cycle. An additional cycle could run shortly before the next.
         at = {"next_run_time": datetime.now(_MONOTONIC) + timedelta(seconds=again_seconds or 0)} if sooner else {}
         self._scheduler.add_job(
             self._run,
@@ -157,14 +157,14 @@ class Schedule:
             self._plan_deep(CONFIG_LOOK_SECONDS)
 
     def _log_failed(self, event: JobExecutionEvent) -> None:
-        if not self._ended:  # a job that overlaps with the scheduler's end is no failure
+        if not self._ended:  # a job that overlaps with the scheduler's end is not a failure
             log.error(
                 "a scheduled job failed", job=event.job_id, error=repr(event.exception), traceback=event.traceback
             )
 
 
 def _fingerprint(directory: Path) -> tuple[object, ...] | None:
-    """Changes when the kubelet swaps the ConfigMap's `..data` link, or a file of a plain directory is written.
+    """Return a value that changes when the kubelet swaps the `..data` link, or a file of a plain directory is written.
 
     None if the directory can't be read.
     """

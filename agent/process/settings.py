@@ -10,7 +10,7 @@ from healthcheck.settings.declared import IMDS, Folder, LogLevel, NodeName, Port
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):
-    """`name` is the variable."""
+    """Settings of the agent; `name` is the environment variable of a field."""
 
     node_name: NodeName = field(name="NODE_NAME")
     """Node of this agent; the manifest takes it from the pod's spec."""

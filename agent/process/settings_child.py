@@ -46,7 +46,7 @@ def decoded(answer: bytes) -> SettingsReading:
 
 
 def main() -> None:
-    gc.disable()  # it ends before garbage collection would find much
+    gc.disable()  # the process ends before garbage collection would find much
     with without_unused_parts(UNUSED_BY_THE_READER):
         reading = read()
     sys.stdout.buffer.write(msgspec.json.encode(reading, enc_hook=str))

@@ -36,7 +36,7 @@ class SettingsReader:
         self._taken = False
 
     def own(self) -> AgentSettings:
-        """Raises SettingsError, which names each variable that is wrong."""
+        """Return the agent's settings. Raises SettingsError, which names each invalid variable."""
         if self._first.own is None:
             raise SettingsError(self._first.bad)
         return self._first.own

@@ -1,4 +1,4 @@
-"""Memory that an agent starts with: the content of the node-local file, adapted to this machine and boot."""
+"""Memory of a starting agent: the content of the node-local file, adapted to this machine and boot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StartState(Struct, frozen=True):
 
     memory: Memory
     was_lost: bool = False
-    """The file can't be read; the Node's own record may know more."""
+    """The file can't be read; the Node's record may have more findings."""
     unreadable: str = ""
     """Reason and message of the damage."""
     set_aside: str = ""

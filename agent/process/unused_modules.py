@@ -49,21 +49,21 @@ UNUSED: tuple[ModuleType, ...] = (
     UnusedModule("pydantic", BaseModel=type("BaseModel", (), {}), Field=lambda *_, **__: None),
     # The client renews the OIDC login of a kubeconfig with these; requests and encoding detection depend on them.
     *(UnusedModule(name) for name in ("requests_oauthlib", "oauthlib", "oauthlib.oauth2")),
-    *(UnusedModule(name) for name in ("dateutil", "dateutil.parser")),  # the client's, for times in typed objects
+    *(UnusedModule(name) for name in ("dateutil", "dateutil.parser")),  # used by the client for times in typed objects
     *(UnusedModule(f"asyncio.{part}") for part in ("base_subprocess", "sslproto")),  # /metrics has plain sockets
     UnusedModule(
         "multiprocessing", cpu_count=os.cpu_count
-    ),  # pools of the client's and of APScheduler's; ours are threads
+    ),  # process pools of the client and of APScheduler; we use threads
     *(UnusedModule(name) for name in ("multiprocessing.pool", "concurrent.futures.process", "pickle")),
-    # Plugins of APScheduler's, of which we have none: it looks through all that is installed for them. It asks for its
-    # own version too, and does without where that is not to be found.
+    # APScheduler searches all installed packages for plugins; we have none. It also reads its own version, and runs
+    # without it.
     _METADATA,
-    *(UnusedModule(name) for name in ("bz2", "lzma")),  # archives of shutil's
+    *(UnusedModule(name) for name in ("bz2", "lzma")),  # used by shutil for archives
     *(UnusedModule(f"wsgiref{part}") for part in ("", ".simple_server")),  # prometheus_client's server; we have our own
-    UnusedModule("tokenize"),  # inspect's, for sources
-    # The client's too, for signatures of C functions; since 3.14 it reads annotations with it.
+    UnusedModule("tokenize"),  # used by inspect for sources
+    # Used by inspect for signatures of C functions; since 3.14 also for annotations.
     *(UnusedModule(name) for name in ("ast",) if sys.version_info < (3, 14)),
-    UnusedModule("mimetypes", inited=True),  # of files that are served or sent
+    UnusedModule("mimetypes", inited=True),  # types of files that are served or sent
     UnusedModule("sysconfig", get_config_var=lambda _: None),  # path of time zone data; our scheduler has its own zone
     # Proxies come from the environment, and nothing pushes with prometheus_client.
     UnusedModule("urllib.request", getproxies=_proxies),
@@ -74,19 +74,19 @@ UNUSED_BY_THE_READER: tuple[ModuleType, ...] = (
     # Our settings are the environment and one directory's files.
     *(UnusedModule(f"pydantic_settings.sources.providers.{one}") for one in _SOURCES),
     UnusedModule("dotenv"),
-    *(UnusedModule(name) for name in ("asyncio", "argparse")),  # of command lines that pydantic_settings can make
+    *(UnusedModule(name) for name in ("asyncio", "argparse")),  # for command lines that pydantic_settings can make
     UnusedModule("importlib.resources.abc"),  # of settings inside a package
     _METADATA,  # for pydantic's plugins
     UnusedModule("pydantic.json_schema"),  # for a schema of the settings, unused
 )
-"""Of the child that reads the settings, which lives for a fifth of a second."""
+"""Modules that the child which reads the settings never uses; it runs for 0.2 s."""
 
 
 @contextmanager
 def without_unused_parts(parts: Iterable[ModuleType] = UNUSED) -> Iterator[None]:
     """Replace these modules with stand-ins while the caller imports. Modules that are already loaded stay."""
     left_out: dict[str, ModuleType | None] = {module.__name__: module for module in parts}
-    left_out["rich"] = None  # Python's word for "no such module": structlog's console renderer does without
+    left_out["rich"] = None  # None means "no such module" to Python; structlog's console renderer works without it
     absent = {name: part for name, part in left_out.items() if name not in sys.modules}
     sys.modules.update(absent)  # type: ignore[arg-type]
     try:

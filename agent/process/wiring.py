@@ -151,7 +151,7 @@ class Agent:
     def healthy(self) -> bool:
         """Whether a light cycle ended within three intervals, or three deadlines of an NVML probe if those are longer.
 
-        The API server does not matter.
+        An unreachable API server does not change the answer.
         """
         interval_seconds = self.state.settings.values.check_interval_seconds
         longest = _MOST_INTERVALS_SILENT * max(interval_seconds, self.host.sources.driver.deadline_seconds)

@@ -1,1 +1,1 @@
-"""State of the agent: memory, node-local files and failures."""
+"""State of the agent: memory, node-local files, and failures of the program."""

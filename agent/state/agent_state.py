@@ -65,12 +65,12 @@ class AgentKnowledge(Struct, frozen=True):
 
     @property
     def level_checks(self) -> tuple[Check, ...]:
-        """The checks of a light cycle; the others follow their source."""
+        """Return the checks of a light cycle; the others follow their source."""
         return tuple(check for check in self.settings.values.checks if check.nature is Nature.LEVEL)
 
     @property
     def event_checks(self) -> tuple[Check, ...]:
-        """The checks that follow the kernel's log."""
+        """Return the checks that follow the kernel log."""
         return tuple(check for check in self.settings.values.checks if check.nature is Nature.EVENT)
 
     @property
@@ -81,7 +81,7 @@ class AgentKnowledge(Struct, frozen=True):
 
     @property
     def severity(self) -> Severity:
-        """Worst severity of all active findings."""
+        """Return the worst severity of all active findings."""
         return worst(finding.finding.severity for finding in self.memory.standing)
 
     def severity_on(self, node: NodeState) -> Severity:
@@ -89,7 +89,7 @@ class AgentKnowledge(Struct, frozen=True):
         return worst((self.severity, *other_severities(node, self.memory.acknowledged, self.memory.taken)[0]))
 
     def deep_run(self, now: Now) -> DeepDiagnostic | None:
-        """The current deep run on the node, or the last one."""
+        """Return the current deep run on the node, or the last run."""
         run = self.run.at(now)
         return replace(run, processes=self.deep_processes) if run is not None else None
 

@@ -13,11 +13,11 @@ from healthcheck.model import Outcome
 log = structlog.get_logger()
 
 _MOST_LOGGED = 256
-"""Most distinct failures that are logged: one whose text changes with each cycle must not fill the log."""
+"""Most distinct failures that are logged: a failure with a new text in each cycle must not fill the log."""
 
 
 class Failures:
-    """Counts and logs failures of judges in this program."""
+    """Failures of checks that this program caused, counted and logged."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry

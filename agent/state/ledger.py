@@ -29,9 +29,9 @@ _MOST_UNSAVED_SECONDS = 1.0
 
 
 class Ledger:
-    """Changes the memory, one change at a time: on the disk first, then in the state. Thread-safe.
+    """Memory of the agent. Each change is written to the disk first, then to the state. Thread-safe.
 
-    Its lock orders the changes, including disk writes. Readers do not wait for it: they use the state.
+    A lock orders the changes, including disk writes. Readers do not wait for it: they use the state.
     """
 
     def __init__(self, state: AgentState, file: MemoryFile | None, telemetry: Telemetry) -> None:
@@ -176,13 +176,13 @@ class Ledger:
         return not _only_counted(before, after) or now.monotonic - self._unsaved_since >= _MOST_UNSAVED_SECONDS
 
     def _keep(self, after: Memory, outcomes: Sequence[Outcome] = ()) -> None:
-        """To the file, then into the state, at the severities in force."""
+        """Write the memory to the file and then set the state, with the severities in force."""
         judgement = self._state.judgement.after(in_force(after, self._state.settings.values.policy), outcomes)
         self._write(judgement)
         self._state.remember(judgement)
 
     def _write(self, judgement: Judgement) -> None:
-        """Write the memory to its file. Raises for content that has no verdict or can't be written; it is then dropped.
+        """Write the memory to its file. Raises for content without a verdict and unwritable content, and drops it.
 
         A failing disk is reported once, and the agent continues in memory.
         """

@@ -16,7 +16,7 @@ from healthcheck.text.naming import named
 
 _MOST_HOLDERS = 4
 _WIDEST = 1 << 13
-"""Columns."""
+"""Width in columns at which the tables are measured, so that no cell is wrapped."""
 _POOL_COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
 _USED = "Used"
 

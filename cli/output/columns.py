@@ -16,7 +16,7 @@ _LONGEST = 1 << 14
 _WIDEST = 120
 """Largest column width: one node's long text must not widen the lines of all others."""
 _NARROWEST = 10
-"""Smallest width of the folded cell."""
+"""Smallest width of the wrapped cell."""
 _BETWEEN = "  "
 
 
@@ -27,7 +27,7 @@ def text(rows: Iterable[Sequence[str]]) -> str:
 
 
 def folded(rows: Iterable[Sequence[str]], width: int) -> str:
-    """As `text`, but the last cell of a row is wrapped so that no line is longer than `width`."""
+    """Return the table like `text`, with the last cell of a row wrapped so that lines have at most `width` columns."""
     lines = [_shown(row) for row in rows]
     widths = [_widest(column) for column in zip(*(cells[:-1] for cells in lines), strict=True)]
     before = sum(widths) + len(widths) * len(_BETWEEN)

@@ -148,7 +148,7 @@ def _finding_line(standing: ActiveFinding) -> Text:
 
 def _show_evidence(console: Screen, evidence: Evidence) -> None:
     """Print the facts of each probe; long lists and texts are cut, and the rest is counted."""
-    from rich.pretty import pretty_repr  # noqa: PLC0415 - where they are asked for
+    from rich.pretty import pretty_repr  # noqa: PLC0415 - only with --verbose
 
     for probe in evidence.probes:
         console.print(Text.assemble("\n", (probe.name, "bold"), f", {evidence.seconds.get(probe.name, 0.0):.3f} s"))

@@ -50,7 +50,7 @@ class NodeSquare(Struct, frozen=True):
     reasons: tuple[tuple[str, str], ...]
     """Reasons, each with its subjects."""
     left_out: int
-    """Number of reasons that are not shown."""
+    """Number of further reasons."""
     since: str
     taint: str
     looked: str
@@ -60,7 +60,7 @@ class NodeSquare(Struct, frozen=True):
 
 
 class ReasonSpread(Struct, frozen=True):
-    """One reason and its nodes. `severity` is its worst one, or "could not check"."""
+    """One reason and its nodes. `severity` is the worst severity, or "could not check"."""
 
     reason: str
     severity: str
@@ -174,7 +174,7 @@ def _spread(rows: list[FleetRow]) -> list[ReasonSpread]:
 
 
 def _severity(row: FleetRow, reason: str) -> Severity:
-    """Return the severity; PASS if a check could not run, because that is no result about the hardware."""
+    """Return the severity; PASS if a check could not run, because that is not a result about the hardware."""
     known = [finding.severity for finding in row.findings if finding.reason == reason]
     messages = known or ([] if reason in row.unobserved else [row.severity])
     return max((Severity.__members__.get(text, Severity.PASS) for text in messages), default=Severity.PASS)

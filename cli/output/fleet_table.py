@@ -1,4 +1,4 @@
-"""The fleet as a table, one line per node, and in sentences below it."""
+"""The fleet as a table with one line per node, and sentences below it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from healthcheck.text.naming import named
 from healthcheck.verdict.taint_decision import DEVICES
 
 Cell = tuple[str, str]
-"""Texts and their styles."""
+"""Text of a cell and its style."""
 _MOST_ROWS, _MOST_NAMED = 500, 20
 """Most named nodes: on a terminal, and in one sentence."""
 _STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}

@@ -20,7 +20,7 @@ def write_as(form: str, value: Any, indent: int | None = 2) -> None:
 
 
 def yaml_of(value: Any) -> str:
-    import yaml  # noqa: PLC0415 - JSON needs none of it
+    import yaml  # noqa: PLC0415 - JSON does not need it
 
     dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C implementation, if PyYAML has it
     plain = json.loads(json.dumps(value))  # values of enums, and copies of shared objects: YAML would write references

@@ -1,4 +1,4 @@
-"""Progress: a bar, or a line per step on several nodes and on a terminal the current stage of each."""
+"""Progress of a command: a bar, or a line per step, and on a terminal also the current stage of each node."""
 
 from __future__ import annotations
 
@@ -41,11 +41,9 @@ class NodeProgress(Struct, frozen=True):
 
 
 class ProgressDisplay:
-    """Progress as a context manager, `with ProgressDisplay(console, nodes) as progress:`.
+    """Progress as a context manager, `with ProgressDisplay(console, nodes) as progress:`. Thread-safe.
 
-    Plain lines without a terminal.
-
-    Thread-safe.
+    Without a terminal, it prints plain lines.
     """
 
     def __init__(self, console: Screen, nodes: Sequence[str]) -> None:

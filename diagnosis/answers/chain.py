@@ -40,7 +40,7 @@ class Step(Struct, frozen=True):
     link: Enum
     state: LinkState
     seen: str = ""
-    """Short evidence."""
+    """Short evidence for the state of the link."""
     problems: tuple[Problem, ...] = ()
 
 
@@ -85,7 +85,7 @@ def touching(problems: Iterable[Problem], pod: Pod) -> Iterator[Problem]:
 def steps(
     links: Sequence[AnyLink], passed: Mapping[AnyLink, str], broken: Mapping[AnyLink, Sequence[Problem]], waiting: str
 ) -> Iterator[Step]:
-    """Yield the steps in order; no link is reached after a broken one, or one at which the pod waits."""
+    """Yield the steps in order; no link is reached after a broken link, or a link at which the pod waits."""
     stopped = False
     for link in links:
         here = tuple(broken.get(link, ()))
@@ -102,7 +102,7 @@ def steps(
 
 
 def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
-    """Yield the links that the pod's own state shows as passed, up to the first that it does not."""
+    """Yield the links that the pod's state shows as passed, up to the first link that it does not show."""
     yield Link.ADMITTED, "the pod exists"
     if pod.spec.gates:
         return

@@ -65,7 +65,7 @@ def hami_chain(
 
 
 def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> Iterator[tuple[HamiLink, str]]:
-    """Yield the links that the pod's own state shows as passed, up to the first that it does not."""
+    """Yield the links that the pod's state shows as passed, up to the first link that it does not show."""
     if not is_scheduled(pod, schedulers(every)):
         return
     yield HamiLink.WEBHOOK, f"schedulerName {pod.spec.scheduler}"

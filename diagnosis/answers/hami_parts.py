@@ -25,7 +25,7 @@ _MOST_NAMED, _MOST_RULE = 5, 200
 
 
 class HamiPart(Struct, frozen=True):
-    """One row. `status` is text; `health` is None if the part has none of its own."""
+    """One row. `status` is text; `health` is None if the part has no health state."""
 
     what: str
     health: Health | None

@@ -23,7 +23,7 @@ def read_cluster(
 ) -> Snapshot:
     """Return the state of the cluster, or of the dependencies of the pod `near`. Raises ClusterError.
 
-    `namespace`: the one to list if listing all is forbidden.
+    `namespace`: the namespace to list if listing all namespaces is forbidden.
     """
     collector = Collector(listings.objects, keep, listed)
     if near is not None:

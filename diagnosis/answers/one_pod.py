@@ -52,7 +52,7 @@ def is_settled(near: Snapshot, target: Target, pod: Pod) -> bool:
 
 
 def _sees_its_ranks(near: Snapshot, pod: Pod) -> bool:
-    """Whether the nodes of all ranks of its job are known: one on a faulty GPU keeps the others waiting."""
+    """Whether the nodes of all ranks of the pod's job are known: a rank on a faulty GPU keeps the others waiting."""
     workload = near.line(pod.meta)[-1]
     ranks = near.pods_under.get(workload, ()) if is_gang(workload) else ()
     return all(rank.spec.node in near.by_node for rank in ranks if rank.spec.node and not rank.over)

@@ -95,7 +95,7 @@ def would_fit_each(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_ru
 
 
 def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) -> Admission:
-    """Dry run of the API server: all admission runs, and nothing is stored."""
+    """Create the pod as a dry run of the API server: all admission runs, and nothing is stored."""
     metadata = {key: entry for key, entry in raw["metadata"].items() if key != "name"}
     metadata["generateName"] = f"{pod.meta.name}-"
     try:

@@ -320,7 +320,7 @@ def _is_excused(snapshot: Snapshot, pod: Pod) -> bool:
 def _failure(snapshot: Snapshot, state: ContainerState) -> ContainerEnd | None:
     """Return how the container ended; None if it works now or did not fail."""
     ended = ended_of(state)
-    # The record may hold no more than the failure, or the start failed because NVIDIA's tool was not mounted.
+    # The status may show only the failure itself, or the start failed because NVIDIA's tool was not mounted.
     bare = state.waiting == "CrashLoopBackOff" and ended is None
     if bare or (state.waiting in START_REASONS and TOOL.search(state.message)):
         return ContainerEnd(state.waiting, None, state.message, None)

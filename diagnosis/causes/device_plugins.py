@@ -316,7 +316,7 @@ def _is_operators(component: Component) -> bool:
 
 
 def _by_node(plugins: Iterable[Component]) -> Mapping[str, list[tuple[Component, Pod]]]:
-    """The plugins' pods that have not ended."""
+    """Return the plugins' pods that have not ended, by node."""
     there: defaultdict[str, list[tuple[Component, Pod]]] = defaultdict(list)
     for plugin in plugins:
         for pod in plugin.pods:

@@ -116,7 +116,7 @@ def _once(each: Iterable[tuple[_Item, ...]]) -> tuple[_Item, ...]:
 
 
 def _above(merged: dict[Origin, FoundCause]) -> dict[Origin, list[Origin]]:
-    """Return, for each result, its causes that were found, in its own order.
+    """Return, for each result, those of its causes that were found, in the order of the result.
 
     A result may name thousands of causes that were not found.
     """
@@ -126,7 +126,7 @@ def _above(merged: dict[Origin, FoundCause]) -> dict[Origin, list[Origin]]:
 
 
 def _parent(key: Origin, above: dict[Origin, list[Origin]]) -> Origin | None:
-    """Return the first of its causes that was found and is not in turn its consequence."""
+    """Return the first found cause of the result that is not at the same time a consequence of the result."""
     return next((parent for parent in above[key] if not _follows(parent, key, above)), None)
 
 

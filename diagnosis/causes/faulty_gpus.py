@@ -80,12 +80,12 @@ def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[AffectedPod]]:
 
 
 def is_gang(workload: str) -> bool:
-    """Whether the pods of a workload wait for each other, as far as its kind shows: `job/team/train` is one."""
+    """Whether the pods of a workload such as `job/team/train` wait for each other, as far as its kind shows."""
     return workload.partition("/")[0] not in _INDEPENDENT
 
 
 def _is_at_work(pod: Pod) -> bool:
-    """Whether a container with GPUs runs in it; our own deep diagnostics and components are no work."""
+    """Whether a container with GPUs runs in the pod; our deep diagnostics and components do not count as work."""
     if pod.phase != "Running" or pod.meta.deleted is not None or is_deep_test(pod):
         return False
     asking = {container.name for container in pod.spec.containers if gpus_of(container) or container.claims}
@@ -181,13 +181,13 @@ def _job(snapshot: Snapshot, workload: str, some: Sequence[AffectedPod]) -> str:
 
 
 def _given(affected: AffectedPod) -> str:
-    """Its faulty GPUs, where they are known."""
+    """Return the pod's faulty GPUs, as far as they are known."""
     hit = [gpu.shown for gpu in affected.gpus or () if any(gpu.has(finding) for finding in affected.findings)]
     return f" on {', '.join(hit)}" if hit else ""
 
 
 def _rank(pod: Pod) -> str:
-    """A pod's number in its workload: with several GPUs it has as many ranks of its own."""
+    """Return the pod's number in its workload; a pod with several GPUs has one rank for each."""
     fields = {**pod.meta.annotations, **pod.meta.labels}
     if _REPLICA in fields:
         return f" ({fields.get(_REPLICA_TYPE, 'replica')} {fields[_REPLICA]})"

@@ -26,7 +26,7 @@ _UNHEALTHY = "Unhealthy"
 class AllocatedGpu(Struct, frozen=True):
     """One GPU, or a part of one.
 
-    `uuids` are its own and, for a MIG instance, that of its GPU if known.
+    `uuids` has the UUID of the GPU or MIG instance; for an instance also the UUID of the GPU, if known.
     """
 
     shown: str

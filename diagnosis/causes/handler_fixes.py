@@ -16,7 +16,7 @@ from diagnosis.snapshot.workloads import Workload
 _EITHER = re.compile(
     r"with the GPU operator (`[^`]{1,900}`); with the toolkit on the host (`[^`]{1,900}`)(.*)", re.DOTALL
 )
-"""Form of the agent's advice if it can't tell whether the cluster uses the GPU operator."""
+"""Form of the agent's advice if it is unknown whether the cluster uses the GPU operator."""
 _WORD = r"(?:[A-Za-z0-9_./=:@,*+%\\{}\[\]-]{1,500}|'[A-Za-z0-9_./=:@,*+%\\{}\[\] -]{1,800}')"
 _RESTART = rf"(?:systemctl|snap) restart {_WORD}"
 _OURS = re.compile(

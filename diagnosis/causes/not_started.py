@@ -191,7 +191,7 @@ def _standing(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
 
 
 def _is_left(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether all pods elsewhere that have its volume are being deleted, since a short time."""
+    """Whether pods on other nodes still use the pod's volume, all of them terminating and only for a short time."""
     others = [
         one
         for one in snapshot.pods
@@ -265,7 +265,7 @@ def _of_sandbox(symptom: Symptom) -> Recognised | None:
 
 
 def _is_of_runtime(text: str) -> bool:
-    """Whether the refused connection is the container runtime's: network plugins and others have sockets too."""
+    """Whether the container runtime refused the connection: network plugins and others have sockets too."""
     return bool(re.search(r"(?:containerd|crio|cri-dockerd|dockershim)\S{0,40}\.sock|runtime\.v1", text))
 
 
@@ -305,7 +305,7 @@ def _written(snapshot: Snapshot, pod: Pod) -> str:
 
 
 def _claim(snapshot: Snapshot, pod: Pod, text: str) -> str:
-    """Return the claim whose volume the text names, or the only possible one; '' if it may be any."""
+    """Return the claim of the volume that the text names, else the pod's only claim; '' if it is unknown."""
     own = [claim for claim in snapshot.volume_claims if claim.meta.namespace == pod.meta.namespace]
     for claim in own:
         if claim.volume and claim.volume in text and claim.meta.name in pod.spec.volume_claims:

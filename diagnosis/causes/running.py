@@ -166,7 +166,7 @@ def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _plain(node: Node) -> str:
     """Return the evidence that a pod without a RuntimeClass gets no GPU on the node; '' if there is none.
 
-    This is the case if the default runtime is a plain one, and CDI is off.
+    This is the case if the default runtime has no GPU support, and CDI is off.
     """
     seen = node.record.inventory.runtime if node.record is not None else None
     if seen is None or seen.default not in ("runc", "crun") or seen.cdi is not False or _GKE in node.meta.labels:
@@ -277,7 +277,7 @@ def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
 
 
 def _differs(value: str, count: int) -> bool:
-    """Whether it names other devices than the first `count`, or UUIDs, which the scheduler does not know."""
+    """Whether the value names other devices than the first `count`, or UUIDs, which the scheduler does not know."""
     named = [word for word in value.split(",") if word]
     if any(text.startswith(("GPU-", "MIG-")) for text in named):
         return True
@@ -307,7 +307,7 @@ def _has_logs(snapshot: Snapshot, pod: Pod) -> bool:
 def _is_for_gpus(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the pod refers to GPUs.
 
-    Many programs try a GPU and run without one, which is no fault in other pods.
+    Many programs try a GPU and run without one, which is not a fault in other pods.
     """
     if asks_for_gpus(pod.spec) or "nvidia" in pod.spec.runtime_class or claims_gpus(pod, gpu_claims(snapshot)):
         return True

@@ -142,7 +142,7 @@ _MOST_NAMED = 8
 
 @dataclass
 class _MissingHandler:
-    """A handler that a node does not have, by the pods that wait for it."""
+    """Handler that a node lacks, with the pods that wait for it."""
 
     node: str
     handler: str

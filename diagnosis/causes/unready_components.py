@@ -158,7 +158,7 @@ _WAITED_FOR = {
     "plugin-validation": (Role.DEVICE_PLUGIN, Role.TOOLKIT, Role.DRIVER),
     "mps-control-daemon-mounts": (Role.MPS, Role.DRIVER),
 }
-"""Stage that each init container of the operator waits for, in the order of the stages."""
+"""Components that each init container of the operator waits for, in the order of the stages."""
 _ADVICE = {
     "driver-validation": (
         "The driver does not work: check the driver pod there, or run `nvidia-smi` on a host with its own driver"
@@ -245,7 +245,7 @@ _HINTS = (
     (("toomanyrequests", "rate limit"), "The registry limits pulls: use a mirror, or an account with a higher limit."),
     (("OOMKilled",), "The container needs more memory than its limit: raise the limit."),
 )
-"""The more specific ones first."""
+"""Fixes by texts of a log, the more specific texts first."""
 
 
 class UnreadyPod(Struct, frozen=True):
@@ -427,7 +427,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
     Workloads whose pods are not visible are included.
     """
     warnings, refused = _warnings(snapshot), refused_workloads(snapshot)
-    # Where pods are not visible, those that are missing may be on nodes that are new, gone or being changed.
+    # If pods are not visible, the missing pods may belong to nodes that are new, gone or being changed.
     changing = sum(_is_excused(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
     for component in every:
         young = snapshot.is_new(component.meta, YOUNG)

@@ -75,7 +75,7 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
         messages = [f"{one.subject} is bound to it and has no container state" for one in pods[:_MOST_SHOWN]]
         messages += [f"lease {_LEASES}/{name}: last renewed at {renewed:%H:%M:%S}Z"] if renewed and stale else []
         certainty = Certainty.PROVEN if stale else Certainty.LIKELY
-        # A device plugin that does not answer keeps a kubelet that works from beginning.
+        # A device plugin that does not answer keeps a working kubelet from starting pods.
         above = origins((NOT_READY, *(() if stale else (ALLOCATION_HANGS,))), f"node/{name}")
         affected = tuple(one.subject for one in pods)
         yield FoundCause(SILENT, f"node/{name}", tuple(messages), (SILENT.remedy,), affected, certainty, above)
@@ -124,7 +124,7 @@ def _silent(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
         if lease.meta.namespace == _LEASES and lease.renewed is not None and lease.meta.name in snapshot.by_node
     }
     stale = {name: at for name, at in renewed.items() if snapshot.now - at > _SILENT}
-    # Where none is fresh they were saved long before the rest.
+    # If most Leases are stale, the Leases were saved long before the other objects.
     if len(stale) * 2 > len(renewed):
         return {}
     return {name: (f"lease {_LEASES}/{name}: last renewed at {at:%H:%M:%S}Z",) for name, at in stale.items()}

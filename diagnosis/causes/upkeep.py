@@ -34,9 +34,9 @@ _BAD_IF_TRUE = frozenset(
         *("GPUMissing", "NVLinkStatusInactive", "XIDErrors", "IBLinkFlapping", "GPUUnhealthy", "GpuUnhealthy"),
     )
 )
-"""Conditions of HyperPod's agent, of AKS, and of what node problem detectors are often given."""
+"""Conditions of HyperPod's agent, of AKS, and of common configurations of node problem detectors."""
 _BAD_IF_FALSE = frozenset(("AcceleratedHardwareReady",))
-"""Of EKS."""
+"""Conditions of EKS."""
 _MOST_PODS = 3
 _DRA_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-intro-install.html"
 POLICY = Cause(
@@ -88,7 +88,7 @@ def find_policies(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_gpu_clusters(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each GPUCluster that is not ready for a while.
 
-    The operator ignores all but one, and reports that itself.
+    If there are several, the operator ignores all but one, and reports that itself.
     """
     return _not_ready(snapshot, snapshot.gpu_clusters)
 
@@ -133,7 +133,7 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
             bad = (condition.type in _BAD_IF_TRUE and condition.status == "True") or (
                 condition.type in _BAD_IF_FALSE and condition.status == "False"
             )
-            if bad and not condition.message.startswith(OUR_WORD):  # ours comes with our taint, which is reported
+            if bad and not condition.message.startswith(OUR_WORD):  # ours: the taint is reported
                 status = f"{condition.type}={condition.status}"
                 evidence = f"{node.subject}: condition {status}, {condition.reason}: {condition.message}"
                 describe = command("kubectl", "describe", "node", node.name)
@@ -225,7 +225,7 @@ def _is_coming(snapshot: Snapshot, pod: Pod) -> bool:
 def _is_evicted(pod: Pod) -> bool:
     """Whether a drain would evict the pod.
 
-    Pods of DaemonSets and of the node itself stay. Pods that have ended or are being deleted are no obstacle.
+    Pods of DaemonSets and of the node itself stay. Pods that have ended or are being deleted do not matter.
     """
     stays = pod.meta.owner is not None and pod.meta.owner.kind in ("DaemonSet", "Node")
     return not pod.over and not stays and pod.meta.deleted is None

@@ -98,7 +98,7 @@ class Component(Struct, frozen=True):
         return Health.WORKING if self.ready >= self.wanted else Health.PARTLY if self.ready else Health.DOWN
 
     def pod_on(self, node: str) -> Pod | None:
-        """Return its newest pod on the node that has not ended."""
+        """Return the component's newest pod on the node that has not ended."""
         there = [pod for pod in self.pods if pod.spec.node == node and not pod.over]
         return max(there, key=lambda pod: (pod.meta.deleted is None, str(pod.meta.created)), default=None)
 

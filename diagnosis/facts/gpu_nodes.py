@@ -19,7 +19,7 @@ EFA = "vpc.amazonaws.com/efa"
 GPU_DRIVERS = ("gpu.nvidia.com", "gpu.amd.com")
 """Drivers of dynamic resource allocation whose devices are GPUs."""
 WHOLE, MIG_INSTANCES = "GPUs", "MIG instances"
-"""Kinds of a resource that people read."""
+"""Names of resource kinds in the output."""
 HAMI_REGISTER = "hami.io/node-nvidia-register"
 _AMOUNTS = ("gpumem", "gpucores", "vgpu-memory", "vgpu-cores", "vgpu-number")
 _TRUE = (
@@ -59,7 +59,7 @@ SETTLES = timedelta(minutes=10)
 
 
 def is_device(resource: str) -> bool:
-    """Whether the resource stands for GPUs or parts of them, not for their memory or cores."""
+    """Whether the resource represents GPUs or parts of them, not their memory or cores."""
     return is_gpu(resource) and not any(word in resource for word in _AMOUNTS)
 
 
@@ -69,7 +69,7 @@ def devices_in(amounts: Iterable[str]) -> tuple[str, ...]:
 
 
 def has_nvidia(node: Node) -> bool:
-    """Whether the node has an NVIDIA GPU: one is offered, or a label describes the hardware."""
+    """Whether the node has an NVIDIA GPU: the node offers GPUs, or a label describes the hardware."""
     labels = node.meta.labels
     # A 0 may be a remnant of a resource that is no longer in use.
     if any(name.startswith((GPU, MIG)) and number != "0" for name, number in node.capacity.items()):
@@ -137,7 +137,7 @@ def is_changed(node: Node) -> bool:
 
 
 def changes(node: Node) -> Iterator[str]:
-    """Yield the labels that show such work."""
+    """Yield the labels that show such a change."""
     for key, value in node.meta.labels.items():
         paused = key.startswith(_DEPLOY) and value.startswith(_PAUSED)
         upgraded = key == "nvidia.com/gpu-driver-upgrade-state" and value in _UPGRADING

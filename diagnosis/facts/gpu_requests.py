@@ -18,7 +18,7 @@ _GPU = re.compile(
 )
 """Resource names of the vendors' device plugins and of HAMi, including card memory and cores."""
 _GPU_CLASS = re.compile(r"\b(?:v?gpu|mig|vfio)\b", re.ASCII | re.IGNORECASE)
-"""A DeviceClass or its driver: `gpu.nvidia.com`, `mig.nvidia.com`, `vfio.gpu.nvidia.com`, `gpu.amd.com`."""
+"""DeviceClasses and their drivers: `gpu.nvidia.com`, `mig.nvidia.com`, `vfio.gpu.nvidia.com`, `gpu.amd.com`."""
 _MEANT = re.compile(r"gpu|cuda|\bmig-|\d{1,2}g\.\d{1,3}gb|nvidia\.com/[a-z]{1,3}\d{1,4}", re.ASCII | re.IGNORECASE)
 _SWEEP = "gpu-healthcheck-sweep"
 SHARES = frozenset(f"nvidia.com/{one}" for one in ("gpumem", "gpumem-percentage", "gpucores", "priority"))
@@ -26,7 +26,7 @@ SHARES = frozenset(f"nvidia.com/{one}" for one in ("gpumem", "gpumem-percentage"
 
 
 def is_gpu(resource: str) -> bool:
-    """Whether the resource stands for a GPU, a share or a part of one."""
+    """Whether the resource represents a GPU, or a share or part of a GPU."""
     return _GPU.match(resource) is not None
 
 
@@ -86,7 +86,7 @@ def claims_gpus(pod: Pod, claims: Iterable[tuple[str, str]]) -> bool:
 
 
 def is_deep_test(pod: Pod) -> bool:
-    """Whether it is a deep diagnostic of this system, which waits for a free node and runs on tainted ones."""
+    """Whether the pod is a deep diagnostic of this system, which waits for a free node and runs on tainted nodes."""
     return pod.meta.labels.get("app.kubernetes.io/name") == "gpu-healthcheck" or pod.spec.priority_class == _SWEEP
 
 

@@ -150,7 +150,7 @@ def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
 
 
 def selects(spec: PodSpec, node: Node) -> bool:
-    """Whether the pod's node selector and its required node affinity take the node."""
+    """Whether the pod's node selector and its required node affinity match the node."""
     labels = node.meta.labels
     if any(labels.get(key) != value for key, value in spec.node_selector.items()):
         return False

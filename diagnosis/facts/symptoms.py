@@ -22,7 +22,7 @@ from diagnosis.snapshot.workloads import Workload
 _PROGRESS = frozenset(("Pulling", "Pulled", "Created", "Started"))
 """Event reasons after volumes are mounted and the sandbox is created; earlier failures are then over."""
 _MOST_LOG = 64 * 1024
-"""Number of last log lines to search: the error is near the end."""
+"""Number of last characters of a log to search: the error is near the end."""
 _PAST = timedelta(days=1)
 _DONE = frozenset(("Complete", "Completed", "SuccessCriteriaMet"))
 """Conditions of a finished Job or JobSet."""
@@ -157,7 +157,7 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _ready(snapshot: Snapshot, maker: Workload) -> int:
-    """Return how many of its pods work, by its own count, or by the pods if the count lags behind."""
+    """Return how many pods of the workload work, by the workload's count, or by the pods if the count lags behind."""
     return max(maker.ready or 0, sum(map(_works, snapshot.pods_under.get(snapshot.line(maker.meta)[-1], ()))))
 
 

@@ -28,7 +28,7 @@ def whole(text: str) -> int:
 
 
 def flag(text: str) -> bool:
-    """Raises ValueError."""
+    """Parse a boolean. Raises ValueError."""
     if text not in _TRUE | _FALSE:
         raise ValueError(f"{word(text)!r} is neither true nor false")
     return text in _TRUE

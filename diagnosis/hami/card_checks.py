@@ -95,7 +95,7 @@ def _takes_type(kind: str, mode: str, options_es: CardOptions, version: Version)
         return False
     use, avoid = options_es.use_types, options_es.avoid_types
     if version >= _2_10:
-        # Before, blanks counted, and an empty name was part of any type.
+        # Before 2.10, blanks counted, and an empty name was part of any type.
         use, avoid = _without_blanks(use), _without_blanks(avoid)
     kind = kind.upper()
     if use is not None and not any(text.upper() in kind for text in use):

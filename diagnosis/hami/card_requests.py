@@ -101,7 +101,7 @@ def _says(container: Container, name: str) -> bool:
 
 
 def _number(container: Container, name: str) -> int | None:
-    """Return the number; None if it is absent or no whole number."""
+    """Return the number; None if it is absent or not a whole number."""
     text = container.limits.get(name) or container.requests.get(name) or ""
     value = amount(text) if name else None
     return int(value) if value is not None and value == value.to_integral_value() else None

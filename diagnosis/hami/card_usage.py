@@ -106,7 +106,7 @@ def parts(pod: Pod, grant: PodGrant) -> dict[str, Share]:
     Init containers have ended before the others start; sidecars stay.
     """
     inits = [container for container in pod.spec.containers if container.init]
-    # HAMi's list had no entries for init containers before it counted them.
+    # HAMi's list has no entries for init containers in versions that do not count them.
     skipped = len(inits) if len(grant.containers) <= len(pod.spec.containers) - len(inits) else 0
     ended = _initialized(pod)
     peak: dict[str, Share] = {}

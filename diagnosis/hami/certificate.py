@@ -26,7 +26,7 @@ def authorities(bundle: str) -> tuple[Authority, ...]:
 
     Empty if the bundle can't be read; a saved state has no bundle.
     """
-    import ssl  # noqa: PLC0415 - only a webhook's CA needs what it brings along
+    import ssl  # noqa: PLC0415 - a large import, needed only for a webhook's CA
 
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

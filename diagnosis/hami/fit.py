@@ -81,7 +81,7 @@ class _CardSearch(Struct):
     counts: Counter[Code] = field(default_factory=Counter)
     verdicts: dict[str, CardVerdict] = field(default_factory=dict)
     numa: int = -1
-    """HAMi also starts with this NUMA node, and NVML reports it for cards with an unknown NUMA node."""
+    """NUMA node of the search. -1 is HAMi's first value, and NVML's value for an unknown NUMA node."""
 
 
 def fit(held: Sequence[CardUsage], wanted: Iterable[ContainerRequest], terms: PodConditions) -> NodeVerdict:

@@ -56,7 +56,7 @@ def handshakes(node: Node) -> tuple[Handshake, ...]:
 
 
 def handshake(node: Node) -> Handshake | None:
-    """NVIDIA's."""
+    """Return the handshake of NVIDIA's plugin; None without one."""
     return next((one for one in handshakes(node) if not one.vendor), None)
 
 

@@ -70,7 +70,7 @@ class Installation(Struct, frozen=True):
 
     @property
     def version(self) -> Version | None:
-        """Return the version of its scheduler; None if the image's tag has none."""
+        """Return the version of the scheduler; None if the image's tag has none."""
         return version_of(self.scheduler.version) if self.scheduler is not None else None
 
 
@@ -111,7 +111,7 @@ def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
 def settings_of(
     snapshot: Snapshot, installation: Installation | None = None, others: Collection[_Key] = ()
 ) -> HamiSettings:
-    """Return the settings from its own ConfigMap, else from one without an owner, in its namespace or the only one."""
+    """Return the settings from the installation's ConfigMap, else from the likeliest ConfigMap without an owner."""
     maps = [each for each in snapshot.config_maps if DEVICE_CONFIG in each.data and _owner(each) not in others]
     own = (installation.namespace, installation.name) if installation is not None else ("", "")
     near = [each for each in maps if each.meta.namespace == own[0] or not others]

@@ -64,7 +64,7 @@ class Registration(Struct, frozen=True):
     """
 
     vendor: str
-    """`nvidia`, `dcu`, `Ascend910B`"""
+    """Vendor of the cards, as `nvidia`, `dcu` or `Ascend910B`."""
     form: RegistrationFormat
     cards: tuple[Card, ...] = ()
     unreadable: str = ""

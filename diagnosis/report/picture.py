@@ -13,7 +13,7 @@ WIDTH = 480
 _MOST_BOXES = 64
 _GAP = 2.0
 COLOURS = 7
-"""Number of namespaces with their own colour, those with the most devices; the others share one."""
+"""Number of namespaces with their own colour, those with the most devices; the others share a colour."""
 OTHERS = "others"
 
 

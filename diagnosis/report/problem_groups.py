@@ -87,7 +87,7 @@ def _nameless(step: str, name: str) -> str:
 
 
 def _together(alike: list[Problem]) -> Problem:
-    """Return the first problem with the affected objects of all; its evidence stands for the others."""
+    """Return the first problem with the affected objects of all; its evidence represents the others."""
     first = alike[0]
     if len(alike) == 1:
         return first

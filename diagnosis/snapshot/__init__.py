@@ -98,7 +98,7 @@ _MOST_OWNERS = 8
 
 
 class Snapshot(Struct, frozen=True, eq=False, dict=True):
-    """State of a cluster as far as it was visible. Build one with `Builder`. It equals only itself.
+    """State of a cluster as far as it was visible. Build it with `Builder`. It equals only itself.
 
     Because of this, results that many searches derive from a snapshot are cached for it (`lru_cache`). `now` is the
     time of collection. `missing` holds each kind that could not be listed, with the reason; its empty tuple then means

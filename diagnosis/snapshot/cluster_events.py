@@ -24,7 +24,7 @@ class Event(Struct, frozen=True):
 
 
 def read_event(raw: Fields) -> Event:
-    """Read an event of `v1` or `events.k8s.io/v1`. Raises ValueError for an event about no object."""
+    """Read an event of `v1` or `events.k8s.io/v1`. Raises ValueError for an event without an object."""
     about = raw.at("involvedObject") if raw.has("involvedObject") else raw.at("regarding")
     kind, name = about.text("kind"), about.text("name")
     if not kind or not name:

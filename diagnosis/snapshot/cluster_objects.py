@@ -35,7 +35,7 @@ class ConfigMap(Struct, frozen=True):
 
 
 class VolumeClaim(Struct, frozen=True):
-    """A PersistentVolumeClaim. `volume` is '' until one is bound to it."""
+    """A PersistentVolumeClaim. `volume` is '' until a volume is bound to it."""
 
     meta: Meta
     phase: str = ""

@@ -52,7 +52,7 @@ class Request(Struct, frozen=True):
 
 
 class ResourceClaim(Struct, frozen=True):
-    """Claim of a pod. `devices` are the allocated ones, as driver/pool/device; empty before allocation."""
+    """Claim of a pod. `devices` are the allocated devices, as driver/pool/device; empty before allocation."""
 
     meta: Meta
     requests: tuple[Request, ...] = ()

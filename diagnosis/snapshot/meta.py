@@ -51,7 +51,7 @@ class Meta(Struct, frozen=True):
 
 def subject(kind: str, namespace: str, name: str) -> str:
     """Return the name of an object in a diagnosis."""
-    if kind and namespace and name:  # as most are, and many hundred thousand times
+    if kind and namespace and name:  # the usual case
         return f"{kind.lower()}/{namespace}/{name}"
     return "/".join(word for word in (kind.lower(), namespace, name) if word)
 

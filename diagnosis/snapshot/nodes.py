@@ -34,10 +34,10 @@ class Node(Struct, frozen=True):
     allocatable: Mapping[str, str] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
     runtime: str = ""
-    """`containerd://2.1.4`"""
+    """Container runtime and version, as `containerd://2.1.4`."""
     kubelet: str = ""
     system: str = ""
-    """`Ubuntu 22.04.5 LTS`"""
+    """Operating system, as `Ubuntu 22.04.5 LTS`."""
     handlers: frozenset[str] | None = None
     provider_id: str = ""
     record: NodeRecord | None = None

@@ -1,4 +1,4 @@
-"""A pod, or the template of one, as the API shows it."""
+"""A pod, or a pod template, as the API shows it."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def _env(raw: Fields) -> Iterator[tuple[str, str]]:
 
 def _claims(raw: Fields) -> Iterator[tuple[str, str]]:
     for fields in raw.each("resourceClaims"):
-        status_fields = fields.at("source") if fields.has("source") else fields  # as until 1.30
+        status_fields = fields.at("source") if fields.has("source") else fields  # `source`: Kubernetes up to 1.30
         yield (
             fields.text("name"),
             status_fields.text("resourceClaimName") or status_fields.text("resourceClaimTemplateName"),

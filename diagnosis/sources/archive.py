@@ -126,14 +126,14 @@ class _Stream:
         self._rest = memoryview(b"")
 
     def take(self, size: int) -> bytearray:
-        """Raises _Damaged if fewer bytes are left."""
+        """Read `size` bytes. Raises _Damaged if fewer bytes are left."""
         taken = bytearray()
         for part in self._parts(size):
             taken += part
         return taken
 
     def skip(self, size: int) -> None:
-        """Raises _Damaged if fewer bytes are left."""
+        """Skip `size` bytes. Raises _Damaged if fewer bytes are left."""
         for _ in self._parts(size):
             pass
 

@@ -1,6 +1,6 @@
 """Collect a cluster's state from its API: one paged listing for each kind, a few at a time.
 
-A kind whose listing is forbidden or fails is not visible; all other kinds are.
+A kind whose listing is forbidden or fails is not visible; other kinds are not affected.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def selectors_for(namespace: str, node: str) -> Callable[[ApiKind], Iterable[tup
         "Node": [("", {"fieldSelector": f"metadata.name={node}"})],
         "Pod": [("", {"fieldSelector": f"spec.nodeName={node}"}), (namespace, {})],
         "Lease": [(_OF_NODES, {"fieldSelector": f"metadata.name={node}"})],
-        "PersistentVolume": [],  # the pod is where its volumes can be
+        "PersistentVolume": [],  # a bound pod is on a node that can mount its volumes
     }
 
     def where(kind: ApiKind) -> Iterable[tuple[str, dict[str, str]]]:

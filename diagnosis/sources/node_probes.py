@@ -50,7 +50,7 @@ class NodeProbeAnswer(Struct, frozen=True):
 
 
 class NodeProbeError(Exception):
-    """No node can be probed. The message says why, in lines."""
+    """No node can be probed. The message has the reasons, one per line."""
 
 
 def _template(cluster: Cluster, image: str) -> dict[str, Any]:
@@ -215,5 +215,5 @@ def _without_record(pod: PodState, message: str) -> str:
 
 
 def _lines(message: str) -> Iterator[str]:
-    """Return the lines without their times and without empty ones."""
+    """Yield the lines without their times; empty lines are left out."""
     return filter(str.strip, (line.partition(" ")[2] for line in message.splitlines()))

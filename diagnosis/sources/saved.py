@@ -51,7 +51,7 @@ class SavedStateError(ValueError):
 
 
 class NoSavedStateError(SavedStateError):
-    """There is no such file, or it can't be opened."""
+    """A saved file does not exist, or can't be opened."""
 
 
 class _NoStateError(ValueError):
@@ -77,7 +77,7 @@ class _State:
         self._objects = _MOST_OBJECTS
 
     def take(self, name: str, content: bytearray) -> None:
-        """Read one file. Raises JsonCostError, and _NoState."""
+        """Read one file. Raises JsonCostError and _NoStateError."""
         self._values -= refuse_costly(content, self._values)
         for document, part in _documents(content):
             self._count()
@@ -152,13 +152,13 @@ def read_saved(paths: Iterable[Path]) -> Snapshot:
         logs.update(_logs(path))
     for kind, why in state.missing.items():
         state.builder.lacks(kind, why)
-    # A clock may have been wrong where it was saved; nothing was saved in the future.
+    # The clock of the saving machine may have been wrong: a time in the future is replaced by the present time.
     snapshot = state.builder.build(min(state.newest, datetime.now(UTC)), _NOT_SAVED, logs)
     return replace(snapshot, unread=tuple(state.damage))
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Raises SavedStateError."""
+    """Yield the files at or below the path. Raises SavedStateError."""
     try:
         if not path.is_dir():
             yield path
@@ -203,7 +203,7 @@ def _read(file: Path, state: _State) -> None:
 
 
 def _whole(chunks: Iterator[bytes], source: InputFile) -> bytearray:
-    """Raises _NoStateError, CaptureError."""
+    """Return the content of a file within the limit. Raises _NoStateError, CaptureError."""
     content = bytearray()
     for chunk in chunks:
         content += chunk
@@ -246,7 +246,7 @@ def _apart(content: bytearray) -> Iterator[memoryview]:
 
 
 def _typed(part: _Part) -> _Document:
-    """Raises _NoStateError."""
+    """Parse kind and items of a document. Raises _NoStateError."""
     try:
         return msgspec.json.decode(part, type=_Document)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""The real Helm, to hold the chart against and to pack it: our cache, or one Go build (a minute or two, once)."""
+"""The real Helm, to test and package the chart: from our cache, or one Go build (a minute or two, once)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def program() -> Path:
 
 
 def _client_minor() -> str:
-    """Return the minor version of Helm's Kubernetes client, as Helm's Makefile does: client-go 0.37 is that of 1.37."""
+    """Return the minor version of Helm's Kubernetes client, as Helm's Makefile does: client-go 0.37 belongs to 1.37."""
     (minor,) = re.findall(r"k8s\.io/client-go v0\.(\d+)\.", (_ROOM / "go.mod").read_text())
     return str(minor)

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package tools names the program, so that `go mod tidy` keeps what it needs.
+// Package tools imports the program, so that `go mod tidy` keeps its dependencies.
 package tools
 
 import _ "helm.sh/helm/v3/cmd/helm"

@@ -51,7 +51,7 @@ class RunningContainerd:
         (self._bin / "snap").symlink_to(systemctl)
 
     def __enter__(self) -> Self:
-        for text in _OWN:  # a mount needs a folder to lie over
+        for text in _OWN:  # a mount needs an existing folder
             Path(text).mkdir(parents=True, exist_ok=True)
         binds = "\n".join(f"mount --bind {shlex.quote(str(self.root / text.lstrip('/')))} {text}" for text in _OWN)
         script = f"set -e; mount --make-rprivate /\n{binds}\necho ready; exec sleep infinity"
@@ -90,7 +90,7 @@ class RunningContainerd:
 
     @property
     def started(self) -> float:
-        """Return the time of its last start, in seconds of UTC."""
+        """Return the time of containerd's last start, in seconds of UTC."""
         return self._pid.stat().st_mtime
 
     @property

@@ -21,7 +21,7 @@ def etcd(folder: Path, client_port: int, peer_port: int) -> list[str]:
     client, peer = (f"http://127.0.0.1:{port}" for port in (client_port, peer_port))
     return [
         f"--data-dir={folder / 'etcd'}",
-        "--unsafe-no-fsync",  # nothing here shall survive the machine
+        "--unsafe-no-fsync",  # the data need not survive a crash of the machine
         f"--listen-client-urls={client}",
         f"--advertise-client-urls={client}",
         f"--listen-peer-urls={peer}",
@@ -37,7 +37,7 @@ def kube_apiserver(folder: Path, port: int, etcd_port: int) -> list[str]:
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
         f"--secure-port={port}",
-        "--endpoint-reconciler-type=none",  # pods could not use a loopback address
+        "--endpoint-reconciler-type=none",  # pods can't use a loopback address
         f"--cert-dir={folder / 'certificates'}",
         f"--service-account-key-file={folder / 'signing.key'}",
         f"--service-account-signing-key-file={folder / 'signing.key'}",
@@ -49,13 +49,13 @@ def kube_apiserver(folder: Path, port: int, etcd_port: int) -> list[str]:
         "--allow-privileged=true",
         f"--audit-policy-file={folder / 'audit-policy.json'}",
         f"--audit-log-path={folder / 'audit.log'}",
-        "--audit-log-maxsize=4000",  # MB: a log that is rotated away cannot be counted
+        "--audit-log-maxsize=4000",  # MB: requests in a rotated log could not be counted
     ]
 
 
 def kube_controller_manager(folder: Path, *, kubelets: bool = False) -> list[str]:
     """Return the arguments. `kubelets`: whether real kubelets renew the Nodes."""
-    # Without them the controller of lifecycles would call each Node NotReady and evict its pods.
+    # Without kubelets, the lifecycle controller would set each Node to NotReady and evict its pods.
     controllers = "*" if kubelets else "*,-node-lifecycle-controller"
     return [
         f"--kubeconfig={folder / 'admin.kubeconfig'}",

@@ -109,7 +109,7 @@ def _build_kubelet(folder: Path) -> None:
 
 
 def _version_flags(version: str) -> str:
-    """Without these the server calls itself v0.0.0 and clients misbehave."""
+    """Return the linker flags with the version; without them, the server reports v0.0.0 and clients misbehave."""
     major, minor, _ = version.split(".", 2)
     values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")

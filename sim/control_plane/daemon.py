@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-# Reads until the pipe from our process breaks, for any reason (including SIGKILL of a test run). After an orderly end,
-# folder and pid files are gone; the rest is killed and removed.
+# Reads until the pipe from our process closes for any reason, including SIGKILL of a test run. Folder and pid files are
+# gone after an orderly end; otherwise the programs are killed and the folder is removed.
 _AFTER_US = """
 cat > /dev/null
 for f in "$0"/*.pid; do [ -e "$f" ] && kill -s KILL -- "-$(cat "$f")"; done
@@ -84,7 +84,7 @@ class Daemon:
 
 
 class AfterUs:
-    """Removes the folder and ends its programs if our process ends without doing so."""
+    """Process that removes the folder and ends its programs if our process ends without doing so."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
-    # User, request and status are enough to count requests; bodies would only cost time.
+    # User, request and status are enough to count requests; bodies only cost time.
     "rules": [{"level": "Metadata"}],
     "omitStages": ["RequestReceived"],
 }
@@ -64,10 +64,10 @@ def write_kubeconfig(path: Path, *, url: str, ca_file: Path, token: str) -> Path
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports below the kernel's ephemeral range.
+    """Return loopback ports below the kernel's ephemeral range.
 
-    A port inside that range can be taken as the *source* port of any connection, even of one to itself,
-    while our server is stopped; then it could not come back on the same port.
+    While our server is stopped, any connection may use a port of that range as its *source* port; the server could
+    then not restart on the same port.
     """
     ports: list[int] = []
     while len(ports) < count:

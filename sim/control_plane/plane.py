@@ -52,7 +52,7 @@ class ControlPlane:
     def __init__(
         self, *, controllers: bool = False, scheduler: bool = False, limited_priorities: Sequence[str] = ()
     ) -> None:
-        """`limited_priorities`: PriorityClasses with pods that need a ResourceQuota, as on GKE."""
+        """Set the options. `limited_priorities`: PriorityClasses whose pods need a ResourceQuota, as on GKE."""
         self._controllers = controllers
         self._scheduler = scheduler
         self._limited_priorities = limited_priorities
@@ -70,7 +70,7 @@ class ControlPlane:
         self.kubeconfig = self.folder / "admin.kubeconfig"
         self.audit_log = self.folder / "audit.log"
 
-    # --- coming and going
+    # --- start and end
 
     def __enter__(self) -> Self:
         try:
@@ -135,7 +135,7 @@ class ControlPlane:
         """Whether a controller-manager can be started here."""
         return (self._bin / "kube-controller-manager").is_file()
 
-    # --- asking
+    # --- requests
 
     def request(
         self,
@@ -170,7 +170,7 @@ class ControlPlane:
     def kubectl(self, *words: str, input: str | None = None) -> str:  # noqa: A002 - as subprocess calls it
         """Return the standard output of kubectl as admin; an error contains its standard error."""
         command = [str(self._bin / "kubectl"), f"--kubeconfig={self.kubeconfig}", *words]
-        # Neither the caller's preferences nor his cache have a part in this.
+        # Ignore the caller's kubectl preferences and cache.
         environment = os.environ | {"KUBERC": "off", "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
         done = subprocess.run(command, input=input, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -179,7 +179,7 @@ class ControlPlane:
 
     def api(self, kubeconfig: Path | None = None) -> ApiClient:
         """Return a client of the Python package for the admin or the given kubeconfig."""
-        from kubernetes import config  # noqa: PLC0415 - 0.4 s that build and kubectl need not pay
+        from kubernetes import config  # noqa: PLC0415 - loading takes 0.4 s, and build and kubectl do not need it
 
         connect = cast("Callable[..., ApiClient]", config.new_client_from_config)  # the package leaves it untyped
         return connect(config_file=str(kubeconfig or self.kubeconfig))
@@ -198,7 +198,7 @@ class ControlPlane:
                     seen.add(event["auditID"])
                     yield event
 
-    # --- peopling the cluster
+    # --- objects of the cluster
 
     def create_node(
         self,
@@ -238,12 +238,12 @@ class ControlPlane:
         return write_kubeconfig(path, url=self.url, ca_file=self.ca_file, token=token)
 
     def agent_kubeconfig(self, node_name: str, *, seconds: int = 3600) -> Path:
-        """Write a kubeconfig with such a token; the manifests must be applied before."""
+        """Write a kubeconfig with the agent's token; the manifests must be applied before."""
         token = self.agent_token(node_name, seconds=seconds)
         path = self.folder / f"agent-{node_name}.kubeconfig"
         return write_kubeconfig(path, url=self.url, ca_file=self.ca_file, token=token)
 
-    # --- trouble
+    # --- outages
 
     def pause(self) -> None:
         """Let the API server hang: the kernel accepts connections, and no answer is sent."""

@@ -31,7 +31,7 @@ static int log_descriptor = -1;
 static pid_t owner;  /* 0 until all of the above is set */
 static long counted; /* started calls */
 
-/* -- which files ------------------------------------------------------------------------------------------ */
+/* -- selected files --------------------------------------------------------------------------------------- */
 
 static int is_ours(const char *path)
 {
@@ -68,7 +68,7 @@ static int path_of_name(int at, const char *name, char *path)
     return length > 0 && length < PATH_MAX;
 }
 
-/* -- counting and dying ----------------------------------------------------------------------------------- */
+/* -- count and kill --------------------------------------------------------------------------------------- */
 
 __attribute__((constructor)) static void read_orders(void)
 {

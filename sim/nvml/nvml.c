@@ -6,7 +6,7 @@
  *
  *   nvml/driver_version nvml/nvml_version     the two versions
  *   nvml/count                                answers nvmlDeviceGetCount; absent: the number of gpuN directories
- *   nvml/hang nvml/crash                      empty: every call hangs or dies by SIGSEGV; else the one function named
+ *   nvml/hang nvml/crash                      empty: every call hangs or dies by SIGSEGV; else only the named function
  *   nvml/error/<function>                     the nvmlReturn_t of that function
  *   nvml/gpuN/error                           the nvmlReturn_t of the call for that GPU's handle
  *   nvml/gpuN/error.<function>                the nvmlReturn_t of that function on that GPU
@@ -18,8 +18,8 @@
  *   nvml/gpuN/p2p_read.<M>, p2p_nvlink.<M>    nvmlGpuP2PStatus_t towards gpuM; absent: OK, by NVLink where both have it
  *   nvml/gpuN/mig/<index>                     the GPU instance id of that MIG device, listed while mig_current is 1
  *
- * A GPU's index is its rank among the gpuN directories, as a vanished GPU moves the others up.
- * With -DOLD_LIBRARY it lacks the functions that were added after R450.
+ * A GPU's index is its rank among the gpuN directories: if a GPU vanishes, the indices of later GPUs decrease.
+ * With -DOLD_LIBRARY the library lacks the functions that were added after R450.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -217,7 +217,7 @@ static nvmlReturn_t written_error(const char *line)
     return parse_number(line, &number) == SUCCESS ? (nvmlReturn_t)number : UNKNOWN;
 }
 
-/* Faults that a call meets before it does anything. */
+/* Faults that apply before a call does anything. */
 static nvmlReturn_t enter(const char *function)
 {
     char line[VALUE_SIZE];
@@ -583,7 +583,7 @@ nvmlReturn_t nvmlDeviceValidateInforom(nvmlDevice_t gpu)
     return valid ? SUCCESS : CORRUPTED_INFOROM;
 }
 
-/* The reserved bytes are the driver's; the first version of the structure counts them as used. */
+/* Reserved bytes belong to the driver; the first version of the structure counts them as used. */
 static nvmlReturn_t gpu_memory(nvmlDevice_t gpu, nvmlMemory_t *memory, unsigned long long *reserved)
 {
     if (memory == NULL)
@@ -965,7 +965,7 @@ nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t gpu, unsign
     return no_processes(gpu, count);
 }
 
-/* Both versions begin equally, and a library may support only the first. */
+/* Both versions begin with the same fields, and a library may support only the first. */
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t gpu, nvmlGpuFabricInfo_v3_t *fabric)
 {
     unsigned newest, summary;

@@ -72,7 +72,7 @@ class AgentPod:
         return f"{wanted}: {json.dumps(pods)}\n{ports}{tasks}{self.logs()}"
 
     def logs(self) -> str:
-        """Return its logs and the programs' last output, for the message of a failure."""
+        """Return the agent's logs and the programs' last output, for the message of a failure."""
         logs = self._node.run("kubectl", f"--namespace={NAMESPACE}", "logs", DAEMONSET, "--tail=40", check=False)
         return f"{logs.stdout}{logs.stderr}\n{self._node.logs()}"
 
@@ -123,5 +123,5 @@ def memory_mib(group: Path) -> dict[str, float]:
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     (charged,) = (path for name in _CHARGED if (path := group / name).exists())
     usage = int(charged.read_text())
-    droppable = int(stat.get("total_inactive_file", stat["inactive_file"]))  # v1 has the children's in total_
+    droppable = int(stat.get("total_inactive_file", stat["inactive_file"]))  # v1 includes child groups only in total_*
     return {"usage": usage / _MIB, "working set": (usage - droppable) / _MIB}

@@ -36,7 +36,7 @@ LOOK_ALIKES = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""Kernel settings that the kubelet would change for the whole machine: it finds files with its values."""
+"""Kernel settings that the kubelet would change for the whole machine: it reads files with its desired values."""
 
 KUBELET_CONFIGURATION: dict[str, Any] = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -51,11 +51,11 @@ KUBELET_CONFIGURATION: dict[str, Any] = {
     "authorization": {"mode": "AlwaysAllow"},
     "clusterDNS": [DNS_ADDRESS],
     "clusterDomain": "cluster.local",
-    "syncFrequency": "2s",  # of a minute: a changed ConfigMap comes by the same way, sooner
-    "singleProcessOOMKill": True,  # cgroup v1 knows nothing else; on v2 a whole container would die for one process
-    "oomScoreAdj": 0,  # below that needs a capability that a container may lack
+    "syncFrequency": "2s",  # default 1 minute: a changed ConfigMap is mounted in the same way, but sooner
+    "singleProcessOOMKill": True,  # as on cgroup v1; on v2 one process would end the whole container
+    "oomScoreAdj": 0,  # a lower value needs a capability that a container may lack
     "maxOpenFiles": 20000,
-    # A small machine's pressure is not the story, and an image thrown away could not be pulled again.
+    # No eviction on a small machine: a removed image could not be pulled again.
     "imageGCHighThresholdPercent": 100,
     "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
 }
@@ -101,15 +101,15 @@ CNI_CONFIGURATION = json.dumps(
     }
 )
 
-# The kubelet looks in the machine's own log for the OOM killer; the simulated one below it gives each record to
-# one reader only, and that is the agent.
+# The kubelet searches the machine's kernel log for the OOM killer. The simulated log returns each record to one reader
+# only, which must be the agent.
 _WITH_THE_MACHINES_LOG = 'mount --make-private /dev && umount /dev/kmsg && exec "$@"'
 
 
 def services(
     folder: Path, plane_bin: Path, kubelet_bin: Path, name: str, labels: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Command lines by the name under which PID 1 starts and stops them."""
+    """Return the command lines of the programs, by the name under which PID 1 starts and stops each."""
     return {
         "etcd": [str(plane_bin / "etcd"), *plane.etcd(folder, _ETCD_PORT, _ETCD_PEER_PORT)],
         "kube-apiserver": [
@@ -124,7 +124,7 @@ def services(
             *plane.kube_controller_manager(folder, kubelets=True),
         ],
         "kube-scheduler": [str(plane_bin / "kube-scheduler"), *plane.kube_scheduler(folder)],
-        # All that a node's process list shows of it: a name, and that it runs.
+        # In the node's process list, it only has a name and runs.
         FABRIC_MANAGER: [str(folder / "bin" / FABRIC_MANAGER), "infinity"],
         "containerd": ["containerd"],
         "kubelet": [

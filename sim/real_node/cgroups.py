@@ -39,7 +39,7 @@ def _remove(folder: Path) -> None:
         with suppress(FileNotFoundError):
             try:
                 folder.rmdir()
-            except OSError:  # the kernel has not yet let go of the last process
+            except OSError:  # the kernel has not released the last process yet
                 return False
         return True
 

@@ -103,7 +103,7 @@ def _on_stand_ins(dockerfile: str) -> Iterator[list[str]]:
         yield [
             *("--isolation=chroot", "--pull-never"),
             *(f"--build-arg={name}={stand_in}" for name in bases(dockerfile)),
-            # Mounted for the build alone: nothing of this machine's sources comes into a layer.
+            # Mounted only during the build: no layer contains this machine's sources.
             f"--volume={_wheelhouse(dockerfile, _python_version(stand_in))}:{WHEELHOUSE}:ro",
             f"--volume={sources}:/etc/apt/sources.list:ro",
             "--volume=/etc/apt/apt.conf.d:/etc/apt/apt.conf.d:ro",

@@ -63,7 +63,7 @@ class FirstProcess:
                     self._power_off()
                 case _:
                     return f"no such command: {' '.join(words)}\n"
-        except Exception:  # noqa: BLE001 - whoever asked is told, and PID 1 must not end
+        except Exception:  # noqa: BLE001 - the requester gets the error, and PID 1 must not end
             return traceback.format_exc()
         return ""
 
@@ -92,7 +92,7 @@ class FirstProcess:
                 return
             if dead.si_pid not in ours:
                 os.waitpid(dead.si_pid, 0)
-            elif ours[dead.si_pid].is_running:  # asking takes the dead one away
+            elif ours[dead.si_pid].is_running:  # this call reaps the dead process
                 return
 
 
@@ -107,7 +107,7 @@ def _second_process() -> None:
 
 
 def main() -> None:
-    os.environ.clear()  # nothing of who started us reaches a container
+    os.environ.clear()  # no container gets the environment of the process that started the node
     os.environ["PATH"] = SEARCH_PATH
     os.umask(0o022)
     _second_process()

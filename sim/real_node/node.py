@@ -32,9 +32,9 @@ _AFTER_US = 'cat > /dev/null; exec "$0" -m sim.real_node down'
 class RealNode(RunningNode):
     """Node that stays until `down`, also after the process that started it has ended.
 
-    `hardware` is the directory of a SimulatedNode (default: a healthy one, removed with the node): its GPUs,
-    EFA devices, driver library, kernel log and boot id are the node's. `with RealNode(…)` starts it, and stops it
-    down however the process ends.
+    `hardware` is the directory of a SimulatedNode (default: a healthy one, removed with the node): the node uses its
+    GPUs, EFA devices, driver library, kernel log and boot id. `with RealNode(…)` starts the node, and stops it
+    however the process ends.
     """
 
     def __init__(self, hardware: Path | None = None, instance_type: str = "p5.48xlarge", name: str = NAME) -> None:
@@ -44,11 +44,11 @@ class RealNode(RunningNode):
         self._after_us: subprocess.Popen[bytes] | None = None
         self._outer: subprocess.Popen[bytes] | None = None
 
-    # --- coming and going
+    # --- start and end
 
     def __enter__(self) -> Self:
         self._refuse_a_second()
-        # Should we be killed, the end of this pipe takes the node down all the same.
+        # If our process is killed, the end of this pipe removes the node.
         self._after_us = subprocess.Popen(
             ["sh", "-c", _AFTER_US, sys.executable],
             cwd=images.REPOSITORY,

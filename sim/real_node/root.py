@@ -83,7 +83,7 @@ def _plug(root: Path, layers: Path, hardware: Path) -> None:
     for file in (hardware / "dev").glob("nvidia*"):
         minor = 255 if file.name == "nvidiactl" else int(file.name.removeprefix("nvidia"))
         os.mknod(root / "dev" / file.name, stat.S_IFCHR | 0o666, os.makedev(NVIDIA_MAJOR, minor))
-    # A folder, as the boot id is written by renaming.
+    # Bind the folder, because the boot id is replaced by a rename.
     _mount("--bind", hardware / "proc/sys/kernel/random", root / "proc/sys/kernel/random")
 
 
@@ -132,7 +132,7 @@ def _enter(root: Path) -> None:
     _run("pivot_root", root, old)
     os.chdir("/")
     _run("umount", "--lazy", "/mnt")
-    # Mounts of pods propagate, as on any node; our peer group ends with the namespace.
+    # Mounts of pods propagate, as on any node; the peer group ends with the namespace.
     _mount("--make-rshared", "/")
 
 

@@ -35,12 +35,12 @@ class RunningNode:
 
     @property
     def manifests(self) -> str:
-        """Path of our manifests for `kubectl apply -f` on this node."""
+        """Return the path of our manifests for `kubectl apply -f` on this node."""
         return str(self.folder / "manifests")
 
     @property
     def pid(self) -> int | None:
-        """PID of its PID 1 on this machine; None if no node is up."""
+        """Return the PID of the node's PID 1 on this machine; None if no node is up."""
         try:
             pid = int((self.folder / "pid-1").read_text())
         except (FileNotFoundError, ValueError):
@@ -77,7 +77,7 @@ class RunningNode:
         self.start("containerd")
         self.wait_until(lambda: self.run("ctr", "version", check=False).returncode == 0, "containerd answers")
 
-    # --- doing something on it
+    # --- commands on the node
 
     def argv(self, *words: str) -> list[str]:
         """Return the command line that runs this command on the node."""
@@ -116,7 +116,7 @@ class RunningNode:
         return json.loads(self.kubectl("get", "--raw", path))
 
     def load(self, archive: Path) -> None:
-        """Give containerd the images of an archive."""
+        """Import the images of an archive into containerd."""
         with archive.open("rb") as file:
             command = self.argv("ctr", "--namespace=k8s.io", "images", "import", "-")
             done = subprocess.run(command, stdin=file, capture_output=True, text=True, check=False)

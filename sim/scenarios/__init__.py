@@ -1,13 +1,13 @@
 """Scenarios: differences from a healthy node, and the expected output of `gpu-healthcheck check`.
 
-A scenario is a folder with a `scenario.toml`: `stands_for` (the reason that it shows, "" for a healthy one), `twin_of`
-(of a healthy one: the scenario of the fault that differs in one value; the name `FAULT-twin…` implies it),
+A scenario is a folder with a `scenario.toml`: `stands_for` (the reason that it shows, "" for a healthy node), `twin_of`
+(for a healthy node: the scenario of the fault that differs in one value; the name `FAULT-twin…` implies it),
 `instance_type`, `faults` (methods of SimulatedNode with their arguments), `kernel_log` (lines), `[write]` (files below
 the node's root) and `[expect]` (status, severity, findings as "Reason subject", causes of unobserved checks, each
 once).
 
-With `healthy_before` there are two cycles: so many seconds before its faults and values, the node was healthy. Faults
-that only a difference shows need that: a rate, a GPU that moved. A single cycle, as of `check`, does not find them.
+With `healthy_before` there are two cycles: the node was healthy that many seconds before its faults and values. Faults
+that only a difference shows need this, such as a rate or a moved GPU. A single cycle of `check` does not find them.
 
 With `[running]` the container runtime answers on its socket with these values (`Live`). `runtime_classes` are the
 cluster's, as name, handler and whether the nodeSelector selects this node. `check --root` uses neither: these nodes are

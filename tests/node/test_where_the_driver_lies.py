@@ -113,7 +113,7 @@ def test_a_library_for_another_architecture_is_named_with_its_place(
     seen = look(moving)
 
     assert seen["unobserved"] == {"NvmlLibraryNotFound"}
-    assert f"{path}: built for {ELSEWHERE}, and this is {HERE}" in json.dumps(seen["record"])
+    assert f"{path}: built for {ELSEWHERE}, but this machine is {HERE}" in json.dumps(seen["record"])
 
 
 def test_a_dangling_link_is_named_with_its_target(moving: Stage) -> None:

@@ -107,7 +107,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One value. Its default is the value at the first of its places, if there is one."""
+    """One value. Its default is the value at the first of its places, if it has places."""
 
     name: str
     means: str

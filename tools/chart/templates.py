@@ -1,4 +1,4 @@
-"""The chart's templates, made from the manifests: the same text, with the values where they go."""
+"""The chart's templates, generated from the manifests: the same text, with placeholders for the values."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def templates() -> dict[str, str]:
 
 
 def _turn(item: tuple[Document, str]) -> int:
-    """Sort key: policies and bindings before programs, otherwise in the order of the manifests."""
+    """Return a sort key: policies and bindings before programs, otherwise in the order of the manifests."""
     return int(item[0].identity[0] in ("DaemonSet", "CronJob"))
 
 

@@ -77,7 +77,7 @@ def schema() -> str:
         if not key.is_optional:
             _required(room, last)
         room["properties"][last] = {**key.schema, **({"description": key.means} if key.means else {})}
-    # All are required: the ConfigMap would have an empty text for a missing one.
+    # All are required: the ConfigMap would have an empty text for a missing setting.
     _required(whole, "settings")["properties"]["settings"] = _object() | {
         "properties": {name: settings.schema(name) for name in names},
         "required": names,

@@ -1,1 +1,1 @@
-"""The commands for krew: an archive for each platform that needs no installing, and the manifest that names them."""
+"""The commands for krew: one archive per platform that needs no installation, and the manifest of the archives."""

@@ -1,4 +1,4 @@
-"""Write the archives of all platforms and the manifest that names them.
+"""Write the archives of all platforms and their manifest.
 
 SOURCE_DATE_EPOCH sets the time of all files in an archive.
 """
@@ -19,7 +19,7 @@ from tools.krew.platforms import PLATFORMS, Platform
 
 _ROOT = Path(__file__).parents[2]
 _EARLIEST_EPOCH = 315532800
-"""1980, as in the wheels."""
+"""Default time of the files, 1980, as in the wheels."""
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def _judged(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator[Foun
         case refusals.UNREACHABLE:
             yield from rules.find_unreachable(snapshot, incomplete, refusal)
         case refusals.REFUSED if incomplete.is_component:
-            return  # its own family reports the missing component, with this text
+            return  # the search for that component reports it, with this text
         case cause:
             denial = denied(snapshot, incomplete, refusal) if refusal.name == WEBHOOK else None
             yield denial or _by_text(incomplete, refusal, cause)

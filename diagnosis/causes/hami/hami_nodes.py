@@ -1,6 +1,6 @@
 """Find nodes whose cards HAMi can't assign.
 
-Checked are its plugin, the node's registration, the handshake of old versions, and the lock.
+The checks cover HAMi's plugin, the node's registration, the handshake of old versions, and the lock.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield nodes that a scheduler gave up although the plugin there works.
+    """Yield nodes that a scheduler no longer uses although the plugin there works.
 
     Only versions of the scheduler that still use the handshake are checked.
     """
@@ -132,7 +132,7 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_locks(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield locks that outlast their purpose."""
+    """Yield node locks that are stale."""
     every = installations(snapshot)
     for node in snapshot.nodes:
         lock = node_lock(node)
@@ -256,7 +256,7 @@ def _minutes(apart: timedelta) -> str:
 
 
 def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
-    """Return why the lock is stale; '' if it is still within its time."""
+    """Return why the lock is stale; '' if it has not expired yet."""
     if lock.at is None:
         return "its time is unreadable, so it never expires"
     age = snapshot.now - lock.at

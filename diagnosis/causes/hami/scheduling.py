@@ -49,7 +49,7 @@ _MOST = 300
 
 
 def find_unbound(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield the step that fails for waiting pods: a step after HAMi's filter, or one before it."""
+    """Yield the step that fails for waiting pods: a step before or after HAMi's filter."""
     every = installations(snapshot)
     for waiting in unschedulable(snapshot):
         if waiting.hami and every:
@@ -169,7 +169,7 @@ def _filtered(
     result: tuple[str, tuple[str, ...]],
     since: tuple[str, ...] = (),
 ) -> Iterator[FoundCause]:
-    """Yield a pod that was not bound although HAMi found a node. `who`: the workload, and its pods."""
+    """Yield a pod that was not bound although HAMi found a node. `result`: the workload, and its pods."""
     if last.last is None or snapshot.now - last.last < _LASTS:
         return
     evidence = (f"HAMi's scheduler: {last.message[:_MOST]}", *since)

@@ -61,7 +61,7 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
             continue
         found = list(_apart_from_nodes(snapshot, waiting))
         if not found and snapshot.sees("Node") and not queues.is_error(waiting):
-            key = (waiting.shape, waiting.message)  # so each shape of pod meets all nodes once
+            key = (waiting.shape, waiting.message)  # so that all nodes are judged once for each shape of pod
             if key not in judged:
                 judged[key] = waiting, list(_by_nodes(snapshot, waiting, everywhere))
             found = [_for_workload(result, judged[key][0], waiting) for result in judged[key][1]]
@@ -85,7 +85,7 @@ def _left(snapshot: Snapshot, everywhere: Iterable[NodeUse]) -> list[NodeUse]:
 
 
 def _is_made_room(waiting: Waiting, left: Iterable[NodeUse]) -> bool:
-    """Whether all of its pods fit once the terminating pods are gone, as in a rollout."""
+    """Whether all waiting pods fit once the terminating pods are gone, as in a rollout."""
     short = waiting.fit is not None and bool(waiting.fit.of(ReasonSubject.SHORT))
     taking = [use for use in left if selects(waiting.spec, use.node) and not refused.closed_by(waiting.spec, use.node)]
     return short and bool(waiting.counted) and _places(waiting, taking) >= len(waiting.pods)

@@ -74,9 +74,9 @@ _DEFAULT = "default-scheduler"
 _ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
 _NOTED = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
 _PATIENCE = timedelta(minutes=2)
-"""Minutes before a gate, or a pod without a scheduler's message, counts as a problem."""
+"""Time until a gate, or a pod without a scheduler's message, counts as a problem."""
 _IN_LINE = timedelta(minutes=10)
-"""Minutes before waiting for resources in use counts as a problem, because queues exist for that."""
+"""Time until waiting for resources in use counts as a problem; it is long, because queues exist for that."""
 _UNUSED = "insufficient unused quota"
 """Kueue's message if the nominal quota suffices; else it writes `insufficient quota`, or names the maximum."""
 
@@ -136,7 +136,7 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) ->
 
 
 def _members(snapshot: Snapshot, waiting: Waiting, group: str) -> list[Pod]:
-    """Return the unscheduled pods of its group; without a group, its own pods."""
+    """Return the unscheduled pods of the group; without a group, the waiting pods themselves."""
     namespace = waiting.pods[0].meta.namespace
     others = (pod for pod in unplaced(snapshot) if pod.meta.namespace == namespace and group_of(pod) == group)
     return list(others) if group else list(waiting.pods)
@@ -154,14 +154,14 @@ def is_error(waiting: Waiting) -> bool:
 
 
 def find_error(waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield a scheduler error in no other known format. HAMi's own errors belong to another family."""
+    """Yield a scheduler error that no other search recognises. HAMi's errors belong to another family."""
     if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
         evidence = (f"the scheduler: {waiting.message}",)
         yield FoundCause(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
 
 def _is_in_line(workload: Queued) -> bool:
-    """Whether its quota would be sufficient as soon as other workloads release some of it."""
+    """Whether the queue's quota is sufficient as soon as other workloads release some of it."""
     messages = [each.message for each in workload.conditions if each.type == "QuotaReserved"]
     return any(_UNUSED in text and "maximum capacity" not in text for text in messages)
 
@@ -308,7 +308,7 @@ def _called(name: str) -> tuple[str, ...]:
 def _mend_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Iterator[str]:
     """Yield the steps to get a working scheduler.
 
-    Another scheduler is suggested only if the named one has no pods, and never as a replacement of the cluster's
+    Another scheduler is suggested only if the named scheduler has no pods, and never as a replacement of the cluster's
     default.
     """
     own = _pods_of_scheduler(snapshot, name)

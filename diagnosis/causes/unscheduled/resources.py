@@ -119,7 +119,7 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
             continue  # as many nodes have no GPU left, and it is unknown which lack both
         if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
-            continue  # so many nodes never have any, so this is no finding
+            continue  # that many nodes never have the resource: not a finding
         evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
         above = origins((TERMINATING,), *_kept_by(snapshot, reason.what))
         what = f"resource/{reason.what}"

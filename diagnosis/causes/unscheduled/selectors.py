@@ -116,7 +116,7 @@ def _nearest(
 
 def _no_label(message: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tuple[str, tuple[str, ...]]:
     keys = {key for room in rooms for key in room.node.meta.labels}
-    # The labels of feature discovery have known names: if one is absent, that is no typing error.
+    # The labels of feature discovery have known names: an absent label is not a typing error.
     close = [] if wanted.key in _DISCOVERED else get_close_matches(wanted.key, keys, 1, 0.85)
     if close:
         return f"{message}: no node has the label {wanted.key}; they have {close[0]}", (
@@ -144,7 +144,7 @@ def _has(labels: object, key: str) -> bool:
 
 
 def _near_value(wanted: tuple[str, ...], there: Iterable[str]) -> str:
-    """Return the value that extends a requested one, as with `…-SHARED`; else a similar or the only one."""
+    """Return the value that extends a requested one, as with `…-SHARED`; else a similar or the only value."""
     known = list(there)
     for text in wanted:
         added = [value for value in known if value.startswith(text) or text.startswith(value)]

@@ -69,7 +69,7 @@ CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
 
 _MOST = 5
 _PROVISIONED = 1.0
-"""Minutes."""
+"""Minutes in which a provisioner creates a volume."""
 _NEARER = (
     "Add nodes with GPUs where the volume is, or copy the data to a volume in the zone of the nodes with room.",
     "A StorageClass with volumeBindingMode: WaitForFirstConsumer creates a new volume in the zone of its pod.",
@@ -139,7 +139,7 @@ def are_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
 
 
 def are_made(snapshot: Snapshot, waiting: Waiting) -> bool:
-    """Whether the unbound claims are young enough for a provisioner to be at work, without any warning."""
+    """Whether the unbound claims are so young that a provisioner may still create volumes, without any warning."""
     wanted = [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]
     unbound = [claim for claim in wanted if not claim.volume]
     if not unbound or len(wanted) < len(set(waiting.spec.volume_claims)):

@@ -51,7 +51,7 @@ class Waiting(Struct, frozen=True):
     shape: str = ""
     """Key that is equal for pods that a scheduler judges alike."""
     hami: bool = False
-    """Whether HAMi's scheduler schedules it, which counts cards in its own way."""
+    """Whether HAMi's scheduler is responsible; it counts cards by other rules."""
 
     @property
     def spec(self) -> PodSpec:
@@ -111,7 +111,7 @@ def rooms(snapshot: Snapshot) -> tuple[NodeUse, ...]:
 
 
 def is_extended(resource: str) -> bool:
-    """Whether only nodes with a plugin for it have it."""
+    """Whether only nodes with a plugin for the resource offer it."""
     return resource.startswith(_EXTENDED) or ("/" in resource and not resource.startswith("kubernetes.io/"))
 
 
@@ -141,7 +141,7 @@ def group_of(pod: Pod) -> str:
 
 
 def tells_of_gang(message: str, fit: FitError | None) -> bool:
-    """Whether the scheduler waits for others of a group."""
+    """Whether the scheduler waits for other pods of a group."""
     return bool(fit.of(ReasonSubject.GANG)) if fit is not None else reason_of(message).says is ReasonSubject.GANG
 
 

@@ -1,4 +1,4 @@
-// NVIDIA's own `nvidia-ctk runtime`, without the commands beside it that need the driver's library and a C compiler.
+// NVIDIA's own `nvidia-ctk runtime`, without the other commands, which need the driver's library and a C compiler.
 package main
 
 import (

@@ -1,4 +1,4 @@
-/* What holds a pod's namespaces: it ends when asked to, and buries the orphans of a pod with one PID namespace. */
+/* Holder of a pod's namespaces: it ends on a signal, and reaps the orphans of a pod with one PID namespace. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
