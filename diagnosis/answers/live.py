@@ -36,7 +36,7 @@ def read_allocation(listings: Listings, prometheus: str = "") -> Allocation:
     kinds = (kind for kind in KINDS if kind.kind in _OF_ALLOCATION)
     snapshot = Collector(listings.objects, kinds=kinds).collect()
     if prometheus:
-        from diagnosis.sources.utilization import with_use  # noqa: PLC0415 - where a Prometheus is to be asked
+        from diagnosis.sources.measured_use import with_use  # noqa: PLC0415 - where a Prometheus is to be asked
 
         snapshot = with_use(snapshot, prometheus)
     return allocation(snapshot)
