@@ -47,7 +47,7 @@ def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: 
     assert messages == [
         "cordoned",
         "stays: default/exporter: of DaemonSet of",
-        "told to go: default/work",
+        "evicting: default/work",
         "gone: default/work",
         "drained",
         "Job gpu-healthcheck/gpu-quarantine-well created",
@@ -96,7 +96,7 @@ def test_a_persons_own_cordon_stays(hospital: Hospital) -> None:
     code, out, _ = hospital.quarantine("mine", "--release-on-pass")
 
     assert (code, hospital.cordon("mine")) == (0, (True, None))
-    assert "is cordoned already, {(f'by {by}' if by else 'by another owner: it stays so')}" in out
+    assert "is cordoned already by another owner, and stays so" in out
     assert "not uncordoned" in out
 
 
@@ -278,7 +278,7 @@ def test_an_unseen_result_is_reported_before_a_new_test(
     assert ("would show the result of Job" in hospital.quarantine("unseen", "--dry-run")[1]) == is_flag
     seen = hospital.quarantine("unseen")
     assert (seen[0], f"recommendation: {recommendation}" in seen[1]) == (code, True)
-    assert ("ended while nobody followed it" in seen[1], hospital.jobs("unseen") == first) == (is_flag, is_flag)
+    assert ("ended unobserved" in seen[1], hospital.jobs("unseen") == first) == (is_flag, is_flag)
 
     hospital.quarantine("unseen")
     assert hospital.jobs("unseen") != first
@@ -360,7 +360,7 @@ def test_ctrl_c_while_pods_go_makes_no_job(hospital: Hospital) -> None:
     hospital.admit("draining")
     hospital.pod("held", "draining", finalizers=["example.com/never"])
     process = hospital.start("draining")
-    until_it_says(process, "told to go: default/held")
+    until_it_says(process, "evicting: default/held")
 
     message = interrupted(process)
 
@@ -375,7 +375,7 @@ def test_a_run_without_a_result_is_no_verdict(hospital: Hospital) -> None:
     code, out, _ = hospital.quarantine("silent")
 
     assert (code, "without a result on the node" in out) == (2, True), out
-    assert "without a result on the node; the last that was heard of it:\n" in out
+    assert "without a result on the node; its last message:\n" in out
     assert [line for line in out.splitlines() if line.endswith("   test: ended (test 4-dcgm-diag-l4)")] != []
 
 
@@ -390,7 +390,7 @@ def test_a_run_that_refused_says_why_where_a_program_reads_it(hospital: Hospital
 
     (result,) = json.loads(out)
     assert code == 2
-    assert re.search(r"heard of it: refused \(why GPU pods\); pod \S+ ended: Error, exit code 2", result["why_not"])
+    assert re.search(r"last message: refused \(why GPU pods\); pod \S+ ended: Error, exit code 2", result["why_not"])
 
 
 def test_a_record_that_recommends_nothing_is_no_verdict(hospital: Hospital) -> None:
