@@ -390,9 +390,7 @@ def test_a_run_that_refused_says_why_where_a_program_reads_it(hospital: Hospital
 
     (result,) = json.loads(out)
     assert code == 2
-    assert re.search(
-        r"its last message: refused \(why GPU pods\); pod \S+ ended: Error, exit code 2", result["why_not"]
-    )
+    assert re.search(r"last message: refused \(why GPU pods\); pod \S+ ended: Error, exit code 2", result["why_not"])
 
 
 def test_a_record_that_recommends_nothing_is_no_verdict(hospital: Hospital) -> None:
