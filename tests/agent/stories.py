@@ -174,7 +174,7 @@ def a_switch_thrown_without_a_restart_takes_ours_away_once(world: World) -> None
     node = world.wait(lambda node: not node.tainted)
     assert (node.status, node.record["taint"]) == ("fail", "off")
     eventually(lambda: not slots(world))
-    assert "removed our taint" in world.wait_for_event("SwitchedOff")["message"]
+    assert "removed this program's taint" in world.wait_for_event("SwitchedOff")["message"]
 
     world.configure(ENABLE_LABEL="false", KERNEL_LOG_LINES="500")
     node = world.wait(lambda node: not [key for key in node.labels if key.startswith(P)])

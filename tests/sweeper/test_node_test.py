@@ -55,7 +55,7 @@ class TestAVerdict:
         assert (record["node"], record["boot_id"]) == ("gpu-node-1", pod.world.host.boot_id)
         assert moment(record["started"]) <= moment(record["timestamp"])
         assert [line["record"] for line in done.lines if line["event"] == "tested"] == [record]
-        assert done.out == "gpu-node-1: level-2 says pass, severity PASS\n"
+        assert done.out == "gpu-node-1: level-2: pass, severity PASS\n"
         after = pod.world.node().object
         assert writes(pod) == ["PATCH /api/v1/nodes/gpu-node-1"]
         assert after["metadata"].get("labels") == before["metadata"].get("labels")
@@ -71,9 +71,7 @@ class TestAVerdict:
         assert done.code == 0, done.err
         assert (pod.record["status"], finding["reason"], finding["severity"]) == ("fail", "DcgmDiagMemory", "ISOLATE")
         assert (finding["subject"], finding["about"]["serial"]) == (f"gpu/{gpu.address}", gpu.serial)
-        assert done.out.startswith(
-            f"gpu-node-1: level-2 says fail, severity ISOLATE; DcgmDiagMemory on gpu/{gpu.address}"
-        )
+        assert done.out.startswith(f"gpu-node-1: level-2: fail, severity ISOLATE; DcgmDiagMemory on gpu/{gpu.address}")
         assert pod.world.node().taints == []
 
     def test_of_a_mere_warning_is_one_too(self, pod: Pod) -> None:

@@ -37,7 +37,11 @@ def test_wrong_usage_is_no_failure_of_the_cluster(words: list[str], variables: d
     ("key", "value", "words"),
     [
         ("MAX_NODES_PER_SWEEP", "ten", b"MAX_NODES_PER_SWEEP = 'ten': a whole number, 1 to 5000"),
-        ("SWEEP_IMAGE", "registry.example.com/x:1", b"that of the CronJob gpu-healthcheck-sweep-node"),
+        (
+            "SWEEP_IMAGE",
+            "registry.example.com/x:1",
+            b"the image of a sweep is set in the CronJob gpu-healthcheck-sweep-node",
+        ),
     ],
 )
 def test_an_ignored_setting_is_reported(tmp_path: Path, key: str, value: str, words: bytes) -> None:

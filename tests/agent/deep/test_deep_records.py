@@ -62,7 +62,7 @@ class TestARecordOfTheBashSuite:
         world.start()
         world.wait_for_status("pass")
         result = world.wait_for_event("OldRecord")["message"]
-        assert result.startswith("quarantine-result of 2025-01-02T03:04:05Z says status FAIL, severity ISOLATE, ")
+        assert result.startswith("quarantine-result of 2025-01-02T03:04:05Z has status FAIL, severity ISOLATE, ")
 
         # Our own taint, later, is none of its.
         world.host.xid(3, 79, "GPU has fallen off the bus.")
