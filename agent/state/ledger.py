@@ -163,12 +163,16 @@ class Ledger:
     def _announced(self, before: Memory, judgement: Judgement) -> Iterator[None]:
         """Show a new fault to the node writer while it is written to the disk: the request for a slot starts then."""
         if _is_urgent(_new(before, judgement.memory)):
+            _ = judgement.verdict  # content without a verdict raises here, not in the node writer
             self._state.announced = judgement
             self._state.news.set()
         try:
             yield
-        finally:
+        except Exception:
             self._state.announced = None
+            self._state.news.set()  # the node writer may have skipped other news for it
+            raise
+        self._state.announced = None
 
     def _must_be_written(self, before: Memory, after: Memory, now: Now) -> bool:
         if self._unsaved_since is None:
