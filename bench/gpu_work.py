@@ -90,7 +90,7 @@ class GpuNodes:
 
     @contextmanager
     def sweep(self, folder: Path, nodes: int) -> Iterator[None]:
-        """Run one sweep to its end while the caller works; `folder` has the ConfigMap, and gets the log."""
+        """Run one sweeper process in parallel to the caller. `folder` contains the ConfigMap and receives the log."""
         (folder / "MAX_NODES_PER_SWEEP").write_text(str(nodes))
         (folder / "MAX_SWEEP_PERCENT").write_text("100")
         environment = {

@@ -185,7 +185,7 @@ class SlotRequests(threading.Thread):
             self._condition.notify_all()
 
     def _put_off(self, asked: SlotState, node: NodeState, error: ClusterError) -> None:
-        """Repeat the request after a delay, within the cap as long as the server requested."""
+        """Repeat the request after a delay: the server's Retry-After up to the cap, plus a random time."""
         pause = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
         if isinstance(error, Unavailable):
             self._api.outage.away("slots", error)

@@ -1,4 +1,4 @@
-"""Failures of checks in this program: each is counted, each distinct one logged once. Decides nothing."""
+"""Count and log exceptions of checks, which are defects of this program. Each distinct one is logged once."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _invalid(node: Node) -> FoundCause:
     evidence = tuple(f"{node.subject}: {key}={labels[key]}" for key in keys if key in labels)
     wanted = command("kubectl", "label", "node", node.name, f"{_CONFIG}=all-disabled", "--overwrite")
     remedy = (
-        f"Give all its cards the same profiles, by the name of a suitable configuration, such as {wanted}",
+        f"Set the same profiles on all its cards by the label `{_CONFIG}`, for example {wanted}",
         "Or set mig.strategy to mixed, and request nvidia.com/mig-… by profile.",
     )
     return FoundCause(

@@ -88,7 +88,7 @@ class Nvlink5Row(Struct, frozen=True):
 
 @cache
 def nvlink4_table() -> Mapping[tuple[int, int], RegisterBit]:
-    """Return the bits by register (1 is the first) and bit (0 is the lowest)."""
+    """Return the set bits as pairs of register (from 1) and bit number (from 0, the lowest)."""
     table: dict[tuple[int, int], RegisterBit] = {}
     for line, row in read_rows("nvlink4_decode.csv"):
         key = (int(row["register"]), int(row["bit"]))
@@ -129,7 +129,7 @@ def _mask(bits: str, line: int) -> tuple[int, int]:
 
 
 def rule_nvlink4(text: str, default: Severity) -> Ruling:
-    """Return the ruling for Xid 74 by its registers, or `default` if no row applies."""
+    """Return the severity and rule for an Xid 74 from its registers, or `default` if no row applies."""
     found = _NVLINK4.search(text)
     return rule_registers(read_words(found["words"]) if found else (), default)
 

@@ -1,4 +1,4 @@
-"""Ruling of the catalogue for one error on this cluster."""
+"""Severity of one error by the catalogue and by this cluster's overrides, with the rule that gives it."""
 
 from __future__ import annotations
 

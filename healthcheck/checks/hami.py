@@ -41,7 +41,7 @@ NOT_INSTALLED = Reason(
     Severity.MONITOR,
     "HAMi's library is missing at the path that its device plugin mounts: new containers run without their limits.",
     f"Remove a folder at its path, then {_RESTART}: the plugin copies the file when it starts. If it stays missing, "
-    "set the chart's `devicePlugin.libPath` to `global.gpuHookPath` and `/vgpu`.",
+    "set the chart's `devicePlugin.libPath` to the path in `global.gpuHookPath` followed by `/vgpu`.",
     flickers=True,
     source="HAMi, plugin/server.go and vgpu-init.sh",
     grace=_GRACE,

@@ -130,7 +130,7 @@ def _summary(runtime: ContainerRuntime) -> str:
     if live is None:
         if runtime.why_not_live == cri.NOT_YET:
             return cri.NOT_YET
-        return f"judged by the times of its files: {runtime.why_not_live or 'its status was not read'}"
+        return f"by the modification times of its files: {runtime.why_not_live or 'its status was not read'}"
     names = (
         "" if live.handlers is None else f" with {', '.join(name for name in live.handlers if name) or 'no handler'}"
     )

@@ -1,7 +1,7 @@
 """Claim on a node for a deep diagnostic or quarantine: the annotation `run` with its label and taint.
 
-No side effects. One patch of the Node with its `resourceVersion` creates or removes a claim, so only one of two
-competing runs gets the node. A claim expires at its `until`, and any run may then remove it.
+These functions only compute patches. One patch of the Node with its `resourceVersion` creates or removes a claim, so
+only one of two competing runs gets the node. A claim expires at its `until`, and any run may then remove it.
 """
 
 import json

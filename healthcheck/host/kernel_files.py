@@ -27,7 +27,7 @@ def read(path: str | Path, most: int, folder: int | None = None) -> bytes:
 
 
 def is_gone(error: OSError) -> bool:
-    """Whether the error shows that the object of the file is gone.
+    """Whether the error shows that the kernel has removed the device or process that the file describes.
 
     Any other error means "could not check".
     """

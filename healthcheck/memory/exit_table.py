@@ -1,6 +1,6 @@
-"""Table of the exits of findings: which findings each exit applies to, and its text in the record.
+"""Table of the ways in which findings end (exits): which findings each can end, and its text in the record.
 
-A row defines which findings an exit can end. `exits` queries the table and has the evidence that the exit occurred.
+A row defines which findings an exit can end. The module `exits` queries the table and reads the evidence for an exit.
 The record's `exit` therefore names exactly the exits that can end a finding. Pure functions, no I/O.
 """
 

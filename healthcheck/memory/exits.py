@@ -311,7 +311,7 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
 def _worse_of(finding: ActiveFinding, other: ActiveFinding | None) -> ActiveFinding:
     """Return the worse of two findings, with the earlier of their first observations.
 
-    The check cycle may have ended before the Node was read.
+    Both exist if a check cycle ended before the record on the Node was read.
     """
     if other is None or other.nature is not finding.nature:
         return finding

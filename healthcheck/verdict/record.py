@@ -424,7 +424,7 @@ def _groups(acknowledged: Iterable[Acknowledgement]) -> Iterator[AcknowledgedRow
 
 def _acknowledged_in(group: AcknowledgedRow) -> Iterator[Acknowledgement]:
     group.must_have("boot_id", "findings")
-    # Events with a log position need no time.
+    # Events that have a position in the kernel log need no timestamp.
     seen = group.last_seen.replace(microsecond=999_999) if group.last_seen else EARLIEST
     for name in group.findings or ():
         reason, _, subject = name.partition(" ")

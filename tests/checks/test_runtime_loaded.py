@@ -145,9 +145,9 @@ def test_one_that_is_not_ready_is_found_whatever_its_files_say() -> None:
 
 def test_it_tells_whom_it_asked() -> None:
     assert seen(CHECK, runtime(NVIDIA, live=LIVE))[0].what == "containerd 1.7.27 answers with runc, nvidia"
-    assert seen(CHECK, runtime(NVIDIA))[0].what == "judged by the times of its files: its status was not read"
+    assert seen(CHECK, runtime(NVIDIA))[0].what == "by the modification times of its files: its status was not read"
     silent = runtime(NVIDIA, why_not_live="no answer in 2 s")
-    assert seen(CHECK, silent)[0].what == "judged by the times of its files: no answer in 2 s"
+    assert seen(CHECK, silent)[0].what == "by the modification times of its files: no answer in 2 s"
     asked = runtime(NVIDIA, why_not_live=cri.NOT_YET)
     assert seen(CHECK, asked)[0].what == cri.NOT_YET
 

@@ -79,7 +79,7 @@ def default(name: str, text: str) -> Any:
 
 
 def template(name: str, text: str) -> str:
-    """Return the template of the ConfigMap's text for the value, spelled as in the manifests."""
+    """Return the chart's template expression for this value of the ConfigMap, in the form that the manifests use."""
     kind = _SETTINGS[name].kind
     value = f'index .Values.settings "{name}"'
     if kind is int:

@@ -254,7 +254,7 @@ def _healthy(held: CardUsage) -> CardUsage:
 def _would_fit(
     snapshot: Snapshot, judged_node: _Judged, code: Code, heal: Callable[[CardUsage], CardUsage]
 ) -> list[Node]:
-    """Return the nodes on which the pods would fit if `heal` removed this obstacle from the cards."""
+    """Return the nodes on which the pods would fit if their cards did not have the state that `heal` repairs."""
     if not any(card.code is code for _, verdict in judged_node.known for card in verdict.cards):
         return []
     cards = {name: tuple(map(heal, held)) for name, held in judged_node.books.cards.items()}

@@ -236,7 +236,7 @@ def _given_up(snapshot: Snapshot, node: Node, handshake: Handshake, pods: list[P
         return
     off = min(apart % _ZONES, _ZONES - apart % _ZONES)
     shown = f"{node.subject}: hami.io/node-handshake is {handshake.text}, {_minutes(apart)} from now"
-    evidence = (shown, f"{', '.join(pod.subject for pod in pods)} is ready; {offered(node, installations(snapshot))}")
+    evidence = (shown, f"{', '.join(pod.subject for pod in pods)}: ready; {offered(node, installations(snapshot))}")
     if (
         not handshake.zoned
         and (off < _SLACK or is_future(handshake.at, snapshot.now))

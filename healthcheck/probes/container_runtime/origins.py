@@ -64,7 +64,7 @@ class Origins:
         return Origin.DRIVER if shown and self._mounted(pid, b"/") == shown else Origin.PRIVILEGED
 
     def administers(self, pid: str) -> bool:
-        """Whether the process has CAP_SYS_ADMIN over the host. Hidden information does not count against it."""
+        """Whether the process has CAP_SYS_ADMIN over the host, or its capabilities can't be read."""
         may = self._capabilities(pid)
         return self._is_in_hosts_users(pid) and (may is None or bool(may & _SYS_ADMIN))
 
@@ -75,7 +75,7 @@ class Origins:
     def _is_privileged(self, pid: str) -> bool:
         """Whether the process has all capabilities of the first process, in the same user namespace.
 
-        Hidden information does not count against it.
+        If its capabilities or namespace can't be read, they count as equal.
         """
         may = self._capabilities(pid)
         return self._is_in_hosts_users(pid) and (may is None or not (self._all_capabilities or 0) & ~may)
