@@ -103,11 +103,6 @@ class NodeUpdate:
             self._taint.settle(after)
         return stands
 
-    def prepare(self, known: AgentKnowledge, node: NodeState) -> None:
-        """Request the slot for a taint that this knowledge will need. The next `apply` waits for it, or returns it."""
-        if self._api.write:
-            self._taint.prepare(self._view(known, node), node)
-
     def _view(self, known: AgentKnowledge, node: NodeState) -> AgentView:
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
         identity = Identity(node.name, known.instance_type, node.uid, known.inventory)

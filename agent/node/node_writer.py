@@ -8,7 +8,6 @@ import time
 
 import structlog
 import tenacity
-from msgspec.structs import replace
 
 from agent.node.api_server import ApiServer
 from agent.node.bad_annotations import BadAnnotations, hidden, suspects
@@ -107,9 +106,6 @@ class NodeWriter(threading.Thread):
     def _write_verdict(self) -> None:
         """Bring the Node up to the current verdict. Raises ClusterError; the next try computes everything anew."""
         node = self._state.node
-        if (announced := self._state.announced) is not None and node is not None:
-            self._update.prepare(replace(self._state.known, judgement=announced), node)
-            return  # the verdict follows when its memory is on the disk
         released = node is not None and self._take_in(node)
         if self._stopping.is_set():
             return

@@ -85,21 +85,15 @@ class SlotRequests(threading.Thread):
         """Whether the budget has a slot for a taint that the Node may not have yet."""
         return self._state is SlotState.HELD
 
-    def request(self, node: NodeState, percent: int, *, tainted: bool = False) -> None:
-        """Request a slot without waiting for it. A refused one is requested again after the next cycle."""
-        answers = () if self._is_old else (SlotState.REFUSED, *(() if tainted else (SlotState.HELD,)))
-        with self._condition:
-            self._percent = percent
-            self._begin(SlotState.REQUESTED, node, *answers)
-
     def hold(self, node: NodeState, percent: int, *, tainted: bool) -> SlotGrant:
-        """Request the slot, and return it once it is held.
+        """Return the slot once it is held. A refused one is requested again after the next cycle.
 
         `tainted`: our taint is on the Node already, or on a GPU of it. It stays without a slot.
         """
+        answers = () if self._is_old else (SlotState.REFUSED, *(() if tainted else (SlotState.HELD,)))
         with self._condition:
-            self._lacked = None
-            self.request(node, percent, tainted=tainted)
+            self._percent, self._lacked = percent, None
+            self._begin(SlotState.REQUESTED, node, *answers)
             if tainted:
                 return HELD
             self._condition.wait_for(lambda: self._state is not SlotState.REQUESTED or self._stopping, _MOMENT_SECONDS)

@@ -52,11 +52,6 @@ class WantedTaint:
         self._carrier = "node" if covered is None else "gpus"
         return decision, BY_DEVICES if covered else grant
 
-    def prepare(self, view: AgentView, node: NodeState) -> None:
-        """Request a slot if the view needs a taint and the Node has none."""
-        if not self.stands(node) and decide_taint(view, node).wants_taint:
-            self.slot.request(node, view.rules.max_unhealthy_percent)
-
     def settle(self, node: NodeState) -> None:
         """Release unneeded slots and rules after the Node was written."""
         if self._devices is not None and (not self._carrier or (self._carrier == "node" and node.tainted())):

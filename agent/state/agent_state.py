@@ -124,8 +124,6 @@ class AgentState:
         """Set when the watch has delivered the Node or its deletion."""
         self._lock = threading.Lock()
         self._unreadable = ""
-        self.announced: Judgement | None = None
-        """Judgement with a new fault whose memory is being written to the disk now."""
         self._known = AgentKnowledge(Judgement(memory or Memory(), checks=Settings().values.checks))
 
     @property

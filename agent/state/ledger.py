@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import structlog
 from msgspec.structs import replace
@@ -73,8 +72,7 @@ class Ledger:
             after = replace(after, cursor=before.cursor if cursor is None else cursor)
             judgement = self._state.judgement.after(after, without_lines)
             if found and self._must_be_written(before, after, now):
-                with self._announced(before, judgement):
-                    self._write(judgement)
+                self._write(judgement)
             self._state.remember(judgement)
         _log_found(self._wake_for_new(before, after))
 
@@ -155,24 +153,9 @@ class Ledger:
     def _wake_for_new(self, before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
         """Return the new findings; from RESET on, the Node is written at once."""
         new = _new(before, after)
-        if _is_urgent(new):
+        if any(finding.finding.severity >= Severity.RESET for finding in new):
             self._state.news.set()
         return new
-
-    @contextmanager
-    def _announced(self, before: Memory, judgement: Judgement) -> Iterator[None]:
-        """Show a new fault to the node writer while it is written to the disk: the request for a slot starts then."""
-        if _is_urgent(_new(before, judgement.memory)):
-            _ = judgement.verdict  # content without a verdict raises here, not in the node writer
-            self._state.announced = judgement
-            self._state.news.set()
-        try:
-            yield
-        except Exception:
-            self._state.announced = None
-            self._state.news.set()  # the node writer may have skipped other news for it
-            raise
-        self._state.announced = None
 
     def _must_be_written(self, before: Memory, after: Memory, now: Now) -> bool:
         if self._unsaved_since is None:
@@ -210,11 +193,6 @@ def _new(before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
     return tuple(
         finding for finding in after.standing if known.get(finding.key, Severity.PASS) < finding.finding.severity
     )
-
-
-def _is_urgent(new: Iterable[ActiveFinding]) -> bool:
-    """Whether the Node is written at once."""
-    return any(finding.finding.severity >= Severity.RESET for finding in new)
 
 
 def _log_found(new: Iterable[ActiveFinding]) -> None:

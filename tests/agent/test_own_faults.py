@@ -7,7 +7,6 @@ import json
 import pytest
 
 from tests.agent import planted_agent
-from tests.agent.stories import slots
 from tests.agent.world import P, World
 from tests.waiting import eventually
 
@@ -124,18 +123,3 @@ def test_healthz_fails_when_no_check_cycle_ends_for_three_intervals(planted: Wor
 
     disk.unlink()
     eventually(lambda: planted.agent.get("/healthz")[0] == 200)
-
-
-def test_the_slot_is_acquired_while_the_memory_is_written_and_the_taint_waits_for_it(planted: World) -> None:
-    planted.start(PLANT="on_the_disk")
-    planted.wait_for_status("pass")
-    disk = planted.memory_file.with_name(planted_agent.POISON)
-    disk.touch()
-    planted.host.xid(3, 79, ERROR)
-
-    eventually(lambda: len(slots(planted)) == 1)
-    assert (planted.node().tainted, planted.node().status) == (False, "pass")
-
-    disk.unlink()
-    planted.wait_for_taint()
-    assert len(slots(planted)) == 1
