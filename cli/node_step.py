@@ -27,7 +27,7 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
     if run is not None:
         return NextStep(note=f"A deep run ({run.kind.value}) uses it until {timestamp(run.until)}.")
     if status == Status.FAIL:
-        return _mending(node, record)
+        return _fixing_step(node, record)
     if silent or status not in _STATUSES:
         command = f"kubectl get pods -n {NAMESPACE} -o wide --field-selector spec.nodeName={node.name}"
         return NextStep(
@@ -40,7 +40,7 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
     return NextStep()
 
 
-def _mending(node: NodeState, record: StandingRecord) -> NextStep:
+def _fixing_step(node: NodeState, record: StandingRecord) -> NextStep:
     """Return the recommendation of a quarantine run if it still applies; otherwise advise to run one."""
     advice = _advice(node, record)
     step = next_step(advice, node, record.findings or ())

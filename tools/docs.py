@@ -197,7 +197,7 @@ def metrics_page() -> str:
         "Generated from the code by `make docs`; a test fails when it is stale.\n",
         f"Each agent serves `/metrics` in the format of Prometheus on port {port} of its node (`METRICS_PORT`), beside",
         "`/healthz` (a light look ended within three intervals) and `/readyz` (the first one has ended). No label has",
-        "values that grow without bound. A metric without labels is there with 0 before it says anything.\n",
+        "values that grow without bound. A metric without labels has the value 0 until its first event.\n",
         *_SCRAPING,
         "| metric | type | labels | meaning | used in |",
         "|---|---|---|---|---|",

@@ -171,8 +171,8 @@ def totals(allocation: Allocation) -> tuple[Total, ...]:
 
 
 def _average(loads: Iterable[CardLoad]) -> float | None:
-    secondses = [load.percent for load in loads]
-    return sum(secondses) / len(secondses) if secondses else None
+    percentages = [load.percent for load in loads]
+    return sum(percentages) / len(percentages) if percentages else None
 
 
 def allocation(snapshot: Snapshot) -> Allocation:

@@ -26,7 +26,7 @@ _OURS = re.compile(
     r"""|imports|apiclient set|aws-k8s-VERSION-nvidia)\Z""",
     re.ASCII,
 )
-"""Commands that `checks/runtime_mending` writes.
+"""Commands that `checks/runtime_fixes` writes.
 
 Everything else is dropped: root on the node can write the annotation, and an administrator would paste the command.
 """
@@ -39,7 +39,7 @@ def by_agent(finding: RecordFinding | None) -> Iterator[str]:
         yield f"agent on the node: {finding.reason}: {shortened(seen, 600)}"
 
 
-def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
+def fix_steps(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
     """Yield the steps that restore NVIDIA's handler on the node.
 
     If the operator's toolkit is installed, the steps change the operator's values; it overwrites manual changes.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from diagnosis.causes.first_fixes import FILES_FIRST
-from diagnosis.causes.handler_fixes import by_agent, mending
+from diagnosis.causes.handler_fixes import by_agent, fix_steps
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.gpu_requests import asks_for_gpus
@@ -207,7 +207,7 @@ def find_toolkits(snapshot: Snapshot) -> Iterator[FoundCause]:
                     f"{node.subject} is ready: its kubelet reaches {node.runtime} at another socket",
                     *([f"{toolkit.subject} writes {writes}"] if (writes := target_of(toolkit)) else []),
                 )
-                remedy = tuple(mending(snapshot, node, None))
+                remedy = tuple(fix_steps(snapshot, node, None))
                 affected = (node.subject, pod.subject)
                 yield FoundCause(ELSEWHERE, toolkit.subject, evidence, remedy, affected, Certainty.LIKELY)
 
@@ -337,7 +337,7 @@ def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) 
         *_quote(lacks[0]),
     )
     because = origins((ELSEWHERE, _TOOLKIT), *(toolkit.subject for toolkit in toolkits(snapshot)))
-    remedy = tuple(mending(snapshot, None, None))
+    remedy = tuple(fix_steps(snapshot, None, None))
     affected = tuple(subject for lack in lacks for subject in _subjects(lack))
     yield FoundCause(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
 
@@ -424,13 +424,13 @@ def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> It
     because += origins((MISSING,), *named)
     if finding is not None and finding.reason == _NO_WAY[0] and not toolkits(snapshot):
         because.append((ELSEWHERE.name, subject))
-        remedy = tuple(mending(snapshot, node, finding))
+        remedy = tuple(fix_steps(snapshot, node, finding))
         evidence = tuple(by_agent(finding))
         yield FoundCause(ELSEWHERE, subject, evidence, remedy, _subjects(lack), because_of=origins(UNLOADABLE, subject))
     evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *_by_toolkit(snapshot, node), *by_agent(finding))
     proven = finding is not None or (node is not None and handlers_of(node) is not None)
     certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
-    remedy = tuple(mending(snapshot, node, finding))
+    remedy = tuple(fix_steps(snapshot, node, finding))
     yield FoundCause(MISSING, subject, evidence, remedy, _subjects(lack), certainty, tuple(because))
 
 
@@ -452,7 +452,7 @@ def _elsewhere(
     ]
     if should is not None:
         evidence.append(f"{node.subject}: its kubelet uses {node.runtime} with {should} ({should.known_from})")
-    remedy = tuple(mending(snapshot, node, finding))
+    remedy = tuple(fix_steps(snapshot, node, finding))
     return FoundCause(
         ELSEWHERE, toolkit.subject, (*evidence, *by_agent(finding)), remedy, (node.subject, *_subjects(lack))
     )

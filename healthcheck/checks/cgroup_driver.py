@@ -70,8 +70,8 @@ def _of_handlers(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: 
     for handler in used.handlers if used.kind == CONTAINERD else ():
         if handler.name in ours and _starts_runc(handler) and bool(handler.systemd_cgroup) is not wanted:
             message = f"{where(handler)}: SystemdCgroup of {handler.name} is {_said(handler)}"
-            mend = runtime_fixes.correct(runtime, used, handler.file)
-            yield found(MISMATCH, used, f"{message}, but the kubelet's driver is {_NAMES[wanted]}; {mend}")
+            fix = runtime_fixes.correct(runtime, used, handler.file)
+            yield found(MISMATCH, used, f"{message}, but the kubelet's driver is {_NAMES[wanted]}; {fix}")
 
 
 def _starts_runc(handler: Handler) -> bool:

@@ -77,7 +77,9 @@ def _undefined(runtime: ContainerRuntime, used: RuntimeConfiguration, ours: list
             )
         elif _is_needed(pod_runtime_class, runtime):
             yield found(
-                UNDEFINED, used, f"{message}; {_defined(used, defined)}: {_mending(pod_runtime_class, runtime, used)}"
+                UNDEFINED,
+                used,
+                f"{message}; {_defined(used, defined)}: {_fixing_step(pod_runtime_class, runtime, used)}",
             )
 
 
@@ -97,7 +99,7 @@ def _defined(used: RuntimeConfiguration, defined: Mapping[str, str]) -> str:
     return f"{used.kind} here has {', '.join([*defined][:_MOST_NAMED])}"
 
 
-def _mending(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _fixing_step(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     if pod_runtime_class.handler == _USUAL:
         return runtime_restart.give_handler(runtime, used)
     return f"define it, or exclude this node with the class's nodeSelector; {_rename(runtime, used)}"

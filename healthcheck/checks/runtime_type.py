@@ -60,11 +60,11 @@ def _unfit(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Fi
         if handler.name not in ours and handler.name != used.default:
             continue
         message = f"{where(handler)}: {handler.name} has runtime_type {handler.runtime_type}"
-        mend = runtime_fixes.correct(runtime, used, handler.file)
+        fix = runtime_fixes.correct(runtime, used, handler.file)
         if handler.runtime_type in _NOT_IN_2 and used.is_containerd_2:
-            yield found(REMOVED, used, f"{message}, which containerd 2 does not have; {mend}")
+            yield found(REMOVED, used, f"{message}, which containerd 2 does not have; {fix}")
         elif gpu_runtime.is_nvidias_program(ignored := _ignored(handler)):
-            yield found(IGNORES_PROGRAM, used, f"{message}, which does not start {ignored}; {mend}")
+            yield found(IGNORES_PROGRAM, used, f"{message}, which does not start {ignored}; {fix}")
 
 
 def _ignored(handler: Handler) -> str:

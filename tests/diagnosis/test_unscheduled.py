@@ -851,9 +851,11 @@ def test_the_nearest_label_is_named(build: Callable[[], Object]) -> None:
 
 
 def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> None:
-    fieldses = unscheduled("pod group is not ready, 2 Pending, 2 minAvailable; Pending: 1 Unschedulable, 1 Schedulable")
+    conditions = unscheduled(
+        "pod group is not ready, 2 Pending, 2 minAvailable; Pending: 1 Unschedulable, 1 Schedulable"
+    )
     of_group = {"scheduling.k8s.io/group-name": "ring"}
-    pods = [pod(f"ring-{i}", 8, annotations=of_group, conditions=fieldses) for i in range(2)]
+    pods = [pod(f"ring-{i}", 8, annotations=of_group, conditions=conditions) for i in range(2)]
     diagnosis = judged(node("a"), *pods)
 
     assert results(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]

@@ -212,8 +212,8 @@ def test_each_of_thousands_of_results_is_judged_and_found_on_its_line(saved: Any
         {"entity_group": "GPU", "entity_id": number, "status": "Fail", "warnings": [{"error_id": 52, "warning": text}]}
         for number, text in enumerate(f"é{number} {'a' * 400}" for number in range(1000))
     ]
-    of_fieldses = [{**result, "entity_id": 0} for result in results]
-    tests = [{"name": "memory", "results": results}, {"name": "pcie", "results": of_fieldses}]
+    of_objects = [{**result, "entity_id": 0} for result in results]
+    tests = [{"name": "memory", "results": results}, {"name": "pcie", "results": of_objects}]
     document = {"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}}
     content = json.dumps(document, ensure_ascii=True, indent=0).encode()
 

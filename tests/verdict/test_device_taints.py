@@ -222,8 +222,8 @@ def test_no_repair_is_requested_for_a_node_with_working_gpus() -> None:
     memory = memory_of(on(f"gpu/{A}", ISOLATE))
     verdict = decide(memory, [says()])
     rules = replace(ON, repair=RepairPolicy(REPAIR_CONDITIONS))
-    fieldses = planned(verdict, memory, node(), rules, WALL, BY_DEVICES).repair.conditions
-    assert {entry["type"]: (entry["status"], entry["reason"]) for entry in fieldses} == {
+    conditions = planned(verdict, memory, node(), rules, WALL, BY_DEVICES).repair.conditions
+    assert {entry["type"]: (entry["status"], entry["reason"]) for entry in conditions} == {
         REBOOT_REQUIRED: ("False", "NotRequired"),
         REPLACEMENT_REQUIRED: ("True", "Xid79"),
         HARDWARE_READY: ("Unknown", "RepairWithheld"),

@@ -62,7 +62,7 @@ def _judged(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator[Foun
 
 
 def _by_text(incomplete: IncompleteWorkload, refusal: Refusal, cause: Cause) -> FoundCause:
-    subject, remedy = rules.mend(incomplete, refusal)
+    subject, remedy = rules.fix(incomplete, refusal)
     if not remedy:
         meta = incomplete.workload.meta
         describe = command("kubectl", "-n", meta.namespace, "describe", meta.kind.lower(), meta.name)

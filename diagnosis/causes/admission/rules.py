@@ -87,7 +87,7 @@ def find_unreachable(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal
     )
 
 
-def mend(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
+def fix(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
     """Return the object to change and the steps; no steps if the cause's own remedy describes them."""
     if refusal.cause is SECURITY:
         return _secure(incomplete, refusal)

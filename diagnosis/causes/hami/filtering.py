@@ -243,7 +243,7 @@ def _by_cards(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
     code = _main(judged_node)
     cause, messages = _CAUSES[code.value], (*_summary(judged_node, code), *evidence, *_differs(judged_node, code))
     subject, more = _subject(snapshot, judged_node, code)
-    remedy = tuple(_mend(judged_node, code))
+    remedy = tuple(_fix(judged_node, code))
     yield FoundCause(cause, subject, (*messages, *more), remedy, judged_node.waiting.names, because_of=because)
 
 
@@ -371,7 +371,7 @@ def _subject(snapshot: Snapshot, judged_node: _Judged, code: Code) -> tuple[str,
     return judged_node.waiting.workload, ()
 
 
-def _mend(judged_node: _Judged, code: Code) -> Iterator[str]:
+def _fix(judged_node: _Judged, code: Code) -> Iterator[str]:
     cards = [held for node, _ in judged_node.known for held in judged_node.books.cards[node.name]]
     most = max((held.card.memory for held in cards), default=0)
     asked = judged_node.asked("")

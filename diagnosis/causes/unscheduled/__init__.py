@@ -57,7 +57,11 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
     left = _left(snapshot, everywhere)
     judged: dict[tuple[str, str], tuple[Waiting, list[FoundCause]]] = {}
     for waiting in unschedulable(snapshot):
-        if _is_mended(snapshot, waiting) or _is_joined(snapshot, waiting, everywhere) or _is_made_room(waiting, left):
+        if (
+            _is_fixed_since(snapshot, waiting)
+            or _is_joined(snapshot, waiting, everywhere)
+            or _is_made_room(waiting, left)
+        ):
             continue
         found = list(_apart_from_nodes(snapshot, waiting))
         if not found and snapshot.sees("Node") and not queues.is_error(waiting):
@@ -70,9 +74,11 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
         yield from found
 
 
-def _is_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
+def _is_fixed_since(snapshot: Snapshot, waiting: Waiting) -> bool:
     waits_for_volumes = waiting.fit is not None and bool(waiting.fit.of(*_BEFORE_NODES))
-    return waits_for_volumes and (volumes.are_mended(snapshot, waiting) or volumes.are_made(snapshot, waiting))
+    return waits_for_volumes and (
+        volumes.are_bound_now(snapshot, waiting) or volumes.are_being_created(snapshot, waiting)
+    )
 
 
 def _left(snapshot: Snapshot, everywhere: Iterable[NodeUse]) -> list[NodeUse]:

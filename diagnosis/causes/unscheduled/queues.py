@@ -193,7 +193,7 @@ def _queued(snapshot: Snapshot, workload: Queued) -> FoundCause:
     state = [f"{made_by}: {text}" for text in messages[:2]] or [f"{made_by}: Kueue has not reported anything about it"]
     kubectl = ("kubectl", "-n", workload.meta.namespace)
     look = command(*kubectl, "describe", "workloads.kueue.x-k8s.io", workload.meta.name)
-    remedy = (*_mend_queue(snapshot, workload), f"Check its queue: {look}")
+    remedy = (*_fix_queue(snapshot, workload), f"Check its queue: {look}")
     where = subject("LocalQueue", workload.meta.namespace, workload.queue) if workload.queue else made_by
     return FoundCause(KUEUE, where, (*state, *_about_queue(snapshot, workload)), remedy, (made_by,))
 
@@ -207,7 +207,7 @@ def _about_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
         )
 
 
-def _mend_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
+def _fix_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
     there = sorted(each.meta.name for each in snapshot.queues if each.meta.namespace == workload.meta.namespace)
     if not workload.queue:
         yield f"Name a queue by the label {_QUEUE_NAME}: {', '.join(there) or 'there is none in the namespace'}."
@@ -249,7 +249,7 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
         running = [scheduler for scheduler in _schedulers(snapshot) if scheduler != name]
         if running:
             evidence.append(f"schedulers of this cluster: {', '.join(running)}")
-        remedy = tuple(_mend_scheduler(snapshot, name, running))
+        remedy = tuple(_fix_scheduler(snapshot, name, running))
         because = tuple((NOT_READY[component.role].name, component.subject) for component in _of_hami(snapshot, name))
         for workload in sorted({snapshot.line(pod.meta)[-1] for pod in pods}):
             names = tuple(pod.subject for pod in pods if snapshot.line(pod.meta)[-1] == workload)
@@ -305,7 +305,7 @@ def _called(name: str) -> tuple[str, ...]:
     return name, _ALSO_CALLED.get(name, name)
 
 
-def _mend_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Iterator[str]:
+def _fix_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Iterator[str]:
     """Yield the steps to get a working scheduler.
 
     Another scheduler is suggested only if the named scheduler has no pods, and never as a replacement of the cluster's

@@ -54,9 +54,9 @@ def find_unmatched(
     evidence = [f"{counted(len(rooms), 'node')} with {names}; the selector matches none of them"]
     remedy: list[str] = []
     for expression in failing:
-        message, mend = _nearest(expression, rooms, others, names)
+        message, fix = _nearest(expression, rooms, others, names)
         evidence.append(message)
-        remedy += mend
+        remedy += fix
     if not failing:
         evidence.append(f"each part of it matches some of them, all parts together match none: {_expressions(wanted)}")
         remedy.append("Loosen the part of the selector that is not needed.")

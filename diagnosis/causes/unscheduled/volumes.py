@@ -131,14 +131,14 @@ def find_rules(waiting: Waiting) -> Iterator[FoundCause]:
             yield FoundCause(cause, waiting.workload, messages, (), waiting.names, Certainty.LIKELY)
 
 
-def are_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
+def are_bound_now(snapshot: Snapshot, waiting: Waiting) -> bool:
     """Whether the scheduler's message about volumes is outdated: all of them exist and are bound now."""
     bound = {claim.meta.name for claim in _claims(snapshot, waiting) if claim.volume and claim.meta.deleted is None}
     wanted = waiting.spec.volume_claims
     return bool(wanted) and snapshot.sees("PersistentVolumeClaim") and bound.issuperset(wanted)
 
 
-def are_made(snapshot: Snapshot, waiting: Waiting) -> bool:
+def are_being_created(snapshot: Snapshot, waiting: Waiting) -> bool:
     """Whether the unbound claims are so young that a provisioner may still create volumes, without any warning."""
     wanted = [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]
     unbound = [claim for claim in wanted if not claim.volume]

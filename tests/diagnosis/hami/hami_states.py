@@ -165,8 +165,8 @@ def vgpu_pod(name: str, *containers: Object, on: str = "", given: str = "", **ch
 
 def unplaced(name: str, message: str, *containers: Object, reason: str = "Unschedulable", **changes: Any) -> Object:
     """One that a scheduler refuses with these words."""
-    fieldses = [condition("PodScheduled", "False", reason, message, minutes=30)]
-    return vgpu_pod(name, *containers, conditions=fieldses, **changes)
+    conditions = [condition("PodScheduled", "False", reason, message, minutes=30)]
+    return vgpu_pod(name, *containers, conditions=conditions, **changes)
 
 
 def _containers(version: str) -> list[Object]:

@@ -32,8 +32,8 @@ def test_a_diagnosis_ends(
     odd = {f"hami.io/{key}": name for key, name in on_pod.items()}
     waits = unplaced("x", message, asking(1, 1000), annotations=odd)
     runs = vgpu_pod("y", on="a", annotations=odd)
-    fieldses = [event(waits, reason, message) for reason in ("FilteringFailed", "BindingFailed")]
-    seen = snapshot(*hami(own, version=version), waits, runs, *fieldses)
+    objects = [event(waits, reason, message) for reason in ("FilteringFailed", "BindingFailed")]
+    seen = snapshot(*hami(own, version=version), waits, runs, *objects)
     problems = diagnose(seen).problems
     chains = hami_chains(seen, (pod for pod in seen.pods if pod.meta.namespace == "team"), problems)
     texts = [
@@ -57,10 +57,10 @@ def test_each_installation_is_shown(flags: list[str], expires: str, bundle: str,
     webhook["objectSelector"] = {"matchLabels": {rule: rule}}
     webhook["namespaceSelector"] = {"matchExpressions": [{"key": rule}]}
     state = hami(hami_node("a"), webhook=webhook)
-    fieldses = [
+    objects = [
         with_flags(entry, *flags, HAMI_NODELOCK_EXPIRE=expires) if entry["kind"] == "Deployment" else entry
         for entry in state
     ]
-    (table,) = installation_tables(snapshot(*fieldses))
+    (table,) = installation_tables(snapshot(*objects))
     texts = [text for part in table.parts for text in (part.what, part.status, part.version, part.detail)]
     assert all(name.isprintable() for name in texts)
