@@ -12,7 +12,7 @@ from healthcheck.text.printable import printable
 _LONGEST_MESSAGE = 400
 
 
-class Obstacle(Struct, frozen=True):
+class StartFailure(Struct, frozen=True):
     """One reason, the nodes that it keeps without an agent, and the fix. No nodes: no pod shows which."""
 
     reason: str
@@ -21,27 +21,27 @@ class Obstacle(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
-def obstacles(
+def start_failures(
     daemon_set: Mapping[str, Any], warnings: Sequence[str], pods: Iterable[Mapping[str, Any]]
-) -> list[Obstacle]:
-    """Return the obstacles, most affected nodes first.
+) -> list[StartFailure]:
+    """Return the failures, most affected nodes first.
 
     `warnings` are the Events of the DaemonSet as `reason: message`, the newest last.
     """
-    found: dict[str, Obstacle] = {}
+    found: dict[str, StartFailure] = {}
     for pod in pods:
         problem = _problem(pod)
         if problem is not None:
             reason, message = problem
             others = found[reason].nodes if reason in found else ()
-            found[reason] = _obstacle(reason, message, (*others, _node_of(pod)))
+            found[reason] = _start_failure(reason, message, (*others, _node_of(pod)))
     status = daemon_set.get("status") or {}
     if _number(status, "currentNumberScheduled") < _number(status, "desiredNumberScheduled"):
         refused = [warning for warning in warnings if warning.startswith("FailedCreate")]
         for warning in refused[-1:]:
             reason, _, message = warning.partition(": ")
-            found[reason] = _obstacle(reason, message)
-    return sorted(found.values(), key=lambda obstacle: -len(obstacle.nodes))
+            found[reason] = _start_failure(reason, message)
+    return sorted(found.values(), key=lambda failure: -len(failure.nodes))
 
 
 def outdated(daemon_set: Mapping[str, Any]) -> tuple[int, int]:
@@ -51,8 +51,8 @@ def outdated(daemon_set: Mapping[str, Any]) -> tuple[int, int]:
     return max(current - _number(status, "updatedNumberScheduled"), 0), current
 
 
-def _obstacle(reason: str, message: str, nodes: tuple[str, ...] = ()) -> Obstacle:
-    return Obstacle(reason, printable(message, _LONGEST_MESSAGE), _fix(reason, message), nodes)
+def _start_failure(reason: str, message: str, nodes: tuple[str, ...] = ()) -> StartFailure:
+    return StartFailure(reason, printable(message, _LONGEST_MESSAGE), _fix(reason, message), nodes)
 
 
 def _problem(pod: Mapping[str, Any]) -> tuple[str, str] | None:

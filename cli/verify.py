@@ -120,9 +120,9 @@ def agent_answers(cluster: Cluster, *, any_silent: bool) -> Iterator[Verificatio
         if any_silent:
             uid = str(daemon_set["metadata"]["uid"])
             warnings, pods = cluster.events.list_warnings(NAMESPACE, uid), cluster.pods.list_agents()
-            for obstacle in agent_pods.obstacles(daemon_set, warnings, pods):
-                nodes = f" on {named(sorted(obstacle.nodes), _MOST_NAMED)}" if obstacle.nodes else ""
-                message = f"{obstacle.reason}{nodes}: {obstacle.message}. {obstacle.fix}"
+            for failure in agent_pods.start_failures(daemon_set, warnings, pods):
+                nodes = f" on {named(sorted(failure.nodes), _MOST_NAMED)}" if failure.nodes else ""
+                message = f"{failure.reason}{nodes}: {failure.message}. {failure.fix}"
                 yield Verification("agent pods", holds=False, said=message)
     except NotFound:
         yield Verification("agent pods", holds=False, said=f"there is no DaemonSet {AGENT} in {NAMESPACE}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.agent_pods import obstacles, outdated
+from cli.agent_pods import outdated, start_failures
 
 Json = dict[str, Any]
 PLACED = {"nodeName": "gpu-1"}
@@ -72,7 +72,7 @@ UNPLACED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_pod_that_does_not_start_is_an_obstacle_of_its_node(stuck: Json, reason: str, message: str, fix: str) -> None:
-    (found,) = obstacles(daemon_set(), (), [stuck])
+    (found,) = start_failures(daemon_set(), (), [stuck])
 
     assert (found.reason, found.message, found.nodes) == (reason, message, ("gpu-1",))
     assert fix in found.fix
@@ -88,7 +88,7 @@ def test_a_pod_that_does_not_start_is_an_obstacle_of_its_node(stuck: Json, reaso
     ],
 )
 def test_a_pod_that_runs_or_is_about_to_start_is_none(status: Json) -> None:
-    assert obstacles(daemon_set(), ["FailedCreate: of an hour ago"], [pod(status)]) == []
+    assert start_failures(daemon_set(), ["FailedCreate: of an hour ago"], [pod(status)]) == []
 
 
 QUOTA = 'Error creating: pods "gpu-healthcheck-agent-4x" is forbidden: exceeded quota: team, requested: pods=1'
@@ -109,7 +109,7 @@ WEBHOOK = 'Error creating: admission webhook "validate.kyverno.svc" denied the r
 def test_pods_that_are_never_created_are_found_by_the_events_of_the_daemon_set(message: str, fix: str) -> None:
     warnings = ["FailedCreate: earlier", f"FailedCreate: {message}", "Other: x"]
 
-    (found,) = obstacles(daemon_set(desired=8, current=0), warnings, ())
+    (found,) = start_failures(daemon_set(desired=8, current=0), warnings, ())
 
     assert (found.reason, found.message, found.nodes) == ("FailedCreate", message, ())
     assert fix in found.fix
@@ -119,14 +119,14 @@ def test_one_reason_on_many_nodes_is_one_obstacle_and_the_largest_is_first() -> 
     pods = [pod(waiting("ErrImagePull", PULL), {"nodeName": name}) for name in ("b", "a")]
     pods.append(pod(waiting("CrashLoopBackOff", "x"), {"nodeName": "c"}))
 
-    assert [(one.reason, one.nodes) for one in obstacles(daemon_set(), (), pods)] == [
+    assert [(one.reason, one.nodes) for one in start_failures(daemon_set(), (), pods)] == [
         ("ErrImagePull", ("b", "a")),
         ("CrashLoopBackOff", ("c",)),
     ]
 
 
 def test_a_message_from_outside_is_printable_and_bounded() -> None:
-    (found,) = obstacles(daemon_set(), (), [pod(waiting("ErrImagePull", "\x1b[2J" + "x" * 100_000))])
+    (found,) = start_failures(daemon_set(), (), [pod(waiting("ErrImagePull", "\x1b[2J" + "x" * 100_000))])
 
     assert "\x1b" not in found.message
     assert len(found.message) < 500
