@@ -74,10 +74,10 @@ def test_a_text_is_readable_on_its_background(ink: str, paper: str, scheme: str)
 def test_the_worse_a_status_the_more_visible_its_square(scheme: str, sight: str) -> None:
     colours = palette(scheme)
     ladder = [contrast(colours[fill], colours["paper"], sight) for fill in LADDER]
-    beside_healthy = [contrast(colours[fill], colours["pass"], sight) for fill in LADDER]
+    against_healthy = [contrast(colours[fill], colours["pass"], sight) for fill in LADDER]
 
     assert all(worse > better for worse, better in pairwise(ladder))
-    assert all(worse > better for worse, better in pairwise(beside_healthy))
+    assert all(worse > better for worse, better in pairwise(against_healthy))
     assert min(contrast(colours[fill], colours["pass"], sight) for fill in ("isolate", "reboot")) >= READABLE
 
 
