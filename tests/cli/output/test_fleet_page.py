@@ -188,7 +188,7 @@ def test_a_node_without_a_record_has_the_reason_of_its_condition() -> None:
 def strange(words: str) -> FleetRow:
     """Words of a stranger wherever a Node has some."""
     about = {"index": words, "uuid": words, "serial": words}
-    record = {
+    record: dict[str, Any] = {
         "findings": [found(words, "REBOOT", words, about=about)],
         "unobserved": [{"check": words, "cause": words}],
     }

@@ -96,4 +96,4 @@ def test_texts_have_colours_of_the_palette_only(text: str) -> None:
     style = text.partition("<style>")[2].partition("</style>")[0]
 
     assert re.findall(r"(?<![\w-])(?:color|background): (?!var\(|inherit|none)[^;}]*", style) == []
-    assert "opacity" not in style.replace(".off { opacity: .15; }", "")
+    assert "opacity" not in style.replace(".off, .filtered .p { opacity: .15; }", "")
