@@ -328,15 +328,3 @@ def test_the_output_has_both_counts_and_the_source_of_the_expectation() -> None:
     assert tells(CHECK, once_had(8), seen) == [
         Observation("7 GPUs in NVML, 8 on PCI", "8 each", "what this machine once had"),
     ]
-
-
-def test_every_reason_that_it_can_give_is_declared() -> None:
-    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
-        ("GpuLost", Severity.REBOOT, True),
-        ("GpuResetRequired", Severity.RESET, True),
-        ("GpuPowerInsufficient", Severity.ISOLATE, False),
-        ("GpuIrqIssue", Severity.REBOOT, False),
-        ("GpuInitFailed", Severity.RESET, False),
-        ("GpuCountLow", Severity.REBOOT, True),
-        ("GpuUnbound", Severity.MONITOR, True),
-    ]
