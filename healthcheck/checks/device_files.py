@@ -127,12 +127,11 @@ def _lacks(device_files: DeviceFiles, wanted: Iterable[_ExpectedFile]) -> Iterat
         elif there and not any(
             device_file.character and (device_file.major, device_file.minor) == file.number for device_file in there
         ):
-            yield WRONG, _difference(there[0], file.number)
-
-
-def _difference(file: DeviceFile, number: Number) -> str:
-    is_now = f"the character device {file.major}:{file.minor}" if file.character else "not a character device"
-    return f"{file.path} is {is_now}, expected {number[0]}:{number[1]}"
+            first, (major, minor) = there[0], file.number
+            is_now = (
+                f"the character device {first.major}:{first.minor}" if first.character else "not a character device"
+            )
+            yield WRONG, f"{first.path} is {is_now}, expected {major}:{minor}"
 
 
 def _of_the_driver(lacks: Iterable[tuple[Reason, str]]) -> Iterator[Finding]:
@@ -143,7 +142,7 @@ def _of_the_driver(lacks: Iterable[tuple[Reason, str]]) -> Iterator[Finding]:
     for reason, several in details.items():
         more = len(several) - _MOST_SHOWN
         shown = "; ".join(several[:_MOST_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-        yield Finding(reason.name, reason.severity, "driver", shown, flickers=reason.flickers)
+        yield reason.on("driver", shown)
 
 
 CHECK = Check("device-files", "0-nvidia-smi", (nvml.NVML, DEVICE_FILES, pci.FUNCTIONS), judge, (MISSING, WRONG))

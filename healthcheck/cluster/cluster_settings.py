@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import chain, islice
-from typing import Any
 
 from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.names import NAMESPACE
@@ -29,9 +27,9 @@ class ClusterSettings(Requests):
         """
         pages = self._listing("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
         classes = chain.from_iterable(page.get("items") or [] for page in pages)
-        return [_selective_class(entry) for entry in islice(classes, _MOST_CLASSES)]
-
-
-def _selective_class(entry: Mapping[str, Any]) -> SelectiveClass:
-    selector = (entry.get("scheduling") or {}).get("nodeSelector") or {}
-    return SelectiveClass(entry["metadata"]["name"], entry["handler"], selector)
+        return [
+            SelectiveClass(
+                entry["metadata"]["name"], entry["handler"], (entry.get("scheduling") or {}).get("nodeSelector") or {}
+            )
+            for entry in islice(classes, _MOST_CLASSES)
+        ]
