@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import islice
 
 from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.names import NAMESPACE
@@ -25,8 +25,7 @@ class ClusterSettings(Requests):
 
         A cluster has only a few; beyond 1,000 the rest is left out.
         """
-        pages = self._listing("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
-        classes = chain.from_iterable(page.get("items") or [] for page in pages)
+        classes = self._pages("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
         return [
             SelectiveClass(
                 entry["metadata"]["name"], entry["handler"], (entry.get("scheduling") or {}).get("nodeSelector") or {}

@@ -17,7 +17,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Gpu, Mode
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Mode
 from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, healthy, says
 
@@ -211,9 +211,3 @@ def test_readings_that_all_failed_do_not_say_that_there_is_no_fabric() -> None:
     findings = look_judged(driver_says(*every(fabric=None, errors={"fabric": 999})))
 
     assert {type(judgement) for judgement in findings} == {Unobserved}
-
-
-def test_a_gpu_without_a_handle_could_not_be_asked() -> None:
-    findings = look_judged(driver_says(*every()[:7], Gpu(7, 15)))
-
-    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), "gpu/index-7: NVML error 15")

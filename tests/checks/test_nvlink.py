@@ -115,7 +115,7 @@ def test_a_gpu_in_mig_mode_may_have_its_links_off() -> None:
 def test_links_are_judged_once_the_fabric_had_time_to_come_up(age: float, judged: bool) -> None:
     said = findings(replace(P5, driver_age_seconds=age), healthy_gpu(3, nvlinks=links(down=(5,))))
 
-    waits = f"{SUBJECT}: 1 of 18 NVLinks (5) inactive; judged 180 s after the driver was loaded"
+    waits = "1 of 18 NVLinks (5) inactive; judged 180 s after the driver was loaded"
     finding = Finding("NvLinkDown", Severity.RESET, SUBJECT, "1 of 18 NVLinks (5) inactive", ABOUT, flickers=True)
     assert said == [finding if judged else Unobserved(UnobservedCause.named("DriverJustLoaded"), waits, SUBJECT)]
 
