@@ -23,7 +23,7 @@ from healthcheck.settings.values import Settings
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of
 from quarantine.node_marks import QuarantineMarks
-from quarantine.nvidia_report import BugReport
+from healthcheck.host.nvidia_report import BugReport
 from quarantine.quarantine_record import QuarantineProgress, RunStart, carried_by
 from quarantine.settings import QuarantineSettings
 from quarantine.suite import Suite

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Stand-in for DCGM's `dcgmi diag [--host HOST] -r LEVEL-OR-TESTS -j`. It reports on the simulated node that contains
+# Stand-in for DCGM's `dcgmi diag [--host HOST] [-i GPUS] -r LEVEL-OR-TESTS -j`. It reports on the simulated node that contains
 # it, at usr/bin. A person or a test controls it with these files in the folder `dcgm`:
 #   answer, answer-WHAT  output, answer-2 before answer; default: every GPU of the node is healthy
 #   error                output on stderr
@@ -14,19 +14,20 @@ root=${0%/usr/bin/dcgmi}
 told=$root/dcgm
 [ ! -e "$told/deaf" ] || trap '' TERM
 
-host= what=
+host= what= only=
 [ "$1" = diag ] || exit 254
 shift
 while [ $# -gt 0 ]; do
     case $1 in
         --host) host=$2 && shift ;;
         -r) what=$2 && shift ;;
+        -i) only=$2 && shift ;;
         -j) ;;
         *) echo "PARSE ERROR: Argument: $1" >&2 && exit 254 ;;
     esac
     shift
 done
-[ ! -d "$told" ] || { echo "what=$what host=$host pwd=$(pwd -P)" && env; } >>"$told/asked"
+[ ! -d "$told" ] || { echo "what=$what host=$host only=$only pwd=$(pwd -P)" && env; } >>"$told/asked"
 
 refuse() { # CODE TEXT
     printf '{\n\t"DCGM Diagnostic" : \n\t{\n\t\t"runtime_error" : "%s",\n\t\t"version" : "4.4.2"\n\t}\n}\n' "$2"

@@ -78,6 +78,13 @@ class HostServices:
             self._link(f"proc/{number}/ns/net", network or NETWORK_OF_HOST)
         self._link(f"proc/{pid}/fd/3", f"socket:[{inode}]")
 
+    def open_file(self, pid: int, path: str) -> None:
+        """Let the process have a file open, by its path on the host."""
+        self._link(f"proc/{pid}/fd/{len(path)}{path[-1]}", path)
+
+    def end_process(self, pid: int) -> None:
+        shutil.rmtree(self._root / f"proc/{pid}", ignore_errors=True)
+
     def show_driver_root(self, device: str) -> None:
         """Mount a root on the host, as the GPU operator's driver container does."""
         mounts = (("0:27", "/"), (device, DRIVER_ROOT))

@@ -31,6 +31,7 @@ EFA_PROGRAMS = "opt/amazon/efa/bin"
 FI_INFO = Path(__file__).parent / "fi_info.sh"
 DCGM_PROGRAMS = "usr/bin"
 DCGMI = Path(__file__).parent / "dcgmi.sh"
+NVIDIA_SMI, CHROOT = (Path(__file__).parent / name for name in ("nvidia_smi.sh", "chroot.sh"))
 FI_PINGPONG = Path(__file__).parent / "fi_pingpong.sh"
 NCCL_PROGRAMS = "opt/nccl-tests/build"
 ALL_REDUCE_PERF = Path(__file__).parent / "all_reduce_perf.sh"
@@ -206,6 +207,23 @@ class SimulatedNode:
         (self.root / "dcgm").mkdir(exist_ok=True)
         shutil.copy(DCGMI, programs / "dcgmi")
         return programs
+
+    def install_nvidia_smi(self, driver_root: str = "") -> Path:
+        """Install nvidia-smi in this root of the driver, and return the folder of programs for a PATH.
+
+        The folder has a `chroot` that runs the program as it is. The script lists the files that control nvidia-smi.
+        """
+        programs = self.root / DCGM_PROGRAMS
+        for folder in (programs, self.root / driver_root / DCGM_PROGRAMS, self.root / "nvidia-smi"):
+            folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(NVIDIA_SMI, self.root / driver_root / DCGM_PROGRAMS / "nvidia-smi")
+        shutil.copy(NVIDIA_SMI, programs / "systemctl")
+        shutil.copy(CHROOT, programs / "chroot")
+        return programs
+
+    def open_gpu(self, index: int, pid: int) -> None:
+        """Let the process have the GPU's device file open."""
+        self.services.open_file(pid, f"/dev/nvidia{index}")
 
     def install_nccl_tests(self) -> Path:
         """Install NCCL's test on the node and return its folder. The script lists the files that control it."""

@@ -27,6 +27,7 @@ from healthcheck.probes.efa.libfabric import Libfabric
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverReading, Gpus
+from healthcheck.probes.nvml.pause import is_paused
 
 log = structlog.get_logger()
 
@@ -46,10 +47,12 @@ class Sources(Struct, frozen=True):
     driver: Driver
     libfabric: Libfabric
     runtime: RuntimeStatus
+    state_dir: Path | None = None
+    """Folder in which a reset of a GPU requests a pause of NVML."""
 
     @classmethod
-    def of(cls, root: Path) -> Self:
-        return cls(root, Driver(root), Libfabric(root), RuntimeStatus(root))
+    def of(cls, root: Path, state_dir: Path) -> Self:
+        return cls(root, Driver(root), Libfabric(root), RuntimeStatus(root), state_dir)
 
     def end(self) -> list[int]:
         """End the children; return the pids of those that can't be ended."""
@@ -69,6 +72,7 @@ class Cycle:
         telemetry: Telemetry,
     ) -> None:
         self._driver = sources.driver
+        self._state_dir = sources.state_dir
         self._state = state
         self._ledger = ledger
         self._reload_settings = reload_settings
@@ -106,8 +110,7 @@ class Cycle:
         return AGAIN_SECONDS if after.suspects or changing or new else None
 
     def _ask_driver(self) -> DriverReading:
-        node = self._state.node
-        paused = being_changed(node.labels) if node else ""
+        paused = self._why_paused()
         if paused:
             self._driver.pause()
             self._telemetry.show_no_driver()
@@ -122,6 +125,16 @@ class Cycle:
         else:
             self._telemetry.show_no_driver()
         return answer
+
+    def _why_paused(self) -> str:
+        """Return why NVML must not be opened now, or an empty string.
+
+        The request of a reset counts only while its claim is on the Node: the file alone does not stop the checks.
+        """
+        node, root = self._state.node, self._host.root
+        if self._state.is_reset() and self._state_dir is not None and is_paused(self._state_dir, root):
+            return "a GPU is being reset"
+        return being_changed(node.labels) if node else ""
 
     def _show_driver(self, gpus: Gpus) -> None:
         if gpus.library != self._library:

@@ -149,6 +149,8 @@ class Schedule:
         )
 
     def _look_at_config(self) -> None:
+        if self._state.is_reset():  # its pause and its result must not wait for an interval
+            self.look_soon()
         seen = _fingerprint(self._config_dir)
         if seen is not None and seen != self._config_seen:
             self._config_seen = seen

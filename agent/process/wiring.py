@@ -72,7 +72,7 @@ class HostSide:
     ) -> None:
         settings = reader.own()
         root = settings.host_root
-        self.sources = Sources.of(root)
+        self.sources = Sources.of(root, settings.state_dir)
         self.configuration = MountedConfiguration(reader, state, ledger, reporter, telemetry)
         self.cycle = Cycle(self.sources, state, ledger, self.configuration.reload, telemetry)
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)

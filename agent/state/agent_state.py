@@ -18,6 +18,7 @@ from agent.state.judgement import Judgement
 from agent.state.run_on_node import RunOnNode
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.expectation import Expectation
+from healthcheck.deep.claim import RunKind
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Check, Evidence, Nature, Now, Severity
@@ -192,6 +193,11 @@ class AgentState:
     def see_run(self, node: NodeState | None) -> None:
         """Update the deep diagnostic or quarantine that owns the node. Only the thread of the watch calls this."""
         self._put(run=self._known.run.seen(node, self.now()))
+
+    def is_reset(self) -> bool:
+        """Whether a reset owns the node."""
+        run = self._known.run.held
+        return run is not None and run.kind is RunKind.RESET and self.now().wall < run.until
 
     def see_deep_processes(self, pids: Iterable[int]) -> None:
         """Set the processes of running deep tests."""

@@ -124,6 +124,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         status_managers=managers_of_label(metadata.get("managedFields"), STATUS),
         efa_allocatable=whole_quantity((status.get("allocatable") or {}).get(EFA_RESOURCE)),
         gpus=offered(status.get("allocatable")),
+        gpu_capacity=offered(status.get("capacity")),
         has_device_plugin=has_device_plugin(status),
         cordoned=spec.get("unschedulable") is True,
         cordon_managers=managers_of_cordon(metadata.get("managedFields")),

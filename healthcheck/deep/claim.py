@@ -1,4 +1,4 @@
-"""Claim on a node for a deep diagnostic or quarantine: the annotation `run` with its label and taint.
+"""Claim on a node for a deep diagnostic, quarantine or reset: the annotation `run` with its label and taint.
 
 These functions only compute patches. One patch of the Node with its `resourceVersion` creates or removes a claim, so
 only one of two competing runs gets the node. A claim expires at its `until`, and any run may then remove it.
@@ -30,6 +30,7 @@ class RunKind(StrEnum):
     L2 = "l2"
     SWEEP = "sweep"
     QUARANTINE = "quarantine"
+    RESET = "reset"
 
 
 class Claim(Struct, frozen=True):

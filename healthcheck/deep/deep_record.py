@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
-from healthcheck.memory.findings import Memory
+from healthcheck.memory.exits import recovered
+from healthcheck.memory.findings import MOST_GPUS, Memory
 from healthcheck.memory.rows import row_of
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
-from healthcheck.node.state import QUARANTINE_RESULT, NodeState, is_of_another_machine
+from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, NodeState, is_of_another_machine
 from healthcheck.text.moments import held, moment, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -32,12 +33,20 @@ _SUBJECT = re.compile(r"[a-z]+(/.+)?\Z", re.ASCII)
 _LONGEST_SUBJECT, _LONGEST_DETAIL, _LONGEST_NAME = 253, 500, 80
 _LONGEST_CAUSE = 300
 _NAMES = ("index", "uuid", "serial")
-_CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name}
+_CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name, "reset-result": LEVEL_2.name}
 """Check that defines the exits of findings, for each kind of record."""
 
 
+class GpuReset(Struct, frozen=True):
+    """A successful reset of the GPU that answers NVML with this UUID. `at` is monotonic, of the boot `boot_id`."""
+
+    uuid: str
+    boot_id: str
+    at: float
+
+
 class DeepRecord(Struct, frozen=True):
-    """Result of one deep diagnostic or quarantine.
+    """Result of one deep diagnostic, quarantine or reset.
 
     `kind` is the name of its annotation; `timestamp` distinguishes it from others of the same kind.
     """
@@ -47,6 +56,7 @@ class DeepRecord(Struct, frozen=True):
     result: DeepResult
     machine: str = ""
     """'' if the run did not record it."""
+    resets: tuple[GpuReset, ...] = ()
     void: str = ""
     """Summary of a record without effect: the bash suite wrote it, and its taint is gone."""
 
@@ -146,7 +156,15 @@ def deep_record(record: RunRecord, kind: str) -> DeepRecord:
             record.status == Status.PASS.value and bool(record.checks) and saw_all and not faults,
         ),
         (record.machine or "")[:_LONGEST_NAME],
+        tuple(_resets(record)) if kind == DEEP[RESET_RESULT] else (),
     )
+
+
+def _resets(record: RunRecord) -> Iterator[GpuReset]:
+    if record.reset_at is not None and record.boot_id:
+        for gpu in (record.gpus or ())[:MOST_GPUS]:
+            if gpu.uuid:
+                yield GpuReset(gpu.uuid, record.boot_id, record.reset_at)
 
 
 def untaken(node: NodeState, taken: Mapping[str, str]) -> Iterator[DeepRecord]:
@@ -181,8 +199,20 @@ def after_deep_record(memory: Memory, deep: DeepRecord, now: Now, escalate_after
         return memory
     # Findings of the previous machine with this Node name do not belong to this machine.
     is_ours = not (deep.machine and memory.machine) or deep.machine.lower() == memory.machine.lower()
-    after = after_deep_test(memory, deep.result, now, escalate_after) if is_ours and not deep.void else memory
+    after = memory
+    if is_ours and not deep.void:
+        for reset in deep.resets:
+            after = _after_reset(after, reset, now)
+        after = after_deep_test(after, deep.result, now, escalate_after)
     return replace(after, taken={**memory.taken, deep.kind: deep.timestamp})
+
+
+def _after_reset(memory: Memory, reset: GpuReset, now: Now) -> Memory:
+    """End the findings that the reset ended. A reset in another boot, or in the future, is no evidence."""
+    if reset.boot_id != memory.boot_id or reset.at > now.monotonic:
+        return memory
+    addresses = [address for address, about in memory.gpus.items() if about.get("uuid") == reset.uuid]
+    return recovered(memory, addresses[0], reset.at, now) if len(addresses) == 1 else memory
 
 
 def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:

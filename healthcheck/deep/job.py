@@ -103,6 +103,15 @@ def account_of(job: Mapping[str, Any]) -> str:
     return str(_pod_in(job).get("serviceAccountName") or "")
 
 
+def job_name(beginning: str, node_name: str) -> str:
+    """Return the name `BEGINNING-NODE`, shortened if it is too long.
+
+    It is constant, so that a node has only one Job.
+    """
+    name = f"{beginning}-{node_name}"
+    return name if len(name) <= _LONGEST_NAME else short_name(beginning, node_name, node_name)
+
+
 def short_name(beginning: str, node_name: str, unique: str) -> str:
     """Return a name of at most 63 characters for any node name; it differs for each `unique`."""
     digest = hashlib.blake2s(unique.encode()).hexdigest()[:_DIGEST_LETTERS]

@@ -19,8 +19,8 @@ from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable
 
 STATUS, SEVERITY, LAST_CHECK = (f"{PREFIX}/{key}" for key in ("status", "severity", "last-check"))
-RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RELEASE = (
-    f"{PREFIX}/{key}" for key in ("results", "sweep-result", "quarantine-result", "release")
+RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RESET_RESULT, RELEASE = (
+    f"{PREFIX}/{key}" for key in ("results", "sweep-result", "quarantine-result", "reset-result", "release")
 )
 MODE, RUN = f"{PREFIX}/mode", f"{PREFIX}/run"
 CORDONED_BY, ENABLED = f"{PREFIX}/cordoned-by", f"{PREFIX}/enabled"
@@ -75,6 +75,8 @@ class NodeState(Struct, frozen=True):
     """Number of EFA devices that pods can request; None: the Node lists no such resource."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Number of GPUs or MIG instances that pods can request, by resource name."""
+    gpu_capacity: Mapping[str, int] = field(default_factory=dict)
+    """The same with the unhealthy ones, which pods can't request."""
     devices: NodeDevices | None = None
     """Devices that pods can claim by DRA; None: none, or not read."""
     has_device_plugin: bool = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.deep.job import SHOWN, JobName, job_on, short_name
+from healthcheck.deep import job
+from healthcheck.deep.job import SHOWN, JobName, job_on
 from healthcheck.model import PREFIX
 from healthcheck.node.state import NodeState
 
@@ -15,22 +16,18 @@ COMPONENT = "quarantine"
 _BEGINNING = "gpu-quarantine"
 TARGET = f"{PREFIX}/target-node"
 """Label by which the replaced scripts find a node's Job."""
-_LONGEST_NAME = _LONGEST_LABEL = 63
+_LONGEST_LABEL = 63
 
 
 def quarantine_job(template: Mapping[str, Any], node: NodeState, namespace: str) -> dict[str, Any]:
     """Return the Job for this node. Raises TemplateError."""
-    job = job_on(template, JobName(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
-    job["metadata"]["annotations"][SHOWN] = ""
+    made = job_on(template, JobName(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
+    made["metadata"]["annotations"][SHOWN] = ""
     if len(node.name) <= _LONGEST_LABEL:
-        job["metadata"]["labels"][TARGET] = node.name
-    return job
+        made["metadata"]["labels"][TARGET] = node.name
+    return made
 
 
 def job_name(node_name: str) -> str:
-    """Return the name `gpu-quarantine-<NODE>`, shortened if it is too long.
-
-    It is constant, so that a node has only one Job.
-    """
-    name = f"{_BEGINNING}-{node_name}"
-    return name if len(name) <= _LONGEST_NAME else short_name(_BEGINNING, node_name, node_name)
+    """Return the name `gpu-quarantine-<NODE>`, shortened if it is too long."""
+    return job.job_name(_BEGINNING, node_name)

@@ -1,7 +1,7 @@
-"""Records on a Node: the JSON of three annotations, which only this module reads and writes.
+"""Records on a Node: the JSON of four annotations, which only this module reads and writes.
 
-`results` is the agent's record; `sweep-result` and `quarantine-result` are records of deep diagnostics. Any client may
-have written them.
+`results` is the agent's record; `sweep-result`, `quarantine-result` and `reset-result` are records of runs. Any client
+may have written them.
 """
 
 import json
@@ -18,7 +18,7 @@ import healthcheck
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory
 from healthcheck.memory.rows import FindingRow, ReleaseRow, finding_row, short_release_row
 from healthcheck.model import Nature, Severity, Status
-from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
+from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, SWEEP_RESULT, NodeState
 from healthcheck.text import strict_json
 from healthcheck.text.json_rows import (
     NULL,
@@ -29,6 +29,7 @@ from healthcheck.text.json_rows import (
     row,
     row_in,
     rows,
+    seconds,
     text,
     whole,
     word,
@@ -43,8 +44,8 @@ SCHEMA = 1
 LONGEST = 16 * 1024
 """Longest record, in bytes."""
 MOST_KEPT = 4
-DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result"}
-"""Annotations of deep diagnostics, level 2 first, with their names in a record."""
+DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result", RESET_RESULT: "reset-result"}
+"""Annotations of runs, level 2 first, with their names in a record."""
 LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL, _LONGEST_DETAIL, _LONGEST_SUBJECT, _MOST_PASSED = 40, 300, 253, 4096
 _SHARE_OF_THE_BLIND = 4
@@ -108,6 +109,22 @@ class HistoryRow(JsonObject, frozen=True):
     """Serial, else UUID, of each finding's GPU; the key is the entry in `findings`."""
     returned: Annotated[bool | None, yes] = None
     """Whether the node accepted work again after the run."""
+
+
+class ResetStepRow(JsonObject, frozen=True):
+    """A step of a reset that has ended."""
+
+    step: Annotated[str | None, word] = None
+    at: Annotated[datetime | None, moment_or_none] = None
+    detail: Annotated[str | None, word] = None
+
+
+class ResetGpuRow(JsonObject, frozen=True):
+    """A GPU of a reset."""
+
+    address: Annotated[str | None, word] = None
+    uuid: Annotated[str | None, word] = None
+    index: Annotated[str | None, word] = None
 
 
 def _stated(value: object) -> str:
@@ -180,7 +197,7 @@ class StandingRecord(JsonObject, frozen=True):
 
 
 class RunRecord(JsonObject, frozen=True):
-    """Result of one deep diagnostic: a level 2 or a quarantine run.
+    """Result of one run: a level 2, a quarantine or a reset.
 
     `timestamp` identifies the run among its kind.
     """
@@ -207,6 +224,16 @@ class RunRecord(JsonObject, frozen=True):
     """Last verdict before this run; only in the record of a run without a verdict."""
     running: Annotated[str | None, word] = None
     bug_report: Annotated[str | None, word] = None
+    scope: Annotated[str | None, word] = None
+    """GPUs that a reset must reset together (`catalog.gpu_resets`)."""
+    gpus: Annotated[tuple[ResetGpuRow, ...] | None, rows(ResetGpuRow)] = None
+    pods: Annotated[tuple[str, ...] | None, words] = None
+    """Pods that hold GPUs of a reset, as `namespace/name`: the command evicts them."""
+    steps: Annotated[tuple[ResetStepRow, ...] | None, rows(ResetStepRow)] = None
+    operands: Annotated[Mapping[str, str] | None, names] = None
+    """Labels of the GPU operator before the reset, which restores them."""
+    reset_at: Annotated[float | None, seconds] = None
+    """Time of a successful reset, in seconds of the boot's monotonic clock."""
     cut: Annotated[CutRow | None, row(CutRow)] = None
 
 

@@ -165,8 +165,8 @@ class World:
             with suppress(psutil.NoSuchProcess):  # with its parent it may have ended by itself
                 process.send_signal(number)
 
-    def run(self, *words: str, **variables: str) -> Ended:
-        with self.started(*words, **variables) as process:
+    def run(self, *words: str, program: str = "quarantine", **variables: str) -> Ended:
+        with self.started(*words, program=program, **variables) as process:
             return end_of(process)
 
 

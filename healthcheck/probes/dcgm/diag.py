@@ -98,6 +98,8 @@ class Dcgm:
     """Engine at `host`, or the reason why no diagnostic may run; None if no engine was searched for."""
     root: Path | None = None
     """Root of the tree in which the engine was found, to prove it again after a run."""
+    gpus: tuple[str, ...] = ()
+    """Indices of the tested GPUs; `()` means all."""
     _program: Program = field(init=False)
     _ends_at: float = field(default=math.inf, init=False)
     """Deadline of the last level, on the monotonic clock."""
@@ -144,11 +146,12 @@ class Dcgm:
 
     def _answer_of(self, dcgmi: str, what: str, level: int | None) -> DcgmReading:
         where = ("--host", self.host) if self.host else ()
+        which = ("-i", ",".join(self.gpus)) if self.gpus else ()
         seconds = max(0.0, min(self.deadline_seconds, self._ends_at - time.monotonic()))
         try:
             # dcgmi writes logs and results to its working directory. Without permission, one of its tests fails (96).
             with tempfile.TemporaryDirectory(prefix="dcgm-", ignore_cleanup_errors=True) as directory:
-                argv = (dcgmi, "diag", *where, "-r", what, "-j")
+                argv = (dcgmi, "diag", *where, *which, "-r", what, "-j")
                 ended = self._program.run(argv, round(seconds, 1), Path(directory))
         except MissedDeadline as error:
             return DcgmReading(Unobserved(dcgm_causes.TIMED_OUT, f"dcgmi diag -r {what}: {error}"))

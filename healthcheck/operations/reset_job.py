@@ -1,0 +1,31 @@
+"""Job that resets GPUs of one node. Pure functions, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from healthcheck.deep import job
+from healthcheck.deep.job import JobName, job_on, pod_of
+from healthcheck.node.state import NodeState
+from healthcheck.operations.reset_plan import gpu_name
+
+CRON_JOB = "gpu-healthcheck-reset-node"
+"""Name of the CronJob that is its template."""
+COMPONENT = "reset"
+_BEGINNING = "gpu-reset"
+
+
+def reset_job(
+    template: Mapping[str, Any], node: NodeState, namespace: str, gpus: Sequence[str], wait_seconds: float
+) -> dict[str, Any]:
+    """Return the Job for these GPUs, which waits this long until they are free. Raises TemplateError."""
+    made = job_on(template, JobName(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
+    _, container = pod_of(made)
+    container["args"] = [f"--gpu={gpu_name(gpu)}" for gpu in gpus] + [f"--wait={wait_seconds:.0f}"]
+    return made
+
+
+def job_name(node_name: str) -> str:
+    """Return the name `gpu-reset-<NODE>`, shortened if it is too long. It also is the owner's name in the claim."""
+    return job.job_name(_BEGINNING, node_name)

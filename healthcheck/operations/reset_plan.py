@@ -1,0 +1,128 @@
+"""Plan of a reset: its GPUs, reasons against it, and the GPU operator's labels. Pure functions, no I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from healthcheck.catalog.gpu_resets import known_failure
+from healthcheck.checks.driver import being_changed
+from healthcheck.deep.claim import claim_on
+from healthcheck.memory.findings import gpu_address
+from healthcheck.memory.rows import FindingRow
+from healthcheck.model import Severity
+from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, is_tested
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import AgentRecord, RunRecord
+
+_DEPLOY, _ON, _OFF = "nvidia.com/gpu.deploy.", "true", "false"
+OPERANDS = tuple(
+    f"{_DEPLOY}{name}" for name in ("device-plugin", "dcgm", "dcgm-exporter", "gpu-feature-discovery", "nvsm")
+)
+"""Labels of the GPU operator for the operands that open every GPU."""
+_GPU = re.compile(
+    r"(?:GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|[0-9]{1,3})\Z",
+    re.ASCII,
+)
+_WORKLOAD, _VIRTUAL = "nvidia.com/gpu.workload.config", ("vm-passthrough", "vm-vgpu")
+
+
+class ResetTarget(Struct, frozen=True):
+    """A GPU to reset. `name` is its UUID, PCI address or index; `reasons` are the findings that a reset ends."""
+
+    name: str
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"GPU {self.name}" + (f" ({', '.join(self.reasons)})" if self.reasons else "")
+
+
+def gpu_name(text: str) -> str:
+    """Return the UUID, PCI address or NVML index of a GPU. Raises ValueError for any other text."""
+    if not _GPU.match(text):
+        raise ValueError("a GPU is named by its UUID, its PCI address or its index")
+    return text
+
+
+def reset_targets(node: NodeState, asked: Sequence[str]) -> tuple[ResetTarget, ...]:
+    """Return the GPUs with a finding that a reset ends, or the requested GPUs."""
+    gpus: dict[str, dict[str, str]] = {}
+    reasons: dict[str, list[str]] = {}
+    for row in records.on_node(AgentRecord, node, RESULTS).findings or ():
+        if address := ends_by_reset(row):
+            gpus.setdefault(address, dict(row.about or {}))
+            reasons.setdefault(address, []).append(printable(row.reason or ""))
+    if not asked:
+        return tuple(ResetTarget(address, tuple(reasons[address])) for address in gpus)
+    known = {
+        name: address
+        for address, about in gpus.items()
+        for name in (address, about.get("uuid", ""), about.get("index", ""))
+        if name
+    }
+    named = dict.fromkeys(known.get(name, name) for name in asked)
+    return tuple(ResetTarget(name, tuple(reasons.get(name, ()))) for name in named)
+
+
+def ends_by_reset(row: FindingRow) -> str:
+    """Return the address of the GPU whose reset ends this finding; '' if no reset does."""
+    address = gpu_address(row.subject or "") if row.severity is Severity.RESET else ""
+    return address if _GPU.match(address) else ""
+
+
+def obstacles(node: NodeState, holder: str, now: datetime) -> Iterator[str]:
+    """Yield what prevents a reset on this node now, whatever its findings. `holder` is the caller's claim."""
+    run = claim_on(node, now)
+    if run is not None and run.holder != holder:
+        yield f"{run.kind.value} {run.holder} uses it until {timestamp(run.until)} at the latest; try again then"
+    if is_tested(node):
+        yield "HyperPod tests it now (deep-health-check-status=InProgress); try again when it has ended"
+    if changed := being_changed(node.labels):
+        yield f"its driver or MIG configuration is being changed: {changed}"
+    if node.labels.get(_WORKLOAD) in _VIRTUAL:
+        yield f"its GPUs belong to virtual machines: label {_WORKLOAD}={node.labels[_WORKLOAD]}"
+
+
+def why_not_reset(
+    node: NodeState, targets: Sequence[ResetTarget], holder: str, now: datetime, *, force: bool
+) -> Iterator[str]:
+    """Yield the reasons against a reset. With `force`, the absence of a finding and known failures are none."""
+    yield from obstacles(node, holder, now)
+    if not targets:
+        yield "no finding on it ends with the reset of a GPU; name a GPU with --gpu and --force to reset it anyway"
+    if idle := [target.name for target in targets if not target.reasons and not force]:
+        yield f"no finding on GPU {', '.join(idle)} ends with a reset; --force resets it anyway"
+    failure = known_failure(node.provider_id)
+    if failure is not None and not force:
+        yield f"{failure.why} ({failure.source}); reboot it instead, or try with --force"
+
+
+def operands_before(node: NodeState) -> dict[str, str]:
+    """Return the operator's labels to switch off, with their values before: also those that an earlier run switched."""
+    switched = records.on_node(RunRecord, node, RESET_RESULT).operands or {}
+    return {
+        label: _ON
+        for label in OPERANDS
+        if node.labels.get(label) == _ON or (switched.get(label) == _ON and node.labels.get(label) == _OFF)
+    }
+
+
+def switch_off(operands: Mapping[str, str]) -> dict[str, str]:
+    return dict.fromkeys(operands, _OFF)
+
+
+def switch_on(node: NodeState) -> dict[str, str]:
+    """Return the operator's labels to restore: those that a run switched off and that are still off."""
+    return {label: _ON for label in operands_before(node) if node.labels.get(label) == _OFF}
+
+
+def with_labels(patch: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the patch with these labels added."""
+    metadata = patch["metadata"]
+    return {**patch, "metadata": {**metadata, "labels": {**metadata.get("labels", {}), **labels}}}

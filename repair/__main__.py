@@ -1,0 +1,81 @@
+"""`gpu-healthcheck reset-run`: reset GPUs of this node from a pod on it; the result is written to the Node."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import structlog
+
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.host.log import log_as_json
+from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
+from healthcheck.model import Status
+from healthcheck.operations.reset_job import job_name
+from healthcheck.operations.reset_plan import gpu_name
+from healthcheck.settings.environment import complain_of_environment
+from healthcheck.settings.reading import read_settings
+from healthcheck.settings.sources import read_variables
+from healthcheck.settings.values import Settings, SettingsError
+from repair.marks import NodeNotResettable, ResetMarks, lock
+from repair.settings import ResetSettings
+from repair.steps import ResetRun
+
+log = structlog.get_logger()
+
+_CODES = {Status.PASS: 0, Status.FAIL: FAULT}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        own = read_variables(ResetSettings)
+    except SettingsError as error:
+        return complain_of_environment("reset-run", error)
+    log_as_json(own.log_level)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    holder = job_name(own.node_name)
+    try:
+        lock(own.report_dir)
+        marks = ResetMarks(Cluster(), own.node_name, holder)
+        run = ResetRun(own, _settings(own.config_dir), marks, holder, options.gpu, options.wait, stopping)
+        progress = run.run()
+    except NodeNotResettable as refusal:
+        return _say("refused: nothing was reset", refusal)
+    except ClusterError as error:
+        return _say("the cluster refuses a required request", error)
+    log.info("done", status=progress.status.value, reasons=list(progress.reasons))
+    return _CODES.get(progress.status, COULD_NOT)
+
+
+def _say(event: str, why: Exception) -> int:
+    """Log the last line, which the kubelet shows as the pod's termination message."""
+    log.error(event, why=str(why))
+    return COULD_NOT
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = Options("reset-run", __doc__)
+    parser.add_argument(
+        "--gpu", action="append", required=True, type=gpu_name, help="UUID, PCI address or index of a GPU; repeatable"
+    )
+    parser.add_argument("--wait", type=float, default=900.0, help="seconds to wait until the GPUs are free")
+    return parser.parse_args(arguments)
+
+
+def _settings(directory: Path) -> Settings:
+    """Read the policy. An invalid value is replaced by its default, so that it does not prevent the reset."""
+    settings = read_settings(directory)
+    for value in settings.bad:
+        log.error("a setting is invalid; its default is used", setting=str(value))
+    return settings
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

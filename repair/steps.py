@@ -1,0 +1,264 @@
+"""One reset: choose the GPUs, wait until they are free, reset them, and verify that they work.
+
+Nothing is killed. Until the reset, every step is undone on a failure or SIGTERM; afterwards the run always returns the
+node's services before it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from healthcheck.catalog.gpu_resets import ResetScope
+from healthcheck.catalog.profiles import find_profile
+from healthcheck.checks.dcgm_diag import LEVEL_2
+from healthcheck.checks.expectation import Expectation
+from healthcheck.deep.diagnostic import look_deeply
+from healthcheck.host.nvidia_report import BugReport
+from healthcheck.model import Host, ProbeError, Severity, Status
+from healthcheck.node.state import INSTANCE_TYPE, NodeState
+from healthcheck.operations.reset_steps import Step
+from healthcheck.probes.dcgm.diag import Dcgm
+from healthcheck.probes.dcgm.engine import choose_engine
+from healthcheck.probes.kernel_log import boot_id
+from healthcheck.probes.nvml.driver import look_once
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
+from healthcheck.probes.nvml.pause import end_pause, start_pause
+from healthcheck.probes.pci import read_functions
+from healthcheck.probes.services import FABRIC_MANAGER, read_services
+from healthcheck.settings.values import Settings
+from repair.holders import Holder, HolderKind, assigned, holders, open_in
+from repair.marks import HANDED_OVER, NodeNotResettable, ResetMarks
+from repair.nvidia_smi import RESET_SECONDS, NvidiaSmi, ResetOutcome
+from repair.record import ResetProgress, ResetStart
+from repair.settings import ResetSettings
+from repair.verify import Selection, after_reset, select, why_not_working
+
+log = structlog.get_logger()
+
+FOREIGN_SECONDS = 10.0
+"""Time in which an unknown process may still end by itself: a program may have just opened the GPU to list it."""
+WORKS_SECONDS = 60.0
+_PAUSED_SECONDS = 60.0
+"""Pause of the agent's NVML while the GPUs are not free yet; renewed each second."""
+_NVML_SECONDS, _PAUSE_SECONDS, _RENEWED_SECONDS = 60.0, 1.0, 120.0
+_MOST_NAMED = 4
+
+
+class ResetRun(Struct):
+    """Reset of these GPUs, named by UUID, address or index. A signal sets `stopping`."""
+
+    own: ResetSettings
+    settings: Settings
+    marks: ResetMarks
+    holder: str
+    gpus: Sequence[str]
+    wait_seconds: float
+    stopping: threading.Event
+    begun: ResetStart = ResetStart("", "", datetime.min.replace(tzinfo=UTC))
+    progress: ResetProgress = ResetProgress()
+
+    def run(self) -> ResetProgress:
+        """Execute the run and return its last state. Raises NodeNotResettable and ClusterError if it can't start."""
+        node = self.marks.take()
+        self.begun = self._begun(node)
+        touched = False
+        try:
+            self.marks.tell(self.begun, self.progress)
+            smi = NvidiaSmi.find(self.own.host_root)
+            selection = self._choose()
+            with ExitStack() as undo:
+                self._free(smi, selection, undo)
+                self._enter(Step.RESET, "the GPUs are free")
+                touched = True
+                at, message = self._reset(smi, selection)
+                self._ended(Step.RESET, message, Step.VERIFY)
+                gpus = after_reset(selection, self._verify(selection))
+                self.progress = replace(self.progress, gpus=gpus, reset_at=at)
+            self._ended(Step.VERIFY, "the GPUs answer NVML without a pending action", Step.LEVEL_2)
+            self._level_2(node, selection)
+        except (ProbeError, NodeNotResettable) as error:
+            self._failed(str(error), touched=touched)
+        except Exception as error:
+            self._failed(f"the run itself failed: {type(error).__name__}", touched=touched)
+            self.marks.finish(self.begun, self.progress)
+            raise
+        self.marks.finish(self.begun, self.progress)
+        return self.progress
+
+    def _begun(self, node: NodeState) -> ResetStart:
+        boot = ""
+        with suppress(ProbeError):
+            boot = boot_id(self.own.host_root)
+        return ResetStart(node.name, self.holder, datetime.now(UTC), node.machine, boot)
+
+    # --- the steps
+
+    def _choose(self) -> Selection:
+        functions = read_functions(Host(self.own.host_root))
+        selection = select(self.gpus, self._nvml().gpus, functions)
+        if selection.missing:
+            raise NodeNotResettable(f"the node has no GPU {', '.join(selection.missing)}")
+        if selection.handed_away:
+            raise NodeNotResettable(f"GPU {', '.join(selection.handed_away)} belongs to a virtual machine")
+        names = ", ".join(gpu.address or "" for gpu in selection.gpus)
+        self.progress = replace(self.progress, gpus=selection.gpus, scope=selection.row.scope.value)
+        self._ended(Step.PLAN, f"GPU {names}: {selection.row.source}", Step.FREE)
+        self.marks.tell(self.begun, self.progress)
+        return selection
+
+    def _free(self, smi: NvidiaSmi, selection: Selection, undo: ExitStack) -> None:
+        """Wait until nothing uses the GPUs. Raises NodeNotResettable if something else than pods with GPUs does."""
+        undo.callback(self._attempt, "agent's NVML", partial(end_pause, self.own.state_dir))
+        for gpu in selection.persistent:
+            undo.callback(self._attempt, "persistence mode", partial(smi.set_persistence, gpu, on=True))
+            self._attempt("persistence mode", partial(smi.set_persistence, gpu, on=False))
+        if selection.row.scope is ResetScope.ALL and read_services(Host(self.own.host_root)).find(FABRIC_MANAGER):
+            undo.callback(self._attempt, "fabric manager", partial(smi.set_fabric_manager, on=True))
+            self._attempt("fabric manager", partial(smi.set_fabric_manager, on=False))
+        minors = selection.minors or frozenset(range(256))
+        uuids = [gpu.uuid or "GPU-" for gpu in selection.gpus]
+        ends = time.monotonic() + self.wait_seconds
+        strange_since, told, told_at = None, None, 0.0
+        while True:
+            self._pause(_PAUSED_SECONDS)
+            found = holders(open_in(self.own.host_root, minors), assigned(self.own.host_root, uuids), self.marks.pods())
+            if not found:
+                return
+            now = time.monotonic()
+            strange = [holder for holder in found if holder.kind is HolderKind.FOREIGN]
+            strange_since = (strange_since or now) if strange else None
+            if strange_since is not None and now - strange_since >= FOREIGN_SECONDS:
+                raise NodeNotResettable(f"in use by {_listed(strange)}, which this command does not end")
+            if now >= ends:
+                raise NodeNotResettable(f"still in use after {self.wait_seconds:.0f} s: {_listed(found)}")
+            if found != told or now - told_at >= _RENEWED_SECONDS:
+                log.info("waiting until the GPUs are free", holders=[str(holder) for holder in found[:_MOST_NAMED]])
+                evicted = (HolderKind.WORKLOAD, HolderKind.OPERAND)
+                pods = dict.fromkeys(holder.pod for holder in found if holder.kind in evicted)
+                self.progress = replace(self.progress, pods=tuple(pods))
+                self.marks.tell(self.begun, self.progress)
+                told, told_at = found, now
+            if self.stopping.wait(_PAUSE_SECONDS):
+                raise NodeNotResettable("stopped before the reset")
+
+    def _reset(self, smi: NvidiaSmi, selection: Selection) -> tuple[float, str]:
+        self._pause(RESET_SECONDS + WORKS_SECONDS)
+        answer = smi.reset(selection.names)
+        if answer.outcome is not ResetOutcome.DONE:
+            raise ProbeError(f"nvidia-smi --gpu-reset: {answer.outcome.value}: {answer.message}")
+        return time.monotonic(), answer.message
+
+    def _verify(self, selection: Selection) -> tuple[Gpu, ...]:
+        """Return NVML's answer once the GPUs work. Raises ProbeError if they do not in time."""
+        ends = time.monotonic() + WORKS_SECONDS
+        while True:
+            try:
+                reading = self._nvml()
+                why = "; ".join(why_not_working(selection, reading.gpus))
+            except ProbeError as error:
+                why = str(error)
+            if not why:
+                return reading.gpus
+            if time.monotonic() >= ends:
+                raise ProbeError(f"after the reset: {why}")
+            time.sleep(_PAUSE_SECONDS)
+
+    def _level_2(self, node: NodeState, selection: Selection) -> None:
+        """Run DCGM's level 2 on these GPUs if DCGM is here. A run that is stopped has reset the GPUs nevertheless."""
+        values, root = self.settings.values, self.own.host_root
+        engine = choose_engine(root, values.dcgm_host, second_engine=values.dcgm_second_engine)
+        indices = tuple(gpu.index or "" for gpu in self.progress.gpus)
+        everything = selection.row.scope is ResetScope.ALL
+        dcgm = Dcgm(
+            engine.host, values.dcgm_timeout_seconds, engine=engine, root=root, gpus=() if everything else indices
+        )
+        threading.Thread(target=self._stop_at_signal, args=(dcgm,), daemon=True).start()
+        self.marks.note(self.begun, self.progress, timedelta(seconds=values.dcgm_timeout_seconds) + HANDED_OVER)
+        instance_type = node.labels.get(INSTANCE_TYPE, "")
+        expected = Expectation(find_profile(self.settings.profiles, instance_type), instance_type, policy=values.policy)
+        outcome = look_deeply(dcgm, expected, {NVML: DriverReading(self._nvml())})
+        faulty = any(finding.severity >= Severity.RESET for finding in outcome.findings)
+        self.progress = replace(
+            self.progress,
+            running=None,
+            status=Status.FAIL if faulty else Status.PASS,
+            found=outcome.findings,
+            passed=outcome.passed,
+            unobserved=tuple((LEVEL_2.group, cause) for cause in outcome.unobserved),
+            reasons=tuple(f"level 2 found {finding.reason} on {finding.subject}" for finding in outcome.findings),
+        )
+        why = "; ".join(cause.detail for cause in outcome.unobserved)
+        words = "failed" if outcome.findings else why or ("passed" if outcome.configured else "no DCGM here")
+        self._step(Step.LEVEL_2, words)
+
+    def _stop_at_signal(self, dcgm: Dcgm) -> None:
+        self.stopping.wait()
+        dcgm.stop()
+
+    # --- the record
+
+    def _failed(self, why: str, *, touched: bool) -> None:
+        log.error("not reset" if not touched else "the reset failed", step=str(self.progress.running), why=why)
+        step = f"step '{self.progress.running}': " if self.progress.running else ""
+        has_begun = touched and self.progress.reset_at is None
+        report = BugReport(self.own.host_root, self.own.report_dir).collect(datetime.now(UTC)) if has_begun else ""
+        status = Status.FAIL if has_begun else self.progress.status
+        status = Status.PASS if touched and self.progress.reset_at is not None else status
+        self.progress = replace(
+            self.progress, running=None, status=status, reasons=(f"{step}{why}",), bug_report=report, pods=()
+        )
+
+    def _enter(self, step: Step, detail: str) -> None:
+        """Record that a step begins from which the run can't be undone. Raises NodeNotResettable, ClusterError."""
+        if self.stopping.is_set():
+            raise NodeNotResettable("stopped before the reset")
+        self.progress = replace(self.progress, pods=())
+        self._step(Step.FREE, detail)
+        self.progress = replace(self.progress, running=step)
+        self.marks.tell(self.begun, self.progress)
+
+    def _ended(self, step: Step, detail: str, following: Step) -> None:
+        self._step(step, detail)
+        self.progress = replace(self.progress, running=following)
+        if step in (Step.RESET, Step.VERIFY):
+            self.marks.note(self.begun, self.progress)
+
+    def _step(self, step: Step, detail: str) -> None:
+        log.info("step: done", step=step.value, detail=detail)
+        self.progress = replace(self.progress, steps=(*self.progress.steps, (step, datetime.now(UTC), detail)))
+
+    def _attempt(self, name: str, change: Callable[[], None]) -> None:
+        """Change a service of the node. If that fails, nvidia-smi reports that the GPU is in use."""
+        try:
+            change()
+        except (OSError, ProbeError) as error:
+            log.warning("a service of the node could not be changed", service=name, error=str(error))
+
+    def _pause(self, seconds: float) -> None:
+        try:
+            start_pause(self.own.state_dir, self.own.host_root, seconds)
+        except OSError as error:
+            raise ProbeError(f"{self.own.state_dir}: {error.strerror}") from error
+
+    def _nvml(self) -> Gpus:
+        """Read NVML once, and close it. Raises ProbeError."""
+        look = look_once(self.own.host_root, _NVML_SECONDS)
+        if look.stuck_pid is not None:
+            raise ProbeError(f"process {look.stuck_pid} is stuck in the driver and can't be killed")
+        if not isinstance(look.answer, Gpus):
+            raise ProbeError(f"NVML: {look.answer.cause.name}: {look.answer.detail}")
+        return look.answer
+
+
+def _listed(found: Sequence[Holder]) -> str:
+    more = len(found) - _MOST_NAMED
+    return ", ".join(map(str, found[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")

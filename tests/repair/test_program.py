@@ -1,0 +1,220 @@
+"""`gpu-healthcheck reset-run` as a process: its steps, holders, answers of nvidia-smi, and record on its Node."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from healthcheck.probes.nvml.pause import is_paused
+from healthcheck.text.moments import timestamp
+from sim.api_objects import PODS
+from tests.quarantine.world import NODE, SPOT
+from tests.repair.world import JOB, MAINTENANCE, ResetWorld
+from tests.waiting import GIVE_UP_SECONDS, eventually
+
+pytestmark = pytest.mark.cluster
+
+HELD = ("reset", "reset", True)
+
+
+def steps(world: ResetWorld) -> list[str]:
+    return [row["step"] for row in world.record.get("steps", [])]
+
+
+def test_a_gpu_is_reset_alone_and_the_node_stays_with_the_command(world: ResetWorld) -> None:
+    world.host.want_recovery(2, 1)
+    world.host.write_value("nvml/gpu2/remap_pending", 1)
+
+    ended = world.reset(gpu=2)
+
+    record, gpu = world.record, world.host.gpus[2]
+    assert (ended.code, record["status"], record["scope"]) == (0, "pass", "one")
+    assert record["gpus"] == [{"address": gpu.address, "uuid": gpu.uuid, "index": "2"}]
+    assert steps(world) == ["plan", "free the GPUs", "reset", "verify", "level 2"]
+    assert ("running" in record, record["holder"], "reset_at" in record) == (False, JOB, True)
+    assert world.asked == [
+        f"nvidia-smi -i {gpu.uuid} -pm 0",
+        f"nvidia-smi --gpu-reset -i {gpu.uuid}",
+        f"nvidia-smi -i {gpu.uuid} -pm 1",
+    ]
+    assert (world.marks, world.node["spec"]["taints"]) == (HELD, [SPOT, MAINTENANCE])
+    assert not is_paused(world.state_dir, world.host.root)
+
+
+def test_level_2_tests_only_these_gpus(world: ResetWorld) -> None:
+    world.host.install_dcgmi()
+
+    world.reset(gpu=3)
+
+    asked = (world.host.root / "dcgm/asked").read_text()
+    assert "what=2 host= only=3" in asked
+    assert world.record["steps"][-1]["detail"] == "passed"
+
+
+def test_the_driver_containers_nvidia_smi_is_used_where_the_host_has_none(world: ResetWorld) -> None:
+    (world.host.root / "usr/bin/nvidia-smi").unlink()
+    world.host.install_nvidia_smi("run/nvidia/driver")
+
+    assert (world.reset().code, world.record["status"]) == (0, "pass")
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("in-use", "in use: The following GPUs could not be reset"),
+        ("not-supported", "not supported: Resetting GPU"),
+        ("unknown-error", "failed: GPU"),
+    ],
+)
+def test_the_answers_of_nvidia_smi_are_told_apart(world: ResetWorld, file: str, reason: str) -> None:
+    world.host.write_value(f"nvidia-smi/{file}", "")
+
+    ended = world.reset()
+
+    record = world.record
+    assert (ended.code, record["status"], "reset_at" in record) == (1, "fail", False)
+    assert f"step 'reset': nvidia-smi --gpu-reset: {reason}" in record["reasons"][0]
+    assert world.asked[-1].endswith("-pm 1")
+    assert not is_paused(world.state_dir, world.host.root)
+
+
+def test_a_gpu_that_still_asks_for_a_recovery_is_not_proven(world: ResetWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.host.want_recovery(0, 1)
+    world.host.write_value("nvidia-smi/not-fixed", "")
+
+    ended = world.reset(program="tests.repair.impatient")
+
+    assert (ended.code, world.record["status"], "reset_at" in world.record) == (1, "fail", False)
+    assert "recovery action 1" in world.record["reasons"][0]
+
+
+class TestHolders:
+    def test_pods_with_the_gpu_are_named_and_awaited(self, world: ResetWorld) -> None:
+        uid = world.add_pod(1, "train-0", gpus=1)
+        world.add_pod(2, "train-1", gpus=1)  # the kubelet does not answer, so it counts too
+        world.run_process(5001, "python3", uid, gpu=0)
+        with world.started(f"--gpu={world.host.gpus[0].uuid}", program="repair") as process:
+            pods = eventually(lambda: world.record.get("pods"))
+            assert (sorted(pods), world.record["running"]) == (["default/train-0", "default/train-1"], "free the GPUs")
+            assert is_paused(world.state_dir, world.host.root)
+            world.host.services.end_process(5001)
+            for name in ("train-0", "train-1"):
+                world.stand_in.store.delete(PODS, "default", name)
+            process.wait(GIVE_UP_SECONDS)
+
+        assert (process.returncode, world.record["status"], "pods" in world.record) == (0, "pass", False)
+
+    def test_an_operand_is_named_too(self, world: ResetWorld) -> None:
+        uid = world.add_pod(1, "exporter-x", labels={"app": "nvidia-dcgm-exporter"})
+        world.run_process(5001, "dcgm-exporter", uid, gpu=0)
+        with world.started(f"--gpu={world.host.gpus[0].uuid}", program="repair") as process:
+            assert eventually(lambda: world.record.get("pods")) == ["default/exporter-x"]
+            world.host.services.end_process(5001)
+            process.wait(GIVE_UP_SECONDS)
+        assert process.returncode == 0
+
+    @pytest.mark.parametrize("pod", ["", "watcher"])
+    def test_anything_else_stops_it_and_is_named(self, world: ResetWorld, pod: str) -> None:
+        uid = world.add_pod(1, pod) if pod else ""
+        world.run_process(5001, "nvtop", uid, gpu=0)
+
+        ended = world.reset(program="tests.repair.impatient")
+
+        owner = " of pod default/watcher" if pod else ""
+        assert (ended.code, world.record["status"]) == (2, "unknown")
+        assert (
+            f"in use by process nvtop (pid 5001){owner}, which this command does not end" in world.record["reasons"][0]
+        )
+        assert [line for line in world.asked if "reset" in line] == []
+        assert world.asked[-1].endswith("-pm 1")
+
+    def test_a_process_of_another_gpu_is_none(self, world: ResetWorld) -> None:
+        world.run_process(5001, "nvtop", gpu=3)
+        assert world.reset().code == 0
+
+    def test_hidden_processes_prevent_a_reset(self, world: ResetWorld) -> None:
+        world.host.hide_host_processes()
+        assert (world.reset().code, world.record["status"]) == (2, "unknown")
+        assert "not visible" in world.record["reasons"][0]
+
+    @pytest.mark.parametrize("name", ["\x1b[31mred", "a\nb", "x" * 15])
+    def test_names_of_processes_are_printable(self, world: ResetWorld, name: str) -> None:
+        world.run_process(5001, "x", gpu=0)
+        (world.host.root / "proc/5001/comm").write_text(name)
+        world.reset(program="tests.repair.impatient")
+        assert world.record["reasons"][0].isprintable()
+
+
+class TestGpusTogether:
+    def test_a100_with_nvswitches_all_without_the_fabric_manager(self, world: ResetWorld, make_node) -> None:  # type: ignore[no-untyped-def]
+        world.host = make_node("p4d.24xlarge")
+        world.host.install_nvidia_smi()
+
+        assert world.reset(gpu=1).code == 0
+
+        assert (world.record["scope"], len(world.record["gpus"])) == ("all", 8)
+        assert world.asked[8:11] == [
+            "systemctl stop nvidia-fabricmanager",
+            "nvidia-smi --gpu-reset",
+            "systemctl start nvidia-fabricmanager",
+        ]
+
+
+class TestARefusalTouchesNoGpu:
+    def refused(self, world: ResetWorld, *words: str) -> str:
+        ended = world.run(*words, program="repair")
+        assert (ended.code, [line for line in world.asked if "gpu-reset" in line]) == (2, [])
+        said = ended.said("refused: nothing was reset") or ended.said("not reset")
+        return str(said[0]["why"])
+
+    def test_while_another_run_has_the_node(self, world: ResetWorld) -> None:
+        until = timestamp(datetime.now(UTC) + timedelta(minutes=9))
+        world.annotate(run=json.dumps({"kind": "quarantine", "holder": "x", "until": until}))
+        assert "quarantine x uses it until" in self.refused(world, "--gpu=0")
+
+    def test_for_a_gpu_of_a_virtual_machine(self, world: ResetWorld) -> None:
+        address = world.host.gpus[1].address
+        world.host.hand_gpu_to_a_virtual_machine(1)
+        assert f"{address} belongs to a virtual machine" in self.refused(world, f"--gpu={address}")
+
+    def test_for_an_unknown_gpu(self, world: ResetWorld) -> None:
+        assert "the node has no GPU 9" in self.refused(world, "--gpu=9")
+
+    def test_without_nvidia_smi(self, world: ResetWorld) -> None:
+        (world.host.root / "usr/bin/nvidia-smi").unlink()
+        assert "neither the host nor run/nvidia/driver" in self.refused(world, "--gpu=0")
+
+    @pytest.mark.parametrize("gpu", ["", "GPU-x", "0;reboot", "-1", "0000:18:00.0\n"])
+    def test_for_a_malformed_name(self, world: ResetWorld, gpu: str) -> None:
+        assert world.run(f"--gpu={gpu}", program="repair").code == 3
+
+
+def test_sigterm_before_the_reset_touches_no_gpu(world: ResetWorld) -> None:
+    world.add_pod(1, "train-0", gpus=1)
+    with world.started("--gpu=0", program="repair") as process:
+        eventually(lambda: world.record.get("pods"))
+        process.terminate()
+        process.wait(GIVE_UP_SECONDS)
+    assert (process.returncode, world.record["reasons"]) == (2, ["step 'free the GPUs': stopped before the reset"])
+    assert [line.rpartition(" ")[2] for line in world.asked] == ["0", "1"]
+
+
+def test_sigterm_during_the_reset_is_no_end_of_it(world: ResetWorld) -> None:
+    world.host.write_value("nvidia-smi/seconds", 2)
+    with world.started("--gpu=0", program="repair") as process:
+        eventually(lambda: world.record.get("running") == "reset")
+        process.terminate()
+        process.wait(GIVE_UP_SECONDS)
+    assert (process.returncode, world.record["status"]) == (0, "pass")
+
+
+def test_the_commands_part_of_the_record_is_kept(world: ResetWorld) -> None:
+    operands = {"nvidia.com/gpu.deploy.dcgm": "true"}
+    claim = {"step": "claim", "at": "2026-11-21T01:02:03Z", "detail": "x"}
+    world.annotate(reset_result=json.dumps({"holder": JOB, "operands": operands, "steps": [claim]}))
+
+    world.reset()
+
+    assert (world.record["operands"], steps(world)[:2], world.record["node"]) == (operands, ["claim", "plan"], NODE)
