@@ -56,6 +56,7 @@ COPY sweeper sweeper
 COPY diagnosis diagnosis
 COPY cli cli
 COPY quarantine quarantine
+COPY repair repair
 ARG SOURCE_DATE_EPOCH
 RUN python3 -m pip --python /opt/build/bin/python3 wheel --no-cache-dir --no-index --no-deps --no-build-isolation \
       --wheel-dir /wheels . \

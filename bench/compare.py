@@ -31,7 +31,7 @@ WORSE, NOT_RUN, INTERRUPTED = 1, 2, 130
 TOLERATED = 1.05
 _ROUNDS = 5
 _ROOT = Path(__file__).parents[1]
-_PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper")
+_PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
 
 
 @dataclass(frozen=True)

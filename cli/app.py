@@ -25,6 +25,8 @@ COMMANDS = {
     "Exit code: 0 no cause found, 1 causes found, 2 could not check.",
     "quarantine": "Cordon, drain and test nodes with a deep diagnostic, and recommend an action for each. "
     "Takes an hour or more.",
+    "reset": "Reset faulty GPUs of a node without a reboot, and verify that pods can use them again. "
+    "Takes a minute or more.",
     "release": "Release nodes: their present event findings are acknowledged and no longer count.",
     "verify": "Check the installation: policies are in force, GPU nodes have labels, and agents check them.",
     "uninstall": "Remove our labels, taints, annotations and conditions from all nodes, "
@@ -93,14 +95,16 @@ def every_command(
         write_document(f"{context.get_help()}\n")
 
 
+_OF_JOBS = (cluster_programs.sweep_run, cluster_programs.reset_run)
 for _program in (
     cluster_programs.agent,
     cluster_programs.sweep,
     cluster_programs.sweep_run,
     cluster_programs.quarantine_run,
+    cluster_programs.reset_run,
 ):
     _name = _program.__name__.replace("_", "-")
-    app.command(_name, cls=Command, hidden=_program is cluster_programs.sweep_run)(_program)
+    app.command(_name, cls=Command, hidden=_program in _OF_JOBS)(_program)
 
 
 def run() -> None:

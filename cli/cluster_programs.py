@@ -41,3 +41,10 @@ def quarantine_run(
     force: Annotated[bool, typer.Option("--force", help="Test although GPU pods are on the node.")] = False,
 ) -> None:
     """Test this node for hours. The quarantine Job starts it."""
+
+
+def reset_run(
+    gpu: Annotated[list[str] | None, typer.Option("--gpu", help="UUID, PCI address or index of a GPU.")] = None,
+    wait: Annotated[float, typer.Option("--wait", help="Seconds to wait until the GPUs are free.")] = 900.0,
+) -> None:
+    """Reset GPUs of this node. The pod of a reset Job starts it."""

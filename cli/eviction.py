@@ -8,18 +8,26 @@ from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, TookTooLong
 from healthcheck.cluster.errors import Conflict, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.operations.drain import EvictedPod, budgets_on, what_holds
+from healthcheck.operations.drain import DrainPlan, EvictedPod, budgets_on, what_holds
 
 _SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
 """Part of a message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""
 
 
 class CouldNot(Exception):
-    """A node can't be quarantined. The message has the reason; `details` are further lines below it."""
+    """The command can't go on with a node. The message has the reason; `details` are further lines below it."""
 
     def __init__(self, message: str, *details: str) -> None:
         super().__init__(message)
         self.details = details
+
+
+def must_be_allowed(plan: DrainPlan) -> None:
+    """Raise CouldNot if some of the pods are evicted only with a person's permission."""
+    if plan.refused:
+        raise CouldNot(
+            "some pods on it are evicted only with your permission", *(f"{title}: {why}" for title, why in plan.refused)
+        )
 
 
 class Eviction:

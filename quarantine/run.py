@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.expectation import Expectation
+from healthcheck.host.nvidia_report import BugReport
 from healthcheck.model import ProbeError, Severity
 from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.probes.dcgm.diag import Dcgm
@@ -23,7 +24,6 @@ from healthcheck.settings.values import Settings
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of
 from quarantine.node_marks import QuarantineMarks
-from healthcheck.host.nvidia_report import BugReport
 from quarantine.quarantine_record import QuarantineProgress, RunStart, carried_by
 from quarantine.settings import QuarantineSettings
 from quarantine.suite import Suite

@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from healthcheck.host.kernel_files import is_gone, read
 from healthcheck.host.opening import entries_of, refuse_shortage
 from healthcheck.model import Host, ProbeError
 from healthcheck.node.gpu_resources import gpu_pod
+from healthcheck.operations.gpu_holders import HolderKind, holder_kind, title
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.kubelet_pods import uid_of
 from healthcheck.probes.pod_resources import PodDevices, holds_gpus, read_pod_resources
@@ -26,27 +26,6 @@ _NVIDIA_MAJOR = 195
 _MOST_GPUS = 254
 _DEVICE = re.compile(r"/dev/nvidia([0-9]{1,3})(?: \(deleted\))?\Z", re.ASCII)
 _LONGEST_CGROUP, _LONGEST_NAME = 1 << 14, 64
-_OURS = "gpu-healthcheck"
-_OPERANDS = frozenset(
-    {
-        *("nvidia-device-plugin-daemonset", "nvidia-dcgm", "nvidia-dcgm-exporter", "gpu-feature-discovery"),
-        *("nvidia-device-plugin", "nvidia-device-plugin-ds", "dcgm-exporter", "nvsm", "nvidia-mig-manager"),
-    }
-)
-"""Values of the labels `app`, `name` and `app.kubernetes.io/name` of NVIDIA's components that open every GPU."""
-
-
-class HolderKind(Enum):
-    """How the GPU becomes free of a holder."""
-
-    WORKLOAD = "workload"
-    """A pod with GPUs: the command evicts it."""
-    OPERAND = "operand"
-    """A component of NVIDIA: it is switched off, or the command evicts its pod."""
-    OURS = "ours"
-    """A program of this project: it closes NVML by itself."""
-    FOREIGN = "foreign"
-    """Anything else: the reset stops."""
 
 
 class Process(Struct, frozen=True):
@@ -153,28 +132,13 @@ def holders(
     held = {}
     for process in found:
         pod = by_uid.get(process.pod_uid)
-        name = _name(pod) if pod is not None else f"unknown ({process.pod_uid})" if process.pod_uid else ""
-        held[name, process.pid] = Holder(_kind(pod), name, f"process {process.name} (pid {process.pid})")
+        name = title(pod) if pod is not None else f"unknown ({process.pod_uid})" if process.pod_uid else ""
+        kind = holder_kind(pod) if pod is not None else HolderKind.FOREIGN
+        held[name, process.pid] = Holder(kind, name, f"process {process.name} (pid {process.pid})")
     seen = {holder.pod for holder in held.values()}
     for pod in by_uid.values():
-        name = _name(pod)
+        name = title(pod)
         at_work = (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
         if at_work and name not in seen and gpu_pod(pod) is not None and (given is None or name in given):
             held[name, 0] = Holder(HolderKind.WORKLOAD, name)
     return tuple(held.values())
-
-
-def _kind(pod: Mapping[str, Any] | None) -> HolderKind:
-    if pod is None:
-        return HolderKind.FOREIGN
-    metadata = pod["metadata"]
-    labels = metadata.get("labels") or {}
-    if metadata.get("namespace") == _OURS and labels.get("app.kubernetes.io/name") == _OURS:
-        return HolderKind.OURS
-    if not _OPERANDS.isdisjoint({labels.get(key, "") for key in ("app", "name", "app.kubernetes.io/name")}):
-        return HolderKind.OPERAND
-    return HolderKind.WORKLOAD if gpu_pod(pod) is not None else HolderKind.FOREIGN
-
-
-def _name(pod: Mapping[str, Any]) -> str:
-    return f"{pod['metadata'].get('namespace', '')}/{pod['metadata'].get('name', '')}"

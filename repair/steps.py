@@ -25,6 +25,7 @@ from healthcheck.deep.diagnostic import look_deeply
 from healthcheck.host.nvidia_report import BugReport
 from healthcheck.model import Host, ProbeError, Severity, Status
 from healthcheck.node.state import INSTANCE_TYPE, NodeState
+from healthcheck.operations.gpu_holders import HolderKind
 from healthcheck.operations.reset_steps import Step
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.engine import choose_engine
@@ -35,7 +36,7 @@ from healthcheck.probes.nvml.pause import end_pause, start_pause
 from healthcheck.probes.pci import read_functions
 from healthcheck.probes.services import FABRIC_MANAGER, read_services
 from healthcheck.settings.values import Settings
-from repair.holders import Holder, HolderKind, assigned, holders, open_in
+from repair.holders import Holder, assigned, holders, open_in
 from repair.marks import HANDED_OVER, NodeNotResettable, ResetMarks
 from repair.nvidia_smi import RESET_SECONDS, NvidiaSmi, ResetOutcome
 from repair.record import ResetProgress, ResetStart

@@ -17,7 +17,7 @@ import pytest
 from sim.control_plane import ControlPlane
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper")
+PACKAGES = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
 RUNTIMES = "tests/checks/test_printed_runtime_commands.py"
 
 READS = (

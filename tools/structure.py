@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper")
+PRODUCT = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
 
 
 @dataclass(frozen=True)

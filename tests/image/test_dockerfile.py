@@ -94,7 +94,7 @@ def test_every_package_of_the_image_is_locked_with_its_hashes(file: str) -> None
 def test_every_folder_of_code_is_in_the_wheel() -> None:
     """The tests run next to the sources, and would not miss a folder."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    programs = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper")
+    programs = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
     files = [file for top in programs for file in (ROOT / top).rglob("__init__.py")]
     folders = (".".join(("gpu_healthcheck", *file.parent.relative_to(ROOT).parts)) for file in files)
     assert sorted(listed) == sorted(folders)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quarantine import nvidia_report
+from healthcheck.host import nvidia_report
 from healthcheck.host.nvidia_report import BugReport
 from tests.quarantine.world import World, end_of
 from tests.waiting import eventually

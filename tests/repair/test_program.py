@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from healthcheck.probes.nvml.pause import is_paused
 from healthcheck.text.moments import timestamp
 from sim.api_objects import PODS
+from sim.node import SimulatedNode
 from tests.quarantine.world import NODE, SPOT
 from tests.repair.world import JOB, MAINTENANCE, ResetWorld
 from tests.waiting import GIVE_UP_SECONDS, eventually
@@ -148,7 +150,9 @@ class TestHolders:
 
 
 class TestGpusTogether:
-    def test_a100_with_nvswitches_all_without_the_fabric_manager(self, world: ResetWorld, make_node) -> None:  # type: ignore[no-untyped-def]
+    def test_a100_with_nvswitches_all_without_the_fabric_manager(
+        self, world: ResetWorld, make_node: Callable[[str], SimulatedNode]
+    ) -> None:
         world.host = make_node("p4d.24xlarge")
         world.host.install_nvidia_smi()
 

@@ -1,0 +1,206 @@
+"""Job of a command on one node: created from its template in the cluster, and followed to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+
+from cli.eviction import CouldNot
+from cli.log_format import LogLines
+from cli.output.progress import NodeProgress
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.command_retries import CommandRetries, TookTooLong
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
+from healthcheck.cluster.names import NAMESPACE
+from healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
+from healthcheck.node.pods import PodState
+
+_GONE_SECONDS = 180.0
+"""Longest wait for the end of an earlier Job; after it, the node is assumed not to answer."""
+_LONGEST_JOB_SECONDS = 86400.0
+"""Deadline for a template that has none."""
+_SLACK_SECONDS = 180.0
+_LONGEST_WARNING = 500
+
+
+class JobKind(Struct, frozen=True):
+    """CronJob with the template, and component of its Jobs, which is the command's name too."""
+
+    cron_job: str
+    component: str
+
+
+class NodeJob:
+    """The Job of one node, which has a constant name. Raises CouldNot, ClusterError and Interrupted."""
+
+    def __init__(
+        self, cluster: Cluster, kind: JobKind, name: str, patience: CommandRetries, voice: NodeProgress
+    ) -> None:
+        self.name = name
+        self._cluster = cluster
+        self._kind = kind
+        self._patience = patience
+        self._voice = voice
+
+    def read(self) -> JobState | None:
+        try:
+            return self._patience.ask(partial(self._cluster.jobs.read, NAMESPACE, self.name))
+        except NotFound:
+            return None
+
+    def template(self) -> Mapping[str, Any]:
+        cron_job = self._kind.cron_job
+        try:
+            template = self._patience.ask(partial(self._cluster.jobs.read_template, cron_job))
+            pod_of(template)
+        except NotFound:
+            raise CouldNot(f"there is no CronJob {NAMESPACE}/{cron_job}: apply kubernetes/manifests/ first") from None
+        except TemplateError as error:
+            raise CouldNot(f"the CronJob {NAMESPACE}/{cron_job} can't be used: {error}") from None
+        return template
+
+    def must_be_ours(self, job: JobState, template: Mapping[str, Any]) -> None:
+        """Raise if a Job of that name is not this command's. Its result is not trusted, and it is not deleted."""
+        component = self._kind.component
+        if (job.component, job.account) == (component, account_of(template)):
+            return
+        raise CouldNot(
+            f"Job {job.namespace}/{job.name} is not a {component}'s; it is neither followed nor deleted",
+            f"it has the component '{job.component}' and the account '{job.account}', "
+            f"where a {component}'s has '{component}' and '{account_of(template)}'",
+            f"find its creator, then: kubectl delete job -n {job.namespace} {job.name}",
+        )
+
+    def started(
+        self, template: Mapping[str, Any], make: Callable[[], Mapping[str, Any]], unobserved: str = ""
+    ) -> JobState:
+        """Return the running Job, found or created. `unobserved` is the uid of an ended Job whose result is shown."""
+        try:
+            return self._patience.until(partial(self._start, template, make, unobserved), _GONE_SECONDS)
+        except TookTooLong:
+            raise CouldNot(
+                f"Job {NAMESPACE}/{self.name} of an earlier run is not deleted: its pod has not ended"
+            ) from None
+
+    def _start(
+        self, template: Mapping[str, Any], make: Callable[[], Mapping[str, Any]], unobserved: str
+    ) -> JobState | None:
+        """Return the running Job, found or created; None while an ended Job is still being deleted."""
+        known = self.read()
+        if known is not None:
+            self.must_be_ours(known, template)
+        try:
+            if known is None:
+                job = self._cluster.jobs.create(make())
+                self._voice.say(f"Job {job.namespace}/{job.name} created")
+                return job
+            if not known.outcome and not known.leaving:
+                self._voice.say(f"Job {known.namespace}/{known.name} is running already, and is followed")
+                return known
+            if known.uid == unobserved and not known.leaving:
+                self._voice.say(
+                    f"Job {known.namespace}/{known.name} ended unobserved: this is its result; the same "
+                    "command tests again"
+                )
+                return known
+            if not known.leaving:
+                self._cluster.jobs.delete(known)
+                self._voice.say(f"Job {known.namespace}/{known.name} of an earlier run deleted ({known.outcome})")
+        except (Conflict, NotFound):
+            pass  # created or deleted by another client in between
+        return None
+
+    def followed(
+        self, job: JobState, template: Mapping[str, Any], meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[Following, JobState]:
+        """Wait for the end of the Job. `meanwhile` is called before each read."""
+        following, seconds = Following(self._cluster, job, self._voice), _deadline_seconds(template)
+
+        def look() -> JobState | None:
+            meanwhile()
+            return following.look()
+
+        try:
+            return following, self._patience.until(look, seconds)
+        except TookTooLong:
+            raise CouldNot(f"{following.title} has not ended within {seconds:g} s", following.last_said) from None
+
+
+class Following:
+    """One Job, polled for its pod, its log and its end."""
+
+    def __init__(self, cluster: Cluster, job: JobState, voice: NodeProgress) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._voice = voice
+        self._lines: dict[str, LogLines] = {}
+        self._last_notice = ""
+        self._last_line = ""
+        self.title = f"Job {job.namespace}/{job.name}"
+
+    @property
+    def last_said(self) -> str:
+        """Return the last line of the Job's log, and later messages about the Job and its pod."""
+        return "; ".join(filter(None, [self._last_line, self._last_notice])) or "nothing"
+
+    def look(self) -> JobState | None:
+        """Wait for the end of the Job, and return it."""
+        try:
+            job = self._cluster.jobs.read(self._job.namespace, self._job.name)
+        except NotFound:
+            job = None
+        if job is None or job.uid != self._job.uid:
+            raise CouldNot("its Job was deleted, possibly with the node")
+        # A log that is read after the end of the Job is complete.
+        pods = self._cluster.pods.list_of(job)
+        if pods:
+            self._look_at(pods[-1])
+        elif not job.outcome:
+            self._look_for_its_pod(job)
+        return job if job.outcome else None
+
+    def _look_for_its_pod(self, job: JobState) -> None:
+        self._voice.stage("its Job has no pod yet")
+        why = "it is suspended by a queue or a person" if job.suspended else self._warning(job.uid)
+        if why:
+            self._tell(f"{self.title} has no pod: {why}")
+
+    def _look_at(self, pod: PodState) -> None:
+        if pod.waits_for:
+            # If the pod can't be scheduled, its condition has the same message as the Events.
+            why = "; ".join(filter(None, [pod.waits_for, self._warning(pod.uid) if pod.node else ""]))
+            self._voice.stage(f"its pod waits: {why}")
+            self._tell(f"pod {pod.name} waits: {why}")
+            return
+        lines = self._lines.setdefault(pod.uid, LogLines())
+        try:
+            for line in lines.take(self._cluster.pods.read_log_of(pod, lines.since)):
+                self._voice.stage(line)
+                self._voice.say(line)
+                self._last_line, self._last_notice = line, ""
+        except ClusterError as error:
+            self._tell(f"the log of pod {pod.name} can't be read now: {error}")
+        if pod.ended:
+            self._tell(f"pod {pod.name} ended: {pod.ended}")
+
+    def _warning(self, uid: str) -> str:
+        """Return the newest warning Event about the object; '' without one, or without permission to read Events."""
+        try:
+            return "".join(self._cluster.events.list_warnings(self._job.namespace, uid)[-1:])[:_LONGEST_WARNING]
+        except Forbidden:
+            return ""
+
+    def _tell(self, text: str) -> None:
+        """Report a state once while it does not change."""
+        if text != self._last_notice:
+            self._voice.say(text)
+        self._last_notice = text
+
+
+def _deadline_seconds(template: Mapping[str, Any]) -> float:
+    """Return the longest duration of a Job of this template, with a margin to observe its end."""
+    result = template["spec"].get("activeDeadlineSeconds")
+    return (result if isinstance(result, int) else _LONGEST_JOB_SECONDS) + _SLACK_SECONDS

@@ -1,0 +1,224 @@
+"""`gpu-healthcheck reset`: reset GPUs of a node without a reboot, and verify that pods can use them again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Annotated
+
+import typer
+from msgspec.structs import asdict
+from rich.text import Text
+
+from cli.access import cluster_of
+from cli.completing import nodes
+from cli.eviction import CouldNot
+from cli.options import (
+    Context,
+    Kubeconfig,
+    RequestTimeout,
+    TableFormat,
+    TableJsonOrYaml,
+    node_names,
+    positive_seconds,
+)
+from cli.output.json_documents import write_as
+from cli.output.lines import COMMAND, print_line
+from cli.output.progress import ProgressDisplay
+from cli.reset_node import LOOK_SECONDS, NodeReset, ResetOptions, ResetOutcome, ResetPlan
+from cli.words import explained
+from healthcheck.cluster.command_retries import CommandRetries, Interrupted
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.host.console import Screen
+from healthcheck.host.program import COULD_NOT, FAULT, INTERRUPTED
+from healthcheck.model import Status
+from healthcheck.operations.drain import DrainPermissions
+from healthcheck.operations.reset_job import job_name
+from healthcheck.operations.reset_plan import gpu_name
+from healthcheck.text.json_rows import as_json
+from healthcheck.text.printable import printable
+
+_ENDS = "gpu-healthcheck reset {} continues it, and restores what it has changed"
+
+
+def _gpu(text: str) -> str:
+    try:
+        return gpu_name(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{printable(text)!r}: {error}") from None
+
+
+NodeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NODE",
+        help="Its name.",
+        callback=lambda name: next(iter(node_names([name]))),
+        autocompletion=nodes,
+    ),
+]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="UUID|INDEX",
+        parser=_gpu,
+        help="Only this GPU; repeatable. Default: each GPU with a finding that a reset ends.",
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Also without such a finding, where resets are known to fail, and evict pods that no controller recreates.",
+    ),
+]
+EmptyDir = Annotated[
+    bool, typer.Option("--delete-emptydir-data", help="Also evict pods with an emptyDir; its data is lost.")
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="TIME",
+        parser=positive_seconds,
+        show_default=False,
+        help="Longest wait until the GPUs are free, and until pods can request them again; default: 25m.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the planned actions; change nothing.")]
+
+
+def reset(  # noqa: PLR0913, PLR0917 - each is an option of the command
+    node: NodeName,
+    gpu: Gpus = None,
+    force: Force = False,
+    delete_emptydir_data: EmptyDir = False,
+    timeout: Timeout = 1500.0,
+    dry_run: DryRun = False,
+    output: TableJsonOrYaml = TableFormat.TABLE,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+    request_timeout: RequestTimeout = None,
+) -> None:
+    """Reset faulty GPUs of a node without a reboot, and verify that pods can use them again. Takes a minute or more.
+
+    Only pods that hold these GPUs are evicted, and no process is killed. Ctrl-C before the reset undoes everything;
+    after it has begun, the node is returned first.
+
+    Exit code: 0 the GPUs work; 1 they do not; 2 nothing was reset; 130 Ctrl-C.
+    """
+    options = ResetOptions(
+        tuple(gpu or ()), force, DrainPermissions(force=force, empty_dir=delete_emptydir_data), timeout
+    )
+    access = Access(kubeconfig, context, request_timeout)
+    console = Screen(stderr=output is not TableFormat.TABLE)
+    with ProgressDisplay(console, [node]) as progress:
+        thread = ResetThread(node, options, progress, access)
+        result = thread.plan() if dry_run else thread.run()
+    if output is TableFormat.TABLE:
+        show(result, console)
+    else:
+        write_as(output, asdict(result) | {"record": as_json(result.record)})
+    raise typer.Exit(INTERRUPTED if thread.interrupted else _exit_code(result))
+
+
+class ResetThread:
+    """The reset, in a thread that Ctrl-C does not end."""
+
+    def __init__(self, name: str, options: ResetOptions, progress: ProgressDisplay, access: Access) -> None:
+        self._name = name
+        self._progress = progress
+        self._stopping, self._leaving = threading.Event(), threading.Event()
+        self._options = options
+        self._access = access
+
+    @property
+    def interrupted(self) -> bool:
+        return self._stopping.is_set()
+
+    def plan(self) -> ResetOutcome:
+        """Return the planned actions."""
+        try:
+            words = tuple(_plan_words(self._reset().plan()))
+        except (CouldNot, ClusterError) as error:
+            return self._failed(error)
+        for line in words:
+            self._progress.say(self._name, line)
+        return ResetOutcome(self._name, plan=words)
+
+    def run(self) -> ResetOutcome:
+        """Wait for the result. A second Ctrl-C ends the return of the node, too."""
+        with ThreadPoolExecutor(1) as threads:
+            way = threads.submit(self._run)
+            for ending in (self._stopping, self._leaving):
+                try:
+                    wait([way])
+                    break
+                except KeyboardInterrupt:
+                    ending.set()
+        return way.result()
+
+    def _run(self) -> ResetOutcome:
+        try:
+            reset = self._reset()
+            return reset.run(reset.plan())
+        except Interrupted:
+            why = "interrupted" + (f": {_ENDS.format(self._name)}" if self._leaving.is_set() else "")
+            return self._failed(CouldNot(why))
+        except (CouldNot, ClusterError) as error:
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> ResetOutcome:
+        self._progress.stage(self._name, "")
+        details = error.details if isinstance(error, CouldNot) else ()
+        self._progress.say(self._name, f"{explained(error)}{':' if details else ''}", "bold red")
+        for detail in details:
+            self._progress.say(self._name, f"  {detail}", "red")
+        return ResetOutcome(self._name, why_not=": ".join(filter(None, [explained(error), "; ".join(details)])))
+
+    def _reset(self) -> NodeReset:
+        voice = self._progress.voice(self._name)
+        patience, ending = (CommandRetries(event, voice.say, LOOK_SECONDS) for event in (self._stopping, self._leaving))
+        return NodeReset(cluster_of(self._access), self._name, self._options, patience, ending, voice)
+
+
+def _plan_words(plan: ResetPlan) -> Iterable[str]:
+    if plan.following:
+        yield f"would follow Job {plan.following.namespace}/{plan.following.name}, which is already running on it"
+        return
+    yield from (f"would reset {target}" for target in plan.targets)
+    if plan.operands:
+        yield f"would switch off until the reset has ended: {', '.join(plan.operands)}"
+    if plan.holding:
+        yield f"would evict those of these pods that hold a GPU of the reset: {'; '.join(plan.holding)}"
+    yield f"would create Job {job_name(plan.node.name)} and follow it"
+
+
+def show(result: ResetOutcome, console: Screen) -> None:
+    record = result.record
+    if not result.status:
+        return
+    for gpu in record.gpus or ():
+        console.print(Text(printable(f"GPU {gpu.index or '?'} {gpu.address} {gpu.uuid}")), soft_wrap=True)
+    for row in record.steps or ():
+        print_line(console, Text(f"{printable(row.step or ''):14}", "dim"), Text(printable(row.detail or "")))
+    for reason in (*(record.reasons or ()), *result.left):
+        print_line(console, Text(" "), Text(printable(reason), "red"))
+    if record.bug_report:
+        console.print(Text(f"NVIDIA's bug report is on the node: {printable(record.bug_report)}"), soft_wrap=True)
+    if _exit_code(result) == 0:
+        console.print(Text(f"the GPUs work again after {result.seconds:.0f} s, without a reboot", "bold green"))
+    elif result.status == Status.FAIL.value:
+        console.print("the findings and their taint stay; find the cause, or reboot the node:")
+        console.print(Text(f"  {COMMAND}gpu-healthcheck quarantine {result.node}"), soft_wrap=True)
+
+
+def _exit_code(result: ResetOutcome) -> int:
+    if result.plan:
+        return 0
+    if result.why_not:
+        return COULD_NOT
+    return 0 if result.status == Status.PASS.value and not result.left else FAULT

@@ -1,0 +1,459 @@
+"""Reset of one node's GPUs: claim, evictions and the operator's labels by the user's permissions, the rest by a Job.
+
+Each step first checks whether it was done already, so that a new run can continue an interrupted one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from cli.eviction import CouldNot, Eviction, must_be_allowed
+from cli.node_job import JobKind, NodeJob
+from cli.output.progress import NodeProgress
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from healthcheck.cluster.names import NAMESPACE
+from healthcheck.cluster.rights import Right
+from healthcheck.deep.claim import Claim, RunKind, give_back, take
+from healthcheck.deep.job import JobState
+from healthcheck.model import Severity, Status
+from healthcheck.node.gpu_resources import listed
+from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, PatchFor, annotated
+from healthcheck.operations.drain import DrainPermissions, EvictedPod, plan_drain
+from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, title
+from healthcheck.operations.reset_job import COMPONENT, CRON_JOB, job_name, reset_job
+from healthcheck.operations.reset_plan import (
+    ResetTarget,
+    ends_by_reset,
+    obstacles,
+    operands_before,
+    reset_targets,
+    switch_off,
+    switch_on,
+    why_not_reset,
+    with_labels,
+)
+from healthcheck.operations.reset_steps import Step, may_have_begun
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import has_taken
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
+from healthcheck.verdict.record import AgentRecord, ResetStepRow, RunRecord
+
+T = TypeVar("T")
+LOOK_SECONDS = 1.0
+"""Pause between two checks during a wait."""
+_KIND = JobKind(CRON_JOB, COMPONENT)
+_RECORD = "reset-result"
+_CLAIMED = timedelta(minutes=30)
+"""Duration of the command's claim; the Job renews it."""
+_JOB_ENDS_SECONDS = 300.0
+"""Longest wait for the end of a deleted Job: a reset that it began is not interrupted."""
+_TAKEN_SECONDS = 60.0
+"""Longest wait for the agent, which ends the findings."""
+_UNAIDED_SECONDS = 15.0
+"""Time in which a device plugin may re-advertise the GPUs by itself, before its pod is restarted."""
+_LEAST_SECONDS = 60.0
+_MOST_OPERANDS = 8
+_HANDSHAKE, _DELETED = "hami.io/node-handshake", "Deleted"
+_BATCH = "batch"
+_RESULTS = (Status.PASS.value, Status.FAIL.value)
+_RIGHTS = (
+    Right("get", "nodes"),
+    Right("patch", "nodes"),
+    Right("list", "pods"),
+    Right("get", "pods/log", "", NAMESPACE),
+    Right("get", "cronjobs", _BATCH, NAMESPACE),
+    Right("get", "jobs", _BATCH, NAMESPACE),
+    Right("create", "jobs", _BATCH, NAMESPACE),
+    Right("delete", "jobs", _BATCH, NAMESPACE),
+)
+
+
+class ResetOptions(Struct, frozen=True):
+    """Options of the command line."""
+
+    gpus: tuple[str, ...]
+    force: bool
+    allowed: DrainPermissions
+    seconds: float
+
+
+class ResetPlan(Struct, frozen=True):
+    """Plan of a reset, from one read of the cluster. `following`: a Job that already runs on the node."""
+
+    node: NodeState
+    template: Mapping[str, Any]
+    targets: tuple[ResetTarget, ...]
+    operands: tuple[str, ...]
+    holding: tuple[str, ...]
+    """Pods with GPUs on the node, one of which may be evicted."""
+    following: JobState | None = None
+
+
+class ResetOutcome(Struct, frozen=True):
+    """Result of the command. `status` is '' without a result, and `why_not` then has the reason."""
+
+    node: str
+    status: str = ""
+    record: RunRecord = field(default_factory=RunRecord)
+    seconds: float = 0.0
+    left: tuple[str, ...] = ()
+    """What is left to do, as text."""
+    why_not: str = ""
+    plan: tuple[str, ...] = ()
+    """Planned actions of a dry run, as text."""
+
+
+class NodeReset:
+    """Reset GPUs of the node. Raises CouldNot, ClusterError and Interrupted.
+
+    `ending` are the retries after Ctrl-C: only a second one ends them.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        options: ResetOptions,
+        patience: CommandRetries,
+        ending: CommandRetries,
+        voice: NodeProgress,
+    ) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._options = options
+        self._patience = patience
+        self._ending = ending
+        self._voice = voice
+        self._job = NodeJob(cluster, _KIND, job_name(name), patience, voice)
+        self._operands_evicted = 0
+        self._told: set[str] = set()
+        self._began = time.monotonic()
+        self._last_said = ""
+
+    def plan(self) -> ResetPlan:
+        """Plan the run; reject it if it could not be completed. Changes nothing."""
+        if missing := [
+            str(right) for right in _RIGHTS if not self._ask(partial(self._cluster.rights.is_allowed, right))
+        ]:
+            raise CouldNot("you lack permissions that it needs, and nothing was changed", *missing)
+        node, template, job = self._node(), self._job.template(), self._job.read()
+        if job is not None:
+            self._job.must_be_ours(job, template)
+        following = job if job is not None and not job.outcome and not job.leaving else None
+        targets = reset_targets(node, self._options.gpus)
+        now = datetime.now(UTC)
+        if following is None and (
+            why := list(why_not_reset(node, targets, self._job.name, now, force=self._options.force))
+        ):
+            raise CouldNot("its GPUs are not reset, and nothing was changed", *why)
+        holding = self._ask(lambda: list(self._cluster.pods.list_with_gpus(self._name)))
+        return ResetPlan(node, template, targets, tuple(operands_before(node)), tuple(map(str, holding)), following)
+
+    def run(self, plan: ResetPlan) -> ResetOutcome:
+        self._began = time.monotonic()
+        try:
+            if plan.following is None:
+                self._claim()
+            self._follow(plan, plan.following or self._created(plan))
+        except (Interrupted, CouldNot, ClusterError) as error:
+            self._go_on()
+            if not self._has_begun():
+                self._voice.say(f"not reset: {printable(str(error) or 'interrupted')}")
+                self._end_job()
+                if not self._has_begun():
+                    self._undo()
+                    raise
+            self._voice.say("the reset has begun, so it ends first: Ctrl-C again leaves the rest to another run")
+            if (job := self._job.read()) is not None:
+                self._follow(plan, job)
+        self._go_on()
+        return self._return(plan)
+
+    # --- before the reset
+
+    def _claim(self) -> None:
+        """Claim the node and switch the operator's operands off, in one write."""
+        self._voice.stage("is claimed")
+        why: list[str] = []
+        off: dict[str, str] = {}
+
+        def claiming(node: NodeState) -> Mapping[str, Any] | None:
+            nonlocal why, off
+            now = datetime.now(UTC)
+            claim = Claim(RunKind.RESET, self._job.name, now + _CLAIMED)
+            why = list(obstacles(node, self._job.name, now))
+            patch = None if why else take(node, claim, now, claim.is_same_run)
+            if patch is None:
+                return None
+            off = operands_before(node)
+            text = records.dump(self._first_record(node, now, off))
+            return annotated(node, {RESET_RESULT: text}, with_labels(patch, switch_off(off)))
+
+        if self._patched(claiming) is None:
+            raise CouldNot("the node can't be claimed", *(why or ["another run has just claimed it"]))
+        self._voice.say("claimed" + (f"; operands switched off: {', '.join(off)}" if off else ""))
+
+    def _first_record(self, node: NodeState, now: datetime, operands: Mapping[str, str]) -> RunRecord:
+        detail = f"switched off: {', '.join(operands)}" if operands else "the GPU operator has no operands here"
+        return RunRecord(
+            schema=records.SCHEMA,
+            timestamp=timestamp(now),
+            started=now,
+            node=node.name,
+            suite="reset",
+            by="reset",
+            holder=self._job.name,
+            status=Status.UNKNOWN.value,
+            severity=Severity.PASS.name,
+            checks=(),
+            findings=(),
+            unobserved=(),
+            running=Step.CLAIM.value,
+            steps=(ResetStepRow(step=Step.CLAIM.value, at=now, detail=detail),),
+            operands=dict(operands) or None,
+        )
+
+    def _created(self, plan: ResetPlan) -> JobState:
+        self._voice.stage("creating its Job")
+        gpus = [target.name for target in plan.targets]
+        make = partial(reset_job, plan.template, plan.node, NAMESPACE, gpus, self._options.seconds)
+        return self._job.started(plan.template, make)
+
+    def _follow(self, plan: ResetPlan, job: JobState) -> None:
+        following, _ = self._job.followed(job, plan.template, self._meanwhile)
+        self._last_said = following.last_said
+
+    def _meanwhile(self) -> None:
+        """Report the Job's new steps, and evict the pods that it names."""
+        node = self._node()
+        record = self._record(node)
+        self._report_steps(node, record)
+        if record.running == Step.FREE.value and record.pods:
+            self._evict(set(record.pods))
+
+    def _evict(self, named: set[str]) -> None:
+        """Evict these pods if they are on the node and use GPUs: the Job's word alone does not suffice."""
+        there = [pod for pod in self._cluster.pods.list_on(self._name) if title(pod) in named]
+        kinds = [(pod, holder_kind(pod)) for pod in there]
+        plan = plan_drain((pod for pod, kind in kinds if kind is HolderKind.WORKLOAD), self._options.allowed)
+        must_be_allowed(plan)
+        if plan.left:
+            raise CouldNot("pods that stay on it use its GPUs", *(f"{name}: {why}" for name, why in plan.left))
+        operands = [pod["metadata"] for pod, kind in kinds if kind is HolderKind.OPERAND]
+        self._operands_evicted += len(operands)
+        if self._operands_evicted > _MOST_OPERANDS:
+            raise CouldNot("a component of NVIDIA returns after each eviction, and uses the GPUs", *named)
+        leaving = [
+            *plan.leaving,
+            *(EvictedPod(str(one["namespace"]), str(one["name"]), str(one["uid"])) for one in operands),
+        ]
+        namespaces = sorted({pod.namespace for pod in leaving})
+        rights = [Right("create", "pods/eviction", "", namespace) for namespace in namespaces]
+        if missing := [str(right) for right in rights if not self._cluster.rights.is_allowed(right)]:
+            raise CouldNot("you have no permission to evict its pods", *missing)
+        if leaving:
+            Eviction(self._cluster, self._name, self._patience, self._voice).run(leaving, self._left_seconds())
+
+    # --- an early end
+
+    def _has_begun(self) -> bool:
+        """Whether the GPUs may have been touched. If the Node can't be read, they may."""
+        return may_have_begun(self._record(self._node()))
+
+    def _go_on(self) -> None:
+        """Continue with the retries that only a second Ctrl-C ends."""
+        self._patience = self._ending
+        self._job = NodeJob(self._cluster, _KIND, self._job.name, self._ending, self._voice)
+
+    def _end_job(self) -> None:
+        """Delete the Job and wait for its end. A reset that it has begun is not interrupted."""
+        self._voice.stage("waiting for the end of its Job")
+        job = self._job.read()
+        if job is not None:
+            self._ask(partial(self._cluster.jobs.delete, job))
+            self._patience.until(lambda: True if self._job.read() is None else None, _JOB_ENDS_SECONDS)
+
+    def _undo(self) -> None:
+        self._voice.stage("is released")
+        self._restore()
+        self._release()
+        self._voice.say("undone: its operands and its claim are as before; evicted pods do not come back by themselves")
+
+    def _restore(self) -> None:
+        """Switch the operands on that this or an earlier run switched off."""
+        on: dict[str, str] = {}
+
+        def restoring(node: NodeState) -> Mapping[str, Any] | None:
+            nonlocal on
+            record, on = self._record(node), switch_on(node)
+            if not record.operands:
+                return None
+            text = records.dump(replace(record, operands=None))
+            return with_labels(annotated(node, {RESET_RESULT: text}), on)
+
+        self._patched(restoring)
+        if on:
+            self._voice.say(f"operands switched on: {', '.join(on)}")
+
+    def _release(self) -> None:
+        claim = Claim(RunKind.RESET, self._job.name, datetime.now(UTC))
+        self._patched(lambda node: give_back(node, claim))
+
+    # --- after the reset
+
+    def _return(self, plan: ResetPlan) -> ResetOutcome:
+        """Return the node: operands, findings, claim, and the GPUs that pods can request."""
+        node = self._node()
+        record = self._record(node)
+        self._report_steps(node, record)
+        self._restore()
+        if record.status != Status.PASS.value:
+            self._release()
+            return self._ended(record, ())
+        left = list(self._wait_for_agent(record))
+        self._release()
+        left += self._wait_for_gpus(plan.node.gpu_capacity)
+        return self._ended(record, tuple(left))
+
+    def _wait_for_agent(self, record: RunRecord) -> Iterator[str]:
+        self._voice.stage("waiting for the agent")
+        addresses = {gpu.address for gpu in record.gpus or ()}
+
+        def is_taken() -> bool | None:
+            node = self._node()
+            if RESULTS not in node.annotations:
+                return True
+            is_over = has_taken(node, _RECORD, record.timestamp) and not self._active(node, addresses)
+            return True if is_over else None
+
+        try:
+            self._patience.until(is_taken, _TAKEN_SECONDS)
+        except TookTooLong:
+            still = self._active(self._node(), addresses)
+            yield (
+                f"findings are still active: {', '.join(still)}; gpu-healthcheck quarantine {self._name} tests it"
+                if still
+                else "the agent has not taken over the result: check its pod"
+            )
+
+    def _active(self, node: NodeState, addresses: set[str | None]) -> list[str]:
+        """Return the findings on these GPUs that a reset should have ended."""
+        rows = records.on_node(AgentRecord, node, RESULTS).findings or ()
+        return [
+            printable(f"{row.reason} on {row.subject}") for row in rows if (ends_by_reset(row) or None) in addresses
+        ]
+
+    def _wait_for_gpus(self, before: Mapping[str, int]) -> Iterator[str]:
+        """Wait until pods can request all GPUs, and restart the device plugin if it does not offer them by itself."""
+
+        def are_offered() -> bool | None:
+            node = self._node()
+            # The kubelet forgets the capacity some minutes after the end of a device plugin.
+            return True if node.gpus == {**before, **node.gpu_capacity} else None
+
+        self._voice.stage("waiting until pods can request its GPUs")
+        if self._node().annotations.get(_HANDSHAKE, "").startswith(_DELETED):
+            self._patched(_without_handshake)
+            self._voice.say("HAMi's handshake removed, which kept its GPUs out")
+        for seconds in (_UNAIDED_SECONDS, max(self._left_seconds(), _LEAST_SECONDS)):
+            try:
+                self._patience.until(are_offered, seconds)
+            except TookTooLong:
+                if seconds == _UNAIDED_SECONDS:
+                    self._restart_plugins()
+                continue
+            return
+        node = self._node()
+        yield (
+            f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(node.gpu_capacity)}: "
+            f"gpu-healthcheck diagnose {self._name} shows why"
+        )
+
+    def _restart_plugins(self) -> None:
+        for pod in self._ask(partial(self._cluster.pods.list_on, self._name)):
+            if is_device_plugin(pod):
+                metadata = pod["metadata"]
+                try:
+                    self._ask(partial(self._cluster.pods.delete, metadata["namespace"], metadata["name"]))
+                except NotFound:
+                    continue
+                except Forbidden as error:
+                    self._voice.say(f"the device plugin does not offer all GPUs, and can't be restarted: {error}")
+                else:
+                    self._voice.say(f"device plugin restarted: {title(pod)}")
+
+    def _ended(self, record: RunRecord, left: tuple[str, ...]) -> ResetOutcome:
+        self._voice.stage("")
+        seconds = time.monotonic() - self._began
+        is_well = record.status == Status.PASS.value and not left
+        words = "the GPUs work again" if is_well else "; ".join([*(record.reasons or ()), *left]) or self._last_said
+        status = record.status or ""
+        self._event("GpuResetDone" if is_well else "GpuResetFailed", words, record, "end", is_well=is_well)
+        why_not = words if status not in _RESULTS else ""
+        return ResetOutcome(self._name, status, record, seconds, left, why_not)
+
+    # --- requests
+
+    def _report_steps(self, node: NodeState, record: RunRecord) -> None:
+        for row in record.steps or ():
+            step = row.step or ""
+            if step not in self._told:
+                self._told.add(step)
+                self._event("GpuResetStep", f"{step}: {row.detail}", record, step, node=node)
+
+    def _event(
+        self,
+        reason: str,
+        message: str,
+        record: RunRecord,
+        key: str,
+        *,
+        is_well: bool = True,
+        node: NodeState | None = None,
+    ) -> None:
+        """Create an Event about the Node. Without the permission, the record has the same."""
+        name = event_name(self._name, "reset", str(record.started), key)
+        event = NodeEvent(name, "Normal" if is_well else "Warning", reason, cut(printable(message)))
+        try:
+            self._cluster.events.create(node or self._node(), event, datetime.now(UTC))
+        except (ClusterError, Interrupted):
+            return
+
+    def _record(self, node: NodeState) -> RunRecord:
+        """Return the record of this node's resets; an empty one if it is another program's."""
+        record = records.on_node(RunRecord, node, RESET_RESULT)
+        return record if record.holder == self._job.name else RunRecord()
+
+    def _node(self) -> NodeState:
+        try:
+            return self._ask(partial(self._cluster.nodes.read, self._name))
+        except NotFound:
+            raise CouldNot("the node does not exist (any more)") from None
+
+    def _patched(self, change: PatchFor) -> NodeState | None:
+        """Patch the Node and return it; None if there was nothing to patch."""
+        try:
+            return self._ask(lambda: self._cluster.nodes.update(self._name, change))
+        except NotFound:
+            raise CouldNot("the node is gone") from None
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        return self._patience.ask(question)
+
+    def _left_seconds(self) -> float:
+        return max(self._options.seconds - (time.monotonic() - self._began), 1.0)
+
+
+def _without_handshake(node: NodeState) -> Mapping[str, Any]:
+    return {"metadata": {"resourceVersion": node.resource_version, "annotations": {_HANDSHAKE: None}}}
