@@ -72,7 +72,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Also without such a finding, where resets are known to fail, and evict pods that no controller recreates.",
+        help="Also without such a finding, or where resets are known to fail; evict pods without a controller too.",
     ),
 ]
 EmptyDir = Annotated[

@@ -18,6 +18,7 @@ POLICIES = tuple(
         "sweeper-deletions",
         "sweeper-leases",
         "quarantine-nodes",
+        "reset-nodes",
         "device-taints",
     )
 )

@@ -18,6 +18,7 @@ AGENT: Identity = ("DaemonSet", "gpu-healthcheck-agent")
 SWEEPER: Identity = ("CronJob", "gpu-healthcheck-sweeper")
 SWEEP: Identity = ("CronJob", "gpu-healthcheck-sweep-node")
 QUARANTINE: Identity = ("CronJob", "gpu-healthcheck-quarantine-node")
+RESET: Identity = ("CronJob", "gpu-healthcheck-reset-node")
 POD_MONITOR: Identity = ("PodMonitor", "gpu-healthcheck")
 RULES: Identity = ("PrometheusRule", "gpu-healthcheck")
 DASHBOARD: Identity = ("ConfigMap", "gpu-healthcheck-dashboard")
@@ -30,6 +31,7 @@ PODS: Mapping[Identity, Steps] = {
     SWEEPER: _JOB_TEMPLATE,
     SWEEP: _JOB_TEMPLATE,
     QUARANTINE: _JOB_TEMPLATE,
+    RESET: _JOB_TEMPLATE,
 }
 """Workloads with our image, and the path of the pod spec in each."""
 
@@ -278,6 +280,12 @@ KEYS = (
         "Tolerations of a quarantine's Job. Nodes with other taints cannot be tested.",
         _TOLERATIONS,
         _in_pods("tolerations", of=(QUARANTINE,)),
+    ),
+    Key(
+        "reset.tolerations",
+        "Tolerations of a reset's Job. GPUs of nodes with other taints cannot be reset.",
+        _TOLERATIONS,
+        _in_pods("tolerations", of=(RESET,)),
     ),
     Key(
         "instanceProfiles",
