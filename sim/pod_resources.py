@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +18,8 @@ _QUESTION = QUESTIONS["pod-resources"]
 (_CALL,) = _QUESTION.calls
 _GPU = "nvidia.com/gpu"
 
-Held = Callable[[], Iterable[tuple[str, str, int]]]
-"""Function that returns the current pods with GPUs: namespace, pod and number."""
+Held = Callable[[], Iterable[tuple[str, str, int | Sequence[str]]]]
+"""Function that returns the current pods with GPUs: namespace, pod, and their number or device ids."""
 
 
 @contextmanager
@@ -52,6 +52,7 @@ class _Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return raw
 
 
-def _pod(namespace: str, name: str, gpus: int) -> dict[str, Any]:
-    devices = {"resource_name": _GPU, "device_ids": [f"GPU-{number}" for number in range(gpus)]}
+def _pod(namespace: str, name: str, gpus: int | Sequence[str]) -> dict[str, Any]:
+    ids = [f"GPU-{number}" for number in range(gpus)] if isinstance(gpus, int) else list(gpus)
+    devices = {"resource_name": _GPU, "device_ids": ids}
     return {"namespace": namespace, "name": name, "containers": [{"name": "main", "devices": [devices]}]}

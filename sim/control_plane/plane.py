@@ -208,9 +208,12 @@ class ControlPlane:
         instance_type: str = "p5.48xlarge",
         taints: Sequence[Mapping[str, str]] = (),
         devices: Mapping[str, str] | None = None,
+        provider_id: str | None = None,
     ) -> dict[str, Any]:
-        """Create a Ready Node as a kubelet registers it."""
+        """Create a Ready Node as a kubelet registers it, by default of EC2."""
         node = objects.node(name, labels or {}, instance_type, datetime.now(UTC), devices or {})
+        if provider_id is not None:
+            node["spec"]["providerID"] = provider_id
         self._expect("POST", "/api/v1/nodes", node)
         # Admission gives every new Node the taint not-ready; the controller that lifts it does not run here.
         return self._expect("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": list(taints)}})

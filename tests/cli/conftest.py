@@ -1,8 +1,10 @@
-"""Nodes that can be quarantined, for each test of its own."""
+"""Nodes that can be quarantined or reset, for each test of its own."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,13 @@ import pytest
 from sim.control_plane import ControlPlane
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
+from sim.node import SimulatedNode
+from sim.pod_resources import serving_pod_resources
 from tests.cli.quarantine_world import ROOT, Hospital
+from tests.cli.reset_world import DevicePlugin, Workshop
 from tests.scheduling import scheduled
 
-__all__ = ["hospital", "scheduled"]
+__all__ = ["hospital", "scheduled", "workshop"]
 
 
 @pytest.fixture
@@ -26,3 +31,35 @@ def hospital(scheduled: ControlPlane, tmp_path: Path) -> Iterator[Hospital]:
         hospital.prepare()
         yield hospital
         hospital.close()
+
+
+_NUMBERS = count(1)
+
+
+@pytest.fixture
+def workshop(scheduled: ControlPlane, short_root: Path, tmp_path: Path) -> Iterator[Workshop]:
+    """A p5.48xlarge outside of EC2 with its agent."""
+    name = f"gpu-{next(_NUMBERS)}.example.internal"
+    program = tmp_path / "programs/gpu-healthcheck"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    program.chmod(0o755)
+    folder = tmp_path / "pods"
+    folder.mkdir()
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "METRICS_PORT": "0",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
+        "STATE_DIR": str(tmp_path / "state"),
+        "REPORT_DIR": str(tmp_path / "reports"),
+        "CONFIG_DIR": str(tmp_path / "config"),
+    }
+    with SimulatedNode.create(short_root / "n", "p5.48xlarge") as node:
+        node.install_nvidia_smi()
+        kubelets = Kubelets(scheduled, folder, {name: node.root}, environment, tmp_path / "programs")
+        scheduled.create_node(name, labels={"nvidia.com/gpu.present": "true"}, provider_id="metal://a")
+        plugin = DevicePlugin(scheduled, node, name)
+        workshop = Workshop(scheduled, node, kubelets, plugin, tmp_path, name)
+        with kubelets, plugin, serving_pod_resources(node.root, workshop.held):
+            yield workshop
+            workshop.close()

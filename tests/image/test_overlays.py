@@ -21,7 +21,10 @@ OURS = f"gpu-healthcheck:{__version__}"
 DAEMON_SET = "DaemonSet/gpu-healthcheck/gpu-healthcheck-agent"
 CONTAINER = f"{DAEMON_SET}/spec/template/spec/containers/0"
 POLICY = "ValidatingAdmissionPolicy/gpu-healthcheck-sweeper-jobs"
-CRON_JOBS = [f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}" for name in ("sweeper", "sweep-node", "quarantine-node", "reset-node")]
+CRON_JOBS = [
+    f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}"
+    for name in ("sweeper", "sweep-node", "quarantine-node", "reset-node")
+]
 
 # Every path at which the overlay differs from the manifests, with its value. None: absent.
 CHANGES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,235 @@
+"""A node whose GPUs can be reset: agent, reset Job, operator's labels, and a device plugin that needs a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from healthcheck.operations.reset_job import job_name
+from sim.control_plane import ControlPlane
+from sim.host_services import Container
+from sim.kubelet import Kubelets
+from sim.node import SimulatedNode
+from tests.waiting import GIVE_UP_SECONDS, eventually
+
+P = "gpu-healthcheck.aws-samples.io"
+ROOT = Path(__file__).parents[2]
+PODS = "/api/v1/namespaces/default/pods"
+DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
+JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs"
+BUDGET = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
+DEPLOY = "nvidia.com/gpu.deploy.device-plugin"
+PLUGIN = "nvidia-device-plugin-daemonset"
+_PLUGIN_PID = 6001
+_LOOK_SECONDS = 0.2
+
+
+@dataclass
+class DevicePlugin:
+    """Stand-in for NVIDIA's device plugin and the kubelet's count of its GPUs.
+
+    A GPU that was lost stays out of `allocatable` until the plugin's pod is another one, as with NVIDIA's (issue 1014).
+    While it runs, it has every GPU open.
+    """
+
+    plane: ControlPlane
+    node: SimulatedNode
+    name: str
+    lost: int = 0
+    _uid: str = ""
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        selector = f"labelSelector=app%3D{PLUGIN}&fieldSelector=spec.nodeName%3D{self.name}"
+        pods = [
+            pod
+            for pod in self.plane.request("GET", f"{PODS}?{selector}").body["items"]
+            if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
+        ]
+        uid = pods[0]["metadata"]["uid"] if pods else ""
+        if uid != self._uid:
+            self._uid = uid
+            self.lost = 0
+            self.node.services.end_process(_PLUGIN_PID)
+            if uid:
+                group = Container(f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/x")
+                self.node.services.start_in_container(_PLUGIN_PID, "nvidia-device-plugin", group)
+                for gpu in self.node.gpus:
+                    self.node.open_gpu(gpu.index, _PLUGIN_PID)
+        count = len(self.node.gpus) - self.lost if uid else 0
+        amounts = {"allocatable": {"nvidia.com/gpu": str(count)}, "capacity": {"nvidia.com/gpu": "8"}}
+        self.plane.request("PATCH", f"/api/v1/nodes/{self.name}/status", {"status": amounts})
+
+
+@dataclass
+class Workshop:
+    plane: ControlPlane
+    node: SimulatedNode
+    kubelets: Kubelets
+    plugin: DevicePlugin
+    folder: Path
+    name: str
+    given: dict[str, str] = field(default_factory=dict)
+    """UUID of the GPU of each pod, by its name."""
+
+    # --- making
+
+    def run_plugin(self, *, operator: bool) -> None:
+        """Run the device plugin as a DaemonSet, selected by the operator's label if the operator runs."""
+        labels = {"app": PLUGIN}
+        spec: dict[str, Any] = {
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "plugin", "image": "x"}],
+        }
+        if operator:
+            spec["nodeSelector"] = {DEPLOY: "true"}
+            self.patch({"metadata": {"labels": {DEPLOY: "true"}}})
+        template = {"metadata": {"labels": labels}, "spec": spec}
+        body = {"metadata": {"name": PLUGIN}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
+        answer = self.plane.request("POST", DAEMON_SETS, body)
+        assert answer.status == 201, answer.message
+        eventually(lambda: self.allocatable == 8)
+
+    def add_pod(self, name: str, gpu: int, **metadata: Any) -> None:
+        reference = {
+            "apiVersion": "example.com/v1",
+            "kind": "ReplicaSet",
+            "name": "of",
+            "uid": name,
+            "controller": True,
+        }
+        amounts = {"nvidia.com/gpu": "1"}
+        spec = {
+            "nodeName": self.name,
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "work", "image": "x", "resources": {"limits": amounts, "requests": amounts}}],
+        }
+        self.given[name] = self.node.gpus[gpu].uuid
+        body = {"metadata": {"name": name, "ownerReferences": [reference], **metadata}, "spec": spec}
+        answer = self.plane.request("POST", PODS, body)
+        assert answer.status == 201, answer.message
+
+    def held(self) -> list[tuple[str, str, list[str]]]:
+        """Return what the kubelet gave to pods."""
+        return [("default", name, [uuid]) for name, uuid in self.given.items() if name in self.pods()]
+
+    def break_gpu(self, index: int) -> None:
+        """Let the driver log Xid 62 on it, until the agent has tainted the node; the device plugin loses it."""
+        self.node.xid(index, 62, "Internal micro-controller halt")
+        self.plugin.lost = 1
+        eventually(lambda: self.is_tainted("unhealthy"))
+
+    # --- the command
+
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        program = "tests.cli.dying" if "KILL_AT" in variables else "cli"
+        return subprocess.Popen(
+            [sys.executable, "-m", program, "reset", *words],
+            cwd=ROOT,
+            env={
+                "PATH": os.environ["PATH"],
+                "KUBECONFIG": str(self.plane.kubeconfig),
+                "COLUMNS": "200",
+                "TZ": "UTC",
+                **variables,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def reset(self, *words: str) -> tuple[int, str]:
+        """Run the command to its end. Return its exit code and standard output."""
+        process = self.start(self.name, *words)
+        out, err = process.communicate(timeout=GIVE_UP_SECONDS)
+        return process.returncode, out + err
+
+    def interrupt(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=GIVE_UP_SECONDS)
+        return process.returncode, out + err
+
+    # --- reading
+
+    @property
+    def object(self) -> dict[str, Any]:
+        body: dict[str, Any] = self.plane.request("GET", f"/api/v1/nodes/{self.name}").body
+        return body
+
+    def patch(self, patch: dict[str, Any]) -> None:
+        answer = self.plane.request("PATCH", f"/api/v1/nodes/{self.name}", patch)
+        assert answer.status == 200, answer.message
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.object["metadata"]["labels"])
+
+    @property
+    def record(self) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads(self.annotation("reset-result") or "{}")
+        return record
+
+    def annotation(self, key: str) -> str:
+        return str((self.object["metadata"].get("annotations") or {}).get(f"{P}/{key}", ""))
+
+    @property
+    def allocatable(self) -> int:
+        return int(self.object["status"]["allocatable"].get("nvidia.com/gpu", 0))
+
+    def is_tainted(self, key: str) -> bool:
+        return any(taint["key"] == f"{P}/{key}" for taint in self.object["spec"].get("taints") or ())
+
+    @property
+    def findings(self) -> list[str]:
+        return [row["reason"] for row in json.loads(self.annotation("results") or "{}").get("findings", [])]
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing of a reset is left: claim, mode, taint, operator's labels, Job."""
+        marks = (self.annotation("run"), self.labels.get(f"{P}/mode"), self.is_tainted("maintenance"))
+        operands = self.labels.get(DEPLOY, "true") == "true" and "operands" not in self.record
+        return marks == ("", None, False) and operands
+
+    def pods(self) -> set[str]:
+        items = self.plane.request("GET", PODS).body["items"]
+        return {pod["metadata"]["name"] for pod in items if pod["metadata"].get("labels", {}).get("app") != PLUGIN}
+
+    def has_job(self) -> bool:
+        return self.plane.request("GET", f"{JOBS}/{job_name(self.name)}").status == 200
+
+    @property
+    def events(self) -> list[str]:
+        items = self.plane.request("GET", "/api/v1/namespaces/default/events").body["items"]
+        return [
+            f"{event['reason']} {event['message']}" for event in items if event["involvedObject"]["name"] == self.name
+        ]
+
+    def close(self) -> None:
+        self.plane.request("DELETE", f"{JOBS}/{job_name(self.name)}?propagationPolicy=Background")
+        self.plane.request("DELETE", f"{DAEMON_SETS}/{PLUGIN}")
+        self.plane.request("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets")
+        self.plane.request("DELETE", f"{PODS}?gracePeriodSeconds=0")
+        self.plane.request("DELETE", f"/api/v1/nodes/{self.name}")
+        self.plane.request("DELETE", BUDGET)  # a tainted node keeps its slot

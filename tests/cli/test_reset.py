@@ -1,0 +1,164 @@
+"""`gpu-healthcheck reset` on a real control plane, with real agent and Job: the story, refusals, failures, Ctrl-C."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.text.moments import moment
+from tests.cli.reset_world import DEPLOY, P, Workshop
+from tests.waiting import GIVE_UP_SECONDS, eventually
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("operator", [True, False], ids=["operator", "plain device plugin"])
+def test_a_broken_gpu_works_again_and_the_pods_of_the_others_stay(workshop: Workshop, operator: bool) -> None:
+    workshop.run_plugin(operator=operator)
+    workshop.add_pod("train-2", gpu=2)
+    workshop.add_pod("train-5", gpu=5)
+    workshop.break_gpu(2)
+    boot_id = workshop.node.boot_id
+
+    code, out = workshop.reset()
+
+    assert code == 0, out
+    assert "without a reboot" in out
+    assert (workshop.pods(), workshop.allocatable, workshop.findings) == ({"train-5"}, 8, [])
+    assert (workshop.is_tainted("unhealthy"), workshop.is_untouched, workshop.node.boot_id) == (False, True, boot_id)
+    record = workshop.record
+    assert (record["status"], record["scope"], [gpu["index"] for gpu in record["gpus"]]) == ("pass", "one", ["2"])
+    reasons = [event.split()[0] for event in workshop.events]
+    assert reasons.count("GpuResetStep") == 6
+    assert "GpuResetDone the GPUs work again" in workshop.events
+
+
+def test_a_dry_run_changes_nothing(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.add_pod("train-2", gpu=2)
+    workshop.break_gpu(2)
+    before = workshop.annotation("reset-result"), workshop.labels[DEPLOY]
+
+    code, out = workshop.reset("--dry-run")
+
+    assert code == 0, out
+    assert f"would reset GPU {workshop.node.gpus[2].address} (Xid62)" in out
+    assert f"would switch off until the reset has ended: {DEPLOY}" in out
+    assert "default/train-2 holds 1 nvidia.com/gpu" in out
+    assert ((workshop.annotation("reset-result"), workshop.labels[DEPLOY]), workshop.has_job()) == (before, False)
+
+
+class TestRefused:
+    def refused(self, workshop: Workshop, *words: str) -> str:
+        code, out = workshop.reset(*words)
+        assert (code, workshop.is_untouched, workshop.has_job()) == (2, True, False), out
+        return out
+
+    def test_without_a_finding_that_a_reset_ends(self, workshop: Workshop) -> None:
+        eventually(lambda: workshop.annotation("results"))
+        assert "no finding on it ends with the reset of a GPU" in self.refused(workshop)
+        assert "no finding on GPU 3 ends with a reset; --force" in self.refused(workshop, "--gpu", "3")
+
+    def test_a_node_that_does_not_exist(self, workshop: Workshop) -> None:
+        process = workshop.start("nobody")
+        assert (process.wait(GIVE_UP_SECONDS), "does not exist" in process.communicate()[0]) == (2, True)
+
+
+def test_a_pod_that_may_not_be_evicted_undoes_all(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.add_pod("lonely", gpu=2, ownerReferences=[])
+    workshop.break_gpu(2)
+
+    code, out = workshop.reset()
+
+    assert (code, workshop.pods()) == (2, {"lonely"}), out
+    assert "default/lonely: no controller recreates it (needs --force)" in out
+    assert (workshop.is_untouched, workshop.has_job(), workshop.is_tainted("unhealthy")) == (True, False, True)
+    eventually(lambda: workshop.allocatable == 8)  # the plugin is another one now
+
+    assert workshop.reset("--force")[0] == 0
+    assert workshop.pods() == set()
+
+
+def test_a_foreign_process_stops_it_and_is_named(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.break_gpu(2)
+    workshop.node.services.start("nvtop", 5)
+    workshop.node.open_gpu(2, workshop.node.services.pid_of("nvtop"))
+
+    code, out = workshop.reset()
+
+    assert (code, workshop.record["status"], workshop.is_untouched) == (2, "unknown", True), out
+    assert "in use by process nvtop" in out
+
+
+def test_a_reset_that_fails_keeps_the_taint_and_returns_the_operands(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.break_gpu(2)
+    workshop.node.write_value("nvidia-smi/unknown-error", "")
+
+    code, out = workshop.reset()
+
+    assert (code, workshop.record["status"], workshop.is_untouched) == (1, "fail", True), out
+    assert "step 'reset': nvidia-smi --gpu-reset: failed" in out
+    assert f"gpu-healthcheck quarantine {workshop.name}" in out
+    assert (workshop.is_tainted("unhealthy"), workshop.findings) == (True, ["Xid62"])
+
+
+class TestCtrlC:
+    def test_before_the_reset_undoes_all(self, workshop: Workshop) -> None:
+        workshop.run_plugin(operator=True)
+        workshop.add_pod("train-2", gpu=2, labels={"app": "train"})
+        spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "train"}}}
+        budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+        workshop.plane.request("POST", budgets, {"metadata": {"name": "all"}, "spec": spec})
+        eventually(lambda: workshop.plane.request("GET", f"{budgets}/all").body["status"].get("currentHealthy"))
+        workshop.break_gpu(2)
+        process = workshop.start(workshop.name)
+        eventually(lambda: workshop.record.get("pods"))
+        assert workshop.labels[DEPLOY] == "false"
+
+        code, out = workshop.interrupt(process)
+
+        assert (code, workshop.is_untouched, workshop.has_job(), workshop.pods()) == (130, True, False, {"train-2"}), (
+            out
+        )
+        assert "undone" in out
+        assert [line for line in asked(workshop) if "gpu-reset" in line] == []
+
+    def test_after_it_has_begun_the_node_is_returned_first(self, workshop: Workshop) -> None:
+        workshop.run_plugin(operator=True)
+        workshop.break_gpu(2)
+        workshop.node.write_value("nvidia-smi/seconds", 3)
+        process = workshop.start(workshop.name)
+        eventually(lambda: workshop.record.get("running") == "reset")
+
+        code, out = workshop.interrupt(process)
+
+        assert (code, workshop.record["status"], workshop.is_untouched) == (130, "pass", True), out
+        assert "the reset has begun, so it ends first" in out
+        assert (workshop.findings, workshop.is_tainted("unhealthy"), workshop.allocatable) == ([], False, 8)
+
+
+def asked(workshop: Workshop) -> list[str]:
+    file = workshop.node.root / "nvidia-smi/asked"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_after_kill_9_at_each_write_the_same_command_continues(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.break_gpu(2)
+    process = workshop.start(workshop.name, KILL_AT="never")
+    out, _ = process.communicate(timeout=GIVE_UP_SECONDS)
+    number = sum(line.startswith("WRITE") and "events" not in line for line in out.splitlines())
+    assert process.returncode == 0, out
+
+    for write in range(1, out.count("WRITE") + 1):
+        workshop.break_gpu(2)
+        process = workshop.start(workshop.name, KILL_AT=f"{write} after")
+        process.communicate(timeout=GIVE_UP_SECONDS)
+        code, said = workshop.reset(*(("--force", "--gpu", "2") if not workshop.findings else ()))
+        assert (code, workshop.is_untouched, workshop.findings) == (0, True, []), (write, said)
+        assert moment(workshop.record["started"]) is not None
+        assert (workshop.allocatable, workshop.is_tainted("unhealthy")) == (8, False), write
+    assert number >= 4
+    assert f"{P}/mode" not in workshop.labels
