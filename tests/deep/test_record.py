@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.deep.deep_record import CompletedRun, after_deep_record, render, untaken
 from healthcheck.memory import exits
@@ -15,14 +16,14 @@ from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved, UnobservedCause
-from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, SWEEP_RESULT, NodeState
+from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, RESULTS, SWEEP_RESULT, NodeState
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD, faults_on, other_severities, read_release, release_of
 from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import decide
-from tests.examples import BOOT, GPU, IDENTITY, NOW, WALL, fault, later, node, remembers, says, stands
+from tests.examples import BOOT, GPU, IDENTITY, MONOTONIC, NOW, WALL, fault, later, node, remembers, says, stands
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 ADDRESS = GPU.removeprefix("gpu/")
@@ -57,7 +58,7 @@ def run(*rows: Any, minutes: float = 0, **more: Any) -> str:
 
 def after(memory: Memory, now: Now = NOW, escalate_after: int = 0, **annotations: str) -> Memory:
     """Return the memory after the agent has read these records from the Node."""
-    keys = {"sweep": SWEEP_RESULT, "quarantine": QUARANTINE_RESULT}
+    keys = {"sweep": SWEEP_RESULT, "quarantine": QUARANTINE_RESULT, "reset": RESET_RESULT}
     state = node(annotations={keys[kind]: text for kind, text in annotations.items()})
     for record in untaken(state, memory.taken):
         memory = after_deep_record(memory, record, now, escalate_after)
@@ -457,3 +458,60 @@ class TestWritingOne:
 
         memory = after(knows(), sweep=text)
         assert (memory.standing, memory.taken) == ((), {"sweep-result": moment()})
+
+
+class TestReset:
+    """A reset's record: the GPUs that it names, and the findings on them that a reset ends."""
+
+    def took(self, memory: Memory, **more: Any) -> Memory:
+        fields = {"boot_id": BOOT, "reset_at": MONOTONIC + 60, "gpus": [{"uuid": "GPU-3", "address": ADDRESS}]}
+        text = run(minutes=5, **{**fields, "checks": [], **more})
+        return after(memory, at(6), reset=text)
+
+    def test_ends_the_findings_of_these_gpus_and_counts_it(self) -> None:
+        xid = stands(fault("Xid62", RESET, about=ABOUT))
+        other = stands(fault("Xid62", RESET, "gpu/0000:64:00.0"))
+        isolated = stands(fault("Xid64", ISOLATE))
+        memory = self.took(knows(xid, other, isolated))
+
+        assert reasons(memory) == {other.key, isolated.key}
+        assert memory.ended
+        assert memory.taken == {"reset-result": moment(5)}
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"reset_at": None},
+            {"reset_at": "soon"},
+            {"reset_at": MONOTONIC + 1e6},
+            {"reset_at": MONOTONIC - 1},
+            {"boot_id": EARLIER_BOOT},
+            {"boot_id": ""},
+            {"gpus": []},
+            {"gpus": [{"uuid": "GPU-9"}]},
+            {"gpus": [{"uuid": ""}]},
+            {"gpus": "GPU-3"},
+            {"machine": "another"},
+        ],
+    )
+    def test_of_anything_else_ends_nothing(self, fields: dict[str, Any]) -> None:
+        memory = knows(stands(fault("Xid62", RESET)))
+        assert reasons(self.took(memory, **fields)) == {("Xid62", GPU)}
+
+    def test_an_event_after_it_stays(self) -> None:
+        memory = knows(stands(fault("Xid62", RESET), at=MONOTONIC + 61))
+        assert reasons(self.took(memory)) == {("Xid62", GPU)}
+
+    def test_only_a_reset_has_such_fields(self) -> None:
+        memory = knows(stands(fault("Xid62", RESET)))
+        text = run(minutes=5, boot_id=BOOT, reset_at=MONOTONIC + 60, gpus=[{"uuid": "GPU-3"}], checks=[])
+        assert reasons(after(memory, at(6), sweep=text, quarantine=text)) == {("Xid62", GPU)}
+
+    def test_twice_is_once(self) -> None:
+        memory = self.took(knows(stands(fault("Xid62", RESET))))
+        again = replace(memory, standing=(stands(fault("Xid62", RESET)),))
+        assert reasons(self.took(again)) == {("Xid62", GPU)}
+
+    def test_faults_of_its_level_2_are_taken_over(self) -> None:
+        memory = self.took(knows(), findings=[row(PCIE)], severity="RESET", status="fail")
+        assert reasons(memory) == {(PCIE, GPU)}

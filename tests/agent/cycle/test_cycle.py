@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,18 @@ from agent.telemetry import Telemetry
 from healthcheck.checks.driver_messages import DRIVER_LOADED
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import clock
-from healthcheck.model import Evidence, KernelEvent, Outcome
+from healthcheck.model import Evidence, KernelEvent, Outcome, Unobserved
 from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass
+from healthcheck.node.state import INSTANCE_TYPE, RUN, NodeState, SelectiveClass
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.container_runtime.facts import Live
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.efa.libfabric import LIBFABRIC, Libfabric, LibfabricReading, Listing
 from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML
+from healthcheck.probes.nvml.gpus import NVML, Gpus
+from healthcheck.probes.nvml.pause import end_pause, start_pause
+from healthcheck.text.moments import timestamp
 from healthcheck.verdict.inventory import DcgmRow
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.agent.parts import Reports, reader
@@ -46,7 +50,7 @@ class Light:
         self.state = AgentState("n")
         self.driver = Driver(node.root, use_loader=False)
         libfabric = Libfabric(node.root, path=f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin")
-        sources = Sources(node.root, self.driver, libfabric, RuntimeStatus(node.root))
+        sources = Sources(node.root, self.driver, libfabric, RuntimeStatus(node.root), config)
         self.ledger = Ledger(self.state, None, self.telemetry)
         configuration = MountedConfiguration(
             reader("n", config), self.state, self.ledger, Reports(self.state), self.telemetry
@@ -307,3 +311,34 @@ def test_the_nodes_dcgm_engine_is_recorded_for_sweeps(light: Light, node: Simula
     assert engine() == DcgmRow(host="127.0.0.1:5555")
     (config / "DCGM_HOST").write_text("dcgm.example.com")
     assert engine() is None
+
+
+class TestPauseForAReset:
+    """NVML stays closed only while both a request is in its file, and a reset has claimed the Node."""
+
+    def look(self, light: Light, config: Path, kind: str, *, minutes: float = 5) -> object:
+        start_pause(config, light.driver.root, 60)
+        until = timestamp(light.state.now().wall + timedelta(minutes=minutes))
+        claim = json.dumps({"kind": kind, "holder": "gpu-reset-n", "until": until})
+        node = NodeState("n", annotations={RUN: claim} if kind else {})
+        light.state.set_node(node)
+        light.state.see_run(node)
+        evidence, _ = light.look()
+        return evidence[NVML].answer
+
+    def test_nvml_is_not_opened_and_opened_again(self, light: Light, config: Path) -> None:
+        answer = self.look(light, config, "reset")
+        assert isinstance(answer, Unobserved)
+        assert (answer.cause.name, answer.detail) == ("DriverBeingChanged", "a GPU is being reset")
+        assert light.driver.child_pid is None
+
+        end_pause(config)
+        evidence, _ = light.look()
+        assert isinstance(evidence[NVML].answer, Gpus)
+
+    @pytest.mark.parametrize("kind", ["", "quarantine", "l2"])
+    def test_the_file_alone_changes_nothing(self, light: Light, config: Path, kind: str) -> None:
+        assert isinstance(self.look(light, config, kind), Gpus)
+
+    def test_nor_with_an_expired_claim(self, light: Light, config: Path) -> None:
+        assert isinstance(self.look(light, config, "reset", minutes=-1), Gpus)

@@ -1,0 +1,205 @@
+"""Plan of a reset: its GPUs, reasons against it, operator's labels, and the Job."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healthcheck.catalog.gpu_resets import KNOWN_FAILURES, SCOPES, ResetScope, scope_of
+from healthcheck.node.state import NodeState
+from healthcheck.operations.gpu_holders import HolderKind, holder_kind
+from healthcheck.operations.reset_job import job_name, reset_job
+from healthcheck.operations.reset_plan import (
+    OPERANDS,
+    operands_before,
+    reset_targets,
+    switch_off,
+    switch_on,
+    why_not_reset,
+)
+from healthcheck.operations.reset_steps import Step, may_have_begun
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict.record import RunRecord
+
+P = "gpu-healthcheck.aws-samples.io"
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+ADDRESS, UUID = "0000:18:00.0", "GPU-00000000-51e0-4000-8000-000000000003"
+JOB = job_name("n")
+
+
+def row(reason: str = "Xid62", severity: str = "RESET", subject: str = f"gpu/{ADDRESS}") -> dict[str, Any]:
+    about = {"index": "3", "uuid": UUID}
+    return {"reason": reason, "severity": severity, "subject": subject, "about": about, "nature": "event"}
+
+
+def node(*rows: dict[str, Any], run: object = None, result: object = None, **more: Any) -> NodeState:
+    texts = {"results": {"schema": 1, "findings": rows}, "run": run, "reset-result": result}
+    annotations = {f"{P}/{key}": json.dumps(value) for key, value in texts.items() if value is not None}
+    return NodeState(name="n", annotations=annotations, **more)
+
+
+def held(kind: str, holder: str) -> dict[str, str]:
+    return {"kind": kind, "holder": holder, "until": timestamp(NOW + timedelta(minutes=5))}
+
+
+def whys(state: NodeState, *asked: str, force: bool = False) -> str:
+    return "; ".join(why_not_reset(state, reset_targets(state, asked), JOB, NOW, force=force))
+
+
+@pytest.mark.parametrize(
+    ("rows", "asked", "targets"),
+    [
+        ([row()], [], [(ADDRESS, ("Xid62",))]),
+        ([row(), row("RowRemapPending")], [], [(ADDRESS, ("Xid62", "RowRemapPending"))]),
+        ([row(subject=f"gpu/{ADDRESS}/gi5")], [], [(ADDRESS, ("Xid62",))]),
+        ([row()], ["3"], [(ADDRESS, ("Xid62",))]),
+        ([row()], [UUID, ADDRESS, "3"], [(ADDRESS, ("Xid62",))]),
+        ([row()], ["4"], [("4", ())]),
+        ([row(severity="REBOOT")], [], []),
+        ([row(severity="MONITOR")], [], []),
+        ([row(subject="nvswitch/0000:85:00.0")], [], []),
+        ([row(subject="gpu/$(reboot)")], [], []),
+        ([row(subject="gpu/0000:18:00.0\n--all")], [], []),
+        ([], [], []),
+    ],
+)
+def test_the_gpus_with_a_finding_that_a_reset_ends(
+    rows: list[dict[str, Any]], asked: list[str], targets: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    assert [(target.name, target.reasons) for target in reset_targets(node(*rows), asked)] == targets
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "message"),
+    [
+        (node(row()), [], ""),
+        (node(row(), run=held("reset", JOB)), [], ""),
+        (node(row(), run=held("quarantine", "x")), [], "quarantine x uses it until 2026-11-21T00:05:00Z"),
+        (node(row(), run=held("reset", "another")), [], "reset another uses it until"),
+        (node(), [], "no finding on it ends with the reset of a GPU"),
+        (node(row()), ["7"], "no finding on GPU 7 ends with a reset"),
+        (node(row(), labels={"nvidia.com/gpu.deploy.driver": "paused-for-driver-upgrade"}), [], "is being changed"),
+        (node(row(), labels={"nvidia.com/mig.config.state": "pending"}), [], "is being changed"),
+        (node(row(), labels={"nvidia.com/gpu.workload.config": "vm-passthrough"}), [], "belong to virtual machines"),
+        (node(row(), labels={"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}), [], "HyperPod"),
+        (node(row(), provider_id="aws:///us-west-2a/i-0123"), [], "reboot it instead"),
+        (node(row(), provider_id="gce://p/z/n"), [], ""),
+    ],
+)
+def test_reasons_against_a_reset(state: NodeState, asked: list[str], message: str) -> None:
+    assert message in whys(state, *asked)
+    assert bool(whys(state, *asked)) == bool(message)
+
+
+def test_force_overrules_judgement_and_not_another_run() -> None:
+    assert whys(node(provider_id="aws:///us-west-2a/i-0123"), "7", force=True) == ""
+    assert "quarantine x" in whys(node(run=held("quarantine", "x")), "7", force=True)
+
+
+def test_data_about_resets_has_sources() -> None:
+    assert all(row.source for row in (*SCOPES, *KNOWN_FAILURES))
+
+
+@pytest.mark.parametrize(
+    ("versions", "has_nvswitch", "scope"),
+    [
+        ((), False, ResetScope.ONE),
+        ((), True, ResetScope.ONE),
+        ((2, 2), True, ResetScope.LINKED),
+        ((3,), False, ResetScope.LINKED),
+        ((4, 4), True, ResetScope.ALL),
+        ((5,), False, ResetScope.ONE),
+        ((6,), True, ResetScope.ONE),
+        ((7, None), True, ResetScope.ONE),
+        ((None, None), True, ResetScope.ALL),
+    ],
+)
+def test_which_gpus_must_be_reset_together(
+    versions: tuple[int | None, ...], has_nvswitch: bool, scope: ResetScope
+) -> None:
+    assert scope_of(versions, has_nvswitch=has_nvswitch).scope is scope
+
+
+DCGM, PLUGIN = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.device-plugin"
+
+
+class TestOperands:
+    def test_those_that_run_are_switched_off_and_on_again(self) -> None:
+        before = node(labels={DCGM: "true", PLUGIN: "false", "nvidia.com/gpu.deploy.driver": "true"})
+        operands = operands_before(before)
+        assert (operands, switch_off(operands)) == ({DCGM: "true"}, {DCGM: "false"})
+
+        after = node(result={"operands": operands}, labels={DCGM: "false", PLUGIN: "false"})
+        assert (operands_before(after), switch_on(after)) == ({DCGM: "true"}, {DCGM: "true"})
+
+    def test_a_value_that_another_client_has_set_meanwhile_stays(self) -> None:
+        state = node(result={"operands": {DCGM: "true"}}, labels={DCGM: "paused-for-driver-upgrade"})
+        assert switch_on(state) == {}
+
+    @pytest.mark.parametrize(
+        "operands",
+        [{"node-role.kubernetes.io/control-plane": "true"}, {PLUGIN: "x"}, {"nvidia.com/gpu.deploy.driver": "true"}, 7],
+    )
+    def test_a_forged_record_changes_no_other_label(self, operands: object) -> None:
+        state = node(result={"operands": operands}, labels={PLUGIN: "false", "nvidia.com/gpu.deploy.driver": "false"})
+        assert switch_on(state) == {}
+        assert set(switch_on(node(result={"operands": dict.fromkeys(OPERANDS, "true")}))) == set()
+
+
+@pytest.mark.parametrize(
+    ("running", "reset_at", "begun"),
+    [
+        (None, None, False),
+        (Step.CLAIM, None, False),
+        (Step.PLAN, None, False),
+        (Step.FREE, None, False),
+        (Step.RESET, None, True),
+        (Step.VERIFY, None, True),
+        (Step.LEVEL_2, 5.0, True),
+        (None, 5.0, True),
+        ("a later step", None, True),
+    ],
+)
+def test_from_the_reset_on_it_is_not_undone(running: str | None, reset_at: float | None, begun: bool) -> None:
+    assert may_have_begun(RunRecord(running=running, reset_at=reset_at)) is begun
+
+
+@pytest.mark.parametrize(
+    ("pod", "kind"),
+    [
+        ({"metadata": {"labels": {"app": "nvidia-dcgm-exporter"}}}, HolderKind.OPERAND),
+        ({"metadata": {"labels": {"app.kubernetes.io/name": "dcgm-exporter"}}}, HolderKind.OPERAND),
+        ({"metadata": {"labels": {"app": "x"}}}, HolderKind.FOREIGN),
+        ({"metadata": {"namespace": "a", "labels": {"app.kubernetes.io/name": "gpu-healthcheck"}}}, HolderKind.FOREIGN),
+        (
+            {"metadata": {"namespace": "gpu-healthcheck", "labels": {"app.kubernetes.io/name": "gpu-healthcheck"}}},
+            HolderKind.OURS,
+        ),
+        (
+            {"metadata": {"name": "a"}, "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}},
+            HolderKind.WORKLOAD,
+        ),
+    ],
+)
+def test_kinds_of_holders(pod: dict[str, Any], kind: HolderKind) -> None:
+    assert holder_kind(pod) is kind
+
+
+def template() -> dict[str, Any]:
+    return {"spec": {"template": {"spec": {"containers": [{"name": "reset", "command": ["x"]}]}}}}
+
+
+def test_the_job_names_its_gpus() -> None:
+    job = reset_job(template(), NodeState("n", "uid"), "gpu-healthcheck", [ADDRESS, UUID, "3"], 90)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == [f"--gpu={ADDRESS}", f"--gpu={UUID}", "--gpu=3", "--wait=90"]
+    assert job["metadata"]["name"] == "gpu-reset-n"
+
+
+@pytest.mark.parametrize("gpu", ["", "all", "--all", "0000:18:00.0 --x", "1;reboot", "GPU-1", "9999"])
+def test_a_job_takes_no_other_words(gpu: str) -> None:
+    with pytest.raises(ValueError, match="named by its UUID"):
+        reset_job(template(), NodeState("n", "uid"), "gpu-healthcheck", [gpu], 90)
