@@ -137,7 +137,7 @@ class NodeReset:
         self._voice = voice
         self._job = NodeJob(cluster, _KIND, job_name(name), patience, voice)
         self._operands_evicted = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._began = time.monotonic()
         self._last_said = ""
 
@@ -408,8 +408,8 @@ class NodeReset:
     def _report_steps(self, node: NodeState, record: RunRecord) -> None:
         for row in record.steps or ():
             step = row.step or ""
-            if step not in self._told:
-                self._told.add(step)
+            if step not in self._reported:
+                self._reported.add(step)
                 self._event("GpuResetStep", f"{step}: {row.detail}", record, step, node=node)
 
     def _event(

@@ -43,6 +43,8 @@ class ResetOutcome(StrEnum):
 
 
 class ResetAnswer(Struct, frozen=True):
+    """Result of a reset, and nvidia-smi's message in one line."""
+
     outcome: ResetOutcome
     message: str
 

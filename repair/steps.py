@@ -128,26 +128,26 @@ class ResetRun(Struct):
         minors = selection.minors or frozenset(range(256))
         uuids = [gpu.uuid or "GPU-" for gpu in selection.gpus]
         ends = time.monotonic() + self.wait_seconds
-        strange_since, told, told_at = None, None, 0.0
+        unknown_since, reported, reported_at = None, None, 0.0
         while True:
             self._pause(_PAUSED_SECONDS)
             found = holders(open_in(self.own.host_root, minors), assigned(self.own.host_root, uuids), self.marks.pods())
             if not found:
                 return
             now = time.monotonic()
-            strange = [holder for holder in found if holder.kind is HolderKind.FOREIGN]
-            strange_since = (strange_since or now) if strange else None
-            if strange_since is not None and now - strange_since >= FOREIGN_SECONDS:
-                raise NodeNotResettable(f"in use by {_listed(strange)}, which this command does not end")
+            unknown = [holder for holder in found if holder.kind is HolderKind.FOREIGN]
+            unknown_since = (unknown_since or now) if unknown else None
+            if unknown_since is not None and now - unknown_since >= FOREIGN_SECONDS:
+                raise NodeNotResettable(f"in use by {_listed(unknown)}, which this command does not end")
             if now >= ends:
                 raise NodeNotResettable(f"still in use after {self.wait_seconds:.0f} s: {_listed(found)}")
-            if found != told or now - told_at >= _RENEWED_SECONDS:
+            if found != reported or now - reported_at >= _RENEWED_SECONDS:
                 log.info("waiting until the GPUs are free", holders=[str(holder) for holder in found[:_MOST_NAMED]])
                 evicted = (HolderKind.WORKLOAD, HolderKind.OPERAND)
                 pods = dict.fromkeys(holder.pod for holder in found if holder.kind in evicted)
                 self.progress = replace(self.progress, pods=tuple(pods))
                 self.marks.tell(self.begun, self.progress)
-                told, told_at = found, now
+                reported, reported_at = found, now
             if self.stopping.wait(_PAUSE_SECONDS):
                 raise NodeNotResettable("stopped before the reset")
 

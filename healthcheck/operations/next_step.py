@@ -13,6 +13,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from healthcheck.catalog.gpu_resets import known_failure
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
 from healthcheck.node.state import NodeState
@@ -121,19 +122,17 @@ def _step(recommendation: str, node: NodeState, findings: Sequence[FindingRow]) 
 
 
 def _reset(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
-    """Return the step that resets the GPUs named by findings of RESET.
+    """Return the step that resets the GPUs with findings of RESET.
 
-    If a finding names something else, such as a switch, reset all GPUs.
+    A finding on something else, such as a switch, needs a reboot, and so does a platform on which resets fail.
     """
+    failure = known_failure(node.provider_id)
     places = [finding.subject or "" for finding in findings if finding.severity is Severity.RESET]
-    gpus = [match[1] for place in places if (match := _GPU.match(place))]
-    only = f" -i {','.join(dict.fromkeys(gpus))}" if gpus and len(gpus) == len(places) else ""
-    shell = f"kubectl debug node/{node.name} -it --profile=sysadmin --image=busybox -- chroot /host"
-    return NextStep(
-        (f"{shell} nvidia-smi --gpu-reset{only}", _again(node)),
-        "A reset fails while a process has the GPU open (dcgm-exporter, a device plugin, persistence daemon): stop "
-        "that process first, or reboot.",
-    )
+    if failure is not None:
+        return replace(_reboot(node), note=f"A reset is known to fail here: {failure.why}.")
+    if not places or not all(map(_GPU.match, places)):
+        return _reboot(node)
+    return NextStep((f"gpu-healthcheck reset {node.name}", _again(node)))
 
 
 def _reboot(node: NodeState) -> NextStep:

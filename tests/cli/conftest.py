@@ -44,15 +44,17 @@ def workshop(scheduled: ControlPlane, short_root: Path, tmp_path: Path) -> Itera
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
     program.chmod(0o755)
-    folder = tmp_path / "pods"
-    folder.mkdir()
+    folder, config = tmp_path / "pods", tmp_path / "config"
+    for one in (folder, config):
+        one.mkdir()
+    (config / "ESCALATE_AFTER").write_text("0")
     environment = {
         "PYTHONPATH": str(ROOT),
         "METRICS_PORT": "0",
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
         "STATE_DIR": str(tmp_path / "state"),
         "REPORT_DIR": str(tmp_path / "reports"),
-        "CONFIG_DIR": str(tmp_path / "config"),
+        "CONFIG_DIR": str(config),
     }
     with SimulatedNode.create(short_root / "n", "p5.48xlarge") as node:
         node.install_nvidia_smi()

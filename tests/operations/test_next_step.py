@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import TAINT, NodeState
-from healthcheck.operations.next_step import Platform, cordon_of_card, next_step, platform_of
+from healthcheck.operations.next_step import NextStep, Platform, cordon_of_card, next_step, platform_of
 from healthcheck.text.json_rows import row_in
 from quarantine.recommendation import Recommendation
 
@@ -103,25 +103,30 @@ def test_a_machine_that_nobody_here_can_reboot_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("findings", "only"),
+    ("findings", "is_reset"),
     [
-        ([("RESET", "gpu/0000:18:00.0")], " -i 0000:18:00.0"),
-        ([("RESET", "gpu/0000:18:00.0"), ("RESET", "gpu/0000:18:00.0")], " -i 0000:18:00.0"),
-        (
-            [("RESET", "gpu/0000:18:00.0"), ("RESET", "gpu/0000:2a:00.0"), ("MONITOR", "node")],
-            " -i 0000:18:00.0,0000:2a:00.0",
-        ),
-        ([("RESET", "gpu/0000:18:00.0"), ("RESET", "nvswitch/0000:85:00.0")], ""),
-        ([("RESET", "gpu/0000:18:00.0; rm -rf /")], ""),
-        ([], ""),
+        ([("RESET", "gpu/0000:18:00.0")], True),
+        ([("RESET", "gpu/0000:18:00.0"), ("RESET", "gpu/0000:2a:00.0"), ("MONITOR", "node")], True),
+        ([("RESET", "gpu/0000:18:00.0"), ("RESET", "nvswitch/0000:85:00.0")], False),
+        ([("RESET", "gpu/0000:18:00.0; rm -rf /")], False),
+        ([], False),
     ],
 )
-def test_the_gpus_that_are_reset_are_those_with_a_finding(findings: list[tuple[str, str]], only: str) -> None:
-    rows = [{"severity": severity, "subject": subject} for severity, subject in findings]
+def test_gpus_are_reset_by_the_command_and_anything_else_by_a_reboot(
+    findings: list[tuple[str, str]], is_reset: bool
+) -> None:
+    rows = [row_in(FindingRow, {"severity": severity, "subject": subject}) for severity, subject in findings]
 
-    first, second = next_step("reset", EC2, [row_in(FindingRow, row) for row in rows]).commands
+    step = next_step("reset", ELSEWHERE, rows)
 
-    assert (first.partition("nvidia-smi ")[2], second) == (f"--gpu-reset{only}", AGAIN)
+    assert step == (NextStep(("gpu-healthcheck reset n", AGAIN)) if is_reset else next_step("reboot", ELSEWHERE, ()))
+
+
+def test_a_platform_on_which_resets_fail_is_rebooted() -> None:
+    step = next_step("reset", EC2, [row_in(FindingRow, {"severity": "RESET", "subject": "gpu/0000:18:00.0"})])
+
+    assert step.commands == next_step("reboot", EC2, ()).commands
+    assert "known to fail" in step.note
 
 
 @pytest.mark.parametrize("cordoned", [False, True])

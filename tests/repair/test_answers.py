@@ -34,7 +34,7 @@ DONE = "GPU 00000000:1A:00.0 was successfully reset.\nAll done.\n"
         (0, "No devices were found", ResetOutcome.FAILED),
     ],
 )
-def test_answers_are_told_apart(code: int, text: str, outcome: ResetOutcome) -> None:
+def test_answers_differ(code: int, text: str, outcome: ResetOutcome) -> None:
     assert read_reset_answer(code, text).outcome is outcome
 
 
@@ -63,7 +63,7 @@ NVSWITCH = PciFunction("0000:85:00.0", 0x10DE, 0x22A3, 0x068000, "nvidia-nvswitc
 @pytest.mark.parametrize("name", ["1", "GPU-1", "0000:11:00.0"])
 def test_a_gpu_is_found_by_each_of_its_names(name: str) -> None:
     chosen = select([name], [gpu(0), gpu(1)], [on_pci(0), on_pci(1), NVSWITCH])
-    assert ([row.index for row in chosen.gpus], chosen.names, chosen.minors) == (["1"], ("GPU-1",), {1})
+    assert ([row.index for row in chosen.gpus], list(chosen.names), set(chosen.minors)) == (["1"], ["GPU-1"], {1})
 
 
 def test_linked_gpus_before_ampere_are_reset_together() -> None:

@@ -70,7 +70,7 @@ def test_the_driver_containers_nvidia_smi_is_used_where_the_host_has_none(world:
         ("unknown-error", "failed: GPU"),
     ],
 )
-def test_the_answers_of_nvidia_smi_are_told_apart(world: ResetWorld, file: str, reason: str) -> None:
+def test_the_answers_of_nvidia_smi_differ(world: ResetWorld, file: str, reason: str) -> None:
     world.host.write_value(f"nvidia-smi/{file}", "")
 
     ended = world.reset()
