@@ -27,6 +27,7 @@ from healthcheck.settings.values import NodeSettings
 from healthcheck.verdict.acknowledgement import UNTOLD
 from quarantine.recommendation import Recommendation
 from quarantine.settings import QuarantineSettings
+from repair.settings import ResetSettings
 from sim.scenarios import Expected, Scenario, scenarios
 from sweeper.settings import SweeperSettings
 from tools import docs, glossary, manifests
@@ -222,12 +223,12 @@ def test_the_config_map_holds_the_profiles_and_every_key_that_somebody_reads() -
 
 
 def test_manifests_set_no_variable_that_no_settings_class_knows() -> None:
-    kinds = (AgentSettings, SweeperSettings, QuarantineSettings)
+    kinds = (AgentSettings, SweeperSettings, QuarantineSettings, ResetSettings)
     known = {key for kind in kinds for key in settings_of(kind)}
     known |= {"NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}  # read by NVIDIA's container runtime
     containers = [container for document in documents() for container in containers_in(document)]
     names = {entry["name"] for container in containers for entry in container.get("env", [])}
-    assert (len(containers), names - known) == (4, set())
+    assert (len(containers), names - known) == (5, set())
 
 
 def containers_in(value: Any) -> list[dict[str, Any]]:

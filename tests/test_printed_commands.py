@@ -92,7 +92,6 @@ NOT_RUN = {
     r"apiclient set": "of Bottlerocket",
     r"aws \S+ .*": "asks a cloud to reboot or replace a machine",
     r"rm -rf /var/lib/gpu-healthcheck /var/log/gpu-healthcheck": "on the node's own disk; after `uninstall` alone",
-    r"kubectl debug node/\* .*": "starts a pod on a real kubelet",
     r"kubectl delete (daemonsets|roles),\S+ --all-namespaces -l \*": "all that is ours; after `uninstall` alone",
 }
 """Each with the reason: hardware, another distribution, or a person's decision."""

@@ -54,7 +54,7 @@ _LABELS = {
     "status": "Health of the node: pass, warn, fail or unknown.",
     "severity": "The worst active finding, or PASS.",
     "last-check": "Time of the agent's last write to the Node: at each change, and about once an hour.",
-    "mode": "Kind of the deep run that uses the node: sweep, l2 or quarantine.",
+    "mode": "Kind of the run that uses the node: sweep, l2, quarantine or reset.",
     "enabled": "Set by a person for a GPU node without another label that marks it.",
 }
 _TAINTS = {
@@ -136,6 +136,7 @@ _ANNOTATIONS = {
     "results": "The agent's record of its node, as JSON.",
     "sweep-result": "The record of the last level 2, by a sweep or by the agent.",
     "quarantine-result": "The record of the last quarantine run: tests, findings and recommendation.",
+    "reset-result": "The record of the last reset of GPUs: its GPUs, steps and result.",
     "run": "Claim of a deep run on the node, with its owner and end; after the end, any deep run may remove it.",
     "release": "A person's release of findings, until the agent has applied it.",
     "cordoned-by": "The quarantine run that cordoned the node; no other cordon is ever lifted.",
