@@ -33,7 +33,7 @@ from sweeper.settings import SweeperSettings
 from tools import docs, glossary, manifests
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("healthcheck", "diagnosis", "agent", "sweeper", "quarantine")
+PARTS = ("healthcheck", "diagnosis", "agent", "sweeper", "quarantine", "repair")
 ROOMS = sorted(
     str(file.parent.relative_to(ROOT)).removeprefix("healthcheck/")
     for part in (*PARTS, "cli")

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from sim.control_plane import ControlPlane
+from sim.device_plugin import DevicePlugin
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
 from sim.node import SimulatedNode
 from sim.pod_resources import serving_pod_resources
 from tests.cli.quarantine_world import ROOT, Hospital
-from tests.cli.reset_world import DevicePlugin, Workshop
+from tests.cli.reset_world import Workshop
 from tests.scheduling import scheduled
 
 __all__ = ["hospital", "scheduled", "workshop"]

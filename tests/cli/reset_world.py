@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from healthcheck.operations.reset_job import job_name
 from sim.control_plane import ControlPlane
-from sim.host_services import Container
+from sim.device_plugin import DEPLOY, PLUGIN, DevicePlugin
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
 from tests.waiting import GIVE_UP_SECONDS, eventually
@@ -22,63 +21,8 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 P = "gpu-healthcheck.aws-samples.io"
 ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/default/pods"
-DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
 JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs"
 BUDGET = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
-DEPLOY = "nvidia.com/gpu.deploy.device-plugin"
-PLUGIN = "nvidia-device-plugin-daemonset"
-_PLUGIN_PID = 6001
-_LOOK_SECONDS = 0.2
-
-
-@dataclass
-class DevicePlugin:
-    """Stand-in for NVIDIA's device plugin and the kubelet's count of its GPUs.
-
-    A GPU that was lost stays out of `allocatable` until the plugin's pod is another one, as with NVIDIA's (issue 1014).
-    While it runs, it has every GPU open.
-    """
-
-    plane: ControlPlane
-    node: SimulatedNode
-    name: str
-    lost: int = 0
-    _uid: str = ""
-    _stopping: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
-            self._look()
-
-    def _look(self) -> None:
-        selector = f"labelSelector=app%3D{PLUGIN}&fieldSelector=spec.nodeName%3D{self.name}"
-        pods = [
-            pod
-            for pod in self.plane.request("GET", f"{PODS}?{selector}").body["items"]
-            if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
-        ]
-        uid = pods[0]["metadata"]["uid"] if pods else ""
-        if uid != self._uid:
-            self._uid = uid
-            self.lost = 0
-            self.node.services.end_process(_PLUGIN_PID)
-            if uid:
-                group = Container(f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/x")
-                self.node.services.start_in_container(_PLUGIN_PID, "nvidia-device-plugin", group)
-                for gpu in self.node.gpus:
-                    self.node.open_gpu(gpu.index, _PLUGIN_PID)
-        count = len(self.node.gpus) - self.lost if uid else 0
-        amounts = {"allocatable": {"nvidia.com/gpu": str(count)}, "capacity": {"nvidia.com/gpu": "8"}}
-        self.plane.request("PATCH", f"/api/v1/nodes/{self.name}/status", {"status": amounts})
 
 
 @dataclass
@@ -95,20 +39,10 @@ class Workshop:
     # --- making
 
     def run_plugin(self, *, operator: bool) -> None:
-        """Run the device plugin as a DaemonSet, selected by the operator's label if the operator runs."""
-        labels = {"app": PLUGIN}
-        spec: dict[str, Any] = {
-            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-            "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "plugin", "image": "x"}],
-        }
+        """Run the device plugin, selected by the operator's label if the operator runs."""
         if operator:
-            spec["nodeSelector"] = {DEPLOY: "true"}
             self.patch({"metadata": {"labels": {DEPLOY: "true"}}})
-        template = {"metadata": {"labels": labels}, "spec": spec}
-        body = {"metadata": {"name": PLUGIN}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
-        answer = self.plane.request("POST", DAEMON_SETS, body)
-        assert answer.status == 201, answer.message
+        self.plugin.install(operator=operator)
         eventually(lambda: self.allocatable == 8)
 
     def add_pod(self, name: str, gpu: int, **metadata: Any) -> None:
@@ -228,7 +162,7 @@ class Workshop:
 
     def close(self) -> None:
         self.plane.request("DELETE", f"{JOBS}/{job_name(self.name)}?propagationPolicy=Background")
-        self.plane.request("DELETE", f"{DAEMON_SETS}/{PLUGIN}")
+        self.plugin.remove()
         self.plane.request("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets")
         self.plane.request("DELETE", f"{PODS}?gracePeriodSeconds=0")
         self.plane.request("DELETE", f"/api/v1/nodes/{self.name}")

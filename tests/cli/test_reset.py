@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.text.moments import moment
-from tests.cli.reset_world import DEPLOY, P, Workshop
+from sim.device_plugin import DEPLOY
+from tests.cli.reset_world import P, Workshop
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster

@@ -1,0 +1,94 @@
+"""Reset of a GPU: from the finding until a pod runs on that GPU again, without the time of DCGM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench.gpu_work import wait
+from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
+from bench.stage import Stage
+from go_programs.build import ProgramError
+from healthcheck.model import PREFIX
+from sim.control_plane import ControlPlane, install
+from sim.device_plugin import DEPLOY, DevicePlugin
+from sim.kubelet import Kubelets
+from sim.node import SimulatedNode
+
+AIM_SECONDS = 60.0
+"""NVSentinel's objective for one GPU is 120 s."""
+_NODE = "reset"
+_PODS, _ROOT = "/api/v1/namespaces/default/pods", Path(__file__).parents[1]
+_NOTES = (
+    "reset: real agent, command and Job, without DCGM; nvidia-smi, device plugin and kubelet are stand-ins, which need",
+    "       no time",
+)
+
+
+def measure(stage: Stage) -> Outcome:
+    folder = stage.folder / "reset"
+    programs = folder / "programs"
+    programs.mkdir(parents=True)
+    (programs / "gpu-healthcheck").write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    (programs / "gpu-healthcheck").chmod(0o755)
+    (folder / "ESCALATE_AFTER").write_text("0")
+    host = stage.make_node()
+    host.install_nvidia_smi()
+    environment = {
+        "PYTHONPATH": str(_ROOT),
+        "METRICS_PORT": "0",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
+        "CONFIG_DIR": str(folder),
+        "STATE_DIR": str(folder / "state"),
+        "REPORT_DIR": str(folder / "reports"),
+    }
+    try:
+        with (
+            ControlPlane(controllers=True, scheduler=True) as plane,
+            Kubelets(plane, folder, {_NODE: host.root}, environment, programs),
+        ):
+            install(plane)
+            labels = {"nvidia.com/gpu.present": "true", DEPLOY: "true"}
+            plane.create_node(_NODE, labels=labels, provider_id="metal://reset")
+            with DevicePlugin(plane, host, _NODE) as plugin:
+                plugin.install(operator=True)
+                seconds = [_reset(plane, host, plugin) for _ in range(stage.length.preemptions)]
+    except ProgramError as error:
+        raise CouldNotMeasure(str(error)) from error
+    figure = f"p50 {percentile(seconds, 0.5):.1f}, max {max(seconds):.1f} s"
+    what = f"RESET finding on the Node → a pod runs on all GPUs again, {len(seconds)} times"
+    met = stage.length.met(max(seconds) <= AIM_SECONDS)
+    return Outcome((Row(what, f"≤ {AIM_SECONDS:g} s", figure, met),), {"seconds": summary(seconds)}, _NOTES)
+
+
+def _reset(plane: ControlPlane, host: SimulatedNode, plugin: DevicePlugin) -> float:
+    wait(lambda: _allocatable(plane) == len(host.gpus))
+    host.xid(2, 62, "Internal micro-controller halt")
+    plugin.lost = 1
+    wait(lambda: _is_tainted(plane))
+    began = time.monotonic()
+    amounts = {"nvidia.com/gpu": str(len(host.gpus))}
+    container = {"name": "work", "image": "x", "resources": {"limits": amounts, "requests": amounts}}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    plane.request("POST", _PODS, {"metadata": {"name": "work"}, "spec": spec})
+    command = [sys.executable, "-m", "cli", "reset", _NODE, "--kubeconfig", str(plane.kubeconfig)]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CouldNotMeasure(f"the reset ended with exit code {done.returncode}: {done.stdout[-500:]}{done.stderr}")
+    wait(lambda: plane.request("GET", f"{_PODS}/work").body["status"].get("phase") == "Running")
+    seconds = time.monotonic() - began
+    plane.request("DELETE", f"{_PODS}/work")
+    wait(lambda: plane.request("GET", f"{_PODS}/work").status != 200)
+    return seconds
+
+
+def _allocatable(plane: ControlPlane) -> int:
+    status = plane.request("GET", f"/api/v1/nodes/{_NODE}").body["status"]
+    return int(status.get("allocatable", {}).get("nvidia.com/gpu", 0))
+
+
+def _is_tainted(plane: ControlPlane) -> bool:
+    taints = plane.request("GET", f"/api/v1/nodes/{_NODE}").body["spec"].get("taints") or ()
+    return any(taint["key"] == f"{PREFIX}/unhealthy" for taint in taints)
