@@ -75,7 +75,7 @@ def test_the_list_of_commands_loads_the_file_of_none(words: tuple[str, ...]) -> 
     assert [name for name in COMMANDS if name not in shown] == []
 
 
-@pytest.mark.parametrize("name", [name for name in [*COMMANDS, "sweep"] if name != "quarantine"])
+@pytest.mark.parametrize("name", [name for name in [*COMMANDS, "sweep"] if name not in {"quarantine", "reset"}])
 def test_a_help_loads_no_client_and_no_other_command(name: str) -> None:
     modules = loaded(name, "-h")
 

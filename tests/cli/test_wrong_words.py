@@ -42,6 +42,10 @@ WRONG: dict[str, tuple[tuple[str, str], ...]] = {
         ("a,,b", "'' is not a valid node name"),
         ("A b", "'A b' is not a valid node name"),
     ),
+    "--gpu": (
+        ("", "a GPU is named by its UUID, its PCI address or its index"),
+        ("GPU-1", "a GPU is named by its UUID, its PCI address or its index"),
+    ),
     "--reason": (
         ("", "the reason is empty"),
         ("  ", "the reason is empty"),
@@ -73,7 +77,7 @@ def options() -> Iterator[tuple[str, Any]]:
 CASES = [
     (command, option.opts[0], value, said)
     for command, option in options()
-    if command not in {"agent", "sweep", "sweep-run", "quarantine-run"}
+    if command not in {"agent", "sweep", "sweep-run", "quarantine-run", "reset-run"}
     for value, said in WRONG.get(option.opts[0], ())
 ]
 
