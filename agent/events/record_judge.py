@@ -132,9 +132,10 @@ class RecordJudge:
     def _remember(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
         outcomes = [self._with_set_aside(outcome) for outcome in outcomes]
         self._ledger.kernel_log_judged(outcomes, cursor)
+        gpus = self._state.memory.gpus
         for outcome in outcomes:
             for sighting in outcome.sightings:
-                self._telemetry.count(sighting)
+                self._telemetry.count(sighting, gpus)
 
     def _with_set_aside(self, outcome: Outcome) -> Outcome:
         """Keep a check unobserved for a while after its record was set aside: later records do not replace it."""

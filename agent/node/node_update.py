@@ -101,7 +101,16 @@ class NodeUpdate:
         self._telemetry.withheld.set(not grant.held and not node.tainted())
         if (after := self._state.node) is not None:
             self._taint.settle(after)
+            self._measure_taint(view, was_tainted=node.tainted(), node=after)
         return stands
+
+    def _measure_taint(self, view: AgentView, *, was_tainted: bool, node: NodeState) -> None:
+        slots = self.slot.usage(view.rules.max_unhealthy_percent)
+        self._telemetry.show_taint(tainted=self._taint.stands(node), slots=slots)
+        faults = [entry for entry in view.verdict.standing if entry.finding.severity >= view.rules.taint_severity]
+        if faults and node.tainted() and not was_tainted:
+            first = min(entry.first_seen for entry in faults)
+            self._telemetry.fault_to_taint.observe(max((self._state.now().wall - first).total_seconds(), 0.0))
 
     def _view(self, known: AgentKnowledge, node: NodeState) -> AgentView:
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)

@@ -237,8 +237,7 @@ class NodeWriter(threading.Thread):
     def _measure(self, verdict: Verdict) -> None:
         unseen = {row.check for row in verdict.unobserved}
         blind = {group.check: group.check in unseen for group in verdict.groups}
-        findings = [finding.finding for finding in verdict.standing]
-        self._telemetry.show_verdict(verdict.severity, verdict.status, findings, blind)
+        self._telemetry.show_verdict(verdict.severity, verdict.status, verdict.standing, blind)
 
 
 def _is_news_to(verdict: Verdict, node: NodeState) -> bool:

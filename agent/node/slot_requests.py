@@ -102,6 +102,10 @@ class SlotRequests(threading.Thread):
             self._lacked = self._state
             return SlotGrant(held=False, why=self._why)
 
+    def usage(self, percent: int) -> tuple[int, int] | None:
+        """Return the number of slots in use and allowed, by the last counts; None before the first."""
+        return self._slot.usage(percent)
+
     def free(self, node: NodeState) -> None:
         """Release the slot."""
         with self._condition:

@@ -273,6 +273,10 @@ class AgentProcess:
     def metric(self, name: str) -> float:
         return self.metrics().get(name, 0.0)
 
+    def xids(self, code: str) -> float:
+        """Return the number of lines with this code, of all GPUs."""
+        return sum(count for name, count in self.metrics().items() if name.startswith(f"xids_total{{{code},"))
+
     def wait_for_looks(self, more: int = 1) -> None:
         """Wait until `more` further check cycles have ended, without the cycle that runs already."""
         wanted = self.metric("looks_total") + 1 + more
