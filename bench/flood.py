@@ -274,7 +274,7 @@ def remembered(seat: Seat) -> dict[str, int]:
 
 
 def _by_code(xids: Mapping[str, int]) -> dict[str, int]:
-    counts: dict[str, float] = defaultdict(float)
+    counts: Counter[str] = Counter()
     for key, count in xids.items():
         counts[key.partition(" ")[0]] += count
     return counts

@@ -212,7 +212,7 @@ def metrics_page() -> str:
 
 _SCRAPING = (
     "With the Prometheus operator `kubectl apply -k kubernetes/overlays/monitoring` has every agent scraped and brings",
-    "[the rules](../monitoring/rules.yaml) and, for Grafana's sidecar, [the dashboard](../monitoring/dashboard.json),",
+    "[the rules](../monitoring/rules.yaml) and, for Grafana's sidecar, [the dashboard](../charts/gpu-healthcheck/dashboard/gpu-healthcheck.json),",
     "which a person can import too. Without the operator take the rules into `rule_files`, and give the series the",
     "label `node`:\n",
     "```yaml",

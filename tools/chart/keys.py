@@ -21,7 +21,6 @@ SWEEP: Identity = ("CronJob", "gpu-healthcheck-sweep-node")
 QUARANTINE: Identity = ("CronJob", "gpu-healthcheck-quarantine-node")
 POD_MONITOR: Identity = ("PodMonitor", "gpu-healthcheck")
 RULES: Identity = ("PrometheusRule", "gpu-healthcheck")
-DASHBOARD: Identity = ("ConfigMap", "gpu-healthcheck-dashboard")
 CONFIG: Identity = ("ConfigMap", "gpu-healthcheck-config")
 
 _TEMPLATE: Steps = ("spec", "template", "spec")
@@ -399,5 +398,5 @@ KEYS = (
 
 ADDED = {"monitoring": "", "dra": "dra", "device-taints": "deviceTaints"}
 """Overlays that only add objects, with the key KEY that enables each by KEY.enabled."""
-LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule", DASHBOARD: "dashboards"}
+LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule"}
 """Objects with their own KEY.enabled; KEY.labels is added to their labels."""
