@@ -93,7 +93,9 @@ def test_the_rules_follow_the_values_and_are_plain_rules_with_the_documented_com
         "utilization": 3,
         "sweeperSeconds": 86400,
     }
-    file.write_text(json.dumps({"prometheusRule": chosen, "settings": {"CHECK_INTERVAL": 900, "MAX_UNHEALTHY_PERCENT": 7}}))
+    file.write_text(
+        json.dumps({"prometheusRule": chosen, "settings": {"CHECK_INTERVAL": 900, "MAX_UNHEALTHY_PERCENT": 7}})
+    )
     groups = plain_rules(helm, f"--values={file}")["groups"]
     rules = {rule.get("alert") or rule["record"]: rule for group in groups for rule in group["rules"]}
     texts = " ".join(rule["expr"] for rule in rules.values())

@@ -222,7 +222,7 @@ class TestServing:
         metrics = watched.agent.metrics()
         assert (metrics["node_severity"], metrics["node_status{pass}"], metrics["node_status{fail}"]) == (3, 0, 1)
         gpu = watched.host.gpus[3]
-        assert (metrics["standing_findings{REBOOT}"], metrics[f"xids_total{{79,3,{gpu.uuid}}}"]) == (1, 1)
+        assert (metrics["standing_findings{REBOOT}"], metrics[f"xids_total{{{gpu.uuid},79,3}}"]) == (1, 1)
         eventually(lambda: watched.agent.metric("tainted") == 1)
         metrics = watched.agent.metrics()
         assert (metrics["fault_to_taint_seconds_count"], metrics["fault_to_taint_seconds_bucket{+Inf}"]) == (1, 1)
