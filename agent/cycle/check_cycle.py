@@ -93,7 +93,10 @@ class Cycle:
         expected = self._state.expectation()
         outcomes = judge(checks, evidence, expected)
         self._show_sources(evidence)
-        self._telemetry.show_times(evidence.seconds, {outcome.check: outcome.seconds for outcome in outcomes})
+        if self._state.settings.values.metrics_timings:
+            self._telemetry.show_times(evidence.seconds, {outcome.check: outcome.seconds for outcome in outcomes})
+        else:
+            self._telemetry.show_times({}, {})
         gpus = answer.gpus if isinstance(answer, Gpus) else ()
         after = self._ledger.look_ended(JudgedCycle(outcomes, gpus, began, evidence, expected.instance_type))
         self._account(began)
