@@ -131,7 +131,7 @@ def _in_pods(*path: str | int, of: tuple[Identity, ...] = tuple(PODS), block: bo
 def _by_alert(alerts: Iterable[str], pattern: str) -> Schema:
     """Return the schema of a map from names of alerts."""
     value = {"type": "string", "pattern": pattern}
-    return {"type": "object", "properties": dict.fromkeys(alerts, value), "additionalProperties": False}
+    return {"type": "object", "propertyNames": {"enum": sorted(alerts)}, "additionalProperties": value}
 
 
 def _resources(of: Identity) -> tuple[Place, ...]:
