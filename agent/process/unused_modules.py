@@ -41,7 +41,6 @@ def _proxies() -> dict[str, str]:
 
 
 _CLIENT = ("dynamic", "informer", "leaderelection", "stream", "watch", "client.models")
-_SOURCES = ("aws", "azure", "cli", "gcp", "json", "nested_secrets", "pyproject", "toml", "yaml")
 _METADATA = UnusedModule("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError)
 UNUSED: tuple[ModuleType, ...] = (
     *(UnusedModule(f"kubernetes.{part}") for part in _CLIENT),  # we send plain objects, and read watches ourselves
@@ -70,16 +69,6 @@ UNUSED: tuple[ModuleType, ...] = (
     UnusedModule("zipfile"),  # for importlib.resources in an installed archive
     UnusedModule("html.entities", html5={}, name2codepoint={}),  # http.server only escapes
 )
-UNUSED_BY_THE_READER: tuple[ModuleType, ...] = (
-    # Our settings are the environment and one directory's files.
-    *(UnusedModule(f"pydantic_settings.sources.providers.{one}") for one in _SOURCES),
-    UnusedModule("dotenv"),
-    *(UnusedModule(name) for name in ("asyncio", "argparse")),  # for command lines that pydantic_settings can make
-    UnusedModule("importlib.resources.abc"),  # of settings inside a package
-    _METADATA,  # for pydantic's plugins
-    UnusedModule("pydantic.json_schema"),  # for a schema of the settings, unused
-)
-"""Modules that the child which reads the settings never uses; it runs for 0.2 s."""
 
 
 @contextmanager
