@@ -26,7 +26,6 @@ from healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-    from pydantic.fields import FieldInfo
 
 T = TypeVar("T", bound=Struct)
 Seen = tuple[tuple[str | int, ...], ...]
@@ -115,7 +114,7 @@ def read_variables(declared: type[T]) -> T:
     from pydantic import ValidationError  # noqa: PLC0415 - slower than a whole check cycle
 
     try:
-        return _values(declared, _model(declared)())
+        return declared(**dict(_model(declared)()))
     except ValidationError as error:
         raise SettingsError(tuple(_bad_values(error, declared, None))) from error
 
@@ -176,6 +175,7 @@ def _read_profiles(directory: Path | None) -> Profiles:
 def _read_values(directory: Path | None) -> tuple[NodeSettings, tuple[BadValue, ...]]:
     """Return the values, with defaults for invalid ones, and the invalid ones. Raises Shortage."""
     from pydantic import ValidationError  # noqa: PLC0415 - slower than a whole check cycle
+    from pydantic_settings import SecretsSettingsSource  # noqa: PLC0415
     from pydantic_settings import SettingsError as SourceError  # noqa: PLC0415
 
     try:
@@ -184,77 +184,41 @@ def _read_values(directory: Path | None) -> tuple[NodeSettings, tuple[BadValue, 
         raise
     except ProbeError as error:
         return NodeSettings(), (_not_readable(str(error).removeprefix(f"{directory}: "), directory),)
-    bad, known = tuple(_unreadable(folder)), settings_of(NodeSettings)
-    for _ in ("with the values as written", "with defaults for invalid values"):
-        defaults = {value.key: known[value.key].default for value in bad if value.key in known}
+    bad = tuple(_unreadable(folder))
+    for _ in ("all values", "without the invalid ones"):
+        model = _model(NodeSettings, frozenset(value.key for value in bad))
         try:
-            return _values(NodeSettings, _model(NodeSettings)(_secrets_dir=folder, **defaults)), bad
+            files = SecretsSettingsSource(model, folder)() if folder else {}
+            if folder and OVERRIDES in files:  # with its leading empty lines: an error names the line
+                files[OVERRIDES] = (folder / OVERRIDES).read_text(encoding="utf-8")
+            return NodeSettings(**dict(model(**files))), bad  # they outrank the environment: the last edit must apply
         except ValidationError as error:
             bad = (*bad, *_bad_values(error, NodeSettings, directory))
-        except SourceError as error:  # a file was replaced while it was read
-            if isinstance(error.__cause__, OSError):
-                refuse_shortage(error.__cause__)
+        except (SourceError, OSError, UnicodeDecodeError) as error:  # a file was replaced while it was read
+            _is_passing(error.__cause__ if isinstance(error.__cause__, OSError) else error)
             return NodeSettings(), (*bad, _not_readable(str(error), directory))
     return NodeSettings(), bad
 
 
-def _values(declared: type[T], read: Any) -> T:
-    return declared(**{setting.name: getattr(read, setting.name) for setting in settings_of(declared).values()})
-
-
 @cache
-def _model(declared: type[Struct]) -> type[Any]:
-    """Return pydantic's form of the declaration. pydantic is loaded here: it uses 8 MiB (docs/decisions/notes.md)."""
+def _model(declared: type[Struct], left_out: frozenset[str] = frozenset()) -> type[Any]:
+    """Return pydantic's form of the declaration. pydantic is loaded here: it uses 8 MiB (docs/decisions/notes.md).
+
+    Settings that are left out have their defaults.
+    """
     from pydantic import Field, create_model  # noqa: PLC0415
-    from pydantic_settings import (  # noqa: PLC0415
-        BaseSettings,
-        InitSettingsSource,
-        PydanticBaseSettingsSource,
-        SecretsSettingsSource,
-        SettingsConfigDict,
-    )
+    from pydantic_settings import BaseSettings, SettingsConfigDict  # noqa: PLC0415
 
-    class ConfigMap(SecretsSettingsSource):
-        """Source of the mounted files, except for the keys whose file is unreadable."""
-
-        excluded: frozenset[str] = frozenset()
-
-        def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-            if field.alias in self.excluded:
-                return None, str(field.alias), False
-            value, key, is_complex = super().get_field_value(field, field_name)
-            if field.alias == OVERRIDES and isinstance(value, str) and isinstance(self.secrets_dir, Path):
-                # Its leading empty lines count in the number of an invalid line.
-                value = (self.secrets_dir / OVERRIDES).read_text(encoding="utf-8")
-            return value, key, is_complex
-
-    class Sources(BaseSettings):
+    class Variables(BaseSettings):
         model_config = SettingsConfigDict(extra="ignore", case_sensitive=True)
-
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            """Return the sources in order. The files outrank the environment, because the last edit must apply."""
-            del dotenv_settings
-            if isinstance(file_secret_settings, SecretsSettingsSource) and isinstance(
-                init_settings, InitSettingsSource
-            ):
-                file_secret_settings = ConfigMap(settings_cls, file_secret_settings.secrets_dir)
-                file_secret_settings.excluded = frozenset(init_settings.init_kwargs)
-            return (init_settings, file_secret_settings, env_settings)
 
     fields: dict[str, Any] = {}
     for setting in settings_of(declared).values():
-        limits: dict[str, Any] = {name: getattr(setting.limits, name) for name in _LIMITS}
-        default = ... if setting.default is NODEFAULT else setting.default
-        fields[setting.name] = _type(setting), Field(default, alias=setting.key, **limits)
-    return create_model(declared.__name__, __base__=Sources, **fields)
+        if setting.key not in left_out:
+            limits: dict[str, Any] = {name: getattr(setting.limits, name) for name in _LIMITS}
+            default = ... if setting.default is NODEFAULT else setting.default
+            fields[setting.name] = _type(setting), Field(default, alias=setting.key, **limits)
+    return create_model(declared.__name__, __base__=Variables, **fields)
 
 
 def _type(setting: Setting) -> Any:

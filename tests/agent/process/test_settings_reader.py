@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from pytest_mock import MockerFixture
 
 from agent.process import settings_reader
