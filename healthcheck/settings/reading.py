@@ -210,6 +210,8 @@ def _model(declared: type[Struct], left_out: frozenset[str] = frozenset()) -> ty
     from pydantic_settings import BaseSettings, SettingsConfigDict  # noqa: PLC0415
 
     class Variables(BaseSettings):
+        """Environment variables by their exact names."""
+
         model_config = SettingsConfigDict(extra="ignore", case_sensitive=True)
 
     fields: dict[str, Any] = {}
@@ -244,7 +246,9 @@ def _bad_values(error: ValidationError, declared: type[Struct], directory: Path 
         rule = str(entry.get("ctx", {}).get("error", ""))
         allowed = rule or (setting.allowed if setting else "") or str(entry["msg"])
         where = str(directory / key) if directory is not None and (directory / key).exists() else _ENVIRONMENT
-        value = None if entry["type"] == "missing" else str(entry["input"]).strip()[:_LONGEST_VALUE]
+        value = None if entry["type"] == "missing" else str(entry["input"])
+        if value is not None and declared is NodeSettings:  # a ConfigMap's text may have 1 MiB
+            value = value.strip()[:_LONGEST_VALUE]
         yield BadValue(key, value, allowed, where)
 
 
