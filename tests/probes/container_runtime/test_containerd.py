@@ -531,10 +531,10 @@ def test_invalid_utf8_is_reported_with_its_position(tmp_path: Path) -> None:
         (
             "[plugins.cri.containerd.runtimes.nvidia.options]\nSystemdCgroup = 1",
             2,
-            "SystemdCgroup is neither true nor false",
+            "SystemdCgroup is not true or false",
         ),
         ("[plugins.cri.containerd]\n\n'default_runtime_name' = 1", 3, "default_runtime_name is not a string"),
-        ("[plugins.cri]\nenable_cdi = 'yes'", 2, "enable_cdi is neither true nor false"),
+        ("[plugins.cri]\nenable_cdi = 'yes'", 2, "enable_cdi is not true or false"),
         ("[plugins.cri]\ncdi_spec_dirs = '/etc/cdi'", 2, "cdi_spec_dirs is not a list of strings"),
         ("\nimports = 'a.toml'", 2, "imports is not a list of strings"),
         ("imports = [\n  1]", 1, "imports is not a list of strings"),
