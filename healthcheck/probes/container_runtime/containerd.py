@@ -181,7 +181,7 @@ def _typed(file: str, raw: bytes) -> Table:
     read = {key: table[key] for key in _READ if key in table}
     if isinstance(plugins := read.get("plugins"), dict):
         read["plugins"] = {key: plugins[key] for key in (_SERVER, *_SCHEMAS) if key in plugins}
-    toml_file.check_types(raw, read, _TYPES)
+    config_files.check_types(raw, read, _TYPES)
     if not 0 <= table.get("version", 0) < 1 << 63:
         raise MalformedError("version is not a number from 1 on", toml_file.key_line(raw, ("version",)))
     for path in _DATED:

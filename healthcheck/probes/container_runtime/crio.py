@@ -97,7 +97,7 @@ def _load(root: Path, file: str, merged: _Merged, *, may_miss: bool) -> None:
         raise MalformedError(f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True)
     merged.files.append(ReadFile(file, written))
     table = toml_file.parse(raw)
-    toml_file.check_types(raw, table, _TYPES)
+    config_files.check_types(raw, table, _TYPES)
     crio = table.get("crio", {})
     runtime = crio.get("runtime", {})
     for name, own in runtime.get("runtimes", {}).items():

@@ -17,13 +17,6 @@ _MOST_EFFORT = 1 << 20
 
 2,000 lines with 15 dots each reach half of it. Configurations have far fewer.
 """
-_WORDS: Mapping[type, str] = {
-    int: "a number",
-    str: "a string",
-    bool: "true or false",
-    list: "a list of strings",
-    dict: "a table",
-}
 _PLACE = re.compile(r" \(at line (\d+), column (\d+)\)\Z")
 
 Table = Mapping[str, Any]
@@ -55,27 +48,6 @@ def _malformed(text: str, message: str) -> MalformedError:
     end = text.rstrip("\n")
     message = message.removesuffix(" (at end of document)")
     return MalformedError(message, end.count("\n") + 1, len(end) - end.rfind("\n"))
-
-
-def check_types(raw: bytes, content: Table, types: Mapping[str, type]) -> None:
-    """Raise MalformedError for the first value of another type than `types` has for its key.
-
-    Only tables in `types` are searched. All entries of `runtimes` are tables.
-    """
-    pending: list[tuple[tuple[str, ...], Table]] = [((), content)]
-    for path, table in pending:
-        for key, value in table.items():
-            kind = dict if path[-1:] == ("runtimes",) else types.get(key)
-            if kind is not None and not _is_a(value, kind):
-                raise MalformedError(f"{key} is not {_WORDS[kind]}", key_line(raw, (*path, key)))
-            if kind is dict:
-                pending.append(((*path, key), value))
-
-
-def _is_a(value: object, kind: type) -> bool:
-    if kind is list:
-        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def table_line(raw: bytes, path: tuple[str, ...]) -> int:

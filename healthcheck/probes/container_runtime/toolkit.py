@@ -51,7 +51,7 @@ def _read(root: Path, path: str) -> Toolkit | None:
         return Toolkit(path, problem=ConfigurationProblem(path, f"can't be read: {error.strerror}", only_ours=True))
     try:
         table = toml_file.parse(raw)
-        toml_file.check_types(raw, table, _TYPES)
+        config_files.check_types(raw, table, _TYPES)
     except MalformedError as error:
         return Toolkit(path, problem=config_files.problem(error, path))
     return _from_table(root, path, table)
