@@ -7,18 +7,7 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, subject
-from healthcheck.model import (
-    Check,
-    Evidence,
-    Finding,
-    Judgement,
-    NotConfigured,
-    Observation,
-    Reason,
-    Severity,
-    TooEarly,
-)
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, TooEarly
 from healthcheck.probes.container_runtime import cri
 from healthcheck.probes.container_runtime.facts import RUNC, ContainerRuntime, Live, RuntimeConfiguration
 
@@ -26,38 +15,29 @@ _SETTLED_SECONDS = 10.0
 """A file written within this time after the start of the runtime counts as read."""
 _MOST_NAMED = 8
 
-NOT_LOADED = Reason(
+NOT_LOADED = gpu_runtime.reason(
     "RuntimeConfigNotLoaded",
-    Severity.MONITOR,
     "The kubelet's container runtime runs with another configuration than that in its files.",
     "Restart it with the command in the detail.",
-    flickers=True,
     threshold=f"its reported status differs; without a status, a file changed {_SETTLED_SECONDS:g} s after its start",
     source="containerd, CRI-O and Docker read their handlers once, at their start",
 )
-NOT_KEPT = Reason(
+NOT_KEPT = gpu_runtime.reason(
     "NvidiaRuntimeNotKept",
-    Severity.MONITOR,
     "The kubelet's container runtime runs with an NVIDIA handler that its files no longer define.",
     "Define the handler in its files before the next restart or reboot: after that, GPU containers can't start.",
-    flickers=True,
     source="comparison of the CRI's status with the files",
 )
-NOT_READY = Reason(
+NOT_READY = gpu_runtime.reason(
     "RuntimeNotReady",
-    Severity.MONITOR,
     "The kubelet's container runtime reports that it is not ready: no container can start.",
     "Read the cause in its log, and restart it.",
-    flickers=True,
     source="the CRI's condition RuntimeReady",
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    runtime = yield from gpu_runtime.used_with_gpus(seen)
-    if runtime is None or runtime.used is None:
-        return
-    used, live = runtime.used, runtime.live
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
+    live = runtime.live
     if live is not None and live.not_ready:
         yield found(NOT_READY, used, f"{live.not_ready}; {runtime_restart.restart(runtime, used)}")
     reasons = (NOT_LOADED.name, NOT_KEPT.name)
@@ -137,10 +117,4 @@ def _summary(runtime: ContainerRuntime) -> str:
     return f"{live.name or 'it'} {live.version}".rstrip() + f" answers{names}"
 
 
-CHECK = Check(
-    "runtime-loaded",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (NOT_LOADED, NOT_KEPT, NOT_READY),
-)
+CHECK = gpu_runtime.check("runtime-loaded", judge, NOT_LOADED, NOT_KEPT, NOT_READY, also_unreadable=True)
