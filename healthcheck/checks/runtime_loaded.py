@@ -73,7 +73,7 @@ def _against_itself(runtime: ContainerRuntime, used: RuntimeConfiguration, live:
 
 def _lacks(used: RuntimeConfiguration, live: Live) -> Iterator[str]:
     """Yield each setting of the files that differs in the running runtime."""
-    programs = dict(live.binaries)
+    programs, drivers = dict(live.binaries), dict(live.systemd_cgroups)
     for handler in used.handlers:
         place = gpu_runtime.where(handler)
         if handler.name not in (live.handlers or ()) and handler.name != RUNC:
@@ -81,6 +81,9 @@ def _lacks(used: RuntimeConfiguration, live: Live) -> Iterator[str]:
         elif handler.binary and handler.name in programs and programs[handler.name] != handler.binary:
             runs = programs[handler.name] or RUNC
             yield f"{place}: {handler.name} starts {handler.binary}, but in the running {used.kind} {runs}"
+        elif handler.systemd_cgroup is not None and drivers.get(handler.name) is (not handler.systemd_cgroup):
+            own, other = ("true", "false") if handler.systemd_cgroup else ("false", "true")
+            yield f"{place}: SystemdCgroup of {handler.name} is {own}, but in the running {used.kind} {other}"
     if live.default and live.default != used.default:
         file = used.default_in or used.path
         yield f"{file}: the default is {used.default}, but in the running {used.kind} {live.default}"

@@ -10,6 +10,7 @@ containerd reads a file, then its imports, breadth first, each path once. The me
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -234,13 +235,11 @@ def read_configuration(root: Path, path: str, version: str = "") -> RuntimeConfi
         known = _effective(replace(known, generation=f"{release[0]}.{release[1]}"), reader.sources, release)
     except _RefusedError as error:
         known = replace(known, problem=error.problem)
-    unread = list(_unread(reader, path))
     return replace(
         known,
         schema=max(1, reader.sources[0].version) if reader.sources else 1,
         files=tuple(ReadFile(source.path, source.written) for source in reader.sources),
-        unread=tuple(ReadFile(source.path, source.written) for source in unread),
-        unread_handlers=tuple(one for source in unread for section in _SCHEMAS for one in source.handlers(section)),
+        unread_handlers=tuple(_unread(reader, path)),
     )
 
 
@@ -256,22 +255,17 @@ def _newest_schema(release: Release) -> int:
     return 2 if release < _2_0 else 3 if release < _MOVES_EACH_FILE else 4
 
 
-def _unread(reader: _Reader, path: str) -> Iterator[_Source]:
-    """Yield the files in drop-in folders that no import includes. The content of malformed ones is empty."""
+def _unread(reader: _Reader, path: str) -> Iterator[Handler]:
+    """Yield the handlers in files of drop-in folders that no import includes. Malformed files are skipped."""
     patterns = (f"{posixpath.dirname(path)}/{name}/*.toml" for name in _DROP_IN_FOLDERS)
     there = [file for pattern in patterns for file in host_files.matches(reader.root, pattern)]
     read = {host_files.resolved(reader.root, source.path) for source in reader.sources} if there else set()
     for file in there:
-        if host_files.resolved(reader.root, file) in read:
-            continue
-        try:
-            raw, written = config_files.read(reader.root, file)
-        except (FileNotFoundError, MalformedError):
-            continue
-        try:
-            yield _Source(file, raw, written, _typed(file, raw))
-        except MalformedError:
-            yield _Source(file, raw, written, {})
+        with contextlib.suppress(FileNotFoundError, MalformedError):
+            if host_files.resolved(reader.root, file) not in read:
+                raw, written = config_files.read(reader.root, file)
+                source = _Source(file, raw, written, _typed(file, raw))
+                yield from (handler for section in _SCHEMAS for handler in source.handlers(section))
 
 
 # Merging of several files.

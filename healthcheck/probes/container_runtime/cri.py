@@ -24,6 +24,7 @@ TRIED_AGAIN_SECONDS = 60.0
 NOT_YET = "it has not answered yet"
 NOT_HERE = "a saved tree has no running container runtime"
 _READY = "RuntimeReady"
+_RUNC_SHIMS = "io.containerd.runc."
 _LONGEST_TEXT = 200
 _MOST_NAMES = 256
 
@@ -119,6 +120,7 @@ def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
         cdi=_cdi(config),
         cdi_folders=tuple(_texts(config.get("cdiSpecDirs") or crio.get("CDISpecDirs"))),
         not_ready="" if conditions[_READY].get("status") else _why_not_ready(conditions[_READY]),
+        systemd_cgroups=tuple(sorted(_systemd_cgroups(runtimes))[:_MOST_NAMES]),
     )
 
 
@@ -151,6 +153,13 @@ def _binaries(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         binary = _table(runtime, "options").get("BinaryName") or runtime.get("RuntimePath")
         if binary:
             yield _text(name), _text(binary)
+
+
+def _systemd_cgroups(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    for name in runtimes:
+        runtime = _table(runtimes, name)
+        if _text(runtime.get("runtimeType")).startswith(_RUNC_SHIMS):
+            yield _text(name), _table(runtime, "options").get("SystemdCgroup") is True
 
 
 def _why_not_ready(condition: Mapping[str, Any]) -> str:

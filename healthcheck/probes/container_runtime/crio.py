@@ -72,7 +72,7 @@ def read_configuration(
             return RuntimeConfiguration(path, CRIO, version, 0, files, cdi=True, problem=problem)
     others = _other_files(root, {read_file.path for read_file in merged.files})
     handlers = [_handler(name, ("", _NONE), *result) for name, result in others.runtimes.items()]
-    return replace(_effective(path, version, merged), unread=tuple(others.files), unread_handlers=tuple(handlers))
+    return replace(_effective(path, version, merged), unread_handlers=tuple(handlers))
 
 
 def _other_files(root: Path, read: Container[str]) -> _Merged:

@@ -470,9 +470,8 @@ def test_a_generated_file_is_reported_with_its_template(
         ("kubeadm", "cgroupDriver: systemd", True),
         ("kubeadm", "cgroupDriver: cgroupfs", False),
         ("kubeadm", "", None),
-        # From containerd 2 and CRI-O a kubelet asks it, unless that is switched off.
+        # From containerd 2 and CRI-O a kubelet asks it.
         ("eks-al2023", "cgroupDriver: systemd", None),
-        ("eks-al2023", "cgroupDriver: systemd\nfeatureGates: {KubeletCgroupDriverFromCRI: false}", True),
         ("openshift", "cgroupDriver: systemd", None),
     ],
 )
@@ -608,36 +607,3 @@ def test_a_bare_name_is_looked_for_where_services_look(folder: str, node: Simula
     node.put_file(f"{folder}/a-program", "")
     (node.root / folder / "a-program").chmod(0o755)
     assert runnable(node) == ["a-program"]
-
-
-DEVICES = [{"name": "0"}]
-
-
-@pytest.mark.parametrize(
-    ("name", "spec", "counts"),
-    [
-        ("nvidia.yaml", {"kind": "nvidia.com/gpu", "devices": DEVICES}, True),
-        ("x.json", {"kind": "k8s.device-plugin.nvidia.com/gpu", "devices": DEVICES}, True),
-        ("x.json", {"kind": "management.nvidia.com/gpu", "devices": DEVICES}, False),
-        ("x.json", {"kind": "notnvidia.com/gpu", "devices": DEVICES}, False),
-        ("x.json", {"kind": "amd.com/gpu", "devices": DEVICES}, False),
-        ("x.json", {"kind": "nvidia.com/gpu", "devices": []}, False),
-        ("x.json", {"kind": ["nvidia.com/gpu"], "devices": DEVICES}, False),
-        ("x.json", [], False),
-        ("x.txt", {"kind": "nvidia.com/gpu", "devices": DEVICES}, False),
-    ],
-)
-def test_a_specification_counts_that_names_nvidias_devices_for_pods(
-    name: str, spec: object, counts: bool, node: SimulatedNode
-) -> None:
-    node.put_file(f"var/run/cdi/{name}", json.dumps(spec))
-
-    assert [cdi_spec.path for cdi_spec in read(node).cdi_specs] == ([f"/var/run/cdi/{name}"] if counts else [])
-
-
-@pytest.mark.parametrize("text", ["{", "[" * 5000, "kind: [", "a: &a [*a]\nkind: nvidia.com/gpu", "\0"])
-@pytest.mark.parametrize("name", ["x.json", "x.yaml"])
-def test_a_specification_that_is_none_does_not_crash(name: str, text: str, node: SimulatedNode) -> None:
-    node.put_file(f"etc/cdi/{name}", text)
-
-    assert read(node).cdi_specs == ()
