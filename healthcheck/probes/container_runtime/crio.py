@@ -71,7 +71,7 @@ def read_configuration(
             files, problem = tuple(merged.files), config_files.problem(error, file)
             return RuntimeConfiguration(path, CRIO, version, 0, files, cdi=True, problem=problem)
     others = _other_files(root, {read_file.path for read_file in merged.files})
-    handlers = [_handler(name, ("", _NONE), *result) for name, result in others.runtimes.items()]
+    handlers = [_handler(name, *result) for name, result in others.runtimes.items()]
     return replace(_effective(path, version, merged), unread_handlers=tuple(handlers))
 
 
@@ -112,8 +112,7 @@ def _effective(path: str, version: str, merged: _Merged) -> RuntimeConfiguration
     own = _own_runtime(version)
     default = merged.options.get("default_runtime") or own
     runtimes = {own: (_NONE, "", 0), **merged.runtimes}
-    default_table = runtimes.get(default, (_NONE, "", 0))[0]
-    handlers = [_handler(name, (default, default_table), *result) for name, result in runtimes.items()]
+    handlers = [_handler(name, *result) for name, result in runtimes.items()]
     return RuntimeConfiguration(
         path,
         CRIO,
@@ -136,17 +135,12 @@ def _own_runtime(version: str) -> str:
     return "runc" if old else "crun"
 
 
-def _handler(name: str, default: tuple[str, Table], table: Table, file: str, line: int) -> Handler:
-    if table.get("inherit_default_runtime") is True:
-        table = {**table, **{key: default[1].get(key, "") for key in ("runtime_path", "runtime_type")}}
-        name_of_program = default[0]
-    else:
-        name_of_program = name
+def _handler(name: str, table: Table, file: str, line: int) -> Handler:
     return Handler(
         name,
         table.get("runtime_type") or _OCI,
         # Without a path, CRI-O searches its PATH for a program with the runtime's name.
-        table.get("runtime_path") or name_of_program,
+        table.get("runtime_path") or name,
         None,
         file,
         line,

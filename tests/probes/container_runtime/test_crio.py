@@ -70,15 +70,6 @@ def test_a_later_table_of_a_runtime_takes_the_place_of_the_earlier(tmp_path: Pat
     assert (nvidia.binary, nvidia.privileged_without_host_devices) == ("nvidia", True)
 
 
-def test_a_runtime_may_inherit_the_default_ones_program(tmp_path: Path) -> None:
-    text = '[crio.runtime]\ndefault_runtime = "nvidia"\n' + NVIDIA
-    text += "[crio.runtime.runtimes.other]\ninherit_default_runtime = true\n"
-
-    binaries = {handler.name: handler.binary for handler in read(tmp_path, {"crio.conf": text}).handlers}
-
-    assert binaries["other"] == "/usr/bin/nvidia-container-runtime"
-
-
 @pytest.mark.parametrize(
     ("text", "message", "place"),
     [
