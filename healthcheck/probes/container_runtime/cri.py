@@ -24,7 +24,6 @@ TRIED_AGAIN_SECONDS = 60.0
 NOT_YET = "it has not answered yet"
 NOT_HERE = "a saved tree has no running container runtime"
 _READY = "RuntimeReady"
-_RUNC_SHIMS = "io.containerd.runc."
 _LONGEST_TEXT = 200
 _MOST_NAMES = 256
 
@@ -157,9 +156,9 @@ def _binaries(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _systemd_cgroups(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     for name in runtimes:
-        runtime = _table(runtimes, name)
-        if _text(runtime.get("runtimeType")).startswith(_RUNC_SHIMS):
-            yield _text(name), _table(runtime, "options").get("SystemdCgroup") is True
+        is_systemd = _table(_table(runtimes, name), "options").get("SystemdCgroup")
+        if isinstance(is_systemd, bool):
+            yield _text(name), is_systemd
 
 
 def _why_not_ready(condition: Mapping[str, Any]) -> str:

@@ -212,7 +212,7 @@ class Live(_Fact, frozen=True):
     not_ready: str = ""
     """Reason and message of the condition RuntimeReady if it is false."""
     systemd_cgroups: tuple[tuple[str, bool], ...] = ()
-    """Name and SystemdCgroup of containerd's handlers that start runc."""
+    """Name and SystemdCgroup of the handlers, as far as reported."""
 
 
 class ContainerRuntime(_Fact, frozen=True):

@@ -64,7 +64,7 @@ def version(name: str, number: str) -> Json:
 
 
 NAMES, BINARIES = ("kata", "nvidia", "runc"), (("nvidia", NVIDIA),)
-DRIVERS = (("nvidia", False), ("runc", True))
+DRIVERS = (("runc", True),)
 ANSWERS = {
     "containerd 1.6": (
         version("containerd", "1.6.20~ds1"),
