@@ -232,7 +232,8 @@ def read_configuration(root: Path, path: str, version: str = "") -> RuntimeConfi
     try:
         reader.read_all(path)
         release = (int(numbers[1]), int(numbers[2])) if numbers else _assumed(reader.sources)
-        known = _effective(replace(known, generation=f"{release[0]}.{release[1]}"), reader.sources, release)
+        known = replace(known, generation=f"{release[0]}.{release[1]}")
+        known = _effective(known, reader.sources, release)
     except _RefusedError as error:
         known = replace(known, problem=error.problem)
     return replace(
