@@ -8,8 +8,8 @@ from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, gives_gpus, of_nvidia, where
 from healthcheck.model import Finding, Judgement, Observation
-from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import crio
+from healthcheck.probes.container_runtime.distributions import GKE
 from healthcheck.probes.container_runtime.facts import CRIO, ContainerRuntime, Handler, RuntimeConfiguration
 
 MISSING = gpu_runtime.reason(
@@ -27,7 +27,7 @@ ELSEWHERE = gpu_runtime.reason(
 
 
 def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
-    if runtime.distribution == container_runtime.GKE:
+    if runtime.distribution == GKE:
         yield Observation("no NVIDIA handler by design: the device plugin mounts the driver")
         return
     yield from _not_there(runtime, used)

@@ -12,7 +12,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, TooEarly
 from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.probes.container_runtime.distributions import GKE
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, RuntimeConfiguration
 
 _USUAL = "nvidia"
@@ -32,7 +32,7 @@ def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, expected: Expec
     if expected.runtime_classes is None:
         # The agent's first check cycle runs before they are listed. Until then, earlier findings stay active.
         yield TooEarly("the cluster's RuntimeClasses are not known yet: only the agent reads them")
-    elif runtime.distribution == container_runtime.GKE:
+    elif runtime.distribution == GKE:
         yield NotConfigured("GKE's GPUs need no RuntimeClass")
     else:
         ours = [

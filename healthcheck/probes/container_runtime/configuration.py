@@ -28,18 +28,7 @@ from healthcheck.probes.container_runtime import (
     toolkit,
 )
 from healthcheck.probes.container_runtime import kubelet as kubelets
-from healthcheck.probes.container_runtime.distributions import (
-    GKE,
-    K0S,
-    K3S,
-    K8S_SNAP,
-    KUBEADM,
-    LAYOUTS,
-    MICROK8S,
-    RKE2,
-    STANDARD,
-    RuntimePaths,
-)
+from healthcheck.probes.container_runtime.distributions import KUBEADM, LAYOUTS, STANDARD, RuntimePaths
 from healthcheck.probes.container_runtime.facts import (
     NOT_FOUND,
     UNREADABLE,
@@ -60,8 +49,6 @@ from healthcheck.probes.container_runtime.processes import (
     Process,
     flag_of,
 )
-
-__all__ = ["CONTAINER_RUNTIME", "GKE", "K0S", "K3S", "K8S_SNAP", "MICROK8S", "RKE2", "read_container_runtime"]
 
 _RUNTIMES = (CONTAINERD, CRIO, CRI_DOCKERD)
 """Container runtimes to which a kubelet connects."""
