@@ -12,14 +12,13 @@ from diagnosis.causes.hami.hami_causes import EXTENDER, EXTENDER_SLOW, LOCK_STAL
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.facts.components import Role
-from diagnosis.hami.card_options import GPU_POLICY, NODE_POLICY
 from diagnosis.hami.command_line import CommandLine
-from diagnosis.hami.grants import BindPhase, PodGrant, grant
 from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, schedulers
 from diagnosis.hami.usage import used
 from diagnosis.model import Cause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.hami_pod import GPU_POLICY, NODE_POLICY, BindPhase, PodGrant
 from diagnosis.snapshot.pods import Pod
 
 _MOST = 4
@@ -69,7 +68,7 @@ def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> It
     if not is_scheduled(pod, schedulers(every)):
         return
     yield HamiLink.WEBHOOK, f"schedulerName {pod.spec.scheduler}"
-    given, last = grant(pod.meta), _newest(snapshot, pod)
+    given, last = pod.grant, _newest(snapshot, pod)
     if given is None and last is None and pod.condition("PodScheduled") is None:
         return
     own = installation_of(pod, every)
@@ -122,12 +121,12 @@ def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
         for share in given.shares[:_MOST]
     ]
     policies = [
-        f"{key} {pod.meta.annotations[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in pod.meta.annotations
+        f"{key} {pod.card_options.written[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in pod.card_options.written
     ]
     own = ((NODE_POLICY, "nodes", line.node_policy), (GPU_POLICY, "cards", line.gpu_policy))
     if line != CommandLine():
         policies += [
-            f"the scheduler's own {what} {policy}" for key, what, policy in own if key not in pod.meta.annotations
+            f"the scheduler's own {what} {policy}" for key, what, policy in own if key not in pod.card_options.written
         ]
     chosen = f"; chosen by {', '.join(policies)}" if policies else ""
     return f"node {given.node}: {'; '.join(shares) or 'no card is noted'}{chosen}"

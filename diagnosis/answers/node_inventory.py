@@ -11,10 +11,7 @@ from diagnosis.facts.gpu_nodes import devices_in
 from diagnosis.facts.placement import ZERO, held_on
 from diagnosis.facts.quantity import amount, counted, shown
 from diagnosis.hami.card_row import card_row
-from diagnosis.hami.handshake import handshake
 from diagnosis.hami.installation import installations, serving
-from diagnosis.hami.node_lock import node_lock
-from diagnosis.hami.registration import registrations
 from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.hami.versions import ANSWERED_UNTIL
 from diagnosis.snapshot import Snapshot
@@ -68,7 +65,7 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
 
 def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
     """Yield the annotations of HAMi's plugin and scheduler, interpreted for each release of HAMi."""
-    for registration in registrations(node):
+    for registration in node.hami.registrations:
         cards = counted(len(registration.cards), "card")
         value = (
             f"can't be read: {registration.unreadable}"
@@ -76,14 +73,12 @@ def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
             else f"{cards}; {registration.form.value}"
         )
         yield InventoryRow(f"HAMi's registration, {registration.vendor}", value, "HAMi's device plugin")
-    said = handshake(node)
-    if said is not None:
+    if (said := node.hami.handshake) is not None:
         own = serving(node, installations(snapshot))
         version = own.version if own is not None else None
         old = " (meaningless since 2.8)" if version is None or version > ANSWERED_UNTIL else ""
         yield InventoryRow("HAMi's handshake", f"{said.text}{old}", "HAMi's scheduler")
-    lock = node_lock(node)
-    if lock is not None:
+    if (lock := node.hami.lock) is not None:
         yield InventoryRow("HAMi's lock", lock.text, "HAMi's scheduler")
 
 

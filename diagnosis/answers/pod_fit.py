@@ -142,7 +142,7 @@ def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> WouldFi
     names = books.settings.names if by_hami else frozenset()
     held, asked = held_on(snapshot.pods), asked_by(pod.spec)
     asked = {name: amount for name, amount in asked.items() if name not in names}
-    fields = {node.name: verdict for node, verdict in verdicts(snapshot, books, pod.meta, pod.spec)} if by_hami else {}
+    fields = {node.name: verdict for node, verdict in verdicts(snapshot, books, pod)} if by_hami else {}
     nodes = tuple(
         _on(node, pod.spec, asked, held.get(node.name, {}), (fields.get(node.name), books))
         for node in sorted(gpu_nodes(snapshot), key=lambda one: one.name)

@@ -46,7 +46,6 @@ from diagnosis.facts.symptoms import (
     subject_of,
     texts_in,
 )
-from diagnosis.hami.grants import shares
 from diagnosis.model import (
     Cause,
     CauseSeverity,
@@ -469,7 +468,7 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     if container is not None and crash.known.cause in (DRIVER_TOO_OLD, WRONG_ARCHITECTURE):
         yield f"image {container.image}"
     if crash.known.cause is GPU_MEMORY:
-        yield from (f"HAMi's limit: {share.memory} MiB of card {share.uuid}" for share in shares(crash.pod.meta)[:4])
+        yield from (f"HAMi's limit: {share.memory} MiB of card {share.uuid}" for share in crash.pod.shares[:4])
     if crash.known.cause is HAMI_LIBRARY:
         yield from seen_on_host(node, *LIBRARY_REASONS)
     if node is None:

@@ -16,7 +16,6 @@ from diagnosis.facts.gpu_nodes import (
     SHARED,
     brings_plugin,
     devices_in,
-    has_hami,
     has_nvidia,
     is_changed,
     is_for_machines,
@@ -27,7 +26,6 @@ from diagnosis.facts.gpu_nodes import (
 )
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
-from diagnosis.hami.registration import registered
 from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
@@ -119,7 +117,7 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
         yield from _twice(node, pods, snapshot.now)
         if offers_gpus(node):
             yield from _partly(node)
-        elif node.name in claimed or is_changed(node) or registered(node):
+        elif node.name in claimed or is_changed(node) or node.hami.cards:
             continue  # HAMi's own family reports nodes registered with HAMi
         elif (blind or brings_plugin(node)) and not pods and _wants_plugin(node):
             yield _unexplained(node, stack(snapshot))
@@ -282,7 +280,7 @@ def _fewer(node: Node) -> Iterator[FoundCause]:
     counted, copies = _whole(labels.get("nvidia.com/gpu.count", "")), _whole(labels.get("nvidia.com/gpu.replicas", "1"))
     mixed = labels.get("nvidia.com/mig.config", "all-disabled") != "all-disabled"
     there = _number(node.capacity, GPU) + _number(node.capacity, SHARED)
-    if cut or mixed or has_hami(node) or is_changed(node) or not 0 < there < counted * max(copies, 1):
+    if cut or mixed or node.hami.shared or is_changed(node) or not 0 < there < counted * max(copies, 1):
         return
     evidence = (
         f"{node.subject}: capacity {there} {GPU}; label nvidia.com/gpu.count={counted}"

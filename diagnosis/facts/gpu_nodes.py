@@ -20,7 +20,6 @@ GPU_DRIVERS = ("gpu.nvidia.com", "gpu.amd.com")
 """Drivers of dynamic resource allocation whose devices are GPUs."""
 WHOLE, MIG_INSTANCES = "GPUs", "MIG instances"
 """Names of resource kinds in the output."""
-HAMI_REGISTER = "hami.io/node-nvidia-register"
 _AMOUNTS = ("gpumem", "gpucores", "vgpu-memory", "vgpu-cores", "vgpu-number")
 _TRUE = (
     "nvidia.com/gpu.present",
@@ -108,11 +107,6 @@ def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> 
 def offers_gpus(node: Node) -> bool:
     """Whether the node offers any of its GPUs."""
     return any(node.allocatable[name] != "0" for name in devices_in(node.allocatable))
-
-
-def has_hami(node: Node) -> bool:
-    """Whether HAMi shares the node's GPUs: the node then offers slots on cards, not cards."""
-    return any(key.startswith("hami.io/node-") for key in node.meta.annotations)
 
 
 def is_for_machines(node: Node) -> bool:

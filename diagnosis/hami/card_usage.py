@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.hami.grants import ContainerShare, PodGrant, grant
-from diagnosis.hami.registration import HAMI_CORE, MIG_MODE, Card, cordoned, registered
 from diagnosis.hami.settings import Geometry, HamiSettings
+from diagnosis.snapshot.hami_node import HAMI_CORE, MIG_MODE, Card
+from diagnosis.snapshot.hami_pod import ContainerShare, PodGrant
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
@@ -72,18 +72,16 @@ def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, PodGrant]]]:
     """Return pods with a grant, by the node of the grant. A grant counts before the pod is bound."""
     there: defaultdict[str, list[tuple[Pod, PodGrant]]] = defaultdict(list)
     for pod in pods:
-        pod_grant = grant(pod.meta) if not pod.over else None
-        if pod_grant is not None and (pod_grant.node or pod.spec.node):
-            there[pod_grant.node or pod.spec.node].append((pod, pod_grant))
+        if pod.grant is not None and not pod.over and (node := pod.grant.node or pod.spec.node):
+            there[node].append((pod, pod.grant))
     return there
 
 
 def held_on(node: Node, pods: Iterable[tuple[Pod, PodGrant]], settings: HamiSettings) -> tuple[CardUsage, ...]:
     """Return the node's NVIDIA cards in the order of their registration."""
-    aside = cordoned(node)
     states = {
-        card.uuid: CardUsage(card, layouts=_layouts(card, settings), cordoned=card.uuid in aside)
-        for card in registered(node)
+        card.uuid: CardUsage(card, layouts=_layouts(card, settings), cordoned=card.uuid in node.hami.cordoned)
+        for card in node.hami.cards
     }
     for pod, granted in pods:
         for uuid, part in parts(pod, granted).items():

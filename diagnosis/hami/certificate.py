@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.hami.annotation_text import word
+from diagnosis.snapshot.annotation_text import word
 
 
 class Authority(Struct, frozen=True):

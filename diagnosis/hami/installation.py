@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.facts.components import Component, Role, components
-from diagnosis.facts.gpu_nodes import GPU, has_hami
+from diagnosis.facts.gpu_nodes import GPU
 from diagnosis.hami.command_line import CommandLine, command_line
 from diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
 from diagnosis.hami.versions import Version, version_of
@@ -35,7 +35,6 @@ _DEVICES = "-scheduler-device"
 """Suffix of the ConfigMap with device settings, after the release name."""
 _Key = tuple[str, str]
 """Namespace and base name of the chart's objects."""
-_OF_PODS = "hami.io/"
 _PROFILE = re.compile(
     r"^\s{0,16}(?:- )?schedulerName: ?[\"']?([A-Za-z0-9.-]{1,253})[\"']?\s{0,8}$", re.ASCII | re.MULTILINE
 )
@@ -76,7 +75,7 @@ class Installation(Struct, frozen=True):
 
 def is_there(snapshot: Snapshot) -> bool:
     """Whether anything shows that the cluster has HAMi."""
-    if any(hook.name == WEBHOOK for hook in snapshot.webhooks) or any(map(has_hami, snapshot.nodes)):
+    if any(hook.name == WEBHOOK for hook in snapshot.webhooks) or any(node.hami.shared for node in snapshot.nodes):
         return True
     return bool(installations(snapshot))
 
@@ -169,10 +168,7 @@ def newest_asking(snapshot: Snapshot, installation: Installation) -> Pod | None:
 
 def is_scheduled(pod: Pod, names: frozenset[str]) -> bool:
     """Whether HAMi's scheduler handles the pod, by its name, or by its annotations on the pod."""
-    return pod.spec.scheduler in names or any(
-        key.startswith(_OF_PODS) and key.endswith(("vgpu-node", "vgpu-time", "bind-phase"))
-        for key in pod.meta.annotations
-    )
+    return pod.spec.scheduler in names or pod.grant is not None
 
 
 def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from diagnosis.snapshot.agent_record import NodeRecord, read_record
+from diagnosis.snapshot.hami_node import HamiNode, read_hami_node
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, read_conditions
@@ -42,6 +43,7 @@ class Node(Struct, frozen=True):
     provider_id: str = ""
     record: NodeRecord | None = None
     """Record of the node's agent; None if it has written none."""
+    hami: HamiNode = field(default_factory=HamiNode)
 
     @property
     def name(self) -> str:
@@ -78,4 +80,5 @@ def read_node(raw: Fields) -> Node:
         handlers if status.has("runtimeHandlers") else None,
         raw.text("spec", "providerID"),
         read_record(meta.annotations.get(RESULTS, "")),
+        read_hami_node(meta.annotations),
     )

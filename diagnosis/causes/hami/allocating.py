@@ -10,10 +10,10 @@ from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.facts.components import Role
 from diagnosis.hami.command_line import LOCK_EXPIRES
-from diagnosis.hami.grants import BindPhase, PodGrant, grant
 from diagnosis.hami.installation import installation_of, installations, is_there
 from diagnosis.model import Certainty, FoundCause, Search, command, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.hami_pod import BindPhase, PodGrant
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
 from healthcheck.text.moments import timestamp
@@ -31,7 +31,7 @@ def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that are Pending on their node although HAMi's scheduler has bound them."""
     every = installations(snapshot)
     for pod in snapshot.pods:
-        given = grant(pod.meta) if pod.spec.node and pod.phase == "Pending" else None
+        given = pod.grant if pod.spec.node and pod.phase == "Pending" else None
         if given is None or pod.meta.deleted is not None or any(state.running or state.ended for state in pod.states):
             continue
         since = given.bound_at or given.at or pod.meta.created
@@ -47,7 +47,7 @@ def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_uncontrolled(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield containers without HAMi's limits on a card that other pods share."""
     users: defaultdict[str, list[Pod]] = defaultdict(list)
-    shared = [(pod, given) for pod in snapshot.pods if not pod.over and (given := grant(pod.meta)) is not None]
+    shared = [(pod, given) for pod in snapshot.pods if not pod.over and (given := pod.grant) is not None]
     for pod, given in shared:
         for uuid in {share.card for share in given.shares}:
             users[uuid].append(pod)

@@ -33,10 +33,9 @@ from diagnosis.causes.hami.hami_nodes import why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
 from diagnosis.facts.fit_error import ReasonSubject
-from diagnosis.facts.gpu_nodes import has_hami, has_nvidia
+from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.placement import selects
 from diagnosis.facts.quantity import counted
-from diagnosis.hami.card_options import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID, card_options
 from diagnosis.hami.card_requests import CardRequest, asked_of
 from diagnosis.hami.card_row import part_text
 from diagnosis.hami.card_usage import CardUsage
@@ -44,10 +43,11 @@ from diagnosis.hami.fit import CardVerdict, NodeVerdict
 from diagnosis.hami.installation import Installation, installation_of, installations, is_there
 from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.reasons import UNREGISTERED, Code
-from diagnosis.hami.registration import CORDON
 from diagnosis.hami.scheduler_state import SchedulerState, books_of, cards_of, unregistered, verdicts
 from diagnosis.model import Cause, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.hami_node import CORDON
+from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
 from diagnosis.snapshot.nodes import Node
 
 _REFUSALS = (TOO_FEW_CARDS, UNHEALTHY, CORDONED, CONSTRAINED, NUMA, SLOTS, QUOTA, MEMORY, CORES, EXCLUSIVE, MIG)
@@ -128,7 +128,7 @@ def _request(waiting: Waiting) -> tuple[str, str, str]:
     return (
         pod.meta.namespace,
         waiting.shape,
-        repr((card_options(pod.meta), [container.limits for container in pod.spec.containers])),
+        repr((pod.card_options, [container.limits for container in pod.spec.containers])),
     )
 
 
@@ -152,8 +152,8 @@ def _is_silent(waiting: Waiting) -> bool:
 
 def _nodes(snapshot: Snapshot, books: SchedulerState, waiting: Waiting) -> Iterator[tuple[Node, NodeVerdict]]:
     pod = waiting.pods[0]
-    for node, verdict in verdicts(snapshot, books, pod.meta, pod.spec):
-        concerned = has_hami(node) or has_nvidia(node)
+    for node, verdict in verdicts(snapshot, books, pod):
+        concerned = node.hami.shared or has_nvidia(node)
         if concerned and selects(pod.spec, node) and not closed_by(pod.spec, node):
             yield node, verdict
 
@@ -161,7 +161,7 @@ def _nodes(snapshot: Snapshot, books: SchedulerState, waiting: Waiting) -> Itera
 def _found(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
     ours = judged_node.asked("") is not None
     fitting = [node for node, verdict in judged_node.known if verdict.fits] if ours else []
-    if not judged_node.nodes and any(map(has_hami, snapshot.nodes)):
+    if not judged_node.nodes and any(node.hami.shared for node in snapshot.nodes):
         return  # other searches report why the pod can't use them
     if not ours or fitting or not judged_node.nodes:
         yield from _by_words(snapshot, judged_node, fitting)
@@ -199,7 +199,7 @@ def _by_words(snapshot: Snapshot, judged_node: _Judged, fitting: Sequence[Node])
             f"by the registrations and allocations, {names} would fit: HAMi's own state differs, or HAMi has "
             "not retried since"
         )
-        ended = [pod.subject for pod in snapshot.pods if pod.over and "hami.io/vgpu-node" in pod.meta.annotations]
+        ended = [pod.subject for pod in snapshot.pods if pod.over and pod.grant is not None and pod.grant.node]
         if ended:
             evidence.append(f"ended pods that keep their annotations: {', '.join(ended[:_MOST_PODS])}")
     cause = next((_CAUSES[word] for word in judged_node.codes), None)
@@ -363,11 +363,9 @@ def _subject(snapshot: Snapshot, judged_node: _Judged, code: Code) -> tuple[str,
         case Code.SLOTS | Code.EXCLUSIVE:
             return f"resource/{settings.count_name}", ()
         case Code.TYPE | Code.UUID | Code.NUMA:
-            annotations = judged_node.waiting.pods[0].meta.annotations
+            written = judged_node.waiting.pods[0].card_options.written
             keys = (*_CARD_OPTIONS, NUMA_BIND) if code is Code.NUMA else _CARD_OPTIONS
-            return judged_node.waiting.workload, tuple(
-                f"{key}: {annotations[key]}" for key in keys if key in annotations
-            )
+            return judged_node.waiting.workload, tuple(f"{key}: {written[key]}" for key in keys if key in written)
     return judged_node.waiting.workload, ()
 
 

@@ -27,14 +27,12 @@ from diagnosis.facts.gpu_nodes import has_nvidia, is_changed, is_for_machines, i
 from diagnosis.facts.pod_stage import stage
 from diagnosis.facts.quantity import counted
 from diagnosis.hami.command_line import LOCK_EXPIRES
-from diagnosis.hami.grants import BindPhase, grant
-from diagnosis.hami.handshake import Handshake, HandshakeState, handshake
 from diagnosis.hami.installation import Installation, elsewhere, installations, is_there, offered, plugin_pods, serving
-from diagnosis.hami.node_lock import LOCK, NodeLock, node_lock
-from diagnosis.hami.registration import Registration, RegistrationFormat, registration
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
 from diagnosis.model import Certainty, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.hami_node import LOCK, Handshake, HandshakeState, NodeLock, Registration, RegistrationFormat
+from diagnosis.snapshot.hami_pod import BindPhase
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.moments import is_future
@@ -73,7 +71,7 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
     every = installations(snapshot)
     there = plugin_pods(every)
     for node in snapshot.nodes:
-        registered, pods = registration(node), there.get(node.name, ())
+        registered, pods = node.hami.registration, there.get(node.name, ())
         if not is_judged(node, snapshot.now) or is_changed(node):
             continue
         starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
@@ -87,13 +85,12 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield cards that their plugin reports as unhealthy, whether or not pods wait for them."""
     for node in snapshot.nodes:
-        registered = registration(node)
-        sick = [card for card in registered.cards if not card.healthy] if registered is not None else []
-        if registered is not None and sick and is_judged(node, snapshot.now) and not is_changed(node):
+        sick = [card for card in node.hami.cards if not card.healthy]
+        if sick and is_judged(node, snapshot.now) and not is_changed(node):
             named = ", ".join(card.uuid for card in sick[:_MOST_CARDS])
             more = f" and {len(sick) - _MOST_CARDS} more" if len(sick) > _MOST_CARDS else ""
             evidence = (
-                f"{node.subject}: {len(sick)} of {len(registered.cards)} cards registered as unhealthy: {named}{more}",
+                f"{node.subject}: {len(sick)} of {len(node.hami.cards)} cards registered as unhealthy: {named}{more}",
             )
             because = origins((REGISTER_STALE, UNHEALTHY, WITHHELD), node.subject)
             remedy = (f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
@@ -108,10 +105,13 @@ def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
         if reads is None or installation.scheduler is None:
             continue
         form = RegistrationFormat.JSON if reads >= _READS_JSON else RegistrationFormat.TEXT
-        entries = [(node, registration(node)) for node in snapshot.nodes if node.name not in others]
-        other = [(node, its) for node, its in entries if its is not None and its.cards and its.form is not form]
-        if other:
-            yield _skew(installation, installation.scheduler, form, [node for node, _ in other])
+        own = [
+            node
+            for node in snapshot.nodes
+            if node.name not in others and (its := node.hami.registration) and its.cards and its.form is not form
+        ]
+        if own:
+            yield _skew(installation, installation.scheduler, form, own)
 
 
 def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -123,7 +123,7 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
     asking = [each for each in every if each.version is not None and each.version <= ANSWERED_UNTIL]
     for node_name, pods in plugin_pods(asking).items():
         node = snapshot.by_node.get(node_name)
-        said = handshake(node) if node is not None else None
+        said = node.hami.handshake if node is not None else None
         working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
         if node is None or said is None or said.at is None or not working or offered(node, every).is_none:
             continue
@@ -135,8 +135,7 @@ def find_locks(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield node locks that are stale."""
     every = installations(snapshot)
     for node in snapshot.nodes:
-        lock = node_lock(node)
-        if lock is not None:
+        if (lock := node.hami.lock) is not None:
             own = serving(node, every)
             expires = own.command_line.lock_expires if own is not None else LOCK_EXPIRES
             if why := _why_stale(snapshot, lock, expires):
@@ -268,8 +267,7 @@ def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
     if owner is None:
         known = {pod.meta.namespace for pod in snapshot.pods}
         return f"its owner {lock.pod} is gone" if lock.pod.split("/")[1] in known else ""
-    bound = grant(owner.meta)
-    done = owner.phase != "Pending" or (bound is not None and bound.phase is BindPhase.FAILED)
+    done = owner.phase != "Pending" or (owner.grant is not None and owner.grant.phase is BindPhase.FAILED)
     return f"its owner {lock.pod} is {owner.phase}" if done else ""
 
 

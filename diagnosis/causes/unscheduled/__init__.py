@@ -25,7 +25,7 @@ from diagnosis.causes.unscheduled import (
 )
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_stuck, rooms, unschedulable, without
 from diagnosis.facts.fit_error import ReasonSubject
-from diagnosis.facts.gpu_nodes import devices_in, has_hami, has_nvidia
+from diagnosis.facts.gpu_nodes import devices_in, has_nvidia
 from diagnosis.facts.placement import has, selects
 from diagnosis.model import FoundCause, Search
 from diagnosis.snapshot import Snapshot
@@ -163,7 +163,7 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
     devices = waiting.devices
     if waiting.hami:
         # A node without HAMi cards can't run these pods, however much room it has.
-        everywhere = [room for room in everywhere if has_hami(room.node)] or everywhere
+        everywhere = [room for room in everywhere if room.node.hami.shared] or everywhere
     offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
     if not offering:
         yield unknown_resources.find_apart(waiting)

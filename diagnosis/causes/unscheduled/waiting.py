@@ -19,7 +19,6 @@ from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod, PodSpec
 
-_HAMI = "hami.io/"
 _GROUPS = (
     *("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"),
     *("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", "pod-group-name"),
@@ -217,13 +216,10 @@ def _waiting(snapshot: Snapshot, workload: str, shape: str, members: list[tuple[
 
 def _is_hami(pod: Pod, fit: FitError | None, names: Collection[str]) -> bool:
     """Whether HAMi schedules the pod, by its scheduler's name, its annotations, or HAMi's reasons."""
-    if (
-        "hami" in pod.spec.scheduler
-        or pod.spec.scheduler in names
-        or any(key.startswith(_HAMI) for key in pod.meta.annotations)
-    ):
+    if "hami" in pod.spec.scheduler or pod.spec.scheduler in names or pod.grant is not None:
         return True
-    return fit is not None and any(reason.says.name == "HAMI" for reason in fit.reasons)
+    policies = (pod.card_options.node_policy, pod.card_options.gpu_policy)
+    return policies != (None, None) or (fit is not None and bool(fit.of(ReasonSubject.HAMI)))
 
 
 def _shape(spec: PodSpec) -> str:

@@ -68,4 +68,4 @@ def judged(seen: Snapshot, name: str) -> Mapping[str, NodeVerdict]:
     pod = next(each for each in seen.pods if each.meta.name == name)
     every = installations(seen)
     books = books_of(seen, installation_of(pod, every) if every else None)
-    return {each.name: verdict for each, verdict in verdicts(seen, books, pod.meta, pod.spec)}
+    return {each.name: verdict for each, verdict in verdicts(seen, books, pod)}
