@@ -318,7 +318,7 @@ def _cards(node: Node, pools: Iterable[Pool], registered_cards: int) -> int | No
     Sources in order: our agent's inventory, HAMi's registration, the count of GPU feature discovery, the resources that
     the node offers.
     """
-    seen = node.record.inventory.nvml if node.record is not None else None
+    seen = node.inventory.nvml
     if seen is not None or registered_cards:
         return registered_cards if seen is None else seen
     product = node.meta.labels.get("nvidia.com/gpu.product", "")

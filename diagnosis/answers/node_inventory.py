@@ -16,7 +16,6 @@ from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.hami.versions import ANSWERED_UNTIL
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
-from healthcheck.verdict.inventory import Inventory
 
 _UNSAID = "unknown"
 _LABELS = (
@@ -46,7 +45,7 @@ def inventory(snapshot: Snapshot, node: Node) -> tuple[InventoryRow, ...]:
 
 
 def _gpus(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
-    seen = node.record.inventory if node.record is not None else Inventory()
+    seen = node.inventory
     yield InventoryRow("GPUs on PCI", _count(seen.pci), "agent")
     yield InventoryRow("GPUs in NVML", _count(seen.nvml), "agent")
     held = held_on(snapshot.pods).get(node.name, {})
@@ -83,7 +82,7 @@ def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
 
 
 def _below(node: Node) -> Iterator[InventoryRow]:
-    seen = node.record.inventory if node.record is not None else Inventory()
+    seen = node.inventory
     labelled = next((node.meta.labels[key] for key in _DRIVER if key in node.meta.labels), "")
     yield InventoryRow("driver", seen.driver or labelled or _UNSAID, "agent" if seen.driver else "label")
     if seen.device_files is not None:
@@ -128,7 +127,7 @@ def _verdict(node: Node) -> Iterator[InventoryRow]:
     if node.record is None:
         yield InventoryRow("verdict", _UNSAID, "no agent has written one")
         return
-    found = ", ".join(f"{finding.reason} {finding.subject}" for finding in node.record.findings) or "no finding"
+    found = ", ".join(f"{finding.reason} {finding.subject}" for finding in node.findings) or "no finding"
     yield InventoryRow("verdict", f"{node.record.status}, {node.record.severity}: {found}", "agent")
 
 

@@ -61,8 +61,6 @@ from diagnosis.model import (
     origins,
 )
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import RecordFinding
-from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 from healthcheck.node.state import CONDITION
 
@@ -356,7 +354,7 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Container
         if lack.cause is NOT_REQUESTED or (lack.cause is CLASS_NOT_NAMED and is_plain_by_default(snapshot, pod)):
             return _Crash(pod, state, replace(known, cause=lack.cause), lack.subject, lack)
     node = snapshot.by_node.get(pod.spec.node)
-    if known.cause in _JOINED and node is not None and _faults(node):
+    if known.cause in _JOINED and node is not None and node.faults:
         known = replace(known, cause=HARDWARE)
     return _Crash(pod, state, known, subject_of(snapshot, pod, known.cause))
 
@@ -391,11 +389,6 @@ def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
         event.message for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)
     )
     return tuple(text for text in messages if "iveness probe failed" in text or "failed liveness probe" in text)
-
-
-def _faults(node: Node) -> tuple[RecordFinding, ...]:
-    """Return our agent's findings on the node that a program alone can't cause."""
-    return node.record.faults if node.record is not None else ()
 
 
 def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Origin]]) -> FoundCause:
@@ -479,7 +472,7 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     shared = f"; each GPU is shared by {replicas}" if replicas not in ("", "0", "1") else ""
     if named or shared:
         yield f"{node.subject}: {named}{shared}"
-    for finding in _faults(node)[:3]:
+    for finding in node.faults[:3]:
         yield f"agent on the node: {finding.reason} on {finding.subject}: {shortened(finding.detail, 160)}"
     condition = next((each for each in node.conditions if each.type == CONDITION and each.status == "False"), None)
     if condition is not None:
@@ -489,7 +482,7 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
 def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     node = snapshot.by_node.get(crash.pod.spec.node)
     if crash.known.cause is HARDWARE and node is not None:
-        for finding in _faults(node)[:1]:
+        for finding in node.faults[:1]:
             explain = command("gpu-healthcheck", "explain", finding.reason)
             yield f"See the action for {finding.reason} on {node.subject}: {explain}"
     message = crash.known.quote.lower() if crash.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""

@@ -332,15 +332,14 @@ def _is_settled(pod: Pod, now: datetime) -> bool:
 
 def _seen(node: Node) -> Iterator[str]:
     """Yield our agent's record of the node's GPUs."""
-    if node.record is not None:
-        pci, nvml = node.record.inventory.pci, node.record.inventory.nvml
-        if pci is not None or nvml is not None:
-            shown = ("?" if number is None else number for number in (pci, nvml))
-            yield "agent's record: {} GPUs on PCI, {} respond to NVML".format(*shown)
-        for finding in node.record.findings[:3]:
-            yield f"agent's record: {finding.reason} on {finding.subject}" + (
-                f": {finding.detail}" if finding.detail else ""
-            )
+    pci, nvml = node.inventory.pci, node.inventory.nvml
+    if pci is not None or nvml is not None:
+        shown = ("?" if number is None else number for number in (pci, nvml))
+        yield "agent's record: {} GPUs on PCI, {} respond to NVML".format(*shown)
+    for finding in node.findings[:3]:
+        yield f"agent's record: {finding.reason} on {finding.subject}" + (
+            f": {finding.detail}" if finding.detail else ""
+        )
 
 
 def _why_gpu(node: Node) -> str:

@@ -107,15 +107,22 @@ def _faults(node: Node) -> tuple[RecordFinding, ...]:
 
     If our taint is active and no record names a finding, use the finding named by the Node's condition.
     """
-    if node.record is not None and node.record.faults:
-        return node.record.faults
+    if node.faults:
+        return node.faults
     stated = node.record.severity if node.record is not None else node.meta.labels.get(SEVERITY, "")
     if not node.withheld or stated in _MILD:
         return ()
     condition = next((one for one in node.conditions if one.type == CONDITION and one.status == "False"), None)
     if condition is None:
-        return (RecordFinding(f"taint {UNHEALTHY}", stated, node.subject),)
-    return (RecordFinding(condition.reason, stated, node.subject, condition.message, first_seen=condition.since),)
+        return (RecordFinding(reason=f"taint {UNHEALTHY}", severity=stated, subject=node.subject),)
+    own = RecordFinding(
+        reason=condition.reason,
+        severity=stated,
+        subject=node.subject,
+        detail=condition.message,
+        first_seen=condition.since,
+    )
+    return (own,)
 
 
 def _concerns(finding: RecordFinding, gpus: tuple[AllocatedGpu, ...] | None) -> bool:

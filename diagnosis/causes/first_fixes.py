@@ -49,7 +49,7 @@ def _fixes(snapshot: Snapshot, found: FoundCause, line: str) -> Iterator[str]:
 def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]:
     """Yield a correction for each node with its faults, in the order in which they are to be corrected."""
     for node in nodes:
-        recorded = {finding.reason for finding in node.record.findings} if node.record is not None else frozenset[str]()
+        recorded = {finding.reason for finding in node.findings}
         first = [reason for reason in reasons if reason in recorded]
         if first:
             explain = command("gpu-healthcheck", "explain", first[0])

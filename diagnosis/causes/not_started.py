@@ -137,9 +137,9 @@ def find_not_started(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _as_on_the_node(snapshot: Snapshot, pod: Pod, known: Recognised) -> Recognised:
     """Return DRIVER_NOT_LOADED instead of a stale specification if the agent reports its device as missing."""
     node = snapshot.by_node.get(pod.spec.node)
-    if known.cause is not CDI_STALE or not known.groups or node is None or node.record is None:
+    if known.cause is not CDI_STALE or not known.groups or node is None:
         return known
-    found = (finding.detail for finding in node.record.findings if finding.reason in DEVICE_FILE_REASONS)
+    found = (finding.detail for finding in node.findings if finding.reason in DEVICE_FILE_REASONS)
     files = {word.rpartition("/")[2] for detail in found for word in _BETWEEN_FILES.split(detail)}
     return replace(known, cause=DEVICE_FILES) if known.groups[0].rpartition("/")[2] in files else known
 
@@ -346,8 +346,8 @@ def _of_node(snapshot: Snapshot, pod: Pod) -> Iterator[str]:
     driver = node.meta.labels.get("nvidia.com/cuda.driver-version.full")
     version = f", driver {driver}" if driver else ""
     yield f"{node.subject}: {node.runtime}{version}"
-    if node.record is not None and node.record.findings:
-        named = ", ".join(dict.fromkeys(finding.reason for finding in node.record.findings[:5]))
+    if node.findings:
+        named = ", ".join(dict.fromkeys(finding.reason for finding in node.findings[:5]))
         yield f"agent on the node: {named}"
 
 

@@ -168,7 +168,7 @@ def _plain(node: Node) -> str:
 
     This is the case if the default runtime has no GPU support, and CDI is off.
     """
-    seen = node.record.inventory.runtime if node.record is not None else None
+    seen = node.inventory.runtime
     if seen is None or seen.default not in ("runc", "crun") or seen.cdi is not False or _GKE in node.meta.labels:
         return ""
     return f"{node.subject}: the default runtime of {node.runtime} is {seen.default}, and CDI is off"
@@ -237,7 +237,7 @@ def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> MissingGpu | None:
     None if it misses none, or has not checked.
     """
     node = snapshot.by_node.get(pod.spec.node)
-    found = node.record.finding(*DEVICE_FILE_REASONS) if node and node.record else None
+    found = node.finding(*DEVICE_FILE_REASONS) if node is not None else None
     if node is None or found is None:
         return None
     return MissingGpu(

@@ -179,14 +179,14 @@ def find_unloadable(snapshot: Snapshot) -> Iterator[FoundCause]:
     Nodes on which nothing waits for the runtime are left out.
     """
     for node in snapshot.nodes:
-        if node.record is None or older(snapshot, node.record.at, _OLD_RECORD):
+        if node.record is None or older(snapshot, node.record.timestamp, _OLD_RECORD):
             continue
         waiting = tuple(pod.subject for pod in snapshot.pods_on.get(node.name, ()) if is_stuck(pod))
         if node.ready and not waiting and (_no_way(snapshot, node) is None or _gives_gpus(snapshot, node)):
             continue
         above: tuple[Origin, ...] = ()
         for cause in UNLOADABLE:
-            finding = node.record.finding(cause.name)
+            finding = node.finding(cause.name)
             if finding is not None:
                 evidence, remedy = tuple(by_agent(finding)), (cause.remedy, FILES_FIRST)
                 yield FoundCause(cause, node.subject, evidence, remedy, waiting, because_of=above)
@@ -313,9 +313,9 @@ def _has_done(snapshot: Snapshot, toolkit: Pod) -> bool:
 
 def _no_way(snapshot: Snapshot, node: Node) -> RecordFinding | None:
     """Return the agent's recent finding that no pod gets a GPU on the node."""
-    if node.record is None or older(snapshot, node.record.at, _OLD_RECORD):
+    if node.record is None or older(snapshot, node.record.timestamp, _OLD_RECORD):
         return None
-    return node.record.finding(*_NO_WAY)
+    return node.finding(*_NO_WAY)
 
 
 def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: Recognised | None) -> bool:
@@ -412,7 +412,7 @@ def _not_for(lack: _MissingHandler, named: RuntimeClass, node: Node) -> FoundCau
 
 def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> Iterator[FoundCause]:
     subject = f"node/{lack.node}"
-    finding = node.record.finding(*RECORD_REASONS) if node is not None and node.record is not None else None
+    finding = node.finding(*RECORD_REASONS) if node is not None else None
     because = [*origins(UNLOADABLE, subject)]
     for workload in toolkits(snapshot):
         elsewhere = _elsewhere(snapshot, workload, node, finding, lack)

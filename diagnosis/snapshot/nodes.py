@@ -6,12 +6,16 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.agent_record import NodeRecord, read_record
+from diagnosis.snapshot.agent_record import NodeRecord, RecordFinding, read_record
 from diagnosis.snapshot.hami_node import HamiNode, read_hami_node
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, read_conditions
+from healthcheck.model import Severity
 from healthcheck.node.state import KEEPS_AWAY, RESULTS, UNHEALTHY
+from healthcheck.verdict.inventory import Inventory
+
+_FAULTS = frozenset(one.name for one in Severity if one > Severity.MONITOR)
 
 
 class Taint(Struct, frozen=True):
@@ -52,6 +56,25 @@ class Node(Struct, frozen=True):
     @property
     def subject(self) -> str:
         return self.meta.subject
+
+    @property
+    def findings(self) -> tuple[RecordFinding, ...]:
+        """Return the findings of the agent's record."""
+        return (self.record.findings or ()) if self.record is not None else ()
+
+    @property
+    def faults(self) -> tuple[RecordFinding, ...]:
+        """Return the findings of RESET or worse."""
+        return tuple(finding for finding in self.findings if finding.severity in _FAULTS)
+
+    @property
+    def inventory(self) -> Inventory:
+        """Return the inventory of the agent's record; an empty one if there is none."""
+        return self.record.inventory if self.record is not None else Inventory()
+
+    def finding(self, *reasons: str) -> RecordFinding | None:
+        """Return the agent's first finding with one of these reasons."""
+        return next((finding for finding in self.findings if finding.reason in reasons), None)
 
     @property
     def withheld(self) -> bool:

@@ -86,7 +86,7 @@ def _hanging(snapshot: Snapshot, pod: Pod, given: PodGrant) -> FoundCause:
 
 def seen_on_host(node: Node | None, *reasons: str) -> list[str]:
     """Return our agent's finding about HAMi on the node, if it has one of these reasons."""
-    found = node.record.finding(*reasons) if node is not None and node.record is not None else None
+    found = node.finding(*reasons) if node is not None else None
     return [f"agent on the node: {found.reason}: {found.detail}"] if found is not None else []
 
 

@@ -76,8 +76,7 @@ def _reasons(snapshot: Snapshot, taint: BlockingTaint) -> list[str]:
     if node is None:
         return []
     address = address_of(taint.offer.device.attributes)
-    findings = node.record.findings if node.record is not None else ()
-    here = [found.reason for found in findings if address and gpu_address(found.subject) == address]
+    here = [found.reason for found in node.findings if address and gpu_address(found.subject) == address]
     messages = here or [
         found.reason for found in node.conditions if found.type == CONDITION and found.status == "False"
     ]
