@@ -50,11 +50,11 @@ from diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
+    Family,
     FoundCause,
     Link,
     Origin,
     Search,
-    Signature,
     TextSource,
     command,
     failing,
@@ -67,19 +67,8 @@ from healthcheck.node.state import CONDITION
 _CUDA = "CUDA driver API, CUresult"
 
 
-def _cause(
-    name: str,
-    means: str,
-    remedy: str,
-    *texts: Signature,
-    severity: CauseSeverity = CauseSeverity.MEDIUM,
-    source: str = "",
-    of_node: bool = False,
-) -> Cause:
-    return Cause(name, severity, Link.RUNNING, means, remedy, source, texts, of_node)
-
-
-DRIVER_TOO_OLD = _cause(
+_running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
+DRIVER_TOO_OLD = _running(
     "CudaNewerThanDriver",
     "The image's CUDA is newer than the node's driver supports.",
     "Use an image with an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
@@ -92,7 +81,7 @@ DRIVER_TOO_OLD = _cause(
     severity=CauseSeverity.HIGH,
     source="CUDA errors 35, 222, 803, 804",
 )
-WRONG_ARCHITECTURE = _cause(
+WRONG_ARCHITECTURE = _running(
     "ImageLacksGpuArchitecture",
     "The program in the image was not built for this model of GPU.",
     "Use an image built for this model, or choose another model by the node label nvidia.com/gpu.product.",
@@ -102,7 +91,7 @@ WRONG_ARCHITECTURE = _cause(
     severity=CauseSeverity.HIGH,
     source="CUDA error 209, `no kernel image is available for execution`",
 )
-GPU_MEMORY = _cause(
+GPU_MEMORY = _running(
     "GpuMemoryExhausted",
     "The program needs more memory than its GPU, or its share of a GPU, has free.",
     "Make the batch or the model smaller, use a GPU with more memory, or check which pods share this one.",
@@ -116,13 +105,13 @@ GPU_MEMORY = _cause(
     ),
     source="`CUDA out of memory`; the kernel's OOM killer is not involved",
 )
-HOST_MEMORY = _cause(
+HOST_MEMORY = _running(
     "ContainerMemoryLimitExceeded",
     "The kernel killed the container at its memory limit. The limit concerns the node's memory, not the GPU's.",
     "Raise the container's memory limit, or load less data at once.",
     source="reason OOMKilled, exit code 137",
 )
-SHARED_MEMORY = _cause(
+SHARED_MEMORY = _running(
     "SharedMemoryTooSmall",
     "The container's /dev/shm is too small for its workers: it has 64 MiB unless the pod mounts more.",
     "Mount an emptyDir with `medium: Memory` at /dev/shm.",
@@ -133,7 +122,7 @@ SHARED_MEMORY = _cause(
     ),
     source="PyTorch's DataLoader and NCCL exchange data there",
 )
-PROGRAM = _cause(
+PROGRAM = _running(
     "ProgramFaultOnGpu",
     "The program made an invalid access on the GPU; no finding on its node blames the GPU.",
     "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
@@ -145,7 +134,7 @@ PROGRAM = _cause(
     ),
     source="CUDA errors 101, 700, 710, 716, 719",
 )
-NCCL = _cause(
+NCCL = _running(
     "CollectiveFails",
     "The processes of a job lost contact: one of them ended, or the network between them fails.",
     "Check the process that ended first: its message is the cause, the other messages are consequences. "
@@ -157,7 +146,7 @@ NCCL = _cause(
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
 )
-CUDA_UNKNOWN = _cause(
+CUDA_UNKNOWN = _running(
     "CudaCannotInitialize",
     "CUDA cannot initialize on the node and reports no reason: most often nvidia_uvm is missing, or a leftover process "
     "uses the GPU.",
@@ -171,23 +160,23 @@ CUDA_UNKNOWN = _cause(
     source="CUDA errors 46, 999",
     of_node=True,
 )
-PROBE = _cause(
+PROBE = _running(
     "LivenessProbeKills",
     "The kubelet kills the container because its liveness probe fails, for example while a model still loads.",
     "Add a startupProbe that waits long enough, or delay the liveness probe.",
 )
-SIGNAL = _cause(
+SIGNAL = _running(
     "ContainerKilledBySignal",
     "The container ended by a signal of its own: a crash in native code, or an abort.",
     "Read its log; a core dump shows the place.",
     source="exit code 128 + signal: 132, 134, 135, 136, 139",
 )
-CRASHES = _cause(
+CRASHES = _running(
     "ContainerCrashes",
     "A container of a GPU pod fails repeatedly; none of its messages is a known GPU error.",
     "Read its log.",
 )
-ENDS = _cause(
+ENDS = _running(
     "ContainerEndsAtOnce",
     "A container of a GPU pod exits at once without an error, and the pod's restartPolicy restarts it again and again.",
     "Make it a Job, or give it a command that keeps running.",

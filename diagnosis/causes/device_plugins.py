@@ -26,71 +26,59 @@ from diagnosis.facts.gpu_nodes import (
 )
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, Search, command, origins
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
-GEOMETRY = Cause(
+_fault = Family(None)
+_scheduled = Family(Link.SCHEDULED)
+GEOMETRY = _fault(
     "MigGeometryInvalid",
-    CauseSeverity.HIGH,
-    None,
     "The MIG strategy is single, and the node's cards have different profiles: the node offers none of them.",
     "Give all cards of the node the same profile, or set the strategy to mixed.",
-    MIG_GUIDE,
+    source=MIG_GUIDE,
 )
-MISSING = Cause(
+MISSING = _fault(
     "DevicePluginMissing",
-    CauseSeverity.HIGH,
-    None,
     "A node has GPUs and no device plugin that offers them, so no pod gets one there.",
     "Let a device plugin's DaemonSet run on the node: install one, add its toleration, or set the label it selects by.",
-    "https://github.com/NVIDIA/k8s-device-plugin",
+    source="https://github.com/NVIDIA/k8s-device-plugin",
 )
-NOT_OFFERED = Cause(
+NOT_OFFERED = _fault(
     "GpusNotOffered",
-    CauseSeverity.HIGH,
-    None,
     "A node has GPUs and offers none: its device plugin detects none, or could not register with the kubelet.",
     "Read the device plugin's log, fix its error, then restart its pod.",
 )
-UNHEALTHY = Cause(
+UNHEALTHY = _scheduled(
     "UnhealthyGpus",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A node has GPUs that its device plugin does not advertise, because it considers them unhealthy.",
     "Check the GPUs of the node; when they are healthy, restart its device plugin, which does not check "
     "again on its own.",
-    "k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
+    source="k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
 )
-MIG_FAILED = Cause(
+MIG_FAILED = _fault(
     "MigConfigFailed",
-    CauseSeverity.HIGH,
-    None,
     "The MIG manager could not apply the profiles that the node's label requests.",
     "Read the MIG manager's log; stop the processes on the GPUs, or correct the configuration name.",
-    MIG_GUIDE,
+    source=MIG_GUIDE,
 )
-MIG_PENDING = Cause(
+MIG_PENDING = _fault(
     "MigConfigPending",
-    CauseSeverity.MEDIUM,
-    None,
     "A requested change of MIG profiles on a node does not complete.",
     "Check the MIG manager pod on the node.",
-    MIG_GUIDE,
+    severity=CauseSeverity.MEDIUM,
+    source=MIG_GUIDE,
 )
-FEWER = Cause(
+FEWER = _fault(
     "FewerGpusThanLabelled",
-    CauseSeverity.MEDIUM,
-    None,
     "A node offers fewer GPUs than GPU feature discovery has counted on it.",
     "Check whether a GPU has left the PCI bus since; if all are present, restart the device plugin pod.",
+    severity=CauseSeverity.MEDIUM,
 )
-TWICE = Cause(
+TWICE = _fault(
     "TwoDevicePlugins",
-    CauseSeverity.HIGH,
-    None,
     "Two device plugins serve the same resource on a node: each registration of one replaces the other.",
     "Keep one of the two.",
 )

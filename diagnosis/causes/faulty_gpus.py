@@ -13,7 +13,7 @@ from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_deep_test
 from diagnosis.facts.quantity import counted
 from diagnosis.facts.symptoms import shortened
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.model import Certainty, Family, FoundCause, Link, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
@@ -22,14 +22,13 @@ from healthcheck.node.state import CONDITION, SEVERITY, UNHEALTHY
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 
-FAULTY = Cause(
+_running = Family(Link.RUNNING)
+FAULTY = _running(
     "PodOnFaultyGpu",
-    CauseSeverity.HIGH,
-    Link.RUNNING,
     "GPU pods run on a GPU or a node with an active fault: their work may hang, fail or be wrong, and the other ranks "
     "of their jobs wait for them.",
     "End the pods there so that their jobs continue on healthy nodes, then follow the finding's action.",
-    "A finding of the agent with severity RESET or worse; KEP-4680, `allocatedResourcesStatus` of a container",
+    source="A finding of the agent with severity RESET or worse; KEP-4680, `allocatedResourcesStatus` of a container",
     urgent=True,
 )
 _MILD = ("PASS", "MONITOR")

@@ -15,19 +15,18 @@ from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.utilization import CardLoad, loads
 from diagnosis.hami.scheduler_state import cards_of
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import SERIES, USE
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
-IDLE = Cause(
+_fault = Family(None, severity=CauseSeverity.LOW)
+IDLE = _fault(
     "GpusHeldIdle",
-    CauseSeverity.LOW,
-    None,
     "A workload owns whole GPUs that were idle for an hour. Checked with `--prometheus` only.",
     "Ask the workload's owner whether it is still needed; read in its log why it waits.",
-    f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
+    source=f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
 )
 _HOUR = timedelta(hours=1)
 _MOST_SHOWN = 4

@@ -10,7 +10,7 @@ from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready
 from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
 from diagnosis.facts.gpu_requests import gpus_of
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -19,20 +19,18 @@ _PRODUCT, _CONFIG, _STATE = "nvidia.com/gpu.product", "nvidia.com/mig.config", "
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _LABELLED = timedelta(minutes=10)
 _RECONFIGURED = timedelta(minutes=30)
-UNLABELLED = Cause(
+_fault = Family(None, severity=CauseSeverity.LOW)
+UNLABELLED = _fault(
     "GpuLabelsMissing",
-    CauseSeverity.LOW,
-    None,
     "GPU feature discovery runs on a node without its labels: selectors by these labels find no node.",
-    ("Check node feature discovery: its worker reads the output of GPU feature discovery, its master sets the labels."),
+    "Check node feature discovery: its worker reads the output of GPU feature discovery, its master sets the labels.",
 )
-UPGRADE_FAILED = Cause(
+UPGRADE_FAILED = _fault(
     "DriverUpgradeFailed",
-    CauseSeverity.HIGH,
-    None,
     "The operator's driver upgrade failed on a node, so the node stays cordoned.",
     "Fix the failed driver pod or drain, then let the operator retry.",
-    "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-driver-upgrades.html",
+    severity=CauseSeverity.HIGH,
+    source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-driver-upgrades.html",
 )
 
 

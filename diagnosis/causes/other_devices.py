@@ -11,7 +11,7 @@ from diagnosis.facts.components import YOUNG, Component, Role, components, is_fo
 from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Origin, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.catalog.profiles import find_profile, read_packaged
@@ -23,21 +23,19 @@ _NETWORK_DRIVERS = ("dra.net", "dra.networking.k8s.aws")
 """DRANET, and AWS' own driver for EFA, RoCE and ENA."""
 _CHECK = "2-efa-enumeration"
 _profiles = cache(read_packaged)
-NO_EFA = Cause(
+_fault = Family(None, severity=CauseSeverity.MEDIUM)
+NO_EFA = _fault(
     "EfaNotOffered",
-    CauseSeverity.MEDIUM,
-    None,
     "A node has EFA devices and offers only some or none of them: multi-node jobs fall back to TCP or wait.",
     "Check the EFA device plugin pod on the node.",
-    "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
+    source="https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
 )
-NO_SLICES = Cause(
+NO_SLICES = _fault(
     "GpuSlicesMissing",
-    CauseSeverity.HIGH,
-    None,
     "The DRA driver publishes none of a node's GPUs, so no claim gets one there.",
     "Read the log of the driver's container `gpus` on the node; if the pod is missing there, find the reason.",
-    "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu",
+    severity=CauseSeverity.HIGH,
+    source="https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu",
 )
 
 

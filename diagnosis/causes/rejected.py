@@ -20,10 +20,10 @@ from diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
+    Family,
     FoundCause,
     Link,
     Search,
-    Signature,
     TextSource,
     command,
     origins,
@@ -36,119 +36,106 @@ from diagnosis.snapshot.pods import Pod
 _DEVICE_MANAGER = "kubelet, pkg/kubelet/cm/devicemanager/manager.go"
 
 
-def _cause(
-    name: str,
-    means: str,
-    remedy: str,
-    *texts: Signature,
-    severity: CauseSeverity = CauseSeverity.HIGH,
-    source: str = "",
-    of_node: bool = False,
-) -> Cause:
-    return Cause(name, severity, Link.ACCEPTED, means, remedy, source, texts, of_node)
-
-
-def _of_devices(name: str, means: str, remedy: str, source: str, text: Signature) -> Cause:
-    return Cause(
-        name, CauseSeverity.HIGH, Link.ACCEPTED, means, remedy, source, (text,), of_node=True, follows=NO_DEVICES
-    )
-
-
-TOO_FEW = _of_devices(
+_accepted_on_node = Family(Link.ACCEPTED, of_node=True)
+_accepted = Family(Link.ACCEPTED, severity=CauseSeverity.MEDIUM)
+TOO_FEW = _accepted_on_node(
     "GpusUnavailableAtAdmission",
     "The kubelet had fewer free and healthy devices than the scheduler had counted, and rejected the pod.",
     "Check which devices are unhealthy, or owned by a pod that the scheduler does not count; delete the Failed pods.",
-    f"{_DEVICE_MANAGER}: `requested number of devices unavailable`",
     rejecting(r"requested number of devices unavailable for", _DEVICE_MANAGER),
+    source=f"{_DEVICE_MANAGER}: `requested number of devices unavailable`",
+    follows=NO_DEVICES,
 )
-NO_HEALTHY = _of_devices(
+NO_HEALTHY = _accepted_on_node(
     "NoHealthyGpuAtAdmission",
     "None of the node's devices is healthy: their plugin has not registered again, or reports all as unhealthy.",
     "Restore the device plugin on the node, or fix the GPUs that it reports; then delete the Failed pods.",
-    f"{_DEVICE_MANAGER}: `no healthy devices present`",
     rejecting(r"no healthy devices present", _DEVICE_MANAGER),
+    source=f"{_DEVICE_MANAGER}: `no healthy devices present`",
+    follows=NO_DEVICES,
 )
-NO_LONGER_HEALTHY = _of_devices(
+NO_LONGER_HEALTHY = _accepted_on_node(
     "AllocatedGpuUnhealthy",
     "A device that the kubelet had already given to the pod is no longer healthy, so it may not start there again.",
     "Fix the node's GPU, and delete the Failed pod so that another is created elsewhere.",
-    f"{_DEVICE_MANAGER}: `previously allocated devices are no longer healthy`",
     rejecting(r"previously allocated devices are no longer healthy", _DEVICE_MANAGER),
+    source=f"{_DEVICE_MANAGER}: `previously allocated devices are no longer healthy`",
+    follows=NO_DEVICES,
 )
-UNREGISTERED = _of_devices(
+UNREGISTERED = _accepted_on_node(
     "DeviceResourceUnregistered",
     "No device plugin has registered the resource since the kubelet's last start.",
     "Restore the device plugin on the node, then delete the Failed pods.",
-    f"{_DEVICE_MANAGER}: `cannot allocate unregistered device`",
     rejecting(r"cannot allocate unregistered device", _DEVICE_MANAGER),
+    source=f"{_DEVICE_MANAGER}: `cannot allocate unregistered device`",
+    follows=NO_DEVICES,
 )
-SHARED_OVER_REQUEST = _cause(
+SHARED_OVER_REQUEST = _accepted(
     "SharedGpuRequestTooLarge",
     "The pod requests more than one replica of a shared GPU, which the device plugin is configured to refuse.",
     "Request one replica: replicas are time slices, and two replicas are not two GPUs.",
     rejecting(
         r"maximum request size for shared resources is \d{1,6}; found (\d{1,6})", "k8s-device-plugin, internal/rm"
     ),
+    severity=CauseSeverity.HIGH,
     source="NVIDIA's device plugin, `failRequestsGreaterThanOne`",
 )
-UNKNOWN_DEVICE = _of_devices(
+UNKNOWN_DEVICE = _accepted_on_node(
     "DeviceUnknownToPlugin",
     "The kubelet requested a device that the plugin no longer has: the GPU is gone, or the MIG geometry changed.",
     "Restart the device plugin on the node, so that it reports its devices; then delete the Failed pods.",
-    "NVIDIA's device plugin, Allocate: `unknown device`",
     rejecting(r"unknown device", "k8s-device-plugin, Allocate"),
+    source="NVIDIA's device plugin, Allocate: `unknown device`",
+    follows=NO_DEVICES,
 )
-GPU_LOST = _of_devices(
+GPU_LOST = _accepted_on_node(
     "GpuLostAtAllocation",
     "The device plugin could not reach a GPU when it was to allocate it.",
     "Check the node's GPUs: a lost one needs a reset or a reboot at least.",
-    "NVML's `GPU is lost`, passed on by the device plugin",
     rejecting(r"GPU is lost|GPU_IS_LOST|fallen off the bus", "kubernetes issue 97131"),
+    source="NVML's `GPU is lost`, passed on by the device plugin",
+    follows=NO_DEVICES,
 )
-PLUGIN_FAILED = _of_devices(
+PLUGIN_FAILED = _accepted_on_node(
     "DevicePluginAllocateFailed",
     "The device plugin answered the kubelet's request for devices with an error, or not at all.",
     "Read the plugin's log on the node; then delete the Failed pods.",
-    f"{_DEVICE_MANAGER}: `Allocate failed due to …, which is unexpected`",
     rejecting(
         r"(?:Allocate|Update plugin resources|GetPreferredAllocation rpc) failed|which is unexpected", _DEVICE_MANAGER
     ),
+    source=f"{_DEVICE_MANAGER}: `Allocate failed due to …, which is unexpected`",
+    follows=NO_DEVICES,
 )
-TOPOLOGY = _cause(
+TOPOLOGY = _accepted_on_node(
     "TopologyNotAligned",
     "The kubelet's topology manager requires devices and CPUs of one NUMA node, and none has enough left.",
     "Request at most one NUMA node's resources, free them, or choose a milder topologyManagerPolicy for the node.",
     severity=CauseSeverity.MEDIUM,
     source="kubelet, TopologyAffinityError: `Resources cannot be allocated with Topology locality`",
-    of_node=True,
 )
-OVERBOOKED = _cause(
+OVERBOOKED = _accepted_on_node(
     "NodeOverbooked",
     "A pod was bound to a node without room for it: by its own nodeName, or by a second scheduler.",
     "Let one scheduler schedule all pods of these nodes, and remove nodeName from the pod template.",
     source="kubelet, OutOf…: `Node didn't have enough resource`",
-    of_node=True,
 )
-WRONG_NODE = _cause(
+WRONG_NODE = _accepted(
     "NodeRefusedBySelector",
     "The kubelet rejected the pod because its selector, affinity or tolerations do not match its node.",
     "Remove nodeName from the pod template, or restore the label that the pod requires.",
-    severity=CauseSeverity.MEDIUM,
     source="kubelet, `Predicate NodeAffinity failed`",
 )
-EVICTED = _cause(
+EVICTED = _accepted_on_node(
     "GpuPodEvicted",
     "The kubelet evicted the pod because its node ran low on memory, disk or PIDs, or the pod exceeded its limit.",
     "Provide more of the exhausted resource: most often disk space for images and checkpoints.",
     severity=CauseSeverity.MEDIUM,
     source="kubelet's eviction manager: `The node was low on resource`",
-    of_node=True,
 )
-OTHERWISE = _cause(
+OTHERWISE = _accepted(
     "GpuPodRejected",
     "The kubelet rejected the pod for another reason.",
     "Follow its message, then delete the Failed pod.",
-    severity=CauseSeverity.MEDIUM,
 )
 
 _ALLOCATION = "UnexpectedAdmissionError"

@@ -25,6 +25,7 @@ from diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
+    Family,
     FoundCause,
     Link,
     Search,
@@ -38,49 +39,43 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
 
-HIDDEN = Cause(
+_running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
+_fault = Family(None)
+HIDDEN = _running(
     "GpusHiddenByVariable",
-    CauseSeverity.MEDIUM,
-    Link.RUNNING,
     "NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES is set by hand and does not match the GPUs allocated to the "
     "container.",
     "Remove the variable from the pod template: the device plugin and CUDA set it.",
-    "CUDA Programming Guide, CUDA_VISIBLE_DEVICES: devices from the first invalid one on are not seen",
+    source="CUDA Programming Guide, CUDA_VISIBLE_DEVICES: devices from the first invalid one on are not seen",
 )
-NOT_REQUESTED = Cause(
+NOT_REQUESTED = _running(
     "GpuNotRequested",
-    CauseSeverity.MEDIUM,
-    Link.RUNNING,
     "A container needs a GPU and requests none: its own resources lack it.",
     "Set the limit `nvidia.com/gpu: 1` on the container itself; another container's GPU is not available to it.",
 )
-CLASS_NOT_NAMED = Cause(
+CLASS_NOT_NAMED = _running(
     "RuntimeClassNotNamed",
-    CauseSeverity.HIGH,
-    Link.RUNNING,
     "The pod has a GPU allocated, but starts with a runtime that does not inject GPUs.",
     "Set NVIDIA's RuntimeClass in the pod template, make its handler the nodes' default, or enable CDI.",
-    "GPU operator: since 25.10, NVIDIA's runtime is not the default one; without CDI, only if configured",
+    severity=CauseSeverity.HIGH,
+    source="GPU operator: since 25.10, NVIDIA's runtime is not the default one; without CDI, only if configured",
 )
-CGROUP_LOST = Cause(
+CGROUP_LOST = _running(
     "GpuAccessLostAtRuntime",
-    CauseSeverity.HIGH,
-    Link.RUNNING,
     "A container lost the access to its GPU: the node's systemd rewrote its device rules.",
     "Restart the pods. To prevent it, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
     "--create-all` on the node.",
-    "NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
-    (failing(r"Failed to initialize NVML: Unknown Error", "nvidia-smi, NVML"),),
+    failing(r"Failed to initialize NVML: Unknown Error", "nvidia-smi, NVML"),
+    severity=CauseSeverity.HIGH,
+    source="NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
     of_node=True,
 )
-DEVICE_FILES = Cause(
+DEVICE_FILES = _fault(
     "DriverDeviceFilesMissing",
-    CauseSeverity.HIGH,
-    None,
     "The node lacks device files of its driver, or they have wrong numbers, so containers get no GPU.",
     "On the node: `nvidia-modprobe -c0 -u`, or restart the driver's container; then create the pods again.",
-    "The agent's findings DeviceFileMissing and DeviceFileWrong",
-    (starting(r"adding custom device \\?\"(/dev/nvidia[^\s\"\\]{0,80})\\?\": no such file", "runc, Docker"),),
+    starting(r"adding custom device \\?\"(/dev/nvidia[^\s\"\\]{0,80})\\?\": no such file", "runc, Docker"),
+    source="The agent's findings DeviceFileMissing and DeviceFileWrong",
     of_node=True,
     follows=("DriverNotReady",),
 )

@@ -35,6 +35,7 @@ from diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
+    Family,
     FoundCause,
     Link,
     Origin,
@@ -54,67 +55,55 @@ from diagnosis.snapshot.workloads import Workload
 from healthcheck.checks import container_runtime, default_runtime
 
 _WRITERS = "containerd, internal/cri; CRI-O; cri-dockerd"
-MISSING = Cause(
+_runtime = Family(Link.RUNTIME)
+_admitted = Family(Link.ADMITTED)
+MISSING = _runtime(
     "RuntimeHandlerMissing",
-    CauseSeverity.HIGH,
-    Link.RUNTIME,
     "The container runtime that the node's kubelet uses lacks the handler that the pods' RuntimeClass names.",
     "Configure NVIDIA's toolkit for that container runtime and restart it: `nvidia-ctk runtime configure`, or the GPU "
     "operator's values `toolkit.env`.",
-    'containerd: `no runtime for "…" is configured`; CRI-O: `failed to find runtime handler … from runtime list`',
-    (
-        starting(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', _WRITERS),
-        starting(r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', _WRITERS),
-        starting(r'RuntimeHandler \\?"([^"\\]{1,64})\\?" not supported', _WRITERS),
-        starting(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', _WRITERS),
-    ),
+    starting(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', _WRITERS),
+    starting(r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', _WRITERS),
+    starting(r'RuntimeHandler \\?"([^"\\]{1,64})\\?" not supported', _WRITERS),
+    starting(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', _WRITERS),
+    source='containerd: `no runtime for "…" is configured`; '
+    "CRI-O: `failed to find runtime handler … from runtime list`",
 )
-ELSEWHERE = Cause(
+ELSEWHERE = _runtime(
     "ToolkitConfiguresAnotherRuntime",
-    CauseSeverity.HIGH,
-    Link.RUNTIME,
     "NVIDIA's toolkit writes its handler into the configuration of a container runtime that the kubelet does not use.",
     "Set the toolkit to the file and socket of the kubelet's runtime: CONTAINERD_CONFIG and CONTAINERD_SOCKET.",
-    "GPU operator, `toolkit.env`; the host paths of its toolkit's DaemonSet",
-    (
-        Signature(
-            r"dial unix (\S{1,200}(?:containerd|crio)\S{0,60}\.sock): connect: (?:no such file|connection refused)",
-            "nvidia-container-toolkit's nvidia-ctk-installer, nvidia-toolkit",
-            frozenset((TextSource.WAITING, TextSource.ENDED, TextSource.LOG)),
-        ),
+    Signature(
+        r"dial unix (\S{1,200}(?:containerd|crio)\S{0,60}\.sock): connect: (?:no such file|connection refused)",
+        "nvidia-container-toolkit's nvidia-ctk-installer, nvidia-toolkit",
+        frozenset((TextSource.WAITING, TextSource.ENDED, TextSource.LOG)),
     ),
+    source="GPU operator, `toolkit.env`; the host paths of its toolkit's DaemonSet",
 )
-CLASS_MISSING = Cause(
+CLASS_MISSING = _admitted(
     "RuntimeClassMissing",
-    CauseSeverity.HIGH,
-    Link.ADMITTED,
     "Pods name a RuntimeClass that does not exist: the API server refuses to create them.",
     "Create the RuntimeClass, or remove its name from the pod template.",
-    '`RuntimeClass "…" not found`, an event FailedCreate of the pods\' controller',
-    (
-        Signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', "kube-apiserver", frozenset((TextSource.EVENT,))),
-        Signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', "kubelet", frozenset((TextSource.EVENT,))),
-    ),
+    Signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', "kube-apiserver", frozenset((TextSource.EVENT,))),
+    Signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', "kubelet", frozenset((TextSource.EVENT,))),
+    source='`RuntimeClass "…" not found`, an event FailedCreate of the pods\' controller',
 )
 UNLOADABLE = tuple(
     Cause(one.name, CauseSeverity.HIGH, Link.RUNTIME, one.meaning, one.action, one.source)
     for one in (container_runtime.MALFORMED, container_runtime.CRI_DISABLED, default_runtime.UNDEFINED)
 )
 """Reasons of the agent's findings: with these files the container runtime does not serve the kubelet."""
-WRONG_HANDLER = Cause(
+WRONG_HANDLER = _runtime(
     "RuntimeClassHandlerWrong",
-    CauseSeverity.HIGH,
-    Link.RUNTIME,
     "A RuntimeClass names a handler that no container runtime has, but they have one with a similar name.",
     "Create the RuntimeClass again with the correct handler: the handler can't be changed in place.",
-    "containerd and CRI-O distinguish letter case",
+    source="containerd and CRI-O distinguish letter case",
 )
-NOT_FOR_NODE = Cause(
+NOT_FOR_NODE = _runtime(
     "RuntimeClassOnNodeWithoutGpu",
-    CauseSeverity.MEDIUM,
-    Link.RUNTIME,
     "A pod with NVIDIA's RuntimeClass was scheduled to a node without a GPU, where the handler is not needed.",
     "Request a GPU in the pod, or set scheduling.nodeSelector in the RuntimeClass.",
+    severity=CauseSeverity.MEDIUM,
 )
 
 HANDLERS = texts_in(TextSource.EVENT, (MISSING,))

@@ -25,6 +25,7 @@ from diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
+    Family,
     FoundCause,
     Origin,
     Search,
@@ -46,7 +47,7 @@ _BUILDS = timedelta(minutes=30)
 
 def _cause(name: str, severity: CauseSeverity, means: str, source: str = _OPERATOR, *texts: Signature) -> Cause:
     remedy = "Read its pod's state and its last log lines, and fix the reported error."
-    return Cause(name, severity, None, means, remedy, source, texts, of_node=True)
+    return Family(None, of_node=True)(name, means, remedy, *texts, severity=severity, source=source)
 
 
 NOT_READY: Mapping[Role, Cause] = {
@@ -143,13 +144,10 @@ NOT_READY: Mapping[Role, Cause] = {
         "SweeperNotReady", CauseSeverity.LOW, "This system's sweeper does not run, so no deep diagnostics start."
     ),
 }
-VALIDATION = Cause(
+VALIDATION = Family(None, source=_OPERATOR)(
     "ValidationHangs",
-    CauseSeverity.HIGH,
-    None,
     "Operands wait in their init containers for a stage of the GPU stack that does not become ready on the node.",
     "Fix the stage that they wait for: driver, then toolkit, then CUDA, then the device plugin.",
-    _OPERATOR,
 )
 _WAITED_FOR = {
     "driver-validation": (Role.DRIVER,),

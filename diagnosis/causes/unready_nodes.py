@@ -12,25 +12,23 @@ from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.facts.gpu_nodes import gpu_nodes
 from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from healthcheck.node.state import MAINTENANCE
 
-GONE = Cause(
+_accepted = Family(Link.ACCEPTED, severity=CauseSeverity.MEDIUM)
+GONE = _accepted(
     "GpuNodeGone",
-    CauseSeverity.MEDIUM,
-    Link.ACCEPTED,
     "GPU pods are bound to a node that no longer exists, or never did.",
     "Delete the pods; remove nodeName from their template.",
 )
-SILENT = Cause(
+SILENT = _accepted(
     "KubeletDoesNotAct",
-    CauseSeverity.HIGH,
-    Link.ACCEPTED,
     "A GPU pod was bound to the node long ago, and the node's kubelet has not reported anything about it.",
     "Check the kubelet on the node: `systemctl status kubelet`, and its log.",
+    severity=CauseSeverity.HIGH,
 )
 _NEW, _PATIENCE, _GONE_FOR = 10.0, 5.0, 10.0
 """Minutes: a node joins or misses a report; pods bound to a missing node are deleted."""

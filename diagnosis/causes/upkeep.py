@@ -13,7 +13,7 @@ from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Origin, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy
 from diagnosis.snapshot.nodes import Node
@@ -39,44 +39,37 @@ _BAD_IF_FALSE = frozenset(("AcceleratedHardwareReady",))
 """Conditions of EKS."""
 _MOST_PODS = 3
 _DRA_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-intro-install.html"
-POLICY = Cause(
+_fault = Family(None, severity=CauseSeverity.MEDIUM)
+POLICY = _fault(
     "ClusterPolicyNotReady",
-    CauseSeverity.MEDIUM,
-    None,
     "The GPU operator reports that its ClusterPolicy is not applied completely.",
     "Read its conditions and the operator's log; operands that are not ready are reported separately.",
-    "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",
+    source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",
 )
-GPU_CLUSTER = Cause(
+GPU_CLUSTER = _fault(
     "GpuClusterNotReady",
-    CauseSeverity.MEDIUM,
-    None,
     "The GPU operator reports that its GPUCluster, the DRA stack, is not applied completely.",
     POLICY.remedy,
-    _DRA_GUIDE,
+    source=_DRA_GUIDE,
 )
-BOTH_STACKS = Cause(
+BOTH_STACKS = _fault(
     "ClusterPolicyBesideGpuCluster",
-    CauseSeverity.HIGH,
-    None,
     "The cluster has a ClusterPolicy and a GPUCluster: the GPU operator supports only one of them.",
     "Keep one of them: set clusterPolicy.deployCR or gpuCluster.deployCR to false in the operator's Helm values.",
-    _DRA_GUIDE,
+    severity=CauseSeverity.HIGH,
+    source=_DRA_GUIDE,
 )
-BLOCKED = Cause(
+BLOCKED = _fault(
     "BudgetBlocksDrain",
-    CauseSeverity.MEDIUM,
-    None,
     "A PodDisruptionBudget allows no eviction of its pods, so their GPU node can't be drained.",
     "Make more of the budget's pods ready elsewhere, allow one disruption, or delete them after asking their owner.",
-    "https://kubernetes.io/docs/tasks/run-application/configure-pdb/",
+    source="https://kubernetes.io/docs/tasks/run-application/configure-pdb/",
 )
-REPORTED = Cause(
+REPORTED = _fault(
     "NodeReportsGpuFault",
-    CauseSeverity.HIGH,
-    None,
     "Another monitor of the cluster reports faulty accelerators by a condition of the node.",
     "Follow that monitor's advice: its repair may be automatic.",
+    severity=CauseSeverity.HIGH,
 )
 
 

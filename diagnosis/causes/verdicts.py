@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diagnosis.facts.symptoms import older
-from diagnosis.model import Cause, CauseSeverity, FoundCause, Search, command
+from diagnosis.model import CauseSeverity, Family, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.deep.claim import claim_in
@@ -14,26 +14,23 @@ from healthcheck.node.state import CONDITION, MAINTENANCE, RUN, STARTUP, UNHEALT
 _FIRST_LOOK = 10.0
 """Minutes: a driver may be built first."""
 
-WITHHELD = Cause(
+_fault = Family(None)
+WITHHELD = _fault(
     "NodeWithheld",
-    CauseSeverity.HIGH,
-    None,
     "This system's verdict keeps work off a GPU node by a taint.",
     "Follow the finding's action; after a repair, `gpu-healthcheck release` returns the node to work.",
 )
-IN_MAINTENANCE = Cause(
+IN_MAINTENANCE = _fault(
     "NodeUnderDiagnosis",
-    CauseSeverity.LOW,
-    None,
     "A deep diagnostic of this system occupies the node.",
     "Wait: the taint is removed when the run ends. If the run is gone, the node's agent removes the taint.",
+    severity=CauseSeverity.LOW,
 )
-NOT_LOOKED = Cause(
+NOT_LOOKED = _fault(
     "NodeAwaitsFirstLook",
-    CauseSeverity.MEDIUM,
-    None,
     "A new node gets no work until this system's first check.",
     "Check the agent pod on the node.",
+    severity=CauseSeverity.MEDIUM,
 )
 
 

@@ -6,26 +6,24 @@ from collections.abc import Iterator
 
 from diagnosis.hami.installation import is_there
 from diagnosis.hami.settings import DEVICE_CONFIG, KEYS, read_settings
-from diagnosis.model import Cause, CauseSeverity, FoundCause, Search, command
+from diagnosis.model import CauseSeverity, Family, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
 
 _SOURCE = "HAMi, pkg/scheduler/config, and its chart's templates/scheduler/device-configmap.yaml"
-UNREADABLE = Cause(
+_fault = Family(None)
+UNREADABLE = _fault(
     "HamiConfigurationUnreadable",
-    CauseSeverity.HIGH,
-    None,
     "HAMi's device configuration is invalid YAML: its scheduler and device plugins can't restart with it.",
     "Fix the document, then restart the scheduler and the device plugins.",
-    _SOURCE,
+    source=_SOURCE,
 )
-MISPLACED = Cause(
+MISPLACED = _fault(
     "HamiSettingMisplaced",
-    CauseSeverity.MEDIUM,
-    None,
     "A HAMi setting for NVIDIA's cards is outside of `nvidia:` in the configuration, so it has no effect.",
     "Move it under `nvidia:`, then restart the scheduler and the device plugins.",
-    _SOURCE,
+    severity=CauseSeverity.MEDIUM,
+    source=_SOURCE,
 )
 
 

@@ -19,53 +19,44 @@ from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject
 from diagnosis.snapshot.pods import Pod
 
-NO_CLASS = Cause(
+_scheduled = Family(Link.SCHEDULED)
+NO_CLASS = _scheduled(
     "DeviceClassMissing",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A claim asks for a DeviceClass that does not exist.",
     "Name a class that exists, or install the DRA driver, which brings its own.",
 )
-NO_DEVICES = Cause(
+NO_DEVICES = _scheduled(
     "NoDevicesPublished",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "No node publishes devices of the DRA driver for the class of a claim.",
     "Check the kubelet plugin of the DRA driver on the GPU nodes.",
 )
-NO_MATCH = Cause(
+NO_MATCH = _scheduled(
     "NoDeviceMatchesClaim",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "No published device matches a claim, or too few match on one node.",
     "Change the claim's selectors or count to the existing devices.",
 )
-ALL_ALLOCATED = Cause(
+ALL_ALLOCATED = _scheduled(
     "DevicesAllAllocated",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Every device that would satisfy a claim is allocated to another claim.",
     "Wait, stop unneeded workloads, or add nodes; delete unused claims.",
+    severity=CauseSeverity.MEDIUM,
 )
-NO_CLAIM = Cause(
+NO_CLAIM = _scheduled(
     "ResourceClaimMissing",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod names a ResourceClaim or a template that does not exist, or its claim was not created.",
     "Create it in the pod's namespace, or correct the name in the workload.",
 )
-CLAIM_UNMET = Cause(
+CLAIM_UNMET = _scheduled(
     "ClaimNotSatisfied",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The scheduler can allocate no devices for a claim; the snapshot does not show the reason.",
     "Compare the claim's requests with the ResourceSlices.",
+    severity=CauseSeverity.MEDIUM,
 )
 CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, TAINTED, NO_CLAIM, CLAIM_UNMET)
 

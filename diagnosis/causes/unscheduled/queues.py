@@ -18,51 +18,42 @@ from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO, asked_by
 from diagnosis.facts.quantity import shown
 from diagnosis.hami.installation import installations
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.kueue import Queue, Queued
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Pod
 
-KUEUE = Cause(
+_queued = Family(Link.QUEUED, severity=CauseSeverity.MEDIUM)
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+KUEUE = _queued(
     "KueueHoldsPod",
-    CauseSeverity.MEDIUM,
-    Link.QUEUED,
     "Kueue has not admitted the workload: its pods keep a scheduling gate of Kueue.",
     "Check the Kueue Workload and its queue: quota, existence and state of the queue.",
 )
-TOPOLOGY = Cause(
+TOPOLOGY = _queued(
     "KueueTopologyPending",
-    CauseSeverity.MEDIUM,
-    Link.QUEUED,
     "Kueue has not assigned a topology to the pod: its topology gate remains.",
     "Check the Kueue Workload's topology assignment, and Kueue's controller.",
 )
-GATED = Cause(
+GATED = _queued(
     "SchedulingGateHeld",
-    CauseSeverity.MEDIUM,
-    Link.QUEUED,
     "A pod keeps a scheduling gate that its owner has not removed.",
     "Find the controller that owns the gate, and why it waits.",
 )
-NO_SCHEDULER = Cause(
+NO_SCHEDULER = _scheduled(
     "SchedulerNotThere",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod names a scheduler that does not respond: no scheduler has processed the pod.",
     "Name a running scheduler, or install the named one.",
+    severity=CauseSeverity.HIGH,
 )
-GANG = Cause(
+GANG = _scheduled(
     "GangIncomplete",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "A group of pods that must start together cannot start: some pods have no room, or do not exist.",
     "Make room for the whole group, or use fewer or smaller pods.",
 )
-ERROR = Cause(
+ERROR = _scheduled(
     "SchedulerFailed",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The scheduler failed with an error when it tried to schedule a pod.",
     "Read the error; it names the step that failed.",
 )
@@ -95,7 +86,7 @@ def find_queued(snapshot: Snapshot) -> Iterator[FoundCause]:
         patience = _IN_LINE if _is_in_line(workload) else _PATIENCE
         young = snapshot.is_new(workload.meta, patience)
         if not done and not young and workload.active and any(map(asks_for_gpus, workload.specs)):
-            yield _queued(snapshot, workload)
+            yield _held_back(snapshot, workload)
 
 
 def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -184,7 +175,7 @@ def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
     return FoundCause(GATED, workload, tuple(evidence), remedy, (pod.subject,))
 
 
-def _queued(snapshot: Snapshot, workload: Queued) -> FoundCause:
+def _held_back(snapshot: Snapshot, workload: Queued) -> FoundCause:
     owner = workload.meta.owner
     made_by = subject(owner.kind, workload.meta.namespace, owner.name) if owner is not None else workload.meta.subject
     messages = [

@@ -14,46 +14,39 @@ from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, rele
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import changes
 from diagnosis.facts.placement import UNSCHEDULABLE, tolerates, untolerated
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import PodSpec
 from healthcheck.node.state import CORDONED_BY, MAINTENANCE, STARTUP, UNHEALTHY
 
-CORDONED = Cause(
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+CORDONED = _scheduled(
     "NodeCordoned",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "A node that suits waiting pods is cordoned.",
     "Find out who cordoned it and why; `kubectl uncordon` returns it to service.",
 )
-NOT_READY = Cause(
+NOT_READY = _scheduled(
     "NodeNotReady",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A GPU node is not ready, does not respond, or is short of memory, disk or PIDs.",
     "Check the node's conditions, its kubelet and container runtime.",
+    severity=CauseSeverity.HIGH,
 )
-LEAVING = Cause(
+LEAVING = _scheduled(
     "NodeUnderMaintenance",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The platform is replacing, upgrading, checking or removing a node that suits waiting pods.",
     "Wait until the platform has finished, or find out why it takes so long.",
 )
-STARTING = Cause(
+STARTING = _scheduled(
     "NodeStartupUnfinished",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "A suitable node still has a start-up taint that its owner has not removed.",
     "Check the component that owns the taint, on that node.",
 )
-TAINTED = Cause(
+TAINTED = _scheduled(
     "TaintNotTolerated",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "All nodes that could take a workload have a taint that it does not tolerate.",
     "Add the toleration to the workload if it may run there, or remove the taint.",
+    severity=CauseSeverity.HIGH,
 )
 CAUSES = (CORDONED, NOT_READY, LEAVING, STARTING, TAINTED)
 

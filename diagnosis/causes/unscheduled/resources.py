@@ -14,56 +14,46 @@ from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 
-IN_USE = Cause(
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+IN_USE = _scheduled(
     "GpusAllInUse",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Every GPU that suits waiting pods is in use by another pod.",
     "Wait, stop unneeded workloads, give the waiting pods a higher priority, or add nodes.",
 )
-FRAGMENTED = Cause(
+FRAGMENTED = _scheduled(
     "GpusFragmented",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Enough GPUs are free in total, but no single node has as many free as one pod requests.",
     "Move small pods together, or use more pods with fewer GPUs each.",
 )
-TERMINATING = Cause(
+TERMINATING = _scheduled(
     "TerminatingPodHoldsGpus",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod still owns its GPUs minutes after its deletion was due.",
     "Find the reason: a finalizer, a node that does not respond, or a process that hangs in the driver.",
+    severity=CauseSeverity.HIGH,
 )
-HOST_USED_UP = Cause(
+HOST_USED_UP = _scheduled(
     "CpuOrMemoryUsedUp",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "GPUs are free, but CPU, memory or another plain resource of their nodes is used up.",
     "Move pods without GPUs off the GPU nodes, or request less per GPU.",
 )
-TOO_MANY = Cause(
+TOO_MANY = _scheduled(
     "MoreGpusThanAnyNodeHas",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "One pod requests more GPUs than any eligible node has.",
     "Request fewer GPUs per pod and spread the work over several pods, or add larger nodes.",
+    severity=CauseSeverity.HIGH,
 )
-TOO_MUCH = Cause(
+TOO_MUCH = _scheduled(
     "MoreCpuOrMemoryThanAnyGpuNodeHas",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "One pod requests more CPU, memory or another plain resource than any eligible GPU node has.",
     "Request less, or add larger nodes.",
+    severity=CauseSeverity.HIGH,
 )
-SHORT = Cause(
+SHORT = _scheduled(
     "InsufficientResource",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The scheduler finds too little of a resource; the snapshot does not show the reason.",
     "Check the nodes and pods of all namespaces: which pods own it, and which nodes offer it.",
 )

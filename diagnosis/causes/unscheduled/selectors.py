@@ -16,14 +16,13 @@ from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.placement import expression_takes
 from diagnosis.facts.quantity import counted
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
+from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Expression, PodSpec
 
-UNMATCHED = Cause(
+_scheduled = Family(Link.SCHEDULED)
+UNMATCHED = _scheduled(
     "NodeSelectorMatchesNoNode",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A workload's node selector or required affinity excludes every node with its resources.",
     "Change the selector to labels that the nodes have, or label the nodes.",
 )

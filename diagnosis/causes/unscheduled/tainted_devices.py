@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from diagnosis.causes.unscheduled.offers import BlockingTaint
 from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.causes.verdicts import release_of
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Certainty, Family, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceTaintRule
 from healthcheck.memory.findings import gpu_address
@@ -15,13 +15,12 @@ from healthcheck.node.device_pools import address_of
 from healthcheck.node.device_rules import is_rule_name
 from healthcheck.node.state import CONDITION, UNHEALTHY
 
-TAINTED = Cause(
+_scheduled = Family(Link.SCHEDULED)
+TAINTED = _scheduled(
     "DevicesTainted",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A claim waits for devices that are free but have a taint.",
     "Fix the reason of the taint: the taint is then removed, or ends when its DeviceTaintRule is deleted.",
-    "https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/",
+    source="https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/",
 )
 _MOST, _MOST_REASONS = 5, 3
 

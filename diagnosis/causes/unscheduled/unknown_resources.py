@@ -14,45 +14,37 @@ from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machin
 from diagnosis.facts.gpu_requests import is_gpu, meant_as_gpu
 from diagnosis.facts.placement import has, selects
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Cause, Certainty, Family, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 
-MISSPELLED = Cause(
+_scheduled = Family(Link.SCHEDULED)
+MISSPELLED = _scheduled(
     "ResourceNameUnknown",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A workload requests a resource that no node has; its name is similar to an existing one.",
     "Request the resource by the name that the nodes have.",
 )
-MIG_PROFILE_ABSENT = Cause(
+MIG_PROFILE_ABSENT = _scheduled(
     "MigProfileAbsent",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A workload requests a MIG profile that no node has, or that the MIG strategy names differently.",
     "Request an existing profile, or partition a node into this profile.",
-    "k8s-device-plugin: strategy mixed names each profile nvidia.com/mig-…, strategy single names all nvidia.com/gpu",
+    source="k8s-device-plugin: strategy mixed names each profile nvidia.com/mig-…, strategy single names all "
+    "nvidia.com/gpu",
 )
-ONLY_MIG = Cause(
+ONLY_MIG = _scheduled(
     "GpusOnlyAsMigSlices",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A workload requests whole GPUs, but the nodes offer their GPUs only as MIG slices.",
     "Request one of the profiles, or disable MIG on a node.",
 )
-RENAMED = Cause(
+RENAMED = _scheduled(
     "SharedGpuResourceRenamed",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "Time-slicing or MPS offers the GPUs under a name with or without `.shared`; the workload requests the other.",
     "Request the name that the nodes have, or set `renameByDefault` of the device plugin's sharing.",
-    "k8s-device-plugin: sharing.timeSlicing.renameByDefault",
+    source="k8s-device-plugin: sharing.timeSlicing.renameByDefault",
 )
-ABSENT = Cause(
+ABSENT = _scheduled(
     "GpuResourceAbsent",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
-    ("No node advertises a resource of GPU workloads: no node has it, or its device plugin does not report it."),
+    "No node advertises a resource of GPU workloads: no node has it, or its device plugin does not report it.",
     "Add a node with it, or find out why the device plugin of suitable nodes does not register.",
 )
 CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT)

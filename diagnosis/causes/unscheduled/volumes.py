@@ -9,59 +9,49 @@ from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import has, holds_volume, selects
 from diagnosis.facts.quantity import counted
 from diagnosis.facts.symptoms import older, shortened
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Expression
 
-UNBOUND = Cause(
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+UNBOUND = _scheduled(
     "VolumeClaimNotBound",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod's PersistentVolumeClaim has no volume, so the pod can't be scheduled.",
     "Check the claim's events: its StorageClass, provisioner or size.",
+    severity=CauseSeverity.HIGH,
 )
-MISSING = Cause(
+MISSING = _scheduled(
     "VolumeClaimMissing",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod names a PersistentVolumeClaim that does not exist or is being deleted.",
     "Create the claim, or correct its name in the workload.",
+    severity=CauseSeverity.HIGH,
 )
-ELSEWHERE = Cause(
+ELSEWHERE = _scheduled(
     "VolumeInAnotherZone",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod's volume is in a zone, or on a node, without a suitable GPU node.",
     "Add GPU nodes in the volume's zone, or move the data to a volume near the GPU nodes.",
+    severity=CauseSeverity.HIGH,
 )
-BUSY = Cause(
+BUSY = _scheduled(
     "VolumeInUse",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Another pod uses the pod's volume exclusively, or the nodes can attach no more volumes.",
     "Stop the other pod, or use a volume that several pods can share.",
 )
-OTHER_PODS = Cause(
+OTHER_PODS = _scheduled(
     "PodAffinityUnmet",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Rules about other pods (affinity, anti-affinity, topology spread) leave no node with room.",
     "Loosen the rule, from required to preferred, or add nodes.",
 )
-PORTS = Cause(
+PORTS = _scheduled(
     "HostPortTaken",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "A pod requires a host port that is in use on every node with room.",
     "Use a Service instead of a host port, or fewer pods than nodes.",
 )
-UNEXPLAINED = Cause(
+UNEXPLAINED = _scheduled(
     "NoNodeFits",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The scheduler finds no node for a pod, for a reason that only its message contains.",
     "Read the scheduler's message.",
 )
