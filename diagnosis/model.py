@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from functools import cache
@@ -194,8 +193,3 @@ def origins(causes: Iterable[Cause | str], *subjects: str) -> tuple[Origin, ...]
     """Return each cause, or name of a cause, on each of the subjects."""
     names = (cause if isinstance(cause, str) else cause.name for cause in causes)
     return tuple((name, subject) for name in names for subject in subjects)
-
-
-def command(*words: str) -> str:
-    """Return a command as a remedy contains it: complete, in backticks, and quoted for a shell."""
-    return f"`{shlex.join(words)}`"

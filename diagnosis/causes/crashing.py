@@ -31,6 +31,7 @@ from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.upkeep import REPORTED
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import explain, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.facts.symptoms import (
@@ -56,7 +57,6 @@ from diagnosis.model import (
     Origin,
     Search,
     TextSource,
-    command,
     failing,
     origins,
 )
@@ -472,13 +472,11 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     node = snapshot.by_node.get(crash.pod.spec.node)
     if crash.known.cause is HARDWARE and node is not None:
         for finding in node.faults[:1]:
-            explain = command("gpu-healthcheck", "explain", finding.reason)
-            yield f"See the action for {finding.reason} on {node.subject}: {explain}"
+            yield f"See the action for {finding.reason} on {node.subject}: {explain(finding.reason)}"
     message = crash.known.quote.lower() if crash.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
     yield next((words for word, words in _INSTEAD if word in message), crash.known.cause.remedy)
-    words = ("kubectl", "-n", crash.pod.meta.namespace, "logs", crash.pod.meta.name, "-c", crash.state.name)
     previous = ("--previous",) if crash.state.ended is None else ()
-    yield f"Read its last log lines: {command(*words, '--tail=100', *previous)}"
+    yield f"Read its last log lines: {logs(crash.pod.meta, '-c', crash.state.name, '--tail=100', *previous)}"
 
 
 SEARCHES = (Search((*RECOGNISED, HOST_MEMORY, PROBE, SIGNAL, CRASHES, ENDS), ("Pod",), find_crashing),)

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import kubectl, logs, pods_on
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import (
     GPU,
@@ -26,7 +27,7 @@ from diagnosis.facts.gpu_nodes import (
 )
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, command, origins
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -165,7 +166,7 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[Origin, ...]
 
 def _not_made(node: Node, plugin: Component, above: tuple[Origin, ...]) -> FoundCause:
     evidence = (f"{node.subject} offers no GPU; {plugin.subject} selects it and has no pod there",)
-    describe = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
+    describe = kubectl("describe", plugin.meta)
     because = ((NOT_READY[Role.DEVICE_PLUGIN].name, plugin.subject), *above)
     return FoundCause(
         MISSING, node.subject, evidence, (f"Find the reason: {describe}",), (node.subject,), because_of=because
@@ -183,7 +184,7 @@ def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> Itera
         )
         return
     label = ", ".join(unmet) or "other labels (its node affinity)"
-    steps = [f"Label the node: {command('kubectl', 'label', 'node', node.name, *unmet)}"] if unmet else []
+    steps = [f"Label the node: {kubectl('label', node.meta, *unmet)}"] if unmet else []
     steps.append("With the GPU operator: check node feature discovery and the operator's log for the missing label.")
     messages = (f"{evidence}it requires {label}",)
     yield FoundCause(MISSING, node.subject, messages, tuple(steps), (node.subject,), because_of=above)
@@ -205,10 +206,9 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
         message = snapshot.logs.get((pod.subject, next((state.name for state in pod.states if not state.init), "")), "")
         evidence.append(f"{pod.subject} of {component.subject} is ready")
         evidence += [line.strip()[:300] for line in message.splitlines() if _tells(line)][-2:]
-        words = ("kubectl", "-n", pod.meta.namespace)
         remedy = [
-            f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '--tail=50')}",
-            f"Restart it: {command(*words, 'delete', 'pod', pod.meta.name)}",
+            f"Read the plugin's log: {logs(pod.meta, '--tail=50')}",
+            f"Restart it: {kubectl('delete', pod.meta)}",
         ]
     because = origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject)
     yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
@@ -221,8 +221,7 @@ def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
         *_seen(node),
         "pods are not visible, so a device plugin may or may not run there",
     )
-    pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-    remedy = (f"Check whether a device plugin runs there, and read its log: {pods}",)
+    remedy = (f"Check whether a device plugin runs there, and read its log: {pods_on(node.name)}",)
     not_ready = origins(NOT_READY.values(), node.subject, *workloads)
     because = (*not_ready, *origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject))
     return FoundCause(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
@@ -243,7 +242,7 @@ def _partly(node: Node) -> Iterator[FoundCause]:
             lost = there - offered
             evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_seen(node))
             remedy = (
-                f"Check the {lost} missing GPUs: {command('kubectl', 'describe', 'node', node.name)}",
+                f"Check the {lost} missing GPUs: {kubectl('describe', node.meta)}",
                 (
                     "When the GPUs are healthy again, restart the device plugin pod on the node: it does not "
                     "advertise them again on its own."
@@ -289,7 +288,7 @@ def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iter
     )
     others = [component for component in lasting.values() if component is not extra]
     evidence = f"{node.subject} has pods of {extra.subject} and of {', '.join(each.subject for each in others)}"
-    delete = command("kubectl", "-n", extra.meta.namespace, "delete", "daemonset", extra.meta.name)
+    delete = kubectl("delete", extra.meta)
     remedy = (f"To keep {others[0].subject}, delete the other: {delete}", "Restart the remaining one.")
     yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
 

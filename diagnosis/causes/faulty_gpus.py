@@ -9,11 +9,12 @@ from functools import lru_cache
 from msgspec import Struct
 
 from diagnosis.causes.given_gpus import AllocatedGpu, given_gpus, unhealthy_gpus
+from diagnosis.facts.commands import command, explain, kubectl, pods_on
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_deep_test
 from diagnosis.facts.quantity import counted
 from diagnosis.facts.symptoms import shortened
-from diagnosis.model import Certainty, Family, FoundCause, Link, Search, command
+from diagnosis.model import Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
@@ -206,14 +207,12 @@ def _rank(pod: Pod) -> str:
 
 def _remedy(node: Node, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]) -> Iterator[str]:
     for reason in dict.fromkeys(finding.reason for finding in findings[:_MOST_FINDINGS] if finding.reason.isalnum()):
-        yield f"See the action for {reason}: {command('gpu-healthcheck', 'explain', reason)}"
+        yield f"See the action for {reason}: {explain(reason)}"
     if not node.withheld and not node.cordoned:
         yield f"{_OPEN_NODE}{command('kubectl', 'cordon', node.name)}"
-    first = struck[0].pod.meta
-    yield f"{_END}{command('kubectl', '-n', first.namespace, 'delete', 'pod', first.name)}"
+    yield f"{_END}{kubectl('delete', struck[0].pod.meta)}"
     if not findings:
-        where = f"--field-selector=spec.nodeName={node.name}"
-        yield f"{_PLUGIN}{command('kubectl', 'get', 'pods', '-A', '-o', 'wide', where)}"
+        yield f"{_PLUGIN}{pods_on(node.name)}"
 
 
 SEARCHES = (Search((FAULTY,), ("Node", "Pod"), find_faulty),)

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from diagnosis.model import FoundCause, command
+from diagnosis.facts.commands import explain
+from diagnosis.model import FoundCause
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.checks import runtime_restart
@@ -52,8 +53,7 @@ def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]
         recorded = {finding.reason for finding in node.findings}
         first = [reason for reason in reasons if reason in recorded]
         if first:
-            explain = command("gpu-healthcheck", "explain", first[0])
-            yield f"First fix the finding of the agent on {node.subject}: {', '.join(first)}; see {explain}"
+            yield f"First fix the finding of the agent on {node.subject}: {', '.join(first)}; see {explain(first[0])}"
 
 
 def _nodes_of(snapshot: Snapshot, found: FoundCause) -> list[Node]:

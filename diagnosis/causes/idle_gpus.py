@@ -9,13 +9,14 @@ from datetime import timedelta
 from diagnosis.causes.faulty_gpus import FAULTY
 from diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
 from diagnosis.causes.starting_causes import NOT_INJECTED
+from diagnosis.facts.commands import logs
 from diagnosis.facts.gpu_nodes import GPU, WHOLE, gpu_nodes, pool_kind
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of
 from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.utilization import CardLoad, loads
 from diagnosis.hami.scheduler_state import cards_of
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import SERIES, USE
 from diagnosis.snapshot.nodes import Node
@@ -89,7 +90,7 @@ def _idle_cards(node: Node, held: Mapping[str, int], idle: list[CardLoad]) -> It
 
 def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:
     pod = some[0][0]
-    log = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--all-containers", "--tail=20")
+    log = logs(pod.meta, "--all-containers", "--tail=20")
     node = f"node/{pod.spec.node}"
     written = origins((HIDDEN, CLASS_NOT_NAMED, NOT_REQUESTED), subject)
     return FoundCause(

@@ -7,10 +7,11 @@ from datetime import timedelta
 
 from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MIG_PENDING
 from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready
 from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
 from diagnosis.facts.gpu_requests import gpus_of
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -64,8 +65,7 @@ def find_unlabelled(snapshot: Snapshot) -> Iterator[FoundCause]:
             pod = component.pod_on(node.name)
             if pod is not None and is_ready(pod) and _is_old(pod, snapshot, _LABELLED):
                 evidence = (f"{pod.subject} is ready on {node.subject}, which has no label {_PRODUCT}",)
-                logs = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=30")
-                remedy = (f"Read its log: {logs}", UNLABELLED.remedy)
+                remedy = (f"Read its log: {logs(pod.meta, '--tail=30')}", UNLABELLED.remedy)
                 yield FoundCause(UNLABELLED, node.subject, evidence, remedy, because_of=above)
 
 
@@ -73,7 +73,7 @@ def _invalid(node: Node) -> FoundCause:
     labels = node.meta.labels
     keys = (_PRODUCT, "nvidia.com/mig.strategy", _CONFIG, _STATE, "nvidia.com/gpu.count")
     evidence = tuple(f"{node.subject}: {key}={labels[key]}" for key in keys if key in labels)
-    wanted = command("kubectl", "label", "node", node.name, f"{_CONFIG}=all-disabled", "--overwrite")
+    wanted = kubectl("label", node.meta, f"{_CONFIG}=all-disabled", "--overwrite")
     remedy = (
         f"Set the same profiles on all its cards by the label `{_CONFIG}`, for example {wanted}",
         "Or set mig.strategy to mixed, and request nvidia.com/mig-… by profile.",
@@ -125,7 +125,7 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
 
 def _upgrade(node: Node) -> FoundCause:
     evidence = (f"{node.subject}: {_UPGRADE}=upgrade-failed",)
-    again = command("kubectl", "label", "node", node.name, f"{_UPGRADE}=upgrade-required", "--overwrite")
+    again = kubectl("label", node.meta, f"{_UPGRADE}=upgrade-required", "--overwrite")
     remedy = (
         "Find out why the driver pod there, or the drain before it, failed.",
         f"When that is fixed, let the operator retry: {again}",
@@ -144,7 +144,7 @@ def _manager_logs(node: Node, managers: list[Component]) -> str:
     for manager in managers:
         pod = manager.pod_on(node.name)
         if pod is not None:
-            return command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=50")
+            return logs(pod.meta, "--tail=50")
     field = f"--field-selector=spec.nodeName={node.name}"
     return command("kubectl", "get", "pods", "-A", "-l", "app=nvidia-mig-manager", field)
 

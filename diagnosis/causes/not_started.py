@@ -39,6 +39,7 @@ from diagnosis.causes.starting_causes import (
     VOLUME_FAILS,
 )
 from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.symptoms import (
@@ -55,7 +56,7 @@ from diagnosis.facts.symptoms import (
     standing_events,
     texts_in,
 )
-from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource, command, origins
+from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.pods import ContainerState, Pod
@@ -321,7 +322,8 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> FoundCause:
     evidence = [f"{one.pod.subject}: {one.known}" for one in stuck[:3]]
     evidence += [f"image {image}" for image in _images(stuck)] if known.cause.link is Link.PREPARED else []
     evidence += _of_node(snapshot, pod)
-    remedy = (*_special(known), known.cause.remedy, _look(pod))
+    look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
+    remedy = (*_special(known), known.cause.remedy, look)
     own = role_of(pod.meta, {}, pod.spec)
     itself = NOT_READY[own].name if own is not None and own in NOT_READY else ""
     because = origins((name for name in known.cause.follows if name != itself), subject)
@@ -360,11 +362,6 @@ def _special(known: Recognised) -> Iterator[str]:
         yield f"The image requires {known.groups[0]}, set in NVIDIA_REQUIRE_CUDA"
 
 
-def _look(pod: Pod) -> str:
-    words = ("kubectl", "-n", pod.meta.namespace)
-    return f"Read all messages about it: {command(*words, 'describe', 'pod', pod.meta.name)}"
-
-
 def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield init containers that have run for over an hour."""
     for pod in gpu_pods(snapshot):
@@ -373,8 +370,7 @@ def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
             runs = state.init and state.running and state.name not in sidecars and state.started is not None
             if runs and pod.meta.deleted is None and older(snapshot, state.started, _LASTS):
                 message = f"{pod.subject}: init container {state.name} has run since {state.started:%Y-%m-%d %H:%M}Z"
-                words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", state.name, "--tail=50")
-                remedy = (f"Read why it waits: {command(*words)}",)
+                remedy = (f"Read why it waits: {logs(pod.meta, '-c', state.name, '--tail=50')}",)
                 written = _written(snapshot, pod)
                 yield FoundCause(INIT_LASTS, written, (message,), remedy, (pod.subject,), Certainty.LIKELY)
 

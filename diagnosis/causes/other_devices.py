@@ -7,11 +7,12 @@ from functools import cache
 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.catalog.profiles import find_profile, read_packaged
@@ -82,20 +83,19 @@ def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
             young = pod is None or snapshot.is_new(pod.meta, YOUNG)
             if pod is None or young or not is_ready(pod) or not _gives_gpus(driver):
                 continue
-            words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", "gpus", "--tail=50")
             evidence = (
                 f"{pod.subject} is ready on {node.subject}",
                 f"no ResourceSlice of {_GPU_DRIVER} lists {node.subject}",
             )
             because = origins((NOT_READY[Role.DRIVER], WITHHELD), node.subject)
-            remedy = (f"Read its log there: {command(*words)}",)
+            remedy = (f"Read its log there: {logs(pod.meta, '-c', 'gpus', '--tail=50')}",)
             yield FoundCause(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
 
 def _without_driver(node: Node, driver: Component) -> FoundCause:
     """Return the result for a node without driver pod that a GPUCluster should serve."""
     evidence = (f"{node.subject} has GPUs, and the GPU operator offers them by DRA", _why_not(driver, node))
-    labels = command("kubectl", "get", "node", node.name, "--show-labels")
+    labels = kubectl("get", node.meta, "--show-labels")
     wanted = ", ".join(f"{key}={value}" for key, value in driver.spec.node_selector.items())
     remedy = f"Find out why the operator has not set the label {wanted or 'for it'}: {labels}"
     because = origins((NOT_READY[Role.OPERATOR], NOT_READY[Role.DRA_DRIVER]), driver.subject)
@@ -138,8 +138,7 @@ def _leaves_out(plugin: Component, kind: str) -> bool:
 
 
 def _efa(node: Node, evidence: tuple[str, ...], above: tuple[Origin, ...], certainty: Certainty) -> FoundCause:
-    pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-    remedy = (f"Check the EFA device plugin there, and restart its pod: {pods}",)
+    remedy = (f"Check the EFA device plugin there, and restart its pod: {pods_on(node.name)}",)
     return FoundCause(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.hami.hami_causes import CARD_GONE, NO_DEVICES, NODE_NAMED, NOT_SEEN, NUMBER
+from diagnosis.facts.commands import command, pods_on
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
 from diagnosis.facts.placement import selects
 from diagnosis.facts.symptoms import Recognised, Symptom, recognised, replaced, shortened, subject_of, texts_in
@@ -25,7 +26,6 @@ from diagnosis.model import (
     Link,
     Search,
     TextSource,
-    command,
     origins,
     rejecting,
 )
@@ -272,8 +272,7 @@ def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
 def _look(cause: Cause, pod: Pod) -> Iterator[str]:
     if cause in (SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, OVERBOOKED, TOPOLOGY, NOT_SEEN, NODE_NAMED):
         return
-    words = ("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={pod.spec.node}")
-    yield f"Check the device plugin pod on the node, and its log: {command(*words)}"
+    yield f"Check the device plugin pod on the node, and its log: {pods_on(pod.spec.node)}"
 
 
 def _delete(pods: list[Pod]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from diagnosis.causes.runtime_handlers import MISSING
 from diagnosis.causes.starting_causes import DOES_WITHOUT, NOT_INJECTED
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components, role_of
 from diagnosis.facts.gpu_nodes import is_device
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
@@ -30,7 +31,6 @@ from diagnosis.model import (
     Link,
     Search,
     TextSource,
-    command,
     failing,
     origins,
     starting,
@@ -196,8 +196,7 @@ def of_lack(
     look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
     remedy = (lack.cause.remedy, *((f"Check the container's devices: {look}",) if lack.cause is NOT_INJECTED else ()))
     if lack.cause is CGROUP_LOST:
-        restart = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
-        remedy = (f"Create the pod again: {restart}", lack.cause.remedy)
+        remedy = (f"Create the pod again: {kubectl('delete', pod.meta)}", lack.cause.remedy)
     return FoundCause(lack.cause, subject, evidence, remedy, affected, lack.certainty, because)
 
 

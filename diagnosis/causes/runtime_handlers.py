@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from diagnosis.causes.first_fixes import FILES_FIRST
 from diagnosis.causes.handler_fixes import by_agent, fix_steps
+from diagnosis.facts.commands import kubectl
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.gpu_requests import asks_for_gpus
@@ -42,7 +43,6 @@ from diagnosis.model import (
     Search,
     Signature,
     TextSource,
-    command,
     origins,
     starting,
 )
@@ -375,7 +375,7 @@ def _wrong(snapshot: Snapshot, lack: _MissingHandler, named: RuntimeClass, right
         *(_handlers_of(node) for node in snapshot.nodes if right in (handlers_of(node) or ())),
         *_quote(lack),
     )
-    again = command("kubectl", "get", "runtimeclass", named.meta.name, "-o", "yaml")
+    again = kubectl("get", named.meta, "-o", "yaml")
     remedy = (
         (f"Save {again}, set {right} as its handler, delete the RuntimeClass and create it again: it is immutable"),
         *_if_operators(snapshot, named),

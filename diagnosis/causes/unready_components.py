@@ -15,6 +15,7 @@ from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
 from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
 from diagnosis.causes.starting_causes import NODES
+from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed
 from diagnosis.facts.gpu_requests import asks_for_gpus
@@ -30,7 +31,6 @@ from diagnosis.model import (
     Origin,
     Search,
     Signature,
-    command,
     origins,
     starting,
 )
@@ -378,13 +378,11 @@ def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
     known = hint(texts)
     if known:
         yield known
-    words = ("kubectl", "-n", pod.meta.namespace)
     if unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
         previous = ("--previous",) if unready.stage.reason == "CrashLoopBackOff" else ()
-        logs = command(*words, "logs", pod.meta.name, "-c", unready.stage.container, "--tail=50", *previous)
-        yield f"Find out why it exits: {logs}"
+        yield f"Find out why it exits: {logs(pod.meta, '-c', unready.stage.container, '--tail=50', *previous)}"
     else:
-        yield f"Find the reason: {command(*words, 'describe', 'pod', pod.meta.name)}"
+        yield f"Find the reason: {kubectl('describe', pod.meta)}"
 
 
 def _causes_above(
@@ -414,9 +412,9 @@ def _hanging(
 
 
 def _of_stage(unready: UnreadyPod) -> tuple[str, ...]:
-    advice, words = _ADVICE.get(unready.stage.container), ("kubectl", "-n", unready.pod.meta.namespace)
-    logs = command(*words, "logs", unready.pod.meta.name, "-c", unready.stage.container, "--tail=20")
-    return (*((f"{advice}.",) if advice else ()), f"Read why it waits: {logs}")
+    advice = _ADVICE.get(unready.stage.container)
+    log = logs(unready.pod.meta, "-c", unready.stage.container, "--tail=20")
+    return (*((f"{advice}.",) if advice else ()), f"Read why it waits: {log}")
 
 
 def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -436,10 +434,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
             or any(not pod.over for pod in component.pods)
         ):
             continue
-        describe = command(
-            "kubectl", "-n", component.meta.namespace, "describe", component.meta.kind.lower(), component.meta.name
-        )
-        remedy = (f"Find the reason for its missing pods: {describe}",)
+        remedy = (f"Find the reason for its missing pods: {kubectl('describe', component.meta)}",)
         messages = [f"{event.reason}: {event.message}" for event in warnings.get(component.subject, ())[:2]]
         if not component.made and not component.ready:
             evidence = (f"{component.subject} needs {component.wanted} pods, and none was created", *messages)

@@ -9,10 +9,11 @@ from datetime import timedelta
 from diagnosis.causes.hami.hami_causes import ALLOCATION_HANGS
 from diagnosis.causes.runtime_handlers import UNLOADABLE
 from diagnosis.causes.unscheduled.refused import NOT_READY
+from diagnosis.facts.commands import kubectl
 from diagnosis.facts.gpu_nodes import gpu_nodes
 from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -50,7 +51,7 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
         # A cordoned node may be under maintenance. Report it only if pods wait for it.
         if messages and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
-            look = f"Check the node's state: {command('kubectl', 'describe', 'node', node.name)}"
+            look = f"Check the node's state: {kubectl('describe', node.meta)}"
             yield FoundCause(
                 NOT_READY, node.subject, messages, (look, _LOOK), affected, because_of=origins(UNLOADABLE, node.subject)
             )
@@ -89,7 +90,7 @@ def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:
         lasting = [one for one in pods if older(snapshot, one.meta.created, _GONE_FOR)]
         if lasting:
             evidence = (f"there is no node {name}", *(f"{one.subject} is bound to it" for one in lasting[:_MOST_SHOWN]))
-            delete = f"Delete the pods bound to it: {_delete(lasting[0])}"
+            delete = f"Delete the pods bound to it: {kubectl('delete', lasting[0].meta)}"
             yield FoundCause(
                 GONE, f"node/{name}", evidence, (delete, GONE.remedy), tuple(one.subject for one in lasting)
             )
@@ -135,10 +136,6 @@ def _is_meant(snapshot: Snapshot, node: Node) -> bool:
     if any(taint.key == MAINTENANCE for taint in node.taints):
         return True
     return node.cordoned and node.meta.labels.get(_UPGRADE, "") not in _UPGRADED
-
-
-def _delete(pod: Pod) -> str:
-    return command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
 
 
 SEARCHES = (

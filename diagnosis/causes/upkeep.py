@@ -10,10 +10,11 @@ from diagnosis.causes.runtime_handlers import CLASS_MISSING
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy
 from diagnosis.snapshot.nodes import Node
@@ -129,12 +130,11 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
             if bad and not condition.message.startswith(OUR_WORD):  # ours: the taint is reported
                 status = f"{condition.type}={condition.status}"
                 evidence = f"{node.subject}: condition {status}, {condition.reason}: {condition.message}"
-                describe = command("kubectl", "describe", "node", node.name)
                 yield FoundCause(
                     REPORTED,
                     node.subject,
                     (evidence,),
-                    (f"Read its report and when it began: {describe}", REPORTED.remedy),
+                    (f"Read its report and when it began: {kubectl('describe', node.meta)}", REPORTED.remedy),
                     (node.subject,),
                     because_of=origins((WITHHELD,), node.subject),
                 )
@@ -176,9 +176,8 @@ def _is_bad(condition: Condition) -> bool:
 def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[Origin, ...]) -> FoundCause:
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
     evidence += [f"condition {each.type}={each.status}, {each.reason}: {each.message}" for each in conditions]
-    describe = command("kubectl", "describe", policy.meta.kind.lower(), policy.meta.name)
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
-    remedy = (f"Read why it waits: {describe}", f"Check the operands: {pods}")
+    remedy = (f"Read why it waits: {kubectl('describe', policy.meta)}", f"Check the operands: {pods}")
     cause = GPU_CLUSTER if policy.meta.kind == "GPUCluster" else POLICY
     return FoundCause(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from diagnosis.facts.commands import command, explain
 from diagnosis.facts.symptoms import older
-from diagnosis.model import CauseSeverity, Family, FoundCause, Search, command
+from diagnosis.model import CauseSeverity, Family, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.deep.claim import claim_in
@@ -68,9 +69,7 @@ def _withheld(node: Node) -> FoundCause:
         evidence.append(f"condition {CONDITION}={condition.status}, {condition.reason}: {condition.message}")
     remedy = []
     if condition is not None and condition.reason:
-        remedy.append(
-            f"See the action for {condition.reason}: {command('gpu-healthcheck', 'explain', condition.reason)}"
-        )
+        remedy.append(f"See the action for {condition.reason}: {explain(condition.reason)}")
     remedy.append(f"When the node is fixed: {release_of(node.name)}")
     return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 

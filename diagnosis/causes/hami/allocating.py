@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from diagnosis.causes.hami.hami_causes import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL, REGISTER_STALE
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.facts.commands import kubectl, pods_on
 from diagnosis.facts.components import Role
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.installation import installation_of, installations, is_there
-from diagnosis.model import Certainty, FoundCause, Search, command, origins
+from diagnosis.model import Certainty, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_pod import BindPhase, PodGrant
 from diagnosis.snapshot.nodes import Node
@@ -100,11 +101,9 @@ def _cards(given: PodGrant) -> str:
 
 
 def _look(pod: Pod) -> tuple[str, ...]:
-    there = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={pod.spec.node}")
-    gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
     return (
-        f"Check HAMi's device plugin on the node, and its log: {there}",
-        f"Then delete the pod, so that it is scheduled again: {gone}",
+        f"Check HAMi's device plugin on the node, and its log: {pods_on(pod.spec.node)}",
+        f"Then delete the pod, so that it is scheduled again: {kubectl('delete', pod.meta)}",
     )
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from diagnosis.causes.hami.hami_causes import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
 from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, is_ready
 from diagnosis.facts.pod_stage import StageKind, stage
 from diagnosis.hami.certificate import authorities
@@ -19,7 +20,7 @@ from diagnosis.hami.installation import (
     newest_asking,
     schedulers,
 )
-from diagnosis.model import FoundCause, Origin, Search, command, origins
+from diagnosis.model import FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload
@@ -105,14 +106,13 @@ def _scheduler(installation: Installation) -> tuple[Origin, ...]:
 
 
 def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
-    kind, name = hook.configuration.kind.lower(), hook.configuration.name
     policy = "Fail: no GPU pod is created" if hook.fails_closed else "Ignore: pods pass it by unchanged"
     evidence = (f"{hook.configuration.subject}: webhook {hook.name} has no caBundle; failurePolicy {policy}",)
     jobs = command("kubectl", "-n", installation.namespace, "get", "jobs,pods")
     remedy = (
         f"Check whether the chart's Job {installation.name}-admission-patch has run: {jobs}",
         "With cert-manager: check whether its CA injector runs, and whether the Certificate is ready.",
-        f"Check the API server's current value: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
+        f"Check the API server's current value: {kubectl('get', hook.configuration, '-o', 'yaml')}",
     )
     because = origins((PATCH_FAILED,), *(f"job/{installation.namespace}/{installation.name}{name}" for name in _JOBS))
     return FoundCause(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)

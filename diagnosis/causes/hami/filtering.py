@@ -32,6 +32,7 @@ from diagnosis.causes.hami.hami_causes import (
 from diagnosis.causes.hami.hami_nodes import why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.placement import selects
@@ -44,7 +45,7 @@ from diagnosis.hami.installation import Installation, installation_of, installat
 from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.reasons import UNREGISTERED, Code
 from diagnosis.hami.scheduler_state import SchedulerState, books_of, cards_of, unregistered, verdicts
-from diagnosis.model import Cause, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, Certainty, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_node import CORDON
 from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
@@ -389,8 +390,8 @@ def _fix(judged_node: _Judged, code: Code) -> Iterator[str]:
 
 def _heal(cause: Cause, node: Node) -> tuple[str, ...]:
     if cause is CORDONED:
-        look = command("kubectl", "get", "node", node.name, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED}}}")
-        lift = command("kubectl", "annotate", "node", node.name, f"{CORDON}-")
+        look = kubectl("get", node.meta, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED}}}")
+        lift = kubectl("annotate", node.meta, f"{CORDON}-")
         return f"Check which cards are cordoned: {look}", f"When they are healthy: {lift}"
     return f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from diagnosis.facts.commands import kubectl
 from diagnosis.hami.installation import is_there
 from diagnosis.hami.settings import DEVICE_CONFIG, KEYS, read_settings
-from diagnosis.model import CauseSeverity, Family, FoundCause, Search, command
+from diagnosis.model import CauseSeverity, Family, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
 
@@ -45,7 +46,7 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _edit(config_map: ConfigMap) -> str:
-    edit = command("kubectl", "-n", config_map.meta.namespace, "edit", "configmap", config_map.meta.name)
+    edit = kubectl("edit", config_map.meta)
     return f"Fix {DEVICE_CONFIG}, in its Helm values or directly: {edit}. HAMi's pods read it when they start."
 
 

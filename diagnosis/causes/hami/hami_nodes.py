@@ -22,6 +22,7 @@ from diagnosis.causes.hami.hami_causes import UNHEALTHY as CARD_UNHEALTHY
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.unready_components import NOT_READY, last_line
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.facts.pod_stage import stage
@@ -29,7 +30,7 @@ from diagnosis.facts.quantity import counted
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.installation import Installation, elsewhere, installations, is_there, offered, plugin_pods, serving
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
-from diagnosis.model import Certainty, FoundCause, Origin, Search, command, origins
+from diagnosis.model import Certainty, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_node import LOCK, Handshake, HandshakeState, NodeLock, Registration, RegistrationFormat
 from diagnosis.snapshot.hami_pod import BindPhase
@@ -148,7 +149,7 @@ def _unmeant(node: Node, plugin: Component) -> FoundCause:
     if not unmet and not taints:
         lacks = "its node affinity does not match the node"
     evidence = (f"{node.subject} has GPUs and offers none; {plugin.subject} does not run there: {lacks}",)
-    label = command("kubectl", "label", "node", node.name, *unmet) if unmet else ""
+    label = kubectl("label", node.meta, *unmet) if unmet else ""
     remedy = (
         f"Label the node: {label}" if unmet else f"Let {plugin.subject} run there (Helm: devicePlugin.tolerations)."
     )
@@ -163,15 +164,13 @@ def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Ite
         evidence.append(f"{pod.subject}: {stage(pod, snapshot.now)}")
         line = last_line(snapshot.logs.get((pod.subject, "device-plugin"), ""))
         evidence += [f"its log: {line}"] if line else []
-        words = ("kubectl", "-n", pod.meta.namespace)
         remedy = [
-            f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
-            f"Restart it: {command(*words, 'delete', 'pod', pod.meta.name)}",
+            f"Read the plugin's log: {logs(pod.meta, '-c', 'device-plugin', '--tail=50')}",
+            f"Restart it: {kubectl('delete', pod.meta)}",
         ]
     if not remedy:
         evidence.append("no HAMi device plugin pod runs on the node")
-        look = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-        remedy = [f"Find out why the plugin does not run there: {look}"]
+        remedy = [f"Find out why the plugin does not run there: {pods_on(node.name)}"]
     above = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, UNHEALTHY, WITHHELD, *NODES)
     because = origins(above, node.subject)
     return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
@@ -192,11 +191,10 @@ def _unregistered(
     if registration is not None:
         has = f"its registration names no card{f': {registration.unreadable}' if registration.unreadable else ''}"
     evidence = (f"{node.subject}: {has}; {offered(node, every)}", f"{pod.subject} is ready")
-    words = ("kubectl", "-n", pod.meta.namespace)
     remedy = (
-        f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
+        f"Read the plugin's log: {logs(pod.meta, '-c', 'device-plugin', '--tail=50')}",
         f"Check whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', _as(pod))}",
-        f"Let it register again: {command(*words, 'delete', 'pod', pod.meta.name)}",
+        f"Let it register again: {kubectl('delete', pod.meta)}",
     )
     yield FoundCause(NOT_REGISTERED, node.subject, evidence, remedy, (node.subject,))
 
@@ -244,8 +242,7 @@ def _given_up(snapshot: Snapshot, node: Node, handshake: Handshake, pods: list[P
         result = (*evidence, "the difference matches a time zone: the scheduler writes local time and reads it as UTC")
         yield FoundCause(CLOCK_APART, node.subject, result, (), (node.subject,), Certainty.LIKELY)
         return
-    gone = command("kubectl", "-n", pods[0].meta.namespace, "delete", "pod", pods[0].meta.name)
-    remedy = (f"Restart the plugin pod: {gone}",)
+    remedy = (f"Restart the plugin pod: {kubectl('delete', pods[0].meta)}",)
     yield FoundCause(PLUGIN_SILENT, node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY)
 
 
@@ -277,10 +274,10 @@ def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCa
         f"{node.subject}: {LOCK} is {lock.text}: {why}",
         *(f"{pod.subject} waits for it" for pod in waiting[:3]),
     )
-    there = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
+    there = pods_on(node.name)
     remedy = (
         f"Find out why the device plugin there did not finish: {there}",
-        f"Remove the lock: {command('kubectl', 'annotate', 'node', node.name, f'{LOCK}-')}",
+        f"Remove the lock: {kubectl('annotate', node.meta, f'{LOCK}-')}",
     )
     affected = tuple(pod.subject for pod in waiting) or (node.subject,)
     because = origins((NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE), node.subject)

@@ -20,11 +20,12 @@ from diagnosis.causes.hami.hami_causes import (
 )
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
+from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.pod_stage import StageKind, stage
 from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, is_there, schedulers
-from diagnosis.model import Cause, Certainty, FoundCause, Search, command, origins
+from diagnosis.model import Cause, Certainty, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject
@@ -154,9 +155,8 @@ def _forbidden(
     user, verb, resource = match.groups()
     account = _ACCOUNT.match(user)
     where = subject("ServiceAccount", account[1], account[2]) if account else installation.subject
-    ask = command("kubectl", "auth", "can-i", verb, resource, f"--as={user}")
     remedy = (
-        f"Check its permissions: {ask}",
+        f"Check its permissions: {command('kubectl', 'auth', 'can-i', verb, resource, f'--as={user}')}",
         "Upgrade the whole release: its ClusterRole has the permissions of this version.",
     )
     return FoundCause(NO_RIGHT, where, evidence, remedy, waiting.names)

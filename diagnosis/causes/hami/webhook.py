@@ -14,6 +14,7 @@ from diagnosis.causes.hami.hami_causes import (
     PRIVILEGED,
     WEBHOOK_MISSING,
 )
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import is_ready
 from diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
 from diagnosis.facts.symptoms import replaced
@@ -26,7 +27,7 @@ from diagnosis.hami.installation import (
     is_there,
     schedulers,
 )
-from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search, command, origins
+from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.policy_objects import Webhook
@@ -85,7 +86,7 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
         message = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io for {every[0].subject}"
         return FoundCause(WEBHOOK_MISSING, every[0].subject, (message, shown), (), (pod.subject,))
     evidence = (shown, *(line for installation in every for line in _was_away(installation, pod)))
-    gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
+    gone = kubectl("delete", pod.meta)
     remedy = (f"When the webhook responds, delete the pod; it is created again: {gone}", *_for_the_next_time(every))
     because = tuple(pair for installation in every for pair in unreachable(installation))
     doubts = tuple(_doubts(snapshot, every))
@@ -120,8 +121,8 @@ def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, wr
     refusing = [(hook, why) for hook in hooks if (why := _unselected(hook, space.labels if space else None, pod))]
     if hooks and len(refusing) == len(hooks):
         hook, why = refusing[0]
-        edit = command("kubectl", "edit", hook.configuration.kind.lower(), hook.configuration.name)
-        return IGNORED, hook.configuration.subject, f"{hook.configuration.subject}: {why}", (f"Change it: {edit}",)
+        remedy = (f"Change it: {kubectl('edit', hook.configuration)}",)
+        return IGNORED, hook.configuration.subject, f"{hook.configuration.subject}: {why}", remedy
     return None
 
 

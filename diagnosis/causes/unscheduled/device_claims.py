@@ -15,11 +15,12 @@ from diagnosis.causes.unscheduled.offers import PublishedDevice, offered, publis
 from diagnosis.causes.unscheduled.refused import closed_by, find_refused
 from diagnosis.causes.unscheduled.tainted_devices import TAINTED, find_tainted
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, unplaced
+from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject

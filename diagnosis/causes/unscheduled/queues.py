@@ -13,12 +13,13 @@ from decimal import Decimal
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, group_of, tells_of_gang, unplaced
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Component, is_ready
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO, asked_by
 from diagnosis.facts.quantity import shown
 from diagnosis.hami.installation import installations
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, command
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.kueue import Queue, Queued
 from diagnosis.snapshot.meta import subject
@@ -168,9 +169,7 @@ def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
         return FoundCause(KUEUE, where, (*evidence, *messages[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
     if _TOPOLOGY in gates:
         return FoundCause(TOPOLOGY, workload, (*evidence, *messages[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
-    look = command(
-        "kubectl", "-n", pod.meta.namespace, "get", "pod", pod.meta.name, "-o", "yaml", "--show-managed-fields"
-    )
+    look = kubectl("get", pod.meta, "-o", "yaml", "--show-managed-fields")
     remedy = (f"Find the owner of the gate (managedFields), and check that controller: {look}",)
     return FoundCause(GATED, workload, tuple(evidence), remedy, (pod.subject,))
 
@@ -305,8 +304,7 @@ def _fix_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Ite
     own = _pods_of_scheduler(snapshot, name)
     look = command("kubectl", "get", "pods", "-A", "-o", "wide")
     if own:
-        describe = command("kubectl", "-n", own[0].meta.namespace, "describe", "pod", own[0].meta.name)
-        yield f"Find the reason: {describe}"
+        yield f"Find the reason: {kubectl('describe', own[0].meta)}"
     elif name == _DEFAULT:
         yield f"Start kube-scheduler, a part of the control plane: {look}"
     else:

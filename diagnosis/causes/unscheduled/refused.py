@@ -11,10 +11,11 @@ from diagnosis.causes.device_plugins import MIG_PENDING, OFFERS_NONE
 from diagnosis.causes.node_labels import UPGRADE_FAILED
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
+from diagnosis.facts.commands import command, kubectl, pods_on
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import changes
 from diagnosis.facts.placement import UNSCHEDULABLE, tolerates, untolerated
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import PodSpec
@@ -241,7 +242,7 @@ def _uncordon(node: Node) -> tuple[str, ...]:
 
 
 def _upgrade(node: Node) -> tuple[str, ...]:
-    look = command("kubectl", "describe", "node", node.name)
+    look = kubectl("describe", node.meta)
     return (f"Wait for the upgrade; if its state no longer changes, check the driver's pod there: {look}",)
 
 
@@ -263,8 +264,8 @@ def _platform(node: Node) -> Iterator[str]:
 
 
 def _describe(node: Node) -> tuple[str, ...]:
-    return (f"Check the node's conditions and events: {command('kubectl', 'describe', 'node', node.name)}",)
+    return (f"Check the node's conditions and events: {kubectl('describe', node.meta)}",)
 
 
 def _pods_on(node: Node) -> str:
-    return command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
+    return pods_on(node.name)

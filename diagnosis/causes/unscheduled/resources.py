@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended, is_stuck, without
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 
@@ -151,15 +152,15 @@ def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -
 
 def _why_kept(snapshot: Snapshot, pod: Pod) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the evidence why the pod still exists, and the steps to remove it."""
-    node, kubectl = snapshot.by_node.get(pod.spec.node), ("kubectl", "-n", pod.meta.namespace)
+    node = snapshot.by_node.get(pod.spec.node)
     if pod.meta.finalizers:
-        look = command(*kubectl, "get", "pod", pod.meta.name, "-o", "jsonpath={.metadata.finalizers}")
+        look = kubectl("get", pod.meta, "-o", "jsonpath={.metadata.finalizers}")
         return (f"finalizers: {', '.join(pod.meta.finalizers)}",), (f"Find the controller of the finalizer: {look}",)
     if node is not None and not node.ready:
-        gone = command("kubectl", "delete", "node", node.name)
+        gone = kubectl("delete", node.meta)
         remedy = f"Restore the node, or remove it from the cluster: {gone}"
         return (f"{node.subject} is not ready, so no kubelet can end the pod",), (remedy,)
-    delete = command(*kubectl, "delete", "pod", pod.meta.name, "--force", "--grace-period=0")
+    delete = kubectl("delete", pod.meta, "--force", "--grace-period=0")
     return (), (_HANGS, f"Only if the pod's processes are certainly gone: {delete}")
 
 
@@ -225,7 +226,7 @@ def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacl
         free = ", ".join(f"{shown(device, room.free(device))} {device}" for device in waiting.devices) or "devices"
         amounts = f"{shown(name, obstacle.free)} of {shown(name, obstacle.offered)} {name} free"
         evidence.append(f"{room.node.subject}: {free} free, but only {amounts}; used by {_holders(room, name)}")
-    look = command("kubectl", "describe", "node", lines[0][0].node.name)
+    look = kubectl("describe", lines[0][0].node.meta)
     remedy = (
         f"Find the users of {name} on the GPU nodes, and keep pods without GPUs off these nodes: {look}",
         f"Or request less {name} per GPU.",

@@ -12,11 +12,12 @@ from difflib import get_close_matches
 from diagnosis.causes.node_labels import UNLABELLED
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.placement import expression_takes
 from diagnosis.facts.quantity import counted
-from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, command, origins
+from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Expression, PodSpec
 
@@ -126,7 +127,7 @@ def _no_label(message: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tup
         pods = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", "app=gpu-feature-discovery")
         remedy.insert(0, f"GPU feature discovery writes such labels; check whether it runs: {pods}")
     elif wanted.values and rooms:
-        label = command("kubectl", "label", "node", rooms[0].node.name, f"{wanted.key}={wanted.values[0]}")
+        label = kubectl("label", rooms[0].node.meta, f"{wanted.key}={wanted.values[0]}")
         remedy.append(f"Or label the intended nodes: {label}")
     return f"{message}: no node has the label {wanted.key}", tuple(remedy)
 

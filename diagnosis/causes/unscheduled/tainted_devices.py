@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from diagnosis.causes.unscheduled.offers import BlockingTaint
 from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.causes.verdicts import release_of
-from diagnosis.model import Certainty, Family, FoundCause, Link, command
+from diagnosis.facts.commands import command, explain, kubectl
+from diagnosis.model import Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceTaintRule
 from healthcheck.memory.findings import gpu_address
@@ -58,12 +59,11 @@ def _steps(snapshot: Snapshot, taint: BlockingTaint) -> Iterator[str]:
         yield f"Its driver removes the taint when the device is healthy: {look}"
     elif is_ours(taint.rule):
         for reason in _reasons(snapshot, taint):
-            yield f"See the action for {reason}: {command('gpu-healthcheck', 'explain', reason)}"
+            yield f"See the action for {reason}: {explain(reason)}"
         yield f"When the GPU is fixed: {release_of(taint.offer.node)}"
     else:
-        name = taint.rule.meta.name
-        yield f"Find out who created the rule, and why: {command('kubectl', 'get', 'devicetaintrule', name, '-o=yaml')}"
-        yield f"To remove the taint: {command('kubectl', 'delete', 'devicetaintrule', name)}"
+        yield f"Find out who created the rule, and why: {kubectl('get', taint.rule.meta, '-o=yaml')}"
+        yield f"To remove the taint: {kubectl('delete', taint.rule.meta)}"
 
 
 def _reasons(snapshot: Snapshot, taint: BlockingTaint) -> list[str]:

@@ -9,12 +9,13 @@ from difflib import get_close_matches
 from diagnosis.causes.device_plugins import why_not_cut, why_not_offered
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, switched_off
 from diagnosis.facts.gpu_requests import is_gpu, meant_as_gpu
 from diagnosis.facts.placement import has, selects
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Cause, Certainty, Family, FoundCause, Link, command
+from diagnosis.model import Cause, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 
@@ -186,7 +187,7 @@ def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str,
     )
     if plugin is None:
         return (f"Run the {role.value} on the nodes with such devices.", _offers(name))
-    look = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
+    look = kubectl("describe", plugin.meta)
     return (f"Check whether the {role.value} runs on the nodes with such devices: {look}", _offers(name))
 
 

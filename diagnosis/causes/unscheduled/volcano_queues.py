@@ -8,10 +8,11 @@ from decimal import Decimal
 
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.causes.unscheduled.waiting import group_of
+from diagnosis.facts.commands import command
 from diagnosis.facts.gpu_requests import asks_for_gpus, is_gpu
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount, shown
-from diagnosis.model import CauseSeverity, Family, FoundCause, Link, command, origins
+from diagnosis.model import CauseSeverity, Family, FoundCause, Link, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.volcano import GroupQueue, PodGroup

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
+from diagnosis.facts.commands import command
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import has, holds_volume, selects
 from diagnosis.facts.quantity import counted
 from diagnosis.facts.symptoms import older, shortened
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, command
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
 from diagnosis.snapshot.meta import subject
