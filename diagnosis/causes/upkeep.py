@@ -21,6 +21,7 @@ from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Condition, Pod
 from diagnosis.snapshot.policy_objects import DisruptionBudget
 from healthcheck.node.state import OUR_WORD
+from healthcheck.text.naming import named
 
 _PATIENCE, _STARTS = timedelta(minutes=15), timedelta(minutes=10)
 _CORDONED = "it is cordoned"
@@ -230,11 +231,9 @@ def _covers(budget: DisruptionBudget, pod: Pod) -> bool:
 
 def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node]) -> FoundCause:
     count = f"{budget.healthy} healthy of {budget.wanted} required" if budget.wanted is not None else "none to spare"
-    named = ", ".join(f"{pod.subject} on node/{pod.spec.node}" for pod in held[:_MOST_PODS])
-    more = f" and {len(held) - _MOST_PODS} more" if len(held) > _MOST_PODS else ""
     evidence = (
         f"{budget.meta.subject}: 0 disruptions allowed, {count}",
-        f"it covers {named}{more}",
+        f"it covers {named((f'{pod.subject} on node/{pod.spec.node}' for pod in held), _MOST_PODS)}",
         *(f"{node.subject} is being drained: {', '.join(_why_emptied(node))}" for node in nodes.values()),
     )
     words = ("kubectl", "-n", budget.meta.namespace)

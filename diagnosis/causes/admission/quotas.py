@@ -16,6 +16,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Expression, PodSpec
 from diagnosis.snapshot.policy_objects import Quota
+from healthcheck.text.naming import named
 
 _REQUESTS, _LIMITS = "requests.", "limits."
 _PLAIN = frozenset(("cpu", "memory", "ephemeral-storage"))
@@ -115,9 +116,8 @@ def _exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, quota: Quota, 
         resource = name.removeprefix(_REQUESTS).removeprefix(_LIMITS)
         users = _users(snapshot, incomplete.namespace, resource)
         if users:
-            message = ", ".join(f"{pod} ({shown(resource, value)})" for value, pod in users[:_MOST])
-            more = f" and {len(users) - _MOST} more" if len(users) > _MOST else ""
-            evidence.append(f"{resource} in the namespace is used by {message}{more}")
+            message = named((f"{pod} ({shown(resource, value)})" for value, pod in users), _MOST)
+            evidence.append(f"{resource} in the namespace is used by {message}")
     made, wanted = incomplete.workload.made, incomplete.workload.wanted
     evidence.append(f"{incomplete.workload.subject}: {made} of {wanted} pods created")
     remedy = _raise(incomplete.namespace, quota.meta.name)

@@ -18,6 +18,7 @@ from diagnosis.snapshot.hami_pod import BindPhase, PodGrant
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
 from healthcheck.text.moments import timestamp
+from healthcheck.text.naming import named
 
 CONTROL = "CUDA_DISABLE_CONTROL"
 _MOST = 4
@@ -61,9 +62,8 @@ def find_uncontrolled(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def _uncontrolled(snapshot: Snapshot, pod: Pod, container: Container, uuid: str, users: list[Pod]) -> FoundCause:
     others = [user.subject for user in users if user is not pod]
-    more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
     message = f"{pod.subject}: container {container.name} has {CONTROL}=true on card {uuid}"
-    evidence = (message, f"other pods on the card: {', '.join(others[:_MOST])}{more}")
+    evidence = (message, f"other pods on the card: {named(others, _MOST)}")
     return FoundCause(NO_CONTROL, snapshot.line(pod.meta)[-1], evidence, (), (pod.subject,))
 
 
@@ -96,8 +96,8 @@ def _is_plugin(pod: Pod) -> bool:
 
 
 def _cards(given: PodGrant) -> str:
-    named = [f"{share.memory} MiB of {share.uuid}" for share in given.shares[:_MOST]]
-    return f"allocated {', '.join(named)}" if named else "no card is noted on it"
+    cards = ", ".join(f"{share.memory} MiB of {share.uuid}" for share in given.shares[:_MOST])
+    return f"allocated {cards}" if cards else "no card is noted on it"
 
 
 def _look(pod: Pod) -> tuple[str, ...]:

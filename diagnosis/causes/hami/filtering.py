@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -50,6 +49,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_node import CORDON
 from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
 from diagnosis.snapshot.nodes import Node
+from healthcheck.text.naming import named
 
 _REFUSALS = (TOO_FEW_CARDS, UNHEALTHY, CORDONED, CONSTRAINED, NUMA, SLOTS, QUOTA, MEMORY, CORES, EXCLUSIVE, MIG)
 _CAUSES = {code: cause for cause in _REFUSALS for text in cause.texts for code in text.pattern.split("|")}
@@ -316,9 +316,8 @@ def _each_card(judged_node: _Judged) -> Iterator[str]:
 def _card(card: CardVerdict, held: CardUsage | None) -> str:
     kind = f", it is {held.card.kind}" if card.code is Code.TYPE and held is not None else ""
     pods = held.pods if held is not None else ()
-    by = ", ".join(f"{pod} {part_text(part)}" for pod, part in islice(pods, _MOST_PODS))
-    more = f" and {len(pods) - _MOST_PODS} more" if len(pods) > _MOST_PODS else ""
-    return f"card {card.uuid} {card}{kind}" + (f" (used by {by}{more})" if by and card.code is not None else "")
+    by = named((f"{pod} {part_text(part)}" for pod, part in pods), _MOST_PODS)
+    return f"card {card.uuid} {card}{kind}" + (f" (used by {by})" if by and card.code is not None else "")
 
 
 def _summary(judged_node: _Judged, code: Code) -> Iterator[str]:

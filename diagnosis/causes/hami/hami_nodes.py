@@ -37,6 +37,7 @@ from diagnosis.snapshot.hami_pod import BindPhase
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.moments import is_future
+from healthcheck.text.naming import named
 
 _REGISTERS = timedelta(minutes=5)
 """A plugin registers within seconds; it retries every 30 s if the API server refuses."""
@@ -44,7 +45,7 @@ _READS_JSON = (2, 8)
 _SILENT = timedelta(minutes=5)
 _ZONES = timedelta(minutes=15)
 """Time zones differ by multiples of 15 minutes."""
-_MOST_CARDS = 4
+_MOST_NAMED = 4
 _SLACK = timedelta(minutes=2)
 _RELEASED = timedelta(minutes=1)
 
@@ -88,11 +89,8 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
     for node in snapshot.nodes:
         sick = [card for card in node.hami.cards if not card.healthy]
         if sick and is_judged(node, snapshot.now) and not is_changed(node):
-            named = ", ".join(card.uuid for card in sick[:_MOST_CARDS])
-            more = f" and {len(sick) - _MOST_CARDS} more" if len(sick) > _MOST_CARDS else ""
-            evidence = (
-                f"{node.subject}: {len(sick)} of {len(node.hami.cards)} cards registered as unhealthy: {named}{more}",
-            )
+            count = f"{len(sick)} of {len(node.hami.cards)} cards registered as unhealthy"
+            evidence = (f"{node.subject}: {count}: {named((card.uuid for card in sick), _MOST_NAMED)}",)
             because = origins((REGISTER_STALE, UNHEALTHY, WITHHELD), node.subject)
             remedy = (f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
             yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
@@ -204,10 +202,13 @@ def _as(pod: Pod) -> str:
 
 
 def _skew(installation: Installation, scheduler: Component, form: RegistrationFormat, nodes: list[Node]) -> FoundCause:
-    named = ", ".join(node.subject for node in nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    names = tuple(node.subject for node in nodes)
     other = RegistrationFormat.TEXT if form is RegistrationFormat.JSON else RegistrationFormat.JSON
     plugins = sorted({plugin.version for plugin in installation.plugins})
-    evidence = [f"{scheduler.subject} is {scheduler.version} and reads {form.value}", f"{named}: {other.value}"]
+    evidence = [
+        f"{scheduler.subject} is {scheduler.version} and reads {form.value}",
+        f"{named(names, _MOST_NAMED)}: {other.value}",
+    ]
     if plugins:
         evidence.append(f"device plugins: {', '.join(plugins)}")
     look = command("kubectl", "-n", installation.namespace, "get", "pods", "-o", "wide")
@@ -215,7 +216,6 @@ def _skew(installation: Installation, scheduler: Component, form: RegistrationFo
         f"Upgrade the whole release, and check that all of its pods were replaced: {look}",
         "A plugin of the matching version rewrites the registration within a minute.",
     )
-    names = tuple(node.subject for node in nodes)
     return FoundCause(REGISTER_UNREADABLE, scheduler.subject, tuple(evidence), remedy, names)
 
 

@@ -20,6 +20,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import PodSpec
 from healthcheck.node.state import CORDONED_BY, MAINTENANCE, STARTUP, UNHEALTHY
+from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 CORDONED = _scheduled(
@@ -204,12 +205,11 @@ def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ..
 def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> FoundCause:
     evidence, remedy = [], []
     for taint, rooms in sorted(dedicated.items()):
-        names = ", ".join(room.node.name for room in rooms[:_MOST])
-        more = f" and {len(rooms) - _MOST} more" if len(rooms) > _MOST else ""
+        names = named((room.node.name for room in rooms), _MOST)
         key, _, effect = taint.rpartition(":")
         name, _, value = key.partition("=")
         near = "".join(f"; it tolerates {message}" for message in _tolerated(waiting.spec, name))
-        evidence.append(f"taint {taint} on {names}{more}, not tolerated{near}")
+        evidence.append(f"taint {taint} on {names}, not tolerated{near}")
         equal = f"operator: Equal, value: {value}" if value else "operator: Exists"
         remedy.append(f"Add to the pod's tolerations: key: {name}, {equal}, effect: {effect}.")
     remedy.append("Only if no workload should be kept off: remove the taint from the nodes.")

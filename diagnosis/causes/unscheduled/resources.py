@@ -18,6 +18,7 @@ from diagnosis.facts.quantity import counted, shown
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
+from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 IN_USE = _scheduled(
@@ -259,10 +260,8 @@ def _by_node(name: str, rooms: Sequence[NodeUse]) -> Iterator[str]:
 
 
 def _holders(room: NodeUse, name: str) -> str:
-    holders = room.holders(name)
-    message = ", ".join(f"{pod.subject} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS])
-    more = f" and {len(holders) - _MOST_HOLDERS} more" if len(holders) > _MOST_HOLDERS else ""
-    return (message or "no visible pod") + more
+    holders = (f"{pod.subject} ({shown(name, value)})" for value, pod in room.holders(name))
+    return named(holders, _MOST_HOLDERS) or "no visible pod"
 
 
 def _short(waiting: Waiting, room: NodeUse) -> list[Obstacle]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.facts.commands import command
@@ -14,8 +14,8 @@ from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
 from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Expression
+from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 UNBOUND = _scheduled(
@@ -87,30 +87,25 @@ def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
     """Yield bound volumes that none of the nodes with room, which are among `rooms`, can mount together."""
     free = [room.node for room in rooms if room.fits(waiting.counted)]
-    bound = list(_bound(snapshot, waiting))
+    claims = _own_claims(snapshot, waiting)
+    bound = [(claim, snapshot.volume[claim.volume]) for claim in claims if claim.volume in snapshot.volume]
     if not free or any(all(holds_volume(volume, node) for _, volume in bound) for node in free):
         return
     to_blame = [pair for pair in bound if not any(holds_volume(pair[1], node) for node in free)] or bound
     near = [node for node in snapshot.nodes if all(holds_volume(volume, node) for _, volume in to_blame)]
-    able = [node for node in near if selects(waiting.spec, node) and all(has(node, name) for name in waiting.devices)]
+    selected = [node for node in near if selects(waiting.spec, node)]
+    able = named((node.subject for node in selected if all(has(node, name) for name in waiting.devices)), _MOST)
     evidence = (
         *(
             f"{claim.meta.subject} is bound to {volume.meta.subject}, only for nodes with {_where(volume)}"
             for claim, volume in to_blame
         ),
-        f"nodes with room but without the volume: {_some(free)}",
-        f"nodes with the volume have the requested resources, but no room: {_some(able)}"
+        f"nodes with room but without the volume: {named((node.subject for node in free), _MOST)}",
+        f"nodes with the volume have the requested resources, but no room: {able}"
         if able
         else f"of {counted(len(near), 'node')} with the volume, none has the requested resources",
     )
     yield FoundCause(ELSEWHERE, waiting.workload, evidence, _NEARER, waiting.names)
-
-
-def _bound(snapshot: Snapshot, waiting: Waiting) -> Iterator[tuple[VolumeClaim, Volume]]:
-    for claim in _claims(snapshot, waiting):
-        volume = snapshot.volume.get(claim.volume)
-        if volume is not None and claim.meta.name in waiting.spec.volume_claims:
-            yield claim, volume
 
 
 def find_rules(waiting: Waiting) -> Iterator[FoundCause]:
@@ -124,14 +119,14 @@ def find_rules(waiting: Waiting) -> Iterator[FoundCause]:
 
 def are_bound_now(snapshot: Snapshot, waiting: Waiting) -> bool:
     """Whether the scheduler's message about volumes is outdated: all of them exist and are bound now."""
-    bound = {claim.meta.name for claim in _claims(snapshot, waiting) if claim.volume and claim.meta.deleted is None}
+    bound = {claim.meta.name for claim in _own_claims(snapshot, waiting) if claim.volume and not claim.meta.deleted}
     wanted = waiting.spec.volume_claims
     return bool(wanted) and snapshot.sees("PersistentVolumeClaim") and bound.issuperset(wanted)
 
 
 def are_being_created(snapshot: Snapshot, waiting: Waiting) -> bool:
     """Whether the unbound claims are so young that a provisioner may still create volumes, without any warning."""
-    wanted = [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]
+    wanted = _own_claims(snapshot, waiting)
     unbound = [claim for claim in wanted if not claim.volume]
     if not unbound or len(wanted) < len(set(waiting.spec.volume_claims)):
         return False
@@ -164,9 +159,7 @@ def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Itera
 
 
 def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
-    open_ones = [
-        each for each in _claims(snapshot, waiting) if not each.volume and each.meta.name in waiting.spec.volume_claims
-    ]
+    open_ones = [claim for claim in _own_claims(snapshot, waiting) if not claim.volume]
     for claim in open_ones:
         messages = [event.message for event in snapshot.events_about.get(claim.meta.subject, ()) if event.warning]
         state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
@@ -196,13 +189,13 @@ def _words(expression: Expression) -> str:
     return f"{expression.key} {expression.operator} {', '.join(expression.values)}".strip()
 
 
-def _some(nodes: Sequence[Node]) -> str:
-    more = len(nodes) - _MOST
-    return ", ".join(node.subject for node in nodes[:_MOST]) + (f" and {more} more" if more > 0 else "")
-
-
 def _claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
     return [claim for claim in snapshot.volume_claims if claim.meta.namespace == waiting.pods[0].meta.namespace]
+
+
+def _own_claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
+    """Return the claims of the pods themselves."""
+    return [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]
 
 
 def _schedulers_words(waiting: Waiting, reason: UnfitReason) -> str:
