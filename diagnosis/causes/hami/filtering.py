@@ -135,7 +135,7 @@ def _request(waiting: Waiting) -> tuple[str, str, str]:
 
 def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
     """Return HAMi's messages: those that kube-scheduler reports for HAMi, then HAMi's own events."""
-    messages = [reason.text for reason in waiting.fit.of(ReasonSubject.HAMI)] if waiting.fit is not None else []
+    messages = [reason.text for reason in waiting.reasons(ReasonSubject.HAMI)]
     last: dict[str, str] = {}
     for pod in waiting.pods:
         for event in events_of(snapshot, pod):
@@ -172,14 +172,7 @@ def _found(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
         )
         because = why_unknown(snapshot, judged_node.unknown)
         words = tuple(_of_hami(judged_node))
-        yield FoundCause(
-            NODES_UNREGISTERED,
-            judged_node.waiting.workload,
-            (*messages, *words),
-            (),
-            judged_node.waiting.names,
-            because_of=because,
-        )
+        yield judged_node.waiting.found(NODES_UNREGISTERED, *messages, *words, because_of=because)
     else:
         yield from _by_cards(snapshot, judged_node)
 
@@ -208,21 +201,14 @@ def _by_words(snapshot: Snapshot, judged_node: _Judged, fitting: Sequence[Node])
         cause = NODES_UNREGISTERED
     because = why_unknown(snapshot, (*judged_node.unknown, *fitting)) if cause is NODES_UNREGISTERED else ()
     remedy = () if cause is not None else _louder(installation_of(judged_node.waiting.pods[0], installations(snapshot)))
-    yield FoundCause(
-        cause or UNFIT,
-        judged_node.waiting.workload,
-        tuple(evidence),
-        remedy,
-        judged_node.waiting.names,
-        Certainty.LIKELY,
-        because,
+    yield judged_node.waiting.found(
+        cause or UNFIT, *evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because
     )
 
 
 def _disowns(snapshot: Snapshot, judged_node: _Judged) -> bool:
     """Whether more nodes are unknown to HAMi than lack a registration."""
-    fit, spec = judged_node.waiting.fit, judged_node.waiting.spec
-    reasons = fit.of(ReasonSubject.HAMI) if fit is not None else ()
+    reasons, spec = judged_node.waiting.reasons(ReasonSubject.HAMI), judged_node.waiting.spec
     asked = [node for node in snapshot.nodes if selects(spec, node) and not closed_by(spec, node)]
     unknown = sum(bool(unregistered(node, judged_node.books)) for node in asked)
     return sum(each.nodes or 0 for each in reasons if _UNKNOWN.search(each.text)) > unknown
@@ -238,14 +224,14 @@ def _by_cards(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
     for cause, nodes in healed.items():
         for node in nodes:
             remedy = _heal(cause, node)
-            yield FoundCause(cause, node.subject, evidence, remedy, judged_node.waiting.names, because_of=because)
+            yield judged_node.waiting.found(cause, *evidence, subject=node.subject, remedy=remedy, because_of=because)
     if any(healed.values()):
         return
     code = _main(judged_node)
     cause, messages = _CAUSES[code.value], (*_summary(judged_node, code), *evidence, *_differs(judged_node, code))
     subject, more = _subject(snapshot, judged_node, code)
     remedy = tuple(_fix(judged_node, code))
-    yield FoundCause(cause, subject, (*messages, *more), remedy, judged_node.waiting.names, because_of=because)
+    yield judged_node.waiting.found(cause, *messages, *more, subject=subject, remedy=remedy, because_of=because)
 
 
 def _healthy(held: CardUsage) -> CardUsage:

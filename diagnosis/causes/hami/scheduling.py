@@ -104,7 +104,7 @@ def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting
         )
     nodes = (f"node/{pod.spec.node}" for pod in _pods(installation))
     because = origins((NOT_READY[Role.HAMI_SCHEDULER],), installation.subject, *nodes)
-    return FoundCause(cause, installation.subject, tuple(evidence), tuple(remedy), waiting.names, because_of=because)
+    return waiting.found(cause, *evidence, subject=installation.subject, remedy=tuple(remedy), because_of=because)
 
 
 def _extender(snapshot: Snapshot, installation: Installation) -> Iterator[str]:
@@ -142,11 +142,13 @@ def _unwritten(installation: Installation, waiting: Waiting, text: str, *, faile
         return
     elif _SERVER.search(text):
         remedy = ("Check the API server and etcd: health, latency, and throttled requests.",)
-        yield FoundCause(WRITE_FAILS, installation.subject, evidence, remedy, waiting.names, Certainty.LIKELY)
+        yield waiting.found(
+            WRITE_FAILS, *evidence, subject=installation.subject, remedy=remedy, certainty=Certainty.LIKELY
+        )
     elif failed or "bind" in text.lower():
         remedy = (f"Read its errors: {_logs(installation)}",)
         because = origins((LOCK_STALE,), *(f"node/{name}" for name in _nodes_in(text)))
-        yield FoundCause(BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, because)
+        yield waiting.found(BIND_FAILS, *evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because)
 
 
 def _forbidden(
@@ -159,7 +161,7 @@ def _forbidden(
         f"Check its permissions: {command('kubectl', 'auth', 'can-i', verb, resource, f'--as={user}')}",
         "Upgrade the whole release: its ClusterRole has the permissions of this version.",
     )
-    return FoundCause(NO_RIGHT, where, evidence, remedy, waiting.names)
+    return waiting.found(NO_RIGHT, *evidence, subject=where, remedy=remedy)
 
 
 def _filtered(

@@ -76,14 +76,12 @@ _NOT_MADE = "FailedResourceClaimCreation"
 _PATIENCE = timedelta(minutes=1)
 _MOST = 5
 _RULES = "DeviceTaintRule"
+_SAYS = (ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING)
 _NEEDED = ("ResourceClaim", "ResourceClaimTemplate")
 
 
 def is_dra(waiting: Waiting) -> bool:
-    return bool(waiting.spec.claims) and (
-        waiting.fit is None
-        or bool(waiting.fit.of(ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING))
-    )
+    return bool(waiting.spec.claims) and (waiting.fit is None or bool(waiting.reasons(*_SAYS)))
 
 
 def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
@@ -92,12 +90,7 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     for claim in _claims(snapshot, waiting):
         if not claim.devices:
             found += (result for request in claim.requests for result in _judged(snapshot, waiting, claim, request))
-    if not found and waiting.fit is not None:
-        found += (
-            _by_text(snapshot, waiting, reason)
-            for reason in waiting.fit.of(ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING)
-        )
-    yield from found
+    yield from found or (_by_text(snapshot, waiting, reason) for reason in waiting.reasons(*_SAYS))
 
 
 def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -128,15 +121,15 @@ def _by_text(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Found
     noted = (event for pod in waiting.pods[:_MOST] for event in events_of(snapshot, pod) if event.reason == _NOT_MADE)
     evidence = (f"the scheduler: {reason.text}", *(event.message for event in noted))
     if reason.says is ReasonSubject.CLASS_MISSING:
-        return FoundCause(NO_CLASS, f"deviceclass/{reason.what}", evidence, (), waiting.names, Certainty.LIKELY)
+        return waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{reason.what}", certainty=Certainty.LIKELY)
     if reason.says is ReasonSubject.CLAIM_MISSING:
         named = subject("ResourceClaim", waiting.pods[0].meta.namespace, reason.what)
         where = named if reason.what else waiting.workload
-        return FoundCause(NO_CLAIM, where, evidence, (), waiting.names, Certainty.LIKELY)
+        return waiting.found(NO_CLAIM, *evidence, subject=where, certainty=Certainty.LIKELY)
     if not snapshot.sees(_RULES):
         evidence += (f"whether a {_RULES} keeps work off devices is not visible: {snapshot.missing[_RULES]}",)
     above = tuple(_why_no_slices(snapshot))
-    return FoundCause(CLAIM_UNMET, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY, above)
+    return waiting.found(CLAIM_UNMET, *evidence, certainty=Certainty.LIKELY, because_of=above)
 
 
 def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
@@ -159,9 +152,7 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
         if not kinds:
             message = ", ".join(sorted(meta.name for meta in mine)[:_MOST]) or "none"
             evidence = f"{waiting.workload}: claim {name} names {source}, and {pod.meta.namespace} has {message}"
-            yield FoundCause(
-                NO_CLAIM, subject("ResourceClaim", pod.meta.namespace, source), (evidence,), (), waiting.names
-            )
+            yield waiting.found(NO_CLAIM, evidence, subject=subject("ResourceClaim", pod.meta.namespace, source))
         elif kinds == {"ResourceClaimTemplate"} and name not in pod.claim_names:
             evidence = f"{pod.subject}: no ResourceClaim was created from the template {source}"
             look = command(
@@ -173,12 +164,8 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
                 f"--field-selector=involvedObject.name={pod.meta.name}",
             )
             remedy = (f"kube-controller-manager creates it; check its events: {look}",)
-            yield FoundCause(
-                NO_CLAIM,
-                subject("ResourceClaimTemplate", pod.meta.namespace, source),
-                (evidence,),
-                remedy,
-                waiting.names,
+            yield waiting.found(
+                NO_CLAIM, evidence, subject=subject("ResourceClaimTemplate", pod.meta.namespace, source), remedy=remedy
             )
 
 
@@ -192,7 +179,7 @@ def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request:
         if snapshot.sees("DeviceClass") and request.device_class:
             classes = ", ".join(sorted(each.meta.name for each in snapshot.device_classes)[:_MOST]) or "none"
             evidence = (asks, f"existing DeviceClasses: {classes}")
-            yield FoundCause(NO_CLASS, f"deviceclass/{request.device_class}", evidence, (), waiting.names)
+            yield waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{request.device_class}")
         return
     if not snapshot.sees("ResourceSlice"):
         return
@@ -219,15 +206,15 @@ def _short(
         look = command("kubectl", "get", "pods", "-A", "-o", "wide")
         remedy = (f"Check the DRA driver's kubelet plugin on the GPU nodes: {look}",)
         above = tuple(_why_no_slices(snapshot))
-        yield FoundCause(
-            NO_DEVICES, f"deviceclass/{known.meta.name}", evidence, remedy, waiting.names, because_of=above
+        yield waiting.found(
+            NO_DEVICES, *evidence, subject=f"deviceclass/{known.meta.name}", remedy=remedy, because_of=above
         )
         return
     terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
     matching = [device for device in of_driver if all(_holds(term, device) for term in terms)]
     if _most_on_a_node(matching) < request.count:
         most = f"{len(matching)} of {len(of_driver)} devices match, {_most_on_a_node(matching)} on one node at most"
-        yield FoundCause(NO_MATCH, claim.meta.subject, (asks, *_unmet(terms, of_driver), most), (), waiting.names)
+        yield waiting.found(NO_MATCH, asks, *_unmet(terms, of_driver), most, subject=claim.meta.subject)
         return
     yield from _taken(snapshot, waiting, asked, matching)
 
@@ -263,7 +250,7 @@ def _taken(
     users = ", ".join(f"{name}: {count}" for name, count in held.most_common(_MOST))
     kept = [f"{name}: taint {taint.taint}" for name, taint in taints.items()]
     evidence = (asks, f"{message}; allocated to {users or 'no claim'}", *kept[:_MOST])
-    yield FoundCause(ALL_ALLOCATED, subject, evidence, (), waiting.names)
+    yield waiting.found(ALL_ALLOCATED, *evidence, subject=subject)
 
 
 def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequence[PublishedDevice]) -> bool:

@@ -124,7 +124,7 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) ->
         evidence.append(f"{len(asked)} pods that request {wanted} {name} wait; {left} free on eligible nodes")
     alone = waiting.pods[0].meta.owner is None
     where = subject("PodGroup", waiting.pods[0].meta.namespace, group) if group and alone else waiting.workload
-    yield FoundCause(GANG, where, tuple(evidence), (), waiting.names)
+    yield waiting.found(GANG, *evidence, subject=where)
 
 
 def _members(snapshot: Snapshot, waiting: Waiting, group: str) -> list[Pod]:
@@ -149,7 +149,7 @@ def find_error(waiting: Waiting) -> Iterator[FoundCause]:
     """Yield a scheduler error that no other search recognises. HAMi's errors belong to another family."""
     if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
         evidence = (f"the scheduler: {waiting.message}",)
-        yield FoundCause(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+        yield waiting.found(ERROR, *evidence, certainty=Certainty.LIKELY)
 
 
 def _is_in_line(workload: Queued) -> bool:

@@ -12,10 +12,9 @@ from diagnosis.causes.node_labels import UPGRADE_FAILED
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
 from diagnosis.facts.commands import command, kubectl, pods_on
-from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import changes
 from diagnosis.facts.placement import UNSCHEDULABLE, tolerates, untolerated
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, origins
+from diagnosis.model import CauseSeverity, Family, FoundCause, Link, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import PodSpec
@@ -163,16 +162,6 @@ def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, TaintOwner]]:
     return [(taint, kind) for taint, kind in classed if not (leaves and kind is TaintOwner.CORDON)]
 
 
-def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield results for taints and cordons from the scheduler's text alone."""
-    for reason in (
-        waiting.fit.of(ReasonSubject.TAINT, ReasonSubject.CORDON, ReasonSubject.NOT_READY) if waiting.fit else ()
-    ):
-        cause = {ReasonSubject.CORDON: CORDONED, ReasonSubject.NOT_READY: NOT_READY}.get(reason.says, TAINTED)
-        text = f"the scheduler: {reason.nodes or 'some'} {reason.text}"
-        yield FoundCause(cause, waiting.workload, (text,), (), waiting.names, Certainty.LIKELY)
-
-
 def _is_new(snapshot: Snapshot, node: Node, kind: TaintOwner) -> bool:
     starts = kind in (TaintOwner.NOT_READY, TaintOwner.STARTING)
     return starts and snapshot.is_new(node.meta, _YOUNG)
@@ -213,7 +202,7 @@ def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> Found
         equal = f"operator: Equal, value: {value}" if value else "operator: Exists"
         remedy.append(f"Add to the pod's tolerations: key: {name}, {equal}, effect: {effect}.")
     remedy.append("Only if no workload should be kept off: remove the taint from the nodes.")
-    return FoundCause(TAINTED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names)
+    return waiting.found(TAINTED, *evidence, remedy=tuple(remedy))
 
 
 def _tolerated(spec: PodSpec, key: str) -> Iterator[str]:

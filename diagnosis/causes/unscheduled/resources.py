@@ -79,7 +79,7 @@ def find_too_many(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundC
                 f"one pod requests {shown(name, asked)} {name}; the most on one node is {most} ({largest.node.name})"
             )
             cause = TOO_MANY if meant_as_gpu(name) else TOO_MUCH
-            yield FoundCause(cause, waiting.workload, (evidence,), _fewer(name, most), waiting.names)
+            yield waiting.found(cause, evidence, remedy=_fewer(name, most))
 
 
 def find_shortages(
@@ -102,20 +102,18 @@ def find_shortages(
 
 def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield shortages from the scheduler's text alone."""
-    if waiting.fit is None:
-        return
     # No node offers HAMi's shares: only HAMi's scheduler knows them.
-    short = [unfit_reason for unfit_reason in waiting.fit.of(ReasonSubject.SHORT) if unfit_reason.what not in SHARES]
+    short = [unfit_reason for unfit_reason in waiting.reasons(ReasonSubject.SHORT) if unfit_reason.what not in SHARES]
     most = max((unfit_reason.nodes or 0 for unfit_reason in short if is_extended(unfit_reason.what)), default=0)
     for reason in short:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
             continue  # as many nodes have no GPU left, and it is unknown which lack both
         if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
             continue  # that many nodes never have the resource: not a finding
-        evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
+        evidence = (waiting.quote(reason),)
         above = origins((TERMINATING,), *_kept_by(snapshot, reason.what))
         what = f"resource/{reason.what}"
-        yield FoundCause(SHORT, what, evidence, (), waiting.names, Certainty.LIKELY, above)
+        yield waiting.found(SHORT, *evidence, subject=what, certainty=Certainty.LIKELY, because_of=above)
 
 
 def _kept_by(snapshot: Snapshot, resource: str) -> Iterator[str]:
@@ -216,9 +214,7 @@ def _too_much(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstac
     room, obstacle = max(lines, key=lambda line: line[1].offered)
     asked, most = shown(name, obstacle.asked), shown(name, obstacle.offered)
     evidence = f"one pod requests {asked} {name}; the most on a GPU node is {most} ({room.node.name})"
-    return FoundCause(
-        TOO_MUCH, waiting.workload, (evidence,), (f"Request at most {most} {name} per pod.",), waiting.names
-    )
+    return waiting.found(TOO_MUCH, evidence, remedy=(f"Request at most {most} {name} per pod.",))
 
 
 def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacle]]) -> FoundCause:
@@ -232,7 +228,7 @@ def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacl
         f"Find the users of {name} on the GPU nodes, and keep pods without GPUs off these nodes: {look}",
         f"Or request less {name} per GPU.",
     )
-    return FoundCause(HOST_USED_UP, f"resource/{name}", tuple(evidence), remedy, waiting.names)
+    return waiting.found(HOST_USED_UP, *evidence, subject=f"resource/{name}", remedy=remedy)
 
 
 def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
@@ -246,9 +242,9 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) 
         total = f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(rooms), 'eligible node')}"
         evidence = (f"one pod requests {shown(name, asked)}; {total}", *lines, *messages)
         if scattered:
-            yield FoundCause(FRAGMENTED, f"resource/{name}", evidence, (_move(rooms, name),), waiting.names)
+            yield waiting.found(FRAGMENTED, *evidence, subject=f"resource/{name}", remedy=(_move(rooms, name),))
         else:
-            yield FoundCause(IN_USE, f"resource/{name}", evidence, _free_some(name), waiting.names)
+            yield waiting.found(IN_USE, *evidence, subject=f"resource/{name}", remedy=_free_some(name))
 
 
 def _by_node(name: str, rooms: Sequence[NodeUse]) -> Iterator[str]:

@@ -14,10 +14,9 @@ from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
-from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.placement import expression_takes
 from diagnosis.facts.quantity import counted
-from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, origins
+from diagnosis.model import Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Expression, PodSpec
 
@@ -62,14 +61,12 @@ def find_unmatched(
         remedy.append("Loosen the part of the selector that is not needed.")
     unlabelled = any(expression.key in _DISCOVERED and not _values(expression.key, rooms) for expression in failing)
     above = tuple(_why_unlabelled(snapshot, rooms)) if unlabelled else ()
-    return FoundCause(UNMATCHED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names, because_of=above)
+    return waiting.found(UNMATCHED, *evidence, remedy=tuple(remedy), because_of=above)
 
 
-def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield selector mismatches from the scheduler's text alone."""
-    for reason in waiting.fit.of(ReasonSubject.SELECTOR, ReasonSubject.NODE_NAME) if waiting.fit else ():
-        evidence = (f"the scheduler: {reason.nodes or 'some'} {reason.text}", *map(_shown, _requirements(waiting.spec)))
-        yield FoundCause(UNMATCHED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+def requirements(spec: PodSpec) -> Iterator[str]:
+    """Yield the requirements of a selector as evidence."""
+    return map(_shown, _requirements(spec))
 
 
 def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[NodeUse]) -> Iterator[Origin]:

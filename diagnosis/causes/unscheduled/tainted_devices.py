@@ -38,7 +38,7 @@ def find_tainted(
     evidence = (*asks, *(_described(snapshot, taint) for taint in taints))
     remedy = tuple(dict.fromkeys(step for taint in taints[:_MOST] for step in _steps(snapshot, taint)))
     certainty = Certainty.LIKELY if unheeded else Certainty.PROVEN
-    return FoundCause(TAINTED, subject, evidence, remedy, waiting.names, certainty)
+    return waiting.found(TAINTED, *evidence, subject=subject, remedy=remedy, certainty=certainty)
 
 
 def _described(snapshot: Snapshot, taint: BlockingTaint) -> str:

@@ -15,7 +15,7 @@ from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machin
 from diagnosis.facts.gpu_requests import is_gpu, meant_as_gpu
 from diagnosis.facts.placement import has, selects
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Cause, Certainty, Family, FoundCause, Link
+from diagnosis.model import Cause, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 
@@ -79,14 +79,14 @@ def find_absent(
             messages = autoscaler_says(snapshot, waiting.pods)
             evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *messages)
             because = why_not_offered(snapshot)
-            yield FoundCause(
-                cause, f"resource/{name}", evidence, _look(snapshot, name, rooms), waiting.names, because_of=because
+            yield waiting.found(
+                cause, *evidence, subject=f"resource/{name}", remedy=_look(snapshot, name, rooms), because_of=because
             )
         else:
             strategy = _strategies(rooms) if name.startswith(_MIG) else ()
             cut = why_not_cut(snapshot) if name.startswith(_MIG) else ()
             messages = (asked, offered, *strategy)
-            yield FoundCause(cause, waiting.workload, messages, remedy, waiting.names, because_of=cut)
+            yield waiting.found(cause, *messages, remedy=remedy, because_of=cut)
 
 
 def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
@@ -100,7 +100,7 @@ def find_apart(waiting: Waiting) -> FoundCause:
     names = " and ".join(sorted(waiting.devices))
     evidence = (f"one pod requests {names}; no node has all of them",)
     remedy = ("Request resources that one kind of node has, or let the device plugin offer them together.",)
-    return FoundCause(MISSPELLED, waiting.workload, evidence, remedy, waiting.names, Certainty.PROVEN)
+    return waiting.found(MISSPELLED, *evidence, remedy=remedy)
 
 
 def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:

@@ -65,18 +65,11 @@ _NEARER = (
     "Add nodes with GPUs where the volume is, or copy the data to a volume in the zone of the nodes with room.",
     "A StorageClass with volumeBindingMode: WaitForFirstConsumer creates a new volume in the zone of its pod.",
 )
-_BY_TEXT = {
-    ReasonSubject.VOLUME_ELSEWHERE: ELSEWHERE,
-    ReasonSubject.VOLUME_BUSY: BUSY,
-    ReasonSubject.OTHER_PODS: OTHER_PODS,
-    ReasonSubject.SPREAD: OTHER_PODS,
-    ReasonSubject.PORTS: PORTS,
-}
 
 
 def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield claims without a volume, which a scheduler judges before any node."""
-    for reason in waiting.fit.of(ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND) if waiting.fit else ():
+    for reason in waiting.reasons(ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND):
         yield from (
             _missing(snapshot, waiting, reason)
             if reason.says is ReasonSubject.VOLUME_MISSING
@@ -105,16 +98,7 @@ def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse
         if able
         else f"of {counted(len(near), 'node')} with the volume, none has the requested resources",
     )
-    yield FoundCause(ELSEWHERE, waiting.workload, evidence, _NEARER, waiting.names)
-
-
-def find_rules(waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield the scheduler's other objections to nodes that have room."""
-    for reason in waiting.fit.reasons if waiting.fit else ():
-        cause = _BY_TEXT.get(reason.says)
-        if cause is not None:
-            messages = (_schedulers_words(waiting, reason),)
-            yield FoundCause(cause, waiting.workload, messages, (), waiting.names, Certainty.LIKELY)
+    yield waiting.found(ELSEWHERE, *evidence, remedy=_NEARER)
 
 
 def are_bound_now(snapshot: Snapshot, waiting: Waiting) -> bool:
@@ -137,12 +121,6 @@ def are_being_created(snapshot: Snapshot, waiting: Waiting) -> bool:
     )
 
 
-def find_unexplained(waiting: Waiting) -> FoundCause:
-    """Return the scheduler's own text, if nothing else explains the pod."""
-    evidence = (f"the scheduler: {waiting.message}",)
-    return FoundCause(UNEXPLAINED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
-
-
 def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     names = [reason.what] if reason.what else list(waiting.spec.volume_claims)
     known = {claim.meta.name for claim in _claims(snapshot, waiting)}
@@ -150,11 +128,11 @@ def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Itera
         if name not in known or len(names) == 1:
             what = subject("PersistentVolumeClaim", waiting.pods[0].meta.namespace, name)
             evidence = (
-                _schedulers_words(waiting, reason),
+                waiting.quote(reason),
                 f"there are {', '.join(sorted(known)[:5]) or 'no claims'} in the namespace",
             )
-            yield FoundCause(
-                MISSING, what, evidence if snapshot.sees("PersistentVolumeClaim") else evidence[:1], (), waiting.names
+            yield waiting.found(
+                MISSING, *(evidence if snapshot.sees("PersistentVolumeClaim") else evidence[:1]), subject=what
             )
 
 
@@ -165,17 +143,16 @@ def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Itera
         state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
         look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
         remedy = (f"Find out why it gets no volume: {look}",)
-        yield FoundCause(
+        yield waiting.found(
             UNBOUND,
-            claim.meta.subject,
-            (state, _schedulers_words(waiting, reason), *messages[-1:]),
-            remedy,
-            waiting.names,
+            state,
+            waiting.quote(reason),
+            *messages[-1:],
+            subject=claim.meta.subject,
+            remedy=remedy,
         )
     if not open_ones:
-        yield FoundCause(
-            UNBOUND, waiting.workload, (_schedulers_words(waiting, reason),), (), waiting.names, Certainty.LIKELY
-        )
+        yield waiting.found(UNBOUND, waiting.quote(reason), certainty=Certainty.LIKELY)
 
 
 def _where(volume: Volume) -> str:
@@ -196,8 +173,3 @@ def _claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
 def _own_claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
     """Return the claims of the pods themselves."""
     return [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]
-
-
-def _schedulers_words(waiting: Waiting, reason: UnfitReason) -> str:
-    count = f"{reason.nodes} of {waiting.fit.nodes} nodes: " if reason.nodes is not None and waiting.fit else ""
-    return f"the scheduler: {count}{reason.text}"

@@ -9,10 +9,11 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from diagnosis.facts.fit_error import FitError, ReasonSubject, parse, reason_of
+from diagnosis.facts.fit_error import FitError, ReasonSubject, UnfitReason, parse, reason_of
 from diagnosis.facts.gpu_requests import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.hami.installation import installations, schedulers
+from diagnosis.model import Cause, Certainty, FoundCause, Origin
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject
@@ -59,6 +60,27 @@ class Waiting(Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(pod.subject for pod in self.pods)
+
+    def reasons(self, *says: ReasonSubject) -> tuple[UnfitReason, ...]:
+        """Return the scheduler's reasons about these subjects; none if its text has another format."""
+        return self.fit.of(*says) if self.fit is not None else ()
+
+    def quote(self, reason: UnfitReason) -> str:
+        """Return a reason of the scheduler as evidence, with its number of nodes."""
+        count = f"{reason.nodes} of {self.fit.nodes} nodes: " if reason.nodes is not None and self.fit else ""
+        return f"the scheduler: {count}{reason.text}"
+
+    def found(
+        self,
+        cause: Cause,
+        *evidence: str,
+        subject: str = "",
+        remedy: tuple[str, ...] = (),
+        certainty: Certainty = Certainty.PROVEN,
+        because_of: tuple[Origin, ...] = (),
+    ) -> FoundCause:
+        """Return a result for these pods. If it names no `subject`, the workload has to be changed."""
+        return FoundCause(cause, subject or self.workload, evidence, remedy, self.names, certainty, because_of)
 
     @property
     def devices(self) -> dict[str, Decimal]:
