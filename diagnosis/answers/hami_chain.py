@@ -24,7 +24,6 @@ from diagnosis.snapshot.pods import Pod
 _MOST = 4
 _WHOLE = 100
 CORE_POLICY = "GPU_CORE_UTILIZATION_POLICY"
-_EVENTS = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "BindingSucceed"))
 
 
 class HamiLink(Enum):
@@ -58,7 +57,7 @@ def hami_chain(
     broken: dict[HamiLink, list[Problem]] = {}
     for problem in own:
         broken.setdefault(_link(problem.found.cause) or stands_at, []).append(problem)
-    waiting = _newest(snapshot, pod)
+    waiting = scheduling.newest_event(snapshot, (pod,))
     message = f"{waiting.reason}: {waiting.message}" if waiting is not None else "there is no message about it"
     return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message)))
 
@@ -68,7 +67,7 @@ def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> It
     if not is_scheduled(pod, schedulers(every)):
         return
     yield HamiLink.WEBHOOK, f"schedulerName {pod.spec.scheduler}"
-    given, last = pod.grant, _newest(snapshot, pod)
+    given, last = pod.grant, scheduling.newest_event(snapshot, (pod,))
     if given is None and last is None and pod.condition("PodScheduled") is None:
         return
     own = installation_of(pod, every)
@@ -130,11 +129,6 @@ def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
         ]
     chosen = f"; chosen by {', '.join(policies)}" if policies else ""
     return f"node {given.node}: {'; '.join(shares) or 'no card is noted'}{chosen}"
-
-
-def _newest(snapshot: Snapshot, pod: Pod) -> Event | None:
-    events = (event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid))
-    return max((event for event in events if event.reason in _EVENTS), key=lambda event: str(event.last), default=None)
 
 
 def _link(cause: Cause) -> HamiLink | None:

@@ -374,9 +374,7 @@ def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
 
 def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
     """Return the kubelet's messages about failed liveness probes of the pod."""
-    messages = (
-        event.message for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)
-    )
+    messages = (event.message for event in snapshot.events_of(pod))
     return tuple(text for text in messages if "iveness probe failed" in text or "failed liveness probe" in text)
 
 
@@ -463,7 +461,7 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
         yield f"{node.subject}: {named}{shared}"
     for finding in node.faults[:3]:
         yield f"agent on the node: {finding.reason} on {finding.subject}: {shortened(finding.detail, 160)}"
-    condition = next((each for each in node.conditions if each.type == CONDITION and each.status == "False"), None)
+    condition = node.condition(CONDITION, "False")
     if condition is not None:
         yield f"{node.subject}: condition {CONDITION}=False, {condition.reason}"
 

@@ -112,7 +112,7 @@ def _faults(node: Node) -> tuple[RecordFinding, ...]:
     stated = node.record.severity if node.record is not None else node.meta.labels.get(SEVERITY, "")
     if not node.withheld or stated in _MILD:
         return ()
-    condition = next((one for one in node.conditions if one.type == CONDITION and one.status == "False"), None)
+    condition = node.condition(CONDITION, "False")
     if condition is None:
         return (RecordFinding(reason=f"taint {UNHEALTHY}", severity=stated, subject=node.subject),)
     own = RecordFinding(

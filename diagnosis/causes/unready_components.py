@@ -17,7 +17,7 @@ from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
-from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed
+from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
@@ -282,7 +282,7 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
     unseen, now = not snapshot.sees("Node"), snapshot.now
     for pod in component.pods:
         node = nodes.get(pod.spec.node)
-        if node is not None and (_is_excused(node, now) or _shares_node(component, node)):
+        if node is not None and (not is_judged(node, now) or _shares_node(component, node)):
             continue
         # If nodes are not visible, a node may be as new as its pods.
         if unseen and snapshot.is_new(pod.meta, YOUNG):
@@ -291,12 +291,6 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
         if _is_trouble(component, pod, at, now):
             known = node is not None or (unseen and pod.spec.node)
             yield UnreadyPod(component, pod, at, node, f"node/{pod.spec.node}" if known else component.subject)
-
-
-def _is_excused(node: Node, now: datetime) -> bool:
-    """Whether the node is new, being deleted or not ready; its components are then not judged."""
-    young = node.meta.created is not None and now - node.meta.created < YOUNG
-    return young or node.meta.deleted is not None or not node.ready
 
 
 def _shares_node(component: Component, node: Node) -> bool:
@@ -424,7 +418,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
     """
     warnings, refused = _warnings(snapshot), refused_workloads(snapshot)
     # If pods are not visible, the missing pods may belong to nodes that are new, gone or being changed.
-    changing = sum(_is_excused(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
+    changing = sum(not is_judged(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
     for component in every:
         young = snapshot.is_new(component.meta, YOUNG)
         if (

@@ -105,7 +105,7 @@ def _has_not_begun(pod: Pod) -> bool:
 
 
 def _not_ready(snapshot: Snapshot, node: Node) -> Iterator[str]:
-    condition = next((one for one in node.conditions if one.type == "Ready"), None)
+    condition = node.condition("Ready")
     if condition is None or condition.status == "True" or not older(snapshot, condition.since, _PATIENCE):
         return
     since = f" since {condition.since:%Y-%m-%d %H:%M:%S}Z" if condition.since else ""

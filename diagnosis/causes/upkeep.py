@@ -129,8 +129,7 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
                 condition.type in _BAD_IF_FALSE and condition.status == "False"
             )
             if bad and not condition.message.startswith(OUR_WORD):  # ours: the taint is reported
-                status = f"{condition.type}={condition.status}"
-                evidence = f"{node.subject}: condition {status}, {condition.reason}: {condition.message}"
+                evidence = f"{node.subject}: condition {condition}"
                 yield FoundCause(
                     REPORTED,
                     node.subject,
@@ -176,7 +175,7 @@ def _is_bad(condition: Condition) -> bool:
 
 def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[Origin, ...]) -> FoundCause:
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
-    evidence += [f"condition {each.type}={each.status}, {each.reason}: {each.message}" for each in conditions]
+    evidence += [f"condition {condition}" for condition in conditions]
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
     remedy = (f"Read why it waits: {kubectl('describe', policy.meta)}", f"Check the operands: {pods}")
     cause = GPU_CLUSTER if policy.meta.kind == "GPUCluster" else POLICY

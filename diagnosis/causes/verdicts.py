@@ -63,10 +63,10 @@ def release_of(node: str) -> str:
 
 
 def _withheld(node: Node) -> FoundCause:
-    condition = next((one for one in node.conditions if one.type == CONDITION), None)
+    condition = node.condition(CONDITION)
     evidence = [f"taint {UNHEALTHY}"]
     if condition is not None:
-        evidence.append(f"condition {CONDITION}={condition.status}, {condition.reason}: {condition.message}")
+        evidence.append(f"condition {condition}")
     remedy = []
     if condition is not None and condition.reason:
         remedy.append(f"See the action for {condition.reason}: {explain(condition.reason)}")

@@ -13,7 +13,7 @@ from diagnosis.hami.settings import Geometry, HamiSettings
 from diagnosis.snapshot.hami_node import HAMI_CORE, MIG_MODE, Card
 from diagnosis.snapshot.hami_pod import ContainerShare, PodGrant
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.pods import Pod, condition_in
 
 _OF_LAYOUT = re.compile(r"\[(\d{1,3})-(\d{1,3})\]\Z", re.ASCII)
 
@@ -106,7 +106,7 @@ def parts(pod: Pod, grant: PodGrant) -> dict[str, Share]:
     inits = [container for container in pod.spec.containers if container.init]
     # HAMi's list has no entries for init containers in versions that do not count them.
     skipped = len(inits) if len(grant.containers) <= len(pod.spec.containers) - len(inits) else 0
-    ended = _initialized(pod)
+    ended = condition_in(pod.conditions, "Initialized", "True") is not None
     peak: dict[str, Share] = {}
     sidecars: dict[str, Share] = {}
     running: dict[str, Share] = {}
@@ -125,11 +125,6 @@ def parts(pod: Pod, grant: PodGrant) -> dict[str, Share]:
         uuid: sidecars.get(uuid, Share()).plus(running.get(uuid, Share())).at_least(peak.get(uuid, Share()))
         for uuid in cards
     }
-
-
-def _initialized(pod: Pod) -> bool:
-    condition = pod.condition("Initialized")
-    return condition is not None and condition.status == "True"
 
 
 def _sum(shares: Iterable[ContainerShare]) -> dict[str, Share]:

@@ -173,6 +173,10 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
             about[one.about].append(one)
         return {text: tuple(events) for text, events in about.items()}
 
+    def events_of(self, pod: Pod) -> list[Event]:
+        """Return the events about this pod, not about an earlier one of its name; the newest last."""
+        return [event for event in self.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)]
+
     def is_new(self, meta: Meta, period: timedelta) -> bool:
         """Whether the object was created less than `period` ago; an unknown time counts as longer ago."""
         return meta.created is not None and self.now - meta.created < period

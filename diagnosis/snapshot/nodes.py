@@ -10,7 +10,7 @@ from diagnosis.snapshot.agent_record import NodeRecord, RecordFinding, read_reco
 from diagnosis.snapshot.hami_node import HamiNode, read_hami_node
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.pods import Condition, read_conditions
+from diagnosis.snapshot.pods import Condition, condition_in, read_conditions
 from healthcheck.model import Severity
 from healthcheck.node.state import KEEPS_AWAY, RESULTS, UNHEALTHY
 from healthcheck.verdict.inventory import Inventory
@@ -83,7 +83,10 @@ class Node(Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        return any(condition.type == "Ready" and condition.status == "True" for condition in self.conditions)
+        return self.condition("Ready", "True") is not None
+
+    def condition(self, kind: str, status: str = "") -> Condition | None:
+        return condition_in(self.conditions, kind, status)
 
 
 def read_node(raw: Fields) -> Node:

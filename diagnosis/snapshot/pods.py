@@ -165,6 +165,10 @@ class Condition(Struct, frozen=True):
     message: str = ""
     since: datetime | None = None
 
+    def __str__(self) -> str:
+        """Format as `Ready=False, KubeletNotReady: container runtime is down`."""
+        return f"{self.type}={self.status}, {self.reason}: {self.message}"
+
 
 class PodSpec(Struct, frozen=True):
     """Specification of a pod, or of a workload's pod template."""
@@ -228,7 +232,12 @@ class Pod(Struct, frozen=True):
         return self.grant.shares if self.grant is not None else ()
 
     def condition(self, kind: str) -> Condition | None:
-        return next((one for one in self.conditions if one.type == kind), None)
+        return condition_in(self.conditions, kind)
+
+
+def condition_in(conditions: Iterable[Condition], kind: str, status: str = "") -> Condition | None:
+    """Return the condition of this type, if it has the status; '' for any."""
+    return next((one for one in conditions if one.type == kind and status in ("", one.status)), None)
 
 
 def read_pod(raw: Fields) -> Pod:

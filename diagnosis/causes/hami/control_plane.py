@@ -22,6 +22,7 @@ from diagnosis.hami.installation import (
 )
 from diagnosis.model import FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import condition_in
 from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload
 
@@ -128,8 +129,7 @@ def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[FoundCause]:
 
 
 def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
-    ended = next((each for each in job.conditions if each.type == "Failed" and each.status == "True"), None)
-    done = any(condition.type == "Complete" and condition.status == "True" for condition in job.conditions)
+    ended, done = (condition_in(job.conditions, kind, "True") for kind in ("Failed", "Complete"))
     stages = [(pod, stage(pod, snapshot.now)) for pod in snapshot.pods_under.get(job.subject, ())]
     failing = [(pod, at) for pod, at in stages if at.kind is StageKind.FAILS]
     if done or (ended is None and not failing):

@@ -30,7 +30,7 @@ from diagnosis.causes.hami.hami_causes import (
 )
 from diagnosis.causes.hami.hami_nodes import why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
-from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
+from diagnosis.causes.unscheduled.waiting import Waiting, unschedulable
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import has_nvidia
@@ -138,7 +138,7 @@ def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
     messages = [reason.text for reason in waiting.reasons(ReasonSubject.HAMI)]
     last: dict[str, str] = {}
     for pod in waiting.pods:
-        for event in events_of(snapshot, pod):
+        for event in snapshot.events_of(pod):
             if event.reason == "FilteringSucceed":
                 last.clear()
             elif event.reason == "FilteringFailed":

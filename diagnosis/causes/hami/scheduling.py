@@ -19,7 +19,7 @@ from diagnosis.causes.hami.hami_causes import (
     WRITE_FAILS,
 )
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
+from diagnosis.causes.unscheduled.waiting import Waiting, refusal, unplaced, unschedulable
 from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role
 from diagnosis.facts.fit_error import ReasonSubject
@@ -58,16 +58,16 @@ def find_unbound(snapshot: Snapshot) -> Iterator[FoundCause]:
     for pod in unplaced(snapshot):
         # The pod's condition holds kube-scheduler's error. Here there is no condition yet.
         if every and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(pod, schedulers(every)):
-            last = _last((pod,), snapshot)
+            last = newest_event(snapshot, (pod,))
             if last is not None and last.reason == "FilteringSucceed":
                 yield from _filtered(
                     snapshot, installation_of(pod, every), last, (snapshot.line(pod.meta)[-1], (pod.subject,))
                 )
 
 
-def _last(pods: Iterable[Pod], snapshot: Snapshot) -> Event | None:
+def newest_event(snapshot: Snapshot, pods: Iterable[Pod]) -> Event | None:
     """Return the newest event of HAMi's scheduler about any of the pods."""
-    events = [event for pod in pods for event in events_of(snapshot, pod) if event.reason in _OF_HAMI]
+    events = [event for pod in pods for event in snapshot.events_of(pod) if event.reason in _OF_HAMI]
     return max(events, key=lambda event: str(event.last), default=None)
 
 
@@ -76,7 +76,7 @@ def _judged(snapshot: Snapshot, installation: Installation, waiting: Waiting) ->
     if called is not None:
         yield _unanswered(snapshot, installation, waiting, called)
         return
-    last = _last(waiting.pods, snapshot)
+    last = newest_event(snapshot, waiting.pods)
     failed = last is not None and last.reason == "BindingFailed"
     text = last.message if last is not None and failed else waiting.message
     if failed or waiting.fit is None:

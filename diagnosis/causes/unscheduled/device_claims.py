@@ -14,7 +14,7 @@ from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.offers import PublishedDevice, offered, published_anew, shut
 from diagnosis.causes.unscheduled.refused import closed_by, find_refused
 from diagnosis.causes.unscheduled.tainted_devices import TAINTED, find_tainted
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, unplaced
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, unplaced
 from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
@@ -118,7 +118,7 @@ def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: Dev
 
 def _by_text(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> FoundCause:
     """Return the cause named by the scheduler's text, and by events of the controller that makes claims."""
-    noted = (event for pod in waiting.pods[:_MOST] for event in events_of(snapshot, pod) if event.reason == _NOT_MADE)
+    noted = (event for pod in waiting.pods[:_MOST] for event in snapshot.events_of(pod) if event.reason == _NOT_MADE)
     evidence = (f"the scheduler: {reason.text}", *(event.message for event in noted))
     if reason.says is ReasonSubject.CLASS_MISSING:
         return waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{reason.what}", certainty=Certainty.LIKELY)

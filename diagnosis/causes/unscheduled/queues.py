@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, group_of, tells_of_gang, unplaced
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, group_of, tells_of_gang, unplaced
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Component, is_ready
 from diagnosis.facts.gpu_requests import asks_for_gpus
@@ -162,7 +162,7 @@ def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
     gates, workload = pod.spec.gates, snapshot.line(pod.meta)[-1]
     evidence = [f"{pod.subject}: scheduling gates {', '.join(gates)}"]
     queue = _queue(snapshot, pod)
-    messages = [event.message for event in events_of(snapshot, pod) if "kueue" in event.by]
+    messages = [event.message for event in snapshot.events_of(pod) if "kueue" in event.by]
     if _ADMISSION in gates:
         evidence += [f"label {_QUEUE_NAME}={queue}"] if queue else ["no label names a queue"]
         where = subject("LocalQueue", pod.meta.namespace, queue) if queue else workload
@@ -177,9 +177,7 @@ def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
 def _held_back(snapshot: Snapshot, workload: Queued) -> FoundCause:
     owner = workload.meta.owner
     made_by = subject(owner.kind, workload.meta.namespace, owner.name) if owner is not None else workload.meta.subject
-    messages = [
-        f"{each.type}={each.status}, {each.reason}: {each.message}" for each in workload.conditions if each.message
-    ]
+    messages = [str(condition) for condition in workload.conditions if condition.message]
     state = [f"{made_by}: {text}" for text in messages[:2]] or [f"{made_by}: Kueue has not reported anything about it"]
     kubectl = ("kubectl", "-n", workload.meta.namespace)
     look = command(*kubectl, "describe", "workloads.kueue.x-k8s.io", workload.meta.name)
@@ -190,11 +188,7 @@ def _held_back(snapshot: Snapshot, workload: Queued) -> FoundCause:
 
 def _about_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
     for queue in _queues_of(snapshot, workload):
-        yield from (
-            f"{queue.meta.subject}: {each.type}={each.status}, {each.reason}: {each.message}"
-            for each in queue.conditions
-            if each.status == "False"
-        )
+        yield from (f"{queue.meta.subject}: {each}" for each in queue.conditions if each.status == "False")
 
 
 def _fix_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
@@ -313,7 +307,7 @@ def _fix_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Ite
 
 
 def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
-    noted = (event.reason in _NOTED or event.by == pod.spec.scheduler for event in events_of(snapshot, pod))
+    noted = (event.reason in _NOTED or event.by == pod.spec.scheduler for event in snapshot.events_of(pod))
     return pod.condition("PodScheduled") is not None or any(noted)
 
 

@@ -241,9 +241,7 @@ def _conditions(node: Node) -> Iterator[str]:
         if (condition.type == "Ready" and condition.status != "True") or (
             condition.type.endswith("Pressure") and condition.status == bad
         ):
-            yield f"condition {condition.type}={condition.status}, {condition.reason}: {condition.message}".rstrip(
-                ": ,"
-            )
+            yield f"condition {condition}".rstrip(": ,")
 
 
 def _platform(node: Node) -> Iterator[str]:

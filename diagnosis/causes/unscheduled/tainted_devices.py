@@ -76,9 +76,8 @@ def _reasons(snapshot: Snapshot, taint: BlockingTaint) -> list[str]:
         return []
     address = address_of(taint.offer.device.attributes)
     here = [found.reason for found in node.findings if address and gpu_address(found.subject) == address]
-    messages = here or [
-        found.reason for found in node.conditions if found.type == CONDITION and found.status == "False"
-    ]
+    condition = node.condition(CONDITION, "False")
+    messages = here or ([condition.reason] if condition is not None else [])
     return list(dict.fromkeys(messages))[:_MOST_REASONS]
 
 

@@ -15,7 +15,6 @@ from diagnosis.facts.placement import ZERO, Amounts, asked_by, held_on, offers, 
 from diagnosis.hami.installation import installations, schedulers
 from diagnosis.model import Cause, Certainty, FoundCause, Origin
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod, PodSpec
@@ -176,19 +175,14 @@ def refusal(snapshot: Snapshot, pod: Pod) -> str:
         return ""
     if condition is not None and condition.message:
         return condition.message
-    noted = [event for event in events_of(snapshot, pod) if event.reason in _REFUSED and event.warning]
+    noted = [event for event in snapshot.events_of(pod) if event.reason in _REFUSED and event.warning]
     return noted[-1].message if noted else condition.reason if condition is not None else ""
-
-
-def events_of(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
-    """Yield the events about this pod, the newest last."""
-    return (event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid))
 
 
 def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Return why the autoscaler adds no node for one of the pods."""
     for pod in pods:
-        for event in reversed(tuple(events_of(snapshot, pod))):
+        for event in reversed(tuple(snapshot.events_of(pod))):
             if event.reason in _NOT_COMING or (event.by == "karpenter" and event.reason == "FailedScheduling"):
                 return (f"{event.by or 'the autoscaler'} adds no node for {pod.subject}: {event.message}",)
     return ()
@@ -205,7 +199,7 @@ def _for_gpus(pod: Pod, claims: frozenset[tuple[str, str]]) -> bool:
 
 def _coming(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether a node is being created for the pod, or preemption is making room."""
-    events = [event for event in events_of(snapshot, pod) if event.reason in _COMING | _NOT_COMING]
+    events = [event for event in snapshot.events_of(pod) if event.reason in _COMING | _NOT_COMING]
     if events and events[-1].reason in _COMING:
         return events[-1].last is not None and snapshot.now - events[-1].last < _SCALE_UP
     if not pod.nominated:
