@@ -26,7 +26,7 @@ from diagnosis.facts.placement import ZERO, asked_by, held_on
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.utilization import CardLoad, loads
 from diagnosis.hami.card_usage import CardUsage, Share
-from diagnosis.hami.installation import installations, serving, settings_of
+from diagnosis.hami.installation import installations, settings_of, settings_on
 from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.hami.settings import node_configs
 from diagnosis.hami.usage import MeasuredUse, used
@@ -215,10 +215,8 @@ def _scaling(snapshot: Snapshot, cards: Collection[str]) -> Iterator[tuple[str, 
 
 def _shared(snapshot: Snapshot) -> Iterator[tuple[str, _Shared]]:
     """Yield, by node name, the cards that HAMi shares and the resource name that requests them."""
-    every, plain = installations(snapshot), settings_of(snapshot)
     for name, cards in cards_of(snapshot).items():
-        own = serving(snapshot.by_node[name], every)
-        yield name, ((own.settings if own is not None else plain).count_name, cards)
+        yield name, (settings_on(snapshot, snapshot.by_node[name]).count_name, cards)
 
 
 def _of_node(

@@ -13,7 +13,7 @@ from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.facts.components import Role
 from diagnosis.hami.command_line import CommandLine
-from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, schedulers
+from diagnosis.hami.installation import Installation, installation_of, is_scheduled
 from diagnosis.hami.usage import used
 from diagnosis.model import Cause, Link
 from diagnosis.snapshot import Snapshot
@@ -39,20 +39,19 @@ class HamiLink(Enum):
 
 def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
     """Return the chains of the pods that HAMi handles or should handle, broken ones first."""
-    every, shown = installations(snapshot), tuple(problems)
-    found = (hami_chain(snapshot, every, pod, shown) for pod in pods) if every else ()
+    shown = tuple(problems)
+    found = (hami_chain(snapshot, pod, shown) for pod in pods)
     chains = sorted(filter(None, found), key=lambda chain: (chain.is_whole, chain.pod))
     return tuple(chains[:MOST_CHAINS])
 
 
-def hami_chain(
-    snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, problems: Iterable[Problem]
-) -> Chain | None:
+def hami_chain(snapshot: Snapshot, pod: Pod, problems: Iterable[Problem]) -> Chain | None:
     """Return the chain of a pod through HAMi; None if the pod is not related to HAMi."""
-    own = tuple(touching(problems, pod))
-    if not is_scheduled(pod, schedulers(every)) and not any(problem.found.cause in _OWN for problem in own):
+    own, installation = tuple(touching(problems, pod)), installation_of(snapshot, pod)
+    related = is_scheduled(snapshot, pod) or any(problem.found.cause in _OWN for problem in own)
+    if installation is None or not related:
         return None
-    passed = dict(_passed(snapshot, every, pod))
+    passed = dict(_passed(snapshot, installation, pod))
     stands_at = next((link for link in HamiLink if link not in passed), HamiLink.CONTAINER)
     broken: dict[HamiLink, list[Problem]] = {}
     for problem in own:
@@ -62,15 +61,14 @@ def hami_chain(
     return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message)))
 
 
-def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> Iterator[tuple[HamiLink, str]]:
+def _passed(snapshot: Snapshot, own: Installation, pod: Pod) -> Iterator[tuple[HamiLink, str]]:
     """Yield the links that the pod's state shows as passed, up to the first link that it does not show."""
-    if not is_scheduled(pod, schedulers(every)):
+    if not is_scheduled(snapshot, pod):
         return
     yield HamiLink.WEBHOOK, f"schedulerName {pod.spec.scheduler}"
     given, last = pod.grant, scheduling.newest_event(snapshot, (pod,))
     if given is None and last is None and pod.condition("PodScheduled") is None:
         return
-    own = installation_of(pod, every)
     yield HamiLink.SCHEDULER, "; ".join((_of_scheduler(own), *_of_event(last)))
     if given is None or not given.node:
         return

@@ -11,7 +11,7 @@ from diagnosis.facts.gpu_nodes import devices_in
 from diagnosis.facts.placement import ZERO, held_on
 from diagnosis.facts.quantity import amount, counted, shown
 from diagnosis.hami.card_row import card_row
-from diagnosis.hami.installation import installations, serving
+from diagnosis.hami.installation import serving
 from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.hami.versions import ANSWERED_UNTIL
 from diagnosis.snapshot import Snapshot
@@ -73,7 +73,7 @@ def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
         )
         yield InventoryRow(f"HAMi's registration, {registration.vendor}", value, "HAMi's device plugin")
     if (said := node.hami.handshake) is not None:
-        own = serving(node, installations(snapshot))
+        own = serving(snapshot, node)
         version = own.version if own is not None else None
         old = " (meaningless since 2.8)" if version is None or version > ANSWERED_UNTIL else ""
         yield InventoryRow("HAMi's handshake", f"{said.text}{old}", "HAMi's scheduler")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from msgspec import Struct, field
@@ -118,13 +118,13 @@ def settings_of(
     return read_settings(rank[0]) if rank else HamiSettings()
 
 
-def schedulers(every: Iterable[Installation]) -> frozenset[str]:
+def schedulers(snapshot: Snapshot) -> frozenset[str]:
     """Return the scheduler names of all HAMi installations."""
-    return frozenset(installation.scheduler_name for installation in every)
+    return frozenset(installation.scheduler_name for installation in installations(snapshot))
 
 
-def installation_of(pod: Pod, every: Sequence[Installation]) -> Installation:
-    """Return the installation for a pod, out of at least one.
+def installation_of(snapshot: Snapshot, pod: Pod) -> Installation | None:
+    """Return the installation for a pod; None if there is none.
 
     It is chosen by the pod's scheduler, then its node, then its requested resources.
     """
@@ -134,24 +134,29 @@ def installation_of(pod: Pod, every: Sequence[Installation]) -> Installation:
         resources = 2 if installation.settings.count_name in asked else 1 if installation.settings.names & asked else 0
         return pod.spec.scheduler == installation.scheduler_name, pod.spec.node in installation.nodes, resources
 
-    return max(every, key=near)
+    return max(installations(snapshot), key=near, default=None)
 
 
-def serving(node: Node, every: Iterable[Installation]) -> Installation | None:
+def serving(snapshot: Snapshot, node: Node) -> Installation | None:
     """Return the installation whose device plugin is on the node.
 
     If no plugin is visible there, return the only installation, or None if there are several.
     """
-    every = tuple(every)
+    every = installations(snapshot)
     own = next((installation for installation in every if node.name in installation.nodes), None)
     return own or (every[0] if len(every) == 1 else None)
 
 
-def elsewhere(installation: Installation, every: Iterable[Installation]) -> dict[str, str]:
+def settings_on(snapshot: Snapshot, node: Node) -> HamiSettings:
+    """Return the settings of the installation whose device plugin is on the node."""
+    own = serving(snapshot, node)
+    return own.settings if own is not None else settings_of(snapshot)
+
+
+def elsewhere(snapshot: Snapshot, installation: Installation) -> dict[str, str]:
     """Return nodes that only another installation's device plugin serves, with that installation."""
-    return {
-        name: each.subject for each in every if each is not installation for name in each.nodes - installation.nodes
-    }
+    others = (each for each in installations(snapshot) if each is not installation)
+    return {name: each.subject for each in others for name in each.nodes - installation.nodes}
 
 
 def asks_for(spec: PodSpec, settings: HamiSettings) -> bool:
@@ -166,9 +171,9 @@ def newest_asking(snapshot: Snapshot, installation: Installation) -> Pod | None:
     return max(asking, key=lambda pod: (str(pod.meta.created), pod.subject), default=None)
 
 
-def is_scheduled(pod: Pod, names: frozenset[str]) -> bool:
+def is_scheduled(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether HAMi's scheduler handles the pod, by its name, or by its annotations on the pod."""
-    return pod.spec.scheduler in names or pod.grant is not None
+    return pod.grant is not None or pod.spec.scheduler in schedulers(snapshot)
 
 
 def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:
@@ -196,9 +201,9 @@ class SlotOffer(Struct, frozen=True):
         return f"{self.resource} {self.amount or 'absent'} allocatable"
 
 
-def offered(node: Node, every: Iterable[Installation]) -> SlotOffer:
+def offered(snapshot: Snapshot, node: Node) -> SlotOffer:
     """Return the node's own offer, under the resource name of the installation that serves it."""
-    own = serving(node, every)
+    own = serving(snapshot, node)
     name = own.settings.count_name if own is not None else GPU
     return SlotOffer(name, node.allocatable.get(name, ""))
 

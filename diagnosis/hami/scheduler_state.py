@@ -14,7 +14,7 @@ from diagnosis.hami.card_requests import asked_of
 from diagnosis.hami.card_usage import CardUsage, by_node, held_on
 from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.fit import ContainerRequest, NodeVerdict, fit
-from diagnosis.hami.installation import Installation, elsewhere, installations, serving, settings_of
+from diagnosis.hami.installation import Installation, elsewhere, settings_of, settings_on
 from diagnosis.hami.quota import room_of
 from diagnosis.hami.reasons import UNREGISTERED
 from diagnosis.hami.settings import HamiSettings
@@ -53,18 +53,16 @@ def books_of(snapshot: Snapshot, installation: Installation | None) -> Scheduler
     cards = cards_of(snapshot)
     if installation is None:
         return SchedulerState(settings_of(snapshot), None, cards)
-    others = elsewhere(installation, installations(snapshot))
+    others = elsewhere(snapshot, installation)
     return SchedulerState(installation.settings, installation.version, cards, installation.command_line, others)
 
 
 @lru_cache(maxsize=1)
 def cards_of(snapshot: Snapshot) -> Mapping[str, tuple[CardUsage, ...]]:
     """Return the cards of each node that registered any, by the settings of the installation serving it."""
-    nodes, every = [node for node in snapshot.nodes if node.hami.cards], installations(snapshot)
+    nodes = [node for node in snapshot.nodes if node.hami.cards]
     given = by_node(snapshot.pods) if nodes else {}
-    plain = settings_of(snapshot)
-    by = {node.name: own.settings if (own := serving(node, every)) is not None else plain for node in nodes}
-    return {one.name: held_on(one, given.get(one.name, ()), by[one.name]) for one in nodes}
+    return {node.name: held_on(node, given.get(node.name, ()), settings_on(snapshot, node)) for node in nodes}
 
 
 def verdicts(snapshot: Snapshot, books: SchedulerState, pod: Pod) -> Iterator[tuple[Node, NodeVerdict]]:

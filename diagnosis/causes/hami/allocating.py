@@ -11,7 +11,7 @@ from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.facts.commands import kubectl, pods_on
 from diagnosis.facts.components import Role
 from diagnosis.hami.command_line import LOCK_EXPIRES
-from diagnosis.hami.installation import installation_of, installations, is_there
+from diagnosis.hami.installation import installation_of, is_there
 from diagnosis.model import Certainty, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_pod import BindPhase, PodGrant
@@ -31,14 +31,14 @@ _SOCKET_REASON = "HamiPluginNotServing"
 
 def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that are Pending on their node although HAMi's scheduler has bound them."""
-    every = installations(snapshot)
     for pod in snapshot.pods:
         given = pod.grant if pod.spec.node and pod.phase == "Pending" else None
         if given is None or pod.meta.deleted is not None or any(state.running or state.ended for state in pod.states):
             continue
         since = given.bound_at or given.at or pod.meta.created
         # When the node's lock has expired, another pod may be bound there.
-        expires = installation_of(pod, every).command_line.lock_expires if every else LOCK_EXPIRES
+        own = installation_of(snapshot, pod)
+        expires = own.command_line.lock_expires if own is not None else LOCK_EXPIRES
         late = since is None or snapshot.now - since > expires
         if given.phase is BindPhase.FAILED:
             yield _failed(pod, given)

@@ -18,7 +18,6 @@ from diagnosis.hami.installation import (
     is_scheduled,
     is_there,
     newest_asking,
-    schedulers,
 )
 from diagnosis.model import FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
@@ -33,12 +32,11 @@ _SETTLES = timedelta(minutes=5)
 
 def find_webhook(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield webhooks that the API server can't trust. A pod changed by a webhook shows that it is called."""
-    every = installations(snapshot)
-    for installation in every:
+    for installation in installations(snapshot):
         for hook in installation.webhooks:
             if hook.ca:
                 yield from _expired(snapshot, hook)
-            elif not (_has_answered(snapshot, installation, every) or snapshot.is_new(hook.configuration, _SETTLES)):
+            elif not (_has_answered(snapshot, installation) or snapshot.is_new(hook.configuration, _SETTLES)):
                 yield _without_ca(installation, hook)
 
 
@@ -81,12 +79,13 @@ def find_leaderless(snapshot: Snapshot) -> Iterator[FoundCause]:
             )
 
 
-def _has_answered(snapshot: Snapshot, installation: Installation, every: tuple[Installation, ...]) -> bool:
+def _has_answered(snapshot: Snapshot, installation: Installation) -> bool:
     """Whether the newest pod that only HAMi can serve has been given to its scheduler."""
-    newest, names = newest_asking(snapshot, installation), schedulers(every)
+    newest = newest_asking(snapshot, installation)
     if newest is not None:
-        return is_scheduled(newest, names)
-    return any(is_scheduled(pod, names) and installation_of(pod, every) is installation for pod in snapshot.pods)
+        return is_scheduled(snapshot, newest)
+    handled = (pod for pod in snapshot.pods if is_scheduled(snapshot, pod))
+    return any(installation_of(snapshot, pod) is installation for pod in handled)
 
 
 def unreachable(installation: Installation) -> tuple[Origin, ...]:

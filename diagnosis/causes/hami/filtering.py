@@ -71,6 +71,7 @@ class _Judged(Struct, frozen=True):
     """
 
     waiting: Waiting
+    installation: Installation
     books: SchedulerState
     nodes: tuple[tuple[Node, NodeVerdict], ...]
     words: tuple[str, ...]
@@ -105,16 +106,17 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
 
     Each workload is judged by the books of the HAMi installation that it uses.
     """
-    every = installations(snapshot)
     refused = [one for one in unschedulable(snapshot) if one.hami and (_words(snapshot, one) or _is_silent(one))]
-    books = [books_of(snapshot, installation) for installation in every]
+    books = {each.subject: books_of(snapshot, each) for each in installations(snapshot)}
     judged: dict[object, tuple[tuple[Node, NodeVerdict], ...]] = {}
-    for waiting in refused if every else ():
-        place = every.index(installation_of(waiting.pods[0], every))
-        key = place, _request(waiting)
+    for waiting in refused:
+        own = installation_of(snapshot, waiting.pods[0])
+        if own is None:
+            return
+        key = own.subject, _request(waiting)
         if key not in judged and len(judged) < _most_judged(snapshot):
-            judged[key] = tuple(_nodes(snapshot, books[place], waiting))
-        known = _Judged(waiting, books[place], judged.get(key, ()), _words(snapshot, waiting))
+            judged[key] = tuple(_nodes(snapshot, books[own.subject], waiting))
+        known = _Judged(waiting, own, books[own.subject], judged.get(key, ()), _words(snapshot, waiting))
         yield from _found(snapshot, known) if key in judged else _by_words(snapshot, known, ())
 
 
@@ -200,7 +202,7 @@ def _by_words(snapshot: Snapshot, judged_node: _Judged, fitting: Sequence[Node])
     if cause is None and any(_UNKNOWN.search(text) for text in judged_node.words):
         cause = NODES_UNREGISTERED
     because = why_unknown(snapshot, (*judged_node.unknown, *fitting)) if cause is NODES_UNREGISTERED else ()
-    remedy = () if cause is not None else _louder(installation_of(judged_node.waiting.pods[0], installations(snapshot)))
+    remedy = () if cause is not None else _louder(judged_node.installation)
     yield judged_node.waiting.found(
         cause or UNFIT, *evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because
     )

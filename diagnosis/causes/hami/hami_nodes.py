@@ -70,18 +70,17 @@ def find_unmeant(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Compare the registration of each node with its offer, and check that the scheduler can read it."""
-    every = installations(snapshot)
-    there = plugin_pods(every)
+    there = plugin_pods(installations(snapshot))
     for node in snapshot.nodes:
         registered, pods = node.hami.registration, there.get(node.name, ())
         if not is_judged(node, snapshot.now) or is_changed(node):
             continue
         starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
-        offer = offered(node, every)
+        offer = offered(snapshot, node)
         if registered is not None and registered.cards and offer.is_none and not starting:
             yield _stale(snapshot, node, registered, pods)
         elif pods and not (registered is not None and registered.cards) and not offer.is_none:
-            yield from _unregistered(snapshot, every, node, registered, pods)
+            yield from _unregistered(snapshot, node, registered, pods)
 
 
 def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -98,9 +97,8 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each scheduler whose version can't read the registrations of its nodes."""
-    every = installations(snapshot)
-    for installation in every:
-        reads, others = installation.version, elsewhere(installation, every)
+    for installation in installations(snapshot):
+        reads, others = installation.version, elsewhere(snapshot, installation)
         if reads is None or installation.scheduler is None:
             continue
         form = RegistrationFormat.JSON if reads >= _READS_JSON else RegistrationFormat.TEXT
@@ -118,13 +116,12 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
 
     Only versions of the scheduler that still use the handshake are checked.
     """
-    every = installations(snapshot)
-    asking = [each for each in every if each.version is not None and each.version <= ANSWERED_UNTIL]
+    asking = [each for each in installations(snapshot) if each.version is not None and each.version <= ANSWERED_UNTIL]
     for node_name, pods in plugin_pods(asking).items():
         node = snapshot.by_node.get(node_name)
         said = node.hami.handshake if node is not None else None
         working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-        if node is None or said is None or said.at is None or not working or offered(node, every).is_none:
+        if node is None or said is None or said.at is None or not working or offered(snapshot, node).is_none:
             continue
         if is_judged(node, snapshot.now) and _answers_of_old(pods):
             yield from _given_up(snapshot, node, said, working)
@@ -132,10 +129,9 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_locks(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield node locks that are stale."""
-    every = installations(snapshot)
     for node in snapshot.nodes:
         if (lock := node.hami.lock) is not None:
-            own = serving(node, every)
+            own = serving(snapshot, node)
             expires = own.command_line.lock_expires if own is not None else LOCK_EXPIRES
             if why := _why_stale(snapshot, lock, expires):
                 yield _locked(snapshot, node, lock, why)
@@ -155,7 +151,7 @@ def _unmeant(node: Node, plugin: Component) -> FoundCause:
 
 
 def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Iterable[Pod]) -> FoundCause:
-    offer = offered(node, installations(snapshot))
+    offer = offered(snapshot, node)
     evidence = [f"{node.subject}: {counted(len(registration.cards), 'card')} registered, {offer}"]
     remedy = []
     for pod in pods:
@@ -176,19 +172,18 @@ def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Ite
 
 def _unregistered(
     snapshot: Snapshot,
-    every: tuple[Installation, ...],
     node: Node,
     registration: Registration | None,
     pods: Iterable[Pod],
 ) -> Iterator[FoundCause]:
     working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-    if not working or not any(installation.scheduler is not None for installation in every):
+    if not working or not any(installation.scheduler is not None for installation in installations(snapshot)):
         return
     pod = working[0]
     has = "no annotation hami.io/node-nvidia-register"
     if registration is not None:
         has = f"its registration names no card{f': {registration.unreadable}' if registration.unreadable else ''}"
-    evidence = (f"{node.subject}: {has}; {offered(node, every)}", f"{pod.subject} is ready")
+    evidence = (f"{node.subject}: {has}; {offered(snapshot, node)}", f"{pod.subject} is ready")
     remedy = (
         f"Read the plugin's log: {logs(pod.meta, '-c', 'device-plugin', '--tail=50')}",
         f"Check whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', _as(pod))}",
@@ -233,7 +228,7 @@ def _given_up(snapshot: Snapshot, node: Node, handshake: Handshake, pods: list[P
         return
     off = min(apart % _ZONES, _ZONES - apart % _ZONES)
     shown = f"{node.subject}: hami.io/node-handshake is {handshake.text}, {_minutes(apart)} from now"
-    evidence = (shown, f"{', '.join(pod.subject for pod in pods)}: ready; {offered(node, installations(snapshot))}")
+    evidence = (shown, f"{', '.join(pod.subject for pod in pods)}: ready; {offered(snapshot, node)}")
     if (
         not handshake.zoned
         and (off < _SLACK or is_future(handshake.at, snapshot.now))

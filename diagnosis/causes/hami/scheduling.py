@@ -24,7 +24,7 @@ from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.pod_stage import StageKind, stage
-from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, is_there, schedulers
+from diagnosis.hami.installation import Installation, installation_of, is_scheduled, is_there
 from diagnosis.model import Cause, Certainty, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
@@ -51,18 +51,17 @@ _MOST = 300
 
 def find_unbound(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the step that fails for waiting pods: a step before or after HAMi's filter."""
-    every = installations(snapshot)
     for waiting in unschedulable(snapshot):
-        if waiting.hami and every:
-            yield from _judged(snapshot, installation_of(waiting.pods[0], every), waiting)
+        own = installation_of(snapshot, waiting.pods[0]) if waiting.hami else None
+        if own is not None:
+            yield from _judged(snapshot, own, waiting)
     for pod in unplaced(snapshot):
         # The pod's condition holds kube-scheduler's error. Here there is no condition yet.
-        if every and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(pod, schedulers(every)):
+        own = installation_of(snapshot, pod)
+        if own is not None and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(snapshot, pod):
             last = newest_event(snapshot, (pod,))
             if last is not None and last.reason == "FilteringSucceed":
-                yield from _filtered(
-                    snapshot, installation_of(pod, every), last, (snapshot.line(pod.meta)[-1], (pod.subject,))
-                )
+                yield from _filtered(snapshot, own, last, (snapshot.line(pod.meta)[-1], (pod.subject,)))
 
 
 def newest_event(snapshot: Snapshot, pods: Iterable[Pod]) -> Event | None:

@@ -42,9 +42,8 @@ _DEFAULT = ("", "default-scheduler")
 def find_bypassed(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that missed the webhook: rejected by the kubelet, or waiting for a share of a HAMi card."""
     every = installations(snapshot)
-    names = schedulers(every)
     for pod in gpu_pods(snapshot):
-        if every and not is_scheduled(pod, names) and _suffers(snapshot, pod):
+        if every and not is_scheduled(snapshot, pod) and _suffers(snapshot, pod):
             asked = tuple(installation for installation in every if asks_for(pod.spec, installation.settings))
             yield _bypassed(snapshot, asked or every, pod)
 
@@ -138,7 +137,7 @@ def _unselected(hook: Webhook, labels: object, pod: Pod) -> str:
 
 def _left_alone(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
     """Return the cause if the webhook was called and left the pod unchanged; None if none is known."""
-    ours = " or ".join(sorted(schedulers(every)))
+    ours = " or ".join(sorted(schedulers(snapshot)))
     new = any(installation.version is None or installation.version >= _LEAVES_OTHERS for installation in every)
     if pod.spec.scheduler not in _DEFAULT and new:
         message = f"{pod.subject} names the scheduler {pod.spec.scheduler}; HAMi's is {ours}"

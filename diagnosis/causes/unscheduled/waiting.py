@@ -222,10 +222,9 @@ def _waiting(snapshot: Snapshot, workload: str, shape: str, members: list[tuple[
     pods = tuple(sorted((pod for pod, _ in members), key=lambda pod: pod.subject))
     pod, message = members[-1]
     fit = parse(message)
-    every = installations(snapshot)
-    hami, asked = _is_hami(pod, fit, schedulers(every)), asked_by(pod.spec)
+    hami, asked = _is_hami(pod, fit, schedulers(snapshot)), asked_by(pod.spec)
     # No node has to offer the resources that HAMi counts, whatever their names.
-    names = {name for installation in every for name in installation.settings.names} if hami else ()
+    names = {name for installation in installations(snapshot) for name in installation.settings.names} if hami else ()
     asked = {name: value for name, value in asked.items() if name not in names or is_gpu(name)}
     return Waiting(pods, workload, asked, message, fit, shape, hami)
 
