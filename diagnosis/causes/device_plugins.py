@@ -35,11 +35,13 @@ from diagnosis.snapshot.pods import Pod
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
 _fault = Family(None)
 _scheduled = Family(Link.SCHEDULED)
+_BEFORE_OFFER = ("MigGeometryInvalid", "MigConfigFailed", WITHHELD.name)
 GEOMETRY = _fault(
     "MigGeometryInvalid",
     "The MIG strategy is single, and the node's cards have different profiles: the node offers none of them.",
     "Give all cards of the node the same profile, or set the strategy to mixed.",
     source=MIG_GUIDE,
+    follows=("MigConfigFailed",),
 )
 MISSING = _fault(
     "DevicePluginMissing",
@@ -51,6 +53,7 @@ NOT_OFFERED = _fault(
     "GpusNotOffered",
     "A node has GPUs and offers none: its device plugin detects none, or could not register with the kubelet.",
     "Read the device plugin's log, fix its error, then restart its pod.",
+    follows=_BEFORE_OFFER,
 )
 UNHEALTHY = _scheduled(
     "UnhealthyGpus",
@@ -58,6 +61,7 @@ UNHEALTHY = _scheduled(
     "Check the GPUs of the node; when they are healthy, restart its device plugin, which does not check "
     "again on its own.",
     source="k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
+    follows=_BEFORE_OFFER,
 )
 MIG_FAILED = _fault(
     "MigConfigFailed",
@@ -77,6 +81,7 @@ FEWER = _fault(
     "A node offers fewer GPUs than GPU feature discovery has counted on it.",
     "Check whether a GPU has left the PCI bus since; if all are present, restart the device plugin pod.",
     severity=CauseSeverity.MEDIUM,
+    follows=(WITHHELD.name,),
 )
 TWICE = _fault(
     "TwoDevicePlugins",
@@ -210,8 +215,7 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
             f"Read the plugin's log: {logs(pod.meta, '--tail=50')}",
             f"Restart it: {kubectl('delete', pod.meta)}",
         ]
-    because = origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject)
-    yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
+    yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,))
 
 
 def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
@@ -222,8 +226,7 @@ def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
         "pods are not visible, so a device plugin may or may not run there",
     )
     remedy = (f"Check whether a device plugin runs there, and read its log: {pods_on(node.name)}",)
-    not_ready = origins(NOT_READY.values(), node.subject, *workloads)
-    because = (*not_ready, *origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject))
+    because = origins(NOT_READY.values(), node.subject, *workloads)
     return FoundCause(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
 
 
@@ -248,14 +251,7 @@ def _partly(node: Node) -> Iterator[FoundCause]:
                     "advertise them again on its own."
                 ),
             )
-            yield FoundCause(
-                UNHEALTHY,
-                node.subject,
-                evidence,
-                remedy,
-                (node.subject,),
-                because_of=origins((WITHHELD,), node.subject),
-            )
+            yield FoundCause(UNHEALTHY, node.subject, evidence, remedy, (node.subject,))
     yield from _fewer(node)
 
 
@@ -274,7 +270,7 @@ def _fewer(node: Node) -> Iterator[FoundCause]:
         + (f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""),
         *_seen(node),
     )
-    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,), because_of=origins((WITHHELD,), node.subject))
+    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,))
 
 
 def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[FoundCause]:

@@ -32,6 +32,7 @@ UPGRADE_FAILED = _fault(
     "Fix the failed driver pod or drain, then let the operator retry.",
     severity=CauseSeverity.HIGH,
     source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-driver-upgrades.html",
+    follows=("DriverNotReady",),
 )
 
 
@@ -78,9 +79,7 @@ def _invalid(node: Node) -> FoundCause:
         f"Set the same profiles on all its cards by the label `{_CONFIG}`, for example {wanted}",
         "Or set mig.strategy to mixed, and request nvidia.com/mig-… by profile.",
     )
-    return FoundCause(
-        GEOMETRY, node.subject, evidence, remedy, (node.subject,), because_of=origins((MIG_FAILED,), node.subject)
-    )
+    return FoundCause(GEOMETRY, node.subject, evidence, remedy, (node.subject,))
 
 
 def _failed(node: Node, managers: list[Component]) -> FoundCause:
@@ -130,14 +129,7 @@ def _upgrade(node: Node) -> FoundCause:
         "Find out why the driver pod there, or the drain before it, failed.",
         f"When that is fixed, let the operator retry: {again}",
     )
-    return FoundCause(
-        UPGRADE_FAILED,
-        node.subject,
-        evidence,
-        remedy,
-        (node.subject,),
-        because_of=origins((NOT_READY[Role.DRIVER],), node.subject),
-    )
+    return FoundCause(UPGRADE_FAILED, node.subject, evidence, remedy, (node.subject,))
 
 
 def _manager_logs(node: Node, managers: list[Component]) -> str:

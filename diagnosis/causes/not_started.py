@@ -56,7 +56,7 @@ from diagnosis.facts.symptoms import (
     standing_events,
     texts_in,
 )
-from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource, origins
+from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.pods import ContainerState, Pod
@@ -324,11 +324,8 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> FoundCause:
     evidence += _of_node(snapshot, pod)
     look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
     remedy = (*_special(known), known.cause.remedy, look)
-    own = role_of(pod.meta, {}, pod.spec)
-    itself = NOT_READY[own].name if own is not None and own in NOT_READY else ""
-    because = origins((name for name in known.cause.follows if name != itself), subject)
     affected = tuple(one.pod.subject for one in stuck)
-    return FoundCause(known.cause, subject, tuple(evidence), remedy, affected, Certainty.PROVEN, because)
+    return FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
 
 
 def _images(stuck: Iterable[_Stuck]) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ from diagnosis.model import (
     Link,
     Search,
     TextSource,
-    origins,
     rejecting,
 )
 from diagnosis.snapshot import Snapshot
@@ -220,8 +219,7 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Fo
     evidence += _of_selector(node, pods) if cause is WRONG_NODE else ()
     remedy = (*_look(cause, first.pod), cause.remedy, *_delete(pods))
     certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
-    because = origins(cause.follows, f"node/{first.pod.spec.node}")
-    because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else because
+    because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else ()
     return FoundCause(cause, subject, tuple(evidence), remedy, tuple(pod.subject for pod in pods), certainty, because)
 
 

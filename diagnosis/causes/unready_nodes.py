@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from diagnosis.causes.hami.hami_causes import ALLOCATION_HANGS
-from diagnosis.causes.runtime_handlers import UNLOADABLE
 from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.facts.commands import kubectl
 from diagnosis.facts.gpu_nodes import gpu_nodes
@@ -52,9 +51,7 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
         if messages and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
             look = f"Check the node's state: {kubectl('describe', node.meta)}"
-            yield FoundCause(
-                NOT_READY, node.subject, messages, (look, _LOOK), affected, because_of=origins(UNLOADABLE, node.subject)
-            )
+            yield FoundCause(NOT_READY, node.subject, messages, (look, _LOOK), affected)
 
 
 def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:

@@ -9,7 +9,6 @@ from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MISSING, NOT_O
 from diagnosis.causes.runtime_handlers import CLASS_MISSING
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
-from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
@@ -72,6 +71,7 @@ REPORTED = _fault(
     "Another monitor of the cluster reports faulty accelerators by a condition of the node.",
     "Follow that monitor's advice: its repair may be automatic.",
     severity=CauseSeverity.HIGH,
+    follows=("NodeWithheld",),
 )
 
 
@@ -130,14 +130,8 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
             )
             if bad and not condition.message.startswith(OUR_WORD):  # ours: the taint is reported
                 evidence = f"{node.subject}: condition {condition}"
-                yield FoundCause(
-                    REPORTED,
-                    node.subject,
-                    (evidence,),
-                    (f"Read its report and when it began: {kubectl('describe', node.meta)}", REPORTED.remedy),
-                    (node.subject,),
-                    because_of=origins((WITHHELD,), node.subject),
-                )
+                remedy = (f"Read its report and when it began: {kubectl('describe', node.meta)}", REPORTED.remedy)
+                yield FoundCause(REPORTED, node.subject, (evidence,), remedy, (node.subject,))
 
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from diagnosis.causes.hami.hami_causes import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL, REGISTER_STALE
-from diagnosis.causes.starting_causes import NODES
-from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.hami.hami_causes import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL
 from diagnosis.facts.commands import kubectl, pods_on
-from diagnosis.facts.components import Role
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.installation import installation_of, is_there
-from diagnosis.model import Certainty, FoundCause, Search, origins
+from diagnosis.model import Certainty, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_pod import BindPhase, PodGrant
 from diagnosis.snapshot.nodes import Node
@@ -79,10 +76,7 @@ def _hanging(snapshot: Snapshot, pod: Pod, given: PodGrant) -> FoundCause:
     plugins = (one for one in snapshot.pods_on.get(pod.spec.node, ()) if _is_plugin(one))
     evidence += [f"{plugin.subject} is {plugin.phase} there" for plugin in plugins]
     evidence += seen_on_host(snapshot.by_node.get(pod.spec.node), _SOCKET_REASON)
-    because = origins((NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE, *NODES), node)
-    return FoundCause(
-        ALLOCATION_HANGS, node, tuple(evidence), _look(pod), (pod.subject,), Certainty.LIKELY, because_of=because
-    )
+    return FoundCause(ALLOCATION_HANGS, node, tuple(evidence), _look(pod), (pod.subject,), Certainty.LIKELY)
 
 
 def seen_on_host(node: Node | None, *reasons: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from diagnosis.causes.starting_causes import NODES
 from diagnosis.model import CauseSeverity, Family, Link, Signature, TextSource, failing, rejecting
 
 
@@ -12,6 +13,7 @@ def _codes(*codes: str) -> Signature:
 
 NO_DEVICES = ("NodeWithheld", "DevicePluginNotReady", "DevicePluginMissing", "GpusNotOffered", "UnhealthyGpus")
 """Causes that leave a kubelet without devices."""
+_OF_NODE = tuple(cause.name for cause in NODES)
 _WEBHOOK = "HAMi, pkg/scheduler/webhook.go"
 _CHART = "HAMi's chart, templates/scheduler"
 _PLUGIN = "HAMi, pkg/device-plugin/nvidiadevice/nvinternal/plugin"
@@ -43,6 +45,7 @@ REGISTER_STALE = _fault(
     "HAMi's state lists a node's cards although its device plugin no longer advertises them: the kubelet offers none.",
     "Restore HAMi's device plugin on the node.",
     source=f"{_DEVICES}; hami.io/node-nvidia-register and the node's allocatable nvidia.com/gpu",
+    follows=("HamiDevicePluginNotReady", "HamiPluginNotOnNode", "UnhealthyGpus", "NodeWithheld", *_OF_NODE),
 )
 REGISTER_UNREADABLE = _fault(
     "HamiVersionSkew",
@@ -56,6 +59,7 @@ LOCK_STALE = _fault(
     "Find out why the device plugin did not finish that pod, then remove the lock from the node.",
     severity=CauseSeverity.MEDIUM,
     source=f"{_LOCK}: the annotation hami.io/mutex.lock; five minutes unless scheduler.nodeLockExpire is set",
+    follows=("HamiDevicePluginNotReady", "HamiRegistrationStale"),
 )
 CLOCK_APART = _fault(
     "HamiHandshakeClockApart",
@@ -235,6 +239,7 @@ UNHEALTHY = _scheduled(
     "Check the GPUs of the node: their plugin observed an Xid, or NVML does not respond.",
     _codes("CardNotHealth", "CardUnhealthy"),
     source="CardNotHealth, CardUnhealthy",
+    follows=("HamiRegistrationStale", "UnhealthyGpus", "NodeWithheld"),
 )
 CORDONED = _scheduled(
     "HamiCardCordoned",
@@ -294,6 +299,7 @@ ALLOCATION_HANGS = _accepted(
     "HAMi has bound the pod and marked it as allocating, but no device plugin has finished the allocation.",
     "Check HAMi's device plugin on the node and the kubelet there; then delete the pod.",
     source="the annotations hami.io/bind-phase=allocating and hami.io/bind-time",
+    follows=("HamiDevicePluginNotReady", "HamiRegistrationStale", *_OF_NODE),
 )
 ALLOCATION_FAILED = _accepted(
     "HamiAllocationFailed",

@@ -19,7 +19,6 @@ from diagnosis.causes.hami.hami_causes import (
     REGISTER_UNREADABLE,
 )
 from diagnosis.causes.hami.hami_causes import UNHEALTHY as CARD_UNHEALTHY
-from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.unready_components import NOT_READY, last_line
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
@@ -90,9 +89,8 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
         if sick and is_judged(node, snapshot.now) and not is_changed(node):
             count = f"{len(sick)} of {len(node.hami.cards)} cards registered as unhealthy"
             evidence = (f"{node.subject}: {count}: {named((card.uuid for card in sick), _MOST_NAMED)}",)
-            because = origins((REGISTER_STALE, UNHEALTHY, WITHHELD), node.subject)
             remedy = (f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
-            yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
+            yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,))
 
 
 def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -165,9 +163,7 @@ def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Ite
     if not remedy:
         evidence.append("no HAMi device plugin pod runs on the node")
         remedy = [f"Find out why the plugin does not run there: {pods_on(node.name)}"]
-    above = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, UNHEALTHY, WITHHELD, *NODES)
-    because = origins(above, node.subject)
-    return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
+    return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,))
 
 
 def _unregistered(
@@ -275,8 +271,7 @@ def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCa
         f"Remove the lock: {kubectl('annotate', node.meta, f'{LOCK}-')}",
     )
     affected = tuple(pod.subject for pod in waiting) or (node.subject,)
-    because = origins((NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE), node.subject)
-    return FoundCause(LOCK_STALE, node.subject, evidence, remedy, affected, because_of=because)
+    return FoundCause(LOCK_STALE, node.subject, evidence, remedy, affected)
 
 
 def _names(pod: Pod, node: Node) -> bool:

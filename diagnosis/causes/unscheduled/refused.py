@@ -32,6 +32,7 @@ NOT_READY = _scheduled(
     "A GPU node is not ready, does not respond, or is short of memory, disk or PIDs.",
     "Check the node's conditions, its kubelet and container runtime.",
     severity=CauseSeverity.HIGH,
+    follows=("RuntimeConfigMalformed", "RuntimeCriDisabled", "DefaultRuntimeUndefined"),
 )
 LEAVING = _scheduled(
     "NodeUnderMaintenance",
