@@ -58,11 +58,9 @@ class ContainerShare(Struct, frozen=True):
 
 
 class MigInstance(Struct, frozen=True):
-    """MIG instance that HAMi creates for a container, numbered from the pod's first init container."""
+    """Slices of a card that a MIG instance of the pod occupies."""
 
-    container: int
     uuid: str
-    profile: str
     start: int
     size: int
 
@@ -176,9 +174,7 @@ def _instances(text: str) -> tuple[MigInstance, ...]:
         return ()
     return tuple(
         MigInstance(
-            fields.number("containerIndex") or 0,
             word(fields.text("gpuUUID")),
-            word(fields.text("profile")),
             fields.number("placement", "start") or 0,
             fields.number("placement", "size") or 0,
         )

@@ -44,7 +44,6 @@ class Node(Struct, frozen=True):
     system: str = ""
     """Operating system, as `Ubuntu 22.04.5 LTS`."""
     handlers: frozenset[str] | None = None
-    provider_id: str = ""
     record: NodeRecord | None = None
     """Record of the node's agent; None if it has written none."""
     hami: HamiNode = field(default_factory=HamiNode)
@@ -104,7 +103,6 @@ def read_node(raw: Fields) -> Node:
         status.text("nodeInfo", "kubeletVersion"),
         status.text("nodeInfo", "osImage"),
         handlers if status.has("runtimeHandlers") else None,
-        raw.text("spec", "providerID"),
         read_record(meta.annotations.get(RESULTS, "")),
         read_hami_node(meta.annotations),
     )

@@ -185,7 +185,7 @@ def test_a_pods_grant_is_read_container_by_container() -> None:
         (ContainerShare("GPU-1", 4096, 30), ContainerShare("GPU-2", 4096, 30)),
         (ContainerShare("GPU-1", 1, 0),),
     )
-    assert pod_grant.mig == (MigInstance(1, "GPU-1", "1g.10gb", 0, 1),)
+    assert pod_grant.mig == (MigInstance("GPU-1", 0, 1),)
 
 
 def test_a_pod_that_hami_never_saw_has_no_grant() -> None:
