@@ -61,6 +61,7 @@ from diagnosis.model import (
     origins,
 )
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 from healthcheck.node.state import CONDITION
 
@@ -245,9 +246,7 @@ class _Crash(Struct, frozen=True):
 
 def find_crashing(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many containers fail that way."""
-    together: defaultdict[tuple[str, str], list[_Crash]] = defaultdict(list)
-    for crash in _crashes(snapshot):
-        together[crash.known.cause.name, crash.subject].append(crash)
+    together = grouped(((crash.known.cause.name, crash.subject), crash) for crash in _crashes(snapshot))
     causes: defaultdict[str, list[Origin]] = defaultdict(list)
     for some in together.values():
         for crash in some:

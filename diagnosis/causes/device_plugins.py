@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -29,6 +28,7 @@ from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
@@ -298,12 +298,8 @@ def _is_operators(component: Component) -> bool:
 
 def _by_node(plugins: Iterable[Component]) -> Mapping[str, list[tuple[Component, Pod]]]:
     """Return the plugins' pods that have not ended, by node."""
-    there: defaultdict[str, list[tuple[Component, Pod]]] = defaultdict(list)
-    for plugin in plugins:
-        for pod in plugin.pods:
-            if pod.spec.node and not pod.over:
-                there[pod.spec.node].append((plugin, pod))
-    return there
+    pods = ((plugin, pod) for plugin in plugins for pod in plugin.pods)
+    return grouped((pod.spec.node, (plugin, pod)) for plugin, pod in pods if pod.spec.node and not pod.over)
 
 
 def _is_settled(pod: Pod, now: datetime) -> bool:

@@ -14,6 +14,7 @@ from diagnosis.causes import SEARCHES
 from diagnosis.causes.first_fixes import with_fixes_first
 from diagnosis.model import FoundCause, Origin, Search, Unchecked, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 
 _Item = TypeVar("_Item")
 SAVED_STATE = "saved state"
@@ -85,16 +86,12 @@ def arranged(found: Iterable[FoundCause]) -> tuple[Problem, ...]:
 
 def together(unseen: Iterable[Unchecked]) -> tuple[Unchecked, ...]:
     """Return one entry for each kind and reason."""
-    hides: dict[Origin, list[str]] = {}
-    for unchecked in unseen:
-        hides.setdefault((unchecked.kind, unchecked.why), []).append(unchecked.hides)
+    hides = grouped(((unchecked.kind, unchecked.why), unchecked.hides) for unchecked in unseen)
     return tuple(Unchecked(kind, why, ", ".join(dict.fromkeys(what))) for (kind, why), what in sorted(hides.items()))
 
 
 def _merged(found: Iterable[FoundCause]) -> dict[Origin, FoundCause]:
-    some: dict[Origin, list[FoundCause]] = {}
-    for result in found:
-        some.setdefault((result.cause.name, result.subject), []).append(result)
+    some = grouped(((result.cause.name, result.subject), result) for result in found)
     return {key: _put_together(same) for key, same in some.items()}
 
 

@@ -17,6 +17,7 @@ from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import AllocatedDevice, Pod
 from healthcheck.node.state import CONDITION, SEVERITY, UNHEALTHY
@@ -159,9 +160,7 @@ def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Seq
         for device in affected.unhealthy[:_MOST_FINDINGS]:
             message = f": {shortened(device.message, _LONGEST)}" if device.message else ""
             yield f"the kubelet reports {device.resource} {device.name} of {affected.pod.subject} as Unhealthy{message}"
-    jobs: defaultdict[str, list[AffectedPod]] = defaultdict(list)
-    for affected in struck:
-        jobs[snapshot.line(affected.pod.meta)[-1]].append(affected)
+    jobs = grouped((snapshot.line(affected.pod.meta)[-1], affected) for affected in struck)
     for workload, some in list(jobs.items())[:_MOST_JOBS]:
         yield _job(snapshot, workload, some)
     if len(jobs) > _MOST_JOBS:

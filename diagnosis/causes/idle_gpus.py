@@ -19,6 +19,7 @@ from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import SERIES, USE
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
@@ -75,9 +76,7 @@ def _idle_cards(node: Node, held: Mapping[str, int], idle: list[CardLoad]) -> It
 
     If no series names a pod, yield the pods of a node only if all of its cards are idle.
     """
-    by_pod: defaultdict[str, list[CardLoad]] = defaultdict(list)
-    for load in idle:
-        by_pod[load.pod].append(load)
+    by_pod = grouped((load.pod, load) for load in idle)
     unnamed = by_pod.pop("", [])
     for name, some in by_pod.items():
         cards = ", ".join(load.uuid or load.index for load in some[:_MOST_SHOWN])

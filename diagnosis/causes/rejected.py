@@ -29,6 +29,7 @@ from diagnosis.model import (
     rejecting,
 )
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
@@ -278,10 +279,7 @@ def _delete(pods: list[Pod]) -> Iterator[str]:
 
     Their controllers may have made others already; the rejected ones are only left over.
     """
-    by_namespace: defaultdict[str, list[str]] = defaultdict(list)
-    for pod in pods:
-        by_namespace[pod.meta.namespace].append(pod.meta.name)
-    for namespace, names in sorted(by_namespace.items()):
+    for namespace, names in sorted(grouped((pod.meta.namespace, pod.meta.name) for pod in pods).items()):
         if len(names) <= _MOST_DELETED:
             gone = command("kubectl", "-n", namespace, "delete", "pod", *names)
         else:

@@ -5,7 +5,6 @@ The report names the component, its location, the stage that it has reached, and
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
@@ -36,6 +35,7 @@ from diagnosis.model import (
 )
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
@@ -319,9 +319,7 @@ def _subjects(troubles: Iterable[UnreadyPod]) -> dict[tuple[Role, str], str]:
 
     It is the workload if that fails everywhere for the same reason, else the node.
     """
-    groups: defaultdict[tuple[Role, str, str], list[UnreadyPod]] = defaultdict(list)
-    for trouble in troubles:
-        groups[trouble.component.role, trouble.component.subject, trouble.stage.reason].append(trouble)
+    groups = grouped(((each.component.role, each.component.subject, each.stage.reason), each) for each in troubles)
     subjects = {}
     for (role, subject, reason), some in groups.items():
         everywhere = len(some) > 1 and len(some) >= (some[0].component.wanted or 0)
@@ -444,10 +442,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
 
 def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
     """Return the Warning events of each object, newest first."""
-    found: defaultdict[str, list[Event]] = defaultdict(list)
-    for event in snapshot.events:
-        if event.warning:
-            found[event.about].append(event)
+    found = grouped((event.about, event) for event in snapshot.events if event.warning)
     for some in found.values():
         some.sort(key=lambda one: str(one.last), reverse=True)
     return found

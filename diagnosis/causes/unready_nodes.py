@@ -14,6 +14,7 @@ from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from healthcheck.node.state import MAINTENANCE
@@ -79,10 +80,8 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes that do not exist but have pods bound to them."""
-    bound: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in gpu_pods(snapshot):
-        if pod.spec.node and pod.spec.node not in snapshot.by_node and _has_not_begun(pod):
-            bound[pod.spec.node].append(pod)
+    lost = (pod for pod in gpu_pods(snapshot) if pod.spec.node and pod.spec.node not in snapshot.by_node)
+    bound = grouped((pod.spec.node, pod) for pod in lost if _has_not_begun(pod))
     for name, pods in bound.items():
         lasting = [one for one in pods if older(snapshot, one.meta.created, _GONE_FOR)]
         if lasting:

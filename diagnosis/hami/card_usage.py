@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.hami.settings import Geometry, HamiSettings
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.hami_node import HAMI_CORE, MIG_MODE, Card
 from diagnosis.snapshot.hami_pod import ContainerShare, PodGrant
 from diagnosis.snapshot.nodes import Node
@@ -70,11 +70,8 @@ class CardUsage(Struct, frozen=True):
 
 def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, PodGrant]]]:
     """Return pods with a grant, by the node of the grant. A grant counts before the pod is bound."""
-    there: defaultdict[str, list[tuple[Pod, PodGrant]]] = defaultdict(list)
-    for pod in pods:
-        if pod.grant is not None and not pod.over and (node := pod.grant.node or pod.spec.node):
-            there[node].append((pod, pod.grant))
-    return there
+    granted = ((pod, pod.grant) for pod in pods if pod.grant is not None and not pod.over)
+    return grouped((node, (pod, grant)) for pod, grant in granted if (node := grant.node or pod.spec.node))
 
 
 def held_on(node: Node, pods: Iterable[tuple[Pod, PodGrant]], settings: HamiSettings) -> tuple[CardUsage, ...]:

@@ -7,8 +7,7 @@ Service.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Struct, field
@@ -21,6 +20,7 @@ from diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
 from diagnosis.hami.versions import Version, version_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod, PodSpec
 from diagnosis.snapshot.policy_objects import Webhook
@@ -83,15 +83,11 @@ def is_there(snapshot: Snapshot) -> bool:
 @lru_cache(maxsize=1)
 def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
     """Return each installation with a visible part, by namespace and name."""
-    found: defaultdict[tuple[str, str], list[Component]] = defaultdict(list)
     every = [each for each in components(snapshot) if each.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)]
-    for component in every:
-        found[component.meta.namespace, _release(component, every)].append(component)
-    hooks: defaultdict[tuple[str, str], list[Webhook]] = defaultdict(list)
-    for hook in snapshot.webhooks:
-        if hook.name == WEBHOOK and hook.service:
-            namespace, _, service = hook.service.partition("/")
-            hooks[namespace, _stem(service)].append(hook)
+    found = grouped(((each.meta.namespace, _release(each, every)), each) for each in every)
+    ours = [hook for hook in snapshot.webhooks if hook.name == WEBHOOK and hook.service]
+    places = (hook.service.partition("/") for hook in ours)
+    hooks = grouped(((place[0], _stem(place[2])), hook) for place, hook in zip(places, ours, strict=True))
     keys = sorted({*found, *hooks})
     parts = (_installation(key, found.get(key, ()), hooks.get(key, ())) for key in keys)
     return tuple(_configured(snapshot, part, keys) for part in parts)
@@ -176,15 +172,10 @@ def is_scheduled(snapshot: Snapshot, pod: Pod) -> bool:
     return pod.grant is not None or pod.spec.scheduler in schedulers(snapshot)
 
 
-def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:
+def plugin_pods(every: Iterable[Installation]) -> Mapping[str, Sequence[Pod]]:
     """Return, by node, the pods of HAMi's device plugins that have not ended."""
-    there: defaultdict[str, list[Pod]] = defaultdict(list)
-    for installation in every:
-        for plugin in installation.plugins:
-            for pod in plugin.pods:
-                if pod.spec.node and not pod.over:
-                    there[pod.spec.node].append(pod)
-    return {node: tuple(pods) for node, pods in there.items()}
+    pods = (pod for installation in every for plugin in installation.plugins for pod in plugin.pods)
+    return grouped((pod.spec.node, pod) for pod in pods if pod.spec.node and not pod.over)
 
 
 class SlotOffer(Struct, frozen=True):

@@ -5,7 +5,6 @@ The scheduler's arithmetic is repeated, and the node or rule that prevents the b
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -29,7 +28,7 @@ from diagnosis.facts.gpu_nodes import devices_in, has_nvidia
 from diagnosis.facts.placement import has, selects
 from diagnosis.model import Cause, Certainty, FoundCause, Search
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.grouping import grouped
 
 _FULL = (resources.IN_USE, resources.FRAGMENTED)
 _MOST = 4
@@ -98,10 +97,8 @@ def _is_fixed_since(snapshot: Snapshot, waiting: Waiting) -> bool:
 
 def _left(snapshot: Snapshot, everywhere: Iterable[NodeUse]) -> list[NodeUse]:
     """Return nodes with pods that are being deleted normally, as they will be without these pods."""
-    going: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in snapshot.pods:
-        if pod.spec.node and not pod.over and pod.meta.deleted is not None and not is_stuck(snapshot, pod):
-            going[pod.spec.node].append(pod)
+    deleted = (pod for pod in snapshot.pods if pod.spec.node and not pod.over and pod.meta.deleted is not None)
+    going = grouped((pod.spec.node, pod) for pod in deleted if not is_stuck(snapshot, pod))
     return [without(room, going[room.node.name]) for room in everywhere if room.node.name in going]
 
 
