@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
-from diagnosis.answers.chain import MOST_CHAINS, Chain, steps, touching
+from diagnosis.answers.chain import Chain, broken_first, steps, touching
 from diagnosis.causes.diagnose import Problem
 from diagnosis.causes.hami import control_plane, filtering, hami_nodes, scheduling, webhook
 from diagnosis.causes.hami.hami_causes import EXTENDER, EXTENDER_SLOW, LOCK_STALE
@@ -40,9 +40,7 @@ class HamiLink(Enum):
 def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
     """Return the chains of the pods that HAMi handles or should handle, broken ones first."""
     shown = tuple(problems)
-    found = (hami_chain(snapshot, pod, shown) for pod in pods)
-    chains = sorted(filter(None, found), key=lambda chain: (chain.is_whole, chain.pod))
-    return tuple(chains[:MOST_CHAINS])
+    return broken_first(filter(None, (hami_chain(snapshot, pod, shown) for pod in pods)))
 
 
 def hami_chain(snapshot: Snapshot, pod: Pod, problems: Iterable[Problem]) -> Chain | None:
@@ -52,10 +50,7 @@ def hami_chain(snapshot: Snapshot, pod: Pod, problems: Iterable[Problem]) -> Cha
     if installation is None or not related:
         return None
     passed = dict(_passed(snapshot, installation, pod))
-    stands_at = next((link for link in HamiLink if link not in passed), HamiLink.CONTAINER)
-    broken: dict[HamiLink, list[Problem]] = {}
-    for problem in own:
-        broken.setdefault(_link(problem.found.cause) or stands_at, []).append(problem)
+    broken = ((_link(problem.found.cause), problem) for problem in own)
     waiting = scheduling.newest_event(snapshot, (pod,))
     message = f"{waiting.reason}: {waiting.message}" if waiting is not None else "there is no message about it"
     return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message)))

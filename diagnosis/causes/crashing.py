@@ -379,11 +379,11 @@ def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
 
 def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Origin]]) -> FoundCause:
     first = some[0]
-    cause, pod = first.known.cause, first.pod
+    cause = first.known.cause
     evidence = tuple(_evidence(snapshot, some))
     affected = tuple(dict.fromkeys(crash.pod.subject for crash in some))
     if first.lack is not None:
-        return of_lack(first.lack, first.subject, (*evidence, *first.lack.evidence), affected, pod)
+        return of_lack(first.lack, [crash.pod for crash in some], *evidence)
     certainty = Certainty.PROVEN if cause in _CERTAIN else Certainty.LIKELY
     return FoundCause(
         cause,

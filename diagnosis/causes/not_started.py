@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
@@ -44,6 +43,7 @@ from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.symptoms import (
     Recognised,
+    RecognisedPod,
     Symptom,
     is_stuck,
     of_events,
@@ -118,19 +118,14 @@ _OF_KIND = (
 )
 
 
-class _Stuck(Struct, frozen=True):
-    pod: Pod
-    known: Recognised
-
-
 def find_not_started(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many pods wait."""
-    together: defaultdict[tuple[str, str], list[_Stuck]] = defaultdict(list)
+    together: defaultdict[tuple[str, str], list[RecognisedPod]] = defaultdict(list)
     for pod in _suspects(snapshot):
         known = _recognise(snapshot, pod)
         if known is not None:
             known = _as_on_the_node(snapshot, pod, known)
-            together[known.cause.name, _subject(snapshot, pod, known)].append(_Stuck(pod, known))
+            together[known.cause.name, _subject(snapshot, pod, known)].append(RecognisedPod(pod, known))
     for (_, subject), stuck in together.items():
         yield _found(snapshot, subject, stuck)
 
@@ -316,7 +311,7 @@ def _claim(snapshot: Snapshot, pod: Pod, text: str) -> str:
     return f"persistentvolumeclaim/{pod.meta.namespace}/{only[0]}" if len(only) == 1 and named is None else ""
 
 
-def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> FoundCause:
+def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> FoundCause:
     first = stuck[0]
     pod, known = first.pod, first.known
     evidence = [f"{one.pod.subject}: {one.known}" for one in stuck[:3]]
@@ -328,7 +323,7 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> FoundCause:
     return FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
 
 
-def _images(stuck: Iterable[_Stuck]) -> tuple[str, ...]:
+def _images(stuck: Iterable[RecognisedPod]) -> tuple[str, ...]:
     named = (
         container.image
         for one in stuck

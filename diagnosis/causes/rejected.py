@@ -9,14 +9,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from msgspec import Struct
-
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.hami.hami_causes import CARD_GONE, NO_DEVICES, NODE_NAMED, NOT_SEEN, NUMBER
 from diagnosis.facts.commands import command, pods_on
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
 from diagnosis.facts.placement import selects
-from diagnosis.facts.symptoms import Recognised, Symptom, recognised, replaced, shortened, subject_of, texts_in
+from diagnosis.facts.symptoms import (
+    Recognised,
+    RecognisedPod,
+    Symptom,
+    recognised,
+    replaced,
+    shortened,
+    subject_of,
+    texts_in,
+)
 from diagnosis.model import (
     Cause,
     CauseSeverity,
@@ -161,21 +168,16 @@ ALLOCATION = (
 _MOST_DELETED = 5
 
 
-class _Rejection(Struct, frozen=True):
-    pod: Pod
-    known: Recognised
-
-
 def find_rejected(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many pods were rejected."""
-    together: defaultdict[tuple[str, str], list[_Rejection]] = defaultdict(list)
+    together: defaultdict[tuple[str, str], list[RecognisedPod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         if pod.phase != "Failed" or replaced(snapshot, pod):
             continue
         known = _recognise(pod)
         if known is not None:
             subject = _subject(snapshot, pod, known.cause)
-            together[known.cause.name, subject].append(_Rejection(pod, known))
+            together[known.cause.name, subject].append(RecognisedPod(pod, known))
     for (_, subject), rejections in together.items():
         yield _found(snapshot, subject, rejections)
 
@@ -209,7 +211,7 @@ def _names_node(snapshot: Snapshot, pod: Pod) -> bool:
     return any(maker is not None and maker.spec is not None and maker.spec.node for maker in makers)
 
 
-def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> FoundCause:
+def _found(snapshot: Snapshot, subject: str, rejections: list[RecognisedPod]) -> FoundCause:
     first = rejections[0]
     cause, pods = first.known.cause, [rejection.pod for rejection in rejections]
     node = snapshot.by_node.get(first.pod.spec.node)
@@ -248,7 +250,7 @@ def _holds(pod: Pod) -> bool:
     return bool(pod.spec.scheduler) and any(gpus_of(container) for container in pod.spec.containers)
 
 
-def _of_room(snapshot: Snapshot, first: _Rejection) -> Iterator[str]:
+def _of_room(snapshot: Snapshot, first: RecognisedPod) -> Iterator[str]:
     if _names_node(snapshot, first.pod):
         yield f"the template itself names the node: nodeName {first.pod.spec.node}"
     match = _ENOUGH.search(first.pod.message)

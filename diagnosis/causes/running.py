@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -36,6 +36,7 @@ from diagnosis.model import (
     starting,
 )
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
 
@@ -118,26 +119,19 @@ def find_running(snapshot: Snapshot) -> Iterator[FoundCause]:
             lack = why_without_gpu(snapshot, pod, known.symptom.container)
         message = f"{pod.subject}: {known.symptom.place.value} of {known.symptom.container}: {known.quote}"
         together[lack.cause.name, lack.subject].append((pod, lack, message))
-    for (_, subject), some in together.items():
-        lack = some[0][1]
-        evidence = (*(message for _, _, message in some[:_MOST_SHOWN]), *lack.evidence)
-        affected = tuple(pod.subject for pod, _, _ in some)
-        yield of_lack(lack, subject, evidence, affected, some[0][0])
+    for some in together.values():
+        messages = (message for _, _, message in some[:_MOST_SHOWN])
+        yield of_lack(some[0][1], [pod for pod, _, _ in some], *messages)
 
 
 def find_hidden(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check the spec alone: a variable that contradicts the container's request for GPUs."""
-    together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
-    for pod in snapshot.pods:
-        if pod.over or pod.meta.deleted is not None or not asks_for_gpus(pod.spec):
-            continue
-        message = next(filter(None, (hidden(snapshot, pod, container) for container in pod.spec.containers)), "")
-        if message:
-            together[snapshot.line(pod.meta)[-1]].append((pod, message))
-    for subject, some in together.items():
+    pods = (pod for pod in snapshot.pods if not pod.over and pod.meta.deleted is None and asks_for_gpus(pod.spec))
+    messages = ((pod, [hidden(snapshot, pod, container) for container in pod.spec.containers]) for pod in pods)
+    found = ((pod, next(filter(None, some))) for pod, some in messages if any(some))
+    for subject, some in grouped((snapshot.line(pod.meta)[-1], (pod, message)) for pod, message in found).items():
         evidence = tuple(f"{pod.subject}: {message}" for pod, message in some[:_MOST_SHOWN])
-        lack = MissingGpu(HIDDEN, subject, evidence, Certainty.LIKELY)
-        yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
+        yield of_lack(MissingGpu(HIDDEN, subject, evidence, Certainty.LIKELY), [pod for pod, _ in some])
 
 
 def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -154,8 +148,7 @@ def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
     for subject, some in together.items():
         named = tuple(f"{pod.subject} names no runtimeClassName" for pod, _ in some[:_MOST_SHOWN])
         evidence = tuple(dict.fromkeys((*named, *(message for _, message in some[:_MOST_SHOWN]))))
-        lack = MissingGpu(CLASS_NOT_NAMED, subject, evidence)
-        yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
+        yield of_lack(MissingGpu(CLASS_NOT_NAMED, subject, evidence), [pod for pod, _ in some])
 
 
 def _plain(node: Node) -> str:
@@ -188,16 +181,16 @@ def _plain_by_choice(snapshot: Snapshot) -> str:
     return ""
 
 
-def of_lack(
-    lack: MissingGpu, subject: str, evidence: tuple[str, ...], affected: tuple[str, ...], pod: Pod
-) -> FoundCause:
-    """Convert a lack into a result, as a consequence of a fault of the node if that is found."""
+def of_lack(lack: MissingGpu, pods: Sequence[Pod], *evidence: str) -> FoundCause:
+    """Convert a lack of these pods into a result, as a consequence of a fault of the node if that is found."""
+    pod, affected = pods[0], tuple(dict.fromkeys(pod.subject for pod in pods))
     because = origins(_WITHOUT_GPU, f"node/{pod.spec.node}") if lack.cause.of_node else ()
     look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
     remedy = (lack.cause.remedy, *((f"Check the container's devices: {look}",) if lack.cause is NOT_INJECTED else ()))
     if lack.cause is CGROUP_LOST:
         remedy = (f"Create the pod again: {kubectl('delete', pod.meta)}", lack.cause.remedy)
-    return FoundCause(lack.cause, subject, evidence, remedy, affected, lack.certainty, because)
+    whole = (*evidence, *lack.evidence)
+    return FoundCause(lack.cause, lack.subject, whole, remedy, affected, lack.certainty, because)
 
 
 def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:

@@ -70,6 +70,13 @@ class Recognised(Struct, frozen=True):
         return str(self.symptom if len(self.symptom.text) <= _SHOWN else replace(self.symptom, text=self.quote))
 
 
+class RecognisedPod(Struct, frozen=True):
+    """Pod with the match that explains it."""
+
+    pod: Pod
+    known: Recognised
+
+
 def texts_in(source: TextSource, causes: Iterable[Cause]) -> tuple[Row, ...]:
     """Return the texts of the causes that may occur in a source, in order."""
     return tuple((cause, text) for cause in causes for text in cause.texts if source in text.sources)
