@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
+from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, seen_on_host
-from diagnosis.causes.hami.hami_causes import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.not_started import START_REASONS, TOOL
 from diagnosis.causes.running import (
     CGROUP_LOST,

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from diagnosis.causes.hami import webhook as hami
-from diagnosis.causes.hami.hami_causes import CARD_GONE, NO_DEVICES, NODE_NAMED, NOT_SEEN, NUMBER
+from diagnosis.causes.hami.hami_causes import NODE_NAMED, PLUGIN_FILES
+from diagnosis.causes.hami.webhook import NOT_SEEN
 from diagnosis.facts.commands import command, pods_on
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
 from diagnosis.facts.placement import selects
@@ -24,22 +25,14 @@ from diagnosis.facts.symptoms import (
     subject_of,
     texts_in,
 )
-from diagnosis.model import (
-    Cause,
-    CauseSeverity,
-    Certainty,
-    Family,
-    FoundCause,
-    Link,
-    Search,
-    TextSource,
-    rejecting,
-)
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, TextSource, rejecting
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
+NO_DEVICES = ("NodeWithheld", "DevicePluginNotReady", "DevicePluginMissing", "GpusNotOffered", "UnhealthyGpus")
+"""Causes that leave a kubelet without devices."""
 _DEVICE_MANAGER = "kubelet, pkg/kubelet/cm/devicemanager/manager.go"
 
 
@@ -145,6 +138,23 @@ OTHERWISE = _accepted(
     "Follow its message, then delete the Failed pod.",
 )
 
+_hami = Family(Link.ACCEPTED)
+NUMBER = _hami(
+    "HamiDeviceNumberMismatch",
+    "The kubelet requests another number of cards from HAMi's device plugin than the scheduler noted on the pod.",
+    "Delete the pod, so that it is scheduled again; set nvidia.com/gpu as a limit only, and as a whole number.",
+    rejecting(r"device number not matched", PLUGIN_FILES),
+    source=f"{PLUGIN_FILES}: `device number not matched`",
+)
+CARD_GONE = _hami(
+    "HamiAllocatedCardGone",
+    "HAMi's device plugin no longer finds the card that HAMi's scheduler chose.",
+    "Check the node's cards, restart the device plugin pod there, then delete the Failed pod.",
+    rejecting(r"resolve allocated NVIDIA devices", PLUGIN_FILES),
+    source=f"{PLUGIN_FILES}: `resolve allocated NVIDIA devices`",
+    of_node=True,
+    follows=NO_DEVICES,
+)
 _ALLOCATION = "UnexpectedAdmissionError"
 _EVICTED = "Evicted"
 _OURS_TO_TELL = re.compile(r"low on resource|exceeds? (?:the )?(?:total )?limit|exceeded its|ephemeral", re.IGNORECASE)

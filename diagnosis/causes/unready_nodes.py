@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.causes.hami.hami_causes import ALLOCATION_HANGS
+from diagnosis.causes.hami.allocating import ALLOCATION_HANGS
 from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.facts.commands import kubectl
 from diagnosis.facts.gpu_nodes import gpu_nodes

@@ -5,17 +5,56 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from diagnosis.causes.hami.hami_causes import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL
+from diagnosis.causes.starting_causes import NODES
 from diagnosis.facts.commands import kubectl, pods_on
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.installation import installation_of, is_there
-from diagnosis.model import Certainty, FoundCause, Search
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, failing
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_pod import BindPhase, PodGrant
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
+
+_fault = Family(None)
+_accepted = Family(Link.ACCEPTED)
+_running = Family(Link.RUNNING)
+_OF_NODE = tuple(cause.name for cause in NODES)
+ALLOCATION_HANGS = _accepted(
+    "HamiAllocationHangs",
+    "HAMi has bound the pod and marked it as allocating, but no device plugin has finished the allocation.",
+    "Check HAMi's device plugin on the node and the kubelet there; then delete the pod.",
+    source="the annotations hami.io/bind-phase=allocating and hami.io/bind-time",
+    follows=("HamiDevicePluginNotReady", "HamiRegistrationStale", *_OF_NODE),
+)
+ALLOCATION_FAILED = _accepted(
+    "HamiAllocationFailed",
+    "HAMi's device plugin refused to allocate the cards that the scheduler chose.",
+    "Read the plugin's log on the node; then delete the pod.",
+    source="the annotation hami.io/bind-phase=failed",
+)
+NO_CONTROL = _fault(
+    "HamiLimitsSwitchedOff",
+    "A container disables HAMi's limits by CUDA_DISABLE_CONTROL: it may use the whole card that others share.",
+    "Remove the variable unless it is intended.",
+    severity=CauseSeverity.LOW,
+    source="HAMi-core is not loaded where CUDA_DISABLE_CONTROL=true",
+)
+LIBRARY = _running(
+    "HamiLibraryMissing",
+    "HAMi's library is missing at the path from which the container loads it: limits have no effect, or every "
+    "program ends.",
+    "Restart HAMi's device plugin on the node: at its start it copies the library to the host. Then create "
+    "the pod again.",
+    failing(
+        r"libvgpu\.so[^\n]{0,120}(?:cannot be preloaded|cannot open shared object)"
+        r"|while loading shared libraries: libvgpu\.so",
+        "ld.so, of HAMi's library",
+    ),
+    source="`libvgpu.so … cannot be preloaded`, written by ld.so",
+)
+
 
 CONTROL = "CUDA_DISABLE_CONTROL"
 _MOST = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.causes.hami.hami_causes import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
+from diagnosis.causes.hami.hami_causes import CHART
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, is_ready
@@ -19,11 +19,38 @@ from diagnosis.hami.installation import (
     is_there,
     newest_asking,
 )
-from diagnosis.model import FoundCause, Origin, Search, origins
+from diagnosis.model import Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import condition_in
 from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload
+
+_fault = Family(None)
+NO_CA = _fault(
+    "HamiWebhookWithoutCa",
+    "HAMi's webhook has no CA, so the API server can't trust it and never calls it.",
+    "Find out why the chart's patch Job or cert-manager has not written the CA.",
+    source=f"{CHART}/job-patch, certmanager.yaml",
+)
+CERTIFICATE_EXPIRED = _fault(
+    "HamiWebhookCaExpired",
+    "The CA of HAMi's webhook has expired: the API server no longer calls the webhook.",
+    "Create a new certificate with the chart's Jobs or cert-manager, then restart the scheduler pods.",
+    source=f"{CHART}/webhook.yaml, caBundle",
+)
+PATCH_FAILED = _fault(
+    "HamiCertificateJobFailed",
+    "A Job of HAMi's chart failed: it creates the webhook's certificate, or registers it with the API server.",
+    "Read the Job's log, fix its error, and upgrade the release again.",
+    source=f"{CHART}/job-patch",
+)
+NO_LEADER = _fault(
+    "HamiSchedulerWithoutEndpoints",
+    "HAMi's Service has no endpoint although its scheduler runs: webhook calls fail.",
+    "Find out why no pod became the leader: only the leader has the label hami.io/scheduler-role=leader.",
+    source=f"{CHART}/service.yaml",
+)
+
 
 _JOBS = ("-admission-create", "-admission-patch")
 _LEADER = ("hami.io/scheduler-role", "leader")

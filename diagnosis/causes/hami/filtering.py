@@ -13,22 +13,8 @@ from datetime import timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.hami.hami_causes import (
-    CONSTRAINED,
-    CORDONED,
-    CORES,
-    EXCLUSIVE,
-    MEMORY,
-    MIG,
-    NODES_UNREGISTERED,
-    NUMA,
-    QUOTA,
-    SLOTS,
-    TOO_FEW_CARDS,
-    UNFIT,
-    UNHEALTHY,
-)
-from diagnosis.causes.hami.hami_nodes import why_unknown
+from diagnosis.causes.hami.hami_causes import QUOTA, codes
+from diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY, why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, unschedulable
 from diagnosis.facts.commands import command, kubectl
@@ -44,14 +30,93 @@ from diagnosis.hami.installation import Installation, installation_of, installat
 from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.reasons import UNREGISTERED, Code
 from diagnosis.hami.scheduler_state import SchedulerState, books_of, cards_of, unregistered, verdicts
-from diagnosis.model import Cause, Certainty, FoundCause, Search
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_node import CORDON
 from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
 from diagnosis.snapshot.nodes import Node
 from healthcheck.text.naming import named
 
-_REFUSALS = (TOO_FEW_CARDS, UNHEALTHY, CORDONED, CONSTRAINED, NUMA, SLOTS, QUOTA, MEMORY, CORES, EXCLUSIVE, MIG)
+_scheduled = Family(Link.SCHEDULED)
+NODES_UNREGISTERED = _scheduled(
+    "HamiKnowsNoNode",
+    "HAMi's scheduler knows no node with cards for the pod: it reports `node unregistered` for all of them.",
+    "Run HAMi's device plugin on the nodes, and check that it writes their registration.",
+    source="`node unregistered`, `node usage unavailable` in FailedScheduling",
+)
+MEMORY = _scheduled(
+    "HamiCardMemoryShort",
+    "No card has as much free memory as the pod requests of each card.",
+    "Request less nvidia.com/gpumem, free a card, or use nodes with larger cards.",
+    codes("CardInsufficientMemory"),
+    source="CardInsufficientMemory",
+)
+CORES = _scheduled(
+    "HamiCardCoresShort",
+    "No card has as many free cores (in percent) as the pod requests of each card.",
+    "Request fewer nvidia.com/gpucores, or free a card.",
+    codes("CardInsufficientCore", "CardComputeUnitsExhausted"),
+    source="CardInsufficientCore, CardComputeUnitsExhausted",
+)
+SLOTS = _scheduled(
+    "HamiCardSlotsTaken",
+    "The cards are already shared by the maximum number of pods.",
+    "Delete pods on the cards, or raise deviceSplitCount.",
+    codes("CardTimeSlicingExhausted"),
+    source="CardTimeSlicingExhausted",
+)
+EXCLUSIVE = _scheduled(
+    "HamiExclusiveConflict",
+    "The pod needs unshared cards, and all are in use, or another pod uses a card exclusively.",
+    "Wait for a whole card; or request nvidia.com/gpumem: without it a pod gets 100 gpucores, an unshared card.",
+    codes("ExclusiveDeviceAllocateConflict"),
+    source="ExclusiveDeviceAllocateConflict; since 2.7 the webhook writes gpucores=100 if no memory is requested",
+)
+TOO_FEW_CARDS = _scheduled(
+    "HamiTooFewCards",
+    "The pod requests more cards than one node has, or has with enough free: nvidia.com/gpu counts cards of one node.",
+    "Request fewer cards in each container.",
+    codes("NodeInsufficientDevice", "AllocatedCardsInsufficientRequest"),
+    source="NodeInsufficientDevice, AllocatedCardsInsufficientRequest",
+)
+CONSTRAINED = _scheduled(
+    "HamiConstraintMatchesNoCard",
+    "The pod's annotations require a card type, UUID or mode that no card has.",
+    "Correct the annotation: the types and UUIDs are those of hami.io/node-nvidia-register.",
+    codes("CardTypeMismatch", "CardUuidMismatch", "ModeNotFit", "CardQosPolicyMismatch", "CardAppClassMismatch"),
+    source="CardTypeMismatch, CardUuidMismatch, ModeNotFit",
+)
+CORDONED = _scheduled(
+    "HamiCardCordoned",
+    "Suitable cards are cordoned: they are listed in hami.io/device-cordon.",
+    "Remove them from the annotation when they are healthy.",
+    codes("CardCordoned"),
+    severity=CauseSeverity.MEDIUM,
+    source="CardCordoned, since 2.10",
+)
+NUMA = _scheduled(
+    "HamiNumaNotFit",
+    "The pod requires all its cards on one NUMA node, and no NUMA node has enough free cards.",
+    "Remove nvidia.com/numa-bind, or request fewer cards.",
+    codes("NumaNotFit"),
+    source="NumaNotFit",
+)
+MIG = _scheduled(
+    "HamiMigNotFit",
+    "No MIG profile of the cards is large enough for the pod's request.",
+    "Request the size of a profile, or free a whole card.",
+    codes("CardNotFoundCustomFilterRule", "CardMigTopologyInfeasible"),
+    source="CardMigTopologyInfeasible, CardNotFoundCustomFilterRule",
+)
+UNFIT = _scheduled(
+    "HamiNodeUnfit",
+    "HAMi finds no card for the pod and does not log the reason at the current log level.",
+    "Set the extender's log level to -v=5, and read its lines about this pod.",
+    source="NodeUnfitPod; `node not fit pod` in 2.5",
+)
+
+
+_REFUSALS = (TOO_FEW_CARDS, CARD_UNHEALTHY, CORDONED, CONSTRAINED, NUMA, SLOTS, QUOTA, MEMORY, CORES, EXCLUSIVE, MIG)
 _CAUSES = {code: cause for cause in _REFUSALS for text in cause.texts for code in text.pattern.split("|")}
 WORD = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
 _UNKNOWN = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
@@ -219,7 +284,7 @@ def _disowns(snapshot: Snapshot, judged_node: _Judged) -> bool:
 def _by_cards(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
     because = why_unknown(snapshot, judged_node.unknown)
     healed = {
-        UNHEALTHY: _would_fit(snapshot, judged_node, Code.UNHEALTHY, _healthy),
+        CARD_UNHEALTHY: _would_fit(snapshot, judged_node, Code.UNHEALTHY, _healthy),
         CORDONED: _would_fit(snapshot, judged_node, Code.CORDONED, lambda held: replace(held, cordoned=False)),
     }
     evidence = (_wants(judged_node), *_each_card(judged_node), *_of_hami(judged_node))

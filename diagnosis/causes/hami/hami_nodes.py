@@ -9,16 +9,8 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 from diagnosis.causes.device_plugins import UNHEALTHY, missing_labels
-from diagnosis.causes.hami.hami_causes import (
-    CLOCK_APART,
-    LOCK_STALE,
-    NOT_REGISTERED,
-    PLUGIN_NOT_MEANT,
-    PLUGIN_SILENT,
-    REGISTER_STALE,
-    REGISTER_UNREADABLE,
-)
-from diagnosis.causes.hami.hami_causes import UNHEALTHY as CARD_UNHEALTHY
+from diagnosis.causes.hami.hami_causes import codes
+from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.unready_components import NOT_READY, last_line
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
@@ -29,7 +21,7 @@ from diagnosis.facts.quantity import counted
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.installation import Installation, elsewhere, installations, is_there, offered, plugin_pods, serving
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
-from diagnosis.model import Certainty, FoundCause, Origin, Search, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_node import LOCK, Handshake, HandshakeState, NodeLock, Registration, RegistrationFormat
 from diagnosis.snapshot.hami_pod import BindPhase
@@ -37,6 +29,66 @@ from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.moments import is_future
 from healthcheck.text.naming import named
+
+_fault = Family(None)
+_scheduled = Family(Link.SCHEDULED)
+_DEVICES = "HAMi, pkg/device/devices.go"
+_OF_NODE = tuple(cause.name for cause in NODES)
+PLUGIN_NOT_MEANT = _fault(
+    "HamiPluginNotOnNode",
+    "A GPU node has no HAMi device plugin, because it lacks the label that the plugin's DaemonSet selects.",
+    "Label the node if HAMi should share its cards.",
+    source="HAMi's chart, devicePlugin.nvidiaNodeSelector: gpu=on",
+)
+NOT_REGISTERED = _fault(
+    "HamiNodeNotRegistered",
+    "HAMi's device plugin runs on a node and has not registered its cards there: HAMi reports `node unregistered`.",
+    "Read the plugin's log: it finds no card, or lacks the permission to write to the node.",
+    source=f"{_DEVICES}; the annotation hami.io/node-nvidia-register",
+)
+REGISTER_STALE = _fault(
+    "HamiRegistrationStale",
+    "HAMi's state lists a node's cards although its device plugin no longer advertises them: the kubelet offers none.",
+    "Restore HAMi's device plugin on the node.",
+    source=f"{_DEVICES}; hami.io/node-nvidia-register and the node's allocatable nvidia.com/gpu",
+    follows=("HamiDevicePluginNotReady", "HamiPluginNotOnNode", "UnhealthyGpus", "NodeWithheld", *_OF_NODE),
+)
+REGISTER_UNREADABLE = _fault(
+    "HamiVersionSkew",
+    "Nodes are registered in a format that the scheduler's version does not read: it knows none of their cards.",
+    "Use one version for scheduler and device plugins. HAMi reads JSON since 2.8, its own text format up to 2.7.",
+    source="HAMi 140b2cb5: the register's format changed with 2.8.0",
+)
+LOCK_STALE = _fault(
+    "HamiNodeLockStale",
+    "A node is locked for a pod that HAMi will not finish binding, so no other pod is bound there.",
+    "Find out why the device plugin did not finish that pod, then remove the lock from the node.",
+    severity=CauseSeverity.MEDIUM,
+    source="HAMi, pkg/util/nodelock: the annotation hami.io/mutex.lock; five minutes unless scheduler.nodeLockExpire "
+    "is set",
+    follows=("HamiDevicePluginNotReady", "HamiRegistrationStale"),
+)
+CLOCK_APART = _fault(
+    "HamiHandshakeClockApart",
+    "HAMi up to 2.7 ignores a node with a working device plugin: their clocks or time zones differ.",
+    "Run the scheduler pod in UTC and set the node's clock, or upgrade HAMi: 2.8 no longer uses the handshake.",
+    source="HAMi 2.5 to 2.7 write the handshake in local time and read it as UTC",
+)
+PLUGIN_SILENT = _fault(
+    "HamiPluginSilent",
+    "A node's device plugin does not respond to the handshake of HAMi up to 2.7: HAMi allocates no card there.",
+    "Restart the device plugin pod on the node.",
+    source=f"{_DEVICES}; the annotation hami.io/node-handshake",
+)
+CARD_UNHEALTHY = _scheduled(
+    "HamiCardUnhealthy",
+    "Suitable cards are registered as unhealthy.",
+    "Check the GPUs of the node: their plugin observed an Xid, or NVML does not respond.",
+    codes("CardNotHealth", "CardUnhealthy"),
+    source="CardNotHealth, CardUnhealthy",
+    follows=("HamiRegistrationStale", "UnhealthyGpus", "NodeWithheld"),
+)
+
 
 _REGISTERS = timedelta(minutes=5)
 """A plugin registers within seconds; it retries every 30 s if the API server refuses."""

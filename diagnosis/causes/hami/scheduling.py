@@ -9,15 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.causes.hami.hami_causes import (
-    BIND_FAILS,
-    EXTENDER,
-    EXTENDER_SLOW,
-    FILTERED_ONLY,
-    LOCK_STALE,
-    NO_RIGHT,
-    WRITE_FAILS,
-)
+from diagnosis.causes.hami.hami_causes import CHART
+from diagnosis.causes.hami.hami_nodes import LOCK_STALE
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import Waiting, refusal, unplaced, unschedulable
 from diagnosis.facts.commands import command
@@ -25,11 +18,53 @@ from diagnosis.facts.components import Role
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.pod_stage import StageKind, stage
 from diagnosis.hami.installation import Installation, installation_of, is_scheduled, is_there
-from diagnosis.model import Cause, Certainty, FoundCause, Search, origins
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import ContainerState, Pod
+
+_scheduled = Family(Link.SCHEDULED)
+_SCHEDULER = "HAMi, pkg/scheduler/scheduler.go"
+EXTENDER = _scheduled(
+    "HamiExtenderUnreachable",
+    "kube-scheduler in HAMi's pod gets no response from HAMi's extender, so it schedules no GPU pod.",
+    "Check the container vgpu-scheduler-extender: its restarts and its log.",
+    source=f"{CHART}/configmapnew.yaml: urlPrefix of the extender",
+)
+EXTENDER_SLOW = _scheduled(
+    "HamiExtenderSlow",
+    "HAMi's extender responds to kube-scheduler too late, so pods are not scheduled, or only sometimes.",
+    "Check its CPU limit; with --profiling it serves /debug/pprof on its https port.",
+    severity=CauseSeverity.MEDIUM,
+    source=f"{CHART}/configmapnew.yaml: httpTimeout",
+)
+NO_RIGHT = _scheduled(
+    "HamiMayNotWrite",
+    "HAMi's scheduler lacks the permission to write to pods or nodes, so no pod is bound.",
+    "Restore its service account's permissions from the chart's ClusterRole.",
+    source=f"{_SCHEDULER}, Bind",
+)
+WRITE_FAILS = _scheduled(
+    "HamiWriteFails",
+    "The API server or etcd rejects the writes of HAMi's scheduler at binding.",
+    "Check the API server and etcd; HAMi retries.",
+    source=f"{_SCHEDULER}, Bind",
+)
+BIND_FAILS = _scheduled(
+    "HamiBindingFails",
+    "HAMi has found a node for the pod but can't bind it there.",
+    "Read the reason in its message.",
+    source=f"{_SCHEDULER}, Bind: the event BindingFailed",
+)
+FILTERED_ONLY = _scheduled(
+    "HamiFilteredNotBound",
+    "HAMi has found a node with cards for the pod, but another scheduler rule prevents the binding.",
+    "Read the log of the container kube-scheduler in HAMi's scheduler pod for this pod.",
+    severity=CauseSeverity.MEDIUM,
+    source=f"{_SCHEDULER}: the event FilteringSucceed",
+)
+
 
 _CALLED = re.compile(r"Post \\?\"https?://[^ \"]{1,200}/(filter|bind)\\?\": (.{1,600})", re.ASCII | re.DOTALL)
 """Message of kube-scheduler about an extender that did not respond."""

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diagnosis.causes.hami.control_plane import unreachable
-from diagnosis.causes.hami.hami_causes import (
-    IGNORED,
-    MISSED,
-    NODE_NAMED,
-    NOT_SEEN,
-    OTHER_SCHEDULER,
-    PRIVILEGED,
-    WEBHOOK_MISSING,
-)
+from diagnosis.causes.hami.hami_causes import CHART, NODE_NAMED, PLUGIN_FILES, PRIVILEGED, WEBHOOK_FILE
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import is_ready
 from diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
@@ -27,11 +19,47 @@ from diagnosis.hami.installation import (
     is_there,
     schedulers,
 )
-from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search, origins
+from diagnosis.model import Cause, Certainty, Family, FoundCause, Link, Origin, Search, origins, rejecting
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.moments import timestamp
+
+_fault = Family(None)
+_admitted = Family(Link.ADMITTED)
+_accepted = Family(Link.ACCEPTED)
+WEBHOOK_MISSING = _fault(
+    "HamiWebhookMissing",
+    "HAMi's scheduler has no webhook that assigns pods to it: Kubernetes' scheduler gets all pods and knows no shares.",
+    "Reinstall HAMi's chart with its admission webhook.",
+    source=f"{CHART}/webhook.yaml: the webhook vgpu.hami.io",
+)
+IGNORED = _admitted(
+    "HamiWebhookIgnored",
+    "GPU pods do not reach HAMi's webhook, because of a label or its selector: Kubernetes' scheduler schedules them.",
+    "Remove the label, or change the webhook's selector; then create the pods again.",
+    source="the label hami.io/webhook=ignore; namespaceSelector and objectSelector of the webhook",
+)
+OTHER_SCHEDULER = _admitted(
+    "HamiOtherScheduler",
+    "A workload names another scheduler, and HAMi's webhook does not replace it: its pods get no card.",
+    "Remove schedulerName from the pod template, or set HAMi's scheduler there.",
+    source=f"{WEBHOOK_FILE}: `pod already has different scheduler assigned`, since 2.7",
+)
+MISSED = _admitted(
+    "HamiWebhookMissed",
+    "GPU pods were created while HAMi's webhook did not respond; failurePolicy Ignore let them pass unchanged.",
+    "When the webhook responds again, delete the pods: their controller creates new ones, which pass the webhook.",
+    source="failurePolicy: Ignore of the webhook vgpu.hami.io, the chart's default",
+)
+NOT_SEEN = _accepted(
+    "HamiNoBindingPod",
+    "HAMi's device plugin got a card request for a pod that HAMi's scheduler has not bound.",
+    "Find out why the pod did not reach HAMi's webhook, then create the pod again.",
+    rejecting(r"no binding pod found on node|no node lock naming a pending pod", PLUGIN_FILES),
+    source="HAMi, GetPendingPod: `no binding pod found on node`",
+)
+
 
 _LEAVES_OTHERS = (2, 7)
 """First version that does not replace another scheduler's name."""
