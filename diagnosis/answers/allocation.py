@@ -23,7 +23,7 @@ from diagnosis.facts.gpu_nodes import (
 )
 from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.placement import ZERO, asked_by, held_on
-from diagnosis.facts.quantity import amount
+from diagnosis.facts.quantity import amount, count_of, digits
 from diagnosis.facts.utilization import CardLoad, loads
 from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.installation import installations, settings_of, settings_on
@@ -256,7 +256,7 @@ def why_closed(node: Node) -> str:
 def _plain(node: Node, pods: list[Pod], without: str = "") -> Iterator[Pool]:
     asked = [(pod, asked_by(pod.spec)) for pod in pods]
     for name in devices_in({**node.capacity, **node.allocatable}):
-        capacity, total = (int(amount(amounts.get(name, "0")) or ZERO) for amounts in (node.capacity, node.allocatable))
+        capacity, total = count_of(node.capacity, name), count_of(node.allocatable, name)
         if name == without or (not capacity and not total):
             continue
         holders = tuple(PoolShare(pod.subject, int(amounts[name])) for pod, amounts in asked if amounts.get(name))
@@ -320,9 +320,9 @@ def _cards(node: Node, pools: Iterable[Pool], registered_cards: int) -> int | No
     if seen is not None or registered_cards:
         return registered_cards if seen is None else seen
     product = node.meta.labels.get("nvidia.com/gpu.product", "")
-    counted = node.meta.labels.get("nvidia.com/gpu.count", "")
-    if counted.isascii() and counted.isdigit() and len(counted) < 6 and "-MIG-" not in product:
-        return int(counted)
+    counted = digits(node.meta.labels.get("nvidia.com/gpu.count", ""), -1)
+    if counted >= 0 and "-MIG-" not in product:
+        return counted
     plain = [pool for pool in pools if pool.resource in (GPU, SHARED)]
     if plain and "-MIG-" not in product:
         return sum(pool.capacity for pool in plain) // max(copies(node), 1)

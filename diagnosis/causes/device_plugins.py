@@ -24,8 +24,7 @@ from diagnosis.facts.gpu_nodes import (
     sliced_nodes,
     switched_off,
 )
-from diagnosis.facts.placement import ZERO
-from diagnosis.facts.quantity import amount
+from diagnosis.facts.quantity import count_of, digits
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
@@ -231,7 +230,7 @@ def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
 
 
 def _what(node: Node) -> Cause:
-    return UNHEALTHY if any(_number(node.capacity, name) for name in devices_in(node.capacity)) else NOT_OFFERED
+    return UNHEALTHY if any(count_of(node.capacity, name) for name in devices_in(node.capacity)) else NOT_OFFERED
 
 
 def _partly(node: Node) -> Iterator[FoundCause]:
@@ -240,7 +239,7 @@ def _partly(node: Node) -> Iterator[FoundCause]:
     A resource at 0 next to offered ones is left over from an older configuration, and is ignored.
     """
     for name in devices_in(node.capacity):
-        there, offered = _number(node.capacity, name), _number(node.allocatable, name)
+        there, offered = count_of(node.capacity, name), count_of(node.allocatable, name)
         if 0 < offered < there:
             lost = there - offered
             evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_seen(node))
@@ -260,9 +259,12 @@ def _fewer(node: Node) -> Iterator[FoundCause]:
     cut = any(name.startswith(MIG) for name in (*node.capacity, *node.allocatable)) or "MIG" in labels.get(
         "nvidia.com/gpu.product", ""
     )
-    counted, copies = _whole(labels.get("nvidia.com/gpu.count", "")), _whole(labels.get("nvidia.com/gpu.replicas", "1"))
+    counted, copies = (
+        digits(labels.get("nvidia.com/gpu.count", ""), 0),
+        digits(labels.get("nvidia.com/gpu.replicas", "1"), 0),
+    )
     mixed = labels.get("nvidia.com/mig.config", "all-disabled") != "all-disabled"
-    there = _number(node.capacity, GPU) + _number(node.capacity, SHARED)
+    there = count_of(node.capacity, GPU) + count_of(node.capacity, SHARED)
     if cut or mixed or node.hami.shared or is_changed(node) or not 0 < there < counted * max(copies, 1):
         return
     evidence = (
@@ -343,14 +345,6 @@ def _offers(node: Node) -> str:
 
 def _tells(line: str) -> bool:
     return any(word in line.lower() for word in ("no devices found", "failed to", "error", "incompatible", "unhealthy"))
-
-
-def _number(amounts: Mapping[str, str], name: str) -> int:
-    return int(amount(amounts.get(name, "0")) or ZERO)
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
 
 
 @lru_cache(maxsize=1)

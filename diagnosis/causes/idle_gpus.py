@@ -13,7 +13,7 @@ from diagnosis.facts.commands import logs
 from diagnosis.facts.gpu_nodes import GPU, WHOLE, gpu_nodes, pool_kind
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of
 from diagnosis.facts.placement import asked_by
-from diagnosis.facts.quantity import amount
+from diagnosis.facts.quantity import count_of
 from diagnosis.facts.utilization import CardLoad, loads
 from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, origins
@@ -81,7 +81,7 @@ def _idle_cards(node: Node, held: Mapping[str, int], idle: list[CardLoad]) -> It
     for name, some in by_pod.items():
         cards = ", ".join(load.uuid or load.index for load in some[:_MOST_SHOWN])
         yield name, f"{name}: {len(some)} of its {held[name]} GPUs on node/{node.name} at 0 % for an hour: {cards}"
-    offered = int(amount(node.capacity.get(GPU, "0")) or 0)
+    offered = count_of(node.capacity, GPU)
     if not by_pod and offered and len(unnamed) >= offered:
         for name, number in held.items():
             yield (name, f"{name}: owns {number} of the {offered} GPUs of node/{node.name}, all at 0 % for an hour")

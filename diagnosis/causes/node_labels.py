@@ -64,7 +64,7 @@ def find_unlabelled(snapshot: Snapshot) -> Iterator[FoundCause]:
             continue
         for component in discovery:
             pod = component.pod_on(node.name)
-            if pod is not None and is_ready(pod) and _is_old(pod, snapshot, _LABELLED):
+            if pod is not None and is_ready(pod) and not snapshot.is_new(pod.meta, _LABELLED):
                 evidence = (f"{pod.subject} is ready on {node.subject}, which has no label {_PRODUCT}",)
                 remedy = (f"Read its log: {logs(pod.meta, '--tail=30')}", UNLABELLED.remedy)
                 yield FoundCause(UNLABELLED, node.subject, evidence, remedy, because_of=above)
@@ -101,8 +101,8 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
         return
     pods = [pod for manager in managers if (pod := manager.pod_on(node.name)) is not None]
     working = any(is_ready(pod) for pod in pods)
-    new = any(not _is_old(pod, snapshot, _LABELLED) for pod in pods)
-    waiting = [one for one in snapshot.pods if _waits_for_slice(one) and _is_old(one, snapshot, _RECONFIGURED)]
+    new = any(snapshot.is_new(pod.meta, _LABELLED) for pod in pods)
+    waiting = [one for one in snapshot.pods if _waits_for_slice(one) and not snapshot.is_new(one.meta, _RECONFIGURED)]
     if new or (working and not waiting):
         return
     labels = node.meta.labels
@@ -145,10 +145,6 @@ def _waits_for_slice(pod: Pod) -> bool:
     if pod.spec.node or pod.phase != "Pending":
         return False
     return any(name.startswith(MIG) for container in pod.spec.containers for name in gpus_of(container))
-
-
-def _is_old(pod: Pod, snapshot: Snapshot, age: timedelta) -> bool:
-    return pod.meta.created is None or snapshot.now - pod.meta.created > age
 
 
 SEARCHES = (

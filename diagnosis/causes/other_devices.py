@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 
 from diagnosis.causes.unready_components import NOT_READY
@@ -10,8 +10,7 @@ from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.commands import kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
-from diagnosis.facts.placement import ZERO
-from diagnosis.facts.quantity import amount
+from diagnosis.facts.quantity import count_of
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
@@ -48,11 +47,11 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
     plugins = [component for component in components(snapshot) if component.role is Role.EFA_PLUGIN]
     claimed = sliced_nodes(snapshot, _NETWORK_DRIVERS)
     drivers = [component for component in components(snapshot) if component.role is Role.NETWORK_DRA]
-    types = {one.meta.labels.get(INSTANCE_TYPE, "") for one in snapshot.nodes if _number(one.allocatable)} - {""}
+    types = {one.meta.labels.get(INSTANCE_TYPE, "") for one in snapshot.nodes if count_of(one.allocatable, EFA)} - {""}
     for node in snapshot.nodes:
         if not is_judged(node, snapshot.now):
             continue
-        there, offered = _number(node.capacity), _number(node.allocatable)
+        there, offered = count_of(node.capacity, EFA), count_of(node.allocatable, EFA)
         evidence = f"{node.subject}: capacity {there} {EFA}, allocatable {offered}"
         above = [*origins((NOT_READY[Role.EFA_PLUGIN],), node.subject, *(part.subject for part in plugins))]
         if offered < there:
@@ -156,10 +155,6 @@ def _why_not(plugin: Component, node: Node) -> str:
     if not is_for(plugin.spec, node):
         return f"{plugin.subject} does not select it"
     return f"{plugin.subject} has no ready pod there"
-
-
-def _number(amounts: Mapping[str, str]) -> int:
-    return int(amount(amounts.get(EFA, "0")) or ZERO)
 
 
 SEARCHES = (Search((NO_EFA,), ("Node",), find_efa), Search((NO_SLICES,), ("Node", "Pod", "ResourceSlice"), find_slices))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 
 from diagnosis.facts.gpu_requests import is_gpu
+from diagnosis.facts.quantity import digits
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.node.device_pools import is_whole
@@ -162,4 +163,4 @@ def copies(node: Node) -> int:
     """Return how many times the device plugin offers each GPU of the node."""
     labels = node.meta.labels
     text = labels.get("nvidia.com/gpu.replicas") or labels.get("cloud.google.com/gke-max-shared-clients-per-gpu", "1")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+    return digits(text, 1)

@@ -126,8 +126,8 @@ def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeU
     """
     if waiting.fit is None:
         flag_why = " " in waiting.message and not queues.is_error(waiting)
-        return flag_why and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
-    if not everywhere and not any(queues.is_old(snapshot, pod) for pod in waiting.pods):
+        return flag_why and not any(snapshot.is_new(pod.meta, queues.PATIENCE) for pod in waiting.pods)
+    if not everywhere and all(snapshot.is_new(pod.meta, queues.PATIENCE) for pod in waiting.pods):
         return False  # recent pods, and nodes are not visible
     return not _is_next(snapshot, waiting, everywhere)
 

@@ -65,7 +65,7 @@ _ADMISSION, _TOPOLOGY = "kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"
 _DEFAULT = "default-scheduler"
 _ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
 _NOTED = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
-_PATIENCE = timedelta(minutes=2)
+PATIENCE = timedelta(minutes=2)
 """Time until a gate, or a pod without a scheduler's message, counts as a problem."""
 _IN_LINE = timedelta(minutes=10)
 """Time until waiting for resources in use counts as a problem; it is long, because queues exist for that."""
@@ -76,7 +76,7 @@ _UNUSED = "insufficient unused quota"
 def find_gates(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that wait for the removal of a scheduling gate."""
     for pod in unplaced(snapshot):
-        if pod.spec.gates and is_old(snapshot, pod):
+        if pod.spec.gates and not snapshot.is_new(pod.meta, PATIENCE):
             yield _gated(snapshot, pod)
 
 
@@ -84,7 +84,7 @@ def find_queued(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield workloads that wait in a Kueue queue, gated or suspended, with Kueue's messages."""
     for workload in snapshot.queued:
         done = any(map(workload.is_true, ("Finished", "Admitted", "QuotaReserved")))
-        patience = _IN_LINE if _is_in_line(workload) else _PATIENCE
+        patience = _IN_LINE if _is_in_line(workload) else PATIENCE
         young = snapshot.is_new(workload.meta, patience)
         if not done and not young and workload.active and any(map(asks_for_gpus, workload.specs)):
             yield _held_back(snapshot, workload)
@@ -94,7 +94,7 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that no scheduler has processed."""
     waits: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in unplaced(snapshot):
-        if pod.spec.gates or _is_looked_at(snapshot, pod) or not is_old(snapshot, pod):
+        if pod.spec.gates or _is_looked_at(snapshot, pod) or snapshot.is_new(pod.meta, PATIENCE):
             continue
         if lacks_claims(snapshot, pod):
             continue  # the scheduler waits for the claims first
@@ -252,7 +252,7 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
     pods = [
         pod
         for pod in snapshot.pods
-        if pod.spec.scheduler == name and not pod.over and pod.spec.node and snapshot.is_new(pod.meta, _PATIENCE)
+        if pod.spec.scheduler == name and not pod.over and pod.spec.node and snapshot.is_new(pod.meta, PATIENCE)
     ]
     if pods:
         return None
@@ -327,8 +327,3 @@ def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the schedulers that have placed pods."""
     placed = {pod.spec.scheduler for pod in snapshot.pods if pod.spec.node and pod.spec.scheduler}
     return tuple(sorted(placed))[:5]
-
-
-def is_old(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether the pod has waited longer than a scheduler needs to process it."""
-    return pod.meta.created is None or snapshot.now - pod.meta.created > _PATIENCE
