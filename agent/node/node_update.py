@@ -12,7 +12,6 @@ import structlog
 from msgspec.structs import replace
 
 from agent.node.api_server import ApiServer
-from agent.node.bad_annotations import BadAnnotations
 from agent.node.conditions import WrittenConditions
 from agent.node.node_watch import marks_of
 from agent.node.record_left_out import RecordLeftOut, without_record
@@ -42,18 +41,10 @@ node.
 class NodeUpdate:
     """Writes to the Node, on the node writer's thread. The answer to each write is the resulting Node."""
 
-    def __init__(
-        self,
-        api: ApiServer,
-        state: AgentState,
-        reporter: Reporter,
-        bad: BadAnnotations,
-        telemetry: Telemetry,
-    ) -> None:
+    def __init__(self, api: ApiServer, state: AgentState, reporter: Reporter, telemetry: Telemetry) -> None:
         self._api = api
         self._state = state
         self._reporter = reporter
-        self._bad = bad
         self._telemetry = telemetry
         self._taint = WantedTaint(api, state, reporter, telemetry)
         self.slot = self._taint.slot
@@ -77,7 +68,7 @@ class NodeUpdate:
 
     def read(self) -> NodeState:
         """Read the Node. Raises ClusterError."""
-        node = self._bad.without(self._api.cluster.nodes.read(self._state.node_name))
+        node = self._api.cluster.nodes.read(self._state.node_name)
         self._state.set_node(node)
         self._state.note_unreadable("")
         self._api.permissions.allow("get", "nodes")
@@ -88,7 +79,7 @@ class NodeUpdate:
         view, whole = self._view(known, node), self._record.as_if_there(node)
         decision, grant = self._taint.decide(view, whole)
         change = plan(view, decision, whole, grant)
-        self._bad.report((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
+        self._reporter.complain((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
         if not self._api.write:
             events = [event.reason for event in (*change.events, *change.repair.events)]
             conditions = [condition for condition in (change.condition, *change.repair.conditions) if condition]
@@ -190,7 +181,7 @@ class NodeUpdate:
             self.log_unreadable(error)
             self._state.set_node(None)
         else:
-            self._state.keep_newer(self._bad.without(node))
+            self._state.keep_newer(node)
 
     def log_unreadable(self, error: Unreadable) -> None:
         """Log an unreadable Node once, until it can be read."""

@@ -13,8 +13,8 @@ import structlog
 
 from agent.node.api_server import ApiServer
 from agent.node.own_slot import OwnSlot
+from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
-from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.budget import HELD, SlotGrant
@@ -55,10 +55,11 @@ class SlotState(enum.Enum):
 class SlotRequests(threading.Thread):
     """Acquires or releases the slot that the Node needs. Reports the answer if the verdict did not wait for it."""
 
-    def __init__(self, api: ApiServer, state: AgentState) -> None:
+    def __init__(self, api: ApiServer, state: AgentState, reporter: Reporter) -> None:
         super().__init__(name="slot-requests", daemon=True)
         self._slot = OwnSlot(api.cluster)
         self._api = api
+        self._reporter = reporter
         self._news = state.news
         self._condition = threading.Condition()
         self._state = SlotState.NONE
@@ -121,8 +122,8 @@ class SlotRequests(threading.Thread):
         while (request := self._next()) is not None:
             try:
                 self._request(*request)
-            except Exception as error:  # noqa: BLE001 - content of a foreign Lease must not end the agent
-                log.error("a slot can't be requested", failure=failure(error))  # noqa: TRY400 - a line, no traceback
+            except Exception as error:  # noqa: BLE001 - boundary of this loop
+                self._reporter.report_defect("slot", error)
 
     def _begin(self, state: SlotState, node: NodeState, *answers: SlotState) -> None:
         """Begin a request for the Node, unless it is open, or one of `answers` is its answer."""
