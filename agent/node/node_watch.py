@@ -10,7 +10,7 @@ import tenacity
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Unavailable
+from healthcheck.cluster.errors import ClusterError
 from healthcheck.model import PREFIX
 from healthcheck.node.state import REPAIR_CONDITIONS, WATCHED_LABELS, NodeState
 
@@ -106,5 +106,5 @@ def _repair_conditions(node: NodeState) -> list[tuple[object, ...]]:
 
 def _pause(state: tenacity.RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
-    asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+    asked = (error.retry_after_seconds if isinstance(error, ClusterError) else None) or 0.0
     return max(asked, tenacity.wait_random_exponential(max=_CAP_SECONDS)(state))

@@ -189,7 +189,7 @@ class NodeWriter(threading.Thread):
             return _NODE_GONE_SECONDS
         urgent = self._is_urgent()
         backoff = tenacity.wait_random_exponential(max=_URGENT_CAP_SECONDS if urgent else _CAP_SECONDS)
-        asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+        asked = (error.retry_after_seconds if isinstance(error, ClusterError) else None) or 0.0
         if urgent:
             asked = min(asked, random.uniform(*_URGENT_ASKED_SECONDS))  # noqa: S311
         self._not_before = time.monotonic() + asked

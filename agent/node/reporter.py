@@ -235,9 +235,8 @@ class _Patience:
         now = time.monotonic()
         longest = min(_FIRST_SECONDS * 2.0**self._failures, _CAP_SECONDS)
         seconds = _NODE_GONE_SECONDS if isinstance(error, NotFound) else random.uniform(0, longest)  # noqa: S311
-        asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
         self._again_at = now + seconds
-        self._not_before = now + asked
+        self._not_before = now + (error.retry_after_seconds or 0.0)
         self._failures = min(self._failures + 1, 16)
         return self._failures == 1
 

@@ -181,7 +181,6 @@ class SlotRequests(threading.Thread):
 
     def _put_off(self, asked: SlotState, node: NodeState, error: ClusterError) -> None:
         """Repeat the request after a delay: the server's Retry-After up to the cap, plus a random time."""
-        pause = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
         if isinstance(error, Unavailable):
             self._api.outage.away("slots", error)
         with self._condition:
@@ -190,7 +189,7 @@ class SlotRequests(threading.Thread):
             longest = _CAP_SECONDS if asked is SlotState.RELEASING else _TAKE_CAP_SECONDS
             seconds = random.uniform(0, min(_FIRST_SECONDS * 2.0**self._failures, longest))  # noqa: S311
             self._failures = min(self._failures + 1, 16)
-            self._due_at = time.monotonic() + min(pause, longest) + seconds
+            self._due_at = time.monotonic() + min(error.retry_after_seconds or 0.0, longest) + seconds
             if self._state is SlotState.REQUESTED:
                 self._why = f"{_UNANSWERED}{error}"
 

@@ -68,7 +68,7 @@ class HostSide:
         self.configuration = MountedConfiguration(reader, state, ledger, reporter, telemetry)
         self.cycle = Cycle(self.sources, state, ledger, self.configuration.reload, telemetry)
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
-        self.deep_processes = DeepProcesses(root, state, reporter)
+        self.deep_processes = DeepProcesses(root, state, reporter.report_defect)
         judge = RecordJudge(state, ledger, reporter, self.deep_processes, telemetry)
         self.kernel_log = Follower(root, state.memory.cursor, judge, facilities)
 

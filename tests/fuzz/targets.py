@@ -158,7 +158,7 @@ def a_forged_file_is_read_or_set_aside(
 
 def _is_usable(memory: Memory) -> None:
     memory = begin(memory, MACHINE, memory.boot_id, NOW)
-    gpus = (Gpu(0, "0000:53:00.0", uuid="GPU-1", serial="1"),)
+    gpus = (Gpu(0, address="0000:53:00.0", uuid="GPU-1", serial="1"),)
     memory = after_look(memory, JudgedCycle([says()], gpus), later(10))
     event = fault(seq=1, at=NOW.monotonic)
     memory = after_kernel_log(memory, [says(sightings=(sighting(event),), check="xid")], later(20))

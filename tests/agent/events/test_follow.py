@@ -148,7 +148,7 @@ class _Following:
         self.ledger = Ledger(self.state, file, self.telemetry)
         self.ledger.configure(selecting(checks))
         self.reports = Reports(self.state)
-        processes = DeepProcesses(node.root, self.state, self.reports)
+        processes = DeepProcesses(node.root, self.state, self.reports.report_defect)
         judge = RecordJudge(self.state, self.ledger, self.reports, processes, self.telemetry)
         self.follower = Follower(node.root, self.state.memory.cursor, judge)
 
