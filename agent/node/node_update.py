@@ -21,7 +21,7 @@ from agent.state.agent_state import AgentKnowledge, AgentState
 from agent.telemetry import Telemetry
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
 from healthcheck.deep.claim import why_unread
-from healthcheck.node.state import NodeState
+from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.node_events import NodeEvent
 from healthcheck.verdict.node_patch import NodePatch, plan
@@ -56,7 +56,7 @@ class NodeUpdate:
 
     def look_ended(self) -> None:
         self._taint.look_ended()
-        self._record.look_ended()
+        self._record.may_try = True
 
     def put_off_seconds(self) -> float | None:
         """Time until the conditions may be restored; None: they are in place, or wait for another event."""
@@ -85,7 +85,7 @@ class NodeUpdate:
             conditions = [condition for condition in (change.condition, *change.repair.conditions) if condition]
             log.info("dry run", patch=change.patch, conditions=conditions, events=events)
             return True
-        if change.patch is None and self._record.is_worth_a_try:
+        if change.patch is None and self._record.text and self._record.may_try:
             at_once = replace(view, rules=replace(view.rules, rewrite_after_seconds=0.0))
             self._try_record(node, plan(at_once, decision, whole, grant).patch)
         stands = self._write(node, change, view.verdict)
@@ -148,26 +148,28 @@ class NodeUpdate:
             self._keep(partial(self._api.cluster.nodes.patch, node.name, patch))
         except Refused as error:
             self._keep(partial(self._api.cluster.nodes.patch, node.name, without_record(patch, node)))
-            if self._record.left_out_of(patch):
+            is_new = not self._record.text
+            self._record = RecordLeftOut(patch["metadata"]["annotations"][RESULTS])
+            if is_new:
                 log.warning(
                     "the Node has no room for the record; its labels and taint are set without it", answer=str(error)
                 )
                 self._reporter.warn("RecordLeftOut", f"labels and taint are set without the record: {error}")
         else:
-            self._record.written()
-        self._telemetry.record_left_out.set(self._record.is_left_out)
+            self._record.text = ""
+        self._telemetry.record_left_out.set(bool(self._record.text))
 
     def _try_record(self, node: NodeState, patch: Mapping[str, Any] | None) -> None:
         """Try the record again. Everything else is written already."""
         if patch is None:
             return
-        self._record.tried()
+        self._record.may_try = False
         try:
             self._keep(partial(self._api.cluster.nodes.patch, node.name, patch))
         except (Refused, Forbidden):
             return
         log.info("the Node accepts the record again")
-        self._record.written()
+        self._record.text = ""
         self._telemetry.record_left_out.set(0)
 
     def _keep(self, write: Callable[[], NodeState]) -> None:
