@@ -97,8 +97,9 @@ class RecordJudge:
         if failures and len(records) > 1:
             self._judge_each(records, cursor)
             return
-        for check, why in failures.items():
-            self._put_aside(records[0], check, why)
+        for record in records:
+            for check, why in failures.items():
+                self._put_aside(record, check, why)
         if not failures:
             self._put_unread_aside(records, outcomes)
         try:
