@@ -14,6 +14,7 @@ from cli.node_step import node_step
 from healthcheck.cluster.errors import Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.memory.known_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow, ReleaseRow
 from healthcheck.model import PREFIX, Severity, Status
 from healthcheck.node.devices import AllocatedDevices
@@ -102,6 +103,8 @@ class FleetRow(Struct, frozen=True):
     """Active findings, worst first."""
     unobserved: tuple[str, ...]
     """Reasons why checks could not run."""
+    stops_pods: bool
+    """Whether a finding keeps all GPU pods from starting."""
     next_step: NextStep
 
 
@@ -243,6 +246,7 @@ def row_of_node(
         since=_since(findings, condition),
         findings=tuple(_found(finding) for finding in findings),
         unobserved=_causes(record),
+        stops_pods=any(finding.reason in STOPS_PODS for finding in findings),
         next_step=node_step(node, record, silent, now),
     )
 
@@ -275,9 +279,9 @@ def _causes(record: StandingRecord) -> tuple[str, ...]:
 def looked(row: FleetRow) -> str:
     """Return the age of the agent's last heartbeat."""
     if row.heartbeat_age_seconds is None:
-        return "never" if not row.status else "none, silent" if row.silent else "?"
-    word = ago(row.heartbeat_age_seconds)
-    return f"{word}, silent" if row.silent else word
+        return "never" if not row.status else "silent" if row.silent else "?"
+    age = ago(row.heartbeat_age_seconds)
+    return f"silent {age.removesuffix(' ago')}" if row.silent else age
 
 
 def ago(seconds: float) -> str:

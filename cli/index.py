@@ -54,6 +54,7 @@ def without_prefix(message: str) -> str:
     return message.lower().removeprefix(f"{PREFIX}/")
 
 
+@cache
 def reasons() -> dict[str, Declared]:
     """Return all reasons except Xids and SXids, which are found by number; keys are in lower case."""
     return {entry["reason"]["name"].lower(): _declared(entry) for entry in _content()["reasons"]}

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
+from cli import index
 from cli.words import SEVERITY_MEANS
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.claim import claim_on
+from healthcheck.memory.known_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState, is_of_another_machine
@@ -36,8 +38,23 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
     if status == Status.UNKNOWN:
         return _explained((row.cause for row in record.unobserved or ()), "A check could not run.")
     if status == Status.WARN:
-        return _explained((finding.reason for finding in record.findings or ()), "Nothing now.")
+        return _actionable_step(record.findings or ())
     return NextStep()
+
+
+def _actionable_step(findings: Iterable[FindingRow]) -> NextStep:
+    """Return the step of the worst finding that a person can act on.
+
+    Findings that keep GPU pods from starting come first, and other findings with advice before those without, which
+    are Xids of an application.
+    """
+    declared = index.reasons()
+    named = [finding.reason for finding in findings if finding.reason and _NAME.match(finding.reason)]
+    reason = min(named, key=lambda name: (name not in STOPS_PODS, name.lower() not in declared), default="")
+    if reason.lower() not in declared:
+        return _explained((reason,), "Nothing now.")
+    stops = "GPU pods can't start. " if reason in STOPS_PODS else ""
+    return _explained((reason,), f"{stops}{declared[reason.lower()].reason.action}")
 
 
 def _fixing_step(node: NodeState, record: StandingRecord) -> NextStep:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.table import Table
 from rich.text import Text
 
 from healthcheck.host.console import Screen
@@ -13,11 +12,8 @@ COMMAND = "$ "
 
 def print_line(console: Screen, head: Text, body: Text, *, whole: bool = False) -> None:
     """Print `head`, a space and `body`. `whole`: never wrap, for a command that users copy."""
-    if whole or not console.is_terminal:
-        console.print(Text.assemble(head, " ", body), soft_wrap=True)
-        return
-    line = Table.grid(padding=(0, 1))
-    line.add_column(no_wrap=True)
-    line.add_column(overflow="fold")
-    line.add_row(head, body)
-    console.print(line)
+    line = Text.assemble(head, " ", body)
+    if whole:
+        console.print(line, soft_wrap=True)
+    else:
+        console.print_words(line, indent=head.cell_len + 1)

@@ -24,11 +24,12 @@ from healthcheck.node.state import (
 )
 from healthcheck.text.json_rows import JsonObject, as_json, only_rows, row_in, word
 from healthcheck.text.moments import EARLIEST, is_future, moment, moment_or_none
+from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import DEEP, AgentRecord, Record, RecordError, RunRecord
 from healthcheck.verdict.verdict import worst
 
-_LONGEST_WORD, _LONGEST_REASON = 253, 1024
+_LONGEST_WORD, _LONGEST_REASON, _LONGEST_TIME = 253, 1024, 40
 _WORSE = (Status.WARN.value, Status.FAIL.value, Status.UNKNOWN.value)
 GESTURE = f"set the label {STATUS} to {Status.PASS.value}"
 _SOMEBODY = "a person"
@@ -168,6 +169,19 @@ def other_severities(
         except RecordError as error:
             complaints.append(f"annotation {annotation}: {error}; it is ignored")
     return severities, tuple(complaints)
+
+
+def undescribed_records(node: NodeState, taken: Mapping[str, str]) -> Iterator[str]:
+    """Yield annotation, time and severity of each counting deep record whose findings the agent has not adopted."""
+    for annotation, kind in DEEP.items():
+        record = records.on_node(RunRecord, node, annotation)
+        if annotation in node.annotations and not is_taken(record, annotation, taken) and counts(record, node):
+            yield severity_message(kind, record.timestamp, record.severity)
+
+
+def severity_message(kind: str, at: str | None, severity: str | None) -> str:
+    """Return the message of a deep record's severity without a finding for it."""
+    return f"{kind} of {printable(at or 'an unknown time', _LONGEST_TIME)} has severity {severity}"
 
 
 def counts(record: RunRecord, node: NodeState) -> bool:

@@ -25,8 +25,7 @@ from healthcheck.node.state import (
     removed_condition,
 )
 from healthcheck.text.moments import timestamp
-from healthcheck.verdict.node_events import NodeEvent, cut, event_name, headline
-from healthcheck.verdict.verdict import Verdict
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 
 
 class RepairPolicy(Struct, frozen=True):
@@ -37,12 +36,18 @@ class RepairPolicy(Struct, frozen=True):
 
 
 class NodeSummary(Struct, frozen=True):
-    """State of the Node besides these conditions: the merge of all records, and whether the taint is set."""
+    """State of the Node besides these conditions: the merge of all records, and whether the taint is set.
+
+    `reason` and `message` are those of the condition GpuHealthy.
+    """
 
     status: Status
     severity: Severity
-    verdict: Verdict
+    reason: str
+    message: str
     tainted: bool
+    settling: bool
+    """Whether a finding that can flicker is still to be confirmed."""
 
 
 class RepairChange(Struct, frozen=True):
@@ -94,20 +99,19 @@ def _required(tier: Severity, summary: NodeSummary) -> tuple[str, str, str]:
     """
     if summary.severity is not tier:
         return "False", "NotRequired", f"the severity of this node is not {tier.name}"
-    return ("True", *headline(summary.status, summary.severity, summary.verdict))
+    return "True", summary.reason, summary.message
 
 
 def _hardware_ready(repair: RepairPolicy, summary: NodeSummary) -> tuple[str, str, str] | None:
-    reason, message = headline(summary.status, summary.severity, summary.verdict)
     if summary.severity >= repair.severity:
         if summary.tainted:
-            return "False", eks_reason(reason), message
-        return "Unknown", "RepairWithheld", f"the node is not tainted, so no repair is requested: {message}"
+            return "False", eks_reason(summary.reason), summary.message
+        return "Unknown", "RepairWithheld", f"the node is not tainted, so no repair is requested: {summary.message}"
     if summary.status is Status.FAIL:
-        return "Unknown", "NoRepair", f"{summary.severity.name} requires no repair: {message}"
+        return "Unknown", "NoRepair", f"{summary.severity.name} requires no repair: {summary.message}"
     if summary.status is Status.UNKNOWN:
-        return "Unknown", reason, message
-    if summary.verdict.settling:
+        return "Unknown", summary.reason, summary.message
+    if summary.settling:
         return None
     return "True", "NvidiaAcceleratedHardwareIsReady", "all checks ran and found no fault that keeps work away"
 

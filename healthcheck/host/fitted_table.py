@@ -1,0 +1,157 @@
+"""A table for a terminal: one line for each row from 80 columns on.
+
+Where the terminal is too narrow, columns are left out by priority, the common ending of the names of nodes is printed
+once below the table, longer names lose their middle, and texts lose their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from healthcheck.text.naming import named
+from healthcheck.text.printable import printable
+
+Cell = tuple[str, str]
+"""Text of a cell and its style."""
+_CUT = "\N{HORIZONTAL ELLIPSIS}"
+_BETWEEN = "  "
+_NARROWEST_NAME, _NARROWEST = 24, 8
+"""Least width of shortened names while other columns can be left out, and of any shortened column."""
+_MOST_NAMED = 5
+
+
+class TableColumn(Struct, frozen=True):
+    """One column of a fitted table."""
+
+    title: str
+    leaves: int = 0
+    """Order in which columns are left out, lowest first; 0: the column always stays."""
+    is_name: bool = False
+    """Texts are names of nodes. If shortened, they still differ from each other."""
+    least: int = 0
+    """Least width of texts that may lose their end; 0: texts are never cut."""
+    is_repeated: bool = False
+    """Whether cut texts are printed completely below the table, with the names of their rows."""
+
+
+class FittedTable(Struct, frozen=True):
+    """Lines of a table, and notes to print below it."""
+
+    lines: list[Text]
+    notes: list[Text]
+
+
+class _Field(Struct, frozen=True):
+    """One column with its cells, the width of its widest text, and its chosen width."""
+
+    column: TableColumn
+    cells: list[Cell]
+    widest: int
+    width: int
+
+    @property
+    def least(self) -> int:
+        return min(self.widest, self.column.least or (_NARROWEST_NAME if self.column.is_name else self.widest))
+
+    def cut(self) -> list[Cell]:
+        """Return the cells in the chosen width."""
+        if self.width >= self.widest:
+            return self.cells
+        texts = [text for text, _ in self.cells]
+        words = shortened(texts, self.width) if self.column.is_name else [_cut(text, self.width) for text in texts]
+        return [(word, style) for word, (_, style) in zip(words, self.cells, strict=True)]
+
+
+def fitted_table(
+    columns: Sequence[TableColumn], rows: Iterable[Sequence[Cell]], width: int | None, *, headers: bool = True
+) -> FittedTable:
+    """Return the table in lines of at most `width` columns; None: no limit, and nothing is shortened."""
+    texts = [[(printable(text), style) for text, style in row] for row in rows]
+    fields = [_field(column, [row[place] for row in texts], headers) for place, column in enumerate(columns)]
+    names, notes = [text for text, _ in fields[0].cells], []
+    if width is not None and _total(fields) > width:
+        if fields[0].column.is_name and (ending := common_ending(names)):
+            cells = [(text.removesuffix(ending), style) for text, style in fields[0].cells]
+            fields[0] = _field(fields[0].column, cells, headers)
+            notes.append(Text(f"All names of nodes end in {ending}", "dim"))
+        fields = _narrowed(fields, width)
+        notes += [note for field in fields if field.column.is_repeated for note in _cut_texts(field, names)]
+    return FittedTable(list(_lines(fields, headers)), notes)
+
+
+def common_ending(names: Sequence[str]) -> str:
+    """Return the longest ending of whole domain labels that all names share, with its dot; '' if there is none."""
+    shared = ""
+    for labels in zip(*(reversed(name.split(".")[1:]) for name in names), strict=False):
+        if len(set(labels)) > 1:
+            break
+        shared = f".{labels[0]}{shared}"
+    return shared
+
+
+def shortened(names: Sequence[str], width: int) -> list[str]:
+    """Return the names without their middle, in `width` columns. The gap is where most of them still differ."""
+    different, best = len(set(names)), [""] * len(names)
+    for head in sorted(range(width), key=lambda head: abs(head - width // 2)):
+        tail = width - 1 - head
+        words = [name if len(name) <= width else name[:head] + _CUT + name[len(name) - tail :] for name in names]
+        if len(set(words)) > len(set(best)) or not best[0]:
+            best = words
+        if len(set(best)) == different:
+            break
+    return best
+
+
+def _field(column: TableColumn, cells: list[Cell], headers: bool) -> _Field:
+    widest = max([cell_len(column.title) if headers else 0, *(cell_len(text) for text, _ in cells)])
+    return _Field(column, cells, widest, widest)
+
+
+def _total(fields: Sequence[_Field], *, least: bool = False) -> int:
+    return sum(field.least if least else field.width for field in fields) + len(_BETWEEN) * (len(fields) - 1)
+
+
+def _narrowed(fields: Sequence[_Field], width: int) -> list[_Field]:
+    """Leave out columns until the least widths fit, then give the free width to names first, and then to texts."""
+    kept = list(fields)
+    for field in sorted((field for field in fields if field.column.leaves), key=lambda field: field.column.leaves):
+        if _total(kept, least=True) <= width:
+            break
+        kept.remove(field)
+    free = width - _total(kept, least=True)
+    widths = {field.column: field.least for field in kept}
+    for field in sorted(kept, key=lambda field: field.column.is_name == (free < 0)):
+        if field.column.is_name or field.column.least:
+            change = max(min(free, field.widest - field.least), min(_NARROWEST - field.least, 0))
+            widths[field.column] += change
+            free -= change
+    return [replace(field, width=widths[field.column]) for field in kept]
+
+
+def _lines(fields: Sequence[_Field], headers: bool) -> Iterator[Text]:
+    titles = [[(field.column.title, "bold") for field in fields]] if headers else []
+    for row in (*titles, *zip(*(field.cut() for field in fields), strict=True)):
+        *before, (last, style) = row
+        line = Text()
+        for (text, word_style), field in zip(before, fields, strict=False):
+            line.append(text, word_style).append(" " * (field.width - cell_len(text)) + _BETWEEN)
+        line.append(last, style).rstrip()
+        yield line
+
+
+def _cut(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + _CUT
+
+
+def _cut_texts(field: _Field, names: Sequence[str]) -> Iterator[Text]:
+    owners: dict[str, list[str]] = {}
+    for (text, _), name in zip(field.cells, names, strict=True):
+        if cell_len(text) > field.width:
+            owners.setdefault(text, []).append(name)
+    for text, some in owners.items():
+        yield Text(f"{text}: {named(some, _MOST_NAMED)}")
