@@ -118,6 +118,28 @@ class Fleet(Struct, frozen=True):
     """Unreadable objects, each with the reason."""
 
 
+class NodeReport(Struct, frozen=True):
+    """One node: its row of the fleet, its slots of the fleet budget, and the Node with its records."""
+
+    row: FleetRow
+    node: NodeState
+    slots: tuple[str, ...]
+    """Names of the node's slots; () also without permission to list them."""
+    budget: FleetBudget
+
+
+def read_node(cluster: Cluster, name: str) -> NodeReport:
+    """Return one node. Raises NotFound."""
+    config, now = _allowed(cluster.settings.read_config), datetime.now(UTC)
+    interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL") or 0)
+    is_late = partial(_is_overdue, interval=interval, now=now)
+    (node,) = _with_devices(cluster, [cluster.nodes.read(name)], config, is_late)
+    beats = _heartbeats(cluster)
+    row = row_of_node(node, (beats or {}).get(name), interval, now, listed=beats is not None)
+    slots = _allowed(lambda: tuple(slot.name for slot in cluster.leases.slots(name))) or ()
+    return NodeReport(row, node, slots, _budget(cluster, config, None if beats is None else len(beats)))
+
+
 def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
     """Return the selected GPU nodes, worst first, and the fleet budget for tainted nodes.
 

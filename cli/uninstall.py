@@ -9,7 +9,7 @@ import typer
 
 from cli.access import cluster_of
 from cli.options import Context, Kubeconfig, RequestTimeout
-from cli.words import end, explained
+from cli.words import confirmed, end, explained
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
@@ -54,7 +54,8 @@ def uninstall(
 
     Remove our agents and CronJobs first, because they would write again; the command prints how.
 
-    Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not.
+    Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not; 3 no answer on
+    standard input.
     """
     try:
         cluster = cluster_of(Access(kubeconfig, context, request_timeout))
@@ -78,7 +79,7 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
         return 0
     if running:
         return LEFT
-    if (gone or rules) and not (yes or typer.confirm("Remove all this?")):
+    if (gone or rules) and not (yes or confirmed("uninstall", "Remove all this?")):
         console.print("nothing was changed")
         return LEFT
     failed = [removal.node for removal in gone if not take_off(cluster, removal.node, console)]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import Struct
-from rich.table import Table
 from rich.text import Text
 
 from cli.access import cluster_of
 from cli.fleet import gpu_nodes
 from cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
+from cli.output.lines import print_line
 from cli.words import end, explained
 from healthcheck.catalog import dcgm_causes
 from healthcheck.cluster.errors import ClusterError
@@ -64,7 +64,10 @@ def verify(
         answers = _answers(cluster_of(Access(kubeconfig, context, request_timeout)), time.monotonic() + timeout)
     except ClusterError as error:
         end("verify", explained(error), COULD_NOT)
-    Screen.of_rows().print(_table(answers))
+    screen = Screen()
+    for answer in answers:
+        mark, style = _MARKS[answer.holds]
+        print_line(screen, Text.assemble(f"{answer.about:<14}  ", (f"{mark:<7} ", style)), Text(answer.said))
     raise typer.Exit(0 if _all_hold(answers) else LACKING)
 
 
@@ -129,15 +132,6 @@ _CROWDED = (
     ' \'{"metadata":{"managedFields":[{}]}}\'`'
 )
 _NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install.md)"
-
-
-def _table(answers: list[Verification]) -> Table:
-    table = Table()
-    for title in ("what", "", "found"):
-        table.add_column(title)
-    for answer in answers:
-        table.add_row(answer.about, Text(*_MARKS[answer.holds]), answer.said)
-    return table
 
 
 _MARKS = {True: ("ok", "green"), False: ("lacking", "bold red")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from msgspec.structs import astuple
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cli.fleet import Fleet, FleetRow, ago, looked
 from cli.output import columns
+from cli.output.lines import COMMAND
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.host.console import Screen
 from healthcheck.host.fitted_table import Cell, FittedTable, TableColumn, fitted_table
@@ -19,7 +20,7 @@ from healthcheck.host.streams import write_document
 from healthcheck.model import Status, counted
 from healthcheck.text.moments import moment
 from healthcheck.text.naming import named
-from healthcheck.verdict.taint_decision import DEVICES
+from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
 
 _MOST_ROWS, _MOST_NAMED = 500, 20
 """Most named nodes: on a terminal, and in one sentence."""
@@ -92,22 +93,22 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
     used, places, size = ("?" if entry is None else str(entry) for entry in astuple(fleet.budget))
     have = "node has" if size == "1" else "nodes have"
     yield Text(f"{used} of {places} slots for tainted nodes are in use; {size} {have} an agent")
-    yield from _named("not tainted although their verdicts require it", fleet, lambda row: row.taint == "withheld")
-    yield from _named("no GPU pod can start on", fleet, lambda row: row.stops_pods)
+    withheld = [row.node for row in fleet.nodes if row.taint == WITHHELD]
+    if withheld:
+        yield Text(f"not tainted although their verdicts require it: {named(withheld, _MOST_NAMED)}", "bold red")
+    stopped = [row.node for row in fleet.nodes if row.stops_pods]
+    if stopped:
+        yield Text(f"GPU pods can't start on: {named(stopped, _MOST_NAMED)}", "bold red")
     reasons = Counter(row.overdue for row in fleet.nodes if row.overdue)
     for why, _ in reasons.most_common(_MOST_NAMED):
-        yield from _named(f"overdue for a deep test: {why}", fleet, lambda row, why=why: row.overdue == why, "magenta")
+        overdue = [row.node for row in fleet.nodes if row.overdue == why]
+        yield Text(f"overdue for a deep test: {named(overdue, _MOST_NAMED)}: {why}", "magenta")
     if (more := len(reasons) - _MOST_NAMED) > 0:
         yield Text(f"overdue for a deep test for {more} other reasons: `-o json` lists them", "magenta")
     for what in fleet.passed_over[:_MOST_NAMED]:
         yield Text(f"skipped: {what}", "magenta")
     if (more := len(fleet.passed_over) - _MOST_NAMED) > 0:
         yield Text(f"skipped: {more} more: `-o json` lists them", "magenta")
-
-
-def _named(words: str, fleet: Fleet, is_meant: Callable[[FleetRow], bool], style: str = "bold red") -> Iterator[Text]:
-    if names := [row.node for row in fleet.nodes if is_meant(row)]:
-        yield Text(f"{words}: {named(names, _MOST_NAMED)}", style)
 
 
 def _cells(row: FleetRow, *, wide: bool) -> Iterator[Cell]:
@@ -125,13 +126,14 @@ def _cells(row: FleetRow, *, wide: bool) -> Iterator[Cell]:
     if wide:
         yield row.since, ""
         yield ", ".join(dict.fromkeys(f"{finding.reason} {finding.subject}" for finding in row.findings)), ""
-        yield " ".join(filter(None, (row.next_step.note, " && ".join(row.next_step.commands)))), ""
+        commands = " && ".join(row.next_step.commands)
+        yield " ".join(filter(None, (row.next_step.note, commands and f"{COMMAND}{commands}"))), ""
 
 
 def _taint(row: FleetRow) -> Cell:
     if row.tainted:
         return "yes", ""
-    return ("withheld", "bold red") if row.taint == "withheld" else ("GPUs" if row.taint == DEVICES else "", "")
+    return ("withheld", "bold red") if row.taint == WITHHELD else ("GPUs" if row.taint == DEVICES else "", "")
 
 
 def _tested(row: FleetRow) -> Cell:

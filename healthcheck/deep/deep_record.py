@@ -131,7 +131,7 @@ def deep_record(record: RunRecord, kind: str) -> DeepRecord:
     """Parse the record of a deep diagnostic. Raises RecordError or ValueError."""
     at = moment(record.timestamp)
     severity = records.severity_of(record)
-    faults = [fault for fault in deep_faults(record) if min(fault.severity, severity) is not Severity.PASS]
+    faults = [fault for fault in deep_faults(record, kind) if min(fault.severity, severity) is not Severity.PASS]
     saw_all = not record.unobserved and "unobserved" not in record.odd
     return DeepRecord(
         kind,

@@ -6,6 +6,7 @@ once below the table, longer names lose their middle, and texts lose their end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from healthcheck.text.naming import named
+from healthcheck.model import counted
 from healthcheck.text.printable import printable
 
 Cell = tuple[str, str]
@@ -22,7 +23,6 @@ _CUT = "\N{HORIZONTAL ELLIPSIS}"
 _BETWEEN = "  "
 _NARROWEST_NAME, _NARROWEST = 24, 8
 """Least width of shortened names while other columns can be left out, and of any shortened column."""
-_MOST_NAMED = 5
 
 
 class TableColumn(Struct, frozen=True):
@@ -36,7 +36,7 @@ class TableColumn(Struct, frozen=True):
     least: int = 0
     """Least width of texts that may lose their end; 0: texts are never cut."""
     is_repeated: bool = False
-    """Whether cut texts are printed completely below the table, with the names of their rows."""
+    """Whether cut texts are printed completely below the table, each once with the number of its rows."""
 
 
 class FittedTable(Struct, frozen=True):
@@ -75,12 +75,13 @@ def fitted_table(
     fields = [_field(column, [row[place] for row in texts], headers) for place, column in enumerate(columns)]
     names, notes = [text for text, _ in fields[0].cells], []
     if width is not None and _total(fields) > width:
-        if fields[0].column.is_name and (ending := common_ending(names)):
+        saved = fields[0].widest - fields[0].least
+        if saved and _total(fields, least=True) + saved > width and (ending := common_ending(names)):
             cells = [(text.removesuffix(ending), style) for text, style in fields[0].cells]
             fields[0] = _field(fields[0].column, cells, headers)
             notes.append(Text(f"All names of nodes end in {ending}", "dim"))
         fields = _narrowed(fields, width)
-        notes += [note for field in fields if field.column.is_repeated for note in _cut_texts(field, names)]
+        notes += [note for field in fields if field.column.is_repeated for note in _cut_texts(field)]
     return FittedTable(list(_lines(fields, headers)), notes)
 
 
@@ -148,10 +149,7 @@ def _cut(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + _CUT
 
 
-def _cut_texts(field: _Field, names: Sequence[str]) -> Iterator[Text]:
-    owners: dict[str, list[str]] = {}
-    for (text, _), name in zip(field.cells, names, strict=True):
-        if cell_len(text) > field.width:
-            owners.setdefault(text, []).append(name)
-    for text, some in owners.items():
-        yield Text(f"{text}: {named(some, _MOST_NAMED)}")
+def _cut_texts(field: _Field) -> Iterator[Text]:
+    cut = Counter(text for text, _ in field.cells if cell_len(text) > field.width)
+    for text, number in cut.items():
+        yield Text(f"{counted(number, 'row')}: {text}")

@@ -161,7 +161,9 @@ def other_severities(
             if is_taken(record, annotation, taken):
                 continue
             if is_counted := counts(record, node):
-                standing = [fault.severity for fault in deep_faults(record) if not fault.is_covered(known)]
+                standing = [
+                    fault.severity for fault in deep_faults(record, DEEP[annotation]) if not fault.is_covered(known)
+                ]
                 severities.append(min(records.severity_of(record), worst(standing)))
             if why := _why_undated(record):
                 does = "counts until it is removed from the Node" if is_counted else "is ignored"
@@ -269,12 +271,12 @@ def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
         try:
             record = records.parse(RunRecord, node.annotations.get(annotation, "{}"))
             if not is_taken(record, annotation, taken) and counts(record, node):
-                yield from deep_faults(record)
+                yield from deep_faults(record, DEEP[annotation])
         except RecordError:
             continue
 
 
-def deep_faults(record: RunRecord) -> list[Fault]:
+def deep_faults(record: RunRecord, kind: str) -> list[Fault]:
     """Return the findings of a deep diagnostic, as events. Raises RecordError.
 
     A severity that none of the findings explains is an event too.
@@ -283,7 +285,7 @@ def deep_faults(record: RunRecord) -> list[Fault]:
     faults = [fault for row in rows if (fault := _fault(row, record, row.nature or Nature.EVENT)) is not None]
     stated = records.severity_of(record)
     if stated > worst(fault.severity for fault in faults):
-        untold = FindingRow(UNTOLD, stated, "node")
+        untold = FindingRow(UNTOLD, stated, "node", detail=severity_message(kind, record.timestamp, stated.name))
         faults += [fault for fault in (_fault(untold, record, Nature.EVENT),) if fault is not None]
     return faults
 
