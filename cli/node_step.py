@@ -45,16 +45,19 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
 def _actionable_step(findings: Iterable[FindingRow]) -> NextStep:
     """Return the step of the worst finding that a person can act on.
 
-    Findings that keep GPU pods from starting come first, and other findings with advice before those without, which
-    are Xids of an application.
+    Findings that keep GPU pods from starting come first, and findings without advice, such as an application's Xid, last.
     """
-    declared = index.reasons()
     named = [finding.reason for finding in findings if finding.reason and _NAME.match(finding.reason)]
-    reason = min(named, key=lambda name: (name not in STOPS_PODS, name.lower() not in declared), default="")
-    if reason.lower() not in declared:
-        return _explained((reason,), "Nothing now.")
+    reason = min(named, key=lambda name: (name not in STOPS_PODS, not _advice_for(name)), default="")
     stops = "GPU pods can't start. " if reason in STOPS_PODS else ""
-    return _explained((reason,), f"{stops}{declared[reason.lower()].reason.action}")
+    return _explained((reason,), f"{stops}{_advice_for(reason) or 'Nothing now.'}")
+
+
+def _advice_for(reason: str) -> str:
+    declared = index.reasons().get(reason.lower())
+    if declared is not None:
+        return declared.reason.action
+    return next((entry.meaning for entry in index.words().get(reason.lower(), ()) if entry.kind == index.REASON), "")
 
 
 def _fixing_step(node: NodeState, record: StandingRecord) -> NextStep:

@@ -228,7 +228,7 @@ def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Scre
         return 0 if options.dry_run else code
     if not options.wait_seconds:
         console.print(f"{name}: written; the node's agent will apply it")
-        return STILL_STANDS if _rest(node, word) else 0
+        return _show_active(node, word, console)
     after = _wait(cluster, name, dump_release(word), options.wait_seconds)
     console.print(f"{name}: released by {printable(options.by)}: {printable(options.reason)}")
     code = _show_rest(after, word, console)
@@ -296,19 +296,20 @@ def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
 
 
 def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
+    """Print the remaining findings, and the agent's status. Returns the exit code."""
+    code = _show_active(node, word, console)
+    status = records.on_node(AgentRecord, node, RESULTS).status or Status.UNKNOWN.value
+    console.print(f"{node.name}: its agent reports {status}")
+    return STILL_STANDS if node.tainted() or status == Status.FAIL else code
+
+
+def _show_active(node: NodeState, word: Release, console: Screen) -> int:
     """Print the findings that the release does not cover; a level fault ends only when a check cycle finds it gone."""
-    rest = _rest(node, word)
+    rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
     if rest:
         console.print(f"{node.name}: still active")
         _show(rest, console)
-    status = records.on_node(AgentRecord, node, RESULTS).status or Status.UNKNOWN.value
-    console.print(f"{node.name}: its agent reports {status}")
-    return STILL_STANDS if rest or node.tainted() or status == Status.FAIL else 0
-
-
-def _rest(node: NodeState, word: Release) -> list[Fault]:
-    """Return the findings that count although the node is released."""
-    return [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
+    return STILL_STANDS if rest else 0
 
 
 def _show_cordon(node: NodeState, options: ReleaseOptions, console: Screen) -> None:

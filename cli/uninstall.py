@@ -54,8 +54,8 @@ def uninstall(
 
     Remove our agents and CronJobs first, because they would write again; the command prints how.
 
-    Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not; 3 no answer on
-    standard input.
+    Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not; 130 no
+    answer.
     """
     try:
         cluster = cluster_of(Access(kubeconfig, context, request_timeout))

@@ -64,10 +64,7 @@ def verify(
         answers = _answers(cluster_of(Access(kubeconfig, context, request_timeout)), time.monotonic() + timeout)
     except ClusterError as error:
         end("verify", explained(error), COULD_NOT)
-    screen = Screen()
-    for answer in answers:
-        mark, style = _MARKS[answer.holds]
-        print_line(screen, Text.assemble(f"{answer.about:<14}  ", (f"{mark:<7} ", style)), Text(answer.said))
+    show(answers, Screen())
     raise typer.Exit(0 if _all_hold(answers) else LACKING)
 
 
@@ -132,6 +129,12 @@ _CROWDED = (
     ' \'{"metadata":{"managedFields":[{}]}}\'`'
 )
 _NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install.md)"
+
+
+def show(answers: Iterable[Verification], screen: Screen) -> None:
+    for answer in answers:
+        mark, style = _MARKS[answer.holds]
+        print_line(screen, Text.assemble(f"{answer.about:<14}  ", (f"{mark:<7} ", style)), Text(answer.said))
 
 
 _MARKS = {True: ("ok", "green"), False: ("lacking", "bold red")}

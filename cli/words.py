@@ -7,7 +7,7 @@ from typing import NoReturn
 import typer
 
 from healthcheck.cluster.errors import Forbidden
-from healthcheck.host.program import USAGE
+from healthcheck.host.program import INTERRUPTED, USAGE
 from healthcheck.host.streams import complain, write_document
 from healthcheck.model import Severity, Status
 
@@ -50,7 +50,7 @@ def confirmed(command: str, question: str) -> bool:
     except typer.Abort as abort:
         if isinstance(abort.__context__, EOFError):
             write_document("\n")
-            end(command, "no answer on standard input, so nothing was changed; --yes does not ask")
+            end(command, "no answer on standard input, so nothing was changed; --yes does not ask", INTERRUPTED)
         raise
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from os.path import commonprefix
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -96,16 +97,30 @@ def common_ending(names: Sequence[str]) -> str:
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:
-    """Return the names without their middle, in `width` columns. The gap is where most of them still differ."""
-    different, best = len(set(names)), [""] * len(names)
+    """Return the names in `width` columns, without their middle, and still different from each other.
+
+    If only the middle differs, the parts before and after it are shortened instead.
+    """
+    long = [name for name in names if len(name) > width]
+    different, best = len(set(long)), list[str]()
     for head in sorted(range(width), key=lambda head: abs(head - width // 2)):
-        tail = width - 1 - head
-        words = [name if len(name) <= width else name[:head] + _CUT + name[len(name) - tail :] for name in names]
-        if len(set(words)) > len(set(best)) or not best[0]:
-            best = words
+        best = [_without_middle(name, head, width - 1 - head) for name in long]
         if len(set(best)) == different:
             break
-    return best
+    else:
+        before, after = (len(commonprefix(some)) for some in (long, [name[::-1] for name in long]))  # noqa: RUF071
+        spare = width - len(_CUT) * 2 - max(len(name) - before - after for name in long)
+        if spare >= 0:
+            best = [
+                f"{name[: spare // 2]}{_CUT}{name[before : len(name) - after]}{_CUT}{name[len(name) - spare // 2 :]}"
+                for name in long
+            ]
+    words = iter(best)
+    return [name if len(name) <= width else next(words) for name in names]
+
+
+def _without_middle(name: str, head: int, tail: int) -> str:
+    return name[:head] + _CUT + name[len(name) - tail :]
 
 
 def _field(column: TableColumn, cells: list[Cell], headers: bool) -> _Field:
