@@ -45,7 +45,8 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
 def _actionable_step(findings: Iterable[FindingRow]) -> NextStep:
     """Return the step of the worst finding that a person can act on.
 
-    Findings that keep GPU pods from starting come first, and findings without advice, such as an application's Xid, last.
+    Findings that keep GPU pods from starting come first, and findings without advice last, such as an
+    application's Xid.
     """
     named = [finding.reason for finding in findings if finding.reason and _NAME.match(finding.reason)]
     reason = min(named, key=lambda name: (name not in STOPS_PODS, not _advice_for(name)), default="")
