@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 from msgspec import to_builtins
@@ -22,7 +21,7 @@ from healthcheck.operations.cordon import cordoned_by
 from healthcheck.text.json_rows import as_json
 from healthcheck.text.moments import moment_or_none, timestamp
 from healthcheck.text.naming import named
-from healthcheck.text.printable import printable
+from healthcheck.text.printable import LONGEST, printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import Fault, faults_on
 from healthcheck.verdict.record import DEEP, AgentRecord, CheckRow, HistoryRow, RunRecord
@@ -32,6 +31,8 @@ _LABEL = 12
 """Width of the first column."""
 _ON_A_SCREEN, _MOST = 5, 100
 """Most entries of one kind on a terminal, and elsewhere."""
+_LONGEST_ON_A_SCREEN = 5
+"""Longest entry on a terminal, in lines."""
 _STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
 _LONGEST_TIME = 40
 _TAINTS = {
@@ -45,18 +46,25 @@ Entry = tuple[str, str, str]
 
 def node_lines(report: NodeReport, screen: Screen, now: datetime) -> Iterator[Text]:
     """Yield the lines of the page. On a terminal they are broken between words; a command never is."""
-    row, most = report.row, _ON_A_SCREEN if screen.is_terminal else _MOST
+    row, most, longest = report.row, _MOST, LONGEST
+    if screen.is_terminal:
+        most, longest = _ON_A_SCREEN, _LONGEST_ON_A_SCREEN * screen.width
     yield Text.assemble((row.node, "bold"), f"  {printable(row.instance_type)}")
     for label, text, style in (*_entries(report, most, now), ("next step", row.next_step.note or "none", "bold")):
-        line = Text.assemble((label.ljust(_LABEL), style), printable(text))
+        line = Text.assemble((label.ljust(_LABEL), style), printable(text, longest))
         yield from wrapped(line, screen.width, _LABEL) if screen.is_terminal else (line,)
     for command in row.next_step.commands:
         yield Text(f"{' ' * _LABEL}{COMMAND}{command}")
 
 
 def node_in_place(report: NodeReport, screen: Screen) -> Group:
-    """Return the page for a display that is repeated, in no more lines than the terminal shows."""
-    return Group(*islice(node_lines(report, screen, datetime.now(UTC)), max(screen.height - 1, 1)))
+    """Return the page for a display that is repeated, in no more lines than the terminal shows, with the next step."""
+    lines, room = list(node_lines(report, screen, datetime.now(UTC))), max(screen.height - 1, 1)
+    if len(lines) > room:
+        lines[room // 2 : len(lines) - room + room // 2 + 1] = [Text("\N{HORIZONTAL ELLIPSIS}", "dim")]
+    for line in lines:
+        line.truncate(screen.width, overflow="ellipsis")
+    return Group(*lines)
 
 
 def node_document(report: NodeReport) -> dict[str, Any]:

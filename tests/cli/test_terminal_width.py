@@ -73,6 +73,16 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield nodes, api.kubeconfig(tmp_path_factory.mktemp("fleet") / "kubeconfig")
 
 
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the first pause."""
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupt)
+
+
 def marked(reason: str) -> dict[str, Any]:
     severity, status = ("REBOOT", "fail") if reason == "Xid79" else ("MONITOR", "warn")
     finding = {"reason": reason, "severity": severity, "subject": "gpu/0000:18:00.0", "detail": "it failed " * 20}
@@ -108,18 +118,13 @@ def test_status_has_a_row_for_each_node(fleet: tuple[list[str], Path], width: in
     assert any(line.startswith("GPU pods can't start on:") for line in lines)
 
 
+@pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_watch_shows_the_worst_and_the_totals_on_one_screen(
-    fleet: tuple[list[str], Path], width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", interrupted)
+def test_a_watch_shows_the_worst_and_the_totals_on_one_screen(fleet: tuple[list[str], Path], width: int) -> None:
     nodes, kubeconfig = fleet
     lines = shown(kubeconfig, width, "status", "-w", lines=16, code=130)
 
-    assert len(lines) <= 17
+    assert len(lines) < 16
     assert max(map(len, lines)) <= width
     assert any(re.match(r"\d+ nodes?: ", line) for line in lines)
     assert any(" slots for tainted nodes are in use" in line for line in lines)
@@ -140,6 +145,17 @@ def test_one_node_is_shown_on_one_screen(fleet: tuple[list[str], Path], width: i
     for words in (f"MONITOR {REASONS[0]} on gpu/0000:18:00.0: GPU pods can't start: ", "ends with: reboot, release"):
         assert words in text
     assert re.search(r"next step .*\$ ", text)
+
+
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_one_node_that_is_watched_keeps_its_next_step(fleet: tuple[list[str], Path], width: int) -> None:
+    nodes, kubeconfig = fleet
+    lines = shown(kubeconfig, width, "status", nodes[0], "-w", lines=8, code=130)
+
+    assert len(lines) < 8
+    assert max(map(len, lines)) <= width
+    assert lines[-1].startswith("            $ ")
 
 
 def test_in_a_pipe_and_wide_nothing_is_shortened(fleet: tuple[list[str], Path]) -> None:
