@@ -13,6 +13,7 @@ COMMAND = "$ "
 def print_line(console: Screen, head: Text, body: Text, *, whole: bool = False) -> None:
     """Print `head`, a space and `body`. `whole`: never wrap, for a command that users copy."""
     line = Text.assemble(head, " ", body)
+    line.rstrip()
     if whole:
         console.print(line, soft_wrap=True)
     else:
