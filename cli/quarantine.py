@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from cli.access import cluster_of
 from cli.eviction import CouldNot
 from cli.options import Context, Kubeconfig, Nodes, RequestTimeout, TableFormat, TableJsonOrYaml, positive_seconds
 from cli.output.json_documents import write_as
-from cli.output.lines import COMMAND, print_line
+from cli.output.lines import COMMAND, print_line, print_rows
 from cli.output.progress import ProgressDisplay
 from cli.quarantine_node import (
     LOOK_SECONDS,
@@ -230,7 +230,7 @@ def show(result: QuarantineOutcome, console: Screen) -> None:
     at = printable(record.timestamp or "")
     console.print()
     console.print_words(Text.assemble((result.node, "bold"), f": quarantine run of {at}"))
-    _show_checks(record, console)
+    print_rows(console, list(_check_rows(record)))
     for finding in record.findings or ():
         words = printable(f"{finding.reason} on {finding.subject}: {finding.detail}")
         severity = finding.severity.name if finding.severity else ""
@@ -244,20 +244,15 @@ def show(result: QuarantineOutcome, console: Screen) -> None:
     _show_step(result, console)
 
 
-def _show_checks(record: RunRecord, console: Screen) -> None:
+def _check_rows(record: RunRecord) -> Iterator[list[Text]]:
+    yield [Text(title, "bold") for title in ("test", "status", "severity", "result")]
     causes: dict[str, list[str]] = {}
     for cause_row in record.unobserved or ():
         causes.setdefault(cause_row.check or "", []).append(printable(f"{cause_row.cause}: {cause_row.detail}"))
-    rows = [("test", "status", "severity", "seen")]
     for row in record.checks or ():
-        check, status, severity = (printable(word or "") for word in (row.check, row.status, row.severity))
-        rows.append(
-            (check, status, severity, "; ".join(filter(None, [printable(row.seen or ""), *causes.get(check, ())])))
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for *words, seen in rows:
-        cells = [(word.ljust(width), _STYLES.get(word, "")) for word, width in zip(words, widths, strict=True)]
-        print_line(console, Text("  ").join(Text(*cell) for cell in cells).append(" "), Text(seen))
+        words = [printable(word or "") for word in (row.check, row.status, row.severity)]
+        result = "; ".join(filter(None, [printable(row.seen or ""), *causes.get(words[0], ())]))
+        yield [*(Text(word, _STYLES.get(word, "")) for word in words), Text(result)]
 
 
 def _show_step(result: QuarantineOutcome, console: Screen) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from cli.access import cluster_of
 from cli.fleet import gpu_nodes
 from cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
-from cli.output.lines import print_line
+from cli.output.lines import print_rows
 from cli.words import end, explained
 from healthcheck.catalog import dcgm_causes
 from healthcheck.cluster.errors import ClusterError
@@ -132,9 +132,7 @@ _NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install
 
 
 def show(answers: Iterable[Verification], screen: Screen) -> None:
-    for answer in answers:
-        mark, style = _MARKS[answer.holds]
-        print_line(screen, Text.assemble(f"{answer.about:<14}  ", (f"{mark:<7} ", style)), Text(answer.said))
+    print_rows(screen, [[Text(one.about), Text(*_MARKS[one.holds]), Text(one.said)] for one in answers])
 
 
 _MARKS = {True: ("ok", "green"), False: ("lacking", "bold red")}

@@ -19,7 +19,7 @@ _POOLS = (
     TableColumn("Offered", least=20),
     TableColumn("Held", least=10),
     TableColumn("Free"),
-    TableColumn("By whom", least=20, is_repeated=True),
+    TableColumn("Held by", least=20, is_repeated=True),
     TableColumn("CPU left", leaves=3),
     TableColumn("Memory left", leaves=2),
 )

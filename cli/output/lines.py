@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from healthcheck.host.console import Screen
@@ -18,3 +20,13 @@ def print_line(console: Screen, head: Text, body: Text, *, whole: bool = False) 
         console.print(line, soft_wrap=True)
     else:
         console.print_words(line, indent=head.cell_len + 1)
+
+
+def print_rows(console: Screen, rows: Sequence[Sequence[Text]]) -> None:
+    """Print rows with aligned cells. On a terminal, the last cell is wrapped between words, below itself."""
+    widths = [max(row[column].cell_len for row in rows) for column in range(len(rows[0]) - 1)]
+    for *cells, last in rows:
+        head = Text()
+        for cell, width in zip(cells, widths, strict=True):
+            head.append_text(cell).append(" " * (width - cell.cell_len + 2))
+        print_line(console, head[:-1], last)
