@@ -267,7 +267,7 @@ def row_of_node(
         overdue=(obstacle(node, heard, now) or str(last_attempt(node, now) or _NOT_YET)) if overdue else "",
         since=_since(findings, condition),
         findings=tuple(_found(finding) for finding in findings),
-        unobserved=_causes(record),
+        unobserved=tuple(dict.fromkeys(row.cause or "" for row in record.unobserved or ())),
         stops_pods=any(finding.reason in STOPS_PODS for finding in findings),
         next_step=node_step(node, record, silent, now),
     )
@@ -292,10 +292,6 @@ def _since(findings: Sequence[FindingRow], condition: Mapping[str, Any]) -> str:
     ]
     at = min(worst, default=None) or moment_or_none(condition.get("lastTransitionTime"))
     return timestamp(at) if at else ""
-
-
-def _causes(record: StandingRecord) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(row.cause or "" for row in record.unobserved or ()))
 
 
 def looked(row: FleetRow) -> str:

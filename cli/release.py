@@ -166,7 +166,12 @@ def release_selected(selector: str, options: ReleaseOptions, access: Access, *, 
     if not nodes:
         complain("release", f"-l {selector!r}: no node has these labels")
         return COULD_NOT
-    shown = {node.name: _meant(release_of(node, "", "", datetime.now(UTC))) for node in nodes if _has_something(node)}
+    now = datetime.now(UTC)
+    shown = {
+        node.name: _meant(word)
+        for node in nodes
+        if (word := release_of(node, "", "", now)).findings or cordoned_by(node) or node.tainted()
+    }
     return _release_shown(cluster, shown, len(nodes), _signed(options, access), yes=yes)
 
 
@@ -200,10 +205,6 @@ def _release_shown(
         console.print("nothing was changed")
         return STILL_STANDS
     return max(_release_each(cluster, (name,), replace(options, shown=meant)) for name, meant in shown.items())
-
-
-def _has_something(node: NodeState) -> bool:
-    return bool(release_of(node, "", "", datetime.now(UTC)).findings or cordoned_by(node) or node.tainted())
 
 
 def _meant(word: Release) -> Findings:

@@ -15,7 +15,7 @@ from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT
 from healthcheck.host.streams import complain, say
-from healthcheck.model import PREFIX, Severity
+from healthcheck.model import PREFIX, Severity, counted
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
 from healthcheck.operations.uninstall import (
@@ -116,11 +116,8 @@ def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Scr
         console.print(
             f"DeviceTaintRule {printable(rule.name)}: a GPU accepts work again, although its verdict is {rule.tier}"
         )
-    console.print(
-        f"{_counted(gone)} labels, taints or other data of gpu-healthcheck"
-        if gone
-        else "no node carries anything of gpu-healthcheck"
-    )
+    many = f"{counted(len(gone), 'node')} {'carry' if len(gone) > 1 else 'carries'} labels, taints or other data"
+    console.print(f"{many} of gpu-healthcheck" if gone else "no node carries anything of gpu-healthcheck")
 
 
 def _look(cluster: Cluster) -> list[Removal]:
@@ -166,10 +163,6 @@ def _show(removal: Removal, console: Screen) -> None:
         console.print(f"  accepts work again, although its verdict is {removal.verdict}")
     for what in removal.kept:
         console.print(f"  keeps {printable(what)}: set by another owner")
-
-
-def _counted(gone: Sequence[Removal]) -> str:
-    return f"{len(gone)} nodes carry" if len(gone) > 1 else "1 node carries"
 
 
 def _listed(noun: str, keys: Sequence[str]) -> str:

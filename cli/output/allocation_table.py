@@ -87,7 +87,7 @@ def _cells(node: NodeAllocation, pool: Pool | None, pods_seen: bool) -> Iterable
         return
     yield f"{pool.held}{_shares(pool)}", ""
     yield str(pool.free), "green" if pool.free else ""
-    yield _holders(pool), ""
+    yield named((f"{holder.pod.partition('/')[2]} {holder.amount}" for holder in pool.holders), _MOST_HOLDERS), ""
     yield shown("cpu", node.cpu_free), ""
     yield shown("memory", node.memory_free), ""
 
@@ -98,7 +98,3 @@ def _shares(pool: Pool) -> str:
         return ""
     memory, cores = (sum(getattr(holder, name) for holder in pool.holders) for name in ("memory", "cores"))
     return f" ({memory / 1024:.0f} of {pool.memory / 1024:.0f} GiB, {cores} of {pool.cores} % cores)"
-
-
-def _holders(pool: Pool) -> str:
-    return named((f"{holder.pod.partition('/')[2]} {holder.amount}" for holder in pool.holders), _MOST_HOLDERS)
