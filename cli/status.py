@@ -25,7 +25,7 @@ from cli.output.json_documents import write_as
 from cli.output.node_page import node_document, node_in_place, node_lines
 from cli.words import end
 from healthcheck.cluster.errors import ClusterError, NotFound, Refused
-from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.kubeconfig import Access, context_name
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import say, write_document
@@ -110,7 +110,7 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
             read = partial(read_node, cluster, nodes[0])
             _run(_View(read, output, node_document, partial(_print_node, output), node_in_place), watch=watch)
         else:
-            rows = partial(_print_rows, output, wide=wide, headers=headers)
+            rows = partial(_print_rows, output, access, wide=wide, headers=headers)
             in_place = partial(watched, wide=wide, headers=headers)
             read_all = partial(read_fleet, cluster, unread, selector)
             _run(_View(read_all, output, to_builtins, rows, in_place), watch=watch)
@@ -144,11 +144,11 @@ class _View(Struct, Generic[T], frozen=True):
         sys.stdout.flush()
 
 
-def _print_rows(output: StatusFormat, fleet: Fleet, *, wide: bool, headers: bool) -> None:
+def _print_rows(output: StatusFormat, access: Access, fleet: Fleet, *, wide: bool, headers: bool) -> None:
     if output is StatusFormat.HTML:
         from cli.output import fleet_page  # noqa: PLC0415 - no other form needs its templates
 
-        write_document(fleet_page.text(fleet, datetime.now(UTC)))
+        write_document(fleet_page.text(fleet, datetime.now(UTC), context_name(access)))
     elif output is StatusFormat.NAME:
         write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
     else:

@@ -11,17 +11,19 @@ import typer
 from msgspec import Struct
 from rich.text import Text
 
+from cli import agent_pods
 from cli.access import cluster_of
 from cli.fleet import gpu_nodes
 from cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
 from cli.output.lines import print_rows
 from cli.words import end, explained
 from healthcheck.catalog import dcgm_causes
-from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.names import POLICIES
+from healthcheck.cluster.names import AGENT, NAMESPACE, POLICIES
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT
+from healthcheck.host.streams import complain
 from healthcheck.node.state import MOST_FIELD_MANAGERS, RESULTS, NodeState
 from healthcheck.text.naming import named
 from healthcheck.verdict import record as records
@@ -69,8 +71,13 @@ def verify(
 
 
 def _answers(cluster: Cluster, deadline: float) -> list[Verification]:
-    """Return the last results: when all pass, or when the time is over."""
+    """Return the last results: when all pass, or when the time is over. Report each failure when it is first found."""
+    reported: set[str] = set()
     while not _all_hold(answers := list(answers_of(cluster))) and time.monotonic() < deadline:
+        for answer in answers:
+            if not answer.holds and answer.said not in reported:
+                reported.add(answer.said)
+                complain("verify", f"waiting: {answer.about}: {answer.said}")
         time.sleep(_LOOK_AGAIN_SECONDS)
     return answers
 
@@ -98,8 +105,33 @@ def answers_of(cluster: Cluster) -> Iterator[Verification]:
     yield Verification(
         "agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} were checked in time{others}"
     )
+    yield from agent_answers(cluster, any_silent=bool(silent))
     yield from crowd_answers(listed)
     yield from engine_answers(listed)
+
+
+def agent_answers(cluster: Cluster, *, any_silent: bool) -> Iterator[Verification]:
+    """Yield the reasons why agents do not run, and whether some run an earlier version.
+
+    The DaemonSet is read in any case, its Events and pods only if a node has no agent.
+    """
+    try:
+        daemon_set = cluster.pods.read_agent_daemon_set()
+        if any_silent:
+            uid = str(daemon_set["metadata"]["uid"])
+            warnings, pods = cluster.events.list_warnings(NAMESPACE, uid), cluster.pods.list_agents()
+            for failure in agent_pods.start_failures(daemon_set, warnings, pods):
+                nodes = f" on {named(sorted(failure.nodes), _MOST_NAMED)}" if failure.nodes else ""
+                message = f"{failure.reason}{nodes}: {failure.message}. {failure.fix}"
+                yield Verification("agent pods", holds=False, said=message)
+    except NotFound:
+        yield Verification("agent pods", holds=False, said=f"there is no DaemonSet {AGENT} in {NAMESPACE}")
+    except Forbidden as error:
+        yield Verification("agent pods", holds=not any_silent, said=f"could not check: {error}")
+    else:
+        earlier, count = agent_pods.outdated(daemon_set)
+        if earlier:
+            yield Verification("agent versions", holds=False, said=f"{earlier} of {count} {_EARLIER}")
 
 
 def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
@@ -127,6 +159,10 @@ _CROWDED = (
     "they remain from server-side apply, possibly with a stolen token. List them with `kubectl get node NODE -o yaml"
     " --show-managed-fields`, clear them with `kubectl patch node NODE --type=merge -p"
     ' \'{"metadata":{"managedFields":[{}]}}\'`'
+)
+_EARLIER = (
+    "agents run an earlier pod template; the policies are already the new ones and may reject their writes. Wait for"
+    f" `kubectl rollout status daemonset/{AGENT} -n {NAMESPACE}`"
 )
 _NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install.md)"
 

@@ -97,6 +97,36 @@ _EVENTS = {
     "ConditionOwnedByOther": "Another program writes a condition of REPAIR_CONDITIONS; the agent does not write it.",
     "Released": "A person's release was accepted: the findings that it lists no longer count.",
 }
+_NVIDIA = {
+    "NVIDIA_VISIBLE_DEVICES": (
+        "Environment variable from which NVIDIA's container toolkit reads the GPUs of a container: all, none, void, "
+        "indices or UUIDs. The device plugin sets it. Set by hand, it bypasses the allocation."
+    ),
+    "CUDA_VISIBLE_DEVICES": (
+        "Environment variable that limits a CUDA program to some of its container's GPUs. HAMi and frameworks set it."
+    ),
+    "NVIDIA_REQUIRE_CUDA": "Condition of an image on the driver's version. The toolkit refuses to start the container.",
+    "CUDA_LAUNCH_BLOCKING": "With 1, a CUDA error is reported at the kernel launch that caused it.",
+    "NCCL_DEBUG": "With INFO, NCCL logs the network and the topology that it selects.",
+    "mig.config": "Label nvidia.com/mig.config: the MIG layout that the operator's MIG manager applies to the node.",
+    "ClusterPolicy": "Custom resource with the GPU operator's settings (nvidia.com/v1).",
+    "GPUCluster": "Custom resource of the GPU operator from v26.7.0 for clusters with its DRA driver.",
+    "BinaryName": "Key of containerd's configuration: program of a runtime handler, as nvidia-container-runtime.",
+    "SystemdCgroup": "Key of containerd's configuration. It must agree with the kubelet's cgroupDriver.",
+}
+_KUBERNETES = {
+    "RuntimeClass": "Name of a runtime handler that a pod can select with runtimeClassName.",
+    "ResourceSlice": "List of devices that a DRA driver offers on a node.",
+    "ResourceClaim": "Request of a pod for devices by DRA, and the devices that it was allocated.",
+    "DeviceTaintRule": "Rule that taints single devices of a DRA driver. The agent writes them with DEVICE_TAINTS.",
+    "UnexpectedAdmissionError": "Reason of a failed pod: the kubelet could not get its devices from the device plugin.",
+    "TopologyAffinityError": "Reason of a failed pod: its devices are not on the NUMA nodes that the kubelet requires.",
+    "FailedCreatePodSandBox": "Event of a pod: the container runtime could not create the pod's sandbox.",
+    "pprof": (
+        "Profiles of a Go program, at /debug/pprof of its port. `go tool pprof http://ADDRESS/debug/pprof/profile` "
+        "shows which functions use the CPU."
+    ),
+}
 _REPEATED = {
     repeated: f"{REPEATS_FROM} processes met {xid} within a day on this GPU, and on no other: suspect the GPU, and "
     "quarantine the node once it is free."
@@ -134,6 +164,8 @@ def all_words() -> Iterator[IndexEntry]:
     yield IndexEntry(CONDITION, "a condition of the node", _CONDITION, "docs/integrations.md")
     yield from _of("a condition of the node", _REPAIR, "docs/integrations.md#node-repair-conditions")
     yield from _of("an Event on the node", _EVENTS, f"{_RUNBOOK}#could-not-check")
+    yield from _of("a term of NVIDIA's software", _NVIDIA, "docs/diagnose.md")
+    yield from _of("a term of Kubernetes", _KUBERNETES, "docs/diagnose.md")
     yield from _of("a group of checks", _groups(), "docs/checks.md")
     yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")
     yield from _checks()

@@ -59,7 +59,7 @@ def _template(cluster: Cluster, image: str) -> dict[str, Any]:
     Raises NodeProbeError, ClusterError.
     """
     try:
-        template = cluster.pods.read_agent_template()
+        template = cluster.pods.read_agent_daemon_set()["spec"]["template"]
     except (NotFound, Forbidden) as error:
         if not image:
             raise NodeProbeError(f"the agent's image can't be read ({error}): set --probe-image") from error

@@ -11,7 +11,7 @@ import urllib3
 
 from healthcheck.cluster.connection import Requests, say
 from healthcheck.cluster.errors import Unavailable
-from healthcheck.cluster.names import AGENT, NAMESPACE
+from healthcheck.cluster.names import AGENT, COMPONENT, NAMESPACE
 from healthcheck.cluster.pages import pod_page
 from healthcheck.deep.job import JobState
 from healthcheck.node.gpu_resources import GpuPod, gpu_pod, unplaced_since
@@ -21,6 +21,7 @@ from healthcheck.text.printable import printable
 
 JOB_LABEL, _JOB_UID_LABEL = "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"
 _PODS = "/api/v1/namespaces/{}/pods"
+_AGENTS = f"app.kubernetes.io/name={COMPONENT},app.kubernetes.io/component=agent"
 _LONGEST_REFUSAL = 200
 _MOST_LOG_BYTES = 1 << 20
 _AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
@@ -93,11 +94,13 @@ class Pods(Requests):
         path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}/eviction"
         self._json("create", path, "pods/eviction", body)
 
-    def read_agent_template(self) -> dict[str, Any]:
-        """Return the pod template of the agent's DaemonSet. Raises NotFound if there is no DaemonSet."""
-        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{AGENT}"
-        template = (self._json("get", path, "daemonsets").get("spec") or {}).get("template")
-        return template if isinstance(template, dict) else {}
+    def read_agent_daemon_set(self) -> dict[str, Any]:
+        """Return the agent's DaemonSet. Raises NotFound if there is none."""
+        return self._json("get", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{AGENT}", "daemonsets")
+
+    def list_agents(self) -> list[dict[str, Any]]:
+        """Return the pods of the agent's DaemonSet as plain API objects."""
+        return list(self._pages(_PODS.format(NAMESPACE), "pods", {"labelSelector": _AGENTS}))
 
     def create(self, pod: Mapping[str, Any]) -> None:
         """Create the pod. Raises Forbidden without permission, or if pod security or another admission rejects it."""

@@ -88,13 +88,11 @@ class HttpServer:
             else:
                 if len(self._talks) >= MOST_CONNECTIONS:
                     self._give_up_oldest()
-                self._let_in(_Peer(connection, address))
+                peer = _Peer(connection, address)
+                task = self._loop.create_task(self._talk(peer))
+                self._talks[task] = peer
+                task.add_done_callback(self._ended)
             await asyncio.sleep(_ACCEPT_SECONDS)
-
-    def _let_in(self, peer: _Peer) -> None:
-        task = self._loop.create_task(self._talk(peer))
-        self._talks[task] = peer
-        task.add_done_callback(self._ended)
 
     def _give_up_oldest(self) -> bool:
         """Cancel the oldest request of the address with the most requests, and return whether there was one."""

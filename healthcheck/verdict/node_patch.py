@@ -91,7 +91,9 @@ def plan(view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotG
         *new_findings(record, before, node),
     )
     condition = _condition(CONDITION_STATUS[status], reason, message, node, now)
-    summary = NodeSummary(status, severity, reason, message, tainted=word == SET, settling=verdict.settling)
+    summary = NodeSummary(
+        status, severity, reason, message, tainted=word == SET, settling=verdict.settling, work=view.work
+    )
     return NodePatch(
         patch if news else None,
         condition if news or not _says_the_same(condition, node) else None,

@@ -27,6 +27,8 @@ from healthcheck.node.state import (
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 
+_WITHHELD = "RepairWithheld"
+
 
 class RepairPolicy(Struct, frozen=True):
     """Conditions that the settings name, and the mildest severity for which the hardware counts as not ready."""
@@ -48,6 +50,8 @@ class NodeSummary(Struct, frozen=True):
     tainted: bool
     settling: bool
     """Whether a finding that can flicker is still to be confirmed."""
+    work: str = ""
+    """The quarantine or reset that uses the node: a repair would end it without a result."""
 
 
 class RepairChange(Struct, frozen=True):
@@ -99,14 +103,17 @@ def _required(tier: Severity, summary: NodeSummary) -> tuple[str, str, str]:
     """
     if summary.severity is not tier:
         return "False", "NotRequired", f"the severity of this node is not {tier.name}"
+    if summary.work:
+        return "False", _WITHHELD, f"no repair is requested: {summary.work}"
     return "True", summary.reason, summary.message
 
 
 def _hardware_ready(repair: RepairPolicy, summary: NodeSummary) -> tuple[str, str, str] | None:
     if summary.severity >= repair.severity:
-        if summary.tainted:
+        if summary.tainted and not summary.work:
             return "False", eks_reason(summary.reason), summary.message
-        return "Unknown", "RepairWithheld", f"the node is not tainted, so no repair is requested: {summary.message}"
+        why = summary.work or f"the node is not tainted: {summary.message}"
+        return "Unknown", _WITHHELD, f"no repair is requested: {why}"
     if summary.status is Status.FAIL:
         return "Unknown", "NoRepair", f"{summary.severity.name} requires no repair: {summary.message}"
     if summary.status is Status.UNKNOWN:

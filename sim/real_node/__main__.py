@@ -61,6 +61,8 @@ def _do(options: argparse.Namespace) -> int:
 
 
 def _up(node: RealNode, target: str) -> None:
+    if reason := needs.missing():  # before the image is built, which needs the same programs
+        raise ProgramError(reason)
     archive, program = images.ours(target), helm()
     node.up()
     node.load(archive)

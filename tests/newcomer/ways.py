@@ -35,7 +35,10 @@ class Way:
 
 _EXAMPLE = "kubernetes/overlays/example/kustomization.yaml"
 _STOP = (RUNBOOK, "kubectl delete daemonsets")
-_KUSTOMIZE, _FILE = (README, "kubectl apply -k"), (README, "kubectl apply -f install.yaml")
+_KUSTOMIZE, _FILE = (
+    (INSTALL, "kubectl apply -k kubernetes/overlays/example"),
+    (INSTALL, "kubectl apply -f install.yaml"),
+)
 WAYS = (
     Way(
         "helm",

@@ -1,0 +1,137 @@
+"""Reasons why nodes have no running agent, from pods and Events in the forms that kubelet and controllers write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cli.agent_pods import outdated, start_failures
+
+Json = dict[str, Any]
+PLACED = {"nodeName": "gpu-1"}
+BY_AFFINITY = {
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-1"]}]},
+                ]
+            }
+        }
+    }
+}
+"""Affinity of a pod that the DaemonSet controller created for gpu-1, before it is scheduled."""
+
+
+def daemon_set(desired: int = 1, current: int = 1, updated: int = 1) -> Json:
+    status = {
+        "desiredNumberScheduled": desired,
+        "currentNumberScheduled": current,
+        "updatedNumberScheduled": updated,
+    }
+    return {"metadata": {"uid": "u"}, "status": status}
+
+
+def pod(status: Json, spec: Json = PLACED) -> Json:
+    return {"metadata": {"name": "gpu-healthcheck-agent-x"}, "spec": spec, "status": status}
+
+
+def waiting(reason: str, message: str = "", last: Json | None = None) -> Json:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "agent", "state": state, "lastState": last or {}}]}
+
+
+PULL = 'failed to resolve reference "example.com/gpu-healthcheck:0.3.0": not found'
+EXIT = {"terminated": {"exitCode": 2, "reason": "Error", "message": "agent: CONFIG_DIR: not a directory\n"}}
+NO_CPU = "0/1 nodes: Insufficient cpu"
+UNPLACED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_CPU}
+
+
+@pytest.mark.parametrize(
+    ("stuck", "reason", "message", "fix"),
+    [
+        (pod(waiting("ErrImagePull", PULL)), "ErrImagePull", PULL, "image.repository"),
+        (pod(waiting("ImagePullBackOff", "Back-off")), "ImagePullBackOff", "Back-off", "imagePullSecrets"),
+        (pod(waiting("InvalidImageName", "x")), "InvalidImageName", "x", "image.repository"),
+        (
+            pod(waiting("CrashLoopBackOff", "back-off 5m0s", EXIT)),
+            "CrashLoopBackOff",
+            "exit code 2 (Error): agent: CONFIG_DIR: not a directory",
+            "--previous",
+        ),
+        (pod(waiting("CreateContainerError", "no such device")), "CreateContainerError", "no such device", "describe"),
+        (
+            pod({"phase": "Pending", "conditions": [UNPLACED]}, BY_AFFINITY),
+            "Unschedulable",
+            NO_CPU,
+            "agent.resources",
+        ),
+        (pod({"phase": "Failed", "reason": "OutOfcpu", "message": "no cpu"}), "OutOfcpu", "no cpu", "Make room"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_pod_that_does_not_start_is_an_obstacle_of_its_node(stuck: Json, reason: str, message: str, fix: str) -> None:
+    (found,) = start_failures(daemon_set(), (), [stuck])
+
+    assert (found.reason, found.message, found.nodes) == (reason, message, ("gpu-1",))
+    assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": "Running", "containerStatuses": [{"name": "agent", "state": {"running": {}}}]},
+        waiting("ContainerCreating"),
+        {"phase": "Pending"},
+        {},
+    ],
+)
+def test_a_pod_that_runs_or_is_about_to_start_is_none(status: Json) -> None:
+    assert start_failures(daemon_set(), ["FailedCreate: of an hour ago"], [pod(status)]) == []
+
+
+QUOTA = 'Error creating: pods "gpu-healthcheck-agent-4x" is forbidden: exceeded quota: team, requested: pods=1'
+SECURITY = 'Error creating: pods "x" is forbidden: violates PodSecurity "restricted:latest": host namespaces'
+SCOPES = "Error creating: insufficient quota to match these scopes: [{PriorityClass In [system-node-critical]}]"
+WEBHOOK = 'Error creating: admission webhook "validate.kyverno.svc" denied the request: privileged'
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        (QUOTA, "ResourceQuota"),
+        (SCOPES, "system-node-critical"),
+        (SECURITY, "pod-security.kubernetes.io/enforce"),
+        (WEBHOOK, "Exempt"),
+    ],
+)
+def test_pods_that_are_never_created_are_found_by_the_events_of_the_daemon_set(message: str, fix: str) -> None:
+    warnings = ["FailedCreate: earlier", f"FailedCreate: {message}", "Other: x"]
+
+    (found,) = start_failures(daemon_set(desired=8, current=0), warnings, ())
+
+    assert (found.reason, found.message, found.nodes) == ("FailedCreate", message, ())
+    assert fix in found.fix
+
+
+def test_one_reason_on_many_nodes_is_one_obstacle_and_the_largest_is_first() -> None:
+    pods = [pod(waiting("ErrImagePull", PULL), {"nodeName": name}) for name in ("b", "a")]
+    pods.append(pod(waiting("CrashLoopBackOff", "x"), {"nodeName": "c"}))
+
+    assert [(one.reason, one.nodes) for one in start_failures(daemon_set(), (), pods)] == [
+        ("ErrImagePull", ("b", "a")),
+        ("CrashLoopBackOff", ("c",)),
+    ]
+
+
+def test_a_message_from_outside_is_printable_and_bounded() -> None:
+    (found,) = start_failures(daemon_set(), (), [pod(waiting("ErrImagePull", "\x1b[2J" + "x" * 100_000))])
+
+    assert "\x1b" not in found.message
+    assert len(found.message) < 500
+
+
+@pytest.mark.parametrize(("current", "updated", "expected"), [(8, 8, (0, 8)), (8, 5, (3, 8)), (0, 0, (0, 0))])
+def test_agents_of_an_earlier_template_are_counted(current: int, updated: int, expected: tuple[int, int]) -> None:
+    assert outdated(daemon_set(8, current, updated)) == expected
