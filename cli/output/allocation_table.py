@@ -16,7 +16,7 @@ _MOST_HOLDERS = 4
 _POOLS = (
     TableColumn("Node", is_name=True),
     TableColumn("GPUs", leaves=1),
-    TableColumn("Offered", least=20),
+    TableColumn("Offered", least=24),
     TableColumn("Held", least=10),
     TableColumn("Free"),
     TableColumn("Held by", least=20, is_repeated=True),
