@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from agent.telemetry import Telemetry
-from cli.index import SETTING, Declared, IndexEntry
+from cli.index import REASON, SETTING, Declared, IndexEntry
 from cli.words import SEVERITY_MEANS
 from diagnosis.causes import CAUSES as DIAGNOSES
 from diagnosis.hami.hami_glossary import hami_words
@@ -171,10 +171,10 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
     yield from (IndexEntry(word.name, word.kind, word.meaning, word.source) for word in hami_words())
     yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
-    yield from _of("the reason of a finding", _REPEATED, f"{_RUNBOOK}#xid")
+    yield from _of(REASON, _REPEATED, f"{_RUNBOOK}#xid")
     yield IndexEntry(
         UNTOLD,
-        "the reason of a finding",
+        REASON,
         "The record of a deep run has a severity without a readable finding for it.",
         f"{_RUNBOOK}#{UNTOLD.lower()}",
     )

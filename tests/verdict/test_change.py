@@ -607,6 +607,26 @@ class TestOtherRecords:
         assert condition is not None
         assert (condition["status"], condition["reason"]) == ("False", "DeepDiagnosticFailed")
 
+    @pytest.mark.parametrize(
+        ("time", "shown"), [("2026-11-21T01:02:03Z", "2026-11-21T01:02:03Z"), (7, "an unknown time")]
+    )
+    def test_a_deep_fault_without_a_finding_names_its_record_and_time(self, time: object, shown: str) -> None:
+        text = json.dumps({"schema": 1, "severity": "ISOLATE", "timestamp": time})
+        change = plan_for(node(annotations={SWEEP_RESULT: text}))
+
+        assert change.condition is not None
+        assert change.condition["message"] == f"sweep-result of {shown} has severity ISOLATE"
+        assert [event.message for event in change.events] == [change.condition["message"]]
+
+    def test_what_stops_gpu_pods_comes_first_among_equals(self) -> None:
+        findings = [fault("Xid13", MONITOR), fault("NvidiaRuntimeMissing", MONITOR, "runtime/containerd")]
+        condition = plan_for(node(), remembers(*map(stands, findings))).condition
+
+        assert condition is not None
+        assert (condition["status"], condition["reason"]) == ("True", "NvidiaRuntimeMissing")
+        assert condition["message"].startswith("NvidiaRuntimeMissing on runtime/containerd: GPU pods can't start: ")
+        assert "; Xid13 on " in condition["message"]
+
     def test_a_deep_fault_is_reported_once_without_labels(self) -> None:
         rules = Rules(enable_label=False)
         deep = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
