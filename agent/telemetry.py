@@ -22,6 +22,11 @@ from healthcheck.text.printable import printable
 MOST_FINDINGS = 64
 """Most findings with a series of their own, worst first; the others are counted."""
 _LONGEST_LABEL = 128
+SET_ASIDE = (
+    *("kernel-log-record", "event", "heartbeat"),
+    *("verdict", "watch", "slot", "device-rules", "judge", "deep-processes"),
+)
+"""Kinds of skipped input: one object, or what a part of the agent was doing when it failed."""
 _NAMESPACE = "gpu_healthcheck"
 _STATUSES = (Status.PASS, Status.WARN, Status.FAIL, Status.UNKNOWN)
 _TAINT_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -198,7 +203,7 @@ class Telemetry:
         self.set_aside = counter("set_aside_total", "Skipped input, by kind.", ("what",))
         self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")
         self.standby = gauge("standby", "1 while another agent of this node holds the lock of the memory.")
-        for what in ("kernel-log-record", "annotation", "memory", "event", "heartbeat"):
+        for what in SET_ASIDE:
             self.set_aside.labels(what)
 
     def _make_deep_metrics(self) -> None:
