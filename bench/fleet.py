@@ -24,9 +24,7 @@ from typing import Any
 
 import structlog
 
-from agent.node.api_server import ApiServer
-from agent.node.outage import Outage
-from agent.node.permissions import Permissions
+from agent.node.api_server import ApiServer, Outage, Permissions
 from agent.process.wiring import ClusterSide
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
@@ -43,7 +41,8 @@ from healthcheck.memory.findings import Memory
 from healthcheck.model import Finding, KernelEvent, Severity
 from healthcheck.model import Outcome as Looked
 from healthcheck.node.state import TAINT
-from healthcheck.settings.values import NodeSettings, Settings
+from healthcheck.settings.declaration import NodeSettings
+from healthcheck.settings.reading import Settings
 from healthcheck.verdict import budget
 from sim.control_plane import ControlPlane
 

@@ -17,10 +17,13 @@ from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
 from healthcheck.model import Status
 from healthcheck.operations.reset_job import job_name
 from healthcheck.operations.reset_plan import gpu_name
-from healthcheck.settings.environment import complain_of_environment
-from healthcheck.settings.reading import read_settings
-from healthcheck.settings.sources import read_variables
-from healthcheck.settings.values import Settings, SettingsError
+from healthcheck.settings.reading import (
+    Settings,
+    SettingsError,
+    complain_of_environment,
+    read_settings,
+    read_variables,
+)
 from repair.marks import NodeNotResettable, ResetMarks, lock
 from repair.settings import ResetSettings
 from repair.steps import ResetRun

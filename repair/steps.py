@@ -35,7 +35,7 @@ from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from healthcheck.probes.nvml.pause import end_pause, start_pause
 from healthcheck.probes.pci import read_functions
 from healthcheck.probes.services import FABRIC_MANAGER, read_services
-from healthcheck.settings.values import Settings
+from healthcheck.settings.reading import Settings
 from repair.holders import Holder, assigned, holders, open_in
 from repair.marks import HANDED_OVER, NodeNotResettable, ResetMarks
 from repair.nvidia_smi import RESET_SECONDS, NvidiaSmi, ResetOutcome

@@ -22,8 +22,7 @@ from healthcheck.checks import driver_reasons
 from healthcheck.memory import known_names
 from healthcheck.model import PREFIX, Check, Reason, Severity, Status, UnobservedCause
 from healthcheck.node import state as node
-from healthcheck.settings.declared import settings_of
-from healthcheck.settings.values import NodeSettings
+from healthcheck.settings.declaration import NodeSettings, settings_of
 from healthcheck.verdict.acknowledgement import UNTOLD
 from quarantine.recommendation import Recommendation
 from quarantine.settings import QuarantineSettings
@@ -307,4 +306,7 @@ def test_the_memory_names_checks_and_reasons_that_exist() -> None:
     assert checks_named <= {check.name for check in ALL_CHECKS}
     assert {check.name for check in checks.DEEP_CHECKS} == known_names.DEEP_CHECKS
     assert reasons_named <= set(REASONS)
+    assert set(known_names.STOPS_PODS) <= {
+        reason.name for check in ALL_CHECKS if check.group[0] in "78" for reason in check.reasons
+    }
     assert driver_reasons.PROBE_FAILED == known_names.DRIVER_LOAD

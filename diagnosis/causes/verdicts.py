@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from diagnosis.facts.commands import command, explain
 from diagnosis.facts.symptoms import older
-from diagnosis.model import Cause, CauseSeverity, FoundCause, Search, command
+from diagnosis.model import CauseSeverity, Family, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.deep.claim import claim_in
@@ -14,26 +15,23 @@ from healthcheck.node.state import CONDITION, MAINTENANCE, RUN, STARTUP, UNHEALT
 _FIRST_LOOK = 10.0
 """Minutes: a driver may be built first."""
 
-WITHHELD = Cause(
+_fault = Family(None)
+WITHHELD = _fault(
     "NodeWithheld",
-    CauseSeverity.HIGH,
-    None,
     "This system's verdict keeps work off a GPU node by a taint.",
     "Follow the finding's action; after a repair, `gpu-healthcheck release` returns the node to work.",
 )
-IN_MAINTENANCE = Cause(
+IN_MAINTENANCE = _fault(
     "NodeUnderDiagnosis",
-    CauseSeverity.LOW,
-    None,
     "A deep diagnostic of this system occupies the node.",
     "Wait: the taint is removed when the run ends. If the run is gone, the node's agent removes the taint.",
+    severity=CauseSeverity.LOW,
 )
-NOT_LOOKED = Cause(
+NOT_LOOKED = _fault(
     "NodeAwaitsFirstLook",
-    CauseSeverity.MEDIUM,
-    None,
     "A new node gets no work until this system's first check.",
     "Check the agent pod on the node.",
+    severity=CauseSeverity.MEDIUM,
 )
 
 
@@ -65,15 +63,13 @@ def release_of(node: str) -> str:
 
 
 def _withheld(node: Node) -> FoundCause:
-    condition = next((one for one in node.conditions if one.type == CONDITION), None)
+    condition = node.condition(CONDITION)
     evidence = [f"taint {UNHEALTHY}"]
     if condition is not None:
-        evidence.append(f"condition {CONDITION}={condition.status}, {condition.reason}: {condition.message}")
+        evidence.append(f"condition {condition}")
     remedy = []
     if condition is not None and condition.reason:
-        remedy.append(
-            f"See the action for {condition.reason}: {command('gpu-healthcheck', 'explain', condition.reason)}"
-        )
+        remedy.append(f"See the action for {condition.reason}: {explain(condition.reason)}")
     remedy.append(f"When the node is fixed: {release_of(node.name)}")
     return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 

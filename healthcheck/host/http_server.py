@@ -63,7 +63,7 @@ class HttpServer:
 
     def __init__(self, pages: Pages, port: int) -> None:
         self._paces = {path: _Pace(make) for path, make in pages.items()}
-        self._listener = socket.create_server(("", port), backlog=_BACKLOG)
+        self._listener = _listen(port)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # accepted connections inherit it
         self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
@@ -81,7 +81,7 @@ class HttpServer:
     async def _accept(self) -> None:
         while True:
             try:
-                connection, (address, _) = await self._loop.sock_accept(self._listener)
+                connection, (address, *_) = await self._loop.sock_accept(self._listener)
             except OSError:  # no free descriptor, or the peer has closed
                 if not self._give_up_oldest():
                     await asyncio.sleep(_STARVED_SECONDS)
@@ -131,6 +131,13 @@ class HttpServer:
             else:
                 exchange.send(await pace.page(exchange.headers.get("Accept", ""), address))
         return exchange.answer
+
+
+def _listen(port: int) -> socket.socket:
+    """Listen on all addresses, also of IPv6 where the kernel has it: in a cluster of IPv6 the kubelet probes there."""
+    if not socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), backlog=_BACKLOG)
+    return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
 
 
 class _Peer(NamedTuple):

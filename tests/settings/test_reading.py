@@ -9,10 +9,8 @@ import pytest
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.model import Severity
 from healthcheck.node.state import HARDWARE_READY, REBOOT_REQUIRED
-from healthcheck.settings.declared import by_key, settings_of
-from healthcheck.settings.files import UnknownKeys, unknown_keys
-from healthcheck.settings.reading import read_settings
-from healthcheck.settings.values import BadValue, NodeSettings
+from healthcheck.settings.declaration import NodeSettings, by_key, settings_of
+from healthcheck.settings.reading import BadValue, UnknownKeys, read_settings, unknown_keys
 from healthcheck.verdict.repair import RepairPolicy
 from healthcheck.verdict.taint_decision import Rules
 
@@ -129,6 +127,7 @@ def test_without_any_configuration_the_documented_defaults_hold(directory: Path 
         "NVLINK_DEFAULT": Severity.RESET,
         "NVLINK5_DEFAULT": Severity.MONITOR,
         "STRICT_PSHC": False,
+        "METRICS_TIMINGS": True,
         "DCGM_L2_INTERVAL": 21600,
         "MAX_NODES_PER_SWEEP": 10,
         "MAX_SWEEP_PERCENT": 20,
@@ -294,6 +293,7 @@ BAD = [
     ("DEVICE_TAINTS", "GPU", "allowed are true and false"),
     ("ENABLE_LABEL", "", "allowed are true and false"),
     ("STRICT_PSHC", "2", "allowed are true and false, or 1 and 0"),
+    ("METRICS_TIMINGS", "never", "allowed are true and false, or 1 and 0"),
     ("TAINT_SEVERITY", "reset", SEVERITIES),
     ("TAINT_SEVERITY", "PASS", SEVERITIES),
     ("TAINT_SEVERITY", "2", SEVERITIES),
