@@ -31,12 +31,12 @@ from cli.words import explained
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
+from healthcheck.deep.reset_plan import gpu_name
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, FAULT, INTERRUPTED
 from healthcheck.model import Status
 from healthcheck.operations.drain import DrainPermissions
 from healthcheck.operations.reset_job import job_name
-from healthcheck.operations.reset_plan import gpu_name
 from healthcheck.text.json_rows import as_json
 from healthcheck.text.printable import printable
 

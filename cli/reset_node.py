@@ -24,13 +24,7 @@ from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.claim import Claim, RunKind, give_back, take
 from healthcheck.deep.job import JobState
-from healthcheck.model import Severity, Status
-from healthcheck.node.gpu_resources import listed
-from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, PatchFor, annotated
-from healthcheck.operations.drain import DrainPermissions, EvictedPod, plan_drain
-from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, title
-from healthcheck.operations.reset_job import COMPONENT, CRON_JOB, job_name, reset_job
-from healthcheck.operations.reset_plan import (
+from healthcheck.deep.reset_plan import (
     ResetTarget,
     ends_by_reset,
     obstacles,
@@ -41,7 +35,13 @@ from healthcheck.operations.reset_plan import (
     why_not_reset,
     with_labels,
 )
-from healthcheck.operations.reset_steps import Step, may_have_begun
+from healthcheck.deep.reset_steps import Step, may_have_begun
+from healthcheck.model import Severity, Status
+from healthcheck.node.gpu_resources import listed
+from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, PatchFor, annotated
+from healthcheck.operations.drain import DrainPermissions, EvictedPod, plan_drain
+from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, title
+from healthcheck.operations.reset_job import COMPONENT, CRON_JOB, job_name, reset_job
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records

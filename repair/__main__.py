@@ -12,11 +12,11 @@ import structlog
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
+from healthcheck.deep.reset_plan import gpu_name
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
 from healthcheck.model import Status
 from healthcheck.operations.reset_job import job_name
-from healthcheck.operations.reset_plan import gpu_name
 from healthcheck.settings.reading import (
     Settings,
     SettingsError,

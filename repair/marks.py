@@ -15,9 +15,9 @@ from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep.claim import RunKind
 from healthcheck.deep.claimant import Annotations, Claimant
+from healthcheck.deep.reset_plan import obstacles
 from healthcheck.host import node_file
 from healthcheck.node.state import RESET_RESULT, NodeState
-from healthcheck.operations.reset_plan import obstacles
 from healthcheck.verdict import record as records
 from repair.record import ResetProgress, ResetStart, render
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from msgspec import Struct
 
 from healthcheck.deep.deep_record import by_reason
+from healthcheck.deep.reset_steps import Step
 from healthcheck.memory.rows import row_of
 from healthcheck.model import Finding, Nature, Passed, Status, Unobserved
 from healthcheck.node.state import RESET_RESULT, NodeState
-from healthcheck.operations.reset_steps import Step
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import CauseRow, ResetGpuRow, ResetStepRow, RunRecord

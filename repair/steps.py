@@ -6,27 +6,29 @@ node's services before it ends.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.catalog.gpu_resets import ResetScope
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.checks.expectation import Expectation
 from healthcheck.deep.diagnostic import look_deeply
+from healthcheck.deep.gpu_resets import ResetScope
+from healthcheck.deep.reset_steps import Step
 from healthcheck.host.nvidia_report import BugReport
 from healthcheck.model import Host, ProbeError, Severity, Status
 from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.operations.gpu_holders import HolderKind
-from healthcheck.operations.reset_steps import Step
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.kernel_log import boot_id
@@ -36,6 +38,7 @@ from healthcheck.probes.nvml.pause import end_pause, start_pause
 from healthcheck.probes.pci import read_functions
 from healthcheck.probes.services import FABRIC_MANAGER, read_services
 from healthcheck.settings.reading import Settings
+from repair.driver_libraries import link_libraries
 from repair.holders import Holder, assigned, holders, open_in
 from repair.marks import HANDED_OVER, NodeNotResettable, ResetMarks
 from repair.nvidia_smi import RESET_SECONDS, NvidiaSmi, ResetOutcome
@@ -177,16 +180,24 @@ class ResetRun(Struct):
         """Run DCGM's level 2 on these GPUs if DCGM is here. A run that is stopped has reset the GPUs nevertheless."""
         values, root = self.settings.values, self.own.host_root
         engine = choose_engine(root, values.dcgm_host, second_engine=values.dcgm_second_engine)
-        indices = tuple(gpu.index or "" for gpu in self.progress.gpus)
         everything = selection.row.scope is ResetScope.ALL
-        dcgm = Dcgm(
-            engine.host, values.dcgm_timeout_seconds, engine=engine, root=root, gpus=() if everything else indices
-        )
-        threading.Thread(target=self._stop_at_signal, args=(dcgm,), daemon=True).start()
+        indices = () if everything else tuple(gpu.index or "" for gpu in self.progress.gpus)
         self.marks.note(self.begun, self.progress, timedelta(seconds=values.dcgm_timeout_seconds) + HANDED_OVER)
         instance_type = node.labels.get(INSTANCE_TYPE, "")
         expected = Expectation(find_profile(self.settings.profiles, instance_type), instance_type, policy=values.policy)
-        outcome = look_deeply(dcgm, expected, {NVML: DriverReading(self._nvml())})
+        with tempfile.TemporaryDirectory(prefix="driver-") as folder:
+            libraries = Path(folder)
+            link_libraries(root, libraries)
+            dcgm = Dcgm(
+                engine.host,
+                values.dcgm_timeout_seconds,
+                engine=engine,
+                root=root,
+                gpus=indices,
+                libraries=libraries,
+            )
+            threading.Thread(target=self._stop_at_signal, args=(dcgm,), daemon=True).start()
+            outcome = look_deeply(dcgm, expected, {NVML: DriverReading(self._nvml())})
         faulty = any(finding.severity >= Severity.RESET for finding in outcome.findings)
         self.progress = replace(
             self.progress,

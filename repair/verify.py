@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from healthcheck.catalog.gpu_resets import ResetScope, ScopeRow, scope_of
+from healthcheck.deep.gpu_resets import ResetScope, ScopeRow, scope_of
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 from healthcheck.probes.pci import PciFunction
 from healthcheck.verdict.record import ResetGpuRow

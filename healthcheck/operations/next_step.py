@@ -13,7 +13,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.catalog.gpu_resets import known_failure
+from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
 from healthcheck.node.state import NodeState

@@ -7,8 +7,8 @@ from typing import Any
 
 from healthcheck.deep import job
 from healthcheck.deep.job import JobName, job_on, pod_of
+from healthcheck.deep.reset_plan import gpu_name
 from healthcheck.node.state import NodeState
-from healthcheck.operations.reset_plan import gpu_name
 
 CRON_JOB = "gpu-healthcheck-reset-node"
 """Name of the CronJob that is its template."""

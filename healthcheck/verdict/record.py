@@ -225,7 +225,7 @@ class RunRecord(JsonObject, frozen=True):
     running: Annotated[str | None, word] = None
     bug_report: Annotated[str | None, word] = None
     scope: Annotated[str | None, word] = None
-    """GPUs that a reset must reset together (`catalog.gpu_resets`)."""
+    """GPUs that a reset must reset together (`deep.gpu_resets`)."""
     gpus: Annotated[tuple[ResetGpuRow, ...] | None, rows(ResetGpuRow)] = None
     pods: Annotated[tuple[str, ...] | None, words] = None
     """Pods that hold GPUs of a reset, as `namespace/name`: the command evicts them."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.catalog.gpu_resets import ResetScope
+from healthcheck.deep.gpu_resets import ResetScope
 from healthcheck.probes.nvml.gpus import Gpu, NvLink, RowRemap
 from healthcheck.probes.pci import PciFunction
+from repair.driver_libraries import link_libraries
 from repair.nvidia_smi import ResetOutcome, read_reset_answer
 from repair.verify import after_reset, select, why_not_working
+from sim.node import SimulatedNode
 
 IN_USE = """The following GPUs could not be reset:
   GPU 00000000:1A:00.0: In use by another client
@@ -102,3 +106,16 @@ def test_the_names_after_the_reset_count() -> None:
     chosen = select(["0000:11:00.0"], [gpu(0)], [on_pci(1)])
     (row,) = after_reset(chosen, [gpu(0), gpu(1)])
     assert (row.uuid, row.index) == ("GPU-1", "1")
+
+
+def test_the_drivers_libraries_are_linked_and_no_other(node: SimulatedNode, tmp_path: Path) -> None:
+    for name in ("libcuda.so.1", "libc.so.6", "libnvidia-ml.so.1.evil/x"):
+        node.write_value(f"usr/lib/x86_64-linux-gnu/{name}", "")
+
+    folder = tmp_path / "links"
+    folder.mkdir()
+    link_libraries(node.root, folder)
+
+    names = {link.name for link in folder.iterdir()}
+    assert names == {"libcuda.so.1", "libnvidia-ml.so.1", f"libnvidia-ml.so.{node.driver_version}"}
+    assert (folder / "libnvidia-ml.so.1").resolve().is_relative_to(node.root.resolve())

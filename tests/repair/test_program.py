@@ -52,6 +52,7 @@ def test_level_2_tests_only_these_gpus(world: ResetWorld) -> None:
 
     asked = (world.host.root / "dcgm/asked").read_text()
     assert "what=2 host= only=3" in asked
+    assert "LD_LIBRARY_PATH=/" in asked
     assert world.record["steps"][-1]["detail"] == "passed"
 
 

@@ -100,6 +100,8 @@ class Dcgm:
     """Root of the tree in which the engine was found, to prove it again after a run."""
     gpus: tuple[str, ...] = ()
     """Indices of the tested GPUs; `()` means all."""
+    libraries: Path | None = None
+    """Folder with the driver's libraries, where the loader does not find them."""
     _program: Program = field(init=False)
     _ends_at: float = field(default=math.inf, init=False)
     """Deadline of the last level, on the monotonic clock."""
@@ -107,6 +109,9 @@ class Dcgm:
     def __post_init__(self) -> None:
         known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment = {"LC_ALL": "C", **known, "PATH": self.path or os.environ.get("PATH", os.defpath)}
+        if self.libraries is not None:
+            own = known.get("LD_LIBRARY_PATH")
+            environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(self.libraries), own)))
         self._program = Program(environment, self.patience_seconds, LONGEST_ANSWER)
 
     def run(self, level: int) -> DcgmReading:

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.catalog.gpu_resets import KNOWN_FAILURES, SCOPES, ResetScope, scope_of
-from healthcheck.node.state import NodeState
-from healthcheck.operations.gpu_holders import HolderKind, holder_kind
-from healthcheck.operations.reset_job import job_name, reset_job
-from healthcheck.operations.reset_plan import (
+from healthcheck.deep.gpu_resets import KNOWN_FAILURES, SCOPES, ResetScope, scope_of
+from healthcheck.deep.reset_plan import (
     OPERANDS,
     operands_before,
     reset_targets,
@@ -20,7 +17,10 @@ from healthcheck.operations.reset_plan import (
     switch_on,
     why_not_reset,
 )
-from healthcheck.operations.reset_steps import Step, may_have_begun
+from healthcheck.deep.reset_steps import Step, may_have_begun
+from healthcheck.node.state import NodeState
+from healthcheck.operations.gpu_holders import HolderKind, holder_kind
+from healthcheck.operations.reset_job import job_name, reset_job
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.record import RunRecord
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.catalog.gpu_resets import known_failure
 from healthcheck.checks.driver import being_changed
 from healthcheck.deep.claim import claim_on
+from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.memory.findings import gpu_address
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
