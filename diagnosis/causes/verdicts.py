@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diagnosis.facts.commands import command, explain
+from diagnosis.facts.commands import command, explain, kubectl
 from diagnosis.facts.symptoms import older
 from diagnosis.model import CauseSeverity, Family, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.deep.claim import claim_in
+from healthcheck.deep.reset_plan import switched_off
 from healthcheck.node.state import CONDITION, MAINTENANCE, RUN, STARTUP, UNHEALTHY
 
 _FIRST_LOOK = 10.0
@@ -26,6 +27,12 @@ IN_MAINTENANCE = _fault(
     "A deep diagnostic of this system occupies the node.",
     "Wait: the taint is removed when the run ends. If the run is gone, the node's agent removes the taint.",
     severity=CauseSeverity.LOW,
+)
+OPERANDS_OFF = _fault(
+    "OperandsSwitchedOff",
+    "A reset of a GPU ended before it restored the GPU operator's labels, so its operands do not run on the node.",
+    "Run the reset again: it continues, and restores the labels.",
+    severity=CauseSeverity.HIGH,
 )
 NOT_LOOKED = _fault(
     "NodeAwaitsFirstLook",
@@ -51,6 +58,20 @@ def find_taints(snapshot: Snapshot) -> Iterator[FoundCause]:
                 yield FoundCause(NOT_LOOKED, node.subject, (f"taint {taint}",), (_look_at_agent(node),))
 
 
+def find_unfinished_resets(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield the nodes whose operands a reset has switched off, if none may still be active."""
+    for node in snapshot.nodes:
+        annotations = node.meta.annotations
+        off = switched_off(node.meta.labels, annotations)
+        if off and claim_in(annotations.get(RUN, ""), snapshot.now) is None:
+            evidence = tuple(f"label {label}=false, set by a reset that has no claim any more" for label in off)
+            again = command("gpu-healthcheck", "reset", node.name)
+            labels = kubectl("label", node.meta, *(f"{label}=true" for label in off), "--overwrite")
+            yield FoundCause(
+                OPERANDS_OFF, node.subject, evidence, (f"Continue the reset: {again}", f"Or restore them: {labels}")
+            )
+
+
 def _look_at_agent(node: Node) -> str:
     where = f"--field-selector=spec.nodeName={node.name}"
     pods = command("kubectl", "-n", "gpu-healthcheck", "get", "pods", "-o", "wide", where)
@@ -74,4 +95,7 @@ def _withheld(node: Node) -> FoundCause:
     return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 
 
-SEARCHES = (Search((WITHHELD, IN_MAINTENANCE, NOT_LOOKED), ("Node",), find_taints),)
+SEARCHES = (
+    Search((WITHHELD, IN_MAINTENANCE, NOT_LOOKED), ("Node",), find_taints),
+    Search((OPERANDS_OFF,), ("Node",), find_unfinished_resets),
+)

@@ -105,12 +105,15 @@ def why_not_reset(
 
 def operands_before(node: NodeState) -> dict[str, str]:
     """Return the operator's labels to switch off, with their values before: also those that an earlier run switched."""
-    switched = records.on_node(RunRecord, node, RESET_RESULT).operands or {}
-    return {
-        label: _ON
-        for label in OPERANDS
-        if node.labels.get(label) == _ON or (switched.get(label) == _ON and node.labels.get(label) == _OFF)
-    }
+    off = switched_off(node.labels, node.annotations)
+    return {label: _ON for label in OPERANDS if node.labels.get(label) == _ON or label in off}
+
+
+def switched_off(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the operator's labels of a Node that a reset has switched off and not restored."""
+    record = records.on_node(RunRecord, NodeState("", annotations=annotations), RESET_RESULT)
+    operands = record.operands or {}
+    return tuple(label for label in OPERANDS if operands.get(label) == _ON and labels.get(label) == _OFF)
 
 
 def switch_off(operands: Mapping[str, str]) -> dict[str, str]:
@@ -119,7 +122,7 @@ def switch_off(operands: Mapping[str, str]) -> dict[str, str]:
 
 def switch_on(node: NodeState) -> dict[str, str]:
     """Return the operator's labels to restore: those that a run switched off and that are still off."""
-    return {label: _ON for label in operands_before(node) if node.labels.get(label) == _OFF}
+    return dict.fromkeys(switched_off(node.labels, node.annotations), _ON)
 
 
 def with_labels(patch: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:

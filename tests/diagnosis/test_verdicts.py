@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from healthcheck.node.state import MAINTENANCE, RUN, STARTUP, UNHEALTHY
+from healthcheck.node.state import MAINTENANCE, RESET_RESULT, RUN, STARTUP, UNHEALTHY
 from tests.diagnosis.states import Object, ago, condition, judged, node, results
 
 
@@ -36,3 +36,28 @@ def test_what_stands_on_a_node_keeps_it_from_work(state: Object, causes: str) ->
 @pytest.mark.parametrize("state", [tainted(MAINTENANCE, "l2", annotations=run(-20)), tainted(STARTUP, age=4)])
 def test_a_run_and_a_first_look_that_are_on_their_way_are_no_fault(state: Object) -> None:
     assert results(judged(state)) == []
+
+
+DCGM = "nvidia.com/gpu.deploy.dcgm"
+
+
+@pytest.mark.parametrize(
+    ("label", "operands", "minutes", "found"),
+    [
+        ("false", {DCGM: "true"}, None, True),
+        ("false", {DCGM: "true"}, 5, True),
+        ("false", {DCGM: "true"}, -5, False),
+        ("true", {DCGM: "true"}, None, False),
+        ("paused-for-driver-upgrade", {DCGM: "true"}, None, False),
+        ("false", {}, None, False),
+        ("false", {DCGM: "false"}, None, False),
+        ("false", "nonsense", None, False),
+    ],
+)
+def test_operands_that_a_dead_reset_left_off(label: str, operands: object, minutes: float | None, found: bool) -> None:
+    annotations = {RESET_RESULT: json.dumps({"operands": operands})}
+    annotations |= run(minutes) if minutes is not None else {}
+
+    causes = results(judged(node("a", labels={DCGM: label}, annotations=annotations)))
+
+    assert causes == [("OperandsSwitchedOff", "node/a")] * found
