@@ -26,7 +26,7 @@ _SECONDS, _PATIENCE_SECONDS = 60.0, 10.0
 _ROOTS = ("", "run/nvidia/driver")
 """Roots with the driver's programs, below the host's: its own, and the GPU operator's driver container."""
 _NVIDIA_SMI = "/usr/bin/nvidia-smi"
-_FABRIC_MANAGER = "nvidia-fabricmanager"
+FABRIC_MANAGER_UNIT = "nvidia-fabricmanager"
 _LONGEST_MESSAGE = 300
 _DONE = re.compile(r"successfully reset")
 _IN_USE = re.compile(r"in use by|being used by", re.IGNORECASE)
@@ -95,7 +95,7 @@ class NvidiaSmi:
 
     def set_fabric_manager(self, *, on: bool) -> None:
         """Start or stop the host's fabric manager. Raises ProbeError."""
-        code, text = self._run(self.root, "systemctl", "start" if on else "stop", _FABRIC_MANAGER)
+        code, text = self._run(self.root, "systemctl", "start" if on else "stop", FABRIC_MANAGER_UNIT)
         if code:
             raise ProbeError(f"systemctl: {printable(' '.join(text.split()), _LONGEST_MESSAGE)}")
 

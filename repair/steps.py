@@ -27,7 +27,7 @@ from healthcheck.deep.gpu_resets import ResetScope
 from healthcheck.deep.reset_steps import Step
 from healthcheck.host.nvidia_report import BugReport
 from healthcheck.model import Host, ProbeError, Severity, Status
-from healthcheck.node.state import INSTANCE_TYPE, NodeState
+from healthcheck.node.state import INSTANCE_TYPE, RESET_RESULT, NodeState
 from healthcheck.operations.gpu_holders import HolderKind
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.engine import choose_engine
@@ -36,12 +36,14 @@ from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from healthcheck.probes.nvml.pause import end_pause, start_pause
 from healthcheck.probes.pci import read_functions
-from healthcheck.probes.services import FABRIC_MANAGER, read_services
+from healthcheck.probes.services import FABRIC_MANAGER, enabled_of, read_services
 from healthcheck.settings.reading import Settings
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RunRecord
 from repair.driver_libraries import link_libraries
 from repair.holders import Holder, assigned, holders, open_in
 from repair.marks import HANDED_OVER, NodeNotResettable, ResetMarks
-from repair.nvidia_smi import RESET_SECONDS, NvidiaSmi, ResetOutcome
+from repair.nvidia_smi import FABRIC_MANAGER_UNIT, RESET_SECONDS, NvidiaSmi, ResetOutcome
 from repair.record import ResetProgress, ResetStart
 from repair.settings import ResetSettings
 from repair.verify import Selection, after_reset, select, why_not_working
@@ -78,7 +80,7 @@ class ResetRun(Struct):
         try:
             self.marks.tell(self.begun, self.progress)
             smi = NvidiaSmi.find(self.own.host_root)
-            selection = self._choose()
+            selection = self._choose(node)
             with ExitStack() as undo:
                 self._free(smi, selection, undo)
                 self._enter(Step.RESET, "the GPUs are free")
@@ -106,9 +108,12 @@ class ResetRun(Struct):
 
     # --- the steps
 
-    def _choose(self) -> Selection:
+    def _choose(self, node: NodeState) -> Selection:
+        before = records.on_node(RunRecord, node, RESET_RESULT)
+        is_unfinished = before.holder == self.holder and before.running is not None
+        left_off = [gpu.uuid or "" for gpu in before.gpus or () if gpu.persistence and is_unfinished]
         functions = read_functions(Host(self.own.host_root))
-        selection = select(self.gpus, self._nvml().gpus, functions)
+        selection = select(self.gpus, self._nvml().gpus, functions, left_off)
         if selection.missing:
             raise NodeNotResettable(f"the node has no GPU {', '.join(selection.missing)}")
         if selection.handed_away:
@@ -122,10 +127,14 @@ class ResetRun(Struct):
     def _free(self, smi: NvidiaSmi, selection: Selection, undo: ExitStack) -> None:
         """Wait until nothing uses the GPUs. Raises NodeNotResettable if something else than pods with GPUs does."""
         undo.callback(self._attempt, "agent's NVML", partial(end_pause, self.own.state_dir))
-        for gpu in selection.persistent:
-            undo.callback(self._attempt, "persistence mode", partial(smi.set_persistence, gpu, on=True))
-            self._attempt("persistence mode", partial(smi.set_persistence, gpu, on=False))
-        if selection.row.scope is ResetScope.ALL and read_services(Host(self.own.host_root)).find(FABRIC_MANAGER):
+        for uuid in [gpu.uuid for gpu in selection.gpus if gpu.persistence and gpu.uuid]:
+            undo.callback(self._attempt, "persistence mode", partial(smi.set_persistence, uuid, on=True))
+            self._attempt("persistence mode", partial(smi.set_persistence, uuid, on=False))
+        # An earlier run may have stopped it and died.
+        if selection.row.scope is ResetScope.ALL and (
+            read_services(Host(self.own.host_root)).find(FABRIC_MANAGER)
+            or enabled_of(self.own.host_root, (f"{FABRIC_MANAGER_UNIT}.service",))
+        ):
             undo.callback(self._attempt, "fabric manager", partial(smi.set_fabric_manager, on=True))
             self._attempt("fabric manager", partial(smi.set_fabric_manager, on=False))
         minors = selection.minors or frozenset(range(256))

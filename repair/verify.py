@@ -22,8 +22,6 @@ class Selection(Struct, frozen=True):
     row: ScopeRow
     minors: frozenset[int]
     """Minor numbers of their device files; empty if one is unknown, so that every GPU's counts."""
-    persistent: tuple[str, ...] = ()
-    """UUIDs of those in persistence mode."""
     missing: tuple[str, ...] = ()
     handed_away: tuple[str, ...] = ()
 
@@ -33,8 +31,13 @@ class Selection(Struct, frozen=True):
         return () if self.row.scope is ResetScope.ALL else tuple(gpu.uuid or gpu.address or "" for gpu in self.gpus)
 
 
-def select(asked: Sequence[str], gpus: Sequence[Gpu], functions: Collection[PciFunction]) -> Selection:
-    """Return the requested GPUs, together with those that must be reset with them."""
+def select(
+    asked: Sequence[str], gpus: Sequence[Gpu], functions: Collection[PciFunction], persistent: Collection[str] = ()
+) -> Selection:
+    """Return the requested GPUs, together with those that must be reset with them.
+
+    `persistent` are the UUIDs of GPUs whose persistence mode an earlier run has not restored.
+    """
     on_pci = {function.address: function for function in functions if function.is_gpu}
     chosen = {gpu.index: gpu for gpu in gpus if not {gpu.uuid, gpu.address, str(gpu.index)}.isdisjoint(asked)}
     known = {name for gpu in chosen.values() for name in (gpu.uuid, gpu.address, str(gpu.index))}
@@ -51,12 +54,19 @@ def select(asked: Sequence[str], gpus: Sequence[Gpu], functions: Collection[PciF
     minors = [gpu.minor for gpu in chosen.values()]
     return Selection(
         (
-            *(ResetGpuRow(address=gpu.address, uuid=gpu.uuid, index=str(gpu.index)) for gpu in chosen.values()),
+            *(
+                ResetGpuRow(
+                    address=gpu.address,
+                    uuid=gpu.uuid,
+                    index=str(gpu.index),
+                    persistence=gpu.persistence or gpu.uuid in persistent or None,
+                )
+                for gpu in chosen.values()
+            ),
             *(ResetGpuRow(address=address, uuid="", index="") for address in unnamed),
         ),
         row,
         frozenset() if unnamed or None in minors else frozenset(minor for minor in minors if minor is not None),
-        tuple(gpu.uuid for gpu in chosen.values() if gpu.persistence and gpu.uuid),
         tuple(name for name in silent if name not in on_pci),
         tuple(name for name in unnamed if on_pci[name].is_handed_away),
     )

@@ -125,6 +125,8 @@ class ResetGpuRow(JsonObject, frozen=True):
     address: Annotated[str | None, word] = None
     uuid: Annotated[str | None, word] = None
     index: Annotated[str | None, word] = None
+    persistence: Annotated[bool | None, yes] = None
+    """Whether the reset has switched its persistence mode off, and must switch it on again."""
 
 
 def _stated(value: object) -> str:

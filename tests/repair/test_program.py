@@ -33,7 +33,7 @@ def test_a_gpu_is_reset_alone_and_the_node_stays_with_the_command(world: ResetWo
 
     record, gpu = world.record, world.host.gpus[2]
     assert (ended.code, record["status"], record["scope"]) == (0, "pass", "one")
-    assert record["gpus"] == [{"address": gpu.address, "uuid": gpu.uuid, "index": "2"}]
+    assert record["gpus"] == [{"address": gpu.address, "uuid": gpu.uuid, "index": "2"}]  # persistence is restored
     assert steps(world) == ["plan", "free the GPUs", "reset", "verify", "level 2"]
     assert ("running" in record, record["holder"], "reset_at" in record) == (False, JOB, True)
     assert world.asked == [
