@@ -189,6 +189,9 @@ def _plan_words(plan: ResetPlan) -> Iterable[str]:
     if plan.following:
         yield f"would follow Job {plan.following.namespace}/{plan.following.name}, which is already running on it"
         return
+    if plan.is_unreturned:
+        yield "would return the node after an earlier reset: its operands, its claim and its GPUs"
+        return
     yield from (f"would reset {target}" for target in plan.targets)
     if plan.operands:
         yield f"would switch off until the reset has ended: {', '.join(plan.operands)}"

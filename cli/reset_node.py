@@ -6,7 +6,7 @@ Each step first checks whether it was done already, so that a new run can contin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -16,13 +16,15 @@ from msgspec.structs import replace
 
 from cli.eviction import CouldNot, Eviction, must_be_allowed
 from cli.node_job import JobKind, NodeJob
+from cli.output.lines import COMMAND
 from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
-from healthcheck.deep.claim import Claim, RunKind, give_back, take
+from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back, take
+from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.deep.job import JobState
 from healthcheck.deep.reset_plan import (
     ResetTarget,
@@ -32,6 +34,7 @@ from healthcheck.deep.reset_plan import (
     reset_targets,
     switch_off,
     switch_on,
+    switched_off,
     why_not_reset,
     with_labels,
 )
@@ -41,6 +44,7 @@ from healthcheck.node.gpu_resources import listed
 from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, PatchFor, annotated
 from healthcheck.operations.drain import DrainPermissions, EvictedPod, plan_drain
 from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, title
+from healthcheck.operations.next_step import next_step
 from healthcheck.operations.reset_job import COMPONENT, CRON_JOB, job_name, reset_job
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
@@ -98,6 +102,8 @@ class ResetPlan(Struct, frozen=True):
     holding: tuple[str, ...]
     """Pods with GPUs on the node, one of which may be evicted."""
     following: JobState | None = None
+    is_unreturned: bool = False
+    """Whether an earlier run ended before it returned the node, and nothing is left to reset."""
 
 
 class ResetOutcome(Struct, frozen=True):
@@ -152,17 +158,22 @@ class NodeReset:
             self._job.must_be_ours(job, template)
         following = job if job is not None and not job.outcome and not job.leaving else None
         targets = reset_targets(node, self._options.gpus)
-        now = datetime.now(UTC)
-        if following is None and (
-            why := list(why_not_reset(node, targets, self._job.name, now, force=self._options.force))
-        ):
-            raise CouldNot("its GPUs are not reset, and nothing was changed", *why)
+        is_unreturned = following is None and not targets and self._is_unreturned(node)
+        if following is None and (why := list(self._objections(node, targets, is_unreturned=is_unreturned))):
+            reboot = next_step("reboot", node, ()).commands[:1] if known_failure(node.provider_id) else ()
+            raise CouldNot(
+                "its GPUs are not reset, and nothing was changed", *why, *(f"{COMMAND}{one}" for one in reboot)
+            )
         holding = self._ask(lambda: list(self._cluster.pods.list_with_gpus(self._name)))
-        return ResetPlan(node, template, targets, tuple(operands_before(node)), tuple(map(str, holding)), following)
+        return ResetPlan(
+            node, template, targets, tuple(operands_before(node)), tuple(map(str, holding)), following, is_unreturned
+        )
 
     def run(self, plan: ResetPlan) -> ResetOutcome:
         self._began = time.monotonic()
         try:
+            if plan.is_unreturned:
+                return self._return(plan)
             if plan.following is None:
                 self._claim()
             self._follow(plan, plan.following or self._created(plan))
@@ -179,6 +190,20 @@ class NodeReset:
                 self._follow(plan, job)
         self._go_on()
         return self._return(plan)
+
+    def _is_unreturned(self, node: NodeState) -> bool:
+        """Whether a run that has ended left its claim on the Node, operands switched off, or GPUs that are not offered."""
+        run = claim_on(node, datetime.now(UTC))
+        is_claimed = run is not None and (run.kind, run.holder) == (RunKind.RESET, self._job.name)
+        is_reset = self._record(node).status == Status.PASS.value
+        is_offered = node.gpus == node.gpu_capacity
+        return is_claimed or bool(switched_off(node.labels, node.annotations)) or (is_reset and not is_offered)
+
+    def _objections(self, node: NodeState, targets: Sequence[ResetTarget], *, is_unreturned: bool) -> Iterator[str]:
+        now = datetime.now(UTC)
+        if is_unreturned:
+            return obstacles(node, self._job.name, now)
+        return why_not_reset(node, targets, self._job.name, now, force=self._options.force)
 
     # --- before the reset
 
