@@ -161,9 +161,8 @@ class NodeReset:
         is_unreturned = following is None and not targets and self._is_unreturned(node)
         if following is None and (why := list(self._objections(node, targets, is_unreturned=is_unreturned))):
             reboot = next_step("reboot", node, ()).commands[:1] if known_failure(node.provider_id) else ()
-            raise CouldNot(
-                "its GPUs are not reset, and nothing was changed", *why, *(f"{COMMAND}{one}" for one in reboot)
-            )
+            why += [f"{COMMAND}{line}" for line in reboot]
+            raise CouldNot("its GPUs are not reset, and nothing was changed", *why)
         holding = self._ask(lambda: list(self._cluster.pods.list_with_gpus(self._name)))
         return ResetPlan(
             node, template, targets, tuple(operands_before(node)), tuple(map(str, holding)), following, is_unreturned
@@ -192,7 +191,7 @@ class NodeReset:
         return self._return(plan)
 
     def _is_unreturned(self, node: NodeState) -> bool:
-        """Whether a run that has ended left its claim on the Node, operands switched off, or GPUs that are not offered."""
+        """Whether a run that has ended left its claim, operands switched off, or GPUs that pods can't request."""
         run = claim_on(node, datetime.now(UTC))
         is_claimed = run is not None and (run.kind, run.holder) == (RunKind.RESET, self._job.name)
         is_reset = self._record(node).status == Status.PASS.value
