@@ -40,6 +40,7 @@ RUN_BY = {
     r"(systemctl|snap) restart (?!nvidia).*": RUNTIMES,
     r"gpu-healthcheck release\b.*": "tests/agent/node/test_release.py",
     r"gpu-healthcheck quarantine \S+": "tests/cli/test_quarantine_story.py",
+    r"gpu-healthcheck reset \S+": "tests/cli/test_reset.py",
 }
 """Run by the test named, on the real containerd, the API server or the simulated node."""
 

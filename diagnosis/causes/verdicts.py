@@ -66,10 +66,9 @@ def find_unfinished_resets(snapshot: Snapshot) -> Iterator[FoundCause]:
         if off and claim_in(annotations.get(RUN, ""), snapshot.now) is None:
             evidence = tuple(f"label {label}=false, set by a reset that has no claim any more" for label in off)
             again = command("gpu-healthcheck", "reset", node.name)
-            labels = kubectl("label", node.meta, *(f"{label}=true" for label in off), "--overwrite")
-            yield FoundCause(
-                OPERANDS_OFF, node.subject, evidence, (f"Continue the reset: {again}", f"Or restore them: {labels}")
-            )
+            labels = (kubectl("label", node.meta, f"{label}=true", "--overwrite") for label in off)
+            remedy = (f"Continue the reset: {again}", *(f"Or restore it: {line}" for line in labels))
+            yield FoundCause(OPERANDS_OFF, node.subject, evidence, remedy)
 
 
 def _look_at_agent(node: Node) -> str:
