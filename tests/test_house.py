@@ -110,8 +110,8 @@ def test_reasons_are_unique_and_pascal_case() -> None:
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_reason_has_a_heading_in_the_runbook(reason: str) -> None:
-    assert f"\n## {reason}\n" in (ROOT / "docs/runbook.md").read_text()
+def test_a_reason_has_a_heading_of_its_own(reason: str) -> None:
+    assert f"\n## {reason}\n" in (ROOT / "docs/findings.md").read_text()
 
 
 @pytest.mark.parametrize("reason", LIGHT_REASONS)
@@ -200,8 +200,8 @@ def test_every_word_that_a_record_or_a_label_has_is_explained() -> None:
     assert [text for text in map(str, ours) if index.without_prefix(text) not in index.words()] == []
 
 
-def test_a_reason_without_a_check_has_a_heading_in_the_runbook_too() -> None:
-    assert f"\n## {UNTOLD}\n" in (ROOT / "docs/runbook.md").read_text()
+def test_a_reason_without_a_check_has_a_heading_of_its_own_too() -> None:
+    assert f"\n## {UNTOLD}\n" in (ROOT / "docs/findings.md").read_text()
 
 
 def test_the_generated_documents_are_fresh() -> None:
