@@ -91,11 +91,13 @@ def recommendation_table() -> str:
 
 
 def causes_table() -> str:
-    """Return the causes why a check could not run, one line each."""
-    lines = ["| cause | what it means | what to do |", "|---|---|---|"]
+    """Return one line per action, with the causes why a check could not run that it fixes."""
+    by_action: dict[str, list[str]] = defaultdict(list)
     for cause in CAUSES:
-        row = (f"`{cause.name}`", cause.meaning, cause.action)
-        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |")
+        by_action[cause.action].append(f"`{cause.name}`: {cause.meaning}")
+    lines = ["| cause | what to do |", "|---|---|"]
+    for action, causes in by_action.items():
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in ("<br>".join(causes), action)) + " |")
     return "\n".join(lines)
 
 

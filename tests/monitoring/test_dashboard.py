@@ -113,7 +113,7 @@ def test_a_node_in_a_table_links_to_its_row_and_the_log_of_its_agent(title: str)
 
 
 @pytest.mark.parametrize("panel", [panel for panel in PANELS if panel["title"] == "Findings"], ids=by_title)
-def test_a_reason_links_to_its_heading_whose_anchor_is_in_lower_case(panel: dict[str, Any]) -> None:
+def test_a_reason_links_to_the_lower_case_anchor_of_its_heading(panel: dict[str, Any]) -> None:
     by_field = {override["matcher"]["options"]: override for override in panel["fieldConfig"]["overrides"]}
     (link,) = by_field["reason"]["properties"][0]["value"]
     assert link["url"].endswith("/docs/findings.md#${__data.fields.anchor}")
