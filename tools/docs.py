@@ -66,13 +66,15 @@ def groups_table() -> str:
 
 
 def findings_table() -> str:
-    """Return one line per check: its reasons, each with its severity."""
+    """Return one line per check: its reasons, each with its severity unless the data decide it."""
     lines = ["| check | reasons |", "|---|---|"]
     for check in ALL_CHECKS:
+        fixed = check.name not in _SEVERITIES_THAT_VARY
         links = (
-            f"[{reason.name}](#{reason.name.lower()}) {_severity(check, reason.severity)}" for reason in check.reasons
+            f"[{reason.name}](#{reason.name.lower()}){f' {reason.severity.name}' if fixed else ''}"
+            for reason in check.reasons
         )
-        lines.append(f"| `{check.name}` | {' · '.join(links)} |")
+        lines.append(f"| `{check.name}` | {', '.join(links)} |")
     return "\n".join(lines)
 
 
