@@ -146,6 +146,7 @@ NCCL = _running(
         "NCCL, PyTorch",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
+    follows=("NcclUsesPodIdentityAddress", "EfaPluginCountsMlx5"),
 )
 CUDA_UNKNOWN = _running(
     "CudaCannotInitialize",

@@ -155,6 +155,11 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         return {one.meta.name: one for one in self.volumes}
 
     @cached_property
+    def claim(self) -> Mapping[tuple[str, str], ResourceClaim]:
+        """Return ResourceClaims, and their templates, by namespace and name."""
+        return {(one.meta.namespace, one.meta.name): one for one in self.claims}
+
+    @cached_property
     def pools(self) -> Mapping[tuple[str, str], Sequence[ResourceSlice]]:
         """Return the DRA slices of the newest generation, by driver and pool.
 
