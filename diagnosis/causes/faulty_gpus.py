@@ -46,7 +46,7 @@ _PLUGIN = (
 _MOST_FINDINGS, _MOST_JOBS, _MOST_PODS, _LONGEST = 3, 4, 8, 160
 _INDEPENDENT = frozenset(("pod", "deployment", "replicaset", "statefulset", "daemonset"))
 """Kinds whose pods do not depend on each other."""
-_RANKS = (
+RANK_KEYS = (
     *("batch.kubernetes.io/job-completion-index", "leaderworkerset.sigs.k8s.io/worker-index"),
     *("apps.kubernetes.io/pod-index", "volcano.sh/task-index"),
 )
@@ -197,7 +197,7 @@ def _rank(pod: Pod) -> str:
     fields = {**pod.meta.annotations, **pod.meta.labels}
     if _REPLICA in fields:
         return f" ({fields.get(_REPLICA_TYPE, 'replica')} {fields[_REPLICA]})"
-    number = next((fields[key] for key in _RANKS if key in fields), "")
+    number = next((fields[key] for key in RANK_KEYS if key in fields), "")
     if not number:
         return ""
     alone = [*(value for container in pod.spec.containers for value in gpus_of(container).values())] in (["1"], [])

@@ -10,7 +10,7 @@ from functools import lru_cache
 from diagnosis.causes.efa_plugins import COUNTS_MLX5, LEAVES_OUT, efa_plugins
 from diagnosis.causes.faulty_gpus import is_gang
 from diagnosis.causes.other_devices import NO_EFA
-from diagnosis.causes.unscheduled.waiting import group_of
+from diagnosis.causes.unscheduled.waiting import group_subject
 from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import role_of
 from diagnosis.facts.efa import (
@@ -35,7 +35,6 @@ from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, failing, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.naming import named
@@ -151,9 +150,9 @@ def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _job_of(snapshot: Snapshot, pod: Pod) -> tuple[str, str]:
-    group = group_of(pod) if pod.meta.owner is None else ""
+    group = group_subject(pod) if pod.meta.owner is None else ""
     if group:
-        return subject("PodGroup", pod.meta.namespace, group), ""
+        return group, ""
     return snapshot.line(pod.meta)[-1], pod.meta.labels.get(_LWS_GROUP, "")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
+from diagnosis.snapshot.native_gangs import POD_GROUP, WORKLOAD
 from healthcheck.node.device_rules import RULE_VERSIONS
 from healthcheck.node.devices import DRA_VERSIONS
 
@@ -32,6 +33,7 @@ class ApiKind(Struct, frozen=True):
 
 _DRA = "apis/resource.k8s.io/{}"
 _KUEUE = "apis/kueue.x-k8s.io/{}"
+_NATIVE = "apis/scheduling.k8s.io/{}"
 _VOLCANO = "apis/scheduling.volcano.sh/v1beta1"
 POD = ApiKind("Pod", "api/v1", "pods")
 KINDS = (
@@ -81,6 +83,8 @@ KINDS = (
     ApiKind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False),
     ApiKind("PodGroup", _VOLCANO, "podgroups"),
     ApiKind("Queue", _VOLCANO, "queues", namespaced=False),
+    ApiKind(POD_GROUP, _NATIVE, "podgroups", versions=("v1beta1", "v1alpha3", "v1alpha2")),
+    ApiKind(WORKLOAD, _NATIVE, "workloads", versions=("v1beta1", "v1alpha3", "v1alpha2", "v1alpha1")),
 )
 OF_COMPONENTS = frozenset(("DaemonSet", "Deployment"))
 """Kinds of components, which have their own namespaces. If these are not listed, components are not visible."""
