@@ -359,9 +359,10 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
         return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
     asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
     # A finished pod without a message about GPUs failed for its own reasons, and no other pod waits for it.
-    if asked or pod.over:
+    if asked or (pod.over and not state.init):
         return None
-    return Recognised(_by_exit(state, ended), end, shortened(end.text))
+    last = end if end.text else next(of_log(snapshot, pod, state.name, lines=1), end)
+    return Recognised(_by_exit(state, ended), last, shortened(last.text))
 
 
 def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:

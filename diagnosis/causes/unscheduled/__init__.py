@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.unscheduled import (
     device_claims,
+    kueue_replacement,
     native_gangs,
     queues,
     refused,
@@ -274,6 +275,7 @@ SEARCHES = (
     Search((queues.KUEUE,), (), queues.find_queued),
     Search((volcano_queues.HELD,), (), volcano_queues.find_groups),
     *native_gangs.SEARCHES,
+    *kueue_replacement.SEARCHES,
     Search((device_claims.NO_CLAIM,), ("Pod",), device_claims.find_unlooked),
     Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
