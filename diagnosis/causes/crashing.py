@@ -146,7 +146,7 @@ NCCL = _running(
         "NCCL, PyTorch",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
-    follows=("NcclUsesPodIdentityAddress", "EfaPluginCountsMlx5"),
+    follows=("NcclUsesPodIdentityAddress", "RestartsOnFaultyNode"),
 )
 CUDA_UNKNOWN = _running(
     "CudaCannotInitialize",
@@ -172,11 +172,13 @@ SIGNAL = _running(
     "The container ended by a signal of its own: a crash in native code, or an abort.",
     "Read its log; a core dump shows the place.",
     source="exit code 128 + signal: 132, 134, 135, 136, 139",
+    follows=("RestartsOnFaultyNode",),
 )
 CRASHES = _running(
     "ContainerCrashes",
     "A container of a GPU pod fails repeatedly; none of its messages is a known GPU error.",
     "Read its log.",
+    follows=("RestartsOnFaultyNode",),
 )
 ENDS = _running(
     "ContainerEndsAtOnce",

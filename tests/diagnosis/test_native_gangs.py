@@ -61,6 +61,10 @@ def refused(kind: str, text: str = REFUSED) -> Object:
     return condition(kind, "False", "Unschedulable", text, minutes=20)
 
 
+IN_OTHER_WORDS = "minCount 4 can't be met: 0 pods are scheduled, and 2 of 4 pods have a place"
+SHORT = condition("PodScheduled", "False", "Unschedulable", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
+OTHERS = [pod(f"other-{on}", 8, on=on, namespace="else") for on in "ab"]
+IN_USE = [("GpusAllInUse", "resource/nvidia.com/gpu")]
 BARE: Any = {"metadata": {"ownerReferences": []}}
 STATES: list[tuple[str, list[Object], list[tuple[str, str]]]] = [
     ("too few members", [*NODES, JOB, group(), *members(0, 1, 3)], [("GangIncomplete", "job/team/train")]),
@@ -103,6 +107,17 @@ STATES: list[tuple[str, list[Object], list[tuple[str, str]]]] = [
         [("GangIncomplete", "job/team/train")],
     ),
     (
+        "room for two of four, in other words",
+        [*NODES, JOB, group(4, refused("PodGroupScheduled", IN_OTHER_WORDS)), *members(0, 1, 2, 3)],
+        [("GangIncomplete", "job/team/train")],
+    ),
+    (
+        "room for none",
+        [*NODES, JOB, group(2, refused("PodGroupScheduled", IN_OTHER_WORDS)), *members(0, 1), *OTHERS],
+        IN_USE,
+    ),
+    ("pods of a group that start alone", [*NODES, JOB, group(None), *members(0, conditions=[SHORT]), *OTHERS], IN_USE),
+    (
         "no node with so many GPUs",
         [gpu_node("a", 4), SYSTEM, JOB, group(2, refused("PodGroupScheduled")), *members(0, 1)],
         [("MoreGpusThanAnyNodeHas", "job/team/train")],
@@ -131,7 +146,7 @@ def test_the_missing_members_are_named() -> None:
     (problem,) = judged(*NODES, JOB, group(), *members(0, 3), ended).problems
 
     assert problem.found.evidence == (
-        "podgroup/team/train-workers: minCount 4, and 2 pods exist: pod/team/train-0, pod/team/train-3",
+        "podgroup/team/train-workers: minCount 4; 2 pods so far: pod/team/train-0, pod/team/train-3",
         "missing: rank 1, rank 2",
         "ended: pod/team/train-2",
     )

@@ -143,6 +143,13 @@ def test_a_restart_policy_keeps_a_pod_on_a_faulty_node(state: list[Object], subj
     assert [result.subject for result in found] == ([subject] if subject else [])
 
 
+def test_a_crash_on_a_faulty_node_follows_from_the_restarts_there() -> None:
+    (restarts, withheld) = judged(bad(), JOB, restarting()).problems
+
+    assert consequences(restarts) == [("ContainerCrashes", "job/team/train")]
+    assert withheld.found.cause.name == "NodeWithheld"
+
+
 def test_a_restart_on_a_faulty_node_is_named_first_with_its_way_out() -> None:
     first = judged(bad(taints=[]), JOB, restarting()).problems[0].found
 

@@ -14,6 +14,7 @@ from tests.diagnosis.states import (
     container,
     event,
     judged,
+    node,
     obj,
     pod,
     results,
@@ -88,6 +89,25 @@ def mounts(path: str, **main: Any) -> list[Object]:
     return ranks(8, spec=volume, main={"volumeMounts": [{"name": "ib", "mountPath": path}], **main})
 
 
+EFA_CLASS = "efa.networking.k8s.aws"
+
+
+def by_claims(*device_classes: str) -> list[Object]:
+    """Two ranks with all GPUs of their nodes by claims of a template, as the claim controller creates them."""
+    made: list[Object] = [claim("all", *device_classes), obj("DeviceClass", "gpu.nvidia.com", spec={})]
+    for at, on in enumerate("ab"):
+        given = [{"driver": "gpu.nvidia.com", "pool": on, "device": f"gpu-{gpu}"} for gpu in range(8)]
+        template = claim("all", *device_classes)["spec"]["spec"]
+        status = {"allocation": {"devices": {"results": given}}}
+        made.append(obj("ResourceClaim", f"train-{at}-all", "team", spec=template, status=status))
+        spec = {"resourceClaims": [{"name": "all", "resourceClaimTemplateName": "all"}]}
+        main = container("main")
+        main["resources"] = {"claims": [{"name": "all"}]}
+        names = {"resourceClaimStatuses": [{"name": "all", "resourceClaimName": f"train-{at}-all"}]}
+        made.append(pod(f"train-{at}", 0, on=on, owner=("Job", "train"), containers=[main], spec=spec, status=names))
+    return made
+
+
 BY_CLAIM = {"resourceClaims": [{"name": "net", "resourceClaimTemplateName": "net"}]}
 ON_P5 = [ec2("a"), ec2("b"), *plugin("a", "b")]
 ON_B200 = [ec2("a", B200, 8), ec2("b", B200, 8), *plugin("a", "b")]
@@ -95,6 +115,7 @@ BARE_P5 = [ec2("a", efa=0), ec2("b", efa=0), SYSTEM]
 TRAIN = ("job/team/train",)
 DAEMON = f"daemonset/kube-system/{PLUGIN}"
 ENV = [{"name": "MASTER_ADDR", "value": "x"}, {"name": "WORLD_SIZE", "value": "16"}]
+HPC = node("hpc", None, capacity={EFA: "2"}, allocatable={EFA: "2"}, labels={TYPE: "hpc7a.96xlarge"})
 SHORT = "0/2 nodes are available: 2 Insufficient vpc.amazonaws.com/efa."
 ASKS_BY_NAME = pod(
     "train-0",
@@ -146,6 +167,12 @@ STATES: Rows = [
         [*ON_P5, JOB, *ranks(spec={"hostNetwork": True}, main={"securityContext": {"privileged": True}})],
         [],
     ),
+    (
+        "GPUs by claims, and no EFA",
+        [*BARE_P5, *dranet("a", "b"), JOB, *by_claims("gpu.nvidia.com")],
+        [("EfaNotRequested", "job/team/train")],
+    ),
+    ("GPUs and EFA by one claim", [*BARE_P5, *dranet("a", "b"), JOB, *by_claims("gpu.nvidia.com", EFA_CLASS)], []),
     ("one node", [ec2("a"), *plugin("a"), JOB, rank("0", "a")], []),
     ("two halves of one node", [ec2("a"), *plugin("a"), JOB, rank("0", "a", gpus=4), rank("1", "a", gpus=4)], []),
     ("some of the GPUs of two nodes", [*ON_P5, JOB, *ranks(gpus=1)], []),
@@ -237,6 +264,11 @@ STATES: Rows = [
     (
         "EFA by name where claims give it",
         [*BARE_P5, *dranet("a", "b"), JOB, ASKS_BY_NAME],
+        [("EfaRequestedByName", "job/team/train")],
+    ),
+    (
+        "EFA by name on nodes without GPUs alone",
+        [*BARE_P5, *dranet("a", "b"), JOB, ASKS_BY_NAME, HPC],
         [("EfaRequestedByName", "job/team/train")],
     ),
     (

@@ -179,7 +179,7 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
         everywhere = [room for room in everywhere if room.node.hami.shared] or everywhere
     offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
     if not offering:
-        yield unknown_resources.find_apart(waiting)
+        yield unknown_resources.find_apart(snapshot, waiting)
         return
     selected = [room for room in offering if selects(waiting.spec, room.node)]
     if not selected:

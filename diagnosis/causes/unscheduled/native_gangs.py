@@ -49,7 +49,8 @@ def _without_group(snapshot: Snapshot, gang: Gang, pods: list[Pod]) -> FoundCaus
     there = [one.meta.name for one in snapshot.gangs if (one.meta.kind, one.meta.namespace) == (kind, namespace)]
     known = f"it has: {named(names, _MOST)}" if names else f"in the namespace: {named(sorted(there), _MOST) or 'none'}"
     see = command("kubectl", "-n", namespace, "get", _RESOURCES[kind])
-    remedy = (f"Create {group}, or let the workload name an existing group. See those of the namespace: {see}",)
+    create = f"Add the group {gang.group.within} to {group}" if gang.entry is not None else f"Create {group}"
+    remedy = (f"{create}, or let the pods name an existing group. See those of the namespace: {see}",)
     names_group = f"{counted(len(pods), 'pod')} name it: {named((pod.subject for pod in pods), _MOST)}"
     affected = tuple(pod.subject for pod in pods)
     return FoundCause(NO_GROUP, _written(snapshot, pods[0]), (what, names_group, known), remedy, affected)
@@ -58,7 +59,7 @@ def _without_group(snapshot: Snapshot, gang: Gang, pods: list[Pod]) -> FoundCaus
 def _incomplete(snapshot: Snapshot, gang: Gang, pods: list[Pod]) -> FoundCause:
     group, members = group_subject(pods[0]), sorted(pod.subject for pod in gang.members)
     evidence = [
-        f"{group}: minCount {gang.least}, and {counted(len(members), 'pod')} exist: {named(members, _MOST)}",
+        f"{group}: minCount {gang.least}; {counted(len(members), 'pod')} so far: {named(members, _MOST)}",
         _missing(gang),
     ]
     if gang.ended:
@@ -68,8 +69,9 @@ def _incomplete(snapshot: Snapshot, gang: Gang, pods: list[Pod]) -> FoundCause:
     because = tuple(origin for subject in line[1:] for origin in refused.get(subject, ()))
     edit = command("kubectl", "-n", pods[0].meta.namespace, "edit", _RESOURCES[gang.group.kind], gang.group.name)
     owner = snapshot.owners.get(line[-1])
+    see = f": {kubectl('describe', owner)}" if owner is not None else ""
     remedy = (
-        f"Find out why its owner creates no further pods: {kubectl('describe', owner or pods[0].meta)}",
+        f"Find out why its owner creates no further pods{see}" if len(line) > 1 else "Create the missing pods.",
         f"Or let fewer pods suffice, by a lower minCount: {edit}",
     )
     affected = tuple(pod.subject for pod in pods)

@@ -105,7 +105,7 @@ def _by_claim(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[str]) -> Fou
     classes = [each.meta.name for each in snapshot.device_classes if "efa" in each.meta.name]
     named_class = EFA_CLASS if EFA_CLASS in classes or not classes else classes[0]
     evidence = (
-        f"{shown(EFA, waiting.asked[EFA])} {EFA} requested; no node has any",
+        f"{shown(EFA, waiting.asked[EFA])} {EFA} requested; no node with the GPUs has any",
         f"a DRA driver publishes EFA devices of {named((f'node/{name}' for name in nodes), _MOST_NAMED)}",
     )
     remedy = (
@@ -122,8 +122,10 @@ def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
     return has_nvidia(node) and is_changed(node) and not aside and selects(waiting.spec, node)
 
 
-def find_apart(waiting: Waiting) -> FoundCause:
+def find_apart(snapshot: Snapshot, waiting: Waiting) -> FoundCause:
     """Return the result for a pod whose resources all exist, but never together on one node."""
+    if EFA in waiting.devices and (claimable := claimable_nodes(snapshot)):
+        return _by_claim(snapshot, waiting, sorted(claimable))
     names = " and ".join(sorted(waiting.devices))
     evidence = (f"one pod requests {names}; no node has all of them",)
     remedy = ("Request resources that one kind of node has, or let the device plugin offer them together.",)
