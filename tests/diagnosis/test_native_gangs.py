@@ -184,7 +184,7 @@ def test_groups_that_may_not_be_listed_are_unknown(kind: str, by_ref: bool) -> N
     assert [unseen.kind for unseen in diagnosis.unseen] == [kind]
 
 
-def test_saved_objects_are_told_apart_by_their_api(tmp_path: Path) -> None:
+def test_saved_objects_of_the_same_kind_differ_by_their_api(tmp_path: Path) -> None:
     ended = pod("done", 8, on="a", phase="Failed", states=[{"name": "main", "state": {"terminated": terminated(1)}}])
     kinds: list[list[Object]] = [NODES, [*members(0, 1), ended], [JOB], [group()]]
     for at, items in enumerate(kinds):

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.unscheduled import (
     device_claims,
+    held_gangs,
     kueue_replacement,
-    native_gangs,
     queues,
     refused,
     resources,
@@ -274,7 +274,7 @@ SEARCHES = (
     Search((*queues.CAUSES[:3],), ("Pod",), queues.find_gates),
     Search((queues.KUEUE,), (), queues.find_queued),
     Search((volcano_queues.HELD,), (), volcano_queues.find_groups),
-    *native_gangs.SEARCHES,
+    *held_gangs.SEARCHES,
     *kueue_replacement.SEARCHES,
     Search((device_claims.NO_CLAIM,), ("Pod",), device_claims.find_unlooked),
     Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),

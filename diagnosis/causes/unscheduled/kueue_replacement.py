@@ -122,17 +122,19 @@ def _workload_of(snapshot: Snapshot, pod: Pod) -> Queued | None:
 
 
 def _remedy(pod: Pod, workload: Queued | None) -> Iterator[str]:
-    kubectl = ("kubectl", "-n", pod.meta.namespace)
+    namespace = pod.meta.namespace
     if workload is None:
-        yield f"Find its Workload: {command(*kubectl, 'get', 'workloads.kueue.x-k8s.io')}"
-    name = workload.meta.name if workload is not None else "WORKLOAD"
-    patch = (*kubectl, "patch", "workloads.kueue.x-k8s.io", name, "--type=merge", "-p")
-    yield f"Evict the Workload: {command(*patch, _active(False))}"
-    yield f"When its pods are gone, queue it again; it gets other nodes: {command(*patch, _active(True))}"
+        see = command("kubectl", "-n", namespace, "get", "workloads.kueue.x-k8s.io")
+        yield f"Find the job's Workload, and set its `spec.active` to false, then to true: {see}"
+        return
+    yield f"Evict the Workload: {_activate(workload, False)}"
+    yield f"When its pods are gone, queue it again; it gets other nodes: {_activate(workload, True)}"
 
 
-def _active(value: bool) -> str:
-    return json.dumps({"spec": {"active": value}}, separators=(",", ":"))
+def _activate(workload: Queued, active: bool) -> str:
+    patch = json.dumps({"spec": {"active": active}}, separators=(",", ":"))
+    namespace, name = workload.meta.namespace, workload.meta.name
+    return command("kubectl", "-n", namespace, "patch", "workloads.kueue.x-k8s.io", name, "--type=merge", "-p", patch)
 
 
 SEARCHES = (Search((LOOP,), ("Node", "Pod"), find_loops),)
