@@ -135,6 +135,14 @@ PROGRAM = _running(
     ),
     source="CUDA errors 101, 700, 710, 716, 719",
 )
+POD_IDENTITY = _running(
+    "NcclUsesPodIdentityAddress",
+    "NCCL uses the address of the node's EKS Pod Identity agent as that of a rank: every node has the same "
+    "address, so the ranks do not reach each other.",
+    "Exclude the agent's interface: NCCL_SOCKET_IFNAME=^lo,docker,veth,pod-id-link, or name the node's interface.",
+    failing(r"SocketPollConnect: connect(?:ing)? to \[?(?:169\.254\.170\.23|fd00:ec2::23)\b", "NCCL"),
+    source="https://docs.aws.amazon.com/eks/latest/userguide/pod-id-agent-setup.html: 169.254.170.23 on each node",
+)
 NCCL = _running(
     "CollectiveFails",
     "The processes of a job lost contact: one of them ended, or the network between them fails.",
@@ -189,7 +197,7 @@ ENDS = _running(
 
 RECOGNISED = (
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST, NOT_INJECTED, GPU_MEMORY),
-    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, NCCL),
+    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL),
 )
 """Causes by the exit message and log of a failed container.
 

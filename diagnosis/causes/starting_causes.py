@@ -228,6 +228,7 @@ INIT_FAILS = _started(
     "An init container fails, so the pod's own containers never start.",
     "Read its log.",
     severity=CauseSeverity.MEDIUM,
+    follows=("RestartsOnFaultyNode",),
 )
 INIT_LASTS = _started(
     "InitContainerLasts",

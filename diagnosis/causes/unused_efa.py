@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 
+from diagnosis.causes.crashing import POD_IDENTITY
 from diagnosis.causes.efa_plugins import COUNTS_MLX5, LEAVES_OUT, efa_plugins
 from diagnosis.causes.faulty_gpus import is_gang
 from diagnosis.causes.other_devices import NO_EFA
@@ -69,14 +70,6 @@ FALLS_BACK = _running(
     ),
     source="https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html; logged with NCCL_DEBUG=INFO",
     follows=("HostInfinibandHidesEfa",),
-)
-POD_IDENTITY = _running(
-    "NcclUsesPodIdentityAddress",
-    "NCCL uses the address of the node's EKS Pod Identity agent as that of a rank: every node has the same "
-    "address, so the ranks do not reach each other.",
-    "Exclude the agent's interface: NCCL_SOCKET_IFNAME=^lo,docker,veth,pod-id-link, or name the node's interface.",
-    failing(r"SocketPollConnect: connect(?:ing)? to \[?(?:169\.254\.170\.23|fd00:ec2::23)\b", "NCCL"),
-    source="https://docs.aws.amazon.com/eks/latest/userguide/pod-id-agent-setup.html: 169.254.170.23 on each node",
 )
 _HOST_DEVICES = frozenset(("/dev", "/dev/infiniband"))
 _BY_EFA = re.compile(r"Selected provider is efa\b", re.IGNORECASE)

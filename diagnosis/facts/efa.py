@@ -119,6 +119,8 @@ def is_privileged(pod: Pod) -> bool:
 
 def claims_efa(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether one of the pod's claims has a request for a class other than GPUs."""
+    if not pod.spec.claims:
+        return False
     classes = {each.meta.name: each for each in snapshot.device_classes}
     for name, source in pod.spec.claims.items():
         claim = claim_of(snapshot, pod, name)

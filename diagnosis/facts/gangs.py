@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.native_gangs import NativeGang
+from diagnosis.snapshot.native_gangs import NativeGang, kind_of
 from diagnosis.snapshot.pods import Pod, SchedulingGroup
 
 _SCHEDULED = ("PodGroupScheduled", "PodGroupInitiallyScheduled")
@@ -71,10 +71,13 @@ def gang_of(snapshot: Snapshot, pod: Pod) -> Gang | None:
 def is_held_back(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the scheduler does not try to place the pod, because its group or members of it do not exist.
 
-    Such a pod has neither a condition nor an event.
+    Such a pod has neither a condition nor an event. If the groups may not be listed, a pod with a condition is not
+    held back.
     """
     gang = gang_of(snapshot, pod)
-    return gang is not None and (not gang.defined or gang.lacking > 0)
+    if gang is None or gang.defined:
+        return gang is not None and gang.lacking > 0
+    return snapshot.sees(kind_of(gang.group.kind)) or pod.condition("PodScheduled") is None
 
 
 def group_message(snapshot: Snapshot, pod: Pod) -> str:

@@ -16,8 +16,14 @@ from diagnosis.snapshot.pods import Condition, read_conditions
 _API = "scheduling.k8s.io"
 _SHAPES = {"PodGroup": ("schedulingPolicy",), "Workload": ("podGroups", "podGroupTemplates")}
 """Fields by which a list without API versions distinguishes these kinds from those of Volcano and Kueue."""
-POD_GROUP, WORKLOAD = (f"{kind}.{_API}" for kind in _SHAPES)
-"""Names of the kinds here, because Volcano and Kueue have kinds of the same names."""
+
+
+def kind_of(kind: str) -> str:
+    """Return the name of the kind here, because Volcano and Kueue have kinds of the same names."""
+    return f"{kind}.{_API}"
+
+
+POD_GROUP, WORKLOAD = map(kind_of, _SHAPES)
 
 
 class NativeGang(Struct, frozen=True):
@@ -36,7 +42,7 @@ def native_kind(kind: str, raw: Fields) -> str:
     """Return the name under which objects of this kind are kept: another one for kinds of `scheduling.k8s.io`."""
     keys = _SHAPES.get(kind, ())
     native = raw.text("apiVersion").startswith(f"{_API}/") or any(raw.has("spec", key) for key in keys)
-    return f"{kind}.{_API}" if keys and native else kind
+    return kind_of(kind) if keys and native else kind
 
 
 def read_pod_group(raw: Fields) -> NativeGang:

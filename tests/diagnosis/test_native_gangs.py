@@ -182,6 +182,8 @@ def test_groups_that_may_not_be_listed_are_unknown(kind: str, by_ref: bool) -> N
 
     assert results(diagnosis) == []
     assert [unseen.kind for unseen in diagnosis.unseen] == [kind]
+    refused_alone = [*NODES, JOB, *members(0, 1, by_ref=by_ref, conditions=[SHORT]), *OTHERS]
+    assert results(judged(*refused_alone, missing=(kind,))) == IN_USE
 
 
 def test_saved_objects_of_the_same_kind_differ_by_their_api(tmp_path: Path) -> None:

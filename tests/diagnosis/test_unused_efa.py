@@ -379,9 +379,10 @@ def test_the_address_of_the_pod_identity_agent_is_no_ranks() -> None:
     assert results(judged(*hangs, logs=log(AGENT.replace("169.254.170.23", "10.0.7.23")))) == []
 
     dead = waiting("CrashLoopBackOff", lastState={"terminated": terminated(1, "Error", AGENT)}, restartCount=4)
-    (problem,) = judged(*ON_P5, JOB, rank("0", "a", 32, states=[dead]), rank("1", "b", 32)).problems
-    assert (problem.found.cause.name, problem.found.subject) == expected[0]
-    assert consequences(problem) == [("CollectiveFails", "job/team/train")]
+    assert results(judged(*ON_P5, JOB, rank("0", "a", 32, states=[dead]), rank("1", "b", 32))) == expected
+    gone = {"name": "main", "state": {"terminated": terminated(1, "Error", AGENT)}}
+    failed = [rank(name, on, 32, phase="Failed", states=[gone]) for name, on in ("0a", "1b")]
+    assert results(judged(*ON_P5, JOB, *failed)) == expected
 
 
 def test_a_list_without_the_type_explains_a_job_that_cannot_request_efa() -> None:

@@ -15,7 +15,7 @@ from diagnosis.facts.quantity import counted
 from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.native_gangs import POD_GROUP, WORKLOAD
+from diagnosis.snapshot.native_gangs import kind_of
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.naming import named
 
@@ -102,6 +102,6 @@ def _names(kind: str, snapshot: Snapshot) -> bool:
 
 
 SEARCHES = tuple(
-    Search((NO_GROUP, GANG), ("Pod", needed), partial(find_held, kind), partial(_names, kind))
-    for kind, needed in (("PodGroup", POD_GROUP), ("Workload", WORKLOAD))
+    Search((NO_GROUP, GANG), ("Pod", kind_of(kind)), partial(find_held, kind), partial(_names, kind))
+    for kind in _RESOURCES
 )
