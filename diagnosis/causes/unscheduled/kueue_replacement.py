@@ -12,6 +12,7 @@ from diagnosis.facts.quantity import counted
 from diagnosis.model import Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.kueue import Queued
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
@@ -40,12 +41,11 @@ _MOST = 4
 def find_loops(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield jobs whose pods Kueue has ended more than once on a node that still has the taint."""
     about = {event.about: event for event in snapshot.events if event.reason == _EVENT}
-    pinned = ((snapshot.line(pod.meta)[-1], _host(pod)) for pod in snapshot.pods if _is_pinned(pod, about))
-    for job, host in dict.fromkeys(pinned):
-        node = next((each for each in snapshot.nodes if each.meta.labels.get(_HOST, each.name) == host), None)
-        pods = [pod for pod in snapshot.pods_under.get(job, ()) if _host(pod) == host and _is_pinned(pod, about)]
-        ended = [pod for pod in pods if pod.over]
-        times = len(ended) + (_forgotten(snapshot, pods[0], about) if about and pods else 0)
+    nodes = {node.meta.labels.get(_HOST, node.name): node for node in snapshot.nodes}
+    pinned = (((snapshot.line(pod.meta)[-1], _host(pod)), pod) for pod in snapshot.pods if _is_pinned(pod, about))
+    for (job, host), pods in grouped(pinned).items():
+        node = nodes.get(host)
+        times = sum(pod.over for pod in pods) + (_forgotten(snapshot, pods[0], about) if about else 0)
         if node is not None and times >= _TIMES and _goes_on(snapshot, job, pods, node, about):
             yield _found(snapshot, job, pods, node, times)
 
@@ -65,7 +65,7 @@ def _forgotten(snapshot: Snapshot, pod: Pod, about: dict[str, Event]) -> int:
     """Return how many more pods of the owner were ended that no longer exist: only events name them."""
     owner = pod.meta.owner
     prefix = f"pod/{pod.meta.namespace}/{owner.name}-" if owner is not None else pod.subject
-    there = {each.subject for each in snapshot.pods}
+    there = {each.subject for each in snapshot.pods if each.subject in about}
     return sum(subject.startswith(prefix) and subject not in there for subject in about)
 
 
