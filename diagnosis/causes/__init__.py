@@ -35,18 +35,8 @@ from diagnosis.causes.hami import (
 from diagnosis.model import Cause, Search
 
 _FAMILIES = (
-    *(
-        admission,
-        unscheduled,
-        rejected,
-        runtime_handlers,
-        not_started,
-        crashing,
-        faulty_gpus,
-        restarts_in_place,
-        running,
-        idle_gpus,
-    ),
+    *(admission, unscheduled, rejected, runtime_handlers, not_started, crashing, faulty_gpus, restarts_in_place),
+    *(running, idle_gpus),
     *(unready_nodes, unready_components, device_plugins),
     *(webhook, control_plane, hami_configuration, hami_nodes, filtering, scheduling, allocating),
     *(node_labels, upkeep, other_devices, efa_plugins, unused_efa, verdicts),
