@@ -260,6 +260,7 @@ STATES: Rows = [
         [ec2("a", B200, 10), *plugin("a", image="eks/aws-efa-k8s-device-plugin:v0.5.3")],
         [("EfaPluginCountsMlx5", DAEMON)],
     ),
+    ("EFA on the same type by a fixed plugin", [ec2("a", B200, 8), *plugin("a")], []),
     ("EFA alone counted", [ec2("a", B200, 8), *plugin("a", image="eks/aws-efa-k8s-device-plugin:v0.5.3")], []),
     (
         "EFA by name where claims give it",
@@ -328,6 +329,8 @@ FALLBACKS = [
     "NCCL INFO NET/Plugin: No plugin found (libnccl-net.so), using internal implementation",
     "[0] NCCL WARN NET/OFI No eligible providers were found",
     "[0] NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
+    "[0] NCCL WARN NET/OFI Couldn't find any optimal provider",
+    "fi_getinfo: -61 (No data available)",
     "NCCL INFO Initialized NET plugin Socket",
     "NCCL INFO Using network Socket",
     "NCCL INFO NET/OFI Selected Provider is tcp\nNCCL INFO Using network Libfabric",
