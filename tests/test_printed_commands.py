@@ -75,6 +75,7 @@ CHANGES = {
 
 NOT_RUN = {
     r"kubectl \* resourcequota \*": "describe, or edit: a person decides what is changed",
+    r"kubectl patch workloads\.kueue\.x-k8s\.io .*": "of Kueue, which is not built for the tests",
     r"kubectl edit .*": "opens an editor: a person decides what is changed",
     r"dcgmi diag\b.*": "needs a GPU; the deep tests run its stand-in",
     r"modprobe \S+": "loads a kernel module; tests/memory/test_advice.py has the node after it",

@@ -135,6 +135,14 @@ PROGRAM = _running(
     ),
     source="CUDA errors 101, 700, 710, 716, 719",
 )
+POD_IDENTITY = _running(
+    "NcclUsesPodIdentityAddress",
+    "NCCL uses the address of the node's EKS Pod Identity agent as that of a rank: every node has the same "
+    "address, so the ranks do not reach each other.",
+    "Exclude the agent's interface: NCCL_SOCKET_IFNAME=^lo,docker,veth,pod-id-link, or name the node's interface.",
+    failing(r"SocketPollConnect: connect(?:ing)? to \[?(?:169\.254\.170\.23|fd00:ec2::23)\b", "NCCL"),
+    source="https://docs.aws.amazon.com/eks/latest/userguide/pod-id-agent-setup.html: 169.254.170.23 on each node",
+)
 NCCL = _running(
     "CollectiveFails",
     "The processes of a job lost contact: one of them ended, or the network between them fails.",
@@ -146,6 +154,7 @@ NCCL = _running(
         "NCCL, PyTorch",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
+    follows=("NcclUsesPodIdentityAddress", "RestartsOnFaultyNode"),
 )
 CUDA_UNKNOWN = _running(
     "CudaCannotInitialize",
@@ -171,11 +180,13 @@ SIGNAL = _running(
     "The container ended by a signal of its own: a crash in native code, or an abort.",
     "Read its log; a core dump shows the place.",
     source="exit code 128 + signal: 132, 134, 135, 136, 139",
+    follows=("RestartsOnFaultyNode",),
 )
 CRASHES = _running(
     "ContainerCrashes",
     "A container of a GPU pod fails repeatedly; none of its messages is a known GPU error.",
     "Read its log.",
+    follows=("RestartsOnFaultyNode",),
 )
 ENDS = _running(
     "ContainerEndsAtOnce",
@@ -186,7 +197,7 @@ ENDS = _running(
 
 RECOGNISED = (
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST, NOT_INJECTED, GPU_MEMORY),
-    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, NCCL),
+    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL),
 )
 """Causes by the exit message and log of a failed container.
 
@@ -358,9 +369,10 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
         return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
     asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
     # A finished pod without a message about GPUs failed for its own reasons, and no other pod waits for it.
-    if asked or pod.over:
+    if asked or (pod.over and not state.init):
         return None
-    return Recognised(_by_exit(state, ended), end, shortened(end.text))
+    last = end if end.text else next(of_log(snapshot, pod, state.name, lines=1), end)
+    return Recognised(_by_exit(state, ended), last, shortened(last.text))
 
 
 def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:

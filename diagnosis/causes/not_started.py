@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
 from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.causes.starting_causes import (
+    ATTACH,
     CAUSES,
     CDI_STALE,
     CDI_UNRESOLVED,
@@ -69,6 +70,9 @@ _CONFIG = texts_in(_EVENT, (CONFIG_MISSING,))
 _IMAGES = texts_in(_EVENT, (IMAGE_NO_SPACE, IMAGE_REFUSED, IMAGE_ABSENT))
 _VOLUMES = ((DRIVER_NOT_LOADED, NO_DEVICE_FILE), *texts_in(_EVENT, (VOLUME_ELSEWHERE, VOLUME_FAILS)))
 """Texts of FailedMount and FailedAttachVolume; the last one matches all other texts."""
+_ATTACHING = ((ATTACH, ATTACH.texts[0]),)
+_DEFERRED, _ATTACHES = "NetworkDeviceAttachDeferred", 5.0
+"""Event while DRANET still attaches the devices, and the minutes that this may take."""
 _SANDBOXES = texts_in(_EVENT, (RUNTIME_SILENT, NETWORK, SANDBOX))
 """Texts of FailedCreatePodSandBox and NetworkNotReady; a missing handler has its own family."""
 _IMAGE_REASONS = frozenset(
@@ -162,6 +166,9 @@ def _is_at_work(snapshot: Snapshot, pod: Pod) -> bool:
 def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     events = of_events(_standing(snapshot, pod))
     early = _is_early(snapshot, pod)
+    attaching = _attaching(snapshot, pod, events)
+    if attaching is not None and not early:
+        return attaching
     for state in pod.states:
         found = _of_container(state, events)
         if found is not None:
@@ -174,6 +181,13 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
         # The kubelet's events about containers that have no state yet.
         known = recognised((*_INJECTION, *_CONFIG, *_IMAGES, *_CREATION), _failed(events))
     return None if known is not None and known.cause is VOLUME_ELSEWHERE and _is_left(snapshot, pod) else known
+
+
+def _attaching(snapshot: Snapshot, pod: Pod, events: Iterable[Symptom]) -> Recognised | None:
+    """Recognise devices that DRANET has not attached, unless it may still be about to."""
+    waits = (symptom for state in pod.states for symptom in of_state(state) if symptom.place is TextSource.WAITING)
+    late = (each for each in events if each.reason != _DEFERRED or older(snapshot, each.at, _ATTACHES))
+    return recognised(_ATTACHING, (*late, *waits))
 
 
 def _standing(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:

@@ -149,6 +149,19 @@ SANDBOX = _runtime_on_node(
     Signature(r"", _CONTAINERD, _EVENT),
     follows=_FILES,
 )
+ATTACH = _runtime_on_node(
+    "DranetAttachFailed",
+    "DRANET does not attach the claimed network devices to the pod in time, or fails to: its containers do not start.",
+    "Raise `plugin_request_timeout` of containerd's NRI on the node (2 s by default), and restart containerd. Delete a "
+    "pod with the event NetworkDeviceAttachFailed: the same pod does not get the devices any more.",
+    Signature(
+        r"attach(?:ed|ing)? (?:\d{1,4}/\d{1,4} )?(?:network|RDMA) devices?\b|\bdranet-hook\b",
+        "DRANET",
+        frozenset((TextSource.EVENT, TextSource.WAITING)),
+    ),
+    source="https://dranet.dev/docs/concepts/device-attach-timing/: NetworkDeviceAttachDeferred, …Timeout and …Failed",
+    follows=("NetworkDraDriverNotReady",),
+)
 IMAGE_REFUSED = _prepared(
     "ImagePullUnauthorized",
     "The registry refuses the image to this pod: credentials are missing or wrong.",
@@ -215,6 +228,7 @@ INIT_FAILS = _started(
     "An init container fails, so the pod's own containers never start.",
     "Read its log.",
     severity=CauseSeverity.MEDIUM,
+    follows=("RestartsOnFaultyNode",),
 )
 INIT_LASTS = _started(
     "InitContainerLasts",
@@ -227,7 +241,8 @@ NO_DEVICE_FILE = Signature(r"hostPath type check failed: /dev/nvidia", _KUBELET,
 CAUSES = (
     *(DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, IMAGE_NEEDS_DRIVER, DEVICE_UNKNOWN),
     *(TOOLKIT_BINARY, TOOLKIT_FAILS, CDI_UNRESOLVED, CDI_STALE, COMMAND_MISSING, CREATION_FAILS, RUNTIME_SILENT),
-    *(CGROUP_DRIVERS, NETWORK, SANDBOX, IMAGE_REFUSED, IMAGE_ABSENT, IMAGE_NO_SPACE, IMAGE_FAILS, CONFIG_MISSING),
+    *(CGROUP_DRIVERS, ATTACH, NETWORK, SANDBOX, IMAGE_REFUSED, IMAGE_ABSENT, IMAGE_NO_SPACE, IMAGE_FAILS),
+    CONFIG_MISSING,
     *(VOLUME_ELSEWHERE, VOLUME_FAILS, CLAIM_FAILS, INIT_FAILS),
 )
 HARDWARE = _running_on_node(

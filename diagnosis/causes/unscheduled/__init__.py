@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.unscheduled import (
     device_claims,
+    held_gangs,
+    kueue_replacement,
     queues,
     refused,
     resources,
@@ -177,7 +179,7 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
         everywhere = [room for room in everywhere if room.node.hami.shared] or everywhere
     offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
     if not offering:
-        yield unknown_resources.find_apart(waiting)
+        yield unknown_resources.find_apart(snapshot, waiting)
         return
     selected = [room for room in offering if selects(waiting.spec, room.node)]
     if not selected:
@@ -272,6 +274,8 @@ SEARCHES = (
     Search((*queues.CAUSES[:3],), ("Pod",), queues.find_gates),
     Search((queues.KUEUE,), (), queues.find_queued),
     Search((volcano_queues.HELD,), (), volcano_queues.find_groups),
+    *held_gangs.SEARCHES,
+    *kueue_replacement.SEARCHES,
     Search((device_claims.NO_CLAIM,), ("Pod",), device_claims.find_unlooked),
     Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),

@@ -12,9 +12,10 @@ from decimal import Decimal
 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, group_of, tells_of_gang, unplaced
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, group_of, group_subject, tells_of_gang, unplaced
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Component, is_ready
+from diagnosis.facts.gangs import gang_of, group_message, is_held_back
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO, asked_by
 from diagnosis.facts.quantity import shown
@@ -96,6 +97,8 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
     for pod in unplaced(snapshot):
         if pod.spec.gates or _is_looked_at(snapshot, pod) or snapshot.is_new(pod.meta, PATIENCE):
             continue
+        if is_held_back(snapshot, pod):
+            continue  # another search reports the gang
         if lacks_claims(snapshot, pod):
             continue  # the scheduler waits for the claims first
         group = _group_says(snapshot, pod)
@@ -114,6 +117,8 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) ->
     """
     group, name = group_of(waiting.pods[0]), next(iter(waiting.devices), "")
     asked = [asked_by(pod.spec).get(name, ZERO) for pod in _members(snapshot, waiting, group)]
+    if (gang := gang_of(snapshot, waiting.pods[0])) is not None:
+        asked = sorted(asked)[: gang.unplaced]
     free = sum((room.free(name) for room in rooms), ZERO)
     short = bool(group and name) and len(asked) > 1 and sum(asked) > free
     if not short and not is_gang(waiting):
@@ -122,8 +127,11 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) ->
     if name and rooms:
         wanted, left = shown(name, Decimal(sum(asked))), shown(name, Decimal(free))
         evidence.append(f"{len(asked)} pods that request {wanted} {name} wait; {left} free on eligible nodes")
+    if gang is not None:
+        placed = sum(bool(pod.spec.node) for pod in gang.members)
+        evidence.append(f"{group_subject(waiting.pods[0])}: minCount {gang.least}, {placed} of its pods have a node")
     alone = waiting.pods[0].meta.owner is None
-    where = subject("PodGroup", waiting.pods[0].meta.namespace, group) if group and alone else waiting.workload
+    where = group_subject(waiting.pods[0]) if alone else ""
     yield waiting.found(GANG, *evidence, subject=where)
 
 
@@ -308,7 +316,7 @@ def _fix_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Ite
 
 def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
     noted = (event.reason in _NOTED or event.by == pod.spec.scheduler for event in snapshot.events_of(pod))
-    return pod.condition("PodScheduled") is not None or any(noted)
+    return pod.condition("PodScheduled") is not None or any(noted) or bool(group_message(snapshot, pod))
 
 
 def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:

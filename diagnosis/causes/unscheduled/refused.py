@@ -49,6 +49,7 @@ TAINTED = _scheduled(
     "All nodes that could take a workload have a taint that it does not tolerate.",
     "Add the toleration to the workload if it may run there, or remove the taint.",
     severity=CauseSeverity.HIGH,
+    follows=("KueueReplacesOnTaintedNode",),
 )
 CAUSES = (CORDONED, NOT_READY, LEAVING, STARTING, TAINTED)
 

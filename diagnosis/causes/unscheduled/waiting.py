@@ -10,6 +10,7 @@ from decimal import Decimal
 from msgspec import Struct
 
 from diagnosis.facts.fit_error import FitError, ReasonSubject, UnfitReason, parse, reason_of
+from diagnosis.facts.gangs import group_message, is_held_back
 from diagnosis.facts.gpu_requests import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.hami.installation import installations, schedulers
@@ -149,15 +150,25 @@ def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
     groups: defaultdict[tuple[str, str], list[tuple[Pod, str]]] = defaultdict(list)
     for pod in unplaced(snapshot):
         message = refusal(snapshot, pod)
-        if message and not pod.spec.gates and not _coming(snapshot, pod):
+        if message and not pod.spec.gates and not _coming(snapshot, pod) and not is_held_back(snapshot, pod):
             groups[(_maker(snapshot, pod, message), _shape(pod.spec))].append((pod, message))
     return tuple(_waiting(snapshot, workload, shape, members) for (workload, shape), members in sorted(groups.items()))
 
 
 def group_of(pod: Pod) -> str:
-    """Return the name of the pod's PodGroup, as Volcano, the coscheduling plugin and KAI write it."""
+    """Return the name of the pod's PodGroup, as Kubernetes, Volcano, the coscheduling plugin and KAI write it."""
+    if pod.spec.group is not None:
+        return "/".join(filter(None, (pod.spec.group.name, pod.spec.group.within, pod.spec.group.replica)))
     fields = {**pod.meta.labels, **pod.meta.annotations}
     return next((fields[key] for key in _GROUPS if key in fields), "")
+
+
+def group_subject(pod: Pod) -> str:
+    """Return the object that defines the pod's group; '' without a group."""
+    if pod.spec.group is not None:
+        return subject(pod.spec.group.kind, pod.meta.namespace, pod.spec.group.name)
+    group = group_of(pod)
+    return subject("PodGroup", pod.meta.namespace, group) if group else ""
 
 
 def tells_of_gang(message: str, fit: FitError | None) -> bool:
@@ -176,7 +187,8 @@ def refusal(snapshot: Snapshot, pod: Pod) -> str:
     if condition is not None and condition.message:
         return condition.message
     noted = [event for event in snapshot.events_of(pod) if event.reason in _REFUSED and event.warning]
-    return noted[-1].message if noted else condition.reason if condition is not None else ""
+    text = noted[-1].message if noted else condition.reason if condition is not None else ""
+    return text or group_message(snapshot, pod)
 
 
 def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
@@ -212,9 +224,9 @@ def _maker(snapshot: Snapshot, pod: Pod, message: str) -> str:
 
     Pods without an owner that wait for each other are represented by their group.
     """
-    group = group_of(pod) if pod.meta.owner is None else ""
+    group = group_subject(pod) if pod.meta.owner is None else ""
     if group and tells_of_gang(message, parse(message)):
-        return subject("PodGroup", pod.meta.namespace, group)
+        return group
     return snapshot.line(pod.meta)[-1]
 
 
