@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -84,6 +85,33 @@ def narrowed(diagnosis: Diagnosis, subjects: Iterable[str]) -> Diagnosis:
     """Return the diagnosis with only the problems that concern one of these subjects."""
     wanted = frozenset(subjects)
     return replace(diagnosis, problems=tuple(problem for problem in diagnosis.problems if touches(problem, wanted)))
+
+
+def of_pods(diagnosis: Diagnosis, own: frozenset[str], names: Collection[str]) -> Diagnosis:
+    """Return the diagnosis as about these pods alone. `own`: the pods and their owners.
+
+    Consequences for other objects only count as affected, and evidence about other pods is left out if there is some
+    about these.
+    """
+    return replace(diagnosis, problems=tuple(_of_pods(problem, own, names) for problem in diagnosis.problems))
+
+
+def _of_pods(problem: Problem, own: frozenset[str], names: Collection[str]) -> Problem:
+    found = problem.found
+    kept = tuple(_of_pods(child, own, names) for child in problem.consequences if touches(child, own))
+    others = (child for child in problem.consequences if not touches(child, own))
+    affected = dict.fromkeys(
+        (*found.affected, *(text for child in others for text in (child.found.subject, *child.all_affected())))
+    )
+    evidence = found.evidence
+    if any(_pod_of(line) in names for line in evidence):
+        evidence = tuple(line for line in evidence if _pod_of(line) in ("", *names))
+    return replace(problem, found=replace(found, affected=tuple(affected), evidence=evidence), consequences=kept)
+
+
+def _pod_of(line: str) -> str:
+    """Return the pod with which a piece of evidence begins; '' if it begins otherwise."""
+    return re.split(r"[:\s]", line, maxsplit=1)[0] if line.startswith("pod/") else ""
 
 
 def in_namespace(diagnosis: Diagnosis, namespace: str) -> Diagnosis:

@@ -417,7 +417,7 @@ def _because(some: Iterable[_Crash], causes: Mapping[str, list[Origin]], snapsho
 
 def _evidence(snapshot: Snapshot, some: list[_Crash]) -> Iterator[str]:
     in_time = sorted(some, key=lambda crash: str(_ended_at(crash)))
-    for crash in in_time[:3]:
+    for crash in in_time[:3] if some[0] in in_time[:3] else (*in_time[:2], some[0]):
         yield f"{crash.pod.subject}: {_last_end(crash)}"
     if len(some) > 1:
         yield f"{len(some)} containers ended this way; the first: {in_time[0].pod.subject}"

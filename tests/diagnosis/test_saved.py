@@ -49,6 +49,20 @@ def test_now_is_the_newest_time_and_never_a_deadline(tmp_path: Path) -> None:
     assert state.now.isoformat() == ago(3).replace("Z", "+00:00")
 
 
+@pytest.mark.parametrize(
+    ("objects", "minutes"),
+    [([pod("x", age=60)], 30), ([pod("x", age=60), node("a", age=60)], 60), ([obj("Job", "x", age=60)], 30)],
+    ids=["a pod alone", "a pod and a node", "a job alone"],
+)
+def test_objects_that_do_not_show_the_time_of_saving_have_waited(
+    tmp_path: Path, objects: list[dict[str, Any]], minutes: float
+) -> None:
+    for entry in objects:
+        entry["status"] = {}
+    state = read_saved([_write(tmp_path / "x.json", {"kind": "List", "items": objects})])
+    assert state.now.isoformat() == ago(minutes).replace("Z", "+00:00")
+
+
 def test_what_kubectl_printed_one_after_another_is_read_whole(tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     lists = ({"kind": "NodeList", "items": [node("a")]}, {"kind": "PodList", "items": [pod("x")]})

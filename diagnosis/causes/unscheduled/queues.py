@@ -17,7 +17,7 @@ from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Component, is_ready
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO, asked_by
-from diagnosis.facts.quantity import shown
+from diagnosis.facts.quantity import counted, shown
 from diagnosis.hami.installation import installations
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
@@ -229,7 +229,10 @@ def _look_at_kueue(pod: Pod, queue: str) -> tuple[str, ...]:
 def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[FoundCause]:
     answers = _answers(snapshot, name)
     if answers is not None:
-        evidence = [f"{len(pods)} pods of schedulerName {name}: no condition and no event of any scheduler", answers]
+        evidence = [
+            f"{counted(len(pods), 'pod')} of schedulerName {name}: no condition and no event of any scheduler",
+            answers,
+        ]
         running = [scheduler for scheduler in _schedulers(snapshot) if scheduler != name]
         if running:
             evidence.append(f"schedulers of this cluster: {', '.join(running)}")
@@ -267,7 +270,10 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
         return None
     if own:
         return f"{own[0].subject} is not ready" + (f", and {len(own) - 1} more" if len(own) > 1 else "")
-    return "no Lease and no running pod has its name" if snapshot.sees("Lease") else "no running pod has its name"
+    if snapshot.sees("Lease"):
+        return "no Lease and no running pod has its name"
+    whole = len({pod.meta.namespace for pod in snapshot.pods}) > 1
+    return "no running pod has its name" if whole else None
 
 
 def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
