@@ -25,6 +25,7 @@ from diagnosis.facts.gpu_nodes import (
     switched_off,
 )
 from diagnosis.facts.quantity import count_of, digits
+from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
@@ -209,7 +210,7 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
     for component, pod in ready:
         message = snapshot.logs.get((pod.subject, next((state.name for state in pod.states if not state.init), "")), "")
         evidence.append(f"{pod.subject} of {component.subject} is ready")
-        evidence += [line.strip()[:300] for line in message.splitlines() if _tells(line)][-2:]
+        evidence += [shortened(line) for line in message.splitlines() if _tells(line)][-2:]
         remedy = [
             f"Read the plugin's log: {logs(pod.meta, '--tail=50')}",
             f"Restart it: {kubectl('delete', pod.meta)}",

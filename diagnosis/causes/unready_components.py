@@ -21,6 +21,7 @@ from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
 from diagnosis.facts.quantity import amount
+from diagnosis.facts.symptoms import shortened
 from diagnosis.model import (
     Cause,
     CauseSeverity,
@@ -470,7 +471,7 @@ def last_line(log: str) -> str:
     """Return the last line that reports a failure, or else the last line."""
     lines = [line.strip() for line in log.splitlines()[-50:] if line.strip()]
     telling = [line for line in lines if any(word in line.lower() for word in _TELLING)]
-    return (telling or lines or [""])[-1][:_LONGEST]
+    return shortened((telling or lines or [""])[-1], _LONGEST)
 
 
 SEARCHES = (Search((*NOT_READY.values(), VALIDATION), (), find),)

@@ -32,13 +32,14 @@ _GROUP = re.compile(r"\{(\S{1,200}) \d{1,6}->\d{1,6}")
 _CLAIMS = ("nodeclaim/", "machine/")
 _STATUS = "/cluster-autoscaler-status"
 QUOTA = re.compile(
-    r"VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded|quota[ _]?exceeded|exceed\w{0,6} [^\n]{0,80}quota",
+    r"VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded|quota[ _]?exceeded"
+    r"|exceed\w{0,6} [^\n]{0,80}quota",
     re.IGNORECASE,
 )
 """Errors of AWS, Google and Azure about the account's limits."""
 CAPACITY = re.compile(
     r"Insufficient\s?\w{0,20}\s?Capacity|UnfulfillableCapacity|not have sufficient [^\n]{0,60}capacity"
-    r"|RESOURCE_POOL_EXHAUSTED|stockout|out of resources?\b|(?:Zonal)?AllocationFailed|Overconstrained\w{0,20}Allocation"
+    r"|RESOURCE_POOL_EXHAUSTED|stockout|out of resources?\b|AllocationFailed|Overconstrained\w{0,20}Allocation"
     r"|SkuNotAvailable|UnavailableOffering",
     re.IGNORECASE,
 )

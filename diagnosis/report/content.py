@@ -22,7 +22,6 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.naming import named
 
-
 _EXPLAIN = ("Event", "Node", "Pod")
 """Kinds that show why a pod does not run."""
 _MOST = 3

@@ -14,7 +14,10 @@ NO_CAPACITY = (
     "InsufficientInstanceCapacity: We currently do not have sufficient p5.48xlarge capacity in the Availability Zone "
     "you requested (us-east-1a)"
 )
-NO_QUOTA = "NodeClaim gpu-7xq2v event: creating instance, insufficient capacity, with fleet error(s), VcpuLimitExceeded: You have requested more"
+NO_QUOTA = (
+    "NodeClaim gpu-7xq2v event: creating instance, insufficient capacity, with fleet error(s), VcpuLimitExceeded: You "
+    "have requested more vCPU capacity than your current vCPU limit of 96 allows"
+)
 STATUS = obj("ConfigMap", "cluster-autoscaler-status", "kube-system")
 WAITS = waits(SHORT, age=50)
 FULL = [node("a"), runs("busy", 8, "a"), WAITS]

@@ -40,12 +40,9 @@ def find_no_node(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     # Karpenter puts `insufficient capacity` before each error of the cloud, also before that of a quota.
     cause = NO_QUOTA if known and QUOTA.search(known[-1]) else NO_CAPACITY
     names = f": {named(tries.nodes, _MOST)}" if tries.nodes else ""
-    times = counted(tries.count, "time")
-    evidence = (
-        f"{tries.by or 'the autoscaler'} chose a new node for {waiting.pods[0].subject} {times} since "
-        f"{tries.since:%H:%M}Z, and none joined{names}",
-        *(known or failures)[-1:],
-    )
+    times, by = counted(tries.count, "time"), tries.by or "the autoscaler"
+    chosen = f"{by} chose a new node for {waiting.pods[0].subject} {times} since {tries.since:%H:%M}Z"
+    evidence = (f"{chosen}, and none joined{names}", *(known or failures)[-1:])
     certainty = Certainty.PROVEN if known else Certainty.LIKELY
     pool = tries.pools[-1] if tries.pools else ""
     yield waiting.found(

@@ -20,6 +20,7 @@ from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
+from diagnosis.facts.symptoms import shortened
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
@@ -321,7 +322,7 @@ def _unmet(terms: Iterable[str], offers: Sequence[PublishedDevice]) -> Iterator[
     """Yield terms that hold for no device, each with the values that the devices have."""
     for term in terms:
         if not any(_holds(term, offer) for offer in offers):
-            yield f"no device meets {term[:300]}; {_there(term, offers)}"
+            yield f"no device meets {shortened(term)}; {_there(term, offers)}"
 
 
 def _there(term: str, offers: Iterable[PublishedDevice]) -> str:

@@ -270,10 +270,9 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
         return None
     if own:
         return f"{own[0].subject} is not ready" + (f", and {len(own) - 1} more" if len(own) > 1 else "")
-    if snapshot.sees("Lease"):
-        return "no Lease and no running pod has its name"
     whole = len({pod.meta.namespace for pod in snapshot.pods}) > 1
-    return "no running pod has its name" if whole else None
+    seen = "no Lease and no running pod" if snapshot.sees("Lease") else "no running pod" if whole else ""
+    return f"{seen} has its name" if seen else None
 
 
 def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
