@@ -123,7 +123,7 @@ def _problem(group: ProblemGroup, number: str, depth: int, width: int, own: froz
         yield from _lines(line, width, indent + 3)
     if group.affected and own is None:
         yield from _lines(f"affects: {named(group.affected, _MOST_AFFECTED)}", width, indent + 3)
-    elif others := [name for name in group.affected if name not in own]:
+    elif others := [name for name in group.affected if name not in (own or ())]:
         yield Text(_in_one_line(" " * (indent + 3) + "also affects: ", others, width))
     for step in found.remedy or (found.cause.remedy,):
         yield from _lines(step, width, indent + 3, "→ ", style="green")

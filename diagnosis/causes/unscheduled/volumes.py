@@ -139,20 +139,35 @@ def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Itera
 def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     open_ones = [claim for claim in _own_claims(snapshot, waiting) if not claim.volume]
     for claim in open_ones:
-        messages = [event.message for event in snapshot.events_about.get(claim.meta.subject, ()) if event.warning]
+        events = snapshot.events_about.get(claim.meta.subject, ())
+        messages = [event.message for event in events if event.warning] or [event.message for event in events]
         state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
-        look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
-        remedy = (f"Find out why it gets no volume: {look}",)
         yield waiting.found(
             UNBOUND,
             state,
             waiting.quote(reason),
             *messages[-1:],
             subject=claim.meta.subject,
-            remedy=remedy,
+            remedy=tuple(_bind(claim, " ".join(messages[-1:]))),
         )
     if not open_ones:
         yield waiting.found(UNBOUND, waiting.quote(reason), certainty=Certainty.LIKELY)
+
+
+def _bind(claim: VolumeClaim, message: str) -> Iterator[str]:
+    """Yield how the claim gets a volume."""
+    classes, name = command("kubectl", "get", "storageclass"), claim.storage_class
+    anew = "delete the claim and create it again, because its class can't be changed"
+    if not name:
+        yield f"Name a StorageClass in the claim, or create a PersistentVolume of its size: {classes}"
+        yield f"To name a class, {anew}."
+    elif "storageclass" in message.lower() and "not found" in message:
+        yield f"Create the StorageClass {name}; or name an existing one: {classes}. For that, {anew}."
+    else:
+        look = command("kubectl", "describe", "storageclass", name)
+        yield f"Check that the provisioner of StorageClass {name} runs and may create volumes of this size: {look}"
+    look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
+    yield f"Read all messages about the claim: {look}"
 
 
 def _where(volume: Volume) -> str:
