@@ -9,6 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.diagnose import Diagnosis, Problem
+from diagnosis.hami import installation
+from diagnosis.model import Cause
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Pod
@@ -25,12 +27,17 @@ _SHORT = {
 }
 
 
+HAMI = "HAMi"
+"""Pseudo-kind: all parts and causes of HAMi in the cluster."""
+_SHOW_HAMI = ("Pod", "DaemonSet", "Deployment")
+
+
 class TargetError(ValueError):
     """Target is invalid. The message describes the expected form."""
 
 
 class Target(Struct, frozen=True):
-    """One object. `namespace` is '' for a Node."""
+    """One object. `namespace` is '' for a Node, and `name` is '' for HAMi."""
 
     kind: str
     namespace: str
@@ -38,18 +45,25 @@ class Target(Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        return subject(self.kind, self.namespace, self.name)
+        return self.kind if self.kind == HAMI else subject(self.kind, self.namespace, self.name)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kinds in which the target is found."""
+        return _SHOW_HAMI if self.kind == HAMI else (self.kind,)
 
 
 def parse_target(words: Sequence[str], namespace: str) -> Target | None:
-    """Parse `pod NS/NAME`, `pod/NAME`, `node NAME` …; None without words. Raises TargetError."""
+    """Parse `pod NS/NAME`, `pod/NAME`, `node NAME`, `hami` …; None without words. Raises TargetError."""
     if not words:
         return None
+    if [word.lower() for word in words] == [HAMI.lower()]:
+        return Target(HAMI, "", "")
     kind, _, name = words[0].partition("/") if len(words) == 1 else (words[0], "", "/".join(words[1:]))
     known = _known(kind)
     if known is None or not name or len(words) > 2:
         raise TargetError(
-            f"{' '.join(words)!r}: expected pod NAMESPACE/NAME, node NAME, or a workload such as job/NAME"
+            f"{' '.join(words)!r}: expected pod NAMESPACE/NAME, node NAME, a workload such as job/NAME, or hami"
         )
     if known == "Node":
         return Target(known, "", name)
@@ -66,6 +80,8 @@ def pods_of(snapshot: Snapshot, target: Target) -> tuple[Pod, ...]:
 
 def is_there(snapshot: Snapshot, target: Target) -> bool:
     """Whether the snapshot contains the object itself."""
+    if target.kind == HAMI:
+        return installation.is_there(snapshot)
     if target.kind == "Node":
         return target.name in snapshot.by_node
     if target.kind == "Pod":
@@ -112,6 +128,19 @@ def _of_pods(problem: Problem, own: frozenset[str], names: Collection[str]) -> P
 def _pod_of(line: str) -> str:
     """Return the pod with which a piece of evidence begins; '' if it begins otherwise."""
     return re.split(r"[:\s]", line, maxsplit=1)[0] if line.startswith("pod/") else ""
+
+
+def of_causes(diagnosis: Diagnosis, causes: Collection[Cause]) -> Diagnosis:
+    """Return the diagnosis with only problems of these causes, and problems that have such a consequence."""
+    kept = (_of_causes(problem, causes) for problem in diagnosis.problems)
+    return replace(diagnosis, problems=tuple(problem for problem in kept if problem is not None))
+
+
+def _of_causes(problem: Problem, causes: Collection[Cause]) -> Problem | None:
+    if problem.found.cause in causes:
+        return problem
+    kept = tuple(child for each in problem.consequences if (child := _of_causes(each, causes)) is not None)
+    return replace(problem, consequences=kept) if kept else None
 
 
 def in_namespace(diagnosis: Diagnosis, namespace: str) -> Diagnosis:

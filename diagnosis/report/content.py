@@ -13,7 +13,8 @@ from diagnosis.answers.drift import Change, changes
 from diagnosis.answers.hami_chain import hami_chains
 from diagnosis.answers.hami_parts import InstallationTable, installation_tables
 from diagnosis.answers.node_inventory import InventoryRow, inventory
-from diagnosis.answers.target import Target, concerned, in_namespace, narrowed, of_pods, pods_of
+from diagnosis.answers.target import HAMI, Target, concerned, in_namespace, narrowed, of_causes, of_pods, pods_of
+from diagnosis.causes import HAMI_CAUSES
 from diagnosis.causes.diagnose import Diagnosis, diagnose
 from diagnosis.facts.components import ComponentRow, component_table
 from diagnosis.facts.gpu_requests import gpu_pods
@@ -66,14 +67,18 @@ def report_of(
     `old`: the state to compare with. `overview`: add the allocation and the components, but not for one pod, of which
     only the dependencies were read.
     """
-    pods = pods_of(snapshot, target) if target is not None and target.kind != "Node" else ()
+    pods = pods_of(snapshot, target) if target is not None and target.kind not in ("Node", HAMI) else ()
     if pods:  # evidence and commands name the first pods
         names = {pod.subject for pod in pods}
         snapshot = replace(snapshot, pods=(*pods, *(pod for pod in snapshot.pods if pod.subject not in names)))
     diagnosis = diagnose(snapshot)
     report = Report(diagnosis, changes=changes(old, snapshot) if old is not None else None)
-    if overview and (target is None or target.kind != "Pod"):
+    if overview and (target is None or target.kind not in ("Pod", HAMI)):
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
+    if target is not None and target.kind == HAMI:
+        shown = of_causes(diagnosis, HAMI_CAUSES)
+        shown = in_namespace(shown, namespace) if namespace else shown
+        return replace(report, diagnosis=shown, hami=installation_tables(snapshot))
     if target is None:
         shown = in_namespace(diagnosis, namespace) if namespace else diagnosis
         stuck = _unexplained(shown, (pod for pod in gpu_pods(snapshot) if namespace in ("", pod.meta.namespace)))

@@ -33,13 +33,15 @@ UNSCHEDULED = Cause("Unscheduled", CauseSeverity.HIGH, Link.SCHEDULED, "no node"
         (["jobset", "team/x"], "", Target("JobSet", "team", "x")),
         (["node", "a"], "team", Target("Node", "", "a")),
         (["no/a"], "", Target("Node", "", "a")),
+        (["hami"], "", Target("HAMi", "", "")),
+        (["HAMi"], "team", Target("HAMi", "", "")),
     ],
 )
 def test_an_object_is_named_as_kubectl_names_it(words: list[str], namespace: str, target: Target | None) -> None:
     assert parse_target(words, namespace) == target
 
 
-@pytest.mark.parametrize("words", [["pod"], ["x"], ["service", "x"], ["pod", "a", "b"], ["pod", ""]])
+@pytest.mark.parametrize("words", [["pod"], ["x"], ["service", "x"], ["pod", "a", "b"], ["pod", ""], ["hami", "a"]])
 def test_other_words_are_refused(words: list[str]) -> None:
     with pytest.raises(TargetError, match="expected pod"):
         parse_target(words, "")
