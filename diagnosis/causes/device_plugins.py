@@ -87,7 +87,7 @@ FEWER = _fault(
 TWICE = _fault(
     "TwoDevicePlugins",
     "Two device plugins serve the same resource on a node: each registration of one replaces the other.",
-    "Keep one of the two.",
+    "Delete the DaemonSet of one of the two, and restart the pods of the other.",
 )
 _STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)
 OFFERS_NONE = (

@@ -138,10 +138,11 @@ NOT_READY: Mapping[Role, Cause] = {
         "HAMi's device plugin does not work on a GPU node: its cards are not registered, and none is allocated.",
         HAMI_DOCS,
     ),
-    Role.AGENT: _cause(
+    Role.AGENT: Family(None, of_node=True)(
         "HealthAgentNotReady",
-        CauseSeverity.MEDIUM,
         "This system's agent does not work on a node, so its GPUs are not checked.",
+        "Fix what `gpu-healthcheck verify` names: the image, a quota, an admission policy, or the error in its log.",
+        severity=CauseSeverity.MEDIUM,
     ),
     Role.SWEEPER: _cause(
         "SweeperNotReady", CauseSeverity.LOW, "This system's sweeper does not run, so no deep diagnostics start."

@@ -56,7 +56,8 @@ GANG = _scheduled(
 ERROR = _scheduled(
     "SchedulerFailed",
     "The scheduler failed with an error when it tried to schedule a pod.",
-    "Read the error; it names the step that failed.",
+    "Fix the step that the error names; the scheduler then retries. Its messages: "
+    "`kubectl get events -A --field-selector=reason=FailedScheduling`.",
 )
 CAUSES = (KUEUE, TOPOLOGY, GATED, NO_SCHEDULER, GANG, ERROR)
 

@@ -30,14 +30,14 @@ CORDONED = _scheduled(
 NOT_READY = _scheduled(
     "NodeNotReady",
     "A GPU node is not ready, does not respond, or is short of memory, disk or PIDs.",
-    "Check the node's conditions, its kubelet and container runtime.",
+    "Check the node's conditions, its kubelet and container runtime; free the disk or memory that it lacks.",
     severity=CauseSeverity.HIGH,
     follows=("RuntimeConfigMalformed", "RuntimeCriDisabled", "DefaultRuntimeUndefined"),
 )
 LEAVING = _scheduled(
     "NodeUnderMaintenance",
     "The platform is replacing, upgrading, checking or removing a node that suits waiting pods.",
-    "Wait until the platform has finished, or find out why it takes so long.",
+    "Wait until the platform has removed or returned the node; if that lasts, find the pod that blocks its drain.",
 )
 STARTING = _scheduled(
     "NodeStartupUnfinished",

@@ -58,7 +58,8 @@ TOO_MUCH = _scheduled(
 SHORT = _scheduled(
     "InsufficientResource",
     "The scheduler finds too little of a resource; the snapshot does not show the reason.",
-    "Check the nodes and pods of all namespaces: which pods own it, and which nodes offer it.",
+    "Check which nodes offer it (`kubectl describe nodes`) and which pods of all namespaces own it; GPUs: "
+    "`gpu-healthcheck status --allocation`.",
 )
 CAUSES = (IN_USE, FRAGMENTED, TERMINATING, UNHEALTHY, HOST_USED_UP, TOO_MANY, TOO_MUCH, SHORT)
 

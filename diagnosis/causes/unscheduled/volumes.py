@@ -21,13 +21,14 @@ _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 UNBOUND = _scheduled(
     "VolumeClaimNotBound",
     "A pod's PersistentVolumeClaim has no volume, so the pod can't be scheduled.",
-    "Check the claim's events: its StorageClass, provisioner or size.",
+    "Name an existing StorageClass in the claim (`kubectl get storageclass`), and check that its provisioner runs and "
+    "may create volumes of this size.",
     severity=CauseSeverity.HIGH,
 )
 MISSING = _scheduled(
     "VolumeClaimMissing",
     "A pod names a PersistentVolumeClaim that does not exist or is being deleted.",
-    "Create the claim, or correct its name in the workload.",
+    "Create the claim, or correct its name in the workload. The existing ones: `kubectl get pvc -A`.",
     severity=CauseSeverity.HIGH,
 )
 ELSEWHERE = _scheduled(
@@ -39,22 +40,23 @@ ELSEWHERE = _scheduled(
 BUSY = _scheduled(
     "VolumeInUse",
     "Another pod uses the pod's volume exclusively, or the nodes can attach no more volumes.",
-    "Stop the other pod, or use a volume that several pods can share.",
+    "Stop the other pod, or use a volume that several nodes can mount (ReadWriteMany).",
 )
 OTHER_PODS = _scheduled(
     "PodAffinityUnmet",
     "Rules about other pods (affinity, anti-affinity, topology spread) leave no node with room.",
-    "Loosen the rule, from required to preferred, or add nodes.",
+    "Change the rule from required to preferred (spreading: `whenUnsatisfiable: ScheduleAnyway`), or add nodes.",
 )
 PORTS = _scheduled(
     "HostPortTaken",
     "A pod requires a host port that is in use on every node with room.",
-    "Use a Service instead of a host port, or fewer pods than nodes.",
+    "Use a Service instead of hostPort, or run at most one such pod per node.",
 )
 UNEXPLAINED = _scheduled(
     "NoNodeFits",
     "The scheduler finds no node for a pod, for a reason that only its message contains.",
-    "Read the scheduler's message.",
+    "Change what the scheduler's message names for each group of nodes. Its messages: "
+    "`kubectl get events -A --field-selector=reason=FailedScheduling`.",
 )
 CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
 
