@@ -18,7 +18,7 @@ from diagnosis.facts.components import Component, is_ready
 from diagnosis.facts.gangs import gang_of, group_message, is_held_back
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO, asked_by
-from diagnosis.facts.quantity import shown
+from diagnosis.facts.quantity import counted, shown
 from diagnosis.hami.installation import installations
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
@@ -57,7 +57,8 @@ GANG = _scheduled(
 ERROR = _scheduled(
     "SchedulerFailed",
     "The scheduler failed with an error when it tried to schedule a pod.",
-    "Read the error; it names the step that failed.",
+    "Fix the step that the error names; the scheduler then retries. Its messages: "
+    "`kubectl get events -A --field-selector=reason=FailedScheduling`.",
 )
 CAUSES = (KUEUE, TOPOLOGY, GATED, NO_SCHEDULER, GANG, ERROR)
 
@@ -237,7 +238,10 @@ def _look_at_kueue(pod: Pod, queue: str) -> tuple[str, ...]:
 def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[FoundCause]:
     answers = _answers(snapshot, name)
     if answers is not None:
-        evidence = [f"{len(pods)} pods of schedulerName {name}: no condition and no event of any scheduler", answers]
+        evidence = [
+            f"{counted(len(pods), 'pod')} of schedulerName {name}: no condition and no event of any scheduler",
+            answers,
+        ]
         running = [scheduler for scheduler in _schedulers(snapshot) if scheduler != name]
         if running:
             evidence.append(f"schedulers of this cluster: {', '.join(running)}")
@@ -275,7 +279,9 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
         return None
     if own:
         return f"{own[0].subject} is not ready" + (f", and {len(own) - 1} more" if len(own) > 1 else "")
-    return "no Lease and no running pod has its name" if snapshot.sees("Lease") else "no running pod has its name"
+    whole = len({pod.meta.namespace for pod in snapshot.pods}) > 1
+    seen = "no Lease and no running pod" if snapshot.sees("Lease") else "no running pod" if whole else ""
+    return f"{seen} has its name" if seen else None
 
 
 def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:

@@ -8,7 +8,8 @@ from difflib import get_close_matches
 
 from diagnosis.causes.device_plugins import why_not_cut, why_not_offered
 from diagnosis.causes.unscheduled import refused
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_extended
+from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.efa import EFA_CLASS, claimable_nodes
@@ -88,7 +89,7 @@ def find_absent(
         if cause is ABSENT and changed:
             yield from (refused.find_changed(node, name, waiting.names) for node in changed)
         elif cause is ABSENT:
-            messages = autoscaler_says(snapshot, waiting.pods)
+            messages = autoscaler.refusal_of(snapshot, waiting.pods)
             evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *messages)
             because = why_not_offered(snapshot)
             yield waiting.found(

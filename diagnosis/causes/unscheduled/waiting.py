@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from msgspec import Struct
 
+from diagnosis.facts import autoscaler
 from diagnosis.facts.fit_error import FitError, ReasonSubject, UnfitReason, parse, reason_of
 from diagnosis.facts.gangs import group_message, is_held_back
 from diagnosis.facts.gpu_requests import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
@@ -25,15 +26,10 @@ _GROUPS = (
     *("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", "pod-group-name"),
 )
 """Annotations or labels with the name of a pod's group."""
-_COMING = frozenset(("TriggeredScaleUp", "Nominated"))
-"""Event reasons of the autoscaler and Karpenter for a pod whose node they create."""
-_NOT_COMING = frozenset(("NotTriggerScaleUp", "FailedScaleUp"))
 _REFUSED = frozenset(("FailedScheduling", "Unschedulable"))
 """Event reasons of kube-scheduler, Volcano and KAI for a pod that fits no node."""
-_SCALE_UP = timedelta(minutes=15)
 _STUCK = timedelta(minutes=5)
 """Time after its grace period until a deleted pod counts as stuck."""
-_EXTENDED = ("hugepages-",)
 _HOST = frozenset(("cpu", "memory", "pods", "ephemeral-storage"))
 
 
@@ -91,7 +87,13 @@ class Waiting(Struct, frozen=True):
     @property
     def counted(self) -> dict[str, Decimal]:
         """Return the requested amounts that node arithmetic can judge."""
-        return {name: value for name, value in self.asked.items() if name in _HOST} | self.devices
+        host = {name: value for name, value in self.asked.items() if name in _HOST}
+        return host | self.huge_pages | self.devices
+
+    @property
+    def huge_pages(self) -> dict[str, Decimal]:
+        """Return the requested huge pages, which the kernel of a node reserves; no device plugin offers them."""
+        return {name: value for name, value in self.asked.items() if name.startswith("hugepages-")}
 
 
 class NodeUse(Struct, frozen=True):
@@ -133,7 +135,7 @@ def rooms(snapshot: Snapshot) -> tuple[NodeUse, ...]:
 
 def is_extended(resource: str) -> bool:
     """Whether only nodes with a plugin for the resource offer it."""
-    return resource.startswith(_EXTENDED) or ("/" in resource and not resource.startswith("kubernetes.io/"))
+    return "/" in resource and not resource.startswith("kubernetes.io/")
 
 
 def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
@@ -191,15 +193,6 @@ def refusal(snapshot: Snapshot, pod: Pod) -> str:
     return text or group_message(snapshot, pod)
 
 
-def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
-    """Return why the autoscaler adds no node for one of the pods."""
-    for pod in pods:
-        for event in reversed(tuple(snapshot.events_of(pod))):
-            if event.reason in _NOT_COMING or (event.by == "karpenter" and event.reason == "FailedScheduling"):
-                return (f"{event.by or 'the autoscaler'} adds no node for {pod.subject}: {event.message}",)
-    return ()
-
-
 def is_stuck(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the pod should have been gone for a while, and still owns its resources."""
     return pod.meta.deleted is not None and not pod.over and snapshot.now - pod.meta.deleted > _STUCK
@@ -211,9 +204,9 @@ def _for_gpus(pod: Pod, claims: frozenset[tuple[str, str]]) -> bool:
 
 def _coming(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether a node is being created for the pod, or preemption is making room."""
-    events = [event for event in snapshot.events_of(pod) if event.reason in _COMING | _NOT_COMING]
-    if events and events[-1].reason in _COMING:
-        return events[-1].last is not None and snapshot.now - events[-1].last < _SCALE_UP
+    created = autoscaler.is_coming(snapshot, pod)
+    if created is not None:
+        return created
     if not pod.nominated:
         return False
     return not any(is_stuck(snapshot, one) for one in snapshot.pods if one.spec.node == pod.nominated)
