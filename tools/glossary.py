@@ -1,6 +1,6 @@
 """Terms of our records, labels and commands, other than the reasons of findings, with their meanings.
 
-`make docs` writes them into index.json, which `explain` reads, and the causes into the runbook.
+`make docs` writes them into index.json, which `explain` reads, and the causes into docs/could-not-check.md.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from healthcheck.settings.declaration import NodeSettings, by_key, settings_of, 
 from healthcheck.verdict.acknowledgement import UNTOLD
 
 _PROFILES = "Expected devices of an instance type, one type per line: type|gpus|efa|nvlink|provider[|roce]."
-_RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
+_FINDINGS, _CAUSES = "docs/findings.md", "docs/causes.md"
 
 
 CAUSES: tuple[UnobservedCause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
-"""All causes why a check could not run, in the order of docs/runbook.md."""
+"""All causes why a check could not run, in the order of docs/could-not-check.md."""
 
 _RECOMMENDATIONS = {
     "return-to-service": "No active finding keeps the node from work: uncordon it.",
@@ -143,7 +143,7 @@ _ANNOTATIONS = {
 def all_words() -> Iterator[IndexEntry]:
     for cause in CAUSES:
         message = f"{cause.meaning} {cause.action}"
-        yield IndexEntry(cause.name, "reason why a check could not run", message, f"{_RUNBOOK}#could-not-check")
+        yield IndexEntry(cause.name, "reason why a check could not run", message, "docs/could-not-check.md")
     for found in DIAGNOSES:
         yield IndexEntry(
             found.name,
@@ -151,9 +151,9 @@ def all_words() -> Iterator[IndexEntry]:
             f"{found.means} {found.remedy}",
             f"{_CAUSES}#{found.name.lower()}",
         )
-    yield from _of("a recommendation", _RECOMMENDATIONS, f"{_RUNBOOK}#what-quarantine-recommends")
+    yield from _of("a recommendation", _RECOMMENDATIONS, "docs/quarantine.md#what-quarantine-recommends")
     yield from _of(
-        "a severity", {severity.name: f"Action: {does}." for severity, does in SEVERITY_MEANS.items()}, _RUNBOOK
+        "a severity", {severity.name: f"Action: {does}." for severity, does in SEVERITY_MEANS.items()}, _FINDINGS
     )
     yield from _of("a status", _STATUSES, "docs/record.md")
     yield from _of("a label of the node", _LABELS, "README.md")
@@ -161,7 +161,7 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("an annotation of the node", _ANNOTATIONS, "docs/record.md")
     yield IndexEntry(CONDITION, "a condition of the node", _CONDITION, "docs/integrations.md")
     yield from _of("a condition of the node", _REPAIR, "docs/integrations.md#node-repair-conditions")
-    yield from _of("an Event on the node", _EVENTS, f"{_RUNBOOK}#could-not-check")
+    yield from _of("an Event on the node", _EVENTS, "docs/runbook.md")
     yield from _of("a term of NVIDIA's software", _NVIDIA, "docs/diagnose.md")
     yield from _of("a term of Kubernetes", _KUBERNETES, "docs/diagnose.md")
     yield from _of("a group of checks", _groups(), "docs/checks.md")
@@ -171,12 +171,12 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
     yield from (IndexEntry(word.name, word.kind, word.meaning, word.source) for word in hami_words())
     yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
-    yield from _of(REASON, _REPEATED, f"{_RUNBOOK}#xid")
+    yield from _of(REASON, _REPEATED, f"{_FINDINGS}#xid")
     yield IndexEntry(
         UNTOLD,
         REASON,
         "The record of a deep run has a severity without a readable finding for it.",
-        f"{_RUNBOOK}#{UNTOLD.lower()}",
+        f"{_FINDINGS}#{UNTOLD.lower()}",
     )
 
 

@@ -100,7 +100,7 @@ def test_every_reason_is_explained(reason: Reason) -> None:
     answer = explained(reason.name)
 
     assert answer.startswith(f"{reason.name}\n")
-    assert f"docs/runbook.md#{reason.name.lower()}" in answer
+    assert f"docs/findings.md#{reason.name.lower()}" in answer
     assert f"here {reason.severity.name}: " in answer
     assert _unfolded(f"fault {reason.threshold}") in _unfolded(answer) or not reason.threshold
     assert _unfolded(f"source {reason.source}") in _unfolded(answer) or not reason.source
@@ -260,9 +260,9 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("MODE", "a label of the node"),
         ("4-dcgm-diag-l4", "Its checks: dcgm-diag-l4."),
         ("efaLoopbackNotRun", "fi_pingpong could not run"),
-        ("DeepDiagnosticFailed", "docs/runbook.md#deepdiagnosticfailed"),
+        ("DeepDiagnosticFailed", "docs/findings.md#deepdiagnosticfailed"),
         ("nvmlLibraryMismatch", "Reboot after the upgrade of the driver"),
-        ("DriverLibraryMismatch", "docs/runbook.md#driverlibrarymismatch"),
+        ("DriverLibraryMismatch", "docs/findings.md#driverlibrarymismatch"),
         ("last-check", "Time of the agent's last write to the Node"),
         ("CHECK_INTERVAL", "a whole number of seconds, 10 to 86400, default 300"),
         ("check_interval", "here 300"),
