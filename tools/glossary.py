@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from agent.telemetry import Telemetry
 from cli.index import REASON, SETTING, Declared, IndexEntry
@@ -26,7 +28,8 @@ from healthcheck.settings.declaration import NodeSettings, by_key, settings_of, 
 from healthcheck.verdict.acknowledgement import UNTOLD
 
 _PROFILES = "Expected devices of an instance type, one type per line: type|gpus|efa|nvlink|provider[|roce]."
-_FINDINGS, _CAUSES = "docs/findings.md", "docs/causes.md"
+_FINDINGS, _CAUSES, _ALERTS = "docs/findings.md", "docs/causes.md", "docs/alerts.md"
+_ROOT = Path(__file__).parents[1]
 
 
 CAUSES: tuple[UnobservedCause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
@@ -164,6 +167,7 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("an Event on the node", _EVENTS, "docs/runbook.md")
     yield from _of("a term of NVIDIA's software", _NVIDIA, "docs/diagnose.md")
     yield from _of("a term of Kubernetes", _KUBERNETES, "docs/diagnose.md")
+    yield from _alerts()
     yield from _of("a group of checks", _groups(), "docs/checks.md")
     yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")
     yield from _checks()
@@ -193,6 +197,20 @@ def _hami_settings() -> dict[str, str]:
     """Return HAMi's settings. A node's own keys differ only in case from those for all nodes, and are left out."""
     own = {name: text for name, text in NODE_KEYS.items() if text not in KEYS.values() and name != "name"}
     return {name: f"{text[:1].upper()}{text[1:]}." for name, text in {**KEYS, **own}.items()}
+
+
+def _alerts() -> Iterator[IndexEntry]:
+    """Yield each alert with its meaning and fix, by its heading in docs/alerts.md."""
+    page = (_ROOT / _ALERTS).read_text(encoding="utf-8")
+    for name, text in re.findall(r"(?ms)^### (\w+)\n\n(.*?)(?=^##|\Z)", page):
+        meaning, _, rest = _plain(text).partition(" - Check: ")
+        fix = rest.partition(" - Fix: ")[2]
+        yield IndexEntry(name, "an alert", f"{meaning} {fix[:1].upper()}{fix[1:]}", f"{_ALERTS}#{name.lower()}")
+
+
+def _plain(markdown: str) -> str:
+    """Return Markdown as one line without links and emphasis."""
+    return " ".join(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("**", "").split())
 
 
 def _checks() -> Iterator[IndexEntry]:
