@@ -71,17 +71,24 @@ def _has_open(folder: Path, minors: Collection[int]) -> bool:
 
 
 def _minor(link: str) -> int:
-    """Return the minor number of the GPU's device file behind this link, whatever its path is; -1 for other files."""
+    """Return the minor number of the GPU's device file behind this link; -1 for other files.
+
+    Only links into a /dev are followed: a file on a network that does not answer would block.
+    """
     try:
-        about = os.stat(link)  # noqa: PTH116 - thousands of links
-        if stat.S_ISCHR(about.st_mode):
-            return os.minor(about.st_rdev) if _is_gpu(about.st_rdev) else -1
-    except OSError as error:
-        refuse_shortage(error)
-    try:
-        named = _DEVICE.match(os.readlink(link))  # noqa: PTH115 - thousands of links
+        name = os.readlink(link)  # noqa: PTH115 - thousands of links
     except OSError:
         return -1
+    if not name.startswith("/dev/"):
+        return -1
+    try:
+        about = os.stat(link)  # noqa: PTH116
+    except OSError as error:
+        refuse_shortage(error)
+    else:
+        if stat.S_ISCHR(about.st_mode):
+            return os.minor(about.st_rdev) if _is_gpu(about.st_rdev) else -1
+    named = _DEVICE.match(name)
     return int(named[1]) if named else -1
 
 
