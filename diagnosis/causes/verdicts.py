@@ -11,6 +11,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.deep.claim import claim_in
 from healthcheck.deep.reset_plan import switched_off
+from healthcheck.model import Severity
 from healthcheck.node.state import CONDITION, MAINTENANCE, RUN, STARTUP, UNHEALTHY
 
 _FIRST_LOOK = 10.0
@@ -90,6 +91,8 @@ def _withheld(node: Node) -> FoundCause:
     remedy = []
     if condition is not None and condition.reason:
         remedy.append(f"See the action for {condition.reason}: {explain(condition.reason)}")
+    if any(finding.severity == Severity.RESET.name and finding.subject.startswith("gpu/") for finding in node.findings):
+        remedy.append(f"Reset its GPU: {command('gpu-healthcheck', 'reset', node.name)}")
     remedy.append(f"When the node is fixed: {release_of(node.name)}")
     return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 
