@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import NamedTuple
@@ -56,13 +56,16 @@ class Page(NamedTuple):
 
 Pages = Mapping[str, Callable[[str], Page]]
 """Pages by path; each gets the request's Accept header."""
+Answers = Mapping[str, Callable[[str, str], Awaitable[Page]]]
+"""Coroutines by path, for answers that may wait; each gets the query and the client's address."""
 
 
 class HttpServer:
-    """Serves `pages` in a separate thread. Raises OSError if the port is in use."""
+    """Serves `pages` and `answers` in a separate thread. Raises OSError if the port is in use."""
 
-    def __init__(self, pages: Pages, port: int) -> None:
+    def __init__(self, pages: Pages, port: int, answers: Answers | None = None) -> None:
         self._paces = {path: _Pace(make) for path, make in pages.items()}
+        self._answers = answers or {}
         self._listener = socket.create_server(("", port), backlog=_BACKLOG)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # accepted connections inherit it
         self._listener.setblocking(False)
@@ -126,12 +129,13 @@ class HttpServer:
     async def _answer(self, request: bytes, address: str) -> bytes:
         exchange = _Exchange(request)
         if exchange.well_formed:
-            path = exchange.path.partition("?")[0]
-            pace = self._paces.get(path)
-            if pace is None:
-                exchange.send_error(HTTPStatus.NOT_FOUND)
-            else:
+            path, _, query = exchange.path.partition("?")
+            if answer := self._answers.get(path):
+                exchange.send(await answer(query, address))
+            elif pace := self._paces.get(path):
                 exchange.send(await pace.page(exchange.headers.get("Accept", ""), address))
+            else:
+                exchange.send_error(HTTPStatus.NOT_FOUND)
         return exchange.answer
 
 

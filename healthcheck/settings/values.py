@@ -142,6 +142,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         RepairSeverity,
         Meta(description="Lowest severity at which AcceleratedHardwareReady is False on a tainted node."),
     ] = field(default=Severity.ISOLATE, name="REPAIR_SEVERITY")
+    gate_severity: Annotated[
+        AnySeverity, Meta(description="Severity from which a finding keeps a pod with the gate from starting.")
+    ] = field(default=Severity.RESET, name="GATE_SEVERITY")
     device_taints: Annotated[
         bool,
         Meta(
