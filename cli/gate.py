@@ -117,7 +117,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"GATE_TOLERATES = {options.tolerates!r}: allowed are true and false")
     if not options.agent:
         parser.error("the agent's address is missing: set --agent, or NODE_IP from status.hostIP")
-    if not options.pod or not all(one.isalnum() and one.isascii() or one == "-" for one in options.pod):
+    if not options.pod or not all((one.isalnum() and one.isascii()) or one == "-" for one in options.pod):
         parser.error("the pod's UID is missing or malformed: set --pod, or POD_UID from metadata.uid")
     return options
 

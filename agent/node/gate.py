@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import parse_qs
 
 import msgspec
 import structlog
 from msgspec import Struct
 
-from agent.cycle.check_cycle import Cycle
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
@@ -60,6 +60,13 @@ _EVENT_SECONDS = 3600.0
 _MOST_REASONS = 64
 _JSON = "application/json"
 _TOLERATES = {"true": True, "false": False, "": None}
+
+
+class Cycles(Protocol):
+    """Check cycles: number of those that have ended, and the end of the last one (monotonic)."""
+
+    ended: int
+    ended_at: float
 
 
 class PodOnNode(Struct, frozen=True):
@@ -138,13 +145,13 @@ class Gate:
         reporter: Reporter,
         telemetry: Telemetry,
         root: Path,
-        cycle: Cycle,
+        cycles: Cycles,
         cycle_soon: Callable[[], None],
     ) -> None:
         self._state = state
         self._reporter = reporter
         self._telemetry = telemetry
-        self._cycle = cycle
+        self._cycles = cycles
         self._cycle_soon = cycle_soon
         self._pods = LocalPods(root, self._runtime_socket)
         self._cycle_wanted_at = -math.inf
@@ -184,7 +191,7 @@ class Gate:
             bool(standing) and says_devices(node),
             tolerates,
             known.settings.values.gate_severity,
-            time.monotonic() - self._cycle.ended_at if self._cycle.ended else None,
+            time.monotonic() - self._cycles.ended_at if self._cycles.ended else None,
         )
 
     def _taint_is_coming(self, state: GateState) -> bool:
@@ -207,13 +214,14 @@ class Gate:
     async def _wait_for_cycle(self) -> None:
         """Start a check cycle if the last one is old, and wait a short time for its end."""
         began = time.monotonic()
-        ended = self._cycle.ended
-        if ended and began - self._cycle.ended_at < FRESH_SECONDS:
+        ended = self._cycles.ended
+        if ended and began - self._cycles.ended_at < FRESH_SECONDS:
             return
         if began - self._cycle_wanted_at >= FRESH_SECONDS:
             self._cycle_wanted_at = began
             self._cycle_soon()
-        while self._cycle.ended == ended and time.monotonic() - began < _CYCLE_PATIENCE_SECONDS:
+        # The cycle ends in another thread.
+        while self._cycles.ended == ended and time.monotonic() - began < _CYCLE_PATIENCE_SECONDS:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
 
     def _runtime_socket(self) -> str:

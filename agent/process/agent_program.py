@@ -158,7 +158,7 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
 
     def try_once() -> None:
         taken = serve(telemetry, port, serving.healthy, serving.ready, {GATE: serving.gate})
-        log.info("serving /metrics, /healthz, /readyz and /gate/v1", port=taken)
+        log.info("serving /metrics, /healthz and /readyz", port=taken)
 
     try:
         try_once()
