@@ -35,8 +35,8 @@ _UNREAD_BYTES = 8192
 _BACKLOG = 1024
 """Length of the kernel's queue for bursts of connections. If it is full, a client retries after a second."""
 _ACCEPTED_PER_SECOND, _BURST = 1500.0, 64.0
-"""Limit of accepted connections, and how many may exceed it at once: a flood uses a third of a core, and a connection is
-dropped only when later connections have filled the table."""
+"""Limit of accepted connections, and how many may exceed it at once: a flood uses a third of a core, and a connection
+is dropped only when later connections have filled the table."""
 _MORE_SECONDS = 0.05
 """Pause between two reads of one request, which limits the cost of clients that send byte by byte."""
 _STARVED_SECONDS = 0.1
