@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from msgspec import Struct
 
 from cli import index
+from cli.node_groups import groups_of
 from cli.node_step import node_step
 from healthcheck.cluster.errors import Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
@@ -51,6 +52,7 @@ _WANTED = (
     "karpenter.k8s.aws/instance-gpu-manufacturer=nvidia",
 )
 """Labels of the nodes that the DaemonSet selects."""
+_ABOUT = ("index", "uuid", "serial")
 _WORST_FIRST = (Status.FAIL, Status.UNKNOWN, "", Status.WARN, Status.PASS)
 _PLACES = {str(word): place for place, word in enumerate(_WORST_FIRST)}
 
@@ -70,6 +72,8 @@ class FleetFinding(Struct, frozen=True):
     severity: str
     subject: str
     since: str
+    about: Mapping[str, str]
+    """Index, UUID and serial of the GPU."""
 
 
 class FleetRow(Struct, frozen=True):
@@ -79,6 +83,8 @@ class FleetRow(Struct, frozen=True):
     status: str
     severity: str
     instance_type: str
+    groups: Mapping[str, str]
+    """Zone, rack, pool and other groups of the node, from its labels."""
     reason: str
     message: str
     last_check: str
@@ -228,6 +234,7 @@ def row_of_node(
         status=node.labels.get(STATUS, ""),
         severity=node.labels.get(SEVERITY, ""),
         instance_type=node.labels.get(INSTANCE_TYPE, ""),
+        groups=groups_of(node.labels),
         reason=str(condition.get("reason", "")),
         message=str(condition.get("message", "")),
         last_check=node.labels.get(LAST_CHECK, ""),
@@ -256,7 +263,11 @@ def _released(row: ReleaseRow | None) -> str:
 def _found(row: FindingRow) -> FleetFinding:
     severity = row.severity.name if row.severity is not None else ""
     return FleetFinding(
-        row.reason or "", severity, row.subject or "", timestamp(row.first_seen) if row.first_seen else ""
+        row.reason or "",
+        severity,
+        row.subject or "",
+        timestamp(row.first_seen) if row.first_seen else "",
+        {key: value for key, value in (row.about or {}).items() if key in _ABOUT},
     )
 
 

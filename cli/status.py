@@ -23,7 +23,7 @@ from cli.output.fleet_table import page, print_fleet
 from cli.output.json_documents import write_as
 from cli.words import end
 from healthcheck.cluster.errors import ClusterError, Refused
-from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.kubeconfig import Access, context_name
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, USAGE
 from healthcheck.host.streams import say, write_document, write_json
@@ -93,14 +93,14 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
         if watch:
             _watch(read, output, headers=not no_headers)
         else:
-            _show(read(), output, headers=not no_headers)
+            _show(read(), output, headers=not no_headers, access=access)
     except Refused as error:
         end("status", f"-l {selector!r}: {error}" if selector else str(error), USAGE if selector else COULD_NOT)
     except ClusterError as error:
         end("status", str(error), COULD_NOT)
 
 
-def _show(fleet: Fleet, output: StatusFormat, *, headers: bool) -> None:
+def _show(fleet: Fleet, output: StatusFormat, *, headers: bool, access: Access | None = None) -> None:
     match output:
         case StatusFormat.JSON:
             write_json(fleet, indent=2)
@@ -109,7 +109,7 @@ def _show(fleet: Fleet, output: StatusFormat, *, headers: bool) -> None:
         case StatusFormat.HTML:
             from cli.output import fleet_page  # noqa: PLC0415 - no other form needs its templates
 
-            write_document(fleet_page.text(fleet, datetime.now(UTC)))
+            write_document(fleet_page.text(fleet, datetime.now(UTC), context_name(access)))
         case StatusFormat.NAME:
             write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
         case StatusFormat.TABLE | StatusFormat.WIDE:

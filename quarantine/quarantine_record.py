@@ -112,11 +112,11 @@ def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[FindingRow,
     released = _remembered(node).acknowledged
     still = [fault for fault in faults if fault.severity > Severity.PASS and not fault.is_covered(released)]
     at = records.time_of(record)
-    return tuple(_carried(fault, at) for fault in still if not _is_ended(fault, boot_id))
-
-
-def _is_ended(fault: Fault, boot_id: str) -> bool:
-    return fault.severity is not Severity.ISOLATE and "" not in (fault.boot_id, boot_id) and fault.boot_id != boot_id
+    return tuple(
+        _carried(fault, at)
+        for fault in still
+        if fault.severity is Severity.ISOLATE or "" in (fault.boot_id, boot_id) or fault.boot_id == boot_id
+    )
 
 
 def _carried(fault: Fault, at: datetime | None) -> FindingRow:

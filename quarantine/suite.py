@@ -53,7 +53,9 @@ class Suite:
         self.loopback.tell = self._tell_device
         tests = {
             dcgm_diag.LEVEL_4: lambda: look_deeply(self.diagnostic, self.expected, {NVML: self._names()}, level=4),
-            efa_loopback.CHECK: lambda: self._look(efa_loopback.CHECK, Host(self.root, ask_efa_loopback=self._send)),
+            efa_loopback.CHECK: lambda: self._look(
+                efa_loopback.CHECK, Host(self.root, ask_efa_loopback=self.loopback.run)
+            ),
             nccl_allreduce.CHECK: lambda: self._look(
                 nccl_allreduce.CHECK, Host(self.root, ask_all_reduce=self._reduce)
             ),
@@ -100,9 +102,6 @@ class Suite:
     def _look(self, check: Check, host: Host) -> Outcome:
         (outcome,) = judge((check,), look(host, (check,)), self.expected)
         return outcome
-
-    def _send(self) -> LoopbackReading:
-        return self.loopback.run()
 
     def _reduce(self) -> AllReduceReading:
         if (pid := self.diagnostic.stuck_pid) is not None:

@@ -52,7 +52,8 @@ def _unowned_of(slots: list[Slot], node: SlotOwner | None, now: datetime) -> Ite
             yield FreedSlot(slot, "it belongs to an earlier node of this name")
     own = oldest_first(slot for slot in slots if slot.node_uid in ("", node.uid))
     yield from (FreedSlot(slot, "its node has another slot") for slot in own[1:])
-    if own and not node.tainted and node.is_silent(now) and not _is_young(own[0], now):
+    is_young = own and own[0].created is not None and now - own[0].created < _YOUNG
+    if own and not node.tainted and node.is_silent(now) and not is_young:
         yield FreedSlot(own[0], "its node has no taint of ours, and no agent with a valid heartbeat")
 
 
@@ -60,7 +61,3 @@ def kept_without_agent(slots: Iterable[Slot], nodes: Mapping[str, SlotOwner], no
     """Return the names of tainted nodes without an agent's heartbeat: only a person can return them to service."""
     names = sorted({slot.holder for slot in slots})
     return [name for name in names if (node := nodes.get(name)) and node.tainted and node.is_silent(now)]
-
-
-def _is_young(slot: Slot, now: datetime) -> bool:
-    return slot.created is not None and now - slot.created < _YOUNG

@@ -7,7 +7,7 @@ has ended.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -124,11 +124,12 @@ class Sweep:
     def _work_off(self, plan: SweepPlan, waiting: dict[str, JobState]) -> list[ClusterError]:
         """Remove leftovers and start Jobs independently: a refusal for one node does not prevent other tests."""
         taken = [decision.node for decision in plan.decisions if not decision.why]
+        holders = dict.fromkeys(place.slot.holder for place in plan.unowned[:_MOST_RECLAIMED])
         steps = [
             *(partial(self._clear, name) for name in plan.leftovers.marked),
             *(partial(self._stop_stray, job) for job in plan.leftovers.stray),
             *(partial(self._start, node, waiting) for node in taken),
-            *(partial(self._reclaim, name) for name in _holders_of(plan.unowned[:_MOST_RECLAIMED])),
+            *(partial(self._reclaim, name) for name in holders),
         ]
         failed: list[ClusterError] = []
         for step in steps:
@@ -399,10 +400,6 @@ class Sweep:
 def patiently(ask: Callable[[], T]) -> T:
     """Return the answer of a request with retries. Raises the last error."""
     return _PATIENCE.ask(partial(_AT_ITS_START.ask, ask))
-
-
-def _holders_of(places: Sequence[FreedSlot]) -> list[str]:
-    return list(dict.fromkeys(place.slot.holder for place in places))
 
 
 def _age_seconds(job: JobState) -> float:

@@ -89,9 +89,10 @@ def planned(
     rules: Rules,
     now: datetime = WALL,
     grant: SlotGrant = HELD,
+    work: str = "",
 ) -> NodePatch:
     """The writes of an agent with this verdict and memory."""
-    view = AgentView(verdict, memory, IDENTITY, rules, now)
+    view = AgentView(verdict, memory, IDENTITY, rules, now, work)
     return plan(view, decide_taint(view, state, by_devices=grant.by_devices), state, grant)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from agent.node.wanted_taint import WantedTaint
 from agent.state.agent_state import AgentKnowledge, AgentState
 from agent.telemetry import Telemetry
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
-from healthcheck.deep.claim import why_unread
+from healthcheck.deep.claim import RunKind, claim_on, why_unread
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.node_events import NodeEvent
@@ -37,6 +38,9 @@ _REWRITE_JITTER = (0.85, 0.90)
 """Largest age of the record, so that it is written at least hourly: the next cycle is up to 330 s later. Random per
 node.
 """
+
+_WITHOUT_WORK = (RunKind.L2, RunKind.SWEEP)
+"""Runs that may be repeated: a repair need not wait for them."""
 
 
 class NodeUpdate:
@@ -106,7 +110,8 @@ class NodeUpdate:
     def _view(self, known: AgentKnowledge, node: NodeState) -> AgentView:
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
         identity = Identity(node.name, known.instance_type, node.uid, known.inventory)
-        return AgentView(known.judgement.verdict, known.memory, identity, rules, self._state.now().wall)
+        now = self._state.now().wall
+        return AgentView(known.judgement.verdict, known.memory, identity, rules, now, _work(node, now))
 
     def _write(self, node: NodeState, change: NodePatch, verdict: Verdict) -> bool:
         """Write the Node's changes: the taint first, because it keeps work away."""
@@ -196,3 +201,9 @@ class NodeUpdate:
         """Log an unreadable Node once, until it can be read."""
         if self._state.note_unreadable(str(error)):
             log.warning("the Node can't be read; the newest verdict is kept", error=str(error))
+
+
+def _work(node: NodeState, now: datetime) -> str:
+    """Return the quarantine or reset that has claimed the node, which a repair would destroy; '' without one."""
+    claim = claim_on(node, now)
+    return "" if claim is None or claim.kind in _WITHOUT_WORK else f"a {claim.kind.value} uses the node"

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 
 from msgspec import Struct
 
-from cli.fleet import Fleet, FleetRow, looked
+from cli import index
+from cli.fleet import Fleet, FleetFinding, FleetRow, looked
+from cli.node_groups import Concentration, concentration, dividing
 from diagnosis.report.one_file import rendered
 from healthcheck.model import Severity, Status
 from healthcheck.text.moments import timestamp
-from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
 from healthcheck.verdict.taint_decision import DEVICES
 
-_MOST_REASONS = 6
-"""Most reasons shown for one node."""
+_MOST_REASONS, _MOST_SUBJECTS = 6, 8
+"""Most reasons shown for one node, and most subjects of one reason."""
 _MOST_ROWS, _MOST_NAMES = 100, 10
 _LONGEST, _LONGEST_STEP = 120, 400
 _BLIND = "could not check"
 _LARGE, _MIDDLE = 60, 600
 """Largest number of nodes for large and for middle squares."""
+_MOST_CALM = 24
+"""Most groups without a faulty, unknown or silent node that are shown; more are folded."""
+_RUNBOOK = "https://github.com/aws-samples/gpu-healthcheck/blob/main/"
+_CODE = re.compile(r"(s?xid)\d+(?:repeated)?\Z", re.ASCII)
 KINDS = {
     "isolate": "fail: ISOLATE",
     "reboot": "fail: REBOOT",
@@ -34,6 +40,20 @@ KINDS = {
     "pass": "pass",
 }
 """CSS class of a square, and its meaning; worst first."""
+_FAULTY, _UNHEARD = ("isolate", "reboot", "reset"), ("unknown", "untold")
+
+
+class ReasonEntry(Struct, frozen=True):
+    """One reason of a node, and its subjects."""
+
+    reason: str
+    link: str
+    """Address of the reason in the runbook; '' if it has none."""
+    severity: str
+    subjects: tuple[tuple[str, ...], ...]
+    """Names of each subject; the page breaks lines between them."""
+    left_out: int
+    """Number of further subjects."""
 
 
 class NodeSquare(Struct, frozen=True):
@@ -43,45 +63,92 @@ class NodeSquare(Struct, frozen=True):
     kind: str
     title: str
     """Tooltip of the square, also for screen readers."""
-    node: str
+    host: str
+    domain: str
+    """Rest of the node's name, from its first dot."""
     instance_type: str
+    groups: tuple[str, ...]
     status: str
     severity: str
-    reasons: tuple[tuple[str, str], ...]
-    """Reasons, each with its subjects."""
+    reasons: tuple[ReasonEntry, ...]
     left_out: int
     """Number of further reasons."""
     since: str
     taint: str
+    tested: str
     looked: str
+    age: int
+    """Age of the heartbeat in seconds, by which the page sorts; -1 without one."""
     silent: bool
     note: str
     commands: tuple[str, ...]
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is to be done for the node."""
+        return self.kind == "pass" and not self.silent
+
+
+class SquareGroup(Struct, frozen=True):
+    """Nodes with the same label, worst first."""
+
+    name: str
+    squares: list[NodeSquare]
+    plain: int
+    """Number of further nodes that pass, drawn without a link."""
+    size: int
+    faulty: int
+    calm: bool
+    """Whether no node is faulty, unknown or silent."""
+    marked: bool
+    """Whether the faults of the fleet concentrate here."""
+
+    @property
+    def width(self) -> str:
+        """CSS class by the number of squares."""
+        return "few" if self.size <= 16 else "some" if self.size <= 64 else "many"
 
 
 class ReasonSpread(Struct, frozen=True):
     """One reason and its nodes. `severity` is the worst severity, or "could not check"."""
 
     reason: str
+    link: str
     severity: str
     nodes: tuple[tuple[int, str], ...]
     """Positions on the page and names of the nodes, worst first."""
 
 
-def text(fleet: Fleet, at: datetime) -> str:
-    squares = [_square(place, row) for place, row in enumerate(fleet.nodes)]
-    reasons = _spread(fleet.nodes)
+def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
+    """Return the page. `cluster` is the name of the kubeconfig's context."""
+    nodes = [row.groups for row in fleet.nodes]
+    groupings = dividing(nodes)
+    link = _links()
+    squares = [_square(place, row, groupings, link) for place, row in enumerate(fleet.nodes)]
+    faulty = [square.place for square in squares if square.kind in _FAULTY]
+    unheard = [square.place for square in squares if square.kind in _UNHEARD or square.silent]
+    found = concentration(nodes, groupings, faulty)
+    reasons = _spread(fleet.nodes, link)
     return rendered(
         "cli.output",
         "fleet.html.j2",
         at=timestamp(at),
+        cluster=_shown(cluster),
+        name=_shown(cluster.rpartition("/")[2] if cluster.startswith("arn:") else cluster),
         squares=squares,
+        faulty=len(faulty),
         size="large" if len(squares) <= _LARGE else "middle" if len(squares) <= _MIDDLE else "small",
         legend=[(kind, KINDS[kind], number) for kind, number in _counted(squares)],
         silent=sum(row.silent for row in fleet.nodes),
         withheld=sum(row.taint == "withheld" for row in fleet.nodes),
         overdue=sum(bool(row.overdue) for row in fleet.nodes),
         budget=fleet.budget,
+        concentrations=[
+            *_sentence(found, "faulty nodes"),
+            *_sentence(concentration(nodes, groupings, unheard), "nodes without a current verdict"),
+        ],
+        views=list(_views(squares, nodes, groupings, found)),
+        most_calm=_MOST_CALM,
         reasons=reasons[:_MOST_ROWS],
         reasons_left_out=max(len(reasons) - _MOST_ROWS, 0),
         passed_over=[printable(name) for name in fleet.passed_over[:_MOST_ROWS]],
@@ -89,6 +156,13 @@ def text(fleet: Fleet, at: datetime) -> str:
         most=_MOST_NAMES,
         shown=_shown,
     )
+
+
+def _sentence(found: Concentration | None, noun: str) -> Iterator[tuple[str, str]]:
+    """Yield the group in which the nodes concentrate, and how large it is."""
+    if found is not None:
+        where = f"{found.inside} of {found.among} {noun} are in {found.grouping} {_shown(found.group)}"
+        yield where, f", which has {found.size} of the {found.total} nodes."
 
 
 def _shown(words: str) -> str:
@@ -100,28 +174,92 @@ def _counted(squares: list[NodeSquare]) -> Iterator[tuple[str, int]]:
     return ((kind, numbers[kind]) for kind in KINDS if numbers[kind])
 
 
-def _square(place: int, row: FleetRow) -> NodeSquare:
+def _links() -> Callable[[str], str]:
+    """Return the function from a reason, or a cause, to its address in the runbook."""
+    known = {name: f"docs/runbook.md#{name}" for name in index.reasons()}
+    words = index.words()
+
+    def link(reason: str) -> str:
+        name = reason.lower()
+        pages = (entry.more for entry in words.get(name, ()) if entry.more.startswith("docs/runbook.md"))
+        code = _CODE.match(name)
+        page = f"docs/runbook.md#{code[1]}" if code else known.get(name) or next(pages, "")
+        return f"{_RUNBOOK}{page}" if page else ""
+
+    return link
+
+
+def _views(
+    squares: list[NodeSquare],
+    nodes: list[Mapping[str, str]],
+    groupings: list[str],
+    found: Concentration | None,
+) -> Iterator[tuple[str, list[SquareGroup]]]:
+    """Yield the squares in each grouping, first the one in which the faults concentrate, last all in one group.
+
+    In a large fleet the squares of healthy nodes have a link in the first grouping only.
+    """
+    ordered = sorted(groupings, key=lambda grouping: found is None or grouping != found.grouping)
+    for grouping in [*ordered, ""]:
+        linked = len(squares) <= _MIDDLE or grouping == (ordered or [""])[0]
+        members: dict[str, list[NodeSquare]] = {}
+        for square in squares:
+            members.setdefault(nodes[square.place].get(grouping, ""), []).append(square)
+        is_found = found is not None and grouping == found.grouping
+        groups = [
+            _group(name, some, linked=linked, marked=is_found and found is not None and name == found.group)
+            for name, some in members.items()
+        ]
+        yield grouping, sorted(groups, key=lambda group: (-group.faulty, group.calm, not group.name, group.name))
+
+
+def _group(name: str, squares: list[NodeSquare], *, linked: bool, marked: bool) -> SquareGroup:
+    drawn = squares if linked else [square for square in squares if not square.calm]
+    return SquareGroup(
+        _shown(name),
+        drawn,
+        len(squares) - len(drawn),
+        len(squares),
+        sum(square.kind in _FAULTY for square in squares),
+        all(square.calm or square.kind == "warn" for square in squares),
+        marked,
+    )
+
+
+def _square(place: int, row: FleetRow, groupings: list[str], link: Callable[[str], str]) -> NodeSquare:
     taint = "yes" if row.tainted else {"withheld": "withheld", DEVICES: "GPUs"}.get(row.taint, "")
     reasons = _reasons(row)
-    entries = tuple((_shown(name), _where(subjects)) for name, subjects in islice(reasons.items(), _MOST_REASONS))
+    entries = tuple(_entry(name, found, link) for name, found in islice(reasons.items(), _MOST_REASONS))
     left_out = max(len(reasons) - _MOST_REASONS, 0)
+    host, dot, domain = _shown(row.node).partition(".")
+    age = row.heartbeat_age_seconds
     return NodeSquare(
         place=place,
         kind=_kind(row),
-        title=_title(row, taint, [name for name, _ in entries], left_out),
-        node=_shown(row.node),
+        title=_title(row, taint, [entry.reason for entry in entries], left_out),
+        host=host,
+        domain=dot + domain,
         instance_type=_shown(row.instance_type),
-        status=_shown(row.status) or "-",
-        severity=_shown(row.severity) or "-",
+        groups=_where(row, groupings),
+        status=_shown(row.status) or "no report",
+        severity="" if row.severity == Severity.PASS.name else _shown(row.severity),
         reasons=entries,
         left_out=left_out,
         since=row.since.replace("T", " ").replace("Z", ""),
         taint=taint,
+        tested=" ".join(filter(None, (row.test_result, row.tested_at[:10], "overdue" if row.overdue else ""))),
         looked=looked(row),
+        age=-1 if age is None else round(age),
         silent=row.silent,
         note=_step(row.next_step.note),
         commands=tuple(map(_step, row.next_step.commands)),
     )
+
+
+def _where(row: FleetRow, groupings: list[str]) -> tuple[str, ...]:
+    """Return the node's groups of the groupings that divide the fleet; the instance type has its own place."""
+    names = (name for name in groupings if name in row.groups and name != "instance type")
+    return tuple(_shown(f"{name} {row.groups[name]}") for name in names)
 
 
 def _title(row: FleetRow, taint: str, reasons: list[str], left_out: int) -> str:
@@ -142,39 +280,51 @@ def _kind(row: FleetRow) -> str:
     return row.status if row.status in KINDS else "untold"
 
 
-def _reasons(row: FleetRow) -> dict[str, list[str]]:
-    """Return the subjects by reason; without findings in the record, the reason of the condition."""
-    fields: dict[str, list[str]] = {}
+def _reasons(row: FleetRow) -> dict[str, list[FleetFinding]]:
+    """Return the findings by reason, without any for a check that could not run.
+
+    Without findings in the record, return the reason of the condition.
+    """
+    fields: dict[str, list[FleetFinding]] = {}
     for finding in row.findings:
-        fields.setdefault(finding.reason, []).append(finding.subject)
+        fields.setdefault(finding.reason, []).append(finding)
     for cause in row.unobserved:
-        fields.setdefault(cause, []).append(_BLIND)
+        fields.setdefault(cause, [])
     if not fields and row.status not in ("", Status.PASS) and row.reason:
-        fields[row.reason] = []
+        fields[row.reason] = [FleetFinding(row.reason, row.severity, "", "", {})]
     return fields
 
 
-def _where(subjects: list[str]) -> str:
-    return named(map(_shown, subjects), 1)
+def _entry(reason: str, findings: list[FleetFinding], link: Callable[[str], str]) -> ReasonEntry:
+    subjects = [subject for finding in findings if (subject := _subject(finding))]
+    severity = findings[0].severity if findings else _BLIND
+    left_out = max(len(subjects) - _MOST_SUBJECTS, 0)
+    return ReasonEntry(_shown(reason), link(reason), _shown(severity), tuple(subjects[:_MOST_SUBJECTS]), left_out)
 
 
-def _spread(rows: list[FleetRow]) -> list[ReasonSpread]:
+def _subject(finding: FleetFinding) -> tuple[str, ...]:
+    """Return the names of the faulty part; of a GPU its index, PCI address, UUID and serial."""
+    number, uuid, serial = (finding.about.get(key, "") for key in ("index", "uuid", "serial"))
+    head = f"GPU {number} at {finding.subject.removeprefix('gpu/')}" if number else finding.subject
+    return tuple(_shown(name) for name in (head, serial and f"serial {serial}", uuid) if name)
+
+
+def _spread(rows: list[FleetRow], link: Callable[[str], str]) -> list[ReasonSpread]:
     """Return the reasons, worst first, then by number of nodes."""
     nodes: dict[str, list[tuple[int, str]]] = {}
     worst: dict[str, Severity] = {}
     for place, row in enumerate(rows):
-        for reason in _reasons(row):
+        for reason, findings in _reasons(row).items():
             nodes.setdefault(reason, []).append((place, row.node))
-            worst[reason] = max(worst.get(reason, Severity.PASS), _severity(row, reason))
-    messages = sorted(nodes, key=lambda reason: (-worst[reason], -len(nodes[reason]), reason))
+            worst[reason] = max(worst.get(reason, Severity.PASS), _severity(findings))
+    ordered = sorted(nodes, key=lambda reason: (-worst[reason], -len(nodes[reason]), reason))
     return [
-        ReasonSpread(reason, worst[reason].name if worst[reason] else _BLIND, tuple(nodes[reason]))
-        for reason in messages
+        ReasonSpread(reason, link(reason), worst[reason].name if worst[reason] else _BLIND, tuple(nodes[reason]))
+        for reason in ordered
     ]
 
 
-def _severity(row: FleetRow, reason: str) -> Severity:
-    """Return the severity; PASS if a check could not run, because that is not a result about the hardware."""
-    known = [finding.severity for finding in row.findings if finding.reason == reason]
-    messages = known or ([] if reason in row.unobserved else [row.severity])
-    return max((Severity.__members__.get(text, Severity.PASS) for text in messages), default=Severity.PASS)
+def _severity(findings: Iterable[FleetFinding]) -> Severity:
+    """Return the worst severity; PASS if a check could not run, because that is not a result about the hardware."""
+    names = (finding.severity for finding in findings)
+    return max((Severity.__members__.get(name, Severity.PASS) for name in names), default=Severity.PASS)

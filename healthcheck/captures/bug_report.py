@@ -251,7 +251,8 @@ class _RecordedTimes:
 
     def has(self, event: _Event) -> bool:
         """Whether another section recorded this event. The call also adds the event's own section to its time."""
-        while self._first_recent < len(self._recorded) and self._is_too_old(self._first_recent, event):
+        oldest = event.when - _SAME_EVENT_SECONDS
+        while self._first_recent < len(self._recorded) and self._recorded[self._first_recent][0] < oldest:
             self._first_recent += 1
         index = max(self._next.get(event.section, 0), self._first_recent)
         self._next[event.section] = index + 1
@@ -260,9 +261,6 @@ class _RecordedTimes:
             return True
         self._recorded.append((event.when, {event.section}))
         return False
-
-    def _is_too_old(self, index: int, event: _Event) -> bool:
-        return event.when - self._recorded[index][0] > _SAME_EVENT_SECONDS
 
 
 def _kernel_start(since_boot: Iterable[KernelRecord], dated: Iterable[KernelRecord]) -> float | None:

@@ -51,8 +51,6 @@ _BACK_FOR_SURE = 3
 _HALF_A_YEAR = timedelta(days=180)
 _ENOUGH_FOR_A_MARGIN = 65536
 _BLANKS_AT_FIRST = re.compile(rb"\A((?:[ \t\r]*\n)*)[ \t]+(?=\S)")
-_MOST_MONTHS = 48
-"""Most different words for months in one log. Two or three languages have fewer."""
 LONGEST_STEP_SECONDS = 10 * 365 * 86400.0
 
 
@@ -109,7 +107,6 @@ class Clock:
     def __init__(self, saved: datetime) -> None:
         self._saved = saved
         self._year: int | None = None
-        self._months: dict[str, int] = {}
         self._stamped_wall: datetime | None = None
         self._stamped: float | None = None
         self.wall = saved
@@ -118,8 +115,8 @@ class Clock:
 
     @property
     def dated(self) -> bool:
-        """Whether any line has a date and time, in a plausible month."""
-        return self._stamped_wall is not None and not (self._months and self.wall > self._saved)
+        """Whether any line has a date and time."""
+        return self._stamped_wall is not None
 
     @property
     def now(self) -> Now:
@@ -142,8 +139,7 @@ class Clock:
         """Advance the clock to a line's time. Return the time at which the line was written."""
         elapsed = 0.0
         if stamp.wall is not None:
-            wall = _in_month(stamp.wall, self._month_of(stamp)) if stamp.month else stamp.wall
-            wall = self.with_year(wall) if stamp.yearless else wall
+            wall = self.with_year(stamp.wall) if stamp.yearless else stamp.wall
             if self._stamped_wall is not None:
                 elapsed = (wall - self._stamped_wall).total_seconds()
             self.wall = self._stamped_wall = wall
@@ -156,24 +152,6 @@ class Clock:
         # A wall clock that was set back gives no elapsed time.
         self.at += min(max(elapsed, 0.0), LONGEST_STEP_SECONDS)
         return self.now
-
-    def _month_of(self, stamp: Stamp) -> int:
-        assert stamp.wall is not None
-        if stamp.month not in self._months and len(self._months) < _MOST_MONTHS:
-            self._months[stamp.month] = self._guessed_month(stamp.wall)
-        return self._months.get(stamp.month, stamp.wall.month)
-
-    def _guessed_month(self, wall: datetime) -> int:
-        """Guess the month that an unknown word for a month means.
-
-        The first such word means the newest month that is not after the time of saving. A later word means the month
-        after the last one.
-        """
-        if self._stamped_wall is not None:
-            return self._stamped_wall.month % 12 + 1
-        saved = self._saved
-        is_over = _in_year(_in_month(wall, saved.month), saved.year) > saved + timedelta(days=1)
-        return (saved.month - 2) % 12 + 1 if is_over else saved.month
 
     def with_year(self, wall: datetime) -> datetime:
         """Add the missing year to a time: the newest year for which the time is not after the time of saving."""
@@ -225,13 +203,6 @@ def _later(wall: datetime, seconds: float) -> datetime:
     """
     later = wall + timedelta(seconds=max(seconds, 0.0))
     return later if later.year in YEARS else wall
-
-
-def _in_month(wall: datetime, month: int) -> datetime:
-    try:
-        return wall.replace(month=month)
-    except ValueError:  # the month has no such day: the guess was wrong
-        return wall.replace(month=month, day=28)
 
 
 def _in_year(wall: datetime, year: int) -> datetime:

@@ -10,8 +10,7 @@ A line comes from the kernel if its message has one of these prefixes:
 - a node, `kern: warning:` and an ISO time in brackets, as `talosctl dmesg` prints it;
 - journalctl's JSON, if its transport field is `kernel`.
 
-The month and the weekday may be words of any language: dmesg and journalctl use the language of the user who saves the
-log. Any other prefix means that the line is a quotation, or that its form is not supported.
+Month and weekday are English. Any other prefix means that the line is a quotation, or that its form is not supported.
 """
 
 from __future__ import annotations
@@ -35,23 +34,9 @@ YEARS = range(1970, 2200)
 _LATEST = datetime(YEARS.stop, 1, 1, tzinfo=UTC).timestamp()
 _LONGEST_BOOT_SECONDS = 1e9
 """30 years: a larger number is not a time since boot."""
-_MONTHS = {
-    word: number
-    for number, word in enumerate(
-        ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), 1
-    )
-}
-"""Other words for a month contain its number, as `11月`, or are interpreted by the reader of the whole log."""
-_REST_OF_A_WORD = r"[^\x00-&(-,/-@\[-`{-\x7f\s]{0,15}"
-_WORD = rf"[^\W\d_]{_REST_OF_A_WORD}"
-"""A word of any language: a letter, then no ASCII punctuation except apostrophe, hyphen and dot."""
-_NUMBERED = r"\d{1,2}[^\x00-\x7f\s]{1,4}"
-_MONTH = rf"(?:{_NUMBERED}|{_WORD}(?: ?\d{{1,2}}(?= ))?)"
-_PADDING = r"(?: (?=\d[^\x00-\x7f]))?"
-"""Blank before a one-digit Japanese month. Text with more indentation continues the line above."""
-_WEEKDAY = rf"{_WORD}\d?"
-_WEEKDAY_ALONE = rf"(?:[A-Z][a-z]{{1,2}}|[a-z]{{1,4}}(?=\.)|(?=\S{{0,15}}[^\x00-\x7f]){_WORD})\.?"
-"""Weekday before a numeric date. Of ASCII words, only forms like `Fri` count: others can be a program or a level."""
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTH = rf"(?P<month>{'|'.join(_MONTHS)})"
+_WEEKDAY = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 """Escape sequences of `dmesg --color=always`."""
 
@@ -65,23 +50,20 @@ _DMESG = re.compile(
 _SINCE_BOOT = re.compile(r" *(\d{1,10})\.(\d{6})(?: +<[^>]{1,24}>)?\Z")
 _SINCE_LINE = re.compile(r" *(?:\+\d{1,10}\.\d{6}|< *\d{1,10}\.\d{6}>)\Z")
 _CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
-_CTIME = re.compile(
-    rf"{_WEEKDAY} +(?P<month>(?:{_WORD} )?{_MONTH}) +(?P<day>\d{{1,2}}) {_CLOCK} (?P<year>\d{{4}})"
-    r"(?: +<[^>]{1,24}>)?\Z"
-)
-_MINUTE = re.compile(rf"(?P<month>{_NUMBERED}|{_WORD}) ?(?P<day>\d{{1,2}}) (?P<hour>\d\d):(?P<minute>\d\d)\Z")
+_CTIME = re.compile(rf"{_WEEKDAY} {_MONTH} +(?P<day>\d{{1,2}}) {_CLOCK} (?P<year>\d{{4}})" + r"(?: +<[^>]{1,24}>)?\Z")
+_MINUTE = re.compile(rf"{_MONTH} ?(?P<day>\d{{1,2}}) (?P<hour>\d\d):(?P<minute>\d\d)\Z")
 
 _DATE = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?P<between>[T ])"
 _ISO = re.compile(
     r"(?:<(?P<priority>\d{1,4})>)?(?P<rfc5424>1 )?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?"
-    rf"(?:{_WEEKDAY_ALONE} )?"
+    rf"(?:{_WEEKDAY} )?"
     + _DATE
     + _CLOCK
     + r"(?:(?P<mark>[.,])(?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d| (?:[A-Z]{2,5}|[+-]\d{2,4}))? (?P<rest>.*)\Z",
     re.DOTALL,
 )
 _SYSLOG = re.compile(
-    rf"(?:<(?P<priority>\d{{1,4}})>)?{_PADDING}(?P<month>{_MONTH}) +(?P<day>\d{{1,2}}) (?:(?P<year>\d{{4}}) )?"
+    rf"(?:<(?P<priority>\d{{1,4}})>)?{_MONTH} +(?P<day>\d{{1,2}}) (?:(?P<year>\d{{4}}) )?"
     + _CLOCK
     + r"(?:\.(?P<fraction>\d{1,9}))? (?P<rest>.*)\Z",
     re.DOTALL,
@@ -129,8 +111,6 @@ class Stamp(Struct, frozen=True):
     """Wall-clock time. Without a zone, UTC is assumed: only differences within one capture matter."""
     yearless: bool = False
     """Whether the line omits the year. The year of `wall` is then SOME_LEAP_YEAR."""
-    month: str = ""
-    """Word of the month if its number is unknown. The month of `wall` is then January."""
 
 
 class LogLine(Struct, frozen=True):
@@ -230,25 +210,27 @@ def _read_dmesg(text: str) -> LogLine | None:
 
 def _read_iso(text: str) -> LogLine | None:
     found = _ISO.match(text)
-    stamp = Stamp(wall=_wall(found, zone=found["zone"] or "")) if found is not None else Stamp()
-    if found is None or stamp.wall is None:
+    wall = _wall(found, zone=found["zone"] or "") if found is not None else None
+    if found is None or wall is None:
         return None
+    stamp = Stamp(wall=wall)
     refused = _is_from_user_space(found["priority"], found["facility"])
     if found["mark"] == ",":
-        # Python's logging also writes a comma.
-        line = LogLine(_unescaped(_CALLER_FIRST.sub("", found["rest"])), stamp, not refused, refused)
-        return line if _is_of_dmesg(found) else None
+        # Python's logging also writes a comma. dmesg has microseconds after it, a numeric zone, and no tag.
+        if found["between"] != "T" or len(found["fraction"]) != 6 or (found["zone"] or "")[:1] not in ("+", "-"):
+            return None
+        return LogLine(_unescaped(_CALLER_FIRST.sub("", found["rest"])), stamp, not refused, refused)
     form = _STRUCTURED if found["rfc5424"] else _TAGGED
     return _tagged(form.match(found["rest"]), stamp, refused=refused)
 
 
 def _read_syslog(text: str) -> LogLine | None:
     found = _SYSLOG.match(text)
-    stamp = _dated(found, yearless=found["year"] is None) if found is not None else Stamp()
-    if found is None or stamp.wall is None:
+    wall = _wall(found) if found is not None else None
+    if found is None or wall is None:
         return None
     refused = _is_from_user_space(found["priority"], None)
-    return _tagged(_TAGGED.match(found["rest"]), stamp, refused=refused)
+    return _tagged(_TAGGED.match(found["rest"]), Stamp(wall=wall, yearless=found["year"] is None), refused=refused)
 
 
 def _read_unix(text: str) -> LogLine | None:
@@ -257,11 +239,6 @@ def _read_unix(text: str) -> LogLine | None:
         return None
     wall = datetime.fromtimestamp(int(found["seconds"]), UTC) + timedelta(microseconds=int(found["fraction"]))
     return _tagged(_TAGGED.match(found["rest"]), Stamp(wall=wall), refused=False) if wall.year in YEARS else None
-
-
-def _is_of_dmesg(found: re.Match[str]) -> bool:
-    """Whether the time is in dmesg's form: microseconds after a comma, a numeric zone, and no tag."""
-    return found["between"] == "T" and len(found["fraction"]) == 6 and (found["zone"] or "")[:1] in ("+", "-")
 
 
 def _read_talos(text: str) -> LogLine | None:
@@ -344,31 +321,19 @@ def _bracketed(time: str) -> Stamp | None:
         return _since_boot(float(f"{found[1]}.{found[2]}"))
     if _SINCE_LINE.match(time):
         return Stamp()
-    found = _CTIME.match(time)
-    yearless = found is None
-    found = found or _MINUTE.match(time)
-    stamp = _dated(found, yearless=yearless) if found is not None else Stamp()
-    return stamp if stamp.wall is not None else None
-
-
-def _dated(found: re.Match[str], *, yearless: bool) -> Stamp:
-    month = found["month"]
-    unknown = month.lower().rstrip(".") not in _MONTHS and not re.search(r"\d", month)
-    return Stamp(wall=_wall(found), yearless=yearless, month=month.lower() if unknown else "")
-
-
-def _number_of(month: str) -> int:
-    """Return the number of the month, or 1 (January) for an unknown word."""
-    match = re.search(r"\d{1,2}", month)
-    return int(match[0]) if match else _MONTHS.get(month.lower().rstrip("."), 1)
+    whole = _CTIME.match(time)
+    found = whole or _MINUTE.match(time)
+    wall = _wall(found) if found is not None else None
+    return Stamp(wall=wall, yearless=whole is None) if wall is not None else None
 
 
 def _wall(found: re.Match[str], zone: str = "") -> datetime | None:
     parts = found.groupdict()
+    month = parts["month"]
     try:
         wall = datetime(
             int(parts.get("year") or SOME_LEAP_YEAR),
-            _number_of(parts["month"]),
+            _MONTHS.index(month) + 1 if month in _MONTHS else int(month),
             int(parts["day"]),
             int(parts["hour"]),
             int(parts["minute"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from healthcheck.model import Now
 
 _LONGEST_TEXT, _LONGEST_JOINED = 4096, 8192
 _MOST_LINES = 8
-_SYSLOG_SECONDS = 1.0
+_SYSLOG_TIME = timedelta(seconds=1)
 _SENTENCE = re.compile(r"NVRM: (?:The NVIDIA GPU |API mismatch: )")
 """Beginnings of messages of several lines. dmesg and syslog repeat their prefix on each line."""
 _GOES_ON = re.compile(r"NVRM: [(a-z]")
@@ -105,6 +106,4 @@ def _at_once(stamp: Stamp, other: Stamp) -> bool:
     """
     if stamp.monotonic is not None and other.monotonic is not None:
         return stamp.monotonic == other.monotonic
-    if stamp.wall is not None and other.wall is not None:
-        return abs((other.wall - stamp.wall).total_seconds()) <= _SYSLOG_SECONDS
-    return True
+    return stamp.wall is None or other.wall is None or abs(other.wall - stamp.wall) <= _SYSLOG_TIME

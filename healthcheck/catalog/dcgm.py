@@ -141,7 +141,7 @@ def dcgm_returns() -> tuple[DcgmReturn, ...]:
 _RETURN = re.compile(r"\bReturn: \((-\d{1,3})\)")
 
 
-def return_of_code(code: int) -> DcgmReturn | None:
+def return_of_code(code: int | None) -> DcgmReturn | None:
     """Return the meaning of an exit code for the whole run.
 
     None for an exit code of a run with results, and for an unknown exit code.

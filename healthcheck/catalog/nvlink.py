@@ -173,7 +173,10 @@ def rule_words(code: int, unit: str, words: Sequence[int], default: Severity) ->
         return otherwise
     status = words[1] if len(words) > 1 else None
     rows = matching_rows(code, unit, words[0], status)
-    rulings = [Ruling(row.severity, row.rule, reading_of(row)) for row in rows]
+    rulings = [
+        Ruling(row.severity, row.rule, f"{' or '.join(dict.fromkeys(row.units))}: {row.grade}, {row.action}")
+        for row in rows
+    ]
     known_bits = sum({bit for row in rows if row.status_is == "bit" for bit in row.statuses})
     if known_bits and status and status & ~known_bits:
         # An unknown bit is set together with bits that may be ignored.
@@ -193,10 +196,6 @@ def matching_rows(code: int, unit: str, intr_info: int, status: int | None) -> t
     ]
     named = [(row, layout) for row, layout in rows if row.units[layout].casefold() == unit.casefold()]
     return tuple(dict.fromkeys(row for row, _ in named or rows))
-
-
-def reading_of(row: Nvlink5Row) -> str:
-    return f"{' or '.join(dict.fromkeys(row.units))}: {row.grade}, {row.action}"
 
 
 def read_words(text: str) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from healthcheck.catalog import dcgm_causes
 from healthcheck.catalog.dcgm import (
-    DcgmReturn,
     dcgm_table,
     dcgm_tests,
     ids_of_text,
@@ -171,7 +170,8 @@ def needs_repeat(answer: DiagAnswer, policy: Policy) -> tuple[str, ...]:
     for row in rows:
         faults = [fault for fault in _faults(row, in_use, policy) if fault.ruling.severity >= Severity.RESET]
         if faults:
-            doubtful = _over_reports_always(row.test) or all(_over_reports(fault.error) for fault in faults)
+            test = dcgm_tests().get(row.test)
+            doubtful = (test is not None and test.over_reports) or all(_over_reports(fault.error) for fault in faults)
             doubted[row.test] = doubted.get(row.test, True) and doubtful
     return tuple(test for test, doubtful in doubted.items() if doubtful and test not in ("", SOFTWARE))
 
@@ -368,15 +368,11 @@ def _over_reports(error: DiagError) -> bool:
     return bool(ids) and set(ids) <= _OVER_REPORTING_ERRORS
 
 
-def _over_reports_always(test: str) -> bool:
-    return test in dcgm_tests() and dcgm_tests()[test].over_reports
-
-
 def _came_to_nothing(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:
     """Yield the causes for which the whole run gave no usable answer, each once."""
     causes: dict[UnobservedCause, str] = {}
     for text in answer.runtime_errors:
-        known = return_of_text(text) or _return_of(answer.code)
+        known = return_of_text(text) or (None if _ended_with_results(answer.code) else return_of_code(answer.code))
         causes.setdefault(known.cause if known else dcgm_causes.FAILED, f"{known.meaning}: {text}" if known else text)
     if answer.too_long:
         causes.setdefault(dcgm_causes.TOO_LONG, "the answer is too long to be read")
@@ -393,10 +389,6 @@ def _came_to_nothing(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> Iterat
 
 def _ended_with_results(code: int | None) -> bool:
     return code is None or code in _ENDS_WITH_RESULTS
-
-
-def _return_of(code: int | None) -> DcgmReturn | None:
-    return None if code is None or code in _ENDS_WITH_RESULTS else return_of_code(code)
 
 
 def _why_it_ended(answer: DiagAnswer) -> tuple[UnobservedCause, str]:

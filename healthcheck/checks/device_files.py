@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.gpu_runtime import together
 from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, answering, found, settled
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import pci
 from healthcheck.probes.device_files import CAPABILITIES, DEVICE_FILES, UVM, DeviceFile, DeviceFiles
 from healthcheck.probes.nvml import gpus as nvml
@@ -48,8 +49,6 @@ WRONG = Reason(
 )
 _NVIDIA, _CONTROL, _MODESET = 195, 255, 254
 _CAPABILITY = f"{CAPABILITIES}/nvidia-cap"
-_MOST_SHOWN = 4
-"""Most files named in a detail; the others are only counted."""
 Number = tuple[int, int]
 """Major and minor device number."""
 
@@ -77,7 +76,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     of_gpus = [
         (gpu, _ExpectedFile(f"nvidia{gpu.minor}", (_NVIDIA, gpu.minor))) for gpu in gpus if gpu.minor is not None
     ]
-    lacks = [*_of_the_driver(_lacks(files, control))]
+    lacks = [*together(reason.on("driver", detail) for reason, detail in _lacks(files, control))]
     lacks += [found(reason, gpu, detail) for gpu, file in of_gpus for reason, detail in _lacks(files, [file])]
     yield from (settled(finding, expected) for finding in lacks)
     if gpus:
@@ -127,23 +126,11 @@ def _lacks(device_files: DeviceFiles, wanted: Iterable[_ExpectedFile]) -> Iterat
         elif there and not any(
             device_file.character and (device_file.major, device_file.minor) == file.number for device_file in there
         ):
-            yield WRONG, _difference(there[0], file.number)
-
-
-def _difference(file: DeviceFile, number: Number) -> str:
-    is_now = f"the character device {file.major}:{file.minor}" if file.character else "not a character device"
-    return f"{file.path} is {is_now}, expected {number[0]}:{number[1]}"
-
-
-def _of_the_driver(lacks: Iterable[tuple[Reason, str]]) -> Iterator[Finding]:
-    """Yield one finding for each reason, because active findings are recorded by reason and subject."""
-    details: dict[Reason, list[str]] = defaultdict(list)
-    for reason, detail in lacks:
-        details[reason].append(detail)
-    for reason, several in details.items():
-        more = len(several) - _MOST_SHOWN
-        shown = "; ".join(several[:_MOST_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-        yield Finding(reason.name, reason.severity, "driver", shown, flickers=reason.flickers)
+            first, (major, minor) = there[0], file.number
+            is_now = (
+                f"the character device {first.major}:{first.minor}" if first.character else "not a character device"
+            )
+            yield WRONG, f"{first.path} is {is_now}, expected {major}:{minor}"
 
 
 CHECK = Check("device-files", "0-nvidia-smi", (nvml.NVML, DEVICE_FILES, pci.FUNCTIONS), judge, (MISSING, WRONG))

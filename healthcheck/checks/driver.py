@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from healthcheck.checks import driver_reasons
 from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity, Unobserved
+from healthcheck.model import Check, Evidence, Judgement, Observation, Reason, Severity, Unobserved
 from healthcheck.probes.nvml import gpus as nvml
 
 APART_SECONDS = 30.0
@@ -49,7 +49,7 @@ def _answer(look: nvml.DriverReading) -> Iterator[Judgement]:
         detail = f"no answer within {look.deadline_seconds:g} s, since {look.missed[0]:.0f} s after boot"
         if look.stuck_pid:
             detail += f"; process {look.stuck_pid} can't be killed"
-        yield Finding(UNRESPONSIVE.name, UNRESPONSIVE.severity, "driver", detail)
+        yield UNRESPONSIVE.on("driver", detail)
     elif isinstance(look.answer, Unobserved):
         yield look.answer
 
@@ -64,7 +64,7 @@ def _versions(look: nvml.DriverReading) -> Iterator[Judgement]:
         seconds = look.mismatch_seconds
         is_confirmed = seconds is not None and seconds >= driver_reasons.MISMATCH_SECONDS
         reason = LIBRARY_MISMATCH if is_confirmed else VERSION_MISMATCH
-        yield Finding(reason.name, reason.severity, "driver", message, flickers=reason.flickers)
+        yield reason.on("driver", message)
 
 
 def being_changed(labels: Mapping[str, str]) -> str:

@@ -156,7 +156,11 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             continue
         if record.text.startswith(_NOT_PROBED):
             not_probed_at = record.at
-        elif record.text.startswith(_NONE_TAKEN) and _is_of_one_load(not_probed_at, record.at):
+        elif (
+            record.text.startswith(_NONE_TAKEN)
+            and not_probed_at is not None
+            and 0 <= record.at - not_probed_at <= SAME_LOAD_SECONDS
+        ):
             continue  # all GPUs are bound to another driver
         elif sighting := read_message(record):
             not_probed_at = None
@@ -178,10 +182,6 @@ def read_message(record: kernel_log.Record) -> KernelEvent | None:
         if found:
             return _fault(record, message, _subject(found))
     return None
-
-
-def _is_of_one_load(before: float | None, at: float) -> bool:
-    return before is not None and 0 <= at - before <= SAME_LOAD_SECONDS
 
 
 def unread(records: Iterable[kernel_log.Record], outcomes: Iterable[Outcome]) -> Iterator[kernel_log.Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 from healthcheck.text.naming import named
@@ -43,12 +43,12 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         return
     # Without a driver no EFA device gets an RDMA device; the check `efa-driver` reports a missing driver.
     if len(rdma.efa) < len(here) and rdma.efa_driver_loaded:
-        yield _found(COUNT_LOW, _dark(here, rdma))
+        yield COUNT_LOW.on("node", _dark(here, rdma))
     elif present < had:
-        yield _found(COUNT_LOW, f"{counted(present, 'EFA device')}, {owner} {had}")
+        yield COUNT_LOW.on("node", f"{counted(present, 'EFA device')}, {owner} {had}")
     elif expected.profile and present < expected.profile.efa:
         message = f"{counted(present, 'EFA device')}, {expected.instance_type} can have {expected.profile.efa}"
-        yield _found(BELOW_PROFILE, message)
+        yield BELOW_PROFILE.on("node", message)
     yield Observation(
         f"{counted(len(rdma.efa), 'EFA device')}, {len(functions)} on PCI", *_expectation(had, owner, expected)
     )
@@ -78,10 +78,6 @@ def _expectation(had: int, owner: str, expected: Expectation) -> tuple[str, str]
     if expected.profile and expected.profile.efa:
         return f"{expected.profile.efa}", f"{expected.instance_type} in instance-profiles.conf"
     return "", ""
-
-
-def _found(reason: Reason, detail: str) -> Finding:
-    return Finding(reason.name, reason.severity, "node", detail, flickers=reason.flickers)
 
 
 CHECK = Check("efa-count", "2-efa-enumeration", (pci.FUNCTIONS, infiniband.RDMA), judge, (COUNT_LOW, BELOW_PROFILE))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 
@@ -33,17 +33,13 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     closed = sum(not device.uverbs for device in rdma.efa)
     if len(rdma.efa) < on_pci and not rdma.efa_driver_loaded:
-        yield _found(NOT_LOADED, f"PCI shows {counted(on_pci, 'EFA device')}, /sys/module/efa is missing")
+        yield NOT_LOADED.on("node", f"PCI shows {counted(on_pci, 'EFA device')}, /sys/module/efa is missing")
     if closed:
-        yield _found(NO_UVERBS, f"{closed} of {counted(len(rdma.efa), 'EFA device')} have no uverbs device")
+        yield NO_UVERBS.on("node", f"{closed} of {counted(len(rdma.efa), 'EFA device')} have no uverbs device")
     version = rdma.efa_driver_version or ("built into the kernel" if rdma.efa else "missing")
     yield Observation(
         f"driver {version}; {counted(len(rdma.efa) - closed, 'EFA device')} can be opened", f"{on_pci}", "PCI"
     )
-
-
-def _found(reason: Reason, detail: str) -> Finding:
-    return Finding(reason.name, reason.severity, "node", detail, flickers=reason.flickers)
 
 
 CHECK = Check("efa-driver", "2-efa-enumeration", (pci.FUNCTIONS, infiniband.RDMA), judge, (NOT_LOADED, NO_UVERBS))

@@ -89,7 +89,7 @@ def _rates(device: RdmaDevice, before: RdmaDevice | None, seconds: float) -> Ite
         yield TooEarly("its counters were reset", subject)
     elif fast := [name for name, rise in rises.items() if rise / seconds > MOST_PER_SECOND[name]]:
         message = ", ".join(f"{name} by more than {MOST_PER_SECOND[name]:.0f} a second" for name in fast)
-        yield Finding(RATE.name, RATE.severity, subject, f"rises: {message}", flickers=RATE.flickers)
+        yield RATE.on(subject, f"rises: {message}")
 
 
 CHECK = Check("efa-errors", "2-efa-enumeration", (RDMA,), judge, (RATE,))

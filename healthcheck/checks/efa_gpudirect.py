@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 
@@ -39,7 +39,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         others = sorted(word for word in words if not word.startswith(_NVIDIA))
         if others:
             message = f"the EFA driver's p2p is {others[0] or 'empty'}, not {_NVIDIA}"
-            yield Finding(OFF.name, OFF.severity, "node", message, flickers=OFF.flickers)
+            yield OFF.on("node", message)
         yield Observation(f"p2p: {', '.join(sorted(words)) or 'empty'}", _NVIDIA, "the efa driver")
 
 

@@ -8,7 +8,6 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
-    Finding,
     Judgement,
     NotConfigured,
     Observation,
@@ -63,7 +62,7 @@ def _rise(subject: str, rise: int | None, pace: int) -> Iterator[Judgement]:
         yield TooEarly("its counters were reset", subject)
     elif rise == 0 and pace >= ENOUGH:
         detail = f"{KEEP_ALIVES} does not rise, while another device's rises by {ENOUGH} or more"
-        yield Finding(STALLED.name, STALLED.severity, subject, detail)
+        yield STALLED.on(subject, detail)
     elif rise == 0:
         yield TooEarly("no device sent enough keep-alives for a comparison", subject)
 

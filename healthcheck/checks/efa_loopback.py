@@ -13,7 +13,6 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
-    Finding,
     Judgement,
     Nature,
     NotConfigured,
@@ -75,10 +74,10 @@ def _judge_device(loopback: Loopback, least: int) -> Iterator[Judgement]:
             yield Unobserved(cause, f"{subject}: {detail}", subject)
         case Broken(message, corrupt):
             reason = CORRUPT if corrupt else FAILED
-            yield Finding(reason.name, reason.severity, subject, message)
+            yield reason.on(subject, message)
         case Measured(bandwidth, size) if bandwidth < least:
             detail = f"{bandwidth:.2f} MB/s with messages of {size} bytes; {SETTING} is {least}"
-            yield Finding(SLOW.name, SLOW.severity, subject, detail)
+            yield SLOW.on(subject, detail)
 
 
 CHECK = Check("efa-loopback", "6-efa-loopback", (EFA_LOOPBACK,), judge, (FAILED, CORRUPT, SLOW), Nature.EVENT)

@@ -8,7 +8,6 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
-    Finding,
     Judgement,
     NotConfigured,
     Observation,
@@ -48,7 +47,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _listing(answer: Listing) -> Iterator[Judgement]:
     devices, missing = len(answer.devices), answer.missing
     if missing:
-        yield Finding(MISSING.name, MISSING.severity, "node", _detail(answer), flickers=MISSING.flickers)
+        yield MISSING.on("node", _detail(answer))
     version = f" {answer.version}" if answer.version else ""
     yield Observation(f"provider efa{version} lists {devices - len(missing)} EFA devices", f"{devices}", "/sys")
 

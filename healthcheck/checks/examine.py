@@ -102,7 +102,12 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
         sightings=tuple(word for word in findings if isinstance(word, KernelEvent)),
         unobserved=tuple(word for word in findings if isinstance(word, Unobserved)),
         configured=not any(isinstance(word, NotConfigured) for word in findings),
-        seen=tuple(_for_a_person(word) for word in findings if isinstance(word, Observation | NotConfigured)),
+        # Of a check that does not apply to the node, a user sees the reason.
+        seen=tuple(
+            word if isinstance(word, Observation) else Observation(word.detail)
+            for word in findings
+            if isinstance(word, Observation | NotConfigured)
+        ),
         too_early=tuple(word for word in findings if isinstance(word, TooEarly)),
         passed=tuple(word for word in findings if isinstance(word, Passed)),
     )
@@ -128,14 +133,6 @@ def failure(error: Exception) -> str:
     last = traceback.extract_tb(error.__traceback__, limit=-1)
     where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in last)
     return printable(f"{type(error).__name__}: {error}", _LONGEST_FAILURE) + where
-
-
-def _for_a_person(word: Observation | NotConfigured) -> Observation:
-    """Return the observation to show to a user.
-
-    For a check that does not apply to the node, return the reason.
-    """
-    return word if isinstance(word, Observation) else Observation(word.detail)
 
 
 def _sighting_with_policy(sighting: KernelEvent, expected: Expectation) -> KernelEvent:

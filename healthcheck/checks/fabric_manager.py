@@ -10,7 +10,6 @@ from healthcheck.checks.per_gpu import DRIVER_GRACE
 from healthcheck.model import (
     Check,
     Evidence,
-    Finding,
     Judgement,
     NotConfigured,
     Observation,
@@ -75,9 +74,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         )
     elif running is None:
         besides = f"; {text}, which does not belong to the node" if text else ""
-        yield _finding(NOT_RUNNING, f"no process {services.FABRIC_MANAGER}{besides}")
+        yield NOT_RUNNING.on("node", f"no process {services.FABRIC_MANAGER}{besides}")
     if start and _speaks_of_now(start, driver, running is not None) and start.version != driver:
-        yield _finding(MISMATCH, f"fabric manager {start.version}, driver {driver}")
+        yield MISMATCH.on("node", f"fabric manager {start.version}, driver {driver}")
     message = _summary(running is not None, start) + (f"; not counted: {text}" if text else "")
     yield Observation(message, f"running, version {driver}", source)
 
@@ -120,10 +119,6 @@ def _summary(runs: bool, start: services.FabricManagerStart | None) -> str:
     if not runs:
         return "not running"
     return f"running, version {start.version}" if start and not start.refused_driver else "running"
-
-
-def _finding(reason: Reason, detail: str) -> Finding:
-    return Finding(reason.name, reason.severity, "node", detail, flickers=reason.flickers)
 
 
 CHECK = Check(

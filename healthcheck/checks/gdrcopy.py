@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import pci
 from healthcheck.probes.gdrcopy import GDRCOPY, MODULE
 
@@ -31,7 +31,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         lacks = lacks or ("" if copy.device else f"{MODULE} is loaded, but /dev/{MODULE} is missing")
         if lacks:
             detail = f"{lacks}; {copy.set_up_by} sets it up"
-            yield Finding(NOT_READY.name, NOT_READY.severity, "node", detail, flickers=NOT_READY.flickers)
+            yield NOT_READY.on("node", detail)
         yield Observation(lacks or f"{MODULE} is loaded and has its device", "loaded, with its device", copy.set_up_by)
 
 

@@ -131,7 +131,7 @@ def _count(answer: nvml.Gpus, functions: list[pci.PciFunction], expected: Expect
     listed = len(answer.gpus)
     yield _summary(f"{counted(listed, 'GPU')} in NVML, {ours} on PCI", expected)
     for function in unbound:
-        yield settled(_finding(UNBOUND, f"gpu/{function.address}", "bound to no driver"), expected)
+        yield settled(UNBOUND.on(f"gpu/{function.address}", "bound to no driver"), expected)
     if listed < wanted:
         promise = f", {owner} {promised}" if promised else ""
         by_memory = not expected.profile and listed >= ours - len(unbound)
@@ -146,7 +146,7 @@ def _promised(expected: Expectation) -> tuple[int, str]:
 
 
 def _low(detail: str, *, by_memory: bool) -> Finding:
-    return replace(_finding(COUNT_LOW, "node", detail), source=ONCE_HAD if by_memory else "")
+    return replace(COUNT_LOW.on("node", detail), source=ONCE_HAD if by_memory else "")
 
 
 def _summary(message: str, expected: Expectation) -> Observation:
@@ -158,10 +158,6 @@ def _summary(message: str, expected: Expectation) -> Observation:
             else Observation(message, "as many in NVML as on PCI")
         )
     return Observation(message, f"{expected.profile.gpus} each", f"{expected.instance_type} in instance-profiles.conf")
-
-
-def _finding(reason: Reason, subject: str, detail: str) -> Finding:
-    return Finding(reason.name, reason.severity, subject, detail, flickers=reason.flickers)
 
 
 CHECK = Check(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.model.node_facts import GpuPosition
 from healthcheck.probes import pci
 
@@ -36,7 +36,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     moved = {address: place for address, place in places.items() if first.get(address, place) != place}
     for address, place in moved.items():
         detail = f"{_words(place)}, at first {_words(first[address])}"
-        yield Finding(MOVED.name, MOVED.severity, f"gpu/{address}", detail, flickers=MOVED.flickers)
+        yield MOVED.on(f"gpu/{address}", detail)
     message = f"GPUs by NUMA node: {_by_node(places.values())}"
     yield (
         Observation(message, "the same positions as in the first check cycle", MOVED.source)

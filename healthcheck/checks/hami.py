@@ -14,7 +14,6 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
-    Finding,
     Grace,
     Judgement,
     NotConfigured,
@@ -109,13 +108,13 @@ def _of_plugin(hami: Hami) -> Iterator[Judgement]:
         yield TooEarly("its device plugin does not run", reasons=(NOT_INSTALLED.name, PRELOAD_WRONG.name))
     else:
         if lacking := _lacking(plugin):
-            yield _found(NOT_INSTALLED, "; ".join(lacking))
+            yield NOT_INSTALLED.on("node", "; ".join(lacking))
         if wrong := _wrong_preload(plugin):
-            yield _found(PRELOAD_WRONG, wrong)
+            yield PRELOAD_WRONG.on("node", wrong)
     if hami.listening is None:
         yield TooEarly("its sockets are not visible", reasons=(NOT_SERVING.name,))
     elif why := _not_serving(hami, hami.listening):
-        yield _found(NOT_SERVING, why)
+        yield NOT_SERVING.on("node", why)
 
 
 def _lacking(plugin: Plugin) -> list[str]:
@@ -171,14 +170,10 @@ def _left_behind(hami: Hami) -> Iterator[Judgement]:
         yield TooEarly("the kubelet's folder of pods is not known", reasons=(LEFTOVERS.name,))
     elif left.names:
         shown = ", ".join(left.names[:_MOST_SHOWN]) + (", …" if len(left.names) > _MOST_SHOWN else "")
-        yield _found(LEFTOVERS, f"{counted(len(left.names), 'folder')} in {left.folder}: {shown}")
+        yield LEFTOVERS.on("node", f"{counted(len(left.names), 'folder')} in {left.folder}: {shown}")
     age = hami.mig_lock_seconds
     if age is not None and age >= _LONGEST_APPLY:
-        yield _found(LOCKED, f"{MIG_LOCK} was created {age / 60:.0f} min ago")
-
-
-def _found(reason: Reason, detail: str) -> Finding:
-    return Finding(reason.name, reason.severity, "node", detail, flickers=reason.flickers)
+        yield LOCKED.on("node", f"{MIG_LOCK} was created {age / 60:.0f} min ago")
 
 
 def _summary(hami: Hami) -> str:

@@ -9,7 +9,6 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
-    Finding,
     Judgement,
     NotConfigured,
     Observation,
@@ -46,7 +45,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     else:
         if not running:
             detail = f"no process {services.IMEX}, although systemd starts it here"
-            yield Finding(NOT_RUNNING.name, NOT_RUNNING.severity, "node", detail, flickers=NOT_RUNNING.flickers)
+            yield NOT_RUNNING.on("node", detail)
         text = states.namesakes(services.IMEX)
         message = ("running" if running else "not running") + (f"; not counted: {text}" if text else "")
         yield Observation(message, "running", f"{row.instance_type} in fabrics.csv")

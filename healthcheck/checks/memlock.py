@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import limits
 from healthcheck.probes.efa import infiniband
 
@@ -32,7 +32,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     else:
         message = _size(own.locked_memory)
         if own.locked_memory < LEAST_GIB << 30:
-            yield Finding(LOW.name, LOW.severity, "node", f"a pod may lock {message} of memory")
+            yield LOW.on("node", f"a pod may lock {message} of memory")
         yield Observation(f"a pod may lock {message} of memory", "no limit", "EFA's installer")
 
 

@@ -38,15 +38,12 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield Observation(f"on for {divided} of {counted(len(modes), 'GPU')}")
     for gpu, mode in modes:
         if mode.current != mode.pending:
-            yield found(PENDING, gpu, f"MIG is {_word(mode.current)}, but {_word(mode.pending)} after the next reset")
+            now, then = ("on", "off") if mode.current else ("off", "on")
+            yield found(PENDING, gpu, f"MIG is {now}, but {then} after the next reset")
         elif mode.current and divided < len(modes):
             if gpu.instances == ():
                 yield found(INCONSISTENT, gpu, "MIG is on but no instance exists, while MIG is off for other GPUs")
             yield from unread(gpu, "instances")
-
-
-def _word(on: bool) -> str:
-    return "on" if on else "off"
 
 
 CHECK = Check("mig-mode", "0-nvidia-smi", (nvml.NVML,), judge, (PENDING, INCONSISTENT))

@@ -63,7 +63,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         case Unobserved():
             yield look.answer
         case Failed(message):
-            yield Finding(FAILED.name, FAILED.severity, "node", message)
+            yield FAILED.on("node", message)
         case Reduced():
             yield from _judge_run(look.answer, _least(look.answer, expected))
 
@@ -92,7 +92,7 @@ def _least(run: Reduced, expected: Expectation) -> _Requirement | None:
 
 def _judge_run(run: Reduced, least: _Requirement | None) -> Iterator[Judgement]:
     if run.wrong:
-        yield Finding(WRONG.name, WRONG.severity, "node", f"{counted(run.wrong, 'wrong value')} over {run.gpus} GPUs")
+        yield WRONG.on("node", f"{counted(run.wrong, 'wrong value')} over {run.gpus} GPUs")
     message = f"{run.bandwidth:.1f} GB/s bus bandwidth over {run.gpus} GPUs"
     if least is None:
         yield Observation(message, "no figure for this type and number of GPUs")

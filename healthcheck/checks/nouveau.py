@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import kernel_modules, pci
 
 LOADED = Reason(
@@ -26,7 +26,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if loaded:
         taken = sum(function.driver == "nouveau" for function in gpus)
         detail = f"the nouveau module is loaded; {taken} of {counted(len(gpus), 'GPU')} bound to it"
-        yield Finding(LOADED.name, LOADED.severity, "driver", detail)
+        yield LOADED.on("driver", detail)
     yield Observation("nouveau is loaded" if loaded else "nouveau is not loaded", "not loaded")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import LINK_GRACE, answering, found
+from healthcheck.checks.per_gpu import LINK_GRACE, answering, found, settled
 from healthcheck.model import (
     Check,
     Evidence,
@@ -16,9 +16,7 @@ from healthcheck.model import (
     Observation,
     Reason,
     Severity,
-    Unobserved,
 )
-from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 VERSION_NAMES = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -75,11 +73,7 @@ def _judge_gpu(gpu: nvml.Gpu, expected: Expectation) -> Iterator[Judgement]:
     if gpu.nvlinks is None or divided or not _has_nvlink(expected):
         return
     for fault in _faults(gpu, gpu.nvlinks, expected.instance_type):
-        if expected.driver_age_seconds < LINK_GRACE.seconds:
-            message = f"{gpu.subject}: {fault.detail}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
-            yield Unobserved(error_causes.DRIVER_JUST_LOADED, message, gpu.subject)
-        else:
-            yield fault
+        yield settled(fault, expected, LINK_GRACE)
 
 
 def _faults(gpu: nvml.Gpu, links: tuple[nvml.NvLink, ...], instance_type: str) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import pci
 
 # The severity is only MONITOR, because EC2 publishes no number of switches. Other checks report the effects of a
@@ -26,18 +26,15 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     present = sum(function.is_nvswitch for function in seen[pci.FUNCTIONS])
     row = fabric_of(expected.instance_type)
     wanted = row.nvswitches if row else None
+    found = f"{present} NVSwitch{'' if present == 1 else 'es'}"
     if not wanted and not present:
         yield NotConfigured("no NVSwitch on PCI and none expected there")
         return
     if wanted and present < wanted:
-        detail = f"PCI shows {_switches(present)}, {expected.instance_type} has {wanted}"
-        yield Finding(MISSING.name, MISSING.severity, "node", detail, flickers=MISSING.flickers)
+        detail = f"PCI shows {found}, {expected.instance_type} has {wanted}"
+        yield MISSING.on("node", detail)
     expectation = (str(wanted), f"{row.instance_type} in fabrics.csv") if row and wanted else ("", "")
-    yield Observation(f"{_switches(present)} on PCI", *expectation)
-
-
-def _switches(number: int) -> str:
-    return "1 NVSwitch" if number == 1 else f"{number} NVSwitches"
+    yield Observation(f"{found} on PCI", *expectation)
 
 
 CHECK = Check("nvswitch", "3-topology-check", (pci.FUNCTIONS,), judge, (MISSING,))

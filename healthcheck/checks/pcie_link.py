@@ -41,7 +41,7 @@ WIDTH_LOW = Reason(
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen, "pcie")
-    links = [(gpu, gpu.pcie) for gpu in gpus if gpu.pcie and _makes_sense(gpu.pcie)]
+    links = [(gpu, gpu.pcie) for gpu in gpus if gpu.pcie and {gpu.pcie.width, gpu.pcie.max_width} <= WIDTHS]
     narrow = [(gpu, link) for gpu, link in links if link.width < link.max_width]
     for gpu, link in narrow:
         lanes = f"x{link.width}, GPU and slot support x{link.max_width}"
@@ -54,10 +54,6 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield Observation(message, "all", "NVML's maximum of GPU and slot")
     elif gpus:
         yield NotConfigured("no GPU reports a plausible PCIe width")
-
-
-def _makes_sense(link: nvml.PcieLink) -> bool:
-    return link.width in WIDTHS and link.max_width in WIDTHS
 
 
 CHECK = Check("pcie-link", "3-topology-check", (nvml.NVML,), judge, (WIDTH_LOW,))

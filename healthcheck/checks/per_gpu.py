@@ -121,9 +121,9 @@ def same(gpu: nvml.Gpu, others: Iterable[nvml.Gpu]) -> nvml.Gpu | None:
     return next((one for one in others if (one.address, one.uuid) == (gpu.address, gpu.uuid)), None)
 
 
-def settled(finding: Finding, expected: Expectation) -> Judgement:
+def settled(finding: Finding, expected: Expectation, grace: Grace = DRIVER_GRACE) -> Judgement:
     """Return the finding, or "could not check" while a driver that was just loaded initialises its GPUs."""
-    if expected.driver_age_seconds >= DRIVER_GRACE.seconds:
+    if expected.driver_age_seconds >= grace.seconds:
         return finding
-    wait = f"judged {DRIVER_GRACE.seconds:.0f} s after {DRIVER_GRACE.since}"
+    wait = f"judged {grace.seconds:.0f} s after {grace.since}"
     return Unobserved(error_causes.DRIVER_JUST_LOADED, f"{finding.detail}; {wait}", finding.subject)

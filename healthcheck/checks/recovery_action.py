@@ -55,7 +55,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield silent(gpu, gpu.recovery_error, "recovery action")
     if of_imex:
         detail = f"recovery action 5 (Recover IMEX Domain) of {counted(of_imex, 'GPU')}"
-        yield Finding(IMEX.name, IMEX.severity, "node", detail)
+        yield IMEX.on("node", detail)
     numbers = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
     wanting = sum(action != 0 for action in numbers)
     if numbers:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain, islice
-from typing import Any
+from itertools import islice
 
 from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.names import NAMESPACE
@@ -27,11 +25,10 @@ class ClusterSettings(Requests):
 
         A cluster has only a few; beyond 1,000 the rest is left out.
         """
-        pages = self._listing("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
-        classes = chain.from_iterable(page.get("items") or [] for page in pages)
-        return [_selective_class(entry) for entry in islice(classes, _MOST_CLASSES)]
-
-
-def _selective_class(entry: Mapping[str, Any]) -> SelectiveClass:
-    selector = (entry.get("scheduling") or {}).get("nodeSelector") or {}
-    return SelectiveClass(entry["metadata"]["name"], entry["handler"], selector)
+        classes = self._pages("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
+        return [
+            SelectiveClass(
+                entry["metadata"]["name"], entry["handler"], (entry.get("scheduling") or {}).get("nodeSelector") or {}
+            )
+            for entry in islice(classes, _MOST_CLASSES)
+        ]

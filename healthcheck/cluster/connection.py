@@ -213,35 +213,19 @@ class Requests:
         self._connection = connection
 
     def _json(
-        self,
-        verb: str,
-        path: str,
-        resource: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        merge: str = "",
-        query: Mapping[str, str] | None = None,
+        self, verb: str, path: str, resource: str, body: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
-        return _read(
-            self._connection.request(verb, path, resource, body, merge=merge, query=query), f"{verb} {resource}"
-        )
+        """Send a request with the options of `Connection.request`, and return the object of the answer."""
+        return _read(self._connection.request(verb, path, resource, body, **options), f"{verb} {resource}")
 
     def _pages(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = decode
     ) -> Iterator[dict[str, Any]]:
-        for page in self._listing_ahead(path, resource, query, parse):
+        for page in self._listing(path, resource, query, parse):
             yield from page.get("items") or []
 
-    def _listing(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield pages and request each only when it is needed, for callers that may not need all pages."""
-        page, token = self._page(path, resource, query)
-        while token:
-            yield page
-            page, token = self._page(path, resource, {**query, "continue": token})
-        yield page
-
-    def _listing_ahead(
-        self, path: str, resource: str, query: Mapping[str, str], parse: Parse
+    def _listing(
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = decode
     ) -> Iterator[dict[str, Any]]:
         """Yield all pages. The next page is requested while the caller handles the current page."""
         page, token = self._page(path, resource, query, parse)

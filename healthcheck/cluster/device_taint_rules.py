@@ -87,17 +87,14 @@ class DeviceTaints(Requests):
 
     def change_tier(self, rule: DeviceRule, tier: str) -> None:
         """Change the severity of a rule's taint. Raises Conflict if the rule was changed since it was read."""
-        patch = {"metadata": {"resourceVersion": rule.version, "uid": rule.uid}, "spec": {"taint": {"value": tier}}}
-        self._json("patch", self._path(rule), _RULES, patch, merge="merge")
+        self._patch_taint(rule, {"value": tier})
 
     def ask_again(self, rule: DeviceRule, now: datetime) -> None:
         """Update `timeAdded` of the taint, so that the controllers that act on rules confirm the rule again.
 
         The field has no effect for NoSchedule. Raises Conflict like `change_tier`.
         """
-        about = {"resourceVersion": rule.version, "uid": rule.uid}
-        patch = {"metadata": about, "spec": {"taint": {"timeAdded": timestamp(now)}}}
-        self._json("patch", self._path(rule), _RULES, patch, merge="merge")
+        self._patch_taint(rule, {"timeAdded": timestamp(now)})
 
     def delete_rule(self, rule: DeviceRule) -> bool:
         """Delete a rule and return whether it is gone.
@@ -113,6 +110,10 @@ class DeviceTaints(Requests):
         except NotFound:
             pass
         return True
+
+    def _patch_taint(self, rule: DeviceRule, taint: Mapping[str, str]) -> None:
+        patch = {"metadata": {"resourceVersion": rule.version, "uid": rule.uid}, "spec": {"taint": taint}}
+        self._json("patch", self._path(rule), _RULES, patch, merge="merge")
 
     def _path(self, rule: DeviceRule) -> str:
         return f"{_GROUP}/{self._version}/{_RULES}/{quote(rule.name)}"

@@ -76,6 +76,15 @@ def context_names(access: Access) -> list[str]:
     return list(_contexts([(place, content) for place in _places(access) if (content := _read(place, access))]))
 
 
+def context_name(access: Access | None) -> str:
+    """Return the name of the chosen context, or an empty string in a pod or without a kubeconfig."""
+    try:
+        chosen = choose(access)
+    except KubeconfigError:
+        return ""
+    return chosen.context if chosen else ""
+
+
 def user_name(access: Access | None) -> str:
     """Return the user name from the kubeconfig, or an empty string in a pod or without a kubeconfig."""
     try:

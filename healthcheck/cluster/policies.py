@@ -19,11 +19,11 @@ class Policies(Requests):
 
         A policy is enforced by a binding for all requests with the action Deny.
         """
-        there = set(self._named("validatingadmissionpolicies", _name))
-        return there & set(self._named("validatingadmissionpolicybindings", _denies_by))
+        there = self._named("validatingadmissionpolicies", _name)
+        return there & self._named("validatingadmissionpolicybindings", _denies_by)
 
-    def _named(self, resource: str, read: Any) -> list[str]:
-        return list(self._each(resource, self._pages(f"{_GROUP}/{resource}", resource, _OURS), read))
+    def _named(self, resource: str, read: Any) -> set[str]:
+        return set(self._each(resource, self._pages(f"{_GROUP}/{resource}", resource, _OURS), read))
 
 
 def _name(policy: dict[str, Any]) -> str:

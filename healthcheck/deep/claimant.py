@@ -75,7 +75,7 @@ class Claimant(Struct, frozen=True):
 
         def holding(node: NodeState) -> dict[str, Any] | None:
             patch = take(node, self._claim(until), self.now(), lambda held: self.is_own(held) or self.gives_way(held))
-            return None if patch is None else annotated(node, annotations(node), patch)
+            return patch and annotated(node, annotations(node), patch)
 
         return self.write(holding)
 

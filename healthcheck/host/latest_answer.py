@@ -46,16 +46,13 @@ class LatestAnswer(Generic[Question, Answer]):
         If the answer is outdated, query in a thread.
         """
         last = self._last
-        if not self._is_asking and (last is None or self.is_outdated(last, question, self.clock())):
+        is_asking = self.asking is not None and self.asking.is_alive()
+        if not is_asking and (last is None or self.is_outdated(last, question, self.clock())):
             self.asking = threading.Thread(target=self._ask, args=(question,), name=self.name, daemon=True)
             self.asking.start()
         if wait and self.asking:
             self.asking.join()
         return self._last
-
-    @property
-    def _is_asking(self) -> bool:
-        return self.asking is not None and self.asking.is_alive()
 
     def _ask(self, question: Question) -> None:
         at = self.clock()

@@ -155,6 +155,10 @@ class Reason(Struct, frozen=True):
     """Source of the rule: a header, a document, or a proven rule of another project."""
     grace: Grace | None = None
 
+    def on(self, subject: str, detail: str) -> Finding:
+        """Return a finding with this reason on this subject."""
+        return Finding(self.name, self.severity, subject, detail, flickers=self.flickers)
+
 
 class Finding(Printable, frozen=True):
     """One fault of one subject. `subject` is kind/name, for instance `gpu/0000:18:00.0`."""

@@ -63,7 +63,7 @@ def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: DrainPermissions) -> 
             left.append((title, why))
             continue
         losses = list(_losses(pod))
-        missing = [flag for flag, _ in losses if not _allows(allowed, flag)]
+        missing = [flag for flag, _ in losses if not (allowed.force if flag == FORCE else allowed.empty_dir)]
         if missing:
             message = ", ".join(f"{loss} (needs {flag})" for flag, loss in losses if flag in missing)
             refused.append((title, message))
@@ -141,10 +141,6 @@ def _losses(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     volumes = (pod.get("spec") or {}).get("volumes") or []
     if any(isinstance(volume, Mapping) and "emptyDir" in volume for volume in volumes):
         yield EMPTY_DIR, "the data of its emptyDir is lost"
-
-
-def _allows(allowed: DrainPermissions, flag: str) -> bool:
-    return allowed.force if flag == FORCE else allowed.empty_dir
 
 
 def _controller(pod: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """GPU allocations that the kubelet knows, from its socket and, for claims (DRA), from its checkpoint.
 
 The socket reports claims since Kubernetes 1.34, and never reports claims that only an init container uses. A pod with a
-GPU from such a claim, and without a process on this GPU yet, would otherwise not be visible.
+GPU from such a claim, and without a process on this GPU yet, would otherwise not be visible. The checkpoint is read in
+the format of Kubernetes 1.32, the first version that NVIDIA's DRA driver supports.
 """
 
 from __future__ import annotations
@@ -57,28 +58,16 @@ def _claims(root: Path, file: str) -> Iterator[tuple[str, str, int]]:
     except OSError as error:
         raise ProbeError(f"{file}: {error.strerror}") from error
     try:
-        for claim in _entries(json.loads(raw)):
+        for claim in json.loads(json.loads(raw)["Data"])["ClaimInfoStateList"] or []:
             if (number := _gpus(claim)) is not None:
                 yield _word(claim["Namespace"]), _word(claim["ClaimName"]), number
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ProbeError(f"{file} is not a readable checkpoint: {type(error).__name__}: {error}") from error
 
 
-def _entries(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the claims of a checkpoint, in the format of 1.32 and later, or the older one."""
-    if "Data" in checkpoint:
-        return json.loads(checkpoint["Data"])["ClaimInfoStateList"] or []
-    if checkpoint["version"] != "v1":
-        raise ValueError(f"version {_word(checkpoint['version'])}")
-    return checkpoint.get("entries") or []
-
-
 def _gpus(claim: Mapping[str, Any]) -> int | None:
-    """Return the number of GPUs of a claim; None if it is not for GPUs.
-
-    Before 1.31, a claim had one driver, and no devices by name.
-    """
-    drivers = claim.get("DriverState") or {claim["DriverName"]: {}}
+    """Return the number of GPUs of a claim; None if it is not for GPUs."""
+    drivers = claim["DriverState"]
     if DRA_DRIVER not in drivers:
         return None
     return len((drivers[DRA_DRIVER] or {}).get("Devices") or ()) or 1

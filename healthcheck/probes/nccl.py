@@ -168,8 +168,7 @@ def _last_words(ended: ProgramEnd) -> str:
 def read_all_reduce_look(host: Host) -> AllReduceReading:
     if host.ask_all_reduce is None:
         raise ProbeError("only a deep diagnostic runs the all-reduce")
-    look = host.ask_all_reduce()
-    assert isinstance(look, AllReduceReading)
+    look: AllReduceReading = host.ask_all_reduce()
     return look
 
 

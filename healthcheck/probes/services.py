@@ -15,7 +15,7 @@ from healthcheck.host.opening import names_there, open_file
 from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.origins import Origin
-from healthcheck.probes.container_runtime.processes import KnownProcesses, Process
+from healthcheck.probes.container_runtime.processes import KnownProcesses
 
 FABRIC_MANAGER, IMEX = processes.FABRIC_MANAGER, processes.IMEX
 _LOGS = ("var/log/fabricmanager.log", "run/nvidia/driver/var/log/fabricmanager.log")
@@ -102,7 +102,13 @@ def read_services(host: Host) -> Services:
     return Services(
         processes.are_the_hosts(root),
         tuple(
-            _service(process, uptime) for process in found.processes if process.name in names and process.origin in _OWN
+            Service(
+                process.name,
+                process.pid,
+                None if process.since_boot is None else max(0.0, uptime - process.since_boot),
+            )
+            for process in found.processes
+            if process.name in names and process.origin in _OWN
         ),
         _last_start(root, booted),
         bool(enabled_of(root, (_IMEX_UNIT,))),
@@ -117,11 +123,6 @@ def _uncounted(found: KnownProcesses, name: str) -> Iterator[Uncounted]:
         yield Uncounted(name, privileged, "in privileged containers, none of them the driver's", unsure=True)
     if name in found.crowded:
         yield Uncounted(name, processes.MOST, "and more than the limit that is read", unsure=True)
-
-
-def _service(process: Process, uptime: float) -> Service:
-    age = None if process.since_boot is None else max(0.0, uptime - process.since_boot)
-    return Service(process.name, process.pid, age)
 
 
 def _last_start(root: Path, booted: float) -> FabricManagerStart | None:

@@ -88,7 +88,7 @@ def plan(view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotG
         *new_findings(record, before, node),
     )
     condition = _condition(status, severity, verdict, record, node, now)
-    summary = NodeSummary(status, severity, verdict, tainted=word == SET)
+    summary = NodeSummary(status, severity, verdict, tainted=word == SET, work=view.work)
     return NodePatch(
         patch if news else None,
         condition if news or not _says_the_same(condition, node) else None,

@@ -28,6 +28,8 @@ from healthcheck.text.moments import timestamp
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name, headline
 from healthcheck.verdict.verdict import Verdict
 
+_WITHHELD = "RepairWithheld"
+
 
 class RepairPolicy(Struct, frozen=True):
     """Conditions that the settings name, and the mildest severity for which the hardware counts as not ready."""
@@ -43,6 +45,8 @@ class NodeSummary(Struct, frozen=True):
     severity: Severity
     verdict: Verdict
     tainted: bool
+    work: str = ""
+    """The quarantine or reset that uses the node: a repair would end it without a result."""
 
 
 class RepairChange(Struct, frozen=True):
@@ -94,15 +98,18 @@ def _required(tier: Severity, summary: NodeSummary) -> tuple[str, str, str]:
     """
     if summary.severity is not tier:
         return "False", "NotRequired", f"the severity of this node is not {tier.name}"
+    if summary.work:
+        return "False", _WITHHELD, f"no repair is requested: {summary.work}"
     return ("True", *headline(summary.status, summary.severity, summary.verdict))
 
 
 def _hardware_ready(repair: RepairPolicy, summary: NodeSummary) -> tuple[str, str, str] | None:
     reason, message = headline(summary.status, summary.severity, summary.verdict)
     if summary.severity >= repair.severity:
-        if summary.tainted:
+        if summary.tainted and not summary.work:
             return "False", eks_reason(reason), message
-        return "Unknown", "RepairWithheld", f"the node is not tainted, so no repair is requested: {message}"
+        why = summary.work or f"the node is not tainted: {message}"
+        return "Unknown", _WITHHELD, f"no repair is requested: {why}"
     if summary.status is Status.FAIL:
         return "Unknown", "NoRepair", f"{summary.severity.name} requires no repair: {message}"
     if summary.status is Status.UNKNOWN:

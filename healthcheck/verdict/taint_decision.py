@@ -53,6 +53,8 @@ class AgentView(Struct, frozen=True):
     identity: Identity
     rules: Rules
     now: datetime
+    work: str = ""
+    """The quarantine or reset that uses the node, for the message of a repair condition; '' if there is none."""
 
 
 class TaintDecision(Struct, frozen=True):

@@ -15,8 +15,6 @@ BOOTED = datetime(2026, 11, 20, 8, 0, 0, 250_000, tzinfo=UTC)
 HOST = "ip-10-0-0-1"
 NAMES = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
-CHINESE_DAYS = "一二三四五六日"
-FRENCH_NAMES = ["janv.", "févr.", "mars", "avril", "mai", "juin", "juil.", "août", "sept.", "oct.", "nov.", "déc."]
 BOOT_ID = "5f3c1f6f6a0e4b0f9f6f1f0e2d3c4b5a"
 
 Form = Callable[[Record], str]
@@ -97,9 +95,6 @@ FORMS: dict[str, Form] = {
     "dmesg -x": each_line(lambda one: f"kern  :warn  : [{since_boot(one)}] "),
     "dmesg -d": each_line(lambda one: f"[{since_boot(one)} <    0.000003>] "),
     "dmesg -T": each_line(lambda one: f"[{ctime(wall(one))}] "),
-    "dmesg -T in Chinese": each_line(
-        lambda one: f"[{CHINESE_DAYS[wall(one).weekday()]} {wall(one).month}月 {wall(one).day:2d} {wall(one):%T %Y}] "
-    ),
     "dmesg -Tx": each_line(lambda one: f"kern  :err   : [{ctime(wall(one))}] "),
     "dmesg -e": each_line(lambda one: f"[{NAMES[wall(one).month - 1]}{wall(one):%d %H:%M}] "),
     "dmesg -t": unprefixed,
@@ -119,12 +114,6 @@ FORMS: dict[str, Form] = {
     "journal short-unix": indented(lambda one: f"{wall(one).timestamp():.6f} {HOST} kernel: "),
     "journal short-monotonic": indented(lambda one: f"[{since_boot(one)}] {HOST} kernel: "),
     "journal short-delta": indented(lambda one: f"[{since_boot(one)} <    0.000001 >] {HOST} kernel: "),
-    "journal short in Chinese": indented(
-        lambda one: f"{wall(one).month}月 {wall(one).day:02d} {wall(one):%T} {HOST} kernel: "
-    ),
-    "journal short in French": indented(
-        lambda one: f"{FRENCH_NAMES[wall(one).month - 1]} {wall(one).day:02d} {wall(one):%T} {HOST} kernel: "
-    ),
     "journal json": journal_json,
     "talosctl dmesg": talos,
     "syslog": each_line(lambda one: f"{bsd(wall(one))} {HOST} kernel: "),

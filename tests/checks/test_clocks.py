@@ -13,8 +13,6 @@ from healthcheck.model import (
     Observation,
     Severity,
     TooEarly,
-    Unobserved,
-    UnobservedCause,
 )
 from healthcheck.model.node_facts import DeepDiagnostic
 from healthcheck.probes.nvml.gpus import NVML, Gpu
@@ -59,13 +57,6 @@ def test_each_bit_is_its_own_fault_and_the_general_one_only_alone(
 @pytest.mark.parametrize("bits", [0, None, *NO_FAULT, sum(NO_FAULT)])
 def test_what_software_or_a_person_sets_and_no_answer_are_no_finding(bits: int | None) -> None:
     assert judge(healthy(2), healthy(3, clock_reasons=bits)) == []
-
-
-@pytest.mark.parametrize("error", [1, 10, 15, 999])
-def test_reasons_that_could_not_be_read_could_not_look_there(error: int) -> None:
-    assert judge(healthy(3, clock_reasons=None, errors={"clock_reasons": error}), healthy(4)) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: clock reasons: NVML error {error}", SUBJECT)
-    ]
 
 
 def test_the_output_counts_the_throttled_gpus() -> None:

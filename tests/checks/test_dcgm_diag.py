@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.catalog.dcgm import dcgm_returns, dcgm_table, ids_of_text, rule_dcgm
+from healthcheck.catalog.dcgm import dcgm_table, ids_of_text, rule_dcgm
 from healthcheck.catalog.policy import Policy, parse_overrides
-from healthcheck.checks import DEEP_CHECKS, GROUPS, select_checks
 from healthcheck.checks.dcgm_diag import (
     LEVEL_2,
     LEVEL_4,
@@ -734,34 +733,7 @@ def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None
     assert after_deep_test(before, deep_result([well], LATER.wall, LATER.wall), LATER).standing == ()
 
 
-# The defects of the bash suite.
-
-
-def test_9_a_failure_of_dcgm_4_is_no_pass() -> None:
-    assert findings(answer(dcgm_4(FAILED), 205)) == {("DcgmDiagMemory", "gpu/1"): ISOLATE}
-
-
-def test_10_a_healthy_run_has_severity_pass() -> None:
-    one = outcome(answer(dcgm_4(WELL), 0, 2))
-
-    assert (one.findings, one.unobserved, one.configured) == ((), (), True)
-    assert max((finding.severity for finding in one.findings), default=Severity.PASS).name == "PASS"
-
-
-def test_11_a_run_without_any_result_is_no_fault_of_the_hardware() -> None:
-    one = outcome(read_answer(b"", b"", 1, 2))
-
-    assert (one.findings, [cause.cause.name for cause in one.unobserved]) == ((), ["DcgmFailed"])
-
-
 # The list.
-
-
-def test_a_light_look_never_runs_a_deep_check() -> None:
-    light = {number for number, group in GROUPS.items() if group not in {check.group for check in DEEP_CHECKS}}
-
-    assert light == {"0", "2", "3", "7", "8"}
-    assert not set(select_checks(light)) & set(DEEP_CHECKS)
 
 
 def test_a_look_that_is_no_deep_one_could_not_look() -> None:
@@ -775,11 +747,6 @@ def test_without_dcgmi_the_check_does_not_belong_to_the_node() -> None:
     (outcome,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmReading(absent="not here")}), Expectation())
 
     assert (outcome.configured, outcome.seen) == (False, (Observation("not here"),))
-
-
-def test_every_cause_is_named_as_causes_are() -> None:
-    assert all(dcgm_return.cause.name.startswith("Dcgm") and dcgm_return.meaning for dcgm_return in dcgm_returns())
-    assert len({dcgm_return.number for dcgm_return in dcgm_returns()}) == len(dcgm_returns())
 
 
 _errors = st.builds(

@@ -135,14 +135,6 @@ def test_the_output_has_both_versions() -> None:
     assert tells(CHECK, P5, {NVML: driver_says()}) == []
 
 
-def test_every_reason_that_it_can_give_is_declared() -> None:
-    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
-        ("DriverUnresponsive", Severity.REBOOT, False),
-        ("DriverLibraryMismatch", Severity.RESET, False),
-        ("DriverVersionMismatch", Severity.MONITOR, True),
-    ]
-
-
 @pytest.mark.parametrize(
     ("labels", "message"),
     [

@@ -10,7 +10,7 @@ from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK as XID
-from healthcheck.model import Evidence, KernelEvent, Nature, Severity
+from healthcheck.model import Evidence, KernelEvent, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says
 
@@ -265,7 +265,3 @@ def test_a_cluster_overrides_a_reason() -> None:
     (seen,) = outcome.sightings
     assert seen.finding
     assert (seen.finding.severity, seen.finding.rule) == (RESET, "severity-overrides")
-
-
-def test_these_are_events() -> None:
-    assert CHECK.nature is Nature.EVENT

@@ -10,7 +10,6 @@ from healthcheck.checks.ecc import CHECK
 from healthcheck.model import (
     Finding,
     Judgement,
-    NotConfigured,
     Observation,
     Severity,
     TooEarly,
@@ -18,7 +17,7 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu
-from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -84,13 +83,6 @@ def test_a_reading_that_failed_hides_nothing_of_the_other(reading: str, name: st
     ]
 
 
-def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
-    findings = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
-
-    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(judgement) for judgement in findings[1:]] == [Observation]
-
-
 def test_the_counts_of_a_gpus_life_are_shown() -> None:
     findings = judge(
         healthy(0, ecc=EccCounts(7, 2, 120, 3)), healthy(1, ecc=EccCounts(1, 0, 4, 5)), healthy(2, ecc=None)
@@ -121,26 +113,7 @@ def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None
     assert judge(*every(**more))[-1] == Observation(what, EXPECTED, "nvml.h")
 
 
-def test_gpus_without_ecc_have_nothing_to_look_at() -> None:
-    lacking = {"ecc": None, "sram_threshold_exceeded": None}
-
-    assert judge(*every(**lacking))[-1] == NotConfigured("no GPU here counts ECC errors")
-
-
 def test_readings_that_all_failed_are_not_gpus_without_ecc() -> None:
     failed = {"ecc": None, "sram_threshold_exceeded": None, "errors": {"ecc": 999, "sram_threshold_exceeded": 999}}
 
     assert {type(judgement) for judgement in judge(*every(**failed))} == {Unobserved}
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
-
-
-def test_its_reasons_say_where_they_begin_and_who_says_so() -> None:
-    assert [(reason.threshold, reason.flickers, bool(reason.source)) for reason in CHECK.reasons] == [
-        ("more than 0 since the driver was loaded", False, True),
-        ("", False, True),
-    ]

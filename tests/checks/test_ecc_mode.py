@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.ecc_mode import CHECK
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, finds, healthy, tells
 
@@ -41,13 +41,6 @@ def test_on_or_a_gpu_that_can_not_do_ecc_is_no_finding(mode: Mode | None) -> Non
 @pytest.mark.parametrize("mode", [OFF, TO_BE_ON])
 def test_an_unknown_instance_type_has_no_expectation(mode: Mode) -> None:
     assert judge(*every(ecc_mode=mode), expected=UNKNOWN_TYPE) == []
-
-
-@pytest.mark.parametrize("error", [1, 10, 15, 999])
-def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
-    assert judge(healthy(3, ecc_mode=None, errors={"ecc_mode": error}), healthy(4)) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: ecc mode: NVML error {error}", SUBJECT)
-    ]
 
 
 def test_the_output_counts_the_gpus_with_the_mode_and_pending_changes() -> None:

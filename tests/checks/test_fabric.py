@@ -17,9 +17,9 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Gpu, Mode
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Mode
 from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
-from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, healthy, says
+from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, healthy, says
 
 GB200 = replace(P5, instance_type="p6e-gb200.36xlarge")
 P5_SMALL = replace(P5, instance_type="p5.4xlarge")
@@ -207,26 +207,7 @@ def test_a_summary_counts_where_the_mask_names_no_fault(mask: int | None) -> Non
     ]
 
 
-@pytest.mark.parametrize("error", [1, 10, 15, 999])
-def test_a_reading_that_failed_is_could_not_look_on_that_gpu(error: int) -> None:
-    assert judge(None, errors={"fabric": error})[0] == Unobserved(
-        UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: fabric: NVML error {error}", SUBJECT
-    )
-
-
 def test_readings_that_all_failed_do_not_say_that_there_is_no_fabric() -> None:
     findings = look_judged(driver_says(*every(fabric=None, errors={"fabric": 999})))
 
     assert {type(judgement) for judgement in findings} == {Unobserved}
-
-
-def test_a_gpu_without_a_handle_could_not_be_asked() -> None:
-    findings = look_judged(driver_says(*every()[:7], Gpu(7, 15)))
-
-    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), "gpu/index-7: NVML error 15")
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert look_judged(driver_is_silent(blind)) == [blind]

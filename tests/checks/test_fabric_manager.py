@@ -206,10 +206,3 @@ def test_a_library_that_rejected_the_driver_is_found_with_the_absence() -> None:
 )
 def test_an_unreported_version_is_not_judged(running: tuple[Service, ...], start: FabricManagerStart | None) -> None:
     assert MISMATCH not in judge(*running, start=start)
-
-
-def test_every_reason_that_it_can_give_is_declared() -> None:
-    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
-        ("FabricManagerNotRunning", Severity.RESET, True),
-        ("FabricManagerVersionMismatch", Severity.MONITOR, True),
-    ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.gpu_memory_held import CHECK, MOST_WITHOUT_A_PROCESS
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryUse, Mode
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
@@ -60,17 +58,6 @@ def test_little_memory_or_a_process_or_what_does_not_tell_is_no_finding(gpu: Gpu
     assert judge(healthy(2), gpu) == []
 
 
-@pytest.mark.parametrize("reading", ["memory", "processes", "mig_mode"])
-def test_a_reading_that_failed_could_not_look_there(reading: str) -> None:
-    failed: dict[str, Any] = {"memory": using(70 * GIB), reading: None, "errors": {reading: 999}}
-
-    assert judge(healthy(3, **failed), healthy(4)) == [
-        Unobserved(
-            UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {reading.replace('_', ' ')}: NVML error 999", SUBJECT
-        )
-    ]
-
-
 def test_where_processes_are_out_of_sight_nothing_is_judged() -> None:
     look = replace(driver_says(*every(memory=using(70 * GIB))), sees_every_process=False)
 
@@ -88,10 +75,3 @@ def test_the_output_has_the_highest_memory_use_of_an_unused_gpu() -> None:
     assert tells(CHECK, P5, {NVML: driver_says(*every(processes=1))}) == [
         Observation("every GPU has a process, or MIG on")
     ]
-
-
-@pytest.mark.parametrize("reading", ["memory", "processes"])
-def test_gpus_that_tell_only_half_of_it_are_not_judged(reading: str) -> None:
-    lacking: dict[str, Any] = {"memory": using(70 * GIB), reading: None}
-
-    assert judge(*every(**lacking)) == [NotConfigured("no GPU here reports both its memory and its processes")]

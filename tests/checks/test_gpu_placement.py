@@ -67,9 +67,3 @@ def test_one_that_came_later_and_one_that_is_gone_have_not_moved() -> None:
 
 def test_a_node_without_gpus_has_none_to_place() -> None:
     assert judge({}, FIRST) == [NotConfigured("no GPU on PCI")]
-
-
-def test_every_reason_that_it_can_give_is_declared() -> None:
-    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
-        ("GpuMoved", Severity.MONITOR, True)
-    ]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.gpu_repair import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
+from healthcheck.model import Finding, Judgement, Observation, Severity
 from healthcheck.probes.nvml.gpus import NVML, Gpu, PendingRepair
-from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -50,33 +50,3 @@ def test_what_a_gpu_shows_and_what_is_said_of_it(
         *findings,
         Observation(f"{waiting} repair{'' if waiting == 1 else 's'} waiting for a reset", "none", "nvml.h"),
     ]
-
-
-def test_repairs_that_could_not_be_read_are_neither_there_nor_gone() -> None:
-    findings = judge(*with_third(repair=None, errors={"repair": 999}))
-
-    assert findings[0] == Unobserved(
-        UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: repair: NVML error 999", SUBJECT
-    )
-    assert [type(judgement) for judgement in findings[1:]] == [Observation]
-
-
-def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
-    findings = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
-
-    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(judgement) for judgement in findings[1:]] == [Observation]
-
-
-def test_gpus_that_tell_of_no_repairs_have_nothing_to_look_at() -> None:
-    assert judge(*every(repair=None)) == [NotConfigured("no GPU here reports repairs")]
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
-
-
-def test_its_reasons_say_who_says_so() -> None:
-    assert [(reason.flickers, bool(reason.source)) for reason in CHECK.reasons] == [(False, True), (False, True)]

@@ -12,7 +12,6 @@ from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import (
     ADDRESSES,
     P5,
-    driver_is_silent,
     driver_says,
     every,
     finds,
@@ -71,19 +70,6 @@ def test_a_gpu_that_does_not_answer_could_not_look(error: int) -> None:
 
 def test_a_wrong_checksum_counts_whatever_else_failed_on_the_gpu() -> None:
     assert judge(*with_one(replace(healthy(3, inforom_valid=False), error=999))) == [corrupted(ABOUT)]
-
-
-@pytest.mark.parametrize("error", [1, 10, 999])
-def test_a_test_that_could_not_be_done_could_not_look_there(error: int) -> None:
-    assert judge(*with_one(healthy(3, inforom_valid=None, errors={"inforom_valid": error}))) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: inforom valid: NVML error {error}", SUBJECT)
-    ]
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert finds(CHECK, P5, {NVML: driver_is_silent(blind), FUNCTIONS: ()}) == [blind]
 
 
 def test_the_output_counts_the_valid_inforoms() -> None:

@@ -58,13 +58,6 @@ def test_what_somebody_may_have_asked_for_is_no_finding(gpus: tuple[Gpu, ...]) -
     assert judge(*gpus) == []
 
 
-@pytest.mark.parametrize("error", [1, 10, 15, 999])
-def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
-    assert judge(healthy(3, mig_mode=None, errors={"mig_mode": error}), healthy(4)) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: mig mode: NVML error {error}", SUBJECT)
-    ]
-
-
 def test_instances_that_could_not_be_read_are_missed_only_where_they_matter() -> None:
     unread: dict[str, Any] = {"instances": None, "errors": {"instances": 999}}
 

@@ -10,7 +10,6 @@ from healthcheck.model import (
     Evidence,
     Finding,
     Judgement,
-    NotConfigured,
     Observation,
     Severity,
     TooEarly,
@@ -18,7 +17,7 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.probes.nvml.gpus import NONSENSE, NVML, DriverReading, Gpu, NvLink
-from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, healthy
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 SUBJECT = f"gpu/{ADDRESSES[3]}"
@@ -109,11 +108,6 @@ def test_without_an_earlier_cycle_all_is_judged_later(before: DriverReading | No
     assert judge(counts(replays=1000), before) == [TooEarly("a rate needs an earlier check cycle")]
 
 
-@pytest.mark.parametrize("links", [None, (), (NvLink(0, active=False),)])
-def test_a_gpu_that_counts_nothing_has_no_fault(links: tuple[NvLink, ...] | None) -> None:
-    assert judge(healthy(3, nvlinks=links), healthy(3)) == [NotConfigured("no GPU counts NVLink errors")]
-
-
 @pytest.mark.parametrize(
     ("gpu_now", "message"),
     [
@@ -144,21 +138,3 @@ def test_counters_that_could_not_be_read_are_not_taken_for_missing_ones() -> Non
         assert judge(unread, earlier) == [
             Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVLink counters: NVML error 999", SUBJECT)
         ]
-
-
-def test_a_lost_gpu_says_nothing_of_its_links() -> None:
-    assert judge(gpu(3, ADDRESSES[3], error=15), counts(replays=0))[0] == Unobserved(
-        UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT
-    )
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert list(CHECK.judge(Evidence({NVML: driver_is_silent(blind)}), P5)) == [blind]
-
-
-def test_every_reason_that_it_can_give_is_declared() -> None:
-    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
-        ("NvLinkErrorRate", Severity.MONITOR, True)
-    ]

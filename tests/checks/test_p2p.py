@@ -13,7 +13,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.p2p import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus, P2p
-from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_is_silent, every, gpu, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, every, gpu, healthy, says
 
 EVERY_PAIR = tuple(combinations(range(8), 2))
 P3DN = Expectation(InstanceProfile("p3dn.24xlarge", 8, 1, True, "efa"), "p3dn.24xlarge")
@@ -132,15 +132,3 @@ def test_pairs_are_judged_once_the_fabric_had_time_to_come_up(age: float, judged
     assert [unobserved for unobserved in findings if isinstance(unobserved, Unobserved)] == (
         [] if judged else [Unobserved(UnobservedCause.named("DriverJustLoaded"), waits)]
     )
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
-
-
-def test_every_reason_that_it_can_give_is_declared() -> None:
-    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
-        ("P2pBroken", Severity.RESET, True)
-    ]

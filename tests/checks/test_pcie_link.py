@@ -12,11 +12,9 @@ from healthcheck.model import (
     Observation,
     Severity,
     TooEarly,
-    Unobserved,
-    UnobservedCause,
 )
 from healthcheck.probes.nvml.gpus import NVML, Gpu, PcieLink
-from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, gpu, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_says, healthy, says
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 SUBJECT = f"gpu/{ADDRESSES[3]}"
@@ -89,32 +87,7 @@ def test_what_no_link_can_have_and_what_nobody_tells_is_not_judged(link: PcieLin
     assert judge(healthy(3, pcie=link)) == [NotConfigured("no GPU reports a plausible PCIe width")]
 
 
-def test_a_width_that_could_not_be_read_is_neither_full_nor_low() -> None:
-    assert judge(healthy(2), healthy(3, pcie=None, errors={"pcie": 999})) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: pcie: NVML error 999", SUBJECT),
-        seen("full width on 1 of 1 GPU"),
-    ]
-
-
-def test_a_lost_gpu_says_nothing_of_its_link() -> None:
-    assert judge(gpu(3, ADDRESSES[3], error=15))[0] == Unobserved(
-        UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT
-    )
-
-
 def test_no_instance_type_is_needed() -> None:
     findings = says(CHECK, UNKNOWN_TYPE, {NVML: driver_says(healthy(3, pcie=PcieLink(8, 16, 5, 5)))})
 
     assert [finding.reason for finding in findings if isinstance(finding, Finding)] == ["PcieWidthLow"]
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
-
-
-def test_every_reason_that_it_can_give_is_declared() -> None:
-    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
-        ("PcieWidthLow", Severity.RESET, True)
-    ]

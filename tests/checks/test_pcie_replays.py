@@ -10,7 +10,6 @@ from healthcheck.model import (
     Evidence,
     Finding,
     Judgement,
-    NotConfigured,
     Observation,
     Severity,
     TooEarly,
@@ -18,7 +17,7 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
-from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, healthy
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 SUBJECT = f"gpu/{ADDRESSES[3]}"
@@ -75,33 +74,3 @@ def test_a_gpu_without_an_earlier_count_is_judged_later(before: Gpu) -> None:
 )
 def test_without_an_earlier_cycle_all_is_judged_later(before: DriverReading | None) -> None:
     assert judge(healthy(3, pcie_replays=10_000), before) == [TooEarly("a rate needs an earlier check cycle")]
-
-
-def test_a_gpu_that_does_not_count_them_has_no_fault() -> None:
-    assert judge(healthy(3, pcie_replays=None), healthy(3, pcie_replays=0)) == [
-        NotConfigured("no GPU counts PCIe replays")
-    ]
-
-
-def test_a_count_that_could_not_be_read_is_no_count() -> None:
-    assert judge(healthy(3, pcie_replays=None, errors={"pcie_replays": 999}), healthy(3)) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: PCIe replays: NVML error 999", SUBJECT)
-    ]
-
-
-def test_a_lost_gpu_says_nothing_of_its_link() -> None:
-    assert judge(gpu(3, ADDRESSES[3], error=15), healthy(3)) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    ]
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert list(CHECK.judge(Evidence({NVML: driver_is_silent(blind)}), P5)) == [blind]
-
-
-def test_every_reason_that_it_can_give_is_declared() -> None:
-    assert [(reason.name, reason.severity, reason.flickers, reason.threshold) for reason in CHECK.reasons] == [
-        ("PcieReplayRate", Severity.MONITOR, True, "more than 62 replays a minute")
-    ]

@@ -13,7 +13,6 @@ from tests.checks.evidence import (
     ADDRESSES,
     P5,
     UNKNOWN_TYPE,
-    driver_is_silent,
     driver_says,
     every,
     finds,
@@ -57,20 +56,6 @@ def test_a_node_that_boots_has_two_minutes_to_turn_it_on(age: float, judged: boo
 
     assert judge(healthy(3, persistence=False), expected=young) == [OFF if judged else early]
     assert judge(healthy(3), expected=young) == []
-
-
-@pytest.mark.parametrize("error", [1, 10, 15, 999])
-def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
-    assert judge(healthy(3, persistence=None, errors={"persistence": error}), healthy(4)) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: persistence: NVML error {error}", SUBJECT)
-    ]
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert finds(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
-    assert judge() == [NotConfigured("NVML lists no GPU")]
 
 
 def test_the_output_counts_the_gpus_with_the_mode() -> None:

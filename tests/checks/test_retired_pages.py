@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.retired_pages import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
+from healthcheck.model import Finding, Judgement, Observation, Severity
 from healthcheck.probes.nvml.gpus import NVML, Gpu, RetiredPages
-from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -61,39 +61,9 @@ def test_a_cluster_sets_how_many_are_too_many(most: int, findings: list[Judgemen
     assert found(most, retired_pages=RetiredPages(4, 0, pending=False)) == findings
 
 
-def test_pages_that_could_not_be_read_are_neither_few_nor_many() -> None:
-    assert found(retired_pages=None, errors={"retired_pages": 999}) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: retired pages: NVML error 999", SUBJECT)
-    ]
-
-
-def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
-    findings = judge(healthy(0, retired_pages=NONE), gpu(3, ADDRESSES[3], error=15))
-
-    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(judgement) for judgement in findings[1:]] == [Observation]
-
-
 def test_the_most_of_any_gpu_is_shown() -> None:
     few, more = (healthy(index, retired_pages=RetiredPages(index, 7, pending=False)) for index in (0, 5))
 
     assert judge(few, more, healthy(2), most=20) == [
         Observation("up to 12 retired pages on a GPU", "at most 20, none pending", "MAX_RETIRED_PAGES_SBE")
-    ]
-
-
-def test_gpus_that_remap_rows_have_nothing_to_look_at() -> None:
-    assert judge(*every()) == [NotConfigured("no GPU here retires pages: from Ampere on they remap rows")]
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
-
-
-def test_its_reasons_say_where_they_begin_and_who_says_so() -> None:
-    assert [(reason.threshold, reason.flickers, bool(reason.source)) for reason in CHECK.reasons] == [
-        ("", False, True),
-        ("more than MAX_RETIRED_PAGES_SBE pages, by default 60", False, True),
     ]

@@ -14,7 +14,6 @@ from healthcheck.model import (
     Evidence,
     Finding,
     Judgement,
-    NotConfigured,
     Observation,
     Severity,
     TooEarly,
@@ -22,7 +21,7 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.probes.nvml.gpus import NVML, Gpu, RowRemap
-from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
 from tests.examples import NOW, remembers
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
@@ -95,13 +94,6 @@ def test_a_reading_that_failed_hides_nothing_of_the_other(
     ]
 
 
-def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
-    findings = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
-
-    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(judgement) for judgement in findings[1:]] == [Observation]
-
-
 def test_what_was_replaced_is_shown() -> None:
     findings = judge(
         healthy(0, row_remap=RowRemap(1, 2, pending=False, failed=False), exhausted_banks=3),
@@ -128,12 +120,6 @@ def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None
     assert judge(*every(**more))[-1] == Observation(what, EXPECTED, "nvml.h")
 
 
-def test_gpus_that_remap_no_rows_have_nothing_to_look_at() -> None:
-    lacking = {"row_remap": None, "exhausted_banks": None}
-
-    assert judge(*every(**lacking))[-1] == NotConfigured("no GPU here reports remapped rows")
-
-
 def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
     fault = RowRemap(0, 9, pending=True, failed=True)
     memory = _after(remembers(), healthy(3, row_remap=fault, exhausted_banks=1))
@@ -152,17 +138,3 @@ def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
 def _after(memory: Memory, gpu: Gpu) -> Memory:
     """Return the memory after a check cycle with that GPU."""
     return after_look(memory, JudgedCycle(examine.judge([CHECK], Evidence({NVML: driver_says(gpu)}), P5)), NOW)
-
-
-def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
-
-    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
-
-
-def test_its_reasons_say_where_they_begin_and_who_says_so() -> None:
-    assert [(reason.threshold, reason.flickers, bool(reason.source)) for reason in CHECK.reasons] == [
-        ("", False, True),
-        ("", False, True),
-        ("more than 0 banks without a spare row", False, True),
-    ]

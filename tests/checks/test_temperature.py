@@ -88,13 +88,6 @@ def test_a_limit_just_in_earnest_is_one() -> None:
     assert findings == [too_hot(f"at or above {LOWEST_LIMIT_CELSIUS} °C, where it slows itself down")]
 
 
-@pytest.mark.parametrize("error", [1, 10, 15, 999])
-def test_a_temperature_that_could_not_be_read_could_not_look_there(error: int) -> None:
-    assert judge(healthy(3, temperature=None, errors={"temperature": error}), healthy(4)) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: temperature: NVML error {error}", SUBJECT)
-    ]
-
-
 @pytest.mark.parametrize(
     ("temperatures", "line"),
     [

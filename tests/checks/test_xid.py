@@ -24,10 +24,6 @@ def found(expected: Expectation, *texts: str) -> list[tuple[str, Severity, str]]
     return [(finding.reason, finding.severity, finding.subject) for finding in findings]
 
 
-def test_an_empty_ring_is_no_finding() -> None:
-    assert found(Expectation()) == []
-
-
 def test_every_record_is_judged_for_itself() -> None:
     xid = "NVRM: Xid (PCI:0000:53:00): {}, x"
 

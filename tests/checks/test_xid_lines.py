@@ -6,9 +6,9 @@ import pytest
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.xid import CHECK, read_xid
-from healthcheck.model import Evidence, Finding, KernelEvent, Severity
-from healthcheck.probes.kernel_log import RING, Record, parse_record
+from healthcheck.checks.xid import read_xid
+from healthcheck.model import Finding, Severity
+from healthcheck.probes.kernel_log import Record, parse_record
 from tests.examples import finding_in
 
 OFF_BUS = "GPU has fallen off the bus."
@@ -261,32 +261,11 @@ def test_a_finding_keeps_where_and_when_its_record_stood() -> None:
     )
 
 
-def test_a_line_without_text_is_shown_by_its_mnemonic() -> None:
-    finding = read("NVRM: Xid (PCI:0000:3f:00): 46")
-
-    assert finding
-    assert finding.detail == "ROBUST_CHANNEL_GPU_TIMEOUT_ERROR"
-
-
 def test_an_absurdly_long_line_gives_a_short_detail() -> None:
     finding = read(f"{WRITTEN} {'x' * 100_000}")
 
     assert finding
     assert len(finding.detail) == 200
-
-
-def test_the_check_finds_every_xid_of_a_ring_and_nothing_else() -> None:
-    ring = tuple(
-        record(text, seq)
-        for seq, text in enumerate(
-            ["Linux version 6.8", WRITTEN, "NVRM: Xid (PCI:0000:06:00): 43, x", "NVRM: Xid (PCI:0000:07:00): 48, DBE"]
-        )
-    )
-
-    read = [event for event in CHECK.judge(Evidence({RING: ring}), Expectation()) if isinstance(event, KernelEvent)]
-
-    assert [(event.reason, event.seq) for event in read] == [("Xid79", 1), ("Xid43", 2), ("Xid48", 3)]
-    assert [event.finding.reason for event in read if event.finding] == ["Xid79", "Xid48"]
 
 
 def test_the_raw_record_of_a_multi_line_message_is_read_as_one() -> None:

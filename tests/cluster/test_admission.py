@@ -411,15 +411,6 @@ def test_an_agent_may_not_uncordon_a_node(cluster: Cluster) -> None:
     assert (answer.status, FOREIGN_SPEC in answer.message) == (403, True), answer.message
 
 
-@pytest.mark.parametrize("changed", [{"podCIDR": "10.8.0.0/24"}, {"providerID": "aws:///elsewhere"}], ids=str)
-def test_the_address_range_and_the_provider_are_beyond_anybody(cluster: Cluster, changed: dict[str, str]) -> None:
-    """Kubernetes itself refuses to change them once set, before a policy is asked."""
-    answer = cluster.patch(path_of(MAIN, OWN), {"spec": changed})
-
-    assert answer.status in {403, 422}
-    assert cluster.node()["spec"]["podCIDR"] == "10.9.0.0/24"
-
-
 @pytest.mark.parametrize(("name", "value"), [("podCIDR", "10.8.0.0/24"), ("providerID", "aws:///elsewhere")])
 def test_an_agent_may_not_give_a_node_its(installed: ControlPlane, name: str, value: str) -> None:
     """While the value is not set, only the policy prevents the write."""
@@ -430,26 +421,6 @@ def test_an_agent_may_not_give_a_node_its(installed: ControlPlane, name: str, va
     answer = installed.request("PATCH", path_of(MAIN, "admission-blank"), body, token=token)
 
     assert (answer.status, FOREIGN_SPEC in answer.message) == (403, True), answer.message
-
-
-@pytest.mark.parametrize(
-    ("resource", "body"),
-    [
-        (MAIN, {"status": {"capacity": {"cpu": "1"}}}),
-        (STATUS, {"spec": {"unschedulable": True, "taints": []}}),
-    ],
-    ids=["status through nodes", "spec through nodes/status"],
-)
-def test_kubernetes_drops_what_comes_through_the_wrong_door(
-    cluster: Cluster, resource: str, body: dict[str, Any]
-) -> None:
-    before = cluster.node()
-
-    answer = cluster.patch(path_of(resource, OWN), body)
-
-    assert answer.status == 200
-    after = cluster.node()
-    assert (after["spec"], after["status"]) == (before["spec"], before["status"])
 
 
 def test_an_agent_writes_labels_annotations_and_taint_in_one_patch(cluster: Cluster) -> None:
@@ -467,14 +438,6 @@ def test_an_agent_writes_labels_annotations_and_taint_in_one_patch(cluster: Clus
     assert answer.status == 200, answer.message
     assert answer.body["spec"]["taints"] == [SPOT, STARTUP, UNHEALTHY]
     assert answer.body["metadata"]["labels"][f"{P}/severity"] == "REBOOT"
-
-
-def test_a_patch_with_an_old_resource_version_is_a_conflict(cluster: Cluster) -> None:
-    version = cluster.node()["metadata"]["resourceVersion"]
-    body = metadata(resourceVersion=version, labels={f"{P}/status": "fail"})
-    assert cluster.ask("PATCH", path_of(MAIN, OWN), body).status == 200
-
-    assert cluster.ask("PATCH", path_of(MAIN, OWN), body | spec(taints=[SPOT, UNHEALTHY])).status == 409
 
 
 def test_an_agent_takes_its_own_marks_and_the_startup_taint_away(cluster: Cluster) -> None:

@@ -10,7 +10,15 @@ import yaml
 from healthcheck.cluster import kubeconfig
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import Access, KubeconfigError, SelectedContext, choose, context_names, user_name
+from healthcheck.cluster.kubeconfig import (
+    Access,
+    KubeconfigError,
+    SelectedContext,
+    choose,
+    context_name,
+    context_names,
+    user_name,
+)
 
 NOTHING_SAID = Access()
 
@@ -185,11 +193,12 @@ class TestOutside:
 
 
 def test_the_user_is_the_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert user_name(NOTHING_SAID) == ""
+    assert (user_name(NOTHING_SAID), context_name(NOTHING_SAID)) == ("", "")
     monkeypatch.setenv("KUBECONFIG", write(tmp_path / "a", "far", "near"))
     assert (user_name(NOTHING_SAID), user_name(Access(context="near"))) == ("far-user", "near-user")
+    assert (context_name(NOTHING_SAID), context_name(Access(context="near"))) == ("far", "near")
 
 
 @pytest.mark.usefixtures("pod")
 def test_in_a_pod_the_user_has_no_name() -> None:
-    assert user_name(NOTHING_SAID) == ""
+    assert (user_name(NOTHING_SAID), context_name(NOTHING_SAID)) == ("", "")

@@ -92,11 +92,6 @@ def test_the_policy_gives_no_type_check_warning(
     assert status["typeChecking"] == {}, json.dumps(status["typeChecking"], indent=1)
 
 
-@pytest.mark.cluster
-def test_kubectl_says_that_the_agents_account_may_patch_nodes(installed: ControlPlane) -> None:
-    assert installed.kubectl("auth", "can-i", "patch", "nodes", f"--as={AGENT}").strip() == "yes"
-
-
 GROUPS = {"leases": "coordination.k8s.io", "runtimeclasses": "node.k8s.io"}
 
 
@@ -252,7 +247,3 @@ def test_the_port_of_the_manifest_is_the_one_that_the_agent_takes() -> None:
 def test_the_files_can_be_joined() -> None:
     """`sed ... *.yaml | kubectl apply -f -`: without a line between them, two documents were one."""
     assert [file.name for file in FILES if not file.read_text().startswith("---\n")] == []
-
-
-def test_the_manifests_folder_is_no_python_package() -> None:
-    assert not list((ROOT / "kubernetes").rglob("__init__.py"))

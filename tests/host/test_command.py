@@ -70,10 +70,6 @@ def test_a_child_dies_of_too_little_memory_before_we_do(start: Start) -> None:
     assert Path("/proc/self/oom_score_adj").read_text().strip() != "1000"
 
 
-def test_no_child_is_started_before_it_is_asked(start: Start) -> None:
-    assert start(ECHO).pid is None
-
-
 def test_an_answer_that_comes_in_pieces_is_one_answer(start: Start) -> None:
     child = start("for _ in sys.stdin:\n for piece in 'abc\\n': os.write(1, piece.encode()); time.sleep(0.02)")
 
@@ -116,11 +112,6 @@ def test_a_child_that_died_between_two_questions_is_replaced_unseen(start: Start
 
     assert child.ask("look", LONG) == b"kool"
     assert child.pid != gone
-
-
-def test_a_child_that_never_reads_and_ends_is_a_failed_look(start: Start) -> None:
-    with pytest.raises(ChildError, match="exit code 3"):
-        start("sys.exit(3)").ask("look", LONG)
 
 
 def test_a_program_that_is_not_there_is_no_answer() -> None:
@@ -173,12 +164,6 @@ def test_an_answer_without_end_is_no_answer_and_its_child_is_replaced(start: Sta
     assert child.ask("look", LONG) == b"well"
 
 
-def test_a_long_answer_is_read_whole(start: Start) -> None:
-    child = start("for _ in sys.stdin: print('x' * 1_000_000, flush=True)")
-
-    assert len(child.ask("look", LONG)) == 1_000_000
-
-
 def test_ending_a_child_leaves_nothing_behind_and_may_be_done_twice(start: Start) -> None:
     child = start(ECHO)
     child.ask("look", LONG)
@@ -195,12 +180,6 @@ def test_a_child_has_only_the_environment_that_it_was_given() -> None:
 
     assert child.ask("look", LONG) == b"['ONLY']"
     child.end()
-
-
-def test_a_child_runs_in_a_session_of_its_own(start: Start) -> None:
-    child = start("for _ in sys.stdin: print(os.getpid() == os.getsid(0) == os.getpgid(0), flush=True)")
-
-    assert child.ask("look", LONG) == b"True"
 
 
 class FrozenDisk:
@@ -366,16 +345,6 @@ def test_a_program_that_does_not_end_is_ended(program: Program, hang: str, tmp_p
     assert program.run(python("print('well')"), LONG).out == b"well\n"
 
 
-def test_a_program_hears_first_that_it_shall_end(tmp_path: Path) -> None:
-    path = tmp_path / "said"
-    tidy = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(path)!r}, 'w').write('tidied up'), sys.exit()))"
-
-    with pytest.raises(MissedDeadline):
-        Program(ENVIRONMENT, patience_seconds=LONG).run(python(f"{tidy}\ntime.sleep(999)"), 1.0)
-
-    assert path.read_text() == "tidied up"
-
-
 @pytest.mark.parametrize("output", [1, 2])
 def test_a_program_that_writes_too_much_is_ended(program: Program, output: int) -> None:
     with pytest.raises(ChildError, match="its output is longer than 1048576 bytes") as caught:
@@ -395,15 +364,6 @@ def test_what_a_program_started_ends_with_it_though_it_holds_the_outputs(program
 
     assert ended.code == 0
     eventually(lambda: is_gone(int(ended.out)))
-
-
-def test_what_a_program_started_is_ended_with_it(program: Program, tmp_path: Path) -> None:
-    file = tmp_path / "pid"
-
-    with pytest.raises(MissedDeadline):
-        program.run(python(f"{LEAVES_A_CHILD}\nopen({str(file)!r}, 'w').write(str(child.pid))\ntime.sleep(999)"), 1.0)
-
-    eventually(lambda: is_gone(int(file.read_text())))
 
 
 def test_a_program_runs_in_its_directory_with_bounded_output(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who holds GPUs by the kubelet's own checkpoint of claims, in the forms that kubelets have written it."""
+"""Who holds GPUs by the kubelet's own checkpoint of claims."""
 
 from __future__ import annotations
 
@@ -31,10 +31,6 @@ def checkpoint(*claims: Json) -> str:
     return json.dumps({"Data": json.dumps(data), "Checksum": 1})
 
 
-def older(*claims: Json) -> str:
-    return json.dumps({"version": "v1", "entries": claims, "checksum": 1} if claims else {"version": "v1"})
-
-
 CLAIMED = {"claim_namespace": "ml", "claim_name": "train-gpu"}
 SHOWN = {**CLAIMED, "claim_resources": [{"driver_name": GPU, "pool_name": "n", "device_name": "gpu-0"}]}
 
@@ -55,9 +51,6 @@ def keep(root: Path, text: str, file: str = FILES[0]) -> Path:
         (checkpoint(kept({"compute-domain.nvidia.com": devices("channel-0")})), []),
         (checkpoint(), []),
         (json.dumps({"Data": json.dumps({"ClaimInfoStateList": None}), "Checksum": 1}), []),
-        (older(kept({GPU: devices("gpu-0", "gpu-1")})), [HELD]),
-        (older({"ClaimName": "train-gpu", "Namespace": "ml", "DriverName": GPU}), [("ml", "train-gpu", 1)]),
-        (older(), []),
     ],
 )
 def test_the_claims_that_a_kubelet_keeps(tmp_path: Path, text: str, holders: list[tuple[str, str, int]]) -> None:
@@ -86,11 +79,11 @@ def test_a_claim_that_the_socket_tells_of_counts_once(short_root: Path) -> None:
         "",
         "[]",
         "[" * 100_000,
-        json.dumps({"version": "v2", "entries": []}),
+        json.dumps({"version": "v1", "entries": []}),  # of a kubelet before 1.32
         json.dumps({"Data": "", "Checksum": 1}),
         json.dumps({"Data": json.dumps({"kind": "x"}), "Checksum": 1}),
         checkpoint(kept([GPU])),
-        older({"ClaimName": "x"}),
+        checkpoint({"ClaimName": "x"}),
         "x" * (2 << 20),
     ],
     ids=lambda text: text[:20],

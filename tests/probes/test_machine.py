@@ -12,7 +12,6 @@ import pytest
 from healthcheck.model import ProbeError
 from healthcheck.probes.machine import hostname, instance_type, machine_id, on_ec2
 from sim.imds import SimulatedImds
-from sim.node import SimulatedNode
 
 UUID = "EC2D6AB0-1234-4000-8000-0000000000FF"
 OS_ID = "0123456789abcdef0123456789abcdef"
@@ -67,11 +66,6 @@ def test_an_ec2_machine_is_known_by_its_firmware(tmp_path: Path, files: dict[str
 @pytest.fixture
 def ec2(tmp_path: Path) -> Path:
     return tree(tmp_path, vendor="Amazon EC2")
-
-
-def test_a_simulated_node_is_an_ec2_machine_with_an_identity_of_its_own(node: SimulatedNode) -> None:
-    assert on_ec2(node.root) is True
-    assert machine_id(node.root).startswith("ec2")
 
 
 @pytest.mark.parametrize("name", ["p5.48xlarge", "p6-b200.48xlarge", "g4dn.metal", "u-24tb1.112xlarge"])

@@ -49,14 +49,6 @@ def test_a_function_is_read_with_its_driver(node: SimulatedNode, driver: str) ->
     assert read["0000:4f:00.0"] == PciFunction("0000:4f:00.0", 0x1D0F, 0xEFA2, 0x020000, "efa")
 
 
-def test_a_gpu_that_is_gone_from_pci_is_not_listed(node: SimulatedNode) -> None:
-    node.remove_gpu(3)
-
-    addresses = [function.address for function in read_functions(Host(node.root)) if function.is_gpu]
-
-    assert addresses == [gpu.address for gpu in node.gpus if gpu.index != 3]
-
-
 def test_a_virtual_function_is_no_gpu(node: SimulatedNode) -> None:
     directory = node.root / "sys/bus/pci/devices" / node.gpus[0].address
     (directory / "physfn").symlink_to("../0000:00:00.0")
@@ -154,13 +146,6 @@ def test_a_gpu_is_read_with_the_place_where_it_sits(
     found = places(node)
 
     assert (found[node.gpus[0].address], found[node.gpus[-1].address]) == (first, last)
-
-
-def test_a_gpu_that_moved_is_read_where_it_sits_now(node: SimulatedNode) -> None:
-    before = places(node)
-    node.move_gpu(3, "0000:00:17.0", 1)
-
-    assert places(node) == before | {node.gpus[3].address: (1, "0000:00:17.0")}
 
 
 @pytest.mark.parametrize("content", [b"", b"none\n", None])

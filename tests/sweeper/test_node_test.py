@@ -14,8 +14,7 @@ import pytest
 
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.due import last_deep_test
-from healthcheck.model import UnobservedCause
-from healthcheck.probes.dcgm.diag import HURRY_SECONDS, Dcgm
+from healthcheck.probes.dcgm.diag import HURRY_SECONDS
 from healthcheck.text.moments import moment
 from sweeper import node_test
 from tests.agent.world import P, StandIn, World
@@ -348,13 +347,3 @@ class TestTheCluster:
 
 def test_wrong_usage_is_no_test(pod: Pod) -> None:
     assert (pod.run(NODE_NAME="").code, pod.run(LOG_LEVEL="loud").code, pod.asked) == (3, 3, [])
-
-
-def test_12_a_dcgmi_that_never_ends_and_hears_nothing_is_ended_at_its_deadline(pod: Pod) -> None:
-    """Defect 12 of the scripts: a program without a deadline stopped the loop for ever."""
-    pod.dcgm(hang="", deaf="")
-    diagnostic = Dcgm("", 0.5, f"{pod.world.host.root}/usr/bin:/usr/bin:/bin", patience_seconds=0.2)
-
-    answer = diagnostic.run(2).answer
-
-    assert getattr(answer, "cause", None) == UnobservedCause.named("DcgmTimedOut")

@@ -334,14 +334,3 @@ def test_6_pods_that_have_finished_keep_no_node_busy(fleet: Fleet, kubelets: Kub
     code, _, message = fleet.sweep()
 
     assert (code, fleet.tested()) == (0, {"done": "pass"}), message
-
-
-def test_7_a_sweep_sees_the_end_of_its_jobs_and_does_not_wait_for_its_deadline(
-    fleet: Fleet, kubelets: Kubelets
-) -> None:
-    fleet.add("ended")
-
-    _, _, message = fleet.sweep()
-
-    assert '"outcome": "Complete", "event": "a sweep Job has ended"' in message
-    assert "left to the next sweep" not in message

@@ -51,9 +51,10 @@ def plan_for(
     blind: Unobserved | None = None,
     grant: SlotGrant = HELD,
     now: datetime = WALL,
+    work: str = "",
 ) -> NodePatch:
     verdict = decide(memory, [says(blind=blind)])
-    return planned(verdict, memory, state, rules, now, grant)
+    return planned(verdict, memory, state, rules, now, grant, work)
 
 
 def conditions(change: NodePatch) -> dict[str, Json]:
@@ -92,6 +93,27 @@ def test_each_tier_has_its_own_condition(severity: Severity, blind: bool, messag
     for entry in conditions(change).values():
         assert entry["message"].startswith(OUR_WORD)
         assert entry["lastTransitionTime"] == entry["lastHeartbeatTime"] == timestamp(WALL)
+
+
+@pytest.mark.parametrize("severity", [REBOOT, ISOLATE])
+def test_no_repair_is_requested_while_a_quarantine_uses_the_node(severity: Severity) -> None:
+    rules = Rules(repair=RepairPolicy(REPAIR_CONDITIONS, REBOOT))
+    before = with_conditions(plan_for(node(), memory_of(severity), rules=rules), taints=[TAINT])
+    change = plan_for(before, memory_of(severity), rules=rules, now=LATER, work="a quarantine uses the node")
+
+    withheld = {kind: entry for kind, entry in conditions(change).items() if entry["reason"] == "RepairWithheld"}
+    tier = REBOOT_REQUIRED if severity is REBOOT else REPLACEMENT_REQUIRED
+    assert {kind: entry["status"] for kind, entry in withheld.items()} == {tier: "False", HARDWARE_READY: "Unknown"}
+    assert {entry["message"] for entry in withheld.values()} == {
+        f"{OUR_WORD}no repair is requested: a quarantine uses the node"
+    }
+    after = {entry["type"]: entry for entry in (*before.conditions, *conditions(change).values())}
+    again = plan_for(node(conditions=[*after.values()], taints=[TAINT]), memory_of(severity), rules=rules, now=LATER)
+    assert {kind: entry["status"] for kind, entry in conditions(again).items()} == {
+        tier: "True",
+        HARDWARE_READY: "False",
+    }
+    assert {entry["lastTransitionTime"] for entry in conditions(again).values()} == {timestamp(LATER)}
 
 
 @pytest.mark.parametrize(

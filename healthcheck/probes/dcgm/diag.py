@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -165,21 +166,12 @@ class Dcgm:
         return "" if is_there else f"process {self.engine.pid} no longer listens at {self.engine.host}"
 
 
-def read_level_2(host: Host) -> DcgmReading:
-    return _read(host, 2)
-
-
-def read_level_4(host: Host) -> DcgmReading:
-    return _read(host, 4)
-
-
 def _read(host: Host, level: int) -> DcgmReading:
     if host.ask_dcgm is None:
         raise ProbeError("only a deep diagnostic runs DCGM's diagnostic")
-    look = host.ask_dcgm(level)
-    assert isinstance(look, DcgmReading)
+    look: DcgmReading = host.ask_dcgm(level)
     return look
 
 
-LEVEL_2_RUN = Probe("dcgm-level-2", read_level_2, DcgmReading, dcgm_causes.CAUSES)
-LEVEL_4_RUN = Probe("dcgm-level-4", read_level_4, DcgmReading, dcgm_causes.CAUSES)
+LEVEL_2_RUN = Probe("dcgm-level-2", partial(_read, level=2), DcgmReading, dcgm_causes.CAUSES)
+LEVEL_4_RUN = Probe("dcgm-level-4", partial(_read, level=4), DcgmReading, dcgm_causes.CAUSES)

@@ -135,7 +135,8 @@ def read_answer(out: bytes, err: bytes = b"", code: int | None = None, level: in
     answer = DiagAnswer(code, level, said=messages, cut_off=cut_off, too_long=len(out) > LONGEST_ANSWER)
     for document in documents[:_MOST_DOCUMENTS]:
         answer = _with_document(answer, document)
-    return replace(answer, results=_without_repeats(answer.results))
+    # Before DCGM 4, the parts of the software test report identical results.
+    return replace(answer, results=tuple(dict.fromkeys(answer.results)))
 
 
 def _split(text: str) -> tuple[list[dict[str, Any]], list[str], bool]:
@@ -228,7 +229,9 @@ def _rows(raw: Mapping[str, Any], name: str, own_name: str) -> Iterator[DiagResu
     errors = _errors(raw) or (_said_of_a_failure(raw) if status == "fail" else ())
     kind, indices = _entities(raw)
     if name == SOFTWARE and own_name.lower() != SOFTWARE:
-        yield from _rows_of_software(status, tuple(_of_part(own_name, error) for error in errors), indices)
+        # DCGM 4 puts the name of the old test before the text.
+        named = (replace(error, text=f"{own_name}: {error.text}"[:_LONGEST_TEXT]) for error in errors)
+        yield from _rows_of_software(status, tuple(named), indices)
     elif len(indices) > 1:
         yield from _rows_by_text(name, status, errors, indices)
     else:
@@ -256,11 +259,6 @@ def _rows_by_text(name: str, status: str, errors: Sequence[DiagError], indices: 
         by_gpu.setdefault(int(found[1]) if found else None, []).append(error)
     for index, own in (by_gpu or {None: []}).items():
         yield DiagResult(name, status, "" if index is None else "gpu", index, tuple(own))
-
-
-def _of_part(part: str, error: DiagError) -> DiagError:
-    """Return the error prefixed with the name of the old test, as DCGM 4 writes it."""
-    return replace(error, text=f"{part}: {error.text}"[:_LONGEST_TEXT])
 
 
 def _errors(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
@@ -344,14 +342,6 @@ def _serial(key: Any, value: Any) -> Iterator[tuple[int, str]]:
     # Without a serial number, DCGM writes `<<<NOT_SUPPORTED>>>`, N/A or 0.
     if index is not None and serial.strip("0") and not _NO_PART_OF_A_SERIAL.search(serial):
         yield index, serial[:_LONGEST_NAME]
-
-
-def _without_repeats(results: Sequence[DiagResult]) -> tuple[DiagResult, ...]:
-    """Return the results without duplicates.
-
-    Before DCGM 4, the parts of the software test report identical results.
-    """
-    return tuple(dict.fromkeys(results))
 
 
 def _said(texts: Sequence[str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -136,7 +136,11 @@ def _counters(path: str) -> tuple[dict[str, int], str]:
     After one refusal, the remaining files would be refused too.
     """
     found: dict[str, int] = {}
-    for name, file in _counter_files(path):
+    # The driver counts keep-alives itself, without asking the device. Read them first, so that a dead device does not
+    # hide them.
+    files = {KEEP_ALIVES: f"{path}/hw_counters/{KEEP_ALIVES}"}
+    files |= {name: f"{path}/ports/1/hw_counters/{name}" for name in ERROR_COUNTERS}
+    for name, file in files.items():
         try:
             text = _read(file)
         except FileNotFoundError:
@@ -146,14 +150,6 @@ def _counters(path: str) -> tuple[dict[str, int], str]:
         if text.isdigit() and (count := int(text)) <= _HIGHEST:
             found[name] = count
     return found, ""
-
-
-def _counter_files(path: str) -> Iterable[tuple[str, str]]:
-    # The driver counts keep-alives itself, without asking the device. Read them first, so that a dead device does not
-    # hide them.
-    yield KEEP_ALIVES, f"{path}/hw_counters/{KEEP_ALIVES}"
-    for name in ERROR_COUNTERS:
-        yield name, f"{path}/ports/1/hw_counters/{name}"
 
 
 def _word(file: str) -> str | None:

@@ -156,8 +156,7 @@ def _last_line(text: bytes) -> str:
 def read_libfabric(host: Host) -> LibfabricReading:
     if host.ask_libfabric is None:
         return LibfabricReading(absent="fi_info can only check the machine on which it runs")
-    look = host.ask_libfabric()
-    assert isinstance(look, LibfabricReading)
+    look: LibfabricReading = host.ask_libfabric()
     return look
 
 

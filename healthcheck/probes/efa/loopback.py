@@ -28,8 +28,7 @@ class LoopbackReading(Struct, frozen=True):
 def read_efa_loopback(host: Host) -> LoopbackReading:
     if host.ask_efa_loopback is None:
         raise ProbeError("only a deep diagnostic sends data through EFA devices")
-    look = host.ask_efa_loopback()
-    assert isinstance(look, LoopbackReading)
+    look: LoopbackReading = host.ask_efa_loopback()
     return look
 
 

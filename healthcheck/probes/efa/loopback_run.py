@@ -109,7 +109,8 @@ class EfaLoopback:
             if wait((serving, asking), self.patience_seconds).not_done:
                 server.stop()
                 client.stop()
-        return together(self._result_of(serving), self._result_of(asking)) or self._nobody_says()
+        why = _STOPPED if self._stopping.is_set() else "fi_pingpong: both sides were killed"
+        return together(self._result_of(serving), self._result_of(asking)) or Unobserved(NOT_RUN, why)
 
     def _connect(self, client: Program, argv: tuple[str, ...], serving: Future[ProgramEnd]) -> ProgramEnd:
         """Run the client. If it starts before the server listens, run it again."""
@@ -120,9 +121,6 @@ class EfaLoopback:
             retry_error_callback=_last_result,
         )
         return again(client.run, argv, self.deadline_seconds)
-
-    def _nobody_says(self) -> Unobserved:
-        return Unobserved(NOT_RUN, _STOPPED if self._stopping.is_set() else "fi_pingpong: both sides were killed")
 
     def _result_of(self, side: Future[ProgramEnd]) -> PingResult | None:
         try:

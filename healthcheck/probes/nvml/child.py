@@ -49,7 +49,10 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
     except pynvml.NVMLError as error:
         return {"library": library.path, "error": error.value, "cause": str(error)}
     finally:
-        _shut_down(pynvml)
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            print(f"nvmlShutdown: {error}", file=sys.stderr)
 
 
 def _gpu(nvml: Any, index: int, inforoms: Inforoms) -> tuple[dict[str, Any], Any]:
@@ -98,13 +101,6 @@ def _p2p(nvml: Any, gpus: list[tuple[dict[str, Any], Any]]) -> list[list[int]]:
             if error.value not in ABSENT:
                 entry["errors"]["p2p"] = other["errors"]["p2p"] = error.value
     return pairs
-
-
-def _shut_down(pynvml: Any) -> None:
-    try:
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        print(f"nvmlShutdown: {error}", file=sys.stderr)
 
 
 def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:

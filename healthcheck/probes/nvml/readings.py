@@ -195,10 +195,6 @@ def _mig_device(gpu: GpuHandle, index: int) -> Any:
         raise
 
 
-def _ecc(gpu: GpuHandle) -> list[int]:
-    return [gpu.ask("nvmlDeviceGetTotalEccErrors", kind, life) for life in (0, 1) for kind in (0, 1)]
-
-
 def _sram_threshold(gpu: GpuHandle) -> int:
     status = gpu.nvml.c_nvmlEccSramErrorStatus_v1_t()
     gpu.ask("nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
@@ -339,7 +335,7 @@ READINGS: dict[str, Callable[[GpuHandle], Any]] = {
     "instances": _instances,
     "persistence": _value_of("nvmlDeviceGetPersistenceMode"),
     "ecc_mode": _value_of("nvmlDeviceGetEccMode"),
-    "ecc": _ecc,
+    "ecc": lambda gpu: [gpu.ask("nvmlDeviceGetTotalEccErrors", kind, life) for life in (0, 1) for kind in (0, 1)],
     "sram_threshold_exceeded": _sram_threshold,
     "row_remap": _value_of("nvmlDeviceGetRemappedRows"),
     "exhausted_banks": lambda gpu: gpu.ask("nvmlDeviceGetRowRemapperHistogram").none,

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.node.conditions import WrittenConditions
-from healthcheck.node.state import HARDWARE_READY, OUR_WORD, REBOOT_REQUIRED, REPAIR_CONDITIONS, REPLACEMENT_REQUIRED
+from healthcheck.node.state import (
+    HARDWARE_READY,
+    OUR_WORD,
+    REBOOT_REQUIRED,
+    REPAIR_CONDITIONS,
+    REPLACEMENT_REQUIRED,
+    RUN,
+)
+from healthcheck.text.moments import timestamp
 from sim.control_plane import ControlPlane
 from tests.agent.world import RealCluster, World
 from tests.waiting import eventually
@@ -77,8 +87,9 @@ class TestPutBack:
 
 
 @pytest.fixture
-def world(installed: ControlPlane, tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path / "world", RealCluster(installed, "repair-conditions")) as world:
+def world(installed: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    name = getattr(request, "param", "repair-conditions")
+    with World(tmp_path / "world", RealCluster(installed, name)) as world:
         world.hurry()
         world.configure(MAX_UNHEALTHY_PERCENT="100", REPAIR_CONDITIONS=",".join(REPAIR_CONDITIONS))
         world.start()
@@ -145,3 +156,17 @@ def test_ours_come_back_from_a_writer_of_the_whole_list_and_his_own_is_his(
     found = conditions(world)
     assert (found[HARDWARE_READY], REPLACEMENT_REQUIRED in found, "GpuHealthy" in found) == (his, False, True)
     assert not his["message"].startswith(OUR_WORD)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("world", ["repair-quarantine"], indirect=True)
+def test_no_repair_is_requested_while_a_quarantine_uses_the_node(installed: ControlPlane, world: World) -> None:
+    world.wait_for_status("pass")
+    world.host.xid(3, 54, "Auxiliary power is not connected to the GPU board")
+    eventually(lambda: statuses(world) == ["False", "True", "False"], lambda: conditions(world))
+    path, until = f"/api/v1/nodes/{world.cluster.name}", timestamp(datetime.now(UTC) + timedelta(hours=1))
+
+    for kind, expected in (("quarantine", ["False", "False", "Unknown"]), ("l2", ["False", "True", "False"])):
+        claim = json.dumps({"kind": kind, "holder": "x", "until": until})
+        assert installed.request("PATCH", path, {"metadata": {"annotations": {RUN: claim}}}).status == 200
+        eventually(lambda: statuses(world) == expected, lambda: conditions(world))  # noqa: B023 - called at once

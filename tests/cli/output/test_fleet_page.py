@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from tests.markup import HOSTILE, LIVE, Tags, parsed
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 EARLIER = NOW - timedelta(hours=3)
 RUN = f"{P}/run"
+ZONE = "topology.kubernetes.io/zone"
+RACK = "topology.k8s.aws/network-node-layer-3"
+RUNBOOK = "https://github.com/aws-samples/gpu-healthcheck/blob/main/docs/runbook.md"
 OUR_TAINT = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 
 
@@ -31,8 +36,11 @@ def found(reason: str, severity: str, subject: str = "gpu/0000:18:00.0", **more:
     return {"reason": reason, "severity": severity, "subject": subject, "detail": "", "check": "xid", **seen, **more}
 
 
-def node(name: str, status: str, severity: str = "PASS", **record: Any) -> NodeState:
-    labels = {f"{P}/status": status, f"{P}/severity": severity, INSTANCE_TYPE: "p5.48xlarge"} if status else {}
+def node(
+    name: str, status: str, severity: str = "PASS", *, labels: dict[str, str] | None = None, **record: Any
+) -> NodeState:
+    verdict = {f"{P}/status": status, f"{P}/severity": severity, INSTANCE_TYPE: "p5.48xlarge"} if status else {}
+    labels = verdict | (labels or {})
     fields = {"schema": 1, "status": status, "severity": severity, **record}
     return NodeState(name, labels=labels, annotations={f"{P}/results": json.dumps(fields)} if status else {})
 
@@ -47,9 +55,8 @@ def page(*rows: FleetRow) -> str:
 
 
 def facts(*rows: FleetRow) -> list[list[str]]:
-    """Return the cells of the last table, without markup."""
-    table = page(*rows).partition('<table id="facts">')[2]
-    lines = re.findall(r'<tr id="n\d+">(.*?)</tr>', table)
+    """Return the cells of the table of facts, then those of the nodes that pass, without markup."""
+    lines = re.findall(r'<tr id="n\d+"[^>]*>(.*?)</tr>', page(*rows))
     return [
         [" ".join("".join(parsed(word).words).split()) for word in re.split(r"</t[hd]>", line)[:-1]] for line in lines
     ]
@@ -59,15 +66,20 @@ def titles(*rows: FleetRow) -> list[str]:
     return [str(value) for name, value in parsed(page(*rows)).attributes if name == "title"]
 
 
+def step(row: FleetRow) -> str:
+    """Return the next step; a node that passes has none, and no cell for it."""
+    cells = facts(row)[0]
+    return cells[6] if len(cells) > 6 else ""
+
+
 def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
     fleet_row = row(node("a", "fail", "REBOOT", findings=[found("Xid79", "REBOOT")], taint="withheld"))
 
     assert facts(fleet_row) == [
         [
             "ap5.48xlarge",
-            "fail",
-            "REBOOT",
-            "Xid79 gpu/0000:18:00.0",
+            "fail REBOOT",
+            "Xid79 REBOOTgpu/0000:18:00.0",
             "2026-11-21 09:00:00",
             "withheld",
             "30s ago",
@@ -107,21 +119,21 @@ def test_a_square_says_what_its_node_says(state: NodeState, heard: float | None,
     fleet_row = row(state, heard=heard)
 
     assert titles(fleet_row) == [message]
-    assert facts(fleet_row)[0][-1].startswith(next_step)
-    assert bool(facts(fleet_row)[0][-1]) is bool(next_step)
+    assert step(fleet_row).startswith(next_step)
+    assert bool(step(fleet_row)) is bool(next_step)
 
 
 def test_an_agent_without_heartbeat_is_silent_if_leases_are_visible() -> None:
     seen, unseen = (row_of_node(node("a", "pass"), None, timedelta(0), NOW, listed=listed) for listed in (True, False))
 
-    assert (titles(seen, unseen), facts(seen)[0][6]) == (
+    assert (titles(seen, unseen), facts(seen)[0][5]) == (
         ["a: pass, its heartbeat is overdue", "a: pass"],
         "none, silent",
     )
 
 
 @pytest.mark.parametrize(
-    ("recommended", "ended", "machine", "step"),
+    ("recommended", "ended", "machine", "expected"),
     [
         ("reset", NOW, "m", "A quarantine run recommends reset."),
         ("reset", NOW, "another", "Drain"),
@@ -130,14 +142,14 @@ def test_an_agent_without_heartbeat_is_silent_if_leases_are_visible() -> None:
     ],
 )
 def test_what_a_quarantine_run_recommends_counts_until_something_comes_after_it(
-    recommended: str, ended: datetime, machine: str, step: str
+    recommended: str, ended: datetime, machine: str, expected: str
 ) -> None:
     state = node("a", "fail", "RESET", findings=[found("EccUncorrected", "RESET")])
     run = {"schema": 1, "timestamp": timestamp(ended), "recommendation": recommended, "machine": machine}
     annotations = {**state.annotations, f"{P}/quarantine-result": json.dumps(run)}
     fleet_row = row(NodeState("a", machine="m", labels=state.labels, annotations=annotations))
 
-    assert facts(fleet_row)[0][-1].startswith(step)
+    assert step(fleet_row).startswith(expected)
 
 
 def test_a_node_that_is_tested_now_is_left_to_its_test() -> None:
@@ -145,7 +157,7 @@ def test_a_node_that_is_tested_now_is_left_to_its_test() -> None:
     run = {"kind": "quarantine", "holder": "x", "until": timestamp(NOW + timedelta(hours=1))}
     fleet_row = row(NodeState("a", labels=state.labels, annotations={**state.annotations, RUN: json.dumps(run)}))
 
-    assert facts(fleet_row)[0][-1] == "A deep run (quarantine) uses it until 2026-11-21T13:00:00Z."
+    assert step(fleet_row) == "A deep run (quarantine) uses it until 2026-11-21T13:00:00Z."
 
 
 def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled() -> None:
@@ -158,11 +170,11 @@ def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled()
     ]
     words = " ".join("".join(parsed(page(*rows)).words).split())
 
-    for message in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 striped: the heartbeat is overdue"):
+    for message in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 dashed: the heartbeat is overdue"):
         assert message.replace(" ", "") in words.replace(" ", "")
     reasons = words.partition("Where")[2].partition("Facts")[0]
     assert reasons.strip() == "Xid79REBOOT1a NvLinkDownRESET2a, b DriverBeingChangedcould not check1c"
-    assert facts(*rows)[0][3] == "Xid79 gpu/0000:18:00.0NvLinkDown gpu/0000:18:00.0 and 1 more"
+    assert facts(*rows)[0][2] == "Xid79 REBOOTgpu/0000:18:00.0 NvLinkDown RESETgpu/0000:18:00.0 gpu/0000:2a:00.0"
 
 
 def test_a_node_without_a_record_has_the_reason_of_its_condition() -> None:
@@ -170,37 +182,48 @@ def test_a_node_without_a_record_has_the_reason_of_its_condition() -> None:
     labels = {f"{P}/status": "fail", f"{P}/severity": "REBOOT"}
     fleet_row = row(NodeState("a", labels=labels, conditions=[condition], taints=[OUR_TAINT]))
 
-    assert facts(fleet_row)[0][1:6] == ["fail", "REBOOT", "Xid79", "2026-11-21 09:00:00", "yes"]
+    assert facts(fleet_row)[0][1:5] == ["fail REBOOT", "Xid79 REBOOT", "2026-11-21 09:00:00", "yes"]
 
 
 def strange(words: str) -> FleetRow:
     """Words of a stranger wherever a Node has some."""
-    record = {"findings": [found(words, "REBOOT", words)], "unobserved": [{"check": words, "cause": words}]}
+    about = {"index": words, "uuid": words, "serial": words}
+    record: dict[str, Any] = {
+        "findings": [found(words, "REBOOT", words, about=about)],
+        "unobserved": [{"check": words, "cause": words}],
+    }
     state = node(words, "fail", "REBOOT", **record, taint=words, released={"by": words, "reason": words})
     condition = {"type": "GpuHealthy", "reason": words, "message": words, "lastTransitionTime": words}
-    labels = {**state.labels, INSTANCE_TYPE: words}
+    labels = {**state.labels, INSTANCE_TYPE: words, ZONE: words, "example.com/rack": words}
     return row(
         NodeState(words, labels=labels, annotations=state.annotations, conditions=[condition], provider_id=words)
     )
 
 
 def live(tags: Tags) -> list[str]:
-    """Return the active elements and attributes, except links to a position on the page."""
-    acting = [tag for tag in tags.tags if tag in LIVE and tag != "a"]
+    """Return the active elements and attributes, except links to the page itself and to the runbook."""
+    acting = [tag for tag in tags.tags if tag in LIVE and tag not in ("a", "script")]
     named = [(name, value or "") for name, value in tags.attributes]
     acting += [name for name, _ in named if name.startswith("on") or name in ("src", "style", "action", "srcset")]
-    places = re.compile(r"#(n\d+|table)\Z")
+    places = re.compile(rf"(?:#(?:n\d+|table)|{re.escape(RUNBOOK)}#[a-z0-9-]+)\Z")
     return acting + [value for name, value in named if name == "href" and not places.match(value)]
+
+
+def structure(tags: Tags) -> list[str]:
+    """Return the elements but `span`, in which the page puts each word of a command and each part of a name."""
+    return [tag for tag in tags.tags if tag != "span"]
 
 
 @pytest.mark.parametrize("words", [*HOSTILE, *UNSEEN])
 def test_no_word_of_a_node_is_markup_or_steers_the_text(words: str) -> None:
-    calm = strange("word")
-    fleet = Fleet(FleetBudget(None, None, None), [strange(words)], [words])
-    tags = parsed(text := fleet_page.text(fleet, NOW))
+    others = [row(node(name, "pass", labels={ZONE: "b"})) for name in "cd"]
+    fleet, calm = (
+        Fleet(FleetBudget(None, None, None), [strange(word)] * 2 + others, [word]) for word in (words, "word")
+    )
+    tags = parsed(text := fleet_page.text(fleet, NOW, words))
 
-    assert (live(tags), text.isascii()) == ([], True)
-    assert tags.tags == parsed(fleet_page.text(Fleet(fleet.budget, [calm], ["word"]), NOW)).tags
+    assert (live(tags), tags.tags.count("script"), text.isascii()) == ([], 1, True)
+    assert structure(tags) == structure(parsed(fleet_page.text(calm, NOW, "word")))
     shown = [word for word in (*tags.words, *(value or "" for _, value in tags.attributes)) if word.strip()]
     assert [name for name in shown if not name.replace("\n", "").isprintable()] == []
 
@@ -208,16 +231,118 @@ def test_no_word_of_a_node_is_markup_or_steers_the_text(words: str) -> None:
 def test_however_much_a_node_says_its_row_stays_short() -> None:
     findings = [found(f"{'x' * 300}{number}", "REBOOT") for number in range(40)]
 
-    assert "and 34 more" in facts(row(node("a", "fail", "REBOOT", findings=findings)))[0][3]
-    assert len(page(row(node("a", "fail", "REBOOT", findings=findings)))) < 20_000
+    assert "and 34 more" in facts(row(node("a", "fail", "REBOOT", findings=findings)))[0][2]
+    assert len(page(row(node("a", "fail", "REBOOT", findings=findings)))) < 30_000
+
+
+def fleet_with_a_bad_rack(number: int, per_rack: int = 8) -> list[FleetRow]:
+    """Seven of the eight faulty nodes are in rack r1; worst first."""
+    placed = [{RACK: f"r{place // per_rack}", ZONE: "ab"[place % 2]} for place in range(number)]
+    faulty = {*range(per_rack, per_rack + 7), 0}
+    finding = [found("Xid79", "REBOOT", about={"index": "3", "uuid": "GPU-1234", "serial": "165"})]
+    rows = [
+        row(node(f"n{place}", "fail", "REBOOT", labels=labels, findings=finding))
+        if place in faulty
+        else row(node(f"n{place}", "pass", labels=labels))
+        for place, labels in enumerate(placed)
+    ]
+    return sorted(rows, key=lambda each: each.status)
+
+
+def test_faults_in_one_rack_are_named_and_the_squares_grouped_by_it() -> None:
+    text = page(*fleet_with_a_bad_rack(32))
+    words = " ".join(" ".join(parsed(text).words).split())
+
+    assert "7 of 8 faulty nodes are in rack r1 , which has 8 of the 32 nodes." in words
+    assert re.findall(r'<label for="g\d">(.*?)</label>', text) == ["rack", "zone", "nothing"]
+    assert re.findall(r"<h3>(r\d) ", text) == ["r1", "r0", "r2", "r3"]
+    assert text.count("marked") == 2  # the style, and the group
+    assert text.count('<a class="square') == 3 * 32
+
+
+def test_a_fleet_without_topology_labels_has_one_view() -> None:
+    text = page(row(node("a", "pass")), row(node("b", "pass")))
+
+    assert ("<label for=" in text.replace('<label for="filter">', ""), text.count('class="view"')) == (False, 1)
+
+
+def test_many_groups_without_a_fault_are_folded() -> None:
+    text = page(*fleet_with_a_bad_rack(320))
+
+    assert "38 more, in which no node is faulty, unknown or silent" in text
+
+
+def test_nodes_that_pass_are_folded_unless_their_agent_is_silent() -> None:
+    rows = [row(node("a", "warn", "MONITOR")), row(node("b", "pass"), heard=7200), row(node("c", "pass"))]
+    text = page(*rows)
+
+    assert "1 node passes, and nothing is to be done" in text
+    assert '<tr id="n2"' in text.partition('<details id="passing">')[2]
+    assert [len(cells) for cells in facts(*rows)] == [7, 7, 5]
+
+
+def test_a_finding_names_the_gpu_and_links_to_the_runbook() -> None:
+    rows = fleet_with_a_bad_rack(32)
+
+    assert facts(*rows)[0][2] == "Xid79 REBOOTGPU 3 at 0000:18:00.0 serial 165 GPU-1234"
+    links = {str(value) for name, value in parsed(page(*rows)).attributes if name == "href"}
+    assert {link for link in links if link.startswith("http")} == {f"{RUNBOOK}#xid"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "anchor"),
+    [
+        ("Xid79", "xid"),
+        ("Xid13Repeated", "xid"),
+        ("SXid20034", "sxid"),
+        ("RowRemapFailed", "rowremapfailed"),
+        ("DeepDiagnosticFailed", "deepdiagnosticfailed"),
+        ("DriverBeingChanged", "could-not-check"),
+        ("Xid79/../../x", None),
+        ("Unheard", None),
+    ],
+)
+def test_a_link_leads_to_a_heading_of_the_runbook(reason: str, anchor: str | None) -> None:
+    text = page(row(node("a", "fail", "RESET", findings=[found(reason, "RESET")])))
+    headings = re.findall(r"^#+ (.*)", (Path(__file__).parents[3] / "docs/runbook.md").read_text(), re.MULTILINE)
+
+    assert re.findall(r'href="https?://[^"]*#(.*?)"', text) == ([anchor] * 2 if anchor else [])
+    assert anchor is None or anchor in {heading.lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    ("context", "title"),
+    [
+        ("training", "training: GPU fleet, 0 of 1 nodes faulty"),
+        ("arn:aws:eks:eu-central-1:111122223333:cluster/training", "training: GPU fleet, 0 of 1 nodes faulty"),
+        ("", "GPU fleet, 0 of 1 nodes faulty"),
+    ],
+)
+def test_title_and_header_name_the_cluster(context: str, title: str) -> None:
+    text = fleet_page.text(Fleet(FleetBudget(1, 2, 1), [row(node("a", "pass"))], []), NOW, context)
+
+    assert f"<title>{title}</title>" in text
+    assert f"<h1>GPU fleet{f' <small>{context}</small>' if context else ''}</h1>" in text
+
+
+def test_the_policy_allows_the_script_of_the_page_only() -> None:
+    text = page(row(node("a", "pass")))
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+
+    assert f"script-src 'sha256-{digest}';" in text
+    assert "unsafe" not in text.replace("style-src 'unsafe-inline'", "")
 
 
 def test_a_large_fleet_is_one_small_file() -> None:
-    rows = [row(node(f"ip-10-0-{number}.us-west-2.compute.internal", "pass")) for number in range(5000)]
+    rows = [
+        row(node(f"ip-10-0-{number}.us-west-2.compute.internal", "pass", labels={ZONE: "abc"[number % 3]}))
+        for number in range(5000)
+    ]
 
     text = page(*rows)
 
-    assert text.count('<a class="square') == 5000
+    assert (text.count('<a class="square'), text.count("<li class=p>")) == (5000, 5000)
     assert len(text) < 3_000_000
 
 
@@ -229,7 +354,7 @@ def test_the_page_needs_nothing_but_itself() -> None:
     text = page(row(node("a", "pass")))
 
     assert "default-src 'none'" in text
-    assert "http" not in text.replace("http-equiv", "")
+    assert "http" not in text.replace("http-equiv", "").replace(RUNBOOK, "")
     assert "url(" not in text
     assert "@import" not in text
 
@@ -244,6 +369,7 @@ def test_the_command_writes_it_worst_first(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("<!DOCTYPE html>")
+    assert "<title>stand-in: GPU fleet, 2 of 5 nodes faulty</title>" in done.stdout
     shown = [str(value)[:1] for name, value in parsed(done.stdout).attributes if name == "title"]
     assert "".join(shown) == "dceba"
 

@@ -25,7 +25,7 @@ from healthcheck.probes.dcgm.diag import (
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer
 from sim.node import SimulatedNode
 from tests.host.test_command import is_gone
-from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4, printed, runtime_error
+from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4, printed
 from tests.waiting import eventually
 
 SHORT, LONG = 0.5, 60.0
@@ -143,17 +143,6 @@ def test_a_hostengine_of_the_node_is_used_by_its_name(dcgmi: Dcgmi) -> None:
     assert judged(dcgmi.diag(host="localhost:5555").run(2)).unobserved == ()
 
 
-def test_a_second_diagnostic_is_refused_and_says_nothing_of_the_hardware(dcgmi: Dcgmi) -> None:
-    dcgmi.tell("answer", runtime_error("Error: Unable to complete diagnostic. Return: (-39) : running"))
-    dcgmi.tell("code", "217")
-
-    outcome = judged(dcgmi.diag().run(2))
-    assert (outcome.findings, [unobserved.cause.name for unobserved in outcome.unobserved]) == (
-        (),
-        ["DcgmAlreadyRunning"],
-    )
-
-
 def test_without_dcgmi_there_is_nobody_to_ask(tmp_path: Path) -> None:
     seen = Dcgm(path=str(tmp_path)).run(2)
 
@@ -206,19 +195,6 @@ def test_one_that_somebody_needs_the_gpus_from_is_stopped_and_none_follows(dcgmi
 
     assert [cause(reading).cause.name for reading in (*seen, diag.run(2))] == ["DcgmStopped", "DcgmStopped"]
     assert len([line for line in dcgmi.asked() if line.startswith("what=")]) == 1
-
-
-def test_one_that_somebody_else_killed_could_not_look(dcgmi: Dcgmi) -> None:
-    dcgmi.tell("seconds", "999")
-    diag, seen = dcgmi.diag(), []
-    thread = threading.Thread(target=lambda: seen.append(diag.run(2)))
-    thread.start()
-    eventually((dcgmi.calls_file / "sleeper").exists)
-
-    diag._program.end()
-    thread.join()
-
-    assert [unobserved.cause.name for unobserved in judged(seen[0]).unobserved] == ["DcgmKilled"]
 
 
 def test_a_flood_has_an_end(dcgmi: Dcgmi) -> None:

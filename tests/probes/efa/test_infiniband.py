@@ -35,12 +35,6 @@ def test_efa_devices_are_counted_and_the_boards_own_are_not(
     assert (len(rdma.efa), len(rdma.devices) - len(rdma.efa), rdma.efa_driver_loaded) == (efa, others, loaded)
 
 
-def test_a_removed_device_is_gone(node: SimulatedNode) -> None:
-    node.remove_efa(5)
-
-    assert len(read_rdma(Host(node.root)).efa) == 31
-
-
 def test_the_name_says_nothing(node: SimulatedNode) -> None:
     listing = node.root / "sys/class/infiniband"
     (listing / node.efa_names[0]).rename(listing / "efa_0")

@@ -47,7 +47,6 @@ provider: efa
     type: FI_EP_DGRAM
     protocol: FI_PROTO_EFA
 """
-NO_DATA = b"fi_getinfo: -61 (No data available)\n"
 
 
 class Asked:
@@ -248,10 +247,6 @@ def test_each_domain_of_reliable_datagrams_counts_once() -> None:
 )
 def test_an_end_that_says_nothing_of_devices_is_could_not_look(code: int, err: bytes, message: str) -> None:
     assert read_listing(("rdmap16s0",), code, b"", err) == Unobserved(UnobservedCause.named("LibfabricFailed"), message)
-
-
-def test_no_data_is_an_answer() -> None:
-    assert read_listing(("rdmap16s0",), 61, b"", NO_DATA) == Listing(("rdmap16s0",), 61, says=NO_DATA.decode().strip())
 
 
 @given(st.sampled_from([0, 61, 1, -9]), st.binary(), st.binary())

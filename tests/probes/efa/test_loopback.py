@@ -141,13 +141,6 @@ def test_a_program_that_is_another_one_is_could_not_look(bench: Bench, script: s
     assert bench.answers() == [Unobserved(NOT_RUN, message)] * 4
 
 
-def test_a_program_that_can_t_run_is_could_not_look(bench: Bench) -> None:
-    program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
-    program.write_bytes(b"\x7fELF of another machine")
-
-    assert bench.answers() == [Unobserved(NOT_RUN, f"fi_pingpong: {program}: Exec format error")] * 4
-
-
 def test_a_client_that_comes_before_its_server_is_run_again(bench: Bench) -> None:
     program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
     late = program.read_text().replace(

@@ -169,19 +169,6 @@ class TestAnswers:
         answer = Gpus(VERSION, str(library), healthy(node), pairs(node))
         assert driver.look() == DriverReading(answer, (), 60.0, None, VERSION, (VERSION,))
 
-    def test_one_child_answers_every_look(self, driver: Driver) -> None:
-        driver.look()
-        first = driver.child_pid
-        driver.look()
-
-        assert driver.child_pid == first is not None
-
-    def test_a_gpu_is_recognised_by_all_its_names(self, driver: Driver) -> None:
-        first = gpus(driver.look())[0]
-
-        assert first.about == {"index": "0", "uuid": first.uuid, "serial": first.serial}
-        assert Gpu(3).about == {"index": "3"}
-
     def test_a_lost_gpu_has_no_name_but_its_index_and_the_others_answer(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
@@ -307,27 +294,6 @@ class TestAnswers:
         node.write_value("nvml/count", 10)
 
         assert [(gpu.index, gpu.error) for gpu in gpus(driver.look())[8:]] == [(8, 2), (9, 2)]
-
-    def test_fewer_gpus_than_there_are_is_what_nvml_says(self, node: SimulatedNode, driver: Driver) -> None:
-        node.write_value("nvml/count", 0)
-
-        assert gpus(driver.look()) == ()
-
-
-class TestRecoveryAction:
-    def test_an_action_is_shown_with_the_drivers_number(self, node: SimulatedNode, driver: Driver) -> None:
-        answered = []
-        for action in (0, 1, 7, 8, 4294967295):
-            node.want_recovery(2, action)
-            answered.append(gpus(driver.look())[2])
-
-        assert [gpu.recovery_action for gpu in answered] == [0, 1, 7, 8, 4294967295]
-        assert [replace(gpu, recovery_action=0) for gpu in answered] == [healthy(node)[2]] * 5
-
-    def test_a_value_that_the_driver_never_wrote_is_no_action(self, node: SimulatedNode, driver: Driver) -> None:
-        (node.root / "nvml/gpu2/field/230").unlink()
-
-        assert gpus(driver.look())[2] == replace(healthy(node)[2], recovery_action=None)
 
 
 @dataclass(frozen=True)
@@ -765,13 +731,6 @@ class TestInstances:
 
         assert self.instances(driver) == ()
 
-    def test_an_instance_that_was_destroyed_is_gone_at_the_next_look(self, node: SimulatedNode, driver: Driver) -> None:
-        node.divide_gpu(2, {0: 1, 1: 2})
-        before = self.instances(driver)
-        node.divide_gpu(2, {0: 1})
-
-        assert (before, self.instances(driver)) == ((1, 2), (1,))
-
     def test_a_mode_that_is_only_pending_is_not_on(self, node: SimulatedNode, driver: Driver) -> None:
         node.divide_gpu(2, {0: 1})
         node.write_value("nvml/gpu2/mig_current", 0)
@@ -857,17 +816,6 @@ class TestHangs:
         look = driver.look()
 
         assert (gpus(look), look.missed, judged(look)) == (healthy(node), (), [])
-
-    def test_one_miss_long_ago_and_one_now_are_not_two_in_a_row(
-        self, node: SimulatedNode, driver: Driver, clock: Clock
-    ) -> None:
-        self.hang(node, driver)
-        node.unhang()
-        driver.deadline_seconds = 60
-        driver.look()
-        clock.seconds += 3600
-
-        assert self.hang(node, driver).missed == (4600.0,)
 
     @pytest.mark.parametrize("error", [9, 18, 999])
     def test_a_driver_that_refuses_does_not_hang(self, node: SimulatedNode, driver: Driver, error: int) -> None:
@@ -1311,13 +1259,6 @@ class TestChild:
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         assert [len(answer["gpus"]) for answer in answers] == [8, 8]
         assert done.stderr == b""
-
-    def test_ending_the_driver_ends_its_child(self, driver: Driver) -> None:
-        driver.look()
-        child = driver.child_pid
-
-        assert driver.end() is None
-        assert (driver.child_pid, Path(f"/proc/{child}").exists()) == (None, False)
 
 
 class TestProbe:
