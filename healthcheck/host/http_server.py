@@ -92,19 +92,14 @@ class HttpServer:
             else:
                 while len(self._talks) >= MOST_CONNECTIONS:
                     self._give_up_oldest()
-<<<<<<< HEAD
                     await asyncio.sleep(0)
-                self._let_in(_Peer(connection, address))
-            now = time.monotonic()
-            left, at = min(left + (now - at) * _ACCEPTED_PER_SECOND, _BURST) - 1.0, now
-            await asyncio.sleep(max(-left / _ACCEPTED_PER_SECOND, 0.0))
-=======
                 peer = _Peer(connection, address)
                 task = self._loop.create_task(self._talk(peer))
                 self._talks[task] = peer
                 task.add_done_callback(self._ended)
-            await asyncio.sleep(_ACCEPT_SECONDS)
->>>>>>> 37b37d5f5e789bce00428f116d4f3ecbe9bb8cb1
+            now = time.monotonic()
+            left, at = min(left + (now - at) * _ACCEPTED_PER_SECOND, _BURST) - 1.0, now
+            await asyncio.sleep(max(-left / _ACCEPTED_PER_SECOND, 0.0))
 
     def _give_up_oldest(self) -> bool:
         """Cancel the oldest request of the address with the most requests, and return whether there was one."""
