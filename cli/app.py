@@ -98,6 +98,7 @@ for _program in (
     cluster_programs.sweep,
     cluster_programs.sweep_run,
     cluster_programs.quarantine_run,
+    cluster_programs.gate,
 ):
     _name = _program.__name__.replace("_", "-")
     app.command(_name, cls=Command, hidden=_program is cluster_programs.sweep_run)(_program)

@@ -1,7 +1,7 @@
 """`gpu-healthcheck gate`: ask this node's agent whether this pod may start. Standard library only, for a fast start.
 
 It fails open: if the agent gives no answer, the pod starts. The text of the answer is printed; only its field
-`decision` decides.
+`decision` decides. With --local, the machine itself is checked where no agent answers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ UNAVAILABLE = 69
 """EX_UNAVAILABLE: no answer, with --fail-closed."""
 USAGE = 3
 PORT = 10633
-SECONDS = 2.0
-"""Deadline of the whole request."""
+SECONDS, LOCAL_SECONDS = 2.0, 1.0
+"""Deadline of the whole request, and of a check with --local."""
+_LOOPBACK = "127.0.0.1"
 _MOST_BYTES = 65536
 _LONGEST_LINE = 2000
 _VARIABLES = {"agent": "NODE_IP", "pod": "POD_UID", "tolerates": "GATE_TOLERATES"}
@@ -35,7 +36,11 @@ class NoAnswerError(Exception):
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     try:
-        answer = ask(options.agent, options.port, options.pod, options.tolerates, options.timeout)
+        if options.local:
+            answer = _ask_or_check(options)
+        else:
+            query = f"pod={options.pod}&tolerates={options.tolerates}"
+            answer = ask(options.agent, options.port, query, options.timeout)
     except NoAnswerError as error:
         return _no_answer(str(error), closed=options.fail_closed, as_json=options.json)
     if options.json:
@@ -45,11 +50,25 @@ def main(arguments: list[str] | None = None) -> int:
     return REFUSED if answer["decision"] == "refuse" else 0
 
 
-def ask(agent: str, port: int, pod: str, tolerates: str, seconds: float) -> dict[str, Any]:
-    """Return the agent's answer. Raises NoAnswerError."""
+def _ask_or_check(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the verdict of the whole node: the agent's if one answers, else that of a check. Raises NoAnswerError."""
+    began = time.monotonic()
+    try:
+        return ask(options.agent or _LOOPBACK, options.port, "", options.timeout)
+    except NoAnswerError:
+        from cli.local_gate import check_here  # noqa: PLC0415 - it loads all checks
+
+        answer = check_here(began + options.timeout - time.monotonic())
+        if answer["decision"] == "unknown":
+            raise NoAnswerError(answer["message"]) from None
+        return answer
+
+
+def ask(agent: str, port: int, query: str, seconds: float) -> dict[str, Any]:
+    """Return the agent's answer; an empty query asks for the node's verdict. Raises NoAnswerError."""
     deadline = time.monotonic() + seconds
     host = f"[{agent}]" if ":" in agent else agent
-    request = f"GET /gate/v1?pod={pod}&tolerates={tolerates} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n"
+    request = f"GET /gate/v1?{query} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n"
     received = b""
     try:
         with socket.create_connection((agent, port), seconds) as connection:
@@ -106,13 +125,24 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         help="whether this pod tolerates the taint gpu-healthcheck.aws-samples.io/unhealthy; default: $GATE_TOLERATES. "
         "If it is unknown, the pod starts",
     )
-    parser.add_argument("--timeout", type=_seconds, default=SECONDS, metavar="SECONDS", help="default: 2")
-    parser.add_argument("--fail-closed", action="store_true", help="exit with 69 if the agent gives no answer")
+    parser.add_argument(
+        "--local",
+        action="store_true",
+        help="for Slurm's prolog and epilog: the verdict of this machine, from its agent if one runs, else by a check",
+    )
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="longest wait; default: 2, and with --local 1"
+    )
+    parser.add_argument("--fail-closed", action="store_true", help="exit with 69 if there is no answer")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     options = parser.parse_args(arguments)
     for name, variable in _VARIABLES.items():
         if getattr(options, name) is None:
             setattr(options, name, os.environ.get(variable, ""))
+    if options.timeout is None:
+        options.timeout = LOCAL_SECONDS if options.local else SECONDS
+    if options.local:
+        return options
     if options.tolerates not in ("true", "false", ""):
         parser.error(f"GATE_TOLERATES = {options.tolerates!r}: allowed are true and false")
     if not options.agent:

@@ -37,6 +37,7 @@ from healthcheck.verdict.gate import (
     GateState,
     concerned,
     decide_gate,
+    decide_node,
     gpus_of_pod,
     tolerates_taint,
 )
@@ -158,14 +159,21 @@ class Gate:
         self._refused: dict[str, _Refusals] = {}
 
     async def page(self, query: str, client: str) -> Page:
-        """Return the answer to `pod=UID&tolerates=true|false`, as JSON."""
-        fields = parse_qs(query, max_num_fields=8)
+        """Return the answer to `pod=UID&tolerates=true|false`, or the node's verdict for an empty query, as JSON."""
+        try:
+            fields = parse_qs(query, max_num_fields=8)
+        except ValueError:  # more fields
+            fields = {}
         uid, tolerates = (fields.get(key, [""])[-1] for key in ("pod", "tolerates"))
-        if not UID.match(uid) or tolerates not in _TOLERATES:
+        if query and not (UID.match(uid) and tolerates in _TOLERATES):
             return Page(HTTPStatus.BAD_REQUEST, _JSON, b'{"error": "allowed is pod=UID&tolerates=true|false"}')
-        found, _ = await asyncio.gather(self._pods.find(uid, client), self._wait_for_cycle())
-        answer = await self._answer(found, _TOLERATES[tolerates])
-        self._count(answer)
+        if query:
+            found, _ = await asyncio.gather(self._pods.find(uid, client), self._wait_for_cycle())
+            answer = await self._answer(found, _TOLERATES[tolerates])
+            self._count(answer)
+        else:
+            await self._wait_for_cycle()
+            answer = decide_node(self._view(None, None))
         return Page(HTTPStatus.OK, _JSON, msgspec.json.encode(answer))
 
     async def _answer(self, found: PodOnNode | None, tolerates: bool | None) -> GateAnswer:
@@ -186,12 +194,12 @@ class Gate:
         return GateState(
             self._state.node_name,
             standing,
+            known.settings.values.gate_severity,
+            time.monotonic() - self._cycles.ended_at if self._cycles.ended else None,
             gpus,
             node.tainted(),
             bool(standing) and says_devices(node),
             tolerates,
-            known.settings.values.gate_severity,
-            time.monotonic() - self._cycles.ended_at if self._cycles.ended else None,
         )
 
     def _taint_is_coming(self, state: GateState) -> bool:

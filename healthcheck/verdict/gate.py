@@ -17,6 +17,10 @@ from healthcheck.probes.pod_resources import DRA_DRIVER, PodDevices, is_gpu
 from healthcheck.probes.pods_by_uid import Toleration
 from healthcheck.text.moments import timestamp
 
+_POD_ENDS = (
+    "the pod ends, so that its job starts it elsewhere; unless its restartPolicy is Never, delete the pod: it restarts "
+    "on this node"
+)
 MOST_FINDINGS = 16
 """Most findings in an answer, the worst first."""
 _WHOLE = re.compile(r"(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+)?\Z", re.ASCII)
@@ -67,21 +71,33 @@ class GateState(Struct, frozen=True):
 
     node: str
     standing: Sequence[ActiveFinding]
-    gpus: frozenset[str] | None
-    """Subjects of the pod's GPUs; None: unknown."""
-    is_tainted: bool
-    are_gpus_tainted: bool
-    """DeviceTaintRules keep new pods off faulty GPUs, in place of the Node's taint."""
-    tolerates: bool | None
-    """Whether the pod tolerates our taint; None: unknown."""
     severity: Severity
     """GATE_SEVERITY."""
     check_age_seconds: float | None
+    gpus: frozenset[str] | None = None
+    """Subjects of the pod's GPUs; None: unknown."""
+    is_tainted: bool = False
+    are_gpus_tainted: bool = False
+    """DeviceTaintRules keep new pods off faulty GPUs, in place of the Node's taint."""
+    tolerates: bool | None = None
+    """Whether the pod tolerates our taint; None: unknown."""
 
 
 def decide_gate(state: GateState) -> GateAnswer:
-    """Return the answer: refuse only if the replacement of the pod cannot come back to this node."""
+    """Return the answer to a pod: refuse only if the replacement of the pod cannot come back to this node."""
     found = concerned(state)
+    if found and (why_open := _why_open(state, found)):
+        return _answer(state, found, Decision.OPEN, f"the pod starts, because {why_open}")
+    return _answer(state, found, Decision.REFUSE, _POD_ENDS)
+
+
+def decide_node(state: GateState) -> GateAnswer:
+    """Return the answer to a scheduler that drains a node by itself, such as Slurm: a taint does not matter."""
+    return _answer(state, concerned(state), Decision.REFUSE, "no job starts here")
+
+
+def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision, end: str) -> GateAnswer:
+    """Return the answer with this decision; without findings the pod starts."""
     scope = "node" if state.gpus is None else "pod"
     age = state.check_age_seconds
     checked = "no check cycle has ended yet" if age is None else f"checked {age:.0f} s ago"
@@ -90,16 +106,14 @@ def decide_gate(state: GateState) -> GateAnswer:
         message = f"{state.node}: no finding of {state.severity.name} or worse on {whose}; {checked}"
         return GateAnswer(1, state.node, Decision.START, message, scope, check_age_seconds=age)
     worst = found[0].finding
-    why_open = _why_open(state, found)
     index = worst.about.get("index", "")
     name = f"GPU {index} ({worst.subject})" if index else worst.subject
     fault = f"{state.node}: {worst.reason} ({worst.severity.name}) on {name} since {_seconds(found[0].first_seen)}"
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    end = f"the pod starts, because {why_open}" if why_open else "the pod ends, so that its job starts it elsewhere"
     return GateAnswer(
         1,
         state.node,
-        Decision.OPEN if why_open else Decision.REFUSE,
+        decision,
         f"{fault}{others}; {end}",
         scope,
         worst.reason,

@@ -103,7 +103,7 @@ def test_only_the_pod_with_the_faulty_gpu_is_refused(gated: World) -> None:
 
     assert refused.returncode == REFUSED
     assert refused.stdout.startswith("node: Xid79 (REBOOT) on GPU 3 (gpu/0000:")
-    assert "starts it elsewhere" in refused.stdout
+    assert "starts it elsewhere; unless its restartPolicy is Never, delete the pod" in refused.stdout
     assert other.returncode == 0
     assert "no finding of RESET or worse on the pod's 1 GPUs" in other.stdout
 
@@ -188,6 +188,20 @@ def test_ended_agents_and_agents_without_the_endpoint_let_pods_start(gated: Worl
     assert closed.returncode == UNAVAILABLE
 
 
+def test_slurm_is_answered_with_the_verdict_of_the_node_without_a_taint(gated: World) -> None:
+    gated.configure(ENABLE_TAINT="false")
+    eventually(lambda: gated.agent.logged("the configuration changed"))
+    healthy = gate(gated.agent.port, "", "--local")
+    gated.host.xid(3, 79, ERROR)
+    gated.wait_for_status("fail")
+    faulty = gate(gated.agent.port, "", "--local")
+
+    assert (healthy.returncode, faulty.returncode) == (0, REFUSED)
+    assert faulty.stdout.startswith("node: Xid79 (REBOOT) on GPU 3")
+    assert faulty.stdout.endswith("; no job starts here\n")
+    assert not gated.agent.metric("gate_answers_total{refuse}")
+
+
 def answering(answer: bytes | None) -> tuple[socket.socket, int]:
     """Listen on a port of loopback: send this answer to each client, or nothing and keep the connection."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -261,7 +275,9 @@ def test_wrong_usage_is_an_error_of_its_own(options: list[str], why: str) -> Non
     assert (done.returncode, why in done.stderr) == (3, True)
 
 
-@pytest.mark.parametrize("query", ["", "pod=", "pod=../x", f"pod={'x' * 65}", "pod=a&tolerates=maybe"])
+@pytest.mark.parametrize(
+    "query", ["pod=", "pod=../x", f"pod={'x' * 65}", "pod=a&tolerates=maybe", "&".join(["pod=a"] * 9), "node"]
+)
 def test_a_malformed_request_is_refused(gated: World, query: str) -> None:
     assert gated.agent.get(f"/gate/v1?{query}")[0] == 400
 
