@@ -22,6 +22,7 @@ POD_MONITOR: Identity = ("PodMonitor", "gpu-healthcheck")
 RULES: Identity = ("PrometheusRule", "gpu-healthcheck")
 DASHBOARD: Identity = ("ConfigMap", "gpu-healthcheck-dashboard")
 CONFIG: Identity = ("ConfigMap", "gpu-healthcheck-config")
+GATE: Identity = ("MutatingAdmissionPolicy", "gpu-healthcheck-gate")
 
 _TEMPLATE: Steps = ("spec", "template", "spec")
 _JOB_TEMPLATE: Steps = ("spec", "jobTemplate", *_TEMPLATE)
@@ -297,6 +298,12 @@ KEYS = (
         _SWITCH,
         default=False,
     ),
+    Key(
+        "gate.enabled",
+        "Add the gate to GPU pods of namespaces labelled gpu-healthcheck.aws-samples.io/gate=enabled (docs/gate.md).",
+        _SWITCH,
+        default=False,
+    ),
     Key("podMonitor.enabled", "Create a PodMonitor of all agents for the Prometheus operator.", _SWITCH, default=False),
     Key(
         "podMonitor.labels",
@@ -326,7 +333,7 @@ KEYS = (
     ),
 )
 
-ADDED = {"monitoring": "", "dra": "dra", "device-taints": "deviceTaints"}
+ADDED = {"monitoring": "", "dra": "dra", "device-taints": "deviceTaints", "gate": "gate"}
 """Overlays that only add objects, with the key KEY that enables each by KEY.enabled."""
 LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule", DASHBOARD: "dashboards"}
 """Objects with their own KEY.enabled; KEY.labels is added to their labels."""
