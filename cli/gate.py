@@ -106,7 +106,7 @@ def _no_answer(why: str, *, closed: bool, as_json: bool) -> int:
 def _printable(text: str) -> str:
     """Return the text on one line, with other than printable characters escaped."""
     line = text[:_LONGEST_LINE]
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -147,7 +147,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"GATE_TOLERATES = {options.tolerates!r}: allowed are true and false")
     if not options.agent:
         parser.error("the agent's address is missing: set --agent, or NODE_IP from status.hostIP")
-    if not options.pod or not all((one.isalnum() and one.isascii()) or one == "-" for one in options.pod):
+    if not options.pod or not all((char.isalnum() and char.isascii()) or char == "-" for char in options.pod):
         parser.error("the pod's UID is missing or malformed: set --pod, or POD_UID from metadata.uid")
     return options
 

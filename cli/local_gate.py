@@ -40,7 +40,7 @@ def _check() -> dict[str, Any]:
         return _unknown(f"{type(error).__name__}: {error}")
     answer = decide_node(GateState(cycle.hostname, verdict.standing, settings.values.gate_severity, 0.0))
     if answer.decision == Decision.START and verdict.status is Status.UNKNOWN:
-        return _unknown("; ".join(f"{one.cause.cause.name}: {one.cause.detail}" for one in verdict.unobserved))
+        return _unknown("; ".join(f"{check.cause.cause.name}: {check.cause.detail}" for check in verdict.unobserved))
     return dict(to_builtins(answer))
 
 

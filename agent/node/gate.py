@@ -41,6 +41,7 @@ from healthcheck.verdict.gate import (
     gpus_of_pod,
     tolerates_taint,
 )
+from healthcheck.verdict.gate_refusals import EVENT, refused_message
 from healthcheck.verdict.taint_decision import says_devices
 
 log = structlog.get_logger()
@@ -209,8 +210,8 @@ class Gate:
             return False
         now = self._state.now().monotonic
         return any(
-            one.finding.severity >= rules.taint_severity and now - one.last_at < _NEW_SECONDS
-            for one in concerned(state)
+            active.finding.severity >= rules.taint_severity and now - active.last_at < _NEW_SECONDS
+            for active in concerned(state)
         )
 
     def _gpus(self, found: PodOnNode | None) -> frozenset[str] | None:
@@ -248,8 +249,7 @@ class Gate:
         refusals.count += 1
         if (now := time.monotonic()) - refusals.reported_at >= _EVENT_SECONDS:
             refusals.reported_at = now
-            pods = "a pod" if refusals.count == 1 else f"{refusals.count} pods within an hour or more"
-            self._reporter.warn("GateRefused", f"the gate refused {pods}: {answer.message}")
+            self._reporter.warn(EVENT, refused_message(refusals.count, answer.reason, answer.message))
             refusals.count = 0
 
 

@@ -66,6 +66,9 @@ def _words(fleet: Fleet) -> Iterator[Text]:
     withheld = [row.node for row in fleet.nodes if row.taint == "withheld"]
     if withheld:
         yield Text(f"\nnot tainted although their verdicts require it: {named(withheld, _MOST_NAMED)}", "bold red")
+    if fleet.refused:
+        pods = [f"{each.node} ({each.reason}, {counted(each.pods, 'pod')})" for each in fleet.refused]
+        yield Text(f"\nthe gate refused pods: {named(pods, _MOST_NAMED)}", "magenta")
     overdue: dict[str, list[str]] = {}
     for row in fleet.nodes:
         if row.overdue:

@@ -197,7 +197,16 @@ ENDS = _cause(
     severity=CauseSeverity.LOW,
 )
 
+GATE_RESTARTS = _cause(
+    "GateRestartsOnFaultyNode",
+    "The gate refuses the pod because its node is faulty, but the pod's restartPolicy starts it there again and again.",
+    "In the job's template, set `restartPolicy: Never` and a podFailurePolicy that ignores exit code 75: docs/gate.md.",
+    failing(r"the pod ends, so that its job starts it elsewhere", "`gpu-healthcheck gate`"),
+    severity=CauseSeverity.HIGH,
+    source="init container gpu-gate, exit code 75",
+)
 RECOGNISED = (
+    GATE_RESTARTS,
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST, NOT_INJECTED, GPU_MEMORY),
     *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, NCCL),
 )
@@ -233,6 +242,8 @@ _MISSING_OTHERS = (NCCL, CRASHES, SIGNAL)
 """Errors of the other processes of a job after one of them has ended."""
 _OF_THE_GPU = (HARDWARE, FABRIC, DRIVER_MISMATCH, CUDA_UNKNOWN, PROGRAM, NCCL)
 """Consequences of a faulty GPU."""
+_REFUSED = ("gpu-gate", 75)
+"""Container of the gate, and its exit code for a pod that may not start."""
 _SIGNALS = (132, 134, 135, 136, 139)
 _TERMINATED = 143
 """Ended by SIGTERM: a requested end, unless it repeats."""
@@ -368,7 +379,8 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
         return Recognised(HOST_MEMORY, end, "")
     known = recognised(_TEXTS, (end, *of_log(snapshot, pod, state.name)))
     if known is not None:
-        return known
+        # Once a refused pod has failed, its job replaces it elsewhere, and the cause is that of the node.
+        return None if known.cause is GATE_RESTARTS and pod.over else known
     if ended.exit_code in _KILLED and _probes(snapshot, pod):
         return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
     asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
@@ -380,7 +392,7 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
 
 def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
     if state.init:
-        return INIT_FAILS
+        return GATE_RESTARTS if (state.name, ended.exit_code) == _REFUSED else INIT_FAILS
     if ended.exit_code == 0:
         return ENDS
     return SIGNAL if ended.exit_code in _SIGNALS else CRASHES
@@ -493,6 +505,9 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
         for finding in _faults(node)[:1]:
             explain = command("gpu-healthcheck", "explain", finding.reason)
             yield f"See the action for {finding.reason} on {node.subject}: {explain}"
+    if crash.known.cause is GATE_RESTARTS:
+        delete = command("kubectl", "-n", crash.pod.meta.namespace, "delete", "pod", crash.pod.meta.name)
+        yield f"Delete the pod, so that its replacement starts on another node: {delete}"
     message = crash.known.quote.lower() if crash.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
     yield next((words for word, words in _INSTEAD if word in message), crash.known.cause.remedy)
     words = ("kubectl", "-n", crash.pod.meta.namespace, "logs", crash.pod.meta.name, "-c", crash.state.name)

@@ -102,8 +102,8 @@ def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision
     age = state.check_age_seconds
     checked = "no check cycle has ended yet" if age is None else f"checked {age:.0f} s ago"
     if not found:
-        whose = "the node" if state.gpus is None else f"the pod's {len(state.gpus)} GPUs and the node's shared parts"
-        message = f"{state.node}: no finding of {state.severity.name} or worse on {whose}; {checked}"
+        subject = "the node" if state.gpus is None else f"the pod's {len(state.gpus)} GPUs and the node's shared parts"
+        message = f"{state.node}: no finding of {state.severity.name} or worse on {subject}; {checked}"
         return GateAnswer(1, state.node, Decision.START, message, scope, check_age_seconds=age)
     worst = found[0].finding
     index = worst.about.get("index", "")
@@ -118,8 +118,10 @@ def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision
         scope,
         worst.reason,
         tuple(
-            GateFinding(one.finding.reason, one.finding.severity.name, one.finding.subject, _seconds(one.first_seen))
-            for one in found[:MOST_FINDINGS]
+            GateFinding(
+                active.finding.reason, active.finding.severity.name, active.finding.subject, _seconds(active.first_seen)
+            )
+            for active in found[:MOST_FINDINGS]
         ),
         age,
     )
@@ -128,11 +130,11 @@ def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision
 def concerned(state: GateState) -> list[ActiveFinding]:
     """Return the findings of GATE_SEVERITY or worse on the pod's GPUs or on shared parts, the worst first."""
     found = [
-        one
-        for one in state.standing
-        if one.finding.severity >= state.severity and _is_on(one.finding.subject, state.gpus)
+        active
+        for active in state.standing
+        if active.finding.severity >= state.severity and _is_on(active.finding.subject, state.gpus)
     ]
-    return sorted(found, key=lambda one: (-one.finding.severity, one.first_seen))
+    return sorted(found, key=lambda active: (-active.finding.severity, active.first_seen))
 
 
 def tolerates_taint(tolerations: Iterable[Toleration]) -> bool:
@@ -183,7 +185,7 @@ def _is_on(subject: str, gpus: frozenset[str] | None) -> bool:
 def _why_open(state: GateState, found: Sequence[ActiveFinding]) -> str:
     """Return the reason why the pod starts in spite of the findings; '' to refuse it."""
     barred = state.is_tainted or (
-        state.are_gpus_tainted and all(one.finding.subject.startswith("gpu/") for one in found)
+        state.are_gpus_tainted and all(active.finding.subject.startswith("gpu/") for active in found)
     )
     if not barred:
         return (

@@ -108,7 +108,7 @@ OURS = f"{P}/unhealthy"
         ([{"key": "nvidia.com/gpu", "operator": "Exists"}], "false"),
     ],
 )
-def test_the_gate_is_told_whether_the_pod_tolerates_our_taint(
+def test_the_gate_has_a_variable_for_the_pods_toleration_of_our_taint(
     plane: ControlPlane, tolerations: list[Json], expected: str
 ) -> None:
     (gate,) = created(plane, pod(GPU, tolerations=tolerations))["spec"]["initContainers"]

@@ -108,7 +108,7 @@ def test_only_the_pod_with_the_faulty_gpu_is_refused(gated: World) -> None:
     assert "no finding of RESET or worse on the pod's 1 GPUs" in other.stdout
 
 
-def test_a_pod_whose_gpus_are_unknown_is_judged_by_the_whole_node(gated: World) -> None:
+def test_a_pod_with_unknown_gpus_is_judged_by_the_whole_node(gated: World) -> None:
     loses_gpu_3(gated)
 
     assert [gate(gated.agent.port, pod).returncode for pod in (OTHER, "uid-of-no-pod")] == [REFUSED, REFUSED]
