@@ -201,7 +201,7 @@ GATE_RESTARTS = _cause(
     "GateRestartsOnFaultyNode",
     "The gate refuses the pod because its node is faulty, but the pod's restartPolicy starts it there again and again.",
     "In the job's template, set `restartPolicy: Never` and a podFailurePolicy that ignores exit code 75: docs/gate.md.",
-    failing(r"the pod ends, so that its job starts it elsewhere", "`gpu-healthcheck gate`"),
+    failing(r"the pod ends, so that its job starts it elsewhere", "the gate"),
     severity=CauseSeverity.HIGH,
     source="init container gpu-gate, exit code 75",
 )
