@@ -41,10 +41,14 @@ class LocalPod(Struct, frozen=True):
 def read_pods(root: Path, runtime_socket: str) -> dict[str, LocalPod]:
     """Return the pods by UID. Raises ProbeError if no source answers."""
     if host_files.is_there(root, PODS_API):
-        return _by_uid(pods_of_kubelet(*_ask("pods", root, PODS_API)))
+        try:
+            return by_uid(pods_of_kubelet(*_ask("pods", root, PODS_API)))
+        except ProbeError:  # a socket of a kubelet that no longer serves it
+            if not runtime_socket:
+                raise
     if not runtime_socket:
         raise ProbeError("the socket of the container runtime is not known")
-    return _by_uid(pods_of_runtime(*_ask("pod-sandboxes", root, runtime_socket)))
+    return by_uid(pods_of_runtime(*_ask("pod-sandboxes", root, runtime_socket)))
 
 
 def pods_of_kubelet(answer: Mapping[str, Any]) -> Iterator[tuple[str, LocalPod]]:
@@ -70,7 +74,7 @@ def _ask(question: str, root: Path, path: str) -> list[dict[str, Any]]:
         socket.end()
 
 
-def _by_uid(pods: Iterable[tuple[str, LocalPod]]) -> dict[str, LocalPod]:
+def by_uid(pods: Iterable[tuple[str, LocalPod]]) -> dict[str, LocalPod]:
     """Return the first MOST_PODS pods with a valid UID and name."""
     found: dict[str, LocalPod] = {}
     for uid, pod in pods:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[3]
 ERROR = "GPU has fallen off the bus."
 THREE, FIVE, OTHER = "uid-of-gpu-3", "uid-of-gpu-5", "uid-without-devices"
 REFUSED, UNAVAILABLE = 75, 69
+FLOODING = "127.0.0.9"
+"""Address of a client that floods the agent."""
 
 
 def sandboxes(*uids: str) -> dict[str, bytes]:
@@ -248,6 +250,42 @@ def test_an_answer_that_is_none_lets_the_pod_start(answer: bytes | None, why: st
 
     assert (done.returncode, done.stdout) == (0, "")
     assert why in done.stderr
+
+
+def test_packets_that_are_dropped_let_the_pod_start() -> None:
+    """The kernel drops the packets of a connection to a listener with a full queue, as an egress policy does."""
+    with ExitStack() as undo:
+        listener = undo.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = undo.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        done = gate(listener.getsockname()[1], THREE, "--timeout=1")
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "timed out; the pod starts without a check" in done.stderr
+
+
+def test_a_flood_from_another_address_keeps_no_pod_from_its_answer(gated: World) -> None:
+    loses_gpu_3(gated)
+    port, ended = gated.agent.port, threading.Event()
+
+    def ask_without_end(number: int) -> None:
+        while not ended.is_set():
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1, (FLOODING, 0)) as connection:
+                connection.sendall(f"GET /gate/v1?pod=flood-{number} HTTP/1.0\r\n\r\n".encode())
+                connection.recv(4096)
+
+    flood = [threading.Thread(target=ask_without_end, args=(number,), daemon=True) for number in range(150)]
+    for thread in flood:
+        thread.start()
+    codes = [gate(port, pod, "--timeout=60").returncode for pod in (THREE, FIVE, "uid-of-no-pod")]
+    alive = gated.agent.get("/healthz")[0]
+    ended.set()
+    for thread in flood:
+        thread.join()
+
+    assert (codes, alive) == ([REFUSED, 0, REFUSED], 200)
 
 
 def test_control_characters_of_another_program_are_escaped() -> None:
