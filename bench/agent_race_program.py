@@ -25,7 +25,8 @@ from healthcheck.host.log import log_as_json
 from healthcheck.model import Evidence
 from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
-from healthcheck.settings.values import NodeSettings, Settings
+from healthcheck.settings.declaration import NodeSettings
+from healthcheck.settings.reading import Settings
 
 _INTERVAL_SECONDS = 3
 _WAITS = replace(WAITS, settle=0.0, look_again=0.2, maintenance=2.0)

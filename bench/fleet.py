@@ -43,7 +43,8 @@ from healthcheck.memory.findings import Memory
 from healthcheck.model import Finding, KernelEvent, Severity
 from healthcheck.model import Outcome as Looked
 from healthcheck.node.state import TAINT
-from healthcheck.settings.values import NodeSettings, Settings
+from healthcheck.settings.declaration import NodeSettings
+from healthcheck.settings.reading import Settings
 from healthcheck.verdict import budget
 from sim.control_plane import ControlPlane
 

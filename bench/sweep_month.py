@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from bench.outcome import Outcome, Row, percentile
 from bench.stage import INSTANCE_TYPE, Stage
 from healthcheck.deep.due import Attempt, DeepTest
-from healthcheck.settings.values import NodeSettings
+from healthcheck.settings.declaration import NodeSettings
 from sweeper.select import Candidate, SweepLimits, select
 
 AIM_SHARE, INTERVALS = 0.99, 2

@@ -2,55 +2,61 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 import healthcheck
-from cli import cluster_programs, completion
-from cli.command_help import Command, Group
+from cli.command_help import COMPLETION, Command, Group, StoredHelp, help_texts
 from healthcheck.host.opening import shortage_behind
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import end_with_whoever_reads, say, take_any_text, write_document
 
-COMMANDS = {
-    "check": "Check this node once and print the verdict.",
-    "replay": "Judge saved logs or evidence.",
-    "status": "Show every GPU node, worst first.",
-    "diagnose": "Show why GPU pods and nodes are stuck. "
-    "Exit code: 0 no cause found, 1 causes found, 2 could not check.",
-    "quarantine": "Cordon, drain and test nodes with a deep diagnostic, and recommend an action for each. "
-    "Takes an hour or more.",
-    "release": "Release nodes: their present event findings are acknowledged and no longer count.",
-    "verify": "Check the installation: policies are in force, GPU nodes have labels, and agents check them.",
-    "uninstall": "Remove our labels, taints, annotations and conditions from all nodes, "
-    "and our device taints from GPUs.",
-    "explain": "Explain a code or reason: its meaning, NVIDIA's advice, and the settings of this cluster.",
-    "completion": "Print the completion script of a shell.",
-    "version": "Print the version.",
-}
-"""First docstring line of each command; a command is the function of that name in the file of that name."""
+COMMANDS = (
+    "check",
+    "replay",
+    "status",
+    "diagnose",
+    "quarantine",
+    "release",
+    "verify",
+    "uninstall",
+    "explain",
+    "completion",
+    "version",
+)
+"""Commands in the order of the help. Each is the function of that name in the file of that name."""
+PROGRAMS = ("agent", "sweep", "sweep-run", "quarantine-run", "gate")
+"""Programs of the cluster and its nodes, each a function of `cli.cluster_programs`."""
 AS_PLUGIN = "kubectl-gpu_healthcheck"
 
 
 class _Commands(Group):
-    """Group of the commands. A command's file is imported when the command or its help is called, not to list it."""
+    """Group of the commands. A command's file is imported when the command is called, not for its help."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {**{name: Command(name, help=line) for name, line in COMMANDS.items()}, **self.commands}
+        texts = help_texts()
+        self.commands = {name: StoredHelp(name, texts.get(name)) for name in (*COMMANDS, *PROGRAMS)}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        if name in COMMANDS:
-            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command(name, cls=Command)(getattr(import_module(f"cli.{name}"), name))
-            command = typer.main.get_command(alone)
-        return name, command, rest
+        if rest in (["-h"], ["--help"]) or name is None:
+            return name, command, rest
+        return name, command_of(name), rest
+
+
+def command_of(name: str) -> Command:
+    """Import a command with its options."""
+    module = import_module("cli.cluster_programs" if name in PROGRAMS else f"cli.{name}")
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, cls=Command, hidden=name == "sweep-run")(getattr(module, name.replace("-", "_")))
+    return cast("Command", typer.main.get_command(alone))
 
 
 app = typer.Typer(
@@ -93,22 +99,14 @@ def every_command(
         write_document(f"{context.get_help()}\n")
 
 
-for _program in (
-    cluster_programs.agent,
-    cluster_programs.sweep,
-    cluster_programs.sweep_run,
-    cluster_programs.quarantine_run,
-    cluster_programs.gate,
-):
-    _name = _program.__name__.replace("_", "-")
-    app.command(_name, cls=Command, hidden=_program is cluster_programs.sweep_run)(_program)
-
-
 def run() -> None:
     """Run a command. An unexpected exception exits with "could not check", never with a fault of the node."""
     take_any_text()
     end_with_whoever_reads()
-    completion.prepare()
+    if COMPLETION in os.environ:
+        from cli import completion  # noqa: PLC0415 - no other command needs it
+
+        completion.prepare()
     try:
         code = app(standalone_mode=False, prog_name=called())
     except typer.Exit as end:
@@ -138,4 +136,6 @@ def complete(words: list[str]) -> None:
     """Print kubectl's completions for these words; nothing if that fails."""
     take_any_text()
     end_with_whoever_reads()
+    from cli import completion  # noqa: PLC0415 - no command needs it
+
     completion.answer_kubectl(words, app)

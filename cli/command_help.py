@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Mapping
+from pkgutil import get_data
 from typing import Any
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+COMPLETION = "_GPU_HEALTHCHECK_COMPLETE"
+"""Variable in which typer's scripts pass the shell that requests completions."""
 
 
 class Command(TyperCommand):
     """Command with this project's help: options as they are typed, without types."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        names = [_word(param) for param in self.get_params(ctx) if isinstance(param, TyperArgument)]
-        return [*names, "[options]"]
+        return [*(name for name, _ in self.arguments_of(ctx)), "[options]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write(formatter, "Arguments", self.arguments_of(ctx))
@@ -23,10 +27,33 @@ class Command(TyperCommand):
         """Return each option as it is typed, with its purpose."""
         return _records(self, ctx)
 
-    def arguments_of(self, ctx: Any) -> Iterator[tuple[str, str]]:
+    def arguments_of(self, ctx: Any) -> Iterable[tuple[str, str]]:
         for param in self.get_params(ctx):
             if isinstance(param, TyperArgument):
-                yield _word(param), param.help or ""
+                yield param.metavar or param.name or "", param.help or ""
+
+
+class StoredHelp(Command):
+    """Command with the help of help.json: its file, with all that the command needs, is not imported."""
+
+    def __init__(self, name: str, stored: Mapping[str, Any] | None) -> None:
+        """`stored` None: a new command, whose help is not generated yet."""
+        self._stored = stored or {"help": "", "hidden": False, "arguments": [], "options": []}
+        super().__init__(name, help=self._stored["help"], hidden=self._stored["hidden"], rich_markup_mode=None)
+
+    def options_of(self, ctx: Any) -> list[tuple[str, str]]:
+        del ctx
+        return [(typed, purpose) for typed, purpose in self._stored["options"]]
+
+    def arguments_of(self, ctx: Any) -> Iterable[tuple[str, str]]:
+        del ctx
+        return [(typed, purpose) for typed, purpose in self._stored["arguments"]]
+
+
+def help_texts() -> Mapping[str, Mapping[str, Any]]:
+    """Return the help of each command, from help.json, which `make docs` writes."""
+    texts: Mapping[str, Mapping[str, Any]] = json.loads(get_data("cli", "help.json") or b"{}")
+    return texts
 
 
 class Group(TyperGroup):
@@ -50,10 +77,6 @@ class Group(TyperGroup):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"{ctx.command_path} COMMAND -h lists the options of a command.\n")
-
-
-def _word(argument: TyperArgument) -> str:
-    return argument.metavar or argument.name or ""
 
 
 def _records(command: TyperCommand | TyperGroup, ctx: Any) -> list[tuple[str, str]]:

@@ -12,14 +12,13 @@ from typing import Annotated
 
 import typer
 
+from cli.command_help import COMPLETION
 from cli.options import one_of
 from healthcheck.host.streams import write_document
 
 PROGRAM = "gpu-healthcheck"
 _PLUGIN = "kubectl-gpu_healthcheck"
 """Name of the plugin in every installation; krew installs only this name."""
-_ASKED = "_GPU_HEALTHCHECK_COMPLETE"
-"""Variable in which typer's scripts pass the shell."""
 _UNBROKEN = "9999"
 """Terminal width for typer. On a narrower terminal, typer breaks a description, and the shell reads the rest as
 another completion.
@@ -57,17 +56,16 @@ def completion(shell: ShellName) -> None:
         return
     from typer import completion as typers  # noqa: PLC0415 - the help does not need it
 
-    script = vars(typers)["get_completion_script"](prog_name=PROGRAM, complete_var=_ASKED, shell=shell.value)
+    script = vars(typers)["get_completion_script"](prog_name=PROGRAM, complete_var=COMPLETION, shell=shell.value)
     write_document(f"{script}\n")
 
 
 def prepare() -> None:
-    """Prepare the completion when a shell requests it."""
-    if _ASKED in os.environ:
-        from typer import completion as typers  # noqa: PLC0415 - no other command needs it
+    """Prepare the answer to a shell's request for completions."""
+    from typer import completion as typers  # noqa: PLC0415 - the help does not need it
 
-        vars(typers)["completion_init"]()
-        os.environ["COLUMNS"] = _UNBROKEN
+    vars(typers)["completion_init"]()
+    os.environ["COLUMNS"] = _UNBROKEN
 
 
 def answer_kubectl(words: Sequence[str], app: typer.Typer) -> None:
@@ -77,7 +75,7 @@ def answer_kubectl(words: Sequence[str], app: typer.Typer) -> None:
     """
     *before, typed = words or ("",)
     line = " ".join([shlex.join([PROGRAM, *before]), shlex.quote(typed) if typed else ""])
-    os.environ |= {_ASKED: "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
+    os.environ |= {COMPLETION: "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
     prepare()
     with redirect_stdout(StringIO()) as io, suppress(SystemExit):
         app(prog_name=PROGRAM)

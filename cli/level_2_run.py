@@ -21,7 +21,7 @@ from healthcheck.probes.dcgm.diag import Dcgm, DcgmReading, level_2_patience_sec
 from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.kubelet_claims import read_gpu_holders
 from healthcheck.probes.pod_resources import is_kubelet_here
-from healthcheck.settings.values import NodeSettings
+from healthcheck.settings.declaration import NodeSettings
 
 _BEGINS = "DCGM's level 2 has started: it takes minutes, {} s at most; Ctrl-C ends it"
 

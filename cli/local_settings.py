@@ -42,7 +42,7 @@ def read_here(program: str) -> LocalSettings:
         message = f", {_NO_SETTINGS.format(directory)}"
         return LocalSettings(directory, Policy(), read_packaged(), index.defaults(), message)
     # Loading the reader of settings takes as long as loading everything else.
-    from healthcheck.settings.declared import by_key, written  # noqa: PLC0415
+    from healthcheck.settings.declaration import by_key, written  # noqa: PLC0415
     from healthcheck.settings.reading import read_settings  # noqa: PLC0415
 
     settings = read_settings(directory)

@@ -30,10 +30,8 @@ from healthcheck.probes import kernel_log, machine
 from healthcheck.probes.container_runtime.cri import RuntimeStatus
 from healthcheck.probes.efa.libfabric import Libfabric
 from healthcheck.probes.nvml.driver import Driver
-from healthcheck.settings.declared import IMDS
-from healthcheck.settings.files import unknown_keys
-from healthcheck.settings.reading import read_settings
-from healthcheck.settings.values import Settings
+from healthcheck.settings.declaration import IMDS
+from healthcheck.settings.reading import Settings, read_settings, unknown_keys
 
 _ELSEWHERE = (
     "{} needs the whole node for hours: `gpu-healthcheck quarantine NODE` drains the node and runs it in a Job "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,6 +46,8 @@ Timeout = Annotated[
     ),
 ]
 LACKING = 1
+_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}", re.ASCII)
+"""Keys of a ConfigMap."""
 _LOOK_AGAIN_SECONDS = 2.0
 _MOST_NAMED = 5
 
@@ -106,6 +111,7 @@ def answers_of(cluster: Cluster) -> Iterator[Verification]:
         "agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} were checked in time{others}"
     )
     yield from agent_answers(cluster, any_silent=bool(silent))
+    yield from settings_answers(cluster)
     yield from crowd_answers(listed)
     yield from engine_answers(listed)
 
@@ -132,6 +138,25 @@ def agent_answers(cluster: Cluster, *, any_silent: bool) -> Iterator[Verificatio
         earlier, count = agent_pods.outdated(daemon_set)
         if earlier:
             yield Verification("agent versions", holds=False, said=f"{earlier} of {count} {_EARLIER}")
+
+
+def settings_answers(cluster: Cluster) -> Iterator[Verification]:
+    """Yield the invalid values and unknown keys of the ConfigMap, as the agents read them."""
+    from healthcheck.settings.reading import read_settings, unknown_keys  # noqa: PLC0415 - loads pydantic
+
+    try:
+        written = cluster.settings.read_config()
+    except (NotFound, Forbidden) as error:
+        yield Verification("settings", holds=isinstance(error, Forbidden), said=f"could not check: {error}")
+        return
+    with TemporaryDirectory() as folder:
+        for key, value in written.items():
+            if _KEY.fullmatch(key):
+                (Path(folder) / key).write_text(value, encoding="utf-8")
+        bad = [str(value.words) for value in read_settings(Path(folder)).bad if value.where.startswith(folder)]
+        unknown = unknown_keys(Path(folder))
+    words = [*bad, *([str(unknown).removeprefix(f"{folder}: ")] if unknown else ())]
+    yield Verification("settings", holds=not words, said="; ".join(words) or f"{len(written)} keys are valid")
 
 
 def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:

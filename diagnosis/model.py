@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec import Struct
 
@@ -116,6 +115,28 @@ class Cause(Struct, frozen=True, eq=False):
     """Running work is failing: listed before all others of its severity."""
 
 
+class RowFields(TypedDict, total=False):
+    """Fields of a cause that a row may state in addition to its family."""
+
+    severity: CauseSeverity
+    source: str
+    of_node: bool
+    follows: tuple[str, ...]
+    urgent: bool
+
+
+class Family:
+    """Constructor of rows: causes that break the same link. A row states only what differs from its family."""
+
+    def __init__(self, link: Link | None, **common: Unpack[RowFields]) -> None:
+        self._link = link
+        self._common = common
+
+    def __call__(self, name: str, means: str, remedy: str, *texts: Signature, **fields: Unpack[RowFields]) -> Cause:
+        given = RowFields(severity=CauseSeverity.HIGH) | self._common | fields
+        return Cause(name=name, link=self._link, means=means, remedy=remedy, texts=texts, **given)
+
+
 Origin = tuple[str, str]
 """Name and subject of a cause that explains another one."""
 
@@ -172,8 +193,3 @@ def origins(causes: Iterable[Cause | str], *subjects: str) -> tuple[Origin, ...]
     """Return each cause, or name of a cause, on each of the subjects."""
     names = (cause if isinstance(cause, str) else cause.name for cause in causes)
     return tuple((name, subject) for name in names for subject in subjects)
-
-
-def command(*words: str) -> str:
-    """Return a command as a remedy contains it: complete, in backticks, and quoted for a shell."""
-    return f"`{shlex.join(words)}`"

@@ -16,11 +16,14 @@ from healthcheck.cluster.errors import ClusterError
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
 from healthcheck.model import Status
-from healthcheck.settings.environment import complain_of_environment
-from healthcheck.settings.files import unknown_keys
-from healthcheck.settings.reading import read_settings
-from healthcheck.settings.sources import read_variables
-from healthcheck.settings.values import Settings, SettingsError
+from healthcheck.settings.reading import (
+    Settings,
+    SettingsError,
+    complain_of_environment,
+    read_settings,
+    read_variables,
+    unknown_keys,
+)
 from healthcheck.text.json_rows import as_json
 from quarantine.node_marks import NodeNotTestable, QuarantineMarks, lock
 from quarantine.recommendation import Recommendation

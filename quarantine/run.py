@@ -19,7 +19,7 @@ from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.efa.loopback_run import EfaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
-from healthcheck.settings.values import Settings
+from healthcheck.settings.reading import Settings
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of
 from quarantine.node_marks import QuarantineMarks

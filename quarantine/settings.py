@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from healthcheck.settings.declared import Folder, LogLevel, NodeName
+from healthcheck.settings.declaration import Folder, LogLevel, NodeName
 
 
 class QuarantineSettings(Struct, frozen=True, kw_only=True):

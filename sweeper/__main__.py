@@ -21,9 +21,7 @@ from healthcheck.host.console import Screen
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, Options, exit_code
 from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
-from healthcheck.settings.environment import complain_of_environment
-from healthcheck.settings.sources import read_variables
-from healthcheck.settings.values import SettingsError
+from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
 from healthcheck.text.durations import timeout
 from healthcheck.text.moments import timestamp
 from sweeper.select import Decision

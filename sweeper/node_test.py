@@ -37,9 +37,8 @@ from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
-from healthcheck.settings.environment import complain_of_environment
-from healthcheck.settings.sources import read_variables
-from healthcheck.settings.values import NodeSettings, SettingsError
+from healthcheck.settings.declaration import NodeSettings
+from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
 from healthcheck.text.json_rows import as_json
 from healthcheck.text.moments import is_future
 from healthcheck.verdict import record as records

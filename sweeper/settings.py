@@ -7,10 +7,8 @@ from pathlib import Path
 import structlog
 from msgspec import Struct, field
 
-from healthcheck.settings.declared import Folder, LogLevel, NodeName
-from healthcheck.settings.files import unknown_keys
-from healthcheck.settings.reading import read_settings
-from healthcheck.settings.values import NodeSettings
+from healthcheck.settings.declaration import Folder, LogLevel, NodeName, NodeSettings
+from healthcheck.settings.reading import read_settings, unknown_keys
 
 log = structlog.get_logger()
 

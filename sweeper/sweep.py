@@ -27,7 +27,7 @@ from healthcheck.deep.job import JobState, TemplateError
 from healthcheck.host import clock
 from healthcheck.node.devices import AllocatedDevices
 from healthcheck.node.state import NodeState, with_devices
-from healthcheck.settings.values import NodeSettings
+from healthcheck.settings.declaration import NodeSettings
 from healthcheck.verdict.budget import Slot
 from healthcheck.verdict.taint_decision import says_devices
 from sweeper.leftovers import Leftovers, find_leftovers, is_working

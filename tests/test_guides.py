@@ -95,7 +95,7 @@ def test_the_cause_of_the_guide_is_found_and_ends_with_recovery(copy: Path) -> N
 
 def test_the_setting_of_the_guide_reaches_configmap_chart_and_explain(copy: Path) -> None:
     insert(
-        copy / "healthcheck/settings/values.py",
+        copy / "healthcheck/settings/declaration.py",
         ' = field(default=60, name="MAX_RETIRED_PAGES_SBE")\n',
         blocks("adding-a-setting.md")["python field"],
         4,

@@ -22,8 +22,7 @@ from healthcheck.checks import driver_reasons
 from healthcheck.memory import known_names
 from healthcheck.model import PREFIX, Check, Reason, Severity, Status, UnobservedCause
 from healthcheck.node import state as node
-from healthcheck.settings.declared import settings_of
-from healthcheck.settings.values import NodeSettings
+from healthcheck.settings.declaration import NodeSettings, settings_of
 from healthcheck.verdict.acknowledgement import UNTOLD
 from quarantine.recommendation import Recommendation
 from quarantine.settings import QuarantineSettings

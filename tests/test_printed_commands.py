@@ -49,7 +49,6 @@ CHANGES = {
     "cordon *": "cordon other",
     "create serviceaccount *": "-n work create serviceaccount missing",
     "delete * *": "delete validatingwebhookconfiguration broken",
-    "delete daemonset *": "-n work delete daemonset extra",
     "delete job *": "-n work delete job done",
     "delete node *": "delete node gone",
     "delete pod": "-n work delete pod named --wait=false",
@@ -77,7 +76,6 @@ CHANGES = {
 NOT_RUN = {
     r"kubectl \* resourcequota \*": "describe, or edit: a person decides what is changed",
     r"kubectl edit .*": "opens an editor: a person decides what is changed",
-    r"kubectl delete devicetaintrule \S+": "an administrator's own rule; served from Kubernetes 1.35 on",
     r"dcgmi diag\b.*": "needs a GPU; the deep tests run its stand-in",
     r"modprobe \S+": "loads a kernel module; tests/memory/test_advice.py has the node after it",
     r"nvidia-modprobe -c0 -u": "makes device files of a GPU; the simulated node has them",
@@ -123,6 +121,11 @@ def text(node: ast.AST) -> str | None:
     return None
 
 
+def kind_of(about: str) -> str:
+    """Return the kind of an object's metadata, such as `rooms[0].node.meta`, if the expression names it."""
+    return next((name for name in reversed(re.findall(r"[a-z]+", about)) if name in ("node", "pod")), "*")
+
+
 def is_command(words: str) -> bool:
     """Whether a text in backticks is one: the first word is a program's, or known only at run time."""
     first, *more = words.replace("[^", "").split() or [""]
@@ -134,9 +137,16 @@ def commands_in(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command":
+        if "_namespace(" in ast.unparse(node):
+            return  # of `kubectl` and `logs`, whose calls are collected
         given = ["*" if isinstance(arg, ast.Starred) else text(arg) or "*" for arg in node.args]
         # Words in front that a caller shares are kubectl's, with a namespace or without.
         yield " ".join(["kubectl", *given[1:]] if isinstance(node.args[0], ast.Starred) else given)
+        return
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "kubectl":
+        verb, about, *options = node.args
+        given = ["*" if isinstance(option, ast.Starred) else text(option) or "*" for option in options]
+        yield " ".join(["kubectl", text(verb) or "*", kind_of(ast.unparse(about)), "*", *given])
         return
     if isinstance(node, ast.Tuple) and _LINE.match(words := " ".join(text(elt) or "*" for elt in node.elts)):
         yield words  # for `command(*words)`
@@ -234,7 +244,7 @@ def a_cluster() -> list[dict[str, object]]:
         {"apiVersion": "v1", "kind": "Node", "metadata": marked},
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gone"}},
         *(pod(name) for name in ("kept", "named", "stuck", "forced")),
-        *(daemon_set(name) for name in ("extra", "toolkit")),
+        daemon_set("toolkit"),
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "done", "namespace": "work"}, "spec": job},
         {**hook, "metadata": {"name": "broken"}},
     ]

@@ -27,7 +27,7 @@ from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.memory.cycles import LOOKS_TO_CONFIRM
 from healthcheck.memory.exit_table import EXITS
 from healthcheck.model import Check, Reason, Severity
-from healthcheck.settings.declared import settings_of
+from healthcheck.settings.declaration import settings_of
 from quarantine.recommendation import TABLE
 from tools import glossary, guides, man_page
 from tools.chart import values
@@ -308,6 +308,7 @@ def rendered() -> dict[Path, str]:
     """Return every generated file with its content."""
     return {
         INDEX: index(),
+        man_page.HELP: man_page.help_json(),
         man_page.PAGE: man_page.page(),
         CHECKS_PAGE: checks_page(),
         METRICS_PAGE: metrics_page(),

@@ -22,8 +22,7 @@ from healthcheck.deep import causes as deep
 from healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM
 from healthcheck.model import UnobservedCause
 from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
-from healthcheck.settings.declared import by_key, settings_of, written
-from healthcheck.settings.values import NodeSettings
+from healthcheck.settings.declaration import NodeSettings, by_key, settings_of, written
 from healthcheck.verdict.acknowledgement import UNTOLD
 
 _PROFILES = "Expected devices of an instance type, one type per line: type|gpus|efa|nvlink|provider[|roce]."

@@ -1,16 +1,20 @@
-"""The man page, gpu-healthcheck(1), from the help of every command and option. `make docs` writes it."""
+"""Help of all commands for the command line, cli/help.json, and the man page gpu-healthcheck(1).
+
+`make docs` writes both from the commands.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import typer
+from cli.app import COMMANDS, PROGRAMS, command_of
 
-from cli.app import app
-
+HELP = Path(__file__).parents[1] / "cli" / "help.json"
 PAGE = Path(__file__).parents[1] / "cli" / "gpu-healthcheck.1"
 _HEAD = """\
 .\\" Generated from the commands by `make docs`.
@@ -42,21 +46,38 @@ Directory of the settings for check, replay and explain. Default: /etc/gpu\\-hea
 
 
 def page() -> str:
-    group: Any = typer.main.get_command(app)
-    context = group.make_context("gpu-healthcheck", ["version"], resilient_parsing=True)
-    messages = [line for name in group.list_commands(context) for line in _command(group, context, name)]
-    return _HEAD + "\n".join(messages) + "\n" + _FOOT
+    shown = {name: entry for name, entry in help_entries().items() if not entry["hidden"]}
+    return _HEAD + "\n".join(line for name in shown for line in _section(name, shown[name])) + "\n" + _FOOT
 
 
-def _command(group: Any, parent: Any, name: str) -> Iterator[str]:
-    _, command, _ = group.resolve_command(parent, [name])
-    if command.hidden:
-        return
-    context = command.make_context(name, [], parent=parent, resilient_parsing=True)
-    yield f".SS {_text(' '.join([name, *command.collect_usage_pieces(context)]))}"
-    yield "\n.PP\n".join(_text(" ".join(part.split())) for part in (command.help or "").split("\n\n"))
-    for typed, result in (*command.arguments_of(context), *command.options_of(context)):
-        yield f".TP\n.B {_text(typed)}\n{_text(' '.join(result.split())) or '.br'}"
+def help_json() -> str:
+    """Return cli/help.json, one line for each command."""
+    lines = (f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in help_entries().items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+@cache
+def help_entries() -> Mapping[str, Mapping[str, Any]]:
+    """Return the help of each command, from the declaration of its arguments and options."""
+    return {name: _entry(name) for name in (*COMMANDS, *PROGRAMS)}
+
+
+def _entry(name: str) -> Mapping[str, Any]:
+    command = command_of(name)
+    context = command.make_context(name, [], resilient_parsing=True, help_option_names=["--help", "-h"])
+    return {
+        "help": command.help or "",
+        "hidden": command.hidden,
+        "arguments": [*command.arguments_of(context)],
+        "options": command.options_of(context),
+    }
+
+
+def _section(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
+    yield f".SS {_text(' '.join([name, *(typed for typed, _ in entry['arguments']), '[options]']))}"
+    yield "\n.PP\n".join(_text(" ".join(part.split())) for part in entry["help"].split("\n\n"))
+    for typed, purpose in (*entry["arguments"], *entry["options"]):
+        yield f".TP\n.B {_text(typed)}\n{_text(' '.join(purpose.split())) or '.br'}"
 
 
 def _text(words: str) -> str:

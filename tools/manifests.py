@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill, indent
 
-from healthcheck.settings.declared import settings_of
-from healthcheck.settings.values import NodeSettings
+from healthcheck.settings.declaration import NodeSettings, settings_of
 from tools import chart
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +20,7 @@ PROFILES = ROOT / "instance-profiles.conf"
 MANIFEST = ROOT / "kubernetes" / "manifests" / "03-config.yaml"
 BEGIN = "  # BEGIN instance-profiles.conf"
 END = "  # END instance-profiles.conf"
-SETTINGS_COMMENT = "  # Written from healthcheck/settings/values.py by `make docs`.\n"
+SETTINGS_COMMENT = "  # Written from healthcheck/settings/declaration.py by `make docs`.\n"
 RULES = ROOT / "monitoring" / "rules.yaml"
 RULE_OBJECT = ROOT / "kubernetes" / "overlays" / "monitoring" / "prometheus-rule.yaml"
 DASHBOARD = ROOT / "monitoring" / "dashboard.json"

@@ -33,8 +33,7 @@ from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import complain
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.model import Shortage
-from healthcheck.settings.environment import complain_of_environment
-from healthcheck.settings.values import SettingsError
+from healthcheck.settings.reading import SettingsError, complain_of_environment
 
 log = structlog.get_logger()
 

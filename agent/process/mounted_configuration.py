@@ -11,9 +11,7 @@ from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
 from healthcheck.model import Shortage
-from healthcheck.settings.files import UnknownKeys, seen_in, unknown_keys
-from healthcheck.settings.meaning import understood
-from healthcheck.settings.values import BadValue, Seen, Settings
+from healthcheck.settings.reading import BadValue, Seen, Settings, UnknownKeys, seen_in, unknown_keys
 
 log = structlog.get_logger()
 
@@ -53,13 +51,12 @@ class MountedConfiguration:
     def _read(self) -> None:
         """Read the configuration. Raises Shortage: the last values stay, and the next call tries again."""
         self._seen = None
-        written = self._reader.read()
-        settings, unknown = understood(written, self._directory), unknown_keys(self._directory)
+        settings, unknown = self._reader.read(), unknown_keys(self._directory)
         self._report_bad(settings.bad)
         self._report_unknown(unknown)
         in_force = self._state.settings
         self._settings = replace(in_force, bad=settings.bad) if settings.bad and in_force.profiles else settings
-        self._seen = None if any(value.passing for value in settings.bad) else written.seen
+        self._seen = settings.seen
 
     def _report_bad(self, bad: tuple[BadValue, ...]) -> None:
         if bad == self._bad:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from healthcheck.settings.declared import IMDS, Folder, LogLevel, NodeName, Port
+from healthcheck.settings.declaration import IMDS, Folder, LogLevel, NodeName, Port
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):

@@ -1,20 +1,26 @@
-"""Read the agent's settings in a child process: the reader needs 8 MiB, and changes are rare."""
+"""Read the agent's settings in a child process: the libraries for it need 8 MiB, and changes are rare.
+
+The child prints one JSON document and exits.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from msgspec import MsgspecError
+import msgspec
+from msgspec import Struct
 
-from agent.process import settings_child
 from agent.process.settings import AgentSettings
-from agent.process.settings_child import SettingsReading
 from healthcheck.host.command import ChildError, Program, how_it_ended, isolated
 from healthcheck.host.streams import complain
 from healthcheck.model import Shortage
-from healthcheck.settings.values import SettingsError, Written
+from healthcheck.settings.reading import BadValue, Settings, SettingsError, read_settings, read_variables
 from healthcheck.text.printable import printable
 
 LONGEST_SECONDS = 10.0
@@ -23,6 +29,17 @@ _PATIENCE_SECONDS = 1.0
 _LONGEST_ANSWER = 8 << 20
 """Limit of the answer: a ConfigMap has at most 1 MiB, and a character takes at most six bytes in JSON."""
 _LONGEST_WORDS = 2000
+
+
+class SettingsReading(Struct, frozen=True):
+    """Result of one read of the settings."""
+
+    own: AgentSettings | None = None
+    bad: tuple[BadValue, ...] = ()
+    """Reason why the agent's own settings are invalid."""
+    settings: Settings | None = None
+    shortage: str = ""
+    """Reason why the ConfigMap could not be read."""
 
 
 class SettingsReader:
@@ -41,13 +58,13 @@ class SettingsReader:
             raise SettingsError(self._first.bad)
         return self._first.own
 
-    def read(self) -> Written:
-        """Return the current ConfigMap and environment. Raises Shortage if they could not be read."""
+    def read(self) -> Settings:
+        """Return the current settings of the cluster. Raises Shortage if they could not be read."""
         reading = self._ask() if self._taken else self._first
         self._taken = True
-        if reading.written is None:
+        if reading.settings is None:
             raise Shortage(reading.shortage)
-        return reading.written
+        return reading.settings
 
     def end(self) -> int | None:
         """End the running child, and return its pid if it can't be ended."""
@@ -60,12 +77,12 @@ class SettingsReader:
         except Shortage as error:
             # On a node without free processes, the agent reads the settings itself and needs more memory.
             complain("agent", f"the agent's own process reads the settings: {error}")
-            return settings_child.read()
+            return read()
 
     def _ask(self) -> SettingsReading:
         """Read in a child. Raises Shortage without an answer: the settings may be valid, but could not be read."""
         try:
-            ended = self._child.run(isolated("agent.process.settings_child"), LONGEST_SECONDS)
+            ended = self._child.run(isolated(__name__), LONGEST_SECONDS)
         except ChildError as error:
             raise Shortage(f"the child that reads the settings: {error}") from error
         message = ended.err.decode("utf-8", "replace").strip()
@@ -75,6 +92,30 @@ class SettingsReader:
         if message:
             complain("agent", message[:_LONGEST_WORDS])
         try:
-            return settings_child.decoded(ended.out)
-        except MsgspecError as error:
+            return msgspec.json.decode(ended.out, type=SettingsReading, dec_hook=_from_text)
+        except msgspec.MsgspecError as error:
             raise Shortage(f"the child that reads the settings returned an invalid answer: {error}") from error
+
+
+def read() -> SettingsReading:
+    """Read the settings in this process."""
+    try:
+        own = read_variables(AgentSettings)
+    except SettingsError as error:
+        return SettingsReading(bad=error.bad)
+    try:
+        return SettingsReading(own, settings=read_settings(own.config_dir))
+    except Shortage as error:
+        return SettingsReading(own, shortage=str(error))
+
+
+def main() -> None:
+    """Print the settings, in the child."""
+    gc.disable()  # the process ends before garbage collection would find much
+    sys.stdout.buffer.write(msgspec.json.encode(read(), enc_hook=str))
+
+
+def _from_text(kind: type[Any], text: Any) -> Any:
+    if kind is not Path:
+        raise NotImplementedError(kind)
+    return Path(text)

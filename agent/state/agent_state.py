@@ -25,7 +25,7 @@ from healthcheck.model.node_facts import SEEN_SECONDS, DeepDiagnostic
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
 from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_second_engine
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
-from healthcheck.settings.values import Settings
+from healthcheck.settings.reading import Settings
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.inventory_seen import seen_in

@@ -20,7 +20,7 @@ from healthcheck.memory.findings import ActiveFinding, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.severity_changes import in_force
 from healthcheck.model import Check, Now, Outcome, Severity, Unobserved
-from healthcheck.settings.values import Settings
+from healthcheck.settings.reading import Settings
 
 log = structlog.get_logger()
 

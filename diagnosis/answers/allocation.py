@@ -23,10 +23,10 @@ from diagnosis.facts.gpu_nodes import (
 )
 from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.placement import ZERO, asked_by, held_on
-from diagnosis.facts.quantity import amount
+from diagnosis.facts.quantity import amount, count_of, digits
 from diagnosis.facts.utilization import CardLoad, loads
 from diagnosis.hami.card_usage import CardUsage, Share
-from diagnosis.hami.installation import installations, serving, settings_of
+from diagnosis.hami.installation import installations, settings_of, settings_on
 from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.hami.settings import node_configs
 from diagnosis.hami.usage import MeasuredUse, used
@@ -215,10 +215,8 @@ def _scaling(snapshot: Snapshot, cards: Collection[str]) -> Iterator[tuple[str, 
 
 def _shared(snapshot: Snapshot) -> Iterator[tuple[str, _Shared]]:
     """Yield, by node name, the cards that HAMi shares and the resource name that requests them."""
-    every, plain = installations(snapshot), settings_of(snapshot)
     for name, cards in cards_of(snapshot).items():
-        own = serving(snapshot.by_node[name], every)
-        yield name, ((own.settings if own is not None else plain).count_name, cards)
+        yield name, (settings_on(snapshot, snapshot.by_node[name]).count_name, cards)
 
 
 def _of_node(
@@ -258,7 +256,7 @@ def why_closed(node: Node) -> str:
 def _plain(node: Node, pods: list[Pod], without: str = "") -> Iterator[Pool]:
     asked = [(pod, asked_by(pod.spec)) for pod in pods]
     for name in devices_in({**node.capacity, **node.allocatable}):
-        capacity, total = (int(amount(amounts.get(name, "0")) or ZERO) for amounts in (node.capacity, node.allocatable))
+        capacity, total = count_of(node.capacity, name), count_of(node.allocatable, name)
         if name == without or (not capacity and not total):
             continue
         holders = tuple(PoolShare(pod.subject, int(amounts[name])) for pod, amounts in asked if amounts.get(name))
@@ -318,13 +316,13 @@ def _cards(node: Node, pools: Iterable[Pool], registered_cards: int) -> int | No
     Sources in order: our agent's inventory, HAMi's registration, the count of GPU feature discovery, the resources that
     the node offers.
     """
-    seen = node.record.inventory.nvml if node.record is not None else None
+    seen = node.inventory.nvml
     if seen is not None or registered_cards:
         return registered_cards if seen is None else seen
     product = node.meta.labels.get("nvidia.com/gpu.product", "")
-    counted = node.meta.labels.get("nvidia.com/gpu.count", "")
-    if counted.isascii() and counted.isdigit() and len(counted) < 6 and "-MIG-" not in product:
-        return int(counted)
+    counted = digits(node.meta.labels.get("nvidia.com/gpu.count", ""), -1)
+    if counted >= 0 and "-MIG-" not in product:
+        return counted
     plain = [pool for pool in pools if pool.resource in (GPU, SHARED)]
     if plain and "-MIG-" not in product:
         return sum(pool.capacity for pool in plain) // max(copies(node), 1)

@@ -13,10 +13,11 @@ from diagnosis.causes.diagnose import Problem
 from diagnosis.facts.symptoms import of_events, standing_events
 from diagnosis.model import Link
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.pods import ContainerEnd, Pod
 
 AnyLink = TypeVar("AnyLink", bound=Enum)
-MOST_CHAINS = 3
+_MOST_CHAINS = 3
 _ON_NODE = (Link.ACCEPTED, Link.RUNTIME, Link.PREPARED, Link.STARTED, Link.RUNNING)
 _NEVER_STARTED = frozenset(("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError"))
 
@@ -61,20 +62,19 @@ def chains_of(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Proble
     Most of the pods break at the same link.
     """
     shown = tuple(problems)
-    chains = (Chain(pod.subject, chain(pod, shown, _newest_warning(snapshot, pod))) for pod in pods)
-    return tuple(sorted(chains, key=lambda one: (one.is_whole, one.pod))[:MOST_CHAINS])
+    return broken_first(Chain(pod.subject, chain(pod, shown, _newest_warning(snapshot, pod))) for pod in pods)
+
+
+def broken_first(chains: Iterable[Chain]) -> tuple[Chain, ...]:
+    """Return the first chains, broken ones before others."""
+    return tuple(sorted(chains, key=lambda chain: (chain.is_whole, chain.pod))[:_MOST_CHAINS])
 
 
 def chain(pod: Pod, problems: Iterable[Problem], warning: str = "") -> tuple[Step, ...]:
     """Return every link in order. A link with a problem is broken, even if the pod has passed it before."""
-    passed = dict(_passed(pod))
-    stands_at = next((link for link in Link if link not in passed), Link.RUNNING)
-    broken: dict[Link, list[Problem]] = {}
-    for problem in touching(problems, pod):
-        # A fault of a node or a component stops the pod at its current link.
-        broken.setdefault(problem.found.cause.link or stands_at, []).append(problem)
     waits_for = "; ".join(filter(None, (_why_waiting(pod), warning)))
-    return tuple(steps(tuple(Link), passed, broken, waits_for))
+    broken = ((problem.found.cause.link, problem) for problem in touching(problems, pod))
+    return tuple(steps(tuple(Link), dict(_passed(pod)), broken, waits_for))
 
 
 def touching(problems: Iterable[Problem], pod: Pod) -> Iterator[Problem]:
@@ -83,9 +83,17 @@ def touching(problems: Iterable[Problem], pod: Pod) -> Iterator[Problem]:
 
 
 def steps(
-    links: Sequence[AnyLink], passed: Mapping[AnyLink, str], broken: Mapping[AnyLink, Sequence[Problem]], waiting: str
+    links: Sequence[AnyLink],
+    passed: Mapping[AnyLink, str],
+    problems: Iterable[tuple[AnyLink | None, Problem]],
+    waiting: str,
 ) -> Iterator[Step]:
-    """Yield the steps in order; no link is reached after a broken link, or a link at which the pod waits."""
+    """Yield the steps in order; no link is reached after a broken link, or a link at which the pod waits.
+
+    A problem without a link, as the fault of a node or component, stops the pod at its current link.
+    """
+    current = next((link for link in links if link not in passed), links[-1])
+    broken = grouped((link or current, problem) for link, problem in problems)
     stopped = False
     for link in links:
         here = tuple(broken.get(link, ()))

@@ -37,7 +37,7 @@ def _changes(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         before, after = ({node.subject: _of_node(node) for node in look.nodes} for look in (old, new))
         yield from _between(before, after)
     if old.sees("DaemonSet") and new.sees("DaemonSet"):
-        before, after = ({daemon.subject: _of_daemon(daemon) for daemon in _daemons(look)} for look in (old, new))
+        before, after = ({daemon.subject: _of_daemon(daemon) for daemon in look.daemon_sets} for look in (old, new))
         yield from _between(before, after)
     if old.sees("RuntimeClass") and new.sees("RuntimeClass"):
         before, after = (
@@ -78,10 +78,6 @@ def _of_node(node: Node) -> dict[str, str]:
 
 def _is_of_gpus(label: str) -> bool:
     return label.startswith(_LABELS) and label not in _NOISE
-
-
-def _daemons(snapshot: Snapshot) -> list[Workload]:
-    return [workload for workload in snapshot.workloads if workload.meta.kind == "DaemonSet"]
 
 
 def _of_daemon(daemon: Workload) -> dict[str, str]:

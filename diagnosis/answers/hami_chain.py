@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
-from diagnosis.answers.chain import MOST_CHAINS, Chain, steps, touching
+from diagnosis.answers.chain import Chain, broken_first, steps, touching
 from diagnosis.causes.diagnose import Problem
 from diagnosis.causes.hami import control_plane, filtering, hami_nodes, scheduling, webhook
-from diagnosis.causes.hami.hami_causes import EXTENDER, EXTENDER_SLOW, LOCK_STALE
+from diagnosis.causes.hami.hami_nodes import LOCK_STALE
+from diagnosis.causes.hami.scheduling import EXTENDER, EXTENDER_SLOW
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.facts.components import Role
-from diagnosis.hami.card_options import GPU_POLICY, NODE_POLICY
 from diagnosis.hami.command_line import CommandLine
-from diagnosis.hami.grants import BindPhase, PodGrant, grant
-from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, schedulers
+from diagnosis.hami.installation import Installation, installation_of, is_scheduled
 from diagnosis.hami.usage import used
 from diagnosis.model import Cause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.hami_pod import GPU_POLICY, NODE_POLICY, BindPhase, PodGrant
 from diagnosis.snapshot.pods import Pod
 
 _MOST = 4
 _WHOLE = 100
 CORE_POLICY = "GPU_CORE_UTILIZATION_POLICY"
-_EVENTS = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "BindingSucceed"))
 
 
 class HamiLink(Enum):
@@ -41,38 +40,31 @@ class HamiLink(Enum):
 
 def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
     """Return the chains of the pods that HAMi handles or should handle, broken ones first."""
-    every, shown = installations(snapshot), tuple(problems)
-    found = (hami_chain(snapshot, every, pod, shown) for pod in pods) if every else ()
-    chains = sorted(filter(None, found), key=lambda chain: (chain.is_whole, chain.pod))
-    return tuple(chains[:MOST_CHAINS])
+    shown = tuple(problems)
+    return broken_first(filter(None, (hami_chain(snapshot, pod, shown) for pod in pods)))
 
 
-def hami_chain(
-    snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, problems: Iterable[Problem]
-) -> Chain | None:
+def hami_chain(snapshot: Snapshot, pod: Pod, problems: Iterable[Problem]) -> Chain | None:
     """Return the chain of a pod through HAMi; None if the pod is not related to HAMi."""
-    own = tuple(touching(problems, pod))
-    if not is_scheduled(pod, schedulers(every)) and not any(problem.found.cause in _OWN for problem in own):
+    own, installation = tuple(touching(problems, pod)), installation_of(snapshot, pod)
+    related = is_scheduled(snapshot, pod) or any(problem.found.cause in _OWN for problem in own)
+    if installation is None or not related:
         return None
-    passed = dict(_passed(snapshot, every, pod))
-    stands_at = next((link for link in HamiLink if link not in passed), HamiLink.CONTAINER)
-    broken: dict[HamiLink, list[Problem]] = {}
-    for problem in own:
-        broken.setdefault(_link(problem.found.cause) or stands_at, []).append(problem)
-    waiting = _newest(snapshot, pod)
+    passed = dict(_passed(snapshot, installation, pod))
+    broken = ((_link(problem.found.cause), problem) for problem in own)
+    waiting = scheduling.newest_event(snapshot, (pod,))
     message = f"{waiting.reason}: {waiting.message}" if waiting is not None else "there is no message about it"
     return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message)))
 
 
-def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> Iterator[tuple[HamiLink, str]]:
+def _passed(snapshot: Snapshot, own: Installation, pod: Pod) -> Iterator[tuple[HamiLink, str]]:
     """Yield the links that the pod's state shows as passed, up to the first link that it does not show."""
-    if not is_scheduled(pod, schedulers(every)):
+    if not is_scheduled(snapshot, pod):
         return
     yield HamiLink.WEBHOOK, f"schedulerName {pod.spec.scheduler}"
-    given, last = grant(pod.meta), _newest(snapshot, pod)
+    given, last = pod.grant, scheduling.newest_event(snapshot, (pod,))
     if given is None and last is None and pod.condition("PodScheduled") is None:
         return
-    own = installation_of(pod, every)
     yield HamiLink.SCHEDULER, "; ".join((_of_scheduler(own), *_of_event(last)))
     if given is None or not given.node:
         return
@@ -122,20 +114,15 @@ def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
         for share in given.shares[:_MOST]
     ]
     policies = [
-        f"{key} {pod.meta.annotations[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in pod.meta.annotations
+        f"{key} {pod.card_options.written[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in pod.card_options.written
     ]
     own = ((NODE_POLICY, "nodes", line.node_policy), (GPU_POLICY, "cards", line.gpu_policy))
     if line != CommandLine():
         policies += [
-            f"the scheduler's own {what} {policy}" for key, what, policy in own if key not in pod.meta.annotations
+            f"the scheduler's own {what} {policy}" for key, what, policy in own if key not in pod.card_options.written
         ]
     chosen = f"; chosen by {', '.join(policies)}" if policies else ""
     return f"node {given.node}: {'; '.join(shares) or 'no card is noted'}{chosen}"
-
-
-def _newest(snapshot: Snapshot, pod: Pod) -> Event | None:
-    events = (event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid))
-    return max((event for event in events if event.reason in _EVENTS), key=lambda event: str(event.last), default=None)
 
 
 def _link(cause: Cause) -> HamiLink | None:

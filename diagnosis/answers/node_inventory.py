@@ -11,15 +11,11 @@ from diagnosis.facts.gpu_nodes import devices_in
 from diagnosis.facts.placement import ZERO, held_on
 from diagnosis.facts.quantity import amount, counted, shown
 from diagnosis.hami.card_row import card_row
-from diagnosis.hami.handshake import handshake
-from diagnosis.hami.installation import installations, serving
-from diagnosis.hami.node_lock import node_lock
-from diagnosis.hami.registration import registrations
+from diagnosis.hami.installation import serving
 from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.hami.versions import ANSWERED_UNTIL
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
-from healthcheck.verdict.inventory import Inventory
 
 _UNSAID = "unknown"
 _LABELS = (
@@ -49,7 +45,7 @@ def inventory(snapshot: Snapshot, node: Node) -> tuple[InventoryRow, ...]:
 
 
 def _gpus(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
-    seen = node.record.inventory if node.record is not None else Inventory()
+    seen = node.inventory
     yield InventoryRow("GPUs on PCI", _count(seen.pci), "agent")
     yield InventoryRow("GPUs in NVML", _count(seen.nvml), "agent")
     held = held_on(snapshot.pods).get(node.name, {})
@@ -68,7 +64,7 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
 
 def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
     """Yield the annotations of HAMi's plugin and scheduler, interpreted for each release of HAMi."""
-    for registration in registrations(node):
+    for registration in node.hami.registrations:
         cards = counted(len(registration.cards), "card")
         value = (
             f"can't be read: {registration.unreadable}"
@@ -76,19 +72,17 @@ def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
             else f"{cards}; {registration.form.value}"
         )
         yield InventoryRow(f"HAMi's registration, {registration.vendor}", value, "HAMi's device plugin")
-    said = handshake(node)
-    if said is not None:
-        own = serving(node, installations(snapshot))
+    if (said := node.hami.handshake) is not None:
+        own = serving(snapshot, node)
         version = own.version if own is not None else None
         old = " (meaningless since 2.8)" if version is None or version > ANSWERED_UNTIL else ""
         yield InventoryRow("HAMi's handshake", f"{said.text}{old}", "HAMi's scheduler")
-    lock = node_lock(node)
-    if lock is not None:
+    if (lock := node.hami.lock) is not None:
         yield InventoryRow("HAMi's lock", lock.text, "HAMi's scheduler")
 
 
 def _below(node: Node) -> Iterator[InventoryRow]:
-    seen = node.record.inventory if node.record is not None else Inventory()
+    seen = node.inventory
     labelled = next((node.meta.labels[key] for key in _DRIVER if key in node.meta.labels), "")
     yield InventoryRow("driver", seen.driver or labelled or _UNSAID, "agent" if seen.driver else "label")
     if seen.device_files is not None:
@@ -133,7 +127,7 @@ def _verdict(node: Node) -> Iterator[InventoryRow]:
     if node.record is None:
         yield InventoryRow("verdict", _UNSAID, "no agent has written one")
         return
-    found = ", ".join(f"{finding.reason} {finding.subject}" for finding in node.record.findings) or "no finding"
+    found = ", ".join(f"{finding.reason} {finding.subject}" for finding in node.findings) or "no finding"
     yield InventoryRow("verdict", f"{node.record.status}, {node.record.severity}: {found}", "agent")
 
 

@@ -16,7 +16,7 @@ from diagnosis.facts.wanted_pods import NoPodError
 from diagnosis.hami.card_requests import admitted, asked_of
 from diagnosis.hami.card_usage import CardUsage
 from diagnosis.hami.fit import NodeVerdict
-from diagnosis.hami.installation import WEBHOOK, Installation, asks_for, installation_of, installations, schedulers
+from diagnosis.hami.installation import asks_for, installation_of, installations, schedulers
 from diagnosis.hami.quota import room_of
 from diagnosis.hami.scheduler_state import SchedulerState, books_of, unregistered, verdicts
 from diagnosis.snapshot import Snapshot
@@ -115,13 +115,12 @@ def pod_of(raw: Mapping[str, Any]) -> Pod:
 
 def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
     """Predict the action of HAMi's webhook, if it can't be called."""
-    there = installations(snapshot)
     plain = Admission(pod, asked=False, why_not=why_not)
-    ours = installation_of(pod, there) if there else None
+    ours = installation_of(snapshot, pod)
     if ours is None or not asks_for(pod.spec, ours.settings):
         return plain
     books = books_of(snapshot, ours)
-    if passed_by := _passed_by(snapshot, pod, there, books):
+    if passed_by := _passed_by(snapshot, pod, books):
         return replace(plain, passed_by=passed_by)
     if refused := _refused(snapshot, pod, books):
         return replace(plain, refused=refused)
@@ -136,13 +135,13 @@ def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> WouldFi
     """Return the answer for a pod. `written` is the pod as in the file."""
     if admission.refused:
         return WouldFit(written.subject, admission)
-    pod, there = admission.pod, installations(snapshot)
-    books = books_of(snapshot, installation_of(pod, there) if there else None)
-    by_hami = pod.spec.scheduler in schedulers(there) or _moved(written, pod)
+    pod = admission.pod
+    books = books_of(snapshot, installation_of(snapshot, pod))
+    by_hami = pod.spec.scheduler in schedulers(snapshot) or _moved(written, pod)
     names = books.settings.names if by_hami else frozenset()
     held, asked = held_on(snapshot.pods), asked_by(pod.spec)
     asked = {name: amount for name, amount in asked.items() if name not in names}
-    fields = {node.name: verdict for node, verdict in verdicts(snapshot, books, pod.meta, pod.spec)} if by_hami else {}
+    fields = {node.name: verdict for node, verdict in verdicts(snapshot, books, pod)} if by_hami else {}
     nodes = tuple(
         _on(node, pod.spec, asked, held.get(node.name, {}), (fields.get(node.name), books))
         for node in sorted(gpu_nodes(snapshot), key=lambda one: one.name)
@@ -172,12 +171,11 @@ def _on(
     return NodeAnswer(node.name, obstacles, verdict, books.cards.get(node.name, ()), unregistered(node, books))
 
 
-def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], books: SchedulerState) -> str:
-    there = list(there)
-    names = {*_DEFAULT, *schedulers(there)}
+def _passed_by(snapshot: Snapshot, pod: Pod, books: SchedulerState) -> str:
+    names = {*_DEFAULT, *schedulers(snapshot)}
     if pod.spec.scheduler not in names and books.version >= _OTHERS_SINCE:
         return f"the pod names the scheduler {pod.spec.scheduler}"
-    hooks = [hook for installation in there for hook in installation.webhooks if hook.name == WEBHOOK]
+    hooks = [hook for installation in installations(snapshot) for hook in installation.webhooks]
     labels = next((namespace.labels for namespace in snapshot.namespaces if namespace.name == pod.meta.namespace), None)
     if not hooks:
         return "HAMi's webhook does not exist" if snapshot.sees("MutatingWebhookConfiguration") else ""

@@ -31,30 +31,12 @@ from diagnosis.causes.hami import (
 )
 from diagnosis.model import Cause, Search
 
-SEARCHES: tuple[Search, ...] = (
-    *admission.SEARCHES,
-    *unscheduled.SEARCHES,
-    *rejected.SEARCHES,
-    *runtime_handlers.SEARCHES,
-    *not_started.SEARCHES,
-    *crashing.SEARCHES,
-    *faulty_gpus.SEARCHES,
-    *running.SEARCHES,
-    *idle_gpus.SEARCHES,
-    *unready_nodes.SEARCHES,
-    *unready_components.SEARCHES,
-    *device_plugins.SEARCHES,
-    *webhook.SEARCHES,
-    *control_plane.SEARCHES,
-    *hami_configuration.SEARCHES,
-    *hami_nodes.SEARCHES,
-    *filtering.SEARCHES,
-    *scheduling.SEARCHES,
-    *allocating.SEARCHES,
-    *node_labels.SEARCHES,
-    *upkeep.SEARCHES,
-    *other_devices.SEARCHES,
-    *verdicts.SEARCHES,
+_FAMILIES = (
+    *(admission, unscheduled, rejected, runtime_handlers, not_started, crashing, faulty_gpus, running, idle_gpus),
+    *(unready_nodes, unready_components, device_plugins),
+    *(webhook, control_plane, hami_configuration, hami_nodes, filtering, scheduling, allocating),
+    *(node_labels, upkeep, other_devices, verdicts),
 )
-
+"""In the order in which a workload meets them."""
+SEARCHES: tuple[Search, ...] = tuple(search for family in _FAMILIES for search in family.SEARCHES)
 CAUSES: tuple[Cause, ...] = tuple(dict.fromkeys(cause for search in SEARCHES for cause in search.causes))

@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
+from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, seen_on_host
-from diagnosis.causes.hami.hami_causes import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.not_started import START_REASONS, TOOL
 from diagnosis.causes.running import (
     CGROUP_LOST,
@@ -31,6 +31,7 @@ from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.upkeep import REPORTED
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import explain, kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.facts.symptoms import (
@@ -46,43 +47,29 @@ from diagnosis.facts.symptoms import (
     subject_of,
     texts_in,
 )
-from diagnosis.hami.grants import shares
 from diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
+    Family,
     FoundCause,
     Link,
     Origin,
     Search,
-    Signature,
     TextSource,
-    command,
     failing,
     origins,
 )
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import RecordFinding
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 from healthcheck.node.state import CONDITION
 
 _CUDA = "CUDA driver API, CUresult"
 
 
-def _cause(
-    name: str,
-    means: str,
-    remedy: str,
-    *texts: Signature,
-    severity: CauseSeverity = CauseSeverity.MEDIUM,
-    source: str = "",
-    of_node: bool = False,
-) -> Cause:
-    return Cause(name, severity, Link.RUNNING, means, remedy, source, texts, of_node)
-
-
-DRIVER_TOO_OLD = _cause(
+_running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
+DRIVER_TOO_OLD = _running(
     "CudaNewerThanDriver",
     "The image's CUDA is newer than the node's driver supports.",
     "Use an image with an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
@@ -95,7 +82,7 @@ DRIVER_TOO_OLD = _cause(
     severity=CauseSeverity.HIGH,
     source="CUDA errors 35, 222, 803, 804",
 )
-WRONG_ARCHITECTURE = _cause(
+WRONG_ARCHITECTURE = _running(
     "ImageLacksGpuArchitecture",
     "The program in the image was not built for this model of GPU.",
     "Use an image built for this model, or choose another model by the node label nvidia.com/gpu.product.",
@@ -105,7 +92,7 @@ WRONG_ARCHITECTURE = _cause(
     severity=CauseSeverity.HIGH,
     source="CUDA error 209, `no kernel image is available for execution`",
 )
-GPU_MEMORY = _cause(
+GPU_MEMORY = _running(
     "GpuMemoryExhausted",
     "The program needs more memory than its GPU, or its share of a GPU, has free.",
     "Make the batch or the model smaller, use a GPU with more memory, or check which pods share this one.",
@@ -119,13 +106,13 @@ GPU_MEMORY = _cause(
     ),
     source="`CUDA out of memory`; the kernel's OOM killer is not involved",
 )
-HOST_MEMORY = _cause(
+HOST_MEMORY = _running(
     "ContainerMemoryLimitExceeded",
     "The kernel killed the container at its memory limit. The limit concerns the node's memory, not the GPU's.",
     "Raise the container's memory limit, or load less data at once.",
     source="reason OOMKilled, exit code 137",
 )
-SHARED_MEMORY = _cause(
+SHARED_MEMORY = _running(
     "SharedMemoryTooSmall",
     "The container's /dev/shm is too small for its workers: it has 64 MiB unless the pod mounts more.",
     "Mount an emptyDir with `medium: Memory` at /dev/shm.",
@@ -136,7 +123,7 @@ SHARED_MEMORY = _cause(
     ),
     source="PyTorch's DataLoader and NCCL exchange data there",
 )
-PROGRAM = _cause(
+PROGRAM = _running(
     "ProgramFaultOnGpu",
     "The program made an invalid access on the GPU; no finding on its node blames the GPU.",
     "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
@@ -148,7 +135,7 @@ PROGRAM = _cause(
     ),
     source="CUDA errors 101, 700, 710, 716, 719",
 )
-NCCL = _cause(
+NCCL = _running(
     "CollectiveFails",
     "The processes of a job lost contact: one of them ended, or the network between them fails.",
     "Check the process that ended first: its message is the cause, the other messages are consequences. "
@@ -160,7 +147,7 @@ NCCL = _cause(
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
 )
-CUDA_UNKNOWN = _cause(
+CUDA_UNKNOWN = _running(
     "CudaCannotInitialize",
     "CUDA cannot initialize on the node and reports no reason: most often nvidia_uvm is missing, or a leftover process "
     "uses the GPU.",
@@ -174,30 +161,30 @@ CUDA_UNKNOWN = _cause(
     source="CUDA errors 46, 999",
     of_node=True,
 )
-PROBE = _cause(
+PROBE = _running(
     "LivenessProbeKills",
     "The kubelet kills the container because its liveness probe fails, for example while a model still loads.",
     "Add a startupProbe that waits long enough, or delay the liveness probe.",
 )
-SIGNAL = _cause(
+SIGNAL = _running(
     "ContainerKilledBySignal",
     "The container ended by a signal of its own: a crash in native code, or an abort.",
     "Read its log; a core dump shows the place.",
     source="exit code 128 + signal: 132, 134, 135, 136, 139",
 )
-CRASHES = _cause(
+CRASHES = _running(
     "ContainerCrashes",
     "A container of a GPU pod fails repeatedly; none of its messages is a known GPU error.",
     "Read its log.",
 )
-ENDS = _cause(
+ENDS = _running(
     "ContainerEndsAtOnce",
     "A container of a GPU pod exits at once without an error, and the pod's restartPolicy restarts it again and again.",
     "Make it a Job, or give it a command that keeps running.",
     severity=CauseSeverity.LOW,
 )
 
-GATE_RESTARTS = _cause(
+GATE_RESTARTS = _running(
     "GateRestartsOnFaultyNode",
     "The gate refuses the pod because its node is faulty, but the pod's restartPolicy starts it there again and again.",
     "In the job's template, set `restartPolicy: Never` and a podFailurePolicy that ignores exit code 75: docs/gate.md.",
@@ -270,9 +257,7 @@ class _Crash(Struct, frozen=True):
 
 def find_crashing(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many containers fail that way."""
-    together: defaultdict[tuple[str, str], list[_Crash]] = defaultdict(list)
-    for crash in _crashes(snapshot):
-        together[crash.known.cause.name, crash.subject].append(crash)
+    together = grouped(((crash.known.cause.name, crash.subject), crash) for crash in _crashes(snapshot))
     causes: defaultdict[str, list[Origin]] = defaultdict(list)
     for some in together.values():
         for crash in some:
@@ -368,7 +353,7 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Container
         if lack.cause is NOT_REQUESTED or (lack.cause is CLASS_NOT_NAMED and is_plain_by_default(snapshot, pod)):
             return _Crash(pod, state, replace(known, cause=lack.cause), lack.subject, lack)
     node = snapshot.by_node.get(pod.spec.node)
-    if known.cause in _JOINED and node is not None and _faults(node):
+    if known.cause in _JOINED and node is not None and node.faults:
         known = replace(known, cause=HARDWARE)
     return _Crash(pod, state, known, subject_of(snapshot, pod, known.cause))
 
@@ -400,24 +385,17 @@ def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
 
 def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
     """Return the kubelet's messages about failed liveness probes of the pod."""
-    messages = (
-        event.message for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)
-    )
+    messages = (event.message for event in snapshot.events_of(pod))
     return tuple(text for text in messages if "iveness probe failed" in text or "failed liveness probe" in text)
-
-
-def _faults(node: Node) -> tuple[RecordFinding, ...]:
-    """Return our agent's findings on the node that a program alone can't cause."""
-    return node.record.faults if node.record is not None else ()
 
 
 def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Origin]]) -> FoundCause:
     first = some[0]
-    cause, pod = first.known.cause, first.pod
+    cause = first.known.cause
     evidence = tuple(_evidence(snapshot, some))
     affected = tuple(dict.fromkeys(crash.pod.subject for crash in some))
     if first.lack is not None:
-        return of_lack(first.lack, first.subject, (*evidence, *first.lack.evidence), affected, pod)
+        return of_lack(first.lack, [crash.pod for crash in some], *evidence)
     certainty = Certainty.PROVEN if cause in _CERTAIN else Certainty.LIKELY
     return FoundCause(
         cause,
@@ -481,7 +459,7 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     if container is not None and crash.known.cause in (DRIVER_TOO_OLD, WRONG_ARCHITECTURE):
         yield f"image {container.image}"
     if crash.known.cause is GPU_MEMORY:
-        yield from (f"HAMi's limit: {share.memory} MiB of card {share.uuid}" for share in shares(crash.pod.meta)[:4])
+        yield from (f"HAMi's limit: {share.memory} MiB of card {share.uuid}" for share in crash.pod.shares[:4])
     if crash.known.cause is HAMI_LIBRARY:
         yield from seen_on_host(node, *LIBRARY_REASONS)
     if node is None:
@@ -492,9 +470,9 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     shared = f"; each GPU is shared by {replicas}" if replicas not in ("", "0", "1") else ""
     if named or shared:
         yield f"{node.subject}: {named}{shared}"
-    for finding in _faults(node)[:3]:
+    for finding in node.faults[:3]:
         yield f"agent on the node: {finding.reason} on {finding.subject}: {shortened(finding.detail, 160)}"
-    condition = next((each for each in node.conditions if each.type == CONDITION and each.status == "False"), None)
+    condition = node.condition(CONDITION, "False")
     if condition is not None:
         yield f"{node.subject}: condition {CONDITION}=False, {condition.reason}"
 
@@ -502,17 +480,14 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
 def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     node = snapshot.by_node.get(crash.pod.spec.node)
     if crash.known.cause is HARDWARE and node is not None:
-        for finding in _faults(node)[:1]:
-            explain = command("gpu-healthcheck", "explain", finding.reason)
-            yield f"See the action for {finding.reason} on {node.subject}: {explain}"
+        for finding in node.faults[:1]:
+            yield f"See the action for {finding.reason} on {node.subject}: {explain(finding.reason)}"
     if crash.known.cause is GATE_RESTARTS:
-        delete = command("kubectl", "-n", crash.pod.meta.namespace, "delete", "pod", crash.pod.meta.name)
-        yield f"Delete the pod, so that its replacement starts on another node: {delete}"
+        yield f"Delete the pod, so that its replacement starts on another node: {kubectl('delete', crash.pod.meta)}"
     message = crash.known.quote.lower() if crash.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
     yield next((words for word, words in _INSTEAD if word in message), crash.known.cause.remedy)
-    words = ("kubectl", "-n", crash.pod.meta.namespace, "logs", crash.pod.meta.name, "-c", crash.state.name)
     previous = ("--previous",) if crash.state.ended is None else ()
-    yield f"Read its last log lines: {command(*words, '--tail=100', *previous)}"
+    yield f"Read its last log lines: {logs(crash.pod.meta, '-c', crash.state.name, '--tail=100', *previous)}"
 
 
 SEARCHES = (Search((*RECOGNISED, HOST_MEMORY, PROBE, SIGNAL, CRASHES, ENDS), ("Pod",), find_crashing),)

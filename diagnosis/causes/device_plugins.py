@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import kubectl, logs, pods_on
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import (
     GPU,
@@ -16,7 +16,6 @@ from diagnosis.facts.gpu_nodes import (
     SHARED,
     brings_plugin,
     devices_in,
-    has_hami,
     has_nvidia,
     is_changed,
     is_for_machines,
@@ -25,74 +24,66 @@ from diagnosis.facts.gpu_nodes import (
     sliced_nodes,
     switched_off,
 )
-from diagnosis.facts.placement import ZERO
-from diagnosis.facts.quantity import amount
-from diagnosis.hami.registration import registered
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, Search, command, origins
+from diagnosis.facts.quantity import count_of, digits
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
-GEOMETRY = Cause(
+_fault = Family(None)
+_scheduled = Family(Link.SCHEDULED)
+_BEFORE_OFFER = ("MigGeometryInvalid", "MigConfigFailed", WITHHELD.name)
+GEOMETRY = _fault(
     "MigGeometryInvalid",
-    CauseSeverity.HIGH,
-    None,
     "The MIG strategy is single, and the node's cards have different profiles: the node offers none of them.",
     "Give all cards of the node the same profile, or set the strategy to mixed.",
-    MIG_GUIDE,
+    source=MIG_GUIDE,
+    follows=("MigConfigFailed",),
 )
-MISSING = Cause(
+MISSING = _fault(
     "DevicePluginMissing",
-    CauseSeverity.HIGH,
-    None,
     "A node has GPUs and no device plugin that offers them, so no pod gets one there.",
     "Let a device plugin's DaemonSet run on the node: install one, add its toleration, or set the label it selects by.",
-    "https://github.com/NVIDIA/k8s-device-plugin",
+    source="https://github.com/NVIDIA/k8s-device-plugin",
 )
-NOT_OFFERED = Cause(
+NOT_OFFERED = _fault(
     "GpusNotOffered",
-    CauseSeverity.HIGH,
-    None,
     "A node has GPUs and offers none: its device plugin detects none, or could not register with the kubelet.",
     "Read the device plugin's log, fix its error, then restart its pod.",
+    follows=_BEFORE_OFFER,
 )
-UNHEALTHY = Cause(
+UNHEALTHY = _scheduled(
     "UnhealthyGpus",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A node has GPUs that its device plugin does not advertise, because it considers them unhealthy.",
     "Check the GPUs of the node; when they are healthy, restart its device plugin, which does not check "
     "again on its own.",
-    "k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
+    source="k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
+    follows=_BEFORE_OFFER,
 )
-MIG_FAILED = Cause(
+MIG_FAILED = _fault(
     "MigConfigFailed",
-    CauseSeverity.HIGH,
-    None,
     "The MIG manager could not apply the profiles that the node's label requests.",
     "Read the MIG manager's log; stop the processes on the GPUs, or correct the configuration name.",
-    MIG_GUIDE,
+    source=MIG_GUIDE,
 )
-MIG_PENDING = Cause(
+MIG_PENDING = _fault(
     "MigConfigPending",
-    CauseSeverity.MEDIUM,
-    None,
     "A requested change of MIG profiles on a node does not complete.",
     "Check the MIG manager pod on the node.",
-    MIG_GUIDE,
+    severity=CauseSeverity.MEDIUM,
+    source=MIG_GUIDE,
 )
-FEWER = Cause(
+FEWER = _fault(
     "FewerGpusThanLabelled",
-    CauseSeverity.MEDIUM,
-    None,
     "A node offers fewer GPUs than GPU feature discovery has counted on it.",
     "Check whether a GPU has left the PCI bus since; if all are present, restart the device plugin pod.",
+    severity=CauseSeverity.MEDIUM,
+    follows=(WITHHELD.name,),
 )
-TWICE = Cause(
+TWICE = _fault(
     "TwoDevicePlugins",
-    CauseSeverity.HIGH,
-    None,
     "Two device plugins serve the same resource on a node: each registration of one replaces the other.",
     "Keep one of the two.",
 )
@@ -119,7 +110,7 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
         yield from _twice(node, pods, snapshot.now)
         if offers_gpus(node):
             yield from _partly(node)
-        elif node.name in claimed or is_changed(node) or registered(node):
+        elif node.name in claimed or is_changed(node) or node.hami.cards:
             continue  # HAMi's own family reports nodes registered with HAMi
         elif (blind or brings_plugin(node)) and not pods and _wants_plugin(node):
             yield _unexplained(node, stack(snapshot))
@@ -179,7 +170,7 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[Origin, ...]
 
 def _not_made(node: Node, plugin: Component, above: tuple[Origin, ...]) -> FoundCause:
     evidence = (f"{node.subject} offers no GPU; {plugin.subject} selects it and has no pod there",)
-    describe = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
+    describe = kubectl("describe", plugin.meta)
     because = ((NOT_READY[Role.DEVICE_PLUGIN].name, plugin.subject), *above)
     return FoundCause(
         MISSING, node.subject, evidence, (f"Find the reason: {describe}",), (node.subject,), because_of=because
@@ -197,7 +188,7 @@ def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> Itera
         )
         return
     label = ", ".join(unmet) or "other labels (its node affinity)"
-    steps = [f"Label the node: {command('kubectl', 'label', 'node', node.name, *unmet)}"] if unmet else []
+    steps = [f"Label the node: {kubectl('label', node.meta, *unmet)}"] if unmet else []
     steps.append("With the GPU operator: check node feature discovery and the operator's log for the missing label.")
     messages = (f"{evidence}it requires {label}",)
     yield FoundCause(MISSING, node.subject, messages, tuple(steps), (node.subject,), because_of=above)
@@ -219,13 +210,11 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
         message = snapshot.logs.get((pod.subject, next((state.name for state in pod.states if not state.init), "")), "")
         evidence.append(f"{pod.subject} of {component.subject} is ready")
         evidence += [line.strip()[:300] for line in message.splitlines() if _tells(line)][-2:]
-        words = ("kubectl", "-n", pod.meta.namespace)
         remedy = [
-            f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '--tail=50')}",
-            f"Restart it: {command(*words, 'delete', 'pod', pod.meta.name)}",
+            f"Read the plugin's log: {logs(pod.meta, '--tail=50')}",
+            f"Restart it: {kubectl('delete', pod.meta)}",
         ]
-    because = origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject)
-    yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
+    yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,))
 
 
 def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
@@ -235,15 +224,13 @@ def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
         *_seen(node),
         "pods are not visible, so a device plugin may or may not run there",
     )
-    pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-    remedy = (f"Check whether a device plugin runs there, and read its log: {pods}",)
-    not_ready = origins(NOT_READY.values(), node.subject, *workloads)
-    because = (*not_ready, *origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject))
+    remedy = (f"Check whether a device plugin runs there, and read its log: {pods_on(node.name)}",)
+    because = origins(NOT_READY.values(), node.subject, *workloads)
     return FoundCause(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
 
 
 def _what(node: Node) -> Cause:
-    return UNHEALTHY if any(_number(node.capacity, name) for name in devices_in(node.capacity)) else NOT_OFFERED
+    return UNHEALTHY if any(count_of(node.capacity, name) for name in devices_in(node.capacity)) else NOT_OFFERED
 
 
 def _partly(node: Node) -> Iterator[FoundCause]:
@@ -252,25 +239,18 @@ def _partly(node: Node) -> Iterator[FoundCause]:
     A resource at 0 next to offered ones is left over from an older configuration, and is ignored.
     """
     for name in devices_in(node.capacity):
-        there, offered = _number(node.capacity, name), _number(node.allocatable, name)
+        there, offered = count_of(node.capacity, name), count_of(node.allocatable, name)
         if 0 < offered < there:
             lost = there - offered
             evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_seen(node))
             remedy = (
-                f"Check the {lost} missing GPUs: {command('kubectl', 'describe', 'node', node.name)}",
+                f"Check the {lost} missing GPUs: {kubectl('describe', node.meta)}",
                 (
                     "When the GPUs are healthy again, restart the device plugin pod on the node: it does not "
                     "advertise them again on its own."
                 ),
             )
-            yield FoundCause(
-                UNHEALTHY,
-                node.subject,
-                evidence,
-                remedy,
-                (node.subject,),
-                because_of=origins((WITHHELD,), node.subject),
-            )
+            yield FoundCause(UNHEALTHY, node.subject, evidence, remedy, (node.subject,))
     yield from _fewer(node)
 
 
@@ -279,17 +259,20 @@ def _fewer(node: Node) -> Iterator[FoundCause]:
     cut = any(name.startswith(MIG) for name in (*node.capacity, *node.allocatable)) or "MIG" in labels.get(
         "nvidia.com/gpu.product", ""
     )
-    counted, copies = _whole(labels.get("nvidia.com/gpu.count", "")), _whole(labels.get("nvidia.com/gpu.replicas", "1"))
+    counted, copies = (
+        digits(labels.get("nvidia.com/gpu.count", ""), 0),
+        digits(labels.get("nvidia.com/gpu.replicas", "1"), 0),
+    )
     mixed = labels.get("nvidia.com/mig.config", "all-disabled") != "all-disabled"
-    there = _number(node.capacity, GPU) + _number(node.capacity, SHARED)
-    if cut or mixed or has_hami(node) or is_changed(node) or not 0 < there < counted * max(copies, 1):
+    there = count_of(node.capacity, GPU) + count_of(node.capacity, SHARED)
+    if cut or mixed or node.hami.shared or is_changed(node) or not 0 < there < counted * max(copies, 1):
         return
     evidence = (
         f"{node.subject}: capacity {there} {GPU}; label nvidia.com/gpu.count={counted}"
         + (f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""),
         *_seen(node),
     )
-    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,), because_of=origins((WITHHELD,), node.subject))
+    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,))
 
 
 def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[FoundCause]:
@@ -303,7 +286,7 @@ def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iter
     )
     others = [component for component in lasting.values() if component is not extra]
     evidence = f"{node.subject} has pods of {extra.subject} and of {', '.join(each.subject for each in others)}"
-    delete = command("kubectl", "-n", extra.meta.namespace, "delete", "daemonset", extra.meta.name)
+    delete = kubectl("delete", extra.meta)
     remedy = (f"To keep {others[0].subject}, delete the other: {delete}", "Restart the remaining one.")
     yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
 
@@ -317,12 +300,8 @@ def _is_operators(component: Component) -> bool:
 
 def _by_node(plugins: Iterable[Component]) -> Mapping[str, list[tuple[Component, Pod]]]:
     """Return the plugins' pods that have not ended, by node."""
-    there: defaultdict[str, list[tuple[Component, Pod]]] = defaultdict(list)
-    for plugin in plugins:
-        for pod in plugin.pods:
-            if pod.spec.node and not pod.over:
-                there[pod.spec.node].append((plugin, pod))
-    return there
+    pods = ((plugin, pod) for plugin in plugins for pod in plugin.pods)
+    return grouped((pod.spec.node, (plugin, pod)) for plugin, pod in pods if pod.spec.node and not pod.over)
 
 
 def _is_settled(pod: Pod, now: datetime) -> bool:
@@ -334,15 +313,14 @@ def _is_settled(pod: Pod, now: datetime) -> bool:
 
 def _seen(node: Node) -> Iterator[str]:
     """Yield our agent's record of the node's GPUs."""
-    if node.record is not None:
-        pci, nvml = node.record.inventory.pci, node.record.inventory.nvml
-        if pci is not None or nvml is not None:
-            shown = ("?" if number is None else number for number in (pci, nvml))
-            yield "agent's record: {} GPUs on PCI, {} respond to NVML".format(*shown)
-        for finding in node.record.findings[:3]:
-            yield f"agent's record: {finding.reason} on {finding.subject}" + (
-                f": {finding.detail}" if finding.detail else ""
-            )
+    pci, nvml = node.inventory.pci, node.inventory.nvml
+    if pci is not None or nvml is not None:
+        shown = ("?" if number is None else number for number in (pci, nvml))
+        yield "agent's record: {} GPUs on PCI, {} respond to NVML".format(*shown)
+    for finding in node.findings[:3]:
+        yield f"agent's record: {finding.reason} on {finding.subject}" + (
+            f": {finding.detail}" if finding.detail else ""
+        )
 
 
 def _why_gpu(node: Node) -> str:
@@ -367,14 +345,6 @@ def _offers(node: Node) -> str:
 
 def _tells(line: str) -> bool:
     return any(word in line.lower() for word in ("no devices found", "failed to", "error", "incompatible", "unhealthy"))
-
-
-def _number(amounts: Mapping[str, str], name: str) -> int:
-    return int(amount(amounts.get(name, "0")) or ZERO)
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
 
 
 @lru_cache(maxsize=1)

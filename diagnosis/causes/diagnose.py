@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from diagnosis.causes import SEARCHES
 from diagnosis.causes.first_fixes import with_fixes_first
-from diagnosis.model import FoundCause, Origin, Search, Unchecked
+from diagnosis.model import FoundCause, Origin, Search, Unchecked, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 
 _Item = TypeVar("_Item")
 SAVED_STATE = "saved state"
@@ -85,16 +86,12 @@ def arranged(found: Iterable[FoundCause]) -> tuple[Problem, ...]:
 
 def together(unseen: Iterable[Unchecked]) -> tuple[Unchecked, ...]:
     """Return one entry for each kind and reason."""
-    hides: dict[Origin, list[str]] = {}
-    for unchecked in unseen:
-        hides.setdefault((unchecked.kind, unchecked.why), []).append(unchecked.hides)
+    hides = grouped(((unchecked.kind, unchecked.why), unchecked.hides) for unchecked in unseen)
     return tuple(Unchecked(kind, why, ", ".join(dict.fromkeys(what))) for (kind, why), what in sorted(hides.items()))
 
 
 def _merged(found: Iterable[FoundCause]) -> dict[Origin, FoundCause]:
-    some: dict[Origin, list[FoundCause]] = {}
-    for result in found:
-        some.setdefault((result.cause.name, result.subject), []).append(result)
+    some = grouped(((result.cause.name, result.subject), result) for result in found)
     return {key: _put_together(same) for key, same in some.items()}
 
 
@@ -116,13 +113,17 @@ def _once(each: Iterable[tuple[_Item, ...]]) -> tuple[_Item, ...]:
 
 
 def _above(merged: dict[Origin, FoundCause]) -> dict[Origin, list[Origin]]:
-    """Return, for each result, those of its causes that were found, in the order of the result.
+    """Return, for each result, those of its causes that were found: the result's own, then those of its row.
 
-    A result may name thousands of causes that were not found.
+    A result may name thousands of causes that were not found. A row yields to a result that names the opposite.
     """
-    return {
-        key: [each for each in result.because_of if each in merged and each != key] for key, result in merged.items()
-    }
+    above = {}
+    for key, result in merged.items():
+        own = [each for each in result.because_of if each in merged]
+        rows = (each for each in origins(result.cause.follows, result.subject) if each in merged)
+        own += (each for each in rows if each not in own and key not in merged[each].because_of)
+        above[key] = [each for each in own if each != key]
+    return above
 
 
 def _parent(key: Origin, above: dict[Origin, list[Origin]]) -> Origin | None:

@@ -9,27 +9,28 @@ from functools import lru_cache
 from msgspec import Struct
 
 from diagnosis.causes.given_gpus import AllocatedGpu, given_gpus, unhealthy_gpus
+from diagnosis.facts.commands import command, explain, kubectl, pods_on
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_deep_test
 from diagnosis.facts.quantity import counted
 from diagnosis.facts.symptoms import shortened
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.model import Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import AllocatedDevice, Pod
 from healthcheck.node.state import CONDITION, SEVERITY, UNHEALTHY
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 
-FAULTY = Cause(
+_running = Family(Link.RUNNING)
+FAULTY = _running(
     "PodOnFaultyGpu",
-    CauseSeverity.HIGH,
-    Link.RUNNING,
     "GPU pods run on a GPU or a node with an active fault: their work may hang, fail or be wrong, and the other ranks "
     "of their jobs wait for them.",
     "End the pods there so that their jobs continue on healthy nodes, then follow the finding's action.",
-    "A finding of the agent with severity RESET or worse; KEP-4680, `allocatedResourcesStatus` of a container",
+    source="A finding of the agent with severity RESET or worse; KEP-4680, `allocatedResourcesStatus` of a container",
     urgent=True,
 )
 _MILD = ("PASS", "MONITOR")
@@ -107,15 +108,22 @@ def _faults(node: Node) -> tuple[RecordFinding, ...]:
 
     If our taint is active and no record names a finding, use the finding named by the Node's condition.
     """
-    if node.record is not None and node.record.faults:
-        return node.record.faults
+    if node.faults:
+        return node.faults
     stated = node.record.severity if node.record is not None else node.meta.labels.get(SEVERITY, "")
     if not node.withheld or stated in _MILD:
         return ()
-    condition = next((one for one in node.conditions if one.type == CONDITION and one.status == "False"), None)
+    condition = node.condition(CONDITION, "False")
     if condition is None:
-        return (RecordFinding(f"taint {UNHEALTHY}", stated, node.subject),)
-    return (RecordFinding(condition.reason, stated, node.subject, condition.message, first_seen=condition.since),)
+        return (RecordFinding(reason=f"taint {UNHEALTHY}", severity=stated, subject=node.subject),)
+    own = RecordFinding(
+        reason=condition.reason,
+        severity=stated,
+        subject=node.subject,
+        detail=condition.message,
+        first_seen=condition.since,
+    )
+    return (own,)
 
 
 def _concerns(finding: RecordFinding, gpus: tuple[AllocatedGpu, ...] | None) -> bool:
@@ -152,9 +160,7 @@ def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Seq
         for device in affected.unhealthy[:_MOST_FINDINGS]:
             message = f": {shortened(device.message, _LONGEST)}" if device.message else ""
             yield f"the kubelet reports {device.resource} {device.name} of {affected.pod.subject} as Unhealthy{message}"
-    jobs: defaultdict[str, list[AffectedPod]] = defaultdict(list)
-    for affected in struck:
-        jobs[snapshot.line(affected.pod.meta)[-1]].append(affected)
+    jobs = grouped((snapshot.line(affected.pod.meta)[-1], affected) for affected in struck)
     for workload, some in list(jobs.items())[:_MOST_JOBS]:
         yield _job(snapshot, workload, some)
     if len(jobs) > _MOST_JOBS:
@@ -200,14 +206,12 @@ def _rank(pod: Pod) -> str:
 
 def _remedy(node: Node, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]) -> Iterator[str]:
     for reason in dict.fromkeys(finding.reason for finding in findings[:_MOST_FINDINGS] if finding.reason.isalnum()):
-        yield f"See the action for {reason}: {command('gpu-healthcheck', 'explain', reason)}"
+        yield f"See the action for {reason}: {explain(reason)}"
     if not node.withheld and not node.cordoned:
         yield f"{_OPEN_NODE}{command('kubectl', 'cordon', node.name)}"
-    first = struck[0].pod.meta
-    yield f"{_END}{command('kubectl', '-n', first.namespace, 'delete', 'pod', first.name)}"
+    yield f"{_END}{kubectl('delete', struck[0].pod.meta)}"
     if not findings:
-        where = f"--field-selector=spec.nodeName={node.name}"
-        yield f"{_PLUGIN}{command('kubectl', 'get', 'pods', '-A', '-o', 'wide', where)}"
+        yield f"{_PLUGIN}{pods_on(node.name)}"
 
 
 SEARCHES = (Search((FAULTY,), ("Node", "Pod"), find_faulty),)

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from diagnosis.model import FoundCause, command
+from diagnosis.facts.commands import explain
+from diagnosis.model import FoundCause
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.checks import runtime_restart
@@ -49,11 +50,10 @@ def _fixes(snapshot: Snapshot, found: FoundCause, line: str) -> Iterator[str]:
 def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]:
     """Yield a correction for each node with its faults, in the order in which they are to be corrected."""
     for node in nodes:
-        recorded = {finding.reason for finding in node.record.findings} if node.record is not None else frozenset[str]()
+        recorded = {finding.reason for finding in node.findings}
         first = [reason for reason in reasons if reason in recorded]
         if first:
-            explain = command("gpu-healthcheck", "explain", first[0])
-            yield f"First fix the finding of the agent on {node.subject}: {', '.join(first)}; see {explain}"
+            yield f"First fix the finding of the agent on {node.subject}: {', '.join(first)}; see {explain(first[0])}"
 
 
 def _nodes_of(snapshot: Snapshot, found: FoundCause) -> list[Node]:

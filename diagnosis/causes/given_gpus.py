@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from diagnosis.facts.gpu_nodes import GPU_DRIVERS, is_device
 from diagnosis.facts.gpu_requests import gpu_claims, gpus_of
-from diagnosis.hami.grants import shares
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.dra import ResourceClaim, SliceDevice
@@ -44,7 +43,7 @@ class AllocatedGpu(Struct, frozen=True):
 
 def given_gpus(snapshot: Snapshot, pod: Pod) -> tuple[AllocatedGpu, ...] | None:
     """Return the pod's GPUs; None if a container has GPUs and no source identifies them."""
-    by_hami = tuple(_by_uuid(share.card) for share in shares(pod.meta))
+    by_hami = tuple(_by_uuid(share.card) for share in pod.shares)
     if by_hami:
         return by_hami
     found: list[AllocatedGpu] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from diagnosis.facts.commands import command, explain, kubectl
 from diagnosis.facts.symptoms import shortened
 from diagnosis.facts.toolkit_advice import RuntimeFiles, by_hand, toolkits, where_it_should_write
-from diagnosis.model import command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
@@ -54,13 +54,13 @@ def fix_steps(snapshot: Snapshot, node: Node | None, finding: RecordFinding | No
         yield by_hand(node)
     if node is not None and node.handlers is not None:
         path = "jsonpath={.status.runtimeHandlers[*].name}"
-        yield f"Then check that the node reports it: {command('kubectl', 'get', 'node', node.name, '-o', path)}"
+        yield f"Then check that the node reports it: {kubectl('get', node.meta, '-o', path)}"
 
 
 def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: Workload | None) -> Iterator[str]:
     seen, words = _apart(finding.detail)
     if not all(_OURS.match(word) for word in words.split("`")[1::2]):
-        yield f"Check the fault on the node itself: {command('gpu-healthcheck', 'explain', finding.reason)}"
+        yield f"Check the fault on the node itself: {explain(finding.reason)}"
         return
     either = _EITHER.match(words)
     if either is None:

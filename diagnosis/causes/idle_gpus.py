@@ -9,25 +9,26 @@ from datetime import timedelta
 from diagnosis.causes.faulty_gpus import FAULTY
 from diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
 from diagnosis.causes.starting_causes import NOT_INJECTED
+from diagnosis.facts.commands import logs
 from diagnosis.facts.gpu_nodes import GPU, WHOLE, gpu_nodes, pool_kind
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of
 from diagnosis.facts.placement import asked_by
-from diagnosis.facts.quantity import amount
+from diagnosis.facts.quantity import count_of
 from diagnosis.facts.utilization import CardLoad, loads
 from diagnosis.hami.scheduler_state import cards_of
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import SERIES, USE
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
-IDLE = Cause(
+_fault = Family(None, severity=CauseSeverity.LOW)
+IDLE = _fault(
     "GpusHeldIdle",
-    CauseSeverity.LOW,
-    None,
     "A workload owns whole GPUs that were idle for an hour. Checked with `--prometheus` only.",
     "Ask the workload's owner whether it is still needed; read in its log why it waits.",
-    f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
+    source=f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
 )
 _HOUR = timedelta(hours=1)
 _MOST_SHOWN = 4
@@ -75,14 +76,12 @@ def _idle_cards(node: Node, held: Mapping[str, int], idle: list[CardLoad]) -> It
 
     If no series names a pod, yield the pods of a node only if all of its cards are idle.
     """
-    by_pod: defaultdict[str, list[CardLoad]] = defaultdict(list)
-    for load in idle:
-        by_pod[load.pod].append(load)
+    by_pod = grouped((load.pod, load) for load in idle)
     unnamed = by_pod.pop("", [])
     for name, some in by_pod.items():
         cards = ", ".join(load.uuid or load.index for load in some[:_MOST_SHOWN])
         yield name, f"{name}: {len(some)} of its {held[name]} GPUs on node/{node.name} at 0 % for an hour: {cards}"
-    offered = int(amount(node.capacity.get(GPU, "0")) or 0)
+    offered = count_of(node.capacity, GPU)
     if not by_pod and offered and len(unnamed) >= offered:
         for name, number in held.items():
             yield (name, f"{name}: owns {number} of the {offered} GPUs of node/{node.name}, all at 0 % for an hour")
@@ -90,7 +89,7 @@ def _idle_cards(node: Node, held: Mapping[str, int], idle: list[CardLoad]) -> It
 
 def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:
     pod = some[0][0]
-    log = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--all-containers", "--tail=20")
+    log = logs(pod.meta, "--all-containers", "--tail=20")
     node = f"node/{pod.spec.node}"
     written = origins((HIDDEN, CLASS_NOT_NAMED, NOT_REQUESTED), subject)
     return FoundCause(

@@ -7,10 +7,11 @@ from datetime import timedelta
 
 from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MIG_PENDING
 from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready
 from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
 from diagnosis.facts.gpu_requests import gpus_of
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -19,20 +20,19 @@ _PRODUCT, _CONFIG, _STATE = "nvidia.com/gpu.product", "nvidia.com/mig.config", "
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _LABELLED = timedelta(minutes=10)
 _RECONFIGURED = timedelta(minutes=30)
-UNLABELLED = Cause(
+_fault = Family(None, severity=CauseSeverity.LOW)
+UNLABELLED = _fault(
     "GpuLabelsMissing",
-    CauseSeverity.LOW,
-    None,
     "GPU feature discovery runs on a node without its labels: selectors by these labels find no node.",
-    ("Check node feature discovery: its worker reads the output of GPU feature discovery, its master sets the labels."),
+    "Check node feature discovery: its worker reads the output of GPU feature discovery, its master sets the labels.",
 )
-UPGRADE_FAILED = Cause(
+UPGRADE_FAILED = _fault(
     "DriverUpgradeFailed",
-    CauseSeverity.HIGH,
-    None,
     "The operator's driver upgrade failed on a node, so the node stays cordoned.",
     "Fix the failed driver pod or drain, then let the operator retry.",
-    "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-driver-upgrades.html",
+    severity=CauseSeverity.HIGH,
+    source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-driver-upgrades.html",
+    follows=("DriverNotReady",),
 )
 
 
@@ -64,10 +64,9 @@ def find_unlabelled(snapshot: Snapshot) -> Iterator[FoundCause]:
             continue
         for component in discovery:
             pod = component.pod_on(node.name)
-            if pod is not None and is_ready(pod) and _is_old(pod, snapshot, _LABELLED):
+            if pod is not None and is_ready(pod) and not snapshot.is_new(pod.meta, _LABELLED):
                 evidence = (f"{pod.subject} is ready on {node.subject}, which has no label {_PRODUCT}",)
-                logs = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=30")
-                remedy = (f"Read its log: {logs}", UNLABELLED.remedy)
+                remedy = (f"Read its log: {logs(pod.meta, '--tail=30')}", UNLABELLED.remedy)
                 yield FoundCause(UNLABELLED, node.subject, evidence, remedy, because_of=above)
 
 
@@ -75,14 +74,12 @@ def _invalid(node: Node) -> FoundCause:
     labels = node.meta.labels
     keys = (_PRODUCT, "nvidia.com/mig.strategy", _CONFIG, _STATE, "nvidia.com/gpu.count")
     evidence = tuple(f"{node.subject}: {key}={labels[key]}" for key in keys if key in labels)
-    wanted = command("kubectl", "label", "node", node.name, f"{_CONFIG}=all-disabled", "--overwrite")
+    wanted = kubectl("label", node.meta, f"{_CONFIG}=all-disabled", "--overwrite")
     remedy = (
         f"Set the same profiles on all its cards by the label `{_CONFIG}`, for example {wanted}",
         "Or set mig.strategy to mixed, and request nvidia.com/mig-… by profile.",
     )
-    return FoundCause(
-        GEOMETRY, node.subject, evidence, remedy, (node.subject,), because_of=origins((MIG_FAILED,), node.subject)
-    )
+    return FoundCause(GEOMETRY, node.subject, evidence, remedy, (node.subject,))
 
 
 def _failed(node: Node, managers: list[Component]) -> FoundCause:
@@ -104,8 +101,8 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
         return
     pods = [pod for manager in managers if (pod := manager.pod_on(node.name)) is not None]
     working = any(is_ready(pod) for pod in pods)
-    new = any(not _is_old(pod, snapshot, _LABELLED) for pod in pods)
-    waiting = [one for one in snapshot.pods if _waits_for_slice(one) and _is_old(one, snapshot, _RECONFIGURED)]
+    new = any(snapshot.is_new(pod.meta, _LABELLED) for pod in pods)
+    waiting = [one for one in snapshot.pods if _waits_for_slice(one) and not snapshot.is_new(one.meta, _RECONFIGURED)]
     if new or (working and not waiting):
         return
     labels = node.meta.labels
@@ -127,26 +124,19 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
 
 def _upgrade(node: Node) -> FoundCause:
     evidence = (f"{node.subject}: {_UPGRADE}=upgrade-failed",)
-    again = command("kubectl", "label", "node", node.name, f"{_UPGRADE}=upgrade-required", "--overwrite")
+    again = kubectl("label", node.meta, f"{_UPGRADE}=upgrade-required", "--overwrite")
     remedy = (
         "Find out why the driver pod there, or the drain before it, failed.",
         f"When that is fixed, let the operator retry: {again}",
     )
-    return FoundCause(
-        UPGRADE_FAILED,
-        node.subject,
-        evidence,
-        remedy,
-        (node.subject,),
-        because_of=origins((NOT_READY[Role.DRIVER],), node.subject),
-    )
+    return FoundCause(UPGRADE_FAILED, node.subject, evidence, remedy, (node.subject,))
 
 
 def _manager_logs(node: Node, managers: list[Component]) -> str:
     for manager in managers:
         pod = manager.pod_on(node.name)
         if pod is not None:
-            return command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=50")
+            return logs(pod.meta, "--tail=50")
     field = f"--field-selector=spec.nodeName={node.name}"
     return command("kubectl", "get", "pods", "-A", "-l", "app=nvidia-mig-manager", field)
 
@@ -155,10 +145,6 @@ def _waits_for_slice(pod: Pod) -> bool:
     if pod.spec.node or pod.phase != "Pending":
         return False
     return any(name.startswith(MIG) for container in pod.spec.containers for name in gpus_of(container))
-
-
-def _is_old(pod: Pod, snapshot: Snapshot, age: timedelta) -> bool:
-    return pod.meta.created is None or snapshot.now - pod.meta.created > age
 
 
 SEARCHES = (

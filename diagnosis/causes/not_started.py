@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
@@ -39,10 +38,12 @@ from diagnosis.causes.starting_causes import (
     VOLUME_FAILS,
 )
 from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.symptoms import (
     Recognised,
+    RecognisedPod,
     Symptom,
     is_stuck,
     of_events,
@@ -55,7 +56,7 @@ from diagnosis.facts.symptoms import (
     standing_events,
     texts_in,
 )
-from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource, command, origins
+from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.pods import ContainerState, Pod
@@ -117,19 +118,14 @@ _OF_KIND = (
 )
 
 
-class _Stuck(Struct, frozen=True):
-    pod: Pod
-    known: Recognised
-
-
 def find_not_started(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many pods wait."""
-    together: defaultdict[tuple[str, str], list[_Stuck]] = defaultdict(list)
+    together: defaultdict[tuple[str, str], list[RecognisedPod]] = defaultdict(list)
     for pod in _suspects(snapshot):
         known = _recognise(snapshot, pod)
         if known is not None:
             known = _as_on_the_node(snapshot, pod, known)
-            together[known.cause.name, _subject(snapshot, pod, known)].append(_Stuck(pod, known))
+            together[known.cause.name, _subject(snapshot, pod, known)].append(RecognisedPod(pod, known))
     for (_, subject), stuck in together.items():
         yield _found(snapshot, subject, stuck)
 
@@ -137,9 +133,9 @@ def find_not_started(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _as_on_the_node(snapshot: Snapshot, pod: Pod, known: Recognised) -> Recognised:
     """Return DRIVER_NOT_LOADED instead of a stale specification if the agent reports its device as missing."""
     node = snapshot.by_node.get(pod.spec.node)
-    if known.cause is not CDI_STALE or not known.groups or node is None or node.record is None:
+    if known.cause is not CDI_STALE or not known.groups or node is None:
         return known
-    found = (finding.detail for finding in node.record.findings if finding.reason in DEVICE_FILE_REASONS)
+    found = (finding.detail for finding in node.findings if finding.reason in DEVICE_FILE_REASONS)
     files = {word.rpartition("/")[2] for detail in found for word in _BETWEEN_FILES.split(detail)}
     return replace(known, cause=DEVICE_FILES) if known.groups[0].rpartition("/")[2] in files else known
 
@@ -315,21 +311,19 @@ def _claim(snapshot: Snapshot, pod: Pod, text: str) -> str:
     return f"persistentvolumeclaim/{pod.meta.namespace}/{only[0]}" if len(only) == 1 and named is None else ""
 
 
-def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> FoundCause:
+def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> FoundCause:
     first = stuck[0]
     pod, known = first.pod, first.known
     evidence = [f"{one.pod.subject}: {one.known}" for one in stuck[:3]]
     evidence += [f"image {image}" for image in _images(stuck)] if known.cause.link is Link.PREPARED else []
     evidence += _of_node(snapshot, pod)
-    remedy = (*_special(known), known.cause.remedy, _look(pod))
-    own = role_of(pod.meta, {}, pod.spec)
-    itself = NOT_READY[own].name if own is not None and own in NOT_READY else ""
-    because = origins((name for name in known.cause.follows if name != itself), subject)
+    look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
+    remedy = (*_special(known), known.cause.remedy, look)
     affected = tuple(one.pod.subject for one in stuck)
-    return FoundCause(known.cause, subject, tuple(evidence), remedy, affected, Certainty.PROVEN, because)
+    return FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
 
 
-def _images(stuck: Iterable[_Stuck]) -> tuple[str, ...]:
+def _images(stuck: Iterable[RecognisedPod]) -> tuple[str, ...]:
     named = (
         container.image
         for one in stuck
@@ -346,8 +340,8 @@ def _of_node(snapshot: Snapshot, pod: Pod) -> Iterator[str]:
     driver = node.meta.labels.get("nvidia.com/cuda.driver-version.full")
     version = f", driver {driver}" if driver else ""
     yield f"{node.subject}: {node.runtime}{version}"
-    if node.record is not None and node.record.findings:
-        named = ", ".join(dict.fromkeys(finding.reason for finding in node.record.findings[:5]))
+    if node.findings:
+        named = ", ".join(dict.fromkeys(finding.reason for finding in node.findings[:5]))
         yield f"agent on the node: {named}"
 
 
@@ -360,11 +354,6 @@ def _special(known: Recognised) -> Iterator[str]:
         yield f"The image requires {known.groups[0]}, set in NVIDIA_REQUIRE_CUDA"
 
 
-def _look(pod: Pod) -> str:
-    words = ("kubectl", "-n", pod.meta.namespace)
-    return f"Read all messages about it: {command(*words, 'describe', 'pod', pod.meta.name)}"
-
-
 def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield init containers that have run for over an hour."""
     for pod in gpu_pods(snapshot):
@@ -373,8 +362,7 @@ def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
             runs = state.init and state.running and state.name not in sidecars and state.started is not None
             if runs and pod.meta.deleted is None and older(snapshot, state.started, _LASTS):
                 message = f"{pod.subject}: init container {state.name} has run since {state.started:%Y-%m-%d %H:%M}Z"
-                words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", state.name, "--tail=50")
-                remedy = (f"Read why it waits: {command(*words)}",)
+                remedy = (f"Read why it waits: {logs(pod.meta, '-c', state.name, '--tail=50')}",)
                 written = _written(snapshot, pod)
                 yield FoundCause(INIT_LASTS, written, (message,), remedy, (pod.subject,), Certainty.LIKELY)
 

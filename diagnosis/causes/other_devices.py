@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
-from diagnosis.facts.placement import ZERO
-from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Origin, Search, command, origins
+from diagnosis.facts.quantity import count_of
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.catalog.profiles import find_profile, read_packaged
@@ -23,21 +23,19 @@ _NETWORK_DRIVERS = ("dra.net", "dra.networking.k8s.aws")
 """DRANET, and AWS' own driver for EFA, RoCE and ENA."""
 _CHECK = "2-efa-enumeration"
 _profiles = cache(read_packaged)
-NO_EFA = Cause(
+_fault = Family(None, severity=CauseSeverity.MEDIUM)
+NO_EFA = _fault(
     "EfaNotOffered",
-    CauseSeverity.MEDIUM,
-    None,
     "A node has EFA devices and offers only some or none of them: multi-node jobs fall back to TCP or wait.",
     "Check the EFA device plugin pod on the node.",
-    "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
+    source="https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
 )
-NO_SLICES = Cause(
+NO_SLICES = _fault(
     "GpuSlicesMissing",
-    CauseSeverity.HIGH,
-    None,
     "The DRA driver publishes none of a node's GPUs, so no claim gets one there.",
     "Read the log of the driver's container `gpus` on the node; if the pod is missing there, find the reason.",
-    "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu",
+    severity=CauseSeverity.HIGH,
+    source="https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu",
 )
 
 
@@ -49,11 +47,11 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
     plugins = [component for component in components(snapshot) if component.role is Role.EFA_PLUGIN]
     claimed = sliced_nodes(snapshot, _NETWORK_DRIVERS)
     drivers = [component for component in components(snapshot) if component.role is Role.NETWORK_DRA]
-    types = {one.meta.labels.get(INSTANCE_TYPE, "") for one in snapshot.nodes if _number(one.allocatable)} - {""}
+    types = {one.meta.labels.get(INSTANCE_TYPE, "") for one in snapshot.nodes if count_of(one.allocatable, EFA)} - {""}
     for node in snapshot.nodes:
         if not is_judged(node, snapshot.now):
             continue
-        there, offered = _number(node.capacity), _number(node.allocatable)
+        there, offered = count_of(node.capacity, EFA), count_of(node.allocatable, EFA)
         evidence = f"{node.subject}: capacity {there} {EFA}, allocatable {offered}"
         above = [*origins((NOT_READY[Role.EFA_PLUGIN],), node.subject, *(part.subject for part in plugins))]
         if offered < there:
@@ -84,20 +82,19 @@ def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
             young = pod is None or snapshot.is_new(pod.meta, YOUNG)
             if pod is None or young or not is_ready(pod) or not _gives_gpus(driver):
                 continue
-            words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", "gpus", "--tail=50")
             evidence = (
                 f"{pod.subject} is ready on {node.subject}",
                 f"no ResourceSlice of {_GPU_DRIVER} lists {node.subject}",
             )
             because = origins((NOT_READY[Role.DRIVER], WITHHELD), node.subject)
-            remedy = (f"Read its log there: {command(*words)}",)
+            remedy = (f"Read its log there: {logs(pod.meta, '-c', 'gpus', '--tail=50')}",)
             yield FoundCause(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
 
 def _without_driver(node: Node, driver: Component) -> FoundCause:
     """Return the result for a node without driver pod that a GPUCluster should serve."""
     evidence = (f"{node.subject} has GPUs, and the GPU operator offers them by DRA", _why_not(driver, node))
-    labels = command("kubectl", "get", "node", node.name, "--show-labels")
+    labels = kubectl("get", node.meta, "--show-labels")
     wanted = ", ".join(f"{key}={value}" for key, value in driver.spec.node_selector.items())
     remedy = f"Find out why the operator has not set the label {wanted or 'for it'}: {labels}"
     because = origins((NOT_READY[Role.OPERATOR], NOT_READY[Role.DRA_DRIVER]), driver.subject)
@@ -140,8 +137,7 @@ def _leaves_out(plugin: Component, kind: str) -> bool:
 
 
 def _efa(node: Node, evidence: tuple[str, ...], above: tuple[Origin, ...], certainty: Certainty) -> FoundCause:
-    pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-    remedy = (f"Check the EFA device plugin there, and restart its pod: {pods}",)
+    remedy = (f"Check the EFA device plugin there, and restart its pod: {pods_on(node.name)}",)
     return FoundCause(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
 
 
@@ -159,10 +155,6 @@ def _why_not(plugin: Component, node: Node) -> str:
     if not is_for(plugin.spec, node):
         return f"{plugin.subject} does not select it"
     return f"{plugin.subject} has no ready pod there"
-
-
-def _number(amounts: Mapping[str, str]) -> int:
-    return int(amount(amounts.get(EFA, "0")) or ZERO)
 
 
 SEARCHES = (Search((NO_EFA,), ("Node",), find_efa), Search((NO_SLICES,), ("Node", "Pod", "ResourceSlice"), find_slices))

@@ -9,148 +9,152 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from msgspec import Struct
-
 from diagnosis.causes.hami import webhook as hami
-from diagnosis.causes.hami.hami_causes import CARD_GONE, NO_DEVICES, NODE_NAMED, NOT_SEEN, NUMBER
+from diagnosis.causes.hami.hami_causes import NODE_NAMED, PLUGIN_FILES
+from diagnosis.causes.hami.webhook import NOT_SEEN
+from diagnosis.facts.commands import command, pods_on
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
 from diagnosis.facts.placement import selects
-from diagnosis.facts.symptoms import Recognised, Symptom, recognised, replaced, shortened, subject_of, texts_in
-from diagnosis.model import (
-    Cause,
-    CauseSeverity,
-    Certainty,
-    FoundCause,
-    Link,
-    Search,
-    Signature,
-    TextSource,
-    command,
-    origins,
-    rejecting,
+from diagnosis.facts.symptoms import (
+    Recognised,
+    RecognisedPod,
+    Symptom,
+    recognised,
+    replaced,
+    shortened,
+    subject_of,
+    texts_in,
 )
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, TextSource, rejecting
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
+NO_DEVICES = ("NodeWithheld", "DevicePluginNotReady", "DevicePluginMissing", "GpusNotOffered", "UnhealthyGpus")
+"""Causes that leave a kubelet without devices."""
 _DEVICE_MANAGER = "kubelet, pkg/kubelet/cm/devicemanager/manager.go"
 
 
-def _cause(
-    name: str,
-    means: str,
-    remedy: str,
-    *texts: Signature,
-    severity: CauseSeverity = CauseSeverity.HIGH,
-    source: str = "",
-    of_node: bool = False,
-) -> Cause:
-    return Cause(name, severity, Link.ACCEPTED, means, remedy, source, texts, of_node)
-
-
-def _of_devices(name: str, means: str, remedy: str, source: str, text: Signature) -> Cause:
-    return Cause(
-        name, CauseSeverity.HIGH, Link.ACCEPTED, means, remedy, source, (text,), of_node=True, follows=NO_DEVICES
-    )
-
-
-TOO_FEW = _of_devices(
+_accepted_on_node = Family(Link.ACCEPTED, of_node=True)
+_accepted = Family(Link.ACCEPTED, severity=CauseSeverity.MEDIUM)
+TOO_FEW = _accepted_on_node(
     "GpusUnavailableAtAdmission",
     "The kubelet had fewer free and healthy devices than the scheduler had counted, and rejected the pod.",
     "Check which devices are unhealthy, or owned by a pod that the scheduler does not count; delete the Failed pods.",
-    f"{_DEVICE_MANAGER}: `requested number of devices unavailable`",
     rejecting(r"requested number of devices unavailable for", _DEVICE_MANAGER),
+    source=f"{_DEVICE_MANAGER}: `requested number of devices unavailable`",
+    follows=NO_DEVICES,
 )
-NO_HEALTHY = _of_devices(
+NO_HEALTHY = _accepted_on_node(
     "NoHealthyGpuAtAdmission",
     "None of the node's devices is healthy: their plugin has not registered again, or reports all as unhealthy.",
     "Restore the device plugin on the node, or fix the GPUs that it reports; then delete the Failed pods.",
-    f"{_DEVICE_MANAGER}: `no healthy devices present`",
     rejecting(r"no healthy devices present", _DEVICE_MANAGER),
+    source=f"{_DEVICE_MANAGER}: `no healthy devices present`",
+    follows=NO_DEVICES,
 )
-NO_LONGER_HEALTHY = _of_devices(
+NO_LONGER_HEALTHY = _accepted_on_node(
     "AllocatedGpuUnhealthy",
     "A device that the kubelet had already given to the pod is no longer healthy, so it may not start there again.",
     "Fix the node's GPU, and delete the Failed pod so that another is created elsewhere.",
-    f"{_DEVICE_MANAGER}: `previously allocated devices are no longer healthy`",
     rejecting(r"previously allocated devices are no longer healthy", _DEVICE_MANAGER),
+    source=f"{_DEVICE_MANAGER}: `previously allocated devices are no longer healthy`",
+    follows=NO_DEVICES,
 )
-UNREGISTERED = _of_devices(
+UNREGISTERED = _accepted_on_node(
     "DeviceResourceUnregistered",
     "No device plugin has registered the resource since the kubelet's last start.",
     "Restore the device plugin on the node, then delete the Failed pods.",
-    f"{_DEVICE_MANAGER}: `cannot allocate unregistered device`",
     rejecting(r"cannot allocate unregistered device", _DEVICE_MANAGER),
+    source=f"{_DEVICE_MANAGER}: `cannot allocate unregistered device`",
+    follows=NO_DEVICES,
 )
-SHARED_OVER_REQUEST = _cause(
+SHARED_OVER_REQUEST = _accepted(
     "SharedGpuRequestTooLarge",
     "The pod requests more than one replica of a shared GPU, which the device plugin is configured to refuse.",
     "Request one replica: replicas are time slices, and two replicas are not two GPUs.",
     rejecting(
         r"maximum request size for shared resources is \d{1,6}; found (\d{1,6})", "k8s-device-plugin, internal/rm"
     ),
+    severity=CauseSeverity.HIGH,
     source="NVIDIA's device plugin, `failRequestsGreaterThanOne`",
 )
-UNKNOWN_DEVICE = _of_devices(
+UNKNOWN_DEVICE = _accepted_on_node(
     "DeviceUnknownToPlugin",
     "The kubelet requested a device that the plugin no longer has: the GPU is gone, or the MIG geometry changed.",
     "Restart the device plugin on the node, so that it reports its devices; then delete the Failed pods.",
-    "NVIDIA's device plugin, Allocate: `unknown device`",
     rejecting(r"unknown device", "k8s-device-plugin, Allocate"),
+    source="NVIDIA's device plugin, Allocate: `unknown device`",
+    follows=NO_DEVICES,
 )
-GPU_LOST = _of_devices(
+GPU_LOST = _accepted_on_node(
     "GpuLostAtAllocation",
     "The device plugin could not reach a GPU when it was to allocate it.",
     "Check the node's GPUs: a lost one needs a reset or a reboot at least.",
-    "NVML's `GPU is lost`, passed on by the device plugin",
     rejecting(r"GPU is lost|GPU_IS_LOST|fallen off the bus", "kubernetes issue 97131"),
+    source="NVML's `GPU is lost`, passed on by the device plugin",
+    follows=NO_DEVICES,
 )
-PLUGIN_FAILED = _of_devices(
+PLUGIN_FAILED = _accepted_on_node(
     "DevicePluginAllocateFailed",
     "The device plugin answered the kubelet's request for devices with an error, or not at all.",
     "Read the plugin's log on the node; then delete the Failed pods.",
-    f"{_DEVICE_MANAGER}: `Allocate failed due to …, which is unexpected`",
     rejecting(
         r"(?:Allocate|Update plugin resources|GetPreferredAllocation rpc) failed|which is unexpected", _DEVICE_MANAGER
     ),
+    source=f"{_DEVICE_MANAGER}: `Allocate failed due to …, which is unexpected`",
+    follows=NO_DEVICES,
 )
-TOPOLOGY = _cause(
+TOPOLOGY = _accepted_on_node(
     "TopologyNotAligned",
     "The kubelet's topology manager requires devices and CPUs of one NUMA node, and none has enough left.",
     "Request at most one NUMA node's resources, free them, or choose a milder topologyManagerPolicy for the node.",
     severity=CauseSeverity.MEDIUM,
     source="kubelet, TopologyAffinityError: `Resources cannot be allocated with Topology locality`",
-    of_node=True,
 )
-OVERBOOKED = _cause(
+OVERBOOKED = _accepted_on_node(
     "NodeOverbooked",
     "A pod was bound to a node without room for it: by its own nodeName, or by a second scheduler.",
     "Let one scheduler schedule all pods of these nodes, and remove nodeName from the pod template.",
     source="kubelet, OutOf…: `Node didn't have enough resource`",
-    of_node=True,
 )
-WRONG_NODE = _cause(
+WRONG_NODE = _accepted(
     "NodeRefusedBySelector",
     "The kubelet rejected the pod because its selector, affinity or tolerations do not match its node.",
     "Remove nodeName from the pod template, or restore the label that the pod requires.",
-    severity=CauseSeverity.MEDIUM,
     source="kubelet, `Predicate NodeAffinity failed`",
 )
-EVICTED = _cause(
+EVICTED = _accepted_on_node(
     "GpuPodEvicted",
     "The kubelet evicted the pod because its node ran low on memory, disk or PIDs, or the pod exceeded its limit.",
     "Provide more of the exhausted resource: most often disk space for images and checkpoints.",
     severity=CauseSeverity.MEDIUM,
     source="kubelet's eviction manager: `The node was low on resource`",
-    of_node=True,
 )
-OTHERWISE = _cause(
+OTHERWISE = _accepted(
     "GpuPodRejected",
     "The kubelet rejected the pod for another reason.",
     "Follow its message, then delete the Failed pod.",
-    severity=CauseSeverity.MEDIUM,
 )
 
+_hami = Family(Link.ACCEPTED)
+NUMBER = _hami(
+    "HamiDeviceNumberMismatch",
+    "The kubelet requests another number of cards from HAMi's device plugin than the scheduler noted on the pod.",
+    "Delete the pod, so that it is scheduled again; set nvidia.com/gpu as a limit only, and as a whole number.",
+    rejecting(r"device number not matched", PLUGIN_FILES),
+    source=f"{PLUGIN_FILES}: `device number not matched`",
+)
+CARD_GONE = _hami(
+    "HamiAllocatedCardGone",
+    "HAMi's device plugin no longer finds the card that HAMi's scheduler chose.",
+    "Check the node's cards, restart the device plugin pod there, then delete the Failed pod.",
+    rejecting(r"resolve allocated NVIDIA devices", PLUGIN_FILES),
+    source=f"{PLUGIN_FILES}: `resolve allocated NVIDIA devices`",
+    of_node=True,
+    follows=NO_DEVICES,
+)
 _ALLOCATION = "UnexpectedAdmissionError"
 _EVICTED = "Evicted"
 _OURS_TO_TELL = re.compile(r"low on resource|exceeds? (?:the )?(?:total )?limit|exceeded its|ephemeral", re.IGNORECASE)
@@ -174,21 +178,16 @@ ALLOCATION = (
 _MOST_DELETED = 5
 
 
-class _Rejection(Struct, frozen=True):
-    pod: Pod
-    known: Recognised
-
-
 def find_rejected(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many pods were rejected."""
-    together: defaultdict[tuple[str, str], list[_Rejection]] = defaultdict(list)
+    together: defaultdict[tuple[str, str], list[RecognisedPod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         if pod.phase != "Failed" or replaced(snapshot, pod):
             continue
         known = _recognise(pod)
         if known is not None:
             subject = _subject(snapshot, pod, known.cause)
-            together[known.cause.name, subject].append(_Rejection(pod, known))
+            together[known.cause.name, subject].append(RecognisedPod(pod, known))
     for (_, subject), rejections in together.items():
         yield _found(snapshot, subject, rejections)
 
@@ -222,7 +221,7 @@ def _names_node(snapshot: Snapshot, pod: Pod) -> bool:
     return any(maker is not None and maker.spec is not None and maker.spec.node for maker in makers)
 
 
-def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> FoundCause:
+def _found(snapshot: Snapshot, subject: str, rejections: list[RecognisedPod]) -> FoundCause:
     first = rejections[0]
     cause, pods = first.known.cause, [rejection.pod for rejection in rejections]
     node = snapshot.by_node.get(first.pod.spec.node)
@@ -233,8 +232,7 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Fo
     evidence += _of_selector(node, pods) if cause is WRONG_NODE else ()
     remedy = (*_look(cause, first.pod), cause.remedy, *_delete(pods))
     certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
-    because = origins(cause.follows, f"node/{first.pod.spec.node}")
-    because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else because
+    because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else ()
     return FoundCause(cause, subject, tuple(evidence), remedy, tuple(pod.subject for pod in pods), certainty, because)
 
 
@@ -262,7 +260,7 @@ def _holds(pod: Pod) -> bool:
     return bool(pod.spec.scheduler) and any(gpus_of(container) for container in pod.spec.containers)
 
 
-def _of_room(snapshot: Snapshot, first: _Rejection) -> Iterator[str]:
+def _of_room(snapshot: Snapshot, first: RecognisedPod) -> Iterator[str]:
     if _names_node(snapshot, first.pod):
         yield f"the template itself names the node: nodeName {first.pod.spec.node}"
     match = _ENOUGH.search(first.pod.message)
@@ -285,8 +283,7 @@ def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
 def _look(cause: Cause, pod: Pod) -> Iterator[str]:
     if cause in (SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, OVERBOOKED, TOPOLOGY, NOT_SEEN, NODE_NAMED):
         return
-    words = ("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={pod.spec.node}")
-    yield f"Check the device plugin pod on the node, and its log: {command(*words)}"
+    yield f"Check the device plugin pod on the node, and its log: {pods_on(pod.spec.node)}"
 
 
 def _delete(pods: list[Pod]) -> Iterator[str]:
@@ -294,10 +291,7 @@ def _delete(pods: list[Pod]) -> Iterator[str]:
 
     Their controllers may have made others already; the rejected ones are only left over.
     """
-    by_namespace: defaultdict[str, list[str]] = defaultdict(list)
-    for pod in pods:
-        by_namespace[pod.meta.namespace].append(pod.meta.name)
-    for namespace, names in sorted(by_namespace.items()):
+    for namespace, names in sorted(grouped((pod.meta.namespace, pod.meta.name) for pod in pods).items()):
         if len(names) <= _MOST_DELETED:
             gone = command("kubectl", "-n", namespace, "delete", "pod", *names)
         else:

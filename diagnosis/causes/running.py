@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from diagnosis.causes.runtime_handlers import MISSING
 from diagnosis.causes.starting_causes import DOES_WITHOUT, NOT_INJECTED
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components, role_of
 from diagnosis.facts.gpu_nodes import is_device
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
@@ -25,62 +26,57 @@ from diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
+    Family,
     FoundCause,
     Link,
     Search,
     TextSource,
-    command,
     failing,
     origins,
     starting,
 )
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
 
-HIDDEN = Cause(
+_running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
+_fault = Family(None)
+HIDDEN = _running(
     "GpusHiddenByVariable",
-    CauseSeverity.MEDIUM,
-    Link.RUNNING,
     "NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES is set by hand and does not match the GPUs allocated to the "
     "container.",
     "Remove the variable from the pod template: the device plugin and CUDA set it.",
-    "CUDA Programming Guide, CUDA_VISIBLE_DEVICES: devices from the first invalid one on are not seen",
+    source="CUDA Programming Guide, CUDA_VISIBLE_DEVICES: devices from the first invalid one on are not seen",
 )
-NOT_REQUESTED = Cause(
+NOT_REQUESTED = _running(
     "GpuNotRequested",
-    CauseSeverity.MEDIUM,
-    Link.RUNNING,
     "A container needs a GPU and requests none: its own resources lack it.",
     "Set the limit `nvidia.com/gpu: 1` on the container itself; another container's GPU is not available to it.",
 )
-CLASS_NOT_NAMED = Cause(
+CLASS_NOT_NAMED = _running(
     "RuntimeClassNotNamed",
-    CauseSeverity.HIGH,
-    Link.RUNNING,
     "The pod has a GPU allocated, but starts with a runtime that does not inject GPUs.",
     "Set NVIDIA's RuntimeClass in the pod template, make its handler the nodes' default, or enable CDI.",
-    "GPU operator: since 25.10, NVIDIA's runtime is not the default one; without CDI, only if configured",
+    severity=CauseSeverity.HIGH,
+    source="GPU operator: since 25.10, NVIDIA's runtime is not the default one; without CDI, only if configured",
 )
-CGROUP_LOST = Cause(
+CGROUP_LOST = _running(
     "GpuAccessLostAtRuntime",
-    CauseSeverity.HIGH,
-    Link.RUNNING,
     "A container lost the access to its GPU: the node's systemd rewrote its device rules.",
     "Restart the pods. To prevent it, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
     "--create-all` on the node.",
-    "NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
-    (failing(r"Failed to initialize NVML: Unknown Error", "nvidia-smi, NVML"),),
+    failing(r"Failed to initialize NVML: Unknown Error", "nvidia-smi, NVML"),
+    severity=CauseSeverity.HIGH,
+    source="NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
     of_node=True,
 )
-DEVICE_FILES = Cause(
+DEVICE_FILES = _fault(
     "DriverDeviceFilesMissing",
-    CauseSeverity.HIGH,
-    None,
     "The node lacks device files of its driver, or they have wrong numbers, so containers get no GPU.",
     "On the node: `nvidia-modprobe -c0 -u`, or restart the driver's container; then create the pods again.",
-    "The agent's findings DeviceFileMissing and DeviceFileWrong",
-    (starting(r"adding custom device \\?\"(/dev/nvidia[^\s\"\\]{0,80})\\?\": no such file", "runc, Docker"),),
+    starting(r"adding custom device \\?\"(/dev/nvidia[^\s\"\\]{0,80})\\?\": no such file", "runc, Docker"),
+    source="The agent's findings DeviceFileMissing and DeviceFileWrong",
     of_node=True,
     follows=("DriverNotReady",),
 )
@@ -123,26 +119,19 @@ def find_running(snapshot: Snapshot) -> Iterator[FoundCause]:
             lack = why_without_gpu(snapshot, pod, known.symptom.container)
         message = f"{pod.subject}: {known.symptom.place.value} of {known.symptom.container}: {known.quote}"
         together[lack.cause.name, lack.subject].append((pod, lack, message))
-    for (_, subject), some in together.items():
-        lack = some[0][1]
-        evidence = (*(message for _, _, message in some[:_MOST_SHOWN]), *lack.evidence)
-        affected = tuple(pod.subject for pod, _, _ in some)
-        yield of_lack(lack, subject, evidence, affected, some[0][0])
+    for some in together.values():
+        messages = (message for _, _, message in some[:_MOST_SHOWN])
+        yield of_lack(some[0][1], [pod for pod, _, _ in some], *messages)
 
 
 def find_hidden(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check the spec alone: a variable that contradicts the container's request for GPUs."""
-    together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
-    for pod in snapshot.pods:
-        if pod.over or pod.meta.deleted is not None or not asks_for_gpus(pod.spec):
-            continue
-        message = next(filter(None, (hidden(snapshot, pod, container) for container in pod.spec.containers)), "")
-        if message:
-            together[snapshot.line(pod.meta)[-1]].append((pod, message))
-    for subject, some in together.items():
+    pods = (pod for pod in snapshot.pods if not pod.over and pod.meta.deleted is None and asks_for_gpus(pod.spec))
+    messages = ((pod, [hidden(snapshot, pod, container) for container in pod.spec.containers]) for pod in pods)
+    found = ((pod, next(filter(None, some))) for pod, some in messages if any(some))
+    for subject, some in grouped((snapshot.line(pod.meta)[-1], (pod, message)) for pod, message in found).items():
         evidence = tuple(f"{pod.subject}: {message}" for pod, message in some[:_MOST_SHOWN])
-        lack = MissingGpu(HIDDEN, subject, evidence, Certainty.LIKELY)
-        yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
+        yield of_lack(MissingGpu(HIDDEN, subject, evidence, Certainty.LIKELY), [pod for pod, _ in some])
 
 
 def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -159,8 +148,7 @@ def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
     for subject, some in together.items():
         named = tuple(f"{pod.subject} names no runtimeClassName" for pod, _ in some[:_MOST_SHOWN])
         evidence = tuple(dict.fromkeys((*named, *(message for _, message in some[:_MOST_SHOWN]))))
-        lack = MissingGpu(CLASS_NOT_NAMED, subject, evidence)
-        yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
+        yield of_lack(MissingGpu(CLASS_NOT_NAMED, subject, evidence), [pod for pod, _ in some])
 
 
 def _plain(node: Node) -> str:
@@ -168,7 +156,7 @@ def _plain(node: Node) -> str:
 
     This is the case if the default runtime has no GPU support, and CDI is off.
     """
-    seen = node.record.inventory.runtime if node.record is not None else None
+    seen = node.inventory.runtime
     if seen is None or seen.default not in ("runc", "crun") or seen.cdi is not False or _GKE in node.meta.labels:
         return ""
     return f"{node.subject}: the default runtime of {node.runtime} is {seen.default}, and CDI is off"
@@ -193,17 +181,16 @@ def _plain_by_choice(snapshot: Snapshot) -> str:
     return ""
 
 
-def of_lack(
-    lack: MissingGpu, subject: str, evidence: tuple[str, ...], affected: tuple[str, ...], pod: Pod
-) -> FoundCause:
-    """Convert a lack into a result, as a consequence of a fault of the node if that is found."""
+def of_lack(lack: MissingGpu, pods: Sequence[Pod], *evidence: str) -> FoundCause:
+    """Convert a lack of these pods into a result, as a consequence of a fault of the node if that is found."""
+    pod, affected = pods[0], tuple(dict.fromkeys(pod.subject for pod in pods))
     because = origins(_WITHOUT_GPU, f"node/{pod.spec.node}") if lack.cause.of_node else ()
     look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
     remedy = (lack.cause.remedy, *((f"Check the container's devices: {look}",) if lack.cause is NOT_INJECTED else ()))
     if lack.cause is CGROUP_LOST:
-        restart = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
-        remedy = (f"Create the pod again: {restart}", lack.cause.remedy)
-    return FoundCause(lack.cause, subject, evidence, remedy, affected, lack.certainty, because)
+        remedy = (f"Create the pod again: {kubectl('delete', pod.meta)}", lack.cause.remedy)
+    whole = (*evidence, *lack.evidence)
+    return FoundCause(lack.cause, lack.subject, whole, remedy, affected, lack.certainty, because)
 
 
 def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
@@ -237,7 +224,7 @@ def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> MissingGpu | None:
     None if it misses none, or has not checked.
     """
     node = snapshot.by_node.get(pod.spec.node)
-    found = node.record.finding(*DEVICE_FILE_REASONS) if node and node.record else None
+    found = node.finding(*DEVICE_FILE_REASONS) if node is not None else None
     if node is None or found is None:
         return None
     return MissingGpu(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from diagnosis.causes.first_fixes import FILES_FIRST
 from diagnosis.causes.handler_fixes import by_agent, fix_steps
+from diagnosis.facts.commands import kubectl
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.gpu_requests import asks_for_gpus
@@ -35,13 +36,13 @@ from diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
+    Family,
     FoundCause,
     Link,
     Origin,
     Search,
     Signature,
     TextSource,
-    command,
     origins,
     starting,
 )
@@ -54,67 +55,55 @@ from diagnosis.snapshot.workloads import Workload
 from healthcheck.checks import container_runtime, default_runtime
 
 _WRITERS = "containerd, internal/cri; CRI-O; cri-dockerd"
-MISSING = Cause(
+_runtime = Family(Link.RUNTIME)
+_admitted = Family(Link.ADMITTED)
+MISSING = _runtime(
     "RuntimeHandlerMissing",
-    CauseSeverity.HIGH,
-    Link.RUNTIME,
     "The container runtime that the node's kubelet uses lacks the handler that the pods' RuntimeClass names.",
     "Configure NVIDIA's toolkit for that container runtime and restart it: `nvidia-ctk runtime configure`, or the GPU "
     "operator's values `toolkit.env`.",
-    'containerd: `no runtime for "…" is configured`; CRI-O: `failed to find runtime handler … from runtime list`',
-    (
-        starting(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', _WRITERS),
-        starting(r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', _WRITERS),
-        starting(r'RuntimeHandler \\?"([^"\\]{1,64})\\?" not supported', _WRITERS),
-        starting(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', _WRITERS),
-    ),
+    starting(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', _WRITERS),
+    starting(r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', _WRITERS),
+    starting(r'RuntimeHandler \\?"([^"\\]{1,64})\\?" not supported', _WRITERS),
+    starting(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', _WRITERS),
+    source='containerd: `no runtime for "…" is configured`; '
+    "CRI-O: `failed to find runtime handler … from runtime list`",
 )
-ELSEWHERE = Cause(
+ELSEWHERE = _runtime(
     "ToolkitConfiguresAnotherRuntime",
-    CauseSeverity.HIGH,
-    Link.RUNTIME,
     "NVIDIA's toolkit writes its handler into the configuration of a container runtime that the kubelet does not use.",
     "Set the toolkit to the file and socket of the kubelet's runtime: CONTAINERD_CONFIG and CONTAINERD_SOCKET.",
-    "GPU operator, `toolkit.env`; the host paths of its toolkit's DaemonSet",
-    (
-        Signature(
-            r"dial unix (\S{1,200}(?:containerd|crio)\S{0,60}\.sock): connect: (?:no such file|connection refused)",
-            "nvidia-container-toolkit's nvidia-ctk-installer, nvidia-toolkit",
-            frozenset((TextSource.WAITING, TextSource.ENDED, TextSource.LOG)),
-        ),
+    Signature(
+        r"dial unix (\S{1,200}(?:containerd|crio)\S{0,60}\.sock): connect: (?:no such file|connection refused)",
+        "nvidia-container-toolkit's nvidia-ctk-installer, nvidia-toolkit",
+        frozenset((TextSource.WAITING, TextSource.ENDED, TextSource.LOG)),
     ),
+    source="GPU operator, `toolkit.env`; the host paths of its toolkit's DaemonSet",
 )
-CLASS_MISSING = Cause(
+CLASS_MISSING = _admitted(
     "RuntimeClassMissing",
-    CauseSeverity.HIGH,
-    Link.ADMITTED,
     "Pods name a RuntimeClass that does not exist: the API server refuses to create them.",
     "Create the RuntimeClass, or remove its name from the pod template.",
-    '`RuntimeClass "…" not found`, an event FailedCreate of the pods\' controller',
-    (
-        Signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', "kube-apiserver", frozenset((TextSource.EVENT,))),
-        Signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', "kubelet", frozenset((TextSource.EVENT,))),
-    ),
+    Signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', "kube-apiserver", frozenset((TextSource.EVENT,))),
+    Signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', "kubelet", frozenset((TextSource.EVENT,))),
+    source='`RuntimeClass "…" not found`, an event FailedCreate of the pods\' controller',
 )
 UNLOADABLE = tuple(
     Cause(one.name, CauseSeverity.HIGH, Link.RUNTIME, one.meaning, one.action, one.source)
     for one in (container_runtime.MALFORMED, container_runtime.CRI_DISABLED, default_runtime.UNDEFINED)
 )
 """Reasons of the agent's findings: with these files the container runtime does not serve the kubelet."""
-WRONG_HANDLER = Cause(
+WRONG_HANDLER = _runtime(
     "RuntimeClassHandlerWrong",
-    CauseSeverity.HIGH,
-    Link.RUNTIME,
     "A RuntimeClass names a handler that no container runtime has, but they have one with a similar name.",
     "Create the RuntimeClass again with the correct handler: the handler can't be changed in place.",
-    "containerd and CRI-O distinguish letter case",
+    source="containerd and CRI-O distinguish letter case",
 )
-NOT_FOR_NODE = Cause(
+NOT_FOR_NODE = _runtime(
     "RuntimeClassOnNodeWithoutGpu",
-    CauseSeverity.MEDIUM,
-    Link.RUNTIME,
     "A pod with NVIDIA's RuntimeClass was scheduled to a node without a GPU, where the handler is not needed.",
     "Request a GPU in the pod, or set scheduling.nodeSelector in the RuntimeClass.",
+    severity=CauseSeverity.MEDIUM,
 )
 
 HANDLERS = texts_in(TextSource.EVENT, (MISSING,))
@@ -179,14 +168,14 @@ def find_unloadable(snapshot: Snapshot) -> Iterator[FoundCause]:
     Nodes on which nothing waits for the runtime are left out.
     """
     for node in snapshot.nodes:
-        if node.record is None or older(snapshot, node.record.at, _OLD_RECORD):
+        if node.record is None or older(snapshot, node.record.timestamp, _OLD_RECORD):
             continue
         waiting = tuple(pod.subject for pod in snapshot.pods_on.get(node.name, ()) if is_stuck(pod))
         if node.ready and not waiting and (_no_way(snapshot, node) is None or _gives_gpus(snapshot, node)):
             continue
         above: tuple[Origin, ...] = ()
         for cause in UNLOADABLE:
-            finding = node.record.finding(cause.name)
+            finding = node.finding(cause.name)
             if finding is not None:
                 evidence, remedy = tuple(by_agent(finding)), (cause.remedy, FILES_FIRST)
                 yield FoundCause(cause, node.subject, evidence, remedy, waiting, because_of=above)
@@ -313,9 +302,9 @@ def _has_done(snapshot: Snapshot, toolkit: Pod) -> bool:
 
 def _no_way(snapshot: Snapshot, node: Node) -> RecordFinding | None:
     """Return the agent's recent finding that no pod gets a GPU on the node."""
-    if node.record is None or older(snapshot, node.record.at, _OLD_RECORD):
+    if node.record is None or older(snapshot, node.record.timestamp, _OLD_RECORD):
         return None
-    return node.record.finding(*_NO_WAY)
+    return node.finding(*_NO_WAY)
 
 
 def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: Recognised | None) -> bool:
@@ -386,7 +375,7 @@ def _wrong(snapshot: Snapshot, lack: _MissingHandler, named: RuntimeClass, right
         *(_handlers_of(node) for node in snapshot.nodes if right in (handlers_of(node) or ())),
         *_quote(lack),
     )
-    again = command("kubectl", "get", "runtimeclass", named.meta.name, "-o", "yaml")
+    again = kubectl("get", named.meta, "-o", "yaml")
     remedy = (
         (f"Save {again}, set {right} as its handler, delete the RuntimeClass and create it again: it is immutable"),
         *_if_operators(snapshot, named),
@@ -412,7 +401,7 @@ def _not_for(lack: _MissingHandler, named: RuntimeClass, node: Node) -> FoundCau
 
 def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> Iterator[FoundCause]:
     subject = f"node/{lack.node}"
-    finding = node.record.finding(*RECORD_REASONS) if node is not None and node.record is not None else None
+    finding = node.finding(*RECORD_REASONS) if node is not None else None
     because = [*origins(UNLOADABLE, subject)]
     for workload in toolkits(snapshot):
         elsewhere = _elsewhere(snapshot, workload, node, finding, lack)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.model import Cause, CauseSeverity, Link, Signature, TextSource, failing, starting
+from diagnosis.model import CauseSeverity, Family, Link, Signature, TextSource, failing, starting
 
 _CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-toolkit", "kubelet", "containerd"
 _EVENT = frozenset((TextSource.EVENT,))
@@ -13,70 +13,59 @@ _FAULTY = ("NodeWithheld",)
 _FILES = ("RuntimeConfigMalformed", "RuntimeCriDisabled", "DefaultRuntimeUndefined")
 
 
-def _cause(
-    name: str, link: Link, means: str, remedy: str, *texts: Signature, severity: CauseSeverity = CauseSeverity.HIGH
-) -> Cause:
-    return Cause(name, severity, link, means, remedy, texts=texts)
-
-
-def _on_node(name: str, link: Link, means: str, remedy: str, *texts: Signature, follows: tuple[str, ...] = ()) -> Cause:
-    return Cause(name, CauseSeverity.HIGH, link, means, remedy, texts=texts, of_node=True, follows=follows)
-
-
-DRIVER_NOT_LOADED = _on_node(
+_started_on_node = Family(Link.STARTED, of_node=True)
+_started = Family(Link.STARTED)
+_runtime_on_node = Family(Link.RUNTIME, of_node=True)
+_prepared = Family(Link.PREPARED)
+_runtime = Family(Link.RUNTIME)
+_running_on_node = Family(Link.RUNNING, of_node=True)
+DRIVER_NOT_LOADED = _started_on_node(
     "DriverNotLoaded",
-    Link.STARTED,
     "The driver's kernel module is not loaded on the node, so no container gets a GPU.",
     "Load it. After a kernel upgrade the driver must be built again: check the driver pod, or DKMS on the "
     "host, and `modprobe nvidia`.",
     starting(r"driver not loaded|nvml error: not loaded", _CLI),
     follows=("DriverNotReady", *_FAULTY),
 )
-DRIVER_LIBRARY_MISSING = _on_node(
+DRIVER_LIBRARY_MISSING = _started_on_node(
     "DriverLibraryMissing",
-    Link.STARTED,
     "The toolkit does not find the driver's libraries on the node.",
-    ("Install the driver, or set its location for the toolkit: the GPU operator's driver.enabled and driver root."),
+    "Install the driver, or set its location for the toolkit: the GPU operator's driver.enabled and driver root.",
     starting(r"load library failed|libnvidia-ml\.so\.1: cannot open", _CLI),
     starting(r"initialization error: change root failed|ldcache error", _CLI),
     follows=("DriverNotReady",),
 )
-DRIVER_MISMATCH = _on_node(
+DRIVER_MISMATCH = _started_on_node(
     "DriverLibraryMismatched",
-    Link.STARTED,
     "The driver's libraries and the loaded kernel module have different versions.",
     "Drain the node and reboot it, or reload the module: the libraries were upgraded while it was loaded.",
     starting(r"Driver/library version mismatch", _CLI),
     failing(r"Driver/library version mismatch", "NVML"),
     follows=_FAULTY,
 )
-DRIVER_HANGS = _on_node(
+DRIVER_HANGS = _started_on_node(
     "DriverDoesNotAnswer",
-    Link.STARTED,
     "The driver does not respond to the toolkit in time: a GPU hangs, or its initialization takes very long.",
     "Check the kernel log for an Xid; enable persistence mode; a hanging GPU needs a reset or a reboot.",
     starting(r"driver (?:rpc )?error: (?:timed out|failed to process)", _CLI),
     follows=_FAULTY,
 )
-IMAGE_NEEDS_DRIVER = _cause(
+IMAGE_NEEDS_DRIVER = _started(
     "ImageNeedsNewerDriver",
-    Link.STARTED,
     "The image requires a newer CUDA version than the node's driver supports.",
     "Use an image with an older CUDA version, or upgrade the driver.",
     starting(r"unsatisfied condition: ([^,]{1,80}), please update your driver", _CLI),
     starting(r"requirement error: unsatisfied condition: ([^,\\]{1,80})", _CLI),
 )
-DEVICE_UNKNOWN = _on_node(
+DEVICE_UNKNOWN = _started_on_node(
     "GpuUnknownToRuntime",
-    Link.STARTED,
     "The node lacks the GPU allocated to the container: it fell off the bus, was replaced, or was partitioned.",
     "Restart the device plugin on the node, and check for a GPU that fell off the bus.",
     starting(r"device error: ([^\s:]{1,80}): unknown device", _CLI),
     follows=_FAULTY,
 )
-TOOLKIT_BINARY = _on_node(
+TOOLKIT_BINARY = _started_on_node(
     "ToolkitProgramMissing",
-    Link.STARTED,
     "The node lacks a program of NVIDIA's toolkit that the container runtime is configured to start.",
     "Reinstall the toolkit, or remove its handler from the runtime's configuration.",
     starting(
@@ -90,9 +79,8 @@ TOOLKIT_BINARY = _on_node(
     starting(r"fork/exec (/\S{0,200}nvidia-c\S{1,60}): no such file", _CONTAINERD),
     follows=("ContainerToolkitNotReady",),
 )
-TOOLKIT_FAILS = _on_node(
+TOOLKIT_FAILS = _started_on_node(
     "ToolkitFails",
-    Link.STARTED,
     "NVIDIA's toolkit fails to inject the GPU into the container.",
     "Follow its message; on the node, `nvidia-container-cli -k -d /dev/stderr info` shows more.",
     starting(r"nvidia-container-cli: ([^\n]{1,200})", _CLI),
@@ -100,17 +88,15 @@ TOOLKIT_FAILS = _on_node(
     starting(r"could not apply required modification to OCI specification", _NCT),
     follows=_FAULTY,
 )
-CDI_UNRESOLVED = _on_node(
+CDI_UNRESOLVED = _started_on_node(
     "CdiDeviceUnresolved",
-    Link.STARTED,
     "No CDI specification on the node lists the device allocated to the container.",
     "Generate the specification again: restart the device plugin, the toolkit's pod or nvidia-cdi-refresh.service.",
     starting(r"unresolvable CDI devices ([^\n]{1,400})", "container-device-interface"),
     follows=("DevicePluginNotReady", "ContainerToolkitNotReady", "DraDriverNotReady", *_FAULTY),
 )
-CDI_STALE = _on_node(
+CDI_STALE = _started_on_node(
     "CdiSpecificationStale",
-    Link.STARTED,
     "A CDI specification on the node names a file or device that no longer exists.",
     "Generate it again after each driver upgrade: `nvidia-ctk cdi generate`, or restart its generator.",
     starting(r"failed to stat CDI host device \\?\"?([^\s\"\\]{1,200})", _CONTAINERD),
@@ -121,9 +107,8 @@ CDI_STALE = _on_node(
     ),
     follows=_FAULTY,
 )
-COMMAND_MISSING = _cause(
+COMMAND_MISSING = _started(
     "ContainerCommandMissing",
-    Link.STARTED,
     "The container's command is not in its image, or can't be executed.",
     "Correct the command, or the image.",
     starting(
@@ -132,48 +117,40 @@ COMMAND_MISSING = _cause(
     ),
     starting(r"exec format error", "runc"),
 )
-CREATION_FAILS = _cause(
-    "ContainerNotCreated",
-    Link.STARTED,
-    "The container runtime refuses to create or start the container.",
-    "Follow its message.",
+CREATION_FAILS = _started(
+    "ContainerNotCreated", "The container runtime refuses to create or start the container.", "Follow its message."
 )
-RUNTIME_SILENT = _on_node(
+RUNTIME_SILENT = _runtime_on_node(
     "ContainerRuntimeUnreachable",
-    Link.RUNTIME,
     "The kubelet does not reach its container runtime.",
     "Check whether it runs, and at which socket: `systemctl status containerd` on the node.",
     Signature(r"(?:connect: connection refused|no such file)[^\n]{0,80}", _KUBELET, _EVENT),
     Signature(r"unknown service runtime\.v1|container runtime (?:is|status check)", _KUBELET, _EVENT),
     follows=_FILES,
 )
-CGROUP_DRIVERS = _on_node(
+CGROUP_DRIVERS = _runtime_on_node(
     "CgroupDriverMismatched",
-    Link.RUNTIME,
     "The kubelet and its container runtime use different cgroup drivers: one leaves cgroups to systemd, the other "
     "manages them itself.",
     "Set `cgroupDriver: systemd` for the kubelet and `SystemdCgroup = true` for each handler of the runtime, or "
     "neither; restart both.",
     starting(r"expected cgroupsPath to be of format", "runc"),
 )
-NETWORK = _on_node(
+NETWORK = _runtime_on_node(
     "PodNetworkFails",
-    Link.RUNTIME,
     "The network plugin fails to set up the pod's network.",
     "Check the network plugin pod on the node; an address range may be exhausted.",
     Signature(r"network|\bcni\b|\bIPAM\b|NetworkNotReady|\bveth|IP address", "CNI plugins", _EVENT),
 )
-SANDBOX = _on_node(
+SANDBOX = _runtime_on_node(
     "SandboxNotCreated",
-    Link.RUNTIME,
     "The container runtime fails to create the pod's sandbox.",
     "Follow its message.",
     Signature(r"", _CONTAINERD, _EVENT),
     follows=_FILES,
 )
-IMAGE_REFUSED = _cause(
+IMAGE_REFUSED = _prepared(
     "ImagePullUnauthorized",
-    Link.PREPARED,
     "The registry refuses the image to this pod: credentials are missing or wrong.",
     "Name a secret with the registry's credentials in imagePullSecrets; an image of nvcr.io may need an NGC key.",
     Signature(
@@ -182,9 +159,8 @@ IMAGE_REFUSED = _cause(
         _IMAGE,
     ),
 )
-IMAGE_ABSENT = _cause(
+IMAGE_ABSENT = _prepared(
     "ImageNotFound",
-    Link.PREPARED,
     "The image does not exist in the registry, or not for the node's architecture.",
     "Correct the image's name or tag.",
     Signature(
@@ -194,22 +170,20 @@ IMAGE_ABSENT = _cause(
         _IMAGE,
     ),
 )
-IMAGE_NO_SPACE = _on_node(
+IMAGE_NO_SPACE = _prepared(
     "ImageDiskFull",
-    Link.PREPARED,
     "The node has no disk space left for the image.",
     "Free space on the image disk, or use a larger one: CUDA images are many gigabytes.",
     Signature(r"no space left on device", _CONTAINERD, _IMAGE),
+    of_node=True,
 )
-IMAGE_FAILS = _cause(
+IMAGE_FAILS = _prepared(
     "ImagePullFails",
-    Link.PREPARED,
     "The image can't be pulled: the registry does not respond or limits the rate, or the network fails.",
     "Check whether the node reaches the registry: DNS name, proxy, certificate, rate limit.",
 )
-CONFIG_MISSING = _cause(
+CONFIG_MISSING = _prepared(
     "ConfigReferenceMissing",
-    Link.PREPARED,
     "A ConfigMap or Secret that the pod refers to does not exist, or lacks the key.",
     "Create it, or correct the name: the kubelet retries on its own.",
     Signature(r"(configmap|secret)s? \\?\"([^\"\\]{1,253})\\?\" not found", _KUBELET, _IMAGE),
@@ -218,37 +192,32 @@ CONFIG_MISSING = _cause(
     ),
     Signature(r"references non-existent (?:config|secret) key", f"{_KUBELET}, volumes", _IMAGE),
 )
-VOLUME_ELSEWHERE = _cause(
+VOLUME_ELSEWHERE = _runtime(
     "VolumeHeldByAnotherNode",
-    Link.RUNTIME,
     "The volume is attached to another node, and can be attached to one node only.",
     "Delete the pod that uses it there, or use a volume that many nodes can mount.",
     Signature(r"Multi-Attach error|already (?:exclusively )?attached to", _KUBELET, _EVENT),
 )
-VOLUME_FAILS = _cause(
+VOLUME_FAILS = _runtime(
     "VolumeNotMounted",
-    Link.RUNTIME,
     "A volume of the pod can't be attached or mounted on the node.",
     "Follow its message: check the storage driver on the node, the host path, or the claim.",
     Signature(r"", _KUBELET, _EVENT),
 )
-CLAIM_FAILS = _on_node(
+CLAIM_FAILS = _runtime_on_node(
     "ClaimNotPrepared",
-    Link.RUNTIME,
     "The driver of dynamic resource allocation fails to prepare the pod's claim on the node.",
     "Read the log of the DRA driver's kubelet plugin on the node.",
     follows=("DraDriverNotReady",),
 )
-INIT_FAILS = _cause(
+INIT_FAILS = _started(
     "InitContainerFails",
-    Link.STARTED,
     "An init container fails, so the pod's own containers never start.",
     "Read its log.",
     severity=CauseSeverity.MEDIUM,
 )
-INIT_LASTS = _cause(
+INIT_LASTS = _started(
     "InitContainerLasts",
-    Link.STARTED,
     "An init container has run for over an hour, while the GPUs of its pod are unused.",
     "Read in its log why it waits.",
     severity=CauseSeverity.LOW,
@@ -261,58 +230,45 @@ CAUSES = (
     *(CGROUP_DRIVERS, NETWORK, SANDBOX, IMAGE_REFUSED, IMAGE_ABSENT, IMAGE_NO_SPACE, IMAGE_FAILS, CONFIG_MISSING),
     *(VOLUME_ELSEWHERE, VOLUME_FAILS, CLAIM_FAILS, INIT_FAILS),
 )
-HARDWARE = Cause(
+HARDWARE = _running_on_node(
     "GpuHardwareFault",
-    CauseSeverity.HIGH,
-    Link.RUNNING,
     "A faulty GPU of the node ended a program, or prevented its start.",
     "Remove the node from service, then reset or replace the GPU, as its Xid requires.",
-    "CUDA errors 214, 220, 221; Xid 48, 63, 64, 74, 79, 94, 95",
-    (
-        starting(r"nvml error: gpu is lost", _CLI),
-        failing(
-            r"uncorrectable ECC error|ECC_UNCORRECTABLE|double[- ]bit ECC|GPU is lost|GPU_IS_LOST|fallen off the bus"
-            r"|NVLink error (?:was )?detected|uncorrectable NVLink error|NVLINK_UNCORRECTABLE|uncontained memory error"
-            r"|CUDA_ERROR_CONTAINED",
-            _CUDA,
-        ),
+    starting(r"nvml error: gpu is lost", _CLI),
+    failing(
+        r"uncorrectable ECC error|ECC_UNCORRECTABLE|double[- ]bit ECC|GPU is lost|GPU_IS_LOST|fallen off the bus"
+        r"|NVLink error (?:was )?detected|uncorrectable NVLink error|NVLINK_UNCORRECTABLE|uncontained memory error"
+        r"|CUDA_ERROR_CONTAINED",
+        _CUDA,
     ),
-    of_node=True,
+    source="CUDA errors 214, 220, 221; Xid 48, 63, 64, 74, 79, 94, 95",
     follows=_FAULTY,
 )
-FABRIC = Cause(
+FABRIC = _running_on_node(
     "FabricNotReady",
-    CauseSeverity.HIGH,
-    Link.RUNNING,
     "CUDA finds the GPUs but not the NVLink switches: the fabric manager does not run, or not yet.",
     "Start nvidia-fabricmanager in the driver's exact version on the node: `systemctl status nvidia-fabricmanager`.",
-    "CUDA error 802, CUDA_ERROR_SYSTEM_NOT_READY",
-    (failing(r"SYSTEM_NOT_READY|system not yet initialized|cudaErrorSystemNotReady|(?:CUDA )?error:? 802\b", _CUDA),),
-    of_node=True,
+    failing(r"SYSTEM_NOT_READY|system not yet initialized|cudaErrorSystemNotReady|(?:CUDA )?error:? 802\b", _CUDA),
+    source="CUDA error 802, CUDA_ERROR_SYSTEM_NOT_READY",
 )
 DOES_WITHOUT = failing(r"No GPUs? (?:found|detected|available)", "many a program")
 """Text of a container that ends; a container that keeps running works without a GPU."""
-NOT_INJECTED = Cause(
+NOT_INJECTED = _running_on_node(
     "GpuNotInjected",
-    CauseSeverity.HIGH,
-    Link.RUNNING,
     "A GPU was allocated to a container and is missing in it: the runtime on the node did not inject it.",
     "Check the container's devices, `ls /dev/nvidia*`; then the node's toolkit, its configuration and its driver.",
-    texts=(
-        failing(r"no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice", "CUDA, error 100"),
-        failing(
-            r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Torch not compiled with CUDA enabled"
-            r"|libcuda\.so(?:\.1)?: cannot open shared object|Failed to infer device type",
-            "PyTorch, vLLM, the dynamic loader",
-        ),
-        failing(
-            r"nvidia-smi: (?:command )?not found|exec: \\?\"nvidia-smi\\?\"|libnvidia-ml\.so(?:\.1)?: cannot open"
-            r"|couldn't find libnvidia-ml\.so|couldn't communicate with the NVIDIA driver",
-            "nvidia-smi",
-        ),
-        DOES_WITHOUT,
+    failing(r"no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice", "CUDA, error 100"),
+    failing(
+        r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Torch not compiled with CUDA enabled"
+        r"|libcuda\.so(?:\.1)?: cannot open shared object|Failed to infer device type",
+        "PyTorch, vLLM, the dynamic loader",
     ),
-    of_node=True,
+    failing(
+        r"nvidia-smi: (?:command )?not found|exec: \\?\"nvidia-smi\\?\"|libnvidia-ml\.so(?:\.1)?: cannot open"
+        r"|couldn't find libnvidia-ml\.so|couldn't communicate with the NVIDIA driver",
+        "nvidia-smi",
+    ),
+    DOES_WITHOUT,
 )
 INJECTION = (
     *(HARDWARE, DRIVER_NOT_LOADED, DRIVER_MISMATCH, DRIVER_LIBRARY_MISSING, DRIVER_HANGS, IMAGE_NEEDS_DRIVER),

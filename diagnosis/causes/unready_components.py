@@ -5,7 +5,6 @@ The report names the component, its location, the stage that it has reached, and
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
@@ -15,8 +14,9 @@ from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
 from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
 from diagnosis.causes.starting_causes import NODES
+from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
-from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed
+from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
@@ -25,16 +25,17 @@ from diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
+    Family,
     FoundCause,
     Origin,
     Search,
     Signature,
-    command,
     origins,
     starting,
 )
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
@@ -46,7 +47,7 @@ _BUILDS = timedelta(minutes=30)
 
 def _cause(name: str, severity: CauseSeverity, means: str, source: str = _OPERATOR, *texts: Signature) -> Cause:
     remedy = "Read its pod's state and its last log lines, and fix the reported error."
-    return Cause(name, severity, None, means, remedy, source, texts, of_node=True)
+    return Family(None, of_node=True)(name, means, remedy, *texts, severity=severity, source=source)
 
 
 NOT_READY: Mapping[Role, Cause] = {
@@ -143,13 +144,10 @@ NOT_READY: Mapping[Role, Cause] = {
         "SweeperNotReady", CauseSeverity.LOW, "This system's sweeper does not run, so no deep diagnostics start."
     ),
 }
-VALIDATION = Cause(
+VALIDATION = Family(None, source=_OPERATOR)(
     "ValidationHangs",
-    CauseSeverity.HIGH,
-    None,
     "Operands wait in their init containers for a stage of the GPU stack that does not become ready on the node.",
     "Fix the stage that they wait for: driver, then toolkit, then CUDA, then the device plugin.",
-    _OPERATOR,
 )
 _WAITED_FOR = {
     "driver-validation": (Role.DRIVER,),
@@ -284,7 +282,7 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
     unseen, now = not snapshot.sees("Node"), snapshot.now
     for pod in component.pods:
         node = nodes.get(pod.spec.node)
-        if node is not None and (_is_excused(node, now) or _shares_node(component, node)):
+        if node is not None and (not is_judged(node, now) or _shares_node(component, node)):
             continue
         # If nodes are not visible, a node may be as new as its pods.
         if unseen and snapshot.is_new(pod.meta, YOUNG):
@@ -293,12 +291,6 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
         if _is_trouble(component, pod, at, now):
             known = node is not None or (unseen and pod.spec.node)
             yield UnreadyPod(component, pod, at, node, f"node/{pod.spec.node}" if known else component.subject)
-
-
-def _is_excused(node: Node, now: datetime) -> bool:
-    """Whether the node is new, being deleted or not ready; its components are then not judged."""
-    young = node.meta.created is not None and now - node.meta.created < YOUNG
-    return young or node.meta.deleted is not None or not node.ready
 
 
 def _shares_node(component: Component, node: Node) -> bool:
@@ -327,9 +319,7 @@ def _subjects(troubles: Iterable[UnreadyPod]) -> dict[tuple[Role, str], str]:
 
     It is the workload if that fails everywhere for the same reason, else the node.
     """
-    groups: defaultdict[tuple[Role, str, str], list[UnreadyPod]] = defaultdict(list)
-    for trouble in troubles:
-        groups[trouble.component.role, trouble.component.subject, trouble.stage.reason].append(trouble)
+    groups = grouped(((each.component.role, each.component.subject, each.stage.reason), each) for each in troubles)
     subjects = {}
     for (role, subject, reason), some in groups.items():
         everywhere = len(some) > 1 and len(some) >= (some[0].component.wanted or 0)
@@ -380,13 +370,11 @@ def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
     known = hint(texts)
     if known:
         yield known
-    words = ("kubectl", "-n", pod.meta.namespace)
     if unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
         previous = ("--previous",) if unready.stage.reason == "CrashLoopBackOff" else ()
-        logs = command(*words, "logs", pod.meta.name, "-c", unready.stage.container, "--tail=50", *previous)
-        yield f"Find out why it exits: {logs}"
+        yield f"Find out why it exits: {logs(pod.meta, '-c', unready.stage.container, '--tail=50', *previous)}"
     else:
-        yield f"Find the reason: {command(*words, 'describe', 'pod', pod.meta.name)}"
+        yield f"Find the reason: {kubectl('describe', pod.meta)}"
 
 
 def _causes_above(
@@ -416,9 +404,9 @@ def _hanging(
 
 
 def _of_stage(unready: UnreadyPod) -> tuple[str, ...]:
-    advice, words = _ADVICE.get(unready.stage.container), ("kubectl", "-n", unready.pod.meta.namespace)
-    logs = command(*words, "logs", unready.pod.meta.name, "-c", unready.stage.container, "--tail=20")
-    return (*((f"{advice}.",) if advice else ()), f"Read why it waits: {logs}")
+    advice = _ADVICE.get(unready.stage.container)
+    log = logs(unready.pod.meta, "-c", unready.stage.container, "--tail=20")
+    return (*((f"{advice}.",) if advice else ()), f"Read why it waits: {log}")
 
 
 def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -428,7 +416,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
     """
     warnings, refused = _warnings(snapshot), refused_workloads(snapshot)
     # If pods are not visible, the missing pods may belong to nodes that are new, gone or being changed.
-    changing = sum(_is_excused(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
+    changing = sum(not is_judged(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
     for component in every:
         young = snapshot.is_new(component.meta, YOUNG)
         if (
@@ -438,10 +426,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
             or any(not pod.over for pod in component.pods)
         ):
             continue
-        describe = command(
-            "kubectl", "-n", component.meta.namespace, "describe", component.meta.kind.lower(), component.meta.name
-        )
-        remedy = (f"Find the reason for its missing pods: {describe}",)
+        remedy = (f"Find the reason for its missing pods: {kubectl('describe', component.meta)}",)
         messages = [f"{event.reason}: {event.message}" for event in warnings.get(component.subject, ())[:2]]
         if not component.made and not component.ready:
             evidence = (f"{component.subject} needs {component.wanted} pods, and none was created", *messages)
@@ -457,10 +442,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
 
 def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
     """Return the Warning events of each object, newest first."""
-    found: defaultdict[str, list[Event]] = defaultdict(list)
-    for event in snapshot.events:
-        if event.warning:
-            found[event.about].append(event)
+    found = grouped((event.about, event) for event in snapshot.events if event.warning)
     for some in found.values():
         some.sort(key=lambda one: str(one.last), reverse=True)
     return found

@@ -6,31 +6,30 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.causes.hami.hami_causes import ALLOCATION_HANGS
-from diagnosis.causes.runtime_handlers import UNLOADABLE
+from diagnosis.causes.hami.allocating import ALLOCATION_HANGS
 from diagnosis.causes.unscheduled.refused import NOT_READY
+from diagnosis.facts.commands import kubectl
 from diagnosis.facts.gpu_nodes import gpu_nodes
 from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from healthcheck.node.state import MAINTENANCE
 
-GONE = Cause(
+_accepted = Family(Link.ACCEPTED, severity=CauseSeverity.MEDIUM)
+GONE = _accepted(
     "GpuNodeGone",
-    CauseSeverity.MEDIUM,
-    Link.ACCEPTED,
     "GPU pods are bound to a node that no longer exists, or never did.",
     "Delete the pods; remove nodeName from their template.",
 )
-SILENT = Cause(
+SILENT = _accepted(
     "KubeletDoesNotAct",
-    CauseSeverity.HIGH,
-    Link.ACCEPTED,
     "A GPU pod was bound to the node long ago, and the node's kubelet has not reported anything about it.",
     "Check the kubelet on the node: `systemctl status kubelet`, and its log.",
+    severity=CauseSeverity.HIGH,
 )
 _NEW, _PATIENCE, _GONE_FOR = 10.0, 5.0, 10.0
 """Minutes: a node joins or misses a report; pods bound to a missing node are deleted."""
@@ -52,10 +51,8 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
         # A cordoned node may be under maintenance. Report it only if pods wait for it.
         if messages and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
-            look = f"Check the node's state: {command('kubectl', 'describe', 'node', node.name)}"
-            yield FoundCause(
-                NOT_READY, node.subject, messages, (look, _LOOK), affected, because_of=origins(UNLOADABLE, node.subject)
-            )
+            look = f"Check the node's state: {kubectl('describe', node.meta)}"
+            yield FoundCause(NOT_READY, node.subject, messages, (look, _LOOK), affected)
 
 
 def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -83,15 +80,13 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes that do not exist but have pods bound to them."""
-    bound: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in gpu_pods(snapshot):
-        if pod.spec.node and pod.spec.node not in snapshot.by_node and _has_not_begun(pod):
-            bound[pod.spec.node].append(pod)
+    lost = (pod for pod in gpu_pods(snapshot) if pod.spec.node and pod.spec.node not in snapshot.by_node)
+    bound = grouped((pod.spec.node, pod) for pod in lost if _has_not_begun(pod))
     for name, pods in bound.items():
         lasting = [one for one in pods if older(snapshot, one.meta.created, _GONE_FOR)]
         if lasting:
             evidence = (f"there is no node {name}", *(f"{one.subject} is bound to it" for one in lasting[:_MOST_SHOWN]))
-            delete = f"Delete the pods bound to it: {_delete(lasting[0])}"
+            delete = f"Delete the pods bound to it: {kubectl('delete', lasting[0].meta)}"
             yield FoundCause(
                 GONE, f"node/{name}", evidence, (delete, GONE.remedy), tuple(one.subject for one in lasting)
             )
@@ -106,7 +101,7 @@ def _has_not_begun(pod: Pod) -> bool:
 
 
 def _not_ready(snapshot: Snapshot, node: Node) -> Iterator[str]:
-    condition = next((one for one in node.conditions if one.type == "Ready"), None)
+    condition = node.condition("Ready")
     if condition is None or condition.status == "True" or not older(snapshot, condition.since, _PATIENCE):
         return
     since = f" since {condition.since:%Y-%m-%d %H:%M:%S}Z" if condition.since else ""
@@ -137,10 +132,6 @@ def _is_meant(snapshot: Snapshot, node: Node) -> bool:
     if any(taint.key == MAINTENANCE for taint in node.taints):
         return True
     return node.cordoned and node.meta.labels.get(_UPGRADE, "") not in _UPGRADED
-
-
-def _delete(pod: Pod) -> str:
-    return command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
 
 
 SEARCHES = (

@@ -9,17 +9,18 @@ from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MISSING, NOT_O
 from diagnosis.causes.runtime_handlers import CLASS_MISSING
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
-from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Origin, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Condition, Pod
 from diagnosis.snapshot.policy_objects import DisruptionBudget
 from healthcheck.node.state import OUR_WORD
+from healthcheck.text.naming import named
 
 _PATIENCE, _STARTS = timedelta(minutes=15), timedelta(minutes=10)
 _CORDONED = "it is cordoned"
@@ -39,44 +40,38 @@ _BAD_IF_FALSE = frozenset(("AcceleratedHardwareReady",))
 """Conditions of EKS."""
 _MOST_PODS = 3
 _DRA_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-intro-install.html"
-POLICY = Cause(
+_fault = Family(None, severity=CauseSeverity.MEDIUM)
+POLICY = _fault(
     "ClusterPolicyNotReady",
-    CauseSeverity.MEDIUM,
-    None,
     "The GPU operator reports that its ClusterPolicy is not applied completely.",
     "Read its conditions and the operator's log; operands that are not ready are reported separately.",
-    "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",
+    source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",
 )
-GPU_CLUSTER = Cause(
+GPU_CLUSTER = _fault(
     "GpuClusterNotReady",
-    CauseSeverity.MEDIUM,
-    None,
     "The GPU operator reports that its GPUCluster, the DRA stack, is not applied completely.",
     POLICY.remedy,
-    _DRA_GUIDE,
+    source=_DRA_GUIDE,
 )
-BOTH_STACKS = Cause(
+BOTH_STACKS = _fault(
     "ClusterPolicyBesideGpuCluster",
-    CauseSeverity.HIGH,
-    None,
     "The cluster has a ClusterPolicy and a GPUCluster: the GPU operator supports only one of them.",
     "Keep one of them: set clusterPolicy.deployCR or gpuCluster.deployCR to false in the operator's Helm values.",
-    _DRA_GUIDE,
+    severity=CauseSeverity.HIGH,
+    source=_DRA_GUIDE,
 )
-BLOCKED = Cause(
+BLOCKED = _fault(
     "BudgetBlocksDrain",
-    CauseSeverity.MEDIUM,
-    None,
     "A PodDisruptionBudget allows no eviction of its pods, so their GPU node can't be drained.",
     "Make more of the budget's pods ready elsewhere, allow one disruption, or delete them after asking their owner.",
-    "https://kubernetes.io/docs/tasks/run-application/configure-pdb/",
+    source="https://kubernetes.io/docs/tasks/run-application/configure-pdb/",
 )
-REPORTED = Cause(
+REPORTED = _fault(
     "NodeReportsGpuFault",
-    CauseSeverity.HIGH,
-    None,
     "Another monitor of the cluster reports faulty accelerators by a condition of the node.",
     "Follow that monitor's advice: its repair may be automatic.",
+    severity=CauseSeverity.HIGH,
+    follows=("NodeWithheld",),
 )
 
 
@@ -134,17 +129,9 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
                 condition.type in _BAD_IF_FALSE and condition.status == "False"
             )
             if bad and not condition.message.startswith(OUR_WORD):  # ours: the taint is reported
-                status = f"{condition.type}={condition.status}"
-                evidence = f"{node.subject}: condition {status}, {condition.reason}: {condition.message}"
-                describe = command("kubectl", "describe", "node", node.name)
-                yield FoundCause(
-                    REPORTED,
-                    node.subject,
-                    (evidence,),
-                    (f"Read its report and when it began: {describe}", REPORTED.remedy),
-                    (node.subject,),
-                    because_of=origins((WITHHELD,), node.subject),
-                )
+                evidence = f"{node.subject}: condition {condition}"
+                remedy = (f"Read its report and when it began: {kubectl('describe', node.meta)}", REPORTED.remedy)
+                yield FoundCause(REPORTED, node.subject, (evidence,), remedy, (node.subject,))
 
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -182,10 +169,9 @@ def _is_bad(condition: Condition) -> bool:
 
 def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[Origin, ...]) -> FoundCause:
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
-    evidence += [f"condition {each.type}={each.status}, {each.reason}: {each.message}" for each in conditions]
-    describe = command("kubectl", "describe", policy.meta.kind.lower(), policy.meta.name)
+    evidence += [f"condition {condition}" for condition in conditions]
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
-    remedy = (f"Read why it waits: {describe}", f"Check the operands: {pods}")
+    remedy = (f"Read why it waits: {kubectl('describe', policy.meta)}", f"Check the operands: {pods}")
     cause = GPU_CLUSTER if policy.meta.kind == "GPUCluster" else POLICY
     return FoundCause(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
 
@@ -238,11 +224,9 @@ def _covers(budget: DisruptionBudget, pod: Pod) -> bool:
 
 def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node]) -> FoundCause:
     count = f"{budget.healthy} healthy of {budget.wanted} required" if budget.wanted is not None else "none to spare"
-    named = ", ".join(f"{pod.subject} on node/{pod.spec.node}" for pod in held[:_MOST_PODS])
-    more = f" and {len(held) - _MOST_PODS} more" if len(held) > _MOST_PODS else ""
     evidence = (
         f"{budget.meta.subject}: 0 disruptions allowed, {count}",
-        f"it covers {named}{more}",
+        f"it covers {named((f'{pod.subject} on node/{pod.spec.node}' for pod in held), _MOST_PODS)}",
         *(f"{node.subject} is being drained: {', '.join(_why_emptied(node))}" for node in nodes.values()),
     )
     words = ("kubectl", "-n", budget.meta.namespace)

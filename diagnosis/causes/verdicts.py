@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from diagnosis.facts.commands import command, explain
 from diagnosis.facts.symptoms import older
-from diagnosis.model import Cause, CauseSeverity, FoundCause, Search, command
+from diagnosis.model import CauseSeverity, Family, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
@@ -17,26 +18,23 @@ from healthcheck.verdict.gate_refusals import EVENT, refusals_in
 _FIRST_LOOK = 10.0
 """Minutes: a driver may be built first."""
 
-WITHHELD = Cause(
+_fault = Family(None)
+WITHHELD = _fault(
     "NodeWithheld",
-    CauseSeverity.HIGH,
-    None,
     "This system's verdict keeps work off a GPU node by a taint.",
     "Follow the finding's action; after a repair, `gpu-healthcheck release` returns the node to work.",
 )
-IN_MAINTENANCE = Cause(
+IN_MAINTENANCE = _fault(
     "NodeUnderDiagnosis",
-    CauseSeverity.LOW,
-    None,
     "A deep diagnostic of this system occupies the node.",
     "Wait: the taint is removed when the run ends. If the run is gone, the node's agent removes the taint.",
+    severity=CauseSeverity.LOW,
 )
-NOT_LOOKED = Cause(
+NOT_LOOKED = _fault(
     "NodeAwaitsFirstLook",
-    CauseSeverity.MEDIUM,
-    None,
     "A new node gets no work until this system's first check.",
     "Check the agent pod on the node.",
+    severity=CauseSeverity.MEDIUM,
 )
 
 
@@ -68,17 +66,15 @@ def release_of(node: str) -> str:
 
 
 def _withheld(node: Node, events: Iterable[Event]) -> FoundCause:
-    condition = next((one for one in node.conditions if one.type == CONDITION), None)
+    condition = node.condition(CONDITION)
     evidence = [f"taint {UNHEALTHY}"]
     if condition is not None:
-        evidence.append(f"condition {CONDITION}={condition.status}, {condition.reason}: {condition.message}")
+        evidence.append(f"condition {condition}")
     refused = refusals_in(event.message for event in events if event.reason == EVENT)
     evidence += (f"the gate refused {counted(pods, 'pod')} for {reason}" for reason, pods in refused.items())
     remedy = []
     if condition is not None and condition.reason:
-        remedy.append(
-            f"See the action for {condition.reason}: {command('gpu-healthcheck', 'explain', condition.reason)}"
-        )
+        remedy.append(f"See the action for {condition.reason}: {explain(condition.reason)}")
     remedy.append(f"When the node is fixed: {release_of(node.name)}")
     return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 

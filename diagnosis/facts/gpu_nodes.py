@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 
 from diagnosis.facts.gpu_requests import is_gpu
+from diagnosis.facts.quantity import digits
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.node.device_pools import is_whole
@@ -20,7 +21,6 @@ GPU_DRIVERS = ("gpu.nvidia.com", "gpu.amd.com")
 """Drivers of dynamic resource allocation whose devices are GPUs."""
 WHOLE, MIG_INSTANCES = "GPUs", "MIG instances"
 """Names of resource kinds in the output."""
-HAMI_REGISTER = "hami.io/node-nvidia-register"
 _AMOUNTS = ("gpumem", "gpucores", "vgpu-memory", "vgpu-cores", "vgpu-number")
 _TRUE = (
     "nvidia.com/gpu.present",
@@ -110,11 +110,6 @@ def offers_gpus(node: Node) -> bool:
     return any(node.allocatable[name] != "0" for name in devices_in(node.allocatable))
 
 
-def has_hami(node: Node) -> bool:
-    """Whether HAMi shares the node's GPUs: the node then offers slots on cards, not cards."""
-    return any(key.startswith("hami.io/node-") for key in node.meta.annotations)
-
-
 def is_for_machines(node: Node) -> bool:
     """Whether the node's GPUs are passed to virtual machines, so that no container gets any."""
     return node.meta.labels.get("nvidia.com/gpu.workload.config") in _PASSED_THROUGH
@@ -168,4 +163,4 @@ def copies(node: Node) -> int:
     """Return how many times the device plugin offers each GPU of the node."""
     labels = node.meta.labels
     text = labels.get("nvidia.com/gpu.replicas") or labels.get("cloud.google.com/gke-max-shared-clients-per-gpu", "1")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+    return digits(text, 1)

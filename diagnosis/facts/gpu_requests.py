@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, ResourceClaim
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.pods import Container, Pod, PodSpec
 
 _GPU = re.compile(
@@ -55,11 +55,7 @@ def gpu_pods(snapshot: Snapshot) -> tuple[Pod, ...]:
 
 def gpu_pods_on(snapshot: Snapshot) -> Mapping[str, list[Pod]]:
     """Return the GPU pods that have not ended, by node."""
-    there: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in gpu_pods(snapshot):
-        if pod.spec.node and not pod.over:
-            there[pod.spec.node].append(pod)
-    return there
+    return grouped((pod.spec.node, pod) for pod in gpu_pods(snapshot) if pod.spec.node and not pod.over)
 
 
 @lru_cache(maxsize=1)

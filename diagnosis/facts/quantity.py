@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 
@@ -31,6 +32,16 @@ def amount(text: str) -> Decimal | None:
     else:
         value = Decimal(number).scaleb(_DECIMAL[suffix or ""])
     return max(min(value, _MOST), -_MOST)
+
+
+def count_of(amounts: Mapping[str, str], resource: str) -> int:
+    """Return the whole number of a resource; 0 if it is absent or malformed."""
+    return int(amount(amounts.get(resource, "0")) or 0)
+
+
+def digits(text: str, otherwise: int) -> int:
+    """Parse a label with a number of at most five digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else otherwise
 
 
 def shown(resource: str, value: Decimal) -> str:

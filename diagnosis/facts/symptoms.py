@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from diagnosis.model import Cause, Signature, TextSource
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.pods import Condition, ContainerEnd, ContainerState, Pod
+from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod, condition_in
 from diagnosis.snapshot.workloads import Workload
 
 _PROGRESS = frozenset(("Pulling", "Pulled", "Created", "Started"))
@@ -70,6 +70,13 @@ class Recognised(Struct, frozen=True):
         return str(self.symptom if len(self.symptom.text) <= _SHOWN else replace(self.symptom, text=self.quote))
 
 
+class RecognisedPod(Struct, frozen=True):
+    """Pod with the match that explains it."""
+
+    pod: Pod
+    known: Recognised
+
+
 def texts_in(source: TextSource, causes: Iterable[Cause]) -> tuple[Row, ...]:
     """Return the texts of the causes that may occur in a source, in order."""
     return tuple((cause, text) for cause in causes for text in cause.texts if source in text.sources)
@@ -97,7 +104,7 @@ def subject_of(snapshot: Snapshot, pod: Pod, cause: Cause) -> str:
 
 def standing_events(snapshot: Snapshot, pod: Pod) -> tuple[Event, ...]:
     """Return the warnings about this pod after which it made no progress, the newest first."""
-    about = [event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)]
+    about = snapshot.events_of(pod)
     went_on = max(
         (event.last for event in about if not event.warning and event.reason in _PROGRESS and event.last), default=None
     )
@@ -148,7 +155,9 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
         return True
     above = snapshot.line(pod.meta)[1:]
     makers = [workload for subject in above if (workload := snapshot.workload.get(subject)) is not None]
-    if any(_is_done(maker.conditions) or maker.wanted == 0 for maker in makers):
+    if any(
+        maker.wanted == 0 or any(condition_in(maker.conditions, kind, "True") for kind in _DONE) for maker in makers
+    ):
         return True
     counted = [maker for maker in makers if maker.meta.kind in _COUNTED and maker.wanted is not None]
     if counted:
@@ -196,10 +205,6 @@ def _quote(found: re.Match[str]) -> str:
     begin = max(text.rfind("\n", 0, start) + 1, start - _SHOWN // 2)
     end = text.find("\n", found.end())
     return shortened(text[begin : end if end >= 0 else len(text)])
-
-
-def _is_done(conditions: Iterable[Condition]) -> bool:
-    return any(condition.type in _DONE and condition.status == "True" for condition in conditions)
 
 
 def _works(pod: Pod) -> bool:

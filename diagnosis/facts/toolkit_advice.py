@@ -147,13 +147,13 @@ def handlers_of(node: Node) -> frozenset[str] | None:
     """Return the handlers from the kubelet, else from our agent there; None if neither reports them."""
     if node.handlers is not None:
         return node.handlers
-    seen = node.record.inventory.runtime if node.record is not None else None
+    seen = node.inventory.runtime
     return frozenset(seen.handlers) if seen is not None and seen.handlers is not None else None
 
 
 def written_elsewhere(node: Node) -> tuple[str, ...]:
     """Return files with NVIDIA's handler that the runtime does not read, if no file that it reads has the handler."""
-    seen = node.record.inventory.runtime if node.record is not None else None
+    seen = node.inventory.runtime
     if seen is None or not seen.config or seen.config in (seen.nvidia_in or ()):
         return ()
     return tuple(text for text in seen.nvidia_in or () if text in (seen.others or ()))
@@ -172,7 +172,7 @@ def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> R
     known = _by_distribution(node)
     if known is not None:
         return known
-    seen = node.record.inventory.runtime if node.record is not None else None
+    seen = node.inventory.runtime
     if seen is not None and seen.config:
         return RuntimeFiles(seen.config, _socket_of(node), "by the agent on the node")
     socket = _socket_of(node)

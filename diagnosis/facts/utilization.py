@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from diagnosis.facts.quantity import digits
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import GpuUse
 from diagnosis.snapshot.meta import subject
@@ -59,5 +60,4 @@ def _places(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _order(load: CardLoad) -> tuple[int, str, str]:
-    number = int(load.index) if load.index.isascii() and load.index.isdigit() and len(load.index) < 6 else 1 << 20
-    return number, load.index, load.uuid
+    return digits(load.index, 1 << 20), load.index, load.uuid

@@ -1,5 +1,5 @@
-"""Read HAMi's data on nodes and pods, and repeat its arithmetic. HAMi shares cards. Pure.
+"""Find HAMi's installations, read their settings, and repeat HAMi's arithmetic. Pure.
 
-HAMi shares cards by memory and cores. The readers here read all its annotations and configuration. Because other
-programs write these data, the readers return bounded, typed and printable values. `fit` is the arithmetic over them.
+HAMi shares cards by memory and cores. The snapshot has its annotations on nodes and pods in typed form. `fit` is the
+arithmetic over them.
 """

@@ -12,13 +12,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.hami import mig
-from diagnosis.hami.card_options import CardOptions
 from diagnosis.hami.card_requests import CardRequest
 from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.quota import QuotaAmounts
 from diagnosis.hami.reasons import Code
-from diagnosis.hami.registration import MIG_MODE
 from diagnosis.hami.versions import NEWEST, Version
+from diagnosis.snapshot.hami_node import MIG_MODE
+from diagnosis.snapshot.hami_pod import CardOptions
 
 _2_10: Version = (2, 10)
 _TOPOLOGY_SINCE: Version = (2, 7)

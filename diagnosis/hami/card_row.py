@@ -8,8 +8,8 @@ from itertools import islice
 from msgspec import Struct
 
 from diagnosis.hami.card_usage import CardUsage, Share
-from diagnosis.hami.registration import MIG_MODE
 from diagnosis.hami.usage import MeasuredUse
+from diagnosis.snapshot.hami_node import MIG_MODE
 
 COLUMNS = ("Card", "Slots free", "Memory free", "Cores free", "Pods")
 _MOST_PODS = 4

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.hami.grants import ContainerShare, PodGrant, grant
-from diagnosis.hami.registration import HAMI_CORE, MIG_MODE, Card, cordoned, registered
 from diagnosis.hami.settings import Geometry, HamiSettings
+from diagnosis.snapshot.grouping import grouped
+from diagnosis.snapshot.hami_node import HAMI_CORE, MIG_MODE, Card
+from diagnosis.snapshot.hami_pod import ContainerShare, PodGrant
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.pods import Pod, condition_in
 
 _OF_LAYOUT = re.compile(r"\[(\d{1,3})-(\d{1,3})\]\Z", re.ASCII)
 
@@ -70,20 +70,15 @@ class CardUsage(Struct, frozen=True):
 
 def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, PodGrant]]]:
     """Return pods with a grant, by the node of the grant. A grant counts before the pod is bound."""
-    there: defaultdict[str, list[tuple[Pod, PodGrant]]] = defaultdict(list)
-    for pod in pods:
-        pod_grant = grant(pod.meta) if not pod.over else None
-        if pod_grant is not None and (pod_grant.node or pod.spec.node):
-            there[pod_grant.node or pod.spec.node].append((pod, pod_grant))
-    return there
+    granted = ((pod, pod.grant) for pod in pods if pod.grant is not None and not pod.over)
+    return grouped((node, (pod, grant)) for pod, grant in granted if (node := grant.node or pod.spec.node))
 
 
 def held_on(node: Node, pods: Iterable[tuple[Pod, PodGrant]], settings: HamiSettings) -> tuple[CardUsage, ...]:
     """Return the node's NVIDIA cards in the order of their registration."""
-    aside = cordoned(node)
     states = {
-        card.uuid: CardUsage(card, layouts=_layouts(card, settings), cordoned=card.uuid in aside)
-        for card in registered(node)
+        card.uuid: CardUsage(card, layouts=_layouts(card, settings), cordoned=card.uuid in node.hami.cordoned)
+        for card in node.hami.cards
     }
     for pod, granted in pods:
         for uuid, part in parts(pod, granted).items():
@@ -108,7 +103,7 @@ def parts(pod: Pod, grant: PodGrant) -> dict[str, Share]:
     inits = [container for container in pod.spec.containers if container.init]
     # HAMi's list has no entries for init containers in versions that do not count them.
     skipped = len(inits) if len(grant.containers) <= len(pod.spec.containers) - len(inits) else 0
-    ended = _initialized(pod)
+    ended = condition_in(pod.conditions, "Initialized", "True") is not None
     peak: dict[str, Share] = {}
     sidecars: dict[str, Share] = {}
     running: dict[str, Share] = {}
@@ -127,11 +122,6 @@ def parts(pod: Pod, grant: PodGrant) -> dict[str, Share]:
         uuid: sidecars.get(uuid, Share()).plus(running.get(uuid, Share())).at_least(peak.get(uuid, Share()))
         for uuid in cards
     }
-
-
-def _initialized(pod: Pod) -> bool:
-    condition = pod.condition("Initialized")
-    return condition is not None and condition.status == "True"
 
 
 def _sum(shares: Iterable[ContainerShare]) -> dict[str, Share]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
 
 from msgspec import Struct
 
-from diagnosis.hami.annotation_text import word
+from diagnosis.snapshot.annotation_text import word
 
 
 class Authority(Struct, frozen=True):
@@ -32,7 +34,7 @@ def authorities(bundle: str) -> tuple[Authority, ...]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=base64.b64decode(bundle, validate=True).decode("ascii"))
         found = [
-            Authority(_name(cert.get("subject")), *(_moment(cert[key]) for key in ("notBefore", "notAfter")))
+            Authority(_name(cert), *(_moment(cert[key]) for key in ("notBefore", "notAfter")))
             for cert in context.get_ca_certs()
         ]
     except (binascii.Error, UnicodeDecodeError, ssl.SSLError, ValueError, KeyError, OverflowError, OSError):
@@ -46,12 +48,7 @@ def _moment(text: object) -> datetime:
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(text)), UTC)
 
 
-def _name(subject: object) -> str:
+def _name(certificate: Mapping[str, Any]) -> str:
     """Return the common name, else the organization; '' for neither."""
-    pairs = {
-        str(pair[0]): str(pair[1])
-        for part in (subject if isinstance(subject, tuple) else ())
-        for pair in (part if isinstance(part, tuple) else ())
-        if isinstance(pair, tuple) and len(pair) > 1
-    }
+    pairs = dict(pair for part in certificate.get("subject", ()) for pair in part)
     return word(pairs.get("commonName") or pairs.get("organizationName") or "")

@@ -18,8 +18,8 @@ from diagnosis.hami.card_requests import CardRequest
 from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.order import in_order
 from diagnosis.hami.reasons import Code, reason_text
-from diagnosis.hami.registration import MIG_MODE
 from diagnosis.hami.versions import Version
+from diagnosis.snapshot.hami_node import MIG_MODE
 
 _INITS_SINCE: Version = (2, 10)
 _COUNTS_SINCE: Version = (2, 10)

@@ -7,7 +7,6 @@ Service.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -15,12 +14,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.facts.components import Component, Role, components
-from diagnosis.facts.gpu_nodes import GPU, has_hami
+from diagnosis.facts.gpu_nodes import GPU
 from diagnosis.hami.command_line import CommandLine, command_line
 from diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
 from diagnosis.hami.versions import Version, version_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod, PodSpec
 from diagnosis.snapshot.policy_objects import Webhook
@@ -35,7 +35,6 @@ _DEVICES = "-scheduler-device"
 """Suffix of the ConfigMap with device settings, after the release name."""
 _Key = tuple[str, str]
 """Namespace and base name of the chart's objects."""
-_OF_PODS = "hami.io/"
 _PROFILE = re.compile(
     r"^\s{0,16}(?:- )?schedulerName: ?[\"']?([A-Za-z0-9.-]{1,253})[\"']?\s{0,8}$", re.ASCII | re.MULTILINE
 )
@@ -76,7 +75,7 @@ class Installation(Struct, frozen=True):
 
 def is_there(snapshot: Snapshot) -> bool:
     """Whether anything shows that the cluster has HAMi."""
-    if any(hook.name == WEBHOOK for hook in snapshot.webhooks) or any(map(has_hami, snapshot.nodes)):
+    if any(hook.name == WEBHOOK for hook in snapshot.webhooks) or any(node.hami.shared for node in snapshot.nodes):
         return True
     return bool(installations(snapshot))
 
@@ -84,15 +83,11 @@ def is_there(snapshot: Snapshot) -> bool:
 @lru_cache(maxsize=1)
 def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
     """Return each installation with a visible part, by namespace and name."""
-    found: defaultdict[tuple[str, str], list[Component]] = defaultdict(list)
     every = [each for each in components(snapshot) if each.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)]
-    for component in every:
-        found[component.meta.namespace, _release(component, every)].append(component)
-    hooks: defaultdict[tuple[str, str], list[Webhook]] = defaultdict(list)
-    for hook in snapshot.webhooks:
-        if hook.name == WEBHOOK and hook.service:
-            namespace, _, service = hook.service.partition("/")
-            hooks[namespace, _stem(service)].append(hook)
+    found = grouped(((each.meta.namespace, _release(each, every)), each) for each in every)
+    ours = [hook for hook in snapshot.webhooks if hook.name == WEBHOOK and hook.service]
+    places = (hook.service.partition("/") for hook in ours)
+    hooks = grouped(((place[0], _stem(place[2])), hook) for place, hook in zip(places, ours, strict=True))
     keys = sorted({*found, *hooks})
     parts = (_installation(key, found.get(key, ()), hooks.get(key, ())) for key in keys)
     return tuple(_configured(snapshot, part, keys) for part in parts)
@@ -119,13 +114,13 @@ def settings_of(
     return read_settings(rank[0]) if rank else HamiSettings()
 
 
-def schedulers(every: Iterable[Installation]) -> frozenset[str]:
+def schedulers(snapshot: Snapshot) -> frozenset[str]:
     """Return the scheduler names of all HAMi installations."""
-    return frozenset(installation.scheduler_name for installation in every)
+    return frozenset(installation.scheduler_name for installation in installations(snapshot))
 
 
-def installation_of(pod: Pod, every: Sequence[Installation]) -> Installation:
-    """Return the installation for a pod, out of at least one.
+def installation_of(snapshot: Snapshot, pod: Pod) -> Installation | None:
+    """Return the installation for a pod; None if there is none.
 
     It is chosen by the pod's scheduler, then its node, then its requested resources.
     """
@@ -135,24 +130,29 @@ def installation_of(pod: Pod, every: Sequence[Installation]) -> Installation:
         resources = 2 if installation.settings.count_name in asked else 1 if installation.settings.names & asked else 0
         return pod.spec.scheduler == installation.scheduler_name, pod.spec.node in installation.nodes, resources
 
-    return max(every, key=near)
+    return max(installations(snapshot), key=near, default=None)
 
 
-def serving(node: Node, every: Iterable[Installation]) -> Installation | None:
+def serving(snapshot: Snapshot, node: Node) -> Installation | None:
     """Return the installation whose device plugin is on the node.
 
     If no plugin is visible there, return the only installation, or None if there are several.
     """
-    every = tuple(every)
+    every = installations(snapshot)
     own = next((installation for installation in every if node.name in installation.nodes), None)
     return own or (every[0] if len(every) == 1 else None)
 
 
-def elsewhere(installation: Installation, every: Iterable[Installation]) -> dict[str, str]:
+def settings_on(snapshot: Snapshot, node: Node) -> HamiSettings:
+    """Return the settings of the installation whose device plugin is on the node."""
+    own = serving(snapshot, node)
+    return own.settings if own is not None else settings_of(snapshot)
+
+
+def elsewhere(snapshot: Snapshot, installation: Installation) -> dict[str, str]:
     """Return nodes that only another installation's device plugin serves, with that installation."""
-    return {
-        name: each.subject for each in every if each is not installation for name in each.nodes - installation.nodes
-    }
+    others = (each for each in installations(snapshot) if each is not installation)
+    return {name: each.subject for each in others for name in each.nodes - installation.nodes}
 
 
 def asks_for(spec: PodSpec, settings: HamiSettings) -> bool:
@@ -167,23 +167,15 @@ def newest_asking(snapshot: Snapshot, installation: Installation) -> Pod | None:
     return max(asking, key=lambda pod: (str(pod.meta.created), pod.subject), default=None)
 
 
-def is_scheduled(pod: Pod, names: frozenset[str]) -> bool:
+def is_scheduled(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether HAMi's scheduler handles the pod, by its name, or by its annotations on the pod."""
-    return pod.spec.scheduler in names or any(
-        key.startswith(_OF_PODS) and key.endswith(("vgpu-node", "vgpu-time", "bind-phase"))
-        for key in pod.meta.annotations
-    )
+    return pod.grant is not None or pod.spec.scheduler in schedulers(snapshot)
 
 
-def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:
+def plugin_pods(every: Iterable[Installation]) -> Mapping[str, Sequence[Pod]]:
     """Return, by node, the pods of HAMi's device plugins that have not ended."""
-    there: defaultdict[str, list[Pod]] = defaultdict(list)
-    for installation in every:
-        for plugin in installation.plugins:
-            for pod in plugin.pods:
-                if pod.spec.node and not pod.over:
-                    there[pod.spec.node].append(pod)
-    return {node: tuple(pods) for node, pods in there.items()}
+    pods = (pod for installation in every for plugin in installation.plugins for pod in plugin.pods)
+    return grouped((pod.spec.node, pod) for pod in pods if pod.spec.node and not pod.over)
 
 
 class SlotOffer(Struct, frozen=True):
@@ -200,9 +192,9 @@ class SlotOffer(Struct, frozen=True):
         return f"{self.resource} {self.amount or 'absent'} allocatable"
 
 
-def offered(node: Node, every: Iterable[Installation]) -> SlotOffer:
+def offered(snapshot: Snapshot, node: Node) -> SlotOffer:
     """Return the node's own offer, under the resource name of the installation that serves it."""
-    own = serving(node, every)
+    own = serving(snapshot, node)
     name = own.settings.count_name if own is not None else GPU
     return SlotOffer(name, node.allocatable.get(name, ""))
 

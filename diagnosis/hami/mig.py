@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from diagnosis.hami.card_usage import CardUsage, MigLayout, Share
-from diagnosis.hami.registration import MigProfile
+from diagnosis.snapshot.hami_node import MigProfile
 
 Placement = tuple[int, int]
 _FROM_ABOVE = ("1g.", "3g.")

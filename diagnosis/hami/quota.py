@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from diagnosis.facts.quantity import amount
 from diagnosis.hami.card_usage import Share, parts
-from diagnosis.hami.grants import grant
 from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import Version
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.policy_objects import Quota
 
 _ZERO_BLOCKS_SINCE: Version = (2, 10)
@@ -100,12 +98,7 @@ def _with(limit: tuple[int, str] | None, used: int, version: Version) -> Limit |
 def _used_in(snapshot: Snapshot, namespace: str) -> Share:
     used = Share()
     for pod in snapshot.pods:
-        if pod.meta.namespace == namespace and not pod.over:
-            for part in _held_by(pod):
+        if pod.meta.namespace == namespace and not pod.over and pod.grant is not None and pod.grant.node:
+            for part in parts(pod, pod.grant).values():
                 used = used.plus(part)
     return used
-
-
-def _held_by(pod: Pod) -> Iterable[Share]:
-    pod_grant = grant(pod.meta)
-    return parts(pod, pod_grant).values() if pod_grant is not None and pod_grant.node else ()

@@ -10,28 +10,19 @@ from msgspec.structs import replace
 
 from diagnosis.facts.placement import has, offers
 from diagnosis.hami.card_checks import PodConditions
-from diagnosis.hami.card_options import card_options
 from diagnosis.hami.card_requests import asked_of
 from diagnosis.hami.card_usage import CardUsage, by_node, held_on
 from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.fit import ContainerRequest, NodeVerdict, fit
-from diagnosis.hami.installation import Installation, elsewhere, installations, serving, settings_of
+from diagnosis.hami.installation import Installation, elsewhere, settings_of, settings_on
 from diagnosis.hami.quota import room_of
 from diagnosis.hami.reasons import UNREGISTERED
-from diagnosis.hami.registration import (
-    SCORES,
-    Registration,
-    RegistrationFormat,
-    registered,
-    registration,
-    scores_unreadable,
-)
 from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import NEWEST, Version
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.meta import Meta
+from diagnosis.snapshot.hami_node import SCORES, Registration, RegistrationFormat
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import PodSpec
+from diagnosis.snapshot.pods import Pod
 
 _JSON_SINCE: Version = (2, 8)
 
@@ -62,36 +53,32 @@ def books_of(snapshot: Snapshot, installation: Installation | None) -> Scheduler
     cards = cards_of(snapshot)
     if installation is None:
         return SchedulerState(settings_of(snapshot), None, cards)
-    others = elsewhere(installation, installations(snapshot))
+    others = elsewhere(snapshot, installation)
     return SchedulerState(installation.settings, installation.version, cards, installation.command_line, others)
 
 
 @lru_cache(maxsize=1)
 def cards_of(snapshot: Snapshot) -> Mapping[str, tuple[CardUsage, ...]]:
     """Return the cards of each node that registered any, by the settings of the installation serving it."""
-    nodes, every = [node for node in snapshot.nodes if registered(node)], installations(snapshot)
+    nodes = [node for node in snapshot.nodes if node.hami.cards]
     given = by_node(snapshot.pods) if nodes else {}
-    plain = settings_of(snapshot)
-    by = {node.name: own.settings if (own := serving(node, every)) is not None else plain for node in nodes}
-    return {one.name: held_on(one, given.get(one.name, ()), by[one.name]) for one in nodes}
+    return {node.name: held_on(node, given.get(node.name, ()), settings_on(snapshot, node)) for node in nodes}
 
 
-def verdicts(
-    snapshot: Snapshot, books: SchedulerState, meta: Meta, spec: PodSpec
-) -> Iterator[tuple[Node, NodeVerdict]]:
+def verdicts(snapshot: Snapshot, books: SchedulerState, pod: Pod) -> Iterator[tuple[Node, NodeVerdict]]:
     """Yield the verdict of HAMi's scheduler for each node.
 
     Taints, CPU and the like belong to the other scheduler. The pod is judged as it is: changes that the webhook did not
     make are not assumed.
     """
-    room = room_of(snapshot, meta.namespace, books.settings, books.version)
-    own = card_options(meta)
-    policy = books.line.gpu_policy if own.gpu_policy is None else own.gpu_policy
-    terms = PodConditions(replace(own, gpu_policy=policy), room, books.version)
+    room = room_of(snapshot, pod.meta.namespace, books.settings, books.version)
+    policy = pod.card_options.gpu_policy
+    own = replace(pod.card_options, gpu_policy=books.line.gpu_policy if policy is None else policy)
+    terms = PodConditions(own, room, books.version)
     # HAMi's filter treats a sidecar like any init container: nothing runs in parallel with it.
     wanted = [
         ContainerRequest(container.name, asked_of(container, books.settings, books.version), container.init)
-        for container in spec.containers
+        for container in pod.spec.containers
     ]
     for node in snapshot.nodes:
         why = unregistered(node, books)
@@ -100,7 +87,7 @@ def verdicts(
 
 def unregistered(node: Node, books: SchedulerState) -> str:
     """Return why HAMi's scheduler knows no cards of the node; '' if it does."""
-    registered, count = registration(node), books.settings.count_name
+    registered, count = node.hami.registration, books.settings.count_name
     if registered is None:
         return "no device plugin of HAMi has registered cards there"
     if why := _not_asked(node, books):
@@ -114,7 +101,7 @@ def unregistered(node: Node, books: SchedulerState) -> str:
 def _unreadable(node: Node, registration: Registration, books: SchedulerState) -> str:
     if why := registration.unreadable or ("" if registration.cards else "it lists no card"):
         return f"its registration can't be read: {why}"
-    if why := scores_unreadable(node):
+    if why := node.hami.scores_unreadable:
         return f"its annotation {SCORES} can't be read: {why}"
     if books.reported_version is not None and registration.form is not _form(books.reported_version):
         version = ".".join(map(str, books.reported_version))

@@ -8,10 +8,10 @@ from itertools import islice
 
 from msgspec import Struct
 
-from diagnosis.hami.annotation_text import word
-from diagnosis.hami.registration import MigProfile
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.annotation_text import word
 from diagnosis.snapshot.cluster_objects import ConfigMap
+from diagnosis.snapshot.hami_node import MigProfile
 from diagnosis.snapshot.json_fields import Fields
 from healthcheck.text.documents import MalformedError, yaml_object
 

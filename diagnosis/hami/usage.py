@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.hami.grants import shares
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 
@@ -31,7 +30,7 @@ def used(snapshot: Snapshot) -> Mapping[tuple[str, str], MeasuredUse]:
     """
     if not snapshot.share_use:
         return {}
-    given = {(pod.subject, share.card) for pod in snapshot.pods if not pod.over for share in shares(pod.meta)}
+    given = {(pod.subject, share.card) for pod in snapshot.pods if not pod.over for share in pod.shares}
     found: dict[tuple[str, str], MeasuredUse] = {}
     for use in snapshot.share_use:
         keys = ((subject("Pod", *pair), use.uuid) for pair in use.pods)

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from diagnosis.answers.allocation import Allocation, NamespaceAllocation, NodeAllocation, totals
+from diagnosis.answers.chain import Chain
 from diagnosis.answers.hami_parts import COLUMNS as PART_COLUMNS
-from diagnosis.answers.hami_parts import InstallationTable
+from diagnosis.answers.hami_parts import HamiPart
 from diagnosis.facts.components import ComponentRow, Health
 from diagnosis.facts.quantity import shown
 from diagnosis.hami.card_row import COLUMNS, card_row
+from diagnosis.hami.card_usage import CardUsage
 from diagnosis.model import Certainty
 from diagnosis.report.content import Report
 from diagnosis.report.problem_groups import ProblemGroup, problem_groups
@@ -24,6 +26,8 @@ _ENTITIES = {"&": "&amp;", "@": "&#64;"}
 _LIST = re.compile(r"\A(\d{1,9})([.)])|\A([-+=])")
 _FENCES = re.compile(r"`+")
 _MARKS = {Health.WORKING: "✅", Health.PARTLY: "⚠️", Health.DOWN: "❌", Health.IDLE: "-", Health.UNKNOWN: "?"}
+_COMPONENT_COLUMNS = ("Component", "Status", "Version", "Ready", "Workload", "GPU nodes without it")
+_NAMESPACE_COLUMNS = ("Namespace", "Pending GPU Pods", "Running GPU Pods", "GPUs in Use", "GPU Memory in Use")
 _MOST_NODES, _MOST_AFFECTED, _MOST_LACKING, _MOST_HOLDERS, _MOST_ALIKE = 200, 10, 5, 8, 20
 
 
@@ -60,13 +64,16 @@ def sentence(words: str) -> str:
 
 def _lines(report: Report) -> Iterator[str]:
     yield from ("# GPU Troubleshooting Report", "", f"As of {timestamp(report.diagnosis.at)}.", "")
-    yield from _chains(report)
-    yield from _node_rows(report)
+    for chain in report.chains:
+        yield from _table(code(chain.pod), ("Link", "State", "Reason"), _chain(chain))
+    rows = ((escaped(row.what), escaped(row.value), escaped(row.by)) for row in report.node)
+    yield from _table("Hardware and Software of the Node", ("Property", "Value", "Source"), rows)
     if report.cluster is not None:
         yield from _status(report.cluster)
-    yield from _components(report.components)
-    for table in report.hami:
-        yield from _installation(table)
+    yield from _table("Component Status", _COMPONENT_COLUMNS, map(_component, report.components))
+    for installation in report.hami:
+        title = f"HAMi Component Status: {code(installation.name)}"
+        yield from _table(title, PART_COLUMNS, map(_part, installation.parts))
     yield from ("## Identified Issues", "")
     problems = problem_groups(report.diagnosis.problems)
     if not problems:
@@ -75,7 +82,7 @@ def _lines(report: Report) -> Iterator[str]:
     for number, problem in enumerate(problems, start=1):
         yield from _problem(problem, f"{number}.", 0)
     if report.cluster is not None:
-        yield from _namespaces(report.cluster)
+        yield from _table("Resource Allocation Summary", _NAMESPACE_COLUMNS, map(_namespace, report.cluster.namespaces))
         yield from _nodes(report.cluster)
     yield from _actions(problems)
     yield from _rest(report)
@@ -110,38 +117,28 @@ def _status(cluster: Allocation) -> Iterator[str]:
     yield ""
 
 
-def _components(rows: Iterable[ComponentRow]) -> Iterator[str]:
-    rows = list(rows)
-    if not rows:
-        return
-    yield from ("## Component Status", "")
-    yield from (
-        "| Component | Status | Version | Ready | Workload | GPU nodes without it |",
-        "|---|---|---|---|---|---|",
+def _table(title: str, columns: Sequence[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yield a table; nothing if it has no rows."""
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    if lines:
+        yield from (f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines, "")
+
+
+def _component(row: ComponentRow) -> tuple[str, ...]:
+    component = row.component
+    return (
+        component.role.value,
+        f"{_MARKS[component.health]} {component.health.value}",
+        code(component.version) if component.version else "",
+        "?" if component.wanted is None else f"{component.ready}/{component.wanted}",
+        code(component.subject),
+        named(map(code, row.lacking), _MOST_LACKING),
     )
-    for row in rows:
-        component = row.component
-        ready = "?" if component.wanted is None else f"{component.ready}/{component.wanted}"
-        cells = (
-            component.role.value,
-            f"{_MARKS[component.health]} {component.health.value}",
-            code(component.version) if component.version else "",
-            ready,
-            code(component.subject),
-            named(map(code, row.lacking), _MOST_LACKING),
-        )
-        yield f"| {' | '.join(cells)} |"
-    yield ""
 
 
-def _installation(table: InstallationTable) -> Iterator[str]:
-    yield from (f"## HAMi Component Status: {code(table.name)}", "")
-    yield from (f"| {' | '.join(PART_COLUMNS)} |", "|---" * len(PART_COLUMNS) + "|")
-    for part in table.parts:
-        status = f"{_MARKS[part.health]} {part.status}" if part.health is not None else part.status
-        version = code(part.version) if part.version else ""
-        yield f"| {escaped(part.what)} | {status} | {version} | {escaped(part.detail)} |"
-    yield ""
+def _part(part: HamiPart) -> tuple[str, ...]:
+    status = f"{_MARKS[part.health]} {part.status}" if part.health is not None else part.status
+    return escaped(part.what), status, code(part.version) if part.version else "", escaped(part.detail)
 
 
 def _problem(group: ProblemGroup, number: str, depth: int) -> Iterator[str]:
@@ -151,13 +148,13 @@ def _problem(group: ProblemGroup, number: str, depth: int) -> Iterator[str]:
     inner = f"{indent}   "
     yield f"{inner}- Severity: {found.cause.severity.name.capitalize()}"
     if group.others:
-        yield f"{inner}- In: {_named(group.subjects, _MOST_ALIKE)}; the details are those of the first."
+        yield f"{inner}- In: {named(map(code, group.subjects), _MOST_ALIKE)}; the details are those of the first."
     yield f"{inner}- Root Cause: {escaped(found.cause.means)}"
     yield from (f"{inner}   - {escaped(line)}" for line in found.evidence)
     if group.problem.evidence_left_out:
         yield f"{inner}   - … and {group.problem.evidence_left_out} more"
     if group.affected:
-        yield f"{inner}- Affected: {_named(group.affected, _MOST_AFFECTED)}"
+        yield f"{inner}- Affected: {named(map(code, group.affected), _MOST_AFFECTED)}"
     yield f"{inner}- Remediation:"
     for place, step in enumerate(found.remedy or (found.cause.remedy,), start=1):
         yield f"{inner}   {place}. {sentence(step)}"
@@ -166,7 +163,7 @@ def _problem(group: ProblemGroup, number: str, depth: int) -> Iterator[str]:
         for child in group.consequences:
             yield from _problem(child, "-", depth + 2)
     if group.unlike:
-        yield f"{inner}- {len(group.unlike)} more, with other details: {_named(group.unlike, _MOST_ALIKE)}"
+        yield f"{inner}- {len(group.unlike)} more, with other details: {named(map(code, group.unlike), _MOST_ALIKE)}"
     if not depth:
         yield ""
 
@@ -175,52 +172,28 @@ def _subject(group: ProblemGroup) -> str:
     return f"{len(group.subjects)} times" if group.others else code(group.problem.found.subject)
 
 
-def _named(names: Sequence[str], most: int) -> str:
-    more = len(names) - most
-    return ", ".join(map(code, names[:most])) + (f" and {more} more" if more > 0 else "")
-
-
-def _namespaces(cluster: Allocation) -> Iterator[str]:
-    if not cluster.namespaces:
-        return
-    yield from ("## Resource Allocation Summary", "")
-    yield "| Namespace | Pending GPU Pods | Running GPU Pods | GPUs in Use | GPU Memory in Use |"
-    yield "|---|---|---|---|---|"
-    yield from map(_namespace, cluster.namespaces)
-    yield ""
-
-
-def _namespace(allocation: NamespaceAllocation) -> str:
+def _namespace(allocation: NamespaceAllocation) -> tuple[str, ...]:
     held = ", ".join(f"{number} {code(name)}" for name, number in sorted(allocation.devices.items()))
     memory = f"{allocation.memory / 1024:.0f} GiB" if allocation.memory else ""
-    return f"| {code(allocation.namespace)} | {allocation.pending} | {allocation.running} | {held} | {memory} |"
+    return code(allocation.namespace), str(allocation.pending), str(allocation.running), held, memory
 
 
 def _nodes(cluster: Allocation) -> Iterator[str]:
-    if not cluster.nodes:
-        return
     used = any(node.loads for node in cluster.nodes)
     columns = ("Node", "GPUs", "Offered", "Free", *(("Used",) if used else ()), "Owners", "CPU, memory free")
-    yield from ("## Allocation per Node", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
-    for node in cluster.nodes[:_MOST_NODES]:
-        yield from (f"| {' | '.join(cells)} |" for cells in _node(node, cluster.pods_seen, used))
+    rows = (cells for node in cluster.nodes[:_MOST_NODES] for cells in _node(node, cluster.pods_seen, used))
+    yield from _table("Allocation per Node", columns, rows)
     more = len(cluster.nodes) - _MOST_NODES
     if more > 0:
-        yield from ("", f"… and {more} more nodes: `-o json` has them all.")
-    yield ""
-    shared = [node for node in cluster.nodes if node.cards]
-    if shared:
-        yield from _cards(shared[:_MOST_NODES], cluster.pods_seen)
+        yield from (f"… and {more} more nodes: `-o json` has them all.", "")
+    shared = [node for node in cluster.nodes if node.cards][:_MOST_NODES]
+    cards = ((code(node.node), *_card(card, cluster.pods_seen)) for node in shared for card in node.cards)
+    yield from _table("Cards Shared by HAMi", ("Node", *COLUMNS), cards)
 
 
-def _cards(nodes: Iterable[NodeAllocation], pods_seen: bool) -> Iterator[str]:
-    yield from ("## Cards Shared by HAMi", "", f"| Node | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|")
-    for node in nodes:
-        for card in node.cards:
-            row = card_row(card, pods_seen)
-            pods = ", ".join(map(code, row.pods))
-            yield f"| {code(node.node)} | {code(row.card)} | {row.slots} | {row.memory} | {row.cores} | {pods} |"
-    yield ""
+def _card(card: CardUsage, pods_seen: bool) -> tuple[str, ...]:
+    row = card_row(card, pods_seen)
+    return code(row.card), row.slots, row.memory, row.cores, ", ".join(map(code, row.pods))
 
 
 def _node(allocation: NodeAllocation, pods_seen: bool, used: bool) -> Iterator[tuple[str, ...]]:
@@ -231,9 +204,7 @@ def _node(allocation: NodeAllocation, pods_seen: bool, used: bool) -> Iterator[t
     if not allocation.pools:
         yield name, gpus, "none offered", "0", *percent, "", left
     for pool in allocation.pools:
-        holders = [f"{code(holder.pod)} {holder.amount}" for holder in pool.holders[:_MOST_HOLDERS]]
-        more = len(pool.holders) - _MOST_HOLDERS
-        owner = ", ".join(holders) + (f" and {more} more" if more > 0 else "")
+        owner = named((f"{code(holder.pod)} {holder.amount}" for holder in pool.holders), _MOST_HOLDERS)
         free = str(pool.free) if pods_seen else "?"
         yield name, gpus, f"{pool.total} {pool.kind} {code(pool.resource)}", free, *percent, owner, left
 
@@ -249,20 +220,10 @@ def _actions(problems: Iterable[ProblemGroup]) -> Iterator[str]:
         yield ""
 
 
-def _chains(report: Report) -> Iterator[str]:
-    for chain in report.chains:
-        yield from (f"## {code(chain.pod)}", "", "| Link | State | |", "|---|---|---|")
-        for step in chain.steps:
-            why = ", ".join(problem.found.cause.name for problem in step.problems) or step.seen
-            yield f"| {step.link.value} | {step.state.value} | {escaped(why)} |"
-        yield ""
-
-
-def _node_rows(report: Report) -> Iterator[str]:
-    if report.node:
-        yield from ("## Hardware and Software of the Node", "", "| | | Source |", "|---|---|---|")
-        yield from (f"| {escaped(row.what)} | {escaped(row.value)} | {escaped(row.by)} |" for row in report.node)
-        yield ""
+def _chain(chain: Chain) -> Iterator[tuple[str, ...]]:
+    for step in chain.steps:
+        why = ", ".join(problem.found.cause.name for problem in step.problems) or step.seen
+        yield step.link.value, step.state.value, escaped(why)
 
 
 def _rest(report: Report) -> Iterator[str]:

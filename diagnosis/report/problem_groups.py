@@ -7,13 +7,13 @@ read.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.diagnose import Problem
+from diagnosis.snapshot.grouping import grouped
 
 _MOST_OF_A_CAUSE = 8
 """Maximum entries of one cause with different texts."""
@@ -61,9 +61,7 @@ def problem_groups(problems: Iterable[Problem]) -> tuple[ProblemGroup, ...]:
 
 def _bounded(groups: Sequence[ProblemGroup]) -> tuple[ProblemGroup, ...]:
     """Limit the entries of each cause; the last entry lists the subjects of the omitted ones."""
-    by_cause: defaultdict[str, list[int]] = defaultdict(list)
-    for place, group in enumerate(groups):
-        by_cause[group.problem.found.cause.name].append(place)
+    by_cause = grouped((group.problem.found.cause.name, place) for place, group in enumerate(groups))
     kept: dict[int, ProblemGroup] = {}
     for places in by_cause.values():
         first, rest = places[:_MOST_OF_A_CAUSE], places[_MOST_OF_A_CAUSE:]

@@ -36,6 +36,7 @@ from diagnosis.snapshot.dra import (
     read_slice,
 )
 from diagnosis.snapshot.gpu_use import GpuUse
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.hami_use import ShareUse
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.kueue import Queue, Queued, read_queue, read_queued
@@ -166,37 +167,31 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         return {node.name: node for node in self.nodes}
 
     @cached_property
-    def events_about(self) -> Mapping[str, tuple[Event, ...]]:
+    def events_about(self) -> Mapping[str, Sequence[Event]]:
         """Return the events by subject, the newest last."""
-        about: defaultdict[str, list[Event]] = defaultdict(list)
-        for one in sorted(self.events, key=lambda event: event.last or EARLIEST):
-            about[one.about].append(one)
-        return {text: tuple(events) for text, events in about.items()}
+        in_time = sorted(self.events, key=lambda event: event.last or EARLIEST)
+        return grouped((event.about, event) for event in in_time)
+
+    def events_of(self, pod: Pod) -> list[Event]:
+        """Return the events about this pod, not about an earlier one of its name; the newest last."""
+        return [event for event in self.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)]
 
     def is_new(self, meta: Meta, period: timedelta) -> bool:
         """Whether the object was created less than `period` ago; an unknown time counts as longer ago."""
         return meta.created is not None and self.now - meta.created < period
 
     @cached_property
-    def pods_under(self) -> Mapping[str, tuple[Pod, ...]]:
+    def pods_under(self) -> Mapping[str, Sequence[Pod]]:
         """Return pods by the subject of the object that a person wrote, the last of their owners.
 
         Pods without an owner are left out.
         """
-        under: defaultdict[str, list[Pod]] = defaultdict(list)
-        for pod in self.pods:
-            if pod.meta.owner is not None:
-                under[self.line(pod.meta)[-1]].append(pod)
-        return {subject: tuple(pods) for subject, pods in under.items()}
+        return grouped((self.line(pod.meta)[-1], pod) for pod in self.pods if pod.meta.owner is not None)
 
     @cached_property
-    def pods_on(self) -> Mapping[str, tuple[Pod, ...]]:
+    def pods_on(self) -> Mapping[str, Sequence[Pod]]:
         """Return the pods by the name of their node."""
-        on: defaultdict[str, list[Pod]] = defaultdict(list)
-        for pod in self.pods:
-            if pod.spec.node:
-                on[pod.spec.node].append(pod)
-        return {node: tuple(pods) for node, pods in on.items()}
+        return grouped((pod.spec.node, pod) for pod in self.pods if pod.spec.node)
 
     @cached_property
     def daemon_sets(self) -> tuple[Workload, ...]:

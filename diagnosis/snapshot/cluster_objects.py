@@ -55,9 +55,7 @@ class Lease(Struct, frozen=True):
     """Lease with the time of its last renewal."""
 
     meta: Meta
-    holder: str = ""
     renewed: datetime | None = None
-    seconds: int | None = None
 
 
 class ClusterPolicy(Struct, frozen=True):
@@ -113,12 +111,7 @@ def read_volume(raw: Fields) -> Volume:
 
 
 def read_lease(raw: Fields) -> Lease:
-    return Lease(
-        read_meta("Lease", raw),
-        raw.text("spec", "holderIdentity"),
-        raw.moment("spec", "renewTime"),
-        raw.number("spec", "leaseDurationSeconds"),
-    )
+    return Lease(read_meta("Lease", raw), raw.moment("spec", "renewTime"))
 
 
 def read_cluster_policy(kind: str, raw: Fields) -> ClusterPolicy:

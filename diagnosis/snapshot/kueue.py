@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.pods import Condition, PodSpec, read_conditions, read_spec
+from diagnosis.snapshot.pods import Condition, PodSpec, condition_in, read_conditions, read_spec
 
 
 class Queued(Struct, frozen=True):
@@ -19,7 +19,7 @@ class Queued(Struct, frozen=True):
     active: bool = True
 
     def is_true(self, kind: str) -> bool:
-        return any(condition.type == kind and condition.status == "True" for condition in self.conditions)
+        return condition_in(self.conditions, kind, "True") is not None
 
 
 class Queue(Struct, frozen=True):

@@ -6,11 +6,16 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.agent_record import NodeRecord, read_record
+from diagnosis.snapshot.agent_record import NodeRecord, RecordFinding, read_record
+from diagnosis.snapshot.hami_node import HamiNode, read_hami_node
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.pods import Condition, read_conditions
+from diagnosis.snapshot.pods import Condition, condition_in, read_conditions
+from healthcheck.model import Severity
 from healthcheck.node.state import KEEPS_AWAY, RESULTS, UNHEALTHY
+from healthcheck.verdict.inventory import Inventory
+
+_FAULTS = frozenset(one.name for one in Severity if one > Severity.MONITOR)
 
 
 class Taint(Struct, frozen=True):
@@ -39,9 +44,9 @@ class Node(Struct, frozen=True):
     system: str = ""
     """Operating system, as `Ubuntu 22.04.5 LTS`."""
     handlers: frozenset[str] | None = None
-    provider_id: str = ""
     record: NodeRecord | None = None
     """Record of the node's agent; None if it has written none."""
+    hami: HamiNode = field(default_factory=HamiNode)
 
     @property
     def name(self) -> str:
@@ -52,13 +57,35 @@ class Node(Struct, frozen=True):
         return self.meta.subject
 
     @property
+    def findings(self) -> tuple[RecordFinding, ...]:
+        """Return the findings of the agent's record."""
+        return (self.record.findings or ()) if self.record is not None else ()
+
+    @property
+    def faults(self) -> tuple[RecordFinding, ...]:
+        """Return the findings of RESET or worse."""
+        return tuple(finding for finding in self.findings if finding.severity in _FAULTS)
+
+    @property
+    def inventory(self) -> Inventory:
+        """Return the inventory of the agent's record; an empty one if there is none."""
+        return self.record.inventory if self.record is not None else Inventory()
+
+    def finding(self, *reasons: str) -> RecordFinding | None:
+        """Return the agent's first finding with one of these reasons."""
+        return next((finding for finding in self.findings if finding.reason in reasons), None)
+
+    @property
     def withheld(self) -> bool:
         """Whether our own taint keeps new pods off the node."""
         return any(taint.key == UNHEALTHY and taint.effect in KEEPS_AWAY for taint in self.taints)
 
     @property
     def ready(self) -> bool:
-        return any(condition.type == "Ready" and condition.status == "True" for condition in self.conditions)
+        return self.condition("Ready", "True") is not None
+
+    def condition(self, kind: str, status: str = "") -> Condition | None:
+        return condition_in(self.conditions, kind, status)
 
 
 def read_node(raw: Fields) -> Node:
@@ -76,6 +103,6 @@ def read_node(raw: Fields) -> Node:
         status.text("nodeInfo", "kubeletVersion"),
         status.text("nodeInfo", "osImage"),
         handlers if status.has("runtimeHandlers") else None,
-        raw.text("spec", "providerID"),
         read_record(meta.annotations.get(RESULTS, "")),
+        read_hami_node(meta.annotations),
     )

@@ -9,6 +9,7 @@ from itertools import islice
 
 from msgspec import Struct, field
 
+from diagnosis.snapshot.hami_pod import CardOptions, ContainerShare, PodGrant, read_card_options, read_grant
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 
@@ -164,6 +165,10 @@ class Condition(Struct, frozen=True):
     message: str = ""
     since: datetime | None = None
 
+    def __str__(self) -> str:
+        """Format as `Ready=False, KubeletNotReady: container runtime is down`."""
+        return f"{self.type}={self.status}, {self.reason}: {self.message}"
+
 
 class PodSpec(Struct, frozen=True):
     """Specification of a pod, or of a workload's pod template."""
@@ -208,6 +213,9 @@ class Pod(Struct, frozen=True):
     claim_names: Mapping[str, str] = field(default_factory=dict)
     """ResourceClaim created for each of its resource claims."""
     nominated: str = ""
+    grant: PodGrant | None = None
+    """Cards that HAMi's scheduler assigned; None if it has not processed the pod."""
+    card_options: CardOptions = field(default_factory=CardOptions)
 
     @property
     def subject(self) -> str:
@@ -218,15 +226,26 @@ class Pod(Struct, frozen=True):
         """Whether the whole pod has ended: it owns no resources any more."""
         return self.phase in ("Succeeded", "Failed")
 
+    @property
+    def shares(self) -> tuple[ContainerShare, ...]:
+        """Return HAMi's shares of NVIDIA cards that all containers were given."""
+        return self.grant.shares if self.grant is not None else ()
+
     def condition(self, kind: str) -> Condition | None:
-        return next((one for one in self.conditions if one.type == kind), None)
+        return condition_in(self.conditions, kind)
+
+
+def condition_in(conditions: Iterable[Condition], kind: str, status: str = "") -> Condition | None:
+    """Return the condition of this type, if it has the status; '' for any."""
+    return next((one for one in conditions if one.type == kind and status in ("", one.status)), None)
 
 
 def read_pod(raw: Fields) -> Pod:
     """Read a Pod. Raises ValueError if it has no name."""
+    meta = read_meta("Pod", raw)
     states = (*_states(raw, "initContainerStatuses"), *_states(raw, "containerStatuses"))
     return Pod(
-        read_meta("Pod", raw),
+        meta,
         read_spec(raw.at("spec")),
         raw.text("status", "phase"),
         raw.text("status", "reason"),
@@ -235,6 +254,8 @@ def read_pod(raw: Fields) -> Pod:
         states,
         {each.text("name"): each.text("resourceClaimName") for each in raw.each("status", "resourceClaimStatuses")},
         raw.text("status", "nominatedNodeName"),
+        read_grant(meta.annotations),
+        read_card_options(meta.annotations),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from diagnosis.facts.gpu_nodes import has_hami
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, THERE, USE, read_use
 from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
@@ -32,7 +31,7 @@ def with_idle(snapshot: Snapshot, url: str) -> Snapshot:
 
 def with_shares(snapshot: Snapshot, url: str) -> Snapshot:
     """Add each pod's use of its HAMi share, if this Prometheus has the series of HAMi's monitor."""
-    if not any(map(has_hami, snapshot.nodes)):
+    if not any(node.hami.shared for node in snapshot.nodes):
         return snapshot
     try:
         uses = (*read_memory(instant(url, MEMORY)), *read_cores(instant(url, CORES)))

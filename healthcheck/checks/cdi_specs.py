@@ -10,36 +10,27 @@ from collections.abc import Iterator, Sequence
 from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, counted
 from healthcheck.probes.container_runtime.facts import CdiSpec, ContainerRuntime, RuntimeConfiguration
 from healthcheck.text.naming import named
 
 _MOST_NAMED = 4
 
-STALE = Reason(
+STALE = gpu_runtime.reason(
     "CdiSpecStale",
-    Severity.MONITOR,
     "A CDI specification names devices or files that the node does not have: no pod can get its devices.",
     "Generate it again with the command in the detail: it is older than the driver or the last boot.",
-    flickers=True,
     source="containerd: `failed to stat CDI host device`; runc: a mount's source, a hook's program",
 )
-MALFORMED = Reason(
+MALFORMED = gpu_runtime.reason(
     "CdiSpecMalformed",
-    Severity.MONITOR,
     "An NVIDIA CDI specification can't be read: the container runtime knows none of its devices.",
     "Generate it again with the command in the detail.",
-    flickers=True,
     source="containerd: `unresolvable CDI devices`",
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    readable = yield from gpu_runtime.readable(seen)
-    if readable is None:
-        return
-    runtime, used = readable
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
     specs = _read_by_somebody(runtime)
     if not specs:
         yield NotConfigured("no NVIDIA CDI specification is in use")
@@ -107,10 +98,4 @@ def _summary(spec: CdiSpec) -> str:
     return f"{spec.path}: {counted(len(spec.devices), 'device')} of {spec.kind}"
 
 
-CHECK = Check(
-    "cdi-specs",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (STALE, MALFORMED),
-)
+CHECK = gpu_runtime.check("cdi-specs", judge, STALE, MALFORMED)

@@ -7,27 +7,20 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
-from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, Observation
 from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, ContainerRuntime, Handler, RuntimeConfiguration
 
 _NAMES = {True: "systemd", False: "cgroupfs"}
 
-MISMATCH = Reason(
+MISMATCH = gpu_runtime.reason(
     "CgroupDriverMismatch",
-    Severity.MONITOR,
     "The kubelet and its container runtime use different cgroup drivers: pods fail under load, or lose their GPUs.",
     "Set both to systemd, as the detail describes.",
-    flickers=True,
     source="Kubernetes, Container Runtimes: cgroup drivers",
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    readable = yield from gpu_runtime.readable(seen)
-    if readable is None:
-        return
-    runtime, used = readable
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
     wanted = _wanted(runtime, used)
     if wanted is None:
         yield Observation("the kubelet uses the runtime's cgroup driver, or its own is unknown")
@@ -83,10 +76,4 @@ def _said(handler: Handler) -> str:
     return "true" if handler.systemd_cgroup else "false or not set"
 
 
-CHECK = Check(
-    "cgroup-driver",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (MISMATCH,),
-)
+CHECK = gpu_runtime.check("cgroup-driver", judge, MISMATCH)

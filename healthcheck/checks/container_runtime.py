@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
-from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity, Unobserved
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, Observation, Unobserved
 from healthcheck.probes.container_runtime.facts import (
     CONTAINERD,
     UNREADABLE,
@@ -20,47 +19,38 @@ from healthcheck.probes.container_runtime.facts import (
     RuntimeConfiguration,
 )
 
-MALFORMED = Reason(
+MALFORMED = gpu_runtime.reason(
     "RuntimeConfigMalformed",
-    Severity.MONITOR,
     "The configuration of the kubelet's container runtime can't be read: the runtime can't restart with it.",
     "Correct the file at the position in the detail before the runtime or the node restarts.",
-    flickers=True,
     source="the runtime's own loader, which refuses such a file",
 )
-MISPLACED = Reason(
+MISPLACED = gpu_runtime.reason(
     "RuntimeConfigMisplaced",
-    Severity.MONITOR,
     "NVIDIA's handler is in a table that containerd does not read in a file of this version, or with the other files.",
     "Move it to the table in the detail, or write the file again with `nvidia-ctk runtime configure`.",
-    flickers=True,
     source="containerd's configuration schemas 1 to 4",
 )
-CRI_DISABLED = Reason(
+CRI_DISABLED = gpu_runtime.reason(
     "RuntimeCriDisabled",
-    Severity.MONITOR,
     "The kubelet's containerd is configured without its CRI plugin: after a restart the kubelet can't use it.",
     "Remove the CRI plugin from disabled_plugins in the file in the detail (Docker's package of containerd adds it); "
     "`nvidia-ctk runtime configure` does not remove it.",
-    flickers=True,
     source="kubelet: `unknown service runtime.v1.RuntimeService`",
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    runtime = yield from gpu_runtime.used_with_gpus(seen)
-    if runtime is None or runtime.used is None:
-        return
-    problem = runtime.used.problem
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
+    problem = used.problem
     if problem is not None and problem.only_ours:
-        yield Unobserved(UNREADABLE, in_words(problem), subject(runtime.used))
-    yield from find_faults(runtime, runtime.used)
+        yield Unobserved(UNREADABLE, in_words(problem), subject(used))
+    yield from find_faults(runtime, used)
     unsaid = (
         "; without /sys the GPUs are unknown, and the node is judged as one with GPUs"
         if runtime.for_gpus is None
         else ""
     )
-    yield Observation(f"{_summary(runtime, runtime.used)}{unsaid}", "", _known(runtime))
+    yield Observation(f"{_summary(runtime, used)}{unsaid}", "", _known(runtime))
 
 
 def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
@@ -152,10 +142,4 @@ def _handlers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     return "; ".join(messages)
 
 
-CHECK = Check(
-    "container-runtime",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (MALFORMED, CRI_DISABLED, MISPLACED),
-)
+CHECK = gpu_runtime.check("container-runtime", judge, MALFORMED, CRI_DISABLED, MISPLACED, also_unreadable=True)

@@ -7,27 +7,20 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, Observation
 from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, ContainerRuntime, RuntimeConfiguration
 
 _MOST_NAMED = 8
 
-UNDEFINED = Reason(
+UNDEFINED = gpu_runtime.reason(
     "DefaultRuntimeUndefined",
-    Severity.MONITOR,
     "The default handler of the kubelet's container runtime is not defined: its CRI does not load.",
     "Define the handler, or set the default to a defined handler.",
-    flickers=True,
     source="containerd: `no corresponding runtime configured in containerd.runtimes`",
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    readable = yield from gpu_runtime.readable(seen)
-    if readable is None:
-        return
-    runtime, used = readable
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
     yield from find_faults(runtime, used)
     yield Observation(used.default, f"one of {', '.join(_defined(used)[:_MOST_NAMED])}")
 
@@ -56,10 +49,4 @@ def _built_in(used: RuntimeConfiguration) -> tuple[str, ...]:
     return used.built_in if used.version else (RUNC,)
 
 
-CHECK = Check(
-    "default-runtime",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (UNDEFINED,),
-)
+CHECK = gpu_runtime.check("default-runtime", judge, UNDEFINED)

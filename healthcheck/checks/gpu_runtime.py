@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reason, TooEarly, Unobserved
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.checks.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Severity, TooEarly, Unobserved
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import (
     NOT_FOUND,
     UNREADABLE,
@@ -30,36 +32,38 @@ _MOST_SHOWN = 4
 """Most positions of one fault that a detail shows."""
 
 
-def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntime | None]:
-    """Return the kubelet's container runtime as the value of `yield from`; None without GPUs for containers."""
-    runtime = seen[container_runtime.CONTAINER_RUNTIME]
-    if runtime.for_gpus is False:
-        yield NotConfigured("no NVIDIA GPU that containers can use")
-        return None
-    if runtime.used is None:
-        blind = runtime.not_found and runtime.for_gpus
-        yield Unobserved(NOT_FOUND, runtime.why_none) if blind else NotConfigured(runtime.why_none)
-        return None
-    return runtime
+Judge = Callable[[ContainerRuntime, RuntimeConfiguration, Expectation], Iterator[Judgement]]
 
 
-def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntime, RuntimeConfiguration] | None]:
-    """Return the runtime and its configuration, if its files could be read, as the value of `yield from`.
+def reason(name: str, meaning: str, action: str, source: str, threshold: str = "") -> Reason:
+    """Return a reason of this group: all only warn, and can be observed briefly while a runtime restarts."""
+    return Reason(name, Severity.MONITOR, meaning, action, flickers=True, threshold=threshold, source=source)
 
-    A malformed file leaves its content unknown, so the active findings stay. `container-runtime` reports the file
-    itself.
+
+def check(name: str, judge: Judge, *reasons: Reason, also_unreadable: bool = False) -> Check:
+    """Return the check whose `judge` gets the kubelet's container runtime on a node with GPUs for containers.
+
+    A malformed file leaves its content unknown: unless `also_unreadable`, the active findings then stay.
+    `container-runtime` reports the file itself.
     """
-    runtime = yield from used_with_gpus(seen)
-    if runtime is None or runtime.used is None:
-        return None
-    problem = runtime.used.problem
-    if problem is None:
-        return runtime, runtime.used
-    if problem.only_ours:
-        yield Unobserved(UNREADABLE, in_words(problem), subject(runtime.used))
-    else:
-        yield TooEarly(f"{runtime.used.kind} can't read {problem.file}", subject(runtime.used))
-    return None
+
+    @functools.wraps(judge)
+    def judge_evidence(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+        runtime = seen[CONTAINER_RUNTIME]
+        used = runtime.used
+        if runtime.for_gpus is False:
+            yield NotConfigured("no NVIDIA GPU that containers can use")
+        elif used is None:
+            blind = runtime.not_found and runtime.for_gpus
+            yield Unobserved(NOT_FOUND, runtime.why_none) if blind else NotConfigured(runtime.why_none)
+        elif used.problem is None or also_unreadable:
+            yield from judge(runtime, used, expected)
+        elif used.problem.only_ours:
+            yield Unobserved(UNREADABLE, in_words(used.problem), subject(used))
+        else:
+            yield TooEarly(f"{used.kind} can't read {used.problem.file}", subject(used))
+
+    return Check(name, "7-container-runtime", (CONTAINER_RUNTIME,), judge_evidence, reasons)
 
 
 def subject(used: RuntimeConfiguration) -> str:

@@ -7,35 +7,27 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, gives_gpus, of_nvidia, where
-from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, Observation
 from healthcheck.probes.container_runtime import crio
+from healthcheck.probes.container_runtime.distributions import GKE
 from healthcheck.probes.container_runtime.facts import CRIO, ContainerRuntime, Handler, RuntimeConfiguration
 
-MISSING = Reason(
+MISSING = gpu_runtime.reason(
     "NvidiaRuntimeMissing",
-    Severity.MONITOR,
     "The kubelet's container runtime has neither an NVIDIA handler nor a CDI specification: it can't give pods a GPU.",
     "Add the handler with the command in the detail, which is for this distribution.",
-    flickers=True,
     source='containerd: `no runtime for "nvidia" is configured`',
 )
-ELSEWHERE = Reason(
+ELSEWHERE = gpu_runtime.reason(
     "NvidiaRuntimeElsewhere",
-    Severity.MONITOR,
     "NVIDIA's runtime is configured for another container runtime than the kubelet's.",
     "Configure the toolkit for the kubelet's container runtime with the command in the detail.",
-    flickers=True,
     source='containerd: `no runtime for "nvidia" is configured`',
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    readable = yield from gpu_runtime.readable(seen)
-    if readable is None:
-        return
-    runtime, used = readable
-    if runtime.distribution == container_runtime.GKE:
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
+    if runtime.distribution == GKE:
         yield Observation("no NVIDIA handler by design: the device plugin mounts the driver")
         return
     yield from _not_there(runtime, used)
@@ -97,10 +89,4 @@ def _summary(runtime: ContainerRuntime) -> str:
     return f"{', '.join(ways) or 'none'}{loaded}"
 
 
-CHECK = Check(
-    "nvidia-runtime",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (MISSING, ELSEWHERE),
-)
+CHECK = gpu_runtime.check("nvidia-runtime", judge, MISSING, ELSEWHERE)

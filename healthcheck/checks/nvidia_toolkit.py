@@ -7,55 +7,34 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
-from healthcheck.model import (
-    Check,
-    Evidence,
-    Finding,
-    Judgement,
-    NotConfigured,
-    Observation,
-    Reason,
-    Severity,
-    Unobserved,
-)
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Unobserved
 from healthcheck.probes.container_runtime.facts import UNREADABLE, ContainerRuntime, RuntimeConfiguration, Toolkit
 
 MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
 """Modes of nvidia-container-runtime up to 1.20; `csv` is for Tegra."""
 _MOST_NAMED = 8
 
-MALFORMED = Reason(
+MALFORMED = gpu_runtime.reason(
     "ToolkitConfigMalformed",
-    Severity.MONITOR,
     "NVIDIA's runtime program can't read its configuration: no GPU container starts.",
     "Correct the file at the position in the detail; it is read at the start of each container.",
-    flickers=True,
     source="nvidia-container-runtime: `failed to load config`",
 )
-MODE_UNKNOWN = Reason(
+MODE_UNKNOWN = gpu_runtime.reason(
     "ToolkitModeUnknown",
-    Severity.MONITOR,
     "The configuration of NVIDIA's runtime program sets an unknown mode: no GPU container starts.",
     "Set the mode to `auto`.",
-    flickers=True,
     source="nvidia-container-runtime: `invalid runtime mode`",
 )
-PATH_MISSING = Reason(
+PATH_MISSING = gpu_runtime.reason(
     "ToolkitPathMissing",
-    Severity.MONITOR,
     "The configuration of NVIDIA's runtime program names a driver root or an ldconfig that does not exist on the node.",
     "Correct the path, or install the driver there: the GPU operator's driver container mounts it while it runs.",
-    flickers=True,
     source="nvidia-container-cli: `load library failed`, `ldcache error`",
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    readable = yield from gpu_runtime.readable(seen)
-    if readable is None:
-        return
-    runtime, used = readable
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
     toolkit = runtime.toolkit
     if toolkit is None:
         yield NotConfigured("no configuration of NVIDIA's runtime program: its defaults apply")
@@ -100,10 +79,4 @@ def _summary(toolkit: Toolkit) -> str:
     return "; ".join([f"{toolkit.path}: mode {toolkit.mode or 'auto'}{root}", *switches])
 
 
-CHECK = Check(
-    "nvidia-toolkit",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (MALFORMED, MODE_UNKNOWN, PATH_MISSING),
-)
+CHECK = gpu_runtime.check("nvidia-toolkit", judge, MALFORMED, MODE_UNKNOWN, PATH_MISSING)

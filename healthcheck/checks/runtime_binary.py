@@ -7,41 +7,30 @@ from collections.abc import Iterator, Sequence
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
-from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, Observation, Reason
 from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Handler, RuntimeConfiguration
 
-MISSING = Reason(
+MISSING = gpu_runtime.reason(
     "RuntimeBinaryMissing",
-    Severity.MONITOR,
     "An NVIDIA handler names no program, or a program that does not exist on the node.",
     "Install the NVIDIA container toolkit, or correct BinaryName in the file in the detail.",
-    flickers=True,
     source="containerd's runc shim, which starts the program in BinaryName",
 )
-NOT_EXECUTABLE = Reason(
+NOT_EXECUTABLE = gpu_runtime.reason(
     "RuntimeBinaryNotExecutable",
-    Severity.MONITOR,
     "The program of an NVIDIA handler exists, but is not executable.",
     "Run `chmod 0755` on it, or reinstall the NVIDIA container toolkit.",
-    flickers=True,
     source="execve(2): EACCES",
 )
-FOREIGN = Reason(
+FOREIGN = gpu_runtime.reason(
     "RuntimeBinaryOfAnotherArchitecture",
-    Severity.MONITOR,
     "The program of an NVIDIA handler is built for another processor architecture than this machine's.",
     "Install the NVIDIA container toolkit for this machine's architecture.",
-    flickers=True,
     source="execve(2): ENOEXEC, `exec format error`",
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    readable = yield from gpu_runtime.readable(seen)
-    if readable is None:
-        return
-    runtime, used = readable
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
     yield from find_faults(runtime, used)
     paths = dict.fromkeys(program.path or f"no {program.named}" for program in runtime.programs)
     named = any(handler.binary for handler in used.handlers)
@@ -113,10 +102,4 @@ def _is_offered(handler: Handler, used: RuntimeConfiguration) -> bool:
     return "/" not in handler.binary and handler.name != used.default
 
 
-CHECK = Check(
-    "runtime-binary",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (MISSING, NOT_EXECUTABLE, FOREIGN),
-)
+CHECK = gpu_runtime.check("runtime-binary", judge, MISSING, NOT_EXECUTABLE, FOREIGN)

@@ -10,19 +10,9 @@ from collections.abc import Iterator, Mapping
 from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import (
-    Check,
-    Evidence,
-    Finding,
-    Judgement,
-    NotConfigured,
-    Observation,
-    Reason,
-    Severity,
-    TooEarly,
-)
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, TooEarly
 from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.probes.container_runtime.distributions import GKE
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, RuntimeConfiguration
 
 _USUAL = "nvidia"
@@ -30,25 +20,19 @@ _USUAL = "nvidia"
 nvidia-legacy) install other classes even if no node defines their handlers."""
 _MOST_NAMED = 8
 
-UNDEFINED = Reason(
+UNDEFINED = gpu_runtime.reason(
     "RuntimeClassHandlerUndefined",
-    Severity.MONITOR,
     "An NVIDIA RuntimeClass names a handler that this node's container runtime does not have with this exact name.",
     "Use the same handler name in the RuntimeClass and in the container runtime's file.",
-    flickers=True,
     source='containerd: `no runtime for "…" is configured`',
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    readable = yield from gpu_runtime.readable(seen)
-    if readable is None:
-        return
-    runtime, used = readable
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, expected: Expectation) -> Iterator[Judgement]:
     if expected.runtime_classes is None:
         # The agent's first check cycle runs before they are listed. Until then, earlier findings stay active.
         yield TooEarly("the cluster's RuntimeClasses are not known yet: only the agent reads them")
-    elif runtime.distribution == container_runtime.GKE:
+    elif runtime.distribution == GKE:
         yield NotConfigured("GKE's GPUs need no RuntimeClass")
     else:
         ours = [
@@ -105,10 +89,4 @@ def _fixing_step(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime, 
     return f"define it, or exclude this node with the class's nodeSelector; {_rename(runtime, used)}"
 
 
-CHECK = Check(
-    "runtime-classes",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (UNDEFINED,),
-)
+CHECK = gpu_runtime.check("runtime-classes", judge, UNDEFINED)

@@ -7,18 +7,7 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, subject
-from healthcheck.model import (
-    Check,
-    Evidence,
-    Finding,
-    Judgement,
-    NotConfigured,
-    Observation,
-    Reason,
-    Severity,
-    TooEarly,
-)
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, TooEarly
 from healthcheck.probes.container_runtime import cri
 from healthcheck.probes.container_runtime.facts import RUNC, ContainerRuntime, Live, RuntimeConfiguration
 
@@ -26,38 +15,29 @@ _SETTLED_SECONDS = 10.0
 """A file written within this time after the start of the runtime counts as read."""
 _MOST_NAMED = 8
 
-NOT_LOADED = Reason(
+NOT_LOADED = gpu_runtime.reason(
     "RuntimeConfigNotLoaded",
-    Severity.MONITOR,
     "The kubelet's container runtime runs with another configuration than that in its files.",
     "Restart it with the command in the detail.",
-    flickers=True,
     threshold=f"its reported status differs; without a status, a file changed {_SETTLED_SECONDS:g} s after its start",
     source="containerd, CRI-O and Docker read their handlers once, at their start",
 )
-NOT_KEPT = Reason(
+NOT_KEPT = gpu_runtime.reason(
     "NvidiaRuntimeNotKept",
-    Severity.MONITOR,
     "The kubelet's container runtime runs with an NVIDIA handler that its files no longer define.",
     "Define the handler in its files before the next restart or reboot: after that, GPU containers can't start.",
-    flickers=True,
     source="comparison of the CRI's status with the files",
 )
-NOT_READY = Reason(
+NOT_READY = gpu_runtime.reason(
     "RuntimeNotReady",
-    Severity.MONITOR,
     "The kubelet's container runtime reports that it is not ready: no container can start.",
     "Read the cause in its log, and restart it.",
-    flickers=True,
     source="the CRI's condition RuntimeReady",
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    runtime = yield from gpu_runtime.used_with_gpus(seen)
-    if runtime is None or runtime.used is None:
-        return
-    used, live = runtime.used, runtime.live
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
+    live = runtime.live
     if live is not None and live.not_ready:
         yield found(NOT_READY, used, f"{live.not_ready}; {runtime_restart.restart(runtime, used)}")
     reasons = (NOT_LOADED.name, NOT_KEPT.name)
@@ -93,7 +73,7 @@ def _against_itself(runtime: ContainerRuntime, used: RuntimeConfiguration, live:
 
 def _lacks(used: RuntimeConfiguration, live: Live) -> Iterator[str]:
     """Yield each setting of the files that differs in the running runtime."""
-    programs = dict(live.binaries)
+    programs, drivers = dict(live.binaries), dict(live.systemd_cgroups)
     for handler in used.handlers:
         place = gpu_runtime.where(handler)
         if handler.name not in (live.handlers or ()) and handler.name != RUNC:
@@ -101,6 +81,9 @@ def _lacks(used: RuntimeConfiguration, live: Live) -> Iterator[str]:
         elif handler.binary and handler.name in programs and programs[handler.name] != handler.binary:
             runs = programs[handler.name] or RUNC
             yield f"{place}: {handler.name} starts {handler.binary}, but in the running {used.kind} {runs}"
+        elif handler.systemd_cgroup is not None and drivers.get(handler.name) is (not handler.systemd_cgroup):
+            own, other = ("true", "false") if handler.systemd_cgroup else ("false", "true")
+            yield f"{place}: SystemdCgroup of {handler.name} is {own}, but in the running {used.kind} {other}"
     if live.default and live.default != used.default:
         file = used.default_in or used.path
         yield f"{file}: the default is {used.default}, but in the running {used.kind} {live.default}"
@@ -137,10 +120,4 @@ def _summary(runtime: ContainerRuntime) -> str:
     return f"{live.name or 'it'} {live.version}".rstrip() + f" answers{names}"
 
 
-CHECK = Check(
-    "runtime-loaded",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (NOT_LOADED, NOT_KEPT, NOT_READY),
-)
+CHECK = gpu_runtime.check("runtime-loaded", judge, NOT_LOADED, NOT_KEPT, NOT_READY, also_unreadable=True)

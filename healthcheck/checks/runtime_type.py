@@ -7,35 +7,26 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
-from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation
 from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Handler, RuntimeConfiguration
 
 _NOT_IN_2 = (gpu_runtime.OLDEST_SHIM, "io.containerd.runc.v1")
 
-REMOVED = Reason(
+REMOVED = gpu_runtime.reason(
     "RuntimeTypeRemoved",
-    Severity.MONITOR,
     "A handler has a runtime_type that this containerd no longer supports: no container starts with it.",
     "Set runtime_type to io.containerd.runc.v2.",
-    flickers=True,
     source=f"containerd 2.0 dropped {' and '.join(_NOT_IN_2)}",
 )
-IGNORES_PROGRAM = Reason(
+IGNORES_PROGRAM = gpu_runtime.reason(
     "RuntimeTypeIgnoresBinary",
-    Severity.MONITOR,
     "A handler names NVIDIA's program, but has a runtime_type that does not start it: its pods get no GPU.",
     "Set runtime_type to io.containerd.runc.v2.",
-    flickers=True,
     source=f"containerd: only {gpu_runtime.SHIMS}* has the option BinaryName",
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    readable = yield from gpu_runtime.readable(seen)
-    if readable is None:
-        return
-    runtime, used = readable
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
     if used.kind != CONTAINERD:
         yield NotConfigured(f"{used.kind} has no runtime types")
         return
@@ -78,10 +69,4 @@ def _ignored(handler: Handler) -> str:
     return "" if starts_it else handler.binary
 
 
-CHECK = Check(
-    "runtime-type",
-    "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME,),
-    judge,
-    (REMOVED, IGNORES_PROGRAM),
-)
+CHECK = gpu_runtime.check("runtime-type", judge, REMOVED, IGNORES_PROGRAM)

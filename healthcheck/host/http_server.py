@@ -66,7 +66,7 @@ class HttpServer:
     def __init__(self, pages: Pages, port: int, answers: Answers | None = None) -> None:
         self._paces = {path: _Pace(make) for path, make in pages.items()}
         self._answers = answers or {}
-        self._listener = socket.create_server(("", port), backlog=_BACKLOG)
+        self._listener = _listen(port)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # accepted connections inherit it
         self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
@@ -85,7 +85,7 @@ class HttpServer:
         left, at = _BURST, time.monotonic()
         while True:
             try:
-                connection, (address, _) = await self._loop.sock_accept(self._listener)
+                connection, (address, *_) = await self._loop.sock_accept(self._listener)
             except OSError:  # no free descriptor, or the peer has closed
                 if not self._give_up_oldest():
                     await asyncio.sleep(_STARVED_SECONDS)
@@ -139,6 +139,13 @@ class HttpServer:
             else:
                 exchange.send_error(HTTPStatus.NOT_FOUND)
         return exchange.answer
+
+
+def _listen(port: int) -> socket.socket:
+    """Listen on all addresses, also of IPv6 where the kernel has it: in a cluster of IPv6 the kubelet probes there."""
+    if not socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), backlog=_BACKLOG)
+    return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
 
 
 class _Peer(NamedTuple):

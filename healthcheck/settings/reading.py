@@ -1,27 +1,306 @@
-"""Reads the settings in the current process, as all programs except the agent do."""
+"""Read the settings from the mounted ConfigMap and the environment, by pydantic-settings.
+
+An invalid value is reported with its file, its key, the value and the allowed values. No value is guessed, and an
+invalid one neither leaves a node unmonitored nor discards valid values of other keys.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from healthcheck.settings.declared import settings_of
-from healthcheck.settings.files import seen_in
-from healthcheck.settings.meaning import understood
-from healthcheck.settings.values import NodeSettings, Settings, Written
+from msgspec import NODEFAULT, Struct
+
+from healthcheck.catalog.profiles import PROFILES_FILE, ProfileError, Profiles, parse_profiles, read_packaged
+from healthcheck.host.opening import entries_of, is_absent, is_folder, refuse_shortage
+from healthcheck.host.program import USAGE
+from healthcheck.host.streams import complain
+from healthcheck.model import ProbeError, Severity, Shortage
+from healthcheck.settings.declaration import OVERRIDES, NodeSettings, Setting, settings_of
+from healthcheck.text.printable import printable
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+T = TypeVar("T", bound=Struct)
+Seen = tuple[tuple[str | int, ...], ...]
+"""State of the ConfigMap's folder, for comparison with another state."""
+
+_ENVIRONMENT = "environment"
+_NO_KEY = "?"
+"""Key of an error that concerns all settings."""
+_MOST_NAMED, _LONGEST_KEY, _LONGEST_VALUE, _LONGEST_ERROR, _LONGEST_FILE = 8, 64, 80, 80, 1 << 20
+_LIMITS = ("ge", "le", "pattern", "min_length", "max_length")
+_SETTLED_NS = 100_000_000
+"""Age from which another write changes a file's time: file times advance in steps of up to 10 ms."""
+
+
+class BadValue(Struct, frozen=True):
+    """One invalid value. `where` is a file or an environment variable; `value` is None if it is not set."""
+
+    key: str
+    value: str | None
+    allowed: str
+    where: str
+    passing: bool = False
+    """Whether the error may be temporary, so that the same files can be valid at the next read."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.words}"
+
+    @property
+    def words(self) -> str:
+        if self.key == _NO_KEY:
+            return self.allowed
+        return f"{self.key} is not set" if self.value is None else f"{self.key} = {self.value!r}: {self.allowed}"
+
+
+class SettingsError(Exception):
+    """Error for invalid environment variables of a program. `bad` names each variable."""
+
+    def __init__(self, bad: tuple[BadValue, ...]) -> None:
+        super().__init__("; ".join(str(value) for value in bad))
+        self.bad = bad
+
+
+class Settings(Struct, frozen=True):
+    """Result of one read of all settings: the values and the table of profiles."""
+
+    values: NodeSettings = NodeSettings()
+    profiles: Profiles = {}
+    bad: tuple[BadValue, ...] = ()
+    """Invalid values, replaced by the defaults."""
+    seen: Seen | None = None
+    """State of the folder before it was read; None if another read may give another result in the same state."""
+
+
+class UnknownKeys(Struct, frozen=True):
+    """Keys of the configuration that are not settings, each with the setting it may be meant for, or ''."""
+
+    keys: tuple[tuple[str, str], ...]
+    where: str
+
+    def __str__(self) -> str:
+        named = [f"{key} (did you mean {near}?)" if near else key for key, near in self.keys[:_MOST_NAMED]]
+        more = f" and {len(self.keys) - _MOST_NAMED} more" if len(self.keys) > _MOST_NAMED else ""
+        return f"{self.where}: unknown settings: {', '.join(named)}{more}; all others are used"
 
 
 def read_settings(directory: Path | None) -> Settings:
-    """Read the ConfigMap's directory and the environment.
+    """Read the ConfigMap's files, then the environment, then the defaults.
 
     Raises Shortage if a file could not be checked. `bad` names every invalid value; their defaults are used.
     """
-    return understood(_written(directory), directory)
+    seen = seen_in(directory)
+    settled = _settled(seen)
+    values, bad = Settings().values, Settings().bad
+    if seen or not os.environ.keys().isdisjoint(settings_of(NodeSettings)):
+        values, bad = _read_values(directory)
+    try:
+        profiles = _read_profiles(directory)
+    except (ProfileError, OSError) as error:
+        bad = (*bad, BadValue(PROFILES_FILE, "...", str(error), str(directory), _is_passing(error)))
+        profiles = packaged_profiles()
+    return Settings(values, profiles, bad, None if any(value.passing for value in bad) else settled)
 
 
-def _written(directory: Path | None) -> Written:
-    if not seen_in(directory) and os.environ.keys().isdisjoint(settings_of(NodeSettings)):
-        return Written()
-    from healthcheck.settings.sources import read_files  # noqa: PLC0415 - slower than a whole check cycle
+def read_variables(declared: type[T]) -> T:
+    """Return a program's environment variables. Raises SettingsError, which names all invalid ones."""
+    from pydantic import ValidationError  # noqa: PLC0415 - slower than a whole check cycle
 
-    return read_files(directory)
+    try:
+        return declared(**dict(_model(declared)()))
+    except ValidationError as error:
+        raise SettingsError(tuple(_bad_values(error, declared, None))) from error
+
+
+def complain_of_environment(program: str, error: SettingsError) -> int:
+    """Report each invalid variable with its value. Return the exit code of the program."""
+    for value in error.bad:
+        complain(program, value.words)
+    return USAGE
+
+
+def seen_in(directory: Path | None) -> Seen:
+    """Return the state of the folder, for comparison with a later state.
+
+    It changes if the kubelet swaps the `..data` link, and if a file is written, created or removed. Raises Shortage.
+    """
+    try:
+        return tuple(sorted(_entries(directory))) if directory else ()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        return ((str(directory), error.errno or 0),)
+
+
+def unknown_keys(directory: Path | None) -> UnknownKeys | None:
+    """Return the files that no setting is read from, such as a misspelled key; None if there are none."""
+    known = {name.lower(): name for name in (*settings_of(NodeSettings), PROFILES_FILE)}
+    try:
+        files = {entry.name for entry in entries_of(directory) if not entry.is_dir()} if directory else set()
+    except OSError:
+        return None
+    # Names that begin with two dots belong to the kubelet. Keys of a ConfigMap never begin with two dots.
+    keys = [name for name in sorted(files - set(known.values())) if not name.startswith("..")]
+    entries = tuple((printable(key, _LONGEST_KEY), _nearest(key, known)) for key in keys)
+    return UnknownKeys(entries, str(directory)) if entries else None
+
+
+@cache
+def packaged_profiles() -> Profiles:
+    return read_packaged()
+
+
+def _read_profiles(directory: Path | None) -> Profiles:
+    """Return the packaged table of profiles. A row of the ConfigMap replaces the packaged row of its type."""
+    path = directory / PROFILES_FILE if directory else None
+    try:
+        if path is None or not stat.S_ISREG(path.stat().st_mode):
+            return packaged_profiles()
+        with path.open("rb") as file:
+            text = file.read(_LONGEST_FILE + 1).decode("utf-8", "backslashreplace")
+    except OSError as error:
+        if is_absent(error):
+            return packaged_profiles()
+        raise
+    return {**packaged_profiles(), **parse_profiles(text, str(path))}
+
+
+def _read_values(directory: Path | None) -> tuple[NodeSettings, tuple[BadValue, ...]]:
+    """Return the values, with defaults for invalid ones, and the invalid ones. Raises Shortage."""
+    from pydantic import ValidationError  # noqa: PLC0415 - slower than a whole check cycle
+    from pydantic_settings import SecretsSettingsSource  # noqa: PLC0415
+    from pydantic_settings import SettingsError as SourceError  # noqa: PLC0415
+
+    try:
+        folder = directory if directory is not None and is_folder(directory) else None
+    except Shortage:
+        raise
+    except ProbeError as error:
+        return NodeSettings(), (_not_readable(str(error).removeprefix(f"{directory}: "), directory),)
+    bad = tuple(_unreadable(folder))
+    for _ in ("all values", "without the invalid ones"):
+        model = _model(NodeSettings, frozenset(value.key for value in bad))
+        try:
+            files = SecretsSettingsSource(model, folder)() if folder else {}
+            if folder and OVERRIDES in files:  # with its leading empty lines: an error names the line
+                files[OVERRIDES] = (folder / OVERRIDES).read_text(encoding="utf-8")
+            return NodeSettings(**dict(model(**files))), bad  # they outrank the environment: the last edit must apply
+        except ValidationError as error:
+            bad = (*bad, *_bad_values(error, NodeSettings, directory))
+        except (SourceError, OSError, UnicodeDecodeError) as error:  # a file was replaced while it was read
+            _is_passing(error.__cause__ if isinstance(error.__cause__, OSError) else error)
+            return NodeSettings(), (*bad, _not_readable(str(error), directory))
+    return NodeSettings(), bad
+
+
+@cache
+def _model(declared: type[Struct], left_out: frozenset[str] = frozenset()) -> type[Any]:
+    """Return pydantic's form of the declaration. pydantic is loaded here: it uses 8 MiB (docs/decisions/notes.md).
+
+    Settings that are left out have their defaults.
+    """
+    from pydantic import Field, create_model  # noqa: PLC0415
+    from pydantic_settings import BaseSettings, SettingsConfigDict  # noqa: PLC0415
+
+    class Variables(BaseSettings):
+        """Environment variables by their exact names."""
+
+        model_config = SettingsConfigDict(extra="ignore", case_sensitive=True)
+
+    fields: dict[str, Any] = {}
+    for setting in settings_of(declared).values():
+        if setting.key not in left_out:
+            limits: dict[str, Any] = {name: getattr(setting.limits, name) for name in _LIMITS}
+            default = ... if setting.default is NODEFAULT else setting.default
+            fields[setting.name] = _type(setting), Field(default, alias=setting.key, **limits)
+    return create_model(declared.__name__, __base__=Variables, **fields)
+
+
+def _type(setting: Setting) -> Any:
+    from pydantic import AfterValidator, BeforeValidator  # noqa: PLC0415
+
+    rule = setting.rule
+    if rule.mildest is not None:
+        return Annotated[Severity, BeforeValidator(partial(_severity, rule.mildest))]
+    return Annotated[setting.kind, AfterValidator(rule.accept)] if rule.accept else setting.kind
+
+
+def _severity(mildest: Severity, value: Any) -> Severity:
+    found = Severity.__members__.get(value.strip()) if isinstance(value, str) else value
+    if not isinstance(found, Severity) or found < mildest:
+        raise ValueError
+    return found
+
+
+def _bad_values(error: ValidationError, declared: type[Struct], directory: Path | None) -> Iterator[BadValue]:
+    for entry in error.errors(include_url=False):
+        key = str(entry["loc"][0]) if entry["loc"] else _NO_KEY
+        setting = settings_of(declared).get(key)
+        rule = str(entry.get("ctx", {}).get("error", ""))
+        allowed = rule or (setting.allowed if setting else "") or str(entry["msg"])
+        where = str(directory / key) if directory is not None and (directory / key).exists() else _ENVIRONMENT
+        value = None if entry["type"] == "missing" else str(entry["input"])
+        if value is not None and declared is NodeSettings:  # a ConfigMap's text may have 1 MiB
+            value = value.strip()[:_LONGEST_VALUE]
+        yield BadValue(key, value, allowed, where)
+
+
+def _unreadable(directory: Path | None) -> Iterator[BadValue]:
+    """Yield the files that are not text, as a ConfigMap's `binaryData` can create them, or can't be read."""
+    for key in settings_of(NodeSettings):
+        path = directory / key if directory else None
+        try:
+            if path is None or not stat.S_ISREG(path.stat().st_mode):
+                continue
+            path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            if not (isinstance(error, OSError) and is_absent(error)):
+                allowed = "readable UTF-8 text"
+                yield BadValue(key, str(error)[:_LONGEST_ERROR], allowed, str(path), _is_passing(error))
+
+
+def _not_readable(why: str, directory: Path | None) -> BadValue:
+    return BadValue(_NO_KEY, "", why, str(directory), passing=True)
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether another read of the same files may succeed. Raises Shortage."""
+    if isinstance(error, OSError):
+        refuse_shortage(error)
+    return isinstance(error, OSError)
+
+
+def _settled(seen: Seen) -> Seen | None:
+    """Return the folder's state; None if a file was written just now.
+
+    Another write in the same moment could not be distinguished.
+    """
+    now = time.time_ns()
+    written = (int(times[-1]) for _, *times in seen if len(times) > 1)
+    return None if any(abs(now - at) < _SETTLED_NS for at in written) else seen
+
+
+def _entries(directory: Path) -> Iterator[tuple[str | int, ...]]:
+    for entry in entries_of(directory):
+        try:
+            now = entry.stat()
+        except OSError as error:
+            refuse_shortage(error)
+            yield entry.name, error.errno or 0
+        else:
+            yield entry.name, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+
+def _nearest(key: str, known: Mapping[str, str]) -> str:
+    """Return the most similar known key, ignoring case; '' for a long name, which is not a misspelled key."""
+    import difflib  # noqa: PLC0415 - needed only for a misspelled key
+
+    close = difflib.get_close_matches(key.lower(), known, 1) if len(key) <= _LONGEST_KEY else []
+    return known[close[0]] if close else ""

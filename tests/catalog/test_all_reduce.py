@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.catalog.all_reduce import AllReduceRow, all_reduce_of, all_reduce_table
-from healthcheck.settings.meaning import packaged_profiles
+from healthcheck.settings.reading import packaged_profiles
 
 
 @pytest.mark.parametrize("row", all_reduce_table().values(), ids=lambda row: row.instance_type)

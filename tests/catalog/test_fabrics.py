@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.catalog.fabrics import fabric_of, fabrics
-from healthcheck.settings.meaning import packaged_profiles
+from healthcheck.settings.reading import packaged_profiles
 
 # Links and their version (nvmlNvlinkVersion_t), NVSwitches on PCI, fabric manager, IMEX.
 JOINED = {

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from healthcheck.catalog.profiles import InstanceProfile, ProfileError, find_profile, parse_profiles
-from healthcheck.settings.meaning import packaged_profiles
+from healthcheck.settings.reading import packaged_profiles
 
 P5 = InstanceProfile("p5.48xlarge", 8, 32, True, "efa")
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from healthcheck.checks import CHECKS
 from healthcheck.checks.container_runtime import CHECK
 from healthcheck.model import Check, NotConfigured, Observation, TooEarly, Unobserved, UnobservedCause
-from healthcheck.probes.container_runtime.configuration import K3S
+from healthcheck.probes.container_runtime.distributions import K3S
 from healthcheck.probes.container_runtime.facts import ConfigurationProblem, ContainerRuntime, Live, Misplaced, ReadFile
 from tests.checks.runtimes import (
     BROKEN,

@@ -32,7 +32,7 @@ from healthcheck.probes.nvml.answer import read_answer
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.probes.pci import FUNCTIONS
-from healthcheck.settings.meaning import packaged_profiles
+from healthcheck.settings.reading import packaged_profiles
 from sim.node import SimulatedNode
 
 KINDS = ["p5.48xlarge", "p6-b200.48xlarge", "p6e-gb200.36xlarge", "p4d.24xlarge", "p3dn.24xlarge", "g6.xlarge"]

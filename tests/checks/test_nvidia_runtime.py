@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from healthcheck.checks.nvidia_runtime import CHECK
 from healthcheck.checks.runtime_fixes import give_handler
 from healthcheck.model import Finding, Observation
-from healthcheck.probes.container_runtime.configuration import GKE
+from healthcheck.probes.container_runtime.distributions import GKE
 from healthcheck.probes.container_runtime.facts import (
     CRIO,
     DOCKER,

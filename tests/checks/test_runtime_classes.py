@@ -9,7 +9,7 @@ from healthcheck.checks.runtime_classes import CHECK
 from healthcheck.checks.runtime_fixes import give_handler
 from healthcheck.model import Judgement, TooEarly
 from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.probes.container_runtime.configuration import GKE
+from healthcheck.probes.container_runtime.distributions import GKE
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live
 from tests.checks.evidence import P5
 from tests.checks.runtimes import (

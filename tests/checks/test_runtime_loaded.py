@@ -80,6 +80,10 @@ def test_where_this_version_does_not_say_the_times_count() -> None:
             f"{FILE}, line 12: nvidia starts {PROGRAM}, but in the running containerd runc",
         ),
         (replace(LIVE, default="nvidia"), f"{FILE}: the default is runc, but in the running containerd nvidia"),
+        (
+            replace(LIVE, systemd_cgroups=(("nvidia", False), ("runc", True))),
+            f"{FILE}, line 12: SystemdCgroup of nvidia is true, but in the running containerd false",
+        ),
         (replace(LIVE, cdi=True), f"{FILE}: CDI is off, but in the running containerd on"),
     ],
 )

@@ -13,9 +13,7 @@ from msgspec import Struct
 
 from agent.process.settings import AgentSettings
 from cli.app import app
-from healthcheck.settings.environment import complain_of_environment
-from healthcheck.settings.sources import read_variables
-from healthcheck.settings.values import SettingsError
+from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
 from quarantine.settings import QuarantineSettings
 from sweeper.settings import NodeTestSettings, SweeperSettings
 from tests.console import typed

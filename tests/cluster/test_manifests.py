@@ -14,7 +14,7 @@ import yaml
 
 from agent.process.settings import AgentSettings
 from healthcheck.cluster.names import POLICIES
-from healthcheck.settings.declared import settings_of
+from healthcheck.settings.declaration import settings_of
 from sim.control_plane import MANIFESTS, ControlPlane
 from sim.real_node import agent_pod
 from tests.waiting import eventually

@@ -65,3 +65,16 @@ def test_an_image_that_cannot_be_pulled_is_named_and_a_started_pod_is_not(plane:
     found = lines(plane)
     assert 'ImagePullBackOff on gpu-1: Back-off pulling image "gpu-healthcheck:0.3.0"' in found
     assert "image.repository" in found
+
+
+def test_invalid_and_unknown_settings_are_named(plane: ControlPlane) -> None:
+    plane.kubectl("apply", "-f", str(MANIFESTS))
+    assert "keys are valid" in lines(plane)
+
+    data = {"CHECK_INTERVAL": "5", "CHECK_INTERVALL": "60"}
+    config = "/api/v1/namespaces/gpu-healthcheck/configmaps/gpu-healthcheck-config"
+    assert plane.request("PATCH", config, {"data": data}).status == 200
+
+    found = lines(plane)
+    assert "settings lacking CHECK_INTERVAL = '5': " in found
+    assert "unknown settings: CHECK_INTERVALL (did you mean CHECK_INTERVAL?)" in found

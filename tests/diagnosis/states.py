@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
 from diagnosis.snapshot import KINDS, Builder, Snapshot
+from healthcheck.node.state import RESULTS
 from healthcheck.text.moments import timestamp
 from tests.diagnosis.one_pod_looks import agree
 
@@ -70,6 +72,14 @@ def condition(kind: str, status: str, reason: str = "", message: str = "", *, mi
     """A condition that has been so for so long."""
     fields = {"type": kind, "status": status, "reason": reason, "message": message}
     return {key: text for key, text in fields.items() if text} | {"lastTransitionTime": ago(minutes)}
+
+
+def recorded(*findings: str | Object, **changes: Any) -> dict[str, str]:
+    """The annotation of our agent: these findings, or MONITOR findings of these reasons. `changes` of the record."""
+    plain = {"severity": "MONITOR", "subject": "runtime/containerd", "detail": changes.pop("detail", "")}
+    rows = [{"reason": each, **plain} if isinstance(each, str) else each for each in findings]
+    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": rows}
+    return {RESULTS: json.dumps(record | changes)}
 
 
 def container(name: str = "main", gpus: int | str = 0, /, **changes: Any) -> Object:

@@ -41,6 +41,15 @@ def test_two_mutual_consequences_are_both_reported() -> None:
     assert {problem.found.cause.name for problem in arranged([result, other])} == {"Root", "Middle"}
 
 
+def test_a_row_names_what_explains_it_on_the_same_object() -> None:
+    follower = Cause("Follower", CauseSeverity.HIGH, None, "it follows", "mend it", follows=(ROOT.name,))
+    root, same = FoundCause(ROOT, "node/a", ("x",)), FoundCause(follower, "node/a", ("y",))
+    assert [problem.found.cause for problem in arranged([same, root])] == [ROOT]
+    assert len(arranged([FoundCause(follower, "node/b", ("y",)), root])) == 2
+    opposite = FoundCause(ROOT, "node/a", ("x",), because_of=((follower.name, "node/a"),))
+    assert [problem.found.cause for problem in arranged([same, opposite])] == [follower]
+
+
 def test_the_worst_the_surest_and_the_farthest_reaching_come_first() -> None:
     low = FoundCause(LEAF, "a", ("x",), affected=("p1", "p2", "p3"))
     likely = FoundCause(MIDDLE, "b", ("x",), affected=("p1", "p2"), certainty=Certainty.LIKELY)

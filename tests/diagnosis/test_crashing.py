@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    recorded,
     results,
     terminated,
     waiting,
@@ -165,10 +165,9 @@ def test_a_probe_that_kills_is_named() -> None:
 
 def test_a_fault_of_the_node_outweighs_what_looks_like_the_programs() -> None:
     finding = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "detail": "fell off the bus"}
-    record = {"schema": 1, "timestamp": ago(2), "status": "fail", "severity": "REBOOT", "findings": [finding]}
     sick = node(
         "a",
-        annotations={"gpu-healthcheck.aws-samples.io/results": json.dumps(record)},
+        annotations=recorded(finding, status="fail", severity="REBOOT"),
         taints=[{"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}],
         conditions=[condition("GpuHealthy", "False", "Xid79", "fell off the bus")],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from diagnosis.sources.collect import Collector
 from diagnosis.sources.kinds import KINDS
 from diagnosis.sources.saved import read_saved
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
-from healthcheck.node.state import CONDITION, RESULTS, UNHEALTHY
-from tests.diagnosis.states import NOW, Object, condition, judged, node, results
+from healthcheck.node.state import CONDITION, UNHEALTHY
+from tests.diagnosis.states import NOW, Object, condition, judged, node, recorded, results
 from tests.diagnosis.test_unscheduled import claimed, devices, taint_rule, tainted, taken
 
 ADDRESS = "0000:53:00.0"
@@ -41,9 +40,8 @@ def at(address: str, entry: Object) -> Object:
 def sick(*subjects: str) -> Object:
     """A node with Xid 79 of our agent on these GPUs, or another fault."""
     rows = [{"reason": "Xid79" if subject.endswith(ADDRESS) else "Other", "subject": subject} for subject in subjects]
-    record = json.dumps({"schema": 1, "status": "fail", "severity": "REBOOT", "findings": rows})
     fields = condition(CONDITION, "False", "Xid79", "GPU has fallen off the bus")
-    return node("a", None, annotations={RESULTS: record}, conditions=[fields])
+    return node("a", None, annotations=recorded(*rows, status="fail", severity="REBOOT"), conditions=[fields])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from diagnosis.answers.target import Target, concerned, narrowed
 from diagnosis.causes.diagnose import Diagnosis, diagnose
 from diagnosis.snapshot import Snapshot
-from healthcheck.node.state import MAINTENANCE, RESULTS, RUN, SEVERITY, UNHEALTHY
+from healthcheck.node.state import MAINTENANCE, RUN, SEVERITY, UNHEALTHY
 from tests.diagnosis.states import (
     GPU,
     Object,
@@ -21,6 +21,7 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    recorded,
     results,
     snapshot,
     terminated,
@@ -39,9 +40,8 @@ def finding(reason: str = "Xid79", severity: str = "REBOOT", subject: str = "gpu
 
 def faulty(*findings: Object, tainted: bool = True, **changes: Any) -> Object:
     """The node `a` with these findings in its agent's record, and our taint."""
-    record = {"schema": 1, "timestamp": ago(2), "status": "fail", "severity": "REBOOT", "findings": list(findings)}
     changes.setdefault("taints", [TAINT] if tainted else [])
-    return node("a", annotations={RESULTS: json.dumps(record)}, **changes)
+    return node("a", annotations=recorded(*findings, status="fail", severity="REBOOT"), **changes)
 
 
 def given(name: str, *ids: str, health: str = "Healthy", resource: str = GPU, **changes: Any) -> Object:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from diagnosis.causes.first_fixes import FILES_FIRST, with_fixes_first
 from diagnosis.model import Cause, CauseSeverity, FoundCause
 from healthcheck.checks.runtime_restart import REASONS
-from tests.diagnosis.states import Object, ago, node, pod, snapshot
+from tests.diagnosis.states import Object, node, pod, recorded, snapshot
 
 CAUSE = Cause("Any", CauseSeverity.LOW, None, "", "")
 HELM = 'Name it: `helm upgrade "$(helm list -qn gpu-operator)" nvidia/gpu-operator --set x=y`'
@@ -21,9 +19,7 @@ OF_NODE_A, OF_ITS_POD = ("node/a", ()), ("daemonset/x/plugin", ("pod/team/traine
 
 
 def with_findings(name: str, *reasons: str) -> Object:
-    findings = [{"reason": reason, "severity": "MONITOR", "subject": "runtime/containerd"} for reason in reasons]
-    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": findings}
-    return node(name, annotations={"gpu-healthcheck.aws-samples.io/results": json.dumps(record)})
+    return node(name, annotations=recorded(*reasons))
 
 
 def remedy(line: str, where: tuple[str, tuple[str, ...]], *nodes: Object) -> tuple[str, ...]:

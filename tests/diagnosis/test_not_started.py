@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -16,12 +15,12 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    recorded,
     results,
     terminated,
     waiting,
 )
 
-RESULTS = "gpu-healthcheck.aws-samples.io/results"
 OCI = "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
 HOOK = (
     OCI + "runc create failed: unable to start container process: error during container init: error running prestart "
@@ -344,9 +343,9 @@ def test_a_volume_used_by_another_pod_is_reported_at_once(going: dict[str, str])
     ],
 )
 def test_a_specification_is_not_stale_where_the_node_lacks_what_it_names(missing: str, cause: str) -> None:
-    finding = {"reason": "DeviceFileMissing", "severity": "MONITOR", "subject": "driver", "detail": missing}
-    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": [finding]}
     message = 'CDI device injection failed: failed to stat CDI host device "/dev/nvidia-uvm": no such file or directory'
     stuck = pod("x", on="a", states=[waiting("CreateContainerError", message)])
 
-    assert results(judged(node("a", annotations={RESULTS: json.dumps(record)}), stuck)) == [(cause, "node/a")]
+    assert results(judged(node("a", annotations=recorded("DeviceFileMissing", detail=missing)), stuck)) == [
+        (cause, "node/a")
+    ]

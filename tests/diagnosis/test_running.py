@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.diagnosis.states import GPU, Object, ago, container, judged, node, obj, pod, results, terminated, waiting
+from tests.diagnosis.states import (
+    GPU,
+    Object,
+    container,
+    judged,
+    node,
+    obj,
+    pod,
+    recorded,
+    results,
+    terminated,
+    waiting,
+)
 
 NO_CUDA = "RuntimeError: No CUDA GPUs are available"
 LOG = {("pod/team/x", "main"): f"loading\n{NO_CUDA}\n"}
@@ -95,8 +105,7 @@ def test_mig_slices_are_not_counted_as_cards() -> None:
 )
 def test_a_default_runtime_that_knows_of_no_gpu(default: str, cdi: bool, cause: list[str]) -> None:
     seen = {"runtime": {"name": "containerd 1.7.28", "config": "/etc/c.toml", "default": default, "cdi": cdi}}
-    record = {"schema": 1, "timestamp": ago(2), "status": "pass", "severity": "PASS", "findings": [], "inventory": seen}
-    looked = node("a", annotations={"gpu-healthcheck.aws-samples.io/results": json.dumps(record)})
+    looked = node("a", annotations=recorded(status="pass", severity="PASS", inventory=seen))
 
     assert [name for name, _ in results(judged(looked, NVIDIA, runs()))] == cause
     assert not results(judged(looked, NVIDIA, pod("x", on="a", spec={"runtimeClassName": "nvidia"})))
@@ -104,9 +113,7 @@ def test_a_default_runtime_that_knows_of_no_gpu(default: str, cdi: bool, cause: 
 
 @pytest.mark.parametrize("reason", ["DeviceFileMissing", "DeviceFileWrong"])
 def test_a_device_file_that_the_node_lacks_explains_it(reason: str) -> None:
-    finding = {"reason": reason, "severity": "MONITOR", "subject": "driver", "detail": "no /dev/nvidia-uvm"}
-    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": [finding]}
-    lacks = node("a", annotations={"gpu-healthcheck.aws-samples.io/results": json.dumps(record)})
+    lacks = node("a", annotations=recorded(reason, detail="no /dev/nvidia-uvm"))
 
     diagnosis = judged(lacks, runs(), logs=LOG)
     assert results(diagnosis) == [("DriverDeviceFilesMissing", "node/a")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    recorded,
     results,
     terminated,
     waiting,
@@ -68,12 +68,6 @@ def toolkit(config: str = "/etc/containerd", socket: str = "/run/containerd", **
     status = {"desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberReady": 1}
     labels = {"labels": {"app": name}}
     return obj("DaemonSet", name, "gpu-operator", metadata=labels, spec=spec, status=status)
-
-
-def recorded(reason: str, detail: str) -> dict[str, str]:
-    finding = {"reason": reason, "severity": "MONITOR", "subject": "runtime/containerd", "detail": detail}
-    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": [finding]}
-    return {"gpu-healthcheck.aws-samples.io/results": json.dumps(record)}
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -261,7 +255,7 @@ def test_the_agents_finding_is_reported_with_its_fix() -> None:
         "the kubelet's containerd reads /var/lib/k8s-containerd/k8s-containerd/etc/containerd/config.toml: "
         "`helm upgrade …`"
     )
-    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", detail))
+    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", detail=detail))
     held = stuck()
 
     diagnosis = judged(seen, NVIDIA, held, event(held, "FailedCreatePodSandBox", TEXTS[0]), toolkit())
@@ -280,7 +274,7 @@ EITHER = f"/etc/containerd/config.toml: with the GPU operator {HELM}; with the t
 
 
 def test_only_the_cluster_path_of_the_agent_is_shown() -> None:
-    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", EITHER))
+    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", detail=EITHER))
 
     (without,) = judged(seen, NVIDIA, stuck()).problems
     (unknown,) = judged(seen, NVIDIA, stuck(), missing=["DaemonSet"]).problems
@@ -306,7 +300,7 @@ def test_only_the_cluster_path_of_the_agent_is_shown() -> None:
 def test_a_record_has_nobody_paste_what_we_do_not_write(command: str) -> None:
     """A node's owner can write its annotation, and people paste the printed commands."""
     for text in (EITHER.replace(HOST, f"`{command}`"), f"/etc/containerd/config.toml: correct it, then `{command}`"):
-        seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", text))
+        seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", detail=text))
 
         (problem,) = judged(seen, NVIDIA, stuck()).problems
 
@@ -319,7 +313,7 @@ def test_without_an_operator_a_host_toolkit_may_configure_another_runtime() -> N
     message_there = (
         f"/etc/two.toml, line 9 has it, but another containerd reads that file; the kubelet's containerd reads {EITHER}"
     )
-    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", message_there))
+    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", detail=message_there))
 
     diagnosis = judged(seen, NVIDIA, stuck())
 
@@ -340,7 +334,7 @@ def test_without_an_operator_a_host_toolkit_may_configure_another_runtime() -> N
 def test_a_young_node_is_left_in_peace_while_its_toolkit_is_at_work(
     ready: tuple[str, float] | None, causes: list[tuple[str, str]]
 ) -> None:
-    new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", EITHER))
+    new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", detail=EITHER))
     held = stuck(age=4)
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
     its = [operator_pod(*ready)] if ready is not None else []
@@ -351,7 +345,7 @@ def test_a_young_node_is_left_in_peace_while_its_toolkit_is_at_work(
 def test_a_new_node_without_a_toolkit_is_reported_at_once() -> None:
     held = stuck(age=4)
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
-    new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", EITHER))
+    new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", detail=EITHER))
 
     (problem,) = judged(new, NVIDIA, held, fields).problems
 
@@ -369,7 +363,9 @@ def operator_pod(status: str = "True", minutes: float = 300) -> Object:
 
 
 def test_what_our_agent_saw_is_a_cause_even_when_nothing_waits() -> None:
-    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", "/etc/containerd/config.toml: x"))
+    seen = node(
+        "a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", detail="/etc/containerd/config.toml: x")
+    )
 
     assert results(judged(seen, NVIDIA)) == [("RuntimeHandlerMissing", "node/a")]
     assert not results(judged(seen, NVIDIA, pod("works", on="a")))
@@ -424,9 +420,7 @@ def test_the_reasons_of_our_agent_are_its_own() -> None:
 def test_what_our_agent_saw_of_both_runtimes_is_enough() -> None:
     own, other = "/var/lib/k8s-containerd/etc/containerd/config.toml", "/etc/containerd/config.toml"
     runtime = {"config": own, "handlers": ["runc"], "default": "runc", "others": [other], "nvidia_in": [other]}
-    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": []}
-    text = json.dumps(record | {"inventory": {"runtime": runtime}})
-    seen = node("a", handlers=None, annotations={"gpu-healthcheck.aws-samples.io/results": text})
+    seen = node("a", handlers=None, annotations=recorded(inventory={"runtime": runtime}))
 
     diagnosis = judged(seen, NVIDIA, stuck(), toolkit())
 
@@ -509,15 +503,6 @@ def test_without_the_nodes_a_pod_that_has_waited_long_tells(age: float, found: l
 # Files that would not serve the kubelet, and commands that would load them.
 
 
-def of_reasons(*reasons: str, detail: str = EITHER) -> dict[str, str]:
-    findings = [
-        {"reason": reason, "severity": "MONITOR", "subject": "runtime/containerd", "detail": detail}
-        for reason in reasons
-    ]
-    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": findings}
-    return {"gpu-healthcheck.aws-samples.io/results": json.dumps(record)}
-
-
 RESTARTING = re.compile("(?:systemctl|snap|rollout) restart|helm upgrade")
 UNIMPLEMENTED = (
     "Failed to create pod sandbox: rpc error: code = Unimplemented desc = unknown service runtime.v1.RuntimeService"
@@ -526,7 +511,7 @@ UNIMPLEMENTED = (
 
 @pytest.mark.parametrize("reason", ["RuntimeCriDisabled", "DefaultRuntimeUndefined", "RuntimeConfigMalformed"])
 def test_a_runtime_with_an_invalid_configuration_is_the_root_cause(reason: str) -> None:
-    down = node("a", handlers=None, annotations=of_reasons("NvidiaRuntimeMissing", reason))
+    down = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", reason, detail=EITHER))
     down["status"]["conditions"] = [condition("Ready", "False", minutes=30, reason="KubeletNotReady")]
     held, unreached = stuck(), stuck("unreached")
     events = [
@@ -546,7 +531,7 @@ def test_a_runtime_with_an_invalid_configuration_is_the_root_cause(reason: str) 
 
 
 def test_of_two_such_faults_one_follows_from_the_other() -> None:
-    seen = node("a", handlers=(), annotations=of_reasons("DefaultRuntimeUndefined", "RuntimeCriDisabled"))
+    seen = node("a", handlers=(), annotations=recorded("DefaultRuntimeUndefined", "RuntimeCriDisabled", detail=EITHER))
 
     (problem,) = judged(seen, NVIDIA, stuck()).problems
 
@@ -555,13 +540,15 @@ def test_of_two_such_faults_one_follows_from_the_other() -> None:
 
 
 def test_where_everything_works_the_next_restart_is_no_cause_yet() -> None:
-    assert not results(judged(node("a", annotations=of_reasons("RuntimeCriDisabled")), NVIDIA, pod("works", on="a")))
+    assert not results(
+        judged(node("a", annotations=recorded("RuntimeCriDisabled", detail=EITHER)), NVIDIA, pod("works", on="a"))
+    )
 
 
 @pytest.mark.parametrize("reason", REASONS)
 @pytest.mark.parametrize("operators", [True, False])
 def test_no_command_restarts_a_runtime_with_faulty_files(reason: str, operators: bool) -> None:
-    seen = node("a", handlers=("", "runc"), annotations=of_reasons("NvidiaRuntimeMissing", reason))
+    seen = node("a", handlers=("", "runc"), annotations=recorded("NvidiaRuntimeMissing", reason, detail=EITHER))
     its = [toolkit(), operator_pod()] if operators else []
 
     remedies = every_remedy(judged(seen, NVIDIA, stuck(), *its))
@@ -573,7 +560,7 @@ def test_no_command_restarts_a_runtime_with_faulty_files(reason: str, operators:
 
 
 def test_a_command_for_all_nodes_waits_for_the_one_with_the_fault() -> None:
-    broken = node("b", annotations=of_reasons("RuntimeCriDisabled"))
+    broken = node("b", annotations=recorded("RuntimeCriDisabled", detail=EITHER))
     lacking = node("a", handlers=("", "runc"))
 
     assert not RESTARTING.search(every_remedy(judged(lacking, broken, NVIDIA, stuck(), toolkit(), operator_pod())))

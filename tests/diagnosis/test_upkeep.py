@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from healthcheck.node.state import RESULTS
 from tests.diagnosis.component_states import PLUGIN, daemon, gpu_node, operand, operator
 from tests.diagnosis.states import (
     Object,
@@ -16,6 +14,7 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    recorded,
     results,
     terminated,
     waiting,
@@ -121,9 +120,8 @@ def dranet(*nodes: str) -> list[Object]:
 
 def checked(name: str, efa_check: str, **changes: Any) -> Object:
     """A GPU node with a report of our agent on its EFA devices."""
-    record = {"schema": 1, "timestamp": ago(2), "status": "pass", "severity": "PASS", "findings": []}
-    record["checks"] = [{"check": "2-efa-enumeration", "status": efa_check, "severity": "PASS"}]
-    return gpu_node(name, annotations={RESULTS: json.dumps(record)}, **changes)
+    checks = [{"check": "2-efa-enumeration", "status": efa_check, "severity": "PASS"}]
+    return gpu_node(name, annotations=recorded(status="pass", severity="PASS", checks=checks), **changes)
 
 
 NOT_READY = policy("notReady", condition("Ready", "False", "OperandNotReady", "operands"))

@@ -30,7 +30,7 @@ from healthcheck.probes.nvml.driver import Driver, driver_version, library_versi
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpus
 from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.probes.services import SERVICES
-from healthcheck.settings.meaning import packaged_profiles
+from healthcheck.settings.reading import packaged_profiles
 from sim.node import FABRIC_MANAGER, SimulatedNode
 from sim.pci_tree import DEVICE_COUNTERS, PORT_COUNTERS
 from tests.checks.any_facts import LEVEL_CHECKS, is_in_order

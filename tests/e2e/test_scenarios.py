@@ -25,7 +25,7 @@ from healthcheck.probes.container_runtime.facts import Live
 from healthcheck.probes.nvml import driver as nvml_driver
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.pci import FUNCTIONS
-from healthcheck.settings.meaning import packaged_profiles
+from healthcheck.settings.reading import packaged_profiles
 from healthcheck.verdict.verdict import status_of, worst
 from sim.instance_rows import SHAPES
 from sim.node import EFA_PROGRAMS, SimulatedNode

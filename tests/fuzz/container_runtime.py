@@ -14,92 +14,36 @@ from tests.fuzz.damage import damaged
 MAIN = "config.toml"
 RELEASES = ("", "1.6.20", "1.7.28", "2.1.4", "2.3.0", "2.4.2")
 _NAMES = (MAIN, "a.toml", "b.toml", "c.toml")
-_SECTIONS = ("cri", "'io.containerd.grpc.v1.cri'", "'io.containerd.cri.v1.runtime'")
-_VALUES = st.sampled_from(["1", "'x'", "true", "[]", "['/a']", "{}"])
-
-
-def _table(section: str, name: str) -> st.SearchStrategy[str]:
-    lines = st.lists(
-        st.sampled_from(
-            [
-                "runtime_type = 'io.containerd.runc.v2'",
-                "privileged_without_host_devices = true",
-                "options.BinaryName = '/a'",
-                "options.BinaryName = '/b'",
-                "options.SystemdCgroup = true",
-            ]
-        ),
-        unique_by=lambda line: line.partition("=")[0],
-        max_size=4,
-    )
-    return lines.map(lambda rest: "\n".join([f"[plugins.{section}.containerd.runtimes.{name}]", *rest]))
-
-
+_sections = st.sampled_from(["cri", "'io.containerd.grpc.v1.cri'", "'io.containerd.cri.v1.runtime'"])
+_levels = st.sampled_from(["", *(f".containerd{text}" for text in ("", ".runtimes", ".runtimes.nvidia"))])
+_keys = ["enable_cdi", "cdi_spec_dirs", "systemd_cgroup", "containerd", "default_runtime_name", "runtimes", "runc"]
+_keys += ["runtime_type", "options", "options.BinaryName", "options.SystemdCgroup"]
+_values = ["1", "'x'", "'nvidia'", "'io.containerd.runc.v2'", "true", "[]", "['/a']", "{}"]
 _settings = st.one_of(
-    st.sampled_from(_SECTIONS).flatmap(lambda section: _table(section, "nvidia")),
-    st.sampled_from(_SECTIONS).flatmap(lambda section: _table(section, "runc")),
-    st.builds(
-        "[plugins.{}.containerd]\ndefault_runtime_name = '{}'".format,
-        st.sampled_from(_SECTIONS),
-        st.sampled_from(["nvidia", "runc", ""]),
-    ),
-    st.builds("[plugins.{}]\nenable_cdi = {}".format, st.sampled_from(_SECTIONS), st.sampled_from(["true", "false"])),
-    st.builds("[plugins.{}]\ncdi_spec_dirs = {}".format, st.sampled_from(_SECTIONS), st.sampled_from(["[]", "['/a']"])),
+    st.builds("[plugins.{}{}]\n{} = {}".format, _sections, _levels, st.sampled_from(_keys), st.sampled_from(_values)),
     st.just("[grpc]\naddress = '/run/a.sock'"),
-    st.just("['plugins'.'io.containerd.server.v1.grpc']\naddress = '/run/b.sock'"),
-)
-_wrong = st.builds(
-    "[plugins.{}{}]\n{} = {}".format,
-    st.sampled_from(_SECTIONS),
-    st.sampled_from(["", ".containerd", ".containerd.runtimes", ".containerd.runtimes.nvidia"]),
-    st.sampled_from(["containerd", "runtimes", "runc", "options", "runtime_type", "cdi_spec_dirs", "systemd_cgroup"]),
-    _VALUES,
+    st.just("[plugins.'io.containerd.server.v1.grpc']\naddress = '/run/b.sock'"),
+    st.text(max_size=20),
 )
 _heads = st.builds(
-    "".join,
-    st.tuples(
-        st.sampled_from(["", "version = 1\n", "version = 2\n", "version = 2\n", "version = 3\n", "version = 4\n"]),
-        st.lists(st.sampled_from([*_NAMES, "*.toml"]), max_size=2).map(
-            lambda imports: f"imports = {imports}\n" if imports else ""
-        ),
-        st.sampled_from(["", "", "disabled_plugins = ['cri']\n", "disabled_plugins = ['io.containerd.grpc.v1.cri']\n"]),
-    ),
+    "version = {}\nimports = {}\ndisabled_plugins = {}\n".format,
+    st.integers(1, 4),
+    st.lists(st.sampled_from([*_NAMES, "*.toml"]), max_size=2),
+    st.sampled_from([[], ["cri"], ["io.containerd.grpc.v1.cri"]]),
 )
-
-
-def _files(settings: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    return st.builds(lambda start, rest: start + "\n".join([*rest, ""]), _heads, st.lists(settings, max_size=4))
-
-
-def _trees(settings: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, str]]:
-    return st.fixed_dictionaries({name: _files(settings) for name in _NAMES})
-
-
-def _is_read_one_way(text: str) -> bool:
-    """containerd 2 gives the plugin of schema 1 the name of that of 2; of both, chance says which stays."""
-    is_old = not text.startswith(("version = 2", "version = 3", "version = 4"))
-    return not (is_old and "[plugins.cri" in text and "[plugins.'io.containerd.grpc.v1.cri'" in text)
-
-
-sound_trees = _trees(_settings).filter(lambda tree: all(_is_read_one_way(text) for text in tree.values()))
-"""Nothing is wrong in them but that a table may stand there twice, or in a file that nobody reads."""
-any_trees = _trees(st.one_of(_settings, _wrong, st.text(max_size=20)))
+_files = st.builds(lambda lines: "\n".join([*lines, ""]), st.lists(_settings, max_size=5))
+any_trees = st.fixed_dictionaries(dict.fromkeys(_NAMES, _files | st.builds("{}{}".format, _heads, _files)))
 
 
 def any_tree_is_read(tree: Mapping[str, str], damages: Sequence[tuple[int, int, bytes]], release: str) -> None:
     """Or there is a reason; and a second read gives the same."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        put(root, tree)
-        main = damaged(tree[MAIN].encode("utf-8", "surrogatepass"), list(damages))
-        (root / MAIN).write_bytes(main)
+        for name, text in tree.items():
+            raw = text.encode("utf-8", "surrogatepass")
+            (root / name).write_bytes(damaged(raw, list(damages)) if name == MAIN else raw)
         seen = read_configuration(root, f"/{MAIN}", release)
         assert seen == read_configuration(root, f"/{MAIN}", release)
     assert (seen.version, len(seen.files) >= 1) == (release, True)
     assert seen.problem is None or seen.handlers == ()
     assert {handler.file for handler in seen.handlers} <= {file.path for file in seen.files}
-
-
-def put(root: Path, tree: Mapping[str, str]) -> None:
-    for name, text in tree.items():
-        (root / name).write_bytes(text.encode("utf-8", "surrogatepass"))

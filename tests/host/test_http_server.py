@@ -116,6 +116,27 @@ class TestAnswers:
         assert ask(server)[0] == 200
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="NOT TESTED: this kernel has no IPv6")
+def test_a_kubelet_of_an_ipv6_cluster_is_answered(server: HttpServer) -> None:
+    with socket.create_connection(("::1", server.port), timeout=GIVE_UP_SECONDS) as peer:
+        peer.sendall(b"GET /well HTTP/1.0\r\n\r\n")
+
+        assert _all_of(peer).startswith(b"HTTP/1.0 200 ")
+
+
+def test_a_kernel_without_ipv6_serves_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    server = HttpServer({"/well": lambda _: Page(HTTPStatus.OK, "text/plain", b"ok\n")}, 0)
+    server.start()
+
+    assert ask(server)[0] == HTTPStatus.OK
+
+
+def test_a_port_that_is_in_use_by_ipv4_is_an_error() -> None:
+    with socket.create_server(("", 0)) as other, pytest.raises(OSError, match="in use"):
+        HttpServer({}, other.getsockname()[1])
+
+
 class TestAFullTable:
     @pytest.mark.parametrize(
         "sent",

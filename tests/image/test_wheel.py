@@ -49,7 +49,13 @@ def test_the_source_archive_has_no_tests(dist: Path) -> None:
     with tarfile.open(built) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
-    assert {"pyproject.toml", "cli/index.json", "cli/gpu-healthcheck.1", "healthcheck/settings/values.py"} <= names
+    assert {
+        "pyproject.toml",
+        "cli/index.json",
+        "cli/help.json",
+        "cli/gpu-healthcheck.1",
+        "healthcheck/settings/reading.py",
+    } <= names
     assert not {text for text in names if text.startswith("tests")}
 
 

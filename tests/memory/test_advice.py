@@ -24,7 +24,7 @@ from healthcheck.model import Evidence, Host, Nature, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
-from healthcheck.settings.meaning import packaged_profiles
+from healthcheck.settings.reading import packaged_profiles
 from sim.node import SimulatedNode
 from sim.scenarios import Scenario, scenarios
 from tests.examples import GPU, MACHINE, MONOTONIC, WALL, later, remembers

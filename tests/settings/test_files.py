@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from pytest_mock import MockerFixture
 
-from healthcheck.settings.files import seen_in
-from healthcheck.settings.sources import read_files
+from healthcheck.settings.reading import read_settings, seen_in
 
 
 @pytest.fixture
@@ -89,4 +88,4 @@ def test_what_was_written_just_now_may_be_written_again_unseen(
     written = (mounted / "CHECK_INTERVAL").stat().st_ctime_ns
     mocker.patch("time.time_ns", return_value=written + int(seconds * 10**9))
 
-    assert read_files(mounted).seen == (seen_in(mounted) if kept else None)
+    assert read_settings(mounted).seen == (seen_in(mounted) if kept else None)

@@ -9,10 +9,8 @@ import pytest
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.model import Severity
 from healthcheck.node.state import HARDWARE_READY, REBOOT_REQUIRED
-from healthcheck.settings.declared import by_key, settings_of
-from healthcheck.settings.files import UnknownKeys, unknown_keys
-from healthcheck.settings.reading import read_settings
-from healthcheck.settings.values import BadValue, NodeSettings
+from healthcheck.settings.declaration import NodeSettings, by_key, settings_of
+from healthcheck.settings.reading import BadValue, UnknownKeys, read_settings, unknown_keys
 from healthcheck.verdict.repair import RepairPolicy
 from healthcheck.verdict.taint_decision import Rules
 

@@ -11,9 +11,8 @@ from typing import Any
 from healthcheck.checks import CHECKS
 from healthcheck.model import Severity
 from healthcheck.node.state import REPAIR_CONDITIONS
-from healthcheck.settings.declared import Setting, settings_of
+from healthcheck.settings.declaration import NodeSettings, Setting, settings_of
 from healthcheck.settings.reading import read_settings
-from healthcheck.settings.values import NodeSettings
 
 
 def lines(text: str) -> str:

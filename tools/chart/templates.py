@@ -11,7 +11,7 @@ from textwrap import indent
 import healthcheck
 from agent.process.settings import AgentSettings
 from healthcheck.catalog.profiles import PROFILES_FILE
-from healthcheck.settings.declared import by_key
+from healthcheck.settings.declaration import by_key
 from tools.chart import keys, settings
 from tools.chart.keys import ADDED, KEYS, LABELLED, PODS, Identity, Key, Place
 from tools.chart.manifest import Document, Edit, Steps, as_template, documents

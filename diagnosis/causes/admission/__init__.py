@@ -9,8 +9,9 @@ from diagnosis.causes.admission import quotas, refusals, rules
 from diagnosis.causes.admission.refusals import Refusal
 from diagnosis.causes.admission.wanting import IncompleteWorkload, strangers, wanting
 from diagnosis.causes.hami.denials import denied
+from diagnosis.facts.commands import kubectl
 from diagnosis.hami.installation import WEBHOOK
-from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search, command
+from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search
 from diagnosis.snapshot import Snapshot
 
 
@@ -64,9 +65,7 @@ def _judged(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator[Foun
 def _by_text(incomplete: IncompleteWorkload, refusal: Refusal, cause: Cause) -> FoundCause:
     subject, remedy = rules.fix(incomplete, refusal)
     if not remedy:
-        meta = incomplete.workload.meta
-        describe = command("kubectl", "-n", meta.namespace, "describe", meta.kind.lower(), meta.name)
-        remedy = (f"{cause.remedy} See {describe}",)
+        remedy = (f"{cause.remedy} See {kubectl('describe', incomplete.workload.meta)}",)
     return FoundCause(cause, subject, (f"{incomplete.workload.subject}: {refusal.text}",), remedy, (incomplete.top,))
 
 

@@ -7,14 +7,16 @@ from decimal import Decimal
 
 from diagnosis.causes.admission.refusals import EXCEEDED, NEVER_APPLIES, Refusal
 from diagnosis.causes.admission.wanting import IncompleteWorkload
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.gpu_requests import SHARES, is_gpu
 from diagnosis.facts.placement import ZERO, asked_by
 from diagnosis.facts.quantity import amount, shown
-from diagnosis.model import Certainty, FoundCause, command
+from diagnosis.model import Certainty, FoundCause
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Expression, PodSpec
 from diagnosis.snapshot.policy_objects import Quota
+from healthcheck.text.naming import named
 
 _REQUESTS, _LIMITS = "requests.", "limits."
 _PLAIN = frozenset(("cpu", "memory", "ephemeral-storage"))
@@ -89,8 +91,7 @@ def find_never_applies(snapshot: Snapshot) -> Iterator[FoundCause]:
             if key == name or not is_gpu(name) or name in SHARES or _is_enforced(snapshot, quota, name):
                 continue
             evidence = f"{quota.meta.subject}: {key}={hard}, and no {_REQUESTS}{name} in the namespace"
-            edit = command("kubectl", "-n", quota.meta.namespace, "edit", "resourcequota", quota.meta.name)
-            remedy = (f"Write `{_REQUESTS}{name}` instead of `{key}`: {edit}",)
+            remedy = (f"Write `{_REQUESTS}{name}` instead of `{key}`: {kubectl('edit', quota.meta)}",)
             yield FoundCause(NEVER_APPLIES, quota.meta.subject, (evidence, *_in_use(snapshot, quota, name)), remedy)
 
 
@@ -115,9 +116,8 @@ def _exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, quota: Quota, 
         resource = name.removeprefix(_REQUESTS).removeprefix(_LIMITS)
         users = _users(snapshot, incomplete.namespace, resource)
         if users:
-            message = ", ".join(f"{pod} ({shown(resource, value)})" for value, pod in users[:_MOST])
-            more = f" and {len(users) - _MOST} more" if len(users) > _MOST else ""
-            evidence.append(f"{resource} in the namespace is used by {message}{more}")
+            message = named((f"{pod} ({shown(resource, value)})" for value, pod in users), _MOST)
+            evidence.append(f"{resource} in the namespace is used by {message}")
     made, wanted = incomplete.workload.made, incomplete.workload.wanted
     evidence.append(f"{incomplete.workload.subject}: {made} of {wanted} pods created")
     remedy = _raise(incomplete.namespace, quota.meta.name)

@@ -8,106 +8,104 @@ from msgspec import Struct, field
 
 from diagnosis.causes.runtime_handlers import CLASS_MISSING
 from diagnosis.facts.symptoms import texts_in
-from diagnosis.model import Cause, CauseSeverity, Link, Signature, TextSource
+from diagnosis.model import Cause, CauseSeverity, Family, Link, Signature, TextSource
 
-_EVENT = frozenset((TextSource.EVENT,))
-
-
-def _cause(name: str, means: str, remedy: str, *patterns: str, source: str = "") -> Cause:
-    texts = tuple(Signature(pattern, "kube-apiserver", _EVENT) for pattern in patterns)
-    return Cause(name, CauseSeverity.HIGH, Link.ADMITTED, means, remedy, source, texts)
+_admitted = Family(Link.ADMITTED)
 
 
-EXCEEDED = _cause(
+def _refusing(pattern: str) -> Signature:
+    return Signature(pattern, "kube-apiserver", frozenset((TextSource.EVENT,)))
+
+
+EXCEEDED = _admitted(
     "ExceededQuota",
     "A ResourceQuota of the namespace is used up, so no further pods of a GPU workload are created.",
     "Raise the quota, or delete unneeded pods of the namespace.",
-    r"exceeded quota: (\S{1,260}), requested: (\S{1,2000}), used: ",
+    _refusing(r"exceeded quota: (\S{1,260}), requested: (\S{1,2000}), used: "),
     source="https://kubernetes.io/docs/concepts/policy/resource-quotas/",
 )
-NEVER_APPLIES = Cause(
+NEVER_APPLIES = Family(None)(
     "QuotaNeverApplies",
-    CauseSeverity.LOW,
-    None,
     "A ResourceQuota limits an extended resource under `limits.`, which Kubernetes stores and never enforces.",
     "Limit it under `requests.`, the only form that Kubernetes enforces for extended resources.",
-    "https://kubernetes.io/docs/concepts/policy/resource-quotas/#resource-quota-for-extended-resources",
+    severity=CauseSeverity.LOW,
+    source="https://kubernetes.io/docs/concepts/policy/resource-quotas/#resource-quota-for-extended-resources",
 )
-NEEDS = _cause(
+NEEDS = _admitted(
     "QuotaNeedsRequests",
     "A ResourceQuota of the namespace requires a resource that the pods of a GPU workload do not state.",
     "State the requests and limits that the quota requires, or set defaults by a LimitRange.",
-    r"failed quota: (\S{1,260}): must specify",
+    _refusing(r"failed quota: (\S{1,260}): must specify"),
 )
-SCOPE = _cause(
+SCOPE = _admitted(
     "PriorityClassNeedsQuota",
     "Pods of a critical priority class are allowed only in namespaces with a quota for it, and this one has none.",
     "Create a ResourceQuota in the namespace with a scope for the priority class.",
-    r"insufficient quota to match these scopes: (.{1,400})",
+    _refusing(r"insufficient quota to match these scopes: (.{1,400})"),
     source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/google-gke.html",
 )
-LIMITED = _cause(
+LIMITED = _admitted(
     "ResourceNeedsQuota",
     "The cluster allows this resource only with a quota for it, and the namespace has none.",
     "Create a ResourceQuota for the resource in the namespace.",
-    r"insufficient quota to consume: (\S{1,400})",
+    _refusing(r"insufficient quota to consume: (\S{1,400})"),
 )
-LIMIT_RANGE = _cause(
+LIMIT_RANGE = _admitted(
     "LimitRangeViolated",
     "A pod of a GPU workload requests more or less of a resource than a LimitRange of its namespace allows.",
     "Change the workload's requests, or the LimitRange.",
-    r"(?:maximum|minimum) (\S{1,320}) usage per (?:Container|Pod) is ",
-    r"(\S{1,320}) max limit to request ratio per (?:Container|Pod) is ",
+    _refusing(r"(?:maximum|minimum) (\S{1,320}) usage per (?:Container|Pod) is "),
+    _refusing(r"(\S{1,320}) max limit to request ratio per (?:Container|Pod) is "),
 )
-DENIED = _cause(
+DENIED = _admitted(
     "WebhookDeniesPods",
     "An admission webhook refuses the pods of a GPU workload.",
     "Follow its message, in the workload's pod template or in the webhook's policy.",
-    r"admission webhook \"([^\"]{1,260})\" denied the request",
+    _refusing(r"admission webhook \"([^\"]{1,260})\" denied the request"),
 )
-UNREACHABLE = _cause(
+UNREACHABLE = _admitted(
     "WebhookUnreachable",
     "A mandatory admission webhook does not respond, so no pods are created.",
     "Restore the pods behind its Service, or fix its certificate.",
-    r"failed calling (?:admission )?webhook \"([^\"]{1,260})\"",
+    _refusing(r"failed calling (?:admission )?webhook \"([^\"]{1,260})\""),
 )
-POLICY = _cause(
+POLICY = _admitted(
     "AdmissionPolicyDeniesPods",
     "A ValidatingAdmissionPolicy refuses the pods of a GPU workload.",
     "Follow its message, in the workload's pod template or in the policy.",
-    r"ValidatingAdmissionPolicy '([^']{1,260})'(?: with binding '[^']{1,260}')? denied request",
+    _refusing(r"ValidatingAdmissionPolicy '([^']{1,260})'(?: with binding '[^']{1,260}')? denied request"),
 )
-SECURITY = _cause(
+SECURITY = _admitted(
     "PodSecurityDenied",
     "Pod security of the namespace refuses the pods of a GPU workload or of a component that GPUs need.",
     "Allow privileged pods in the namespace if a component needs them; else change the workload's security context.",
-    r"violates PodSecurity \"([^\"]{1,60})\"",
-    r"unable to validate against any (pod security policy|security context constraint)",
+    _refusing(r"violates PodSecurity \"([^\"]{1,60})\""),
+    _refusing(r"unable to validate against any (pod security policy|security context constraint)"),
     source="https://kubernetes.io/docs/concepts/security/pod-security-admission/",
 )
-REQUEST = _cause(
+REQUEST = _admitted(
     "GpuRequestInvalid",
     "A workload requests GPUs in an invalid form: a fraction, or a request that differs from the limit.",
     "Request whole GPUs, in the limits only or equal in requests and limits.",
-    r"must be equal to (\S{1,320}) limit",
-    r"(?:requests|limits)\[([^\]]{1,320})\]: (?:Invalid|Required) value",
-    r"limits\.([A-Za-z0-9./_-]{1,320}): Required value: Limit must be set",
-    r"Limit must be set for non overcommitable (resources)",
+    _refusing(r"must be equal to (\S{1,320}) limit"),
+    _refusing(r"(?:requests|limits)\[([^\]]{1,320})\]: (?:Invalid|Required) value"),
+    _refusing(r"limits\.([A-Za-z0-9./_-]{1,320}): Required value: Limit must be set"),
+    _refusing(r"Limit must be set for non overcommitable (resources)"),
     source="https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/",
 )
-PRIORITY_CLASS = _cause(
+PRIORITY_CLASS = _admitted(
     "PriorityClassMissing",
     "A GPU workload names a PriorityClass that does not exist.",
     "Create the PriorityClass, or correct its name in the workload.",
-    r"no PriorityClass with name (\S{1,260}) was found",
+    _refusing(r"no PriorityClass with name (\S{1,260}) was found"),
 )
-ACCOUNT = _cause(
+ACCOUNT = _admitted(
     "ServiceAccountMissing",
     "A GPU workload names a service account that does not exist in its namespace.",
     "Create the service account, or correct its name in the workload.",
-    r"error looking up service account (\S{1,520}): .{0,40}not found",
+    _refusing(r"error looking up service account (\S{1,520}): .{0,40}not found"),
 )
-REFUSED = _cause(
+REFUSED = _admitted(
     "PodsNotAdmitted", "The API server refuses the pods of a GPU workload.", "Read its reason; it names the rule."
 )
 CAUSES = (

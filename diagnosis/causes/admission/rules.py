@@ -16,7 +16,8 @@ from diagnosis.causes.admission.refusals import (
 )
 from diagnosis.causes.admission.wanting import IncompleteWorkload
 from diagnosis.causes.runtime_handlers import CLASS_MISSING
-from diagnosis.model import FoundCause, command
+from diagnosis.facts.commands import command, kubectl
+from diagnosis.model import FoundCause
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.policy_objects import LimitRangeItem, Webhook
@@ -57,7 +58,7 @@ def find_limit_range(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal
         messages = [
             f"{each.meta.subject}: per {of.kind} {_bounds(of, resource)}" for of in each.limits if _bounds(of, resource)
         ]
-        edit = command("kubectl", "-n", incomplete.namespace, "edit", "limitrange", each.meta.name)
+        edit = kubectl("edit", each.meta)
         remedy = (f"Change {resource} in the pod template of {incomplete.top}, or the range: {edit}",)
         evidence = (f"{incomplete.workload.subject}: {refusal.text}", *messages)
         yield FoundCause(LIMIT_RANGE, each.meta.subject, evidence, remedy, (incomplete.top,))
@@ -76,14 +77,13 @@ def find_unreachable(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal
     ready = _ready(snapshot, hook)
     if not hook.fails_closed or (ready and _CERTIFICATE not in refusal.text):
         return
-    kind = hook.configuration.kind.lower()
     evidence.append(
         f"{hook.configuration.subject}: webhook {hook.name}, failurePolicy Fail, service {hook.service or 'an URL'}"
     )
     if ready is not None:
         evidence.append(f"service/{hook.service}: {ready} ready addresses")
     yield FoundCause(
-        UNREACHABLE, hook.configuration.subject, tuple(evidence), _bring_back(hook, kind, ready), (incomplete.top,)
+        UNREACHABLE, hook.configuration.subject, tuple(evidence), _bring_back(hook, ready), (incomplete.top,)
     )
 
 
@@ -126,10 +126,9 @@ def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:
     return sum(each.ready for each in snapshot.endpoints if f"{each.meta.namespace}/{each.service}" == hook.service)
 
 
-def _bring_back(hook: Webhook, kind: str, ready: int | None) -> tuple[str, ...]:
+def _bring_back(hook: Webhook, ready: int | None) -> tuple[str, ...]:
     namespace = hook.service.partition("/")[0]
     if ready:
         return (f"Renew the certificate behind {hook.service}, and the caBundle of {hook.configuration.subject}.",)
     steps = [f"Restore the pods behind it: {command('kubectl', '-n', namespace, 'get', 'pods')}"] if namespace else []
-    gone = command("kubectl", "delete", kind, hook.configuration.name)
-    return (*steps, f"Only if its component was removed from the cluster: {gone}")
+    return (*steps, f"Only if its component was removed from the cluster: {kubectl('delete', hook.configuration)}")

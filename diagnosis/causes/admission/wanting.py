@@ -14,7 +14,7 @@ from diagnosis.facts.placement import asked_by
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import Meta
-from diagnosis.snapshot.pods import PodSpec
+from diagnosis.snapshot.pods import PodSpec, condition_in
 from diagnosis.snapshot.workloads import KINDS, Workload
 from healthcheck.text.moments import EARLIEST
 
@@ -103,7 +103,7 @@ def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
 
 def _lacks(snapshot: Snapshot, workload: Workload) -> bool:
     young = snapshot.is_new(workload.meta, _PATIENCE)
-    ended = any(each.type in ("Complete", "Failed") and each.status == "True" for each in workload.conditions)
+    ended = any(condition_in(workload.conditions, kind, "True") for kind in ("Complete", "Failed"))
     if workload.meta.deleted is not None or workload.suspended or ended:
         return False
     heard = any(True for _ in _messages(snapshot, workload))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.causes.hami.hami_causes import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
+from diagnosis.causes.hami.hami_causes import CHART
 from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, is_ready
 from diagnosis.facts.pod_stage import StageKind, stage
 from diagnosis.hami.certificate import authorities
@@ -17,12 +18,39 @@ from diagnosis.hami.installation import (
     is_scheduled,
     is_there,
     newest_asking,
-    schedulers,
 )
-from diagnosis.model import FoundCause, Origin, Search, command, origins
+from diagnosis.model import Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import condition_in
 from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload
+
+_fault = Family(None)
+NO_CA = _fault(
+    "HamiWebhookWithoutCa",
+    "HAMi's webhook has no CA, so the API server can't trust it and never calls it.",
+    "Find out why the chart's patch Job or cert-manager has not written the CA.",
+    source=f"{CHART}/job-patch, certmanager.yaml",
+)
+CERTIFICATE_EXPIRED = _fault(
+    "HamiWebhookCaExpired",
+    "The CA of HAMi's webhook has expired: the API server no longer calls the webhook.",
+    "Create a new certificate with the chart's Jobs or cert-manager, then restart the scheduler pods.",
+    source=f"{CHART}/webhook.yaml, caBundle",
+)
+PATCH_FAILED = _fault(
+    "HamiCertificateJobFailed",
+    "A Job of HAMi's chart failed: it creates the webhook's certificate, or registers it with the API server.",
+    "Read the Job's log, fix its error, and upgrade the release again.",
+    source=f"{CHART}/job-patch",
+)
+NO_LEADER = _fault(
+    "HamiSchedulerWithoutEndpoints",
+    "HAMi's Service has no endpoint although its scheduler runs: webhook calls fail.",
+    "Find out why no pod became the leader: only the leader has the label hami.io/scheduler-role=leader.",
+    source=f"{CHART}/service.yaml",
+)
+
 
 _JOBS = ("-admission-create", "-admission-patch")
 _LEADER = ("hami.io/scheduler-role", "leader")
@@ -31,12 +59,11 @@ _SETTLES = timedelta(minutes=5)
 
 def find_webhook(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield webhooks that the API server can't trust. A pod changed by a webhook shows that it is called."""
-    every = installations(snapshot)
-    for installation in every:
+    for installation in installations(snapshot):
         for hook in installation.webhooks:
             if hook.ca:
                 yield from _expired(snapshot, hook)
-            elif not (_has_answered(snapshot, installation, every) or snapshot.is_new(hook.configuration, _SETTLES)):
+            elif not (_has_answered(snapshot, installation) or snapshot.is_new(hook.configuration, _SETTLES)):
                 yield _without_ca(installation, hook)
 
 
@@ -79,12 +106,13 @@ def find_leaderless(snapshot: Snapshot) -> Iterator[FoundCause]:
             )
 
 
-def _has_answered(snapshot: Snapshot, installation: Installation, every: tuple[Installation, ...]) -> bool:
+def _has_answered(snapshot: Snapshot, installation: Installation) -> bool:
     """Whether the newest pod that only HAMi can serve has been given to its scheduler."""
-    newest, names = newest_asking(snapshot, installation), schedulers(every)
+    newest = newest_asking(snapshot, installation)
     if newest is not None:
-        return is_scheduled(newest, names)
-    return any(is_scheduled(pod, names) and installation_of(pod, every) is installation for pod in snapshot.pods)
+        return is_scheduled(snapshot, newest)
+    handled = (pod for pod in snapshot.pods if is_scheduled(snapshot, pod))
+    return any(installation_of(snapshot, pod) is installation for pod in handled)
 
 
 def unreachable(installation: Installation) -> tuple[Origin, ...]:
@@ -105,14 +133,13 @@ def _scheduler(installation: Installation) -> tuple[Origin, ...]:
 
 
 def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
-    kind, name = hook.configuration.kind.lower(), hook.configuration.name
     policy = "Fail: no GPU pod is created" if hook.fails_closed else "Ignore: pods pass it by unchanged"
     evidence = (f"{hook.configuration.subject}: webhook {hook.name} has no caBundle; failurePolicy {policy}",)
     jobs = command("kubectl", "-n", installation.namespace, "get", "jobs,pods")
     remedy = (
         f"Check whether the chart's Job {installation.name}-admission-patch has run: {jobs}",
         "With cert-manager: check whether its CA injector runs, and whether the Certificate is ready.",
-        f"Check the API server's current value: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
+        f"Check the API server's current value: {kubectl('get', hook.configuration, '-o', 'yaml')}",
     )
     because = origins((PATCH_FAILED,), *(f"job/{installation.namespace}/{installation.name}{name}" for name in _JOBS))
     return FoundCause(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)
@@ -128,8 +155,7 @@ def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[FoundCause]:
 
 
 def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
-    ended = next((each for each in job.conditions if each.type == "Failed" and each.status == "True"), None)
-    done = any(condition.type == "Complete" and condition.status == "True" for condition in job.conditions)
+    ended, done = (condition_in(job.conditions, kind, "True") for kind in ("Failed", "Complete"))
     stages = [(pod, stage(pod, snapshot.now)) for pod in snapshot.pods_under.get(job.subject, ())]
     failing = [(pod, at) for pod, at in stages if at.kind is StageKind.FAILS]
     if done or (ended is None and not failing):

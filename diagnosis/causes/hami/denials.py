@@ -5,10 +5,11 @@ from __future__ import annotations
 from diagnosis.causes.admission.refusals import Refusal
 from diagnosis.causes.admission.wanting import IncompleteWorkload
 from diagnosis.causes.hami.hami_causes import NODE_NAMED, PRIVILEGED, QUOTA
+from diagnosis.facts.commands import command
 from diagnosis.hami.installation import asks_for, installations
 from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.settings import HamiSettings
-from diagnosis.model import FoundCause, command
+from diagnosis.model import FoundCause
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import PodSpec

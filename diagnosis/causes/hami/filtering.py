@@ -9,34 +9,19 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.hami.hami_causes import (
-    CONSTRAINED,
-    CORDONED,
-    CORES,
-    EXCLUSIVE,
-    MEMORY,
-    MIG,
-    NODES_UNREGISTERED,
-    NUMA,
-    QUOTA,
-    SLOTS,
-    TOO_FEW_CARDS,
-    UNFIT,
-    UNHEALTHY,
-)
-from diagnosis.causes.hami.hami_nodes import why_unknown
+from diagnosis.causes.hami.hami_causes import QUOTA, codes
+from diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY, why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
-from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
+from diagnosis.causes.unscheduled.waiting import Waiting, unschedulable
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
-from diagnosis.facts.gpu_nodes import has_hami, has_nvidia
+from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.placement import selects
 from diagnosis.facts.quantity import counted
-from diagnosis.hami.card_options import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID, card_options
 from diagnosis.hami.card_requests import CardRequest, asked_of
 from diagnosis.hami.card_row import part_text
 from diagnosis.hami.card_usage import CardUsage
@@ -44,13 +29,94 @@ from diagnosis.hami.fit import CardVerdict, NodeVerdict
 from diagnosis.hami.installation import Installation, installation_of, installations, is_there
 from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.reasons import UNREGISTERED, Code
-from diagnosis.hami.registration import CORDON
 from diagnosis.hami.scheduler_state import SchedulerState, books_of, cards_of, unregistered, verdicts
-from diagnosis.model import Cause, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.hami_node import CORDON
+from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
 from diagnosis.snapshot.nodes import Node
+from healthcheck.text.naming import named
 
-_REFUSALS = (TOO_FEW_CARDS, UNHEALTHY, CORDONED, CONSTRAINED, NUMA, SLOTS, QUOTA, MEMORY, CORES, EXCLUSIVE, MIG)
+_scheduled = Family(Link.SCHEDULED)
+NODES_UNREGISTERED = _scheduled(
+    "HamiKnowsNoNode",
+    "HAMi's scheduler knows no node with cards for the pod: it reports `node unregistered` for all of them.",
+    "Run HAMi's device plugin on the nodes, and check that it writes their registration.",
+    source="`node unregistered`, `node usage unavailable` in FailedScheduling",
+)
+MEMORY = _scheduled(
+    "HamiCardMemoryShort",
+    "No card has as much free memory as the pod requests of each card.",
+    "Request less nvidia.com/gpumem, free a card, or use nodes with larger cards.",
+    codes("CardInsufficientMemory"),
+    source="CardInsufficientMemory",
+)
+CORES = _scheduled(
+    "HamiCardCoresShort",
+    "No card has as many free cores (in percent) as the pod requests of each card.",
+    "Request fewer nvidia.com/gpucores, or free a card.",
+    codes("CardInsufficientCore", "CardComputeUnitsExhausted"),
+    source="CardInsufficientCore, CardComputeUnitsExhausted",
+)
+SLOTS = _scheduled(
+    "HamiCardSlotsTaken",
+    "The cards are already shared by the maximum number of pods.",
+    "Delete pods on the cards, or raise deviceSplitCount.",
+    codes("CardTimeSlicingExhausted"),
+    source="CardTimeSlicingExhausted",
+)
+EXCLUSIVE = _scheduled(
+    "HamiExclusiveConflict",
+    "The pod needs unshared cards, and all are in use, or another pod uses a card exclusively.",
+    "Wait for a whole card; or request nvidia.com/gpumem: without it a pod gets 100 gpucores, an unshared card.",
+    codes("ExclusiveDeviceAllocateConflict"),
+    source="ExclusiveDeviceAllocateConflict; since 2.7 the webhook writes gpucores=100 if no memory is requested",
+)
+TOO_FEW_CARDS = _scheduled(
+    "HamiTooFewCards",
+    "The pod requests more cards than one node has, or has with enough free: nvidia.com/gpu counts cards of one node.",
+    "Request fewer cards in each container.",
+    codes("NodeInsufficientDevice", "AllocatedCardsInsufficientRequest"),
+    source="NodeInsufficientDevice, AllocatedCardsInsufficientRequest",
+)
+CONSTRAINED = _scheduled(
+    "HamiConstraintMatchesNoCard",
+    "The pod's annotations require a card type, UUID or mode that no card has.",
+    "Correct the annotation: the types and UUIDs are those of hami.io/node-nvidia-register.",
+    codes("CardTypeMismatch", "CardUuidMismatch", "ModeNotFit", "CardQosPolicyMismatch", "CardAppClassMismatch"),
+    source="CardTypeMismatch, CardUuidMismatch, ModeNotFit",
+)
+CORDONED = _scheduled(
+    "HamiCardCordoned",
+    "Suitable cards are cordoned: they are listed in hami.io/device-cordon.",
+    "Remove them from the annotation when they are healthy.",
+    codes("CardCordoned"),
+    severity=CauseSeverity.MEDIUM,
+    source="CardCordoned, since 2.10",
+)
+NUMA = _scheduled(
+    "HamiNumaNotFit",
+    "The pod requires all its cards on one NUMA node, and no NUMA node has enough free cards.",
+    "Remove nvidia.com/numa-bind, or request fewer cards.",
+    codes("NumaNotFit"),
+    source="NumaNotFit",
+)
+MIG = _scheduled(
+    "HamiMigNotFit",
+    "No MIG profile of the cards is large enough for the pod's request.",
+    "Request the size of a profile, or free a whole card.",
+    codes("CardNotFoundCustomFilterRule", "CardMigTopologyInfeasible"),
+    source="CardMigTopologyInfeasible, CardNotFoundCustomFilterRule",
+)
+UNFIT = _scheduled(
+    "HamiNodeUnfit",
+    "HAMi finds no card for the pod and does not log the reason at the current log level.",
+    "Set the extender's log level to -v=5, and read its lines about this pod.",
+    source="NodeUnfitPod; `node not fit pod` in 2.5",
+)
+
+
+_REFUSALS = (TOO_FEW_CARDS, CARD_UNHEALTHY, CORDONED, CONSTRAINED, NUMA, SLOTS, QUOTA, MEMORY, CORES, EXCLUSIVE, MIG)
 _CAUSES = {code: cause for cause in _REFUSALS for text in cause.texts for code in text.pattern.split("|")}
 WORD = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
 _UNKNOWN = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
@@ -70,6 +136,7 @@ class _Judged(Struct, frozen=True):
     """
 
     waiting: Waiting
+    installation: Installation
     books: SchedulerState
     nodes: tuple[tuple[Node, NodeVerdict], ...]
     words: tuple[str, ...]
@@ -104,16 +171,17 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
 
     Each workload is judged by the books of the HAMi installation that it uses.
     """
-    every = installations(snapshot)
     refused = [one for one in unschedulable(snapshot) if one.hami and (_words(snapshot, one) or _is_silent(one))]
-    books = [books_of(snapshot, installation) for installation in every]
+    books = {each.subject: books_of(snapshot, each) for each in installations(snapshot)}
     judged: dict[object, tuple[tuple[Node, NodeVerdict], ...]] = {}
-    for waiting in refused if every else ():
-        place = every.index(installation_of(waiting.pods[0], every))
-        key = place, _request(waiting)
+    for waiting in refused:
+        own = installation_of(snapshot, waiting.pods[0])
+        if own is None:
+            return
+        key = own.subject, _request(waiting)
         if key not in judged and len(judged) < _most_judged(snapshot):
-            judged[key] = tuple(_nodes(snapshot, books[place], waiting))
-        known = _Judged(waiting, books[place], judged.get(key, ()), _words(snapshot, waiting))
+            judged[key] = tuple(_nodes(snapshot, books[own.subject], waiting))
+        known = _Judged(waiting, own, books[own.subject], judged.get(key, ()), _words(snapshot, waiting))
         yield from _found(snapshot, known) if key in judged else _by_words(snapshot, known, ())
 
 
@@ -128,16 +196,16 @@ def _request(waiting: Waiting) -> tuple[str, str, str]:
     return (
         pod.meta.namespace,
         waiting.shape,
-        repr((card_options(pod.meta), [container.limits for container in pod.spec.containers])),
+        repr((pod.card_options, [container.limits for container in pod.spec.containers])),
     )
 
 
 def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
     """Return HAMi's messages: those that kube-scheduler reports for HAMi, then HAMi's own events."""
-    messages = [reason.text for reason in waiting.fit.of(ReasonSubject.HAMI)] if waiting.fit is not None else []
+    messages = [reason.text for reason in waiting.reasons(ReasonSubject.HAMI)]
     last: dict[str, str] = {}
     for pod in waiting.pods:
-        for event in events_of(snapshot, pod):
+        for event in snapshot.events_of(pod):
             if event.reason == "FilteringSucceed":
                 last.clear()
             elif event.reason == "FilteringFailed":
@@ -152,8 +220,8 @@ def _is_silent(waiting: Waiting) -> bool:
 
 def _nodes(snapshot: Snapshot, books: SchedulerState, waiting: Waiting) -> Iterator[tuple[Node, NodeVerdict]]:
     pod = waiting.pods[0]
-    for node, verdict in verdicts(snapshot, books, pod.meta, pod.spec):
-        concerned = has_hami(node) or has_nvidia(node)
+    for node, verdict in verdicts(snapshot, books, pod):
+        concerned = node.hami.shared or has_nvidia(node)
         if concerned and selects(pod.spec, node) and not closed_by(pod.spec, node):
             yield node, verdict
 
@@ -161,7 +229,7 @@ def _nodes(snapshot: Snapshot, books: SchedulerState, waiting: Waiting) -> Itera
 def _found(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
     ours = judged_node.asked("") is not None
     fitting = [node for node, verdict in judged_node.known if verdict.fits] if ours else []
-    if not judged_node.nodes and any(map(has_hami, snapshot.nodes)):
+    if not judged_node.nodes and any(node.hami.shared for node in snapshot.nodes):
         return  # other searches report why the pod can't use them
     if not ours or fitting or not judged_node.nodes:
         yield from _by_words(snapshot, judged_node, fitting)
@@ -171,14 +239,7 @@ def _found(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
         )
         because = why_unknown(snapshot, judged_node.unknown)
         words = tuple(_of_hami(judged_node))
-        yield FoundCause(
-            NODES_UNREGISTERED,
-            judged_node.waiting.workload,
-            (*messages, *words),
-            (),
-            judged_node.waiting.names,
-            because_of=because,
-        )
+        yield judged_node.waiting.found(NODES_UNREGISTERED, *messages, *words, because_of=because)
     else:
         yield from _by_cards(snapshot, judged_node)
 
@@ -199,29 +260,22 @@ def _by_words(snapshot: Snapshot, judged_node: _Judged, fitting: Sequence[Node])
             f"by the registrations and allocations, {names} would fit: HAMi's own state differs, or HAMi has "
             "not retried since"
         )
-        ended = [pod.subject for pod in snapshot.pods if pod.over and "hami.io/vgpu-node" in pod.meta.annotations]
+        ended = [pod.subject for pod in snapshot.pods if pod.over and pod.grant is not None and pod.grant.node]
         if ended:
             evidence.append(f"ended pods that keep their annotations: {', '.join(ended[:_MOST_PODS])}")
     cause = next((_CAUSES[word] for word in judged_node.codes), None)
     if cause is None and any(_UNKNOWN.search(text) for text in judged_node.words):
         cause = NODES_UNREGISTERED
     because = why_unknown(snapshot, (*judged_node.unknown, *fitting)) if cause is NODES_UNREGISTERED else ()
-    remedy = () if cause is not None else _louder(installation_of(judged_node.waiting.pods[0], installations(snapshot)))
-    yield FoundCause(
-        cause or UNFIT,
-        judged_node.waiting.workload,
-        tuple(evidence),
-        remedy,
-        judged_node.waiting.names,
-        Certainty.LIKELY,
-        because,
+    remedy = () if cause is not None else _louder(judged_node.installation)
+    yield judged_node.waiting.found(
+        cause or UNFIT, *evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because
     )
 
 
 def _disowns(snapshot: Snapshot, judged_node: _Judged) -> bool:
     """Whether more nodes are unknown to HAMi than lack a registration."""
-    fit, spec = judged_node.waiting.fit, judged_node.waiting.spec
-    reasons = fit.of(ReasonSubject.HAMI) if fit is not None else ()
+    reasons, spec = judged_node.waiting.reasons(ReasonSubject.HAMI), judged_node.waiting.spec
     asked = [node for node in snapshot.nodes if selects(spec, node) and not closed_by(spec, node)]
     unknown = sum(bool(unregistered(node, judged_node.books)) for node in asked)
     return sum(each.nodes or 0 for each in reasons if _UNKNOWN.search(each.text)) > unknown
@@ -230,21 +284,21 @@ def _disowns(snapshot: Snapshot, judged_node: _Judged) -> bool:
 def _by_cards(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
     because = why_unknown(snapshot, judged_node.unknown)
     healed = {
-        UNHEALTHY: _would_fit(snapshot, judged_node, Code.UNHEALTHY, _healthy),
+        CARD_UNHEALTHY: _would_fit(snapshot, judged_node, Code.UNHEALTHY, _healthy),
         CORDONED: _would_fit(snapshot, judged_node, Code.CORDONED, lambda held: replace(held, cordoned=False)),
     }
     evidence = (_wants(judged_node), *_each_card(judged_node), *_of_hami(judged_node))
     for cause, nodes in healed.items():
         for node in nodes:
             remedy = _heal(cause, node)
-            yield FoundCause(cause, node.subject, evidence, remedy, judged_node.waiting.names, because_of=because)
+            yield judged_node.waiting.found(cause, *evidence, subject=node.subject, remedy=remedy, because_of=because)
     if any(healed.values()):
         return
     code = _main(judged_node)
     cause, messages = _CAUSES[code.value], (*_summary(judged_node, code), *evidence, *_differs(judged_node, code))
     subject, more = _subject(snapshot, judged_node, code)
     remedy = tuple(_fix(judged_node, code))
-    yield FoundCause(cause, subject, (*messages, *more), remedy, judged_node.waiting.names, because_of=because)
+    yield judged_node.waiting.found(cause, *messages, *more, subject=subject, remedy=remedy, because_of=because)
 
 
 def _healthy(held: CardUsage) -> CardUsage:
@@ -315,9 +369,8 @@ def _each_card(judged_node: _Judged) -> Iterator[str]:
 def _card(card: CardVerdict, held: CardUsage | None) -> str:
     kind = f", it is {held.card.kind}" if card.code is Code.TYPE and held is not None else ""
     pods = held.pods if held is not None else ()
-    by = ", ".join(f"{pod} {part_text(part)}" for pod, part in islice(pods, _MOST_PODS))
-    more = f" and {len(pods) - _MOST_PODS} more" if len(pods) > _MOST_PODS else ""
-    return f"card {card.uuid} {card}{kind}" + (f" (used by {by}{more})" if by and card.code is not None else "")
+    by = named((f"{pod} {part_text(part)}" for pod, part in pods), _MOST_PODS)
+    return f"card {card.uuid} {card}{kind}" + (f" (used by {by})" if by and card.code is not None else "")
 
 
 def _summary(judged_node: _Judged, code: Code) -> Iterator[str]:
@@ -363,11 +416,9 @@ def _subject(snapshot: Snapshot, judged_node: _Judged, code: Code) -> tuple[str,
         case Code.SLOTS | Code.EXCLUSIVE:
             return f"resource/{settings.count_name}", ()
         case Code.TYPE | Code.UUID | Code.NUMA:
-            annotations = judged_node.waiting.pods[0].meta.annotations
+            written = judged_node.waiting.pods[0].card_options.written
             keys = (*_CARD_OPTIONS, NUMA_BIND) if code is Code.NUMA else _CARD_OPTIONS
-            return judged_node.waiting.workload, tuple(
-                f"{key}: {annotations[key]}" for key in keys if key in annotations
-            )
+            return judged_node.waiting.workload, tuple(f"{key}: {written[key]}" for key in keys if key in written)
     return judged_node.waiting.workload, ()
 
 
@@ -391,8 +442,8 @@ def _fix(judged_node: _Judged, code: Code) -> Iterator[str]:
 
 def _heal(cause: Cause, node: Node) -> tuple[str, ...]:
     if cause is CORDONED:
-        look = command("kubectl", "get", "node", node.name, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED}}}")
-        lift = command("kubectl", "annotate", "node", node.name, f"{CORDON}-")
+        look = kubectl("get", node.meta, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED}}}")
+        lift = kubectl("annotate", node.meta, f"{CORDON}-")
         return f"Check which cards are cordoned: {look}", f"When they are healthy: {lift}"
     return f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
 

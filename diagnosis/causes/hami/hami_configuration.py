@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from diagnosis.facts.commands import kubectl
 from diagnosis.hami.installation import is_there
 from diagnosis.hami.settings import DEVICE_CONFIG, KEYS, read_settings
-from diagnosis.model import Cause, CauseSeverity, FoundCause, Search, command
+from diagnosis.model import CauseSeverity, Family, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
 
 _SOURCE = "HAMi, pkg/scheduler/config, and its chart's templates/scheduler/device-configmap.yaml"
-UNREADABLE = Cause(
+_fault = Family(None)
+UNREADABLE = _fault(
     "HamiConfigurationUnreadable",
-    CauseSeverity.HIGH,
-    None,
     "HAMi's device configuration is invalid YAML: its scheduler and device plugins can't restart with it.",
     "Fix the document, then restart the scheduler and the device plugins.",
-    _SOURCE,
+    source=_SOURCE,
 )
-MISPLACED = Cause(
+MISPLACED = _fault(
     "HamiSettingMisplaced",
-    CauseSeverity.MEDIUM,
-    None,
     "A HAMi setting for NVIDIA's cards is outside of `nvidia:` in the configuration, so it has no effect.",
     "Move it under `nvidia:`, then restart the scheduler and the device plugins.",
-    _SOURCE,
+    severity=CauseSeverity.MEDIUM,
+    source=_SOURCE,
 )
 
 
@@ -47,7 +46,7 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _edit(config_map: ConfigMap) -> str:
-    edit = command("kubectl", "-n", config_map.meta.namespace, "edit", "configmap", config_map.meta.name)
+    edit = kubectl("edit", config_map.meta)
     return f"Fix {DEVICE_CONFIG}, in its Helm values or directly: {edit}. HAMi's pods read it when they start."
 
 

@@ -9,35 +9,86 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 from diagnosis.causes.device_plugins import UNHEALTHY, missing_labels
-from diagnosis.causes.hami.hami_causes import (
-    CLOCK_APART,
-    LOCK_STALE,
-    NOT_REGISTERED,
-    PLUGIN_NOT_MEANT,
-    PLUGIN_SILENT,
-    REGISTER_STALE,
-    REGISTER_UNREADABLE,
-)
-from diagnosis.causes.hami.hami_causes import UNHEALTHY as CARD_UNHEALTHY
+from diagnosis.causes.hami.hami_causes import codes
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.unready_components import NOT_READY, last_line
 from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.facts.pod_stage import stage
 from diagnosis.facts.quantity import counted
 from diagnosis.hami.command_line import LOCK_EXPIRES
-from diagnosis.hami.grants import BindPhase, grant
-from diagnosis.hami.handshake import Handshake, HandshakeState, handshake
 from diagnosis.hami.installation import Installation, elsewhere, installations, is_there, offered, plugin_pods, serving
-from diagnosis.hami.node_lock import LOCK, NodeLock, node_lock
-from diagnosis.hami.registration import Registration, RegistrationFormat, registration
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
-from diagnosis.model import Certainty, FoundCause, Origin, Search, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.hami_node import LOCK, Handshake, HandshakeState, NodeLock, Registration, RegistrationFormat
+from diagnosis.snapshot.hami_pod import BindPhase
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.moments import is_future
+from healthcheck.text.naming import named
+
+_fault = Family(None)
+_scheduled = Family(Link.SCHEDULED)
+_DEVICES = "HAMi, pkg/device/devices.go"
+_OF_NODE = tuple(cause.name for cause in NODES)
+PLUGIN_NOT_MEANT = _fault(
+    "HamiPluginNotOnNode",
+    "A GPU node has no HAMi device plugin, because it lacks the label that the plugin's DaemonSet selects.",
+    "Label the node if HAMi should share its cards.",
+    source="HAMi's chart, devicePlugin.nvidiaNodeSelector: gpu=on",
+)
+NOT_REGISTERED = _fault(
+    "HamiNodeNotRegistered",
+    "HAMi's device plugin runs on a node and has not registered its cards there: HAMi reports `node unregistered`.",
+    "Read the plugin's log: it finds no card, or lacks the permission to write to the node.",
+    source=f"{_DEVICES}; the annotation hami.io/node-nvidia-register",
+)
+REGISTER_STALE = _fault(
+    "HamiRegistrationStale",
+    "HAMi's state lists a node's cards although its device plugin no longer advertises them: the kubelet offers none.",
+    "Restore HAMi's device plugin on the node.",
+    source=f"{_DEVICES}; hami.io/node-nvidia-register and the node's allocatable nvidia.com/gpu",
+    follows=("HamiDevicePluginNotReady", "HamiPluginNotOnNode", "UnhealthyGpus", "NodeWithheld", *_OF_NODE),
+)
+REGISTER_UNREADABLE = _fault(
+    "HamiVersionSkew",
+    "Nodes are registered in a format that the scheduler's version does not read: it knows none of their cards.",
+    "Use one version for scheduler and device plugins. HAMi reads JSON since 2.8, its own text format up to 2.7.",
+    source="HAMi 140b2cb5: the register's format changed with 2.8.0",
+)
+LOCK_STALE = _fault(
+    "HamiNodeLockStale",
+    "A node is locked for a pod that HAMi will not finish binding, so no other pod is bound there.",
+    "Find out why the device plugin did not finish that pod, then remove the lock from the node.",
+    severity=CauseSeverity.MEDIUM,
+    source="HAMi, pkg/util/nodelock: the annotation hami.io/mutex.lock; five minutes unless scheduler.nodeLockExpire "
+    "is set",
+    follows=("HamiDevicePluginNotReady", "HamiRegistrationStale"),
+)
+CLOCK_APART = _fault(
+    "HamiHandshakeClockApart",
+    "HAMi up to 2.7 ignores a node with a working device plugin: their clocks or time zones differ.",
+    "Run the scheduler pod in UTC and set the node's clock, or upgrade HAMi: 2.8 no longer uses the handshake.",
+    source="HAMi 2.5 to 2.7 write the handshake in local time and read it as UTC",
+)
+PLUGIN_SILENT = _fault(
+    "HamiPluginSilent",
+    "A node's device plugin does not respond to the handshake of HAMi up to 2.7: HAMi allocates no card there.",
+    "Restart the device plugin pod on the node.",
+    source=f"{_DEVICES}; the annotation hami.io/node-handshake",
+)
+CARD_UNHEALTHY = _scheduled(
+    "HamiCardUnhealthy",
+    "Suitable cards are registered as unhealthy.",
+    "Check the GPUs of the node: their plugin observed an Xid, or NVML does not respond.",
+    codes("CardNotHealth", "CardUnhealthy"),
+    source="CardNotHealth, CardUnhealthy",
+    follows=("HamiRegistrationStale", "UnhealthyGpus", "NodeWithheld"),
+)
+
 
 _REGISTERS = timedelta(minutes=5)
 """A plugin registers within seconds; it retries every 30 s if the API server refuses."""
@@ -45,7 +96,7 @@ _READS_JSON = (2, 8)
 _SILENT = timedelta(minutes=5)
 _ZONES = timedelta(minutes=15)
 """Time zones differ by multiples of 15 minutes."""
-_MOST_CARDS = 4
+_MOST_NAMED = 4
 _SLACK = timedelta(minutes=2)
 _RELEASED = timedelta(minutes=1)
 
@@ -70,48 +121,44 @@ def find_unmeant(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Compare the registration of each node with its offer, and check that the scheduler can read it."""
-    every = installations(snapshot)
-    there = plugin_pods(every)
+    there = plugin_pods(installations(snapshot))
     for node in snapshot.nodes:
-        registered, pods = registration(node), there.get(node.name, ())
+        registered, pods = node.hami.registration, there.get(node.name, ())
         if not is_judged(node, snapshot.now) or is_changed(node):
             continue
         starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
-        offer = offered(node, every)
+        offer = offered(snapshot, node)
         if registered is not None and registered.cards and offer.is_none and not starting:
             yield _stale(snapshot, node, registered, pods)
         elif pods and not (registered is not None and registered.cards) and not offer.is_none:
-            yield from _unregistered(snapshot, every, node, registered, pods)
+            yield from _unregistered(snapshot, node, registered, pods)
 
 
 def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield cards that their plugin reports as unhealthy, whether or not pods wait for them."""
     for node in snapshot.nodes:
-        registered = registration(node)
-        sick = [card for card in registered.cards if not card.healthy] if registered is not None else []
-        if registered is not None and sick and is_judged(node, snapshot.now) and not is_changed(node):
-            named = ", ".join(card.uuid for card in sick[:_MOST_CARDS])
-            more = f" and {len(sick) - _MOST_CARDS} more" if len(sick) > _MOST_CARDS else ""
-            evidence = (
-                f"{node.subject}: {len(sick)} of {len(registered.cards)} cards registered as unhealthy: {named}{more}",
-            )
-            because = origins((REGISTER_STALE, UNHEALTHY, WITHHELD), node.subject)
+        sick = [card for card in node.hami.cards if not card.healthy]
+        if sick and is_judged(node, snapshot.now) and not is_changed(node):
+            count = f"{len(sick)} of {len(node.hami.cards)} cards registered as unhealthy"
+            evidence = (f"{node.subject}: {count}: {named((card.uuid for card in sick), _MOST_NAMED)}",)
             remedy = (f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
-            yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
+            yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,))
 
 
 def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each scheduler whose version can't read the registrations of its nodes."""
-    every = installations(snapshot)
-    for installation in every:
-        reads, others = installation.version, elsewhere(installation, every)
+    for installation in installations(snapshot):
+        reads, others = installation.version, elsewhere(snapshot, installation)
         if reads is None or installation.scheduler is None:
             continue
         form = RegistrationFormat.JSON if reads >= _READS_JSON else RegistrationFormat.TEXT
-        entries = [(node, registration(node)) for node in snapshot.nodes if node.name not in others]
-        other = [(node, its) for node, its in entries if its is not None and its.cards and its.form is not form]
-        if other:
-            yield _skew(installation, installation.scheduler, form, [node for node, _ in other])
+        own = [
+            node
+            for node in snapshot.nodes
+            if node.name not in others and (its := node.hami.registration) and its.cards and its.form is not form
+        ]
+        if own:
+            yield _skew(installation, installation.scheduler, form, own)
 
 
 def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -119,13 +166,12 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
 
     Only versions of the scheduler that still use the handshake are checked.
     """
-    every = installations(snapshot)
-    asking = [each for each in every if each.version is not None and each.version <= ANSWERED_UNTIL]
+    asking = [each for each in installations(snapshot) if each.version is not None and each.version <= ANSWERED_UNTIL]
     for node_name, pods in plugin_pods(asking).items():
         node = snapshot.by_node.get(node_name)
-        said = handshake(node) if node is not None else None
+        said = node.hami.handshake if node is not None else None
         working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-        if node is None or said is None or said.at is None or not working or offered(node, every).is_none:
+        if node is None or said is None or said.at is None or not working or offered(snapshot, node).is_none:
             continue
         if is_judged(node, snapshot.now) and _answers_of_old(pods):
             yield from _given_up(snapshot, node, said, working)
@@ -133,11 +179,9 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_locks(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield node locks that are stale."""
-    every = installations(snapshot)
     for node in snapshot.nodes:
-        lock = node_lock(node)
-        if lock is not None:
-            own = serving(node, every)
+        if (lock := node.hami.lock) is not None:
+            own = serving(snapshot, node)
             expires = own.command_line.lock_expires if own is not None else LOCK_EXPIRES
             if why := _why_stale(snapshot, lock, expires):
                 yield _locked(snapshot, node, lock, why)
@@ -149,7 +193,7 @@ def _unmeant(node: Node, plugin: Component) -> FoundCause:
     if not unmet and not taints:
         lacks = "its node affinity does not match the node"
     evidence = (f"{node.subject} has GPUs and offers none; {plugin.subject} does not run there: {lacks}",)
-    label = command("kubectl", "label", "node", node.name, *unmet) if unmet else ""
+    label = kubectl("label", node.meta, *unmet) if unmet else ""
     remedy = (
         f"Label the node: {label}" if unmet else f"Let {plugin.subject} run there (Helm: devicePlugin.tolerations)."
     )
@@ -157,47 +201,41 @@ def _unmeant(node: Node, plugin: Component) -> FoundCause:
 
 
 def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Iterable[Pod]) -> FoundCause:
-    offer = offered(node, installations(snapshot))
+    offer = offered(snapshot, node)
     evidence = [f"{node.subject}: {counted(len(registration.cards), 'card')} registered, {offer}"]
     remedy = []
     for pod in pods:
         evidence.append(f"{pod.subject}: {stage(pod, snapshot.now)}")
         line = last_line(snapshot.logs.get((pod.subject, "device-plugin"), ""))
         evidence += [f"its log: {line}"] if line else []
-        words = ("kubectl", "-n", pod.meta.namespace)
         remedy = [
-            f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
-            f"Restart it: {command(*words, 'delete', 'pod', pod.meta.name)}",
+            f"Read the plugin's log: {logs(pod.meta, '-c', 'device-plugin', '--tail=50')}",
+            f"Restart it: {kubectl('delete', pod.meta)}",
         ]
     if not remedy:
         evidence.append("no HAMi device plugin pod runs on the node")
-        look = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-        remedy = [f"Find out why the plugin does not run there: {look}"]
-    above = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, UNHEALTHY, WITHHELD, *NODES)
-    because = origins(above, node.subject)
-    return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
+        remedy = [f"Find out why the plugin does not run there: {pods_on(node.name)}"]
+    return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,))
 
 
 def _unregistered(
     snapshot: Snapshot,
-    every: tuple[Installation, ...],
     node: Node,
     registration: Registration | None,
     pods: Iterable[Pod],
 ) -> Iterator[FoundCause]:
     working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-    if not working or not any(installation.scheduler is not None for installation in every):
+    if not working or not any(installation.scheduler is not None for installation in installations(snapshot)):
         return
     pod = working[0]
     has = "no annotation hami.io/node-nvidia-register"
     if registration is not None:
         has = f"its registration names no card{f': {registration.unreadable}' if registration.unreadable else ''}"
-    evidence = (f"{node.subject}: {has}; {offered(node, every)}", f"{pod.subject} is ready")
-    words = ("kubectl", "-n", pod.meta.namespace)
+    evidence = (f"{node.subject}: {has}; {offered(snapshot, node)}", f"{pod.subject} is ready")
     remedy = (
-        f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
+        f"Read the plugin's log: {logs(pod.meta, '-c', 'device-plugin', '--tail=50')}",
         f"Check whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', _as(pod))}",
-        f"Let it register again: {command(*words, 'delete', 'pod', pod.meta.name)}",
+        f"Let it register again: {kubectl('delete', pod.meta)}",
     )
     yield FoundCause(NOT_REGISTERED, node.subject, evidence, remedy, (node.subject,))
 
@@ -207,10 +245,13 @@ def _as(pod: Pod) -> str:
 
 
 def _skew(installation: Installation, scheduler: Component, form: RegistrationFormat, nodes: list[Node]) -> FoundCause:
-    named = ", ".join(node.subject for node in nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    names = tuple(node.subject for node in nodes)
     other = RegistrationFormat.TEXT if form is RegistrationFormat.JSON else RegistrationFormat.JSON
     plugins = sorted({plugin.version for plugin in installation.plugins})
-    evidence = [f"{scheduler.subject} is {scheduler.version} and reads {form.value}", f"{named}: {other.value}"]
+    evidence = [
+        f"{scheduler.subject} is {scheduler.version} and reads {form.value}",
+        f"{named(names, _MOST_NAMED)}: {other.value}",
+    ]
     if plugins:
         evidence.append(f"device plugins: {', '.join(plugins)}")
     look = command("kubectl", "-n", installation.namespace, "get", "pods", "-o", "wide")
@@ -218,7 +259,6 @@ def _skew(installation: Installation, scheduler: Component, form: RegistrationFo
         f"Upgrade the whole release, and check that all of its pods were replaced: {look}",
         "A plugin of the matching version rewrites the registration within a minute.",
     )
-    names = tuple(node.subject for node in nodes)
     return FoundCause(REGISTER_UNREADABLE, scheduler.subject, tuple(evidence), remedy, names)
 
 
@@ -236,7 +276,7 @@ def _given_up(snapshot: Snapshot, node: Node, handshake: Handshake, pods: list[P
         return
     off = min(apart % _ZONES, _ZONES - apart % _ZONES)
     shown = f"{node.subject}: hami.io/node-handshake is {handshake.text}, {_minutes(apart)} from now"
-    evidence = (shown, f"{', '.join(pod.subject for pod in pods)}: ready; {offered(node, installations(snapshot))}")
+    evidence = (shown, f"{', '.join(pod.subject for pod in pods)}: ready; {offered(snapshot, node)}")
     if (
         not handshake.zoned
         and (off < _SLACK or is_future(handshake.at, snapshot.now))
@@ -245,8 +285,7 @@ def _given_up(snapshot: Snapshot, node: Node, handshake: Handshake, pods: list[P
         result = (*evidence, "the difference matches a time zone: the scheduler writes local time and reads it as UTC")
         yield FoundCause(CLOCK_APART, node.subject, result, (), (node.subject,), Certainty.LIKELY)
         return
-    gone = command("kubectl", "-n", pods[0].meta.namespace, "delete", "pod", pods[0].meta.name)
-    remedy = (f"Restart the plugin pod: {gone}",)
+    remedy = (f"Restart the plugin pod: {kubectl('delete', pods[0].meta)}",)
     yield FoundCause(PLUGIN_SILENT, node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY)
 
 
@@ -268,8 +307,7 @@ def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
     if owner is None:
         known = {pod.meta.namespace for pod in snapshot.pods}
         return f"its owner {lock.pod} is gone" if lock.pod.split("/")[1] in known else ""
-    bound = grant(owner.meta)
-    done = owner.phase != "Pending" or (bound is not None and bound.phase is BindPhase.FAILED)
+    done = owner.phase != "Pending" or (owner.grant is not None and owner.grant.phase is BindPhase.FAILED)
     return f"its owner {lock.pod} is {owner.phase}" if done else ""
 
 
@@ -279,14 +317,13 @@ def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCa
         f"{node.subject}: {LOCK} is {lock.text}: {why}",
         *(f"{pod.subject} waits for it" for pod in waiting[:3]),
     )
-    there = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
+    there = pods_on(node.name)
     remedy = (
         f"Find out why the device plugin there did not finish: {there}",
-        f"Remove the lock: {command('kubectl', 'annotate', 'node', node.name, f'{LOCK}-')}",
+        f"Remove the lock: {kubectl('annotate', node.meta, f'{LOCK}-')}",
     )
     affected = tuple(pod.subject for pod in waiting) or (node.subject,)
-    because = origins((NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE), node.subject)
-    return FoundCause(LOCK_STALE, node.subject, evidence, remedy, affected, because_of=because)
+    return FoundCause(LOCK_STALE, node.subject, evidence, remedy, affected)
 
 
 def _names(pod: Pod, node: Node) -> bool:

@@ -9,26 +9,62 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.causes.hami.hami_causes import (
-    BIND_FAILS,
-    EXTENDER,
-    EXTENDER_SLOW,
-    FILTERED_ONLY,
-    LOCK_STALE,
-    NO_RIGHT,
-    WRITE_FAILS,
-)
+from diagnosis.causes.hami.hami_causes import CHART
+from diagnosis.causes.hami.hami_nodes import LOCK_STALE
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
+from diagnosis.causes.unscheduled.waiting import Waiting, refusal, unplaced, unschedulable
+from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.pod_stage import StageKind, stage
-from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, is_there, schedulers
-from diagnosis.model import Cause, Certainty, FoundCause, Search, command, origins
+from diagnosis.hami.installation import Installation, installation_of, is_scheduled, is_there
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import ContainerState, Pod
+
+_scheduled = Family(Link.SCHEDULED)
+_SCHEDULER = "HAMi, pkg/scheduler/scheduler.go"
+EXTENDER = _scheduled(
+    "HamiExtenderUnreachable",
+    "kube-scheduler in HAMi's pod gets no response from HAMi's extender, so it schedules no GPU pod.",
+    "Check the container vgpu-scheduler-extender: its restarts and its log.",
+    source=f"{CHART}/configmapnew.yaml: urlPrefix of the extender",
+)
+EXTENDER_SLOW = _scheduled(
+    "HamiExtenderSlow",
+    "HAMi's extender responds to kube-scheduler too late, so pods are not scheduled, or only sometimes.",
+    "Check its CPU limit; with --profiling it serves /debug/pprof on its https port.",
+    severity=CauseSeverity.MEDIUM,
+    source=f"{CHART}/configmapnew.yaml: httpTimeout",
+)
+NO_RIGHT = _scheduled(
+    "HamiMayNotWrite",
+    "HAMi's scheduler lacks the permission to write to pods or nodes, so no pod is bound.",
+    "Restore its service account's permissions from the chart's ClusterRole.",
+    source=f"{_SCHEDULER}, Bind",
+)
+WRITE_FAILS = _scheduled(
+    "HamiWriteFails",
+    "The API server or etcd rejects the writes of HAMi's scheduler at binding.",
+    "Check the API server and etcd; HAMi retries.",
+    source=f"{_SCHEDULER}, Bind",
+)
+BIND_FAILS = _scheduled(
+    "HamiBindingFails",
+    "HAMi has found a node for the pod but can't bind it there.",
+    "Read the reason in its message.",
+    source=f"{_SCHEDULER}, Bind: the event BindingFailed",
+)
+FILTERED_ONLY = _scheduled(
+    "HamiFilteredNotBound",
+    "HAMi has found a node with cards for the pod, but another scheduler rule prevents the binding.",
+    "Read the log of the container kube-scheduler in HAMi's scheduler pod for this pod.",
+    severity=CauseSeverity.MEDIUM,
+    source=f"{_SCHEDULER}: the event FilteringSucceed",
+)
+
 
 _CALLED = re.compile(r"Post \\?\"https?://[^ \"]{1,200}/(filter|bind)\\?\": (.{1,600})", re.ASCII | re.DOTALL)
 """Message of kube-scheduler about an extender that did not respond."""
@@ -50,23 +86,22 @@ _MOST = 300
 
 def find_unbound(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the step that fails for waiting pods: a step before or after HAMi's filter."""
-    every = installations(snapshot)
     for waiting in unschedulable(snapshot):
-        if waiting.hami and every:
-            yield from _judged(snapshot, installation_of(waiting.pods[0], every), waiting)
+        own = installation_of(snapshot, waiting.pods[0]) if waiting.hami else None
+        if own is not None:
+            yield from _judged(snapshot, own, waiting)
     for pod in unplaced(snapshot):
         # The pod's condition holds kube-scheduler's error. Here there is no condition yet.
-        if every and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(pod, schedulers(every)):
-            last = _last((pod,), snapshot)
+        own = installation_of(snapshot, pod)
+        if own is not None and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(snapshot, pod):
+            last = newest_event(snapshot, (pod,))
             if last is not None and last.reason == "FilteringSucceed":
-                yield from _filtered(
-                    snapshot, installation_of(pod, every), last, (snapshot.line(pod.meta)[-1], (pod.subject,))
-                )
+                yield from _filtered(snapshot, own, last, (snapshot.line(pod.meta)[-1], (pod.subject,)))
 
 
-def _last(pods: Iterable[Pod], snapshot: Snapshot) -> Event | None:
+def newest_event(snapshot: Snapshot, pods: Iterable[Pod]) -> Event | None:
     """Return the newest event of HAMi's scheduler about any of the pods."""
-    events = [event for pod in pods for event in events_of(snapshot, pod) if event.reason in _OF_HAMI]
+    events = [event for pod in pods for event in snapshot.events_of(pod) if event.reason in _OF_HAMI]
     return max(events, key=lambda event: str(event.last), default=None)
 
 
@@ -75,7 +110,7 @@ def _judged(snapshot: Snapshot, installation: Installation, waiting: Waiting) ->
     if called is not None:
         yield _unanswered(snapshot, installation, waiting, called)
         return
-    last = _last(waiting.pods, snapshot)
+    last = newest_event(snapshot, waiting.pods)
     failed = last is not None and last.reason == "BindingFailed"
     text = last.message if last is not None and failed else waiting.message
     if failed or waiting.fit is None:
@@ -103,7 +138,7 @@ def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting
         )
     nodes = (f"node/{pod.spec.node}" for pod in _pods(installation))
     because = origins((NOT_READY[Role.HAMI_SCHEDULER],), installation.subject, *nodes)
-    return FoundCause(cause, installation.subject, tuple(evidence), tuple(remedy), waiting.names, because_of=because)
+    return waiting.found(cause, *evidence, subject=installation.subject, remedy=tuple(remedy), because_of=because)
 
 
 def _extender(snapshot: Snapshot, installation: Installation) -> Iterator[str]:
@@ -141,11 +176,13 @@ def _unwritten(installation: Installation, waiting: Waiting, text: str, *, faile
         return
     elif _SERVER.search(text):
         remedy = ("Check the API server and etcd: health, latency, and throttled requests.",)
-        yield FoundCause(WRITE_FAILS, installation.subject, evidence, remedy, waiting.names, Certainty.LIKELY)
+        yield waiting.found(
+            WRITE_FAILS, *evidence, subject=installation.subject, remedy=remedy, certainty=Certainty.LIKELY
+        )
     elif failed or "bind" in text.lower():
         remedy = (f"Read its errors: {_logs(installation)}",)
         because = origins((LOCK_STALE,), *(f"node/{name}" for name in _nodes_in(text)))
-        yield FoundCause(BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, because)
+        yield waiting.found(BIND_FAILS, *evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because)
 
 
 def _forbidden(
@@ -154,12 +191,11 @@ def _forbidden(
     user, verb, resource = match.groups()
     account = _ACCOUNT.match(user)
     where = subject("ServiceAccount", account[1], account[2]) if account else installation.subject
-    ask = command("kubectl", "auth", "can-i", verb, resource, f"--as={user}")
     remedy = (
-        f"Check its permissions: {ask}",
+        f"Check its permissions: {command('kubectl', 'auth', 'can-i', verb, resource, f'--as={user}')}",
         "Upgrade the whole release: its ClusterRole has the permissions of this version.",
     )
-    return FoundCause(NO_RIGHT, where, evidence, remedy, waiting.names)
+    return waiting.found(NO_RIGHT, *evidence, subject=where, remedy=remedy)
 
 
 def _filtered(

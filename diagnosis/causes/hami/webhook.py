@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diagnosis.causes.hami.control_plane import unreachable
-from diagnosis.causes.hami.hami_causes import (
-    IGNORED,
-    MISSED,
-    NODE_NAMED,
-    NOT_SEEN,
-    OTHER_SCHEDULER,
-    PRIVILEGED,
-    WEBHOOK_MISSING,
-)
+from diagnosis.causes.hami.hami_causes import CHART, NODE_NAMED, PLUGIN_FILES, PRIVILEGED, WEBHOOK_FILE
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import is_ready
 from diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
 from diagnosis.facts.symptoms import replaced
@@ -26,11 +19,47 @@ from diagnosis.hami.installation import (
     is_there,
     schedulers,
 )
-from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search, command, origins
+from diagnosis.model import Cause, Certainty, Family, FoundCause, Link, Origin, Search, origins, rejecting
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.moments import timestamp
+
+_fault = Family(None)
+_admitted = Family(Link.ADMITTED)
+_accepted = Family(Link.ACCEPTED)
+WEBHOOK_MISSING = _fault(
+    "HamiWebhookMissing",
+    "HAMi's scheduler has no webhook that assigns pods to it: Kubernetes' scheduler gets all pods and knows no shares.",
+    "Reinstall HAMi's chart with its admission webhook.",
+    source=f"{CHART}/webhook.yaml: the webhook vgpu.hami.io",
+)
+IGNORED = _admitted(
+    "HamiWebhookIgnored",
+    "GPU pods do not reach HAMi's webhook, because of a label or its selector: Kubernetes' scheduler schedules them.",
+    "Remove the label, or change the webhook's selector; then create the pods again.",
+    source="the label hami.io/webhook=ignore; namespaceSelector and objectSelector of the webhook",
+)
+OTHER_SCHEDULER = _admitted(
+    "HamiOtherScheduler",
+    "A workload names another scheduler, and HAMi's webhook does not replace it: its pods get no card.",
+    "Remove schedulerName from the pod template, or set HAMi's scheduler there.",
+    source=f"{WEBHOOK_FILE}: `pod already has different scheduler assigned`, since 2.7",
+)
+MISSED = _admitted(
+    "HamiWebhookMissed",
+    "GPU pods were created while HAMi's webhook did not respond; failurePolicy Ignore let them pass unchanged.",
+    "When the webhook responds again, delete the pods: their controller creates new ones, which pass the webhook.",
+    source="failurePolicy: Ignore of the webhook vgpu.hami.io, the chart's default",
+)
+NOT_SEEN = _accepted(
+    "HamiNoBindingPod",
+    "HAMi's device plugin got a card request for a pod that HAMi's scheduler has not bound.",
+    "Find out why the pod did not reach HAMi's webhook, then create the pod again.",
+    rejecting(r"no binding pod found on node|no node lock naming a pending pod", PLUGIN_FILES),
+    source="HAMi, GetPendingPod: `no binding pod found on node`",
+)
+
 
 _LEAVES_OTHERS = (2, 7)
 """First version that does not replace another scheduler's name."""
@@ -41,9 +70,8 @@ _DEFAULT = ("", "default-scheduler")
 def find_bypassed(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that missed the webhook: rejected by the kubelet, or waiting for a share of a HAMi card."""
     every = installations(snapshot)
-    names = schedulers(every)
     for pod in gpu_pods(snapshot):
-        if every and not is_scheduled(pod, names) and _suffers(snapshot, pod):
+        if every and not is_scheduled(snapshot, pod) and _suffers(snapshot, pod):
             asked = tuple(installation for installation in every if asks_for(pod.spec, installation.settings))
             yield _bypassed(snapshot, asked or every, pod)
 
@@ -85,7 +113,7 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
         message = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io for {every[0].subject}"
         return FoundCause(WEBHOOK_MISSING, every[0].subject, (message, shown), (), (pod.subject,))
     evidence = (shown, *(line for installation in every for line in _was_away(installation, pod)))
-    gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
+    gone = kubectl("delete", pod.meta)
     remedy = (f"When the webhook responds, delete the pod; it is created again: {gone}", *_for_the_next_time(every))
     because = tuple(pair for installation in every for pair in unreachable(installation))
     doubts = tuple(_doubts(snapshot, every))
@@ -120,8 +148,8 @@ def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, wr
     refusing = [(hook, why) for hook in hooks if (why := _unselected(hook, space.labels if space else None, pod))]
     if hooks and len(refusing) == len(hooks):
         hook, why = refusing[0]
-        edit = command("kubectl", "edit", hook.configuration.kind.lower(), hook.configuration.name)
-        return IGNORED, hook.configuration.subject, f"{hook.configuration.subject}: {why}", (f"Change it: {edit}",)
+        remedy = (f"Change it: {kubectl('edit', hook.configuration)}",)
+        return IGNORED, hook.configuration.subject, f"{hook.configuration.subject}: {why}", remedy
     return None
 
 
@@ -137,7 +165,7 @@ def _unselected(hook: Webhook, labels: object, pod: Pod) -> str:
 
 def _left_alone(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
     """Return the cause if the webhook was called and left the pod unchanged; None if none is known."""
-    ours = " or ".join(sorted(schedulers(every)))
+    ours = " or ".join(sorted(schedulers(snapshot)))
     new = any(installation.version is None or installation.version >= _LEAVES_OTHERS for installation in every)
     if pod.spec.scheduler not in _DEFAULT and new:
         message = f"{pod.subject} names the scheduler {pod.spec.scheduler}; HAMi's is {ours}"

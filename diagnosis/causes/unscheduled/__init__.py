@@ -5,8 +5,7 @@ The scheduler's arithmetic is repeated, and the node or rule that prevents the b
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 
@@ -25,11 +24,11 @@ from diagnosis.causes.unscheduled import (
 )
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_stuck, rooms, unschedulable, without
 from diagnosis.facts.fit_error import ReasonSubject
-from diagnosis.facts.gpu_nodes import devices_in, has_hami, has_nvidia
+from diagnosis.facts.gpu_nodes import devices_in, has_nvidia
 from diagnosis.facts.placement import has, selects
-from diagnosis.model import FoundCause, Search
+from diagnosis.model import Cause, Certainty, FoundCause, Search
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.grouping import grouped
 
 _FULL = (resources.IN_USE, resources.FRAGMENTED)
 _MOST = 4
@@ -48,6 +47,22 @@ WITHOUT_HOLDERS = frozenset(
     )
 )
 """Causes that the pod, its namespace and the nodes prove, regardless of the pods elsewhere."""
+_RULES = {
+    ReasonSubject.VOLUME_ELSEWHERE: volumes.ELSEWHERE,
+    ReasonSubject.VOLUME_BUSY: volumes.BUSY,
+    ReasonSubject.OTHER_PODS: volumes.OTHER_PODS,
+    ReasonSubject.SPREAD: volumes.OTHER_PODS,
+    ReasonSubject.PORTS: volumes.PORTS,
+}
+"""Causes by the scheduler's reason, of rules that only the scheduler can judge."""
+_OF_NODES = {
+    ReasonSubject.TAINT: refused.TAINTED,
+    ReasonSubject.CORDON: refused.CORDONED,
+    ReasonSubject.NOT_READY: refused.NOT_READY,
+    ReasonSubject.SELECTOR: selectors.UNMATCHED,
+    ReasonSubject.NODE_NAME: selectors.UNMATCHED,
+}
+"""Causes by the scheduler's reason, if the nodes are not visible."""
 _BEFORE_NODES = (ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND)
 
 
@@ -75,24 +90,21 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _is_fixed_since(snapshot: Snapshot, waiting: Waiting) -> bool:
-    waits_for_volumes = waiting.fit is not None and bool(waiting.fit.of(*_BEFORE_NODES))
-    return waits_for_volumes and (
+    return bool(waiting.reasons(*_BEFORE_NODES)) and (
         volumes.are_bound_now(snapshot, waiting) or volumes.are_being_created(snapshot, waiting)
     )
 
 
 def _left(snapshot: Snapshot, everywhere: Iterable[NodeUse]) -> list[NodeUse]:
     """Return nodes with pods that are being deleted normally, as they will be without these pods."""
-    going: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in snapshot.pods:
-        if pod.spec.node and not pod.over and pod.meta.deleted is not None and not is_stuck(snapshot, pod):
-            going[pod.spec.node].append(pod)
+    deleted = (pod for pod in snapshot.pods if pod.spec.node and not pod.over and pod.meta.deleted is not None)
+    going = grouped((pod.spec.node, pod) for pod in deleted if not is_stuck(snapshot, pod))
     return [without(room, going[room.node.name]) for room in everywhere if room.node.name in going]
 
 
 def _is_made_room(waiting: Waiting, left: Iterable[NodeUse]) -> bool:
     """Whether all waiting pods fit once the terminating pods are gone, as in a rollout."""
-    short = waiting.fit is not None and bool(waiting.fit.of(ReasonSubject.SHORT))
+    short = bool(waiting.reasons(ReasonSubject.SHORT))
     taking = [use for use in left if selects(waiting.spec, use.node) and not refused.closed_by(waiting.spec, use.node)]
     return short and bool(waiting.counted) and _places(waiting, taking) >= len(waiting.pods)
 
@@ -100,7 +112,7 @@ def _is_made_room(waiting: Waiting, left: Iterable[NodeUse]) -> bool:
 def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> bool:
     """Whether a suitable GPU node joined minutes ago and does not offer its GPUs yet, and the pods are young."""
     made = [pod.meta.created for pod in waiting.pods if pod.meta.created is not None]
-    short = waiting.fit is None or bool(waiting.fit.of(ReasonSubject.SHORT))
+    short = waiting.fit is None or bool(waiting.reasons(ReasonSubject.SHORT))
     if not short or not made or snapshot.now - min(made) > _LOOKS_AGAIN:
         return False
     new = (room.node for room in everywhere if refused.is_joining(snapshot, waiting.spec, room.node))
@@ -114,8 +126,8 @@ def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeU
     """
     if waiting.fit is None:
         flag_why = " " in waiting.message and not queues.is_error(waiting)
-        return flag_why and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
-    if not everywhere and not any(queues.is_old(snapshot, pod) for pod in waiting.pods):
+        return flag_why and not any(snapshot.is_new(pod.meta, queues.PATIENCE) for pod in waiting.pods)
+    if not everywhere and all(snapshot.is_new(pod.meta, queues.PATIENCE) for pod in waiting.pods):
         return False  # recent pods, and nodes are not visible
     return not _is_next(snapshot, waiting, everywhere)
 
@@ -128,8 +140,7 @@ def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]
     newest = max((pod.meta.created for pod in waiting.pods if pod.meta.created is not None), default=None)
     young = newest is not None and snapshot.now - newest < _LOOKS_AGAIN
     whole = len({pod.meta.namespace for pod in snapshot.pods}) > 1
-    short = waiting.fit is not None and bool(waiting.fit.of(ReasonSubject.SHORT))
-    return bool(everywhere) and young and whole and short
+    return bool(everywhere) and young and whole and bool(waiting.reasons(ReasonSubject.SHORT))
 
 
 def _for_workload(found: FoundCause, of: Waiting, to: Waiting) -> FoundCause:
@@ -144,7 +155,7 @@ def _for_workload(found: FoundCause, of: Waiting, to: Waiting) -> FoundCause:
 def _apart_from_nodes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield obstacles that apply before any node is judged."""
     yield from queues.find_error(waiting)
-    if waiting.fit is not None and waiting.fit.of(*_BEFORE_NODES):
+    if waiting.reasons(*_BEFORE_NODES):
         yield from volumes.find_volumes(snapshot, waiting)
     elif device_claims.is_dra(waiting):
         yield from device_claims.find_claims(snapshot, waiting)
@@ -163,7 +174,7 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
     devices = waiting.devices
     if waiting.hami:
         # A node without HAMi cards can't run these pods, however much room it has.
-        everywhere = [room for room in everywhere if has_hami(room.node)] or everywhere
+        everywhere = [room for room in everywhere if room.node.hami.shared] or everywhere
     offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
     if not offering:
         yield unknown_resources.find_apart(waiting)
@@ -232,7 +243,8 @@ def _places(waiting: Waiting, free: Sequence[NodeUse]) -> int:
 def _beyond_arithmetic(snapshot: Snapshot, waiting: Waiting, opened: Sequence[NodeUse]) -> Iterator[FoundCause]:
     elsewhere = list(volumes.find_elsewhere(snapshot, waiting, opened))
     yield from elsewhere
-    yield from (rule for rule in volumes.find_rules(waiting) if not elsewhere or rule.cause is not volumes.ELSEWHERE)
+    rules = _by_reasons(waiting, _RULES)
+    yield from (rule for rule in rules if not elsewhere or rule.cause is not volumes.ELSEWHERE)
     yield from queues.find_gang(snapshot, waiting, opened)
 
 
@@ -242,9 +254,18 @@ def _by_text_alone(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]
     Reasons about nodes with the GPUs rank before reasons about other nodes.
     """
     short = list(resources.find_by_text(snapshot, waiting))
-    found = [*refused.find_by_text(waiting), *selectors.find_by_text(waiting), *volumes.find_rules(waiting)]
-    above = hami.above(snapshot, waiting.pods[0])
-    yield from short or found or (replace(volumes.find_unexplained(waiting), because_of=above),)
+    found = short or list(_by_reasons(waiting, _OF_NODES | _RULES))
+    yield from found
+    if not found:
+        message, above = f"the scheduler: {waiting.message}", hami.above(snapshot, waiting.pods[0])
+        yield waiting.found(volumes.UNEXPLAINED, message, certainty=Certainty.LIKELY, because_of=above)
+
+
+def _by_reasons(waiting: Waiting, causes: Mapping[ReasonSubject, Cause]) -> Iterator[FoundCause]:
+    for reason in waiting.reasons(*causes):
+        cause = causes[reason.says]
+        own = selectors.requirements(waiting.spec) if cause is selectors.UNMATCHED else ()
+        yield waiting.found(cause, waiting.quote(reason), *own, certainty=Certainty.LIKELY)
 
 
 SEARCHES = (

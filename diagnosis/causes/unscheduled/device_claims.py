@@ -14,58 +14,50 @@ from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.offers import PublishedDevice, offered, published_anew, shut
 from diagnosis.causes.unscheduled.refused import closed_by, find_refused
 from diagnosis.causes.unscheduled.tainted_devices import TAINTED, find_tainted
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, unplaced
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, unplaced
+from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject
 from diagnosis.snapshot.pods import Pod
 
-NO_CLASS = Cause(
+_scheduled = Family(Link.SCHEDULED)
+NO_CLASS = _scheduled(
     "DeviceClassMissing",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A claim asks for a DeviceClass that does not exist.",
     "Name a class that exists, or install the DRA driver, which brings its own.",
 )
-NO_DEVICES = Cause(
+NO_DEVICES = _scheduled(
     "NoDevicesPublished",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "No node publishes devices of the DRA driver for the class of a claim.",
     "Check the kubelet plugin of the DRA driver on the GPU nodes.",
 )
-NO_MATCH = Cause(
+NO_MATCH = _scheduled(
     "NoDeviceMatchesClaim",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "No published device matches a claim, or too few match on one node.",
     "Change the claim's selectors or count to the existing devices.",
 )
-ALL_ALLOCATED = Cause(
+ALL_ALLOCATED = _scheduled(
     "DevicesAllAllocated",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Every device that would satisfy a claim is allocated to another claim.",
     "Wait, stop unneeded workloads, or add nodes; delete unused claims.",
+    severity=CauseSeverity.MEDIUM,
 )
-NO_CLAIM = Cause(
+NO_CLAIM = _scheduled(
     "ResourceClaimMissing",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod names a ResourceClaim or a template that does not exist, or its claim was not created.",
     "Create it in the pod's namespace, or correct the name in the workload.",
 )
-CLAIM_UNMET = Cause(
+CLAIM_UNMET = _scheduled(
     "ClaimNotSatisfied",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The scheduler can allocate no devices for a claim; the snapshot does not show the reason.",
     "Compare the claim's requests with the ResourceSlices.",
+    severity=CauseSeverity.MEDIUM,
 )
 CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, TAINTED, NO_CLAIM, CLAIM_UNMET)
 
@@ -84,14 +76,12 @@ _NOT_MADE = "FailedResourceClaimCreation"
 _PATIENCE = timedelta(minutes=1)
 _MOST = 5
 _RULES = "DeviceTaintRule"
+_SAYS = (ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING)
 _NEEDED = ("ResourceClaim", "ResourceClaimTemplate")
 
 
 def is_dra(waiting: Waiting) -> bool:
-    return bool(waiting.spec.claims) and (
-        waiting.fit is None
-        or bool(waiting.fit.of(ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING))
-    )
+    return bool(waiting.spec.claims) and (waiting.fit is None or bool(waiting.reasons(*_SAYS)))
 
 
 def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
@@ -100,12 +90,7 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     for claim in _claims(snapshot, waiting):
         if not claim.devices:
             found += (result for request in claim.requests for result in _judged(snapshot, waiting, claim, request))
-    if not found and waiting.fit is not None:
-        found += (
-            _by_text(snapshot, waiting, reason)
-            for reason in waiting.fit.of(ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING)
-        )
-    yield from found
+    yield from found or (_by_text(snapshot, waiting, reason) for reason in waiting.reasons(*_SAYS))
 
 
 def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -133,18 +118,18 @@ def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: Dev
 
 def _by_text(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> FoundCause:
     """Return the cause named by the scheduler's text, and by events of the controller that makes claims."""
-    noted = (event for pod in waiting.pods[:_MOST] for event in events_of(snapshot, pod) if event.reason == _NOT_MADE)
+    noted = (event for pod in waiting.pods[:_MOST] for event in snapshot.events_of(pod) if event.reason == _NOT_MADE)
     evidence = (f"the scheduler: {reason.text}", *(event.message for event in noted))
     if reason.says is ReasonSubject.CLASS_MISSING:
-        return FoundCause(NO_CLASS, f"deviceclass/{reason.what}", evidence, (), waiting.names, Certainty.LIKELY)
+        return waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{reason.what}", certainty=Certainty.LIKELY)
     if reason.says is ReasonSubject.CLAIM_MISSING:
         named = subject("ResourceClaim", waiting.pods[0].meta.namespace, reason.what)
         where = named if reason.what else waiting.workload
-        return FoundCause(NO_CLAIM, where, evidence, (), waiting.names, Certainty.LIKELY)
+        return waiting.found(NO_CLAIM, *evidence, subject=where, certainty=Certainty.LIKELY)
     if not snapshot.sees(_RULES):
         evidence += (f"whether a {_RULES} keeps work off devices is not visible: {snapshot.missing[_RULES]}",)
     above = tuple(_why_no_slices(snapshot))
-    return FoundCause(CLAIM_UNMET, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY, above)
+    return waiting.found(CLAIM_UNMET, *evidence, certainty=Certainty.LIKELY, because_of=above)
 
 
 def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
@@ -167,9 +152,7 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
         if not kinds:
             message = ", ".join(sorted(meta.name for meta in mine)[:_MOST]) or "none"
             evidence = f"{waiting.workload}: claim {name} names {source}, and {pod.meta.namespace} has {message}"
-            yield FoundCause(
-                NO_CLAIM, subject("ResourceClaim", pod.meta.namespace, source), (evidence,), (), waiting.names
-            )
+            yield waiting.found(NO_CLAIM, evidence, subject=subject("ResourceClaim", pod.meta.namespace, source))
         elif kinds == {"ResourceClaimTemplate"} and name not in pod.claim_names:
             evidence = f"{pod.subject}: no ResourceClaim was created from the template {source}"
             look = command(
@@ -181,12 +164,8 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
                 f"--field-selector=involvedObject.name={pod.meta.name}",
             )
             remedy = (f"kube-controller-manager creates it; check its events: {look}",)
-            yield FoundCause(
-                NO_CLAIM,
-                subject("ResourceClaimTemplate", pod.meta.namespace, source),
-                (evidence,),
-                remedy,
-                waiting.names,
+            yield waiting.found(
+                NO_CLAIM, evidence, subject=subject("ResourceClaimTemplate", pod.meta.namespace, source), remedy=remedy
             )
 
 
@@ -200,7 +179,7 @@ def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request:
         if snapshot.sees("DeviceClass") and request.device_class:
             classes = ", ".join(sorted(each.meta.name for each in snapshot.device_classes)[:_MOST]) or "none"
             evidence = (asks, f"existing DeviceClasses: {classes}")
-            yield FoundCause(NO_CLASS, f"deviceclass/{request.device_class}", evidence, (), waiting.names)
+            yield waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{request.device_class}")
         return
     if not snapshot.sees("ResourceSlice"):
         return
@@ -227,15 +206,15 @@ def _short(
         look = command("kubectl", "get", "pods", "-A", "-o", "wide")
         remedy = (f"Check the DRA driver's kubelet plugin on the GPU nodes: {look}",)
         above = tuple(_why_no_slices(snapshot))
-        yield FoundCause(
-            NO_DEVICES, f"deviceclass/{known.meta.name}", evidence, remedy, waiting.names, because_of=above
+        yield waiting.found(
+            NO_DEVICES, *evidence, subject=f"deviceclass/{known.meta.name}", remedy=remedy, because_of=above
         )
         return
     terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
     matching = [device for device in of_driver if all(_holds(term, device) for term in terms)]
     if _most_on_a_node(matching) < request.count:
         most = f"{len(matching)} of {len(of_driver)} devices match, {_most_on_a_node(matching)} on one node at most"
-        yield FoundCause(NO_MATCH, claim.meta.subject, (asks, *_unmet(terms, of_driver), most), (), waiting.names)
+        yield waiting.found(NO_MATCH, asks, *_unmet(terms, of_driver), most, subject=claim.meta.subject)
         return
     yield from _taken(snapshot, waiting, asked, matching)
 
@@ -271,7 +250,7 @@ def _taken(
     users = ", ".join(f"{name}: {count}" for name, count in held.most_common(_MOST))
     kept = [f"{name}: taint {taint.taint}" for name, taint in taints.items()]
     evidence = (asks, f"{message}; allocated to {users or 'no claim'}", *kept[:_MOST])
-    yield FoundCause(ALL_ALLOCATED, subject, evidence, (), waiting.names)
+    yield waiting.found(ALL_ALLOCATED, *evidence, subject=subject)
 
 
 def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequence[PublishedDevice]) -> bool:

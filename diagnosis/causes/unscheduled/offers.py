@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
@@ -12,6 +11,7 @@ from msgspec import Struct
 from diagnosis.facts.placement import tolerates
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceTaintRule, SliceDevice
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Taint
 from diagnosis.snapshot.pods import Toleration
 from healthcheck.node.device_pools import is_whole
@@ -75,10 +75,6 @@ def _taints(snapshot: Snapshot, offer: PublishedDevice) -> Iterator[BlockingTain
 
 
 @lru_cache(maxsize=1)
-def _rules(snapshot: Snapshot) -> Mapping[tuple[str, ...], list[DeviceTaintRule]]:
+def _rules(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[DeviceTaintRule]]:
     """Return the rules by driver, pool and device; '' for any."""
-    found: defaultdict[tuple[str, ...], list[DeviceTaintRule]] = defaultdict(list)
-    for rule in snapshot.device_rules:
-        if rule.selects:
-            found[rule.driver, rule.pool, rule.device].append(rule)
-    return found
+    return grouped(((rule.driver, rule.pool, rule.device), rule) for rule in snapshot.device_rules if rule.selects)

@@ -12,57 +12,49 @@ from decimal import Decimal
 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, group_of, tells_of_gang, unplaced
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, group_of, tells_of_gang, unplaced
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Component, is_ready
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO, asked_by
 from diagnosis.facts.quantity import shown
 from diagnosis.hami.installation import installations
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.kueue import Queue, Queued
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Pod
 
-KUEUE = Cause(
+_queued = Family(Link.QUEUED, severity=CauseSeverity.MEDIUM)
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+KUEUE = _queued(
     "KueueHoldsPod",
-    CauseSeverity.MEDIUM,
-    Link.QUEUED,
     "Kueue has not admitted the workload: its pods keep a scheduling gate of Kueue.",
     "Check the Kueue Workload and its queue: quota, existence and state of the queue.",
 )
-TOPOLOGY = Cause(
+TOPOLOGY = _queued(
     "KueueTopologyPending",
-    CauseSeverity.MEDIUM,
-    Link.QUEUED,
     "Kueue has not assigned a topology to the pod: its topology gate remains.",
     "Check the Kueue Workload's topology assignment, and Kueue's controller.",
 )
-GATED = Cause(
+GATED = _queued(
     "SchedulingGateHeld",
-    CauseSeverity.MEDIUM,
-    Link.QUEUED,
     "A pod keeps a scheduling gate that its owner has not removed.",
     "Find the controller that owns the gate, and why it waits.",
 )
-NO_SCHEDULER = Cause(
+NO_SCHEDULER = _scheduled(
     "SchedulerNotThere",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod names a scheduler that does not respond: no scheduler has processed the pod.",
     "Name a running scheduler, or install the named one.",
+    severity=CauseSeverity.HIGH,
 )
-GANG = Cause(
+GANG = _scheduled(
     "GangIncomplete",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "A group of pods that must start together cannot start: some pods have no room, or do not exist.",
     "Make room for the whole group, or use fewer or smaller pods.",
 )
-ERROR = Cause(
+ERROR = _scheduled(
     "SchedulerFailed",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The scheduler failed with an error when it tried to schedule a pod.",
     "Read the error; it names the step that failed.",
 )
@@ -73,7 +65,7 @@ _ADMISSION, _TOPOLOGY = "kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"
 _DEFAULT = "default-scheduler"
 _ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
 _NOTED = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
-_PATIENCE = timedelta(minutes=2)
+PATIENCE = timedelta(minutes=2)
 """Time until a gate, or a pod without a scheduler's message, counts as a problem."""
 _IN_LINE = timedelta(minutes=10)
 """Time until waiting for resources in use counts as a problem; it is long, because queues exist for that."""
@@ -84,7 +76,7 @@ _UNUSED = "insufficient unused quota"
 def find_gates(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that wait for the removal of a scheduling gate."""
     for pod in unplaced(snapshot):
-        if pod.spec.gates and is_old(snapshot, pod):
+        if pod.spec.gates and not snapshot.is_new(pod.meta, PATIENCE):
             yield _gated(snapshot, pod)
 
 
@@ -92,17 +84,17 @@ def find_queued(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield workloads that wait in a Kueue queue, gated or suspended, with Kueue's messages."""
     for workload in snapshot.queued:
         done = any(map(workload.is_true, ("Finished", "Admitted", "QuotaReserved")))
-        patience = _IN_LINE if _is_in_line(workload) else _PATIENCE
+        patience = _IN_LINE if _is_in_line(workload) else PATIENCE
         young = snapshot.is_new(workload.meta, patience)
         if not done and not young and workload.active and any(map(asks_for_gpus, workload.specs)):
-            yield _queued(snapshot, workload)
+            yield _held_back(snapshot, workload)
 
 
 def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that no scheduler has processed."""
     waits: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in unplaced(snapshot):
-        if pod.spec.gates or _is_looked_at(snapshot, pod) or not is_old(snapshot, pod):
+        if pod.spec.gates or _is_looked_at(snapshot, pod) or snapshot.is_new(pod.meta, PATIENCE):
             continue
         if lacks_claims(snapshot, pod):
             continue  # the scheduler waits for the claims first
@@ -132,7 +124,7 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) ->
         evidence.append(f"{len(asked)} pods that request {wanted} {name} wait; {left} free on eligible nodes")
     alone = waiting.pods[0].meta.owner is None
     where = subject("PodGroup", waiting.pods[0].meta.namespace, group) if group and alone else waiting.workload
-    yield FoundCause(GANG, where, tuple(evidence), (), waiting.names)
+    yield waiting.found(GANG, *evidence, subject=where)
 
 
 def _members(snapshot: Snapshot, waiting: Waiting, group: str) -> list[Pod]:
@@ -157,7 +149,7 @@ def find_error(waiting: Waiting) -> Iterator[FoundCause]:
     """Yield a scheduler error that no other search recognises. HAMi's errors belong to another family."""
     if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
         evidence = (f"the scheduler: {waiting.message}",)
-        yield FoundCause(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+        yield waiting.found(ERROR, *evidence, certainty=Certainty.LIKELY)
 
 
 def _is_in_line(workload: Queued) -> bool:
@@ -170,26 +162,22 @@ def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
     gates, workload = pod.spec.gates, snapshot.line(pod.meta)[-1]
     evidence = [f"{pod.subject}: scheduling gates {', '.join(gates)}"]
     queue = _queue(snapshot, pod)
-    messages = [event.message for event in events_of(snapshot, pod) if "kueue" in event.by]
+    messages = [event.message for event in snapshot.events_of(pod) if "kueue" in event.by]
     if _ADMISSION in gates:
         evidence += [f"label {_QUEUE_NAME}={queue}"] if queue else ["no label names a queue"]
         where = subject("LocalQueue", pod.meta.namespace, queue) if queue else workload
         return FoundCause(KUEUE, where, (*evidence, *messages[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
     if _TOPOLOGY in gates:
         return FoundCause(TOPOLOGY, workload, (*evidence, *messages[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
-    look = command(
-        "kubectl", "-n", pod.meta.namespace, "get", "pod", pod.meta.name, "-o", "yaml", "--show-managed-fields"
-    )
+    look = kubectl("get", pod.meta, "-o", "yaml", "--show-managed-fields")
     remedy = (f"Find the owner of the gate (managedFields), and check that controller: {look}",)
     return FoundCause(GATED, workload, tuple(evidence), remedy, (pod.subject,))
 
 
-def _queued(snapshot: Snapshot, workload: Queued) -> FoundCause:
+def _held_back(snapshot: Snapshot, workload: Queued) -> FoundCause:
     owner = workload.meta.owner
     made_by = subject(owner.kind, workload.meta.namespace, owner.name) if owner is not None else workload.meta.subject
-    messages = [
-        f"{each.type}={each.status}, {each.reason}: {each.message}" for each in workload.conditions if each.message
-    ]
+    messages = [str(condition) for condition in workload.conditions if condition.message]
     state = [f"{made_by}: {text}" for text in messages[:2]] or [f"{made_by}: Kueue has not reported anything about it"]
     kubectl = ("kubectl", "-n", workload.meta.namespace)
     look = command(*kubectl, "describe", "workloads.kueue.x-k8s.io", workload.meta.name)
@@ -200,11 +188,7 @@ def _queued(snapshot: Snapshot, workload: Queued) -> FoundCause:
 
 def _about_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
     for queue in _queues_of(snapshot, workload):
-        yield from (
-            f"{queue.meta.subject}: {each.type}={each.status}, {each.reason}: {each.message}"
-            for each in queue.conditions
-            if each.status == "False"
-        )
+        yield from (f"{queue.meta.subject}: {each}" for each in queue.conditions if each.status == "False")
 
 
 def _fix_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
@@ -268,7 +252,7 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
     pods = [
         pod
         for pod in snapshot.pods
-        if pod.spec.scheduler == name and not pod.over and pod.spec.node and snapshot.is_new(pod.meta, _PATIENCE)
+        if pod.spec.scheduler == name and not pod.over and pod.spec.node and snapshot.is_new(pod.meta, PATIENCE)
     ]
     if pods:
         return None
@@ -314,8 +298,7 @@ def _fix_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Ite
     own = _pods_of_scheduler(snapshot, name)
     look = command("kubectl", "get", "pods", "-A", "-o", "wide")
     if own:
-        describe = command("kubectl", "-n", own[0].meta.namespace, "describe", "pod", own[0].meta.name)
-        yield f"Find the reason: {describe}"
+        yield f"Find the reason: {kubectl('describe', own[0].meta)}"
     elif name == _DEFAULT:
         yield f"Start kube-scheduler, a part of the control plane: {look}"
     else:
@@ -324,7 +307,7 @@ def _fix_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Ite
 
 
 def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
-    noted = (event.reason in _NOTED or event.by == pod.spec.scheduler for event in events_of(snapshot, pod))
+    noted = (event.reason in _NOTED or event.by == pod.spec.scheduler for event in snapshot.events_of(pod))
     return pod.condition("PodScheduled") is not None or any(noted)
 
 
@@ -344,8 +327,3 @@ def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the schedulers that have placed pods."""
     placed = {pod.spec.scheduler for pod in snapshot.pods if pod.spec.node and pod.spec.scheduler}
     return tuple(sorted(placed))[:5]
-
-
-def is_old(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether the pod has waited longer than a scheduler needs to process it."""
-    return pod.meta.created is None or snapshot.now - pod.meta.created > _PATIENCE

@@ -11,49 +11,44 @@ from diagnosis.causes.device_plugins import MIG_PENDING, OFFERS_NONE
 from diagnosis.causes.node_labels import UPGRADE_FAILED
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
-from diagnosis.facts.fit_error import ReasonSubject
+from diagnosis.facts.commands import command, kubectl, pods_on
 from diagnosis.facts.gpu_nodes import changes
 from diagnosis.facts.placement import UNSCHEDULABLE, tolerates, untolerated
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command, origins
+from diagnosis.model import CauseSeverity, Family, FoundCause, Link, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import PodSpec
 from healthcheck.node.state import CORDONED_BY, MAINTENANCE, STARTUP, UNHEALTHY
+from healthcheck.text.naming import named
 
-CORDONED = Cause(
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+CORDONED = _scheduled(
     "NodeCordoned",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "A node that suits waiting pods is cordoned.",
     "Find out who cordoned it and why; `kubectl uncordon` returns it to service.",
 )
-NOT_READY = Cause(
+NOT_READY = _scheduled(
     "NodeNotReady",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A GPU node is not ready, does not respond, or is short of memory, disk or PIDs.",
     "Check the node's conditions, its kubelet and container runtime.",
+    severity=CauseSeverity.HIGH,
+    follows=("RuntimeConfigMalformed", "RuntimeCriDisabled", "DefaultRuntimeUndefined"),
 )
-LEAVING = Cause(
+LEAVING = _scheduled(
     "NodeUnderMaintenance",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The platform is replacing, upgrading, checking or removing a node that suits waiting pods.",
     "Wait until the platform has finished, or find out why it takes so long.",
 )
-STARTING = Cause(
+STARTING = _scheduled(
     "NodeStartupUnfinished",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "A suitable node still has a start-up taint that its owner has not removed.",
     "Check the component that owns the taint, on that node.",
 )
-TAINTED = Cause(
+TAINTED = _scheduled(
     "TaintNotTolerated",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "All nodes that could take a workload have a taint that it does not tolerate.",
     "Add the toleration to the workload if it may run there, or remove the taint.",
+    severity=CauseSeverity.HIGH,
 )
 CAUSES = (CORDONED, NOT_READY, LEAVING, STARTING, TAINTED)
 
@@ -168,16 +163,6 @@ def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, TaintOwner]]:
     return [(taint, kind) for taint, kind in classed if not (leaves and kind is TaintOwner.CORDON)]
 
 
-def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield results for taints and cordons from the scheduler's text alone."""
-    for reason in (
-        waiting.fit.of(ReasonSubject.TAINT, ReasonSubject.CORDON, ReasonSubject.NOT_READY) if waiting.fit else ()
-    ):
-        cause = {ReasonSubject.CORDON: CORDONED, ReasonSubject.NOT_READY: NOT_READY}.get(reason.says, TAINTED)
-        text = f"the scheduler: {reason.nodes or 'some'} {reason.text}"
-        yield FoundCause(cause, waiting.workload, (text,), (), waiting.names, Certainty.LIKELY)
-
-
 def _is_new(snapshot: Snapshot, node: Node, kind: TaintOwner) -> bool:
     starts = kind in (TaintOwner.NOT_READY, TaintOwner.STARTING)
     return starts and snapshot.is_new(node.meta, _YOUNG)
@@ -210,16 +195,15 @@ def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ..
 def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> FoundCause:
     evidence, remedy = [], []
     for taint, rooms in sorted(dedicated.items()):
-        names = ", ".join(room.node.name for room in rooms[:_MOST])
-        more = f" and {len(rooms) - _MOST} more" if len(rooms) > _MOST else ""
+        names = named((room.node.name for room in rooms), _MOST)
         key, _, effect = taint.rpartition(":")
         name, _, value = key.partition("=")
         near = "".join(f"; it tolerates {message}" for message in _tolerated(waiting.spec, name))
-        evidence.append(f"taint {taint} on {names}{more}, not tolerated{near}")
+        evidence.append(f"taint {taint} on {names}, not tolerated{near}")
         equal = f"operator: Equal, value: {value}" if value else "operator: Exists"
         remedy.append(f"Add to the pod's tolerations: key: {name}, {equal}, effect: {effect}.")
     remedy.append("Only if no workload should be kept off: remove the taint from the nodes.")
-    return FoundCause(TAINTED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names)
+    return waiting.found(TAINTED, *evidence, remedy=tuple(remedy))
 
 
 def _tolerated(spec: PodSpec, key: str) -> Iterator[str]:
@@ -248,7 +232,7 @@ def _uncordon(node: Node) -> tuple[str, ...]:
 
 
 def _upgrade(node: Node) -> tuple[str, ...]:
-    look = command("kubectl", "describe", "node", node.name)
+    look = kubectl("describe", node.meta)
     return (f"Wait for the upgrade; if its state no longer changes, check the driver's pod there: {look}",)
 
 
@@ -258,9 +242,7 @@ def _conditions(node: Node) -> Iterator[str]:
         if (condition.type == "Ready" and condition.status != "True") or (
             condition.type.endswith("Pressure") and condition.status == bad
         ):
-            yield f"condition {condition.type}={condition.status}, {condition.reason}: {condition.message}".rstrip(
-                ": ,"
-            )
+            yield f"condition {condition}".rstrip(": ,")
 
 
 def _platform(node: Node) -> Iterator[str]:
@@ -270,8 +252,8 @@ def _platform(node: Node) -> Iterator[str]:
 
 
 def _describe(node: Node) -> tuple[str, ...]:
-    return (f"Check the node's conditions and events: {command('kubectl', 'describe', 'node', node.name)}",)
+    return (f"Check the node's conditions and events: {kubectl('describe', node.meta)}",)
 
 
 def _pods_on(node: Node) -> str:
-    return command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
+    return pods_on(node.name)

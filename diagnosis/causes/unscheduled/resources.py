@@ -10,60 +10,52 @@ from msgspec.structs import replace
 from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended, is_stuck, without
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
+from healthcheck.text.naming import named
 
-IN_USE = Cause(
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+IN_USE = _scheduled(
     "GpusAllInUse",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Every GPU that suits waiting pods is in use by another pod.",
     "Wait, stop unneeded workloads, give the waiting pods a higher priority, or add nodes.",
 )
-FRAGMENTED = Cause(
+FRAGMENTED = _scheduled(
     "GpusFragmented",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Enough GPUs are free in total, but no single node has as many free as one pod requests.",
     "Move small pods together, or use more pods with fewer GPUs each.",
 )
-TERMINATING = Cause(
+TERMINATING = _scheduled(
     "TerminatingPodHoldsGpus",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod still owns its GPUs minutes after its deletion was due.",
     "Find the reason: a finalizer, a node that does not respond, or a process that hangs in the driver.",
+    severity=CauseSeverity.HIGH,
 )
-HOST_USED_UP = Cause(
+HOST_USED_UP = _scheduled(
     "CpuOrMemoryUsedUp",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "GPUs are free, but CPU, memory or another plain resource of their nodes is used up.",
     "Move pods without GPUs off the GPU nodes, or request less per GPU.",
 )
-TOO_MANY = Cause(
+TOO_MANY = _scheduled(
     "MoreGpusThanAnyNodeHas",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "One pod requests more GPUs than any eligible node has.",
     "Request fewer GPUs per pod and spread the work over several pods, or add larger nodes.",
+    severity=CauseSeverity.HIGH,
 )
-TOO_MUCH = Cause(
+TOO_MUCH = _scheduled(
     "MoreCpuOrMemoryThanAnyGpuNodeHas",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "One pod requests more CPU, memory or another plain resource than any eligible GPU node has.",
     "Request less, or add larger nodes.",
+    severity=CauseSeverity.HIGH,
 )
-SHORT = Cause(
+SHORT = _scheduled(
     "InsufficientResource",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The scheduler finds too little of a resource; the snapshot does not show the reason.",
     "Check the nodes and pods of all namespaces: which pods own it, and which nodes offer it.",
 )
@@ -87,7 +79,7 @@ def find_too_many(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundC
                 f"one pod requests {shown(name, asked)} {name}; the most on one node is {most} ({largest.node.name})"
             )
             cause = TOO_MANY if meant_as_gpu(name) else TOO_MUCH
-            yield FoundCause(cause, waiting.workload, (evidence,), _fewer(name, most), waiting.names)
+            yield waiting.found(cause, evidence, remedy=_fewer(name, most))
 
 
 def find_shortages(
@@ -110,20 +102,18 @@ def find_shortages(
 
 def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield shortages from the scheduler's text alone."""
-    if waiting.fit is None:
-        return
     # No node offers HAMi's shares: only HAMi's scheduler knows them.
-    short = [unfit_reason for unfit_reason in waiting.fit.of(ReasonSubject.SHORT) if unfit_reason.what not in SHARES]
+    short = [unfit_reason for unfit_reason in waiting.reasons(ReasonSubject.SHORT) if unfit_reason.what not in SHARES]
     most = max((unfit_reason.nodes or 0 for unfit_reason in short if is_extended(unfit_reason.what)), default=0)
     for reason in short:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
             continue  # as many nodes have no GPU left, and it is unknown which lack both
         if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
             continue  # that many nodes never have the resource: not a finding
-        evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
+        evidence = (waiting.quote(reason),)
         above = origins((TERMINATING,), *_kept_by(snapshot, reason.what))
         what = f"resource/{reason.what}"
-        yield FoundCause(SHORT, what, evidence, (), waiting.names, Certainty.LIKELY, above)
+        yield waiting.found(SHORT, *evidence, subject=what, certainty=Certainty.LIKELY, because_of=above)
 
 
 def _kept_by(snapshot: Snapshot, resource: str) -> Iterator[str]:
@@ -161,15 +151,15 @@ def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -
 
 def _why_kept(snapshot: Snapshot, pod: Pod) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the evidence why the pod still exists, and the steps to remove it."""
-    node, kubectl = snapshot.by_node.get(pod.spec.node), ("kubectl", "-n", pod.meta.namespace)
+    node = snapshot.by_node.get(pod.spec.node)
     if pod.meta.finalizers:
-        look = command(*kubectl, "get", "pod", pod.meta.name, "-o", "jsonpath={.metadata.finalizers}")
+        look = kubectl("get", pod.meta, "-o", "jsonpath={.metadata.finalizers}")
         return (f"finalizers: {', '.join(pod.meta.finalizers)}",), (f"Find the controller of the finalizer: {look}",)
     if node is not None and not node.ready:
-        gone = command("kubectl", "delete", "node", node.name)
+        gone = kubectl("delete", node.meta)
         remedy = f"Restore the node, or remove it from the cluster: {gone}"
         return (f"{node.subject} is not ready, so no kubelet can end the pod",), (remedy,)
-    delete = command(*kubectl, "delete", "pod", pod.meta.name, "--force", "--grace-period=0")
+    delete = kubectl("delete", pod.meta, "--force", "--grace-period=0")
     return (), (_HANGS, f"Only if the pod's processes are certainly gone: {delete}")
 
 
@@ -224,9 +214,7 @@ def _too_much(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstac
     room, obstacle = max(lines, key=lambda line: line[1].offered)
     asked, most = shown(name, obstacle.asked), shown(name, obstacle.offered)
     evidence = f"one pod requests {asked} {name}; the most on a GPU node is {most} ({room.node.name})"
-    return FoundCause(
-        TOO_MUCH, waiting.workload, (evidence,), (f"Request at most {most} {name} per pod.",), waiting.names
-    )
+    return waiting.found(TOO_MUCH, evidence, remedy=(f"Request at most {most} {name} per pod.",))
 
 
 def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacle]]) -> FoundCause:
@@ -235,12 +223,12 @@ def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacl
         free = ", ".join(f"{shown(device, room.free(device))} {device}" for device in waiting.devices) or "devices"
         amounts = f"{shown(name, obstacle.free)} of {shown(name, obstacle.offered)} {name} free"
         evidence.append(f"{room.node.subject}: {free} free, but only {amounts}; used by {_holders(room, name)}")
-    look = command("kubectl", "describe", "node", lines[0][0].node.name)
+    look = kubectl("describe", lines[0][0].node.meta)
     remedy = (
         f"Find the users of {name} on the GPU nodes, and keep pods without GPUs off these nodes: {look}",
         f"Or request less {name} per GPU.",
     )
-    return FoundCause(HOST_USED_UP, f"resource/{name}", tuple(evidence), remedy, waiting.names)
+    return waiting.found(HOST_USED_UP, *evidence, subject=f"resource/{name}", remedy=remedy)
 
 
 def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
@@ -254,9 +242,9 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) 
         total = f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(rooms), 'eligible node')}"
         evidence = (f"one pod requests {shown(name, asked)}; {total}", *lines, *messages)
         if scattered:
-            yield FoundCause(FRAGMENTED, f"resource/{name}", evidence, (_move(rooms, name),), waiting.names)
+            yield waiting.found(FRAGMENTED, *evidence, subject=f"resource/{name}", remedy=(_move(rooms, name),))
         else:
-            yield FoundCause(IN_USE, f"resource/{name}", evidence, _free_some(name), waiting.names)
+            yield waiting.found(IN_USE, *evidence, subject=f"resource/{name}", remedy=_free_some(name))
 
 
 def _by_node(name: str, rooms: Sequence[NodeUse]) -> Iterator[str]:
@@ -268,10 +256,8 @@ def _by_node(name: str, rooms: Sequence[NodeUse]) -> Iterator[str]:
 
 
 def _holders(room: NodeUse, name: str) -> str:
-    holders = room.holders(name)
-    message = ", ".join(f"{pod.subject} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS])
-    more = f" and {len(holders) - _MOST_HOLDERS} more" if len(holders) > _MOST_HOLDERS else ""
-    return (message or "no visible pod") + more
+    holders = (f"{pod.subject} ({shown(name, value)})" for value, pod in room.holders(name))
+    return named(holders, _MOST_HOLDERS) or "no visible pod"
 
 
 def _short(waiting: Waiting, room: NodeUse) -> list[Obstacle]:

@@ -12,18 +12,17 @@ from difflib import get_close_matches
 from diagnosis.causes.node_labels import UNLABELLED
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
-from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.placement import expression_takes
 from diagnosis.facts.quantity import counted
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
+from diagnosis.model import Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Expression, PodSpec
 
-UNMATCHED = Cause(
+_scheduled = Family(Link.SCHEDULED)
+UNMATCHED = _scheduled(
     "NodeSelectorMatchesNoNode",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A workload's node selector or required affinity excludes every node with its resources.",
     "Change the selector to labels that the nodes have, or label the nodes.",
 )
@@ -62,14 +61,12 @@ def find_unmatched(
         remedy.append("Loosen the part of the selector that is not needed.")
     unlabelled = any(expression.key in _DISCOVERED and not _values(expression.key, rooms) for expression in failing)
     above = tuple(_why_unlabelled(snapshot, rooms)) if unlabelled else ()
-    return FoundCause(UNMATCHED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names, because_of=above)
+    return waiting.found(UNMATCHED, *evidence, remedy=tuple(remedy), because_of=above)
 
 
-def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield selector mismatches from the scheduler's text alone."""
-    for reason in waiting.fit.of(ReasonSubject.SELECTOR, ReasonSubject.NODE_NAME) if waiting.fit else ():
-        evidence = (f"the scheduler: {reason.nodes or 'some'} {reason.text}", *map(_shown, _requirements(waiting.spec)))
-        yield FoundCause(UNMATCHED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+def requirements(spec: PodSpec) -> Iterator[str]:
+    """Yield the requirements of a selector as evidence."""
+    return map(_shown, _requirements(spec))
 
 
 def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[NodeUse]) -> Iterator[Origin]:
@@ -127,7 +124,7 @@ def _no_label(message: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tup
         pods = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", "app=gpu-feature-discovery")
         remedy.insert(0, f"GPU feature discovery writes such labels; check whether it runs: {pods}")
     elif wanted.values and rooms:
-        label = command("kubectl", "label", "node", rooms[0].node.name, f"{wanted.key}={wanted.values[0]}")
+        label = kubectl("label", rooms[0].node.meta, f"{wanted.key}={wanted.values[0]}")
         remedy.append(f"Or label the intended nodes: {label}")
     return f"{message}: no node has the label {wanted.key}", tuple(remedy)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from diagnosis.causes.unscheduled.offers import BlockingTaint
 from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.causes.verdicts import release_of
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.facts.commands import command, explain, kubectl
+from diagnosis.model import Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceTaintRule
 from healthcheck.memory.findings import gpu_address
@@ -15,13 +16,12 @@ from healthcheck.node.device_pools import address_of
 from healthcheck.node.device_rules import is_rule_name
 from healthcheck.node.state import CONDITION, UNHEALTHY
 
-TAINTED = Cause(
+_scheduled = Family(Link.SCHEDULED)
+TAINTED = _scheduled(
     "DevicesTainted",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A claim waits for devices that are free but have a taint.",
     "Fix the reason of the taint: the taint is then removed, or ends when its DeviceTaintRule is deleted.",
-    "https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/",
+    source="https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/",
 )
 _MOST, _MOST_REASONS = 5, 3
 
@@ -38,7 +38,7 @@ def find_tainted(
     evidence = (*asks, *(_described(snapshot, taint) for taint in taints))
     remedy = tuple(dict.fromkeys(step for taint in taints[:_MOST] for step in _steps(snapshot, taint)))
     certainty = Certainty.LIKELY if unheeded else Certainty.PROVEN
-    return FoundCause(TAINTED, subject, evidence, remedy, waiting.names, certainty)
+    return waiting.found(TAINTED, *evidence, subject=subject, remedy=remedy, certainty=certainty)
 
 
 def _described(snapshot: Snapshot, taint: BlockingTaint) -> str:
@@ -59,12 +59,11 @@ def _steps(snapshot: Snapshot, taint: BlockingTaint) -> Iterator[str]:
         yield f"Its driver removes the taint when the device is healthy: {look}"
     elif is_ours(taint.rule):
         for reason in _reasons(snapshot, taint):
-            yield f"See the action for {reason}: {command('gpu-healthcheck', 'explain', reason)}"
+            yield f"See the action for {reason}: {explain(reason)}"
         yield f"When the GPU is fixed: {release_of(taint.offer.node)}"
     else:
-        name = taint.rule.meta.name
-        yield f"Find out who created the rule, and why: {command('kubectl', 'get', 'devicetaintrule', name, '-o=yaml')}"
-        yield f"To remove the taint: {command('kubectl', 'delete', 'devicetaintrule', name)}"
+        yield f"Find out who created the rule, and why: {kubectl('get', taint.rule.meta, '-o=yaml')}"
+        yield f"To remove the taint: {kubectl('delete', taint.rule.meta)}"
 
 
 def _reasons(snapshot: Snapshot, taint: BlockingTaint) -> list[str]:
@@ -76,11 +75,9 @@ def _reasons(snapshot: Snapshot, taint: BlockingTaint) -> list[str]:
     if node is None:
         return []
     address = address_of(taint.offer.device.attributes)
-    findings = node.record.findings if node.record is not None else ()
-    here = [found.reason for found in findings if address and gpu_address(found.subject) == address]
-    messages = here or [
-        found.reason for found in node.conditions if found.type == CONDITION and found.status == "False"
-    ]
+    here = [found.reason for found in node.findings if address and gpu_address(found.subject) == address]
+    condition = node.condition(CONDITION, "False")
+    messages = here or ([condition.reason] if condition is not None else [])
     return list(dict.fromkeys(messages))[:_MOST_REASONS]
 
 

@@ -9,50 +9,43 @@ from difflib import get_close_matches
 from diagnosis.causes.device_plugins import why_not_cut, why_not_offered
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, switched_off
 from diagnosis.facts.gpu_requests import is_gpu, meant_as_gpu
 from diagnosis.facts.placement import has, selects
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Cause, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 
-MISSPELLED = Cause(
+_scheduled = Family(Link.SCHEDULED)
+MISSPELLED = _scheduled(
     "ResourceNameUnknown",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A workload requests a resource that no node has; its name is similar to an existing one.",
     "Request the resource by the name that the nodes have.",
 )
-MIG_PROFILE_ABSENT = Cause(
+MIG_PROFILE_ABSENT = _scheduled(
     "MigProfileAbsent",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A workload requests a MIG profile that no node has, or that the MIG strategy names differently.",
     "Request an existing profile, or partition a node into this profile.",
-    "k8s-device-plugin: strategy mixed names each profile nvidia.com/mig-…, strategy single names all nvidia.com/gpu",
+    source="k8s-device-plugin: strategy mixed names each profile nvidia.com/mig-…, strategy single names all "
+    "nvidia.com/gpu",
 )
-ONLY_MIG = Cause(
+ONLY_MIG = _scheduled(
     "GpusOnlyAsMigSlices",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A workload requests whole GPUs, but the nodes offer their GPUs only as MIG slices.",
     "Request one of the profiles, or disable MIG on a node.",
 )
-RENAMED = Cause(
+RENAMED = _scheduled(
     "SharedGpuResourceRenamed",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "Time-slicing or MPS offers the GPUs under a name with or without `.shared`; the workload requests the other.",
     "Request the name that the nodes have, or set `renameByDefault` of the device plugin's sharing.",
-    "k8s-device-plugin: sharing.timeSlicing.renameByDefault",
+    source="k8s-device-plugin: sharing.timeSlicing.renameByDefault",
 )
-ABSENT = Cause(
+ABSENT = _scheduled(
     "GpuResourceAbsent",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
-    ("No node advertises a resource of GPU workloads: no node has it, or its device plugin does not report it."),
+    "No node advertises a resource of GPU workloads: no node has it, or its device plugin does not report it.",
     "Add a node with it, or find out why the device plugin of suitable nodes does not register.",
 )
 CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT)
@@ -86,14 +79,14 @@ def find_absent(
             messages = autoscaler_says(snapshot, waiting.pods)
             evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *messages)
             because = why_not_offered(snapshot)
-            yield FoundCause(
-                cause, f"resource/{name}", evidence, _look(snapshot, name, rooms), waiting.names, because_of=because
+            yield waiting.found(
+                cause, *evidence, subject=f"resource/{name}", remedy=_look(snapshot, name, rooms), because_of=because
             )
         else:
             strategy = _strategies(rooms) if name.startswith(_MIG) else ()
             cut = why_not_cut(snapshot) if name.startswith(_MIG) else ()
             messages = (asked, offered, *strategy)
-            yield FoundCause(cause, waiting.workload, messages, remedy, waiting.names, because_of=cut)
+            yield waiting.found(cause, *messages, remedy=remedy, because_of=cut)
 
 
 def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
@@ -107,7 +100,7 @@ def find_apart(waiting: Waiting) -> FoundCause:
     names = " and ".join(sorted(waiting.devices))
     evidence = (f"one pod requests {names}; no node has all of them",)
     remedy = ("Request resources that one kind of node has, or let the device plugin offer them together.",)
-    return FoundCause(MISSPELLED, waiting.workload, evidence, remedy, waiting.names, Certainty.PROVEN)
+    return waiting.found(MISSPELLED, *evidence, remedy=remedy)
 
 
 def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
@@ -194,7 +187,7 @@ def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str,
     )
     if plugin is None:
         return (f"Run the {role.value} on the nodes with such devices.", _offers(name))
-    look = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
+    look = kubectl("describe", plugin.meta)
     return (f"Check whether the {role.value} runs on the nodes with such devices: {look}", _offers(name))
 
 

@@ -8,21 +8,22 @@ from decimal import Decimal
 
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.causes.unscheduled.waiting import group_of
+from diagnosis.facts.commands import command
 from diagnosis.facts.gpu_requests import asks_for_gpus, is_gpu
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount, shown
-from diagnosis.model import Cause, CauseSeverity, FoundCause, Link, command, origins
+from diagnosis.model import CauseSeverity, Family, FoundCause, Link, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.volcano import GroupQueue, PodGroup
 
-HELD = Cause(
+_queued = Family(Link.QUEUED, severity=CauseSeverity.MEDIUM)
+HELD = _queued(
     "VolcanoHoldsGroup",
-    CauseSeverity.MEDIUM,
-    Link.QUEUED,
     "Volcano has not admitted a group of pods to its queue: no pod is scheduled, and a Volcano Job creates none.",
     "Check the group's queue: whether it is open, and whether its quota covers the group's request.",
-    "https://volcano.sh/en/docs/podgroup/: phases Pending and Inqueue; https://volcano.sh/en/docs/queue/: capability",
+    source="https://volcano.sh/en/docs/podgroup/: phases Pending and Inqueue; "
+    "https://volcano.sh/en/docs/queue/: capability",
 )
 _PATIENCE, _IN_LINE = timedelta(minutes=2), timedelta(minutes=10)
 """Longer patience for temporary obstacles: waiting for others is normal in a queue."""

@@ -2,66 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
+from diagnosis.facts.commands import command
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import has, holds_volume, selects
 from diagnosis.facts.quantity import counted
 from diagnosis.facts.symptoms import older, shortened
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
 from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Expression
+from healthcheck.text.naming import named
 
-UNBOUND = Cause(
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+UNBOUND = _scheduled(
     "VolumeClaimNotBound",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod's PersistentVolumeClaim has no volume, so the pod can't be scheduled.",
     "Check the claim's events: its StorageClass, provisioner or size.",
+    severity=CauseSeverity.HIGH,
 )
-MISSING = Cause(
+MISSING = _scheduled(
     "VolumeClaimMissing",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod names a PersistentVolumeClaim that does not exist or is being deleted.",
     "Create the claim, or correct its name in the workload.",
+    severity=CauseSeverity.HIGH,
 )
-ELSEWHERE = Cause(
+ELSEWHERE = _scheduled(
     "VolumeInAnotherZone",
-    CauseSeverity.HIGH,
-    Link.SCHEDULED,
     "A pod's volume is in a zone, or on a node, without a suitable GPU node.",
     "Add GPU nodes in the volume's zone, or move the data to a volume near the GPU nodes.",
+    severity=CauseSeverity.HIGH,
 )
-BUSY = Cause(
+BUSY = _scheduled(
     "VolumeInUse",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Another pod uses the pod's volume exclusively, or the nodes can attach no more volumes.",
     "Stop the other pod, or use a volume that several pods can share.",
 )
-OTHER_PODS = Cause(
+OTHER_PODS = _scheduled(
     "PodAffinityUnmet",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "Rules about other pods (affinity, anti-affinity, topology spread) leave no node with room.",
     "Loosen the rule, from required to preferred, or add nodes.",
 )
-PORTS = Cause(
+PORTS = _scheduled(
     "HostPortTaken",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "A pod requires a host port that is in use on every node with room.",
     "Use a Service instead of a host port, or fewer pods than nodes.",
 )
-UNEXPLAINED = Cause(
+UNEXPLAINED = _scheduled(
     "NoNodeFits",
-    CauseSeverity.MEDIUM,
-    Link.SCHEDULED,
     "The scheduler finds no node for a pod, for a reason that only its message contains.",
     "Read the scheduler's message.",
 )
@@ -74,18 +65,11 @@ _NEARER = (
     "Add nodes with GPUs where the volume is, or copy the data to a volume in the zone of the nodes with room.",
     "A StorageClass with volumeBindingMode: WaitForFirstConsumer creates a new volume in the zone of its pod.",
 )
-_BY_TEXT = {
-    ReasonSubject.VOLUME_ELSEWHERE: ELSEWHERE,
-    ReasonSubject.VOLUME_BUSY: BUSY,
-    ReasonSubject.OTHER_PODS: OTHER_PODS,
-    ReasonSubject.SPREAD: OTHER_PODS,
-    ReasonSubject.PORTS: PORTS,
-}
 
 
 def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield claims without a volume, which a scheduler judges before any node."""
-    for reason in waiting.fit.of(ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND) if waiting.fit else ():
+    for reason in waiting.reasons(ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND):
         yield from (
             _missing(snapshot, waiting, reason)
             if reason.says is ReasonSubject.VOLUME_MISSING
@@ -96,51 +80,37 @@ def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
     """Yield bound volumes that none of the nodes with room, which are among `rooms`, can mount together."""
     free = [room.node for room in rooms if room.fits(waiting.counted)]
-    bound = list(_bound(snapshot, waiting))
+    claims = _own_claims(snapshot, waiting)
+    bound = [(claim, snapshot.volume[claim.volume]) for claim in claims if claim.volume in snapshot.volume]
     if not free or any(all(holds_volume(volume, node) for _, volume in bound) for node in free):
         return
     to_blame = [pair for pair in bound if not any(holds_volume(pair[1], node) for node in free)] or bound
     near = [node for node in snapshot.nodes if all(holds_volume(volume, node) for _, volume in to_blame)]
-    able = [node for node in near if selects(waiting.spec, node) and all(has(node, name) for name in waiting.devices)]
+    selected = [node for node in near if selects(waiting.spec, node)]
+    able = named((node.subject for node in selected if all(has(node, name) for name in waiting.devices)), _MOST)
     evidence = (
         *(
             f"{claim.meta.subject} is bound to {volume.meta.subject}, only for nodes with {_where(volume)}"
             for claim, volume in to_blame
         ),
-        f"nodes with room but without the volume: {_some(free)}",
-        f"nodes with the volume have the requested resources, but no room: {_some(able)}"
+        f"nodes with room but without the volume: {named((node.subject for node in free), _MOST)}",
+        f"nodes with the volume have the requested resources, but no room: {able}"
         if able
         else f"of {counted(len(near), 'node')} with the volume, none has the requested resources",
     )
-    yield FoundCause(ELSEWHERE, waiting.workload, evidence, _NEARER, waiting.names)
-
-
-def _bound(snapshot: Snapshot, waiting: Waiting) -> Iterator[tuple[VolumeClaim, Volume]]:
-    for claim in _claims(snapshot, waiting):
-        volume = snapshot.volume.get(claim.volume)
-        if volume is not None and claim.meta.name in waiting.spec.volume_claims:
-            yield claim, volume
-
-
-def find_rules(waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield the scheduler's other objections to nodes that have room."""
-    for reason in waiting.fit.reasons if waiting.fit else ():
-        cause = _BY_TEXT.get(reason.says)
-        if cause is not None:
-            messages = (_schedulers_words(waiting, reason),)
-            yield FoundCause(cause, waiting.workload, messages, (), waiting.names, Certainty.LIKELY)
+    yield waiting.found(ELSEWHERE, *evidence, remedy=_NEARER)
 
 
 def are_bound_now(snapshot: Snapshot, waiting: Waiting) -> bool:
     """Whether the scheduler's message about volumes is outdated: all of them exist and are bound now."""
-    bound = {claim.meta.name for claim in _claims(snapshot, waiting) if claim.volume and claim.meta.deleted is None}
+    bound = {claim.meta.name for claim in _own_claims(snapshot, waiting) if claim.volume and not claim.meta.deleted}
     wanted = waiting.spec.volume_claims
     return bool(wanted) and snapshot.sees("PersistentVolumeClaim") and bound.issuperset(wanted)
 
 
 def are_being_created(snapshot: Snapshot, waiting: Waiting) -> bool:
     """Whether the unbound claims are so young that a provisioner may still create volumes, without any warning."""
-    wanted = [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]
+    wanted = _own_claims(snapshot, waiting)
     unbound = [claim for claim in wanted if not claim.volume]
     if not unbound or len(wanted) < len(set(waiting.spec.volume_claims)):
         return False
@@ -151,12 +121,6 @@ def are_being_created(snapshot: Snapshot, waiting: Waiting) -> bool:
     )
 
 
-def find_unexplained(waiting: Waiting) -> FoundCause:
-    """Return the scheduler's own text, if nothing else explains the pod."""
-    evidence = (f"the scheduler: {waiting.message}",)
-    return FoundCause(UNEXPLAINED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
-
-
 def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     names = [reason.what] if reason.what else list(waiting.spec.volume_claims)
     known = {claim.meta.name for claim in _claims(snapshot, waiting)}
@@ -164,34 +128,31 @@ def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Itera
         if name not in known or len(names) == 1:
             what = subject("PersistentVolumeClaim", waiting.pods[0].meta.namespace, name)
             evidence = (
-                _schedulers_words(waiting, reason),
+                waiting.quote(reason),
                 f"there are {', '.join(sorted(known)[:5]) or 'no claims'} in the namespace",
             )
-            yield FoundCause(
-                MISSING, what, evidence if snapshot.sees("PersistentVolumeClaim") else evidence[:1], (), waiting.names
+            yield waiting.found(
+                MISSING, *(evidence if snapshot.sees("PersistentVolumeClaim") else evidence[:1]), subject=what
             )
 
 
 def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
-    open_ones = [
-        each for each in _claims(snapshot, waiting) if not each.volume and each.meta.name in waiting.spec.volume_claims
-    ]
+    open_ones = [claim for claim in _own_claims(snapshot, waiting) if not claim.volume]
     for claim in open_ones:
         messages = [event.message for event in snapshot.events_about.get(claim.meta.subject, ()) if event.warning]
         state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
         look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
         remedy = (f"Find out why it gets no volume: {look}",)
-        yield FoundCause(
+        yield waiting.found(
             UNBOUND,
-            claim.meta.subject,
-            (state, _schedulers_words(waiting, reason), *messages[-1:]),
-            remedy,
-            waiting.names,
+            state,
+            waiting.quote(reason),
+            *messages[-1:],
+            subject=claim.meta.subject,
+            remedy=remedy,
         )
     if not open_ones:
-        yield FoundCause(
-            UNBOUND, waiting.workload, (_schedulers_words(waiting, reason),), (), waiting.names, Certainty.LIKELY
-        )
+        yield waiting.found(UNBOUND, waiting.quote(reason), certainty=Certainty.LIKELY)
 
 
 def _where(volume: Volume) -> str:
@@ -205,15 +166,10 @@ def _words(expression: Expression) -> str:
     return f"{expression.key} {expression.operator} {', '.join(expression.values)}".strip()
 
 
-def _some(nodes: Sequence[Node]) -> str:
-    more = len(nodes) - _MOST
-    return ", ".join(node.subject for node in nodes[:_MOST]) + (f" and {more} more" if more > 0 else "")
-
-
 def _claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
     return [claim for claim in snapshot.volume_claims if claim.meta.namespace == waiting.pods[0].meta.namespace]
 
 
-def _schedulers_words(waiting: Waiting, reason: UnfitReason) -> str:
-    count = f"{reason.nodes} of {waiting.fit.nodes} nodes: " if reason.nodes is not None and waiting.fit else ""
-    return f"the scheduler: {count}{reason.text}"
+def _own_claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
+    """Return the claims of the pods themselves."""
+    return [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]

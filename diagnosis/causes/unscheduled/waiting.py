@@ -9,17 +9,16 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from diagnosis.facts.fit_error import FitError, ReasonSubject, parse, reason_of
+from diagnosis.facts.fit_error import FitError, ReasonSubject, UnfitReason, parse, reason_of
 from diagnosis.facts.gpu_requests import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.hami.installation import installations, schedulers
+from diagnosis.model import Cause, Certainty, FoundCause, Origin
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod, PodSpec
 
-_HAMI = "hami.io/"
 _GROUPS = (
     *("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"),
     *("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", "pod-group-name"),
@@ -60,6 +59,27 @@ class Waiting(Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(pod.subject for pod in self.pods)
+
+    def reasons(self, *says: ReasonSubject) -> tuple[UnfitReason, ...]:
+        """Return the scheduler's reasons about these subjects; none if its text has another format."""
+        return self.fit.of(*says) if self.fit is not None else ()
+
+    def quote(self, reason: UnfitReason) -> str:
+        """Return a reason of the scheduler as evidence, with its number of nodes."""
+        count = f"{reason.nodes} of {self.fit.nodes} nodes: " if reason.nodes is not None and self.fit else ""
+        return f"the scheduler: {count}{reason.text}"
+
+    def found(
+        self,
+        cause: Cause,
+        *evidence: str,
+        subject: str = "",
+        remedy: tuple[str, ...] = (),
+        certainty: Certainty = Certainty.PROVEN,
+        because_of: tuple[Origin, ...] = (),
+    ) -> FoundCause:
+        """Return a result for these pods. If it names no `subject`, the workload has to be changed."""
+        return FoundCause(cause, subject or self.workload, evidence, remedy, self.names, certainty, because_of)
 
     @property
     def devices(self) -> dict[str, Decimal]:
@@ -155,19 +175,14 @@ def refusal(snapshot: Snapshot, pod: Pod) -> str:
         return ""
     if condition is not None and condition.message:
         return condition.message
-    noted = [event for event in events_of(snapshot, pod) if event.reason in _REFUSED and event.warning]
+    noted = [event for event in snapshot.events_of(pod) if event.reason in _REFUSED and event.warning]
     return noted[-1].message if noted else condition.reason if condition is not None else ""
-
-
-def events_of(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
-    """Yield the events about this pod, the newest last."""
-    return (event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid))
 
 
 def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Return why the autoscaler adds no node for one of the pods."""
     for pod in pods:
-        for event in reversed(tuple(events_of(snapshot, pod))):
+        for event in reversed(tuple(snapshot.events_of(pod))):
             if event.reason in _NOT_COMING or (event.by == "karpenter" and event.reason == "FailedScheduling"):
                 return (f"{event.by or 'the autoscaler'} adds no node for {pod.subject}: {event.message}",)
     return ()
@@ -184,7 +199,7 @@ def _for_gpus(pod: Pod, claims: frozenset[tuple[str, str]]) -> bool:
 
 def _coming(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether a node is being created for the pod, or preemption is making room."""
-    events = [event for event in events_of(snapshot, pod) if event.reason in _COMING | _NOT_COMING]
+    events = [event for event in snapshot.events_of(pod) if event.reason in _COMING | _NOT_COMING]
     if events and events[-1].reason in _COMING:
         return events[-1].last is not None and snapshot.now - events[-1].last < _SCALE_UP
     if not pod.nominated:
@@ -207,23 +222,19 @@ def _waiting(snapshot: Snapshot, workload: str, shape: str, members: list[tuple[
     pods = tuple(sorted((pod for pod, _ in members), key=lambda pod: pod.subject))
     pod, message = members[-1]
     fit = parse(message)
-    every = installations(snapshot)
-    hami, asked = _is_hami(pod, fit, schedulers(every)), asked_by(pod.spec)
+    hami, asked = _is_hami(pod, fit, schedulers(snapshot)), asked_by(pod.spec)
     # No node has to offer the resources that HAMi counts, whatever their names.
-    names = {name for installation in every for name in installation.settings.names} if hami else ()
+    names = {name for installation in installations(snapshot) for name in installation.settings.names} if hami else ()
     asked = {name: value for name, value in asked.items() if name not in names or is_gpu(name)}
     return Waiting(pods, workload, asked, message, fit, shape, hami)
 
 
 def _is_hami(pod: Pod, fit: FitError | None, names: Collection[str]) -> bool:
     """Whether HAMi schedules the pod, by its scheduler's name, its annotations, or HAMi's reasons."""
-    if (
-        "hami" in pod.spec.scheduler
-        or pod.spec.scheduler in names
-        or any(key.startswith(_HAMI) for key in pod.meta.annotations)
-    ):
+    if "hami" in pod.spec.scheduler or pod.spec.scheduler in names or pod.grant is not None:
         return True
-    return fit is not None and any(reason.says.name == "HAMI" for reason in fit.reasons)
+    policies = (pod.card_options.node_policy, pod.card_options.gpu_policy)
+    return policies != (None, None) or (fit is not None and bool(fit.of(ReasonSubject.HAMI)))
 
 
 def _shape(spec: PodSpec) -> str:

@@ -28,18 +28,7 @@ from healthcheck.probes.container_runtime import (
     toolkit,
 )
 from healthcheck.probes.container_runtime import kubelet as kubelets
-from healthcheck.probes.container_runtime.distributions import (
-    GKE,
-    K0S,
-    K3S,
-    K8S_SNAP,
-    KUBEADM,
-    LAYOUTS,
-    MICROK8S,
-    RKE2,
-    STANDARD,
-    RuntimePaths,
-)
+from healthcheck.probes.container_runtime.distributions import KUBEADM, LAYOUTS, STANDARD, RuntimePaths
 from healthcheck.probes.container_runtime.facts import (
     NOT_FOUND,
     UNREADABLE,
@@ -60,8 +49,6 @@ from healthcheck.probes.container_runtime.processes import (
     Process,
     flag_of,
 )
-
-__all__ = ["CONTAINER_RUNTIME", "GKE", "K0S", "K3S", "K8S_SNAP", "MICROK8S", "RKE2", "read_container_runtime"]
 
 _RUNTIMES = (CONTAINERD, CRIO, CRI_DOCKERD)
 """Container runtimes to which a kubelet connects."""
@@ -326,12 +313,12 @@ def _observe(
         assumed=used.process is None,
         started=_started(root, used.process, configuration.files),
         since_boot=since_boot,
-        unit=_unit(root, used),
+        unit=used.process.unit if used.process is not None else "",
         distribution=distribution,
         kubelet=_facts(kubelet, settings, configuration),
         others=tuple(_others(root, used, found)),
         programs=named_programs,
-        cdi_specs=cdi.read_specs(used.root, configuration.cdi_folders),
+        cdi_specs=cdi.read_specs(used.root, (asked.live and asked.live.cdi_folders) or configuration.cdi_folders),
         toolkit=toolkit.read_toolkit(used.root, [program.path for program in named_programs]),
         live=asked.live,
         why_not_live=asked.why_not_live,
@@ -347,12 +334,6 @@ def _as_it_runs(used: _Used, live: Live | None) -> RuntimeConfiguration:
     if version and used.layout is not None:
         return _configuration_in(used.root, used.layout, version)
     return used.configuration
-
-
-def _unit(root: Path, used: _Used) -> str:
-    if used.process is not None:
-        return used.process.unit
-    return distributions.unit_of(root, used.layout.units) if used.layout is not None else ""
 
 
 def _started(root: Path, process: Process | None, files: Iterable[ReadFile]) -> float | None:
@@ -383,7 +364,7 @@ def _facts(
 
     A kubelet that is not visible, as in a captured tree, is included if its files describe it.
     """
-    systemd = settings.systemd_cgroup if settings.asks_runtime is False or not _may_answer(used) else None
+    systemd = None if _may_answer(used) else settings.systemd_cgroup
     if kubelet is not None:
         return Kubelet(kubelet.name, kubelet.pid, settings.config, systemd)
     return Kubelet(KUBELET, 0, settings.config, systemd) if settings.config or systemd is not None else None

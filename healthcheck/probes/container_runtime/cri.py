@@ -119,6 +119,7 @@ def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
         cdi=_cdi(config),
         cdi_folders=tuple(_texts(config.get("cdiSpecDirs") or crio.get("CDISpecDirs"))),
         not_ready="" if conditions[_READY].get("status") else _why_not_ready(conditions[_READY]),
+        systemd_cgroups=tuple(sorted(_systemd_cgroups(runtimes))[:_MOST_NAMES]),
     )
 
 
@@ -151,6 +152,13 @@ def _binaries(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         binary = _table(runtime, "options").get("BinaryName") or runtime.get("RuntimePath")
         if binary:
             yield _text(name), _text(binary)
+
+
+def _systemd_cgroups(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    for name in runtimes:
+        is_systemd = _table(_table(runtimes, name), "options").get("SystemdCgroup")
+        if isinstance(is_systemd, bool):
+            yield _text(name), is_systemd
 
 
 def _why_not_ready(condition: Mapping[str, Any]) -> str:

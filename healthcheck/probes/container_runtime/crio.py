@@ -9,7 +9,7 @@ table of the same name replaces it completely.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,11 @@ _OCI = "oci"
 _CRUN_SINCE = (1, 31)
 """First version whose default runtime is crun instead of runc. CRI-O has a built-in handler for the default."""
 _NONE: Table = {}
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("crio", "runtime", "runtimes", "api"), dict),
+    **dict.fromkeys(("default_runtime", "cgroup_manager", "listen", "runtime_path", "runtime_type"), str),
+    "cdi_spec_dirs": list,
+}
 _MOST_BYTES = 1 << 20
 """Most bytes of all files together."""
 
@@ -66,8 +71,8 @@ def read_configuration(
             files, problem = tuple(merged.files), config_files.problem(error, file)
             return RuntimeConfiguration(path, CRIO, version, 0, files, cdi=True, problem=problem)
     others = _other_files(root, {read_file.path for read_file in merged.files})
-    handlers = [_handler(name, ("", _NONE), *result) for name, result in others.runtimes.items()]
-    return replace(_effective(path, version, merged), unread=tuple(others.files), unread_handlers=tuple(handlers))
+    handlers = [_handler(name, *result) for name, result in others.runtimes.items()]
+    return replace(_effective(path, version, merged), unread_handlers=tuple(handlers))
 
 
 def _other_files(root: Path, read: Container[str]) -> _Merged:
@@ -91,25 +96,23 @@ def _load(root: Path, file: str, merged: _Merged, *, may_miss: bool) -> None:
     if merged.size > _MOST_BYTES:
         raise MalformedError(f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True)
     merged.files.append(ReadFile(file, written))
-    crio = _table(toml_file.parse(raw), "crio")
-    runtime = _table(crio, "runtime")
-    for name, table in _table(runtime, "runtimes").items():
+    table = toml_file.parse(raw)
+    config_files.check_types(raw, table, _TYPES)
+    crio = table.get("crio", {})
+    runtime = crio.get("runtime", {})
+    for name, own in runtime.get("runtimes", {}).items():
         line = toml_file.table_line(raw, ("crio", "runtime", "runtimes", name))
-        merged.runtimes[name] = (_checked(table, name), file, line)
+        merged.runtimes[name] = (own, file, line)
     merged.options.update({key: value for key, value in runtime.items() if key != "runtimes"})
     merged.default_in = file if "default_runtime" in runtime else merged.default_in
-    merged.address = _text(_table(crio, "api"), "listen") or merged.address
-    for key in ("default_runtime", "cgroup_manager"):
-        _text(runtime, key)
-    _folders(runtime)
+    merged.address = crio.get("api", {}).get("listen") or merged.address
 
 
 def _effective(path: str, version: str, merged: _Merged) -> RuntimeConfiguration:
     own = _own_runtime(version)
-    default = _text(merged.options, "default_runtime") or own
+    default = merged.options.get("default_runtime") or own
     runtimes = {own: (_NONE, "", 0), **merged.runtimes}
-    default_table = runtimes.get(default, (_NONE, "", 0))[0]
-    handlers = [_handler(name, (default, default_table), *result) for name, result in runtimes.items()]
+    handlers = [_handler(name, *result) for name, result in runtimes.items()]
     return RuntimeConfiguration(
         path,
         CRIO,
@@ -120,9 +123,9 @@ def _effective(path: str, version: str, merged: _Merged) -> RuntimeConfiguration
         default=default,
         default_in=merged.default_in,
         cdi=True,
-        cdi_folders=_folders(merged.options),
+        cdi_folders=tuple(merged.options.get("cdi_spec_dirs", CDI_FOLDERS)),
         address=merged.address,
-        systemd_cgroup=_text(merged.options, "cgroup_manager") in ("", "systemd"),
+        systemd_cgroup=merged.options.get("cgroup_manager", "") in ("", "systemd"),
     )
 
 
@@ -132,48 +135,14 @@ def _own_runtime(version: str) -> str:
     return "runc" if old else "crun"
 
 
-def _handler(name: str, default: tuple[str, Table], table: Table, file: str, line: int) -> Handler:
-    if table.get("inherit_default_runtime") is True:
-        table = {**table, **{key: default[1].get(key, "") for key in ("runtime_path", "runtime_type")}}
-        name_of_program = default[0]
-    else:
-        name_of_program = name
+def _handler(name: str, table: Table, file: str, line: int) -> Handler:
     return Handler(
         name,
-        _text(table, "runtime_type") or _OCI,
+        table.get("runtime_type") or _OCI,
         # Without a path, CRI-O searches its PATH for a program with the runtime's name.
-        _text(table, "runtime_path") or name_of_program,
+        table.get("runtime_path") or name,
         None,
         file,
         line,
         privileged_without_host_devices=table.get("privileged_without_host_devices") is True,
     )
-
-
-def _checked(table: object, name: str) -> Table:
-    if not isinstance(table, dict):
-        raise MalformedError(f"crio.runtime.runtimes.{name} is not a table")
-    for key in ("runtime_path", "runtime_type"):
-        _text(table, key)
-    return table
-
-
-def _folders(options: Table) -> tuple[str, ...]:
-    folders = options.get("cdi_spec_dirs", list(CDI_FOLDERS))
-    if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
-        raise MalformedError("cdi_spec_dirs is not a list of paths")
-    return tuple(folders)
-
-
-def _table(table: Table, key: str) -> dict[str, Any]:
-    value = table.get(key, {})
-    if not isinstance(value, dict):
-        raise MalformedError(f"{key} is not a table")
-    return value
-
-
-def _text(table: Table, key: str) -> str:
-    value = table.get(key, "")
-    if not isinstance(value, str):
-        raise MalformedError(f"{key} is not a string")
-    return value

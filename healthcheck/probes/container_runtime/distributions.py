@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -24,7 +23,6 @@ STANDARD_SOCKET = "/run/containerd/containerd.sock"
 CRI_DOCKERD_SOCKET = "/run/cri-dockerd.sock"
 _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")
 """Templates for schema 3 and schema 2, next to the file that k3s and RKE2 generate. The first existing one is used."""
-_UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 
 class RuntimePaths(Struct, frozen=True):
@@ -37,7 +35,6 @@ class RuntimePaths(Struct, frozen=True):
     distribution: str
     config: str
     socket: str
-    units: tuple[str, ...] = (f"{CONTAINERD}.service",)
     kind: str = CONTAINERD
     kubelet_folder: str = ""
     kubelet_arguments: str = ""
@@ -45,11 +42,11 @@ class RuntimePaths(Struct, frozen=True):
     variables: tuple[tuple[str, str], ...] = ()
 
 
-def _ranchers(distribution: str, name: str, units: tuple[str, ...]) -> RuntimePaths:
+def _ranchers(distribution: str, name: str) -> RuntimePaths:
     folder = f"/var/lib/rancher/{name}/agent/etc"
     config = f"{folder}/containerd/config.toml"
     return RuntimePaths(
-        distribution, config, "/run/k3s/containerd/containerd.sock", units, kubelet_folder=f"{folder}/kubelet.conf.d"
+        distribution, config, "/run/k3s/containerd/containerd.sock", kubelet_folder=f"{folder}/kubelet.conf.d"
     )
 
 
@@ -59,7 +56,6 @@ def _k8s_snap(base: str) -> RuntimePaths:
         K8S_SNAP,
         f"{base}/etc/containerd/config.toml",
         f"{base}/run/containerd/containerd.sock",
-        ("snap.k8s.containerd.service",),
         kubelet_arguments=f"{arguments}/kubelet",
         runtime_arguments=f"{arguments}/containerd",
     )
@@ -68,27 +64,24 @@ def _k8s_snap(base: str) -> RuntimePaths:
 _MICROK8S_DATA, _MICROK8S_COMMON = "/var/snap/microk8s/current", "/var/snap/microk8s/common"
 STANDARD = RuntimePaths("", containerd.STANDARD_FILE, STANDARD_SOCKET)
 LAYOUTS = (
-    _ranchers(K3S, "k3s", ("k3s.service", "k3s-agent.service")),
-    _ranchers(RKE2, "rke2", ("rke2-server.service", "rke2-agent.service")),
+    _ranchers(K3S, "k3s"),
+    _ranchers(RKE2, "rke2"),
     RuntimePaths(
         MICROK8S,
         f"{_MICROK8S_DATA}/args/containerd.toml",
         f"{_MICROK8S_COMMON}/run/containerd.sock",
-        ("snap.microk8s.daemon-containerd.service",),
         kubelet_arguments=f"{_MICROK8S_DATA}/args/kubelet",
         runtime_arguments=f"{_MICROK8S_DATA}/args/containerd",
         variables=(("SNAP_DATA", _MICROK8S_DATA), ("SNAP_COMMON", _MICROK8S_COMMON)),
     ),
-    RuntimePaths(
-        K0S, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock", ("k0sworker.service", "k0scontroller.service")
-    ),
+    RuntimePaths(K0S, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock"),
     # Folder of the option containerd-base-dir, with and without a subfolder (1.35, 1.36).
     _k8s_snap("/var/lib/k8s-containerd/k8s-containerd"),
     _k8s_snap("/var/lib/k8s-containerd"),
-    RuntimePaths(TALOS, "/etc/cri/containerd.toml", STANDARD_SOCKET, units=()),
+    RuntimePaths(TALOS, "/etc/cri/containerd.toml", STANDARD_SOCKET),
     STANDARD,
-    RuntimePaths("", crio.STANDARD_FILE, crio.STANDARD_SOCKET, ("crio.service",), CRIO),
-    RuntimePaths("", docker.STANDARD_FILE, CRI_DOCKERD_SOCKET, ("docker.service",), DOCKER),
+    RuntimePaths("", crio.STANDARD_FILE, crio.STANDARD_SOCKET, CRIO),
+    RuntimePaths("", docker.STANDARD_FILE, CRI_DOCKERD_SOCKET, DOCKER),
 )
 """Layouts in order of precedence. Distributions with their own runtime come first.
 
@@ -167,9 +160,3 @@ def template_of(root: Path, distribution: str, config: str, schema: int) -> str:
     names = _TEMPLATES if schema >= SCHEMA_OF_2 else _TEMPLATES[1:]
     there = [name for name in names if host_files.exists(root, f"{folder}/{name}")]
     return f"{folder}/{[*there, names[0]][0]}"
-
-
-def unit_of(root: Path, units: Sequence[str]) -> str:
-    """Return the first of these services that has a unit file on the host."""
-    there = (unit for unit in units if any(host_files.exists(root, f"{folder}/{unit}") for folder in _UNIT_FOLDERS))
-    return next(there, "")

@@ -6,6 +6,7 @@ if the file and the flags set the same option.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from healthcheck.probes.container_runtime import config_files
@@ -18,6 +19,11 @@ STANDARD_SOCKET = "/run/docker.sock"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """Default of cdi-spec-dirs."""
 _CGROUP_DRIVER = "native.cgroupdriver="
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("runtimes", "features", "options"), dict),
+    **dict.fromkeys(("default-runtime", "path", "runtimeType", "BinaryName"), str),
+    **dict.fromkeys(("exec-opts", "cdi-spec-dirs"), list),
+}
 
 
 def read_configuration(root: Path, path: str = STANDARD_FILE) -> RuntimeConfiguration:
@@ -29,7 +35,9 @@ def read_configuration(root: Path, path: str = STANDARD_FILE) -> RuntimeConfigur
     try:
         raw, written = config_files.read(root, path)
         files = (ReadFile(path, written),)
-        return _effective(path, files, documents.json_object(raw))
+        fields = documents.json_object(raw)
+        config_files.check_types(raw, fields, _TYPES)
+        return _effective(path, files, fields)
     except FileNotFoundError:
         return _effective(path, files, {})
     except MalformedError as error:
@@ -37,54 +45,31 @@ def read_configuration(root: Path, path: str = STANDARD_FILE) -> RuntimeConfigur
 
 
 def _effective(path: str, files: tuple[ReadFile, ...], fields: Table) -> RuntimeConfiguration:
-    runtimes = _table(fields, "runtimes")
-    handlers = [_handler(name, _table(runtimes, name), path) for name in runtimes]
+    runtimes = fields.get("runtimes") or {}
+    handlers = [_handler(name, table or {}, path) for name, table in runtimes.items()]
     return RuntimeConfiguration(
         path,
         DOCKER,
         schema=0,
         files=files,
         handlers=(*([] if RUNC in runtimes else [Handler(RUNC, "", "", None, "")]), *handlers),
-        default=_text(fields, "default-runtime") or RUNC,
+        default=fields.get("default-runtime") or RUNC,
         # Newer versions enable it by default, but no documentation states that cri-dockerd passes CDI devices on.
-        cdi=_table(fields, "features").get("cdi") is True,
-        cdi_folders=_list(fields, "cdi-spec-dirs") or CDI_FOLDERS,
-        systemd_cgroup=_is_systemd(_list(fields, "exec-opts")),
+        cdi=(fields.get("features") or {}).get("cdi") is True,
+        cdi_folders=tuple(fields.get("cdi-spec-dirs") or CDI_FOLDERS),
+        systemd_cgroup=_is_systemd(fields.get("exec-opts") or ()),
     )
 
 
 def _handler(name: str, table: Table, path: str) -> Handler:
-    binary = _text(table, "path") or _text(_table(table, "options"), "BinaryName")
-    return Handler(name, _text(table, "runtimeType"), binary, None, path)
+    binary = table.get("path") or (table.get("options") or {}).get("BinaryName") or ""
+    return Handler(name, table.get("runtimeType") or "", binary, None, path)
 
 
-def _is_systemd(options: tuple[str, ...]) -> bool | None:
+def _is_systemd(options: Sequence[str]) -> bool | None:
     """Whether the cgroup driver is systemd; None if it is not set.
 
     Docker then uses systemd with cgroup v2, and cgroupfs with v1.
     """
     drivers = [option.removeprefix(_CGROUP_DRIVER) for option in options if option.startswith(_CGROUP_DRIVER)]
     return drivers[-1] == "systemd" if drivers else None
-
-
-def _table(table: Table, key: str) -> Table:
-    value = table.get(key)
-    if not isinstance(value, dict | None):
-        raise MalformedError(f"{key} is not an object")
-    return value or {}
-
-
-def _text(table: Table, key: str) -> str:
-    value = table.get(key)
-    if not isinstance(value, str | None):
-        raise MalformedError(f"{key} is not a string")
-    return value or ""
-
-
-def _list(table: Table, key: str) -> tuple[str, ...]:
-    value = table.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise MalformedError(f"{key} is not a list of strings")
-    return tuple(value)

@@ -121,8 +121,6 @@ class RuntimeConfiguration(_Fact, frozen=True):
     """Whether the cgroup driver of all handlers is systemd (CRI-O, Docker); None if each handler has its own driver."""
     disabled_in: str = ""
     """File that disables the CRI plugin (containerd's disabled_plugins)."""
-    unread: tuple[ReadFile, ...] = ()
-    """Files that the runtime does not read, in drop-in folders next to its file."""
     generation: str = ""
     """containerd release by whose rules the files were merged, as `1.7`; assumed if `version` is ''."""
     built_in: tuple[str, ...] = ()
@@ -130,7 +128,7 @@ class RuntimeConfiguration(_Fact, frozen=True):
     template: str = ""
     """Template from which the distribution generates `path` at its start. Edits of `path` are lost."""
     unread_handlers: tuple[Handler, ...] = ()
-    """Handlers in the files of `unread`."""
+    """Handlers in files of drop-in folders that the runtime does not read."""
     default_in: str = ""
     """File that sets `default`; '' if none does."""
     replaced: tuple[Handler, ...] = ()
@@ -213,6 +211,8 @@ class Live(_Fact, frozen=True):
     cdi_folders: tuple[str, ...] = ()
     not_ready: str = ""
     """Reason and message of the condition RuntimeReady if it is false."""
+    systemd_cgroups: tuple[tuple[str, bool], ...] = ()
+    """Name and SystemdCgroup of the handlers, as far as reported."""
 
 
 class ContainerRuntime(_Fact, frozen=True):

@@ -6,10 +6,8 @@ order of their names. Kubernetes: kubelet-config-file, and mergeKubeletConfigura
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -26,8 +24,7 @@ _PROGRAMS = (KUBELET, KUBELITE, K3S, RKE2, K0S)
 """Programs that are or contain the kubelet, the likeliest first. RKE2 and k0s start it as a separate process."""
 _ROLES = ("server", "agent", "worker", "controller")
 """Roles of k3s, RKE2 and k0s. Without a role, the process is a short-lived command of a person."""
-_ENDPOINT, _CGROUP_DRIVER, _GATES = "containerRuntimeEndpoint", "cgroupDriver", "featureGates"
-_ASKS_RUNTIME = "KubeletCgroupDriverFromCRI"
+_ENDPOINT, _CGROUP_DRIVER = "containerRuntimeEndpoint", "cgroupDriver"
 _SYSTEMD = "systemd"
 _KIND = "KubeletConfiguration"
 _DROP_IN = ".conf"
@@ -52,8 +49,6 @@ _ARGUMENTS = (
     "/var/snap/kubelet-eks/current/args",
 )
 """Files with flags of the kubelet's service. Later files outrank earlier ones (kubeadm's 10-kubeadm.conf)."""
-_UNITS = tuple(f"{folder}/systemd/system/kubelet.service" for folder in ("/lib", "/usr/lib", "/etc"))
-_START = re.compile(rb"^[ \t]*(ExecStart|Environment)=(.*)$", re.MULTILINE)
 _OPTIONS_OF_K3S = ("/etc/rancher/k3s/config.yaml", "/etc/rancher/rke2/config.yaml")
 _DOCKER_IN_K3S = "/run/k3s/cri-dockerd/cri-dockerd.sock"
 """Socket of k3s with `docker: true`, in which k3s connects the kubelet to Docker."""
@@ -65,7 +60,6 @@ class KubeletSettings(Struct, frozen=True):
     - `said_by` is the source of the endpoint, `how` the evidence for it, step by step, for people.
     - `config` is the kubelet's file; '' without a file.
     - `systemd_cgroup`: whether the kubelet's cgroup driver is systemd; None if it is not set.
-    - `asks_runtime`: whether the kubelet uses the runtime's cgroup driver instead; None if this is not set.
     - `is_default`: whether the endpoint is the default.
     """
 
@@ -74,7 +68,6 @@ class KubeletSettings(Struct, frozen=True):
     how: tuple[str, ...]
     config: str = ""
     systemd_cgroup: bool | None = None
-    asks_runtime: bool | None = None
     is_default: bool = False
 
 
@@ -112,9 +105,7 @@ def settings_on_disk(root: Path, layout: RuntimePaths) -> KubeletSettings | None
     if not layout.distribution:
         files += _ARGUMENTS
     files = [file for file in files if host_files.exists(root, file)]
-    arguments = _started_with(root) if not layout.distribution else []
-    for file in files:
-        arguments += _flags_in(root, file, layout)
+    arguments = [word for file in files for word in _flags_in(root, file, layout)]
     # Values that only systemd or a script inserts are unknown.
     arguments = ["" if word.startswith("$") else word for word in arguments]
     config = flag_of(arguments, "config") or next((text for text in _CONFIGS if _is_config(root, text)), "")
@@ -147,15 +138,12 @@ def _settings(
         endpoint, message_by, is_default = socket, f"default of {name}", True
     how.append(f"{message_by}: {endpoint}")
     driver = flag_of(arguments, "cgroup-driver") or _text(options, _CGROUP_DRIVER)
-    gates = {**_gates_of(flag_of(arguments, "feature-gates")), **_table(options.get(_GATES))}
-    asks = gates.get(_ASKS_RUNTIME)
     return KubeletSettings(
         _sayable(processes.socket_path(root, endpoint)),
         _sayable(message_by),
         tuple(_sayable(step) for step in how),
         files[0],
         driver == _SYSTEMD if driver else None,
-        asks if isinstance(asks, bool) else None,
         is_default,
     )
 
@@ -176,11 +164,8 @@ def _options(root: Path, config: str, folder: str) -> tuple[Table, dict[str, str
         except MalformedError as error:
             messages.append(f"{file} can't be read: {error.message}")
             continue
-        for key in (_ENDPOINT, _CGROUP_DRIVER, _GATES):
-            if key in table:
-                old, new = options.get(key), table[key]
-                options[key] = {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
-                sources[key] = file
+        for key in {_ENDPOINT, _CGROUP_DRIVER} & table.keys():
+            options[key], sources[key] = table[key], file
     return options, sources, messages
 
 
@@ -217,28 +202,6 @@ def runtime_flags(root: Path, layout: RuntimePaths) -> tuple[str, ...]:
     return _flags_in(root, layout.runtime_arguments, layout) if layout.runtime_arguments else ()
 
 
-def _started_with(root: Path) -> list[str]:
-    """Return the command line of the kubelet's service, with drop-ins last. An empty ExecStart= clears it."""
-    words: list[str] = []
-    for unit in _UNITS:
-        for file in (unit, *host_files.walk(root, f"{unit}.d")):
-            try:
-                text = host_files.read(root, file)[0].replace(b"\\\n", b" ")
-            except OSError:
-                continue
-            for key, line in _START.findall(text):
-                if key == b"ExecStart" and not line.strip():
-                    words.clear()
-                messages = config_files.arguments(line)
-                # Environment="NAME=--flag=value …" is one word that contains an assignment.
-                words += [
-                    word
-                    for name in messages
-                    for word in (config_files.arguments(name.encode()) if " " in name else (name,))
-                ]
-    return words
-
-
 def _is_config(root: Path, file: str) -> bool:
     try:
         return documents.yaml_object(host_files.read(root, file)[0]).get("kind") == _KIND
@@ -264,18 +227,9 @@ def _line(kubelet: Process) -> str:
     return " ".join(messages) or "no flag for its runtime"
 
 
-def _gates_of(flag: str) -> dict[str, bool]:
-    pairs = (word.partition("=") for word in flag.split(",") if word)
-    return {name.strip(): value.strip().lower() == "true" for name, _, value in pairs}
-
-
 def _sayable(text: str) -> str:
     """Return the text on one line of readable length: the arguments of a process can be arbitrary."""
     return printable(text, _LONGEST)
-
-
-def _table(value: Any) -> Table:
-    return value if isinstance(value, dict) else {}
 
 
 def _text(table: Table, key: str) -> str:

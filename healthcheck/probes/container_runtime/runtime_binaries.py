@@ -26,19 +26,9 @@ SEARCHED = (
     "/snap/microk8s/current/usr/bin/",
 )
 """Search path for programs named without a folder: systemd's default PATH, and the folder of snaps."""
-_MACHINES = {
-    3: "i686",
-    21: "ppc64le",
-    22: "s390x",
-    40: "armv7l",
-    62: "x86_64",
-    183: "aarch64",
-    243: "riscv64",
-    258: "loongarch64",
-}
-"""Architecture as in uname, by e_machine. For POWER, the little-endian one, which machines with GPUs use."""
+_MACHINES = {21: "ppc64le", 62: "x86_64", 183: "aarch64"}
+"""Architectures with NVIDIA GPUs as in uname, by e_machine. All are little-endian."""
 _ELF = b"\x7fELF"
-_ELF_DATA, _BIG_ENDIAN = 5, 2
 _HEAD_BYTES = 64
 
 
@@ -72,12 +62,8 @@ def architecture(root: Path, path: str) -> str:
         return ""
     if not head.startswith(_ELF) or len(head) < _HEAD_BYTES:
         return ""
-    (machine,) = struct.unpack_from(f"{_order(head)}H", head, 18)
+    (machine,) = struct.unpack_from("<H", head, 18)
     return _MACHINES.get(machine, "")
-
-
-def _order(head: bytes) -> str:
-    return ">" if head[_ELF_DATA] == _BIG_ENDIAN else "<"
 
 
 def _is_file(root: Path, path: str) -> bool:

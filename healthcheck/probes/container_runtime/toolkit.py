@@ -7,7 +7,7 @@ defaults apply.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from healthcheck.host import host_files
@@ -22,16 +22,11 @@ _OPERATORS_FOLDER = "/usr/local/nvidia/toolkit/"
 _RUNTIME, _CLI = "nvidia-container-runtime", "nvidia-container-cli"
 _ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
-_TYPES: dict[tuple[str, ...], type] = {
-    (_CLI,): dict,
-    (_RUNTIME,): dict,
-    (_CLI, "root"): str,
-    (_CLI, "ldconfig"): str,
-    (_RUNTIME, "mode"): str,
-    (_ENVVAR,): bool,
-    (_VOLUME_MOUNTS,): bool,
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys((_CLI, _RUNTIME), dict),
+    **dict.fromkeys(("root", "ldconfig", "mode"), str),
+    **dict.fromkeys((_ENVVAR, _VOLUME_MOUNTS), bool),
 }
-_WORDS = {dict: "a table", str: "a string", bool: "true or false"}
 
 
 def read_toolkit(root: Path, programs: Sequence[str] = ()) -> Toolkit | None:
@@ -56,25 +51,10 @@ def _read(root: Path, path: str) -> Toolkit | None:
         return Toolkit(path, problem=ConfigurationProblem(path, f"can't be read: {error.strerror}", only_ours=True))
     try:
         table = toml_file.parse(raw)
+        config_files.check_types(raw, table, _TYPES)
     except MalformedError as error:
         return Toolkit(path, problem=config_files.problem(error, path))
-    wrong = _of_wrong_type(table)
-    if wrong is not None:
-        keys, kind = wrong
-        return Toolkit(
-            path, problem=ConfigurationProblem(path, f"{keys[-1]} is not {kind}", toml_file.key_line(raw, keys))
-        )
     return _from_table(root, path, table)
-
-
-def _of_wrong_type(table: Table) -> tuple[tuple[str, ...], str] | None:
-    """Return the first key whose value has the wrong type for the program, and the expected type."""
-    for keys, kind in _TYPES.items():
-        above = table.get(keys[0], {}) if len(keys) == 2 else table
-        value = above.get(keys[-1]) if isinstance(above, dict) else None
-        if value is not None and not isinstance(value, kind):
-            return keys, _WORDS[kind]
-    return None
 
 
 def _from_table(root: Path, path: str, table: Table) -> Toolkit:

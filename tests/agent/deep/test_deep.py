@@ -44,7 +44,8 @@ from healthcheck.probes.kubelet_claims import FILES
 from healthcheck.probes.nvml.error_causes import DRIVER_NOT_LOADED
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from healthcheck.probes.pod_resources import SOCKETS
-from healthcheck.settings.values import NodeSettings, Settings
+from healthcheck.settings.declaration import NodeSettings
+from healthcheck.settings.reading import Settings
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.record import RunRecord
 from sim.host_services import Container

@@ -25,7 +25,8 @@ from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Now, Outcome, Severity
 from healthcheck.probes.kernel_log import RING
-from healthcheck.settings.values import NodeSettings, Settings
+from healthcheck.settings.declaration import NodeSettings
+from healthcheck.settings.reading import Settings
 from sim.node import SimulatedNode
 from tests.agent.parts import Reports
 from tests.waiting import eventually

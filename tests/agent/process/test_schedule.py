@@ -13,7 +13,8 @@ import pytest
 
 from agent.process.schedule import Schedule
 from agent.state.agent_state import AgentState
-from healthcheck.settings.values import NodeSettings, Settings
+from healthcheck.settings.declaration import NodeSettings
+from healthcheck.settings.reading import Settings
 from tests.waiting import GIVE_UP_SECONDS
 
 

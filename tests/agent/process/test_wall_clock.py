@@ -25,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from agent.process.schedule import Schedule
 from agent.state.agent_state import AgentState
-from healthcheck.settings.values import NodeSettings, Settings
+from healthcheck.settings.declaration import NodeSettings
+from healthcheck.settings.reading import Settings
 
 def say(what, seconds):
     def work():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diagnosis.hami.fit import NodeVerdict
-from diagnosis.hami.installation import installation_of, installations
+from diagnosis.hami.installation import installation_of
 from diagnosis.hami.scheduler_state import books_of, verdicts
 from diagnosis.snapshot import Snapshot
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod
@@ -66,6 +66,5 @@ def quota(**hard: str) -> Object:
 def judged(seen: Snapshot, name: str) -> Mapping[str, NodeVerdict]:
     """By node, for the pod of that name."""
     pod = next(each for each in seen.pods if each.meta.name == name)
-    every = installations(seen)
-    books = books_of(seen, installation_of(pod, every) if every else None)
-    return {each.name: verdict for each, verdict in verdicts(seen, books, pod.meta, pod.spec)}
+    books = books_of(seen, installation_of(seen, pod))
+    return {each.name: verdict for each, verdict in verdicts(seen, books, pod)}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, vgpu_pod
-from tests.diagnosis.states import NOW, Object, ago, consequences, judged, results, terminated, waiting
+from tests.diagnosis.states import NOW, Object, ago, consequences, judged, recorded, results, terminated, waiting
 
 A = hami_node("a")
 OPEN = [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]
@@ -62,9 +61,7 @@ def test_what_goes_wrong_behind_the_binding_is_named(state: list[Object], cause:
 
 def looked_at(reason: str, detail: str) -> Object:
     """The node with our agent's record of it."""
-    finding = {"reason": reason, "severity": "MONITOR", "subject": "node", "detail": detail}
-    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": [finding]}
-    return hami_node("a", annotations={"gpu-healthcheck.aws-samples.io/results": json.dumps(record)})
+    return hami_node("a", annotations=recorded(reason, detail=detail))
 
 
 SEEN_ON_HOST = [

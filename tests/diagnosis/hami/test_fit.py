@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from diagnosis.hami.card_checks import PodConditions
-from diagnosis.hami.card_options import CardOptions
 from diagnosis.hami.card_requests import CardRequest
 from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.fit import ContainerRequest, NodeVerdict, fit
 from diagnosis.hami.quota import Limit, QuotaAmounts
 from diagnosis.hami.reasons import Code
-from diagnosis.hami.registration import Card, MigProfile
 from diagnosis.hami.versions import NEWEST, Version
+from diagnosis.snapshot.hami_node import Card, MigProfile
+from diagnosis.snapshot.hami_pod import CardOptions
 from tests.diagnosis.hami.clusters import MEMORY, asking, card, device_config, given, judged, quota, scheduler, shared
 from tests.diagnosis.states import GPU, Object, container, pod, snapshot
 

@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from diagnosis.hami.card_options import CardOptions, card_options
-from diagnosis.hami.grants import BindPhase, ContainerShare, MigInstance, grant
-from diagnosis.hami.handshake import HandshakeState, handshake, handshakes
-from diagnosis.hami.node_lock import node_lock
-from diagnosis.hami.registration import Card, MigProfile, RegistrationFormat, cordoned, registration, registrations
-from diagnosis.snapshot.meta import Meta
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.hami_node import (
+    Card,
+    HamiNode,
+    HandshakeState,
+    MigProfile,
+    RegistrationFormat,
+    read_hami_node,
+)
+from diagnosis.snapshot.hami_pod import (
+    BindPhase,
+    CardOptions,
+    ContainerShare,
+    MigInstance,
+    read_card_options,
+    read_grant,
+)
 from tests.hostile import ANY_TEXT
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -26,17 +35,8 @@ A100 = V100 | {"id": "GPU-2", "index": 1, "numa": 1, "mode": "mig", "health": Tr
 PROFILE = {"name": "1g.10gb", "memoryMB": 9856, "core": 14, "sliceCount": 1, "placements": [{"size": 1}, {"start": 6}]}
 
 
-def on_node(**annotations: str) -> Node:
-    keys = {key.replace("_", "-"): text for key, text in annotations.items()}
-    return Node(Meta("Node", "", "a", annotations={f"hami.io/{key}": text for key, text in keys.items()}))
-
-
-def registered_as(text: str) -> Node:
-    return Node(Meta("Node", "", "a", annotations={REGISTER: text}))
-
-
-def on_pod(annotations: dict[str, str]) -> Meta:
-    return Meta("Pod", "team", "x", annotations=annotations)
+def on_node(**annotations: str) -> HamiNode:
+    return read_hami_node({f"hami.io/{key.replace('_', '-')}": text for key, text in annotations.items()})
 
 
 CARDS: list[tuple[str, RegistrationFormat, list[Card]]] = [
@@ -78,7 +78,7 @@ CARDS: list[tuple[str, RegistrationFormat, list[Card]]] = [
 
 @pytest.mark.parametrize(("text", "form", "cards"), CARDS, ids=["json", "no card", "7 fields", "9 fields"])
 def test_each_versions_registration_is_read(text: str, form: RegistrationFormat, cards: list[Card]) -> None:
-    parsed = registration(registered_as(text))
+    parsed = read_hami_node({REGISTER: text}).registration
     assert parsed is not None
     assert (parsed.form, list(parsed.cards), parsed.unreadable) == (form, cards, "")
 
@@ -101,7 +101,7 @@ def test_each_versions_registration_is_read(text: str, form: RegistrationFormat,
     ],
 )
 def test_a_registration_that_hami_refuses_is_one_that_nobody_can_read(text: str) -> None:
-    parsed = registration(registered_as(text))
+    parsed = read_hami_node({REGISTER: text}).registration
     assert parsed is not None
     assert parsed.unreadable
     assert not parsed.cards
@@ -109,9 +109,7 @@ def test_a_registration_that_hami_refuses_is_one_that_nobody_can_read(text: str)
 
 def test_other_vendors_register_in_the_same_forms() -> None:
     node = on_node(node_dcu_register="D1,4,16384,100,DCU,0,true,0,hami-core:", node_register_Ascend910B="[]")
-    assert [
-        (registration.vendor, registration.form, len(registration.cards)) for registration in registrations(node)
-    ] == [
+    assert [(each.vendor, each.form, len(each.cards)) for each in node.registrations] == [
         ("Ascend910B", RegistrationFormat.JSON, 0),
         ("dcu", RegistrationFormat.TEXT, 1),
     ]
@@ -141,15 +139,14 @@ HANDSHAKES: list[tuple[str, HandshakeState, datetime | None, bool]] = [
 
 @pytest.mark.parametrize(("text", "state", "at", "zoned"), HANDSHAKES)
 def test_each_versions_handshake_is_read(text: str, state: HandshakeState, at: datetime | None, zoned: bool) -> None:
-    parsed = handshake(on_node(node_handshake=text))
+    parsed = on_node(node_handshake=text).handshake
     assert parsed is not None
     assert (parsed.said, parsed.at) == (state, at)
     assert parsed.at is None or parsed.zoned == zoned
 
 
-def test_each_vendor_has_a_handshake_of_its_own() -> None:
-    node = on_node(node_handshake_dcu="Requesting_2026-07-16 10:08:42", node_handshake="anything")
-    assert [handshake.vendor for handshake in handshakes(node)] == ["", "dcu"]
+def test_the_handshake_of_another_vendor_is_not_nvidias() -> None:
+    assert on_node(node_handshake_dcu="Requesting_2026-07-16 10:08:42").handshake is None
 
 
 @pytest.mark.parametrize(
@@ -161,27 +158,25 @@ def test_each_vendor_has_a_handshake_of_its_own() -> None:
     ],
 )
 def test_a_lock_tells_since_when_and_for_whom(text: str, at: datetime | None, pod: str) -> None:
-    lock = node_lock(Node(Meta("Node", "", "a", annotations={"hami.io/mutex.lock": text})))
+    lock = read_hami_node({"hami.io/mutex.lock": text}).lock
     assert lock is not None
     assert (lock.at, lock.pod) == (at, pod)
 
 
 def test_a_pods_grant_is_read_container_by_container() -> None:
-    pod_grant = grant(
-        on_pod(
-            {
-                "hami.io/vgpu-node": "gpu-1",
-                "hami.io/vgpu-time": "1784196522",
-                "hami.io/vgpu-devices-allocated": ";GPU-1,NVIDIA,4096,30:GPU-2,NVIDIA,4096,30:;GPU-1,NVIDIA,1,0:;",
-                "hami.io/vgpu-devices-to-allocate": ";;",
-                "hami.io/dcu-devices-allocated": "D1,DCU,1024,10:;",
-                "hami.io/bind-phase": "allocating",
-                "hami.io/bind-time": "1784196523",
-                "hami.io/vgpu-mig-allocations": json.dumps(
-                    [{"containerIndex": 1, "gpuUUID": "GPU-1", "profile": "1g.10gb", "placement": {"size": 1}}]
-                ),
-            }
-        )
+    pod_grant = read_grant(
+        {
+            "hami.io/vgpu-node": "gpu-1",
+            "hami.io/vgpu-time": "1784196522",
+            "hami.io/vgpu-devices-allocated": ";GPU-1,NVIDIA,4096,30:GPU-2,NVIDIA,4096,30:;GPU-1,NVIDIA,1,0:;",
+            "hami.io/vgpu-devices-to-allocate": ";;",
+            "hami.io/dcu-devices-allocated": "D1,DCU,1024,10:;",
+            "hami.io/bind-phase": "allocating",
+            "hami.io/bind-time": "1784196523",
+            "hami.io/vgpu-mig-allocations": json.dumps(
+                [{"containerIndex": 1, "gpuUUID": "GPU-1", "profile": "1g.10gb", "placement": {"size": 1}}]
+            ),
+        }
     )
     assert pod_grant is not None
     assert (pod_grant.node, pod_grant.phase) == ("gpu-1", BindPhase.ALLOCATING)
@@ -190,50 +185,47 @@ def test_a_pods_grant_is_read_container_by_container() -> None:
         (ContainerShare("GPU-1", 4096, 30), ContainerShare("GPU-2", 4096, 30)),
         (ContainerShare("GPU-1", 1, 0),),
     )
-    assert pod_grant.mig == (MigInstance(1, "GPU-1", "1g.10gb", 0, 1),)
+    assert pod_grant.mig == (MigInstance("GPU-1", 0, 1),)
 
 
 def test_a_pod_that_hami_never_saw_has_no_grant() -> None:
-    assert grant(on_pod({"nvidia.com/use-gputype": "A100"})) is None
+    assert read_grant({"nvidia.com/use-gputype": "A100"}) is None
 
 
 @pytest.mark.parametrize("text", ["GPU-1,NVIDIA,4096:;", "GPU-1,NVIDIA,many,0:;", ",NVIDIA,1,0:;", "x" * 100_000])
 def test_a_grant_that_hami_refuses_has_no_cards(text: str) -> None:
-    pod_grant = grant(on_pod({"hami.io/vgpu-devices-allocated": text}))
+    pod_grant = read_grant({"hami.io/vgpu-devices-allocated": text})
     assert pod_grant is not None
     assert pod_grant.containers == ()
 
 
 def test_card_options_are_those_of_the_pod() -> None:
-    options = card_options(
-        on_pod(
-            {
-                "nvidia.com/use-gputype": "A100,h100",
-                "nvidia.com/nouse-gpuuuid": " GPU-1 , GPU-2",
-                "nvidia.com/numa-bind": "T",
-                "nvidia.com/vgpu-mode": "mig",
-                "hami.io/gpu-scheduler-policy": "mutex",
-            }
-        )
-    )
+    written = {
+        "nvidia.com/use-gputype": "A100,h100",
+        "nvidia.com/nouse-gpuuuid": " GPU-1 , GPU-2",
+        "nvidia.com/numa-bind": "T",
+        "nvidia.com/vgpu-mode": "mig",
+        "hami.io/gpu-scheduler-policy": "mutex",
+    }
+    options = read_card_options(written | {"other.io/key": "x"})
     assert options == CardOptions(
         use_types=("A100", "h100"),
         avoid_uuids=(" GPU-1 ", " GPU-2"),
         numa_bind=True,
         mode="mig",
         gpu_policy="mutex",
+        written=written,
     )
 
 
 def test_cards_that_a_person_cordoned_are_listed() -> None:
-    assert cordoned(on_node(device_cordon=" GPU-1, ,GPU-2")) == {"GPU-1", "GPU-2"}
+    assert on_node(device_cordon=" GPU-1, ,GPU-2").cordoned == {"GPU-1", "GPU-2"}
 
 
 @given(text=ANY_TEXT)
 def test_no_text_breaks_a_reader(text: str) -> None:
     keys = (REGISTER, "hami.io/node-handshake", "hami.io/mutex.lock", "hami.io/device-cordon")
-    node = Node(Meta("Node", "", "a", annotations=dict.fromkeys(keys, text)))
-    entries: list[Any] = [*registrations(node), handshake(node), node_lock(node), cordoned(node)]
-    pod = on_pod(dict.fromkeys(("hami.io/vgpu-devices-allocated", "hami.io/vgpu-node", "nvidia.com/vgpu-mode"), text))
-    entries += [grant(pod), card_options(pod)]
+    entries: list[Any] = [read_hami_node(dict.fromkeys(keys, text))]
+    pod = dict.fromkeys(("hami.io/vgpu-devices-allocated", "hami.io/vgpu-node"), text)
+    entries += [read_grant(pod), read_card_options({"nvidia.com/vgpu-mode": text}).mode]
     assert len(repr(entries)) < 20_000

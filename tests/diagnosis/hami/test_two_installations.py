@@ -106,8 +106,8 @@ def test_one_without_its_own_settings_has_not_those_of_the_other() -> None:
 def test_a_pod_belongs_to_the_installation_of_its_scheduler_or_resources() -> None:
     plain = vgpu_pod("p", container("main", resources={LAB: "1"}), spec={"schedulerName": "default-scheduler"})
     seen = snapshot(*cluster(), vgpu_pod("x"), lab_pod("y"), plain)
-    every = installations(seen)
-    by = {pod.meta.name: installation_of(pod, every).name for pod in seen.pods if pod.meta.namespace == "team"}
+    pods = [pod for pod in seen.pods if pod.meta.namespace == "team"]
+    by = {pod.meta.name: own.name for pod in pods if (own := installation_of(seen, pod))}
     assert by == {"x": "hami", "y": "lab-hami", "p": "lab-hami"}
 
 
@@ -175,8 +175,7 @@ def test_a_pods_way_goes_through_its_own_scheduler_alone() -> None:
 
 def test_one_that_is_seen_nowhere_serves_no_node() -> None:
     seen = snapshot(*cluster(), hami_node("c"))
-    assert serving(seen.by_node["c"], installations(seen)) is None
-    assert serving(seen.by_node["c"], installations(seen)[:1]) is not None
+    assert serving(seen, seen.by_node["c"]) is None
 
 
 def test_the_extender_says_how_it_chooses() -> None:

@@ -14,7 +14,7 @@ from healthcheck.model import Host, ProbeError
 from healthcheck.probes.container_runtime import facts
 from healthcheck.probes.container_runtime.configuration import read_container_runtime
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, RuntimeBinary
-from sim.container_runtime import DISTRIBUTIONS, IMAGE_MADE, NVIDIA_V2, OPERATORS_PROGRAM, TOOLKIT_PROGRAM, V2, handler
+from sim.container_runtime import DISTRIBUTIONS, IMAGE_MADE, NVIDIA_V2, TOOLKIT_PROGRAM
 from sim.node import SimulatedNode
 
 STANDARD = "/run/containerd/containerd.sock"
@@ -87,10 +87,6 @@ EXPECTED = {
 
 def read(node: SimulatedNode) -> ContainerRuntime:
     return read_container_runtime(Host(node.root))
-
-
-def runnable(node: SimulatedNode) -> list[str]:
-    return [program.named for program in read(node).programs if program.executable]
 
 
 def handlers(seen: ContainerRuntime) -> str:
@@ -408,22 +404,14 @@ def test_cri_dockerd_that_systemd_gave_its_socket_is_known_by_its_place(node: Si
     assert (seen.used.kind, seen.used.path, seen.unit) == (facts.DOCKER, "/etc/docker/daemon.json", "docker.service")
 
 
-def test_an_unknown_runtime_is_named_and_not_judged(node: SimulatedNode) -> None:
-    (node.root / "proc/902/cmdline").write_text("kubelet\0--container-runtime-endpoint\0unix:///run/other.sock\0")
+@pytest.mark.parametrize(("socket", "not_found"), [("/run/other.sock", False), ("/run/foo/containerd.sock", True)])
+def test_an_unknown_runtime_is_named_and_not_judged(socket: str, not_found: bool, node: SimulatedNode) -> None:
+    (node.root / "proc/902/cmdline").write_text(f"kubelet\0--container-runtime-endpoint\0unix://{socket}\0")
 
     seen = read(node)
 
-    assert seen.used is None
-    assert seen.why_none == "the kubelet's runtime is at /run/other.sock: an unknown runtime"
-    assert (seen.socket, seen.not_found) == ("/run/other.sock", False)
-
-
-def test_a_containerd_in_an_unknown_place_was_not_looked_at(node: SimulatedNode) -> None:
-    (node.root / "proc/902/cmdline").write_text("kubelet\0--container-runtime-endpoint\0/run/foo/containerd.sock\0")
-
-    seen = read(node)
-
-    assert (seen.used, seen.socket, seen.not_found) == (None, "/run/foo/containerd.sock", True)
+    assert (seen.used, seen.socket, seen.not_found) == (None, socket, not_found)
+    assert seen.why_none == f"the kubelet's runtime is at {socket}: an unknown runtime"
 
 
 def test_a_kubelet_without_running_containerd_is_recognised_by_its_socket(node: SimulatedNode) -> None:
@@ -470,9 +458,8 @@ def test_a_generated_file_is_reported_with_its_template(
         ("kubeadm", "cgroupDriver: systemd", True),
         ("kubeadm", "cgroupDriver: cgroupfs", False),
         ("kubeadm", "", None),
-        # From containerd 2 and CRI-O a kubelet asks it, unless that is switched off.
+        # From containerd 2 and CRI-O a kubelet asks it.
         ("eks-al2023", "cgroupDriver: systemd", None),
-        ("eks-al2023", "cgroupDriver: systemd\nfeatureGates: {KubeletCgroupDriverFromCRI: false}", True),
         ("openshift", "cgroupDriver: systemd", None),
     ],
 )
@@ -578,66 +565,3 @@ def test_the_architecture_is_that_of_the_hosts_own_programs(node: SimulatedNode)
     node.put_program("usr/bin/kubelet", "aarch64")
 
     assert read(node).architecture == "aarch64"
-
-
-# Programs and CDI specifications.
-
-
-def test_a_program_is_one_that_can_be_run(node: SimulatedNode) -> None:
-    program = f"/{OPERATORS_PROGRAM}"
-    node.run_kubernetes("kubeadm")
-    assert runnable(node) == [program]
-
-    (node.root / OPERATORS_PROGRAM).chmod(0o644)
-    assert runnable(node) == []
-
-    node.remove_file(OPERATORS_PROGRAM)
-    (node.root / OPERATORS_PROGRAM).symlink_to("/opt/toolkit")
-    assert runnable(node) == []
-
-    node.put_file("opt/toolkit", "")
-    (node.root / "opt/toolkit").chmod(0o755)
-    assert runnable(node) == [program]
-
-
-@pytest.mark.parametrize("folder", ["usr/local/bin", "usr/sbin", "snap/bin"])
-def test_a_bare_name_is_looked_for_where_services_look(folder: str, node: SimulatedNode) -> None:
-    node.put_file("etc/containerd/config.toml", "version = 2\n" + handler(V2, "gpu", "a-program"))
-    assert runnable(node) == []
-
-    node.put_file(f"{folder}/a-program", "")
-    (node.root / folder / "a-program").chmod(0o755)
-    assert runnable(node) == ["a-program"]
-
-
-DEVICES = [{"name": "0"}]
-
-
-@pytest.mark.parametrize(
-    ("name", "spec", "counts"),
-    [
-        ("nvidia.yaml", {"kind": "nvidia.com/gpu", "devices": DEVICES}, True),
-        ("x.json", {"kind": "k8s.device-plugin.nvidia.com/gpu", "devices": DEVICES}, True),
-        ("x.json", {"kind": "management.nvidia.com/gpu", "devices": DEVICES}, False),
-        ("x.json", {"kind": "notnvidia.com/gpu", "devices": DEVICES}, False),
-        ("x.json", {"kind": "amd.com/gpu", "devices": DEVICES}, False),
-        ("x.json", {"kind": "nvidia.com/gpu", "devices": []}, False),
-        ("x.json", {"kind": ["nvidia.com/gpu"], "devices": DEVICES}, False),
-        ("x.json", [], False),
-        ("x.txt", {"kind": "nvidia.com/gpu", "devices": DEVICES}, False),
-    ],
-)
-def test_a_specification_counts_that_names_nvidias_devices_for_pods(
-    name: str, spec: object, counts: bool, node: SimulatedNode
-) -> None:
-    node.put_file(f"var/run/cdi/{name}", json.dumps(spec))
-
-    assert [cdi_spec.path for cdi_spec in read(node).cdi_specs] == ([f"/var/run/cdi/{name}"] if counts else [])
-
-
-@pytest.mark.parametrize("text", ["{", "[" * 5000, "kind: [", "a: &a [*a]\nkind: nvidia.com/gpu", "\0"])
-@pytest.mark.parametrize("name", ["x.json", "x.yaml"])
-def test_a_specification_that_is_none_does_not_crash(name: str, text: str, node: SimulatedNode) -> None:
-    node.put_file(f"etc/cdi/{name}", text)
-
-    assert read(node).cdi_specs == ()

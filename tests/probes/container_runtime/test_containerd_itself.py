@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -14,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from healthcheck.probes.container_runtime.containerd import read_configuration
 from healthcheck.probes.container_runtime.facts import RUNC, RuntimeConfiguration
 from sim.container_runtime import DISTRIBUTIONS, NVIDIA_V2, NVIDIA_V3, RUNC_V2, RUNC_V3, V2, V3, default, handler
-from tests.fuzz.container_runtime import sound_trees
 
 V1 = "plugins.cri"
 DEBIANS = "1.6"
@@ -34,26 +31,19 @@ def head(version: int, *imports: str, rest: str = "") -> str:
     return f"{message}imports = {list(imports)}\n{rest}" if imports else f"{message}{rest}"
 
 
+NVIDIA_V1 = handler(V1, "nvidia", "/opt/n")
 TREES = {
     "nothing": {"config.toml": ""},
-    "schema 1 without a version": {"config.toml": default(V1, "nvidia") + handler(V1, "nvidia", "/opt/n")},
-    "schema 1": {"config.toml": head(1, rest=handler(V1, "nvidia", "/opt/n"))},
+    "schema 1 without a version": {"config.toml": default(V1, "nvidia") + NVIDIA_V1},
     "schema 1 with the table of 2": {"config.toml": NVIDIA_V2},
-    "schema 1 with the table of 3": {"config.toml": NVIDIA_V3},
     "schema 2": {"config.toml": head(2, rest=default(V2, "nvidia") + RUNC_V2 + NVIDIA_V2)},
-    "schema 2 with the table of 1": {"config.toml": head(2, rest=handler(V1, "nvidia", "/opt/n"))},
     "schema 2 with the table of 3": {"config.toml": head(2, rest=NVIDIA_V3)},
-    "schema 2 with both": {"config.toml": head(2, rest=handler(V2, "a", "/a") + NVIDIA_V3)},
+    "schema 2 with an address": {"config.toml": head(2, rest="[grpc]\naddress = '/run/a.sock'\n")},
     "schema 3": {"config.toml": head(3, rest=default(V3, "nvidia") + NVIDIA_V3)},
     "schema 3 with the table of 2": {"config.toml": head(3, rest=NVIDIA_V2)},
     "schema 3 with both": {"config.toml": head(3, rest=handler(V2, "a", "/a") + NVIDIA_V3)},
     "schema 4": {"config.toml": head(4, rest=NVIDIA_V3)},
     "schema 4 with the table of 2": {"config.toml": head(4, rest=NVIDIA_V2)},
-    "schema 4 with its own address": {
-        "config.toml": head(4, rest="[plugins.'io.containerd.server.v1.grpc']\naddress = '/run/a.sock'\n")
-    },
-    "schema 4 with the older address": {"config.toml": head(4, rest="[grpc]\naddress = '/run/a.sock'\n")},
-    "schema 2 with an address": {"config.toml": head(2, rest="[grpc]\naddress = '/run/a.sock'\n")},
     "schema 5": {"config.toml": head(5, rest=NVIDIA_V3)},
     "a drop-in that loses the rest in 1.x": {
         "config.toml": head(2, "FOLDER/conf.d/*.toml", rest=default(V2, "crun") + handler(V2, "crun", "/c")),
@@ -63,39 +53,19 @@ TREES = {
         "config.toml": head(2, "FOLDER/conf.d/*.toml", rest=RUNC_V2),
         "conf.d/a.toml": head(2, rest=default(V2, "nvidia") + RUNC_V2 + NVIDIA_V2),
     },
-    "the order of two": {
+    "the order of two, breadth first": {
         "config.toml": head(2, "b.toml", "a.toml", rest=RUNC_V2),
         "a.toml": head(2, rest=handler(V2, "x", "/a")),
-        "b.toml": head(2, rest=handler(V2, "x", "/b") + handler(V2, "y", "/b")),
-    },
-    "breadth first": {
-        "config.toml": head(2, "b.toml", "a.toml"),
-        "a.toml": head(2, rest=handler(V2, "x", "/a")),
-        "b.toml": head(2, "c.toml"),
+        "b.toml": head(2, "c.toml", rest=handler(V2, "x", "/b") + handler(V2, "y", "/b")),
         "c.toml": head(2, rest=handler(V2, "x", "/c")),
     },
     "a loop": {"config.toml": head(2, "a.toml", rest=NVIDIA_V2), "a.toml": head(2, "config.toml")},
     "a pattern that names nothing": {"config.toml": head(2, "FOLDER/*/a.toml", rest=NVIDIA_V2)},
-    "2, then 1 without a version": {
-        "config.toml": head(2, "a.toml", rest=RUNC_V2),
-        "a.toml": handler(V1, "nvidia", "/opt/n"),
-    },
     "2, then the table of 2 without a version": {"config.toml": head(2, "a.toml", rest=RUNC_V2), "a.toml": NVIDIA_V2},
-    "2, then 1": {"config.toml": head(2, "a.toml", rest=RUNC_V2), "a.toml": head(1, rest=handler(V1, "n", "/n"))},
-    "1, then 2": {"config.toml": head(0, "a.toml", rest=handler(V1, "n", "/n")), "a.toml": head(2, rest=RUNC_V2)},
     "2, then 3": {"config.toml": head(2, "a.toml", rest=RUNC_V2), "a.toml": head(3, rest=NVIDIA_V3)},
     "3, then 2": {"config.toml": head(3, "a.toml", rest=RUNC_V3), "a.toml": head(2, rest=NVIDIA_V2)},
     "3 without handlers, then 2": {"config.toml": head(3, "a.toml"), "a.toml": head(2, rest=NVIDIA_V2)},
-    "3, then 2 with the default alone": {
-        "config.toml": head(3, "a.toml", rest=NVIDIA_V3),
-        "a.toml": head(2, rest=default(V2, "nvidia")),
-    },
     "3, then 4": {"config.toml": head(3, "a.toml", rest=RUNC_V3), "a.toml": head(4, rest=NVIDIA_V3)},
-    "3, then 4, then 3": {
-        "config.toml": head(3, "a.toml", "b.toml", rest=RUNC_V3),
-        "a.toml": head(4, rest=NVIDIA_V3),
-        "b.toml": head(3),
-    },
     "half a handler in each file": {
         "config.toml": head(3, "a.toml", rest=NVIDIA_V3),
         "a.toml": head(3, rest=f"[{V3}.containerd.runtimes.nvidia.options]\nBinaryName = '/opt/new'\n"),
@@ -104,28 +74,15 @@ TREES = {
         "config.toml": head(2, "a.toml", rest=f"[{V2}]\nenable_cdi = false\ncdi_spec_dirs = ['/a', '/b']\n"),
         "a.toml": head(2, rest=f"[{V2}]\nenable_cdi = true\ncdi_spec_dirs = ['/c']\n"),
     },
-    "CDI on, then off": {
-        "config.toml": head(3, "a.toml", rest=f"[{V3}]\nenable_cdi = true\n"),
-        "a.toml": head(3, rest=f"[{V3}]\nenable_cdi = false\ncdi_spec_dirs = []\n"),
-    },
     "runc without its type": {
         "config.toml": head(2, rest=f"[{V2}.containerd.runtimes.runc]\nprivileged_without_host_devices = true\n")
     },
-    "no handlers": {"config.toml": head(2, rest=f"[{V2}.containerd.runtimes]\n")},
     "inline": {
         "config.toml": head(2, rest=f"[{V2}.containerd]\nruntimes = {{n = {{options = {{BinaryName = '/n'}}}}}}\n")
     },
     "a default that nobody defines": {"config.toml": head(2, rest=default(V2, "nvidia") + RUNC_V2)},
-    "an empty default": {"config.toml": head(2, rest=default(V2, ""))},
     "the plugin off": {"config.toml": head(2, rest='disabled_plugins = ["io.containerd.grpc.v1.cri"]\n')},
-    "the plugin of 3 off": {"config.toml": head(3, rest='disabled_plugins = ["io.containerd.cri.v1.runtime"]\n')},
     "Docker's file": {"config.toml": 'disabled_plugins = ["cri"]\n'},
-    "Docker's file, then a drop-in of 2": {
-        "config.toml": head(0, "a.toml", rest='disabled_plugins = ["cri"]\n'),
-        "a.toml": head(2, rest=NVIDIA_V2),
-    },
-    "a short name in 2": {"config.toml": head(2, rest='disabled_plugins = ["cri"]\n')},
-    "a short required name": {"config.toml": head(2, rest='required_plugins = ["cri"]\n')},
     "no TOML": {"config.toml": head(2, rest="[plugins\n")},
     "a drop-in that is no TOML": {"config.toml": head(2, "a.toml"), "a.toml": 'a = "b\n'},
     "a table twice": {"config.toml": head(2, rest="[plugins]\n[plugins]\n")},
@@ -133,26 +90,18 @@ TREES = {
         f"another kind: {text}": {"config.toml": text.replace("V2", V2)}
         for text in (
             "version = '2'",
-            "version = 2.0",
-            "version = true",
             "version = 2\nimports = 'a.toml'",
-            "version = 2\nimports = [1]",
-            "version = 2\nplugins = 1",
             "version = 2\ndisabled_plugins = 'cri'",
-            "version = 2\n[grpc]\naddress = 1",
-            "version = 2\n[plugins]\n'io.containerd.grpc.v1.cri' = 1",
             "version = 2\n[V2]\ncontainerd = 1",
-            "version = 2\n[V2]\nenable_cdi = 'yes'",
-            "version = 2\n[V2]\ncdi_spec_dirs = '/etc/cdi'",
             "version = 2\n[V2.containerd]\nruntimes = 1",
             "version = 2\n[V2.containerd]\ndefault_runtime_name = 1",
             "version = 2\n[V2.containerd.runtimes]\nn = 1",
             "version = 2\n[V2.containerd.runtimes.n]\nruntime_type = 1",
             "version = 2\n[V2.containerd.runtimes.n]\noptions = 1",
-            "version = 2\n[V2.containerd.runtimes.n]\nprivileged_without_host_devices = 1",
         )
     },
 }
+"""Files of real nodes, and the mistakes in them that people make."""
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -257,18 +206,6 @@ def test_every_distributions_files_are_read_as_it_does(
         agrees(ours, theirs)
 
 
-@pytest.mark.parametrize("program", RELEASES[1:], indirect=True)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sound_trees)
-def test_any_tree_that_it_can_read_is_read_as_it_does(program: Path, tree: dict[str, str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = put(Path(folder), tree)
-        theirs, ours = dumped(program, file), read(program, file)
-    assert (ours.problem is None) == (theirs is not None), ours.problem
-    if theirs is not None:
-        agrees(ours, theirs)
-
-
 PLACED = {
     "no TOML": ("config.toml", 2, {"config.toml": head(2, rest="[plugins\n")}),
     "no TOML in a drop-in": ("a.toml", 3, {"config.toml": head(2, "a.toml"), "a.toml": "\n\na = \n"}),
@@ -314,28 +251,13 @@ def test_without_a_file_that_is_imported_it_does_not_start(program: Path, tmp_pa
     assert problem.file == str(tmp_path / "a.toml")
 
 
-# Values that only the running plugin derives from its table: containerd 1 logs them.
+# What only the plugin of containerd 1 itself refuses, when it starts.
 
-LEGACY = "[plugins.cri.containerd.{}]\nruntime_type = '{}'\n[plugins.cri.containerd.{}.options]\n{} = '/n'\n"
-RUNC_SHIM, LINUX_SHIM = "io.containerd.runc.v2", "io.containerd.runtime.v1.linux"
 RUNNING = {
-    "nothing": "",
     "one without runc": handler(V1, "nvidia", "/n"),
     "one that is the default": default(V1, "nvidia") + handler(V1, "nvidia", "/n"),
     "a default that nobody defines": default(V1, "nvidia") + handler(V1, "runc"),
-    "an empty default": default(V1, ""),
-    "the older default": default(V1, "runc")
-    + LEGACY.format("default_runtime", RUNC_SHIM, "default_runtime", "BinaryName"),
-    "the older untrusted": LEGACY.format(
-        "untrusted_workload_runtime", RUNC_SHIM, "untrusted_workload_runtime", "BinaryName"
-    ),
-    "untrusted twice": default(V1, "untrusted")
-    + handler(V1, "untrusted")
-    + LEGACY.format("untrusted_workload_runtime", RUNC_SHIM, "untrusted_workload_runtime", "BinaryName"),
-    "an older default without a type": "[plugins.cri.containerd.default_runtime.options]\nBinaryName = '/n'\n",
     "systemd_cgroup with runc": "[plugins.cri]\nsystemd_cgroup = true\n",
-    "systemd_cgroup with the oldest shim": "[plugins.cri]\nsystemd_cgroup = true\n"
-    + LEGACY.format("default_runtime", LINUX_SHIM, "default_runtime", "Runtime"),
 }
 ASIDE = """disabled_plugins = ["aufs", "btrfs", "devmapper", "opt", "restart", "zfs"]
 [plugins.cri.cni]
@@ -345,40 +267,29 @@ bin_dir = "FOLDER/cni"
 """It writes nothing outside of the test's folder."""
 
 
-def running_handlers(program: Path, file: Path) -> tuple[str, dict[str, str]] | None:
-    """Default, and handlers with their programs, as its CRI plugin starts with them; None where that does not start."""
+def loads(program: Path, file: Path) -> bool:
+    """Whether its CRI plugin starts with the file."""
     with subprocess.Popen(started(program, file), stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         try:
             for line in running.stderr:
                 if "failed to load plugin io.containerd.grpc.v1.cri" in line:
-                    return None
+                    return False
                 if "Start cri plugin with config" in line:
-                    return _logged(line)
+                    return True
         finally:
             running.terminate()
             running.stderr.read()
     raise AssertionError("it ended before its CRI plugin was loaded")
 
 
-def _logged(line: str) -> tuple[str, dict[str, str]]:
-    """From Go's own way to print a structure."""
-    chosen = re.search(r"DefaultRuntimeName:(\S*)", line)
-    assert chosen is not None
-    handlers = re.findall(r"(\w+):{Type:\S* .*?Options:map\[(.*?)\]", line.partition(" Runtimes:map[")[2])
-    binaries = [(name, re.search(r"(?:BinaryName|Runtime):(\S*)", options)) for name, options in handlers]
-    return chosen[1], {name: found[1] if found else "" for name, found in binaries}
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="containerd starts as root alone")
 @pytest.mark.parametrize("text", RUNNING.values(), ids=RUNNING)
 @pytest.mark.parametrize("program", [DEBIANS, "1.7"], indirect=True)
-def test_its_running_plugin_has_the_handlers_that_we_read(text: str, program: Path, tmp_path: Path) -> None:
+def test_its_plugin_starts_with_the_files_in_which_we_find_no_fault(text: str, program: Path, tmp_path: Path) -> None:
     file = put(tmp_path, {"config.toml": ASIDE + text})
-    theirs = running_handlers(program, file)
 
     ours = read(program, file)
 
-    handlers = {handler.name: handler.binary for handler in ours.handlers} | dict.fromkeys(ours.built_in, "")
-    loads = ours.problem is None and ours.default in handlers
-    assert (ours.default, handlers) == theirs if loads else theirs is None
+    names = {*(handler.name for handler in ours.handlers), *ours.built_in}
+    assert (ours.problem is None and ours.default in names) == loads(program, file)

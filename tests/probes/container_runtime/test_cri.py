@@ -64,31 +64,52 @@ def version(name: str, number: str) -> Json:
 
 
 NAMES, BINARIES = ("kata", "nvidia", "runc"), (("nvidia", NVIDIA),)
+DRIVERS = (("runc", True),)
 ANSWERS = {
     "containerd 1.6": (
         version("containerd", "1.6.20~ds1"),
         containerd(),
-        Live("containerd", "1.6.20~ds1", NAMES, BINARIES, "runc"),
+        Live("containerd", "1.6.20~ds1", NAMES, BINARIES, "runc", systemd_cgroups=DRIVERS),
     ),
     "containerd 1.7": (
         version("containerd", "v1.7.28"),
         containerd(enableCDI=False, cdiSpecDirs=CDI_FOLDERS),
-        Live("containerd", "1.7.28", NAMES, BINARIES, "runc", cdi=False, cdi_folders=tuple(CDI_FOLDERS)),
+        Live(
+            "containerd",
+            "1.7.28",
+            NAMES,
+            BINARIES,
+            "runc",
+            cdi=False,
+            cdi_folders=tuple(CDI_FOLDERS),
+            systemd_cgroups=DRIVERS,
+        ),
     ),
     "containerd 2.1": (
         version("containerd", "v2.1.4"),
         containerd(enableCDI=True, cdiSpecDirs=CDI_FOLDERS) | handlers("", *NAMES),
-        Live("containerd", "2.1.4", NAMES, BINARIES, "runc", cdi=True, cdi_folders=tuple(CDI_FOLDERS)),
+        Live(
+            "containerd",
+            "2.1.4",
+            NAMES,
+            BINARIES,
+            "runc",
+            cdi=True,
+            cdi_folders=tuple(CDI_FOLDERS),
+            systemd_cgroups=DRIVERS,
+        ),
     ),
     "containerd 2.3 without a value": (
         version("containerd", "v2.3.7"),
         containerd(enableCDI=None, cdiSpecDirs=["/etc/cdi"]) | handlers("", *NAMES),
-        Live("containerd", "2.3.7", NAMES, BINARIES, "runc", cdi=True, cdi_folders=("/etc/cdi",)),
+        Live(
+            "containerd", "2.3.7", NAMES, BINARIES, "runc", cdi=True, cdi_folders=("/etc/cdi",), systemd_cgroups=DRIVERS
+        ),
     ),
     "containerd 2.4": (
         version("containerd", "v2.4.2"),
         containerd(cdiSpecDirs=[]) | handlers("", "nvidia"),
-        Live("containerd", "2.4.2", ("nvidia",), BINARIES, "runc", cdi=True),
+        Live("containerd", "2.4.2", ("nvidia",), BINARIES, "runc", cdi=True, systemd_cgroups=DRIVERS),
     ),
     "CRI-O 1.29": (
         version("cri-o", "1.29.4"),

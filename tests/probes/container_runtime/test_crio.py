@@ -70,29 +70,16 @@ def test_a_later_table_of_a_runtime_takes_the_place_of_the_earlier(tmp_path: Pat
     assert (nvidia.binary, nvidia.privileged_without_host_devices) == ("nvidia", True)
 
 
-def test_a_runtime_may_inherit_the_default_ones_program(tmp_path: Path) -> None:
-    text = '[crio.runtime]\ndefault_runtime = "nvidia"\n' + NVIDIA
-    text += "[crio.runtime.runtimes.other]\ninherit_default_runtime = true\n"
-
-    binaries = {handler.name: handler.binary for handler in read(tmp_path, {"crio.conf": text}).handlers}
-
-    assert binaries["other"] == "/usr/bin/nvidia-container-runtime"
-
-
 @pytest.mark.parametrize(
     ("text", "message", "place"),
     [
         ('[crio]\nroot = "a\n', "Illegal character", (2, 10)),
         ("[crio.runtime.runtimes.nvidia\n", "Expected ']'", (1, 30)),
         (b"[crio]\n# \xff\n", "no UTF-8", (2, 3)),
-        ("crio = 1\n", "crio is not a table", (0, 0)),
-        ("[crio]\nruntime = 1\n", "runtime is not a table", (0, 0)),
-        ("[crio.runtime]\nruntimes = 1\n", "runtimes is not a table", (0, 0)),
-        ("[crio.runtime.runtimes]\nx = 1\n", "crio.runtime.runtimes.x is not a table", (0, 0)),
-        ("[crio.runtime.runtimes.x]\nruntime_path = 1\n", "runtime_path is not a string", (0, 0)),
-        ("[crio.runtime]\ndefault_runtime = 1\n", "default_runtime is not a string", (0, 0)),
-        ("[crio.runtime]\ncdi_spec_dirs = 1\n", "cdi_spec_dirs is not a list of paths", (0, 0)),
-        ("[crio.runtime]\ncgroup_manager = []\n", "cgroup_manager is not a string", (0, 0)),
+        ("crio = 1\n", "crio is not a table", (1, 0)),
+        ("[crio.runtime.runtimes]\nx = 1\n", "x is not a table", (2, 0)),
+        ("[crio.runtime.runtimes.x]\nruntime_path = 1\n", "runtime_path is not a string", (2, 0)),
+        ("[crio.runtime]\ncdi_spec_dirs = 1\n", "cdi_spec_dirs is not a list of strings", (2, 0)),
     ],
 )
 @pytest.mark.parametrize("file", ["crio.conf", "crio.conf.d/99-nvidia.conf"])

@@ -57,13 +57,13 @@ TRAILING_COMMA = ("Illegal trailing comma", (2, 8)) if NEWER else ("Expecting pr
         ('{"a": "b" "c": 1}', "Expecting ',' delimiter", (1, 11)),
         ("[]", "no object", (1, 1)),
         (b'{"a":\n "\xff"}', "no UTF-8", (2, 3)),
-        ('{"runtimes": []}', "runtimes is not an object", (0, 0)),
-        ('{"runtimes": {"nvidia": "x"}}', "nvidia is not an object", (0, 0)),
+        ('{"runtimes": []}', "runtimes is not a table", (0, 0)),
+        ('{"runtimes": {"nvidia": "x"}}', "nvidia is not a table", (0, 0)),
         ('{"runtimes": {"nvidia": {"path": 1}}}', "path is not a string", (0, 0)),
         ('{"default-runtime": 1}', "default-runtime is not a string", (0, 0)),
         ('{"exec-opts": "x"}', "exec-opts is not a list of strings", (0, 0)),
         ('{"cdi-spec-dirs": [1]}', "cdi-spec-dirs is not a list of strings", (0, 0)),
-        ('{"features": 1}', "features is not an object", (0, 0)),
+        ('{"features": 1}', "features is not a table", (0, 0)),
     ],
 )
 def test_a_value_that_dockerd_rejects_is_reported_with_its_line(

@@ -11,7 +11,6 @@ from healthcheck.probes.container_runtime.distributions import LAYOUTS, STANDARD
 from healthcheck.probes.container_runtime.kubelet import KubeletSettings, choose, settings_of, settings_on_disk
 from healthcheck.probes.container_runtime.processes import Process
 
-GATE = "KubeletCgroupDriverFromCRI"
 K3S_SOCKET = "/run/k3s/containerd/containerd.sock"
 CONFIG = "kind: KubeletConfiguration\n"
 
@@ -88,42 +87,35 @@ def test_drop_ins_count_in_the_order_of_their_names(tmp_path: Path) -> None:
     put(
         tmp_path,
         {
-            "etc/k.yaml": "containerRuntimeEndpoint: /0\ncgroupDriver: cgroupfs\n"
-            f"featureGates: {{{GATE}: true, A: true}}\n",
+            "etc/k.yaml": "containerRuntimeEndpoint: /0\ncgroupDriver: cgroupfs\n",
             "etc/d/10-a.conf": "containerRuntimeEndpoint: /1\n",
             "etc/d/20-b.conf/x.conf": "containerRuntimeEndpoint: /2\ncgroupDriver: systemd\n",
-            "etc/d/5-c.conf": f"containerRuntimeEndpoint: /3\nfeatureGates: {{{GATE}: false}}\n",
+            "etc/d/5-c.conf": "containerRuntimeEndpoint: /3\n",
             "etc/d/9-d.yaml": "containerRuntimeEndpoint: /4\n",
         },
     )
 
     seen = settings_of(tmp_path, kubelet("--config=/etc/k.yaml", "--config-dir=/etc/d"))
 
-    assert (seen.endpoint, seen.config, seen.systemd_cgroup, seen.asks_runtime) == ("/3", "/etc/k.yaml", True, False)
+    assert (seen.endpoint, seen.config, seen.systemd_cgroup) == ("/3", "/etc/k.yaml", True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message", "expected"),
     [
-        ((), "", (None, None)),
-        ((), "cgroupDriver: systemd\n", (True, None)),
-        ((), "cgroupDriver: cgroupfs\n", (False, None)),
-        ((), "cgroupDriver: null\n", (None, None)),
-        (("--cgroup-driver=cgroupfs",), "cgroupDriver: systemd\n", (False, None)),
-        ((f"--feature-gates=A=true,{GATE}=true",), "", (None, True)),
-        ((f"--feature-gates={GATE}=true",), f"featureGates: {{{GATE}: false}}\n", (None, False)),
-        ((), f"featureGates: {{{GATE}: maybe}}\n", (None, None)),
-        ((), "featureGates: []\n", (None, None)),
+        ((), "", None),
+        ((), "cgroupDriver: systemd\n", True),
+        ((), "cgroupDriver: cgroupfs\n", False),
+        ((), "cgroupDriver: null\n", None),
+        (("--cgroup-driver=cgroupfs",), "cgroupDriver: systemd\n", False),
     ],
 )
 def test_the_cgroup_driver_is_unknown_where_nothing_is_said(
-    arguments: tuple[str, ...], message: str, expected: tuple[bool | None, bool | None], tmp_path: Path
+    arguments: tuple[str, ...], message: str, expected: bool | None, tmp_path: Path
 ) -> None:
     put(tmp_path, {"etc/k.yaml": message})
 
-    seen = settings_of(tmp_path, kubelet("--config=/etc/k.yaml", *arguments))
-
-    assert (seen.systemd_cgroup, seen.asks_runtime) == expected
+    assert settings_of(tmp_path, kubelet("--config=/etc/k.yaml", *arguments)).systemd_cgroup is expected
 
 
 @pytest.mark.parametrize(
@@ -203,16 +195,6 @@ def test_a_command_of_a_persons_is_no_kubelet(words: tuple[str, ...], tmp_path: 
             },
             "/b",
         ),
-        (
-            {
-                "lib/systemd/system/kubelet.service": "[Service]\nExecStart=/k --container-runtime-endpoint=/a\n",
-                "etc/systemd/system/kubelet.service.d/10.conf": "[Service]\nExecStart=\n"
-                'Environment="E=--container-runtime-endpoint /b --v=2"\nExecStart=/k \\\n  --config=/etc/k.yaml $E\n',
-                "etc/k.yaml": CONFIG,
-            },
-            "/b",
-        ),
-        ({"etc/systemd/system/kubelet.service": "ExecStart=/k --container-runtime-endpoint $E\n"}, STANDARD_SOCKET),
         ({"var/lib/kubelet/config.yaml": f"{CONFIG}containerRuntimeEndpoint: /c\n"}, "/c"),
         ({"etc/kubernetes/kubelet.conf": "kind: Config\ncontainerRuntimeEndpoint: /c\n"}, None),
         ({"var/lib/kubelet/config.yaml": "kind: [\n"}, None),

@@ -97,4 +97,4 @@ def test_a_damaged_program_is_read_or_it_is_nothing(damages: list[tuple[int, int
         put(Path(folder), PATH, bytes(raw[: max(length, len(raw) - length)]))
         machine = runtime_binaries.architecture(Path(folder), PATH)
 
-    assert machine in ("", "i686", "ppc64le", "s390x", "armv7l", "x86_64", "aarch64", "riscv64", "loongarch64")
+    assert machine in ("", "ppc64le", "x86_64", "aarch64")

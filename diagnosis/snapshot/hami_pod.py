@@ -1,17 +1,16 @@
-"""Read the cards that HAMi's scheduler assigned to a pod, and the state of the assignment. Pure."""
+"""HAMi's annotations on a pod: its cards, the state of its binding, and the card options that it requests. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from diagnosis.hami.annotation_text import LONGEST_TEXT, MOST_PARTS, epoch, whole, word
+from diagnosis.snapshot.annotation_text import LONGEST_TEXT, MOST_PARTS, epoch, flag, whole, word
 from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.meta import Meta
 from healthcheck.text import strict_json
 
 NODE = "hami.io/vgpu-node"
@@ -21,6 +20,15 @@ TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 BIND_PHASE = "hami.io/bind-phase"
 BIND_TIME = "hami.io/bind-time"
+USE_TYPE = "nvidia.com/use-gputype"
+AVOID_TYPE = "nvidia.com/nouse-gputype"
+USE_UUID = "nvidia.com/use-gpuuuid"
+AVOID_UUID = "nvidia.com/nouse-gpuuuid"
+NUMA_BIND = "nvidia.com/numa-bind"
+MODE = "nvidia.com/vgpu-mode"
+NODE_POLICY = "hami.io/node-scheduler-policy"
+GPU_POLICY = "hami.io/gpu-scheduler-policy"
+_OPTIONS = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, NUMA_BIND, MODE, NODE_POLICY, GPU_POLICY)
 _OF_ANY = re.compile(r"hami\.io/[A-Za-z0-9_.-]{1,60}-devices-allocated\Z", re.ASCII)
 
 
@@ -50,11 +58,9 @@ class ContainerShare(Struct, frozen=True):
 
 
 class MigInstance(Struct, frozen=True):
-    """MIG instance that HAMi creates for a container, numbered from the pod's first init container."""
+    """Slices of a card that a MIG instance of the pod occupies."""
 
-    container: int
     uuid: str
-    profile: str
     start: int
     size: int
 
@@ -78,9 +84,26 @@ class PodGrant(Struct, frozen=True):
         return tuple(share for shares in self.containers for share in shares)
 
 
-def grant(meta: Meta) -> PodGrant | None:
+class CardOptions(Struct, frozen=True):
+    """Card options that a pod requests. None means not set; lists are as written, even if empty."""
+
+    use_types: tuple[str, ...] | None = None
+    avoid_types: tuple[str, ...] | None = None
+    use_uuids: tuple[str, ...] | None = None
+    avoid_uuids: tuple[str, ...] | None = None
+    numa_bind: bool = False
+    mode: str | None = None
+    node_policy: str | None = None
+    gpu_policy: str | None = None
+    written: Mapping[str, str] = field(default_factory=dict)
+    """The annotations with these options."""
+
+
+_NO_OPTIONS = CardOptions()
+
+
+def read_grant(annotations: Mapping[str, str]) -> PodGrant | None:
     """Return the grant; None for a pod that HAMi's scheduler has not annotated."""
-    annotations = meta.annotations
     if not {NODE, TO_ALLOCATE, BIND_PHASE} & annotations.keys() and not any(map(_OF_ANY.match, annotations)):
         return None
     phase = annotations.get(BIND_PHASE, "")
@@ -94,10 +117,30 @@ def grant(meta: Meta) -> PodGrant | None:
     )
 
 
-def shares(meta: Meta) -> tuple[ContainerShare, ...]:
-    """Return the shares of NVIDIA cards that all containers of a pod were given."""
-    pod_grant = grant(meta)
-    return pod_grant.shares if pod_grant is not None else ()
+def read_card_options(annotations: Mapping[str, str]) -> CardOptions:
+    written = {key: annotations[key] for key in _OPTIONS if key in annotations}
+    if not written:
+        return _NO_OPTIONS
+    lists = {key: tuple(word(name) for name in text.split(",")[:256]) for key, text in written.items()}
+    words = {key: word(text) for key, text in written.items()}
+    return CardOptions(
+        lists.get(USE_TYPE),
+        lists.get(AVOID_TYPE),
+        lists.get(USE_UUID),
+        lists.get(AVOID_UUID),
+        _binds(written.get(NUMA_BIND, "")),
+        words.get(MODE),
+        words.get(NODE_POLICY),
+        words.get(GPU_POLICY),
+        written,
+    )
+
+
+def _binds(text: str) -> bool:
+    try:
+        return flag(text)
+    except ValueError:
+        return False
 
 
 def _shares(text: str) -> Containers:
@@ -131,9 +174,7 @@ def _instances(text: str) -> tuple[MigInstance, ...]:
         return ()
     return tuple(
         MigInstance(
-            fields.number("containerIndex") or 0,
             word(fields.text("gpuUUID")),
-            word(fields.text("profile")),
             fields.number("placement", "start") or 0,
             fields.number("placement", "size") or 0,
         )
