@@ -107,7 +107,7 @@ def test_an_overlay_changes_what_it_says_and_nothing_else(
 def test_the_example_takes_all_components_at_once_and_names_the_registry_in_each(
     installed: ControlPlane, tmp_path: Path
 ) -> None:
-    """With the comment marks removed."""
+    """With the comment marks removed, and with the gate, which adds objects."""
     shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
     example = tmp_path / "kubernetes" / "overlays" / "example"
     file = example / "kustomization.yaml"
@@ -118,7 +118,9 @@ def test_the_example_takes_all_components_at_once_and_names_the_registry_in_each
     differing = {path for path in plain | changed if plain.get(path) != changed.get(path)}
     together = {path: value for changes in CHANGES.values() for path, value in changes.items()}
     together[f"{CONTAINER}/image"] = f"registry.example.com/{OURS}-slim"
-    assert {path: changed.get(path) for path in differing} == together
+    gate = {path for path in differing if path.startswith("MutatingAdmissionPolic")}
+    assert {path: changed.get(path) for path in differing - gate} == together
+    assert {changed[path] for path in gate if OURS in str(changed[path])} == {f'"registry.example.com/{OURS}"'}
 
 
 @pytest.mark.cluster
@@ -191,7 +193,7 @@ def test_kubectl_finds_no_kustomization_among_the_manifests_that_it_applies() ->
 
 
 def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
-    adding = {"device-taints", "dra", "monitoring"}
+    adding = {"device-taints", "dra", "gate", "monitoring"}
 
     assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted([*CHANGES, *adding])
     for name in adding:
@@ -201,6 +203,7 @@ def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
             "resources",
             "configMapGenerator",
             "generatorOptions",
+            *(["patches"] if name == "gate" else []),  # of its own policy
         }
         # kubectl and Helm create RBAC before policies: a policy that limits a permission must exist first.
         texts = [file.read_text() for file in (OVERLAYS / name).glob("*.yaml")]
