@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from sim.control_plane import ControlPlane
 from tests.overlays import OVERLAYS
@@ -136,3 +138,29 @@ def test_a_policy_that_cannot_be_evaluated_lets_the_pod_be_created_without_the_g
     assert eventually(lambda: inits(plane, pod(GPU)) == [])
     assert plane.request("PATCH", path, {"spec": {"variables": spec["variables"]}}).status == 200
     assert eventually(lambda: inits(plane, pod(GPU)) == ["gpu-gate"])
+
+
+JOB_PATH = "/apis/batch/v1/namespaces/default/jobs?dryRun=All&fieldValidation=Strict"
+
+
+def documented_job() -> Json:
+    page = (OVERLAYS.parents[1] / "docs" / "gate.md").read_text()
+    (block,) = re.findall(r"^```yaml job\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return dict(yaml.safe_load(block))
+
+
+def test_the_job_of_the_page_is_accepted_as_it_is(plane: ControlPlane) -> None:
+    answer = plane.request("POST", JOB_PATH, documented_job())
+
+    assert answer.status == 201, answer.message
+
+
+@pytest.mark.parametrize(("is_named", "status"), [(True, 422), (False, 201)])
+def test_a_rule_names_only_a_container_of_its_own_template(plane: ControlPlane, is_named: bool, status: int) -> None:
+    """So it names none where the policy adds the container."""
+    job = documented_job()
+    del job["spec"]["template"]["spec"]["initContainers"]
+    if not is_named:
+        del job["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["containerName"]
+
+    assert plane.request("POST", JOB_PATH, job).status == status
