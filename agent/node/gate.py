@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
@@ -133,8 +134,10 @@ class LocalPods:
 
     def _read_all(self) -> dict[str, PodOnNode]:
         """Return all pods with their devices. Raises ProbeError."""
-        pods = read_pods(self._root, self._runtime_socket())
-        devices = {(pod.namespace, pod.name): pod for pod in read_pod_resources(Host(self._root))}
+        with ThreadPoolExecutor(1, "gate-devices") as pool:  # each question starts a child
+            held = pool.submit(read_pod_resources, Host(self._root))
+            pods = read_pods(self._root, self._runtime_socket())
+        devices = {(pod.namespace, pod.name): pod for pod in held.result()}
         return {uid: PodOnNode(pod, devices.get((pod.namespace, pod.name))) for uid, pod in pods.items()}
 
 

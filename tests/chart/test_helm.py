@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.image.test_overlays import flat
 from tests.overlays import OVERLAYS, folder_of
 from tools.chart import CHART
 from tools.chart.keys import ADDED, LABELLED
-from tools.chart.templates import HELMS_OWN
+from tools.chart.templates import HELMS_OWN, IMAGE
 
 DIGEST = f"sha256:{'0' * 64}"
 
@@ -117,6 +118,17 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
         "x9.large|8|0|true|efa\n",
     )
     assert made["PodMonitor", "gpu-healthcheck"]["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_the_example_with_the_gate_names_the_registry_in_its_policy(tmp_path: Path) -> None:
+    shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes" / "overlays" / "example" / "kustomization.yaml"
+    file.write_text(file.read_text().replace("\n#  - ../gate", "\n  - ../gate"))
+    made = [entry for entry in kustomized(str(file.parent)) if entry["kind"] == "MutatingAdmissionPolicy"]
+
+    assert [json.loads(entry["spec"]["variables"][0]["expression"]) for entry in made] == [
+        f"registry.example.com/{IMAGE}"
+    ]
 
 
 GATED = ("--set=gate.enabled=true", "--show-only=templates/gate-policy.yaml", "--kube-version=1.36.0")
