@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from healthcheck import __version__
 from healthcheck.host.http_server import Answers, HttpServer, Page
+from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, KernelEvent, Severity, Status
 from healthcheck.text.printable import printable
 from healthcheck.verdict.gate import Decision
@@ -21,8 +23,16 @@ from healthcheck.verdict.gate import Decision
 MOST_FINDINGS = 64
 """Most findings with a series of their own, worst first; the others are counted."""
 _LONGEST_LABEL = 128
+SET_ASIDE = (
+    *("kernel-log-record", "event", "heartbeat"),
+    *("verdict", "watch", "slot", "device-rules", "judge", "deep-processes"),
+)
+"""Kinds of skipped input: one object, or what a part of the agent was doing when it failed."""
 _NAMESPACE = "gpu_healthcheck"
 _STATUSES = (Status.PASS, Status.WARN, Status.FAIL, Status.UNKNOWN)
+_TAINT_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Upper bounds in seconds: a fault in the kernel log is tainted at once, one of a check cycle within minutes."""
+_FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 Values = Mapping[tuple[str, ...], float]
 """Values of one metric, by its label values."""
@@ -37,8 +47,16 @@ class Metric(Struct, frozen=True):
     meaning: str
 
 
-class GaugeSet(Collector):
-    """Gauges that are updated together: a scrape shows either all values of an update or none."""
+class DeepRun(Struct, frozen=True):
+    """Result of the last deep run of one kind. `seconds` is None if its start is not recorded."""
+
+    status: str
+    ended_at: float
+    seconds: float | None
+
+
+class Snapshot(Collector):
+    """Metrics that are updated together: a scrape shows either all values of an update or none."""
 
     def __init__(self) -> None:
         self._metrics: list[Metric] = []
@@ -46,7 +64,7 @@ class GaugeSet(Collector):
         self._telling = threading.Lock()
 
     def declare(self, metric: Metric) -> None:
-        """Add a gauge. Without labels, its value is 0 until the first update."""
+        """Add a metric. Without labels, its value is 0 until the first update."""
         self._metrics.append(metric)
         self.tell({metric.name: {} if metric.labels else {(): 0}})
 
@@ -55,10 +73,10 @@ class GaugeSet(Collector):
         with self._telling:
             self._values = {**self._values, **values}
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Family]:
         values = self._values
         for metric in self._metrics:
-            family = GaugeMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+            family = _FAMILIES[metric.kind](metric.name, metric.meaning, labels=metric.labels)
             for labels, value in values[metric.name].items():
                 family.add_metric(labels, value)
             yield family
@@ -73,11 +91,14 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self.metrics: list[Metric] = []
         """All metrics, for docs/metrics.md and `explain`."""
-        self._snapshot = GaugeSet()
+        self._snapshot = Snapshot()
         self.registry.register(self._snapshot)
         self._make_snapshot_metrics()
         self._make_metrics()
         self._make_deep_metrics()
+        for family in ProcessCollector(registry=self.registry).collect():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            self.metrics.append(Metric(name, family.type, (), family.documentation))
 
     def _make_snapshot_metrics(self) -> None:
         shown = self._shown
@@ -89,10 +110,31 @@ class Telemetry:
             f"1 while this finding is active. Of more than {MOST_FINDINGS}, only the worst have a series.",
             *("reason", "tier", "subject", "gpu", "UUID"),
         )
+        self._first_seen = shown(
+            "finding_first_seen_timestamp_seconds",
+            "Time of the first observation of an active finding that has a series.",
+            *("reason", "subject"),
+        )
         self._left_out = shown("findings_left_out", "Active findings without a series of their own.")
         self._unobserved = shown("unobserved", "1 for a check that could not run.", "check")
-        self._probe_seconds = shown("probe_seconds", "Duration of the last read of a source.", "probe")
-        self._check_seconds = shown("check_seconds", "Duration of a check's last judgement.", "check")
+        switch = "METRICS_TIMINGS=false removes it."
+        self._probe_seconds = shown("probe_seconds", f"Duration of the last read of a source. {switch}", "probe")
+        self._check_seconds = shown("check_seconds", f"Duration of a check's last judgement. {switch}", "check")
+        self._tainted = shown(
+            "tainted", "1 while our taint is on the node or on its faulty GPUs. Absent until the Node is read."
+        )
+        self._slots_used = shown(
+            "budget_slots_used", "Slots of the fleet budget in use, at this agent's last count. Absent before it."
+        )
+        self._slots_allowed = shown(
+            "budget_slots_allowed", "Slots of the fleet budget for the fleet's size, at that count. Absent before it."
+        )
+        self._efa_errors = shown(
+            "efa_errors_total",
+            "Error counters of the EFA devices that are not 0, since the EFA driver was loaded.",
+            *("device", "counter"),
+            kind="counter",
+        )
         self._driver = shown(
             "driver_info", "1: version of the driver and of the library that was read.", "version", "library"
         )
@@ -100,11 +142,19 @@ class Telemetry:
             "gpu_slowdown_celsius", "Temperature from which this GPU reduces its clocks.", "gpu", "UUID"
         )
         self._build = shown("build_info", "1: the agent's version.", "version")
+        run = "the last run of this kind: sweep (also the agent's own level 2) or quarantine"
+        self._run_time = shown("deep_run_timestamp_seconds", f"End of {run}.", "kind")
+        self._run_seconds = shown("deep_run_duration_seconds", f"Duration of {run}.", "kind")
+        self._run_status = shown("deep_run_status", f"1 for the status of {run}.", "kind", "status")
         self._deep_time = shown("deep_last_test_timestamp_seconds", "Time of the node's last deep test; 0: never.")
         self._deep_status = shown("deep_last_test_status", "1 for the status of the last deep test.", "status")
         self._deep_overdue = shown("deep_overdue", "1: the last deep test is older than three intervals.")
         self._snapshot.tell(
-            {self._build: {(__version__,): 1}, self._status: {(status.value,): 0 for status in _STATUSES}}
+            {
+                self._build: {(__version__,): 1},
+                self._status: {(status.value,): 0 for status in _STATUSES},
+                **{name: {} for name in (self._tainted, self._slots_used, self._slots_allowed)},
+            }
         )
 
     def _make_metrics(self) -> None:
@@ -125,7 +175,11 @@ class Telemetry:
         self.unreadable = counter("kernel_log_unreadable_records_total", "Malformed lines of the kernel log.")
         # A code has no series before its first line: 155 series of each node would always be 0
         # (docs/decisions/notes.md).
-        self.xids = counter("xids_total", "Xid lines by code; codes outside the catalogue count as unknown.", ("code",))
+        self.xids = counter(
+            "xids_total",
+            "Xid lines by code and, if the line names a known one, GPU; codes outside the catalogue count as unknown.",
+            ("code", "gpu", "UUID"),
+        )
         self.sxids = counter("sxids_total", "SXid lines by code; unknown codes count as unknown.", ("code",))
         self.driver_lines = counter("driver_messages_total", "Driver lines without a number, by meaning.", ("reason",))
         self.requests = counter("cluster_writes_total", "Writes to the API server by result.", ("resource", "result"))
@@ -133,6 +187,11 @@ class Telemetry:
             "forbidden", "1 for a resource that the cluster forbids the agent to write or to list.", ("resource",)
         )
         self.pending = gauge("verdict_pending", "1 while a verdict waits to be written to the node.")
+        self.fault_to_taint = self._histogram(
+            "fault_to_taint_seconds",
+            "Time from the first observation of a fault to our taint on the Node.",
+            _TAINT_BUCKETS,
+        )
         self.withheld = gauge("taint_withheld", "1 while the fleet budget has no slot for this node's taint.")
         self.device_taints = gauge("device_taints", "DeviceTaintRules that replace this node's taint.")
         self.device_taints_failed = gauge(
@@ -149,7 +208,7 @@ class Telemetry:
             "gate_failed_open_total", "Pods that the gate let start in spite of a finding: no taint keeps them away."
         )
         self.standby = gauge("standby", "1 while another agent of this node holds the lock of the memory.")
-        for what in ("kernel-log-record", "annotation", "memory", "event", "heartbeat"):
+        for what in SET_ASIDE:
             self.set_aside.labels(what)
         for decision in Decision:
             self.gate_answers.labels(decision)
@@ -161,20 +220,22 @@ class Telemetry:
             self.deep_runs.labels(str(result))
 
     def show_verdict(
-        self, severity: Severity, status: Status, findings: Sequence[Finding], blind: Mapping[str, bool]
+        self, severity: Severity, status: Status, active: Sequence[ActiveFinding], blind: Mapping[str, bool]
     ) -> None:
         """Update the agent's verdict.
 
         `blind` maps each group of checks to whether one of its checks could not run.
         """
-        worst_first = sorted(findings, key=lambda finding: -finding.severity)
-        tiers = [finding.severity for finding in findings]
+        worst_first = sorted(active, key=lambda entry: -entry.finding.severity)
+        shown = worst_first[:MOST_FINDINGS]
+        tiers = [entry.finding.severity for entry in active]
         self._snapshot.tell(
             {
                 self._severity: {(): severity},
                 self._status: {(one.value,): one is status for one in _STATUSES},
                 self._standing: {(tier.name,): tiers.count(tier) for tier in Severity},
-                self._finding: {_labels(finding): 1 for finding in worst_first[:MOST_FINDINGS]},
+                self._finding: {_labels(entry.finding): 1 for entry in shown},
+                self._first_seen: {tuple(map(_label, entry.key)): entry.first_seen.timestamp() for entry in shown},
                 self._left_out: {(): len(worst_first[MOST_FINDINGS:])},
                 self._unobserved: {(check,): is_blind for check, is_blind in blind.items()},
             }
@@ -190,6 +251,31 @@ class Telemetry:
                 self._deep_overdue: {(): is_overdue},
             }
         )
+
+    def show_runs(self, runs: Mapping[str, DeepRun]) -> None:
+        """Replace the last deep runs, by kind."""
+        self._snapshot.tell(
+            {
+                self._run_time: {(kind,): run.ended_at for kind, run in runs.items()},
+                self._run_seconds: {(kind,): run.seconds for kind, run in runs.items() if run.seconds is not None},
+                self._run_status: {
+                    (kind, status.value): status.value == run.status
+                    for kind, run in runs.items()
+                    for status in _STATUSES
+                },
+            }
+        )
+
+    def show_taint(self, *, tainted: bool, slots: tuple[int, int] | None) -> None:
+        """Set whether our taint keeps work away, and the slots of the fleet budget: used and allowed, if counted."""
+        values: dict[str, Values] = {self._tainted: {(): tainted}}
+        if slots is not None:
+            values |= {self._slots_used: {(): slots[0]}, self._slots_allowed: {(): slots[1]}}
+        self._snapshot.tell(values)
+
+    def show_efa_errors(self, counters: Mapping[tuple[str, str], int]) -> None:
+        """Replace the error counters, by device and counter. Those at 0 would be most series of a healthy node."""
+        self._snapshot.tell({self._efa_errors: {key: value for key, value in counters.items() if value}})
 
     def show_times(self, probes: Mapping[str, float], checks: Mapping[str, float]) -> None:
         """Update the durations of the sources and checks of the last cycle.
@@ -216,14 +302,17 @@ class Telemetry:
         """Remove the values of the last driver, because no driver answers."""
         self._snapshot.tell({self._driver: {}, self._limits: {}})
 
-    def count(self, sighting: KernelEvent) -> None:
-        """Count one line of the log, whether it is a fault or not."""
+    def count(self, sighting: KernelEvent, gpus: Mapping[str, Mapping[str, str]]) -> None:
+        """Count one line of the log, whether it is a fault or not. `gpus`: the node's GPUs by address."""
         reason = sighting.reason
-        for prefix, counter in (("SXid", self.sxids), ("Xid", self.xids)):
-            if reason.startswith(prefix):
-                counter.labels(reason.removeprefix(prefix) if sighting.known else "unknown").inc()
-                return
-        self.driver_lines.labels(reason).inc()
+        code = reason.partition("Xid")[2] if sighting.known else "unknown"
+        if reason.startswith("SXid"):
+            self.sxids.labels(code).inc()
+        elif reason.startswith("Xid"):
+            gpu = gpus.get(sighting.subject.removeprefix("gpu/"), {})
+            self.xids.labels(code, _label(gpu.get("index", "")), _label(gpu.get("uuid", ""))).inc()
+        else:
+            self.driver_lines.labels(reason).inc()
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
         metric = self._declared(name, "counter", labels, text)
@@ -233,9 +322,13 @@ class Telemetry:
         metric = self._declared(name, "gauge", labels, text)
         return Gauge(metric.name, text, metric.labels, registry=self.registry)
 
-    def _shown(self, name: str, text: str, *labels: str) -> str:
-        """Declare a gauge that is updated together with others, and return its name."""
-        metric = self._declared(name, "gauge", labels, text)
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        metric = self._declared(name, "histogram", (), text)
+        return Histogram(metric.name, text, buckets=buckets, registry=self.registry)
+
+    def _shown(self, name: str, text: str, *labels: str, kind: str = "gauge") -> str:
+        """Declare a metric that is updated together with others, and return its name."""
+        metric = self._declared(name, kind, labels, text)
         self._snapshot.declare(metric)
         return metric.name
 

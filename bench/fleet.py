@@ -24,9 +24,7 @@ from typing import Any
 
 import structlog
 
-from agent.node.api_server import ApiServer
-from agent.node.outage import Outage
-from agent.node.permissions import Permissions
+from agent.node.api_server import ApiServer, Outage, Permissions
 from agent.process.wiring import ClusterSide
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger

@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -240,18 +240,18 @@ def await_count(seat: Seat, xids: int) -> None:
 
 
 def metrics(seat: Seat) -> dict[str, float]:
-    """Return the counters by name; an Xid's with its code appended."""
+    """Return the counters by name; an Xid's with its code appended, of all GPUs."""
     connection = http.client.HTTPConnection("127.0.0.1", seat.metrics_port, timeout=30)
     try:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
     finally:
         connection.close()
-    return {
-        f"{sample.name} {sample.labels['code']}" if "code" in sample.labels else sample.name: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    counts: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            counts[f"{sample.name} {sample.labels['code']}" if "code" in sample.labels else sample.name] += sample.value
+    return counts
 
 
 def xids_in(seen: Mapping[str, float]) -> dict[str, int]:

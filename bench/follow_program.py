@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 
 from kubernetes.client import ApiClient
 
@@ -34,8 +35,8 @@ class _Clocked(Telemetry):
         super().__init__()
         self.milliseconds: list[float] = []
 
-    def count(self, sighting: KernelEvent) -> None:
-        super().count(sighting)
+    def count(self, sighting: KernelEvent, gpus: Mapping[str, Mapping[str, str]]) -> None:
+        super().count(sighting, gpus)
         if (milliseconds := age_ms(sighting.detail)) is not None:
             self.milliseconds.append(milliseconds)
 

@@ -30,6 +30,28 @@ _FOR_KUBECTL = f"""\
 # Save as kubectl_complete-gpu_healthcheck on the PATH: kubectl 1.26 or newer calls it.
 exec {_PLUGIN} __complete "$@"
 """
+_FOR_BASH = f"""\
+_gpu_healthcheck_completion() {{
+    local IFS=$'\\n' rest=$COMP_LINE trimmed typed word words=()
+    # bash breaks words at colons, as in the ARN of an EKS context: join what no blank separates.
+    for word in "${{COMP_WORDS[@]:0:COMP_CWORD+1}}"; do
+        trimmed=${{rest#"${{rest%%[![:space:]]*}}"}}
+        if [[ $trimmed != "$rest" || ${{#words[@]}} -eq 0 ]]; then
+            words+=("$word")
+        else
+            words[${{#words[@]}}-1]+=$word
+        fi
+        rest=${{trimmed#"$word"}}
+    done
+    COMPREPLY=($(env COMP_WORDS="${{words[*]}}" COMP_CWORD=$((${{#words[@]}} - 1)) {COMPLETION}=complete_bash $1))
+    # bash replaces only the text behind the last colon.
+    typed=${{words[${{#words[@]}}-1]#--*=}}
+    if [[ $COMP_WORDBREAKS == *:* ]]; then
+        COMPREPLY=("${{COMPREPLY[@]#"${{typed%"${{typed##*:}}"}}"}}")
+    fi
+}}
+complete -o default -F _gpu_healthcheck_completion {PROGRAM}
+"""
 
 
 class Shell(StrEnum):
@@ -51,8 +73,8 @@ def completion(shell: ShellName) -> None:
 
     For bash and zsh: eval "$(gpu-healthcheck completion bash)"; for fish: gpu-healthcheck completion fish | source.
     """
-    if shell is Shell.KUBECTL:
-        write_document(_FOR_KUBECTL)
+    if shell in (Shell.BASH, Shell.KUBECTL):
+        write_document(_FOR_BASH if shell is Shell.BASH else _FOR_KUBECTL)
         return
     from typer import completion as typers  # noqa: PLC0415 - the help does not need it
 

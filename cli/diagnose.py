@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from cli import completing
 from cli.access import cluster_of, listings_of
@@ -353,8 +352,8 @@ def _print(report: Report, form: DiagnoseFormat) -> None:
             write_document(html.text(report))
         case DiagnoseFormat.TERMINAL:
             screen = Screen.of_rows()
-            for part in terminal.page(report, screen.width):
-                screen.print(part, soft_wrap=isinstance(part, Text))
+            for line in terminal.page(report, screen.width):
+                screen.print(line, soft_wrap=True)
 
 
 def _exit_code(diagnosis: Diagnosis) -> int:

@@ -15,6 +15,7 @@ from cli.node_step import node_step
 from healthcheck.cluster.errors import Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.memory.known_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow, ReleaseRow
 from healthcheck.model import PREFIX, Severity, Status
 from healthcheck.node.devices import AllocatedDevices
@@ -108,6 +109,8 @@ class FleetRow(Struct, frozen=True):
     """Active findings, worst first."""
     unobserved: tuple[str, ...]
     """Reasons why checks could not run."""
+    stops_pods: bool
+    """Whether a finding keeps all GPU pods from starting."""
     next_step: NextStep
 
 
@@ -128,6 +131,28 @@ class Fleet(Struct, frozen=True):
     passed_over: list[str]
     """Unreadable objects, each with the reason."""
     refused: list[GateRefusals] = []
+
+
+class NodeReport(Struct, frozen=True):
+    """One node: its row of the fleet, its slots of the fleet budget, and the Node with its records."""
+
+    row: FleetRow
+    node: NodeState
+    slots: tuple[str, ...]
+    """Names of the node's slots; () also without permission to list them."""
+    budget: FleetBudget
+
+
+def read_node(cluster: Cluster, name: str) -> NodeReport:
+    """Return one node. Raises NotFound."""
+    config, now = _allowed(cluster.settings.read_config), datetime.now(UTC)
+    interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL") or 0)
+    is_late = partial(_is_overdue, interval=interval, now=now)
+    (node,) = _with_devices(cluster, [cluster.nodes.read(name)], config, is_late)
+    beats = _heartbeats(cluster)
+    row = row_of_node(node, (beats or {}).get(name), interval, now, listed=beats is not None)
+    slots = _allowed(lambda: tuple(slot.name for slot in cluster.leases.slots(name))) or ()
+    return NodeReport(row, node, slots, _budget(cluster, config, None if beats is None else len(beats)))
 
 
 def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
@@ -271,7 +296,8 @@ def row_of_node(
         overdue=(obstacle(node, heard, now) or str(last_attempt(node, now) or _NOT_YET)) if overdue else "",
         since=_since(findings, condition),
         findings=tuple(_found(finding) for finding in findings),
-        unobserved=_causes(record),
+        unobserved=tuple(dict.fromkeys(row.cause or "" for row in record.unobserved or ())),
+        stops_pods=any(finding.reason in STOPS_PODS for finding in findings),
         next_step=node_step(node, record, silent, now),
     )
 
@@ -301,16 +327,12 @@ def _since(findings: Sequence[FindingRow], condition: Mapping[str, Any]) -> str:
     return timestamp(at) if at else ""
 
 
-def _causes(record: StandingRecord) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(row.cause or "" for row in record.unobserved or ()))
-
-
 def looked(row: FleetRow) -> str:
     """Return the age of the agent's last heartbeat."""
     if row.heartbeat_age_seconds is None:
-        return "never" if not row.status else "none, silent" if row.silent else "?"
-    word = ago(row.heartbeat_age_seconds)
-    return f"{word}, silent" if row.silent else word
+        return "never" if not row.status else "silent" if row.silent else "?"
+    age = ago(row.heartbeat_age_seconds)
+    return f"silent {age.removesuffix(' ago')}" if row.silent else age
 
 
 def ago(seconds: float) -> str:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from healthcheck.model import PREFIX, Grace, Reason, Severity
 
 SETTING = "a setting"
+REASON = "the reason of a finding"
 
 
 class IndexEntry(Struct, frozen=True):
@@ -37,6 +38,7 @@ class Declared(Struct, frozen=True):
     """The error in a finding may raise the severity."""
 
 
+@cache
 def words() -> Mapping[str, tuple[IndexEntry, ...]]:
     """Return all terms by name, in lower case and without our prefix; a name may have several kinds."""
     return by_name(IndexEntry(**entry) for entry in _content()["words"])
@@ -54,6 +56,7 @@ def without_prefix(message: str) -> str:
     return message.lower().removeprefix(f"{PREFIX}/")
 
 
+@cache
 def reasons() -> dict[str, Declared]:
     """Return all reasons except Xids and SXids, which are found by number; keys are in lower case."""
     return {entry["reason"]["name"].lower(): _declared(entry) for entry in _content()["reasons"]}

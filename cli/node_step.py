@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
+from cli import index
 from cli.words import SEVERITY_MEANS
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.claim import claim_on
+from healthcheck.memory.known_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState, is_of_another_machine
@@ -36,8 +38,27 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
     if status == Status.UNKNOWN:
         return _explained((row.cause for row in record.unobserved or ()), "A check could not run.")
     if status == Status.WARN:
-        return _explained((finding.reason for finding in record.findings or ()), "Nothing now.")
+        return _actionable_step(record.findings or ())
     return NextStep()
+
+
+def _actionable_step(findings: Iterable[FindingRow]) -> NextStep:
+    """Return the step of the worst finding that a person can act on.
+
+    Findings that keep GPU pods from starting come first, and findings without advice last, such as an
+    application's Xid.
+    """
+    named = [finding.reason for finding in findings if finding.reason and _NAME.match(finding.reason)]
+    reason = min(named, key=lambda name: (name not in STOPS_PODS, not _advice_for(name)), default="")
+    stops = "GPU pods can't start. " if reason in STOPS_PODS else ""
+    return _explained((reason,), f"{stops}{_advice_for(reason) or 'Nothing now.'}")
+
+
+def _advice_for(reason: str) -> str:
+    declared = index.reasons().get(reason.lower())
+    if declared is not None:
+        return declared.reason.action
+    return next((entry.meaning for entry in index.words().get(reason.lower(), ()) if entry.kind == index.REASON), "")
 
 
 def _fixing_step(node: NodeState, record: StandingRecord) -> NextStep:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Annotated
 
 import typer
 from msgspec.structs import asdict
-from rich.table import Table
 from rich.text import Text
 
 from cli.access import cluster_of
 from cli.eviction import CouldNot
 from cli.options import Context, Kubeconfig, Nodes, RequestTimeout, TableFormat, TableJsonOrYaml, positive_seconds
 from cli.output.json_documents import write_as
-from cli.output.lines import COMMAND, print_line
+from cli.output.lines import COMMAND, print_line, print_rows
 from cli.output.progress import ProgressDisplay
 from cli.quarantine_node import (
     LOOK_SECONDS,
@@ -46,8 +45,6 @@ NOT_PASSED = 1
 _RESUME = "gpu-healthcheck quarantine {} continues the run"
 _STYLES = {word.value: style for word, style in STATUS_STYLES.items()}
 _STYLES |= {word.name: style for word, style in SEVERITY_STYLES.items()}
-_LONGEST_ROW = 1000
-"""Table width for a pipe, so that no cell is wrapped."""
 _RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
 
 
@@ -231,16 +228,15 @@ def show(result: QuarantineOutcome, console: Screen) -> None:
         return
     record = result.record
     at = printable(record.timestamp or "")
-    console.print(Text.assemble("\n", (result.node, "bold"), f": quarantine run of {at}"))
-    if not console.is_terminal:
-        console.width = _LONGEST_ROW
-    console.print(_checks_table(record))
+    console.print()
+    console.print_words(Text.assemble((result.node, "bold"), f": quarantine run of {at}"))
+    print_rows(console, list(_check_rows(record)))
     for finding in record.findings or ():
         words = printable(f"{finding.reason} on {finding.subject}: {finding.detail}")
         severity = finding.severity.name if finding.severity else ""
         print_line(console, Text(f"{severity:8}", _STYLES.get(severity, "")), Text(words))
     if record.bug_report:
-        console.print(Text(f"NVIDIA's bug report is on the node: {printable(record.bug_report)}"), soft_wrap=True)
+        console.print_words(Text(f"NVIDIA's bug report is on the node: {printable(record.bug_report)}"))
     style = _RECOMMENDATION_STYLES.get(result.recommendation, "bold red")
     console.print(Text.assemble("recommendation: ", (printable(result.recommendation), style)))
     for reason in record.reasons or ():
@@ -248,26 +244,20 @@ def show(result: QuarantineOutcome, console: Screen) -> None:
     _show_step(result, console)
 
 
-def _checks_table(record: RunRecord) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("test", "status", "severity"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("seen", overflow="fold")
+def _check_rows(record: RunRecord) -> Iterator[list[Text]]:
+    yield [Text(title, "bold") for title in ("test", "status", "severity", "result")]
     causes: dict[str, list[str]] = {}
     for cause_row in record.unobserved or ():
         causes.setdefault(cause_row.check or "", []).append(printable(f"{cause_row.cause}: {cause_row.detail}"))
     for row in record.checks or ():
-        check, status, severity = (printable(word or "") for word in (row.check, row.status, row.severity))
-        seen = "; ".join(filter(None, [printable(row.seen or ""), *causes.get(check, ())]))
-        table.add_row(
-            check, Text(status, _STYLES.get(status, "")), Text(severity, _STYLES.get(severity, "")), Text(seen)
-        )
-    return table
+        words = [printable(word or "") for word in (row.check, row.status, row.severity)]
+        result = "; ".join(filter(None, [printable(row.seen or ""), *causes.get(words[0], ())]))
+        yield [*(Text(word, _STYLES.get(word, "")) for word in words), Text(result)]
 
 
 def _show_step(result: QuarantineOutcome, console: Screen) -> None:
     if result.step.note:
-        console.print(Text(printable(result.step.note)), soft_wrap=not console.is_terminal)
+        console.print_words(Text(printable(result.step.note)))
     for command in result.step.commands:
         console.print(Text(f"  {COMMAND}{printable(command)}"), soft_wrap=True)
     if result.recommendation == PASSED and result.step == NextStep():

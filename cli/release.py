@@ -18,14 +18,14 @@ from cli import completing
 from cli.access import cluster_of
 from cli.options import Context, Kubeconfig, RequestTimeout, Selector, node_names, positive_seconds
 from cli.output.lines import print_line
-from cli.words import SEVERITY_STYLES, explained
+from cli.words import SEVERITY_STYLES, confirmed, explained
 from healthcheck.cluster.errors import ClusterError, NotFound, Refused
 from healthcheck.cluster.kubeconfig import Access, user_name
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, USAGE
 from healthcheck.host.streams import complain
 from healthcheck.memory.findings import Release
-from healthcheck.model import Severity, Status, counted
+from healthcheck.model import Status, counted
 from healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
 from healthcheck.operations.cordon import cordoned_by, lift, why_kept
 from healthcheck.text.moments import timestamp
@@ -166,7 +166,12 @@ def release_selected(selector: str, options: ReleaseOptions, access: Access, *, 
     if not nodes:
         complain("release", f"-l {selector!r}: no node has these labels")
         return COULD_NOT
-    shown = {node.name: _meant(release_of(node, "", "", datetime.now(UTC))) for node in nodes if _has_something(node)}
+    now = datetime.now(UTC)
+    shown = {
+        node.name: _meant(word)
+        for node in nodes
+        if (word := release_of(node, "", "", now)).findings or cordoned_by(node) or node.tainted()
+    }
     return _release_shown(cluster, shown, len(nodes), _signed(options, access), yes=yes)
 
 
@@ -196,14 +201,10 @@ def _release_shown(
     code = _release_each(cluster, shown, replace(options, dry_run=True))
     if options.dry_run or code:
         return code
-    if not (yes or typer.confirm(f"Release {len(shown)} of {counted(among, 'node')}?")):
+    if not (yes or confirmed("release", f"Release {len(shown)} of {counted(among, 'node')}?")):
         console.print("nothing was changed")
         return STILL_STANDS
     return max(_release_each(cluster, (name,), replace(options, shown=meant)) for name, meant in shown.items())
-
-
-def _has_something(node: NodeState) -> bool:
-    return bool(release_of(node, "", "", datetime.now(UTC)).findings or cordoned_by(node) or node.tainted())
 
 
 def _meant(word: Release) -> Findings:
@@ -224,12 +225,11 @@ def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Scre
         node, word = _write(cluster, name, options)
     _show_cordon(node, options, console)
     if options.dry_run or not (word.findings or node.tainted()):
-        _show_rest(node, word, console)
-        stands = any(fault.severity >= Severity.RESET for fault in faults_on(node))
-        return STILL_STANDS if stands and not options.dry_run else 0
+        code = _show_rest(node, word, console)
+        return 0 if options.dry_run else code
     if not options.wait_seconds:
         console.print(f"{name}: written; the node's agent will apply it")
-        return 0
+        return _show_active(node, word, console)
     after = _wait(cluster, name, dump_release(word), options.wait_seconds)
     console.print(f"{name}: released by {printable(options.by)}: {printable(options.reason)}")
     code = _show_rest(after, word, console)
@@ -297,15 +297,20 @@ def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
 
 
 def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
+    """Print the remaining findings, and the agent's status. Returns the exit code."""
+    code = _show_active(node, word, console)
+    status = records.on_node(AgentRecord, node, RESULTS).status or Status.UNKNOWN.value
+    console.print(f"{node.name}: its agent reports {status}")
+    return STILL_STANDS if node.tainted() or status == Status.FAIL else code
+
+
+def _show_active(node: NodeState, word: Release, console: Screen) -> int:
     """Print the findings that the release does not cover; a level fault ends only when a check cycle finds it gone."""
     rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
-    status = _status(node)
     if rest:
         console.print(f"{node.name}: still active")
         _show(rest, console)
-    console.print(f"{node.name}: its agent reports {status}")
-    is_released = status != Status.FAIL and not node.tainted() and all(one.severity < Severity.RESET for one in rest)
-    return 0 if is_released else STILL_STANDS
+    return STILL_STANDS if rest else 0
 
 
 def _show_cordon(node: NodeState, options: ReleaseOptions, console: Screen) -> None:
@@ -319,10 +324,6 @@ def _show_cordon(node: NodeState, options: ReleaseOptions, console: Screen) -> N
     else:
         words = f"{'would be uncordoned' if options.dry_run else 'uncordoned'}: it was cordoned by {by}"
     console.print(f"{node.name}: {words}")
-
-
-def _status(node: NodeState) -> str:
-    return records.on_node(AgentRecord, node, RESULTS).status or Status.UNKNOWN.value
 
 
 def _show(faults: Sequence[Fault], console: Screen) -> None:

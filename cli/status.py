@@ -8,26 +8,29 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 import typer
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
+from rich.console import Group
 from rich.live import Live
-from rich.text import Text
 
+from cli import completing
 from cli.access import cluster_of, listings_of
 from cli.acyclic import acyclic
-from cli.fleet import Fleet, read_fleet
-from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, one_of
-from cli.output.fleet_table import page, print_fleet
+from cli.fleet import Fleet, NodeReport, read_fleet, read_node
+from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, node_names, one_of
+from cli.output.fleet_table import print_fleet, watched
 from cli.output.json_documents import write_as
+from cli.output.node_page import node_document, node_in_place, node_lines
 from cli.words import end
-from healthcheck.cluster.errors import ClusterError, Refused
+from healthcheck.cluster.errors import ClusterError, NotFound, Refused
 from healthcheck.cluster.kubeconfig import Access, context_name
 from healthcheck.host.console import Screen
-from healthcheck.host.program import COULD_NOT, USAGE
-from healthcheck.host.streams import say, write_document, write_json
+from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
+from healthcheck.host.streams import say, write_document
 
+T = TypeVar("T")
 _REFRESH_SECONDS = 5.0
 
 
@@ -42,6 +45,15 @@ class StatusFormat(StrEnum):
     HTML = "html"
 
 
+NodeName = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NODE]",
+        callback=node_names,
+        autocompletion=completing.nodes,
+        help="Show everything about this node; default: all GPU nodes.",
+    ),
+]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")]
 OutputForm = Annotated[
     StatusFormat,
@@ -61,6 +73,7 @@ Allocation = Annotated[
 
 
 def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
+    nodes: NodeName = None,
     watch: Watch = False,
     output: OutputForm = StatusFormat.TABLE,
     selector: Selector = "",
@@ -73,14 +86,16 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
 ) -> None:
     """Show every GPU node, worst first.
 
-    Exit code: 0, or 2 when the cluster could not be read.
+    With NODE, it shows everything about one node: findings and what ends them, deep results, and the next step.
+
+    Exit code: 0; 2 when the cluster could not be read; 130 Ctrl-C of --watch.
     """
     if prometheus and not by_node:
         raise typer.BadParameter("--prometheus needs --allocation")
-    if output is StatusFormat.HTML and (watch or by_node):
-        raise typer.BadParameter("-o html shows the current fleet, without --watch and --allocation")
-    if output is StatusFormat.NAME and (watch or by_node):
-        raise typer.BadParameter("-o name lists the current nodes, without --watch and --allocation")
+    if nodes and (len(nodes) > 1 or selector or by_node or no_headers or output is StatusFormat.HTML):
+        raise typer.BadParameter("one NODE is shown, without -l, --allocation, --no-headers and -o html")
+    if output in (StatusFormat.HTML, StatusFormat.NAME) and (watch or by_node):
+        raise typer.BadParameter(f"-o {output} shows the current nodes, without --watch and --allocation")
     if by_node and (watch or selector or no_headers):
         raise typer.BadParameter("--allocation shows the whole cluster once, without --watch, -l and --no-headers")
     access = Access(kubeconfig, context, request_timeout)
@@ -89,31 +104,64 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
             _show_allocation(access, prometheus, output)
             return
         unread: list[str] = []
-        read = partial(read_fleet, cluster_of(access, unread.append), unread, selector)
-        if watch:
-            _watch(read, output, headers=not no_headers)
+        cluster = cluster_of(access, unread.append)
+        wide, headers = output is StatusFormat.WIDE, not no_headers
+        if nodes:
+            read = partial(read_node, cluster, nodes[0])
+            _run(_View(read, output, node_document, partial(_print_node, output), node_in_place), watch=watch)
         else:
-            _show(read(), output, headers=not no_headers, access=access)
+            rows = partial(_print_rows, output, access, wide=wide, headers=headers)
+            in_place = partial(watched, wide=wide, headers=headers)
+            read_all = partial(read_fleet, cluster, unread, selector)
+            _run(_View(read_all, output, to_builtins, rows, in_place), watch=watch)
+    except NotFound as error:
+        end("status", f"there is no node {nodes[0]}" if nodes else str(error), USAGE if nodes else COULD_NOT)
     except Refused as error:
         end("status", f"-l {selector!r}: {error}" if selector else str(error), USAGE if selector else COULD_NOT)
     except ClusterError as error:
         end("status", str(error), COULD_NOT)
 
 
-def _show(fleet: Fleet, output: StatusFormat, *, headers: bool, access: Access | None = None) -> None:
-    match output:
-        case StatusFormat.JSON:
-            write_json(fleet, indent=2)
-        case StatusFormat.YAML:
-            write_as(output, to_builtins(fleet))
-        case StatusFormat.HTML:
-            from cli.output import fleet_page  # noqa: PLC0415 - no other form needs its templates
+class _View(Struct, Generic[T], frozen=True):
+    """How the fleet, or one node, is read and printed."""
 
-            write_document(fleet_page.text(fleet, datetime.now(UTC), context_name(access)))
-        case StatusFormat.NAME:
-            write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
-        case StatusFormat.TABLE | StatusFormat.WIDE:
-            print_fleet(fleet, wide=output is StatusFormat.WIDE, headers=headers)
+    read: Callable[[], T]
+    output: StatusFormat
+    document: Callable[[T], Any]
+    """Return the value for a program."""
+    print_text: Callable[[T], None]
+    in_place: Callable[[T, Screen], Group]
+    """Return the value for a terminal, in no more lines than it shows."""
+
+    def show(self, value: T, *, is_last: bool = True) -> None:
+        """Print the value; if others follow, as a JSON line, or a YAML document with a separator."""
+        if self.output in (StatusFormat.JSON, StatusFormat.YAML):
+            if self.output is StatusFormat.YAML and not is_last:
+                write_document("---\n")
+            write_as(self.output, self.document(value), 2 if is_last else None)
+        else:
+            self.print_text(value)
+        sys.stdout.flush()
+
+
+def _print_rows(output: StatusFormat, access: Access, fleet: Fleet, *, wide: bool, headers: bool) -> None:
+    if output is StatusFormat.HTML:
+        from cli.output import fleet_page  # noqa: PLC0415 - no other form needs its templates
+
+        write_document(fleet_page.text(fleet, datetime.now(UTC), context_name(access)))
+    elif output is StatusFormat.NAME:
+        write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
+    else:
+        print_fleet(fleet, wide=wide, headers=headers)
+
+
+def _print_node(output: StatusFormat, report: NodeReport) -> None:
+    if output is StatusFormat.NAME:
+        write_document(f"node/{report.row.node}\n")
+        return
+    screen = Screen()
+    for line in node_lines(report, screen, datetime.now(UTC)):
+        screen.print(line, soft_wrap=True)
 
 
 def _show_allocation(access: Access, prometheus: str, output: StatusFormat) -> None:
@@ -127,43 +175,37 @@ def _show_allocation(access: Access, prometheus: str, output: StatusFormat) -> N
     if output in (StatusFormat.JSON, StatusFormat.YAML):
         write_as(output, cluster_document(allocation))
     else:
-        screen = Screen.of_rows()
-        for part in allocation_table.page(allocation, screen):
-            screen.print(part, soft_wrap=isinstance(part, Text))
+        screen = Screen()
+        is_fitted = screen.is_terminal and output is not StatusFormat.WIDE
+        for line in allocation_table.page(allocation, screen.width if is_fitted else None):
+            screen.print(line, soft_wrap=True)
     if allocation.use_missing:
         raise ClusterError(allocation.use_missing)
 
 
-def _watch(read: Callable[[], Fleet], output: StatusFormat, *, headers: bool) -> None:
-    """Print the fleet until Ctrl-C: one updated table on a terminal, otherwise one output after the other."""
+def _run(view: _View[T], *, watch: bool) -> None:
+    """Print the state once, or with `watch` until Ctrl-C.
+
+    A terminal shows one updated output; otherwise one follows the other.
+    """
     screen = Screen()
-    if output in (StatusFormat.TABLE, StatusFormat.WIDE) and screen.is_terminal:
-        table = partial(page, wide=output is StatusFormat.WIDE, headers=headers)
-        with Live(table(read(), screen.height), console=screen, auto_refresh=False) as live:
-            _again_and_again(read, lambda fleet: live.update(table(fleet, screen.height), refresh=True))
+    if not watch:
+        view.show(view.read())
+    elif screen.is_terminal and view.output in (StatusFormat.TABLE, StatusFormat.WIDE):
+        with Live(view.in_place(view.read(), screen), console=screen, auto_refresh=False) as live:
+            _repeat(view, lambda value: live.update(view.in_place(value, screen), refresh=True))
     else:
-        _show_next(read(), output, headers=headers)
-        _again_and_again(read, partial(_show_next, output=output, headers=headers))
+        view.show(view.read(), is_last=False)
+        _repeat(view, partial(view.show, is_last=False))
 
 
-def _again_and_again(read: Callable[[], Fleet], show: Callable[[Fleet], None]) -> None:
+def _repeat(view: _View[T], show: Callable[[T], None]) -> NoReturn:
     try:
         while True:
             time.sleep(_REFRESH_SECONDS)
             try:
-                show(read())
+                show(view.read())
             except ClusterError as error:
                 say(f"{datetime.now(UTC):%H:%M:%S} {error}")
     except KeyboardInterrupt:
-        return
-
-
-def _show_next(fleet: Fleet, output: StatusFormat, *, headers: bool) -> None:
-    """Print one of several documents: a JSON line, or a YAML document with a separator."""
-    if output is StatusFormat.JSON:
-        write_json(fleet)
-    else:
-        if output is StatusFormat.YAML:
-            write_document("---\n")
-        _show(fleet, output, headers=headers)
-    sys.stdout.flush()
+        raise typer.Exit(INTERRUPTED) from None

@@ -9,13 +9,13 @@ import typer
 
 from cli.access import cluster_of
 from cli.options import Context, Kubeconfig, RequestTimeout
-from cli.words import end, explained
+from cli.words import confirmed, end, explained
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT
 from healthcheck.host.streams import complain, say
-from healthcheck.model import PREFIX, Severity
+from healthcheck.model import PREFIX, Severity, counted
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
 from healthcheck.operations.uninstall import (
@@ -54,7 +54,8 @@ def uninstall(
 
     Remove our agents and CronJobs first, because they would write again; the command prints how.
 
-    Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not.
+    Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not; 130 no
+    answer.
     """
     try:
         cluster = cluster_of(Access(kubeconfig, context, request_timeout))
@@ -78,7 +79,7 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
         return 0
     if running:
         return LEFT
-    if (gone or rules) and not (yes or typer.confirm("Remove all this?")):
+    if (gone or rules) and not (yes or confirmed("uninstall", "Remove all this?")):
         console.print("nothing was changed")
         return LEFT
     failed = [removal.node for removal in gone if not take_off(cluster, removal.node, console)]
@@ -115,11 +116,8 @@ def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Scr
         console.print(
             f"DeviceTaintRule {printable(rule.name)}: a GPU accepts work again, although its verdict is {rule.tier}"
         )
-    console.print(
-        f"{_counted(gone)} labels, taints or other data of gpu-healthcheck"
-        if gone
-        else "no node carries anything of gpu-healthcheck"
-    )
+    many = f"{counted(len(gone), 'node')} {'carry' if len(gone) > 1 else 'carries'} labels, taints or other data"
+    console.print(f"{many} of gpu-healthcheck" if gone else "no node carries anything of gpu-healthcheck")
 
 
 def _look(cluster: Cluster) -> list[Removal]:
@@ -165,10 +163,6 @@ def _show(removal: Removal, console: Screen) -> None:
         console.print(f"  accepts work again, although its verdict is {removal.verdict}")
     for what in removal.kept:
         console.print(f"  keeps {printable(what)}: set by another owner")
-
-
-def _counted(gone: Sequence[Removal]) -> str:
-    return f"{len(gone)} nodes carry" if len(gone) > 1 else "1 node carries"
 
 
 def _listed(noun: str, keys: Sequence[str]) -> str:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import Struct
-from rich.table import Table
 from rich.text import Text
 
 from cli import agent_pods
 from cli.access import cluster_of
 from cli.fleet import gpu_nodes
 from cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
+from cli.output.lines import print_rows
 from cli.words import end, explained
 from healthcheck.catalog import dcgm_causes
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
@@ -71,7 +71,7 @@ def verify(
         answers = _answers(cluster_of(Access(kubeconfig, context, request_timeout)), time.monotonic() + timeout)
     except ClusterError as error:
         end("verify", explained(error), COULD_NOT)
-    Screen.of_rows().print(_table(answers))
+    show(answers, Screen())
     raise typer.Exit(0 if _all_hold(answers) else LACKING)
 
 
@@ -192,13 +192,8 @@ _EARLIER = (
 _NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install.md)"
 
 
-def _table(answers: list[Verification]) -> Table:
-    table = Table()
-    for title in ("what", "", "found"):
-        table.add_column(title)
-    for answer in answers:
-        table.add_row(answer.about, Text(*_MARKS[answer.holds]), answer.said)
-    return table
+def show(answers: Iterable[Verification], screen: Screen) -> None:
+    print_rows(screen, [[Text(one.about), Text(*_MARKS[one.holds]), Text(one.said)] for one in answers])
 
 
 _MARKS = {True: ("ok", "green"), False: ("lacking", "bold red")}

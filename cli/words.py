@@ -7,8 +7,8 @@ from typing import NoReturn
 import typer
 
 from healthcheck.cluster.errors import Forbidden
-from healthcheck.host.program import USAGE
-from healthcheck.host.streams import complain
+from healthcheck.host.program import INTERRUPTED, USAGE
+from healthcheck.host.streams import complain, write_document
 from healthcheck.model import Severity, Status
 
 EXIT_CODES = {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 2}
@@ -41,6 +41,17 @@ def explained(error: Exception) -> str:
     if isinstance(error, Forbidden):
         return f"you need permission to {error.verb} {error.resource}: {error}"
     return str(error)
+
+
+def confirmed(command: str, question: str) -> bool:
+    """Return the user's answer. Without an answer on standard input, end the command."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort as abort:
+        if isinstance(abort.__context__, EOFError):
+            write_document("\n")
+            end(command, "no answer on standard input, so nothing was changed; --yes does not ask", INTERRUPTED)
+        raise
 
 
 def end(command: str, message: str, code: int = USAGE) -> NoReturn:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import structlog
-from rich.table import Table
 from rich.text import Text
 
 from healthcheck.cluster.client import Cluster
@@ -18,6 +17,7 @@ from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.deep.job import TemplateError
 from healthcheck.host.console import Screen
+from healthcheck.host.fitted_table import Cell, TableColumn, fitted_table
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, Options, exit_code
 from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
@@ -31,6 +31,14 @@ from sweeper.sweep import Sweep, SweepPlan
 log = structlog.get_logger()
 
 _MOST_NAMED = 20
+_COLUMNS = (
+    TableColumn("node", is_name=True),
+    TableColumn("type", least=16, leaves=1),
+    TableColumn("tested", leaves=3),
+    TableColumn("result", leaves=2),
+    TableColumn("overdue", leaves=4),
+    TableColumn("sweep", least=60, is_repeated=True),
+)
 
 
 class SweepStopped(BaseException):
@@ -54,9 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
         plan = sweep.plan()
         if options.dry_run:
             screen = Screen()
-            screen.print(_table(plan))
-            for line in _of_the_budget(plan):
-                screen.print(Text(line))
+            table = fitted_table(_COLUMNS, map(_cells, plan.decisions), screen.width if screen.is_terminal else None)
+            for line in table.lines:
+                screen.print(line, soft_wrap=True)
+            for note in (*table.notes, *map(Text, _of_the_budget(plan))):
+                screen.print_words(note, indent=2)
         else:
             _log_plan(plan)
             sweep.run(plan)
@@ -118,23 +128,12 @@ def _log_plan(plan: SweepPlan) -> None:
         )
 
 
-def _table(plan: SweepPlan) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("node", "type", "tested", "result", "overdue"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("sweep", overflow="fold")
-    for decision in plan.decisions:
-        node = decision.node
-        result = node.tested.status if node.tested else ""
-        table.add_row(
-            node.name,
-            node.instance_type,
-            _tested(decision),
-            result,
-            "yes" if node.overdue else "",
-            Text(decision.why or "TAKEN"),
-        )
-    return table
+def _cells(decision: Decision) -> list[Cell]:
+    node = decision.node
+    result = node.tested.status if node.tested else ""
+    overdue = "yes" if node.overdue else ""
+    texts = (node.name, node.instance_type, _tested(decision), result, overdue, decision.why or "TAKEN")
+    return [(text, "") for text in texts]
 
 
 def _of_the_budget(plan: SweepPlan) -> Iterator[str]:

@@ -306,4 +306,7 @@ def test_the_memory_names_checks_and_reasons_that_exist() -> None:
     assert checks_named <= {check.name for check in ALL_CHECKS}
     assert {check.name for check in checks.DEEP_CHECKS} == known_names.DEEP_CHECKS
     assert reasons_named <= set(REASONS)
+    assert set(known_names.STOPS_PODS) <= {
+        reason.name for check in ALL_CHECKS if check.group[0] in "78" for reason in check.reasons
+    }
     assert driver_reasons.PROBE_FAILED == known_names.DRIVER_LOAD

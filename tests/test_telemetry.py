@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
 import pytest
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.telemetry import MOST_FINDINGS, Telemetry
+from agent.telemetry import MOST_FINDINGS, DeepRun, Telemetry
 from healthcheck import __version__
-from healthcheck.model import Finding, Severity, Status
+from healthcheck.memory.findings import ActiveFinding
+from healthcheck.model import Finding, KernelEvent, Nature, Severity, Status
 from tests.hostile import HOSTILE
 
 ACCEPTED = ("text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0")
+FIRST = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 LABELS = ("reason", "tier", "subject", "gpu", "UUID")
 
 
@@ -22,7 +27,8 @@ def finding(severity: Severity = Severity.REBOOT, subject: str = "gpu/0000:18:00
 def shown(*findings: Finding) -> Telemetry:
     telemetry = Telemetry()
     worst = max((finding.severity for finding in findings), default=Severity.PASS)
-    telemetry.show_verdict(worst, Status.FAIL, findings, {"0-nvidia-smi": False})
+    active = [ActiveFinding(entry, "xid", Nature.EVENT, FIRST, FIRST, 1, "boot", 0.0) for entry in findings]
+    telemetry.show_verdict(worst, Status.FAIL, active, {"0-nvidia-smi": False})
     return telemetry
 
 
@@ -45,6 +51,72 @@ def test_a_finding_is_there_while_it_stands() -> None:
 
     telemetry.show_verdict(Severity.PASS, Status.PASS, (), {})
     assert series(telemetry) == []
+
+
+def test_a_finding_has_the_time_of_its_first_observation_until_it_ends() -> None:
+    telemetry = shown(finding())
+    name, labels = "gpu_healthcheck_finding_first_seen_timestamp_seconds", ("Xid79", "gpu/0000:18:00.0")
+    assert values(telemetry, name) == {labels: FIRST.timestamp()}
+
+    telemetry.show_verdict(Severity.PASS, Status.PASS, (), {})
+    assert values(telemetry, name) == {}
+
+
+def values(telemetry: Telemetry, name: str) -> Mapping[tuple[str, ...], float]:
+    """The samples of a metric, by label values."""
+    samples = [sample for family in telemetry.registry.collect() for sample in family.samples if sample.name == name]
+    return {tuple(sample.labels.values()): sample.value for sample in samples}
+
+
+def test_taint_and_budget_are_absent_until_they_are_known() -> None:
+    telemetry = Telemetry()
+    names = ("tainted", "budget_slots_used", "budget_slots_allowed")
+    assert [values(telemetry, f"gpu_healthcheck_{name}") for name in names] == [{}, {}, {}]
+
+    telemetry.show_taint(tainted=True, slots=None)
+    assert [values(telemetry, f"gpu_healthcheck_{name}") for name in names] == [{(): 1}, {}, {}]
+    telemetry.show_taint(tainted=False, slots=(3, 5))
+    assert [values(telemetry, f"gpu_healthcheck_{name}") for name in names] == [{(): 0}, {(): 3}, {(): 5}]
+
+
+def test_runs_of_sweeper_and_quarantine_with_their_durations() -> None:
+    telemetry = Telemetry()
+    telemetry.show_runs({"sweep": DeepRun("pass", 1000.0, 300.0), "quarantine": DeepRun("odd", 900.0, None)})
+    assert values(telemetry, "gpu_healthcheck_deep_run_timestamp_seconds") == {("sweep",): 1000, ("quarantine",): 900}
+    assert values(telemetry, "gpu_healthcheck_deep_run_duration_seconds") == {("sweep",): 300}
+    status = values(telemetry, "gpu_healthcheck_deep_run_status")
+    assert {labels for labels, value in status.items() if value} == {("sweep", "pass")}
+    assert len(status) == 8
+
+    telemetry.show_runs({})
+    assert values(telemetry, "gpu_healthcheck_deep_run_status") == {}
+
+
+def test_error_counters_of_efa_devices_are_counters_and_those_at_0_have_no_series() -> None:
+    telemetry = Telemetry()
+    telemetry.show_efa_errors({("rdmap16s0", "rx_drops"): 7, ("rdmap16s0", "retrans_pkts"): 0})
+    assert values(telemetry, "gpu_healthcheck_efa_errors_total") == {("rdmap16s0", "rx_drops"): 7}
+    assert "# TYPE gpu_healthcheck_efa_errors_total counter" in page(telemetry)
+
+
+def test_an_xid_is_counted_for_its_gpu_if_the_node_knows_it() -> None:
+    telemetry, gpus = Telemetry(), {"0000:18:00.0": {"index": "0", "uuid": "GPU-a"}}
+    for subject, reason, known in (
+        ("gpu/0000:18:00.0", "Xid79", True),
+        ("gpu/0000:18:00.0", "Xid79", True),
+        ("gpu/ffff:18:00.0", "Xid79", True),
+        ("gpu/0000:18:00.0", "Xid9999", False),
+        ("nvswitch/0000:85:00.0", "SXid11004", True),
+        ("driver", "GpuInitFailed", True),
+    ):
+        telemetry.count(KernelEvent(reason, subject, 1, 0.0, known=known), gpus)
+    assert values(telemetry, "gpu_healthcheck_xids_total") == {
+        ("79", "0", "GPU-a"): 2,
+        ("79", "", ""): 1,
+        ("unknown", "0", "GPU-a"): 1,
+    }
+    assert values(telemetry, "gpu_healthcheck_sxids_total") == {("11004",): 1}
+    assert values(telemetry, "gpu_healthcheck_driver_messages_total") == {("GpuInitFailed",): 1}
 
 
 def test_a_finding_of_no_gpu_has_no_index() -> None:

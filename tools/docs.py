@@ -197,7 +197,8 @@ def metrics_page() -> str:
         "Generated from the code by `make docs`; a test fails when it is stale.\n",
         f"Each agent serves `/metrics` in the format of Prometheus on port {port} of its node (`METRICS_PORT`), beside",
         "`/healthz` (a light look ended within three intervals) and `/readyz` (the first one has ended). No label has",
-        "values that grow without bound. A metric without labels has the value 0 until its first event.\n",
+        "values that grow without bound. Unless its meaning says otherwise, a metric without labels is 0 until its",
+        "first event.\n",
         *_SCRAPING,
         "| metric | type | labels | meaning | used in |",
         "|---|---|---|---|---|",
@@ -211,21 +212,22 @@ def metrics_page() -> str:
 
 
 _SCRAPING = (
-    "With the Prometheus operator `kubectl apply -k kubernetes/overlays/monitoring` has every agent scraped and brings",
-    "[the rules](../monitoring/rules.yaml) and, for Grafana's sidecar, [the dashboard](../monitoring/dashboard.json),",
-    "which a person can import too. Without the operator take the rules into `rule_files`, and give the series the",
-    "label `node`:\n",
+    "With the Prometheus operator, `kubectl apply -k kubernetes/overlays/monitoring` scrapes every agent and brings",
+    "[the rules](../monitoring/rules.yaml) and, for Grafana's sidecar,",
+    "[the dashboard](../charts/gpu-healthcheck/dashboard/gpu-healthcheck.json), which a person can import too. Without",
+    "the operator, add the rules to `rule_files`, and give the series the labels `node` and `namespace`:\n",
     "```yaml",
     "- job_name: gpu-healthcheck",
     "  kubernetes_sd_configs: [{role: pod, namespaces: {names: [gpu-healthcheck]}}]",
     "  relabel_configs:",
     "    - {source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_component], regex: agent, action: keep}",
     "    - {source_labels: [__meta_kubernetes_pod_node_name], target_label: node}",
+    "    - {source_labels: [__meta_kubernetes_namespace], target_label: namespace}",
     "```\n",
-    "What an alert, a recorded series or a *panel* of the dashboard is made of is named beside it. The panels of",
-    "silent agents need kube-state-metrics. What each alert means and what to do: [the runbook](runbook.md#alerts).",
-    "The first line of an Xid's code makes its series, which `increase()` does not count",
-    "([why](decisions/notes.md#0037-alerts-use-findings-not-counters)):",
+    "The table names the alerts, recorded series and *panels* of the dashboard that use each metric. The panels of",
+    "silent agents need kube-state-metrics. [alerts.md](alerts.md) has the parameters of the alerts, and",
+    "[the runbook](runbook.md#alerts) what each means and what to do. The first line of an Xid's code makes its",
+    "series, which `increase()` does not count ([why](decisions/notes.md#0037-alerts-use-findings-not-counters)):",
     "`node_code:gpu_healthcheck_xids:increase5m` does.\n",
 )
 
@@ -247,7 +249,8 @@ def uses_by_metric() -> dict[str, list[str]]:
 
 
 def _metrics_in(expression: str) -> dict[str, None]:
-    return dict.fromkeys(re.findall(r"(?<![\w:])gpu_healthcheck_\w+(?![\w:])", expression))
+    names = re.findall(r"(?<![\w:])gpu_healthcheck_\w+(?![\w:])", expression)
+    return dict.fromkeys(name.removesuffix("_bucket") for name in names)
 
 
 def _panels() -> list[Any]:

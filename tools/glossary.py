@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from agent.telemetry import Telemetry
-from cli.index import SETTING, Declared, IndexEntry
+from cli.index import REASON, SETTING, Declared, IndexEntry
 from cli.words import SEVERITY_MEANS
 from diagnosis.causes import CAUSES as DIAGNOSES
 from diagnosis.hami.hami_glossary import hami_words
@@ -80,11 +80,10 @@ _EVENTS = {
     ),
     "UnknownSetting": "A key of the configuration is no known setting. The message has the closest setting.",
     "BadAnnotation": "An annotation of ours on the node is malformed: it is ignored or rewritten.",
-    "AnnotationSetAside": "The agent failed to read an annotation. It is skipped until it changes; the others count.",
+    "InternalError": "A part of the agent failed on unexpected input and continues. The message names the part.",
     "RecordLeftOut": "The node has no room for the record: labels and taint are set without it.",
     "OldRecord": "A record of the earlier scripts was reported once and does not count; its taint is invalid.",
     "MemoryUnreadable": "The agent's file on the node can't be read; it is rebuilt from the Node and the kernel log.",
-    "MemorySetAside": "The agent failed at its file on the node. The file was moved, and is rebuilt from the Node.",
     "KernelLogOverrun": "Kernel log records were overwritten before the agent had read them.",
     "KernelLogUnreadable": "Lines of the kernel log are malformed or truncated.",
     "KernelLogRecordSetAside": "A kernel log record that could not be judged was skipped; the others count.",
@@ -176,10 +175,10 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
     yield from (IndexEntry(word.name, word.kind, word.meaning, word.source) for word in hami_words())
     yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
-    yield from _of("the reason of a finding", _REPEATED, f"{_RUNBOOK}#xid")
+    yield from _of(REASON, _REPEATED, f"{_RUNBOOK}#xid")
     yield IndexEntry(
         UNTOLD,
-        "the reason of a finding",
+        REASON,
         "The record of a deep run has a severity without a readable finding for it.",
         f"{_RUNBOOK}#{UNTOLD.lower()}",
     )

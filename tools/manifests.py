@@ -2,7 +2,7 @@
 """Write generated parts of manifests; `--check` only lists outdated files.
 
 The ConfigMap gets its settings and instance-profiles.conf, the overlay `monitoring` the rules as an object of the
-Prometheus operator and the dashboard as a ConfigMap for Grafana's sidecar; the Helm chart is generated from all.
+Prometheus operator; the Helm chart is generated from all.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ END = "  # END instance-profiles.conf"
 SETTINGS_COMMENT = "  # Written from healthcheck/settings/declaration.py by `make docs`.\n"
 RULES = ROOT / "monitoring" / "rules.yaml"
 RULE_OBJECT = ROOT / "kubernetes" / "overlays" / "monitoring" / "prometheus-rule.yaml"
-DASHBOARD = ROOT / "monitoring" / "dashboard.json"
-DASHBOARD_OBJECT = ROOT / "kubernetes" / "overlays" / "monitoring" / "dashboard.yaml"
+DASHBOARD = chart.CHART / "dashboard" / "gpu-healthcheck.json"
 RULE_HEAD = """\
 # Generated from monitoring/rules.yaml by `make docs`.
 apiVersion: monitoring.coreos.com/v1
@@ -36,21 +35,6 @@ metadata:
     app.kubernetes.io/name: gpu-healthcheck
     app.kubernetes.io/component: monitoring
 spec:
-"""
-DASHBOARD_HEAD = """\
-# Generated from monitoring/dashboard.json by `make docs`. Grafana's sidecar (kiwigrid/k8s-sidecar, as in its Helm
-# chart) selects it by its label if it watches this namespace (`sidecar.dashboards.searchNamespace: ALL`).
-apiVersion: v1
-kind: ConfigMap
-metadata:
-  name: gpu-healthcheck-dashboard
-  namespace: gpu-healthcheck
-  labels:
-    app.kubernetes.io/name: gpu-healthcheck
-    app.kubernetes.io/component: monitoring
-    grafana_dashboard: "1"
-data:
-  gpu-healthcheck.json: |
 """
 
 
@@ -82,16 +66,11 @@ def rule_object(rules: str) -> str:
     return RULE_HEAD + indent(f"groups:\n{groups}", "  ")
 
 
-def dashboard_object(dashboard: str) -> str:
-    return DASHBOARD_HEAD + indent(dashboard, "    ")
-
-
 def rendered() -> dict[Path, str]:
     """Return every generated file with its content."""
     return {
         MANIFEST: render(MANIFEST.read_text(), PROFILES.read_text()),
         RULE_OBJECT: rule_object(RULES.read_text()),
-        DASHBOARD_OBJECT: dashboard_object(DASHBOARD.read_text()),
     }
 
 

@@ -23,6 +23,7 @@ from healthcheck.model import Evidence, Host, Nature, Unobserved
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.dcgm.engine import ENGINE
+from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA
 from healthcheck.probes.efa.libfabric import Libfabric
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.driver import Driver
@@ -91,7 +92,11 @@ class Cycle:
         before = {finding.key for finding in self._state.memory.standing}
         expected = self._state.expectation()
         outcomes = judge(checks, evidence, expected)
-        self._telemetry.show_times(evidence.seconds, {outcome.check: outcome.seconds for outcome in outcomes})
+        self._show_sources(evidence)
+        if self._state.settings.values.metrics_timings:
+            self._telemetry.show_times(evidence.seconds, {outcome.check: outcome.seconds for outcome in outcomes})
+        else:
+            self._telemetry.show_times({}, {})
         gpus = answer.gpus if isinstance(answer, Gpus) else ()
         after = self._ledger.look_ended(JudgedCycle(outcomes, gpus, began, evidence, expected.instance_type))
         self._account(began)
@@ -122,6 +127,14 @@ class Cycle:
         else:
             self._telemetry.show_no_driver()
         return answer
+
+    def _show_sources(self, evidence: Evidence) -> None:
+        """Update the metrics of sources that the cycle read, and remove those of a source that it no longer reads."""
+        if evidence.unread(NVML) is not None:
+            self._telemetry.show_no_driver()
+        devices = evidence[RDMA].efa if evidence.unread(RDMA) is None else ()
+        counts = ((device, name) for device in devices for name in ERROR_COUNTERS if name in device.counters)
+        self._telemetry.show_efa_errors({(device.name, name): device.counters[name] for device, name in counts})
 
     def _show_driver(self, gpus: Gpus) -> None:
         if gpus.library != self._library:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agent.state.agent_state import AgentState
@@ -20,10 +20,11 @@ _LOOK_SECONDS = 2.0
 class DeepProcesses(threading.Thread):
     """Thread that reads the processes during a run, and before a log line is judged that may name one of them."""
 
-    def __init__(self, root: Path, state: AgentState) -> None:
+    def __init__(self, root: Path, state: AgentState, report_defect: Callable[[str, Exception], None]) -> None:
         super().__init__(name="deep-processes", daemon=True)
         self._root = root
         self._state = state
+        self._report_defect = report_defect
         self._stopping = False
 
     def look(self) -> None:
@@ -31,6 +32,9 @@ class DeepProcesses(threading.Thread):
         try:
             found = diagnostics.find(self._root, NAMESPACE)
         except (OSError, ProbeError):
+            return
+        except Exception as error:  # noqa: BLE001 - boundary of this loop, and of the judge's
+            self._report_defect("deep-processes", error)
             return
         self._state.see_deep_processes(found)
 

@@ -18,7 +18,7 @@ from agent.deep.level_2 import Level2
 from agent.deep.marks import KIND, DeepTestMarks, OwnNode
 from agent.state.agent_state import AgentState
 from agent.state.failures import Failures
-from agent.telemetry import Telemetry
+from agent.telemetry import DeepRun, Telemetry
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
@@ -26,7 +26,7 @@ from healthcheck.deep.deep_record import CompletedRun, render
 from healthcheck.deep.diagnostic import Diagnostic, look_deeply
 from healthcheck.deep.due import OVERDUE_INTERVALS, is_overdue, is_swept, last_deep_test
 from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity, Unobserved
-from healthcheck.node.state import NodeState
+from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
@@ -60,6 +60,7 @@ _JITTER = 0.1
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 60.0
 """Longest wait for a light cycle, which may wait for another cycle or for the driver."""
+_RUNS = {SWEEP_RESULT: "sweep", QUARANTINE_RESULT: "quarantine"}
 _BLIND_SECONDS = 15.0
 """Longest time without an answer of the kubelet during a test, which loads the node. The kubelet may also restart."""
 
@@ -323,6 +324,7 @@ class DeepTests:
         tested_at, status = (test.at.timestamp(), test.status) if test else (0.0, "")
         is_late = is_overdue(node, test, timedelta(seconds=self._interval), now)
         self._telemetry.show_deep(tested_at, status, is_overdue=is_late)
+        self._telemetry.show_runs({kind: run for name, kind in _RUNS.items() if (run := _last_run(node, name))})
 
     def _log(self, event: str, **more: str) -> None:
         """Log a repeated reason once."""
@@ -330,6 +332,16 @@ class DeepTests:
         if words != self._logged:
             self._logged = words
             log.info("deep test", what=event, **more)
+
+
+def _last_run(node: NodeState, annotation: str) -> DeepRun | None:
+    """Return the run of the Node's record, whichever program wrote it; None if it states no time or no status."""
+    record = records.on_node(RunRecord, node, annotation)
+    ended = records.time_of(record)
+    if ended is None or record.status is None:
+        return None
+    seconds = (ended - record.started).total_seconds() if record.started is not None else None
+    return DeepRun(record.status, ended.timestamp(), seconds)
 
 
 def _own_node(cluster: Cluster, state: AgentState, level_2: Level2) -> OwnNode:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from agent.events.record_judge import RecordJudge
 from healthcheck.checks import KERNEL_LINES
+from healthcheck.checks.examine import failure
 from healthcheck.model import ProbeError
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, KernelLog, Record, RecordBatch, kmsg_path
 
@@ -105,7 +106,7 @@ class Follower:
 
     def _keep_following(self) -> None:
         again = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(ProbeError),
+            retry=tenacity.retry_if_exception_type(Exception),
             wait=tenacity.wait_fixed(_REOPEN_SECONDS),
             sleep=tenacity.sleep_using_event(self._stopping),
             stop=tenacity.stop_when_event_set(self._stopping),
@@ -136,18 +137,15 @@ class Follower:
 
     def _keep_judging(self) -> None:
         while not self._stopping.is_set():
-            batch = self._inbox.take(_SAVE_SECONDS if self._judge.has_more_to_do else None)
-            if batch is not None:
-                self._judge.take(batch)
-            else:
-                self._judge.rest()
+            self._judge.take(self._inbox.take(_SAVE_SECONDS if self._judge.has_more_to_do else None))
 
     def _blind(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
+        why = failure(error) if isinstance(error, Exception) and not isinstance(error, ProbeError) else str(error)
         if state.attempt_number == 1:
-            log.warning("the kernel log can't be followed", error=str(error))
+            log.warning("the kernel log can't be followed", error=why)
         if not isinstance(error, _LogEnded):
-            self._judge.blind(str(error))
+            self._judge.blind(why)
 
 
 def _joined(first: RecordBatch, then: RecordBatch) -> RecordBatch:

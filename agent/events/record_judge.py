@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import structlog
 from msgspec.structs import replace
@@ -50,17 +50,21 @@ class RecordJudge:
         """Whether counts or reports wait for a quiet log."""
         return self._ledger.unsaved or self._lost_unreported > 0
 
-    def take(self, batch: RecordBatch) -> None:
-        """Judge and store the batch; at the end of the log, also record that position."""
-        self._count(batch)
-        self._judge(batch)
-        if not batch.more:
-            self._ledger.log_was_read()
-        self._report_lost()
+    def take(self, batch: RecordBatch | None) -> None:
+        """Judge and store the batch; at the end of the log, also record that position.
 
-    def rest(self) -> None:
-        """Save and report what waited for a quiet log."""
-        self._ledger.save()
+        None: the log is quiet; save and report what waited for that. No error ends the loop that calls this.
+        """
+        try:
+            if batch is None:
+                self._ledger.save()
+            else:
+                self._count(batch)
+                self._judge(batch.records, batch.cursor)
+                if not batch.more:
+                    self._ledger.log_was_read()
+        except Exception as error:  # noqa: BLE001 - boundary of this loop
+            self._reporter.report_defect("judge", error)
         self._report_lost()
 
     def blind(self, why: str) -> None:
@@ -81,38 +85,40 @@ class RecordJudge:
             words = f"{batch.unreadable} lines of the kernel log are malformed or truncated"
             self._reporter.warn("KernelLogUnreadable", words)
 
-    def _judge(self, batch: RecordBatch) -> None:
-        self._processes.look_for(batch.records)
-        outcomes = judge(self._state.known.event_checks, Evidence({RING: batch.records}), self._state.expectation())
-        if not any(map(_failure, outcomes)):
-            self._put_unread_aside(batch.records, outcomes)
-            try:
-                self._remember(outcomes, batch.cursor)
-            except Exception as error:  # noqa: BLE001 - the records are then judged one by one
-                log.debug("a batch failed; its records are judged one by one", failure=failure(error))
-            else:
-                return
-        self._judge_each(batch)
+    def _judge(self, records: Sequence[Record], cursor: int | None) -> None:
+        """Judge and store the records as one batch, or one by one if that fails: only the failing record is set aside.
 
-    def _judge_each(self, batch: RecordBatch) -> None:
-        """Judge the records one by one.
-
-        A record that can't be judged or remembered is set aside, and the others count.
+        This is the boundary of the kernel log: a record that fails a check or the memory ends nothing.
         """
-        self._processes.look_for(batch.records)
+        self._processes.look_for(records)
         checks, expected = self._state.known.event_checks, self._state.expectation()
-        for record in batch.records:
-            outcomes = judge(checks, Evidence({RING: (record,)}), expected)
+        outcomes = judge(checks, Evidence({RING: tuple(records)}), expected)
+        failures = {outcome.check: why for outcome in outcomes if (why := _failure(outcome))}
+        if failures and len(records) > 1:
+            self._judge_each(records, cursor)
+            return
+        for record in records:
+            for check, why in failures.items():
+                self._put_aside(record, check, why)
+        if not failures:
+            self._put_unread_aside(records, outcomes)
+        try:
+            self._remember(outcomes, cursor)
+        except Exception as error:
+            if not records:
+                raise
+            if len(records) > 1:
+                self._judge_each(records, cursor)
+                return
             for outcome in outcomes:
-                if why := _failure(outcome):
-                    self._put_aside(record, outcome.check, why)
-            try:
-                self._remember(outcomes, record.seq)
-            except Exception as error:  # noqa: BLE001 - one record must not end the follower
-                for outcome in outcomes:
-                    if outcome.sightings:
-                        self._put_aside(record, outcome.check, failure(error))
-        self._remember([Outcome(check.name, check.group) for check in checks], batch.cursor)
+                if outcome.sightings:
+                    self._put_aside(records[0], outcome.check, failure(error))
+            self._judge((), cursor)
+
+    def _judge_each(self, records: Sequence[Record], cursor: int | None) -> None:
+        for record in records:
+            self._judge((record,), record.seq)
+        self._judge((), cursor)
 
     def _put_unread_aside(self, records: Iterable[Record], outcomes: Iterable[Outcome]) -> None:
         """Set a record in an unknown format aside: a newer driver may report a fault in another form."""
@@ -132,9 +138,10 @@ class RecordJudge:
     def _remember(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
         outcomes = [self._with_set_aside(outcome) for outcome in outcomes]
         self._ledger.kernel_log_judged(outcomes, cursor)
+        gpus = self._state.memory.gpus
         for outcome in outcomes:
             for sighting in outcome.sightings:
-                self._telemetry.count(sighting)
+                self._telemetry.count(sighting, gpus)
 
     def _with_set_aside(self, outcome: Outcome) -> Outcome:
         """Keep a check unobserved for a while after its record was set aside: later records do not replace it."""

@@ -159,8 +159,8 @@ class DeviceRules:
             if self._answer is not None or not target.gpus:
                 return None
             answer = DeviceTaintCover(stands=False, why=str(error))
-        except Exception as error:  # noqa: BLE001 - content of a foreign ResourceSlice must not end the agent
-            log.error("the DeviceTaintRules can't be evaluated", failure=failure(error))  # noqa: TRY400 - a line
+        except Exception as error:  # noqa: BLE001 - boundary of this loop
+            self._reporter.report_defect("device-rules", error)
             answer = DeviceTaintCover(stands=False, why=failure(error))
         else:
             self._api.permissions.allow("write", _RESOURCE)

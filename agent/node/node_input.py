@@ -7,7 +7,6 @@ import threading
 import structlog
 
 from agent.node.api_server import ApiServer
-from agent.node.bad_annotations import BadAnnotations
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
@@ -25,14 +24,11 @@ log = structlog.get_logger()
 class NodeInput:
     """Input from the Node for the memory. The node writer's thread uses it."""
 
-    def __init__(
-        self, api: ApiServer, state: AgentState, ledger: Ledger, reporter: Reporter, bad: BadAnnotations
-    ) -> None:
+    def __init__(self, api: ApiServer, state: AgentState, ledger: Ledger, reporter: Reporter) -> None:
         self._may_write = api.write
         self._state = state
         self._ledger = ledger
         self._reporter = reporter
-        self._bad = bad
         self._wants_record = False
         self._released: Release | None = None
         """The release whose Event was queued last."""
@@ -79,5 +75,5 @@ class NodeInput:
                     self._ledger.adopt(records.remembered(record))
                     log.warning("the node-local memory was lost; rebuilt from the Node's own record")
             except RecordError as error:
-                self._bad.report((f"annotation {RESULTS}: {error}",))
+                self._reporter.complain((f"annotation {RESULTS}: {error}",))
         self._wants_record = False

@@ -13,7 +13,6 @@ import structlog
 from msgspec.structs import replace
 
 from agent.node.api_server import ApiServer
-from agent.node.bad_annotations import BadAnnotations
 from agent.node.conditions import WrittenConditions
 from agent.node.node_watch import marks_of
 from agent.node.record_left_out import RecordLeftOut, without_record
@@ -23,7 +22,7 @@ from agent.state.agent_state import AgentKnowledge, AgentState
 from agent.telemetry import Telemetry
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
 from healthcheck.deep.claim import RunKind, claim_on, why_unread
-from healthcheck.node.state import NodeState
+from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.node_events import NodeEvent
 from healthcheck.verdict.node_patch import NodePatch, plan
@@ -46,18 +45,10 @@ _WITHOUT_WORK = (RunKind.L2, RunKind.SWEEP)
 class NodeUpdate:
     """Writes to the Node, on the node writer's thread. The answer to each write is the resulting Node."""
 
-    def __init__(
-        self,
-        api: ApiServer,
-        state: AgentState,
-        reporter: Reporter,
-        bad: BadAnnotations,
-        telemetry: Telemetry,
-    ) -> None:
+    def __init__(self, api: ApiServer, state: AgentState, reporter: Reporter, telemetry: Telemetry) -> None:
         self._api = api
         self._state = state
         self._reporter = reporter
-        self._bad = bad
         self._telemetry = telemetry
         self._taint = WantedTaint(api, state, reporter, telemetry)
         self.slot = self._taint.slot
@@ -69,7 +60,7 @@ class NodeUpdate:
 
     def look_ended(self) -> None:
         self._taint.look_ended()
-        self._record.look_ended()
+        self._record.may_try = True
 
     def put_off_seconds(self) -> float | None:
         """Time until the conditions may be restored; None: they are in place, or wait for another event."""
@@ -81,7 +72,7 @@ class NodeUpdate:
 
     def read(self) -> NodeState:
         """Read the Node. Raises ClusterError."""
-        node = self._bad.without(self._api.cluster.nodes.read(self._state.node_name))
+        node = self._api.cluster.nodes.read(self._state.node_name)
         self._state.set_node(node)
         self._state.note_unreadable("")
         self._api.permissions.allow("get", "nodes")
@@ -92,20 +83,29 @@ class NodeUpdate:
         view, whole = self._view(known, node), self._record.as_if_there(node)
         decision, grant = self._taint.decide(view, whole)
         change = plan(view, decision, whole, grant)
-        self._bad.report((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
+        self._reporter.complain((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
         if not self._api.write:
             events = [event.reason for event in (*change.events, *change.repair.events)]
             conditions = [condition for condition in (change.condition, *change.repair.conditions) if condition]
             log.info("dry run", patch=change.patch, conditions=conditions, events=events)
             return True
-        if change.patch is None and self._record.is_worth_a_try:
+        if change.patch is None and self._record.text and self._record.may_try:
             at_once = replace(view, rules=replace(view.rules, rewrite_after_seconds=0.0))
             self._try_record(node, plan(at_once, decision, whole, grant).patch)
         stands = self._write(node, change, view.verdict)
         self._telemetry.withheld.set(not grant.held and not node.tainted())
         if (after := self._state.node) is not None:
             self._taint.settle(after)
+            self._measure_taint(view, was_tainted=node.tainted(), node=after)
         return stands
+
+    def _measure_taint(self, view: AgentView, *, was_tainted: bool, node: NodeState) -> None:
+        slots = self.slot.usage(view.rules.max_unhealthy_percent)
+        self._telemetry.show_taint(tainted=self._taint.stands(node), slots=slots)
+        faults = [entry for entry in view.verdict.standing if entry.finding.severity >= view.rules.taint_severity]
+        if faults and node.tainted() and not was_tainted:
+            first = min(entry.first_seen for entry in faults)
+            self._telemetry.fault_to_taint.observe(max((self._state.now().wall - first).total_seconds(), 0.0))
 
     def _view(self, known: AgentKnowledge, node: NodeState) -> AgentView:
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
@@ -162,26 +162,28 @@ class NodeUpdate:
             self._keep(partial(self._api.cluster.nodes.patch, node.name, patch))
         except Refused as error:
             self._keep(partial(self._api.cluster.nodes.patch, node.name, without_record(patch, node)))
-            if self._record.left_out_of(patch):
+            is_new = not self._record.text
+            self._record = RecordLeftOut(patch["metadata"]["annotations"][RESULTS])
+            if is_new:
                 log.warning(
                     "the Node has no room for the record; its labels and taint are set without it", answer=str(error)
                 )
                 self._reporter.warn("RecordLeftOut", f"labels and taint are set without the record: {error}")
         else:
-            self._record.written()
-        self._telemetry.record_left_out.set(self._record.is_left_out)
+            self._record.text = ""
+        self._telemetry.record_left_out.set(bool(self._record.text))
 
     def _try_record(self, node: NodeState, patch: Mapping[str, Any] | None) -> None:
         """Try the record again. Everything else is written already."""
         if patch is None:
             return
-        self._record.tried()
+        self._record.may_try = False
         try:
             self._keep(partial(self._api.cluster.nodes.patch, node.name, patch))
         except (Refused, Forbidden):
             return
         log.info("the Node accepts the record again")
-        self._record.written()
+        self._record.text = ""
         self._telemetry.record_left_out.set(0)
 
     def _keep(self, write: Callable[[], NodeState]) -> None:
@@ -195,7 +197,7 @@ class NodeUpdate:
             self.log_unreadable(error)
             self._state.set_node(None)
         else:
-            self._state.keep_newer(self._bad.without(node))
+            self._state.keep_newer(node)
 
     def log_unreadable(self, error: Unreadable) -> None:
         """Log an unreadable Node once, until it can be read."""

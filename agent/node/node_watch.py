@@ -7,14 +7,12 @@ import threading
 import structlog
 import tenacity
 
-from agent.node.bad_annotations import BadAnnotations
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
-from healthcheck.checks.examine import failure
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Unavailable
+from healthcheck.cluster.errors import ClusterError
 from healthcheck.model import PREFIX
-from healthcheck.node.state import REPAIR_CONDITIONS, RUN, WATCHED_LABELS, NodeState
+from healthcheck.node.state import REPAIR_CONDITIONS, WATCHED_LABELS, NodeState
 
 log = structlog.get_logger()
 
@@ -25,11 +23,10 @@ _AGAIN_SECONDS = 1.0
 class NodeWatch(threading.Thread):
     """Thread that updates the state at every change of the Node, until the process ends."""
 
-    def __init__(self, cluster: Cluster, state: AgentState, bad: BadAnnotations, reporter: Reporter) -> None:
+    def __init__(self, cluster: Cluster, state: AgentState, reporter: Reporter) -> None:
         super().__init__(name="node-watch", daemon=True)
         self._cluster = cluster
         self._state = state
-        self._bad = bad
         self._reporter = reporter
         self._stopping = threading.Event()
 
@@ -40,15 +37,21 @@ class NodeWatch(threading.Thread):
     def run(self) -> None:
         while not self._stopping.is_set():
             again = tenacity.Retrying(
-                # A Node that can't be read is delivered again at its next change; the watch must still run then.
                 retry=tenacity.retry_if_exception_type(Exception),
                 wait=_pause,
                 sleep=tenacity.sleep_using_event(self._stopping),
                 stop=tenacity.stop_when_event_set(self._stopping),
-                before_sleep=_log_failure,
+                before_sleep=self._log_failure,
                 retry_error_callback=lambda _: None,
             )
             again(self._watch)
+
+    def _log_failure(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, Exception) and not isinstance(error, ClusterError):
+            self._reporter.report_defect("watch", error)
+        elif state.attempt_number == 1:
+            log.warning("the watch on the Node was interrupted", error=str(error))
 
     def _watch(self) -> None:
         for node in self._cluster.nodes.watch(self._state.node_name):
@@ -59,31 +62,20 @@ class NodeWatch(threading.Thread):
         self._stopping.wait(_AGAIN_SECONDS)
 
     def _show(self, node: NodeState | None) -> None:
-        """Set the current Node; None: it is deleted."""
-        self._show_run(self._bad.without(node) if node is not None else None)
-        self._state.node_changed.set()
+        """Set the current Node; None: it is deleted. The run comes last, so that its failure hides no Node."""
         self._state.note_unreadable("")
         before = self._state.node
         if node is None:
             self._state.set_node(None)
             self._state.node_shown.set()
-            return
-        node = self._bad.without(node)
-        if not self._state.keep_newer(node):
-            return
-        self._state.node_shown.set()
-        if before is None or _differs(before, node):
-            self._state.news.set()
+        elif self._state.keep_newer(node):
+            self._state.node_shown.set()
+            if before is None or _differs(before, node):
+                self._state.news.set()
             if before is None:
                 self._reporter.retry_now()
-
-    def _show_run(self, node: NodeState | None) -> None:
-        try:
-            self._state.see_run(node)
-        except Exception as error:
-            if node is None:
-                raise
-            self._bad.skip(node, {RUN}, error)
+        self._state.see_run(node)
+        self._state.node_changed.set()
 
 
 def _differs(before: NodeState, after: NodeState) -> bool:
@@ -114,13 +106,5 @@ def _repair_conditions(node: NodeState) -> list[tuple[object, ...]]:
 
 def _pause(state: tenacity.RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
-    asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+    asked = (error.retry_after_seconds if isinstance(error, ClusterError) else None) or 0.0
     return max(asked, tenacity.wait_random_exponential(max=_CAP_SECONDS)(state))
-
-
-def _log_failure(state: tenacity.RetryCallState) -> None:
-    if state.attempt_number == 1 and state.outcome:
-        error = state.outcome.exception()
-        is_ours = not isinstance(error, ClusterError)
-        words = failure(error) if is_ours and isinstance(error, Exception) else str(error)
-        log.warning("the watch on the Node was interrupted", error=words)

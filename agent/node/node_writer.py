@@ -8,16 +8,15 @@ import time
 
 import structlog
 import tenacity
+from msgspec.structs import replace
 
 from agent.node.api_server import ApiServer
-from agent.node.bad_annotations import BadAnnotations, hidden, suspects
 from agent.node.node_input import NodeInput
 from agent.node.node_update import NodeUpdate
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.state.judgement import Judgement
 from agent.telemetry import Telemetry
-from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable, Unreadable
 from healthcheck.model import Severity
 from healthcheck.node.state import SEVERITY, NodeState
@@ -49,7 +48,6 @@ class NodeWriter(threading.Thread):
         node_input: NodeInput,
         update: NodeUpdate,
         reporter: Reporter,
-        bad: BadAnnotations,
         telemetry: Telemetry,
     ) -> None:
         super().__init__(name="node-writer", daemon=True)
@@ -58,7 +56,6 @@ class NodeWriter(threading.Thread):
         self._input = node_input
         self._update = update
         self._reporter = reporter
-        self._bad = bad
         self._telemetry = telemetry
         self._stopping = threading.Event()
         self._not_before = 0.0
@@ -94,17 +91,29 @@ class NodeWriter(threading.Thread):
         while not self._stopping.is_set():
             self._wait(self._update.put_off_seconds())
             again = tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(ClusterError),
+                retry=tenacity.retry_if_exception_type(Exception),
                 wait=self._pause,
                 sleep=self._wait,
                 stop=tenacity.stop_when_event_set(self._stopping),
                 before_sleep=self._account_for,
                 retry_error_callback=lambda _: None,
             )
-            again(self._write_despite_annotations)
+            again(self._write_verdict)
 
     def _write_verdict(self) -> None:
-        """Bring the Node up to the current verdict. Raises ClusterError; the next try computes everything anew."""
+        """Bring the Node up to the current verdict. After any error, the next try computes everything anew."""
+        try:
+            self._bring_up_to_date()
+        except ClusterError:
+            raise
+        except Exception:
+            # An annotation may have triggered a defect of this program: write a fault without reading any of ours.
+            node = self._state.node
+            if node is not None and self._is_urgent():
+                self._update.apply(self._state.known, replace(node, annotations={}))
+            raise
+
+    def _bring_up_to_date(self) -> None:
         node = self._state.node
         released = node is not None and self._take_in(node)
         if self._stopping.is_set():
@@ -150,40 +159,6 @@ class NodeWriter(threading.Thread):
             if time.monotonic() >= deadline:
                 break
 
-    def _write_despite_annotations(self) -> None:
-        """Write the verdict. If a defect of this program prevents it, find the annotation that triggers the defect."""
-        try:
-            self._write_verdict()
-        except ClusterError:
-            raise
-        except Exception as error:
-            if not self._write_without_one(error):
-                raise
-
-    def _write_without_one(self, error: Exception) -> bool:
-        """Skip an annotation without which the write succeeds, and return whether the write succeeded.
-
-        No annotation is skipped if the write now succeeds with all of them.
-        """
-        node = self._state.node
-        if node is None:
-            return False
-        for keys in (set[str](), *suspects(node)):
-            self._state.set_node(hidden(node, keys))
-            try:
-                self._write_verdict()
-            except ClusterError:
-                pass  # the request reached the cluster
-            except Exception as again:  # noqa: BLE001 - the next annotation is tried
-                log.debug("not this annotation alone", keys=sorted(keys), failure=failure(again))
-                continue
-            if not keys:
-                log.error("a write failed, and succeeded when it was repeated", failure=failure(error))
-            self._bad.skip(node, keys, error)
-            return True
-        self._state.set_node(node)
-        return False
-
     def _wait(self, seconds: float | None) -> None:
         """Wait for news or the given time, and at least as long as the server requested.
 
@@ -214,7 +189,7 @@ class NodeWriter(threading.Thread):
             return _NODE_GONE_SECONDS
         urgent = self._is_urgent()
         backoff = tenacity.wait_random_exponential(max=_URGENT_CAP_SECONDS if urgent else _CAP_SECONDS)
-        asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+        asked = (error.retry_after_seconds if isinstance(error, ClusterError) else None) or 0.0
         if urgent:
             asked = min(asked, random.uniform(*_URGENT_ASKED_SECONDS))  # noqa: S311
         self._not_before = time.monotonic() + asked
@@ -233,12 +208,14 @@ class NodeWriter(threading.Thread):
             log.warning("the Node is gone", error=str(error))
         elif isinstance(error, Unreadable):
             self._update.log_unreadable(error)
+        elif isinstance(error, Exception) and not isinstance(error, ClusterError):
+            self._telemetry.pending.set(1)
+            self._reporter.report_defect("verdict", error)
 
     def _measure(self, verdict: Verdict) -> None:
         unseen = {row.check for row in verdict.unobserved}
         blind = {group.check: group.check in unseen for group in verdict.groups}
-        findings = [finding.finding for finding in verdict.standing]
-        self._telemetry.show_verdict(verdict.severity, verdict.status, findings, blind)
+        self._telemetry.show_verdict(verdict.severity, verdict.status, verdict.standing, blind)
 
 
 def _is_news_to(verdict: Verdict, node: NodeState) -> bool:

@@ -57,6 +57,7 @@ class OwnSlot:
         self._known = _Known.NO
         self._node_uid = ""
         self._nodes = self._in_use = _Count()
+        self._used: int | None = None
         self.places = 0
         """Number of slots of the fleet at the last request."""
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the slots, no secret
@@ -70,14 +71,14 @@ class OwnSlot:
             return HELD
         if self._slot is None and self._take_at_once(node, percent):
             return HELD
-        used = self._cluster.leases.count_slots()
+        used = self._count_slots()
         self._count_nodes(0.0 if 2 * used >= allowed(self._nodes.number, percent) else COUNTED_SECONDS)
         self.places = places = allowed(self._nodes.number, percent)
         if self._slot is not None:
             return self._verified(places, node)
         if used < places and self._take_one_of(draw(places, self._draw), node):
             return HELD
-        if not closely and (used >= places or (used := self._cluster.leases.count_slots()) >= places):
+        if not closely and (used >= places or (used := self._count_slots()) >= places):
             return _full(used, places)
         return self._take_free(places, node)
 
@@ -89,12 +90,18 @@ class OwnSlot:
         self._find(node)
         self._count_nodes(COUNTED_SECONDS)
         if self._clock() - self._in_use.at >= RECONCILE_SECONDS:
-            self._in_use = _Count(self._cluster.leases.count_slots(), self._clock())
+            self._in_use = _Count(self._count_slots(), self._clock())
 
     def give_back(self, node: NodeState) -> None:
         """Release the slot. Raises ClusterError if the cluster does not answer."""
         self._find(node)
         self._release()
+
+    def usage(self, percent: int) -> tuple[int, int] | None:
+        """Return the number of slots in use and allowed, by the last counts; None before the first."""
+        if self._used is None or not self._nodes.number:
+            return None
+        return self._used, allowed(self._nodes.number, percent)
 
     def _take_at_once(self, node: NodeState, percent: int) -> bool:
         """Acquire with one request if the last count showed free slots."""
@@ -162,6 +169,10 @@ class OwnSlot:
         if self._slot is None or self._known is _Known.NO:
             self._known = _Known.YES
         return True
+
+    def _count_slots(self) -> int:
+        self._used = self._cluster.leases.count_slots()
+        return self._used
 
     def _count_nodes(self, longest_seconds: float) -> None:
         """Count the nodes by their heartbeats; without an answer, the last known number stays."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from healthcheck.node.state import RESULTS, NodeState
@@ -13,53 +14,25 @@ from healthcheck.verdict.node_events import cut
 _NOTE = "no room on the Node for the record"
 
 
-class RecordLeftOut:
+class RecordLeftOut(Struct):
     """Record that the Node did not accept; '' if it did.
 
     The missing record is then no change, or it would be written again at each change of the Node.
     """
 
-    def __init__(self) -> None:
-        self._record = ""
-        self._may_try = False
-
-    @property
-    def is_left_out(self) -> bool:
-        return bool(self._record)
-
-    @property
-    def is_worth_a_try(self) -> bool:
-        """Whether a cycle has ended since the record was last tried."""
-        return self.is_left_out and self._may_try
+    text: str = ""
+    may_try: bool = False
+    """A cycle has ended since the record was last tried."""
 
     def as_if_there(self, node: NodeState) -> NodeState:
         """Return the Node with the record that it rejected, for comparison. A record on the Node takes precedence."""
-        if not self._record or RESULTS in node.annotations:
+        if not self.text or RESULTS in node.annotations:
             return node
-        return replace(node, annotations={**node.annotations, RESULTS: self._record})
+        return replace(node, annotations={**node.annotations, RESULTS: self.text})
 
     def noted_in(self, condition: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add the note to the condition, the only other place for it on the Node."""
-        if not self.is_left_out:
-            return condition
-        return {**condition, "message": cut(f"{_NOTE}; {condition['message']}")}
-
-    def left_out_of(self, patch: Mapping[str, Any]) -> bool:
-        """Note that the record was left out, and return whether that is new."""
-        new = not self.is_left_out
-        self._record = patch["metadata"]["annotations"][RESULTS]
-        self._may_try = False
-        return new
-
-    def tried(self) -> None:
-        self._may_try = False
-
-    def written(self) -> None:
-        """Note that the Node has the record."""
-        self._record = ""
-
-    def look_ended(self) -> None:
-        self._may_try = True
+        return {**condition, "message": cut(f"{_NOTE}; {condition['message']}")} if self.text else condition
 
 
 def without_record(patch: Mapping[str, Any], node: NodeState) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from agent.node.api_server import ApiServer
 from agent.state.agent_state import AgentState
+from agent.telemetry import Telemetry
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, NotFound, Unavailable
 from healthcheck.node.state import NodeState
@@ -38,10 +39,11 @@ _LAST_OF_THE_HOUR = "for an hour, further Events of this kind are only in the ag
 class Reporter(threading.Thread):
     """One thread that writes the heartbeat first, then Events. A failure of one kind does not delay the other."""
 
-    def __init__(self, api: ApiServer, state: AgentState) -> None:
+    def __init__(self, api: ApiServer, state: AgentState, telemetry: Telemetry) -> None:
         super().__init__(name="reporter", daemon=True)
         self._api = api
         self._state = state
+        self._telemetry = telemetry
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._shares: defaultdict[str, _Share] = defaultdict(_Share)
@@ -51,6 +53,10 @@ class Reporter(threading.Thread):
         """The Event that was last tried; another Event may now be first in the queue."""
         self._beats_wanted = self._beats_written = 0
         self._heartbeat_patience, self._event_patience = _Patience(), _Patience()
+        self._complaints: tuple[str, ...] = ()
+        """Unreadable annotations that were reported last."""
+        self._defects: dict[str, str] = {}
+        """Unexpected error that was reported last, by part."""
 
     @property
     def is_done(self) -> bool:
@@ -70,6 +76,24 @@ class Reporter(threading.Thread):
         """Queue an Event about the node that belongs to no finding."""
         name = event_name(self._state.node_name, reason, message, f"{random.getrandbits(32)}")
         self.queue(NodeEvent(name, "Warning", reason, cut(message)))
+
+    def complain(self, complaints: tuple[str, ...]) -> None:
+        """Report the unreadable annotations of the Node, once until they change."""
+        if complaints and complaints != self._complaints:
+            self._complaints = complaints
+            self._telemetry.bad_annotations.inc()
+            for complaint in complaints:
+                log.warning("an annotation on the node is not a valid record", complaint=complaint)
+                self.warn("BadAnnotation", complaint)
+
+    def report_defect(self, part: str, error: Exception) -> None:
+        """Count an unexpected error, after which a part of the agent continues; report it unless it is the last one."""
+        self._telemetry.set_aside.labels(part).inc()
+        why = failure(error)
+        if self._defects.get(part) != why:
+            self._defects[part] = why
+            log.error("unexpected error; the agent continues", part=part, failure=why)
+            self.warn("InternalError", f"{part}: {why}; the agent continues")
 
     def queue(self, event: NodeEvent, *, first: bool = False) -> threading.Event:
         """Queue an Event; the answer is set once it was written, forbidden or left out.
@@ -137,7 +161,7 @@ class Reporter(threading.Thread):
             self._take_off(waiting)
         dropped = printable(f"{event.reason}: {event.message}", _LONGEST_DROPPED) if event else ""
         log.error("a request failed before it was sent", resource=what, dropped=dropped, failure=why)
-        self._api.permissions.dropped("event" if event else "heartbeat")
+        self._telemetry.set_aside.labels("event" if event else "heartbeat").inc()
 
     def _account_for(self, what: str, error: ClusterError, *, first: bool) -> None:
         # A server that rejects Events now may accept everything else.
@@ -211,9 +235,8 @@ class _Patience:
         now = time.monotonic()
         longest = min(_FIRST_SECONDS * 2.0**self._failures, _CAP_SECONDS)
         seconds = _NODE_GONE_SECONDS if isinstance(error, NotFound) else random.uniform(0, longest)  # noqa: S311
-        asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
         self._again_at = now + seconds
-        self._not_before = now + asked
+        self._not_before = now + (error.retry_after_seconds or 0.0)
         self._failures = min(self._failures + 1, 16)
         return self._failures == 1
 

@@ -13,8 +13,8 @@ import structlog
 
 from agent.node.api_server import ApiServer
 from agent.node.own_slot import OwnSlot
+from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
-from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.budget import HELD, SlotGrant
@@ -55,10 +55,11 @@ class SlotState(enum.Enum):
 class SlotRequests(threading.Thread):
     """Acquires or releases the slot that the Node needs. Reports the answer if the verdict did not wait for it."""
 
-    def __init__(self, api: ApiServer, state: AgentState) -> None:
+    def __init__(self, api: ApiServer, state: AgentState, reporter: Reporter) -> None:
         super().__init__(name="slot-requests", daemon=True)
         self._slot = OwnSlot(api.cluster)
         self._api = api
+        self._reporter = reporter
         self._news = state.news
         self._condition = threading.Condition()
         self._state = SlotState.NONE
@@ -102,6 +103,10 @@ class SlotRequests(threading.Thread):
             self._lacked = self._state
             return SlotGrant(held=False, why=self._why)
 
+    def usage(self, percent: int) -> tuple[int, int] | None:
+        """Return the number of slots in use and allowed, by the last counts; None before the first."""
+        return self._slot.usage(percent)
+
     def free(self, node: NodeState) -> None:
         """Release the slot."""
         with self._condition:
@@ -121,8 +126,8 @@ class SlotRequests(threading.Thread):
         while (request := self._next()) is not None:
             try:
                 self._request(*request)
-            except Exception as error:  # noqa: BLE001 - content of a foreign Lease must not end the agent
-                log.error("a slot can't be requested", failure=failure(error))  # noqa: TRY400 - a line, no traceback
+            except Exception as error:  # noqa: BLE001 - boundary of this loop
+                self._reporter.report_defect("slot", error)
 
     def _begin(self, state: SlotState, node: NodeState, *answers: SlotState) -> None:
         """Begin a request for the Node, unless it is open, or one of `answers` is its answer."""
@@ -180,7 +185,6 @@ class SlotRequests(threading.Thread):
 
     def _put_off(self, asked: SlotState, node: NodeState, error: ClusterError) -> None:
         """Repeat the request after a delay: the server's Retry-After up to the cap, plus a random time."""
-        pause = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
         if isinstance(error, Unavailable):
             self._api.outage.away("slots", error)
         with self._condition:
@@ -189,7 +193,7 @@ class SlotRequests(threading.Thread):
             longest = _CAP_SECONDS if asked is SlotState.RELEASING else _TAKE_CAP_SECONDS
             seconds = random.uniform(0, min(_FIRST_SECONDS * 2.0**self._failures, longest))  # noqa: S311
             self._failures = min(self._failures + 1, 16)
-            self._due_at = time.monotonic() + min(pause, longest) + seconds
+            self._due_at = time.monotonic() + min(error.retry_after_seconds or 0.0, longest) + seconds
             if self._state is SlotState.REQUESTED:
                 self._why = f"{_UNANSWERED}{error}"
 

@@ -25,7 +25,7 @@ class WantedTaint:
         self._state = state
         self._reporter = reporter
         self._telemetry = telemetry
-        self.slot = SlotRequests(api, state)
+        self.slot = SlotRequests(api, state, reporter)
         self._devices: DeviceRules | None = None
         self._is_first = True
         self._carrier = ""

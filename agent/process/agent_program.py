@@ -7,12 +7,8 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 
 import structlog
 import tenacity
@@ -21,7 +17,6 @@ from msgspec.structs import asdict
 from agent.node.gate import PATH as GATE
 from agent.process.settings_reader import SettingsReader
 from agent.process.wiring import Agent
-from agent.state.last_failure import note_failure
 from agent.telemetry import Telemetry, serve
 from healthcheck.catalog.tables import read_all
 from healthcheck.cluster.client import Cluster
@@ -66,7 +61,7 @@ def main(arguments: list[str] | None = None, reader: SettingsReader | None = Non
     except ClusterError as error:
         complain("agent", str(error))
         return COULD_NOT
-    threading.excepthook = partial(_thread_failed, settings.state_dir)
+    threading.excepthook = _thread_failed
     read_all()
     return _run(reader, cluster, stop_at_signals(), options)
 
@@ -97,21 +92,11 @@ def _run(reader: SettingsReader, cluster: Cluster, stop: threading.Event, option
         serving.agent = Agent(reader, cluster, None, telemetry, write=False)
         _stand_by(serving.agent, file, telemetry, stop)
     if not stop.is_set():
-        with _noting_failure(settings.state_dir):
-            serving.agent = Agent(reader, cluster, file, telemetry, write=not options.dry_run)
+        serving.agent = Agent(reader, cluster, file, telemetry, write=not options.dry_run)
         _work(serving.agent, stop, once=options.once)
     # Threads may be inside a request or a hung check; none of their remaining work is needed.
     sys.stderr.flush()
     os._exit(0)
-
-
-@contextmanager
-def _noting_failure(state_dir: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        note_failure(state_dir, "main", error)
-        raise
 
 
 def _stand_by(agent: Agent, file: MemoryFile, telemetry: Telemetry, stop: threading.Event) -> None:
@@ -171,18 +156,16 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
         threading.Thread(target=again, args=(try_once,), name="port", daemon=True).start()
 
 
-def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
+def _thread_failed(ended: threading.ExceptHookArgs) -> None:
     """End the process after a thread failed, because the agent would miss faults without it.
 
-    The kubelet starts a new process. That one reads how often this happened, and starts without the state that may have
-    caused it.
+    The kubelet starts a new process. Each thread reports errors and continues, so this should not happen.
     """
     name = ended.thread.name if ended.thread else ""
     result = (ended.exc_type, ended.exc_value, ended.exc_traceback)
     log.error("a thread failed", thread=name, exc_info=result)
     # The scheduler's thread may fail during shutdown; /healthz shows its other failures.
     if name in _OURS:
-        note_failure(state_dir, name, ended.exc_value)
         sys.stderr.flush()
         os._exit(FAILED)
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.state.last_failure import forget_failure, read_failure
 from agent.telemetry import Telemetry
+from healthcheck.checks.examine import failure
 from healthcheck.host import clock
 from healthcheck.memory.exits import begin
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory
-from healthcheck.model import ProbeError
+from healthcheck.model import ProbeError, Shortage
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.machine import machine_id
 
 log = structlog.get_logger()
-
-_MOST_FAILURES = 2
 
 
 class StartState(Struct, frozen=True):
@@ -32,31 +29,27 @@ class StartState(Struct, frozen=True):
     """The file can't be read; the Node's record may have more findings."""
     unreadable: str = ""
     """Reason and message of the damage."""
-    set_aside: str = ""
-    """Why the content of the file was not used."""
-
-    @property
-    def warnings(self) -> Iterator[tuple[str, str]]:
-        """Yield reason and message of each warning."""
-        if self.unreadable:
-            yield "MemoryUnreadable", self.unreadable
-        if self.set_aside:
-            yield "MemorySetAside", self.set_aside
 
 
 def start_from(file: MemoryFile | None, root: Path, telemetry: Telemetry) -> StartState:
-    """Load the memory. `file` None: a dry run or a standby, which starts without one."""
+    """Load the memory. `file` None: a dry run or a standby, which starts without one.
+
+    This is the boundary of the file: whatever it contains, an agent starts, and the file is kept under another name.
+    """
     if file is None:
         return StartState(_begun(Memory(), None, root))
-    set_aside = _set_aside_after_failures(file, telemetry)
-    before, unreadable = None, file.unlocked
     try:
         before = file.read()
+        return StartState(_begun(before or Memory(), file, root), before is None, file.unlocked)
+    except Shortage:
+        raise
     except MemoryFileError as error:
-        telemetry.memory_errors.inc()
         unreadable = str(error)
-        log.warning("the memory file can't be read", error=unreadable)
-    return StartState(_begun(before or Memory(), file, root), before is None, unreadable, set_aside)
+    except Exception as error:  # noqa: BLE001 - boundary of the memory file
+        unreadable = f"{file.path}: {failure(error)}; {file.set_aside()}"
+    telemetry.memory_errors.inc()
+    log.warning("the memory file can't be read", error=unreadable)
+    return StartState(_begun(Memory(), file, root), was_lost=True, unreadable=unreadable)
 
 
 def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
@@ -79,18 +72,3 @@ def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
         "memory", boot_id=boot, cursor=memory.cursor, standing=[finding.finding.reason for finding in memory.standing]
     )
     return memory
-
-
-def _set_aside_after_failures(file: MemoryFile, telemetry: Telemetry) -> str:
-    """Set a memory aside that may have ended the agent twice in the same way; return a description, or '' if unchanged.
-
-    Active findings return from the Node's own record and the kernel log.
-    """
-    last = read_failure(file.directory)
-    if last.times < _MOST_FAILURES:
-        return ""
-    where = file.set_aside("after-failures")
-    forget_failure(file.directory)  # the next start, possibly of a rollout, keeps the new memory
-    telemetry.set_aside.labels("memory").inc()
-    log.error("the memory was moved aside", failure=last.words, times=last.times, memory=where)
-    return f"the agent ended {last.times} times in a row by {last.words}; its memory: {where}"

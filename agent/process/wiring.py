@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 
 import structlog
 
@@ -15,22 +14,18 @@ from agent.deep.deep_runs import WAITS, DeepIntervals, DeepTests
 from agent.deep.level_2 import Level2
 from agent.events.kernel_log_follower import Follower
 from agent.events.record_judge import RecordJudge
-from agent.node.api_server import ApiServer
-from agent.node.bad_annotations import BadAnnotations
+from agent.node.api_server import ApiServer, Outage, Permissions
 from agent.node.gate import Gate
 from agent.node.node_input import NodeInput
 from agent.node.node_update import NodeUpdate
 from agent.node.node_watch import NodeWatch
 from agent.node.node_writer import NodeWriter
-from agent.node.outage import Outage
-from agent.node.permissions import Permissions
 from agent.node.reporter import Reporter
 from agent.process.mounted_configuration import MountedConfiguration
 from agent.process.schedule import Schedule
 from agent.process.settings_reader import SettingsReader
 from agent.process.startup import StartState, start_from
 from agent.state.agent_state import AgentState
-from agent.state.last_failure import forget_failure
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
@@ -40,8 +35,6 @@ from healthcheck.probes.kernel_log import KERNEL_FACILITY
 log = structlog.get_logger()
 
 _MOST_INTERVALS_SILENT = 3
-_WELL_SECONDS = 3600.0
-"""Run time after which the initial memory is not the cause of a failure."""
 _FIRST_SIGHT_SECONDS = 1.0
 """Longest wait of the first cycle for the watch; without the API server it runs anyway."""
 
@@ -50,12 +43,11 @@ class ClusterSide:
     """The parts that talk to the API server."""
 
     def __init__(self, api: ApiServer, state: AgentState, ledger: Ledger, telemetry: Telemetry) -> None:
-        self.reporter = Reporter(api, state)
-        bad = BadAnnotations(telemetry, self.reporter)
-        self.node_input = NodeInput(api, state, ledger, self.reporter, bad)
-        update = NodeUpdate(api, state, self.reporter, bad, telemetry)
-        self.node_writer = NodeWriter(api, state, self.node_input, update, self.reporter, bad, telemetry)
-        self.node_watch = NodeWatch(api.cluster, state, bad, self.reporter)
+        self.reporter = Reporter(api, state, telemetry)
+        self.node_input = NodeInput(api, state, ledger, self.reporter)
+        update = NodeUpdate(api, state, self.reporter, telemetry)
+        self.node_writer = NodeWriter(api, state, self.node_input, update, self.reporter, telemetry)
+        self.node_watch = NodeWatch(api.cluster, state, self.reporter)
         self.runtime_classes = RuntimeClasses(api, state)
 
 
@@ -77,7 +69,7 @@ class HostSide:
         self.configuration = MountedConfiguration(reader, state, ledger, reporter, telemetry)
         self.cycle = Cycle(self.sources, state, ledger, self.configuration.reload, telemetry)
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
-        self.deep_processes = DeepProcesses(root, state)
+        self.deep_processes = DeepProcesses(root, state, reporter.report_defect)
         judge = RecordJudge(state, ledger, reporter, self.deep_processes, telemetry)
         self.kernel_log = Follower(root, state.memory.cursor, judge, facilities)
 
@@ -98,8 +90,6 @@ class Agent:
     ) -> None:
         self._reader = reader
         self.settings = settings = reader.own()
-        self._began = time.monotonic()
-        self._may_have_failed = remembers = write and file is not None
         start = start_from(file, settings.host_root, telemetry)
         self.state = state = AgentState(settings.node_name, start.memory)
         self.ledger = ledger = Ledger(state, file, telemetry)
@@ -117,15 +107,15 @@ class Agent:
         )
         level_2 = Level2(settings.host_root, state)
         deep = DeepTests(state, cluster, level_2, self.schedule, telemetry, settings.state_dir, waits)
-        self.deep = deep if remembers else None
+        self.deep = deep if write and file is not None else None
         self._begin_with(start)
 
     def _begin_with(self, start: StartState) -> None:
         self.host.configuration.reload()
         if start.was_lost:
             self.cluster.node_input.want_record()
-        for reason, message in start.warnings:
-            self.cluster.reporter.warn(reason, message)
+        if start.unreadable:
+            self.cluster.reporter.warn("MemoryUnreadable", start.unreadable)
 
     def start(self) -> None:
         """Start the threads that follow the log, run cycles and write."""
@@ -144,9 +134,6 @@ class Agent:
             # The Node's labels give the instance type, and show a change of the driver.
             self.state.node_shown.wait(_FIRST_SIGHT_SECONDS)
         again_seconds = self.host.cycle.run()
-        if self._may_have_failed and time.monotonic() - self._began > _WELL_SECONDS:
-            self._may_have_failed = False
-            forget_failure(self.settings.state_dir)
         self.cluster.node_writer.look_ended()
         return again_seconds
 

@@ -169,11 +169,7 @@ class Ledger:
         self._state.remember(judgement)
 
     def _write(self, judgement: Judgement) -> None:
-        """Write the memory to its file. Raises for content without a verdict and unwritable content, and drops it.
-
-        A failing disk is reported once, and the agent continues in memory.
-        """
-        _ = judgement.verdict
+        """Write the memory to its file. A failing disk is reported once, and the agent continues in memory."""
         if self._file is not None:
             try:
                 self._file.write(judgement.memory)

@@ -3,97 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
-from rich.table import Table
 from rich.text import Text
 
 from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, totals
 from diagnosis.facts.quantity import shown
-from diagnosis.hami.card_row import COLUMNS, card_row
-from healthcheck.host.console import Screen
+from diagnosis.hami.card_row import card_row
+from healthcheck.host.fitted_table import Cell, FittedTable, TableColumn, fitted_table
 from healthcheck.text.naming import named
 
 _MOST_HOLDERS = 4
-_WIDEST = 1 << 13
-"""Width in columns at which the tables are measured, so that no cell is wrapped."""
-_POOL_COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
-_USED = "Used"
+_POOLS = (
+    TableColumn("Node", is_name=True),
+    TableColumn("GPUs", leaves=1),
+    TableColumn("Offered", least=24),
+    TableColumn("Held", least=10),
+    TableColumn("Free"),
+    TableColumn("Held by", least=20, is_repeated=True),
+    TableColumn("CPU left", leaves=3),
+    TableColumn("Memory left", leaves=2),
+)
+_USED = TableColumn("Used", leaves=4)
+_CLOSED = TableColumn("No new pods", least=12, leaves=5, is_repeated=True)
+_CARDS = (
+    TableColumn("Node", is_name=True),
+    TableColumn("Card", least=20),
+    TableColumn("Slots free"),
+    TableColumn("Memory free"),
+    TableColumn("Cores free", leaves=1),
+    TableColumn("Pods", least=12, is_repeated=True),
+)
 
 
-def page(allocation: Allocation, screen: Screen) -> Iterator[Text | Table]:
-    """Yield the output in order: a table, or on a narrow terminal each node followed by its rows."""
+def page(allocation: Allocation, width: int | None) -> Iterator[Text]:
+    """Yield the lines: a line for each resource of a node, one for each card that HAMi shares, and the totals.
+
+    `width` None: nothing is shortened.
+    """
     if not allocation.pods_seen:
         yield Text("Pods can't be listed, so it is unknown which GPUs are in use.", "bold yellow")
-    tables = [_table(allocation), *([_cards(allocation)] if any(node.cards for node in allocation.nodes) else [])]
-    wide = screen.options.update_width(_WIDEST)
-    if all(screen.measure(table, options=wide).maximum <= screen.width for table in tables):
-        yield from tables
-    else:
-        yield from (line for node in allocation.nodes for line in _lines(node, allocation.pods_seen))
+    for table in (_pools(allocation, width), _cards(allocation, width)):
+        yield from (*table.lines, *table.notes)
     for total in totals(allocation):
         free = f"{total.free} of {total.total} free" if allocation.pods_seen else f"{total.total} in total"
         yield Text(f"{total.kind} {total.resource}: {free}")
 
 
-def _table(allocation: Allocation) -> Table:
-    used = any(node.loads for node in allocation.nodes)
-    table = Table(*_POOL_COLUMNS, *([_USED] if used else []), box=None, pad_edge=False, header_style="bold")
-    for node in allocation.nodes:
-        for place, pool in enumerate(node.pools or (None,)):
-            percent = "" if place or node.percent is None else f"{node.percent:.0f} %"
-            table.add_row(*_cells(node, pool, allocation.pods_seen), *([percent] if used else []))
-    return table
+def _pools(allocation: Allocation, width: int | None) -> FittedTable:
+    has_loads = any(node.loads for node in allocation.nodes)
+    is_closed = any(node.closed for node in allocation.nodes)
+    columns = [*_POOLS, *([_USED] if has_loads else []), *([_CLOSED] if is_closed else [])]
+    rows = [
+        [
+            *_cells(node, pool, allocation.pods_seen),
+            *([("" if place or node.percent is None else f"{node.percent:.0f} %", "")] if has_loads else []),
+            *([(node.closed, "dim")] if is_closed else []),
+        ]
+        for node in allocation.nodes
+        for place, pool in enumerate(node.pools or (None,))
+    ]
+    return fitted_table(columns, rows, width)
 
 
-def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
-    """Yield the lines of one node for a narrow terminal. Names are complete, and long lines wrap."""
-    left = f"{shown('cpu', node.cpu_free)} CPU, {shown('memory', node.memory_free)} left" if pods_seen else ""
-    used = f"{node.percent:.0f} % used" if node.percent is not None else ""
-    gpus = "? GPUs" if node.gpus is None else f"{node.gpus} GPUs"
-    message = ", ".join(filter(None, (node.closed and f"takes no new pods ({node.closed})", gpus, used, left)))
-    yield Text.assemble((node.node, "bold" if node.usable else "dim"), f": {message}")
-    for pool in node.pools:
-        given = f"{pool.held}{_shares(pool)} held, {pool.free} free" if pods_seen else "their owners are not visible"
-        yield Text(
-            f"  {pool.total} {pool.kind} {pool.resource}: {given}", "yellow" if pool.total < pool.capacity else ""
-        )
-        for holder in islice(pool.holders, _MOST_HOLDERS):
-            yield Text(f"    {holder.pod.partition('/')[2]} {holder.amount}")
-        if len(pool.holders) > _MOST_HOLDERS:
-            yield Text(f"    and {len(pool.holders) - _MOST_HOLDERS} more")
-    for card in node.cards:
-        row = card_row(card, pods_seen)
-        free = f"free: {row.slots} slots, {row.memory}, {row.cores} cores"
-        yield Text(f"  card {row.card}: {free}", "" if row.usable else "dim")
-        yield from (Text(f"    {pod}") for pod in row.pods)
-
-
-def _cards(allocation: Allocation) -> Table:
+def _cards(allocation: Allocation, width: int | None) -> FittedTable:
     """Return the table of cards that HAMi shares: a pod needs its request free on single cards."""
-    table = Table("Node", *COLUMNS, box=None, pad_edge=False, header_style="bold")
+    rows = []
     for node in allocation.nodes:
         for card in node.cards:
             row = card_row(card, allocation.pods_seen, node.used)
-            table.add_row(*map(Text, (node.node, *row)), style="" if row.usable and node.usable else "dim")
-    return table
+            rows.append([(text, "" if row.usable and node.usable else "dim") for text in (node.node, *row)])
+    return fitted_table(_CARDS, rows, width) if rows else FittedTable([], [])
 
 
-def _cells(node: NodeAllocation, pool: Pool | None, pods_seen: bool) -> Iterable[Text]:
-    yield Text(node.node if node.usable else f"{node.node} ({node.closed})", "" if node.usable else "dim")
-    yield Text("?" if node.gpus is None else str(node.gpus))
+def _cells(node: NodeAllocation, pool: Pool | None, pods_seen: bool) -> Iterable[Cell]:
+    yield node.node, "" if node.usable else "dim"
+    yield "?" if node.gpus is None else str(node.gpus), ""
     if pool is None:
-        yield from map(Text, ("none", "", "", "", "", ""))
+        yield from ((text, "") for text in ("none", "", "", "", "", ""))
         return
-    yield Text(f"{pool.total} {pool.kind} {pool.resource}", "yellow" if pool.total < pool.capacity else "")
+    yield f"{pool.total} {pool.kind} {pool.resource}", "yellow" if pool.total < pool.capacity else ""
     if not pods_seen:
-        yield from map(Text, ("?", "?", "", "?", "?"))
+        yield from ((text, "") for text in ("?", "?", "", "?", "?"))
         return
-    yield Text(f"{pool.held}{_shares(pool)}")
-    yield Text(str(pool.free), "green" if pool.free else "")
-    yield Text(_holders(pool))
-    yield Text(shown("cpu", node.cpu_free))
-    yield Text(shown("memory", node.memory_free))
+    yield f"{pool.held}{_shares(pool)}", ""
+    yield str(pool.free), "green" if pool.free else ""
+    yield named((f"{holder.pod.partition('/')[2]} {holder.amount}" for holder in pool.holders), _MOST_HOLDERS), ""
+    yield shown("cpu", node.cpu_free), ""
+    yield shown("memory", node.memory_free), ""
 
 
 def _shares(pool: Pool) -> str:
@@ -102,7 +98,3 @@ def _shares(pool: Pool) -> str:
         return ""
     memory, cores = (sum(getattr(holder, name) for holder in pool.holders) for name in ("memory", "cores"))
     return f" ({memory / 1024:.0f} of {pool.memory / 1024:.0f} GiB, {cores} of {pool.cores} % cores)"
-
-
-def _holders(pool: Pool) -> str:
-    return named((f"{holder.pod.partition('/')[2]} {holder.amount}" for holder in pool.holders), _MOST_HOLDERS)

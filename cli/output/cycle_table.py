@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from rich.table import Column, Table
 from rich.text import Text
 
 from cli.judged_cycle import CheckResult
 from cli.options import OutputFormat
 from cli.output.json_documents import write_as
+from cli.output.lines import print_rows
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.checks import DEEP_CHECKS
 from healthcheck.host.console import Screen
@@ -25,8 +25,6 @@ from healthcheck.verdict.verdict import status_of, worst
 
 _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
 """Limits of a list, a text and a line of the printed evidence: a kernel log has thousands of lines."""
-
-Row = tuple[str, Text, Text]
 
 
 def show(judged: CheckResult, form: OutputFormat | None, *, verbose: bool) -> None:
@@ -50,15 +48,9 @@ def _record(judged: CheckResult) -> AgentRecord:
 
 def _show_table(console: Screen, judged: CheckResult) -> None:
     look, verdict = judged.look, judged.verdict
-    rows = list(_rows(look.checks, judged.outcomes, judged.memory))
-    if console.is_terminal:
-        # A path or command is folded if it does not fit, because a cut one would be useless.
-        table = Table("check", "status", Column("what", overflow="fold"), box=None, pad_edge=False, header_style="bold")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    else:
-        _print_lines(console, rows)
+    titles = [Text(title, "bold") for title in ("check", "status", "result")] if console.is_terminal else None
+    rows = _rows(look.checks, judged.outcomes, judged.memory)
+    print_rows(console, [*([titles] if titles else []), *rows])
     kind = look.expected.instance_type or "unknown instance type: no expectation"
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
     console.print()
@@ -66,15 +58,7 @@ def _show_table(console: Screen, judged: CheckResult) -> None:
     console.print(text, soft_wrap=True)
 
 
-def _print_lines(console: Screen, rows: Sequence[Row]) -> None:
-    """Print for a file or pipe: lines are never wrapped, so that a search finds them."""
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for label, status, what in rows:
-        line = f"{label:<{widths[0]}}  {status.plain:<{widths[1]}}  {what.plain}"
-        console.print(Text(line.rstrip()), soft_wrap=True)
-
-
-def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) -> Iterator[Row]:
+def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) -> Iterator[list[Text]]:
     unobserveds: set[Unobserved] = set()
     for check, outcome in zip(checks, outcomes, strict=True):
         counted = (finding for finding in memory.standing if finding.finding.severity is not Severity.PASS)
@@ -86,8 +70,8 @@ def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) 
             status = Status.NOT_CONFIGURED
         label = f"{outcome.group.partition('-')[0]} {outcome.check}"
         word = Text(status.value, STATUS_STYLES[status])
-        for what in _lines(check, outcome, standing, unobserveds):
-            yield label, word, what
+        for line in _lines(check, outcome, standing, unobserveds):
+            yield [Text(label), word, line]
             label, word = "", Text()
         unobserveds.update(outcome.unobserved)
 

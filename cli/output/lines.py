@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rich.table import Table
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from healthcheck.host.console import Screen
@@ -13,11 +14,19 @@ COMMAND = "$ "
 
 def print_line(console: Screen, head: Text, body: Text, *, whole: bool = False) -> None:
     """Print `head`, a space and `body`. `whole`: never wrap, for a command that users copy."""
-    if whole or not console.is_terminal:
-        console.print(Text.assemble(head, " ", body), soft_wrap=True)
-        return
-    line = Table.grid(padding=(0, 1))
-    line.add_column(no_wrap=True)
-    line.add_column(overflow="fold")
-    line.add_row(head, body)
-    console.print(line)
+    line = Text.assemble(head, " ", body)
+    line.rstrip()
+    if whole:
+        console.print(line, soft_wrap=True)
+    else:
+        console.print_words(line, indent=head.cell_len + 1)
+
+
+def print_rows(console: Screen, rows: Sequence[Sequence[Text]]) -> None:
+    """Print rows with aligned cells. On a terminal, the last cell is wrapped between words, below itself."""
+    widths = [max(row[column].cell_len for row in rows) for column in range(len(rows[0]) - 1)]
+    for *cells, last in rows:
+        head = Text()
+        for cell, width in zip(cells, widths, strict=True):
+            head.append_text(cell).append(" " * (width - cell.cell_len + 2))
+        print_line(console, head[:-1], last)

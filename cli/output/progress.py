@@ -18,6 +18,7 @@ from rich.text import Text
 
 from cli.output.lines import COMMAND, print_line
 from healthcheck.host.console import Screen
+from healthcheck.host.fitted_table import shortened
 from healthcheck.text.printable import printable
 
 _REFRESHES_PER_SECOND = 2
@@ -91,4 +92,5 @@ class ProgressDisplay:
     def _line(self, node: str, text: str, since: float) -> Text:
         minutes, seconds = divmod(int(time.monotonic() - since), 60)
         age = (f" {minutes}:{seconds:02} ", "dim")
-        return Text.assemble((node, "bold"), age, printable(text), no_wrap=True, overflow="ellipsis")
+        (name,) = shortened([node], self._console.width // 2)
+        return Text.assemble((name, "bold"), age, printable(text), no_wrap=True, overflow="ellipsis")

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from diagnosis.answers.chain import Chain, LinkState
@@ -21,6 +19,7 @@ from diagnosis.facts.components import Health
 from diagnosis.model import CauseSeverity, Certainty
 from diagnosis.report.content import Report
 from diagnosis.report.problem_groups import ProblemGroup, problem_groups
+from healthcheck.host.console import wrapped
 from healthcheck.text.naming import named
 
 _STYLES = {CauseSeverity.HIGH: "bold red", CauseSeverity.MEDIUM: "bold yellow", CauseSeverity.LOW: "bold blue"}
@@ -33,16 +32,16 @@ _STATE_STYLES = {
 }
 _HEALTH_STYLES = {Health.WORKING: "green", Health.PARTLY: "bold yellow", Health.DOWN: "bold red"}
 _MOST_AFFECTED, _MOST_ALIKE = 5, 20
-_NARROWEST = 40
+_NARROWEST, _WIDEST_LABEL = 40, 28
 _KEPT = "\N{NO-BREAK SPACE}"
 """Replaces spaces in commands while lines are wrapped."""
 
 
-def page(report: Report, width: int) -> Iterator[RenderableType]:
-    """Yield the parts to print in order, for lines of `width` columns."""
+def page(report: Report, width: int) -> Iterator[Text]:
+    """Yield the lines to print in order, for a width of `width` columns."""
     diagnosis = report.diagnosis
     if report.node:
-        yield _node(report.node)
+        yield from _node(report.node, width)
     for installation in report.hami:
         yield from _installation(installation, width)
     for chain in report.chains:
@@ -78,14 +77,11 @@ def _count(problems: Iterable[Problem]) -> Text:
     return Text(f"{severities.total()} problems ({', '.join(parts)}), the worst first.", "bold")
 
 
-def _node(rows: Iterable[InventoryRow]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", overflow="fold")
-    table.add_column(overflow="fold")
-    table.add_column(style="dim", overflow="fold")
+def _node(rows: Sequence[InventoryRow], width: int) -> Iterator[Text]:
+    indent = min(max(len(row.what) for row in rows), _WIDEST_LABEL) + 2
     for row in rows:
-        table.add_row(row.what, row.value, row.by)
-    return table
+        line = Text.assemble((f"{row.what}  ".ljust(indent), "dim"), row.value, (f"  ({row.by})", "dim"))
+        yield from wrapped(line, width, indent)
 
 
 def _installation(table: InstallationTable, width: int) -> Iterator[Text]:

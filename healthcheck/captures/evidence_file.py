@@ -233,9 +233,35 @@ def _evidence(saved: _ProbeTimes, place: str, before: Evidence | None = None) ->
             continue
         at = f"{place}.probes.{name}"
         read = from_plain(_Read, raw, at)
-        seen[known[name]] = read.unread or from_plain(known[name].facts, read.facts, f"{at}.facts")
+        seen[known[name]] = read.unread or from_plain(known[name].facts, _with_kinds(read.facts), f"{at}.facts")
         seconds[name] = read.seconds
     return Evidence(seen, saved.at, before, seconds)
+
+
+_KINDS = {
+    "cause": "Unobserved",
+    "driver_version": "Gpus",
+    "listed": "Listing",
+    "documents": "DiagAnswer",
+    "wrong": "Reduced",
+    "size": "Measured",
+    "corrupt": "Broken",
+    "says": "Failed",
+}
+"""Type of an answer by the first of these keys that it has. Files from before 0.3 do not record the type."""
+
+
+def _with_kinds(facts: Any) -> Any:
+    if isinstance(facts, list):
+        return [_with_kinds(fact) for fact in facts]
+    if not isinstance(facts, dict):
+        return facts
+    fields = {key: _with_kinds(value) for key, value in facts.items()}
+    answer = fields.get("answer")
+    if isinstance(answer, dict) and "type" not in answer:
+        kind = next((kind for key, kind in _KINDS.items() if key in answer), None)
+        fields["answer"] = {"type": kind, **answer} if kind else answer
+    return fields
 
 
 def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import os
+import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -45,6 +46,7 @@ ODD = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 _NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
 """Client exceptions for a kubeconfig, token or certificate that is missing, invalid, or being written."""
+_NO_CONNECTION = (urllib3.exceptions.HTTPError, ApiException, ssl.SSLError)
 _NO_TOKEN = (config.ConfigException, ValueError)
 """Client exceptions for a token that is read again before a request, and is empty or invalid in a header."""
 
@@ -345,8 +347,26 @@ def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
 
 
 def say(error: BaseException) -> str:
-    """Return the text of a library's error."""
-    return f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+    """Return the text of a library's error. A failed connection is described without names of Python."""
+    reason = _connection_failure(error) if isinstance(error, _NO_CONNECTION) else ""
+    return (reason or f"{type(error).__name__}: {error}")[:_LONGEST_MESSAGE]
+
+
+def _connection_failure(error: BaseException) -> str:
+    server = getattr(error, "conn", None) or getattr(error, "pool", None)
+    at = f"{server.host}:{server.port}: " if server else ""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"{at}the certificate is not accepted: {cause.verify_message}"
+        if isinstance(cause, ssl.SSLError):
+            return f"{at}no TLS connection: {str(cause.reason or cause).replace('_', ' ').lower()}"
+        if isinstance(cause, TimeoutError):
+            return f"{at}no answer in time"
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{at}{cause.strerror}"
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 def created(metadata: Mapping[str, Any]) -> datetime | None:

@@ -14,6 +14,9 @@ class ClusterError(Exception):
     The message may contain text from the server that answered.
     """
 
+    retry_after_seconds: float | None = None
+    """Shortest delay before a retry that the server requests."""
+
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 

@@ -22,7 +22,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, NodeState, is_of_another_m
 from healthcheck.text.moments import held, moment, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import UNTOLD, Fault, counts, deep_faults, is_taken
+from healthcheck.verdict.acknowledgement import UNTOLD, Fault, counts, deep_faults, is_taken, severity_message
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 from healthcheck.verdict.record import DEEP, CauseRow, CheckRow, RunRecord
 from healthcheck.verdict.verdict import status_of, worst
@@ -131,7 +131,7 @@ def deep_record(record: RunRecord, kind: str) -> DeepRecord:
     """Parse the record of a deep diagnostic. Raises RecordError or ValueError."""
     at = moment(record.timestamp)
     severity = records.severity_of(record)
-    faults = [fault for fault in deep_faults(record) if min(fault.severity, severity) is not Severity.PASS]
+    faults = [fault for fault in deep_faults(record, kind) if min(fault.severity, severity) is not Severity.PASS]
     saw_all = not record.unobserved and "unobserved" not in record.odd
     return DeepRecord(
         kind,
@@ -139,7 +139,7 @@ def deep_record(record: RunRecord, kind: str) -> DeepRecord:
         DeepResult(
             min(record.started or at, at),
             at,
-            tuple(_found(fault, severity, kind) for fault in faults),
+            tuple(_found(fault, severity, kind, record.timestamp) for fault in faults),
             tuple(
                 Passed(reason, subject) for reason, subjects in (record.passed or {}).items() for subject in subjects
             ),
@@ -185,7 +185,7 @@ def after_deep_record(memory: Memory, deep: DeepRecord, now: Now, escalate_after
     return replace(after, taken={**memory.taken, deep.kind: deep.timestamp})
 
 
-def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:
+def _found(fault: Fault, stated: Severity, kind: str, at: str | None) -> DeepFinding:
     """Convert one finding of a record, with limits on its lengths.
 
     It is never more severe than the run's severity, as in the merge of the records.
@@ -195,7 +195,7 @@ def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:
         fault.reason if _REASON.match(fault.reason) else UNTOLD,
         min(fault.severity, stated),
         fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node",
-        (fault.row.detail or f"a deep diagnostic's record has severity {fault.severity.name}")[:_LONGEST_DETAIL],
+        (fault.row.detail or severity_message(kind, at, fault.severity.name))[:_LONGEST_DETAIL],
         {name: message[:_LONGEST_NAME] for name in _NAMES if (message := (fault.row.about or {}).get(name))},
         rule=(fault.row.rule or "")[:_LONGEST_NAME],
         source=kind,

@@ -7,9 +7,11 @@ not printable is made printable when it is drawn, except for line ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
@@ -17,6 +19,7 @@ from rich.text import Text
 from healthcheck.text.printable import printable
 
 _LONGEST_LINE = 1 << 16
+_WORD = re.compile(r"\S+")
 _UNBROKEN = 1 << 14
 """Width, in columns, at which no row is wrapped."""
 
@@ -35,12 +38,31 @@ class Screen(Console):
             screen.width = _UNBROKEN
         return screen
 
+    def print_words(self, text: Text, indent: int = 0) -> None:
+        """Print the text, on a terminal in lines that are broken between words. No name is broken.
+
+        Further lines are indented.
+        """
+        for line in wrapped(text, self.width, indent) if self.is_terminal else (text,):
+            self.print(line, soft_wrap=True)
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         if isinstance(renderable, str):
             renderable = Text(renderable)
         if isinstance(renderable, Text):
             renderable = _seen(renderable)
         return super().render(renderable, options)
+
+
+def wrapped(text: Text, width: int, indent: int = 0) -> Iterator[Text]:
+    """Yield the text in lines of at most `width` columns. A word that is longer has a line of its own."""
+    start = end = room = 0
+    for word in _WORD.finditer(text.plain):
+        if end > start and cell_len(text.plain[start : word.end()]) > width - room:
+            yield Text(" " * room).append(text[start:end])
+            start, room = word.start(), indent
+        end = word.end()
+    yield Text(" " * room).append(text[start:end])
 
 
 def _seen(text: Text) -> Text:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,10 +36,22 @@ def end_with_whoever_reads() -> None:
 
     The signal itself stays ignored, because it would also end the program for a closed connection or an ended child.
     """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, _closed(name))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             setattr(sys, name, _ending_with_its_reader(stream))
+
+
+def _closed(name: str) -> IO[Any]:
+    """Return a stream in place of one that the caller closed (`>&-`). Output fails when it is written, not before.
+
+    Its descriptor must be open: the next opened file would otherwise get it, and the output.
+    """
+    flags, mode = (os.O_WRONLY, "w") if name == "stderr" else (os.O_RDONLY, "r")
+    return os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8", closefd=False)
 
 
 def _ending_with_its_reader(stream: io.TextIOWrapper) -> io.TextIOWrapper:

@@ -140,8 +140,8 @@ def _memory(content: _Content) -> Memory:
     )
     hits: dict[Key, tuple[ProcessHit, ...]] = {}
     for reason, address, process, place, at, seen in content.hits or ():
-        hit = ProcessHit(str(process), str(place), _seconds(at), moment(seen))
-        hits[reason, address] = (*hits.get((reason, address), ()), hit)
+        key = (str(reason), str(address))
+        hits[key] = (*hits.get(key, ()), ProcessHit(str(process), str(place), _seconds(at), moment(seen)))
     return Memory(
         machine=content.machine or "",
         boot_id=content.boot_id or "",
@@ -150,12 +150,12 @@ def _memory(content: _Content) -> Memory:
         standing=tuple(finding.standing() for finding in content.findings or ()),
         released=content.released.release() if content.released else None,
         acknowledged=tuple(row.acknowledgement() for row in content.acknowledged or ()),
-        gpus={address: dict(about) for address, about in (content.gpus or {}).items()},
+        gpus={address: names(about) or {} for address, about in (content.gpus or {}).items()},
         gpus_boot_id=content.gpus_boot_id or "",
         recovery={address: int(action) for address, action in (content.recovery or {}).items()},
         last_xid={address: _seconds(at) for address, at in (content.last_xid or {}).items()},
         hits=hits,
-        ended={(entry[0], entry[1]): tuple(moment(at) for at in entry[2:]) for entry in content.ended or ()},
+        ended={(str(entry[0]), str(entry[1])): tuple(moment(at) for at in entry[2:]) for entry in content.ended or ()},
         first=_first(content.first, content.gpus or {}) if content.first else EarlierHardware(),
         instance_type=content.instance_type or "",
         taken=content.taken or {},

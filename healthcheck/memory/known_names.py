@@ -11,3 +11,20 @@ REMAP_FAILED = "RowRemapFailed"
 REMAP_PENDING = "RowRemapPending"
 DRIVER_LOAD = "GpuInitFailed: probe"
 """Rule of a line that the driver wrote during its load."""
+STOPS_PODS = frozenset(
+    {
+        "CdiSpecStale",
+        "DefaultRuntimeUndefined",
+        "HamiPluginNotServing",
+        "NvidiaRuntimeElsewhere",
+        "NvidiaRuntimeMissing",
+        "RuntimeBinaryMissing",
+        "RuntimeBinaryNotExecutable",
+        "RuntimeBinaryOfAnotherArchitecture",
+        "RuntimeNotReady",
+        "RuntimeTypeRemoved",
+        "ToolkitConfigMalformed",
+        "ToolkitModeUnknown",
+    }
+)
+"""Reasons of faults that keep all GPU pods of the node from starting, although the GPUs may be healthy."""

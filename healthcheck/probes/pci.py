@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -95,52 +96,55 @@ def read_functions(host: Host) -> tuple[PciFunction, ...]:
 
 
 def _functions(root: Path) -> tuple[PciFunction, ...]:
-    devices = root / "sys/bus/pci/devices"
+    devices = f"{root}/sys/bus/pci/devices"
     try:
         names = [name for name in names_in(devices) if _FUNCTION.match(name)][:_MOST]
     except OSError as error:
         raise ProbeError(f"{devices}: {error.strerror}") from error
-    found = (read_function(devices / name) for name in names)
+    found = (_read_function(devices, name) for name in names)
     return tuple(
         _with_place(devices, function) if function.is_gpu else function for function in found if function is not None
     )
 
 
-def read_function(directory: Path) -> PciFunction | None:
+def _read_function(devices: str, name: str) -> PciFunction | None:
     """Return one function; None if it is another vendor's or vanished during the read."""
+    directory = f"{devices}/{name}"
     try:
-        vendor = _hex(directory / "vendor")
+        vendor = _hex(f"{directory}/vendor")
         if vendor not in (NVIDIA, AMAZON):
             return None
-        device, pci_class = _hex(directory / "device"), _hex(directory / "class")
+        device, pci_class = _hex(f"{directory}/device"), _hex(f"{directory}/class")
     except ValueError:
         return None
     except OSError as error:
         if is_gone(error):
             return None
         raise ProbeError(f"{error.filename or directory}: {error.strerror}") from error
-    try:
-        bound = (directory / "driver").readlink().name
-    except OSError:
-        bound = ""
-    return PciFunction(directory.name, vendor, device, pci_class, bound, (directory / "physfn").is_symlink())
+    bound, is_virtual = _link(f"{directory}/driver").rpartition("/")[2], _link(f"{directory}/physfn") != ""
+    return PciFunction(name, vendor, device, pci_class, bound, is_virtual)
 
 
-def _with_place(devices: Path, function: PciFunction) -> PciFunction:
-    directory = devices / function.address
+def _with_place(devices: str, function: PciFunction) -> PciFunction:
+    directory = f"{devices}/{function.address}"
     try:
-        numa_node = int(read(directory / "numa_node", 16))
+        numa_node = int(read(f"{directory}/numa_node", 16))
     except (OSError, ValueError):
         numa_node = NO_NODE
-    try:
-        # The kernel links to the function's position in the device tree: …/pci0000:00/BRIDGE/…/BRIDGE/FUNCTION.
-        above = directory.readlink().parent.name
-    except OSError:
-        above = ""
+    # The kernel links to the function's position in the device tree: …/pci0000:00/BRIDGE/…/BRIDGE/FUNCTION.
+    above = _link(directory).rpartition("/")[0].rpartition("/")[2]
     return replace(function, numa_node=numa_node, switch=above if _FUNCTION.match(above) else "")
 
 
-def _hex(path: Path) -> int:
+def _link(path: str) -> str:
+    """Return the target of a link; '' if it is none or vanished."""
+    try:
+        return os.readlink(path)  # noqa: PTH115 - pathlib would double the time
+    except OSError:
+        return ""
+
+
+def _hex(path: str) -> int:
     return int(read(path, 16), 16)
 
 

@@ -234,6 +234,13 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         "1: Xid 163 to 165 (power smoothing) have severity RESET, 0: MONITOR. Xid 162 ends an Xid 163 and is "
         "never above MONITOR.",
     ] = field(default=False, name="STRICT_PSHC")
+    metrics_timings: Annotated[
+        Switch,
+        Meta(
+            description="true: agents export the durations of each probe and check, most of the series of a healthy "
+            "node. false: they leave them out."
+        ),
+    ] = field(default=True, name="METRICS_TIMINGS")
     dcgm_l2_interval_seconds: Annotated[
         int,
         Meta(ge=0, le=31536000),

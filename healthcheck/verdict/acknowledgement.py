@@ -24,11 +24,12 @@ from healthcheck.node.state import (
 )
 from healthcheck.text.json_rows import JsonObject, as_json, only_rows, row_in, word
 from healthcheck.text.moments import EARLIEST, is_future, moment, moment_or_none
+from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import DEEP, AgentRecord, Record, RecordError, RunRecord
 from healthcheck.verdict.verdict import worst
 
-_LONGEST_WORD, _LONGEST_REASON = 253, 1024
+_LONGEST_WORD, _LONGEST_REASON, _LONGEST_TIME = 253, 1024, 40
 _WORSE = (Status.WARN.value, Status.FAIL.value, Status.UNKNOWN.value)
 GESTURE = f"set the label {STATUS} to {Status.PASS.value}"
 _SOMEBODY = "a person"
@@ -160,7 +161,9 @@ def other_severities(
             if is_taken(record, annotation, taken):
                 continue
             if is_counted := counts(record, node):
-                standing = [fault.severity for fault in deep_faults(record) if not fault.is_covered(known)]
+                standing = [
+                    fault.severity for fault in deep_faults(record, DEEP[annotation]) if not fault.is_covered(known)
+                ]
                 severities.append(min(records.severity_of(record), worst(standing)))
             if why := _why_undated(record):
                 does = "counts until it is removed from the Node" if is_counted else "is ignored"
@@ -168,6 +171,19 @@ def other_severities(
         except RecordError as error:
             complaints.append(f"annotation {annotation}: {error}; it is ignored")
     return severities, tuple(complaints)
+
+
+def undescribed_records(node: NodeState, taken: Mapping[str, str]) -> Iterator[str]:
+    """Yield annotation, time and severity of each counting deep record whose findings the agent has not adopted."""
+    for annotation, kind in DEEP.items():
+        record = records.on_node(RunRecord, node, annotation)
+        if annotation in node.annotations and not is_taken(record, annotation, taken) and counts(record, node):
+            yield severity_message(kind, record.timestamp, record.severity)
+
+
+def severity_message(kind: str, at: str | None, severity: str | None) -> str:
+    """Return the message of a deep record's severity without a finding for it."""
+    return f"{kind} of {printable(at or 'an unknown time', _LONGEST_TIME)} has severity {severity}"
 
 
 def counts(record: RunRecord, node: NodeState) -> bool:
@@ -255,12 +271,12 @@ def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
         try:
             record = records.parse(RunRecord, node.annotations.get(annotation, "{}"))
             if not is_taken(record, annotation, taken) and counts(record, node):
-                yield from deep_faults(record)
+                yield from deep_faults(record, DEEP[annotation])
         except RecordError:
             continue
 
 
-def deep_faults(record: RunRecord) -> list[Fault]:
+def deep_faults(record: RunRecord, kind: str) -> list[Fault]:
     """Return the findings of a deep diagnostic, as events. Raises RecordError.
 
     A severity that none of the findings explains is an event too.
@@ -269,7 +285,7 @@ def deep_faults(record: RunRecord) -> list[Fault]:
     faults = [fault for row in rows if (fault := _fault(row, record, row.nature or Nature.EVENT)) is not None]
     stated = records.severity_of(record)
     if stated > worst(fault.severity for fault in faults):
-        untold = FindingRow(UNTOLD, stated, "node")
+        untold = FindingRow(UNTOLD, stated, "node", detail=severity_message(kind, record.timestamp, stated.name))
         faults += [fault for fault in (_fault(untold, record, Nature.EVENT),) if fault is not None]
     return faults
 

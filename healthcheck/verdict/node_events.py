@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from healthcheck.memory.findings import Release
+from healthcheck.memory.known_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Printable, Severity, Status
 from healthcheck.node.state import DEEP_CHECK, STATUS, NodeState, is_tested
@@ -17,6 +18,7 @@ from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import Verdict
 
 _LONGEST_MESSAGE = 1024
+_STOPPED = "GPU pods can't start: "
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,62}\Z", re.ASCII)
 _EVENT_REASONS = {
     Status.PASS: "GpuHealthPass",
@@ -39,14 +41,25 @@ class NodeEvent(Printable, frozen=True):
     message: str
 
 
-def headline(status: Status, severity: Severity, verdict: Verdict, kept: Iterable[FindingRow] = ()) -> tuple[str, str]:
+def headline(
+    status: Status,
+    severity: Severity,
+    verdict: Verdict,
+    kept: Iterable[FindingRow] = (),
+    undescribed: Iterable[str] = (),
+) -> tuple[str, str]:
     """Return the condition's reason and message: worst finding first, then checks that could not run.
 
-    `kept` are the ended findings for which the taint stays.
+    Of findings with the same severity, those that keep GPU pods from starting come first. `kept` are the ended findings
+    for which the taint stays. `undescribed` names the deep records with a worse severity than all findings.
     """
+    findings = sorted(
+        (standing.finding for standing in verdict.standing),
+        key=lambda finding: (-finding.severity, finding.reason not in STOPS_PODS),
+    )
     messages = [
-        f"{finding.finding.reason} on {finding.finding.subject}: {finding.finding.detail}"
-        for finding in verdict.standing
+        f"{finding.reason} on {finding.subject}: {_STOPPED if finding.reason in STOPS_PODS else ''}{finding.detail}"
+        for finding in findings
     ]
     blind = [f"{row.check} could not check: {row.cause.detail}" for row in verdict.unobserved]
     stays = [
@@ -54,10 +67,10 @@ def headline(status: Status, severity: Severity, verdict: Verdict, kept: Iterabl
     ]
     if status is Status.UNKNOWN and verdict.unobserved:
         return verdict.unobserved[0].cause.cause.name, cut("; ".join(stays + blind + messages))
-    if verdict.standing and verdict.severity is severity:
-        return _reason(verdict.standing[0].finding.reason), cut("; ".join(messages + blind))
+    if findings and verdict.severity is severity:
+        return _reason(findings[0].reason), cut("; ".join(messages + blind))
     if severity > Severity.PASS:
-        return UNTOLD, cut("; ".join([f"a deep diagnostic's record has severity {severity.name}", *messages]))
+        return UNTOLD, cut("; ".join([*undescribed, *messages]))
     return "NoFault", "every check that applies to this node ran and found no fault"
 
 
@@ -94,14 +107,13 @@ def _identity(finding: FindingRow) -> tuple[str, str, str]:
 
 
 def transition(
-    status: Status, verdict: Verdict, record: AgentRecord, before: AgentRecord | None, node: NodeState
+    status: Status, message: str, record: AgentRecord, before: AgentRecord | None, node: NodeState
 ) -> Iterator[NodeEvent]:
     text = node.labels.get(STATUS)
     # Without labels, the condition shows the merge of all records, although it cannot express `warn`.
     same = (node.condition() or {}).get("status") == CONDITION_STATUS[status] and before is not None
     if status.value == text or (text is None and same):
         return
-    _, message = headline(status, verdict.severity, verdict)
     kind = "Normal" if status in (Status.PASS, Status.WARN) else "Warning"
     name = event_name(node.name, status.value, str(record.timestamp), str(record.boot_id))
     yield NodeEvent(name, kind, _EVENT_REASONS[status], message)

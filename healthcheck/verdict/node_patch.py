@@ -28,6 +28,7 @@ from healthcheck.node.state import (
 )
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import undescribed_records
 from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.node_events import (
     CONDITION_STATUS,
@@ -80,15 +81,19 @@ def plan(view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotG
     # Foreign content in our record is removed.
     is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
     news = _is_news(patch, record, before if is_ours else None, rules, now)
+    undescribed = undescribed_records(node, view.memory.taken)
+    reason, message = headline(status, severity, verdict, record.kept or (), undescribed)
     # The Event of the transition comes first, so that the limit never drops it.
     events = (
         *switched_off(node, taint=rules.enable_taint, labels=rules.enable_label),
         *withheld(record, before, node, grant),
-        *transition(status, verdict, record, before, node),
+        *transition(status, message, record, before, node),
         *new_findings(record, before, node),
     )
-    condition = _condition(status, severity, verdict, record, node, now)
-    summary = NodeSummary(status, severity, verdict, tainted=word == SET, work=view.work)
+    condition = _condition(CONDITION_STATUS[status], reason, message, node, now)
+    summary = NodeSummary(
+        status, severity, reason, message, tainted=word == SET, settling=verdict.settling, work=view.work
+    )
     return NodePatch(
         patch if news else None,
         condition if news or not _says_the_same(condition, node) else None,
@@ -178,11 +183,7 @@ def _age_seconds(before: AgentRecord, now: datetime) -> float:
     return age if age >= -60 else math.inf
 
 
-def _condition(
-    status: Status, severity: Severity, verdict: Verdict, record: AgentRecord, node: NodeState, now: datetime
-) -> dict[str, Any] | None:
-    state = CONDITION_STATUS[status]
-    reason, message = headline(status, severity, verdict, record.kept or ())
+def _condition(state: str, reason: str, message: str, node: NodeState, now: datetime) -> dict[str, Any] | None:
     before = node.condition()
     condition = {"type": CONDITION, "status": state, "reason": reason, "message": message}
     if before and all(before.get(key) == value for key, value in condition.items()):

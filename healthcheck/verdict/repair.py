@@ -25,8 +25,7 @@ from healthcheck.node.state import (
     removed_condition,
 )
 from healthcheck.text.moments import timestamp
-from healthcheck.verdict.node_events import NodeEvent, cut, event_name, headline
-from healthcheck.verdict.verdict import Verdict
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 
 _WITHHELD = "RepairWithheld"
 
@@ -39,12 +38,18 @@ class RepairPolicy(Struct, frozen=True):
 
 
 class NodeSummary(Struct, frozen=True):
-    """State of the Node besides these conditions: the merge of all records, and whether the taint is set."""
+    """State of the Node besides these conditions: the merge of all records, and whether the taint is set.
+
+    `reason` and `message` are those of the condition GpuHealthy.
+    """
 
     status: Status
     severity: Severity
-    verdict: Verdict
+    reason: str
+    message: str
     tainted: bool
+    settling: bool
+    """Whether a finding that can flicker is still to be confirmed."""
     work: str = ""
     """The quarantine or reset that uses the node: a repair would end it without a result."""
 
@@ -100,21 +105,20 @@ def _required(tier: Severity, summary: NodeSummary) -> tuple[str, str, str]:
         return "False", "NotRequired", f"the severity of this node is not {tier.name}"
     if summary.work:
         return "False", _WITHHELD, f"no repair is requested: {summary.work}"
-    return ("True", *headline(summary.status, summary.severity, summary.verdict))
+    return "True", summary.reason, summary.message
 
 
 def _hardware_ready(repair: RepairPolicy, summary: NodeSummary) -> tuple[str, str, str] | None:
-    reason, message = headline(summary.status, summary.severity, summary.verdict)
     if summary.severity >= repair.severity:
         if summary.tainted and not summary.work:
-            return "False", eks_reason(reason), message
-        why = summary.work or f"the node is not tainted: {message}"
+            return "False", eks_reason(summary.reason), summary.message
+        why = summary.work or f"the node is not tainted: {summary.message}"
         return "Unknown", _WITHHELD, f"no repair is requested: {why}"
     if summary.status is Status.FAIL:
-        return "Unknown", "NoRepair", f"{summary.severity.name} requires no repair: {message}"
+        return "Unknown", "NoRepair", f"{summary.severity.name} requires no repair: {summary.message}"
     if summary.status is Status.UNKNOWN:
-        return "Unknown", reason, message
-    if summary.verdict.settling:
+        return "Unknown", summary.reason, summary.message
+    if summary.settling:
         return None
     return "True", "NvidiaAcceleratedHardwareIsReady", "all checks ran and found no fault that keeps work away"
 

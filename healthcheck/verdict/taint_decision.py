@@ -131,10 +131,7 @@ def kept_findings(verdict: Verdict, node: NodeState, rules: Rules) -> tuple[Find
 
 
 def _behind_the_taint(node: NodeState) -> Iterable[FindingRow]:
-    try:
-        before = records.parse(AgentRecord, node.annotations.get(RESULTS, ""))
-    except records.RecordError:
-        return (_UNKNOWN,)
+    before = records.on_node(AgentRecord, node, RESULTS)
     return (*(before.findings or ()), *(before.kept or ())) if records.is_ours(before) else (_UNKNOWN,)
 
 

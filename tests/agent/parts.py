@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from kubernetes.client import ApiClient
 
-from agent.node.api_server import ApiServer
-from agent.node.outage import Outage
-from agent.node.permissions import Permissions
+from agent.node.api_server import ApiServer, Outage, Permissions
 from agent.node.reporter import Reporter
 from agent.process.settings_reader import SettingsReader
 from agent.state.agent_state import AgentState
@@ -33,7 +31,7 @@ class Reports(Reporter):
     """Writes nothing."""
 
     def __init__(self, state: AgentState) -> None:
-        super().__init__(api_server(Cluster(ApiClient)), state)
+        super().__init__(api_server(Cluster(ApiClient)), state, Telemetry())
         self.warnings: list[tuple[str, str]] = []
 
     def warn(self, reason: str, message: str) -> None:

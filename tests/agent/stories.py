@@ -192,6 +192,8 @@ def a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free(wo
     node = world.wait_for_status("fail")
     assert (node.tainted, node.record["taint"], node.severity) == (False, "withheld", "REBOOT")
     eventually(lambda: world.agent.metric("taint_withheld") == 1)
+    budget = ("tainted", "budget_slots_used", "budget_slots_allowed")
+    eventually(lambda: [world.agent.metrics().get(name) for name in budget] == [0, 2, 2])
     # A verdict waits 2 s for its slot. If the listing takes longer, as on a loaded machine, the Event gives that
     # reason.
     fields = world.wait_for_event("TaintWithheld")

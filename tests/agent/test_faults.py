@@ -91,7 +91,7 @@ class TestAnXid79:
         watched.host.xid(4, 79, "GPU has fallen off the bus.")
         eventually(lambda: len(watched.events("Xid79")) == 2)
 
-        assert watched.agent.metric("xids_total{79}") == 6
+        assert watched.agent.xids("79") == 6
         watched.wait_for_event("GpuHealthFail")
         assert len(watched.events("GpuHealthFail")) == 1
 
@@ -259,7 +259,7 @@ class TestTheKernelLog:
 
         finding = world.wait_for_status("warn").findings["Xid999"]
         assert finding["severity"] == "MONITOR"
-        assert world.agent.metric("xids_total{unknown}") == 1
+        assert world.agent.xids("unknown") == 1
 
 
 class TestTheDriver:

@@ -35,17 +35,26 @@ def test_a_check_that_fails_is_unknown_and_the_others_still_taint(planted: World
     assert len(agent.logged("a check failed; it counts as unobserved")) == 1
 
 
-@pytest.mark.parametrize(("plant", "key"), [("in_a_deep_record", "sweep-result"), ("in_a_run", "run")])
-def test_an_annotation_that_fails_us_is_passed_over_by_name(planted: World, plant: str, key: str) -> None:
+@pytest.mark.parametrize(
+    ("plant", "key", "part"), [("in_a_deep_record", "sweep-result", "verdict"), ("in_a_run", "run", "watch")]
+)
+def test_an_annotation_that_triggers_a_defect_hides_no_fault(planted: World, plant: str, key: str, part: str) -> None:
     planted.cluster.edit({"metadata": {"annotations": {f"{P}/{key}": json.dumps({"x": planted_agent.POISON})}}})
     agent = planted.start(PLANT=plant)
-    planted.wait_for_status("pass")
+    agent.wait_for_looks(1)
     planted.host.xid(3, 79, ERROR)
     planted.wait_for_taint()
 
-    assert f"annotation {P}/{key} is skipped" in planted.wait_for_event("AnnotationSetAside")["message"]
-    assert agent.metric("set_aside_total{annotation}") == 1
+    expected = f"{part}: ValueError: over {planted_agent.POISON}"
+    assert planted.wait_for_event("InternalError")["message"].startswith(expected)
+    assert agent.metric(f"set_aside_total{{{part}}}") >= 1
+    assert len(agent.logged("unexpected error; the agent continues")) == 1
     assert agent.running
+
+    planted.cluster.edit({"metadata": {"annotations": {f"{P}/{key}": None}}})
+    planted.host.xid(4, 79, ERROR)
+    planted.wait(lambda node: len(node.findings) == 1 and len(node.record["findings"]) == 2)
+    eventually(lambda: agent.metric("verdict_pending") == 0)
 
 
 def test_a_failure_that_passes_by_itself_hides_no_annotation(planted: World) -> None:
@@ -56,11 +65,11 @@ def test_a_failure_that_passes_by_itself_hides_no_annotation(planted: World) -> 
     agent = planted.start(PLANT="once_in_a_deep_record")
 
     planted.wait_for_taint()
-    assert len(agent.logged("a write failed, and succeeded when it was repeated")) == 1
-    assert agent.metric("set_aside_total{annotation}") == 0
+    assert agent.metric("set_aside_total{verdict}") == 1
+    eventually(lambda: agent.metric("verdict_pending") == 0)
 
 
-def test_a_memory_that_ended_the_agent_twice_is_set_aside_and_its_taint_stays(planted: World) -> None:
+def test_a_memory_without_a_verdict_is_reported_and_its_taint_stays(planted: World) -> None:
     planted.program = "agent"
     planted.host.xid(3, 79, planted_agent.POISON)
     planted.start()
@@ -68,28 +77,11 @@ def test_a_memory_that_ended_the_agent_twice_is_set_aside_and_its_taint_stays(pl
     assert planted.agent.terminate() == 0
 
     planted.program = planted_agent.__name__
-    for _ in range(2):
-        agent = planted.start(PLANT="in_the_verdict")
-        agent.may_fail = True
-        assert agent.exit_code() == 1
-    planted.host.kernel_log.replay()
     agent = planted.start(PLANT="in_the_verdict")
-    assert "ended 2 times in a row" in planted.wait_for_event("MemorySetAside")["message"]
-    planted.wait_for_event("KernelLogRecordSetAside")
+    assert planted.wait_for_event("InternalError")["message"].startswith("verdict: ValueError")
     agent.wait_for_looks(2)
-    assert agent.running
+    assert (agent.metric("verdict_pending"), agent.get("/healthz")[0]) == (1, 200)
     assert planted.node().tainted
-    assert planted.memory_file.with_suffix(".after-failures").exists()
-
-    # Later lines count, whatever was set aside: a restart without a failure sets nothing aside again.
-    assert agent.terminate() == 0
-    aside = planted.memory_file.with_suffix(".after-failures").read_bytes()
-    planted.host.xid(4, 79, ERROR)
-    agent = planted.start(PLANT="in_the_verdict")
-    planted.wait(lambda node: len(node.findings) == 1 and node.status == "fail" and node.tainted)
-    eventually(lambda: planted.agent.metric("standing_findings{REBOOT}") == 1)
-    assert agent.logged("the memory was moved aside") == []
-    assert planted.memory_file.with_suffix(".after-failures").read_bytes() == aside
 
 
 def test_an_answer_to_a_write_that_nobody_can_read_is_passed_over(planted: World) -> None:

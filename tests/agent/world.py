@@ -273,6 +273,17 @@ class AgentProcess:
     def metric(self, name: str) -> float:
         return self.metrics().get(name, 0.0)
 
+    def xids(self, code: str) -> float:
+        """Return the number of lines with this code, of all GPUs."""
+        samples = [
+            entry for family in text_string_to_metric_families(self.get("/metrics")[1]) for entry in family.samples
+        ]
+        return sum(
+            entry.value
+            for entry in samples
+            if entry.name == "gpu_healthcheck_xids_total" and entry.labels["code"] == code
+        )
+
     def wait_for_looks(self, more: int = 1) -> None:
         """Wait until `more` further check cycles have ended, without the cycle that runs already."""
         wanted = self.metric("looks_total") + 1 + more

@@ -103,6 +103,14 @@ def test_the_same_look_is_judged_the_same(tmp_path: Path) -> None:
     assert untimed(again) == untimed(judged)
 
 
+def without_kinds(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_kinds(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: without_kinds(entry) for key, entry in value.items() if key != "type"}
+    return value
+
+
 PINGED = (
     Measured(11_000.0, 1 << 20),
     Broken("lost"),
@@ -124,8 +132,10 @@ ANSWERED: list[tuple[Probe[Any], Any]] = [
 
 @pytest.mark.parametrize(("probe", "answer"), ANSWERED)
 def test_an_answer_comes_back_as_what_it_was(probe: Probe[Any], answer: Any, tmp_path: Path) -> None:
+    """Also of a file from before 0.3, which lacks the type of an answer."""
     document = text_of(tmp_path, look(evidence=Evidence({probe: answer}, 1.0)))
-    assert evidence_file.read(json.dumps(document).encode()).evidence[probe] == answer
+    for entry in (document, without_kinds(document)):
+        assert evidence_file.read(json.dumps(entry).encode()).evidence[probe] == answer
 
 
 def test_an_expectation_without_bounds_comes_back(tmp_path: Path) -> None:
@@ -298,11 +308,7 @@ def test_what_another_version_knows_besides_is_passed_over(tmp_path: Path) -> No
 def test_a_cause_that_nobody_declared_is_read_by_its_name(tmp_path: Path, name: str, shown: str) -> None:
     document = text_of(tmp_path, look())
     document["look"]["probes"]["pci"] = {"unread": {"cause": name, "detail": "why"}}
-    document["look"]["probes"]["nvml"]["facts"]["answer"] = {
-        "type": "Unobserved",
-        "cause": name,
-        "detail": "why",
-    }
+    document["look"]["probes"]["nvml"]["facts"]["answer"] = {"cause": name, "detail": "why"}
 
     evidence = evidence_file.read(json.dumps(document).encode()).evidence
     why = Unobserved(UnobservedCause.named(name), "why")

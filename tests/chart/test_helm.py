@@ -20,6 +20,7 @@ from tools.chart import CHART
 from tools.chart.keys import ADDED, LABELLED
 from tools.chart.templates import HELMS_OWN, IMAGE
 
+ROOT = Path(__file__).parents[2]
 DIGEST = f"sha256:{'0' * 64}"
 
 SAME_AS: Mapping[str, tuple[str, ...]] = {
@@ -65,11 +66,62 @@ def test_with_its_values_set_it_makes_the_overlays_objects(helm: Helm, overlay: 
 def test_with_its_values_set_it_makes_an_overlays_objects_too(helm: Helm, overlay: str) -> None:
     """Kustomize changes none of them, but how their texts are broken into lines."""
     names = yaml.safe_load((OVERLAYS / overlay / "kustomization.yaml").read_text())["resources"]
-    added = [entry for name in names for entry in objects_of((OVERLAYS / overlay / name).read_text())]
-    keys = LABELLED.values() if overlay == "monitoring" else (ADDED[overlay],)
+    paths = [OVERLAYS / overlay / name for name in names]
+    added = [entry for path in paths if path.is_file() for entry in objects_of(path.read_text())]
+    added += [entry for path in paths if path.is_dir() for entry in kustomized(str(path))]
+    keys = (*LABELLED.values(), "dashboards") if overlay == "monitoring" else (ADDED[overlay],)
     made = rendered(helm, *(f"--set={key}.enabled=true" for key in keys))
 
     assert flat(made) == without_helms_own([*manifests(), *added])
+
+
+def test_the_rules_follow_the_values_and_are_plain_rules_with_the_documented_command(
+    helm: Helm, tmp_path: Path
+) -> None:
+    assert plain_rules(helm) == yaml.safe_load((ROOT / "monitoring" / "rules.yaml").read_text())
+
+    file = tmp_path / "values.yaml"
+    chosen = {
+        "severities": {"GpuNodeResetNeeded": "page", "GpuUnderutilized": "none"},
+        "for": {"GpuNodeFault": "5m"},
+        "runbookUrl": "https://wiki.example.com/gpu",
+        "namespace": "gpu",
+        "job": "agents",
+        "fleetFaults": 12,
+        "budgetUsed": 0.5,
+        "temperatureMargin": 7,
+        "memoryUsed": 0.99,
+        "utilization": 3,
+        "sweeperSeconds": 86400,
+    }
+    file.write_text(
+        json.dumps({"prometheusRule": chosen, "settings": {"CHECK_INTERVAL": 900, "MAX_UNHEALTHY_PERCENT": 7}})
+    )
+    groups = plain_rules(helm, f"--values={file}")["groups"]
+    rules = {rule.get("alert") or rule["record"]: rule for group in groups for rule in group["rules"]}
+    texts = " ".join(rule["expr"] for rule in rules.values())
+
+    assert "GpuUnderutilized" not in rules
+    assert rules["GpuNodeResetNeeded"]["labels"]["severity"] == "page"
+    assert rules["GpuNodeFault"]["for"] == "5m"
+    assert rules["GpuNodeFault"]["annotations"]["runbook_url"] == "https://wiki.example.com/gpu#gpunodefault"
+    assert rules["GpuFleetFaults"]["expr"].endswith(">= 12")
+    for default, value in (("900", "2700"), ('"gpu-healthcheck"', '"gpu"'), ("> 7200", "> 86400")):
+        assert default not in texts.replace("86400", "")
+        assert value in texts
+    for value in ('namespace="gpu-budget"', 'job=~"agents"', "- 7)", "> 0.99", "* 7 / 100", ">= 0.5"):
+        assert value in texts
+
+
+def plain_rules(helm: Helm, *words: str) -> dict[str, Any]:
+    """Return the chart's rules as docs/alerts.md makes them from the PrometheusRule."""
+    template = ("template", "gpu-healthcheck", str(CHART), "-s", "templates/monitoring-prometheus-rule.yaml")
+    done = helm(*template, "--set=prometheusRule.enabled=true", *words)
+    assert done.returncode == 0, done.stderr
+    command = ["sed", "-n", r"/^  groups:/,$ s/^  //p"]
+    text = subprocess.run(command, input=done.stdout, capture_output=True, text=True, check=True).stdout
+    rules: dict[str, Any] = yaml.safe_load(text)
+    return rules
 
 
 def test_every_overlay_is_tried_here() -> None:

@@ -20,7 +20,7 @@ from tools.chart.manifest import Document, as_template, documents
 SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((chart.CHART / "values.yaml").read_text())
 JUDGE = jsonschema.Draft7Validator(SCHEMA)
-BY_HAND = {"NOTES.txt", "_helpers.tpl", "preconditions.yaml"}
+BY_HAND = {"NOTES.txt", "_helpers.tpl", "monitoring-dashboard.yaml", "preconditions.yaml"}
 
 
 def with_value(name: str, value: object) -> dict[str, Any]:
@@ -74,6 +74,13 @@ def test_the_defaults_are_allowed() -> None:
         ("instanceProfiles", "p5.48xlarge 8 32"),
         ("podMonitor.enabled", "true"),
         ("podMonitor.interval", "30"),
+        ("prometheusRule.severities", {"GpuNodeFlaw": "critical"}),
+        ("prometheusRule.severities", {"GpuNodeFault": "Very bad"}),
+        ("prometheusRule.for", {"GpuFleetFaults": "5m"}),
+        ("prometheusRule.for", {"GpuNodeFault": "soon"}),
+        ("prometheusRule.runbookUrl", "javascript:alert(1)"),
+        ("prometheusRule.job", 'a", b="c'),
+        ("prometheusRule.budgetUsed", 1.5),
         ("settings", {}),
         ("settings.CHECK_INTERVALL", 300),
         ("settings.SWEEP_IMAGE", "x"),

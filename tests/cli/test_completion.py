@@ -144,6 +144,41 @@ def test_bash_completes_with_the_offered_words() -> None:
     assert typed([], environment).stdout.decode().split() == ["release"]
 
 
+ARN = "arn:aws:eks:us-west-2:1:cluster/a"
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "replies"),
+    [
+        ("--context ar", ["--context", "ar"], [ARN]),
+        ("--context arn:aws:e", ["--context", "arn", ":", "aws", ":", "e"], [ARN.removeprefix("arn:aws:")]),
+        ("--context arn:", ["--context", "arn", ":"], [ARN.removeprefix("arn:")]),
+        ("--context=arn:a", ["--context", "=", "arn", ":", "a"], [ARN.removeprefix("arn:")]),
+        ("--reason 'a b' --context ", ["--reason", "'a b'", "--context", ""], [ARN, "plain"]),
+    ],
+)
+def test_bash_completes_a_context_behind_its_colons(
+    line: str, words: list[str], replies: list[str], tmp_path: Path
+) -> None:
+    """bash breaks words at colons and equals signs, and replaces only the text behind the last one."""
+    contexts = [{"name": name, "context": {}} for name in (ARN, "plain")]
+    (tmp_path / "config").write_text(yaml.safe_dump({"contexts": contexts}))
+    program, line = tmp_path / "gpu-healthcheck", f"gpu-healthcheck release {line}"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    program.chmod(0o755)
+    split = " ".join(f'"{word}"' for word in ("gpu-healthcheck", "release", *words))
+    script = typed(["completion", "bash"], {}).stdout.decode()
+    script += f"""
+        COMP_WORDS=({split}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMP_LINE="{line}" COMP_POINT={len(line)}
+        _gpu_healthcheck_completion '{program}'
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    environment = {"PATH": os.environ["PATH"], "KUBECONFIG": str(tmp_path / "config"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+    assert (done.stdout.split(), done.stderr) == (replies, "")
+
+
 def test_the_script_for_kubectl_is_one_of_a_shell() -> None:
     script = typed(["completion", "kubectl"], {}).stdout
     assert subprocess.run(["sh", "-n"], input=script, check=False).returncode == 0

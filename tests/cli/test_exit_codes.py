@@ -242,6 +242,20 @@ def test_a_full_disk_is_reported() -> None:
     assert done.stderr == "gpu-healthcheck: the output can't be written: No space left on device\n"
 
 
+@pytest.mark.parametrize("words", ["version", "--help", "explain Xid79"])
+def test_a_closed_output_is_reported(words: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m cli {words} >&-"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (2, "gpu-healthcheck: the output can't be written: Bad file descriptor\n")
+
+
+@pytest.mark.parametrize(("words", "code"), [("version 2>&- <&-", 0), ("nonsense 2>&-", 3), ("replay - <&-", 3)])
+def test_other_closed_streams_change_no_result(words: str, code: int) -> None:
+    assert subprocess.run(f"{sys.executable} -m cli {words}", shell=True, cwd=ROOT, check=False).returncode == code
+
+
 def test_ctrl_c_is_130() -> None:
     process = subprocess.Popen([sys.executable, "-m", "cli", "replay", "-"], cwd=ROOT, stdin=subprocess.PIPE)
     eventually(lambda: _waits_for_input(process.pid))

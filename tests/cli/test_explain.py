@@ -274,7 +274,7 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("GpuHealthy", "a condition of the node"),
         ("AcceleratedHardwareReady", "a condition of the node"),
         ("BadSetting", "an Event on the node"),
-        ("gpu_healthcheck_xids_total", "(counter, by code)"),
+        ("gpu_healthcheck_xids_total", "(counter, by code, by gpu, by UUID)"),
     ],
 )
 def test_a_word_of_a_record_or_a_label_is_explained(word: str, shown: str) -> None:

@@ -77,15 +77,17 @@ def test_our_cordon_goes_also_where_nothing_is_left_to_release(api: ApiStandIn, 
     assert len(api.writes) == 1
 
 
-def test_a_fault_that_no_release_ends_is_no_success_where_nothing_else_is_to_release(
-    api: ApiStandIn, kubeconfig: Path
+@pytest.mark.parametrize("event", [[], [{"nature": "event", "last_seen": "2026-11-21T01:02:03Z"}]])
+@pytest.mark.parametrize(("status", "severity"), [("fail", "RESET"), ("warn", "MONITOR")])
+def test_a_fault_that_no_release_ends_is_no_success(
+    api: ApiStandIn, kubeconfig: Path, status: str, severity: str, event: list[Json]
 ) -> None:
-    row = {"reason": "GpuRecoveryAction", "subject": "gpu/0000:53:00.0", "severity": "RESET", "nature": "level"}
-    record = {"schema": 1, "status": "fail", "severity": "RESET", "findings": [row]}
-    mark(api, "n", results=json.dumps(record))
+    row = {"reason": "GpuRecoveryAction", "subject": "gpu/0000:53:00.0", "severity": severity, "nature": "level"}
+    record = {"schema": 1, "status": status, "severity": severity, "boot_id": "b", "cursor": 9}
+    mark(api, "n", results=json.dumps({**record, "findings": [row, *({**row, "reason": "Xid13", **e} for e in event)]}))
     done = release(kubeconfig)
 
-    assert (done.returncode, "n: still active\n  RESET    GpuRecoveryAction on gpu/" in done.stdout) == (1, True)
+    assert (done.returncode, "GpuRecoveryAction on gpu/" in done.stdout) == (1, True)
     assert release(kubeconfig, "--dry-run").returncode == 0
 
 
@@ -189,6 +191,7 @@ def test_by_labels_all_is_shown_and_a_person_is_asked(
     assert (done.returncode, [write.path.partition("?")[0] for write in rack.writes]) == (code, written), done.stderr
     assert done.stdout.startswith("n: would release\n  REBOOT   Xid79 on gpu/0000:53:00.0 ")
     assert ("Release 1 of 2 nodes? [y/N]: " in done.stdout) is (not words)
+    assert ("no answer on standard input" in done.stderr) is (code == 130)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,20 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from cli.access import cluster_of
+from cli.node_step import node_step
 from healthcheck.cluster.kubeconfig import Access
+from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import NodeState
+from healthcheck.text.json_rows import row_in
 from healthcheck.verdict.gate_refusals import refused_message
 from healthcheck.verdict.node_events import NodeEvent
+from healthcheck.verdict.record import StandingRecord
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import P, run_here
 
@@ -30,9 +35,9 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
         yield api.kubeconfig(tmp_path / "config")
 
 
-def status_output(kubeconfig: Path, *words: str) -> str:
+def status_output(kubeconfig: Path, *words: str, code: int = 0) -> str:
     done = run_here(kubeconfig, "status", *words)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (code, "")
     return done.stdout
 
 
@@ -101,6 +106,67 @@ def test_without_headers_there_are_rows_alone(kubeconfig: Path) -> None:
     assert [row.split()[0] for row in rows] == [*NODES]
 
 
+def finding(reason: str, nature: str = "level") -> dict[str, Any]:
+    return {"reason": reason, "severity": "MONITOR", "subject": "runtime/containerd", "nature": nature, "detail": "x"}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "step"),
+    [
+        (("Xid13", "NvidiaRuntimeMissing"), ("GPU pods can't start. Add the handler with", "NvidiaRuntimeMissing")),
+        (("Xid13", "RuntimeClassHandlerUndefined"), ("Use the same handler name", "RuntimeClassHandlerUndefined")),
+        (("Xid13", "Xid13Repeated"), ("3 processes met Xid13 within a day", "Xid13Repeated")),
+        (("Xid13",), ("Nothing now.", "Xid13")),
+    ],
+)
+def test_the_step_of_a_warning_is_of_its_worst_finding_that_can_be_acted_on(
+    reasons: tuple[str, ...], step: tuple[str, str]
+) -> None:
+    labels = {f"{P}/status": "warn", f"{P}/severity": "MONITOR"}
+    record = StandingRecord(findings=tuple(row_in(FindingRow, finding(reason)) for reason in reasons))
+    result = node_step(NodeState("a", labels=labels), record, silent=False, now=datetime.now(UTC))
+
+    assert result.note.startswith(step[0])
+    assert ("Nothing now" in result.note) is (reasons == ("Xid13",))
+    assert result.commands == (f"gpu-healthcheck explain {step[1]}",)
+
+
+def test_a_node_is_shown_with_its_findings_records_and_next_step(tmp_path: Path) -> None:
+    deep = {"schema": 1, "timestamp": "2026-11-21T01:02:03Z", "status": "fail", "severity": "RESET", "by": "sweep"}
+    past = {"at": "2026-11-01T00:00:00Z", "recommendation": "reset", "findings": ["Xid79 gpu/0"], "returned": True}
+    records = {
+        "results": {"schema": 1, "status": "warn", "findings": [finding("NvidiaRuntimeMissing") | {"exit": "a cycle"}]},
+        "sweep-result": deep,
+        "quarantine-result": deep | {"recommendation": "reset", "history": [past], "severity": "PASS"},
+    }
+    records["results"]["unobserved"] = [{"check": "8-hami", "cause": "ProbeFailed", "detail": "it can't be read"}]
+    with ApiStandIn("a") as api:
+        labels = {f"{P}/status": "warn", f"{P}/severity": "MONITOR"}
+        annotations = {f"{P}/{name}": json.dumps(record) for name, record in records.items()}
+        api.edit_node("a", {"metadata": {"labels": labels, "annotations": annotations}})
+        config = api.kubeconfig(tmp_path / "config")
+        text = status_output(config, "a")
+        (in_json, in_yaml) = (yaml.safe_load(status_output(config, "a", "-o", form)) for form in ("json", "yaml"))
+        name = status_output(config, "a", "-o", "name")
+
+    for words in (
+        "status      warn, MONITOR",
+        "MONITOR     NvidiaRuntimeMissing on runtime/containerd: GPU pods can't start: x\n",
+        "            ends with: a cycle\n",
+        "RESET       DeepDiagnosticFailed on node: sweep-result of 2026-11-21T01:02:03Z has severity RESET\n",
+        "no result   8-hami: ProbeFailed: it can't be read",
+        "fail, PASS, recommends reset, by sweep",
+        "history     2026-11-01T00:00:00Z: reset for Xid79 gpu/0, returned to service",
+        "next step   ",
+        "            $ kubectl get pods -n gpu-healthcheck",
+    ):
+        assert words in text
+    assert name == "node/a\n"
+    assert [*in_json["records"]] == ["sweep-result", "quarantine-result", "results"]
+    assert in_json["node"]["stops_pods"] is True
+    assert in_yaml["records"] == in_json["records"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -109,6 +175,10 @@ def test_without_headers_there_are_rows_alone(kubeconfig: Path) -> None:
         ("-o", "name", "--allocation"),
         ("--allocation", "-l", "a=b"),
         ("--allocation", "-w"),
+        ("gpu-node-1", "gpu-node-2"),
+        ("gpu-node-1", "-l", "a=b"),
+        ("gpu-node-1", "-o", "html"),
+        ("no-such-node",),
         ("--prometheus", "http://127.0.0.1:9090"),
     ],
 )
@@ -133,7 +203,7 @@ def test_watched_a_program_gets_one_document_after_the_other(
             raise end
 
     monkeypatch.setattr("time.sleep", sleep)
-    documents = read(status_output(kubeconfig, "-w", "-o", form))  # type: ignore[operator]
+    documents = read(status_output(kubeconfig, "-w", "-o", form, code=130))  # type: ignore[operator]
 
     assert [[row["node"] for row in document["nodes"]] for document in documents] == [[*NODES], [*NODES]]
 

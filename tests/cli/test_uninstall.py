@@ -120,6 +120,7 @@ def test_a_person_is_asked(api: ApiStandIn, kubeconfig: Path, answers: str, code
 
     assert (done.returncode, bool(ours_on(api.node("failed")))) == (code, left)
     assert "Remove all this? [y/N]: " in done.stdout
+    assert ("no answer on standard input" in done.stderr) is (not answers)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,11 @@ class TestTaking:
 
         assert after(memory, at(60), sweep=text) == memory
 
+    def test_a_severity_without_a_finding_names_its_record_and_time(self) -> None:
+        (found,) = after(knows(), sweep=run({"reason": PCIE}, severity="ISOLATE")).standing
+
+        assert found.finding.detail == f"sweep-result of {moment()} has severity ISOLATE"
+
     def test_takes_each_kind_of_record_for_itself(self) -> None:
         memory = after(knows(), sweep=run(row()), quarantine=run(row(PCIE)))
 

@@ -17,17 +17,21 @@ from healthcheck.checks import CHECKS, KERNEL_LINES
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.content import SCHEMA
+from healthcheck.memory.content import dump as dump_memory
+from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.exits import begin
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Nature, Now, Outcome
 from healthcheck.probes.kernel_log import RING, KernelLog, Record, RecordBatch, parse_record
+from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.verdict.record import LONGEST, dump, render
 from healthcheck.verdict.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
 from tests.checks.evidence import untimed
 from tests.checks.grammar import fault_lines, quoted_lines
-from tests.examples import IDENTITY, MACHINE, MONOTONIC, WALL
+from tests.examples import IDENTITY, MACHINE, MONOTONIC, NOW, WALL, fault, later, says, sighting
 from tests.fuzz import archives, captures, container_runtime, hardware
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
 from tests.memory import test_properties as properties
@@ -139,7 +143,7 @@ def a_damaged_file_is_whole_or_set_aside(steps: list[properties.Step], damages: 
 def a_forged_file_is_read_or_set_aside(
     steps: list[properties.Step], place: list[int], instead: Any, is_key: bool
 ) -> None:
-    """With the right digest: only its shape can be wrong."""
+    """With the right digest: only its shape can be wrong. A content that is read is one that all later steps accept."""
     with tempfile.TemporaryDirectory() as folder:
         file = _written(Path(folder), steps)
         content = json.loads(file.path.read_bytes().partition(b"\n")[2])
@@ -147,7 +151,19 @@ def a_forged_file_is_read_or_set_aside(
         body = json.dumps(content).encode()
         header = {"schema": SCHEMA, "sha256": hashlib.sha256(body).hexdigest()}
         file.path.write_bytes(json.dumps(header).encode() + b"\n" + body + b"\n")
-        _read_or_set_aside(file)
+        memory = _read_or_set_aside(file)
+        if memory is not None:
+            _is_usable(memory)
+
+
+def _is_usable(memory: Memory) -> None:
+    memory = begin(memory, MACHINE, memory.boot_id, NOW)
+    gpus = (Gpu(0, address="0000:53:00.0", uuid="GPU-1", serial="1"),)
+    memory = after_look(memory, JudgedCycle([says()], gpus), later(10))
+    event = fault(seq=1, at=NOW.monotonic)
+    memory = after_kernel_log(memory, [says(sightings=(sighting(event),), check="xid")], later(20))
+    render(decide(memory, [says()]), memory, IDENTITY, WALL)
+    dump_memory(memory)
 
 
 def _written(folder: Path, steps: list[properties.Step]) -> MemoryFile:

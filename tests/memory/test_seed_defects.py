@@ -32,46 +32,30 @@ def verdict(*texts: str, persistence_mode: bool = True) -> Verdict:
     return decide(memory, (*outcomes, level))
 
 
-def test_xid_79_alone_is_a_reboot() -> None:
-    assert verdict(XID_79).severity is Severity.REBOOT
+FAIL, PASS = Status.FAIL, Status.PASS
+LINES: dict[str, tuple[tuple[str, ...], Status, Severity]] = {
+    "xid 79": ((XID_79,), FAIL, Severity.REBOOT),
+    "xid 79 before a fatal sxid": ((XID_79, FATAL_SXID), FAIL, Severity.REBOOT),
+    "xid 79 after a fatal sxid": ((FATAL_SXID, XID_79), FAIL, Severity.REBOOT),
+    "xid 79 before a milder line": ((XID_79, MONITOR_XID), FAIL, Severity.REBOOT),
+    "xid 79 after a milder line": ((MONITOR_XID, XID_79), FAIL, Severity.REBOOT),
+    "xid 79 before an application's error": ((XID_79, XID.format(43, "x")), FAIL, Severity.REBOOT),
+    "xid 79 before many milder lines": ((XID_79, *[MONITOR_XID] * 9), FAIL, Severity.REBOOT),
+    "xid 79 before thousands of other lines": ((XID_79, *["usb 1-1: new device"] * 5000), FAIL, Severity.REBOOT),
+    "a fatal sxid": ((FATAL_SXID,), FAIL, Severity.RESET),
+    "xid 62": ((XID_62,), FAIL, Severity.RESET),
+    **{f"xid {code}": ((XID.format(code, "x"),), FAIL, Severity.RESET) for code in (46, 62, 142)},
+    "a clean log": (("Linux version 6.8", "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570"), PASS, Severity.PASS),
+}
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_lines_have_their_verdict(case: str) -> None:
+    lines, status, severity = LINES[case]
+    given = verdict(*lines)
+
+    assert (given.status, given.severity) == (status, severity)
 
 
 def test_xid_79_stays_a_reboot_with_a_milder_fault() -> None:
     assert verdict(XID_79, persistence_mode=False).severity is Severity.REBOOT
-
-
-@pytest.mark.parametrize("lines", [(XID_79, FATAL_SXID), (FATAL_SXID, XID_79)])
-def test_xid_79_with_a_fatal_sxid_is_at_least_a_reboot(lines: tuple[str, str]) -> None:
-    assert verdict(*lines).severity >= Severity.REBOOT
-
-
-def test_a_fatal_sxid_alone_is_at_least_a_reset() -> None:
-    assert verdict(FATAL_SXID).severity >= Severity.RESET
-
-
-def test_xid_62_alone_is_a_reset() -> None:
-    assert verdict(XID_62).severity is Severity.RESET
-
-
-@pytest.mark.parametrize("code", [46, 62, 142])
-def test_codes_that_the_seed_took_for_unknown_are_faults(code: int) -> None:
-    assert verdict(XID.format(code, "x")).severity is Severity.RESET
-
-
-@pytest.mark.parametrize(
-    "lines", [(XID_79, MONITOR_XID), (MONITOR_XID, XID_79), (XID_79, XID.format(43, "x")), (XID_79, *[MONITOR_XID] * 9)]
-)
-def test_a_later_milder_line_hides_no_fault(lines: tuple[str, ...]) -> None:
-    said = verdict(*lines)
-
-    assert (said.status, said.severity) == (Status.FAIL, Severity.REBOOT)
-
-
-def test_a_fault_counts_however_many_lines_came_after_it() -> None:
-    assert verdict(XID_79, *["usb 1-1: new device"] * 5000).severity is Severity.REBOOT
-
-
-def test_a_clean_log_is_a_pass_and_never_skip() -> None:
-    said = verdict("Linux version 6.8", "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20")
-
-    assert (said.status, said.severity.name) == (Status.PASS, "PASS")

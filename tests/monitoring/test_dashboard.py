@@ -1,4 +1,4 @@
-"""monitoring/dashboard.json: as Grafana's provisioning wants it, and each of its queries answered by a Prometheus."""
+"""The dashboard: as Grafana's provisioning wants it, and each of its queries answered by a Prometheus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tests.agent.world import StandIn, World
 from tests.monitoring.prometheus_server import PrometheusServer
 from tests.monitoring.test_rules import EXPORTED, OVERLAY, RULES
 
-TEXT = (Path(__file__).parents[2] / "monitoring" / "dashboard.json").read_text()
+FOLDER = Path(__file__).parents[2] / "charts" / "gpu-healthcheck" / "dashboard"
+TEXT = (FOLDER / "gpu-healthcheck.json").read_text()
 DASHBOARD: dict[str, Any] = json.loads(TEXT)
 VARIABLES = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
 (ROW,) = (one for one in DASHBOARD["panels"] if one["type"] == "row")
@@ -44,7 +45,7 @@ def test_it_is_provisioned_without_a_question() -> None:
     assert "__inputs" not in TEXT
     assert "id" not in DASHBOARD
     assert DASHBOARD["uid"] == "gpu-healthcheck"
-    assert list(VARIABLES) == ["datasource", "cluster", "node"]
+    assert list(VARIABLES) == ["datasource", "logs", "cluster", "pool_label", "pool", "type", "zone", "node"]
 
 
 def test_the_whole_fleet_is_shown_and_a_node_only_when_it_is_chosen() -> None:
@@ -57,7 +58,8 @@ def test_the_whole_fleet_is_shown_and_a_node_only_when_it_is_chosen() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=by_title)
 def test_a_panel_says_what_it_shows_in_which_unit_and_of_which_source(panel: dict[str, Any]) -> None:
-    assert all((panel["title"], panel["description"], panel["fieldConfig"]["defaults"]["unit"], panel["targets"]))
+    defaults = panel["fieldConfig"]["defaults"]
+    assert all((panel["title"], panel["description"], defaults["unit"], defaults["noValue"], panel["targets"]))
     assert [entry["datasource"] for entry in (panel, *panel["targets"])] == [SOURCE] * (1 + len(panel["targets"]))
 
 
@@ -77,21 +79,51 @@ def cells_of(x: int, y: int, w: int, h: int) -> Iterator[tuple[int, int]]:
 def test_a_query_asks_for_what_somebody_exports(query: str) -> None:
     known = {metric.name for metric in Telemetry().metrics} | EXPORTED
     known |= {rule["record"] for rule in RULES if "record" in rule}
-    asked = set(re.findall(r"[\w:]*\b(?:gpu_healthcheck|kube)_[\w:]+", query))
+    asked = {
+        name.removesuffix("_bucket") for name in re.findall(r"[\w:]*\b(?:gpu_healthcheck|kube|DCGM)_[\w:]+", query)
+    }
     assert asked
     assert asked <= known
     assert query.count('cluster=~"$cluster"') == query.count("{")
 
 
-def test_the_overlay_has_the_same_dashboard_where_grafanas_sidecar_finds_it() -> None:
-    made = yaml.safe_load((OVERLAY / "dashboard.yaml").read_text())
+def test_the_overlay_and_the_chart_read_the_one_file_where_grafanas_sidecar_finds_it() -> None:
+    assert "../../../charts/gpu-healthcheck/dashboard" in (OVERLAY / "kustomization.yaml").read_text()
+    (made,) = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["configMapGenerator"]
+    assert (made["files"], made["options"]["labels"]["grafana_dashboard"]) == (["gpu-healthcheck.json"], "1")
+    template = (FOLDER.parent / "templates" / "monitoring-dashboard.yaml").read_text()
+    assert '.Files.Get "dashboard/gpu-healthcheck.json"' in template
+    assert 'grafana_dashboard: "1"' in template
 
-    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert made["data"] == {"gpu-healthcheck.json": TEXT}
+
+@pytest.mark.parametrize(
+    "title", ["Findings", "Silent agents", "Nodes with a withheld taint", "Oldest deep diagnostics"]
+)
+def test_a_node_in_a_table_links_to_its_row_and_the_log_of_its_agent(title: str) -> None:
+    for panel in (panel for panel in PANELS if panel["title"] == title):
+        links = {
+            link["title"]: link["url"]
+            for override in panel["fieldConfig"]["overrides"]
+            if override["matcher"]["options"] == "node"
+            for entry in override["properties"]
+            for link in entry["value"]
+        }
+        assert "var-node=${__data.fields.node}" in links["Row of this node"]
+        assert links["Log of its agent"].startswith("/explore?")
+
+
+_TYPE, _ZONE = "label_node_kubernetes_io_instance_type", "label_topology_kubernetes_io_zone"
+EXPORTERS = f"""\
+kube_node_labels{{node="gpu-node-1",{_TYPE}="p5.48xlarge",{_ZONE}="a"}} 1
+kube_node_labels{{node="another-0",{_TYPE}="p4d.24xlarge",{_ZONE}="b"}} 1
+DCGM_FI_DEV_GPU_TEMP{{Hostname="gpu-node-1",gpu="0",UUID="GPU-a"}} 40
+DCGM_FI_DEV_POWER_USAGE{{Hostname="gpu-node-1",gpu="0",UUID="GPU-a"}} 90
+DCGM_FI_DEV_GPU_UTIL{{Hostname="gpu-node-1",gpu="0",UUID="GPU-a"}} 7
+"""
 
 
 class KubeStateMetrics(LoopbackAnswers):
-    """Its metrics of a cluster's heartbeats (docs/metrics/cluster/lease-metrics.md there)."""
+    """Its metrics of a cluster's heartbeats (docs/metrics/cluster/lease-metrics.md there), and other exporters'."""
 
     def __init__(self, world: World, *connection: Any) -> None:
         self._world = world
@@ -102,7 +134,7 @@ class KubeStateMetrics(LoopbackAnswers):
         renewed = {lease["metadata"]["name"]: moment(lease["spec"]["renewTime"]).timestamp() for lease in leases}
         message = 'kube_lease_renew_time{{lease="{}",namespace="gpu-healthcheck"}} {}\n'
         page = "".join(message.format(name, at) for name, at in renewed.items())
-        self.answer(200, page.encode(), {"Content-Type": "text/plain; version=0.0.4"})
+        self.answer(200, (page + EXPORTERS).encode(), {"Content-Type": "text/plain; version=0.0.4"})
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +156,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusS
         yield prometheus
 
 
-def filled(query: str) -> str:
-    fields = {"$cluster": ".*", "$node": "gpu-node-1", "$__interval": "5m"}
+def filled(query: str, kind: str = ".*") -> str:
+    fields = {"$cluster": ".*", "$node": "gpu-node-1", "$__interval": "5m", "$__range": "1h"}
+    fields |= {"$pool": ".*", "$type": kind, "$zone": ".*", "$pool_label": "label_karpenter_sh_nodepool"}
     return re.sub(r"\$\w+", lambda variable: fields[variable[0]], query)
 
 
@@ -144,6 +177,17 @@ def test_a_number_is_that_of_the_cluster(prometheus: PrometheusServer, title: st
     (target,) = next(entry for entry in FLEET if entry["title"] == title)["targets"]
 
     prometheus.wait_for(f"({filled(target['expr'])}) == {number}")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("kind", "number"), [("p5.48xlarge", 8), ("p4d.24xlarge", 9), (".*", 9)])
+def test_the_filters_leave_out_the_nodes_of_other_types_alone(
+    prometheus: PrometheusServer, kind: str, number: int
+) -> None:
+    """Nodes of which kube-state-metrics exports no labels stay."""
+    (target,) = next(entry for entry in FLEET if entry["title"] == "Agents silent")["targets"]
+
+    prometheus.wait_for(f"({filled(target['expr'], kind)}) == {number}")
 
 
 @pytest.mark.cluster

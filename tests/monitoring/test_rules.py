@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 import yaml
 from prometheus_client.exposition import choose_encoder
 
-from agent.telemetry import Telemetry
-from healthcheck.model import Finding, Severity, Status
+from agent.telemetry import DeepRun, Telemetry
+from healthcheck.catalog.xid import xid_table
+from healthcheck.memory.findings import ActiveFinding
+from healthcheck.model import Finding, Nature, Severity, Status
 from tests.tiers import cannot_run
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +31,16 @@ ALERTS = [rule for rule in RULES if "alert" in rule]
 TESTED = (ROOT / "monitoring" / "rules_test.yaml").read_text()
 EXPORTED = {
     *("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_GPU_UTIL"),
-    *("kube_node_status_condition", "kube_lease_renew_time", "kube_cronjob_created", "kube_cronjob_spec_suspend"),
-    "kube_cronjob_status_last_successful_time",
+    *("DCGM_FI_DEV_POWER_USAGE", "kube_node_info", "kube_node_labels", "kube_node_status_condition"),
+    *("kube_node_status_allocatable", "kube_node_status_capacity", "kube_lease_owner", "kube_lease_renew_time"),
+    *("kube_daemonset_status_desired_number_scheduled", "kube_daemonset_status_number_ready"),
+    *("kube_cronjob_created", "kube_cronjob_spec_suspend", "kube_cronjob_status_last_successful_time"),
 }
-"""By the DCGM exporter (etc/default-counters.csv) and by kube-state-metrics (docs/metrics), unless told otherwise."""
+"""By the DCGM exporter (etc/default-counters.csv) and by kube-state-metrics (docs/metrics) by default.
+
+kube-state-metrics exports the labels of Nodes only if its flag lists them.
+"""
+RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 
 
 def by_name(rule: dict[str, Any]) -> str:
@@ -49,14 +58,31 @@ def test_an_alert_says_what_it_is_and_where_the_runbook_has_it(alert: dict[str, 
 
 @pytest.mark.parametrize("rule", RULES, ids=by_name)
 def test_a_rule_is_tested(rule: dict[str, Any]) -> None:
-    assert re.search(rf"(?<![\w:]){by_name(rule)}(?!\w)", TESTED)
+    """A record is tested by the alerts that use it, or by itself."""
+    used = any(f"{by_name(rule)} " in f"{other['expr']} " for other in ALERTS)
+    assert used or re.search(rf"(?<![\w:]){by_name(rule)}(?!\w)", TESTED)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=by_name)
+def test_an_alert_has_labels_of_the_subject_alone(alert: dict[str, Any]) -> None:
+    """Names of agent pods, replicas and exporters come and go: as labels they would restart `for` and notify again."""
+    by = {word for words in re.findall(r"by \(([^)]*)\)", alert["expr"]) for word in words.split(", ")}
+    if "increase(" not in alert["expr"]:
+        assert by.isdisjoint({"instance", "container", "endpoint", "prometheus_replica", "replica"})
+
+
+def test_the_xids_of_applications_are_those_after_which_nvidia_restarts_only_the_application() -> None:
+    (degraded,) = (alert for alert in ALERTS if alert["alert"] == "GpuNodeDegraded")
+    (listed,) = re.findall(r'reason!~"Xid\(([\d|]+)\)"', degraded["expr"])
+    codes = {code for code, row in xid_table().items() if row.immediate_action == "RESTART_APP"}
+    assert {int(code) for code in listed.split("|")} == codes | {45}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=by_name)
 def test_a_rule_asks_for_what_somebody_exports(rule: dict[str, Any]) -> None:
-    asked = set(re.findall(r"\b(?:gpu_healthcheck|DCGM|kube)_\w+", rule["expr"]))
+    asked = set(re.findall(r"(?:\w+:)?\b(?:gpu_healthcheck|DCGM|kube)_\w+(?::\w+)?|\bup\b", rule["expr"]))
     assert asked
-    assert asked <= {metric.name for metric in Telemetry().metrics} | EXPORTED
+    assert asked <= {"up"} | {metric.name for metric in Telemetry().metrics} | EXPORTED | RECORDED
 
 
 def test_the_overlay_has_the_same_rules() -> None:
@@ -81,9 +107,14 @@ def test_promtool_finds_nothing_to_say_of_a_full_page() -> None:
         cannot_run("NOT TESTED by promtool (Debian: apt-get install prometheus)")
     telemetry = Telemetry()
     found = Finding("Xid79", Severity.REBOOT, "gpu/0000:18:00.0", "", {"index": "0", "uuid": "GPU-a"})
-    telemetry.show_verdict(Severity.REBOOT, Status.FAIL, (found,), {"0-nvidia-smi": False})
+    at = datetime(2026, 11, 21, tzinfo=UTC)
+    active = ActiveFinding(found, "xid", Nature.EVENT, at, at, 1, "boot", 0.0)
+    telemetry.show_verdict(Severity.REBOOT, Status.FAIL, (active,), {"0-nvidia-smi": False})
     telemetry.show_driver("580.1", 'a"b\\c', {("0", "GPU-a"): 87})
-    telemetry.xids.labels("79").inc()
+    telemetry.show_runs({"sweep": DeepRun("pass", 1.0, 1.0)})
+    telemetry.show_taint(tainted=True, slots=(1, 2))
+    telemetry.show_efa_errors({("rdmap16s0", "rx_drops"): 1})
+    telemetry.xids.labels("79", "0", "GPU-a").inc()
     encode, _ = choose_encoder("")
 
     checked = subprocess.run(

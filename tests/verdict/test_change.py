@@ -66,6 +66,21 @@ def plan_for(
     return planned(verdict, memory, state, rules, now, grant)
 
 
+def patch_of(change: NodePatch) -> Mapping[str, Any]:
+    assert change.patch is not None
+    return change.patch
+
+
+def record_of(state: NodeState) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(state.annotations[RESULTS])
+    return record
+
+
+def condition_of(change: NodePatch) -> Mapping[str, Any]:
+    assert change.condition is not None
+    return change.condition
+
+
 def written(state: NodeState, change: NodePatch) -> NodeState:
     """The Node after the API server took the change."""
     labels, annotations = dict(state.labels), dict(state.annotations)
@@ -90,57 +105,22 @@ def settled(memory: Memory | None = None, *, blind: Unobserved | None = None, **
     return written(before, plan_for(before, memory, blind=blind))
 
 
-def ours(state: NodeState) -> list[Mapping[str, Any]]:
-    return [taint for taint in state.taints if taint == TAINT]
-
-
 class TestTaints:
-    # Verdict, could not check, tainted before → tainted after. TAINT_SEVERITY is RESET.
-    @pytest.mark.parametrize(
-        ("severity", "blind", "before", "after"),
-        [
-            (PASS, False, False, False),
-            (PASS, False, True, False),
-            (PASS, True, False, False),
-            (PASS, True, True, True),
-            (MONITOR, False, False, False),
-            (MONITOR, False, True, False),
-            (MONITOR, True, False, False),
-            (MONITOR, True, True, True),
-            (RESET, False, False, True),
-            (RESET, False, True, True),
-            (RESET, True, False, True),
-            (RESET, True, True, True),
-            (REBOOT, False, False, True),
-            (REBOOT, True, True, True),
-            (ISOLATE, False, False, True),
-            (ISOLATE, True, True, True),
-        ],
-    )
-    def test_unknown_never_adds_and_never_lifts_a_taint(
-        self, severity: Severity, blind: bool, before: bool, after: bool
-    ) -> None:
-        state = node(taints=[*FOREIGN_TAINTS, TAINT] if before else FOREIGN_TAINTS)
-
-        change = plan_for(state, memory_of(severity), blind=BLIND if blind else None)
-
-        assert bool(ours(written(state, change))) is after
-        assert change.patch is not None
-        assert ("spec" in change.patch) is (before is not after)
-        assert json.loads(change.patch["metadata"]["annotations"][RESULTS]).get("taint") == ("set" if after else None)
-
     @pytest.mark.parametrize("limit", [MONITOR, RESET, REBOOT, ISOLATE])
     @pytest.mark.parametrize("severity", Severity)
     @pytest.mark.parametrize("blind", [False, True])
     @pytest.mark.parametrize("before", [False, True])
-    def test_the_cluster_says_from_which_severity_on(
+    def test_a_taint_stands_from_a_severity_on_and_unknown_neither_adds_nor_lifts_one(
         self, limit: Severity, severity: Severity, blind: bool, before: bool
     ) -> None:
-        state = node(taints=[TAINT] if before else [])
+        state = node(taints=[*FOREIGN_TAINTS, TAINT] if before else FOREIGN_TAINTS)
 
         change = plan_for(state, memory_of(severity), blind=BLIND if blind else None, rules=Rules(limit))
 
-        assert written(state, change).tainted() is (severity >= limit or (before and blind))
+        after = written(state, change)
+        assert after.tainted() is (severity >= limit or (before and blind))
+        assert ("spec" in patch_of(change)) is (before is not after.tainted())
+        assert record_of(after).get("taint") == ("set" if after.tainted() else None)
 
     @pytest.mark.parametrize("tainted", [False, True])
     def test_foreign_taints_are_kept_as_they_are(self, tainted: bool) -> None:
@@ -148,33 +128,29 @@ class TestTaints:
 
         change = plan_for(state, memory_of(PASS if tainted else REBOOT))
 
-        assert change.patch is not None
         kept = [*FOREIGN_TAINTS, OTHER_EFFECT]
-        assert change.patch["spec"]["taints"] == (kept if tainted else [*kept, TAINT])
+        assert patch_of(change)["spec"]["taints"] == (kept if tainted else [*kept, TAINT])
 
     def test_a_taint_of_our_key_with_another_effect_is_not_ours_to_lift(self) -> None:
         state = node(taints=[OTHER_EFFECT])
 
         change = plan_for(state)
 
-        assert change.patch is not None
-        assert "spec" not in change.patch
+        assert "spec" not in patch_of(change)
 
     def test_taints_that_stay_are_not_in_the_patch(self) -> None:
         change = plan_for(node(taints=[*FOREIGN_TAINTS, TAINT]), memory_of(REBOOT))
 
-        assert change.patch is not None
-        assert "spec" not in change.patch
+        assert "spec" not in patch_of(change)
 
     def test_no_taint_is_set_while_hyperpod_tests_the_node(self) -> None:
         state = node(labels={"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"})
 
         change = plan_for(state, memory_of(REBOOT))
 
-        assert change.patch is not None
-        assert "spec" not in change.patch
-        assert json.loads(change.patch["metadata"]["annotations"][RESULTS])["taint"] == "withheld"
-        assert change.patch["metadata"]["labels"][STATUS] == "fail"
+        assert "spec" not in patch_of(change)
+        assert json.loads(patch_of(change)["metadata"]["annotations"][RESULTS])["taint"] == "withheld"
+        assert patch_of(change)["metadata"]["labels"][STATUS] == "fail"
 
     @pytest.mark.parametrize("word", ["Passed", "Failed", ""])
     def test_hyperpods_other_words_withhold_nothing(self, word: str) -> None:
@@ -190,9 +166,8 @@ class TestTaints:
     def test_without_enable_taint_none_is_added(self) -> None:
         change = plan_for(node(), memory_of(ISOLATE), rules=Rules(enable_taint=False))
 
-        assert change.patch is not None
-        assert "spec" not in change.patch
-        assert json.loads(change.patch["metadata"]["annotations"][RESULTS])["taint"] == "off"
+        assert "spec" not in patch_of(change)
+        assert json.loads(patch_of(change)["metadata"]["annotations"][RESULTS])["taint"] == "off"
         assert "SwitchedOff" not in [event.reason for event in change.events]
 
     def test_enable_taint_going_false_removes_ours_once_with_an_event(self) -> None:
@@ -212,7 +187,7 @@ class TestTheBudget:
         after = written(node(), plan_for(node(), memory_of(REBOOT), grant=FULL))
 
         assert (after.labels[STATUS], after.labels[SEVERITY], after.tainted()) == ("fail", "REBOOT", False)
-        assert json.loads(after.annotations[RESULTS])["taint"] == "withheld"
+        assert record_of(after)["taint"] == "withheld"
         condition = after.condition()
         assert condition is not None
         assert condition["status"] == "False"
@@ -232,7 +207,7 @@ class TestTheBudget:
         after = written(withheld, plan_for(withheld, memory_of(REBOOT)))
 
         assert after.tainted() is True
-        assert json.loads(after.annotations[RESULTS])["taint"] == "set"
+        assert record_of(after)["taint"] == "set"
 
     def test_an_existing_taint_is_never_lifted_for_want_of_a_place(self) -> None:
         state = settled(memory_of(REBOOT))
@@ -306,7 +281,7 @@ class TestATaintLeavesWithItsFinding:
 
         assert (after.tainted(), again.tainted()) == (stays, stays)
         assert wants_taint(verdict, after, RULES, remembers()) is stays
-        kept = json.loads(again.annotations[RESULTS]).get("kept", [])
+        kept = record_of(again).get("kept", [])
         assert [(entry["reason"], entry["subject"]) for entry in kept] == ([("Xid79", subject)] if stays else [])
         assert ("the taint stays for Xid79" in str(again.conditions)) is stays
         assert not written(again, self._planned(decide(remembers(), [says()]), again)).tainted()
@@ -339,7 +314,7 @@ class TestATaintLeavesWithItsFinding:
 
     def test_the_record_of_0_3_0_that_names_no_finding_keeps_none(self) -> None:
         state = settled(remembers(), blind=BLIND, taints=[TAINT])
-        old = json.loads(state.annotations[RESULTS])
+        old = record_of(state)
         old.pop("kept")
         before = replace(state, annotations={**state.annotations, RESULTS: json.dumps(old)})
 
@@ -413,9 +388,8 @@ class TestARelease:
         change = plan_for(state, memory)
         after = written(state, change)
 
-        assert change.patch is not None
-        assert change.patch["metadata"]["annotations"][RELEASE] is None
-        assert json.loads(after.annotations[RESULTS])["released"]["by"] == "mia"
+        assert patch_of(change)["metadata"]["annotations"][RELEASE] is None
+        assert record_of(after)["released"]["by"] == "mia"
         assert (after.labels[STATUS], after.tainted()) == ("pass", False)
         assert plan_for(after, memory) == NodePatch()
 
@@ -466,8 +440,7 @@ class TestLabels:
     def test_the_three_labels(self, severity: Severity, blind: bool, status: str) -> None:
         change = plan_for(node(), memory_of(severity), blind=BLIND if blind else None)
 
-        assert change.patch is not None
-        assert change.patch["metadata"]["labels"] == {
+        assert patch_of(change)["metadata"]["labels"] == {
             STATUS: status,
             SEVERITY: severity.name,
             LAST_CHECK: "2026-11-21T010203Z",
@@ -478,19 +451,17 @@ class TestLabels:
 
         change = plan_for(state, memory_of(REBOOT))
 
-        assert change.patch is not None
-        assert set(change.patch) == {"metadata", "spec"}
-        assert set(change.patch["metadata"]) == {"resourceVersion", "labels", "annotations"}
-        assert set(change.patch["metadata"]["labels"]) == {STATUS, SEVERITY, LAST_CHECK}
-        assert set(change.patch["metadata"]["annotations"]) == {RESULTS}
-        assert change.patch["metadata"]["resourceVersion"] == "41"
+        assert set(patch_of(change)) == {"metadata", "spec"}
+        assert set(patch_of(change)["metadata"]) == {"resourceVersion", "labels", "annotations"}
+        assert set(patch_of(change)["metadata"]["labels"]) == {STATUS, SEVERITY, LAST_CHECK}
+        assert set(patch_of(change)["metadata"]["annotations"]) == {RESULTS}
+        assert patch_of(change)["metadata"]["resourceVersion"] == "41"
 
     def test_without_enable_label_none_is_written(self) -> None:
         change = plan_for(node(labels=FOREIGN_LABELS), memory_of(REBOOT), rules=Rules(enable_label=False))
 
-        assert change.patch is not None
-        assert change.patch["metadata"]["labels"] == {}
-        assert change.patch["spec"]["taints"] == [TAINT]
+        assert patch_of(change)["metadata"]["labels"] == {}
+        assert patch_of(change)["spec"]["taints"] == [TAINT]
 
     def test_enable_label_going_false_removes_ours_once_with_an_event(self) -> None:
         state = settled(labels=FOREIGN_LABELS)
@@ -587,7 +558,7 @@ class TestWhenToWrite:
     @pytest.mark.parametrize("change", [{"of another": 1}, {"taken": {"other": "x"}}, {"checks": ["x"]}, {"cut": 7}])
     def test_what_somebody_put_into_the_record_is_taken_out_again(self, change: dict[str, Any]) -> None:
         state = settled()
-        forged = json.dumps(json.loads(state.annotations[RESULTS]) | change)
+        forged = json.dumps(record_of(state) | change)
 
         patched = plan_for(replace(state, annotations={**state.annotations, RESULTS: forged})).patch
 
@@ -622,7 +593,7 @@ class TestOtherRecords:
         after = written(state, plan_for(state, memory_of(own)))
 
         assert (after.labels[STATUS], after.labels[SEVERITY], after.tainted()) == (status, severity, tainted)
-        assert json.loads(after.annotations[RESULTS])["severity"] == own.name
+        assert record_of(after)["severity"] == own.name
         assert after.annotations[key] == state.annotations[key]
 
     # seed-defects.md 1: a light pass removed the taint of a failed deep test.
@@ -635,6 +606,26 @@ class TestOtherRecords:
         condition = after.condition()
         assert condition is not None
         assert (condition["status"], condition["reason"]) == ("False", "DeepDiagnosticFailed")
+
+    @pytest.mark.parametrize(
+        ("time", "shown"), [("2026-11-21T01:02:03Z", "2026-11-21T01:02:03Z"), (7, "an unknown time")]
+    )
+    def test_a_deep_fault_without_a_finding_names_its_record_and_time(self, time: object, shown: str) -> None:
+        text = json.dumps({"schema": 1, "severity": "ISOLATE", "timestamp": time})
+        change = plan_for(node(annotations={SWEEP_RESULT: text}))
+
+        assert change.condition is not None
+        assert change.condition["message"] == f"sweep-result of {shown} has severity ISOLATE"
+        assert [event.message for event in change.events] == [change.condition["message"]]
+
+    def test_what_stops_gpu_pods_comes_first_among_equals(self) -> None:
+        findings = [fault("Xid13", MONITOR), fault("NvidiaRuntimeMissing", MONITOR, "runtime/containerd")]
+        condition = plan_for(node(), remembers(*map(stands, findings))).condition
+
+        assert condition is not None
+        assert (condition["status"], condition["reason"]) == ("True", "NvidiaRuntimeMissing")
+        assert condition["message"].startswith("NvidiaRuntimeMissing on runtime/containerd: GPU pods can't start: ")
+        assert "; Xid13 on " in condition["message"]
 
     def test_a_deep_fault_is_reported_once_without_labels(self) -> None:
         rules = Rules(enable_label=False)
@@ -723,9 +714,8 @@ class TestCondition:
         ],
     )
     def test_a_first_condition(self, severity: Severity, blind: Unobserved | None, state: str, reason: str) -> None:
-        condition = plan_for(node(), memory_of(severity), blind=blind).condition
+        condition = condition_of(plan_for(node(), memory_of(severity), blind=blind))
 
-        assert condition is not None
         assert {key: condition[key] for key in condition.keys() - {"message"}} == {
             "type": "GpuHealthy",
             "status": state,
@@ -741,9 +731,8 @@ class TestCondition:
     def test_its_times_move_only_on_a_transition(self, before: Severity, after: Severity, moves: bool) -> None:
         state = settled(memory_of(before))
 
-        condition = plan_for(state, memory_of(after), now=WALL + timedelta(seconds=300)).condition
+        condition = condition_of(plan_for(state, memory_of(after), now=WALL + timedelta(seconds=300)))
 
-        assert condition is not None
         times = {key: value for key, value in condition.items() if key.endswith("Time")}
         expected = dict.fromkeys(("lastTransitionTime", "lastHeartbeatTime"), "2026-11-21T01:07:03Z")
         assert times == (expected if moves else {})
@@ -751,9 +740,8 @@ class TestCondition:
     def test_other_conditions_are_none_of_our_business(self) -> None:
         ready = {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "x"}
 
-        condition = plan_for(node(conditions=[ready])).condition
+        condition = condition_of(plan_for(node(conditions=[ready])))
 
-        assert condition is not None
         assert condition["type"] == "GpuHealthy"
 
     def test_the_worst_finding_is_listed_first_and_unobserved_checks_last(self) -> None:
@@ -761,9 +749,8 @@ class TestCondition:
             stands(fault("Xid54", ISOLATE, detail="power")), stands(fault("Xid13", MONITOR, detail="warp"))
         )
 
-        condition = plan_for(node(), memory, blind=BLIND).condition
+        condition = condition_of(plan_for(node(), memory, blind=BLIND))
 
-        assert condition is not None
         assert condition["message"] == (
             "Xid54 on gpu/0000:53:00.0: power; Xid13 on gpu/0000:53:00.0: warp; 0-nvidia-smi could not "
             "check: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)"
@@ -776,8 +763,7 @@ class TestCondition:
 
         change = plan_for(node(), memory)
 
-        assert change.condition is not None
-        messages = [change.condition["message"], *(event.message for event in change.events)]
+        messages = [condition_of(change)["message"], *(event.message for event in change.events)]
         assert [1020 < len(message.encode()) <= 1024 for message in messages] == [True] * 3
         assert [message.endswith("...") for message in messages] == [True] * 3
         assert [message.rstrip(".-")[-1] for message in messages] == [letter] * 3
@@ -849,8 +835,7 @@ class TestEvents:
         """As the admission policy has it; the record still says the word."""
         change = plan_for(node(), remembers(stands(fault(reason, REBOOT))))
 
-        assert change.condition is not None
-        assert change.condition["reason"] == UNTOLD
+        assert condition_of(change)["reason"] == UNTOLD
         assert [event.reason for event in change.events] == ["GpuHealthFail", UNTOLD]
 
     @pytest.mark.parametrize("name", ["n", NODE, "n" * 253])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from healthcheck.model import PREFIX
 from tools.chart.manifest import Steps
+from tools.chart.rules import ALERTS
 from tools.chart.settings import lines
 
 Schema = Mapping[str, Any]
@@ -20,7 +21,6 @@ SWEEP: Identity = ("CronJob", "gpu-healthcheck-sweep-node")
 QUARANTINE: Identity = ("CronJob", "gpu-healthcheck-quarantine-node")
 POD_MONITOR: Identity = ("PodMonitor", "gpu-healthcheck")
 RULES: Identity = ("PrometheusRule", "gpu-healthcheck")
-DASHBOARD: Identity = ("ConfigMap", "gpu-healthcheck-dashboard")
 CONFIG: Identity = ("ConfigMap", "gpu-healthcheck-config")
 GATE: Identity = ("MutatingAdmissionPolicy", "gpu-healthcheck-gate")
 
@@ -41,6 +41,9 @@ _TEXT: Schema = {"type": "string"}
 _NAME = "[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 """Name of an object."""
 _AMOUNT = r"[0-9]+(\.[0-9]+)?([eE][0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
+_DURATION = "^([0-9]+(ms|s|m|h))+$"
+_SHARE: Schema = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+_COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": 99999}
 _SWITCH: Schema = {"type": "boolean"}
 _WORDS: Schema = {"type": "object", "additionalProperties": _TEXT}
 _AMOUNTS: Schema = {
@@ -124,6 +127,12 @@ class Key:
 
 def _in_pods(*path: str | int, of: tuple[Identity, ...] = tuple(PODS), block: bool = True) -> tuple[Place, ...]:
     return tuple(Place(pair, (*PODS[pair], *path), block) for pair in of)
+
+
+def _by_alert(alerts: Iterable[str], pattern: str) -> Schema:
+    """Return the schema of a map from names of alerts."""
+    value = {"type": "string", "pattern": pattern}
+    return {"type": "object", "propertyNames": {"enum": sorted(alerts)}, "additionalProperties": value}
 
 
 def _resources(of: Identity) -> tuple[Place, ...]:
@@ -314,7 +323,7 @@ KEYS = (
     Key(
         "podMonitor.interval",
         "Scrape interval.",
-        {"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"},
+        {"type": "string", "pattern": _DURATION},
         (Place(POD_MONITOR, ("spec", "podMetricsEndpoints", 0, "interval")),),
     ),
     Key(
@@ -324,6 +333,67 @@ KEYS = (
         default=False,
     ),
     Key("prometheusRule.labels", "Labels by which Prometheus selects the PrometheusRule.", _WORDS, default={}),
+    Key(
+        "prometheusRule.severities",
+        "Severity of an alert, such as {GpuNodeResetNeeded: critical}; none removes the alert.",
+        _by_alert(ALERTS, "^[a-z][a-z0-9_-]{0,31}$"),
+        default={},
+    ),
+    Key(
+        "prometheusRule.for",
+        "Waiting time of an alert, such as {GpuNodeFault: 5m}.",
+        _by_alert((name for name, waits in ALERTS.items() if waits), _DURATION),
+        default={},
+    ),
+    Key(
+        "prometheusRule.runbookUrl",
+        "Address of the runbook; the alert's name in lower case is its anchor.",
+        {"type": "string", "pattern": r"""^https?://[^\s'"{}#]+$"""},
+        default="https://github.com/aws-samples/gpu-healthcheck/blob/main/docs/runbook.md",
+    ),
+    Key(
+        "prometheusRule.namespace",
+        "Namespace of the agents in the label namespace of up and of kube-state-metrics.",
+        {"type": "string", "pattern": f"^{_NAME}$"},
+        default="gpu-healthcheck",
+    ),
+    Key(
+        "prometheusRule.job",
+        "Regular expression of the label job of the agents' series up.",
+        {"type": "string", "pattern": r"""^[^\s'"\\{}]+$"""},
+        default="(.+/)?gpu-healthcheck.*",
+    ),
+    Key(
+        "prometheusRule.fleetFaults",
+        "Nodes of a cluster that become faulty within 15 minutes: GpuFleetFaults.",
+        _COUNT,
+        default=3,
+    ),
+    Key(
+        "prometheusRule.budgetUsed",
+        "Used share of the fleet budget: GpuHealthcheckBudgetNearlyUsed.",
+        _SHARE,
+        default=0.8,
+    ),
+    Key(
+        "prometheusRule.temperatureMargin",
+        "Degrees Celsius below a GPU's slowdown temperature: GpuTemperatureHigh.",
+        {"type": "integer", "minimum": 0, "maximum": 50},
+        default=5,
+    ),
+    Key("prometheusRule.memoryUsed", "Used share of a GPU's memory: GpuMemoryFull.", _SHARE, default=0.95),
+    Key(
+        "prometheusRule.utilization",
+        "Utilization of a GPU in percent: GpuUnderutilized.",
+        {"type": "integer", "minimum": 1, "maximum": 100},
+        default=10,
+    ),
+    Key(
+        "prometheusRule.sweeperSeconds",
+        "Time without a successful sweep in seconds: GpuHealthcheckSweeperFailing.",
+        {"type": "integer", "minimum": 600, "maximum": 999999},
+        default=7200,
+    ),
     Key("dashboards.enabled", "Create the dashboard as a ConfigMap for Grafana's sidecar.", _SWITCH, default=False),
     Key(
         "dashboards.labels",
@@ -335,5 +405,5 @@ KEYS = (
 
 ADDED = {"monitoring": "", "dra": "dra", "device-taints": "deviceTaints", "gate": "gate"}
 """Overlays that only add objects, with the key KEY that enables each by KEY.enabled."""
-LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule", DASHBOARD: "dashboards"}
+LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule"}
 """Objects with their own KEY.enabled; KEY.labels is added to their labels."""

@@ -12,7 +12,7 @@ import healthcheck
 from agent.process.settings import AgentSettings
 from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.settings.declaration import by_key
-from tools.chart import keys, settings
+from tools.chart import keys, rules, settings
 from tools.chart.keys import ADDED, KEYS, LABELLED, PODS, Identity, Key, Place
 from tools.chart.manifest import Document, Edit, Steps, as_template, documents
 
@@ -165,6 +165,8 @@ def _special(document: Document) -> Iterator[Edit]:
         yield _variable(document, "pullPolicy", ".Values.image.pullPolicy")
     if document.identity[0].startswith("MutatingAdmissionPolicy"):
         yield document.replaced(("apiVersion",), '{{ include "gpu-healthcheck.mutatingPolicies" . }}')
+    if document.identity == keys.RULES:
+        yield from rules.edits(document)
     if key := LABELLED.get(document.identity):
         labels = f"{{{{- range $key, $value := .Values.{key}.labels }}}}"
         yield _under(

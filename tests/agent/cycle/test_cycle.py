@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from prometheus_client.samples import Sample
 from pytest_mock import MockerFixture
 
 import agent.cycle.check_cycle
@@ -67,9 +68,11 @@ class Light:
         return evidence
 
     def seconds(self, of: str) -> dict[str, float]:
-        families = self.telemetry.registry.collect()
-        samples = next(family for family in families if family.name == f"gpu_healthcheck_{of}_seconds").samples
-        return {sample.labels[of]: sample.value for sample in samples}
+        return {sample.labels[of]: sample.value for sample in self.samples(f"{of}_seconds")}
+
+    def samples(self, name: str) -> list[Sample]:
+        samples = [sample for family in self.telemetry.registry.collect() for sample in family.samples]
+        return [sample for sample in samples if sample.name == f"gpu_healthcheck_{name}"]
 
 
 @pytest.fixture
@@ -117,6 +120,24 @@ def test_the_time_of_each_source_and_check_is_measured(light: Light, config: Pat
         {"nvml", "dcgm-engine"},
         {"driver"},
     )
+
+
+def test_timings_can_be_switched_off(light: Light, config: Path) -> None:
+    light.look()
+    (config / "METRICS_TIMINGS").write_text("false")
+    light.look()
+    assert (light.seconds("probe"), light.seconds("check")) == ({}, {})
+
+
+def test_values_leave_with_the_source_that_is_no_longer_read(light: Light, config: Path, node: SimulatedNode) -> None:
+    node.efa_counter(0, "rx_drops", 7)
+    light.look()
+    names = ("driver_info", "gpu_slowdown_celsius", "efa_errors_total")
+    assert [len(light.samples(name)) for name in names] == [1, 8, 1]
+
+    (config / "CHECKS_LIGHTWEIGHT").write_text("container-runtime")
+    light.look()
+    assert [len(light.samples(name)) for name in names] == [0, 0, 0]
 
 
 def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, node: SimulatedNode) -> None:

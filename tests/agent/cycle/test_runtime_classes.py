@@ -92,7 +92,8 @@ def test_a_thousand_and_more_are_read_in_pages_and_the_rest_left_out(listing: Li
     for number in range(1100):
         listing.api.add_runtime_class(f"class-{number:04}", "runc")
     assert len(listing.on(GPU_NODE) or ()) == 1000
-    assert [request.path.partition("limit=")[2].partition("&")[0] for request in listing.api.requests] == ["500", "500"]
+    pages = [request.path.partition("limit=")[2].partition("&")[0] for request in listing.api.requests]
+    assert pages == ["500"] * 3  # the last was requested while the second was read
 
 
 def test_the_last_good_list_outlives_an_outage_and_is_asked_for_again_at_the_next_look(listing: Listing) -> None:

@@ -149,7 +149,7 @@ class _Following:
         self.ledger = Ledger(self.state, file, self.telemetry)
         self.ledger.configure(selecting(checks))
         self.reports = Reports(self.state)
-        processes = DeepProcesses(node.root, self.state)
+        processes = DeepProcesses(node.root, self.state, self.reports.report_defect)
         judge = RecordJudge(self.state, self.ledger, self.reports, processes, self.telemetry)
         self.follower = Follower(node.root, self.state.memory.cursor, judge)
 
@@ -277,6 +277,23 @@ class TestARecordThatCannotBeTaken:
         assert [reason for reason, _ in following.reports.warnings] == ["KernelLogRecordSetAside"]
         blind = following.state.known.judgement.verdict.unobserved
         assert "KernelLogRecordSetAside" in {cause.cause.cause.name for cause in blind}
+
+    def test_a_check_that_fails_without_a_record_is_unobserved_and_the_log_goes_on(
+        self, node: SimulatedNode, file: MemoryFile
+    ) -> None:
+        def judge(*_: Any) -> Iterator[Judgement]:
+            raise ValueError("always")
+            yield
+
+        node.xid(0, 79, "good")
+        following = _Following(node, file, (replace(EVENT_CHECKS[0], judge=judge), *EVENT_CHECKS[1:]))
+        following.follower.start()
+        last = node.kernel_log.write("usb 1-1: reset")
+        eventually(lambda: following.state.memory.cursor == last.sequence)
+        following.follower.end()
+
+        blind = following.state.known.judgement.verdict.unobserved
+        assert {cause.cause.cause.name for cause in blind} >= {"CheckFailed"}
 
     def test_is_set_aside_too_where_it_is_the_memory_that_cannot_take_it(
         self, node: SimulatedNode, file: MemoryFile, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from agent.node.bad_annotations import BadAnnotations
 from agent.node.node_update import NodeUpdate
 from agent.state.agent_state import AgentState
 from agent.state.judgement import Judgement
@@ -57,10 +56,7 @@ def test_a_release_in_the_answer_to_the_condition_is_news(
         nodes.api, nodes.edit = api, edit
         state, telemetry = AgentState(NAME), Telemetry()
         state.remember(judged(MILD))
-        reporter = Reports(state)
-        update = NodeUpdate(
-            api_server(cluster, telemetry), state, reporter, BadAnnotations(telemetry, reporter), telemetry
-        )
+        update = NodeUpdate(api_server(cluster, telemetry), state, Reports(state), telemetry)
         state.news.clear()
 
         assert update.apply(state.known, update.read())

@@ -9,18 +9,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agent.node.api_server import ApiServer
-from agent.node.outage import Outage
 from agent.node.own_slot import OwnSlot
-from agent.node.permissions import Permissions
 from agent.node.slot_requests import SlotRequests
 from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import BUDGET_NAMESPACE
 from sim.api_stand_in import ApiStandIn
+from tests.agent.parts import Reports, api_server
 from tests.waiting import eventually
 
 LOOK_SECONDS = 300
@@ -62,7 +59,8 @@ def test_a_healthy_node_counts_in_advance_so_that_its_first_taint_costs_one_requ
     api: ApiStandIn, cluster: Cluster
 ) -> None:
     node = cluster.nodes.read("a")
-    requests = SlotRequests(ApiServer(cluster, Permissions(Telemetry()), Outage()), AgentState("a"))
+    state = AgentState("a")
+    requests = SlotRequests(api_server(cluster), state, Reports(state))
     requests.start()
     requests.free(node)
     eventually(lambda: asked_since(api, 0) == ["GET", "COUNT"])

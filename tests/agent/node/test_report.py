@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import force_setattr, replace
 
-from agent.node.bad_annotations import BadAnnotations
 from agent.node.reporter import MOST_PER_HOUR, Reporter
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
@@ -32,7 +31,7 @@ GOOD = NodeEvent("gpu-node-1.one", "Warning", "Xid79", "GPU has fallen off the b
 def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> None:
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
     cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
-    reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"))
+    reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"), telemetry)
     broken = replace(GOOD)
     force_setattr(broken, "message", object())  # not representable in JSON, and in no Event of ours
     reporter.queue(broken)
@@ -60,7 +59,7 @@ def test_what_came_before_it_meanwhile_is_not_dropped_in_its_place(tmp_path: Pat
 
     cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
     cluster.nodes = Releasing(cluster.connection)
-    reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"))
+    reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"), telemetry)
     broken = replace(GOOD)
     force_setattr(broken, "message", object())
     written = reporter.queue(broken)
@@ -91,13 +90,12 @@ def test_events_are_bounded_by_reason_and_hour(tmp_path: Path, monkeypatch: pyte
     """A token that may write the Node changes annotations 500 times. Events of other reasons are written as before."""
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
     cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
-    reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"))
-    bad = BadAnnotations(telemetry, reporter)
+    reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"), telemetry)
     reporter.start()
 
     def change(times: int, begin: int = 0) -> None:
         for number in range(begin, begin + times):
-            bad.report((f"annotation results: no JSON: {number}",))
+            reporter.complain((f"annotation results: no JSON: {number}",))
             reporter.queue(NodeEvent(f"gpu-node-1.old{number}", "Normal", "OldRecord", f"{number}"))
             eventually(lambda: reporter.is_done)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -209,7 +210,7 @@ class TestServing:
         served = watched.agent.get("/metrics")[1]
         for family in Telemetry().registry.collect():
             assert f"# TYPE {family.name}" in served
-            assert family.name.startswith("gpu_healthcheck_")
+            assert family.name.startswith(("gpu_healthcheck_", "process_"))
 
     def test_the_verdict_is_in_the_metrics(self, watched: World) -> None:
         metrics = watched.agent.metrics()
@@ -220,7 +221,12 @@ class TestServing:
         watched.wait_for_taint()
         metrics = watched.agent.metrics()
         assert (metrics["node_severity"], metrics["node_status{pass}"], metrics["node_status{fail}"]) == (3, 0, 1)
-        assert (metrics["standing_findings{REBOOT}"], metrics["xids_total{79}"]) == (1, 1)
+        gpu = watched.host.gpus[3]
+        assert (metrics["standing_findings{REBOOT}"], metrics[f"xids_total{{{gpu.uuid},79,3}}"]) == (1, 1)
+        eventually(lambda: watched.agent.metric("tainted") == 1)
+        metrics = watched.agent.metrics()
+        assert (metrics["fault_to_taint_seconds_count"], metrics["fault_to_taint_seconds_bucket{+Inf}"]) == (1, 1)
+        assert time.time() >= metrics[f"finding_first_seen_timestamp_seconds{{Xid79,gpu/{gpu.address}}}"] > 0
 
     def test_it_is_healthy_at_once_and_ready_after_the_first_look(self, world: World) -> None:
         world.host.hang()

@@ -21,7 +21,7 @@ def failed(watched: World) -> World:
     for _ in range(3):
         watched.host.xid(3, 79, ERROR)
     watched.wait_for_taint()
-    eventually(lambda: watched.agent.metric("xids_total{79}") == 3)
+    eventually(lambda: watched.agent.xids("79") == 3)
     watched.wait_for_event("GpuHealthFail")
     watched.wait_for_event("Xid79")
     if any(node.record.get("taint") == "withheld" for node in watched.stand_in.past()):

@@ -165,7 +165,7 @@ def test_a_terminal_breaks_a_line_under_its_own_column(
     ]
 
     assert max(len(line) for line in messages) <= width
-    column = messages[0].index("what")
+    column = messages[0].index("result")
     assert (messages[1][column:].startswith("8 GPUs"), len(messages) > 5) == (True, broken)
     assert all(line[:column].strip() == "" for line in messages[2:-3])
 

@@ -128,7 +128,7 @@ def test_an_agent_without_heartbeat_is_silent_if_leases_are_visible() -> None:
 
     assert (titles(seen, unseen), facts(seen)[0][5]) == (
         ["a: pass, its heartbeat is overdue", "a: pass"],
-        "none, silent",
+        "silent",
     )
 
 

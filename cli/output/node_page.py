@@ -1,0 +1,172 @@
+"""`gpu-healthcheck status NODE`: one node on one screen, with findings and their exits, deep results and next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import to_builtins
+from rich.console import Group
+from rich.text import Text
+
+from cli.fleet import NodeReport, ago, looked
+from cli.output.lines import COMMAND
+from cli.words import SEVERITY_STYLES, STATUS_STYLES
+from healthcheck.deep.claim import claim_on
+from healthcheck.host.console import Screen, wrapped
+from healthcheck.memory.known_names import STOPS_PODS
+from healthcheck.node.state import RESULTS, is_our_taint
+from healthcheck.operations.cordon import cordoned_by
+from healthcheck.text.json_rows import as_json
+from healthcheck.text.moments import moment_or_none, timestamp
+from healthcheck.text.naming import named
+from healthcheck.text.printable import LONGEST, printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import Fault, faults_on
+from healthcheck.verdict.record import DEEP, AgentRecord, CheckRow, HistoryRow, RunRecord
+from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
+
+_LABEL = 12
+"""Width of the first column."""
+_ON_A_SCREEN, _MOST = 5, 100
+"""Most entries of one kind on a terminal, and elsewhere."""
+_LONGEST_ON_A_SCREEN = 5
+"""Longest entry on a terminal, in lines."""
+_STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
+_LONGEST_TIME = 40
+_TAINTS = {
+    WITHHELD: "withheld although the verdict requires it: no slot was free",
+    DEVICES: "on single GPUs instead of the node: kubectl get devicetaintrules",
+    "off": "none: ENABLE_TAINT is false",
+}
+Entry = tuple[str, str, str]
+"""Label, text, and style of the label."""
+
+
+def node_lines(report: NodeReport, screen: Screen, now: datetime) -> Iterator[Text]:
+    """Yield the lines of the page. On a terminal they are broken between words; a command never is."""
+    row, most, longest = report.row, _MOST, LONGEST
+    if screen.is_terminal:
+        most, longest = _ON_A_SCREEN, _LONGEST_ON_A_SCREEN * screen.width
+    yield Text.assemble((row.node, "bold"), f"  {printable(row.instance_type)}")
+    for label, text, style in (*_entries(report, most, now), ("next step", row.next_step.note or "none", "bold")):
+        line = Text.assemble((label.ljust(_LABEL), style), printable(text, longest))
+        yield from wrapped(line, screen.width, _LABEL) if screen.is_terminal else (line,)
+    for command in row.next_step.commands:
+        yield Text(f"{' ' * _LABEL}{COMMAND}{command}")
+
+
+def node_in_place(report: NodeReport, screen: Screen) -> Group:
+    """Return the page for a display that is repeated, in no more lines than the terminal shows, with the next step."""
+    lines, room = list(node_lines(report, screen, datetime.now(UTC))), max(screen.height - 1, 1)
+    if len(lines) > room:
+        lines[room // 2 : len(lines) - room + room // 2 + 1] = [Text("\N{HORIZONTAL ELLIPSIS}", "dim")]
+    for line in lines:
+        line.truncate(screen.width, overflow="ellipsis")
+    return Group(*lines)
+
+
+def node_document(report: NodeReport) -> dict[str, Any]:
+    """Return the node for programs: its row of the fleet, its slots, and the records on it."""
+    there: dict[str, Any] = {key: records.on_node(RunRecord, report.node, key) for key in DEEP}
+    there[RESULTS] = records.on_node(AgentRecord, report.node, RESULTS)
+    return {
+        "node": to_builtins(report.row),
+        "slots": report.slots,
+        "records": {key.partition("/")[2]: as_json(there[key]) for key in there if key in report.node.annotations},
+    }
+
+
+def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
+    row, node = report.row, report.node
+    record = records.on_node(AgentRecord, node, RESULTS)
+    version = f"version {record.agent_version}" if record.agent_version else ""
+    since = f"since {row.since}{_age(row.since, now)}" if row.since else ""
+    yield "status", _joined(row.status or "no verdict", row.severity, since), _STATUS_STYLES.get(row.status, "bold")
+    yield "checked", _joined(looked(row), version), "magenta" if row.silent else "dim"
+    yield "taint", _taint(report), "bold red" if row.taint == WITHHELD else "dim"
+    if others := [str(taint.get("key")) for taint in node.taints if not is_our_taint(taint)]:
+        yield "others", f"taints of other programs: {named(others, most)}", "dim"
+    if node.cordoned:
+        yield "cordon", f"by {cordoned_by(node) or 'a person or another program'}", "bold"
+    if run := claim_on(node, now):
+        yield "running", f"{run.kind.value} {run.holder} until {timestamp(run.until)}", "magenta"
+    for entries in _limited([list(_finding(fault)) for fault in faults_on(node)], most):
+        yield from entries
+    blind = [[("no result", f"{row.check}: {row.cause}: {row.detail}", "magenta")] for row in record.unobserved or ()]
+    for entries in _limited(blind, most):
+        yield from entries
+    yield "checks", _by_status(record.checks or ()), "dim"
+    if row.overdue:
+        yield "overdue", f"deep test: {row.overdue}", "magenta"
+    for annotation, kind in DEEP.items():
+        if annotation in node.annotations:
+            yield from _deep_result(
+                kind.removesuffix("-result"), records.on_node(RunRecord, node, annotation), most, now
+            )
+    if row.released:
+        yield "released", row.released, "dim"
+
+
+def _finding(fault: Fault) -> Iterator[Entry]:
+    row = fault.row
+    names = "".join(f", {name} {text}" for name, text in (row.about or {}).items())
+    stops = "GPU pods can't start: " if fault.reason in STOPS_PODS else ""
+    message = f"{fault.reason} on {fault.subject}{names}: {stops}{row.detail or ''}"
+    yield fault.severity.name, message, SEVERITY_STYLES[fault.severity]
+    first = f"first {timestamp(row.first_seen)}" if row.first_seen else ""
+    last = f"last {timestamp(fault.seen)}" if fault.seen else ""
+    times = f"{row.count} times" if (row.count or 0) > 1 else ""
+    ends = f"ends with: {row.exit}" if row.exit else "not adopted by the node's agent yet"
+    yield "", _joined(first, last, times, ends), "dim"
+
+
+def _deep_result(kind: str, record: RunRecord, most: int, now: datetime) -> Iterator[Entry]:
+    at = printable(record.timestamp or "at an unknown time", _LONGEST_TIME)
+    advice = f"recommends {record.recommendation}" if record.recommendation else ""
+    by = f"by {record.by}" if record.by else ""
+    result = _joined(f"{at}{_age(at, now)}", record.status or "no status", record.severity or "", advice, by)
+    yield (
+        kind,
+        "; ".join(filter(None, (result, _by_status(record.checks or ()), *(record.reasons or ())[:most]))),
+        "dim",
+    )
+    past = [[("history", _past(entry), "dim")] for entry in record.history or ()]
+    for entries in _limited(past, most):
+        yield from entries
+
+
+def _past(entry: HistoryRow) -> str:
+    returned = "returned to service" if entry.returned else ""
+    return _joined(f"{entry.at}: {entry.recommendation} for {named(entry.findings or (), _ON_A_SCREEN)}", returned)
+
+
+def _taint(report: NodeReport) -> str:
+    used, allowed = ("?" if number is None else number for number in (report.budget.used, report.budget.allowed))
+    own = f"with {', '.join(report.slots)}" if report.slots else ""
+    state = "set" if report.row.tainted else _TAINTS.get(report.row.taint, "none")
+    return _joined(state, own, f"{used} of {allowed} slots of the fleet budget are in use")
+
+
+def _by_status(checks: Iterable[CheckRow]) -> str:
+    """Return the checks by status, in the order of their first check."""
+    names: dict[str, list[str]] = {}
+    for row in checks:
+        names.setdefault(row.status or "", []).append(row.check or "")
+    return "; ".join(f"{status}: {', '.join(some)}" for status, some in names.items()) or "none"
+
+
+def _limited(entries: Sequence[list[Entry]], most: int) -> Iterator[list[Entry]]:
+    yield from entries[:most]
+    if (more := len(entries) - most) > 0:
+        yield [("", f"\N{HORIZONTAL ELLIPSIS} and {more} more: `-o json` lists them", "dim")]
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _age(text: str, now: datetime) -> str:
+    at = moment_or_none(text)
+    return f" ({ago((now - at).total_seconds())})" if at is not None and at <= now else ""

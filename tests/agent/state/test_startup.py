@@ -1,0 +1,52 @@
+"""Start with a memory file that this program can read and not use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.process import startup
+from agent.process.startup import start_from
+from agent.telemetry import Telemetry
+from healthcheck.memory.exits import begin
+from healthcheck.memory.file import MemoryFile
+from healthcheck.memory.findings import Memory
+from healthcheck.model import Shortage
+from tests.examples import fault, remembers, stands
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> MemoryFile:
+    file = MemoryFile(tmp_path)
+    file.acquire()
+    file.write(remembers(stands(fault())))
+    return file
+
+
+def test_a_memory_that_triggers_a_defect_is_renamed_and_reported(
+    file: MemoryFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(memory: Memory, *rest: Any) -> Memory:
+        if memory.standing:
+            raise OverflowError("date value out of range")
+        return begin(memory, *rest)
+
+    monkeypatch.setattr(startup, "begin", fails)
+    start = start_from(file, tmp_path, Telemetry())
+
+    assert (start.memory.standing, start.was_lost, file.path.exists()) == ((), True, False)
+    assert "OverflowError: date value out of range" in start.unreadable
+    assert start.unreadable.endswith("renamed to memory.unreadable")
+
+
+def test_a_shortage_renames_nothing(file: MemoryFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Memory:
+        raise Shortage("EMFILE")
+
+    monkeypatch.setattr(file, "read", fails)
+    with pytest.raises(Shortage):
+        start_from(file, tmp_path, Telemetry())
+
+    assert file.path.exists()
