@@ -142,7 +142,7 @@ def test_a_fault_between_binding_and_start_refuses_the_pod_although_the_taint_is
 ) -> None:
     gate(gated.agent.port)  # its GPUs are known from now on
     gated.host.xid(3, 79, ERROR)
-    eventually(lambda: gated.agent.metric("xids_total{79}"))
+    eventually(lambda: gated.agent.xids("79"))
 
     assert gate(gated.agent.port).returncode == REFUSED
 
