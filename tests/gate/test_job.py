@@ -87,8 +87,8 @@ def stage(scheduled: ControlPlane, tmp_path: Path) -> Iterator[Stage]:
         folder = tmp_path / "pods"
         folder.mkdir()
         environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
-        # The second node has no agent: an address of the other family, on which nothing listens.
-        addresses = {FIRST: "127.0.0.1", SECOND: "::1"}
+        # The second node has no agent: the kernel refuses a connection to a multicast address without sending a packet.
+        addresses = {FIRST: "127.0.0.1", SECOND: "224.0.0.1"}
         with Kubelets(scheduled, folder, environment=environment, addresses=addresses) as kubelets:
             yield Stage(scheduled, kubelets, world)
             scheduled.request("DELETE", f"{JOBS}/train?propagationPolicy=Background")

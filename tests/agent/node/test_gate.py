@@ -91,6 +91,11 @@ def loses_gpu_3(world: World) -> None:
     world.wait_for_taint()
 
 
+def switch_taint_off(world: World) -> None:
+    world.configure(ENABLE_TAINT="false")
+    world.wait(lambda node: not node.tainted)
+
+
 @pytest.mark.parametrize("pod", [THREE, FIVE, OTHER, "uid-of-no-pod"])
 def test_a_pod_starts_on_a_healthy_node(gated: World, pod: str) -> None:
     done = gate(gated.agent.port, pod)
@@ -127,10 +132,8 @@ def test_a_pod_that_would_return_to_the_node_starts_with_a_warning(gated: World)
 
 
 def test_a_pod_starts_where_the_taint_is_switched_off(gated: World) -> None:
-    gated.configure(ENABLE_TAINT="false")
-    eventually(lambda: gated.agent.logged("the configuration changed"))
-    gated.host.xid(3, 79, ERROR)
-    gated.wait_for_status("fail")
+    loses_gpu_3(gated)
+    switch_taint_off(gated)
     done = gate(gated.agent.port)
 
     assert done.returncode == 0
@@ -191,11 +194,9 @@ def test_ended_agents_and_agents_without_the_endpoint_let_pods_start(gated: Worl
 
 
 def test_slurm_is_answered_with_the_verdict_of_the_node_without_a_taint(gated: World) -> None:
-    gated.configure(ENABLE_TAINT="false")
-    eventually(lambda: gated.agent.logged("the configuration changed"))
     healthy = gate(gated.agent.port, "", "--local")
-    gated.host.xid(3, 79, ERROR)
-    gated.wait_for_status("fail")
+    loses_gpu_3(gated)
+    switch_taint_off(gated)
     faulty = gate(gated.agent.port, "", "--local")
 
     assert (healthy.returncode, faulty.returncode) == (0, REFUSED)
