@@ -7,9 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from healthcheck.operations.agent_start import start_fix
 from healthcheck.text.printable import printable
 
-_LONGEST_MESSAGE = 400
+_LONGEST_MESSAGE, _LONGEST_NAME = 400, 253
 
 
 class StartFailure(Struct, frozen=True):
@@ -34,7 +35,8 @@ def start_failures(
         if problem is not None:
             reason, message = problem
             others = found[reason].nodes if reason in found else ()
-            found[reason] = _start_failure(reason, message, (*others, _node_of(pod)))
+            name = printable(str((pod.get("metadata") or {}).get("name") or "POD"), _LONGEST_NAME)
+            found[reason] = _start_failure(reason, message, name, (*others, _node_of(pod)))
     status = daemon_set.get("status") or {}
     if _number(status, "currentNumberScheduled") < _number(status, "desiredNumberScheduled"):
         refused = [warning for warning in warnings if warning.startswith("FailedCreate")]
@@ -51,8 +53,8 @@ def outdated(daemon_set: Mapping[str, Any]) -> tuple[int, int]:
     return max(current - _number(status, "updatedNumberScheduled"), 0), current
 
 
-def _start_failure(reason: str, message: str, nodes: tuple[str, ...] = ()) -> StartFailure:
-    return StartFailure(reason, printable(message, _LONGEST_MESSAGE), _fix(reason, message), nodes)
+def _start_failure(reason: str, message: str, pod: str = "POD", nodes: tuple[str, ...] = ()) -> StartFailure:
+    return StartFailure(reason, printable(message, _LONGEST_MESSAGE), _fix(reason, message, pod), nodes)
 
 
 def _problem(pod: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -99,54 +101,9 @@ def _number(status: Mapping[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _fix(reason: str, message: str) -> str:
-    """Return the fix of the first row whose words are in reason or message."""
-    text = f"{reason}: {message}".lower()
-    return next(fix for words, fix in _FIXES if any(word in text for word in words))
-
-
-_FIXES = (
-    (
-        ("imagepull", "imagename", "invalidimage", "imageneverpull", "registryunavailable"),
-        (
-            "Set image.repository (chart) or the overlay's image to an image that this node can pull, and"
-            " imagePullSecrets if its registry needs a login."
-        ),
-    ),
-    (
-        ("match these scopes",),
-        "Apply the whole installation: its ResourceQuota in the namespace gpu-healthcheck covers system-node-critical.",
-    ),
-    (
-        ("exceeded quota", "must specify limits", "limitrange", "maximum "),
-        "Raise or remove the ResourceQuota or LimitRange in the namespace gpu-healthcheck.",
-    ),
-    (
-        ("podsecurity", "violates pod security"),
-        (
-            "Allow the privileged level: kubectl label namespace gpu-healthcheck"
-            " pod-security.kubernetes.io/enforce=privileged --overwrite"
-        ),
-    ),
-    (
-        ("priorityclass", "priority class", "priorityclassname"),
-        "Create the PriorityClass, or remove it from the DaemonSet.",
-    ),
-    (
-        ("denied the request", "admission webhook", "validatingadmissionpolicy", "is forbidden", "failedcreate"),
-        (
-            "Exempt the namespace gpu-healthcheck from this admission rule: the agent needs a privileged pod with the"
-            " host's /dev, /sys and /proc."
-        ),
-    ),
-    (
-        ("insufficient", "unschedulable", "outof", "evicted", "preempting"),
-        "Make room on the node for the agent's requests (chart: agent.resources).",
-    ),
-    (
-        ("crashloopbackoff", "exit code"),
-        "Read its log: kubectl logs -n gpu-healthcheck POD --previous",
-    ),
-    (("",), "Read its Events: kubectl describe pods -n gpu-healthcheck -l app.kubernetes.io/component=agent"),
-)
-"""Words of a reason or message, and the fix."""
+def _fix(reason: str, message: str, pod: str) -> str:
+    """Return the known fix, else where to read more."""
+    words = f"{reason}: {message}".lower()
+    if not (known := start_fix(reason, message)) and ("crashloopbackoff" in words or "exit code" in words):
+        return f"Read its log: `kubectl logs -n gpu-healthcheck {pod} --previous`"
+    return known or "Read its Events: `kubectl describe pods -n gpu-healthcheck -l app.kubernetes.io/component=agent`"

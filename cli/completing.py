@@ -18,7 +18,7 @@ _SECONDS = 2.0
 _PATIENCE_SECONDS = 5.0
 """Deadline of all requests together: a kubeconfig may run a login program, and the shell waits for it."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/@+=,-]{0,252}\Z", re.ASCII)
-_KINDS = ("pod", "node", "deployment", "replicaset", "statefulset", "daemonset", "job", "cronjob", "jobset")
+_KINDS = ("pod", "node", "deployment", "replicaset", "statefulset", "daemonset", "job", "cronjob", "jobset", "hami")
 
 
 def contexts(ctx: typer.Context, incomplete: str) -> list[str]:

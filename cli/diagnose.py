@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
@@ -70,7 +71,7 @@ Words = Annotated[
     typer.Argument(
         metavar="[KIND NAME]",
         autocompletion=completing.subjects,
-        help="pod NS/NAME, node NAME, job NS/NAME or another kind; default: the whole cluster.",
+        help="pod NS/NAME, node NAME, job NS/NAME or another kind, or hami; default: the whole cluster.",
     ),
 ]
 Namespace = Annotated[
@@ -213,6 +214,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         end("diagnose", str(error), COULD_NOT)
     except OSError as error:
         end("diagnose", f"{save}: {error.strerror}")
+    _must_have(snapshot, namespace or (target.namespace if target else ""))
     if pods:
         raise typer.Exit(_would_fit(snapshot, pods, None if saved else access, form))
     if prometheus:
@@ -335,9 +337,18 @@ def _would_fit(
 def _must_exist(snapshot: Snapshot, target: Target | None) -> None:
     if target is None or is_there(snapshot, target):
         return
-    if snapshot.sees(target.kind):
+    hidden = next((kind for kind in target.kinds if not snapshot.sees(kind)), None)
+    if hidden is None:
         end("diagnose", f"there is no {target.subject}")
-    end("diagnose", f"{target.subject} can't be read: {snapshot.missing[target.kind]}", COULD_NOT)
+    end("diagnose", f"{target.subject} can't be read: {snapshot.missing[hidden]}", COULD_NOT)
+
+
+def _must_have(snapshot: Snapshot, namespace: str) -> None:
+    """End the command if the namespace does not exist; not if namespaces are not visible."""
+    there = [meta.name for meta in snapshot.namespaces]
+    if namespace and there and snapshot.sees("Namespace") and namespace not in there:
+        near = get_close_matches(namespace, there, 1)
+        end("diagnose", f"there is no namespace {namespace}" + (f"; do you mean {near[0]}?" if near else ""))
 
 
 def _print(report: Report, form: DiagnoseFormat) -> None:

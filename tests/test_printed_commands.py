@@ -26,6 +26,7 @@ READS = (
     r"kubectl exec \S+ -- ls -l /dev",
     r"gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
     r"systemctl status\b.*",
+    r"docker buildx imagetools inspect \*",
     r"nvidia-smi (-L|-q|nvlink -s|topo -m)\b.*",
     r"(dcgmi discovery -l|dmesg \| grep -i efa|fi_info -p efa|ls /dev/nvidia\*|pgrep -a|ss -ltnp).*",
 )
@@ -56,6 +57,9 @@ CHANGES = {
     "delete pod * --force --grace-period=0": "-n work delete pod forced --force --grace-period=0",
     "delete pods --field-selector=status.phase=Failed": "-n work delete pods --field-selector=status.phase=Failed",
     "label --overwrite namespace * *=privileged": "label --overwrite namespace work x.example/enforce=privileged",
+    "label namespace gpu-healthcheck pod-security.kubernetes.io/enforce=privileged --overwrite": (
+        "label namespace work pod-security.kubernetes.io/enforce=privileged --overwrite"
+    ),
     "label namespace * *-": "label namespace work example.com/ignore-",
     "label node * *=*": "label node other example.com/a=b",
     "label node * *": "label node other example.com/a=b --overwrite",
@@ -75,8 +79,10 @@ CHANGES = {
 
 NOT_RUN = {
     r"kubectl \* resourcequota \*": "describe, or edit: a person decides what is changed",
+    r"kubectl patch workloads\.kueue\.x-k8s\.io .*": "of Kueue, which is not built for the tests",
     r"kubectl edit .*": "opens an editor: a person decides what is changed",
     r"dcgmi diag\b.*": "needs a GPU; the deep tests run its stand-in",
+    r"crictl rmi --prune": "removes images of a node; the tests have no image store",
     r"modprobe \S+": "loads a kernel module; tests/memory/test_advice.py has the node after it",
     r"nvidia-modprobe -c0 -u": "makes device files of a GPU; the simulated node has them",
     r"nvidia-container-cli -k -d .*": "loads kernel modules",

@@ -6,17 +6,20 @@ from diagnosis.causes import (
     admission,
     crashing,
     device_plugins,
+    efa_plugins,
     faulty_gpus,
     idle_gpus,
     node_labels,
     not_started,
     other_devices,
     rejected,
+    restarts_in_place,
     running,
     runtime_handlers,
     unready_components,
     unready_nodes,
     unscheduled,
+    unused_efa,
     upkeep,
     verdicts,
 )
@@ -29,14 +32,24 @@ from diagnosis.causes.hami import (
     scheduling,
     webhook,
 )
+from diagnosis.facts.components import Role
 from diagnosis.model import Cause, Search
 
+_HAMI_FAMILIES = (webhook, control_plane, hami_configuration, hami_nodes, filtering, scheduling, allocating)
 _FAMILIES = (
-    *(admission, unscheduled, rejected, runtime_handlers, not_started, crashing, faulty_gpus, running, idle_gpus),
+    *(admission, unscheduled, rejected, runtime_handlers, not_started, crashing, faulty_gpus, restarts_in_place),
+    *(running, idle_gpus),
     *(unready_nodes, unready_components, device_plugins),
-    *(webhook, control_plane, hami_configuration, hami_nodes, filtering, scheduling, allocating),
-    *(node_labels, upkeep, other_devices, verdicts),
+    *_HAMI_FAMILIES,
+    *(node_labels, upkeep, other_devices, efa_plugins, unused_efa, verdicts),
 )
 """In the order in which a workload meets them."""
 SEARCHES: tuple[Search, ...] = tuple(search for family in _FAMILIES for search in family.SEARCHES)
+HAMI_CAUSES = frozenset(
+    (
+        *(cause for family in _HAMI_FAMILIES for search in family.SEARCHES for cause in search.causes),
+        *(unready_components.NOT_READY[role] for role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)),
+    )
+)
+"""Causes of HAMi: its parts, its cards, and its pods."""
 CAUSES: tuple[Cause, ...] = tuple(dict.fromkeys(cause for search in SEARCHES for cause in search.causes))

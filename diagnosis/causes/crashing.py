@@ -31,9 +31,10 @@ from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.upkeep import REPORTED
 from diagnosis.causes.verdicts import WITHHELD
-from diagnosis.facts.commands import explain, kubectl, logs
+from diagnosis.facts.commands import command, explain, kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
+from diagnosis.facts.recorded_gpus import all_respond_since, recorded_gpus
 from diagnosis.facts.symptoms import (
     Recognised,
     Symptom,
@@ -66,6 +67,7 @@ from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 from healthcheck.node.state import CONDITION
 
 _CUDA = "CUDA driver API, CUresult"
+_MEMORY_SHARE = "nvidia.com/gpumem"
 
 
 _running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
@@ -135,6 +137,14 @@ PROGRAM = _running(
     ),
     source="CUDA errors 101, 700, 710, 716, 719",
 )
+POD_IDENTITY = _running(
+    "NcclUsesPodIdentityAddress",
+    "NCCL uses the address of the node's EKS Pod Identity agent as that of a rank: every node has the same "
+    "address, so the ranks do not reach each other.",
+    "Exclude the agent's interface: NCCL_SOCKET_IFNAME=^lo,docker,veth,pod-id-link, or name the node's interface.",
+    failing(r"SocketPollConnect: connect(?:ing)? to \[?(?:169\.254\.170\.23|fd00:ec2::23)\b", "NCCL"),
+    source="https://docs.aws.amazon.com/eks/latest/userguide/pod-id-agent-setup.html: 169.254.170.23 on each node",
+)
 NCCL = _running(
     "CollectiveFails",
     "The processes of a job lost contact: one of them ended, or the network between them fails.",
@@ -146,6 +156,7 @@ NCCL = _running(
         "NCCL, PyTorch",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
+    follows=("NcclUsesPodIdentityAddress", "RestartsOnFaultyNode"),
 )
 CUDA_UNKNOWN = _running(
     "CudaCannotInitialize",
@@ -171,11 +182,13 @@ SIGNAL = _running(
     "The container ended by a signal of its own: a crash in native code, or an abort.",
     "Read its log; a core dump shows the place.",
     source="exit code 128 + signal: 132, 134, 135, 136, 139",
+    follows=("RestartsOnFaultyNode",),
 )
 CRASHES = _running(
     "ContainerCrashes",
     "A container of a GPU pod fails repeatedly; none of its messages is a known GPU error.",
     "Read its log.",
+    follows=("RestartsOnFaultyNode",),
 )
 ENDS = _running(
     "ContainerEndsAtOnce",
@@ -195,7 +208,7 @@ GATE_RESTARTS = _running(
 RECOGNISED = (
     GATE_RESTARTS,
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST, NOT_INJECTED, GPU_MEMORY),
-    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, NCCL),
+    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL),
 )
 """Causes by the exit message and log of a failed container.
 
@@ -370,9 +383,10 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
         return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
     asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
     # A finished pod without a message about GPUs failed for its own reasons, and no other pod waits for it.
-    if asked or pod.over:
+    if asked or (pod.over and not state.init):
         return None
-    return Recognised(_by_exit(state, ended), end, shortened(end.text))
+    last = end if end.text else next(of_log(snapshot, pod, state.name, lines=1), end)
+    return Recognised(_by_exit(state, ended), last, shortened(last.text))
 
 
 def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
@@ -396,7 +410,8 @@ def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Ori
     affected = tuple(dict.fromkeys(crash.pod.subject for crash in some))
     if first.lack is not None:
         return of_lack(first.lack, [crash.pod for crash in some], *evidence)
-    certainty = Certainty.PROVEN if cause in _CERTAIN else Certainty.LIKELY
+    certain = cause in _CERTAIN and not _is_healthy_since(snapshot, first)
+    certainty = Certainty.PROVEN if certain else Certainty.LIKELY
     return FoundCause(
         cause,
         first.subject,
@@ -406,6 +421,14 @@ def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Ori
         certainty,
         _because(some, causes, snapshot),
     )
+
+
+def _is_healthy_since(snapshot: Snapshot, crash: _Crash) -> bool:
+    """Whether the agent's record of the node is newer than the crash and has no fault of a GPU."""
+    node, ended = snapshot.by_node.get(crash.pod.spec.node), ended_of(crash.state)
+    if crash.known.cause is not HARDWARE or node is None or ended is None:
+        return False
+    return all_respond_since(node, ended.at)
 
 
 def _because(some: Iterable[_Crash], causes: Mapping[str, list[Origin]], snapshot: Snapshot) -> tuple[Origin, ...]:
@@ -429,7 +452,7 @@ def _because(some: Iterable[_Crash], causes: Mapping[str, list[Origin]], snapsho
 
 def _evidence(snapshot: Snapshot, some: list[_Crash]) -> Iterator[str]:
     in_time = sorted(some, key=lambda crash: str(_ended_at(crash)))
-    for crash in in_time[:3]:
+    for crash in in_time[:3] if some[0] in in_time[:3] else (*in_time[:2], some[0]):
         yield f"{crash.pod.subject}: {_last_end(crash)}"
     if len(some) > 1:
         yield f"{len(some)} containers ended this way; the first: {in_time[0].pod.subject}"
@@ -470,6 +493,8 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     shared = f"; each GPU is shared by {replicas}" if replicas not in ("", "0", "1") else ""
     if named or shared:
         yield f"{node.subject}: {named}{shared}"
+    if _is_healthy_since(snapshot, crash):
+        yield f"{recorded_gpus(node)}, after that end, and it has no fault"
     for finding in node.faults[:3]:
         yield f"agent on the node: {finding.reason} on {finding.subject}: {shortened(finding.detail, 160)}"
     condition = node.condition(CONDITION, "False")
@@ -484,10 +509,26 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
             yield f"See the action for {finding.reason} on {node.subject}: {explain(finding.reason)}"
     if crash.known.cause is GATE_RESTARTS:
         yield f"Delete the pod, so that its replacement starts on another node: {kubectl('delete', crash.pod.meta)}"
-    message = crash.known.quote.lower() if crash.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
-    yield next((words for word, words in _INSTEAD if word in message), crash.known.cause.remedy)
+    if crash.known.cause is HARDWARE and node is not None and _is_healthy_since(snapshot, crash):
+        test = command("gpu-healthcheck", "quarantine", node.name)
+        yield f"Test the node under load before more work runs there: {test}"
+    elif crash.known.cause is GPU_MEMORY and (crash.pod.shares or "HAMI" in crash.known.quote.upper()):
+        yield _more_memory(crash.pod)
+    else:
+        message = crash.known.quote.lower() if crash.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
+        yield next((words for word, words in _INSTEAD if word in message), crash.known.cause.remedy)
     previous = ("--previous",) if crash.state.ended is None else ()
     yield f"Read its last log lines: {logs(crash.pod.meta, '-c', crash.state.name, '--tail=100', *previous)}"
+
+
+def _more_memory(pod: Pod) -> str:
+    """Return how HAMi gives the pod more memory of its cards."""
+    limits = {share.memory for share in pod.shares if share.memory}
+    now = f" (now {', '.join(f'{limit}' for limit in sorted(limits))} MiB per card)" if limits else " (in MiB)"
+    return (
+        f"Raise {_MEMORY_SHARE} in the container's limits{now}, which is HAMi's limit, or its percentage "
+        f"{_MEMORY_SHARE}-percentage; or make the batch or the model smaller."
+    )
 
 
 SEARCHES = (Search((*RECOGNISED, HOST_MEMORY, PROBE, SIGNAL, CRASHES, ENDS), ("Pod",), find_crashing),)

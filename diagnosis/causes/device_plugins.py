@@ -24,7 +24,9 @@ from diagnosis.facts.gpu_nodes import (
     sliced_nodes,
     switched_off,
 )
-from diagnosis.facts.quantity import count_of, digits
+from diagnosis.facts.quantity import count_of, counted, digits
+from diagnosis.facts.recorded_gpus import recorded_gpus
+from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
@@ -85,7 +87,7 @@ FEWER = _fault(
 TWICE = _fault(
     "TwoDevicePlugins",
     "Two device plugins serve the same resource on a node: each registration of one replaces the other.",
-    "Keep one of the two.",
+    "Delete the DaemonSet of one of the two, and restart the pods of the other.",
 )
 _STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)
 OFFERS_NONE = (
@@ -209,7 +211,7 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
     for component, pod in ready:
         message = snapshot.logs.get((pod.subject, next((state.name for state in pod.states if not state.init), "")), "")
         evidence.append(f"{pod.subject} of {component.subject} is ready")
-        evidence += [line.strip()[:300] for line in message.splitlines() if _tells(line)][-2:]
+        evidence += [shortened(line) for line in message.splitlines() if _tells(line)][-2:]
         remedy = [
             f"Read the plugin's log: {logs(pod.meta, '--tail=50')}",
             f"Restart it: {kubectl('delete', pod.meta)}",
@@ -243,13 +245,11 @@ def _partly(node: Node) -> Iterator[FoundCause]:
         if 0 < offered < there:
             lost = there - offered
             evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_seen(node))
-            remedy = (
-                f"Check the {lost} missing GPUs: {kubectl('describe', node.meta)}",
-                (
-                    "When the GPUs are healthy again, restart the device plugin pod on the node: it does not "
-                    "advertise them again on its own."
-                ),
-            )
+            again = "restart the device plugin pod on the node: it does not advertise them again on its own"
+            why = f"Find out why the plugin withholds {counted(lost, 'GPU')}: {kubectl('describe', node.meta)}"
+            respond = _all_respond(node, there)
+            when = "All GPUs respond by now, so" if respond else "When the GPUs are healthy,"
+            remedy = (*(() if respond else (why,)), f"{when} {again}. Its name: {pods_on(node.name)}")
             yield FoundCause(UNHEALTHY, node.subject, evidence, remedy, (node.subject,))
     yield from _fewer(node)
 
@@ -259,20 +259,26 @@ def _fewer(node: Node) -> Iterator[FoundCause]:
     cut = any(name.startswith(MIG) for name in (*node.capacity, *node.allocatable)) or "MIG" in labels.get(
         "nvidia.com/gpu.product", ""
     )
-    counted, copies = (
+    labelled, copies = (
         digits(labels.get("nvidia.com/gpu.count", ""), 0),
         digits(labels.get("nvidia.com/gpu.replicas", "1"), 0),
     )
     mixed = labels.get("nvidia.com/mig.config", "all-disabled") != "all-disabled"
     there = count_of(node.capacity, GPU) + count_of(node.capacity, SHARED)
-    if cut or mixed or node.hami.shared or is_changed(node) or not 0 < there < counted * max(copies, 1):
+    if cut or mixed or node.hami.shared or is_changed(node) or not 0 < there < labelled * max(copies, 1):
         return
     evidence = (
-        f"{node.subject}: capacity {there} {GPU}; label nvidia.com/gpu.count={counted}"
+        f"{node.subject}: capacity {there} {GPU}; label nvidia.com/gpu.count={labelled}"
         + (f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""),
         *_seen(node),
     )
-    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,))
+    remedy = (f"All GPUs respond, so restart the device plugin pod on the node: {pods_on(node.name)}",)
+    yield FoundCause(FEWER, node.subject, evidence, remedy if _all_respond(node, labelled) else (), (node.subject,))
+
+
+def _all_respond(node: Node, number: int) -> bool:
+    """Whether as many GPUs respond by the agent's record, which has no fault."""
+    return not node.faults and (node.inventory.nvml or 0) >= number
 
 
 def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[FoundCause]:
@@ -313,10 +319,8 @@ def _is_settled(pod: Pod, now: datetime) -> bool:
 
 def _seen(node: Node) -> Iterator[str]:
     """Yield our agent's record of the node's GPUs."""
-    pci, nvml = node.inventory.pci, node.inventory.nvml
-    if pci is not None or nvml is not None:
-        shown = ("?" if number is None else number for number in (pci, nvml))
-        yield "agent's record: {} GPUs on PCI, {} respond to NVML".format(*shown)
+    if counts := recorded_gpus(node):
+        yield counts
     for finding in node.findings[:3]:
         yield f"agent's record: {finding.reason} on {finding.subject}" + (
             f": {finding.detail}" if finding.detail else ""

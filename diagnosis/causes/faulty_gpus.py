@@ -46,7 +46,7 @@ _PLUGIN = (
 _MOST_FINDINGS, _MOST_JOBS, _MOST_PODS, _LONGEST = 3, 4, 8, 160
 _INDEPENDENT = frozenset(("pod", "deployment", "replicaset", "statefulset", "daemonset"))
 """Kinds whose pods do not depend on each other."""
-_RANKS = (
+RANK_KEYS = (
     *("batch.kubernetes.io/job-completion-index", "leaderworkerset.sigs.k8s.io/worker-index"),
     *("apps.kubernetes.io/pod-index", "volcano.sh/task-index"),
 )
@@ -75,7 +75,7 @@ def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[AffectedPod]]:
     fields: defaultdict[str, list[AffectedPod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         node = snapshot.by_node.get(pod.spec.node)
-        if node is not None and _is_at_work(pod) and (struck := _struck(snapshot, pod, node)):
+        if node is not None and _is_at_work(pod) and (struck := struck_on(snapshot, pod, node)):
             fields[node.name].append(struck)
     return fields
 
@@ -85,6 +85,16 @@ def is_gang(workload: str) -> bool:
     return workload.partition("/")[0] not in _INDEPENDENT
 
 
+def struck_on(snapshot: Snapshot, pod: Pod, node: Node) -> AffectedPod | None:
+    """Return the pod with the faults of its node that concern it; None if there are none."""
+    unhealthy, faults = tuple(unhealthy_gpus(pod)), _faults(node)
+    if not faults and not unhealthy:
+        return None
+    gpus = given_gpus(snapshot, pod)
+    own = tuple(fault for fault in faults if _concerns(fault, gpus))
+    return AffectedPod(pod, own, unhealthy, gpus) if own or unhealthy else None
+
+
 def _is_at_work(pod: Pod) -> bool:
     """Whether a container with GPUs runs in the pod; our deep diagnostics and components do not count as work."""
     if pod.phase != "Running" or pod.meta.deleted is not None or is_deep_test(pod):
@@ -92,15 +102,6 @@ def _is_at_work(pod: Pod) -> bool:
     asking = {container.name for container in pod.spec.containers if gpus_of(container) or container.claims}
     runs = not pod.states or any(state.running and state.name in asking for state in pod.states)
     return runs and role_of(pod.meta, {}, pod.spec) is None
-
-
-def _struck(snapshot: Snapshot, pod: Pod, node: Node) -> AffectedPod | None:
-    unhealthy, faults = tuple(unhealthy_gpus(pod)), _faults(node)
-    if not faults and not unhealthy:
-        return None
-    gpus = given_gpus(snapshot, pod)
-    own = tuple(fault for fault in faults if _concerns(fault, gpus))
-    return AffectedPod(pod, own, unhealthy, gpus) if own or unhealthy else None
 
 
 def _faults(node: Node) -> tuple[RecordFinding, ...]:
@@ -197,7 +198,7 @@ def _rank(pod: Pod) -> str:
     fields = {**pod.meta.annotations, **pod.meta.labels}
     if _REPLICA in fields:
         return f" ({fields.get(_REPLICA_TYPE, 'replica')} {fields[_REPLICA]})"
-    number = next((fields[key] for key in _RANKS if key in fields), "")
+    number = next((fields[key] for key in RANK_KEYS if key in fields), "")
     if not number:
         return ""
     alone = [*(value for container in pod.spec.containers for value in gpus_of(container).values())] in (["1"], [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from diagnosis.facts.commands import command, explain, kubectl
 from diagnosis.facts.symptoms import shortened
@@ -39,12 +39,15 @@ def by_agent(finding: RecordFinding | None) -> Iterator[str]:
         yield f"agent on the node: {finding.reason}: {shortened(seen, 600)}"
 
 
-def fix_steps(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
-    """Yield the steps that restore NVIDIA's handler on the node.
+def fix_steps(
+    snapshot: Snapshot, node: Node | None, finding: RecordFinding | None, others: Iterable[Node] = ()
+) -> Iterator[str]:
+    """Yield the steps that restore NVIDIA's handler on the node; on several alike, the first known one of `others`.
 
     If the operator's toolkit is installed, the steps change the operator's values; it overwrites manual changes.
     """
-    should = where_it_should_write(node, finding)
+    known = (where_it_should_write(one, finding if one is node else None) for one in (node, *others))
+    should = next((target for target in known if target is not None), None)
     operators = next(iter(toolkits(snapshot)), None)
     if finding is not None:
         yield from _by_the_agents_word(snapshot, finding, operators)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
 from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.causes.starting_causes import (
+    ATTACH,
     CAUSES,
     CDI_STALE,
     CDI_UNRESOLVED,
@@ -27,6 +28,7 @@ from diagnosis.causes.starting_causes import (
     IMAGE_FAILS,
     IMAGE_NEEDS_DRIVER,
     IMAGE_NO_SPACE,
+    IMAGE_PLATFORM,
     IMAGE_REFUSED,
     INIT_LASTS,
     INJECTION,
@@ -34,11 +36,12 @@ from diagnosis.causes.starting_causes import (
     NO_DEVICE_FILE,
     RUNTIME_SILENT,
     SANDBOX,
+    START_KILLED,
     VOLUME_ELSEWHERE,
     VOLUME_FAILS,
 )
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.facts.commands import kubectl, logs
+from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.symptoms import (
@@ -59,6 +62,7 @@ from diagnosis.facts.symptoms import (
 from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import ContainerState, Pod
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 
@@ -66,9 +70,12 @@ _EVENT = TextSource.EVENT
 _INJECTION = texts_in(_EVENT, (DEVICE_FILES, NOT_READY[Role.MPS], *INJECTION))
 _CREATION = texts_in(_EVENT, (COMMAND_MISSING,))
 _CONFIG = texts_in(_EVENT, (CONFIG_MISSING,))
-_IMAGES = texts_in(_EVENT, (IMAGE_NO_SPACE, IMAGE_REFUSED, IMAGE_ABSENT))
+_IMAGES = texts_in(_EVENT, (IMAGE_NO_SPACE, IMAGE_REFUSED, IMAGE_PLATFORM, IMAGE_ABSENT))
 _VOLUMES = ((DRIVER_NOT_LOADED, NO_DEVICE_FILE), *texts_in(_EVENT, (VOLUME_ELSEWHERE, VOLUME_FAILS)))
 """Texts of FailedMount and FailedAttachVolume; the last one matches all other texts."""
+_ATTACHING = ((ATTACH, ATTACH.texts[0]),)
+_DEFERRED, _ATTACHES = "NetworkDeviceAttachDeferred", 5.0
+"""Event while DRANET still attaches the devices, and the minutes that this may take."""
 _SANDBOXES = texts_in(_EVENT, (RUNTIME_SILENT, NETWORK, SANDBOX))
 """Texts of FailedCreatePodSandBox and NetworkNotReady; a missing handler has its own family."""
 _IMAGE_REASONS = frozenset(
@@ -86,6 +93,7 @@ _PASSES = re.compile(
 """A kubelet that has just started does not yet know the objects that the pod refers to."""
 TOOL = re.compile(r'exec: \\?"nvidia-smi\\?":', re.IGNORECASE)
 """If nvidia-smi is missing in a container, no GPU was injected: reported by the family of running pods."""
+_ARCHITECTURE = "kubernetes.io/arch"
 _MAKERS = frozenset(kind.lower() for kind in WORKLOADS)
 _LASTS = 60.0
 """Minutes: longer than a model download takes."""
@@ -162,6 +170,9 @@ def _is_at_work(snapshot: Snapshot, pod: Pod) -> bool:
 def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     events = of_events(_standing(snapshot, pod))
     early = _is_early(snapshot, pod)
+    attaching = _attaching(snapshot, pod, events)
+    if attaching is not None and not early:
+        return attaching
     for state in pod.states:
         found = _of_container(state, events)
         if found is not None:
@@ -174,6 +185,13 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
         # The kubelet's events about containers that have no state yet.
         known = recognised((*_INJECTION, *_CONFIG, *_IMAGES, *_CREATION), _failed(events))
     return None if known is not None and known.cause is VOLUME_ELSEWHERE and _is_left(snapshot, pod) else known
+
+
+def _attaching(snapshot: Snapshot, pod: Pod, events: Iterable[Symptom]) -> Recognised | None:
+    """Recognise devices that DRANET has not attached, unless it may still be about to."""
+    waits = (symptom for state in pod.states for symptom in of_state(state) if symptom.place is TextSource.WAITING)
+    late = (each for each in events if each.reason != _DEFERRED or older(snapshot, each.at, _ATTACHES))
+    return recognised(_ATTACHING, (*late, *waits))
 
 
 def _standing(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
@@ -315,10 +333,12 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
     first = stuck[0]
     pod, known = first.pod, first.known
     evidence = [f"{one.pod.subject}: {one.known}" for one in stuck[:3]]
-    evidence += [f"image {image}" for image in _images(stuck)] if known.cause.link is Link.PREPARED else []
-    evidence += _of_node(snapshot, pod)
+    images = _images(stuck) if known.cause.link is Link.PREPARED else ()
+    evidence += [f"image {image}" for image in images]
+    evidence += _memory(stuck) if known.cause is START_KILLED else []
+    evidence += _of_node(snapshot, pod, known.cause)
     look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
-    remedy = (*_special(known), known.cause.remedy, look)
+    remedy = (*_special(known, images, snapshot.by_node.get(pod.spec.node)), known.cause.remedy, look)
     affected = tuple(one.pod.subject for one in stuck)
     return FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
 
@@ -333,19 +353,38 @@ def _images(stuck: Iterable[RecognisedPod]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named))[:3]
 
 
-def _of_node(snapshot: Snapshot, pod: Pod) -> Iterator[str]:
+def _of_node(snapshot: Snapshot, pod: Pod, of: Cause) -> Iterator[str]:
     node = snapshot.by_node.get(pod.spec.node)
     if node is None:
         return
     driver = node.meta.labels.get("nvidia.com/cuda.driver-version.full")
     version = f", driver {driver}" if driver else ""
-    yield f"{node.subject}: {node.runtime}{version}"
+    yield f"{node.subject}: {node.runtime}{version}{_architecture(node) if of is IMAGE_PLATFORM else ''}"
     if node.findings:
         named = ", ".join(dict.fromkeys(finding.reason for finding in node.findings[:5]))
         yield f"agent on the node: {named}"
 
 
-def _special(known: Recognised) -> Iterator[str]:
+def _architecture(node: Node) -> str:
+    return f", {_ARCHITECTURE} {node.meta.labels.get(_ARCHITECTURE, 'unknown')}"
+
+
+def _memory(stuck: Iterable[RecognisedPod]) -> tuple[str, ...]:
+    """Return the memory limits of the containers."""
+    limits = (
+        f"memory limit of {container.name}: {container.limits.get('memory', 'none')}"
+        for one in stuck
+        for container in one.pod.spec.containers
+        if container.name == one.known.symptom.container
+    )
+    return tuple(dict.fromkeys(limits))[:3]
+
+
+def _special(known: Recognised, images: Sequence[str], node: Node | None) -> Iterator[str]:
+    if known.cause is IMAGE_PLATFORM and images:
+        wanted = node.meta.labels.get(_ARCHITECTURE, "") if node is not None else ""
+        look = command("docker", "buildx", "imagetools", "inspect", images[0])
+        yield f"List the image's architectures{f'; the node needs {wanted}' if wanted else ''}: {look}"
     if known.cause is CDI_UNRESOLVED and known.groups:
         what = next((words for prefix, words in _OF_KIND if known.groups[0].lstrip().startswith(prefix)), "")
         if what:

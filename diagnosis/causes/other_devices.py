@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator
 
+from diagnosis.causes.efa_plugins import efa_plugins, left_out_by
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.commands import kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
+from diagnosis.facts.efa import NETWORK_DRIVERS, observed_efa
 from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.facts.quantity import count_of
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
-from healthcheck.catalog.profiles import find_profile, read_packaged
-from healthcheck.model import Status
 from healthcheck.node.state import INSTANCE_TYPE
 
 _GPU_DRIVER = "gpu.nvidia.com"
-_NETWORK_DRIVERS = ("dra.net", "dra.networking.k8s.aws")
-"""DRANET, and AWS' own driver for EFA, RoCE and ENA."""
-_CHECK = "2-efa-enumeration"
-_profiles = cache(read_packaged)
 _fault = Family(None, severity=CauseSeverity.MEDIUM)
 NO_EFA = _fault(
     "EfaNotOffered",
@@ -44,8 +39,8 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
 
     The proof is the node's own capacity, or other nodes like it.
     """
-    plugins = [component for component in components(snapshot) if component.role is Role.EFA_PLUGIN]
-    claimed = sliced_nodes(snapshot, _NETWORK_DRIVERS)
+    plugins = efa_plugins(snapshot)
+    claimed = sliced_nodes(snapshot, NETWORK_DRIVERS)
     drivers = [component for component in components(snapshot) if component.role is Role.NETWORK_DRA]
     types = {one.meta.labels.get(INSTANCE_TYPE, "") for one in snapshot.nodes if count_of(one.allocatable, EFA)} - {""}
     for node in snapshot.nodes:
@@ -57,10 +52,10 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
         if offered < there:
             above.append((WITHHELD.name, node.subject))
             yield _efa(node, (evidence,), tuple(above), Certainty.PROVEN)
-        elif not offered and snapshot.sees("Pod") and (proof := _has_efa(node, types, plugins)):
+        elif not offered and plugins and snapshot.sees("Pod") and (proof := observed_efa(node, types)):
             absent = [plugin for plugin in plugins if plugin.meta.kind == "DaemonSet" and not _works_on(plugin, node)]
             by_claims = node.name in claimed or any(is_for(driver.spec, node) for driver in drivers)
-            if absent and len(absent) == len(plugins) and not by_claims:
+            if absent and len(absent) == len(plugins) and not by_claims and not left_out_by(plugins, node):
                 result = (f"{node.subject} offers no {EFA}", proof, _why_not(absent[0], node))
                 yield _efa(node, result, tuple(above), Certainty.LIKELY)
 
@@ -106,36 +101,6 @@ def _gives_gpus(driver: Component) -> bool:
     return any(container.name in ("gpus", "gpu-kubelet-plugin") for container in driver.spec.containers)
 
 
-def _has_efa(node: Node, types: Collection[str], plugins: Sequence[Component]) -> str:
-    """Return the evidence that the node has EFA devices; '' if there is none, or no plugin to offer them."""
-    kind = node.meta.labels.get(INSTANCE_TYPE, "")
-    if not plugins:
-        return ""
-    if kind in types:
-        return f"other nodes of type {kind} offer {EFA}"
-    if node.record is not None and _CHECK in node.record.checks:
-        sees = node.record.checks[_CHECK] in (Status.PASS, Status.WARN)
-        return f"agent on the node detects EFA devices: {_CHECK} is {node.record.checks[_CHECK]}" if sees else ""
-    # A launch template may leave EFA out for a type with few GPUs, hardly for one made for multi-node jobs.
-    profile = find_profile(_profiles(), kind)
-    if profile is None or not profile.efa or not profile.nvlink:
-        return ""
-    if not all(_leaves_out(plugin, kind) for plugin in plugins):
-        return ""
-    return f"the type {kind} has {profile.efa} EFA interfaces"
-
-
-def _leaves_out(plugin: Component, kind: str) -> bool:
-    """Whether the plugin lists its instance types, and this one is not among them."""
-    lists = [
-        expression.values
-        for term in plugin.spec.affinity or ()
-        for expression in term
-        if expression.key == INSTANCE_TYPE
-    ]
-    return bool(lists) and not any(kind in texts for texts in lists)
-
-
 def _efa(node: Node, evidence: tuple[str, ...], above: tuple[Origin, ...], certainty: Certainty) -> FoundCause:
     remedy = (f"Check the EFA device plugin there, and restart its pod: {pods_on(node.name)}",)
     return FoundCause(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
@@ -150,8 +115,6 @@ def _why_not(plugin: Component, node: Node) -> str:
     taints = refused(plugin.spec, node)
     if taints:
         return f"{plugin.subject} does not tolerate {', '.join(map(str, taints))}"
-    if _leaves_out(plugin, kind := node.meta.labels.get(INSTANCE_TYPE, "")):
-        return f"{plugin.subject} does not list the type {kind} (Helm: supportedInstanceLabels.values)"
     if not is_for(plugin.spec, node):
         return f"{plugin.subject} does not select it"
     return f"{plugin.subject} has no ready pod there"

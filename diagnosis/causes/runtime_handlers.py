@@ -326,7 +326,8 @@ def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) 
         *_quote(lacks[0]),
     )
     because = origins((ELSEWHERE, _TOOLKIT), *(toolkit.subject for toolkit in toolkits(snapshot)))
-    remedy = tuple(fix_steps(snapshot, None, None))
+    there = [node for lack in lacks if (node := snapshot.by_node.get(lack.node)) is not None]
+    remedy = tuple(fix_steps(snapshot, None, None, there))
     affected = tuple(subject for lack in lacks for subject in _subjects(lack))
     yield FoundCause(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
 

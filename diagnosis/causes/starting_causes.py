@@ -32,8 +32,19 @@ DRIVER_LIBRARY_MISSING = _started_on_node(
     "The toolkit does not find the driver's libraries on the node.",
     "Install the driver, or set its location for the toolkit: the GPU operator's driver.enabled and driver root.",
     starting(r"load library failed|libnvidia-ml\.so\.1: cannot open", _CLI),
-    starting(r"initialization error: change root failed|ldcache error", _CLI),
+    starting(r"initialization error: change root failed|ldcache error: open failed", _CLI),
     follows=("DriverNotReady",),
+)
+START_KILLED = _started(
+    "ContainerStartKilled",
+    "The kernel killed a program that starts the container, mostly because the container's memory limit is too small.",
+    "Raise the container's memory limit to 512Mi or more: it also counts the programs that inject the GPU.",
+    starting(
+        r"(?:nvidia-c|ldcache|ldconfig|hook|runc)[^\n]{0,300}(?:terminated with signal 9\b|signal: killed)",
+        _CLI,
+    ),
+    starting(r"container init was OOM-killed|OOM-killed \(memory limit too low", "runc"),
+    source="libnvidia-container: `ldcache error: process /sbin/ldconfig.real terminated with signal 9`",
 )
 DRIVER_MISMATCH = _started_on_node(
     "DriverLibraryMismatched",
@@ -149,6 +160,19 @@ SANDBOX = _runtime_on_node(
     Signature(r"", _CONTAINERD, _EVENT),
     follows=_FILES,
 )
+ATTACH = _runtime_on_node(
+    "DranetAttachFailed",
+    "DRANET does not attach the claimed network devices to the pod in time, or fails to: its containers do not start.",
+    "Raise `plugin_request_timeout` of containerd's NRI on the node (2 s by default), and restart containerd. Delete a "
+    "pod with the event NetworkDeviceAttachFailed: the same pod does not get the devices any more.",
+    Signature(
+        r"attach(?:ed|ing)? (?:\d{1,4}/\d{1,4} )?(?:network|RDMA) devices?\b|\bdranet-hook\b",
+        "DRANET",
+        frozenset((TextSource.EVENT, TextSource.WAITING)),
+    ),
+    source="https://dranet.dev/docs/concepts/device-attach-timing/: NetworkDeviceAttachDeferred, …Timeout and …Failed",
+    follows=("NetworkDraDriverNotReady",),
+)
 IMAGE_REFUSED = _prepared(
     "ImagePullUnauthorized",
     "The registry refuses the image to this pod: credentials are missing or wrong.",
@@ -159,12 +183,23 @@ IMAGE_REFUSED = _prepared(
         _IMAGE,
     ),
 )
+IMAGE_PLATFORM = _prepared(
+    "ImageOfAnotherArchitecture",
+    "The image exists, but not for the processor architecture of the node.",
+    "Use an image that is built for the node's architecture, or select nodes by the label kubernetes.io/arch.",
+    Signature(
+        r"no match for platform|no matching manifest for \S{1,60}|no image found in (?:manifest list|image index) for"
+        r" architecture",
+        "containerd, Docker, CRI-O",
+        _IMAGE,
+    ),
+)
 IMAGE_ABSENT = _prepared(
     "ImageNotFound",
-    "The image does not exist in the registry, or not for the node's architecture.",
+    "The image does not exist in the registry.",
     "Correct the image's name or tag.",
     Signature(
-        r"not found|manifest unknown|name unknown|no match for platform|does not exist|couldn't parse image"
+        r"not found|manifest unknown|name unknown|does not exist|couldn't parse image"
         r"|invalid reference format|is not present with pull policy of Never",
         _CONTAINERD,
         _IMAGE,
@@ -215,6 +250,7 @@ INIT_FAILS = _started(
     "An init container fails, so the pod's own containers never start.",
     "Read its log.",
     severity=CauseSeverity.MEDIUM,
+    follows=("RestartsOnFaultyNode",),
 )
 INIT_LASTS = _started(
     "InitContainerLasts",
@@ -225,10 +261,20 @@ INIT_LASTS = _started(
 NO_DEVICE_FILE = Signature(r"hostPath type check failed: /dev/nvidia", _KUBELET, _EVENT)
 """Text of DRIVER_NOT_LOADED about a volume."""
 CAUSES = (
-    *(DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, IMAGE_NEEDS_DRIVER, DEVICE_UNKNOWN),
-    *(TOOLKIT_BINARY, TOOLKIT_FAILS, CDI_UNRESOLVED, CDI_STALE, COMMAND_MISSING, CREATION_FAILS, RUNTIME_SILENT),
-    *(CGROUP_DRIVERS, NETWORK, SANDBOX, IMAGE_REFUSED, IMAGE_ABSENT, IMAGE_NO_SPACE, IMAGE_FAILS, CONFIG_MISSING),
-    *(VOLUME_ELSEWHERE, VOLUME_FAILS, CLAIM_FAILS, INIT_FAILS),
+    *(START_KILLED, DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, IMAGE_NEEDS_DRIVER),
+    *(DEVICE_UNKNOWN, TOOLKIT_BINARY, TOOLKIT_FAILS, CDI_UNRESOLVED, CDI_STALE, COMMAND_MISSING, CREATION_FAILS),
+    *(
+        RUNTIME_SILENT,
+        CGROUP_DRIVERS,
+        ATTACH,
+        NETWORK,
+        SANDBOX,
+        IMAGE_REFUSED,
+        IMAGE_PLATFORM,
+        IMAGE_ABSENT,
+        IMAGE_NO_SPACE,
+    ),
+    *(IMAGE_FAILS, CONFIG_MISSING, VOLUME_ELSEWHERE, VOLUME_FAILS, CLAIM_FAILS, INIT_FAILS),
 )
 HARDWARE = _running_on_node(
     "GpuHardwareFault",
@@ -271,8 +317,8 @@ NOT_INJECTED = _running_on_node(
     DOES_WITHOUT,
 )
 INJECTION = (
-    *(HARDWARE, DRIVER_NOT_LOADED, DRIVER_MISMATCH, DRIVER_LIBRARY_MISSING, DRIVER_HANGS, IMAGE_NEEDS_DRIVER),
-    *(DEVICE_UNKNOWN, CDI_UNRESOLVED, CDI_STALE, TOOLKIT_BINARY, CGROUP_DRIVERS, TOOLKIT_FAILS),
+    *(START_KILLED, HARDWARE, DRIVER_NOT_LOADED, DRIVER_MISMATCH, DRIVER_LIBRARY_MISSING, DRIVER_HANGS),
+    *(IMAGE_NEEDS_DRIVER, DEVICE_UNKNOWN, CDI_UNRESOLVED, CDI_STALE, TOOLKIT_BINARY, CGROUP_DRIVERS, TOOLKIT_FAILS),
 )
 """Causes by messages of NVIDIA's toolkit and its callers while a container is created or started, in their order."""
 NODES = (*CAUSES, HARDWARE, FABRIC, NOT_INJECTED)

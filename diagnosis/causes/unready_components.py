@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
@@ -20,7 +21,8 @@ from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
-from diagnosis.facts.quantity import amount
+from diagnosis.facts.quantity import amount, counted
+from diagnosis.facts.symptoms import shortened
 from diagnosis.model import (
     Cause,
     CauseSeverity,
@@ -38,6 +40,7 @@ from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
+from healthcheck.operations.agent_start import start_fix
 
 _OPERATOR = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html"
 HAMI_DOCS = "https://project-hami.io/docs/troubleshooting/troubleshooting"
@@ -135,10 +138,11 @@ NOT_READY: Mapping[Role, Cause] = {
         "HAMi's device plugin does not work on a GPU node: its cards are not registered, and none is allocated.",
         HAMI_DOCS,
     ),
-    Role.AGENT: _cause(
+    Role.AGENT: Family(None, of_node=True)(
         "HealthAgentNotReady",
-        CauseSeverity.MEDIUM,
         "This system's agent does not work on a node, so its GPUs are not checked.",
+        "Fix what `gpu-healthcheck verify` names: the image, a quota, an admission policy, or the error in its log.",
+        severity=CauseSeverity.MEDIUM,
     ),
     Role.SWEEPER: _cause(
         "SweeperNotReady", CauseSeverity.LOW, "This system's sweeper does not run, so no deep diagnostics start."
@@ -267,11 +271,16 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     troubles = [trouble for part in every for trouble in _troubles(snapshot, part, nodes)]
     subjects = _subjects(troubles)
     waiting: list[UnreadyPod] = []
+    named: set[Origin] = set()
     for trouble in troubles:
         if trouble.stage.kind is StageKind.INIT and trouble.stage.container in _WAITED_FOR:
             waiting.append(trouble)
         else:
-            yield _found(trouble, subjects, snapshot, events.get(trouble.pod.subject, ()))
+            found = _found(trouble, subjects, snapshot, events.get(trouble.pod.subject, ()))
+            key = found.cause.name, found.subject
+            # Of pods that fail alike on many nodes, the commands of the first one are enough.
+            yield found if key not in named else replace(found, remedy=found.remedy[:-1])
+            named.add(key)
     yield from _hanging(waiting, subjects, snapshot)
     yield from _without_pods(every, snapshot)
 
@@ -282,7 +291,9 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
     unseen, now = not snapshot.sees("Node"), snapshot.now
     for pod in component.pods:
         node = nodes.get(pod.spec.node)
-        if node is not None and (not is_judged(node, now) or _shares_node(component, node)):
+        # The agent starts within seconds also on a new node, and its users look for it at once.
+        new = node is not None and not is_judged(node, now) and not (component.role is Role.AGENT and node.ready)
+        if node is not None and (new or _shares_node(component, node)):
             continue
         # If nodes are not visible, a node may be as new as its pods.
         if unseen and snapshot.is_new(pod.meta, YOUNG):
@@ -309,7 +320,7 @@ def _is_trouble(component: Component, pod: Pod, at: Stage, now: datetime) -> boo
         return False
     if pod.phase == "Failed":
         return False  # its controller makes a new pod, or the workload reports that it can't
-    if at.kind is StageKind.FAILS:
+    if at.kind is StageKind.FAILS or (component.role is Role.AGENT and at.kind is StageKind.UNPLACED and at.message):
         return True
     return at.lasts(now, _BUILDS if component.role is Role.DRIVER else YOUNG)
 
@@ -367,7 +378,8 @@ def _found(
 
 def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
     pod = unready.pod
-    known = hint(texts)
+    agents = start_fix(unready.stage.reason, texts) if unready.component.role is Role.AGENT else ""
+    known = agents or hint(texts)
     if known:
         yield known
     if unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
@@ -418,19 +430,18 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
     # If pods are not visible, the missing pods may belong to nodes that are new, gone or being changed.
     changing = sum(not is_judged(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
     for component in every:
+        if component.role not in NOT_READY or not component.wanted:
+            continue
+        above = refused.get(component.subject, ())
+        refusals = list(_refused(component, warnings.get(component.subject, ()), above))
+        yield from refusals
         young = snapshot.is_new(component.meta, YOUNG)
-        if (
-            component.role not in NOT_READY
-            or young
-            or not component.wanted
-            or any(not pod.over for pod in component.pods)
-        ):
+        if refusals or young or any(not pod.over for pod in component.pods):
             continue
         remedy = (f"Find the reason for its missing pods: {kubectl('describe', component.meta)}",)
         messages = [f"{event.reason}: {event.message}" for event in warnings.get(component.subject, ())[:2]]
         if not component.made and not component.ready:
             evidence = (f"{component.subject} needs {component.wanted} pods, and none was created", *messages)
-            above = refused.get(component.subject, ())
             yield FoundCause(NOT_READY[component.role], component.subject, evidence, remedy, because_of=above)
         elif component.ready is not None and component.ready + changing < component.wanted:
             evidence = (
@@ -438,6 +449,20 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
                 *messages,
             )
             yield FoundCause(NOT_READY[component.role], component.subject, evidence, remedy, certainty=Certainty.LIKELY)
+
+
+def _refused(component: Component, warnings: Iterable[Event], above: tuple[Origin, ...]) -> Iterator[FoundCause]:
+    """Yield the agent's DaemonSet if the API server refuses some of its pods, however young it is."""
+    refusal = next((event for event in warnings if event.reason == "FailedCreate"), None)
+    made, wanted = component.made or 0, component.wanted or 0
+    if component.role is Role.AGENT and refusal is not None and made < wanted:
+        evidence = (
+            f"{component.subject} needs {counted(wanted, 'pod')}, and {made} of them exist",
+            f"{refusal.reason}: {shortened(refusal.message, _LONGEST)}",
+        )
+        look = f"Read all its Events: {kubectl('describe', component.meta)}"
+        steps = tuple(filter(None, (start_fix(refusal.reason, refusal.message), look)))
+        yield FoundCause(NOT_READY[Role.AGENT], component.subject, evidence, steps, because_of=above)
 
 
 def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
@@ -470,7 +495,7 @@ def last_line(log: str) -> str:
     """Return the last line that reports a failure, or else the last line."""
     lines = [line.strip() for line in log.splitlines()[-50:] if line.strip()]
     telling = [line for line in lines if any(word in line.lower() for word in _TELLING)]
-    return (telling or lines or [""])[-1][:_LONGEST]
+    return shortened((telling or lines or [""])[-1], _LONGEST)
 
 
 SEARCHES = (Search((*NOT_READY.values(), VALIDATION), (), find),)

@@ -105,7 +105,9 @@ def _not_ready(snapshot: Snapshot, node: Node) -> Iterator[str]:
     if condition is None or condition.status == "True" or not older(snapshot, condition.since, _PATIENCE):
         return
     since = f" since {condition.since:%Y-%m-%d %H:%M:%S}Z" if condition.since else ""
-    yield f"{node.subject}: condition Ready={condition.status}{since}, {condition.reason}: {condition.message}"
+    yield f"{node.subject}: condition Ready={condition.status}{since}, {condition.reason}: {condition.message}".rstrip(
+        ": ,"
+    )
 
 
 def _silent(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.recorded_gpus import all_respond_since, recorded_gpus
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy
@@ -129,9 +130,17 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
                 condition.type in _BAD_IF_FALSE and condition.status == "False"
             )
             if bad and not condition.message.startswith(OUR_WORD):  # ours: the taint is reported
-                evidence = f"{node.subject}: condition {condition}"
-                remedy = (f"Read its report and when it began: {kubectl('describe', node.meta)}", REPORTED.remedy)
-                yield FoundCause(REPORTED, node.subject, (evidence,), remedy, (node.subject,))
+                yield _reported(node, condition)
+
+
+def _reported(node: Node, condition: Condition) -> FoundCause:
+    evidence: tuple[str, ...] = (f"{node.subject}: condition {condition}",)
+    remedy = (f"Read its report and when it began: {kubectl('describe', node.meta)}", REPORTED.remedy)
+    if not all_respond_since(node, condition.since):
+        return FoundCause(REPORTED, node.subject, evidence, remedy, (node.subject,))
+    evidence = (*evidence, f"{recorded_gpus(node)}, and it has no fault")
+    test = f"The two disagree, so test the node under load: {command('gpu-healthcheck', 'quarantine', node.name)}"
+    return FoundCause(REPORTED, node.subject, evidence, (remedy[0], test), (node.subject,), Certainty.LIKELY)
 
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:

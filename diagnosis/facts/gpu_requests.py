@@ -68,7 +68,7 @@ def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
     classes = {device_class.meta.name: device_class for device_class in snapshot.device_classes}
     fields = {(claim.meta.namespace, claim.meta.name): _for_gpus(claim, classes) for claim in snapshot.claims}
     whole = snapshot.sees("DeviceClass") and bool(classes)
-    only_gpus = whole and all(_is_gpu_class(name, device_class) for name, device_class in classes.items())
+    only_gpus = whole and all(is_gpu_class(name, device_class) for name, device_class in classes.items())
     for pod in snapshot.pods:
         for name, source in pod.spec.claims.items():
             fields.setdefault((pod.meta.namespace, source), only_gpus or "gpu" in f"{name} {source}".lower())
@@ -86,10 +86,11 @@ def is_deep_test(pod: Pod) -> bool:
     return pod.meta.labels.get("app.kubernetes.io/name") == "gpu-healthcheck" or pod.spec.priority_class == _SWEEP
 
 
-def _for_gpus(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:
-    return any(_is_gpu_class(request.device_class, classes.get(request.device_class)) for request in claim.requests)
-
-
-def _is_gpu_class(name: str, known: DeviceClass | None) -> bool:
+def is_gpu_class(name: str, known: DeviceClass | None) -> bool:
+    """Whether the DeviceClass selects GPUs, by its name or its selectors."""
     messages = (name, *(known.selectors if known else ()))
     return any(_GPU_CLASS.search(text) for text in messages)
+
+
+def _for_gpus(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:
+    return any(is_gpu_class(request.device_class, classes.get(request.device_class)) for request in claim.requests)

@@ -171,8 +171,12 @@ def _ready(snapshot: Snapshot, maker: Workload) -> int:
 
 
 def shortened(text: str, longest: int = _SHOWN) -> str:
+    """Return the text on one line, cut in the middle: the end of a message has the path or the error number."""
     message = " ".join(text.split())
-    return message if len(message) <= longest else f"{message[: longest - 1]}…"
+    if len(message) <= longest:
+        return message
+    begin = longest // 3
+    return f"{message[:begin]}…{message[begin + 1 - longest :]}"
 
 
 def older(snapshot: Snapshot, at: datetime | None, minutes: float) -> bool:
@@ -200,11 +204,15 @@ def ended_of(state: ContainerState) -> ContainerEnd | None:
 
 
 def _quote(found: re.Match[str]) -> str:
-    """Return the line with the match, shortened for people."""
+    """Return the line with the match, shortened for people: text before the match, the match, and the line's end."""
     text, start = found.string, found.start()
-    begin = max(text.rfind("\n", 0, start) + 1, start - _SHOWN // 2)
-    end = text.find("\n", found.end())
-    return shortened(text[begin : end if end >= 0 else len(text)])
+    line, end = text.rfind("\n", 0, start) + 1, text.find("\n", found.end())
+    whole = text[line : end if end >= 0 else len(text)]
+    if len(whole) <= _SHOWN:
+        return shortened(whole)
+    begin = max(line, start - _SHOWN // 3)
+    before = ("…" if begin > line else "") + text[begin:start]
+    return before + shortened(whole[start - line :], _SHOWN - len(before))
 
 
 def _works(pod: Pod) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -25,6 +26,9 @@ _VOLUMES = {_CONFIG: "containerd-config", _SOCKET: "containerd-socket"}
 _KUBELETS = re.compile(r"the kubelet's \S{1,20} reads (/\S{1,300}?)(?::? |$)")
 """Form of the path in the agent's finding NvidiaRuntimeElsewhere."""
 _CRI_SOCKET = "kubeadm.alpha.kubernetes.io/cri-socket"
+
+_RELEASE = re.compile(r"v(1\.\d{1,3})\.", re.ASCII)
+"""Kubernetes release in a kubelet's version, as in the names of Bottlerocket's variants."""
 
 _AT_START = "Install the package nvidia-container-toolkit on the node; {} finds it when it starts: `{}`"
 _CONFIGURE = (
@@ -139,8 +143,11 @@ def by_hand(node: Node | None) -> str:
     message = f"{node.kubelet} {node.runtime} {node.system}".lower() if node is not None else ""
     for sign, words in _WAYS:
         if sign in message or (node is not None and sign in node.meta.labels):
-            return words
-    return _CONFIGURE.format("the kubelet's runtime", "containerd && systemctl restart containerd")
+            release = _RELEASE.match(node.kubelet) if node is not None else None
+            return words.replace("VERSION", release[1]) if release else words
+    seen = node.inventory.runtime if node is not None else None
+    config = f" --config={shlex.quote(seen.config)}" if seen is not None and seen.config else ""
+    return _CONFIGURE.format("the kubelet's runtime", f"containerd{config} && systemctl restart containerd")
 
 
 def handlers_of(node: Node) -> frozenset[str] | None:
@@ -173,8 +180,8 @@ def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> R
     if known is not None:
         return known
     seen = node.inventory.runtime
-    if seen is not None and seen.config:
-        return RuntimeFiles(seen.config, _socket_of(node), "by the agent on the node")
+    if seen is not None and (seen.config or seen.socket):
+        return RuntimeFiles(seen.config or "", _socket_of(node), "by the agent on the node")
     socket = _socket_of(node)
     return RuntimeFiles("", socket, f"annotation {_CRI_SOCKET}") if socket else None
 
@@ -210,6 +217,10 @@ def _on_host(spec: PodSpec, key: str) -> str:
 
 
 def _socket_of(node: Node) -> str:
+    """Return the socket from our agent there, else from kubeadm's annotation; '' if neither has it."""
+    seen = node.inventory.runtime
+    if seen is not None and seen.socket:
+        return seen.socket
     return node.meta.annotations.get(_CRI_SOCKET, "").removeprefix("unix://")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -11,10 +13,19 @@ from diagnosis.answers.drift import Change, changes
 from diagnosis.answers.hami_chain import hami_chains
 from diagnosis.answers.hami_parts import InstallationTable, installation_tables
 from diagnosis.answers.node_inventory import InventoryRow, inventory
-from diagnosis.answers.target import Target, concerned, in_namespace, narrowed, pods_of
+from diagnosis.answers.target import HAMI, Target, concerned, in_namespace, narrowed, of_causes, of_pods, pods_of
+from diagnosis.causes import HAMI_CAUSES
 from diagnosis.causes.diagnose import Diagnosis, diagnose
 from diagnosis.facts.components import ComponentRow, component_table
+from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.symptoms import is_stuck
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import Pod
+from healthcheck.text.naming import named
+
+_EXPLAIN = ("Event", "Node", "Pod")
+"""Kinds that show why a pod does not run."""
+_MOST = 3
 
 
 class Report(Struct, frozen=True):
@@ -31,6 +42,21 @@ class Report(Struct, frozen=True):
     cluster: Allocation | None = None
     components: tuple[ComponentRow, ...] = ()
     hami: tuple[InstallationTable, ...] = ()
+    unexplained: tuple[str, ...] = ()
+    """GPU pods that do not run and have no cause, if parts that may show it are not visible."""
+    own: frozenset[str] | None = None
+    """Subjects of the requested pods, and of their owners; None if the report is about other objects too."""
+
+    @property
+    def nothing(self) -> str:
+        """Return the sentence for a report without causes."""
+        unseen = [unchecked.kind for unchecked in self.diagnosis.unseen]
+        if self.unexplained:
+            lacking = " and ".join(f"{kind}s" for kind in _EXPLAIN if kind in unseen)
+            return f"It is unknown what keeps {named(self.unexplained, _MOST)} from running: {lacking} are not visible."
+        if any(not chain.is_whole for chain in self.chains):
+            return "No cause was found" + (" in the visible part of the cluster." if unseen else ".")
+        return "Nothing found in the visible part of the cluster." if unseen else "Nothing found."
 
 
 def report_of(
@@ -41,16 +67,33 @@ def report_of(
     `old`: the state to compare with. `overview`: add the allocation and the components, but not for one pod, of which
     only the dependencies were read.
     """
+    pods = pods_of(snapshot, target) if target is not None and target.kind not in ("Node", HAMI) else ()
+    if pods:  # evidence and commands name the first pods
+        names = {pod.subject for pod in pods}
+        snapshot = replace(snapshot, pods=(*pods, *(pod for pod in snapshot.pods if pod.subject not in names)))
     diagnosis = diagnose(snapshot)
     report = Report(diagnosis, changes=changes(old, snapshot) if old is not None else None)
-    if overview and (target is None or target.kind != "Pod"):
+    if overview and (target is None or target.kind not in ("Pod", HAMI)):
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
+    if target is not None and target.kind == HAMI:
+        shown = of_causes(diagnosis, HAMI_CAUSES)
+        shown = in_namespace(shown, namespace) if namespace else shown
+        return replace(report, diagnosis=shown, hami=installation_tables(snapshot))
     if target is None:
         shown = in_namespace(diagnosis, namespace) if namespace else diagnosis
-        return replace(report, diagnosis=shown, hami=installation_tables(snapshot))
+        stuck = _unexplained(shown, (pod for pod in gpu_pods(snapshot) if namespace in ("", pod.meta.namespace)))
+        return replace(report, diagnosis=shown, hami=installation_tables(snapshot), unexplained=stuck)
     diagnosis = narrowed(diagnosis, concerned(snapshot, target))
     if target.kind == "Node":
         return replace(report, diagnosis=diagnosis, node=inventory(snapshot, snapshot.by_node[target.name]))
-    pods = pods_of(snapshot, target)
     chains = (*chains_of(snapshot, pods, diagnosis.problems), *hami_chains(snapshot, pods, diagnosis.problems))
-    return replace(report, diagnosis=diagnosis, chains=chains)
+    own = frozenset(text for pod in pods for text in snapshot.line(pod.meta)) | {target.subject}
+    diagnosis = of_pods(diagnosis, own, {pod.subject for pod in pods})
+    return replace(report, diagnosis=diagnosis, chains=chains, own=own, unexplained=_unexplained(diagnosis, pods))
+
+
+def _unexplained(diagnosis: Diagnosis, pods: Iterable[Pod]) -> tuple[str, ...]:
+    """Return the pods that do not run, if there is no cause, and parts that may show it are not visible."""
+    if diagnosis.problems or not any(unchecked.kind in _EXPLAIN for unchecked in diagnosis.unseen):
+        return ()
+    return tuple(pod.subject for pod in pods if pod.phase in ("Pending", "Failed") or is_stuck(pod))

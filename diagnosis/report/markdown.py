@@ -77,8 +77,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from ("## Identified Issues", "")
     problems = problem_groups(report.diagnosis.problems)
     if not problems:
-        seen = "in the visible part of the cluster." if report.diagnosis.unseen else ""
-        yield from (f"Nothing found {seen}".strip() + ("" if seen else "."), "")
+        yield from (escaped(report.nothing), "")
     for number, problem in enumerate(problems, start=1):
         yield from _problem(problem, f"{number}.", 0)
     if report.cluster is not None:

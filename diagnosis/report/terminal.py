@@ -48,10 +48,10 @@ def page(report: Report, width: int) -> Iterator[Text]:
         yield from _chain(chain, width)
     problems = problem_groups(diagnosis.problems)
     if not problems:
-        yield Text(_nothing(report))
+        yield from _lines(report.nothing, width, 0)
     for number, problem in enumerate(problems, start=1):
         yield Text()
-        yield from _problem(problem, f"{number}. ", 0, width)
+        yield from _problem(problem, f"{number}. ", 0, width, report.own)
     if len(problems) > 1:
         yield from (Text(), _count(diagnosis.problems))
     if diagnosis.unseen:
@@ -62,12 +62,6 @@ def page(report: Report, width: int) -> Iterator[Text]:
         yield Text("Changed since" if report.changes else "No change that affects GPU pods.", "bold")
         for change in report.changes:
             yield from _lines(str(change), width, 2)
-
-
-def _nothing(report: Report) -> str:
-    if any(not chain.is_whole for chain in report.chains):
-        return "No cause was found" + (" in the visible part of the cluster." if report.diagnosis.unseen else ".")
-    return "Nothing found in the visible part of the cluster." if report.diagnosis.unseen else "Nothing found."
 
 
 def _count(problems: Iterable[Problem]) -> Text:
@@ -112,7 +106,7 @@ def _chain(chain: Chain, width: int) -> Iterator[Text]:
         yield from _in_column(line, why, width, _STATE_STYLES[step.state] if step.problems else "dim")
 
 
-def _problem(group: ProblemGroup, number: str, depth: int, width: int) -> Iterator[Text]:
+def _problem(group: ProblemGroup, number: str, depth: int, width: int, own: frozenset[str] | None) -> Iterator[Text]:
     found, indent = group.problem.found, 3 * depth
     title = Text(" " * indent + number)
     title.append(found.cause.severity.name.lower().ljust(7), _STYLES[found.cause.severity])
@@ -123,10 +117,14 @@ def _problem(group: ProblemGroup, number: str, depth: int, width: int) -> Iterat
     yield title
     for line in _facts(group):
         yield from _lines(line, width, indent + 3)
+    if group.affected and own is None:
+        yield from _lines(f"affects: {named(group.affected, _MOST_AFFECTED)}", width, indent + 3)
+    elif others := [name for name in group.affected if name not in (own or ())]:
+        yield Text(_in_one_line(" " * (indent + 3) + "also affects: ", others, width))
     for step in found.remedy or (found.cause.remedy,):
         yield from _lines(step, width, indent + 3, "→ ", style="green")
     for child in group.consequences:
-        yield from _problem(child, "↳ ", depth + 1, width)
+        yield from _problem(child, "↳ ", depth + 1, width, own)
     if group.unlike:
         more = f"… and {len(group.unlike)} more, with other details: {named(group.unlike, _MOST_ALIKE)}"
         yield from _lines(more, width, indent + 3)
@@ -140,8 +138,12 @@ def _facts(group: ProblemGroup) -> Iterator[str]:
     yield from found.evidence
     if group.problem.evidence_left_out:
         yield f"… and {group.problem.evidence_left_out} more"
-    if group.affected:
-        yield f"affects: {named(group.affected, _MOST_AFFECTED)}"
+
+
+def _in_one_line(begin: str, names: Sequence[str], width: int) -> str:
+    """Return as many of the names as one line holds, at least one, and the number of the others."""
+    lines = (begin + named(names, most) for most in range(_MOST_AFFECTED, 1, -1))
+    return next((line for line in lines if len(line) <= width), begin + named(names, 1))
 
 
 def _lines(words: str, width: int, indent: int, first: str = "", *, style: str = "") -> Iterator[Text]:

@@ -41,6 +41,14 @@ from diagnosis.snapshot.hami_use import ShareUse
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.kueue import Queue, Queued, read_queue, read_queued
 from diagnosis.snapshot.meta import Meta, read_meta, subject
+from diagnosis.snapshot.native_gangs import (
+    POD_GROUP,
+    WORKLOAD,
+    NativeGang,
+    native_kind,
+    read_gang_workload,
+)
+from diagnosis.snapshot.native_gangs import read_pod_group as read_native_group
 from diagnosis.snapshot.nodes import Node, read_node
 from diagnosis.snapshot.pods import Pod, read_pod
 from diagnosis.snapshot.policy_objects import (
@@ -88,6 +96,8 @@ _READERS: Mapping[str, tuple[str, Any]] = {
     "LocalQueue": ("queues", partial(read_queue, "LocalQueue")),
     "PodGroup": ("pod_groups", read_pod_group),
     "Queue": ("group_queues", read_group_queue),
+    POD_GROUP: ("gangs", read_native_group),
+    WORKLOAD: ("gangs", read_gang_workload),
     "ClusterQueue": ("queues", partial(read_queue, "ClusterQueue")),
 }
 """Field in a snapshot, and reader, by kind."""
@@ -132,6 +142,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     queues: tuple[Queue, ...] = ()
     pod_groups: tuple[PodGroup, ...] = ()
     group_queues: tuple[GroupQueue, ...] = ()
+    gangs: tuple[NativeGang, ...] = ()
     logs: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Last log lines by pod subject and container name, of the last ended run or the current one."""
     gpu_use: tuple[GpuUse, ...] = ()
@@ -153,6 +164,11 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     def volume(self) -> Mapping[str, Volume]:
         """Return the volumes by name."""
         return {one.meta.name: one for one in self.volumes}
+
+    @cached_property
+    def claim(self) -> Mapping[tuple[str, str], ResourceClaim]:
+        """Return ResourceClaims, and their templates, by namespace and name."""
+        return {(one.meta.namespace, one.meta.name): one for one in self.claims}
 
     @cached_property
     def pools(self) -> Mapping[tuple[str, str], Sequence[ResourceSlice]]:
@@ -229,6 +245,7 @@ class Builder:
     def add(self, kind: str, raw: object) -> None:
         """Add one object. Duplicates from two files or pages count once. Kinds that are not used are left out."""
         fields = Fields(raw)
+        kind = native_kind(kind, fields)
         self._seen.add(kind)
         identity = (kind, fields.text("metadata", "uid"))
         if identity[1] and identity in self._identities:

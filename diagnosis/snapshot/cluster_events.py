@@ -21,6 +21,7 @@ class Event(Struct, frozen=True):
     count: int = 1
     last: datetime | None = None
     by: str = ""
+    first: datetime | None = None
 
 
 def read_event(raw: Fields) -> Event:
@@ -32,7 +33,9 @@ def read_event(raw: Fields) -> Event:
     message = raw.message("message") or raw.message("note")
     count = raw.number("count") or raw.number("series", "count") or raw.number("deprecatedCount") or 1
     times = ("series", "lastObservedTime"), ("lastTimestamp",), ("deprecatedLastTimestamp",), ("eventTime",)
-    last = next((at for path in times if (at := raw.moment(*path))), raw.moment("metadata", "creationTimestamp"))
+    created = raw.moment("metadata", "creationTimestamp")
+    last = next((at for path in times if (at := raw.moment(*path))), created)
+    first = raw.moment("firstTimestamp") or raw.moment("deprecatedFirstTimestamp") or raw.moment("eventTime") or created
     by = raw.text("source", "component") or raw.text("reportingComponent") or raw.text("reportingController")
     return Event(
         subject(kind, about.text("namespace"), name),
@@ -43,4 +46,5 @@ def read_event(raw: Fields) -> Event:
         count,
         last,
         by,
+        first,
     )

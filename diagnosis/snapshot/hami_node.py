@@ -31,6 +31,10 @@ _AT = re.compile(
 )
 
 
+_LINE_END = re.compile(r"(?:[\r\n]|\\[rnt])+ *")
+"""Line ends that an editor or a saved manifest adds to a registration, also made printable; HAMi writes none."""
+
+
 class RegistrationFormat(Enum):
     """Format of a registration. A scheduler reads only the format of its own version."""
 
@@ -191,7 +195,8 @@ def _scores_unreadable(text: str) -> str:
 
 
 def _registration(vendor: str, text: str) -> Registration:
-    form = RegistrationFormat.JSON if text.lstrip().startswith("[") else RegistrationFormat.TEXT
+    text = _LINE_END.sub("", text[: 2 * LONGEST_TEXT]).strip()
+    form = RegistrationFormat.JSON if text.startswith("[") else RegistrationFormat.TEXT
     try:
         cards = tuple(_from_json(text) if form is RegistrationFormat.JSON else _from_text(text))
     except ValueError as error:

@@ -170,6 +170,18 @@ class Condition(Struct, frozen=True):
         return f"{self.type}={self.status}, {self.reason}: {self.message}"
 
 
+class SchedulingGroup(Struct, frozen=True):
+    """Group of pods that Kubernetes schedules together: a PodGroup, or in 1.35 a group within a Workload.
+
+    `replica`: replicas of one group are scheduled independently of each other.
+    """
+
+    kind: str
+    name: str
+    within: str = ""
+    replica: str = ""
+
+
 class PodSpec(Struct, frozen=True):
     """Specification of a pod, or of a workload's pod template."""
 
@@ -194,6 +206,8 @@ class PodSpec(Struct, frozen=True):
     service_account: str = ""
     deadline: bool = False
     """Whether it has an active deadline; quotas call such pods Terminating."""
+    group: SchedulingGroup | None = None
+    restart_policy: str = ""
 
     @property
     def host_paths(self) -> tuple[str, ...]:
@@ -331,7 +345,18 @@ def read_spec(raw: Fields) -> PodSpec:
         host_network=raw.flag("hostNetwork"),
         service_account=raw.text("serviceAccountName"),
         deadline=raw.has("activeDeadlineSeconds"),
+        group=_group(raw),
+        restart_policy=raw.text("restartPolicy"),
     )
+
+
+def _group(raw: Fields) -> SchedulingGroup | None:
+    if name := raw.text("schedulingGroup", "podGroupName"):
+        return SchedulingGroup("PodGroup", name)
+    ref = raw.at("workloadRef")
+    if not ref.has("name"):
+        return None
+    return SchedulingGroup("Workload", ref.text("name"), ref.text("podGroup"), ref.text("podGroupReplicaKey"))
 
 
 def read_expressions(raw: Fields, *path: str) -> tuple[Expression, ...]:

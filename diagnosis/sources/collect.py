@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from diagnosis.facts.components import Role, components, is_ready
+from diagnosis.facts.efa import uses_efa
 from diagnosis.facts.gpu_nodes import has_nvidia, offers_gpus
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.hami.installation import config_maps, is_there
@@ -27,7 +28,7 @@ from healthcheck.text.printable import printable
 
 _AT_ONCE = 4
 """Parallel listings: few, because the API server serves the whole fleet."""
-_MOST_LOGS, _MOST_OF_COMPONENTS = 40, 15
+_MOST_LOGS, _MOST_OF_COMPONENTS, _MOST_WITH_EFA = 40, 15, 8
 _LONGEST_LINE = 1024
 _SHOW_HAMI = ("Node", "Pod", "Deployment", "DaemonSet", "MutatingWebhookConfiguration")
 ReadLog = Callable[[str, str, str, bool], str]
@@ -178,8 +179,7 @@ def _suspects(snapshot: Snapshot, pod: str, silent: set[str]) -> Iterator[tuple[
     yield from islice(_without_gpus(snapshot), _MOST_OF_COMPONENTS)
     asked = [one for one in gpu_pods(snapshot) if pod in ("", one.subject) and one.spec.node not in silent]
     yield from _failed(asked)
-    if pod:
-        yield from _running(asked)
+    yield from _running(asked if pod else islice(_with_efa(snapshot, asked), _MOST_WITH_EFA))
 
 
 def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
@@ -189,6 +189,12 @@ def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
             node = snapshot.by_node.get(pod.spec.node)
             if node is not None and node.ready and is_ready(pod) and has_nvidia(node) and not offers_gpus(node):
                 yield from ((pod, state.name, False) for state in pod.states if not state.init)
+
+
+def _with_efa(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterable[Pod]:
+    """Return one running pod of each workload with EFA: only its log shows that NCCL does not use EFA."""
+    running = (pod for pod in pods if pod.phase == "Running" and uses_efa(snapshot, pod))
+    return {snapshot.line(pod.meta)[-1]: pod for pod in running}.values()
 
 
 def _failed(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:

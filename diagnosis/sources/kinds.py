@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
+from diagnosis.snapshot.native_gangs import POD_GROUP, WORKLOAD
 from healthcheck.node.device_rules import RULE_VERSIONS
 from healthcheck.node.devices import DRA_VERSIONS
 
@@ -32,6 +33,8 @@ class ApiKind(Struct, frozen=True):
 
 _DRA = "apis/resource.k8s.io/{}"
 _KUEUE = "apis/kueue.x-k8s.io/{}"
+_KUEUE_VERSIONS = ("v1beta2", "v1beta1")
+_NATIVE = "apis/scheduling.k8s.io/{}"
 _VOLCANO = "apis/scheduling.volcano.sh/v1beta1"
 POD = ApiKind("Pod", "api/v1", "pods")
 KINDS = (
@@ -76,11 +79,13 @@ KINDS = (
     ApiKind("ResourceClaim", _DRA, "resourceclaims", versions=DRA_VERSIONS),
     ApiKind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates", versions=DRA_VERSIONS),
     ApiKind("DeviceTaintRule", _DRA, "devicetaintrules", namespaced=False, versions=RULE_VERSIONS),
-    ApiKind("Workload", _KUEUE, "workloads"),
-    ApiKind("LocalQueue", _KUEUE, "localqueues"),
-    ApiKind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False),
+    ApiKind("Workload", _KUEUE, "workloads", versions=_KUEUE_VERSIONS),
+    ApiKind("LocalQueue", _KUEUE, "localqueues", versions=_KUEUE_VERSIONS),
+    ApiKind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False, versions=_KUEUE_VERSIONS),
     ApiKind("PodGroup", _VOLCANO, "podgroups"),
     ApiKind("Queue", _VOLCANO, "queues", namespaced=False),
+    ApiKind(POD_GROUP, _NATIVE, "podgroups", versions=("v1beta1", "v1alpha3", "v1alpha2")),
+    ApiKind(WORKLOAD, _NATIVE, "workloads", versions=("v1beta1", "v1alpha3", "v1alpha2", "v1alpha1")),
 )
 OF_COMPONENTS = frozenset(("DaemonSet", "Deployment"))
 """Kinds of components, which have their own namespaces. If these are not listed, components are not visible."""

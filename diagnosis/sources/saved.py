@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from pathlib import Path
 
@@ -44,6 +44,10 @@ _TIMES = frozenset(
     )
 )
 """Fields with times of past events; future ones, such as `deletionTimestamp`, are left out."""
+_CLOCKS = frozenset(("Event", "Node", "Lease"))
+"""Kinds whose newest time is about the time of saving. The times of a pod that waits do not change."""
+_WAITED = timedelta(minutes=30)
+"""Assumed age of a state without such a kind: it was saved because it lasts."""
 
 
 class SavedStateError(ValueError):
@@ -71,6 +75,7 @@ class _State:
     def __init__(self) -> None:
         self.builder = Builder()
         self.newest = EARLIEST
+        self.has_clock = False
         self.missing: dict[str, str] = {}
         self.damage: list[str] = []
         self._values = _MOST_VALUES
@@ -120,7 +125,9 @@ class _State:
         """Add one object. `kind`: used if the object has no kind, as in the items of a typed list."""
         one = _decoded(part)
         own = one.get("kind") if isinstance(one, dict) else None
-        self.builder.add(own if isinstance(own, str) else kind, one)
+        kind = own if isinstance(own, str) else kind
+        self.builder.add(kind, one)
+        self.has_clock = self.has_clock or kind in _CLOCKS
         self.newest = max(self.newest, _newest(one))
 
     def _count(self) -> None:
@@ -131,7 +138,9 @@ class _State:
     def _take_header(self, document: object) -> None:
         if not isinstance(document, dict):
             raise _NoStateError("expected an object")
-        self.newest = max(self.newest, moment_or_none(document.get("at")) or EARLIEST)
+        saved_at = moment_or_none(document.get("at"))
+        self.newest = max(self.newest, saved_at or EARLIEST)
+        self.has_clock = self.has_clock or saved_at is not None
         listed = document.get("listed")
         for kind in listed[: len(KINDS)] if isinstance(listed, list) else ():
             self.builder.listed(str(kind))
@@ -144,7 +153,10 @@ class _State:
 
 
 def read_saved(paths: Iterable[Path]) -> Snapshot:
-    """Return the content of the files, as of their newest timestamp. Raises SavedStateError."""
+    """Return the content of the files, as of their newest timestamp. Raises SavedStateError.
+
+    Without a kind that shows the time of saving, all waiting objects count as waiting for a while.
+    """
     state, logs = _State(), {}
     for path in paths:
         for file in _files(path):
@@ -153,7 +165,8 @@ def read_saved(paths: Iterable[Path]) -> Snapshot:
     for kind, why in state.missing.items():
         state.builder.lacks(kind, why)
     # The clock of the saving machine may have been wrong: a time in the future is replaced by the present time.
-    snapshot = state.builder.build(min(state.newest, datetime.now(UTC)), _NOT_SAVED, logs)
+    newest = state.newest if state.has_clock or state.newest == EARLIEST else state.newest + _WAITED
+    snapshot = state.builder.build(min(newest, datetime.now(UTC)), _NOT_SAVED, logs)
     return replace(snapshot, unread=tuple(state.damage))
 
 

@@ -41,6 +41,8 @@ class RuntimeRow(JsonObject, frozen=True):
 
     config: Annotated[str | None, _path] = None
     """Path of the runtime's configuration file."""
+    socket: Annotated[str | None, _path] = None
+    """Path of the socket at which the kubelet reaches the runtime."""
     default: Annotated[str | None, _name] = None
     cdi: Annotated[bool | None, yes] = None
     handlers: Annotated[tuple[str, ...] | None, _names] = None

@@ -53,6 +53,7 @@ def _runtime(runtime: ContainerRuntime) -> RuntimeRow:
     configurations = (*([used] if used is not None else []), *runtime.others)
     return RuntimeRow(
         config=used.path if used is not None else None,
+        socket=runtime.socket or None,
         default=runtime.running_default or None,
         cdi=runtime.cdi_is_on if used is not None or runtime.live is not None else None,
         handlers=tuple(sorted(runtime.running_handlers)) or None,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from diagnosis.snapshot.json_fields import Fields
+from diagnosis.snapshot.native_gangs import native_kind
 from diagnosis.sources.kinds import KINDS
 from healthcheck.cluster.errors import Forbidden
 
-_KINDS = {one.resource: one.kind for one in KINDS}
+_KINDS = {(one.group.partition("/")[2].partition("/")[0], one.resource): one.kind for one in KINDS}
 Listing = tuple[str, Mapping[str, str]]
 
 
@@ -22,14 +24,15 @@ class Served:
 
     def objects(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
         self.asked.append((path, query))
-        kind = _KINDS[resource]
+        kind = _KINDS[path.split("/")[2], resource]
         if kind in self._missing:
             raise Forbidden("no", "list", resource)
         namespace = path.partition("/namespaces/")[2].partition("/")[0]
         wanted = [term.partition("=") for term in query.get("fieldSelector", "").split(",") if term]
         for entry in self._objects:
             in_place = not namespace or entry["metadata"].get("namespace") == namespace
-            if entry["kind"] == kind and in_place and all(_field(entry, name) == value for name, _, value in wanted):
+            of_kind = native_kind(entry["kind"], Fields(entry)) == kind
+            if of_kind and in_place and all(_field(entry, name) == value for name, _, value in wanted):
                 yield entry
 
     def listed_all(self, kind: str) -> bool:

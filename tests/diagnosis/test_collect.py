@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from diagnosis.sources.collect import Collector
 from healthcheck.cluster.errors import Forbidden, Unavailable
 from tests.diagnosis.hami.hami_states import hami, hami_node
+from tests.diagnosis.served import Served
 from tests.diagnosis.states import Object, node, pod, snapshot, terminated, waiting
 
 
@@ -75,3 +77,11 @@ def test_a_kubelet_that_does_not_answer_is_asked_no_more_and_one_that_is_not_rea
     assert {subject for subject, _ in seen.logs} == {f"pod/team/up-{n}" for n in range(10)}
     assert not [name for name in asked if name.startswith("down")]
     assert 1 <= sum(name.startswith("gone") for name in asked) < 10
+
+
+def test_each_kind_has_the_path_of_an_api_version() -> None:
+    served = Served([])
+
+    Collector(served.objects).collect()
+
+    assert all(re.fullmatch(r"/(?:api/v1|apis/[a-z0-9.-]+/v\d[a-z0-9]*)/[a-z]+", path) for path, _ in served.asked)

@@ -74,6 +74,13 @@ def test_a_live_cluster_is_diagnosed_and_its_saved_state_says_the_same(plane: Co
     assert _document(again) == _document(live)
 
 
+def test_a_namespace_that_does_not_exist_is_named(plane: ControlPlane, reader: Path) -> None:
+    missing = run(plane.kubeconfig, "diagnose", "-n", "nope")
+    assert (missing.returncode, missing.stderr) == (3, "gpu-healthcheck diagnose: there is no namespace nope\n")
+    assert run(plane.kubeconfig, "diagnose", "-n", "default").returncode == 0
+    assert "there is no namespace" not in run(reader, "diagnose", "-n", "nope").stderr
+
+
 def test_the_status_tells_who_has_which_gpus(plane: ControlPlane) -> None:
     fields = _document(run(plane.kubeconfig, "status", "--allocation", "-o", "json"))
     assert [(entry["node"], entry["gpus"], entry["usable"]) for entry in fields["nodes"]] == [

@@ -41,6 +41,22 @@ STARTS = [
         "DriverLibraryMissing",
         "node/a",
     ),
+    (
+        HOOK.format("ldcache error: process /sbin/ldconfig.real terminated with signal 9"),
+        "ContainerStartKilled",
+        "job/team/train",
+    ),
+    (HOOK.format("ldcache error: process /sbin/ldconfig failed with error code: 1"), "ToolkitFails", "node/a"),
+    (
+        HOOK.format("ldcache error: open failed: /sbin/ldconfig.real: no such file or directory"),
+        "DriverLibraryMissing",
+        "node/a",
+    ),
+    (
+        OCI + "runc create failed: container init was OOM-killed (memory limit too low?)",
+        "ContainerStartKilled",
+        "job/team/train",
+    ),
     (HOOK.format("initialization error: driver rpc error: timed out"), "DriverDoesNotAnswer", "node/a"),
     (
         HOOK.format(
@@ -151,7 +167,17 @@ IMAGES = [
     ),
     (
         "rpc error: code = NotFound desc = no match for platform in manifest: not found",
-        "ImageNotFound",
+        "ImageOfAnotherArchitecture",
+        "job/team/train",
+    ),
+    (
+        "no matching manifest for linux/arm64/v8 in the manifest list entries",
+        "ImageOfAnotherArchitecture",
+        "job/team/train",
+    ),
+    (
+        'choosing image instance: no image found in image index for architecture arm64, variant "v8", OS linux',
+        "ImageOfAnotherArchitecture",
         "job/team/train",
     ),
 ]

@@ -110,6 +110,20 @@ REPORTED: dict[str, tuple[list[Object], list[tuple[str, str]]]] = {
         ],
         [("MoreCpuOrMemoryThanAnyGpuNodeHas", "pod/team/t")],
     ),
+    "hugepages, of which no node has any": (
+        [
+            node("a", capacity={"hugepages-1Gi": "8Gi"}, allocatable={"hugepages-1Gi": "8Gi"}),
+            pod("busy", 8, on="a"),
+            pod(
+                "t",
+                containers=[container("main", 1, resources={"hugepages-2Mi": "5Gi"})],
+                conditions=refused(
+                    "0/1 nodes are available: 1 Insufficient hugepages-2Mi, 1 Insufficient nvidia.com/gpu."
+                ),
+            ),
+        ],
+        [("MoreCpuOrMemoryThanAnyGpuNodeHas", "pod/team/t")],
+    ),
     "two nodes for others, one of them cordoned": (
         [
             node("a", taints=[DEDICATED]),

@@ -197,7 +197,7 @@ BY_HAND: list[tuple[str, Object, str]] = [
             "systemctl restart crio`"
         ),
     ),
-    ("Bottlerocket", {"runtime": "containerd://2.1.4+bottlerocket"}, "`aws-k8s-VERSION-nvidia`"),
+    ("Bottlerocket", {"runtime": "containerd://2.1.4+bottlerocket"}, "`aws-k8s-1.33-nvidia`"),
     ("Talos", {"system": "Talos (v1.11.0)"}, "nvidia-container-toolkit-production"),
 ]
 
@@ -419,7 +419,8 @@ def test_the_reasons_of_our_agent_are_its_own() -> None:
 
 def test_what_our_agent_saw_of_both_runtimes_is_enough() -> None:
     own, other = "/var/lib/k8s-containerd/etc/containerd/config.toml", "/etc/containerd/config.toml"
-    runtime = {"config": own, "handlers": ["runc"], "default": "runc", "others": [other], "nvidia_in": [other]}
+    socket = "/var/lib/k8s-containerd/run/containerd/containerd.sock"
+    runtime = {"config": own, "socket": socket, "handlers": ["runc"], "others": [other], "nvidia_in": [other]}
     seen = node("a", handlers=None, annotations=recorded(inventory={"runtime": runtime}))
 
     diagnosis = judged(seen, NVIDIA, stuck(), toolkit())
@@ -428,6 +429,41 @@ def test_what_our_agent_saw_of_both_runtimes_is_enough() -> None:
     assert problem.found.cause.name == "ToolkitConfiguresAnotherRuntime"
     assert consequences(problem) == [("RuntimeHandlerMissing", "node/a")]
     assert f"toolkit.env[0].value={own}" in problem.found.remedy[0]
+    assert f"toolkit.env[1].name=CONTAINERD_SOCKET,toolkit.env[1].value={socket}" in problem.found.remedy[0]
+
+
+SOCKET = "/run/own/containerd.sock"
+
+
+@pytest.mark.parametrize(
+    ("inventory", "causes"),
+    [
+        ({"socket": SOCKET}, ["ToolkitConfiguresAnotherRuntime"]),
+        ({"socket": "/run/containerd/containerd.sock"}, ["RuntimeHandlerMissing"]),
+        ({}, ["RuntimeHandlerMissing"]),
+    ],
+    ids=["another socket", "the toolkit's socket", "an older record"],
+)
+def test_the_recorded_socket_tells_which_runtime_the_toolkit_should_configure(
+    inventory: Object, causes: list[str]
+) -> None:
+    annotations = recorded(inventory={"runtime": inventory | {"config": "/etc/containerd/config.toml"}})
+    diagnosis = judged(node("a", handlers=("", "runc"), annotations=annotations), NVIDIA, stuck(), toolkit())
+    steps = " ".join(diagnosis.problems[0].found.remedy)
+
+    assert [name for name, _ in results(diagnosis)] == causes
+    assert (f"value={SOCKET}" in steps) == (inventory.get("socket") == SOCKET)
+    assert "SOCKET by them" not in steps
+
+
+def test_of_many_nodes_the_recorded_files_are_in_the_common_step() -> None:
+    annotations = recorded(inventory={"runtime": {"config": "/etc/own/config.toml", "socket": SOCKET}})
+    nodes = [node(f"n-{number}", handlers=("", "runc"), annotations=annotations) for number in range(9)]
+    pods = [stuck(f"trainer-{number}", on=f"n-{number}") for number in range(9)]
+    texts = [step for problem in judged(*nodes, *pods, NVIDIA, toolkit()).problems for step in problem.found.remedy]
+
+    assert any(f"value={SOCKET}" in step for step in texts)
+    assert not any("CONFIG and SOCKET" in step for step in texts)
 
 
 def test_many_nodes_that_lack_it_are_one_find_with_each_of_them_beneath() -> None:

@@ -13,6 +13,7 @@ import pytest
 from diagnosis.snapshot.pods import OTHER_VALUE
 from diagnosis.sources.bundle import Bundle
 from diagnosis.sources.saved import SavedStateError, read_saved
+from tests.console import typed
 from tests.diagnosis.states import NOW, ago, container, event, node, obj, pod
 from tests.permissions import as_nobody
 
@@ -47,6 +48,41 @@ def test_now_is_the_newest_time_and_never_a_deadline(tmp_path: Path) -> None:
         [_write(tmp_path / "x.json", {"kind": "List", "items": [leaving, event(leaving, "A", "b", minutes=3)]})]
     )
     assert state.now.isoformat() == ago(3).replace("Z", "+00:00")
+
+
+@pytest.mark.parametrize(
+    ("objects", "minutes"),
+    [([pod("x", age=60)], 30), ([pod("x", age=60), node("a", age=60)], 60), ([obj("Job", "x", age=60)], 30)],
+    ids=["a pod alone", "a pod and a node", "a job alone"],
+)
+def test_objects_that_do_not_show_the_time_of_saving_have_waited(
+    tmp_path: Path, objects: list[dict[str, Any]], minutes: float
+) -> None:
+    for entry in objects:
+        entry["status"] = {}
+    state = read_saved([_write(tmp_path / "x.json", {"kind": "List", "items": objects})])
+    assert state.now.isoformat() == ago(minutes).replace("Z", "+00:00")
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds", "code", "message"),
+    [
+        (["-n", "tema"], [obj("Namespace", "team")], 3, "there is no namespace tema; do you mean team?"),
+        (["-n", "nope"], [obj("Namespace", "team")], 3, "there is no namespace nope\n"),
+        (["pod", "nope/x"], [obj("Namespace", "team")], 3, "there is no namespace nope\n"),
+        (["-n", "team"], [obj("Namespace", "team")], 2, ""),
+        (["-n", "nope"], [], 2, ""),
+        (["hami"], [node("a")], 2, "HAMi can't be read: not in the saved files"),
+    ],
+)
+def test_a_namespace_that_does_not_exist_is_reported_if_namespaces_are_visible(
+    tmp_path: Path, words: list[str], kinds: list[dict[str, Any]], code: int, message: str
+) -> None:
+    file = _write(tmp_path / "x.json", {"kind": "List", "items": [pod("x", on="a"), *kinds]})
+    done = typed(["diagnose", *words, "--from", str(file)], {})
+
+    assert done.returncode == code
+    assert message in done.stderr.decode()
 
 
 def test_what_kubectl_printed_one_after_another_is_read_whole(tmp_path: Path) -> None:

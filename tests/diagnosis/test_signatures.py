@@ -6,7 +6,8 @@ import pytest
 
 from diagnosis.causes import CAUSES, crashing
 from diagnosis.causes.starting_causes import NO_DEVICE_FILE
-from diagnosis.model import Signature, TextSource
+from diagnosis.facts.symptoms import Symptom, recognised, shortened, texts_in
+from diagnosis.model import Cause, CauseSeverity, Signature, TextSource, starting
 
 ROWS = [text for cause in CAUSES for text in cause.texts]
 ROWS += [NO_DEVICE_FILE, *(text for _, text in crashing.COMPONENT_TEXTS)]
@@ -32,3 +33,18 @@ def test_no_text_keeps_a_row_busy(row: Signature) -> None:
     looked = [row.search((text * longest)[:longest]) for text in REPEATED]
 
     assert len(looked) == len(REPEATED)
+
+
+def test_long_evidence_keeps_its_beginning_the_match_and_the_end() -> None:
+    noise = "failed to create shim task: OCI runtime create failed: " * 9
+    end = "open /run/nvidia/driver/usr/lib64/libnvidia-ml.so.550.54: no such file or directory (error 2)"
+    symptom = Symptom(TextSource.WAITING, "StartError", f"{noise}nvidia-container-cli: {noise}{end}", "main")
+    cause = Cause("Known", CauseSeverity.HIGH, None, "", "", texts=(starting("nvidia-container-cli", "toolkit"),))
+    known = recognised(texts_in(TextSource.WAITING, (cause,)), (symptom,))
+
+    assert shortened(symptom.text).startswith("failed to create shim task")
+    assert shortened(symptom.text).endswith(end)
+    assert known is not None
+    assert "nvidia-container-cli: failed" in known.quote
+    assert known.quote.endswith(end)
+    assert len(shortened(symptom.text)) == len(known.quote) == 300

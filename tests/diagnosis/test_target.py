@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from io import StringIO
+
 import pytest
 
 from diagnosis.answers.chain import LinkState, chain, chains_of
 from diagnosis.answers.target import Target, TargetError, concerned, parse_target, pods_of
 from diagnosis.causes.diagnose import arranged
 from diagnosis.model import Cause, CauseSeverity, FoundCause, Link
+from diagnosis.report import terminal
+from diagnosis.report.content import Report, report_of
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.pods import read_pod
-from tests.diagnosis.states import condition, event, node, obj, pod, snapshot, terminated, waiting
+from healthcheck.host.console import Screen
+from tests.diagnosis.states import GPU, ago, condition, event, node, obj, pod, snapshot, terminated, waiting
 
 UNSCHEDULED = Cause("Unscheduled", CauseSeverity.HIGH, Link.SCHEDULED, "no node", "find one")
 
@@ -27,13 +33,15 @@ UNSCHEDULED = Cause("Unscheduled", CauseSeverity.HIGH, Link.SCHEDULED, "no node"
         (["jobset", "team/x"], "", Target("JobSet", "team", "x")),
         (["node", "a"], "team", Target("Node", "", "a")),
         (["no/a"], "", Target("Node", "", "a")),
+        (["hami"], "", Target("HAMi", "", "")),
+        (["HAMi"], "team", Target("HAMi", "", "")),
     ],
 )
 def test_an_object_is_named_as_kubectl_names_it(words: list[str], namespace: str, target: Target | None) -> None:
     assert parse_target(words, namespace) == target
 
 
-@pytest.mark.parametrize("words", [["pod"], ["x"], ["service", "x"], ["pod", "a", "b"], ["pod", ""]])
+@pytest.mark.parametrize("words", [["pod"], ["x"], ["service", "x"], ["pod", "a", "b"], ["pod", ""], ["hami", "a"]])
 def test_other_words_are_refused(words: list[str]) -> None:
     with pytest.raises(TargetError, match="expected pod"):
         parse_target(words, "")
@@ -47,6 +55,62 @@ def test_a_workload_has_the_pods_of_all_that_it_makes() -> None:
     target = Target("Deployment", "team", "web")
     assert [one.meta.name for one in pods_of(state, target)] == ["web-1-a"]
     assert concerned(state, target) == {"deployment/team/web", "replicaset/team/web-1", "pod/team/web-1-a"}
+
+
+NO_DRIVER = "nvidia-container-cli: initialization error: nvml error: driver not loaded"
+
+
+def test_of_a_pod_its_own_evidence_is_shown_and_others_in_one_line() -> None:
+    stuck = [waiting("RunContainerError", NO_DRIVER)]
+    pods = [pod(f"p{number}", on="a", phase="Pending", states=stuck) for number in range(12)]
+    report = report_of(snapshot(node("a"), *pods), Target("Pod", "team", "p7"), "", None, overview=False)
+    text = _printed(report)
+
+    assert re.findall(r"pod/team/p\d+: .*", text) == [
+        "pod/team/p7: waiting of main: RunContainerError: nvidia-container-cli:"
+    ]
+    assert "   also affects: pod/team/p0, pod/team/p1, pod/team/p2, pod/team/p3 and 7 more\n" in text
+    assert "`kubectl -n team describe pod p7`" in text
+    assert "affects: pod/team/p0, pod/team/p1, pod/team/p2, pod/team/p3, pod/team/p4 and" in _printed(
+        report_of(snapshot(node("a"), *pods), None, "", None, overview=False)
+    )
+
+
+def test_of_a_pod_a_consequence_for_another_is_only_counted() -> None:
+    gone = {"deletionTimestamp": ago(40), "deletionGracePeriodSeconds": 30}
+    short = [
+        condition("PodScheduled", "False", "Unschedulable", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+    ]
+    state = snapshot(pod("old", 8, on="a", metadata=gone), pod("next", 8, conditions=short), missing=["Node"])
+    (of_old,) = report_of(state, Target("Pod", "team", "old"), "", None, overview=False).diagnosis.problems
+    (of_next,) = report_of(state, Target("Pod", "team", "next"), "", None, overview=False).diagnosis.problems
+
+    assert (of_old.consequences, of_old.found.affected) == ((), (f"resource/{GPU}", "pod/team/next"))
+    assert [child.found.cause.name for child in of_next.consequences] == ["InsufficientResource"]
+
+
+@pytest.mark.parametrize(
+    ("state", "missing", "sentence"),
+    [
+        ("Pending", ["Event", "Node"], "It is unknown what keeps pod/team/x from running: Events and Nodes are not"),
+        ("Pending", ["Node"], "It is unknown what keeps pod/team/x from running: Nodes are not visible."),
+        ("Pending", [], "No cause was found."),
+        ("Running", ["Event", "Node"], "Nothing found in the visible part of the cluster."),
+    ],
+)
+def test_a_pod_that_nothing_explains_is_not_fine(state: str, missing: list[str], sentence: str) -> None:
+    seen = snapshot(pod("x", on="a", phase=state), missing=missing)
+    report = report_of(seen, Target("Pod", "team", "x"), "", None, overview=False)
+
+    assert sentence in report.nothing
+
+
+def _printed(report: Report) -> str:
+    text = StringIO()
+    screen = Screen(file=text, width=80)
+    for part in terminal.page(report, 80):
+        screen.print(part)
+    return text.getvalue()
 
 
 def test_owners_that_own_each_other_end() -> None:

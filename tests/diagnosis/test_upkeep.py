@@ -185,12 +185,12 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
     (
         "EFA of a type that the plugin does not list",
         [gpu_node("a", labels=TYPE), *listing("p4d.24xlarge")],
-        ("EfaNotOffered", "node/a"),
+        ("EfaPluginLeavesTypeOut", "daemonset/kube-system/aws-efa-k8s-device-plugin"),
     ),
     (
         "EFA that the agent sees, of a type that the plugin does not list",
         [checked("a", "pass", labels=SMALL), *listing("p4d.24xlarge")],
-        ("EfaNotOffered", "node/a"),
+        ("EfaPluginLeavesTypeOut", "daemonset/kube-system/aws-efa-k8s-device-plugin"),
     ),
     (
         "a GPUCluster that waits",

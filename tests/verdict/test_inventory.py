@@ -18,6 +18,7 @@ WHOLE = Inventory(
     device_files=DeviceFilesRow(gpus=8, others=("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")),
     runtime=RuntimeRow(
         config="/var/lib/k8s-containerd/k8s-containerd/etc/containerd/config.toml",
+        socket="/var/lib/k8s-containerd/k8s-containerd/run/containerd/containerd.sock",
         default="runc",
         cdi=False,
         handlers=("runc",),
@@ -45,7 +46,13 @@ def test_what_was_written_is_read_back(inventory: Inventory) -> None:
 def test_it_is_never_longer_than_it_may_be() -> None:
     long = "x" * 5000
     runtime = RuntimeRow(
-        config=long, default=long, cdi=True, handlers=(long,) * 99, others=(long,) * 9, nvidia_in=(long,) * 9
+        config=long,
+        socket=long,
+        default=long,
+        cdi=True,
+        handlers=(long,) * 99,
+        others=(long,) * 9,
+        nvidia_in=(long,) * 9,
     )
     inventory = within_limit(Inventory(pci=8, nvml=8, driver=long, runtime=runtime, toolkit=ToolkitRow(long, long)))
     assert len(json.dumps(as_json(inventory)).encode()) <= LONGEST

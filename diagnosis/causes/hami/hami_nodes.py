@@ -141,7 +141,10 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
         if sick and is_judged(node, snapshot.now) and not is_changed(node):
             count = f"{len(sick)} of {len(node.hami.cards)} cards registered as unhealthy"
             evidence = (f"{node.subject}: {count}: {named((card.uuid for card in sick), _MOST_NAMED)}",)
-            remedy = (f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
+            remedy = (
+                f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",
+                f"When they are healthy, restart HAMi's device plugin pod there: {pods_on(node.name)} shows its name.",
+            )
             yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,))
 
 

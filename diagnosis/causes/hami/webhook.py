@@ -9,7 +9,7 @@ from diagnosis.causes.hami.hami_causes import CHART, NODE_NAMED, PLUGIN_FILES, P
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import is_ready
 from diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
-from diagnosis.facts.symptoms import replaced
+from diagnosis.facts.symptoms import replaced, shortened
 from diagnosis.hami.installation import (
     IGNORE,
     Installation,
@@ -189,7 +189,7 @@ def _shown(pod: Pod) -> str:
     if pod.phase != "Failed":
         condition = pod.condition("PodScheduled")
         message = condition.message if condition is not None else ""
-    scheduler, heard = pod.spec.scheduler or _DEFAULT[1], message.partition(" preemption:")[0][:300]
+    scheduler, heard = pod.spec.scheduler or _DEFAULT[1], shortened(message.partition(" preemption:")[0])
     return f"{pod.subject}: schedulerName {scheduler}, no HAMi annotation: {heard}"
 
 

@@ -13,7 +13,10 @@ from msgspec.structs import replace
 
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.unscheduled import (
+    autoscaling,
     device_claims,
+    held_gangs,
+    kueue_replacement,
     queues,
     refused,
     resources,
@@ -25,12 +28,19 @@ from diagnosis.causes.unscheduled import (
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_stuck, rooms, unschedulable, without
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import devices_in, has_nvidia
-from diagnosis.facts.placement import has, selects
+from diagnosis.facts.placement import has, offers, selects
 from diagnosis.model import Cause, Certainty, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 
 _FULL = (resources.IN_USE, resources.FRAGMENTED)
+_ENDED_BY_A_NODE = frozenset(
+    (
+        *(resources.IN_USE, resources.FRAGMENTED, resources.HOST_USED_UP, resources.TOO_MANY, resources.TOO_MUCH),
+        *(resources.SHORT, unknown_resources.ABSENT, selectors.UNMATCHED, refused.TAINTED),
+    )
+)
+"""Causes that no longer apply once the node that the autoscaler wants has joined."""
 _MOST = 4
 _LOOKS_AGAIN = timedelta(minutes=10)
 WITHOUT_HOLDERS = frozenset(
@@ -86,7 +96,13 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
             found = [_for_workload(result, judged[key][0], waiting) for result in judged[key][1]]
         if not found and not waiting.hami and _is_refused(snapshot, waiting, everywhere):
             found = list(_by_text_alone(snapshot, waiting))
-        yield from found
+        late = list(autoscaling.find_no_node(snapshot, waiting))
+        yield from late
+        yield from (_because_of(late, each) if each.cause in _ENDED_BY_A_NODE else each for each in found)
+
+
+def _because_of(late: Iterable[FoundCause], found: FoundCause) -> FoundCause:
+    return replace(found, because_of=(*found.because_of, *((each.cause.name, each.subject) for each in late)))
 
 
 def _is_fixed_since(snapshot: Snapshot, waiting: Waiting) -> bool:
@@ -177,7 +193,7 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
         everywhere = [room for room in everywhere if room.node.hami.shared] or everywhere
     offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
     if not offering:
-        yield unknown_resources.find_apart(waiting)
+        yield unknown_resources.find_apart(snapshot, waiting)
         return
     selected = [room for room in offering if selects(waiting.spec, room.node)]
     if not selected:
@@ -187,8 +203,14 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
     if not large:
         yield from resources.find_too_many(waiting, selected)
         return
+    paged = [
+        room for room in large if all(offers(room.node, page) >= asked for page, asked in waiting.huge_pages.items())
+    ]
+    if not paged:
+        yield from resources.find_no_huge_pages(waiting, large)
+        return
     silent = [room for room in others if has_nvidia(room.node) and selects(waiting.spec, room.node)]
-    yield from _by_room(snapshot, waiting, large, silent)
+    yield from _by_room(snapshot, waiting, paged, silent)
 
 
 def _parted(rooms: Iterable[NodeUse], is_report: Callable[[NodeUse], bool]) -> tuple[list[NodeUse], list[NodeUse]]:
@@ -272,13 +294,15 @@ SEARCHES = (
     Search((*queues.CAUSES[:3],), ("Pod",), queues.find_gates),
     Search((queues.KUEUE,), (), queues.find_queued),
     Search((volcano_queues.HELD,), (), volcano_queues.find_groups),
+    *held_gangs.SEARCHES,
+    *kueue_replacement.SEARCHES,
     Search((device_claims.NO_CLAIM,), ("Pod",), device_claims.find_unlooked),
     Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
     Search(
         (
             *(*unknown_resources.CAUSES, *selectors.CAUSES, *resources.CAUSES, *refused.CAUSES),
-            *(*volumes.CAUSES, *device_claims.CAUSES, queues.ERROR),
+            *(*autoscaling.CAUSES, *volumes.CAUSES, *device_claims.CAUSES, queues.ERROR),
         ),
         ("Pod",),
         find_unschedulable,

@@ -20,6 +20,7 @@ from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
+from diagnosis.facts.symptoms import shortened
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
@@ -30,7 +31,7 @@ _scheduled = Family(Link.SCHEDULED)
 NO_CLASS = _scheduled(
     "DeviceClassMissing",
     "A claim asks for a DeviceClass that does not exist.",
-    "Name a class that exists, or install the DRA driver, which brings its own.",
+    "Name a class that exists (`kubectl get deviceclasses`), or install the DRA driver, which brings its own.",
 )
 NO_DEVICES = _scheduled(
     "NoDevicesPublished",
@@ -40,23 +41,24 @@ NO_DEVICES = _scheduled(
 NO_MATCH = _scheduled(
     "NoDeviceMatchesClaim",
     "No published device matches a claim, or too few match on one node.",
-    "Change the claim's selectors or count to the existing devices.",
+    "Change the claim's selectors or count to the devices that exist: `kubectl get resourceslices -o yaml`.",
 )
 ALL_ALLOCATED = _scheduled(
     "DevicesAllAllocated",
     "Every device that would satisfy a claim is allocated to another claim.",
-    "Wait, stop unneeded workloads, or add nodes; delete unused claims.",
+    "Stop unneeded workloads, delete unused claims (`kubectl get resourceclaims -A`), or add nodes.",
     severity=CauseSeverity.MEDIUM,
 )
 NO_CLAIM = _scheduled(
     "ResourceClaimMissing",
     "A pod names a ResourceClaim or a template that does not exist, or its claim was not created.",
-    "Create it in the pod's namespace, or correct the name in the workload.",
+    "Create it in the pod's namespace, or correct the name in the workload. The existing ones: "
+    "`kubectl get resourceclaims,resourceclaimtemplates -A`.",
 )
 CLAIM_UNMET = _scheduled(
     "ClaimNotSatisfied",
     "The scheduler can allocate no devices for a claim; the snapshot does not show the reason.",
-    "Compare the claim's requests with the ResourceSlices.",
+    "Compare the claim's requests with the published devices: `kubectl get resourceslices -o yaml`.",
     severity=CauseSeverity.MEDIUM,
 )
 CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, TAINTED, NO_CLAIM, CLAIM_UNMET)
@@ -321,7 +323,7 @@ def _unmet(terms: Iterable[str], offers: Sequence[PublishedDevice]) -> Iterator[
     """Yield terms that hold for no device, each with the values that the devices have."""
     for term in terms:
         if not any(_holds(term, offer) for offer in offers):
-            yield f"no device meets {term[:300]}; {_there(term, offers)}"
+            yield f"no device meets {shortened(term)}; {_there(term, offers)}"
 
 
 def _there(term: str, offers: Iterable[PublishedDevice]) -> str:

@@ -12,12 +12,13 @@ from decimal import Decimal
 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, group_of, tells_of_gang, unplaced
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, group_of, group_subject, tells_of_gang, unplaced
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Component, is_ready
+from diagnosis.facts.gangs import gang_of, group_message, is_held_back
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO, asked_by
-from diagnosis.facts.quantity import shown
+from diagnosis.facts.quantity import counted, shown
 from diagnosis.hami.installation import installations
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
@@ -56,7 +57,8 @@ GANG = _scheduled(
 ERROR = _scheduled(
     "SchedulerFailed",
     "The scheduler failed with an error when it tried to schedule a pod.",
-    "Read the error; it names the step that failed.",
+    "Fix the step that the error names; the scheduler then retries. Its messages: "
+    "`kubectl get events -A --field-selector=reason=FailedScheduling`.",
 )
 CAUSES = (KUEUE, TOPOLOGY, GATED, NO_SCHEDULER, GANG, ERROR)
 
@@ -96,6 +98,8 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
     for pod in unplaced(snapshot):
         if pod.spec.gates or _is_looked_at(snapshot, pod) or snapshot.is_new(pod.meta, PATIENCE):
             continue
+        if is_held_back(snapshot, pod):
+            continue  # another search reports the gang
         if lacks_claims(snapshot, pod):
             continue  # the scheduler waits for the claims first
         group = _group_says(snapshot, pod)
@@ -114,6 +118,8 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) ->
     """
     group, name = group_of(waiting.pods[0]), next(iter(waiting.devices), "")
     asked = [asked_by(pod.spec).get(name, ZERO) for pod in _members(snapshot, waiting, group)]
+    if (gang := gang_of(snapshot, waiting.pods[0])) is not None:
+        asked = sorted(asked)[: gang.unplaced]
     free = sum((room.free(name) for room in rooms), ZERO)
     short = bool(group and name) and len(asked) > 1 and sum(asked) > free
     if not short and not is_gang(waiting):
@@ -122,8 +128,11 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) ->
     if name and rooms:
         wanted, left = shown(name, Decimal(sum(asked))), shown(name, Decimal(free))
         evidence.append(f"{len(asked)} pods that request {wanted} {name} wait; {left} free on eligible nodes")
+    if gang is not None:
+        placed = sum(bool(pod.spec.node) for pod in gang.members)
+        evidence.append(f"{group_subject(waiting.pods[0])}: minCount {gang.least}, {placed} of its pods have a node")
     alone = waiting.pods[0].meta.owner is None
-    where = subject("PodGroup", waiting.pods[0].meta.namespace, group) if group and alone else waiting.workload
+    where = group_subject(waiting.pods[0]) if alone else ""
     yield waiting.found(GANG, *evidence, subject=where)
 
 
@@ -229,7 +238,10 @@ def _look_at_kueue(pod: Pod, queue: str) -> tuple[str, ...]:
 def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[FoundCause]:
     answers = _answers(snapshot, name)
     if answers is not None:
-        evidence = [f"{len(pods)} pods of schedulerName {name}: no condition and no event of any scheduler", answers]
+        evidence = [
+            f"{counted(len(pods), 'pod')} of schedulerName {name}: no condition and no event of any scheduler",
+            answers,
+        ]
         running = [scheduler for scheduler in _schedulers(snapshot) if scheduler != name]
         if running:
             evidence.append(f"schedulers of this cluster: {', '.join(running)}")
@@ -267,7 +279,9 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
         return None
     if own:
         return f"{own[0].subject} is not ready" + (f", and {len(own) - 1} more" if len(own) > 1 else "")
-    return "no Lease and no running pod has its name" if snapshot.sees("Lease") else "no running pod has its name"
+    whole = len({pod.meta.namespace for pod in snapshot.pods}) > 1
+    seen = "no Lease and no running pod" if snapshot.sees("Lease") else "no running pod" if whole else ""
+    return f"{seen} has its name" if seen else None
 
 
 def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
@@ -308,7 +322,7 @@ def _fix_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Ite
 
 def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
     noted = (event.reason in _NOTED or event.by == pod.spec.scheduler for event in snapshot.events_of(pod))
-    return pod.condition("PodScheduled") is not None or any(noted)
+    return pod.condition("PodScheduled") is not None or any(noted) or bool(group_message(snapshot, pod))
 
 
 def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:

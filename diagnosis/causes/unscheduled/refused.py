@@ -30,14 +30,14 @@ CORDONED = _scheduled(
 NOT_READY = _scheduled(
     "NodeNotReady",
     "A GPU node is not ready, does not respond, or is short of memory, disk or PIDs.",
-    "Check the node's conditions, its kubelet and container runtime.",
+    "Check the node's conditions, its kubelet and container runtime; free the disk or memory that it lacks.",
     severity=CauseSeverity.HIGH,
     follows=("RuntimeConfigMalformed", "RuntimeCriDisabled", "DefaultRuntimeUndefined"),
 )
 LEAVING = _scheduled(
     "NodeUnderMaintenance",
     "The platform is replacing, upgrading, checking or removing a node that suits waiting pods.",
-    "Wait until the platform has finished, or find out why it takes so long.",
+    "Wait until the platform has removed or returned the node; if that lasts, find the pod that blocks its drain.",
 )
 STARTING = _scheduled(
     "NodeStartupUnfinished",
@@ -49,6 +49,7 @@ TAINTED = _scheduled(
     "All nodes that could take a workload have a taint that it does not tolerate.",
     "Add the toleration to the workload if it may run there, or remove the taint.",
     severity=CauseSeverity.HIGH,
+    follows=("KueueReplacesOnTaintedNode",),
 )
 CAUSES = (CORDONED, NOT_READY, LEAVING, STARTING, TAINTED)
 
@@ -70,6 +71,16 @@ _STARTING = (
     *("startup-taint.cluster-autoscaler.kubernetes.io/", "status-taint.cluster-autoscaler.kubernetes.io/"),
     *("ignore-taint.cluster-autoscaler.kubernetes.io/", "node.cilium.io/agent-not-ready"),
 )
+_REMOVERS = (("karpenter.sh/", "Karpenter"), ("ToBeDeletedByCluster", "the Cluster Autoscaler"))
+_RELIEF = {
+    f"{_K8S}disk-pressure": "Free disk space on the node: `crictl rmi --prune` removes unused images, "
+    "`du -xh --max-depth=2 /var` finds large folders. CUDA images need a disk of 100 GiB or more.",
+    f"{_K8S}memory-pressure": "Move or limit the pods that use the most memory on the node; give each pod a memory "
+    "request and limit.",
+    f"{_K8S}pid-pressure": "Find the program that starts too many processes on the node: "
+    "`ps -eo user,comm | sort | uniq -c | sort -n`.",
+}
+"""Fixes by the taint of a kubelet that is short of something."""
 _AGENT = ("agent-not-ready", "/unregistered", "/uninitialized")
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _UPGRADED = frozenset(("", "upgrade-done"))
@@ -183,13 +194,32 @@ def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ..
         case TaintOwner.NOT_READY:
             # The family of nodes reports the condition and the fix; only pressure is reported here.
             pressure = tuple(condition for condition in _conditions(node) if "Pressure" in condition)
-            return FoundCause(
-                NOT_READY, node.subject, (evidence, *pressure), _describe(node) if pressure else (), affected
-            )
+            return FoundCause(NOT_READY, node.subject, (evidence, *pressure), tuple(_relief(node, taint)), affected)
         case TaintOwner.LEAVING:
-            return FoundCause(LEAVING, node.subject, (evidence, *_platform(node)), _describe(node), affected)
+            steps = (*_until_gone(node, taint), *_describe(node))
+            return FoundCause(LEAVING, node.subject, (evidence, *_platform(node)), steps, affected)
     remedy = f"Check the component that should remove {taint.key} on {node.name}: {_pods_on(node)}"
     return FoundCause(STARTING, node.subject, (evidence,), (remedy,), affected)
+
+
+def _relief(node: Node, taint: Taint) -> Iterator[str]:
+    """Yield what ends the pressure; nothing for a node that is not ready, which has its own result."""
+    if taint.key in _RELIEF:
+        yield _RELIEF[taint.key]
+        yield f"The kubelet then removes the taint in about five minutes. The node's pods: {_pods_on(node)}"
+
+
+def _until_gone(node: Node, taint: Taint) -> Iterator[str]:
+    """Yield what a person can do while a platform removes or repairs the node."""
+    by = next((name for key, name in _REMOVERS if taint.key.startswith(key)), "")
+    if by:
+        yield (
+            f"Wait: {by} drains this node and removes it, and adds another if the pods still need one. A taint that "
+            "is removed by hand comes back."
+        )
+        yield f"If that lasts, find the pod that it can't evict (a budget, or do-not-disrupt): {_pods_on(node)}"
+    else:
+        yield LEAVING.remedy
 
 
 def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> FoundCause:

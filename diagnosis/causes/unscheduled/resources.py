@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
 from diagnosis.causes.unscheduled import refused
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended, is_stuck, without
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_extended, is_stuck, without
+from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
-from diagnosis.facts.quantity import counted, shown
+from diagnosis.facts.quantity import amount, counted, shown
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
@@ -57,7 +58,8 @@ TOO_MUCH = _scheduled(
 SHORT = _scheduled(
     "InsufficientResource",
     "The scheduler finds too little of a resource; the snapshot does not show the reason.",
-    "Check the nodes and pods of all namespaces: which pods own it, and which nodes offer it.",
+    "Check which nodes offer it (`kubectl describe nodes`) and which pods of all namespaces own it; GPUs: "
+    "`gpu-healthcheck status --allocation`.",
 )
 CAUSES = (IN_USE, FRAGMENTED, TERMINATING, UNHEALTHY, HOST_USED_UP, TOO_MANY, TOO_MUCH, SHORT)
 
@@ -80,6 +82,32 @@ def find_too_many(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundC
             )
             cause = TOO_MANY if meant_as_gpu(name) else TOO_MUCH
             yield waiting.found(cause, evidence, remedy=_fewer(name, most))
+
+
+def find_no_huge_pages(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
+    """Yield huge pages of which no node has reserved as many as requested, regardless of the pods there."""
+    for name, asked in waiting.huge_pages.items():
+        largest = max(rooms, key=lambda room: offers(room.node, name))
+        most = offers(largest.node, name)
+        if most < asked:
+            wanted, least = shown(name, asked), shown(name, most)
+            reserved = f"the most that one has reserved is {least} ({largest.node.name})" if most else "none has any"
+            evidence = f"one pod requests {wanted} {name}; of {counted(len(rooms), 'suitable node')}, {reserved}"
+            remedy = (
+                _reserve(name, asked),
+                f"Or request at most {least}." if most else f"Or remove {name} from the pod.",
+            )
+            yield waiting.found(TOO_MUCH, evidence, remedy=remedy)
+
+
+def _reserve(name: str, asked: Decimal) -> str:
+    """Return how the kernel of a node reserves as many huge pages."""
+    size = name.removeprefix("hugepages-")
+    number = int(asked / (amount(size) or asked))
+    return (
+        f"Reserve {number} pages on the nodes at boot, by `hugepagesz={size.removesuffix('i')} hugepages={number}` on "
+        "the kernel's command line: the kernel offers huge pages, no device plugin does. Then restart the kubelet."
+    )
 
 
 def find_shortages(
@@ -238,7 +266,7 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) 
             continue
         scattered = sum(free) >= asked
         lines = _by_node(name, sorted(rooms, key=lambda room: -room.free(name)) if scattered else rooms)
-        messages = autoscaler_says(snapshot, waiting.pods)
+        messages = autoscaler.refusal_of(snapshot, waiting.pods)
         total = f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(rooms), 'eligible node')}"
         evidence = (f"one pod requests {shown(name, asked)}; {total}", *lines, *messages)
         if scattered:

@@ -8,9 +8,11 @@ from difflib import get_close_matches
 
 from diagnosis.causes.device_plugins import why_not_cut, why_not_offered
 from diagnosis.causes.unscheduled import refused
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_extended
+from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
+from diagnosis.facts.efa import EFA_CLASS, claimable_nodes
 from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, switched_off
 from diagnosis.facts.gpu_requests import is_gpu, meant_as_gpu
 from diagnosis.facts.placement import has, selects
@@ -18,6 +20,7 @@ from diagnosis.facts.quantity import counted, shown
 from diagnosis.model import Cause, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
+from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED)
 MISSPELLED = _scheduled(
@@ -48,7 +51,14 @@ ABSENT = _scheduled(
     "No node advertises a resource of GPU workloads: no node has it, or its device plugin does not report it.",
     "Add a node with it, or find out why the device plugin of suitable nodes does not register.",
 )
-CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT)
+EFA_BY_NAME = _scheduled(
+    "EfaRequestedByName",
+    "A workload requests vpc.amazonaws.com/efa, and the nodes give out EFA by claims: DRANET publishes the devices, "
+    "and no device plugin offers them by that name.",
+    "Replace the resource by a claim of the DeviceClass efa.networking.k8s.aws in the pod's resourceClaims.",
+    source="https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.md",
+)
+CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT, EFA_BY_NAME)
 
 _MIG = "nvidia.com/mig-"
 _SHARED = ".shared"
@@ -69,6 +79,9 @@ def find_absent(
 ) -> Iterator[FoundCause]:
     there = _offered(rooms)
     for name in names:
+        if name == EFA and (claimable := claimable_nodes(snapshot)):
+            yield _by_claim(snapshot, waiting, sorted(claimable))
+            continue
         asked = f"{shown(name, waiting.asked[name])} {name} requested; no node has any"
         offered = _offer(there)
         cause, remedy = _judged(name, there)
@@ -76,7 +89,7 @@ def find_absent(
         if cause is ABSENT and changed:
             yield from (refused.find_changed(node, name, waiting.names) for node in changed)
         elif cause is ABSENT:
-            messages = autoscaler_says(snapshot, waiting.pods)
+            messages = autoscaler.refusal_of(snapshot, waiting.pods)
             evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *messages)
             because = why_not_offered(snapshot)
             yield waiting.found(
@@ -89,14 +102,31 @@ def find_absent(
             yield waiting.found(cause, *messages, remedy=remedy, because_of=cut)
 
 
+def _by_claim(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[str]) -> FoundCause:
+    classes = [each.meta.name for each in snapshot.device_classes if "efa" in each.meta.name]
+    named_class = EFA_CLASS if EFA_CLASS in classes or not classes else classes[0]
+    evidence = (
+        f"{shown(EFA, waiting.asked[EFA])} {EFA} requested; no node with the GPUs has any",
+        f"a DRA driver publishes EFA devices of {named((f'node/{name}' for name in nodes), _MOST_NAMED)}",
+    )
+    remedy = (
+        f"Remove {EFA} from the container's resources.",
+        f"Claim the DeviceClass {named_class}: in the pod's resourceClaims and the container's resources.claims.",
+        f"See the devices: {command('kubectl', 'get', 'resourceslices')}",
+    )
+    return waiting.found(EFA_BY_NAME, *evidence, remedy=remedy)
+
+
 def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
     """Whether the node suits the pods, and offers its GPUs again when the operator has finished."""
     aside = switched_off(node) or is_for_machines(node)
     return has_nvidia(node) and is_changed(node) and not aside and selects(waiting.spec, node)
 
 
-def find_apart(waiting: Waiting) -> FoundCause:
+def find_apart(snapshot: Snapshot, waiting: Waiting) -> FoundCause:
     """Return the result for a pod whose resources all exist, but never together on one node."""
+    if EFA in waiting.devices and (claimable := claimable_nodes(snapshot)):
+        return _by_claim(snapshot, waiting, sorted(claimable))
     names = " and ".join(sorted(waiting.devices))
     evidence = (f"one pod requests {names}; no node has all of them",)
     remedy = ("Request resources that one kind of node has, or let the device plugin offer them together.",)

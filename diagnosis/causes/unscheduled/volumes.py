@@ -21,13 +21,14 @@ _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 UNBOUND = _scheduled(
     "VolumeClaimNotBound",
     "A pod's PersistentVolumeClaim has no volume, so the pod can't be scheduled.",
-    "Check the claim's events: its StorageClass, provisioner or size.",
+    "Name an existing StorageClass in the claim (`kubectl get storageclass`), and check that its provisioner runs and "
+    "may create volumes of this size.",
     severity=CauseSeverity.HIGH,
 )
 MISSING = _scheduled(
     "VolumeClaimMissing",
     "A pod names a PersistentVolumeClaim that does not exist or is being deleted.",
-    "Create the claim, or correct its name in the workload.",
+    "Create the claim, or correct its name in the workload. The existing ones: `kubectl get pvc -A`.",
     severity=CauseSeverity.HIGH,
 )
 ELSEWHERE = _scheduled(
@@ -39,22 +40,23 @@ ELSEWHERE = _scheduled(
 BUSY = _scheduled(
     "VolumeInUse",
     "Another pod uses the pod's volume exclusively, or the nodes can attach no more volumes.",
-    "Stop the other pod, or use a volume that several pods can share.",
+    "Stop the other pod, or use a volume that several nodes can mount (ReadWriteMany).",
 )
 OTHER_PODS = _scheduled(
     "PodAffinityUnmet",
     "Rules about other pods (affinity, anti-affinity, topology spread) leave no node with room.",
-    "Loosen the rule, from required to preferred, or add nodes.",
+    "Change the rule from required to preferred (spreading: `whenUnsatisfiable: ScheduleAnyway`), or add nodes.",
 )
 PORTS = _scheduled(
     "HostPortTaken",
     "A pod requires a host port that is in use on every node with room.",
-    "Use a Service instead of a host port, or fewer pods than nodes.",
+    "Use a Service instead of hostPort, or run at most one such pod per node.",
 )
 UNEXPLAINED = _scheduled(
     "NoNodeFits",
     "The scheduler finds no node for a pod, for a reason that only its message contains.",
-    "Read the scheduler's message.",
+    "Change what the scheduler's message names for each group of nodes. Its messages: "
+    "`kubectl get events -A --field-selector=reason=FailedScheduling`.",
 )
 CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
 
@@ -139,20 +141,35 @@ def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Itera
 def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     open_ones = [claim for claim in _own_claims(snapshot, waiting) if not claim.volume]
     for claim in open_ones:
-        messages = [event.message for event in snapshot.events_about.get(claim.meta.subject, ()) if event.warning]
+        events = snapshot.events_about.get(claim.meta.subject, ())
+        messages = [event.message for event in events if event.warning] or [event.message for event in events]
         state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
-        look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
-        remedy = (f"Find out why it gets no volume: {look}",)
         yield waiting.found(
             UNBOUND,
             state,
             waiting.quote(reason),
             *messages[-1:],
             subject=claim.meta.subject,
-            remedy=remedy,
+            remedy=tuple(_bind(claim, " ".join(messages[-1:]))),
         )
     if not open_ones:
         yield waiting.found(UNBOUND, waiting.quote(reason), certainty=Certainty.LIKELY)
+
+
+def _bind(claim: VolumeClaim, message: str) -> Iterator[str]:
+    """Yield how the claim gets a volume."""
+    classes, name = command("kubectl", "get", "storageclass"), claim.storage_class
+    anew = "delete the claim and create it again, because its class can't be changed"
+    if not name:
+        yield f"Name a StorageClass in the claim, or create a PersistentVolume of its size: {classes}"
+        yield f"To name a class, {anew}."
+    elif "storageclass" in message.lower() and "not found" in message:
+        yield f"Create the StorageClass {name}; or name an existing one: {classes}. For that, {anew}."
+    else:
+        look = command("kubectl", "describe", "storageclass", name)
+        yield f"Check that the provisioner of StorageClass {name} runs and may create volumes of this size: {look}"
+    look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
+    yield f"Read all messages about the claim: {look}"
 
 
 def _where(volume: Volume) -> str:

@@ -9,7 +9,9 @@ from decimal import Decimal
 
 from msgspec import Struct
 
+from diagnosis.facts import autoscaler
 from diagnosis.facts.fit_error import FitError, ReasonSubject, UnfitReason, parse, reason_of
+from diagnosis.facts.gangs import group_message, is_held_back
 from diagnosis.facts.gpu_requests import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.hami.installation import installations, schedulers
@@ -24,15 +26,10 @@ _GROUPS = (
     *("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", "pod-group-name"),
 )
 """Annotations or labels with the name of a pod's group."""
-_COMING = frozenset(("TriggeredScaleUp", "Nominated"))
-"""Event reasons of the autoscaler and Karpenter for a pod whose node they create."""
-_NOT_COMING = frozenset(("NotTriggerScaleUp", "FailedScaleUp"))
 _REFUSED = frozenset(("FailedScheduling", "Unschedulable"))
 """Event reasons of kube-scheduler, Volcano and KAI for a pod that fits no node."""
-_SCALE_UP = timedelta(minutes=15)
 _STUCK = timedelta(minutes=5)
 """Time after its grace period until a deleted pod counts as stuck."""
-_EXTENDED = ("hugepages-",)
 _HOST = frozenset(("cpu", "memory", "pods", "ephemeral-storage"))
 
 
@@ -90,7 +87,13 @@ class Waiting(Struct, frozen=True):
     @property
     def counted(self) -> dict[str, Decimal]:
         """Return the requested amounts that node arithmetic can judge."""
-        return {name: value for name, value in self.asked.items() if name in _HOST} | self.devices
+        host = {name: value for name, value in self.asked.items() if name in _HOST}
+        return host | self.huge_pages | self.devices
+
+    @property
+    def huge_pages(self) -> dict[str, Decimal]:
+        """Return the requested huge pages, which the kernel of a node reserves; no device plugin offers them."""
+        return {name: value for name, value in self.asked.items() if name.startswith("hugepages-")}
 
 
 class NodeUse(Struct, frozen=True):
@@ -132,7 +135,7 @@ def rooms(snapshot: Snapshot) -> tuple[NodeUse, ...]:
 
 def is_extended(resource: str) -> bool:
     """Whether only nodes with a plugin for the resource offer it."""
-    return resource.startswith(_EXTENDED) or ("/" in resource and not resource.startswith("kubernetes.io/"))
+    return "/" in resource and not resource.startswith("kubernetes.io/")
 
 
 def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
@@ -149,15 +152,25 @@ def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
     groups: defaultdict[tuple[str, str], list[tuple[Pod, str]]] = defaultdict(list)
     for pod in unplaced(snapshot):
         message = refusal(snapshot, pod)
-        if message and not pod.spec.gates and not _coming(snapshot, pod):
+        if message and not pod.spec.gates and not _coming(snapshot, pod) and not is_held_back(snapshot, pod):
             groups[(_maker(snapshot, pod, message), _shape(pod.spec))].append((pod, message))
     return tuple(_waiting(snapshot, workload, shape, members) for (workload, shape), members in sorted(groups.items()))
 
 
 def group_of(pod: Pod) -> str:
-    """Return the name of the pod's PodGroup, as Volcano, the coscheduling plugin and KAI write it."""
+    """Return the name of the pod's PodGroup, as Kubernetes, Volcano, the coscheduling plugin and KAI write it."""
+    if pod.spec.group is not None:
+        return "/".join(filter(None, (pod.spec.group.name, pod.spec.group.within, pod.spec.group.replica)))
     fields = {**pod.meta.labels, **pod.meta.annotations}
     return next((fields[key] for key in _GROUPS if key in fields), "")
+
+
+def group_subject(pod: Pod) -> str:
+    """Return the object that defines the pod's group; '' without a group."""
+    if pod.spec.group is not None:
+        return subject(pod.spec.group.kind, pod.meta.namespace, pod.spec.group.name)
+    group = group_of(pod)
+    return subject("PodGroup", pod.meta.namespace, group) if group else ""
 
 
 def tells_of_gang(message: str, fit: FitError | None) -> bool:
@@ -176,16 +189,8 @@ def refusal(snapshot: Snapshot, pod: Pod) -> str:
     if condition is not None and condition.message:
         return condition.message
     noted = [event for event in snapshot.events_of(pod) if event.reason in _REFUSED and event.warning]
-    return noted[-1].message if noted else condition.reason if condition is not None else ""
-
-
-def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
-    """Return why the autoscaler adds no node for one of the pods."""
-    for pod in pods:
-        for event in reversed(tuple(snapshot.events_of(pod))):
-            if event.reason in _NOT_COMING or (event.by == "karpenter" and event.reason == "FailedScheduling"):
-                return (f"{event.by or 'the autoscaler'} adds no node for {pod.subject}: {event.message}",)
-    return ()
+    text = noted[-1].message if noted else condition.reason if condition is not None else ""
+    return text or group_message(snapshot, pod)
 
 
 def is_stuck(snapshot: Snapshot, pod: Pod) -> bool:
@@ -199,9 +204,9 @@ def _for_gpus(pod: Pod, claims: frozenset[tuple[str, str]]) -> bool:
 
 def _coming(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether a node is being created for the pod, or preemption is making room."""
-    events = [event for event in snapshot.events_of(pod) if event.reason in _COMING | _NOT_COMING]
-    if events and events[-1].reason in _COMING:
-        return events[-1].last is not None and snapshot.now - events[-1].last < _SCALE_UP
+    created = autoscaler.is_coming(snapshot, pod)
+    if created is not None:
+        return created
     if not pod.nominated:
         return False
     return not any(is_stuck(snapshot, one) for one in snapshot.pods if one.spec.node == pod.nominated)
@@ -212,9 +217,9 @@ def _maker(snapshot: Snapshot, pod: Pod, message: str) -> str:
 
     Pods without an owner that wait for each other are represented by their group.
     """
-    group = group_of(pod) if pod.meta.owner is None else ""
+    group = group_subject(pod) if pod.meta.owner is None else ""
     if group and tells_of_gang(message, parse(message)):
-        return subject("PodGroup", pod.meta.namespace, group)
+        return group
     return snapshot.line(pod.meta)[-1]
 
 

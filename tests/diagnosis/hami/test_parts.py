@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 
 from diagnosis.answers.hami_parts import HamiPart, installation_tables
-from diagnosis.causes.diagnose import diagnose
+from diagnosis.answers.target import Target, is_there, of_causes
+from diagnosis.causes import HAMI_CAUSES
+from diagnosis.causes.diagnose import Diagnosis, arranged, diagnose
+from diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY
 from diagnosis.facts.components import Health
+from diagnosis.model import Cause, CauseSeverity, FoundCause
 from diagnosis.report import html, markdown
-from diagnosis.report.content import Report
+from diagnosis.report.content import Report, report_of
 from diagnosis.report.document import document
 from tests.console import typed
 from tests.diagnosis.hami.hami_states import hami, hami_node, vgpu_pod
 from tests.diagnosis.hami.test_two_installations import cluster, with_flags
-from tests.diagnosis.states import Object, node, obj, pod, snapshot
+from tests.diagnosis.states import NOW, Object, node, obj, pod, snapshot, waiting
 from tests.hostile import HOSTILE
 
 A = hami_node("a")
@@ -44,6 +48,34 @@ def test_every_part_has_its_health_and_version() -> None:
         "webhook": (Health.WORKING, ""),
         "its CA": (Health.WORKING, ""),
     }
+
+
+def test_of_hami_only_its_parts_and_causes_are_shown() -> None:
+    stuck = pod("x", 1, on="a", phase="Pending", states=[waiting("ErrImagePull", "not found")], namespace="team")
+    state = snapshot(*hami(A, ready=False), stuck)
+    whole = report_of(state, None, "", None, overview=False)
+    only = report_of(state, Target("HAMi", "", ""), "", None, overview=False)
+
+    assert [problem.found.cause.name for problem in whole.diagnosis.problems] == [
+        "HamiSchedulerNotReady",
+        "ImageNotFound",
+    ]
+    assert [problem.found.cause.name for problem in only.diagnosis.problems] == ["HamiSchedulerNotReady"]
+    assert only.hami == installation_tables(state)
+    assert is_there(state, Target("HAMi", "", ""))
+    assert not is_there(snapshot(node("a")), Target("HAMi", "", ""))
+
+
+def test_a_cause_of_a_hami_problem_is_shown_with_it() -> None:
+    card, image = (Cause(name, CauseSeverity.HIGH, None, "", "") for name in ("NodeFault", "Image"))
+    found = [
+        FoundCause(card, "node/a", ()),
+        FoundCause(CARD_UNHEALTHY, "node/a", (), because_of=(("NodeFault", "node/a"),)),
+        FoundCause(image, "pod/x", (), because_of=(("NodeFault", "node/a"),)),
+    ]
+    (problem,) = of_causes(Diagnosis(NOW, arranged(found), ()), HAMI_CAUSES).problems
+
+    assert [child.found.cause for child in problem.consequences] == [CARD_UNHEALTHY]
 
 
 def test_a_crash_is_attributed_to_the_crashing_container() -> None:

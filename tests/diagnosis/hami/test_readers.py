@@ -25,6 +25,9 @@ from diagnosis.snapshot.hami_pod import (
     read_card_options,
     read_grant,
 )
+from diagnosis.snapshot.json_fields import Fields
+from diagnosis.snapshot.nodes import read_node
+from tests.diagnosis.states import node
 from tests.hostile import ANY_TEXT
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -105,6 +108,14 @@ def test_a_registration_that_hami_refuses_is_one_that_nobody_can_read(text: str)
     assert parsed is not None
     assert parsed.unreadable
     assert not parsed.cards
+
+
+@pytest.mark.parametrize("text", [CARDS[0][0], CARDS[2][0]], ids=["json", "text"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\n    ", "\\n"])
+def test_line_ends_in_a_registration_change_nothing(text: str, line_end: str) -> None:
+    broken = line_end.join((text[:30], text[30:52], text[52:], ""))
+    entry = node("a", metadata={"annotations": {REGISTER: broken}})
+    assert read_node(Fields(entry)).hami == on_node(node_nvidia_register=text)
 
 
 def test_other_vendors_register_in_the_same_forms() -> None:

@@ -1,0 +1,129 @@
+"""Read from Events whether an autoscaler provides a node for a pod: Karpenter and the Cluster Autoscaler. Pure.
+
+Both report an attempt on the pod. Karpenter reports a failure on the NodeClaim, which it then deletes, and the Cluster
+Autoscaler on its ConfigMap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from functools import lru_cache
+
+from msgspec import Struct
+
+from diagnosis.facts.gpu_nodes import has_nvidia
+from diagnosis.facts.placement import selects
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+
+_ATTEMPT = frozenset(("TriggeredScaleUp", "Nominated"))
+"""Event reasons of the Cluster Autoscaler and Karpenter for a pod whose node they create."""
+_REFUSAL = frozenset(("NotTriggerScaleUp", "FailedScaleUp"))
+_ARRIVES = timedelta(minutes=15)
+"""Time in which a new node joins. Karpenter and the Cluster Autoscaler give up after as long."""
+_ELSEWHERE = timedelta(minutes=5)
+"""Time in which Karpenter tries other instance types after the cloud had no capacity of one."""
+_CLAIM = re.compile(r"\b(?:nodeclaim|machine)/([a-z0-9][a-z0-9.-]{0,252})")
+_GROUP = re.compile(r"\{(\S{1,200}) \d{1,6}->\d{1,6}")
+_CLAIMS = ("nodeclaim/", "machine/")
+_STATUS = "/cluster-autoscaler-status"
+QUOTA = re.compile(
+    r"VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded|quota[ _]?exceeded"
+    r"|exceed\w{0,6} [^\n]{0,80}quota",
+    re.IGNORECASE,
+)
+"""Errors of AWS, Google and Azure about the account's limits."""
+CAPACITY = re.compile(
+    r"Insufficient\s?\w{0,20}\s?Capacity|UnfulfillableCapacity|not have sufficient [^\n]{0,60}capacity"
+    r"|RESOURCE_POOL_EXHAUSTED|stockout|out of resources?\b|AllocationFailed|Overconstrained\w{0,20}Allocation"
+    r"|SkuNotAvailable|UnavailableOffering",
+    re.IGNORECASE,
+)
+"""Errors of AWS, Google and Azure about free machines."""
+
+
+class Attempts(Struct, frozen=True):
+    """Attempts of an autoscaler to add a node for a pod, since a suitable node joined last."""
+
+    by: str
+    since: datetime
+    count: int
+    nodes: tuple[str, ...]
+    """Karpenter's NodeClaims; otherwise node groups."""
+    pools: tuple[str, ...]
+    """Karpenter's NodePools, by the names of the NodeClaims."""
+    failures: tuple[Event, ...]
+    """Warnings about these nodes, the newest last."""
+
+
+def attempts(snapshot: Snapshot, pod: Pod) -> Attempts | None:
+    """Return the attempts for the pod; None if there are none."""
+    joined = _joined(snapshot, pod)
+    tries = [
+        event
+        for event in snapshot.events_of(pod)
+        if event.reason in _ATTEMPT and event.last is not None and (joined is None or event.last > joined)
+    ]
+    if not tries:
+        return None
+    claims = _names(_CLAIM, tries)
+    pools = tuple(dict.fromkeys(name.rpartition("-")[0] for name in claims))
+    nodes = claims or _names(_GROUP, tries)
+    failures = tuple(event for event in _failures(snapshot) if _is_about(event, nodes, pools))
+    since = min(event.first or event.last or snapshot.now for event in tries)
+    since = since if joined is None else max(since, joined)
+    return Attempts(tries[-1].by, since, sum(event.count for event in tries), nodes, pools, failures)
+
+
+def is_coming(snapshot: Snapshot, pod: Pod) -> bool | None:
+    """Whether a node is being created for the pod; None if no autoscaler reports anything."""
+    events = [event for event in snapshot.events_of(pod) if event.reason in _ATTEMPT | _REFUSAL]
+    if not events or events[-1].reason in _REFUSAL:
+        return None
+    tries = attempts(snapshot, pod)
+    if tries is None:
+        return events[-1].last is not None and snapshot.now - events[-1].last < _ARRIVES
+    refused = any(CAPACITY.search(f"{one.reason} {one.message}") for one in tries.failures)
+    return snapshot.now - tries.since < (_ELSEWHERE if refused else _ARRIVES)
+
+
+def refusal_of(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
+    """Return why the autoscaler adds no node for one of the pods."""
+    for pod in pods:
+        for event in reversed(snapshot.events_of(pod)):
+            if event.reason in _REFUSAL or (event.by == "karpenter" and event.reason == "FailedScheduling"):
+                return (f"{event.by or 'the autoscaler'} adds no node for {pod.subject}: {event.message}",)
+    return ()
+
+
+def _joined(snapshot: Snapshot, pod: Pod) -> datetime | None:
+    """Return the time when the newest GPU node that the pod selects joined."""
+    return next((node.meta.created for node in _newest_first(snapshot) if selects(pod.spec, node)), None)
+
+
+@lru_cache(maxsize=1)
+def _newest_first(snapshot: Snapshot) -> tuple[Node, ...]:
+    nodes = (node for node in snapshot.nodes if node.meta.created is not None and has_nvidia(node))
+    return tuple(sorted(nodes, key=lambda node: str(node.meta.created), reverse=True))
+
+
+@lru_cache(maxsize=1)
+def _failures(snapshot: Snapshot) -> tuple[Event, ...]:
+    """Return the warnings about Karpenter's claims and the Cluster Autoscaler, the newest last."""
+    about = (subject for subject in snapshot.events_about if subject.startswith(_CLAIMS) or subject.endswith(_STATUS))
+    found = (event for subject in about for event in snapshot.events_about[subject] if event.warning)
+    return tuple(sorted(found, key=lambda event: str(event.last)))
+
+
+def _names(pattern: re.Pattern[str], events: Iterable[Event]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for event in events for name in pattern.findall(event.message)))
+
+
+def _is_about(event: Event, nodes: tuple[str, ...], pools: tuple[str, ...]) -> bool:
+    if event.about.endswith(_STATUS):
+        return any(group in event.message for group in nodes)
+    return event.about.rpartition("/")[2].rpartition("-")[0] in pools
