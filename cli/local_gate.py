@@ -1,47 +1,54 @@
-"""`gpu-healthcheck gate --local` on a machine without an agent: one check cycle within a deadline."""
+"""`gpu-healthcheck gate --local` on a machine without an agent: one check cycle in a child process with a deadline."""
 
 from __future__ import annotations
 
-import threading
-from queue import Empty, SimpleQueue
+import json
+import os
 from typing import Any
 
-import typer
-from msgspec import to_builtins
-
-from cli.judged_cycle import judged
-from cli.this_machine import light_cycle
-from healthcheck.model import Status
-from healthcheck.verdict.gate import Decision, GateState, decide_node
+from healthcheck.host.command import ChildError, Program, isolated
+from healthcheck.host.streams import say, write_json
 
 UNKNOWN = "unknown"
 """Decision without an answer."""
+_PATIENCE_SECONDS = 0.1
 
 
 def check_here(seconds: float) -> dict[str, Any]:
     """Return the verdict of this machine as the answer of an agent; `unknown` if it could not be checked in time."""
-    answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    # A driver that does not answer may keep the thread for ever: the deadline is the caller's.
-    threading.Thread(target=lambda: answers.put(_check()), name="check", daemon=True).start()
     try:
-        return answers.get(timeout=max(seconds, 0.0))
-    except Empty:
-        return _unknown("the check of this machine did not end within --timeout")
+        ended = Program(os.environ, _PATIENCE_SECONDS).run(isolated(__name__), max(seconds, 0.0))
+    except ChildError as error:
+        return _unknown(f"the check of this machine has no result: {error} (--timeout)")
+    for line in ended.err.decode("utf-8", "replace").splitlines():
+        say(line)
+    answer = json.loads(ended.out) if ended.code == 0 else _unknown("the check of this machine failed")
+    return dict(answer)
 
 
-def _check() -> dict[str, Any]:
-    """Return the verdict. A defect or an invalid setting of ours drains no node."""
+def main() -> int:
+    """Run the child: check this machine and print the answer. A defect or an invalid setting of ours drains no node."""
+    write_json(_check())
+    return 0
+
+
+def _check() -> Any:
+    import typer  # noqa: PLC0415 - only the child needs the checks
+
+    from cli.judged_cycle import judged  # noqa: PLC0415
+    from cli.this_machine import light_cycle  # noqa: PLC0415
+    from healthcheck.model import Status  # noqa: PLC0415
+    from healthcheck.verdict.gate import Decision, GateState, decide_node  # noqa: PLC0415
+
     try:
         _, cycle, settings = light_cycle()
         verdict = judged(cycle).verdict
     except typer.Exit:
         return _unknown("the settings are invalid")
-    except Exception as error:  # noqa: BLE001 - the last boundary
-        return _unknown(f"{type(error).__name__}: {error}")
     answer = decide_node(GateState(cycle.hostname, verdict.standing, settings.values.gate_severity, 0.0))
     if answer.decision == Decision.START and verdict.status is Status.UNKNOWN:
         return _unknown("; ".join(f"{check.cause.cause.name}: {check.cause.detail}" for check in verdict.unobserved))
-    return dict(to_builtins(answer))
+    return answer
 
 
 def _unknown(why: str) -> dict[str, Any]:
