@@ -95,7 +95,7 @@ SECONDS ?= 600
 fuzz: setup ## Search for inputs that break a probe, a check, the memory or its file (SECONDS=600)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
-docs: setup ## Regenerate docs/checks.md, causes.md and metrics.md, tables in README and runbook, the profiles, the PrometheusRule
+docs: setup ## Regenerate docs/checks.md, causes.md and metrics.md, tables in README and other pages, the profiles, the PrometheusRule
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.manifests
 	$(BIN)/python -m release.licences

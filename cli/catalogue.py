@@ -99,7 +99,7 @@ def explain_reason(declared: Declared, policy: Policy) -> Explanation:
     rule = "severity-overrides" if reason.name in policy.overrides else f"docs/checks.md, {declared.check}"
     details = [
         ("check", f"{declared.check}, group {declared.group}"),
-        ("more", f"docs/runbook.md#{reason.name.lower()}"),
+        ("more", f"docs/findings.md#{reason.name.lower()}"),
     ]
     if reason.threshold:
         details.append(("fault", reason.threshold))

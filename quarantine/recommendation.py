@@ -159,7 +159,7 @@ TABLE = (
     RecommendationRow(
         Recommendation.RERUN,
         "a test could not run",
-        "This is no result about the hardware. See its cause in the section Could not check, fix that, and run again.",
+        "This is no result about the hardware. See its cause in docs/could-not-check.md, fix that, and run again.",
         _tests_that_are(Status.UNKNOWN),
     ),
     RecommendationRow(
@@ -171,7 +171,7 @@ TABLE = (
     RecommendationRow(
         Recommendation.RETURN_TO_SERVICE,
         "a fault of MONITOR was found, or is still active",
-        "It is monitored, and no reason to keep work away. The section of its reason has the action.",
+        "It is monitored, and no reason to keep work away. docs/findings.md has the action.",
         _faults_of(Severity.MONITOR),
     ),
     RecommendationRow(

@@ -110,8 +110,8 @@ def test_reasons_are_unique_and_pascal_case() -> None:
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_reason_has_a_heading_in_the_runbook(reason: str) -> None:
-    assert f"\n## {reason}\n" in (ROOT / "docs/runbook.md").read_text()
+def test_a_reason_has_a_heading_of_its_own(reason: str) -> None:
+    assert f"\n## {reason}\n" in (ROOT / "docs/findings.md").read_text()
 
 
 @pytest.mark.parametrize("reason", LIGHT_REASONS)
@@ -200,8 +200,35 @@ def test_every_word_that_a_record_or_a_label_has_is_explained() -> None:
     assert [text for text in map(str, ours) if index.without_prefix(text) not in index.words()] == []
 
 
-def test_a_reason_without_a_check_has_a_heading_in_the_runbook_too() -> None:
-    assert f"\n## {UNTOLD}\n" in (ROOT / "docs/runbook.md").read_text()
+def test_a_reason_without_a_check_has_a_heading_of_its_own_too() -> None:
+    assert f"\n## {UNTOLD}\n" in (ROOT / "docs/findings.md").read_text()
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def leads_nowhere(link: str, page: Path) -> bool:
+    """Return whether the link names no file, or an anchor that GitHub makes of no heading of a page."""
+    path, _, anchor = link.partition("#")
+    file = page.parent / path if path else page
+    if not file.exists() or not anchor or file.suffix != ".md":
+        return not file.exists()
+    titles = (
+        re.sub(r"[^\w\- ]", "", title.lower()) for title in re.findall(r"^#+ (.*)", without_code(file), re.MULTILINE)
+    )
+    return anchor not in {title.replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda page: page.name)
+def test_a_link_leads_to_a_file_and_heading(page: Path) -> None:
+    links = re.findall(r"\]\((?!\w+:)([^)\s]+)\)", without_code(page))
+    assert [link for link in links if leads_nowhere(link, page)] == []
+
+
+def test_a_word_is_explained_with_a_page_and_heading_that_exist() -> None:
+    pages = {entry.more for entries in index.words().values() for entry in entries if entry.more.startswith("docs/")}
+    assert [page for page in sorted(pages) if leads_nowhere(page, ROOT / "README.md")] == []
 
 
 def test_the_generated_documents_are_fresh() -> None:

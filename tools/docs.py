@@ -38,7 +38,9 @@ ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
 CHECKS_PAGE = ROOT / "docs" / "checks.md"
 INDEX = ROOT / "cli" / "index.json"
-RUNBOOK = ROOT / "docs" / "runbook.md"
+FINDINGS_PAGE = ROOT / "docs" / "findings.md"
+COULD_NOT_CHECK_PAGE = ROOT / "docs" / "could-not-check.md"
+QUARANTINE_PAGE = ROOT / "docs" / "quarantine.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 DIAGNOSES_PAGE = ROOT / "docs" / "causes.md"
 CHECKS_MARKS = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
@@ -63,14 +65,16 @@ def groups_table() -> str:
     return "\n".join(lines)
 
 
-def runbook_table() -> str:
-    """Return one line per check: its reasons, each with its severity."""
+def findings_table() -> str:
+    """Return one line per check: its reasons, each with its severity unless the data decide it."""
     lines = ["| check | reasons |", "|---|---|"]
     for check in ALL_CHECKS:
+        fixed = check.name not in _SEVERITIES_THAT_VARY
         links = (
-            f"[{reason.name}](#{reason.name.lower()}) {_severity(check, reason.severity)}" for reason in check.reasons
+            f"[{reason.name}](#{reason.name.lower()}){f' {reason.severity.name}' if fixed else ''}"
+            for reason in check.reasons
         )
-        lines.append(f"| `{check.name}` | {' · '.join(links)} |")
+        lines.append(f"| `{check.name}` | {', '.join(links)} |")
     return "\n".join(lines)
 
 
@@ -89,11 +93,13 @@ def recommendation_table() -> str:
 
 
 def causes_table() -> str:
-    """Return the causes why a check could not run, one line each."""
-    lines = ["| cause | what it means | what to do |", "|---|---|---|"]
+    """Return one line per action, with the causes why a check could not run that it fixes."""
+    by_action: dict[str, list[str]] = defaultdict(list)
     for cause in CAUSES:
-        row = (f"`{cause.name}`", cause.meaning, cause.action)
-        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |")
+        by_action[cause.action].append(f"`{cause.name}`: {cause.meaning}")
+    lines = ["| cause | what to do |", "|---|---|"]
+    for action, causes in by_action.items():
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in ("<br>".join(causes), action)) + " |")
     return "\n".join(lines)
 
 
@@ -118,7 +124,7 @@ def _section(check: Check) -> str:
         "|---|---|---|---|---|---|",
     ]
     for reason in check.reasons:
-        link = f"[`{reason.name}`](runbook.md#{reason.name.lower()})"
+        link = f"[`{reason.name}`](findings.md#{reason.name.lower()})"
         severity = _severity(check, reason.severity)
         row = (link, severity, reason.meaning, _counts(reason), reason.action, reason.source or "-")
         lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |")
@@ -225,8 +231,8 @@ _SCRAPING = (
     "    - {source_labels: [__meta_kubernetes_namespace], target_label: namespace}",
     "```\n",
     "The table names the alerts, recorded series and *panels* of the dashboard that use each metric. The panels of",
-    "silent agents need kube-state-metrics. [alerts.md](alerts.md) has the parameters of the alerts, and",
-    "[the runbook](runbook.md#alerts) what each means and what to do. The first line of an Xid's code makes its",
+    "silent agents need kube-state-metrics. [alerts.md](alerts.md)",
+    "tells what each means and what to do. The first line of an Xid's code makes its",
     "series, which `increase()` does not count ([why](decisions/notes.md#0037-alerts-use-findings-not-counters)):",
     "`node_code:gpu_healthcheck_xids:increase5m` does.\n",
 )
@@ -238,7 +244,7 @@ def uses_by_metric() -> dict[str, list[str]]:
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         for rule in group["rules"]:
             alert = rule.get("alert")
-            message = f"[`{alert}`](runbook.md#{alert.lower()})" if alert else f"`{rule['record']}`"
+            message = f"[`{alert}`](alerts.md#{alert.lower()})" if alert else f"`{rule['record']}`"
             for name in _metrics_in(rule["expr"]):
                 uses[name].append(message)
     for panel in _panels():
@@ -293,7 +299,7 @@ def _family(module: str) -> str:
 
 def _explained() -> dict[str, str]:
     """Return the link target of each cause and reason, for docs/causes.md."""
-    reasons = {reason.name: f"runbook.md#{reason.name.lower()}" for check in ALL_CHECKS for reason in check.reasons}
+    reasons = {reason.name: f"findings.md#{reason.name.lower()}" for check in ALL_CHECKS for reason in check.reasons}
     return reasons | {cause.name: f"#{cause.name.lower()}" for cause, _ in _diagnoses()}
 
 
@@ -317,7 +323,9 @@ def rendered() -> dict[Path, str]:
         METRICS_PAGE: metrics_page(),
         DIAGNOSES_PAGE: diagnoses_page(),
         RECORD: _with_table(RECORD.read_text(), exit_table(), EXIT_MARKS),
-        RUNBOOK: runbook(),
+        FINDINGS_PAGE: _with_table(FINDINGS_PAGE.read_text(), findings_table(), CHECKS_MARKS),
+        COULD_NOT_CHECK_PAGE: _with_table(COULD_NOT_CHECK_PAGE.read_text(), causes_table(), CAUSES_MARKS),
+        QUARANTINE_PAGE: _with_table(QUARANTINE_PAGE.read_text(), recommendation_table(), RECOMMENDATION_MARKS),
         INSTALL: _with_table(INSTALL.read_text(), values.table(), VALUES_MARKS),
     }
 
@@ -332,13 +340,6 @@ def index() -> str:
 
 def _reason(reason: Reason) -> dict[str, Any]:
     return {**to_builtins(reason), "severity": reason.severity.name}
-
-
-def runbook() -> str:
-    """Return docs/runbook.md with regenerated tables."""
-    text = _with_table(RUNBOOK.read_text(), runbook_table(), CHECKS_MARKS)
-    text = _with_table(text, recommendation_table(), RECOMMENDATION_MARKS)
-    return _with_table(text, causes_table(), CAUSES_MARKS)
 
 
 def _with_table(text: str, table: str, marks: tuple[str, str]) -> str:

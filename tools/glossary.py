@@ -1,12 +1,14 @@
 """Terms of our records, labels and commands, other than the reasons of findings, with their meanings.
 
-`make docs` writes them into index.json, which `explain` reads, and the causes into the runbook.
+`make docs` writes them into index.json, which `explain` reads, and the causes into docs/could-not-check.md.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from agent.telemetry import Telemetry
 from cli.index import REASON, SETTING, Declared, IndexEntry
@@ -26,11 +28,12 @@ from healthcheck.settings.declaration import NodeSettings, by_key, settings_of, 
 from healthcheck.verdict.acknowledgement import UNTOLD
 
 _PROFILES = "Expected devices of an instance type, one type per line: type|gpus|efa|nvlink|provider[|roce]."
-_RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
+_FINDINGS, _CAUSES, _ALERTS = "docs/findings.md", "docs/causes.md", "docs/alerts.md"
+_ROOT = Path(__file__).parents[1]
 
 
 CAUSES: tuple[UnobservedCause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
-"""All causes why a check could not run, in the order of docs/runbook.md."""
+"""All causes why a check could not run, in the order of docs/could-not-check.md."""
 
 _RECOMMENDATIONS = {
     "return-to-service": "No active finding keeps the node from work: uncordon it.",
@@ -147,7 +150,7 @@ _ANNOTATIONS = {
 def all_words() -> Iterator[IndexEntry]:
     for cause in CAUSES:
         message = f"{cause.meaning} {cause.action}"
-        yield IndexEntry(cause.name, "reason why a check could not run", message, f"{_RUNBOOK}#could-not-check")
+        yield IndexEntry(cause.name, "reason why a check could not run", message, "docs/could-not-check.md")
     for found in DIAGNOSES:
         yield IndexEntry(
             found.name,
@@ -155,9 +158,9 @@ def all_words() -> Iterator[IndexEntry]:
             f"{found.means} {found.remedy}",
             f"{_CAUSES}#{found.name.lower()}",
         )
-    yield from _of("a recommendation", _RECOMMENDATIONS, f"{_RUNBOOK}#what-quarantine-recommends")
+    yield from _of("a recommendation", _RECOMMENDATIONS, "docs/quarantine.md#what-quarantine-recommends")
     yield from _of(
-        "a severity", {severity.name: f"Action: {does}." for severity, does in SEVERITY_MEANS.items()}, _RUNBOOK
+        "a severity", {severity.name: f"Action: {does}." for severity, does in SEVERITY_MEANS.items()}, _FINDINGS
     )
     yield from _of("a status", _STATUSES, "docs/record.md")
     yield from _of("a label of the node", _LABELS, "README.md")
@@ -165,9 +168,10 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("an annotation of the node", _ANNOTATIONS, "docs/record.md")
     yield IndexEntry(CONDITION, "a condition of the node", _CONDITION, "docs/integrations.md")
     yield from _of("a condition of the node", _REPAIR, "docs/integrations.md#node-repair-conditions")
-    yield from _of("an Event on the node", _EVENTS, f"{_RUNBOOK}#could-not-check")
+    yield from _of("an Event on the node", _EVENTS, "docs/runbook.md")
     yield from _of("a term of NVIDIA's software", _NVIDIA, "docs/diagnose.md")
     yield from _of("a term of Kubernetes", _KUBERNETES, "docs/diagnose.md")
+    yield from _alerts()
     yield from _of("a group of checks", _groups(), "docs/checks.md")
     yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")
     yield from _checks()
@@ -175,12 +179,12 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
     yield from (IndexEntry(word.name, word.kind, word.meaning, word.source) for word in hami_words())
     yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
-    yield from _of(REASON, _REPEATED, f"{_RUNBOOK}#xid")
+    yield from _of(REASON, _REPEATED, f"{_FINDINGS}#xid")
     yield IndexEntry(
         UNTOLD,
         REASON,
         "The record of a deep run has a severity without a readable finding for it.",
-        f"{_RUNBOOK}#{UNTOLD.lower()}",
+        f"{_FINDINGS}#{UNTOLD.lower()}",
     )
 
 
@@ -197,6 +201,20 @@ def _hami_settings() -> dict[str, str]:
     """Return HAMi's settings. A node's own keys differ only in case from those for all nodes, and are left out."""
     own = {name: text for name, text in NODE_KEYS.items() if text not in KEYS.values() and name != "name"}
     return {name: f"{text[:1].upper()}{text[1:]}." for name, text in {**KEYS, **own}.items()}
+
+
+def _alerts() -> Iterator[IndexEntry]:
+    """Yield each alert with its meaning and fix, by its heading in docs/alerts.md."""
+    page = (_ROOT / _ALERTS).read_text(encoding="utf-8")
+    for name, text in re.findall(r"(?ms)^### (\w+)\n\n(.*?)(?=^##|\Z)", page):
+        meaning, _, rest = _plain(text).partition(" - Check: ")
+        fix = rest.partition(" - Fix: ")[2]
+        yield IndexEntry(name, "an alert", f"{meaning} {fix[:1].upper()}{fix[1:]}", f"{_ALERTS}#{name.lower()}")
+
+
+def _plain(markdown: str) -> str:
+    """Return Markdown as one line without links and emphasis."""
+    return " ".join(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("**", "").split())
 
 
 def _checks() -> Iterator[IndexEntry]:

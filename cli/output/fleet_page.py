@@ -28,7 +28,8 @@ _LARGE, _MIDDLE = 60, 600
 """Largest number of nodes for large and for middle squares."""
 _MOST_CALM = 24
 """Most groups without a faulty, unknown or silent node that are shown; more are folded."""
-_RUNBOOK = "https://github.com/aws-samples/gpu-healthcheck/blob/main/"
+_REPOSITORY = "https://github.com/aws-samples/gpu-healthcheck/blob/main/"
+_PAGES = ("docs/findings.md", "docs/could-not-check.md")
 _CODE = re.compile(r"(s?xid)\d+(?:repeated)?\Z", re.ASCII)
 KINDS = {
     "isolate": "fail: ISOLATE",
@@ -48,7 +49,7 @@ class ReasonEntry(Struct, frozen=True):
 
     reason: str
     link: str
-    """Address of the reason in the runbook; '' if it has none."""
+    """Address of the reason in the documentation; '' if it has none."""
     severity: str
     subjects: tuple[tuple[str, ...], ...]
     """Names of each subject; the page breaks lines between them."""
@@ -175,16 +176,16 @@ def _counted(squares: list[NodeSquare]) -> Iterator[tuple[str, int]]:
 
 
 def _links() -> Callable[[str], str]:
-    """Return the function from a reason, or a cause, to its address in the runbook."""
-    known = {name: f"docs/runbook.md#{name}" for name in index.reasons()}
+    """Return the function from a reason, or a cause, to its address in the documentation."""
+    known = {name: f"docs/findings.md#{name}" for name in index.reasons()}
     words = index.words()
 
     def link(reason: str) -> str:
         name = reason.lower()
-        pages = (entry.more for entry in words.get(name, ()) if entry.more.startswith("docs/runbook.md"))
+        pages = (entry.more for entry in words.get(name, ()) if entry.more.startswith(_PAGES))
         code = _CODE.match(name)
-        page = f"docs/runbook.md#{code[1]}" if code else known.get(name) or next(pages, "")
-        return f"{_RUNBOOK}{page}" if page else ""
+        page = f"docs/findings.md#{code[1]}" if code else known.get(name) or next(pages, "")
+        return f"{_REPOSITORY}{page}" if page else ""
 
     return link
 

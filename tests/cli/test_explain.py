@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from cli.app import app
@@ -15,6 +16,7 @@ from healthcheck.catalog.xid import xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.model import Reason
 
+ROOT = Path(__file__).parents[2]
 FAMILIES = ("Xid", "SXid")
 OWN_NAMES = [reason for check in (*CHECKS, *DEEP_CHECKS) for reason in check.reasons if reason.name not in FAMILIES]
 
@@ -100,7 +102,7 @@ def test_every_reason_is_explained(reason: Reason) -> None:
     answer = explained(reason.name)
 
     assert answer.startswith(f"{reason.name}\n")
-    assert f"docs/runbook.md#{reason.name.lower()}" in answer
+    assert f"docs/findings.md#{reason.name.lower()}" in answer
     assert f"here {reason.severity.name}: " in answer
     assert _unfolded(f"fault {reason.threshold}") in _unfolded(answer) or not reason.threshold
     assert _unfolded(f"source {reason.source}") in _unfolded(answer) or not reason.source
@@ -260,9 +262,9 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("MODE", "a label of the node"),
         ("4-dcgm-diag-l4", "Its checks: dcgm-diag-l4."),
         ("efaLoopbackNotRun", "fi_pingpong could not run"),
-        ("DeepDiagnosticFailed", "docs/runbook.md#deepdiagnosticfailed"),
+        ("DeepDiagnosticFailed", "docs/findings.md#deepdiagnosticfailed"),
         ("nvmlLibraryMismatch", "Reboot after the upgrade of the driver"),
-        ("DriverLibraryMismatch", "docs/runbook.md#driverlibrarymismatch"),
+        ("DriverLibraryMismatch", "docs/findings.md#driverlibrarymismatch"),
         ("last-check", "Time of the agent's last write to the Node"),
         ("CHECK_INTERVAL", "a whole number of seconds, 10 to 86400, default 300"),
         ("check_interval", "here 300"),
@@ -279,6 +281,15 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
 )
 def test_a_word_of_a_record_or_a_label_is_explained(word: str, shown: str) -> None:
     assert shown in explained(word)
+
+
+def test_every_alert_is_explained_with_its_fix() -> None:
+    rules = yaml.safe_load((ROOT / "monitoring/rules.yaml").read_text())
+    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+
+    for alert in alerts:
+        means = explained(alert)
+        assert (f"docs/alerts.md#{alert.lower()}" in means, "Check:" in means) == (True, False), means
 
 
 def test_a_setting_is_shown_as_the_cluster_has_it(config: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_api_server_takes_the_job_by_hand(installed: ControlPlane) -> None:
     assert answer.status == 201, answer.message
 
 
-RUNBOOK = MANIFESTS.parents[1] / "docs/runbook.md"
+PAGE = MANIFESTS.parents[1] / "docs/quarantine.md"
 CRON_JOB = "cronjob/gpu-healthcheck-quarantine-node"
 ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:" + "0" * 64
 
@@ -122,7 +122,7 @@ def typed(path: Path, first: str, last: str, node: str) -> str:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("where", [RUNBOOK, JOB_FILE], ids=lambda path: path.name)
+@pytest.mark.parametrize("where", [PAGE, JOB_FILE], ids=lambda path: path.name)
 def test_typed_by_hand_the_job_has_the_image_that_the_cluster_has(from_a_registry: ControlPlane, where: Path) -> None:
     command = typed(where, 'sed "s/TARGET_NODE_NAME/', "| kubectl apply -f -", "gpu-1.example.internal")
     environment = {
@@ -131,7 +131,7 @@ def test_typed_by_hand_the_job_has_the_image_that_the_cluster_has(from_a_registr
         "KUBECACHEDIR": str(from_a_registry.folder / "kubectl-cache"),
     }
     done = subprocess.run(
-        ["sh", "-ec", command], cwd=RUNBOOK.parents[1], env=environment, capture_output=True, text=True, check=False
+        ["sh", "-ec", command], cwd=PAGE.parents[1], env=environment, capture_output=True, text=True, check=False
     )
 
     assert done.stdout == "job.batch/gpu-quarantine-gpu-1.example.internal created\n", done.stderr

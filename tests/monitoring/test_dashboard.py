@@ -112,6 +112,16 @@ def test_a_node_in_a_table_links_to_its_row_and_the_log_of_its_agent(title: str)
         assert links["Log of its agent"].startswith("/explore?")
 
 
+@pytest.mark.parametrize("panel", [panel for panel in PANELS if panel["title"] == "Findings"], ids=by_title)
+def test_a_reason_links_to_the_lower_case_anchor_of_its_heading(panel: dict[str, Any]) -> None:
+    by_field = {override["matcher"]["options"]: override for override in panel["fieldConfig"]["overrides"]}
+    (link,) = by_field["reason"]["properties"][0]["value"]
+    assert link["url"].endswith("/docs/findings.md#${__data.fields.anchor}")
+    lower_case = {"stringField": "anchor", "outputFormat": "Lower Case"}
+    assert {"id": "formatString", "options": lower_case} in panel["transformations"]
+    assert by_field["anchor"]["properties"] == [{"id": "custom.hidden", "value": True}]
+
+
 _TYPE, _ZONE = "label_node_kubernetes_io_instance_type", "label_topology_kubernetes_io_zone"
 EXPORTERS = f"""\
 kube_node_labels{{node="gpu-node-1",{_TYPE}="p5.48xlarge",{_ZONE}="a"}} 1

@@ -1,4 +1,4 @@
-"""monitoring/rules.yaml against our metrics, the runbook, its own tests, and the overlay's objects.
+"""monitoring/rules.yaml against our metrics, docs/alerts.md, its own tests, and the overlay's objects.
 
 `make check` has promtool check the rules and run rules_test.yaml.
 """
@@ -51,8 +51,8 @@ def by_name(rule: dict[str, Any]) -> str:
 def test_an_alert_says_what_it_is_and_where_the_runbook_has_it(alert: dict[str, Any]) -> None:
     result = alert["annotations"]
     assert set(result) == {"summary", "description", "runbook_url"}
-    assert result["runbook_url"].endswith(f"/docs/runbook.md#{alert['alert'].lower()}")
-    assert f"\n### {alert['alert']}\n" in (ROOT / "docs" / "runbook.md").read_text()
+    assert result["runbook_url"].endswith(f"/docs/alerts.md#{alert['alert'].lower()}")
+    assert f"\n### {alert['alert']}\n" in (ROOT / "docs" / "alerts.md").read_text()
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
 
 

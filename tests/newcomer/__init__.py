@@ -1,1 +1,1 @@
-"""A first hour: commands of README, install.md and runbook.md on a real kubelet, and the traces at its end."""
+"""A first hour: commands of README and the pages in `ways` on a real kubelet, and the traces at its end."""

@@ -15,7 +15,18 @@ from sim.real_node.images import OURS, REPOSITORY
 from sim.real_node.waiting import wait_until
 from tests.newcomer.traces import settled, traces
 from tests.newcomer.typed import shown
-from tests.newcomer.ways import HELM_SETS, INSTALL, README, REGISTRY, RUNBOOK, Way, lay_out
+from tests.newcomer.ways import (
+    ALERTS,
+    FINDINGS,
+    HELM_SETS,
+    INSTALL,
+    README,
+    REGISTRY,
+    RUNBOOK,
+    UNINSTALL,
+    Way,
+    lay_out,
+)
 from tests.node.stage import GPU
 from tests.node.test_suspect_node import ADDED, TEMPLATE
 
@@ -72,10 +83,10 @@ class Newcomer:
         """To the heading that it names, and from there to the node's."""
         rules = yaml.safe_load((REPOSITORY / "monitoring/rules.yaml").read_text())["groups"]
         (alert,) = (entry for group in rules for entry in group["rules"] if entry.get("alert") == "GpuNodeFault")
-        runbook = (REPOSITORY / RUNBOOK).read_text().splitlines()
-        anchors = {line.lstrip("# ").lower().replace(" ", "-") for line in runbook if line.startswith("#")}
-        assert alert["annotations"]["runbook_url"].partition("runbook.md#")[2] in anchors
-        assert "xid" in anchors
+        page, _, anchor = alert["annotations"]["runbook_url"].partition("/blob/main/")[2].partition("#")
+        assert (page, anchor) == (ALERTS, alert["alert"].lower())
+        assert f"\n### {alert['alert']}\n" in (REPOSITORY / page).read_text()
+        assert "\n## Xid\n" in (REPOSITORY / FINDINGS).read_text()
 
     def quarantine(self) -> None:
         """Use stand-ins for the parts of DCGM's base image and a device plugin."""
@@ -108,14 +119,14 @@ class Newcomer:
     def uninstall(self) -> None:
         self.type(*self.way.stop)
         wait_until(lambda: not self.stage.pod.all(), GIVE_UP_SECONDS, lambda: "an agent's pod does not end")
-        assert "accepts work again" in self.type(RUNBOOK, "gpu-healthcheck uninstall --dry-run")
+        assert "accepts work again" in self.type(UNINSTALL, "gpu-healthcheck uninstall --dry-run")
         message = self.run("gpu-healthcheck uninstall", answers="y\n")
         (deletes,) = _DELETES.findall(message)
         self.run(deletes)
         if self.way.name == "helm":
-            self.type(RUNBOOK, "kubectl delete namespace")
-        self.type(RUNBOOK, "kubectl debug node/NODE")
-        self.type(RUNBOOK, "kubectl delete pods -l app.kubernetes.io/managed-by=kubectl-debug")
+            self.type(UNINSTALL, "kubectl delete namespace")
+        self.type(UNINSTALL, "kubectl debug node/NODE")
+        self.type(UNINSTALL, "kubectl delete pods -l app.kubernetes.io/managed-by=kubectl-debug")
 
     def _set(self, value: str, was: str) -> None:
         if self.way.file:

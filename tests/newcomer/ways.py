@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 README, INSTALL, RUNBOOK = "README.md", "docs/install.md", "docs/runbook.md"
+ALERTS, FINDINGS, UNINSTALL = "docs/alerts.md", "docs/findings.md", "docs/uninstall.md"
 REGISTRY = OURS.rpartition("/")[0]
 HELM_SETS = " --set settings.CHECK_INTERVAL=120"
 
@@ -34,7 +35,7 @@ class Way:
 
 
 _EXAMPLE = "kubernetes/overlays/example/kustomization.yaml"
-_STOP = (RUNBOOK, "kubectl delete daemonsets")
+_STOP = (UNINSTALL, "kubectl delete daemonsets")
 _KUSTOMIZE, _FILE = (
     (INSTALL, "kubectl apply -k kubernetes/overlays/example"),
     (INSTALL, "kubectl apply -f install.yaml"),
@@ -45,7 +46,7 @@ WAYS = (
         (README, "helm install"),
         (INSTALL, "helm upgrade"),
         (INSTALL, "helm rollback"),
-        (RUNBOOK, "helm uninstall"),
+        (UNINSTALL, "helm uninstall"),
     ),
     Way("kustomize", _KUSTOMIZE, _KUSTOMIZE, _KUSTOMIZE, _STOP, _EXAMPLE, 'CHECK_INTERVAL, value: "{}"'),
     Way("install.yaml", _FILE, _FILE, _FILE, _STOP, "install.yaml", 'CHECK_INTERVAL: "{}"'),

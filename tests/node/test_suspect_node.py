@@ -307,14 +307,14 @@ def from_a_registry(suspect: Stage) -> Iterator[Stage]:
 
 @pytest.fixture
 def recipe(suspect: Stage) -> Iterator[list[str]]:
-    """The lines of the runbook, in a checkout with a Job that finds the simulated programs."""
+    """The lines of docs/quarantine.md, in a checkout with a Job that finds the simulated programs."""
     checkout = suspect.node.folder / "checkout"
     file = checkout / JOB_FILE
     file.parent.mkdir(parents=True)
     patch = json.dumps({"spec": {"template": {"spec": ADDED}}})
     local = ("--local", "--type=strategic", f"--patch={patch}", "--output=yaml")
     file.write_text(suspect.node.kubectl("patch", f"--filename={JOB_FILE}", *local))
-    yield [f"cd {checkout}; {line}" for line in typed(suspect, "docs/runbook.md", "# quarantine by hand")]
+    yield [f"cd {checkout}; {line}" for line in typed(suspect, "docs/quarantine.md", "# quarantine by hand")]
     shutil.rmtree(checkout)
 
 

@@ -138,8 +138,8 @@ def test_after_the_patch_nothing_of_ours_is_left_and_nothing_foreign_is_gone(
     )
 
 
-def test_the_runbook_begins_with_the_line_that_the_command_prints() -> None:
-    assert f"$ {STOP}\n$ gpu-healthcheck uninstall" in (DOCS / "runbook.md").read_text()
+def test_the_page_begins_with_the_line_that_the_command_prints() -> None:
+    assert f"$ {STOP}\n$ gpu-healthcheck uninstall" in (DOCS / "uninstall.md").read_text()
 
 
 def test_the_tolerations_in_the_documents_are_for_all_of_our_taints() -> None:

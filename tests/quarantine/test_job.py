@@ -41,7 +41,7 @@ class Ward:
         return f"gpu-quarantine-{self.name}"
 
     def start(self) -> None:
-        """Run the commands of the runbook."""
+        """Run the commands of docs/quarantine.md."""
         text = (MANIFESTS / "quarantine/05-job-quarantine.yaml").read_text().replace("TARGET_NODE_NAME", self.name)
         manifest = self.folder / "job.yaml"
         manifest.write_text(text)

@@ -347,9 +347,9 @@ KEYS = (
     ),
     Key(
         "prometheusRule.runbookUrl",
-        "Address of the runbook; the alert's name in lower case is its anchor.",
+        "Address of the page of the alerts; an alert's name in lower case is its anchor.",
         {"type": "string", "pattern": r"""^https?://[^\s'"{}#]+$"""},
-        default="https://github.com/aws-samples/gpu-healthcheck/blob/main/docs/runbook.md",
+        default="https://github.com/aws-samples/gpu-healthcheck/blob/main/docs/alerts.md",
     ),
     Key(
         "prometheusRule.namespace",

@@ -27,7 +27,7 @@ EARLIER = NOW - timedelta(hours=3)
 RUN = f"{P}/run"
 ZONE = "topology.kubernetes.io/zone"
 RACK = "topology.k8s.aws/network-node-layer-3"
-RUNBOOK = "https://github.com/aws-samples/gpu-healthcheck/blob/main/docs/runbook.md"
+PAGES = "https://github.com/aws-samples/gpu-healthcheck/blob/main/docs/"
 OUR_TAINT = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 
 
@@ -205,7 +205,7 @@ def live(tags: Tags) -> list[str]:
     acting = [tag for tag in tags.tags if tag in LIVE and tag not in ("a", "script")]
     named = [(name, value or "") for name, value in tags.attributes]
     acting += [name for name, _ in named if name.startswith("on") or name in ("src", "style", "action", "srcset")]
-    places = re.compile(rf"(?:#(?:n\d+|table)|{re.escape(RUNBOOK)}#[a-z0-9-]+)\Z")
+    places = re.compile(rf"(?:#(?:n\d+|table)|{re.escape(PAGES)}(?:findings|could-not-check)\.md(?:#[a-z0-9-]+)?)\Z")
     return acting + [value for name, value in named if name == "href" and not places.match(value)]
 
 
@@ -286,28 +286,30 @@ def test_a_finding_names_the_gpu_and_links_to_the_runbook() -> None:
 
     assert facts(*rows)[0][2] == "Xid79 REBOOTGPU 3 at 0000:18:00.0 serial 165 GPU-1234"
     links = {str(value) for name, value in parsed(page(*rows)).attributes if name == "href"}
-    assert {link for link in links if link.startswith("http")} == {f"{RUNBOOK}#xid"}
+    assert {link for link in links if link.startswith("http")} == {f"{PAGES}findings.md#xid"}
 
 
 @pytest.mark.parametrize(
-    ("reason", "anchor"),
+    ("reason", "address"),
     [
-        ("Xid79", "xid"),
-        ("Xid13Repeated", "xid"),
-        ("SXid20034", "sxid"),
-        ("RowRemapFailed", "rowremapfailed"),
-        ("DeepDiagnosticFailed", "deepdiagnosticfailed"),
-        ("DriverBeingChanged", "could-not-check"),
+        ("Xid79", "findings.md#xid"),
+        ("Xid13Repeated", "findings.md#xid"),
+        ("SXid20034", "findings.md#sxid"),
+        ("RowRemapFailed", "findings.md#rowremapfailed"),
+        ("DeepDiagnosticFailed", "findings.md#deepdiagnosticfailed"),
+        ("DriverBeingChanged", "could-not-check.md"),
         ("Xid79/../../x", None),
         ("Unheard", None),
     ],
 )
-def test_a_link_leads_to_a_heading_of_the_runbook(reason: str, anchor: str | None) -> None:
+def test_a_link_leads_to_the_page_and_heading_of_the_reason(reason: str, address: str | None) -> None:
     text = page(row(node("a", "fail", "RESET", findings=[found(reason, "RESET")])))
-    headings = re.findall(r"^#+ (.*)", (Path(__file__).parents[3] / "docs/runbook.md").read_text(), re.MULTILINE)
 
-    assert re.findall(r'href="https?://[^"]*#(.*?)"', text) == ([anchor] * 2 if anchor else [])
-    assert anchor is None or anchor in {heading.lower().replace(" ", "-") for heading in headings}
+    assert re.findall(rf'href="{re.escape(PAGES)}([^"]*)"', text) == ([address] * 2 if address else [])
+    if address:
+        file, _, anchor = address.partition("#")
+        headings = re.findall(r"^#+ (.*)", (Path(__file__).parents[3] / "docs" / file).read_text(), re.MULTILINE)
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_the_page_needs_nothing_but_itself() -> None:
     text = page(row(node("a", "pass")))
 
     assert "default-src 'none'" in text
-    assert "http" not in text.replace("http-equiv", "").replace(RUNBOOK, "")
+    assert "http" not in text.replace("http-equiv", "").replace(PAGES, "")
     assert "url(" not in text
     assert "@import" not in text
 
