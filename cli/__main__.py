@@ -7,7 +7,13 @@ import runpy
 import sys
 from pathlib import Path
 
-_PROGRAMS = {"agent": "agent", "sweep": "sweeper", "sweep-run": "sweeper.node_test", "quarantine-run": "quarantine"}
+_PROGRAMS = {
+    "agent": "agent",
+    "sweep": "sweeper",
+    "sweep-run": "sweeper.node_test",
+    "quarantine-run": "quarantine",
+    "gate": "cli.gate",
+}
 _COMPLETE = "__complete"
 """Name of Cobra's hidden completion command."""
 _OBJECTS = 200_000

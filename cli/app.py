@@ -31,8 +31,8 @@ COMMANDS = (
     "version",
 )
 """Commands in the order of the help. Each is the function of that name in the file of that name."""
-PROGRAMS = ("agent", "sweep", "sweep-run", "quarantine-run")
-"""Programs of the cluster, each a function of `cli.cluster_programs`."""
+PROGRAMS = ("agent", "sweep", "sweep-run", "quarantine-run", "gate")
+"""Programs of the cluster and its nodes, each a function of `cli.cluster_programs`."""
 AS_PLUGIN = "kubectl-gpu_healthcheck"
 
 
