@@ -14,10 +14,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from healthcheck import __version__
-from healthcheck.host.http_server import HttpServer, Page
+from healthcheck.host.http_server import Answers, HttpServer, Page
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, KernelEvent, Severity, Status
 from healthcheck.text.printable import printable
+from healthcheck.verdict.gate import Decision
 
 MOST_FINDINGS = 64
 """Most findings with a series of their own, worst first; the others are counted."""
@@ -202,9 +203,15 @@ class Telemetry:
         self.bad_annotations = counter("bad_annotations_total", "Unreadable annotations on the node.")
         self.set_aside = counter("set_aside_total", "Skipped input, by kind.", ("what",))
         self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")
+        self.gate_answers = counter("gate_answers_total", "Answers to the gate of a pod, by decision.", ("decision",))
+        self.gate_failed_open = counter(
+            "gate_failed_open_total", "Pods that the gate let start in spite of a finding: no taint keeps them away."
+        )
         self.standby = gauge("standby", "1 while another agent of this node holds the lock of the memory.")
         for what in SET_ASIDE:
             self.set_aside.labels(what)
+        for decision in Decision:
+            self.gate_answers.labels(decision)
 
     def _make_deep_metrics(self) -> None:
         self.deep_running = self._gauge("deep_running", "1 while the agent's own deep test runs on the node.")
@@ -344,8 +351,10 @@ def _label(text: str) -> str:
     return printable(text, _LONGEST_LABEL)
 
 
-def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: Callable[[], bool]) -> int:
-    """Serve /metrics, /healthz and /readyz in the background.
+def serve(
+    telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: Callable[[], bool], answers: Answers
+) -> int:
+    """Serve /metrics, /healthz, /readyz and `answers` in the background.
 
     Returns the port. Raises OSError if the port is in use.
     """
@@ -354,7 +363,7 @@ def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: C
         "/healthz": lambda _: _word(healthy()),
         "/readyz": lambda _: _word(ready()),
     }
-    server = HttpServer(pages, port)
+    server = HttpServer(pages, port, answers)
     server.start()
     return server.port
 

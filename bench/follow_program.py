@@ -56,7 +56,7 @@ def main() -> None:
     if not file.acquire():
         sys.exit("another agent has locked the memory")
     agent = Agent(reader, cluster, file, telemetry, facilities=frozenset({KERNEL, USER}))
-    serve(telemetry, settings.metrics_port, agent.healthy, agent.ready)
+    serve(telemetry, settings.metrics_port, agent.healthy, agent.ready, {})
     agent.start()
     for line in sys.stdin:
         if line.strip() == "noticed":

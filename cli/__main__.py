@@ -13,6 +13,7 @@ _PROGRAMS = {
     "sweep-run": "sweeper.node_test",
     "quarantine-run": "quarantine",
     "reset-run": "repair",
+    "gate": "cli.gate",
 }
 _COMPLETE = "__complete"
 """Name of Cobra's hidden completion command."""

@@ -32,8 +32,8 @@ COMMANDS = (
     "version",
 )
 """Commands in the order of the help. Each is the function of that name in the file of that name."""
-PROGRAMS = ("agent", "sweep", "sweep-run", "quarantine-run", "reset-run")
-"""Programs of the cluster, each a function of `cli.cluster_programs`."""
+PROGRAMS = ("agent", "sweep", "sweep-run", "quarantine-run", "reset-run", "gate")
+"""Programs of the cluster and its nodes, each a function of `cli.cluster_programs`."""
 _OF_JOBS = ("sweep-run", "reset-run")
 AS_PLUGIN = "kubectl-gpu_healthcheck"
 

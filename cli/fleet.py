@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -30,7 +30,7 @@ from healthcheck.node.state import (
 )
 from healthcheck.operations.next_step import NextStep
 from healthcheck.text.moments import moment_or_none, timestamp
-from healthcheck.verdict import budget
+from healthcheck.verdict import budget, gate_refusals
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import StandingRecord
 
@@ -114,6 +114,14 @@ class FleetRow(Struct, frozen=True):
     next_step: NextStep
 
 
+class GateRefusals(Struct, frozen=True):
+    """Pods that the gate refused on a node for one reason, by the Events that the cluster still has."""
+
+    node: str
+    reason: str
+    pods: int
+
+
 class Fleet(Struct, frozen=True):
     """Rows of the GPU nodes, and the fleet budget."""
 
@@ -122,6 +130,7 @@ class Fleet(Struct, frozen=True):
     """GPU nodes, worst first."""
     passed_over: list[str]
     """Unreadable objects, each with the reason."""
+    refused: list[GateRefusals] = []
 
 
 class NodeReport(Struct, frozen=True):
@@ -159,7 +168,8 @@ def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
     nodes = _with_devices(cluster, gpu_nodes(cluster, chosen), config, is_late)
     rows = _rows(cluster, nodes, beats, interval)
     places = _budget(cluster, config, None if beats is None else len(beats))
-    return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)))
+    refused = _refused(cluster, {row.node for row in rows})
+    return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)), refused)
 
 
 def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, interval: timedelta) -> list[FleetRow]:
@@ -188,6 +198,18 @@ def gpu_nodes(cluster: Cluster, chosen: str = "") -> Iterator[NodeState]:
         yield from cluster.nodes.select(",".join((label, *left_out)))
         left_out.append(label.replace("=", "!="))
     yield from cluster.nodes.select(",".join((STATUS, *among)))
+
+
+def _refused(cluster: Cluster, nodes: Collection[str]) -> list[GateRefusals]:
+    """Return the refusals on these nodes, most pods first; none without permission to list Events."""
+    events = _allowed(partial(cluster.events.list_of_nodes, gate_refusals.EVENT)) or {}
+    found = [
+        GateRefusals(node, reason, pods)
+        for node, messages in events.items()
+        if node in nodes
+        for reason, pods in gate_refusals.refusals_in(messages).items()
+    ]
+    return sorted(found, key=lambda refusals: (-refusals.pods, refusals.node))
 
 
 def _heartbeats(cluster: Cluster) -> Beats | None:

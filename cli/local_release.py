@@ -29,7 +29,7 @@ from healthcheck.text.printable import printable
 
 def release_here(by: str, reason: str, *, dry_run: bool) -> int:
     """Release this machine's events, and return the exit code."""
-    root, look = light_cycle()
+    root, look, _ = light_cycle()
     if blind := look.evidence.unread(RING):
         complain("release", f"the kernel log can't be read: {printable(blind.detail)}")
         return COULD_NOT

@@ -39,13 +39,13 @@ _ELSEWHERE = (
 )
 
 
-def light_cycle() -> tuple[Path, EvidenceCycle]:
-    """Return the root of this machine's files, and one check cycle of the light checks and the kernel-log checks."""
+def light_cycle() -> tuple[Path, EvidenceCycle, Settings]:
+    """Return the root of this machine's files, a cycle of the light and the kernel-log checks, and the settings."""
     settings, configured = usable_settings([], None)
     checks = tuple(check for check in CHECKS if check.nature is Nature.EVENT or check in configured)
     root = find_root(None)
     with probing(root, here=True) as host:
-        return root, check_once(host, checks, instance_type_of(root), settings, here=True)
+        return root, check_once(host, checks, instance_type_of(root), settings, here=True), settings
 
 
 def state_dir(root: Path) -> Path:

@@ -2,7 +2,8 @@
 
 A container's command starts with its variables, the token of its pod's account, `HOST_ROOT` of the simulated node, and
 that node's programs first in its PATH; its output is a file. A container without a command represents any workload: it
-runs until it is deleted. One container per pod, no images, volumes, probes or cgroups.
+runs until it is deleted. One container per pod and at most one init container before it, no images, volumes, probes or
+cgroups; a failed init container ends its pod.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class _Pod:
 
     object: dict[str, Any]
     process: subprocess.Popen[bytes] | None
+    in_init: bool = False
     killed_at: float = 0.0
     ended: bool = False
     unreported: dict[str, Any] = field(default_factory=dict)
@@ -83,6 +85,8 @@ class Kubelets:
     """Image: a folder whose programs take precedence over this machine's."""
     most_gpus: Counter[str] = field(default_factory=Counter)
     """Maximum number of GPUs that containers held at the same time, by node name."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Value of `status.hostIP` by node name."""
     refuses: dict[str, str] = field(default_factory=dict)
     """Message with which a device plugin rejects each pod, by node name."""
     stuck: set[str] = field(default_factory=set)
@@ -168,32 +172,44 @@ class Kubelets:
         if why := self.refuses.get(pod["spec"]["nodeName"]):
             refusal = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": why}
             return _Pod(pod, None, ended=True, unreported=refusal)
-        container, process = pod["spec"]["containers"][0], None
-        words = [*container.get("command", []), *container.get("args", [])]
-        if words:
-            with (self.folder / f"{pod['metadata']['name']}.log").open("ab") as log:
-                process = subprocess.Popen(
-                    words,
-                    cwd=self.folder,
-                    env=self._environment(pod),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-        now = _now()
-        status = _status(pod, "Running", {"running": {"startedAt": now}}) | {"startTime": now}
-        return _Pod(pod, process, unreported=status)
+        init = pod["spec"].get("initContainers", [])[:1]
+        container = (init or pod["spec"]["containers"])[0]
+        process, now = self._run_container(pod, container), _now()
+        if init:
+            return _Pod(pod, process, in_init=True, unreported={"phase": "Pending", "startTime": now})
+        return _Pod(
+            pod, process, unreported=_status(pod, "Running", {"running": {"startedAt": now}}) | {"startTime": now}
+        )
 
-    def _environment(self, pod: Mapping[str, Any]) -> dict[str, str]:
+    def _run_container(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:
+        words = [*container.get("command", []), *container.get("args", [])]
+        if not words:
+            return None
+        with (self.folder / f"{pod['metadata']['name']}.log").open("ab") as log:
+            return subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env=self._environment(pod, container),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _environment(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, str]:
         node, kubeconfig = pod["spec"]["nodeName"], self.folder / f"{pod['metadata']['name']}.kubeconfig"
         token = self.plane.pod_token(pod)
         write_kubeconfig(kubeconfig, url=self.plane.url, ca_file=self.plane.ca_file, token=token)
+        fields = {
+            "spec.nodeName": node,
+            "metadata.uid": pod["metadata"]["uid"],
+            "status.hostIP": self.addresses.get(node, "127.0.0.1"),
+        }
         own = {
-            entry["name"]: node
+            entry["name"]: fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
             if entry.get("valueFrom")
-            else entry.get("value", "")  # fieldRef spec.nodeName is all we use
-            for entry in pod["spec"]["containers"][0].get("env", [])
+            else entry.get("value", "")
+            for entry in container.get("env", [])
         }
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         path = f"{self.programs}:{path}" if self.programs else path
@@ -218,11 +234,15 @@ class Kubelets:
                 os.killpg(pod.process.pid, signal.SIGTERM)
             elif code is None and time.monotonic() - pod.killed_at > grace:
                 os.killpg(pod.process.pid, signal.SIGKILL)
-        if code is not None:
+        if code == 0 and pod.in_init and not _is_leaving(pod.object):
+            pod.in_init = False
+            pod.process = self._run_container(pod.object, pod.object["spec"]["containers"][0])
+            pod.unreported |= _status(pod.object, "Running", {"running": {"startedAt": _now()}})
+        elif code is not None:
             pod.ended = True
             exit_code = code if code >= 0 else 128 - code
             state = {"terminated": {"exitCode": exit_code, "finishedAt": _now(), "reason": "Error" if code else "Done"}}
-            pod.unreported |= _status(pod.object, "Failed" if code else "Succeeded", state)
+            pod.unreported |= _status(pod.object, "Failed" if code else "Succeeded", state, in_init=pod.in_init)
 
     def _is_reported(self, pod: _Pod) -> bool:
         answer = self.plane.request("PATCH", f"{pod.path}/status", {"status": pod.unreported})
@@ -234,12 +254,17 @@ class Kubelets:
         self.plane.request("DELETE", path)
 
 
-def _status(pod: Mapping[str, Any], phase: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    name = pod["spec"]["containers"][0]["name"]
-    ready = "running" in state
-    container = {"name": name, "image": "", "imageID": "", "ready": ready, "restartCount": 0, "state": state}
+def _status(pod: Mapping[str, Any], phase: str, state: Mapping[str, Any], *, in_init: bool = False) -> dict[str, Any]:
+    """Return the pod's status; `state` is that of its init container or of its container."""
+    spec, ready = pod["spec"], "running" in state
+    container = spec["initContainers" if in_init else "containers"][0]
+    entry = {"name": container["name"], "image": "", "imageID": "", "ready": ready, "restartCount": 0, "state": state}
     condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": _now()}
-    return {"phase": phase, "containerStatuses": [container], "conditions": [condition]}
+    if not in_init:
+        return {"phase": phase, "containerStatuses": [entry], "conditions": [condition]}
+    waits = {"waiting": {"reason": "PodInitializing"}}
+    main = {**entry, "name": spec["containers"][0]["name"], "ready": False, "state": waits}
+    return {"phase": phase, "initContainerStatuses": [entry], "containerStatuses": [main], "conditions": [condition]}
 
 
 def _is_leaving(pod: Mapping[str, Any]) -> bool:

@@ -26,6 +26,7 @@ TESTS = (
     "tests/cluster/test_sweeper_admission.py",
     "tests/cluster/test_sweep_job_admission.py",
     "tests/cluster/test_device_taints_admission.py",
+    "tests/cluster/test_gate_policy.py",
     "tests/image/test_overlays.py",
     # Labels, taints, conditions, Events and Leases, written and removed: by an agent from a fault to its end, by hand,
     # and with other writers of the same lists.

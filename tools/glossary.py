@@ -96,6 +96,10 @@ _EVENTS = {
     "DeviceTaintLifted": "No GPU of the node carries our taint any more.",
     "SwitchedOff": "Labels, the taint or conditions were removed because the settings switch them off.",
     "ConditionOwnedByOther": "Another program writes a condition of REPAIR_CONDITIONS; the agent does not write it.",
+    "GateRefused": (
+        "The gate refused pods because of this finding: docs/gate.md. At most one Event per reason and hour, with the "
+        "number of pods since the last one."
+    ),
     "Released": "A person's release was accepted: the findings that it lists no longer count.",
 }
 _NVIDIA = {

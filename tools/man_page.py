@@ -34,7 +34,7 @@ gpu\\-healthcheck \\- GPU node health for Kubernetes
 _FOOT = """\
 .SH EXIT STATUS
 0: done; 1: a fault was found, or work is left to do; 2: could not check, or the action failed;
-3: usage error; 130: Ctrl\\-C.
+3: usage error; 130: Ctrl\\-C. Of gate only: 69: no answer, with \\-\\-fail\\-closed; 75: the pod may not start.
 .SH ENVIRONMENT
 .TP
 .B KUBECONFIG

@@ -8,17 +8,20 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import structlog
 import tenacity
 from msgspec.structs import asdict
 
+from agent.node.gate import PATH as GATE
 from agent.process.settings_reader import SettingsReader
 from agent.process.wiring import Agent
 from agent.telemetry import Telemetry, serve
 from healthcheck.catalog.tables import read_all
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
+from healthcheck.host.http_server import Page
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, USAGE, Options
 from healthcheck.host.signals import stop_at_signals
@@ -125,6 +128,11 @@ class _Serving:
     def ready(self) -> bool:
         return self.agent is not None and self.agent.ready()
 
+    async def gate(self, query: str, client: str) -> Page:
+        if self.agent is None:
+            return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"the agent starts\n")
+        return await self.agent.gate.page(query, client)
+
 
 def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
     """Serve now or when the port becomes free. Raises OSError if waiting would not help.
@@ -133,7 +141,7 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
     """
 
     def try_once() -> None:
-        taken = serve(telemetry, port, serving.healthy, serving.ready)
+        taken = serve(telemetry, port, serving.healthy, serving.ready, {GATE: serving.gate})
         log.info("serving /metrics, /healthz and /readyz", port=taken)
 
     try:

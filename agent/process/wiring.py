@@ -15,6 +15,7 @@ from agent.deep.level_2 import Level2
 from agent.events.kernel_log_follower import Follower
 from agent.events.record_judge import RecordJudge
 from agent.node.api_server import ApiServer, Outage, Permissions
+from agent.node.gate import Gate
 from agent.node.node_input import NodeInput
 from agent.node.node_update import NodeUpdate
 from agent.node.node_watch import NodeWatch
@@ -96,6 +97,14 @@ class Agent:
         self.cluster = ClusterSide(api, state, ledger, telemetry)
         self.host = HostSide(reader, state, ledger, self.cluster.reporter, telemetry, facilities)
         self.schedule = Schedule(state, settings.config_dir)
+        self.gate = Gate(
+            state,
+            self.cluster.reporter,
+            telemetry,
+            settings.host_root,
+            self.host.cycle,
+            self.schedule.look_soon,
+        )
         level_2 = Level2(settings.host_root, state)
         deep = DeepTests(state, cluster, level_2, self.schedule, telemetry, settings.state_dir, waits)
         self.deep = deep if write and file is not None else None

@@ -96,6 +96,9 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
     withheld = [row.node for row in fleet.nodes if row.taint == WITHHELD]
     if withheld:
         yield Text(f"not tainted although their verdicts require it: {named(withheld, _MOST_NAMED)}", "bold red")
+    if fleet.refused:
+        pods = [f"{each.node} ({each.reason}, {counted(each.pods, 'pod')})" for each in fleet.refused]
+        yield Text(f"the gate refused pods: {named(pods, _MOST_NAMED)}", "magenta")
     stopped = [row.node for row in fleet.nodes if row.stops_pods]
     if stopped:
         yield Text(f"GPU pods can't start on: {named(stopped, _MOST_NAMED)}", "bold red")

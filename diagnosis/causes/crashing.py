@@ -31,7 +31,7 @@ from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.upkeep import REPORTED
 from diagnosis.causes.verdicts import WITHHELD
-from diagnosis.facts.commands import command, explain, logs
+from diagnosis.facts.commands import command, explain, kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.facts.recorded_gpus import all_respond_since, recorded_gpus
@@ -197,7 +197,16 @@ ENDS = _running(
     severity=CauseSeverity.LOW,
 )
 
+GATE_RESTARTS = _running(
+    "GateRestartsOnFaultyNode",
+    "The gate refuses the pod because its node is faulty, but the pod's restartPolicy starts it there again and again.",
+    "In the job's template, set `restartPolicy: Never` and a podFailurePolicy that ignores exit code 75: docs/gate.md.",
+    failing(r"the pod ends, so that its job starts it elsewhere", "the gate"),
+    severity=CauseSeverity.HIGH,
+    source="init container gpu-gate, exit code 75",
+)
 RECOGNISED = (
+    GATE_RESTARTS,
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST, NOT_INJECTED, GPU_MEMORY),
     *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL),
 )
@@ -233,6 +242,8 @@ _MISSING_OTHERS = (NCCL, CRASHES, SIGNAL)
 """Errors of the other processes of a job after one of them has ended."""
 _OF_THE_GPU = (HARDWARE, FABRIC, DRIVER_MISMATCH, CUDA_UNKNOWN, PROGRAM, NCCL)
 """Consequences of a faulty GPU."""
+_REFUSED = ("gpu-gate", 75)
+"""Container of the gate, and its exit code for a pod that may not start."""
 _SIGNALS = (132, 134, 135, 136, 139)
 _TERMINATED = 143
 """Ended by SIGTERM: a requested end, unless it repeats."""
@@ -366,7 +377,8 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
         return Recognised(HOST_MEMORY, end, "")
     known = recognised(_TEXTS, (end, *of_log(snapshot, pod, state.name)))
     if known is not None:
-        return known
+        # Once a refused pod has failed, its job replaces it elsewhere, and the cause is that of the node.
+        return None if known.cause is GATE_RESTARTS and pod.over else known
     if ended.exit_code in _KILLED and _probes(snapshot, pod):
         return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
     asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
@@ -379,7 +391,7 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
 
 def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
     if state.init:
-        return INIT_FAILS
+        return GATE_RESTARTS if (state.name, ended.exit_code) == _REFUSED else INIT_FAILS
     if ended.exit_code == 0:
         return ENDS
     return SIGNAL if ended.exit_code in _SIGNALS else CRASHES
@@ -495,6 +507,8 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     if crash.known.cause is HARDWARE and node is not None:
         for finding in node.faults[:1]:
             yield f"See the action for {finding.reason} on {node.subject}: {explain(finding.reason)}"
+    if crash.known.cause is GATE_RESTARTS:
+        yield f"Delete the pod, so that its replacement starts on another node: {kubectl('delete', crash.pod.meta)}"
     if crash.known.cause is HARDWARE and node is not None and _is_healthy_since(snapshot, crash):
         test = command("gpu-healthcheck", "quarantine", node.name)
         yield f"Test the node under load before more work runs there: {test}"

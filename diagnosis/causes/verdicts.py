@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from diagnosis.facts.commands import command, explain, kubectl
 from diagnosis.facts.symptoms import older
 from diagnosis.model import CauseSeverity, Family, FoundCause, Search
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
 from healthcheck.deep.claim import claim_in
 from healthcheck.deep.reset_plan import switched_off
-from healthcheck.model import Severity
+from healthcheck.model import Severity, counted
 from healthcheck.node.state import CONDITION, MAINTENANCE, RUN, STARTUP, UNHEALTHY
+from healthcheck.verdict.gate_refusals import EVENT, refusals_in
 
 _FIRST_LOOK = 10.0
 """Minutes: a driver may be built first."""
@@ -51,7 +53,7 @@ def find_taints(snapshot: Snapshot) -> Iterator[FoundCause]:
     for node in snapshot.nodes:
         for taint in node.taints:
             if taint.key == UNHEALTHY:
-                yield _withheld(node)
+                yield _withheld(node, snapshot.events_about.get(node.subject, ()))
             elif taint.key == MAINTENANCE and claim_in(node.meta.annotations.get(RUN, ""), snapshot.now) is None:
                 evidence = (f"taint {taint}", f"annotation {RUN} names no run that may still be active")
                 yield FoundCause(IN_MAINTENANCE, node.subject, evidence, (_look_at_agent(node),))
@@ -83,11 +85,13 @@ def release_of(node: str) -> str:
     return command("gpu-healthcheck", "release", node, "--reason", "after repair")
 
 
-def _withheld(node: Node) -> FoundCause:
+def _withheld(node: Node, events: Iterable[Event]) -> FoundCause:
     condition = node.condition(CONDITION)
     evidence = [f"taint {UNHEALTHY}"]
     if condition is not None:
         evidence.append(f"condition {condition}")
+    refused = refusals_in(event.message for event in events if event.reason == EVENT)
+    evidence += (f"the gate refused {counted(pods, 'pod')} for {reason}" for reason, pods in refused.items())
     remedy = []
     if condition is not None and condition.reason:
         remedy.append(f"See the action for {condition.reason}: {explain(condition.reason)}")

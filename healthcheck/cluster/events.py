@@ -14,6 +14,8 @@ from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict.node_events import NodeEvent
 
+_LONGEST_NAME = 253
+
 
 class Events(Requests):
     """Writes Events and reads warnings."""
@@ -47,6 +49,15 @@ class Events(Requests):
         warnings = list(self._pages(f"/api/v1/namespaces/{namespace}/events", "events", query))
         warnings.sort(key=_last_seen)
         return [printable(f"{warning.get('reason', '')}: {warning.get('message', '')}") for warning in warnings]
+
+    def list_of_nodes(self, reason: str) -> dict[str, list[str]]:
+        """Return the messages of all Events about Nodes with this reason, by node name."""
+        messages: dict[str, list[str]] = {}
+        query = {"fieldSelector": f"involvedObject.kind=Node,reason={reason}"}
+        for event in self._pages("/api/v1/namespaces/default/events", "events", query):
+            node = printable(str((event.get("involvedObject") or {}).get("name", "")), _LONGEST_NAME)
+            messages.setdefault(node, []).append(printable(str(event.get("message", ""))))
+        return messages
 
 
 def _last_seen(event: Mapping[str, Any]) -> str:

@@ -37,6 +37,10 @@ CRI: dict[str, _Fields] = {
     ),
     "InfoEntry": (("key", 1, "string"), ("value", 2, "string")),  # encoding of a map
     "RuntimeHandler": (("name", 1, "string"),),
+    "ListPodSandboxRequest": (),
+    "ListPodSandboxResponse": (("items", 1, "repeated PodSandbox"),),
+    "PodSandbox": (("metadata", 2, "PodSandboxMetadata"),),
+    "PodSandboxMetadata": (("name", 1, "string"), ("uid", 2, "string"), ("namespace", 3, "string")),
 }
 """k8s.io/cri-api, pkg/apis/runtime/v1/api.proto, limited to the used fields."""
 
@@ -65,6 +69,20 @@ POD_RESOURCES: dict[str, _Fields] = {
 """k8s.io/kubelet, pkg/apis/podresources/v1/api.proto, limited to the used fields."""
 
 
+PODS: dict[str, _Fields] = {
+    "ListPodsRequest": (),
+    "ListPodsResponse": (("pods", 1, "repeated Pod"),),  # bytes of a Pod, which is the encoding of the message itself
+    "Pod": (("metadata", 1, "ObjectMeta"), ("spec", 2, "PodSpec")),
+    "ObjectMeta": (("name", 1, "string"), ("namespace", 3, "string"), ("uid", 5, "string")),
+    "PodSpec": (("tolerations", 22, "repeated Toleration"),),
+    "Toleration": (("key", 1, "string"), ("operator", 2, "string"), ("value", 3, "string"), ("effect", 4, "string")),
+}
+"""k8s.io/kubelet, pkg/apis/pods/v1alpha1/api.proto, with the Pod of k8s.io/api, limited to the used fields.
+
+Kubernetes 1.36 serves it behind the feature gate PodsAPI, 1.37 by default.
+"""
+
+
 class Call(Struct, frozen=True):
     """One call of a method. `values` are the fields of the request."""
 
@@ -91,6 +109,12 @@ QUESTIONS = {
             Call("RuntimeService/Status", "StatusRequest", "StatusResponse", {"verbose": True}),
         ),
     ),
+    "pod-sandboxes": Question(
+        "runtime.v1",
+        CRI,
+        (Call("RuntimeService/ListPodSandbox", "ListPodSandboxRequest", "ListPodSandboxResponse"),),
+    ),
+    "pods": Question("v1alpha1", PODS, (Call("Pods/ListPods", "ListPodsRequest", "ListPodsResponse"),)),
     "pod-resources": Question(
         "v1", POD_RESOURCES, (Call("PodResourcesLister/List", "ListPodResourcesRequest", "ListPodResourcesResponse"),)
     ),

@@ -128,7 +128,7 @@ def _claim(claim: Mapping[str, Any]) -> DeviceClaim:
 def _gpus(container: ContainerDevices) -> Iterator[tuple[str, str]]:
     """Yield resource and device. A claim has no resource: its driver is used instead, else its class."""
     for devices in container.devices:
-        if _is_gpu(devices.resource):
+        if is_gpu(devices.resource):
             yield from ((devices.resource, text) for text in devices.ids)
     for claim in container.claims:
         yield from (
@@ -138,7 +138,7 @@ def _gpus(container: ContainerDevices) -> Iterator[tuple[str, str]]:
             yield claim.class_name, f"{claim.namespace}/{claim.name}"
 
 
-def _is_gpu(resource: str) -> bool:
+def is_gpu(resource: str) -> bool:
     """Whether the resource is a GPU, a share or a MIG instance: of NVIDIA, HAMi or another vendor, or renamed."""
     domain, _, name = resource.partition("/")
     if domain == _NVIDIA:

@@ -173,6 +173,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     repair_severity: Annotated[
         RepairSeverity, "Lowest severity at which AcceleratedHardwareReady is False on a tainted node."
     ] = field(default=Severity.ISOLATE, name="REPAIR_SEVERITY")
+    gate_severity: Annotated[
+        AnySeverity, "Severity from which a finding keeps a pod with the gate from starting (docs/gate.md)."
+    ] = field(default=Severity.RESET, name="GATE_SEVERITY")
     device_taints: Annotated[
         bool,
         "true: a faulty GPU is tainted instead of its node, if NVIDIA's DRA driver alone allocates the GPUs "

@@ -14,6 +14,15 @@ DEVICE_TAINT_RULES = {
 """Feature gates by Kubernetes version; a program does not start with an unknown gate."""
 DEVICE_TAINT_GATES = "--feature-gates=DRADeviceTaints=true,DRADeviceTaintRules=true"
 """Feature gates of the three programs; the first is on by default in 1.36."""
+_BETA_POLICIES = (
+    "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
+    "--feature-gates=MutatingAdmissionPolicy=true",
+)
+MUTATING_POLICIES = {"1.30": (), "1.31": (), "1.32": (), "1.33": (), "1.34": _BETA_POLICIES, "1.35": _BETA_POLICIES}
+"""Arguments of the API server for MutatingAdmissionPolicies by Kubernetes version: `v1beta1` with them, none without.
+
+Later versions serve `v1`.
+"""
 _NO_ELECTION = ("--leader-elect=false", "--secure-port=0")
 
 

@@ -100,6 +100,7 @@ class ControlPlane:
 
     def _serve(self, *, rules: bool) -> None:
         api = arguments.kube_apiserver(self.folder, self._api_port, self._etcd_port)
+        api += arguments.MUTATING_POLICIES.get(minor_of(self._bin), ())
         if self._limited_priorities:
             api.append(f"--admission-control-config-file={self.folder / 'admission.json'}")
         self._start("kube-apiserver", [*api, *self._gates, f"--runtime-config={self._rules}=true"] if rules else api)
@@ -124,6 +125,12 @@ class ControlPlane:
     def device_taint_rules(self) -> str:
         """Return the API path of DeviceTaintRules; '' if the cluster does not serve them."""
         return self._rules and f"/apis/{self._rules}"
+
+    @property
+    def mutating_policies(self) -> str:
+        """Return the version of MutatingAdmissionPolicies that the cluster serves: `v1`, `v1beta1` or ''."""
+        flags = arguments.MUTATING_POLICIES.get(minor_of(self._bin))
+        return "v1" if flags is None else "v1beta1" if flags else ""
 
     @property
     def has_dra(self) -> bool:

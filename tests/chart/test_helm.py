@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.image.test_overlays import flat
 from tests.overlays import OVERLAYS, folder_of
 from tools.chart import CHART
 from tools.chart.keys import ADDED, LABELLED
-from tools.chart.templates import HELMS_OWN
+from tools.chart.templates import HELMS_OWN, IMAGE
 
 ROOT = Path(__file__).parents[2]
 DIGEST = f"sha256:{'0' * 64}"
@@ -171,11 +172,53 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
     assert made["PodMonitor", "gpu-healthcheck"]["metadata"]["labels"]["release"] == "prometheus"
 
 
+def test_the_example_with_the_gate_names_the_registry_in_its_policy(tmp_path: Path) -> None:
+    shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes" / "overlays" / "example" / "kustomization.yaml"
+    file.write_text(file.read_text().replace("\n#  - ../gate", "\n  - ../gate"))
+    made = [entry for entry in kustomized(str(file.parent)) if entry["kind"] == "MutatingAdmissionPolicy"]
+
+    assert [json.loads(entry["spec"]["variables"][0]["expression"]) for entry in made] == [
+        f"registry.example.com/{IMAGE}"
+    ]
+
+
+GATED = ("--set=gate.enabled=true", "--show-only=templates/gate-policy.yaml", "--kube-version=1.36.0")
+BETA, STABLE = (
+    f"--api-versions=admissionregistration.k8s.io/{version}/MutatingAdmissionPolicy" for version in ("v1beta1", "v1")
+)
+SERVER = "--api-versions=apps/v1/DaemonSet"
+"""A kind that the API versions have only if an API server was asked."""
+
+
+def test_the_gate_has_the_image_of_the_agents_and_their_port(helm: Helm) -> None:
+    values = ("slim.enabled=true", "image.repository=r.example.com/a/b", "image.pullPolicy=Always")
+    policy, _ = rendered(helm, *GATED, *(f"--set={text}" for text in values), "--set=agent.metricsPort=9000")
+    texts = {one["name"]: one["expression"] for one in policy["spec"]["variables"]}
+
+    image, port, pull_policy = (json.loads(texts[name]) for name in ("image", "port", "pullPolicy"))
+    assert image.startswith("r.example.com/a/b:")
+    assert image.endswith("-slim")
+    assert (port, pull_policy) == ("9000", "Always")
+
+
+@pytest.mark.parametrize(
+    ("served", "version"), [((), "v1"), ((SERVER, BETA), "v1beta1"), ((SERVER, BETA, STABLE), "v1")]
+)
+def test_the_gates_policy_is_of_a_version_that_the_server_has(
+    helm: Helm, served: tuple[str, ...], version: str
+) -> None:
+    versions = {entry["apiVersion"] for entry in rendered(helm, *GATED, *served)}
+
+    assert versions == {f"admissionregistration.k8s.io/{version}"}
+
+
 @pytest.mark.parametrize(
     ("words", "namespace", "message"),
     [
         ((), "default", "the namespace of the release must be gpu-healthcheck, not default"),
         (("--set=slim.enabled=true", f"--set=image.digest={DIGEST}"), "gpu-healthcheck", "needs slim.digest"),
+        (("--set=gate.enabled=true", SERVER), "gpu-healthcheck", "does not serve: use Kubernetes 1.36"),
         (("--set=settings.CHECK_INTERVAL=5",), "gpu-healthcheck", "CHECK_INTERVAL"),
         (("--set=settings.CHECK_INTERVAL=null",), "gpu-healthcheck", "CHECK_INTERVAL"),
         (("--set=image.repository=null", "--set=agent=null"), "gpu-healthcheck", "missing property 'repository'"),

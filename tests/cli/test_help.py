@@ -11,12 +11,18 @@ from typer.testing import CliRunner
 from agent.process import agent_program
 from cli import __main__ as started
 from cli import app as commands
+from cli import gate as gate_program
 from cli.app import COMMANDS, app
 from quarantine import __main__ as quarantine_program
 from sweeper import __main__ as sweeper_program
 from tests.console import typed
 
-PROGRAMS = {"agent": agent_program, "sweep": sweeper_program, "quarantine-run": quarantine_program}
+PROGRAMS = {
+    "agent": agent_program,
+    "sweep": sweeper_program,
+    "quarantine-run": quarantine_program,
+    "gate": gate_program,
+}
 
 
 def helped(*words: str) -> str:

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from cli.access import cluster_of
 from cli.node_step import node_step
+from healthcheck.cluster.kubeconfig import Access
 from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import NodeState
 from healthcheck.text.json_rows import row_in
+from healthcheck.verdict.gate_refusals import refused_message
+from healthcheck.verdict.node_events import NodeEvent
 from healthcheck.verdict.record import StandingRecord
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import P, run_here
@@ -53,6 +57,24 @@ def test_names_are_as_kubectl_has_them(kubeconfig: Path) -> None:
 )
 def test_a_selector_chooses_among_gpu_nodes(selector: str, nodes: list[str], kubeconfig: Path) -> None:
     assert status_output(kubeconfig, "-l", selector, "-o", "name").split() == [f"node/{name}" for name in nodes]
+
+
+def test_pods_that_the_gate_refused_are_counted_by_node_and_reason(tmp_path: Path) -> None:
+    refused = (("gpu-node-1", 1, "Xid79"), ("gpu-node-1", 30, "Xid79"), ("gpu-node-2", 2, "EfaCountLow"))
+    others = (("gpu-node-2", "GateRefused", "the gate refused many pods"), ("gpu-node-2", "Other", "of another reason"))
+    ours = ((node, "GateRefused", refused_message(pods, reason, "x")) for node, pods, reason in refused)
+    with ApiStandIn(*NODES) as api:
+        kubeconfig = api.kubeconfig(tmp_path / "config")
+        cluster = cluster_of(Access(str(kubeconfig)), print)
+        for number, (node, reason, message) in enumerate((*ours, *others)):
+            event = NodeEvent(f"event-{number}", "Warning", reason, message)
+            cluster.events.create(NodeState(node), event, datetime.now(UTC))
+        shown = status_output(kubeconfig)
+        fleet = json.loads(status_output(kubeconfig, "-o", "json"))
+
+    line = "the gate refused pods: gpu-node-1 (Xid79, 31 pods), gpu-node-2 (EfaCountLow, 2 pods)"
+    assert line in shown.splitlines()
+    assert fleet["refused"][0] == {"node": "gpu-node-1", "reason": "Xid79", "pods": 31}
 
 
 def test_a_selector_that_nobody_can_read_is_wrong_use(kubeconfig: Path) -> None:

@@ -61,12 +61,15 @@ FREE = {
 }
 
 
+PROGRAMS = {"agent", "sweep", "sweep-run", "quarantine-run", "gate"}
+
+
 def options() -> Iterator[tuple[str, Any]]:
     """Yield the options with values of every command that is no separate program."""
     commands: Any = typer.main.get_command(app)
     for name in commands.list_commands(None):
         _, command, _ = commands.resolve_command(None, [name])
-        if not command.hidden:
+        if not command.hidden and name not in PROGRAMS:
             yield from (
                 (name, param) for param in command.params if param.param_type_name == "option" and not param.is_flag
             )
@@ -75,7 +78,6 @@ def options() -> Iterator[tuple[str, Any]]:
 CASES = [
     (command, option.opts[0], value, said)
     for command, option in options()
-    if command not in {"agent", "sweep", "sweep-run", "quarantine-run", "reset-run"}
     for value, said in WRONG.get(option.opts[0], ())
 ]
 

@@ -270,3 +270,48 @@ def test_one_that_runs_by_now_has_its_tool() -> None:
     running = {"name": "main", "ready": True, "restartCount": 2, "state": {"running": {"startedAt": ago(9)}}}
 
     assert results(judged(node("a", 1), pod("x", 1, on="a", states=[running | {"lastState": ended}]))) == []
+
+
+REFUSED = (
+    "a: Xid79 (REBOOT) on GPU 3 (gpu/0000:97:00.0) since 2026-01-01T00:00:00Z; the pod ends, so that its job starts it "
+    "elsewhere; unless its restartPolicy is Never, delete the pod: it restarts on this node\n"
+)
+
+
+def gated(name: str, words: str, code: int = 75, **changes: Any) -> Object:
+    """A pod whose init container has ended again and again."""
+    last: Object = {"lastState": {"terminated": terminated(code, "Error", words)}, "restartCount": 5}
+    inits = [waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container", name=name, **last)]
+    states = [waiting("PodInitializing")]
+    spec = {"initContainers": [{"name": name, "image": "x"}], **changes.pop("spec", {})}
+    status = {"initContainerStatuses": inits, **changes.pop("status", {})}
+    return pod(
+        "train-x", on="a", phase="Pending", owner=("Job", "train"), states=states, spec=spec, status=status, **changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code", "cause"),
+    [
+        ("gpu-gate", REFUSED, 75, "GateRestartsOnFaultyNode"),
+        ("gpu-gate", "", 75, "GateRestartsOnFaultyNode"),
+        ("ours", REFUSED, 75, "GateRestartsOnFaultyNode"),
+        ("ours", "", 75, "InitContainerFails"),
+        ("gpu-gate", "no answer from 10.0.0.1:10633 within 2 s", 69, "InitContainerFails"),
+    ],
+    ids=["injected", "without a message", "own name", "another container", "fails closed"],
+)
+def test_a_gate_that_restarts_on_its_node_is_a_cause(name: str, words: str, code: int, cause: str) -> None:
+    (problem,) = judged(node("a"), JOB, gated(name, words, code)).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == (cause, "job/team/train")
+    deletes = any("kubectl -n team delete pod train-x" in text for text in problem.found.remedy)
+    assert deletes == (cause == "GateRestartsOnFaultyNode")
+
+
+def test_a_pod_that_the_gate_refused_and_its_job_replaces_is_no_cause() -> None:
+    ended = {"name": "gpu-gate", "state": {"terminated": terminated(75, "Error", REFUSED)}}
+    status = {"initContainerStatuses": [ended]}
+    failed = pod("train-x", on="a", phase="Failed", owner=("Job", "train"), states=[], status=status)
+
+    assert results(judged(node("a"), JOB, failed)) == []

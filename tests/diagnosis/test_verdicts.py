@@ -7,7 +7,7 @@ import json
 import pytest
 
 from healthcheck.node.state import MAINTENANCE, RESET_RESULT, RUN, STARTUP, UNHEALTHY
-from tests.diagnosis.states import Object, ago, condition, judged, node, results
+from tests.diagnosis.states import Object, ago, condition, event, judged, node, results
 
 
 def tainted(key: str, value: str = "", **changes: object) -> Object:
@@ -36,6 +36,23 @@ def test_what_stands_on_a_node_keeps_it_from_work(state: Object, causes: str) ->
 @pytest.mark.parametrize("state", [tainted(MAINTENANCE, "l2", annotations=run(-20)), tainted(STARTUP, age=4)])
 def test_a_run_and_a_first_look_that_are_on_their_way_are_no_fault(state: Object) -> None:
     assert results(judged(state)) == []
+
+
+def test_pods_that_the_gate_refused_are_evidence() -> None:
+    refused = (
+        "the gate refused 1 pod (Xid79): a: Xid79 on GPU 3",
+        "the gate refused 30 pods (Xid79): a: Xid79 on GPU 3",
+        "the gate refused 2 pods (EfaCountLow): a: EfaCountLow on node",
+        "the gate refused 99999999 pods (Xid79): x",
+    )
+    state = tainted(UNHEALTHY, "true", conditions=[condition("GpuHealthy", "False", "Xid79")])
+    events = [event(state, "GateRefused", text) for text in refused]
+    (problem,) = judged(state, *events).problems
+
+    assert problem.found.evidence[-2:] == (
+        "the gate refused 31 pods for Xid79",
+        "the gate refused 2 pods for EfaCountLow",
+    )
 
 
 DCGM = "nvidia.com/gpu.deploy.dcgm"

@@ -110,11 +110,16 @@ def test_an_overlay_changes_what_it_says_and_nothing_else(
 def test_the_example_takes_all_components_at_once_and_names_the_registry_in_each(
     installed: ControlPlane, tmp_path: Path
 ) -> None:
-    """With the comment marks removed."""
+    """With the comment marks of the components removed; tests/chart has the example with the gate."""
     shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
     example = tmp_path / "kubernetes" / "overlays" / "example"
     file = example / "kustomization.yaml"
-    file.write_text(file.read_text().replace("components: []", "components:").replace("\n#  - ../", "\n  - ../"))
+    file.write_text(
+        file.read_text()
+        .replace("components: []", "components:")
+        .replace("\n#  - ../", "\n  - ../")
+        .replace("  - ../gate", "#")
+    )
     plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
     changed = flat(dry_run(installed, "-k", str(example)))
 
@@ -194,7 +199,7 @@ def test_kubectl_finds_no_kustomization_among_the_manifests_that_it_applies() ->
 
 
 def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
-    adding = {"device-taints", "dra", "monitoring"}
+    adding = {"device-taints", "dra", "gate", "monitoring"}
 
     assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted([*CHANGES, *adding])
     for name in adding:
@@ -204,6 +209,7 @@ def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
             "resources",
             "configMapGenerator",
             "generatorOptions",
+            *(["patches"] if name == "gate" else []),  # of its own policy
         }
         # kubectl and Helm create RBAC before policies: a policy that limits a permission must exist first.
         texts = [file.read_text() for file in (OVERLAYS / name).glob("*.yaml")]

@@ -108,6 +108,13 @@ def test_the_programs_of_the_cluster_start_with_namesakes_running(site: Path, pr
     assert (done.returncode, done.stderr) == (3, f"gpu-healthcheck {program}: NODE_NAME is not set\n")
 
 
+def test_the_gate_starts_with_namesakes_running(site: Path) -> None:
+    done = script(site, "gate", "--agent=127.0.0.1", "--port=1", "--pod=x", "--fail-closed")
+
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "Connection refused; the pod ends (--fail-closed)" in done.stderr
+
+
 def test_a_cycle_reads_nvml_with_other_processes_of_our_name(site: Path, node: SimulatedNode) -> None:
     done = script(site, "check", "gpu-count", "--root", str(node.root), "--json")
 

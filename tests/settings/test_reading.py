@@ -115,6 +115,7 @@ def test_without_any_configuration_the_documented_defaults_hold(directory: Path 
         "MAX_UNHEALTHY_PERCENT": 20,
         "REPAIR_CONDITIONS": "",
         "REPAIR_SEVERITY": Severity.ISOLATE,
+        "GATE_SEVERITY": Severity.RESET,
         "DEVICE_TAINTS": False,
         "MONITOR_TTL": 86400,
         "ESCALATE_AFTER": 2,

@@ -23,6 +23,7 @@ RESET: Identity = ("CronJob", "gpu-healthcheck-reset-node")
 POD_MONITOR: Identity = ("PodMonitor", "gpu-healthcheck")
 RULES: Identity = ("PrometheusRule", "gpu-healthcheck")
 CONFIG: Identity = ("ConfigMap", "gpu-healthcheck-config")
+GATE: Identity = ("MutatingAdmissionPolicy", "gpu-healthcheck-gate")
 
 _TEMPLATE: Steps = ("spec", "template", "spec")
 _JOB_TEMPLATE: Steps = ("spec", "jobTemplate", *_TEMPLATE)
@@ -314,6 +315,12 @@ KEYS = (
         _SWITCH,
         default=False,
     ),
+    Key(
+        "gate.enabled",
+        "Add the gate to GPU pods of namespaces labelled gpu-healthcheck.aws-samples.io/gate=enabled (docs/gate.md).",
+        _SWITCH,
+        default=False,
+    ),
     Key("podMonitor.enabled", "Create a PodMonitor of all agents for the Prometheus operator.", _SWITCH, default=False),
     Key(
         "podMonitor.labels",
@@ -404,7 +411,7 @@ KEYS = (
     ),
 )
 
-ADDED = {"monitoring": "", "dra": "dra", "device-taints": "deviceTaints"}
+ADDED = {"monitoring": "", "dra": "dra", "device-taints": "deviceTaints", "gate": "gate"}
 """Overlays that only add objects, with the key KEY that enables each by KEY.enabled."""
 LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule"}
 """Objects with their own KEY.enabled; KEY.labels is added to their labels."""

@@ -115,7 +115,8 @@ def _item(text: str) -> str:
 def template(document: Document, depth: int = 0) -> str:
     """Return one object with the values inserted. `depth`: the later indentation of its text."""
     edits = [*_edits(document, depth), *_special(document)]
-    image = "agentImage" if document.identity == keys.AGENT else "image"
+    # The gate starts from the image that each GPU node already has.
+    image = "agentImage" if document.identity in (keys.AGENT, keys.GATE) else "image"
     return as_template(document.text, edits).replace(IMAGE, f'{{{{ include "gpu-healthcheck.{image}" . }}}}')
 
 
@@ -159,6 +160,11 @@ def _special(document: Document) -> Iterator[Edit]:
         yield _under(document, (*PODS[keys.AGENT], "containers", 0, "env"), _ENVIRONMENT)
     if document.identity == keys.SWEEPER:
         yield from _wrapped(document, (*PODS[keys.SWEEPER], "affinity"), "{{- if not .Values.onlyGpuNodes }}")
+    if document.identity == keys.GATE:
+        yield _variable(document, "port", ".Values.agent.metricsPort | int")
+        yield _variable(document, "pullPolicy", ".Values.image.pullPolicy")
+    if document.identity[0].startswith("MutatingAdmissionPolicy"):
+        yield document.replaced(("apiVersion",), '{{ include "gpu-healthcheck.mutatingPolicies" . }}')
     if document.identity == keys.RULES:
         yield from rules.edits(document)
     if key := LABELLED.get(document.identity):
@@ -187,6 +193,13 @@ _ENVIRONMENT = (
     "  value: {{ .Values.agent.logLevel | toJson }}",
     "{{- end }}",
 )
+
+
+def _variable(document: Document, name: str, value: str) -> Edit:
+    """Return an edit of a policy's variable: a text in quotes, for CEL, in the quotes of YAML."""
+    names = [variable["name"] for variable in document.value(("spec", "variables"))]
+    path = ("spec", "variables", names.index(name), "expression")
+    return document.replaced(path, f"{{{{ {value} | quote | quote }}}}")
 
 
 def _under(document: Document, path: Steps, lines: Iterable[str]) -> Edit:

@@ -24,3 +24,10 @@
 {{- end -}}
 {{ toYaml $resources }}
 {{- end -}}
+
+{{/* Version of MutatingAdmissionPolicy: v1, or v1beta1 where the API server serves only that. */}}
+{{- define "gpu-healthcheck.mutatingPolicies" -}}
+{{- $beta := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy" -}}
+{{- $stable := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" -}}
+admissionregistration.k8s.io/{{ if and $beta (not $stable) }}v1beta1{{ else }}v1{{ end }}
+{{- end -}}

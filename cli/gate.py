@@ -1,0 +1,169 @@
+"""`gpu-healthcheck gate`: ask this node's agent whether this pod may start. Standard library only, for a fast start.
+
+It fails open: if the agent gives no answer, the pod starts. The text of the answer is printed; only its field
+`decision` decides. With --local, the machine itself is checked where no agent answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+REFUSED = 75
+"""EX_TEMPFAIL: the pod's job starts it on another node."""
+UNAVAILABLE = 69
+"""EX_UNAVAILABLE: no answer, with --fail-closed."""
+USAGE = 3
+PORT = 10633
+SECONDS, LOCAL_SECONDS = 2.0, 1.0
+"""Deadline of the whole request, and of a check with --local."""
+_LOOPBACK = "127.0.0.1"
+_MOST_BYTES = 65536
+_LONGEST_LINE = 2000
+_VARIABLES = {"agent": "NODE_IP", "pod": "POD_UID", "tolerates": "GATE_TOLERATES"}
+_PROG = "gpu-healthcheck gate"
+
+
+class NoAnswerError(Exception):
+    """The agent gave no usable answer. The message has the reason."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        if options.local:
+            answer = _ask_or_check(options)
+        else:
+            query = f"pod={options.pod}&tolerates={options.tolerates}"
+            answer = ask(options.agent, options.port, query, options.timeout)
+    except NoAnswerError as error:
+        return _no_answer(str(error), closed=options.fail_closed, as_json=options.json)
+    if options.json:
+        print(json.dumps(answer))
+    else:
+        print(_printable(str(answer["message"])))
+    return REFUSED if answer["decision"] == "refuse" else 0
+
+
+def _ask_or_check(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the verdict of the whole node: the agent's if one answers, else that of a check. Raises NoAnswerError."""
+    began = time.monotonic()
+    try:
+        return ask(options.agent or _LOOPBACK, options.port, "", options.timeout)
+    except NoAnswerError:
+        from cli.local_gate import check_here  # noqa: PLC0415 - it loads all checks
+
+        answer = check_here(began + options.timeout - time.monotonic())
+        if answer["decision"] == "unknown":
+            raise NoAnswerError(answer["message"]) from None
+        return answer
+
+
+def ask(agent: str, port: int, query: str, seconds: float) -> dict[str, Any]:
+    """Return the agent's answer; an empty query asks for the node's verdict. Raises NoAnswerError."""
+    deadline = time.monotonic() + seconds
+    host = f"[{agent}]" if ":" in agent else agent
+    request = f"GET /gate/v1?{query} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n"
+    received = b""
+    try:
+        with socket.create_connection((agent, port), seconds) as connection:
+            connection.sendall(request.encode("ascii"))
+            while len(received) <= _MOST_BYTES:
+                connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                portion = connection.recv(4096)
+                if not portion:
+                    break
+                received += portion
+    except (OSError, UnicodeError) as error:
+        raise NoAnswerError(f"no answer from {host}:{port} within {seconds:g} s: {error}") from error
+    head, _, body = received.partition(b"\r\n\r\n")
+    status = head.split(b" ", 2)[1:2]
+    if status != [b"200"]:
+        code = status[0].decode("ascii", "replace") if status else "nothing"
+        raise NoAnswerError(f"{host}:{port} answered with {code}: an agent without /gate/v1, or another program")
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise NoAnswerError(f"{host}:{port} answered with invalid JSON: {error}") from error
+    if not isinstance(answer, dict) or answer.get("decision") not in ("start", "refuse", "open"):
+        raise NoAnswerError(f"{host}:{port} answered without a decision")
+    return {"message": "", **answer}
+
+
+def _no_answer(why: str, *, closed: bool, as_json: bool) -> int:
+    end = "the pod ends (--fail-closed)" if closed else "the pod starts without a check"
+    if as_json:
+        print(json.dumps({"decision": "unknown", "message": why}))
+    print(f"{_PROG}: {_printable(why)}; {end}", file=sys.stderr)
+    return UNAVAILABLE if closed else 0
+
+
+def _printable(text: str) -> str:
+    """Return the text on one line, with other than printable characters escaped."""
+    line = text[:_LONGEST_LINE]
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        _PROG,
+        description="Ask this node's agent whether this pod may start: in an init container, or in Slurm's prolog.",
+        epilog="Exit codes: 0 healthy, or could not ask; 69 could not ask, with --fail-closed; 75 refused, so that the "
+        "job starts the pod on another node; 3 wrong usage.",
+    )
+    parser.add_argument("--agent", metavar="IP", help="address of this node's agent; default: $NODE_IP")
+    parser.add_argument("--port", type=int, default=PORT, help=f"port of the agent (METRICS_PORT); default: {PORT}")
+    parser.add_argument("--pod", metavar="UID", help="UID of this pod; default: $POD_UID")
+    parser.add_argument(
+        "--tolerates",
+        choices=("true", "false"),
+        help="whether this pod tolerates the taint gpu-healthcheck.aws-samples.io/unhealthy; default: $GATE_TOLERATES. "
+        "If it is unknown, the pod starts",
+    )
+    parser.add_argument(
+        "--local",
+        action="store_true",
+        help="for Slurm's prolog and epilog: the verdict of this machine, from its agent if one runs, else by a check",
+    )
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="longest wait; default: 2, and with --local 1"
+    )
+    parser.add_argument("--fail-closed", action="store_true", help="exit with 69 if there is no answer")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    options = parser.parse_args(arguments)
+    for name, variable in _VARIABLES.items():
+        if getattr(options, name) is None:
+            setattr(options, name, os.environ.get(variable, ""))
+    if options.timeout is None:
+        options.timeout = LOCAL_SECONDS if options.local else SECONDS
+    if options.local:
+        return options
+    if options.tolerates not in ("true", "false", ""):
+        parser.error(f"GATE_TOLERATES = {options.tolerates!r}: allowed are true and false")
+    if not options.agent:
+        parser.error("the agent's address is missing: set --agent, or NODE_IP from status.hostIP")
+    if not options.pod or not all((char.isalnum() and char.isascii()) or char == "-" for char in options.pod):
+        parser.error("the pod's UID is missing or malformed: set --pod, or POD_UID from metadata.uid")
+    return options
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 60:
+        raise argparse.ArgumentTypeError("allowed is more than 0, and at most 60 seconds")
+    return seconds
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        print(f"{_PROG}: {message}", file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

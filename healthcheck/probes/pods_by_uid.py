@@ -1,0 +1,83 @@
+"""Pods of this node by UID: from the kubelet's Pods API where it is served, else from the container runtime (CRI)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from healthcheck.host import host_files
+from healthcheck.host.grpc_socket import NodeSocket
+from healthcheck.model import ProbeError
+
+PODS_API = "/var/lib/kubelet/pods-api/pods-api.sock"
+"""Socket of the kubelet's Pods API (KEP-4188)."""
+UID = re.compile(r"[0-9A-Za-z-]{1,64}\Z", re.ASCII)
+MOST_PODS = 2000
+"""Most pods that are kept: more than a kubelet runs."""
+_LONGEST_NAME = 253
+
+
+class Toleration(Struct, frozen=True):
+    """A pod's toleration; '' is a field that is not set."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class LocalPod(Struct, frozen=True):
+    """A pod of this node. `tolerations` is None if the source does not know them."""
+
+    namespace: str
+    name: str
+    tolerations: tuple[Toleration, ...] | None = None
+
+
+def read_pods(root: Path, runtime_socket: str) -> dict[str, LocalPod]:
+    """Return the pods by UID. Raises ProbeError if no source answers."""
+    if host_files.is_there(root, PODS_API):
+        try:
+            return by_uid(pods_of_kubelet(*_ask("pods", root, PODS_API)))
+        except ProbeError:  # a socket of a kubelet that no longer serves it
+            if not runtime_socket:
+                raise
+    if not runtime_socket:
+        raise ProbeError("the socket of the container runtime is not known")
+    return by_uid(pods_of_runtime(*_ask("pod-sandboxes", root, runtime_socket)))
+
+
+def pods_of_kubelet(answer: Mapping[str, Any]) -> Iterator[tuple[str, LocalPod]]:
+    """Yield UID and pod of each entry of a ListPodsResponse."""
+    for pod in answer.get("pods", ()):
+        metadata = pod.get("metadata", {})
+        tolerations = tuple(Toleration(**entry) for entry in pod.get("spec", {}).get("tolerations", ()))
+        yield metadata.get("uid", ""), LocalPod(metadata.get("namespace", ""), metadata.get("name", ""), tolerations)
+
+
+def pods_of_runtime(answer: Mapping[str, Any]) -> Iterator[tuple[str, LocalPod]]:
+    """Yield UID and pod of each entry of a ListPodSandboxResponse."""
+    for sandbox in answer.get("items", ()):
+        metadata = sandbox.get("metadata", {})
+        yield metadata.get("uid", ""), LocalPod(metadata.get("namespace", ""), metadata.get("name", ""))
+
+
+def _ask(question: str, root: Path, path: str) -> list[dict[str, Any]]:
+    socket = NodeSocket(question)
+    try:
+        return socket.ask(root, path)
+    finally:
+        socket.end()
+
+
+def by_uid(pods: Iterable[tuple[str, LocalPod]]) -> dict[str, LocalPod]:
+    """Return the first MOST_PODS pods with a valid UID and name."""
+    found: dict[str, LocalPod] = {}
+    for uid, pod in pods:
+        if len(found) < MOST_PODS and UID.match(uid) and 0 < len(pod.name) <= _LONGEST_NAME >= len(pod.namespace):
+            found[uid] = pod
+    return found

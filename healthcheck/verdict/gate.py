@@ -1,0 +1,202 @@
+"""Decision of the gate: whether a pod may start on this node, by the verdict that the agent already has. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
+
+from msgspec import Struct
+
+from healthcheck.memory.findings import ActiveFinding
+from healthcheck.model import Severity
+from healthcheck.node.state import TAINT
+from healthcheck.probes.nvml.gpus import Gpu
+from healthcheck.probes.pod_resources import DRA_DRIVER, PodDevices, is_gpu
+from healthcheck.probes.pods_by_uid import Toleration
+from healthcheck.text.moments import timestamp
+
+_POD_ENDS = (
+    "the pod ends, so that its job starts it elsewhere; unless its restartPolicy is Never, delete the pod: it restarts "
+    "on this node"
+)
+MOST_FINDINGS = 16
+"""Most findings in an answer, the worst first."""
+_WHOLE = re.compile(r"(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+)?\Z", re.ASCII)
+"""Device of NVIDIA's device plugin: a GPU by UUID, or a time-sliced or MPS share of it (`::N`)."""
+_OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-f-]{36})/[0-9]+/[0-9]+\Z", re.ASCII)
+_BY_MINOR = re.compile(r"nvidia([0-9]{1,3})(?:/(?:gi|vgpu)[0-9]+)*\Z", re.ASCII)
+"""Device of GKE's device plugin: the minor number, and a part of the GPU."""
+_DRA = re.compile(r"gpu-([0-9]{1,3})(?:-mig-[0-9a-z.+-]+)?\Z", re.ASCII)
+"""Device of NVIDIA's DRA driver: the minor number, and a MIG instance."""
+
+
+class Decision(StrEnum):
+    """Whether the pod starts. `OPEN`: it starts although a finding concerns it."""
+
+    START = "start"
+    REFUSE = "refuse"
+    OPEN = "open"
+
+
+class GateFinding(Struct, frozen=True):
+    """A finding that concerns the pod. `first_seen` is a timestamp."""
+
+    reason: str
+    severity: str
+    subject: str
+    first_seen: str
+
+
+class GateAnswer(Struct, frozen=True):
+    """Answer to one pod, as JSON. It has verdicts only, no names of pods."""
+
+    schema: int
+    node: str
+    decision: str
+    message: str
+    scope: str
+    """`pod`: the pod's GPUs and the shared parts of the node. `node`: all of the node, because the pod's GPUs are
+    unknown."""
+    reason: str = ""
+    """Reason of the worst finding, '' without one."""
+    findings: tuple[GateFinding, ...] = ()
+    check_age_seconds: float | None = None
+    """Age of the last check cycle. The kernel log is followed live."""
+
+
+class GateState(Struct, frozen=True):
+    """State of the node and of the pod at one request."""
+
+    node: str
+    standing: Sequence[ActiveFinding]
+    severity: Severity
+    """GATE_SEVERITY."""
+    check_age_seconds: float | None
+    gpus: frozenset[str] | None = None
+    """Subjects of the pod's GPUs; None: unknown."""
+    is_tainted: bool = False
+    are_gpus_tainted: bool = False
+    """DeviceTaintRules keep new pods off faulty GPUs, in place of the Node's taint."""
+    tolerates: bool | None = None
+    """Whether the pod tolerates our taint; None: unknown."""
+
+
+def decide_gate(state: GateState) -> GateAnswer:
+    """Return the answer to a pod: refuse only if the replacement of the pod cannot come back to this node."""
+    found = concerned(state)
+    if found and (why_open := _why_open(state, found)):
+        return _answer(state, found, Decision.OPEN, f"the pod starts, because {why_open}")
+    return _answer(state, found, Decision.REFUSE, _POD_ENDS)
+
+
+def decide_node(state: GateState) -> GateAnswer:
+    """Return the answer to a scheduler that drains a node by itself, such as Slurm: a taint does not matter."""
+    return _answer(state, concerned(state), Decision.REFUSE, "no job starts here")
+
+
+def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision, end: str) -> GateAnswer:
+    """Return the answer with this decision; without findings the pod starts."""
+    scope = "node" if state.gpus is None else "pod"
+    age = state.check_age_seconds
+    checked = "no check cycle has ended yet" if age is None else f"checked {age:.0f} s ago"
+    if not found:
+        subject = "the node" if state.gpus is None else f"the pod's {len(state.gpus)} GPUs and the node's shared parts"
+        message = f"{state.node}: no finding of {state.severity.name} or worse on {subject}; {checked}"
+        return GateAnswer(1, state.node, Decision.START, message, scope, check_age_seconds=age)
+    worst = found[0].finding
+    index = worst.about.get("index", "")
+    name = f"GPU {index} ({worst.subject})" if index else worst.subject
+    fault = f"{state.node}: {worst.reason} ({worst.severity.name}) on {name} since {_seconds(found[0].first_seen)}"
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return GateAnswer(
+        1,
+        state.node,
+        decision,
+        f"{fault}{others}; {end}",
+        scope,
+        worst.reason,
+        tuple(
+            GateFinding(
+                active.finding.reason, active.finding.severity.name, active.finding.subject, _seconds(active.first_seen)
+            )
+            for active in found[:MOST_FINDINGS]
+        ),
+        age,
+    )
+
+
+def concerned(state: GateState) -> list[ActiveFinding]:
+    """Return the findings of GATE_SEVERITY or worse on the pod's GPUs or on shared parts, the worst first."""
+    found = [
+        active
+        for active in state.standing
+        if active.finding.severity >= state.severity and _is_on(active.finding.subject, state.gpus)
+    ]
+    return sorted(found, key=lambda active: (-active.finding.severity, active.first_seen))
+
+
+def tolerates_taint(tolerations: Iterable[Toleration]) -> bool:
+    """Whether one of a pod's tolerations matches our taint, by the scheduler's rules."""
+    return any(
+        toleration.effect in ("", TAINT["effect"])
+        and (
+            (toleration.operator == "Exists" and toleration.key in ("", TAINT["key"]))
+            or (
+                toleration.operator in ("", "Equal")
+                and toleration.key == TAINT["key"]
+                and toleration.value == TAINT["value"]
+            )
+        )
+        for toleration in tolerations
+    )
+
+
+def gpus_of_pod(pod: PodDevices, gpus: Iterable[Gpu]) -> frozenset[str] | None:
+    """Return the subjects of the pod's GPUs; None if it has none, or if a device cannot be assigned to a GPU.
+
+    HAMi's device ids name no certain GPU: it records the GPUs of a pod in an annotation.
+    """
+    by_uuid = {gpu.uuid: gpu.subject for gpu in gpus}
+    by_minor = {str(gpu.minor): gpu.subject for gpu in gpus if gpu.minor is not None}
+    found: set[str] = set()
+    for container in pod.containers:
+        ids = [text for devices in container.devices if is_gpu(devices.resource) for text in devices.ids]
+        claimed = [
+            device.device for claim in container.claims for device in claim.devices if device.driver == DRA_DRIVER
+        ]
+        for text in ids:
+            uuid, minor = _WHOLE.match(text) or _OLD_MIG.match(text), _BY_MINOR.match(text)
+            found.add((by_uuid.get(uuid[1], "") if uuid else "") or (by_minor.get(minor[1], "") if minor else ""))
+        for text in claimed:
+            minor = _DRA.match(text)
+            found.add(by_minor.get(minor[1], "") if minor else "")
+    return frozenset(found) if found and "" not in found else None
+
+
+def _is_on(subject: str, gpus: frozenset[str] | None) -> bool:
+    """Whether a finding on this subject concerns the pod. A MIG instance's subject begins with that of its GPU."""
+    if gpus is None or not subject.startswith("gpu/"):
+        return True
+    return "/".join(subject.split("/")[:2]) in gpus
+
+
+def _why_open(state: GateState, found: Sequence[ActiveFinding]) -> str:
+    """Return the reason why the pod starts in spite of the findings; '' to refuse it."""
+    barred = state.is_tainted or (
+        state.are_gpus_tainted and all(active.finding.subject.startswith("gpu/") for active in found)
+    )
+    if not barred:
+        return (
+            "the node has no taint of ours (see TaintWithheld, ENABLE_TAINT), and the scheduler would choose it again"
+        )
+    if state.tolerates is None:
+        return "its tolerations are unknown: set --tolerates"
+    if state.tolerates:
+        return "it tolerates our taint, and the scheduler could choose this node again"
+    return ""
+
+
+def _seconds(moment: datetime) -> str:
+    return timestamp(moment.replace(microsecond=0))

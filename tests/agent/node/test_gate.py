@@ -1,0 +1,329 @@
+"""`gpu-healthcheck gate` against the real agent: pods with healthy and faulty GPUs, and agents that give no answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthcheck.probes.pod_resources import SOCKETS
+from healthcheck.probes.pods_by_uid import PODS_API
+from tests.agent.cycle.test_container_runtime import WITH_NVIDIA, runs_with
+from tests.agent.world import StandIn, World
+from tests.host.grpc_server import Server, answers_to, serving
+from tests.waiting import GIVE_UP_SECONDS, eventually
+
+pytestmark = pytest.mark.cluster
+
+Json = dict[str, Any]
+ROOT = Path(__file__).parents[3]
+ERROR = "GPU has fallen off the bus."
+THREE, FIVE, OTHER = "uid-of-gpu-3", "uid-of-gpu-5", "uid-without-devices"
+REFUSED, UNAVAILABLE = 75, 69
+FLOODING = "127.0.0.9"
+"""Address of a client that floods the agent."""
+
+
+def sandboxes(*uids: str) -> dict[str, bytes]:
+    items = [{"metadata": {"name": uid.removeprefix("uid-of-"), "namespace": "team", "uid": uid}} for uid in uids]
+    return answers_to("pod-sandboxes", {"items": items})
+
+
+def devices(**held: str) -> dict[str, bytes]:
+    pods = [
+        {
+            "name": name.replace("_", "-"),
+            "namespace": "team",
+            "containers": [{"name": "c", "devices": [{"resource_name": "nvidia.com/gpu", "device_ids": [uuid]}]}],
+        }
+        for name, uuid in held.items()
+    ]
+    return answers_to("pod-resources", {"pod_resources": pods})
+
+
+def gpu_uuid(world: World, index: int) -> str:
+    return world.host.gpus[index].uuid
+
+
+@pytest.fixture
+def kubelet(gated: World) -> Iterator[Server]:
+    """Replace the kubelet's socket by another one, which a test can hold."""
+    path = gated.host.root / SOCKETS[0].lstrip("/")
+    path.unlink()
+    with serving(path, devices(gpu_3=gpu_uuid(gated, 3))) as server:
+        yield server
+
+
+@pytest.fixture
+def gated(short_root: Path) -> Iterator[World]:
+    """Yield a node whose pods `gpu-3` and `gpu-5` have these GPUs, with an agent that reported `pass`."""
+    with ExitStack() as undo:
+        world = undo.enter_context(World(short_root / "world", StandIn("node", "p5.48xlarge")))
+        world.host.put_file("/etc/containerd/config.toml", WITH_NVIDIA)
+        root = world.host.root
+        answers = {**runs_with("runc", "nvidia"), **sandboxes(THREE, FIVE, OTHER)}
+        undo.enter_context(serving(root / "run/containerd/containerd.sock", answers))
+        held = devices(gpu_3=gpu_uuid(world, 3), gpu_5=gpu_uuid(world, 5))
+        undo.enter_context(serving(root / SOCKETS[0].lstrip("/"), held))
+        world.start()
+        world.wait_for_status("pass")
+        yield world
+
+
+def gate(port: int, pod: str = THREE, *options: str, tolerates: str = "false") -> subprocess.CompletedProcess[str]:
+    variables = {"PATH": "/usr/bin:/bin", "NODE_IP": "127.0.0.1", "POD_UID": pod, "GATE_TOLERATES": tolerates}
+    words = [sys.executable, "-m", "cli", "gate", f"--port={port}", *options]
+    return subprocess.run(
+        words, cwd=ROOT, env=variables, capture_output=True, text=True, check=False, timeout=GIVE_UP_SECONDS
+    )
+
+
+def loses_gpu_3(world: World) -> None:
+    world.host.xid(3, 79, ERROR)
+    world.wait_for_taint()
+
+
+def switch_taint_off(world: World) -> None:
+    world.configure(ENABLE_TAINT="false")
+    world.wait(lambda node: not node.tainted)
+
+
+@pytest.mark.parametrize("pod", [THREE, FIVE, OTHER, "uid-of-no-pod"])
+def test_a_pod_starts_on_a_healthy_node(gated: World, pod: str) -> None:
+    done = gate(gated.agent.port, pod)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("node: no finding of RESET or worse on ")
+
+
+def test_only_the_pod_with_the_faulty_gpu_is_refused(gated: World) -> None:
+    loses_gpu_3(gated)
+    refused, other = gate(gated.agent.port, THREE), gate(gated.agent.port, FIVE)
+
+    assert refused.returncode == REFUSED
+    assert refused.stdout.startswith("node: Xid79 (REBOOT) on GPU 3 (gpu/0000:")
+    assert "starts it elsewhere; unless its restartPolicy is Never, delete the pod" in refused.stdout
+    assert other.returncode == 0
+    assert "no finding of RESET or worse on the pod's 1 GPUs" in other.stdout
+
+
+def test_a_pod_with_unknown_gpus_is_judged_by_the_whole_node(gated: World) -> None:
+    loses_gpu_3(gated)
+
+    assert [gate(gated.agent.port, pod).returncode for pod in (OTHER, "uid-of-no-pod")] == [REFUSED, REFUSED]
+
+
+def test_a_pod_that_would_return_to_the_node_starts_with_a_warning(gated: World) -> None:
+    loses_gpu_3(gated)
+    tolerant, unknown = (gate(gated.agent.port, tolerates=word) for word in ("true", ""))
+
+    assert (tolerant.returncode, unknown.returncode) == (0, 0)
+    assert "the pod starts, because it tolerates our taint" in tolerant.stdout
+    assert "its tolerations are unknown: set --tolerates" in unknown.stdout
+    assert gated.agent.metric("gate_failed_open_total") == 2
+
+
+def test_a_pod_starts_where_the_taint_is_switched_off(gated: World) -> None:
+    loses_gpu_3(gated)
+    switch_taint_off(gated)
+    done = gate(gated.agent.port)
+
+    assert done.returncode == 0
+    assert "the node has no taint of ours" in done.stdout
+
+
+def test_a_fault_between_binding_and_start_refuses_the_pod_although_the_taint_is_still_being_written(
+    gated: World,
+) -> None:
+    gate(gated.agent.port)  # its GPUs are known from now on
+    gated.host.xid(3, 79, ERROR)
+    eventually(lambda: gated.agent.xids("79"))
+
+    assert gate(gated.agent.port).returncode == REFUSED
+
+
+def test_refusals_are_one_event_per_hour_and_reason(gated: World) -> None:
+    loses_gpu_3(gated)
+    for _ in range(3):
+        gate(gated.agent.port)
+
+    assert "Xid79" in gated.wait_for_event("GateRefused")["message"]
+    assert gated.agent.metric("gate_answers_total{refuse}") == 3
+    assert len(gated.events("GateRefused")) == 1
+
+
+def test_the_kubelets_pods_api_gives_the_tolerations(gated: World) -> None:
+    toleration = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "operator": "Exists"}
+    pods = [
+        {"metadata": {"name": "gpu-3", "namespace": "team", "uid": THREE}, "spec": {"tolerations": [toleration]}},
+        {"metadata": {"name": "gpu-5", "namespace": "team", "uid": FIVE}, "spec": {}},
+    ]
+    with serving(gated.host.root / PODS_API.lstrip("/"), answers_to("pods", {"pods": pods})):
+        loses_gpu_3(gated)
+        tolerant = gate(gated.agent.port, THREE, tolerates="")
+
+    assert (tolerant.returncode, "it tolerates our taint" in tolerant.stdout) == (0, True)
+
+
+def test_json_is_the_answer_without_names_of_pods(gated: World) -> None:
+    loses_gpu_3(gated)
+    answer = json.loads(gate(gated.agent.port, THREE, "--json").stdout)
+
+    assert (answer["decision"], answer["reason"], answer["scope"]) == ("refuse", "Xid79", "pod")
+    assert [finding["severity"] for finding in answer["findings"]] == ["REBOOT"]
+    assert "team" not in json.dumps(answer)
+
+
+def test_ended_agents_and_agents_without_the_endpoint_let_pods_start(gated: World) -> None:
+    loses_gpu_3(gated)
+    port = gated.agent.port
+    gated.agent.kill()
+    opened, closed = gate(port), gate(port, THREE, "--fail-closed")
+
+    assert (opened.returncode, opened.stdout) == (0, "")
+    assert "Connection refused; the pod starts without a check" in opened.stderr
+    assert closed.returncode == UNAVAILABLE
+
+
+def test_slurm_is_answered_with_the_verdict_of_the_node_without_a_taint(gated: World) -> None:
+    healthy = gate(gated.agent.port, "", "--local")
+    loses_gpu_3(gated)
+    switch_taint_off(gated)
+    faulty = gate(gated.agent.port, "", "--local")
+
+    assert (healthy.returncode, faulty.returncode) == (0, REFUSED)
+    assert faulty.stdout.startswith("node: Xid79 (REBOOT) on GPU 3")
+    assert faulty.stdout.endswith("; no job starts here\n")
+    assert not gated.agent.metric("gate_answers_total{refuse}")
+
+
+def answering(answer: bytes | None) -> tuple[socket.socket, int]:
+    """Listen on a port of loopback: send this answer to each client, or nothing and keep the connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        kept = []
+        while True:
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                return
+            kept.append(connection)
+            if answer is not None:
+                connection.recv(4096)
+                connection.sendall(answer)
+                connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener, listener.getsockname()[1]
+
+
+OK = b"HTTP/1.0 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", "answered with 404: an agent without /gate/v1, or another program"),
+        (b"HTTP/1.0 503 Service Unavailable\r\n\r\n", "answered with 503"),
+        (b"", "answered with nothing"),
+        (OK + b"{", "invalid JSON"),
+        (OK + b"[" * 60000, "invalid JSON"),
+        (OK + b"[]", "without a decision"),
+        (OK + b'{"decision": "maybe"}', "without a decision"),
+        (OK + b"x" * 200_000, "invalid JSON"),
+        (None, "timed out"),
+    ],
+    ids=["404", "503", "nothing", "no JSON", "deep JSON", "a list", "another word", "endless", "no answer"],
+)
+def test_an_answer_that_is_none_lets_the_pod_start(answer: bytes | None, why: str) -> None:
+    listener, port = answering(answer)
+    with listener:
+        done = gate(port, THREE, "--timeout=1")
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert why in done.stderr
+
+
+def test_packets_that_are_dropped_let_the_pod_start() -> None:
+    """The kernel drops the packets of a connection to a listener with a full queue, as an egress policy does."""
+    with ExitStack() as undo:
+        listener = undo.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = undo.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        done = gate(listener.getsockname()[1], THREE, "--timeout=1")
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "timed out; the pod starts without a check" in done.stderr
+
+
+def test_a_flood_from_another_address_keeps_no_pod_from_its_answer(gated: World) -> None:
+    loses_gpu_3(gated)
+    port, ended = gated.agent.port, threading.Event()
+
+    def ask_without_end(number: int) -> None:
+        while not ended.is_set():
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1, (FLOODING, 0)) as connection:
+                connection.sendall(f"GET /gate/v1?pod=flood-{number} HTTP/1.0\r\n\r\n".encode())
+                connection.recv(4096)
+
+    flood = [threading.Thread(target=ask_without_end, args=(number,), daemon=True) for number in range(150)]
+    for thread in flood:
+        thread.start()
+    codes = [gate(port, pod, "--timeout=60").returncode for pod in (THREE, FIVE, "uid-of-no-pod")]
+    alive = gated.agent.get("/healthz")[0]
+    ended.set()
+    for thread in flood:
+        thread.join()
+
+    assert (codes, alive) == ([REFUSED, 0, REFUSED], 200)
+
+
+def test_control_characters_of_another_program_are_escaped() -> None:
+    listener, port = answering(OK + json.dumps({"decision": "start", "message": "\x1b[2J\n\r" + "x" * 9000}).encode())
+    with listener:
+        done = gate(port)
+
+    assert done.stdout.startswith("\\x1b[2J\\n\\rxxx")
+    assert len(done.stdout) < 2100
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--pod=a b"], "UID is missing or malformed"),
+        (["--pod=x&tolerates=true"], "UID is missing or malformed"),
+        (["--timeout=0"], "at most 60 seconds"),
+        (["--tolerates=yes"], "invalid choice"),
+        (["--agent="], "address is missing"),
+    ],
+)
+def test_wrong_usage_is_an_error_of_its_own(options: list[str], why: str) -> None:
+    done = gate(1, THREE, *options)
+
+    assert (done.returncode, why in done.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "query", ["pod=", "pod=../x", f"pod={'x' * 65}", "pod=a&tolerates=maybe", "&".join(["pod=a"] * 9), "node"]
+)
+def test_a_malformed_request_is_refused(gated: World, query: str) -> None:
+    assert gated.agent.get(f"/gate/v1?{query}")[0] == 400
+
+
+def test_a_hung_kubelet_delays_no_answer_beyond_the_gates_patience(gated: World, kubelet: Server) -> None:
+    kubelet.holds.clear()
+    done = gate(gated.agent.port)
+
+    assert done.returncode == 0
+    assert "timed out; the pod starts without a check" in done.stderr

@@ -1,0 +1,60 @@
+"""Pods of the node by UID: malformed and endless answers of the kubelet and of the container runtime."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthcheck.model import ProbeError
+from healthcheck.probes.pods_by_uid import (
+    MOST_PODS,
+    PODS_API,
+    LocalPod,
+    by_uid,
+    pods_of_kubelet,
+    pods_of_runtime,
+    read_pods,
+)
+from tests.host.grpc_server import answers_to, serving
+
+RUNTIME = "/run/containerd/containerd.sock"
+
+
+def entry(uid: object = "u", name: object = "p", namespace: object = "n") -> dict[str, Any]:
+    return {"metadata": {"uid": uid, "name": name, "namespace": namespace}}
+
+
+HOSTILE = [entry(uid="../x"), entry(uid="x" * 65), entry(uid="u\n"), entry(name=""), entry(name="x" * 254), {}]
+
+
+@pytest.mark.parametrize(("read", "key"), [(pods_of_kubelet, "pods"), (pods_of_runtime, "items")])
+def test_malformed_and_endless_pods_of_the_node_are_left_out(read: Callable[..., Any], key: str) -> None:
+    many = [entry(uid=f"u-{number}") for number in range(MOST_PODS + 1000)]
+    kept = by_uid(read({key: [*HOSTILE, entry(), *many]}))
+
+    assert len(kept) == MOST_PODS
+    assert (kept["u"].namespace, kept["u"].name) == ("n", "p")
+    assert {uid for uid in kept if not uid.startswith("u")} == set()
+
+
+def test_a_pod_of_the_runtime_has_unknown_tolerations() -> None:
+    (found,) = by_uid(pods_of_runtime({"items": [entry()]})).values()
+
+    assert found == LocalPod("n", "p", None)
+
+
+def test_a_socket_that_the_kubelet_left_behind_is_no_obstacle(short_root: Path) -> None:
+    left = short_root / PODS_API.lstrip("/")
+    left.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(left))
+    runtime = short_root / RUNTIME.lstrip("/")
+    runtime.parent.mkdir(parents=True)
+    with serving(runtime, answers_to("pod-sandboxes", {"items": [entry()]})):
+        assert read_pods(short_root, RUNTIME) == {"u": LocalPod("n", "p")}
+    with pytest.raises(ProbeError, match="pods-api"):
+        read_pods(short_root, "")
