@@ -142,7 +142,7 @@ def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
         ),
         (("diagnose", "node", "a", "--would-fit", "x"), "--would-fit allows no KIND NAME"),
         (("diagnose", "--would-fit", "x", "-o", "html"), "--would-fit allows no KIND NAME"),
-        (("diagnose", "pod"), "expected pod NAMESPACE/NAME, node NAME, or a workload such as job/NAME"),
+        (("diagnose", "pod"), "expected pod NAMESPACE/NAME, node NAME, a workload such as job/NAME, or hami"),
         (("check", "--json", "-o", "yaml"), "--json means -o json, but -o yaml was given too"),
         (("replay", "-o", "yaml", "/nowhere", "--json"), "--json means -o json, but -o yaml was given too"),
         (("diagnose", "-o", "terminal", "--json"), "--json means -o json, but -o terminal was given too"),

@@ -134,7 +134,8 @@ def test_where_no_child_answers_at_the_start_the_agent_reads_by_itself(
     monkeypatch.setenv("NODE_NAME", "n")
     monkeypatch.setenv("CONFIG_DIR", str(config))
     mocker.patch.object(settings_reader, "isolated", return_value=program)
-    mocker.patch.object(settings_reader, "LONGEST_SECONDS", 0.5)
+    if message == "no end within":  # the other programs need their time on a loaded machine
+        mocker.patch.object(settings_reader, "LONGEST_SECONDS", 0.5)
     loaded = Loaded(SettingsReader())
 
     assert loaded.interval() == 77
