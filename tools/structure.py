@@ -38,7 +38,7 @@ LIMITS = {
     "diagnosis": Limits(8, 7, 25),
     "healthcheck": Limits(14, 8, 61),
 }
-MOST_LINES = {"product": 65_100, "tests": 78_000}
+MOST_LINES = {"product": 67_300, "tests": 79_500}
 """Lines of Python, including blank lines and comments. Only a new feature raises these limits."""
 
 
