@@ -158,7 +158,7 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
     named = made["ValidatingAdmissionPolicy", "gpu-healthcheck-sweeper-jobs"]["spec"]["variables"][0]
     assert json.loads(named["expression"]) == image
     assert {job["containers"][0]["image"] for job in (pod, *jobs)} == {image}
-    assert [job["imagePullSecrets"] for job in (pod, *jobs)] == [[{"name": "registry"}]] * 4
+    assert [job["imagePullSecrets"] for job in (pod, *jobs)] == [[{"name": "registry"}]] * 5
     assert (pod["nodeSelector"], pod.get("tolerations")) == ({"a": "b"}, None)
     assert pod["containers"][0]["resources"] == {"limits": {}, "requests": {"cpu": "50m", "memory": "96Mi"}}
     fields = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}

@@ -25,6 +25,7 @@ CRON_JOBS = [
     f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}"
     for name in ("sweeper", "sweep-node", "quarantine-node", "reset-node")
 ]
+QUARANTINE = CRON_JOBS[2]
 
 # Every path at which the overlay differs from the manifests, with its value. None: absent.
 CHANGES: dict[str, dict[str, Any]] = {
@@ -46,7 +47,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         for path in (f"{index}/{leaf}" for index in range(4) for leaf in ("key", "operator", "values/0"))
     },
     "runtime-class": {
-        f"{CRON_JOBS[-1]}/spec/jobTemplate/spec/template/spec/runtimeClassName": "nvidia",
+        f"{QUARANTINE}/spec/jobTemplate/spec/template/spec/runtimeClassName": "nvidia",
         f"{DAEMON_SET}/spec/template/spec/runtimeClassName": "nvidia",
         f"{CONTAINER}/env/NVIDIA_VISIBLE_DEVICES/name": True,
         f"{CONTAINER}/env/NVIDIA_VISIBLE_DEVICES/value": "all",

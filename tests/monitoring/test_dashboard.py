@@ -169,7 +169,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusS
 def filled(query: str, kind: str = ".*") -> str:
     fields = {"$cluster": ".*", "$node": "gpu-node-1", "$__interval": "5m", "$__range": "1h"}
     fields |= {"$pool": ".*", "$type": kind, "$zone": ".*", "$pool_label": "label_karpenter_sh_nodepool"}
-    return re.sub(r"\$\w+", lambda variable: fields[variable[0]], query)
+    return re.sub(r"\$[a-z_]\w*", lambda variable: fields[variable[0]], query)
 
 
 @pytest.mark.cluster
