@@ -130,6 +130,9 @@ class LocalPods:
         except ProbeError as error:
             log.warning("the pods of this node can't be read for the gate", error=str(error))
             pods = self._pods
+        except Exception:  # a defect of ours: without an answer, each later request would wait for this read
+            log.exception("a read of the pods for the gate failed")
+            pods = self._pods
         loop.call_soon_threadsafe(reading.set_result, pods)
 
     def _read_all(self) -> dict[str, PodOnNode]:
