@@ -25,6 +25,7 @@ from healthcheck.memory.findings import (
     worst_first,
 )
 from healthcheck.memory.known_names import GPU_UNBOUND
+from healthcheck.memory.rdma_ports import after_ports
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.probes import pci
@@ -126,6 +127,7 @@ def first_seen(known: EarlierHardware, seen: Evidence) -> EarlierHardware:
     A cycle that could not count its devices changes nothing. The counts only increase, and a GPU keeps the PCI location
     where it was first observed. A check reports a lower count or a changed location.
     """
+    known = replace(known, rdma=after_ports(known.rdma, seen))
     if seen.unread(pci.FUNCTIONS):
         return known
     gpus = sum(function.is_gpu for function in seen[pci.FUNCTIONS])

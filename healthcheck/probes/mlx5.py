@@ -210,7 +210,7 @@ def _device(directory: str, name: str, identity: _Identity, patience_ends: float
         return replace(device, phys_state=_optional(f"{port}/phys_state"), has_received=bool(received))
     except OSError as error:
         if is_gone(error):
-            return None if not os.path.exists(path) else replace(device, error=f"{port}: {error.strerror}")  # noqa: PTH110
+            return None
         return replace(device, error=f"{os.path.basename(error.filename or port)}: {error.strerror}")
 
 
