@@ -51,7 +51,7 @@ class _FirstRow(JsonObject, frozen=True):
     """Written since 0.4.0."""
     places: Annotated[Mapping[str, tuple[int, str]] | None, _table] = None
     rdma: Annotated[Mapping[str, tuple[Any, ...]] | None, _table, NULL] = None
-    """Written since 0.5.0: name, kind and rate of each port, then its outages."""
+    """Written since 0.4.0: name, kind and rate of each port, then its outages."""
 
 
 class _Content(JsonObject, frozen=True):

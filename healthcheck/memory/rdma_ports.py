@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from healthcheck.model import Evidence
+from healthcheck.memory.findings import ActiveFinding, Memory, worst_first
+from healthcheck.memory.known_names import MLX5_UNRECOVERABLE, NOT_COUNTED_YET, RDMA
+from healthcheck.model import Evidence, Severity
 from healthcheck.model.node_facts import OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS, RdmaPort
 from healthcheck.probes.mlx5 import MLX5, Mlx5Device
 
@@ -15,20 +17,23 @@ MOST_PORTS = 64
 _MOST_OUTAGES = 16
 
 
-def after_ports(known: Ports | None, seen: Evidence) -> Ports | None:
+def after_ports(known: Ports | None, seen: Evidence, *, has_efa: bool) -> Ports | None:
     """Return the ports after a check cycle. A cycle that could not read them changes nothing.
 
-    A port is added when it is active. It is removed when its device is shown to be no part of the GPU fabric.
+    A port is added when it is active. It is removed when its device is shown to be no part of the GPU fabric. With EFA
+    devices, the fabric is theirs.
     """
     if seen.unread(MLX5):
         return known
+    if has_efa:
+        return {}
     mlx5 = seen[MLX5]
     devices = {device.address: device for device in mlx5.devices}
     kinds = {port.kind for port in (known or {}).values()}
     ports = {
         address: _observed(port, devices.get(address), seen.at)
         for address, port in (known or {}).items()
-        if address not in devices or is_of_fabric(port, devices[address])
+        if address not in devices or not devices[address].left_fabric(port.kind)
     }
     for device in mlx5.fabric:
         if device.is_active and device.address not in ports and (not kinds or device.kind in kinds):
@@ -36,18 +41,39 @@ def after_ports(known: Ports | None, seen: Evidence) -> Ports | None:
     return dict([*ports.items()][:MOST_PORTS])
 
 
-def is_of_fabric(port: RdmaPort, device: Mlx5Device) -> bool:
-    """Whether a device that was in the fabric still may be: it carries no default route, and is in no new bond."""
-    was_bonded = port.kind.endswith("bond")
-    return not (device.virtual or device.default_route or (device.bonded and not was_bonded))
+def with_link(known: Ports | None, subject: str, at: float, *, up: bool) -> Ports | None:
+    """Return the ports after a message of the driver about the link of this subject, `rdma/mlx5_0`."""
+    for address, port in (known or {}).items():
+        if known and subject == f"{RDMA}{port.name}":
+            return {**known, address: _up(port, at) if up else replace(port, down=port.down or (at, at))}
+    return known
 
 
-def with_link(known: Ports | None, address: str, at: float, *, up: bool) -> Ports | None:
-    """Return the ports after a message of the driver about the link of this PCI function."""
-    port = (known or {}).get(address)
-    if known is None or port is None:
-        return known
-    return {**known, address: _up(port, at) if up else replace(port, down=port.down or (at, at))}
+def settled(memory: Memory, seen: Evidence) -> Memory:
+    """Return the memory with the messages that came before the first check cycle showed the devices of the fabric.
+
+    Those of other devices are removed.
+    """
+    ports = memory.first.rdma
+    if ports is None or all(finding.finding.base[1] != NOT_COUNTED_YET for finding in memory.standing):
+        return memory
+    fabric = seen[MLX5].fabric if not seen.unread(MLX5) and ports else ()
+    names = {f"{RDMA}{device.address}": device.name for device in fabric}
+    names |= {f"{RDMA}{address}": port.name for address, port in ports.items()}
+    kept = (_settled(finding, names) for finding in memory.standing)
+    return replace(memory, standing=worst_first(finding for finding in kept if finding is not None))
+
+
+def _settled(active: ActiveFinding, names: Mapping[str, str]) -> ActiveFinding | None:
+    finding = active.finding
+    if finding.base[1] != NOT_COUNTED_YET:
+        return active
+    if finding.subject not in names:
+        return None
+    severity = Severity.REBOOT if finding.reason == MLX5_UNRECOVERABLE else Severity.MONITOR
+    subject = f"{RDMA}{names[finding.subject]}"
+    counted = replace(finding, severity=severity, rule=finding.reason, subject=subject)
+    return replace(active, finding=replace(counted, catalogued=None, catalogued_rule=""))
 
 
 def rebooted(known: Ports | None) -> Ports | None:

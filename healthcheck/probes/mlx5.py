@@ -39,6 +39,7 @@ _FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _RATE = re.compile(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec")
 _ACTIVE = ("4", "5")
 """States ACTIVE and ACTIVE_DEFER (ib_port_state in the kernel's ib_verbs.h)."""
+_BONDED = " bond"
 _HIGHEST = 2**64 - 1
 _MOST, _MOST_NETDEVS, _MOST_LAYERS, _MOST_HOLDERS = 1024, 16, 4, 64
 _LONGEST_ROUTES = 1 << 16
@@ -94,7 +95,11 @@ class Mlx5Device(Struct, frozen=True):
     @property
     def kind(self) -> str:
         """Return model, link layer and bond. The ports of a GPU fabric have the same."""
-        return f"{self.device:04x} {self.board_id} {self.link_layer}{' bond' if self.bonded else ''}"
+        return f"{self.device:04x} {self.board_id} {self.link_layer}{_BONDED if self.bonded else ''}"
+
+    def left_fabric(self, kind: str) -> bool:
+        """Whether this device, once of that kind in the fabric, serves another purpose now: a route or a new bond."""
+        return self.virtual or self.default_route or (self.bonded and not kind.endswith(_BONDED))
 
 
 class Mlx5(Struct, frozen=True):
