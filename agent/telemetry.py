@@ -285,7 +285,7 @@ class Telemetry:
 
     def show_rdma_errors(self, counters: Mapping[tuple[str, str], int]) -> None:
         """Replace the error counters of mlx5 ports, by device and counter."""
-        values = {(_label(device), name): value for (device, name), value in counters.items() if value}
+        values: Values = {(_label(device), name): value for (device, name), value in counters.items() if value}
         self._snapshot.tell({self._rdma_errors: values})
 
     def show_times(self, probes: Mapping[str, float], checks: Mapping[str, float]) -> None:
