@@ -41,7 +41,7 @@ def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: li
 @pytest.mark.parametrize(
     ("word", "near"),
     [
-        ("99", ""),
+        ("99", "9"),
         ("-1", "1"),
         ("", ""),
         ("x" * 999, ""),

@@ -72,7 +72,7 @@ class TestPorts:
     def test_any_state_but_active_is_down(self, state: str) -> None:
         assert names(finds(roce_ports.CHECK, HAD, hgx(mlx5_device(3, state=state)))) == ["RdmaPortDown rdma/mlx5_3"]
 
-    def test_an_active_port_whose_traffic_is_deferred_is_not_down(self) -> None:
+    def test_active_with_deferred_traffic_is_active(self) -> None:
         assert finds(roce_ports.CHECK, HAD, hgx(mlx5_device(3, state="5: ACTIVE_DEFER"))) == []
 
     @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ class TestPorts:
         blind = [f"{word.cause.name} {word.subject}" for word in words if isinstance(word, Unobserved)]
         assert [*blind, *names(words)] == expected
 
-    def test_a_roce_port_whose_net_device_a_pod_has_is_not_judged(self) -> None:
+    def test_a_roce_port_without_its_net_device_is_not_judged(self) -> None:
         away = mlx5_device(3, **DOWN, **ETHERNET, netdev="")
         assert finds(roce_ports.CHECK, HAD, hgx(away)) == [
             TooEarly("its net device is in the network namespace of a pod", "rdma/mlx5_3")
