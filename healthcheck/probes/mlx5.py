@@ -113,16 +113,18 @@ class Mlx5(Struct, frozen=True):
 
     @property
     def fabric(self) -> tuple[Mlx5Device, ...]:
-        """Return the devices of the GPU fabric: of the largest group of one kind, with its ports that are down.
+        """Return the devices of the GPU fabric: of the largest group, with its ports that are down.
 
-        Storage and management adapters are other models, use another link layer, are bonded, or are fewer.
+        Storage and management adapters have another PCI device ID, link layer or bond, or are a slower model.
         """
-        kinds = defaultdict(list)
+        kinds, models = defaultdict(list), defaultdict(list)
         for device in self.devices:
             if not device.virtual and not device.default_route:
-                kinds[device.kind].append(device)
-        largest = max(kinds.values(), key=_size, default=[])
-        return tuple(largest) if any(device.was_active for device in largest) else ()
+                kinds[device.device, device.link_layer, device.bonded].append(device)
+        for device in max(kinds.values(), key=_size, default=[]):
+            models[device.board_id].append(device)
+        active, rate = max(map(_size, models.values()), default=(0, 0.0))
+        return tuple(device for model in models.values() if active and _size(model)[1] == rate for device in model)
 
 
 def _size(devices: list[Mlx5Device]) -> tuple[int, float]:
