@@ -93,6 +93,11 @@ class Mlx5Device(Struct, frozen=True):
         return self.is_active or self.has_received
 
     @property
+    def is_in_a_pod(self) -> bool:
+        """Whether its net device is in another network namespace: the state of a RoCE port is then DOWN here."""
+        return self.link_layer == ETHERNET and not self.netdev and not self.is_active
+
+    @property
     def kind(self) -> str:
         """Return model, link layer and bond. The ports of a GPU fabric have the same."""
         return f"{self.device:04x} {self.board_id} {self.link_layer}{_BONDED if self.bonded else ''}"
@@ -157,7 +162,7 @@ def read_mlx5(host: Host) -> Mlx5:
     devices = tuple(device for device in read_ports if device is not None)
     if any(device.link_layer == ETHERNET and device.netdev and not device.bonded for device in devices):
         carriers = _carriers_of_default_route(host.root)
-        devices = tuple(replace(device, default_route=device.netdev in carriers) for device in devices)
+        devices = tuple(replace(device, default_route=_is_ethernet(device, carriers)) for device in devices)
     exclusive = host.once(is_exclusive)
     holders = _holders(host) if exclusive else ()
     mlx5 = Mlx5(devices, is_folder(f"{host.root}/sys/module/{MLX5_DRIVER}"), holders, exclusive)
@@ -168,6 +173,10 @@ def read_mlx5(host: Host) -> Mlx5:
             _with_counters(directory, device, patience_ends) if device.name in counted else device for device in devices
         ),
     )
+
+
+def _is_ethernet(device: Mlx5Device, netdevs: set[str]) -> bool:
+    return device.link_layer == ETHERNET and device.netdev in netdevs
 
 
 def _identify(directory: str, name: str) -> _Identity | None:

@@ -190,6 +190,11 @@ class TestCount:
         seen[FUNCTIONS] = seen[FUNCTIONS][:number]
         assert names(finds(roce_count.CHECK, GB300R, seen)) == (["RdmaBelowProfile node"] if found else [])
 
+    def test_storage_adapters_do_not_hide_a_lost_one(self) -> None:
+        expected = replace(HGX, profile=InstanceProfile("x", 8, 0, True, "", 8))
+        assert names(finds(roce_count.CHECK, expected, hgx(without=5))) == ["RdmaBelowProfile node"]
+        assert names(finds(roce_count.CHECK, expected, hgx())) == []
+
 
 class TestNone:
     @pytest.mark.parametrize("check", [roce_count.CHECK, roce_ports.CHECK, roce_errors.CHECK], ids=lambda one: one.name)
