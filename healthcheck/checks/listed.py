@@ -22,6 +22,7 @@ from healthcheck.checks import (
     efa_gpudirect,
     efa_keep_alive,
     efa_loopback,
+    efa_namespaces,
     efa_provider,
     fabric,
     fabric_manager,
@@ -35,6 +36,7 @@ from healthcheck.checks import (
     inforom,
     memlock,
     mig_mode,
+    mlx5_messages,
     nccl_allreduce,
     nouveau,
     nvidia_runtime,
@@ -48,6 +50,9 @@ from healthcheck.checks import (
     persistence_mode,
     recovery_action,
     retired_pages,
+    roce_count,
+    roce_errors,
+    roce_ports,
     row_remap,
     runtime_binary,
     runtime_classes,
@@ -87,6 +92,7 @@ CHECKS: tuple[Check, ...] = (
     efa_keep_alive.CHECK,
     efa_gpudirect.CHECK,
     efa_provider.CHECK,
+    efa_namespaces.CHECK,
     memlock.CHECK,
     gdrcopy.CHECK,
     nvlink.CHECK,
@@ -111,6 +117,10 @@ CHECKS: tuple[Check, ...] = (
     cgroup_driver.CHECK,
     runtime_classes.CHECK,
     hami.CHECK,
+    roce_count.CHECK,
+    roce_ports.CHECK,
+    roce_errors.CHECK,
+    mlx5_messages.CHECK,
 )
 
 DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
@@ -141,6 +151,7 @@ GROUPS: Mapping[str, str] = {
     "6": "6-efa-loopback",
     "7": "7-container-runtime",
     "8": "8-hami",
+    "9": "9-roce",
 }
 """Group number to the group name in the record."""
 
