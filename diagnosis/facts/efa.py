@@ -18,7 +18,7 @@ from healthcheck.node.state import INSTANCE_TYPE
 
 NETWORK_DRIVERS = ("dra.net", "dra.networking.k8s.aws")
 """DRANET, and AWS' own driver for EFA, RoCE and ENA."""
-EFA_CLASS = "efa.networking.k8s.aws"
+EFA_CLASS, ROCE_CLASS = "efa.networking.k8s.aws", "roce.networking.k8s.aws"
 _DEVICE = "Elastic Fabric Adapter"
 """Part of the attribute `dra.net/pciDevice` of an EFA device."""
 _CHECK = "2-efa-enumeration"

@@ -46,6 +46,7 @@ from healthcheck.checks import (
     pcie_link,
     pcie_replays,
     persistence_mode,
+    rdma_loopback,
     recovery_action,
     retired_pages,
     row_remap,
@@ -113,7 +114,13 @@ CHECKS: tuple[Check, ...] = (
     hami.CHECK,
 )
 
-DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
+DEEP_CHECKS: tuple[Check, ...] = (
+    dcgm_diag.LEVEL_2,
+    dcgm_diag.LEVEL_4,
+    nccl_allreduce.CHECK,
+    efa_loopback.CHECK,
+    rdma_loopback.CHECK,
+)
 """Checks that need exclusive use of the node. Whatever `CHECKS_LIGHTWEIGHT` is, the light check cycle never runs them.
 """
 
@@ -141,6 +148,7 @@ GROUPS: Mapping[str, str] = {
     "6": "6-efa-loopback",
     "7": "7-container-runtime",
     "8": "8-hami",
+    "9": "9-roce",
 }
 """Group number to the group name in the record."""
 
@@ -160,8 +168,8 @@ _NAMED: Mapping[str, tuple[Check, ...]] = {
     for word, group in (*GROUPS.items(), *((name, name) for name in GROUPS.values()), *SHORT_NAMES.items())
 } | {check.name: (check,) for check in (*CHECKS, *DEEP_CHECKS)}
 """Checks by any name. If a check and its group have the same short name, the name means the check."""
-_DEEP = {check.group for check in DEEP_CHECKS}
-_LIGHT = tuple(group for group in GROUPS.values() if group not in _DEEP)
+_LIGHT_GROUPS = {check.group for check in CHECKS}
+_LIGHT = tuple(group for group in GROUPS.values() if group in _LIGHT_GROUPS)
 
 
 def checks_named(word: str) -> tuple[Check, ...]:
@@ -189,9 +197,10 @@ def _light(word: str) -> tuple[Check, ...]:
     allowed = f"allowed are {_listed(_LIGHT, CHECKS)}"
     if word not in _NAMED:
         raise ValueError(_nobody(word, allowed))
-    if any(check.group in _DEEP for check in _NAMED[word]):
+    light = tuple(check for check in _NAMED[word] if check not in DEEP_CHECKS)
+    if not light:
         raise ValueError(f"{word} is not a light check: it needs exclusive use of the GPUs; {allowed}")
-    return _NAMED[word]
+    return light
 
 
 def _nobody(word: str, allowed: str) -> str:

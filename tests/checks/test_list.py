@@ -39,7 +39,7 @@ def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: li
 @pytest.mark.parametrize(
     ("word", "near"),
     [
-        ("9", ""),
+        ("word", ""),
         ("-1", "1"),
         ("", ""),
         ("x" * 999, ""),
@@ -67,6 +67,8 @@ DEEP_WORDS = (
     "nccl-allreduce",
     "6",
     "efa-loopback",
+    "9-roce",
+    "rdma-loopback",
 )
 
 

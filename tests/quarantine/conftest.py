@@ -12,7 +12,7 @@ from sim.node import SimulatedNode
 from tests.quarantine.world import NODE, SPOT, World
 from tests.scheduling import scheduled
 
-__all__ = ["scheduled", "world"]
+__all__ = ["rdma_world", "scheduled", "world"]
 
 
 @pytest.fixture
@@ -26,4 +26,18 @@ def world(make_node: Callable[[str], SimulatedNode], tmp_path: Path) -> Iterator
     (host.root / "fi_pingpong").mkdir(exist_ok=True)
     with ApiStandIn() as stand_in:
         stand_in.edit_node(NODE, {"spec": {"taints": [SPOT]}})
+        yield World(host, stand_in, tmp_path)
+
+
+@pytest.fixture
+def rdma_world(make_node: Callable[[str], SimulatedNode], tmp_path: Path) -> Iterator[World]:
+    """A p6e-gb300r.36xlarge with two of its RDMA devices."""
+    host = make_node("p6e-gb300r.36xlarge")
+    for address in host.shape.mlx5_addresses[2:]:
+        host.pci.unplug(address)
+    host.install_dcgmi()
+    host.install_nccl_tests()
+    host.install_perftest()
+    (host.root / "nccl").mkdir()
+    with ApiStandIn() as stand_in:
         yield World(host, stand_in, tmp_path)

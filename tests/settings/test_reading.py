@@ -278,7 +278,7 @@ BAD = [
     ("NCCL_TIMEOUT", "59", SECONDS + "60 to 86400"),
     ("EFA_TEST_TIMEOUT", "9", SECONDS + "10 to 3600"),
     ("EFA_TEST_TIMEOUT", "3m", SECONDS + "10 to 3600"),
-    ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99'; " + GROUPS),
+    ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99' (did you mean 9?); " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "0,2", "no check '0,2'; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "GPU-COUNT", "no check 'GPU-COUNT' (did you mean gpu-count?); " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "0 1 2", "1 is not a light check: it needs exclusive use of the GPUs; " + GROUPS),

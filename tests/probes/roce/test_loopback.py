@@ -1,0 +1,152 @@
+"""Every active RDMA port writes to itself: the simulated node's own ib_write_bw, both sides really run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from healthcheck.model import Host, ProbeError, Unobserved
+from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
+from healthcheck.probes.roce.ib_loopback import read_rdma_loopback
+from healthcheck.probes.roce.ib_loopback_run import RdmaLoopback
+from healthcheck.probes.roce.ib_write_bw import NOT_RUN
+from sim.node import SimulatedNode
+from tests.host.test_command import is_gone
+
+SHORT, LONG = 1.0, 30.0
+WELL = Measured(391.8 * 125, 65536)
+
+
+class Bench:
+    """Three ports of a node with mlx5 devices, their results, and the programs that ran."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self.node = node
+        self.calls: list[Loopback] = []
+        programs = node.install_perftest()
+        for address in node.shape.mlx5_addresses[3:]:
+            node.pci.unplug(address)
+        self.ports = [device.name for device in sorted((node.root / "sys/class/infiniband").iterdir())]
+        path = f"{programs}:/usr/bin:/bin"
+        self.loopback = RdmaLoopback(node.root, LONG, self.calls.append, path, patience_seconds=0.5)
+
+    def set_state(self, port: str, text: str) -> None:
+        self.node.write_value(f"sys/class/infiniband/{port}/ports/1/state", text)
+
+    def befall(self, port: str, fault: str) -> None:
+        self.node.write_value("ib_write_bw/fails", f"{port} {fault}")
+
+    def answers(self) -> list[LoopbackResult]:
+        return [loopback.answer for loopback in self.loopback.run().loopbacks]
+
+    @property
+    def runs(self) -> list[list[str]]:
+        """Of each side: its pid, the port, whether it served, its options."""
+        log = self.node.root / "ib_write_bw/log"
+        return [line.split(" ") for line in log.read_text().splitlines()] if log.exists() else []
+
+    def leftovers(self) -> list[int]:
+        return [int(pid) for pid, *_ in self.runs if not is_gone(int(pid))]
+
+
+@pytest.fixture
+def bench(make_node: Callable[[str], SimulatedNode]) -> Iterator[Bench]:
+    one = Bench(make_node("p6e-gb300r.36xlarge"))
+    yield one
+    one.loopback.stop()
+
+
+def test_each_port_is_measured_and_reported_in_turn(bench: Bench) -> None:
+    bench.node.write_value("ib_write_bw/gbits", f"{bench.ports[2]} 97.25")
+
+    reading = bench.loopback.run()
+
+    results = [WELL, WELL, Measured(97.25 * 125, 65536)]
+    assert reading.loopbacks == tuple(map(Loopback, bench.ports, results))
+    assert tuple(bench.calls) == reading.loopbacks
+
+
+def test_the_server_listens_on_loopback_alone_and_on_a_port_of_its_own(bench: Bench) -> None:
+    bench.answers()
+
+    options = [run[3:] for run in bench.runs]
+    assert len(options) >= 6
+    assert [words for words in options if words[words.index("--bind_source_ip") + 1] != "127.0.0.1"] == []
+    assert [words for words in options if words[words.index("-p") + 1] == "18515"] == []
+
+
+FAULTS = [
+    (
+        "completion",
+        Broken(
+            "ib_write_bw ended with exit code 1: Completion with error at client, "
+            "Failed status 12: wr_id 0 syndrom 0x81"
+        ),
+    ),
+    ("memory", Unobserved(NOT_RUN, "ib_write_bw ended with exit code 1: Couldn't allocate MR")),
+]
+
+
+@pytest.mark.parametrize(("fault", "answer"), FAULTS)
+def test_a_fault_of_one_port_is_its_own_and_the_others_are_tested(
+    bench: Bench, fault: str, answer: LoopbackResult
+) -> None:
+    bench.befall(bench.ports[1], fault)
+
+    assert bench.answers() == [WELL, answer, WELL]
+    assert bench.leftovers() == []
+
+
+def test_a_port_from_which_nothing_comes_back_is_ended_with_both_sides(bench: Bench) -> None:
+    bench.befall(bench.ports[0], "hang")
+    bench.loopback.deadline_seconds = SHORT
+
+    assert bench.answers()[0] == Broken("ib_write_bw: no end within 1 s")
+    assert bench.leftovers() == []
+
+
+def test_a_version_that_cannot_bind_its_listener_is_could_not_check(bench: Bench) -> None:
+    bench.befall(bench.ports[0], "option")
+
+    (answer, *_) = bench.answers()
+
+    assert isinstance(answer, Unobserved)
+    assert answer.detail.endswith("unrecognized option '--bind_source_ip'")
+
+
+@pytest.mark.parametrize("state", ["1: DOWN", "2: INIT", "3: ARMED"])
+def test_a_port_that_is_not_active_is_not_tested(bench: Bench, state: str) -> None:
+    bench.set_state(bench.ports[1], state)
+
+    assert [loopback.device for loopback in bench.loopback.run().loopbacks] == [bench.ports[0], bench.ports[2]]
+
+
+def test_devices_without_a_device_file_or_of_another_vendor_are_not_tested(bench: Bench) -> None:
+    bench.node.pci.take_uverbs(bench.node.shape.mlx5_addresses[0])
+    bench.node.write_value(f"sys/bus/pci/devices/{bench.node.shape.mlx5_addresses[1]}/vendor", "0x1d0f")
+
+    assert [loopback.device for loopback in bench.loopback.run().loopbacks] == [bench.ports[2]]
+
+
+def test_without_the_program_a_port_or_the_shared_mode_nothing_is_run(bench: Bench, tmp_path: Path) -> None:
+    absent = LoopbackReading(absent="ib_write_bw is not installed here")
+    assert RdmaLoopback(bench.node.root, LONG, path=str(tmp_path)).run() == absent
+
+    bench.node.write_value("sys/module/ib_core/parameters/netns_mode", "N")
+    assert "network namespace" in bench.loopback.run().absent
+
+    bench.node.write_value("sys/module/ib_core/parameters/netns_mode", "Y")
+    for port in bench.ports:
+        bench.set_state(port, "1: DOWN")
+    absent = LoopbackReading(absent="no active port of an mlx5 device that programs can open")
+    assert bench.loopback.run() == absent
+    assert bench.runs == []
+
+
+def test_a_light_check_cycle_sends_nothing(bench: Bench) -> None:
+    with pytest.raises(ProbeError, match="only a deep diagnostic"):
+        read_rdma_loopback(Host(bench.node.root))
+    reading = read_rdma_loopback(Host(bench.node.root, ask_rdma_loopback=bench.loopback.run))
+    assert reading.loopbacks == tuple(bench.calls)
