@@ -109,8 +109,11 @@ RUN echo "${EFA_INSTALLER_SHA256}  installer.tar.gz" >checksum && sha256sum --ch
  && find /usr >/before \
  && tar -xzf installer.tar.gz --strip-components=1 \
  && apt-get update \
- && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify \
- && apt-get install --yes --no-install-recommends perftest
+ && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify
+# Only perftest's programs: its package depends on the distribution's rdma-core, which the installer has replaced.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends libpci3 \
+ && apt-get download perftest && dpkg --extract perftest_*.deb /
 
 # hadolint ignore=DL3006
 FROM efa-${EFA_FROM} AS efa
@@ -118,7 +121,7 @@ FROM efa-${EFA_FROM} AS efa
 ENV PATH=/opt/amazon/efa/bin:$PATH
 RUN command -v fi_info >/wanted && command -v fi_pingpong >>/wanted && command -v ib_write_bw >>/wanted \
  && find /usr/lib -path '*/libibverbs/libefa*' -o -path '*/libibverbs/libmlx5*' >>/wanted \
- && xargs ldd </wanted >/linked \
+ && xargs ldd </wanted >/linked && ! grep 'not found' /linked \
  && awk '$2 == "=>" && $3 ~ "^/" { sub("^/lib/", "/usr/lib/", $3); print $3 }' /linked >>/wanted \
  && ls /etc/libibverbs.d/efa.driver /etc/libibverbs.d/mlx5.driver >>/wanted \
  && sort --unique --output=/wanted /wanted \

@@ -18,9 +18,9 @@ from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.efa.loopback_run import EfaLoopback
+from healthcheck.probes.ib_loopback_run import RdmaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
-from healthcheck.probes.roce.ib_loopback_run import RdmaLoopback
 from healthcheck.settings.reading import Settings
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of

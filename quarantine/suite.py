@@ -17,12 +17,12 @@ from healthcheck.deep.diagnostic import Diagnostic, look_deeply
 from healthcheck.model import Check, Evidence, Host, Outcome, Probe, ProbeError, Unobserved
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK
 from healthcheck.probes.efa.loopback_run import EfaLoopback
+from healthcheck.probes.ib_loopback import RDMA_LOOPBACK
+from healthcheck.probes.ib_loopback_run import RdmaLoopback
 from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult
 from healthcheck.probes.nccl import AllReduce, AllReduceReading
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
-from healthcheck.probes.roce.ib_loopback import RDMA_LOOPBACK
-from healthcheck.probes.roce.ib_loopback_run import RdmaLoopback
 from quarantine.quarantine_record import TESTS, QuarantineProgress, QuarantineTestResult, finding_lines, outcome_status
 
 log = structlog.get_logger()

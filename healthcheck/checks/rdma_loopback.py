@@ -21,9 +21,9 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
+from healthcheck.probes.ib_loopback import RDMA_LOOPBACK
+from healthcheck.probes.ib_write_bw import NOT_RUN
 from healthcheck.probes.loopback_result import Broken, Loopback, Measured
-from healthcheck.probes.roce.ib_loopback import RDMA_LOOPBACK
-from healthcheck.probes.roce.ib_write_bw import NOT_RUN
 
 FAILED = Reason(
     "RdmaLoopbackFailed",

@@ -6,9 +6,9 @@ import pytest
 
 from healthcheck.checks.rdma_loopback import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved
+from healthcheck.probes.ib_loopback import RDMA_LOOPBACK
+from healthcheck.probes.ib_write_bw import NOT_RUN
 from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
-from healthcheck.probes.roce.ib_loopback import RDMA_LOOPBACK
-from healthcheck.probes.roce.ib_write_bw import NOT_RUN
 from tests.checks.evidence import UNKNOWN_TYPE, says
 
 LOST, BLIND = Broken("Failed status 12"), Unobserved(NOT_RUN, "no library")

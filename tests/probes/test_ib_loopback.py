@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError, Unobserved
+from healthcheck.probes.ib_loopback import read_rdma_loopback
+from healthcheck.probes.ib_loopback_run import RdmaLoopback
+from healthcheck.probes.ib_write_bw import NOT_RUN
 from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
-from healthcheck.probes.roce.ib_loopback import read_rdma_loopback
-from healthcheck.probes.roce.ib_loopback_run import RdmaLoopback
-from healthcheck.probes.roce.ib_write_bw import NOT_RUN
 from sim.node import SimulatedNode
 from tests.host.test_command import is_gone
 

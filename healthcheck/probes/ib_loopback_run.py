@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from healthcheck.host.command import ProgramEnd
+from healthcheck.probes import ib_write_bw
+from healthcheck.probes.active_mlx5 import active_devices, is_exclusive
 from healthcheck.probes.loopback_pairs import ADDRESS, DeviceLoopback, free_port
 from healthcheck.probes.loopback_result import LoopbackResult
-from healthcheck.probes.roce import ib_write_bw
-from healthcheck.probes.roce.ports import active_devices, is_exclusive
 
 _MESSAGES = ("-s", "65536", "-n", "20000")
 """1.3 GB in perftest's default size: RC writes of larger messages fail on some healthy devices (perftest issue 394)."""

@@ -6,8 +6,8 @@ Only a quarantine runs it (`ib_loopback_run`), because it loads the device.
 from __future__ import annotations
 
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.probes.ib_write_bw import NOT_RUN
 from healthcheck.probes.loopback_result import LoopbackReading
-from healthcheck.probes.roce.ib_write_bw import NOT_RUN
 
 
 def read_rdma_loopback(host: Host) -> LoopbackReading:

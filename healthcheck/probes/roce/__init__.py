@@ -1,1 +1,0 @@
-"""InfiniBand and RoCE ports of mlx5 devices, and their loopback test."""
