@@ -15,12 +15,15 @@ from healthcheck.model import Host, Probe, ProbeError
 
 NVIDIA = 0x10DE
 AMAZON = 0x1D0F
+MELLANOX = 0x15B3
+MLX5_DRIVER = "mlx5_core"
 _GPU_CLASSES = (0x0300, 0x0302)
 """PCI classes of NVIDIA GPUs: VGA controller (0x0300) and 3D controller (0x0302)."""
 _STUBS = ("pci-stub", "pciback", "xen-pciback")
 """Kernel drivers that reserve a function for a virtual machine, in addition to vfio-pci and its variants."""
 _NVSWITCH_CLASS = 0x0680
 """PCI class "other bridge" of NVSwitches of NVLink 2 to 4 (aws-parallelcluster-cookbook counts them so)."""
+_NETWORK_CLASS = 0x02
 _EFA_DEVICES = (0xEFA0, 0xEFA1, 0xEFA2, 0xEFA3)
 """PCI device IDs of EFA (amzn-drivers, kernel/linux/efa/src/efa_main.c)."""
 _ADDRESS = re.compile(r"(?:PCI:)?([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-9a-f])?\Z", re.IGNORECASE)
@@ -77,6 +80,16 @@ class PciFunction(Struct, frozen=True):
         """
         return self.is_efa and self.driver in ("", "efa")
 
+    @property
+    def is_mlx5_here(self) -> bool:
+        """Whether the driver mlx5 has or could have this network function."""
+        return (
+            self.vendor == MELLANOX
+            and self.pci_class >> 16 == _NETWORK_CLASS
+            and not self.virtual
+            and self.driver in ("", MLX5_DRIVER)
+        )
+
 
 def normalise_address(address: str) -> str | None:
     """Return an address such as `00000000:3B:00.0` or `PCI:0000:3b:00` as `0000:3b:00.0`; None for other texts."""
@@ -88,7 +101,7 @@ def normalise_address(address: str) -> str | None:
 
 
 def read_functions(host: Host) -> tuple[PciFunction, ...]:
-    """Return every NVIDIA and Amazon function, by address.
+    """Return every NVIDIA, Amazon and Mellanox function, by address, except virtual functions of Mellanox.
 
     Raises ProbeError if one exists and can't be read.
     """
@@ -112,8 +125,11 @@ def _read_function(devices: str, name: str) -> PciFunction | None:
     directory = f"{devices}/{name}"
     try:
         vendor = _hex(f"{directory}/vendor")
-        if vendor not in (NVIDIA, AMAZON):
+        if vendor not in (NVIDIA, AMAZON, MELLANOX):
             return None
+        is_virtual = _link(f"{directory}/physfn") != ""
+        if vendor == MELLANOX and is_virtual:
+            return None  # a node may have hundreds
         device, pci_class = _hex(f"{directory}/device"), _hex(f"{directory}/class")
     except ValueError:
         return None
@@ -121,7 +137,7 @@ def _read_function(devices: str, name: str) -> PciFunction | None:
         if is_gone(error):
             return None
         raise ProbeError(f"{error.filename or directory}: {error.strerror}") from error
-    bound, is_virtual = _link(f"{directory}/driver").rpartition("/")[2], _link(f"{directory}/physfn") != ""
+    bound = _link(f"{directory}/driver").rpartition("/")[2]
     return PciFunction(name, vendor, device, pci_class, bound, is_virtual)
 
 

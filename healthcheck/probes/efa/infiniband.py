@@ -64,6 +64,8 @@ class Rdma(Struct, frozen=True):
     efa_driver_loaded: bool
     efa_driver_version: str = ""
     """Version of the EFA driver; '' if it has none, as the kernel's own driver."""
+    exclusive: bool = False
+    """Whether an RDMA device belongs to one network namespace, and is invisible in the others."""
 
     @property
     def efa(self) -> tuple[RdmaDevice, ...]:
@@ -81,7 +83,13 @@ def read_rdma(host: Host) -> Rdma:
     patience_ends = time.monotonic() + _PATIENCE_SECONDS
     devices = tuple(_device(directory, name, patience_ends) for name in names)
     module = f"{host.root}/sys/module/efa"
-    return Rdma(devices, is_folder(module), _word(f"{module}/version") or "")
+    version = _word(f"{module}/version") or ""
+    return Rdma(devices, is_folder(module), version, host.once(is_exclusive))
+
+
+def is_exclusive(root: Path) -> bool:
+    """Whether an RDMA device belongs to one network namespace: module parameter netns_mode (rdma-system(8))."""
+    return _word(f"{root}/sys/module/ib_core/parameters/netns_mode") == "N"
 
 
 def openable_efa(root: Path) -> tuple[str, ...]:

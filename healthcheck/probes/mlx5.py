@@ -1,0 +1,339 @@
+"""RDMA devices of the driver mlx5 (ConnectX, BlueField), with their first port: InfiniBand or RoCE.
+
+Formats: the kernel's Documentation/ABI/stable/sysfs-class-infiniband. A device that vanishes during the read is left
+out, and one that does not answer has an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from healthcheck.host.kernel_files import is_gone, read
+from healthcheck.host.opening import is_folder, names_in, names_there, want_folder
+from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
+from healthcheck.probes.efa.infiniband import is_exclusive
+from healthcheck.probes.pci import MELLANOX, MLX5_DRIVER
+from healthcheck.text.printable import printable
+
+ETHERNET = "Ethernet"
+PORT_COUNTERS = (
+    *("symbol_error", "link_error_recovery", "port_rcv_errors", "port_xmit_discards"),
+    *("local_link_integrity_errors", "excessive_buffer_overrun_errors"),
+)
+"""Error counters of the port (`counters/`)."""
+HARDWARE_COUNTERS = ("local_ack_timeout_err", "rnr_nak_retry_err", "roce_slow_restart")
+"""Error counters of the driver (`hw_counters/`). Some firmware lacks the last one."""
+CARRIER_CHANGES = "carrier_changes"
+"""Counter of the net device: how often its link went up or down."""
+_RECEIVED = "counters/port_rcv_packets"
+_FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
+_RATE = re.compile(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec")
+_ACTIVE = ("4", "5")
+"""States ACTIVE and ACTIVE_DEFER (ib_port_state in the kernel's ib_verbs.h)."""
+_HIGHEST = 2**64 - 1
+_MOST, _MOST_NETDEVS, _MOST_LAYERS, _MOST_HOLDERS = 1024, 16, 4, 64
+_LONGEST_ROUTES = 1 << 16
+_PATIENCE_SECONDS = 20.0
+"""Time limit for all ports. After it, the remaining ports are skipped.
+
+To read a counter, the driver asks the firmware and waits up to 60 s (mlx5, lib/tout.c, MLX5_TO_CMD_MS).
+"""
+
+
+class Mlx5Device(Struct, frozen=True):
+    """An RDMA device and its port. Only devices that may belong to the GPU fabric have the fields after `virtual`."""
+
+    name: str
+    address: str
+    """Address of its PCI function, with the number of the function: `0000:18:00.1`."""
+    device: int = 0
+    """PCI device ID."""
+    board_id: str = ""
+    """Model of the adapter (PSID), such as `MT_0000000838`; '' if the firmware does not report it."""
+    virtual: bool = False
+    """Whether it is a virtual function of a physical function on this machine."""
+    bonded: bool = False
+    """Whether its net device belongs to a bond."""
+    default_route: bool = False
+    """Whether the machine's default route uses its net device."""
+    netdev: str = ""
+    """Net device in the host's network namespace; '' without one."""
+    state: str = ""
+    """Logical state, such as `4: ACTIVE`."""
+    phys_state: str = ""
+    rate: float = 0.0
+    """Speed of the link in Gb/s; 0 if unknown. It has no meaning without a link."""
+    link_layer: str = ""
+    has_gid: bool = False
+    """Whether the table of GIDs has an entry, without which no program can use the port."""
+    has_received: bool = False
+    """Whether the port received packets since the driver was loaded. Read only if the port is not active."""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Error counters, without those that the firmware lacks."""
+    error: str = ""
+    """First file that could not be read, with the kernel's error; '' if there is none."""
+
+    @property
+    def is_active(self) -> bool:
+        return self.state.partition(":")[0] in _ACTIVE
+
+    @property
+    def was_active(self) -> bool:
+        """Whether the port is active, or was active since the driver was loaded."""
+        return self.is_active or self.has_received
+
+    @property
+    def kind(self) -> str:
+        """Return model, link layer and bond. The ports of a GPU fabric have the same."""
+        return f"{self.device:04x} {self.board_id} {self.link_layer}{' bond' if self.bonded else ''}"
+
+
+class Mlx5(Struct, frozen=True):
+    """RDMA devices of the driver."""
+
+    devices: tuple[Mlx5Device, ...]
+    driver_loaded: bool = True
+    holders: tuple[str, ...] | None = ()
+    """Pods with devices other than GPUs; None: unknown. Read only if an RDMA device moves into its pod's namespace."""
+    exclusive: bool = False
+
+    @property
+    def fabric(self) -> tuple[Mlx5Device, ...]:
+        """Return the devices of the GPU fabric: of the largest group of one kind, with its ports that are down.
+
+        Storage and management adapters are other models, use another link layer, are bonded, or are fewer.
+        """
+        kinds = defaultdict(list)
+        for device in self.devices:
+            if not device.virtual and not device.default_route:
+                kinds[device.kind].append(device)
+        largest = max(kinds.values(), key=_size, default=[])
+        return tuple(largest) if any(device.was_active for device in largest) else ()
+
+
+def _size(devices: list[Mlx5Device]) -> tuple[int, float]:
+    active = [device.rate for device in devices if device.is_active]
+    return sum(device.was_active for device in devices), max(active, default=0.0)
+
+
+class _Identity(Struct, frozen=True):
+    """Facts about a device that do not change while it exists."""
+
+    address: str
+    device: int
+    board_id: str
+    virtual: bool
+
+
+def read_mlx5(host: Host) -> Mlx5:
+    """Return the devices; none if the kernel has no RDMA class. Raises ProbeError if /sys can't be read."""
+    want_folder(host.root / "sys/class")
+    directory = f"{host.root}/sys/class/infiniband"
+    identities = [(name, found) for name in names_there(directory)[:_MOST] if (found := _identify(directory, name))]
+    patience_ends = time.monotonic() + _PATIENCE_SECONDS
+    read_ports = (_device(directory, name, found, patience_ends) for name, found in identities)
+    devices = tuple(device for device in read_ports if device is not None)
+    if any(device.link_layer == ETHERNET and device.netdev and not device.bonded for device in devices):
+        carriers = _carriers_of_default_route(host.root)
+        devices = tuple(replace(one, default_route=True) if one.netdev in carriers else one for one in devices)
+    exclusive = host.once(is_exclusive)
+    holders = _holders(host) if exclusive else ()
+    found = Mlx5(devices, is_folder(f"{host.root}/sys/module/{MLX5_DRIVER}"), holders, exclusive)
+    counted = {device.name for device in found.fabric}
+    return replace(
+        found,
+        devices=tuple(
+            _with_counters(directory, device, patience_ends) if device.name in counted else device for device in devices
+        ),
+    )
+
+
+def _identify(directory: str, name: str) -> _Identity | None:
+    """Return the identity of an mlx5 device; None for other devices. Raises ProbeError."""
+    path = f"{directory}/{name}"
+    try:
+        return _identity(path, os.stat(path).st_ino)  # noqa: PTH116 - pathlib would double the time
+    except ValueError:
+        return None
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise ProbeError(f"{error.filename or path}: {error.strerror}") from error
+
+
+@lru_cache(maxsize=_MOST)
+def _identity(path: str, _inode: int) -> _Identity | None:
+    """Return the identity of a device. The kernel gives a device that is created again another inode."""
+    function = f"{path}/device"
+    if int(read(f"{function}/vendor", 16), 16) != MELLANOX:
+        return None
+    address, driver = (os.path.basename(_link(link)) for link in (function, f"{function}/driver"))
+    if not _FUNCTION.match(address) or driver not in ("", MLX5_DRIVER):
+        return None
+    device, virtual = int(read(f"{function}/device", 16), 16), _link(f"{function}/physfn") != ""
+    return _Identity(address, device, _optional(f"{path}/board_id"), virtual)
+
+
+def _device(directory: str, name: str, identity: _Identity, patience_ends: float) -> Mlx5Device | None:
+    """Return a device with its port; None if it vanished."""
+    path = f"{directory}/{name}"
+    device = Mlx5Device(printable(name), identity.address, identity.device, identity.board_id, identity.virtual)
+    if identity.virtual:
+        return device
+    if time.monotonic() > patience_ends:
+        return replace(device, error="not read: another device delayed the check cycle")
+    port = f"{path}/ports/1"
+    try:
+        netdevs = _netdevs(path)
+        state = _text(f"{port}/state")
+        device = replace(
+            device,
+            bonded="bond" in name or any(_is_bonded(f"{path}/device/net/{netdev}") for netdev in netdevs),
+            netdev=printable(netdevs[0]) if netdevs else "",
+            state=state,
+            link_layer=_optional(f"{port}/link_layer"),
+        )
+        if device.is_active:
+            found = _RATE.match(_optional(f"{port}/rate"))
+            gid = _optional(f"{port}/gids/0")
+            return replace(device, rate=float(found[1]) if found else 0.0, has_gid=gid.strip("0:") != "")
+        received = _count(f"{port}/{_RECEIVED}")
+        return replace(device, phys_state=_optional(f"{port}/phys_state"), has_received=bool(received))
+    except OSError as error:
+        if is_gone(error):
+            return None if not os.path.exists(path) else replace(device, error=f"{port}: {error.strerror}")  # noqa: PTH110
+        return replace(device, error=f"{os.path.basename(error.filename or port)}: {error.strerror}")
+
+
+def _with_counters(directory: str, device: Mlx5Device, patience_ends: float) -> Mlx5Device:
+    """Return the device with its error counters. After one refusal, the remaining files would be refused too."""
+    port = f"{directory}/{device.name}/ports/1"
+    files = {name: f"{port}/counters/{name}" for name in PORT_COUNTERS}
+    files |= {name: f"{port}/hw_counters/{name}" for name in HARDWARE_COUNTERS}
+    if device.netdev:
+        files[CARRIER_CHANGES] = f"{directory}/{device.name}/device/net/{device.netdev}/{CARRIER_CHANGES}"
+    counters: dict[str, int] = {}
+    for name, file in files.items():
+        if device.error:
+            break
+        if time.monotonic() > patience_ends:
+            device = replace(device, error="not read: another device delayed the check cycle")
+            break
+        try:
+            if (count := _count(file)) is not None:
+                counters[name] = count
+        except OSError as error:
+            device = replace(device, error=f"{name}: {error.strerror}")
+    return replace(device, counters=counters)
+
+
+def _count(file: str) -> int | None:
+    """Return a counter; None if the firmware lacks it or the file holds no counter. Raises OSError."""
+    try:
+        text = read(file, 64).strip()
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
+    return count if text.isdigit() and (count := int(text)) <= _HIGHEST else None
+
+
+def _netdevs(path: str) -> list[str]:
+    """Return the net devices of the function that are in the host's network namespace. Raises OSError."""
+    try:
+        return names_in(f"{path}/device/net")[:_MOST_NETDEVS]
+    except FileNotFoundError:
+        return []
+
+
+def _is_bonded(netdev: str) -> bool:
+    master = _link(f"{netdev}/master")
+    return master != "" and (os.path.basename(master).startswith("bond") or is_folder(f"{netdev}/master/bonding"))
+
+
+def _carriers_of_default_route(root: Path) -> set[str]:
+    """Return the net devices below the default route: its device, and the members of its bond, bridge or VLAN."""
+    try:
+        lines = read(f"{root}/proc/1/net/route", _LONGEST_ROUTES).decode("ascii", "replace").splitlines()
+    except OSError:
+        return set()
+    rows = (line.split() for line in lines[1:])
+    layer = {row[0] for row in rows if len(row) > 7 and (row[1], row[7]) == ("00000000", "00000000")}
+    carriers = set(layer)
+    for _ in range(_MOST_LAYERS):
+        layer = {lower for name in layer for lower in _lower(root, name)} - carriers
+        carriers |= layer
+    return carriers
+
+
+def _lower(root: Path, netdev: str) -> Iterator[str]:
+    if "/" in netdev:
+        return
+    try:
+        names = names_in(f"{root}/sys/class/net/{netdev}")
+    except OSError:
+        return
+    yield from (name.removeprefix("lower_") for name in names[:_MOST] if name.startswith("lower_"))
+
+
+def _holders(host: Host) -> tuple[str, ...] | None:
+    """Return the pods that hold claims or devices other than GPUs; None if the kubelet can't be asked."""
+    from healthcheck.probes.pod_resources import is_gpu, is_kubelet_here, read_pod_resources  # noqa: PLC0415 - rare
+
+    try:
+        if not is_kubelet_here(host.root):
+            return ()
+        pods = read_pod_resources(host)
+    except ProbeError:
+        return None
+    holding = (
+        f"{pod.namespace}/{pod.name}"
+        for pod in pods
+        for container in pod.containers
+        if container.claims or any(not is_gpu(devices.resource) for devices in container.devices)
+    )
+    return tuple(printable(name) for name in dict.fromkeys(holding))[:_MOST_HOLDERS]
+
+
+def _link(path: str) -> str:
+    """Return the target of a link; '' if it is none or vanished."""
+    try:
+        return os.readlink(path)  # noqa: PTH115 - pathlib would double the time
+    except OSError:
+        return ""
+
+
+def _optional(file: str) -> str:
+    """Return the text of a short file; '' if the kernel or the firmware lacks it. Raises OSError."""
+    try:
+        return _text(file)
+    except OSError as error:
+        if is_gone(error):
+            return ""
+        raise
+
+
+def _text(file: str) -> str:
+    return printable(read(file, 64).decode("ascii", "replace").strip())
+
+
+NOT_ANSWERING = UnobservedCause(
+    "RdmaNotAnswering",
+    "The port or the counters of an RDMA device could not be read.",
+    "Read `dmesg | grep mlx5_core` on the node: the driver may have given up the device.",
+)
+IN_POD = UnobservedCause(
+    "RdmaDeviceInPod",
+    "An RDMA device is in the network namespace of a pod, where this program can't read it.",
+    "No action: it is checked again when the pod ends.",
+)
+MLX5 = Probe("mlx5", read_mlx5, Mlx5, (NOT_ANSWERING, IN_POD))
