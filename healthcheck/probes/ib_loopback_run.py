@@ -9,31 +9,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from healthcheck.host.command import ProgramEnd
+from healthcheck.model import Host
 from healthcheck.probes import ib_write_bw
-from healthcheck.probes.active_mlx5 import active_devices, is_exclusive
+from healthcheck.probes.efa.infiniband import openable_efa
 from healthcheck.probes.loopback_pairs import ADDRESS, DeviceLoopback, free_port
 from healthcheck.probes.loopback_result import LoopbackResult
+from healthcheck.probes.mlx5 import read_mlx5
 
 _MESSAGES = ("-s", "65536", "-n", "20000")
 """1.3 GB in perftest's default size: RC writes of larger messages fail on some healthy devices (perftest issue 394)."""
 _OPTIONS = ("-F", "--report_gbits", "--bind_source_ip", ADDRESS)
-
-
 _ENVIRONMENT = {"LC_ALL": "C"}
 
 
 @dataclass
 class RdmaLoopback(DeviceLoopback):
-    """Tests each active port of the node's mlx5 devices once."""
+    """Tests each active port of the GPU fabric once."""
 
     PROGRAM = "ib_write_bw"
     ENVIRONMENT = _ENVIRONMENT
     NOT_RUN = ib_write_bw.NOT_RUN
 
     def devices(self) -> tuple[str, ...] | str:
-        if is_exclusive(self.root):
+        if openable_efa(self.root):
+            return "EFA is the fabric of this node"
+        mlx5 = read_mlx5(Host(self.root))
+        if mlx5.exclusive:
             return "RDMA devices are visible only in the host's network namespace (ib_core netns_mode N)"
-        return active_devices(self.root) or "no active port of an mlx5 device that programs can open"
+        active = tuple(device.name for device in mlx5.fabric if device.is_active)
+        return active or "no mlx5 device of the GPU fabric has an active port"
 
     def test(self, program: str, device: str) -> LoopbackResult:
         test = (program, "-d", device, "-p", str(free_port()), *_MESSAGES, *_OPTIONS)

@@ -123,11 +123,25 @@ def test_a_port_that_is_not_active_is_not_tested(bench: Bench, state: str) -> No
     assert [loopback.device for loopback in bench.loopback.run().loopbacks] == [bench.ports[0], bench.ports[2]]
 
 
-def test_devices_without_a_device_file_or_of_another_vendor_are_not_tested(bench: Bench) -> None:
-    bench.node.pci.take_uverbs(bench.node.shape.mlx5_addresses[0])
-    bench.node.write_value(f"sys/bus/pci/devices/{bench.node.shape.mlx5_addresses[1]}/vendor", "0x1d0f")
+def test_devices_of_another_vendor_or_another_model_are_not_tested(bench: Bench) -> None:
+    first, second, _ = bench.ports
+    for port in bench.ports[1:]:
+        bench.node.write_value(f"sys/class/infiniband/{port}/board_id", "MT_0000000838")
+    assert [loopback.device for loopback in bench.loopback.run().loopbacks] == bench.ports[1:]
 
-    assert [loopback.device for loopback in bench.loopback.run().loopbacks] == [bench.ports[2]]
+    bench.node.write_value(f"sys/bus/pci/devices/{bench.node.shape.mlx5_addresses[0]}/vendor", "0x8086")
+    bench.befall(second, "memory")
+    assert [loopback.device for loopback in bench.loopback.run().loopbacks] == bench.ports[1:]
+    assert first not in {run[1] for run in bench.runs}
+
+
+def test_on_a_node_with_efa_the_mlx5_devices_are_no_fabric(make_node: Callable[[str], SimulatedNode]) -> None:
+    node = make_node("p6-b200.48xlarge")
+    programs = node.install_perftest()
+
+    assert RdmaLoopback(node.root, LONG, path=f"{programs}:/usr/bin:/bin").run() == LoopbackReading(
+        absent="EFA is the fabric of this node"
+    )
 
 
 def test_without_the_program_a_port_or_the_shared_mode_nothing_is_run(bench: Bench, tmp_path: Path) -> None:
@@ -140,7 +154,7 @@ def test_without_the_program_a_port_or_the_shared_mode_nothing_is_run(bench: Ben
     bench.node.write_value("sys/module/ib_core/parameters/netns_mode", "Y")
     for port in bench.ports:
         bench.set_state(port, "1: DOWN")
-    absent = LoopbackReading(absent="no active port of an mlx5 device that programs can open")
+    absent = LoopbackReading(absent="no mlx5 device of the GPU fabric has an active port")
     assert bench.loopback.run() == absent
     assert bench.runs == []
 
