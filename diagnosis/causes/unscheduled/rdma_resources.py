@@ -106,8 +106,8 @@ def _remedy(name: str, role: Role, plugins: Sequence[Component], nodes: Sequence
     plugin = plugins[0]
     if pod := next((pod for node in nodes if (pod := plugin.pod_on(node.name)) and is_ready(pod)), None):
         yield (
-            f"Compare the resourceName {resource}, the prefix and the selectors in the plugin's ConfigMap with the "
-            f"node's devices: {kubectl('describe', plugin.meta)} names it."
+            f"Compare the resourceName {resource}, the prefix and the selectors in the plugin's ConfigMap, which "
+            f"{kubectl('describe', plugin.meta)} shows, with the node's devices."
         )
         yield f"Then restart the plugin, and read whether its log skips the resource: {logs(pod.meta, '--tail=100')}"
         return
