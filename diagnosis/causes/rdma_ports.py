@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from diagnosis.causes.faulty_gpus import is_gang
 from diagnosis.causes.unused_efa import jobs
 from diagnosis.facts.commands import command, explain, kubectl
-from diagnosis.facts.efa import is_rank
+from diagnosis.facts.efa import PORT_DOWN, is_rank
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
@@ -18,8 +18,6 @@ from diagnosis.snapshot.pods import Pod
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 
-PORT_DOWN = "RdmaPortDown"
-"""Reason of the agent's finding about one port."""
 _running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
 UNDER_JOB = _running(
     "RdmaPortsDownUnderJob",

@@ -16,7 +16,8 @@ NOT_RUN = UnobservedCause(
         "ib_write_bw could not test an RDMA port: a permission or an option of perftest is missing, it was stopped, or "
         "no port of the node sends to itself."
     ),
-    "Read ib_write_bw's error in the message; perftest 24.01 or newer is required.",
+    "Read ib_write_bw's error in the message; perftest 24.01 or newer is required. If every node of the type "
+    "fails alike, use an image without perftest.",
 )
 _READ_BYTES = 65536
 _MB_PER_GBIT = 125.0

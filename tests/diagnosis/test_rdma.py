@@ -159,6 +159,24 @@ def test_a_plugin_that_crashes_explains_the_waiting_job() -> None:
     assert consequences(problem) == [("RdmaResourceAbsent", f"resource/{SHARED}")]
 
 
+def test_virtual_functions_without_a_link_are_not_unhealthy_gpus() -> None:
+    port_down = {"reason": "RdmaPortDown", "severity": "MONITOR", "subject": "rdma/mlx5_0"}
+    capacity: Any = {"capacity": {SRIOV: "8"}, "allocatable": {SRIOV: "4"}}
+    sick = rdma_node("a", annotations=recorded(port_down), **capacity)
+    healthy = rdma_node("a", capacity={SRIOV: "8"}, allocatable={SRIOV: "8"})
+
+    (problem,) = judged(sick, *plugin(SRIOV_PLUGIN, "a"), JOB, asking(SRIOV, 8)).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == ("RdmaDevicesUnhealthy", "node/a")
+    assert problem.found.evidence == (
+        f"node/a: capacity 8 {SRIOV}, allocatable 4",
+        "the agent finds ports down: rdma/mlx5_0",
+    )
+    young = asking(SRIOV, 8)
+    young["metadata"]["creationTimestamp"] = ago(1)
+    assert results(judged(healthy, *plugin(SRIOV_PLUGIN, "a"), JOB, young)) == []
+
+
 # --- RoCE by claims
 
 ROCE, EFA = "roce.networking.k8s.aws", "efa.networking.k8s.aws"

@@ -9,10 +9,11 @@ from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused
+from diagnosis.facts.efa import PORT_DOWN
 from diagnosis.facts.gpu_nodes import has_gpu
 from diagnosis.facts.gpu_requests import meant_as_gpu
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Family, FoundCause, Link, origins
+from diagnosis.model import CauseSeverity, Family, FoundCause, Link, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.text.naming import named
@@ -26,6 +27,16 @@ ABSENT = _scheduled(
     source="https://github.com/Mellanox/k8s-rdma-shared-dev-plugin, "
     "https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin: resourceName, selectors",
 )
+UNHEALTHY = _scheduled(
+    "RdmaDevicesUnhealthy",
+    "A node offers fewer virtual functions or RDMA devices than it has: the device plugin considers the others "
+    "unhealthy, for example because their link is down.",
+    "Repair the link (cable, optics, switch, or the state of the physical function): the SR-IOV device plugin then "
+    "offers the devices again.",
+    severity=CauseSeverity.MEDIUM,
+    source="https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin: detects the link status",
+)
+CAUSES = (ABSENT, UNHEALTHY)
 _SHARED = "rdma/"
 """Default prefix of the shared device plugin."""
 _SRIOV = ("intel.com/", "openshift.io/", "mellanox.com/", "nvidia.com/")
@@ -61,6 +72,18 @@ def found_absent(snapshot: Snapshot, waiting: Waiting, name: str, role: Role, ro
     because = origins((NOT_READY[role],), *subjects)
     remedy = tuple(_remedy(name, role, plugins, nodes))
     return waiting.found(ABSENT, *evidence, subject=f"resource/{name}", remedy=remedy, because_of=because)
+
+
+def found_unhealthy(room: NodeUse, numbers: str, affected: tuple[str, ...]) -> FoundCause:
+    """Return the result for RDMA devices of a node that their plugin does not offer. `numbers`: the evidence."""
+    node = room.node
+    down = [finding.subject for finding in node.findings if finding.reason == PORT_DOWN]
+    evidence = (numbers, *((f"the agent finds ports down: {named(down, _MOST)}",) if down else ()))
+    remedy = (
+        UNHEALTHY.remedy,
+        f"See the state of its links and devices: {kubectl('describe', node.meta)}",
+    )
+    return FoundCause(UNHEALTHY, node.subject, evidence, remedy, affected)
 
 
 def _offered(name: str, rooms: Sequence[NodeUse]) -> Iterator[str]:

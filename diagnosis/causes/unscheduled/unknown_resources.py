@@ -58,7 +58,7 @@ EFA_BY_NAME = _scheduled(
     "Replace the resource by a claim of the DeviceClass efa.networking.k8s.aws in the pod's resourceClaims.",
     source="https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.md",
 )
-CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT, EFA_BY_NAME, rdma_resources.ABSENT)
+CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT, EFA_BY_NAME, *rdma_resources.CAUSES)
 
 _MIG = "nvidia.com/mig-"
 _SHARED = ".shared"
