@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.checks import DEEP_CHECKS
 from healthcheck.checks.examine import judge
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look, first_seen
 from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.exits import expired
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_events import after_kernel_log
+from healthcheck.memory.rdma_ports import settled
 from healthcheck.model import Evidence, Nature, Outcome
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
 from healthcheck.verdict.verdict import Verdict, decide
@@ -43,6 +45,7 @@ def judged(look: EvidenceCycle) -> CheckResult:
     before, rules = Memory(look.machine, look.boot_id, acknowledged=look.acknowledged), MemoryRules(looks_to_confirm=1)
     memory = after_kernel_log(before, outcomes, look.now)
     memory = after_look(memory, JudgedCycle(levels, _gpus(look.evidence), look.now.monotonic), look.now, rules)
+    memory = settled(replace(memory, first=first_seen(memory.first, look.evidence)), look.evidence)
     memory = after_deep_test(memory, deep_result(tests, look.now.wall, look.now.wall), look.now)
     return CheckResult(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
 

@@ -28,7 +28,16 @@ from healthcheck.captures.printk import Joiner, KernelRecord, messages
 from healthcheck.model import Now
 from healthcheck.probes.kernel_log import Record
 
-MARKS = (b"NVRM", b"SXid", b"nvidia-nvswitch")
+MARKS = (
+    *(b"NVRM", b"SXid", b"nvidia-nvswitch"),
+    *(
+        b"unrecoverable hardware err",
+        b"health recovery ",
+        b"health revovery ",
+        b"'s health comprom",
+        b"Will cause a leak",
+    ),
+)
 """Each line that a check reads contains one of these."""
 
 _MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,", b"[78, 86, 82, 77,")

@@ -29,6 +29,7 @@ class InstanceProfile(Struct, frozen=True):
     """Expected hardware of one instance type.
 
     `efa` is the highest number of interfaces that a launch template can attach. `provider` is libfabric's name or ''.
+    `roce` is the number of RoCE interfaces.
     """
 
     instance_type: str
@@ -36,6 +37,7 @@ class InstanceProfile(Struct, frozen=True):
     efa: int
     nvlink: bool
     provider: str
+    roce: int = 0
 
 
 Profiles = Mapping[str, InstanceProfile]
@@ -81,14 +83,13 @@ def _parse_line(line: str, where: str) -> InstanceProfile:
         raise ProfileError(f"{where}: type {instance_type[:40]!r}; write an instance type such as p5.48xlarge")
     if nvlink not in ("true", "false"):
         raise ProfileError(f"{where}: nvlink {nvlink[:40]!r}; write true or false")
-    for number in roce:
-        _count(number, "roce", where)  # unused here, but tables for later versions have it
     return InstanceProfile(
         instance_type.removeprefix("ml."),
         _count(gpus, "gpus", where),
         _count(efa, "efa", where),
         nvlink == "true",
         "" if provider == "-" else provider,
+        _count(roce[0], "roce", where) if roce else 0,
     )
 
 

@@ -29,3 +29,5 @@ class Expectation(Struct, frozen=True):
     """Required bus bandwidth of an all-reduce, in GB/s; 0: a share of the instance type's figure."""
     deep_run: DeepDiagnostic | None = None
     """Present or last deep diagnostic on the GPUs; None: none is known."""
+    is_capture: bool = False
+    """Whether a saved log is the only evidence, so that the devices of its machine stay unknown."""

@@ -15,7 +15,7 @@ from healthcheck.memory.rows import (
     release_row,
     whole_row,
 )
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition, RdmaPort
 from healthcheck.text import strict_json
 from healthcheck.text.json_rows import (
     NULL,
@@ -50,6 +50,8 @@ class _FirstRow(JsonObject, frozen=True):
     gpus: Annotated[int | None, whole, NULL] = None
     """Written since 0.4.0."""
     places: Annotated[Mapping[str, tuple[int, str]] | None, _table] = None
+    rdma: Annotated[Mapping[str, tuple[Any, ...]] | None, _table, NULL] = None
+    """Written since 0.4.0: name, kind and rate of each port, then its outages."""
 
 
 class _Content(JsonObject, frozen=True):
@@ -130,7 +132,7 @@ def _content(memory: Memory) -> _Content:
         last_xid=memory.last_xid,
         hits=tuple((*at, hit.process, hit.place, hit.at, hit.seen) for at, hits in memory.hits.items() for hit in hits),
         ended=tuple((*at, *ends) for at, ends in memory.ended.items()),
-        first=_FirstRow(memory.first.efa, memory.first.gpus, places),
+        first=_FirstRow(efa=memory.first.efa, gpus=memory.first.gpus, places=places, rdma=_rdma_rows(memory)),
     )
 
 
@@ -180,10 +182,25 @@ def _first(row: _FirstRow, gpus: Mapping[str, Mapping[str, str]]) -> EarlierHard
     row.must_have("places")
     places = {address: GpuPosition(int(numa), str(switch)) for address, (numa, switch) in (row.places or {}).items()}
     if row.gpus is not None:
-        return EarlierHardware(row.efa, places, row.gpus)
+        return EarlierHardware(row.efa, places, row.gpus, _rdma_ports(row))
     # 0.3.0 stored no count: count each observed GPU once, even if it answered at several addresses.
     identities = {_identity(gpus.get(address, {})) or address for address in places}
     return EarlierHardware(row.efa, places, len(identities) or None)
+
+
+def _rdma_rows(memory: Memory) -> dict[str, tuple[Any, ...]] | None:
+    if memory.first.rdma is None:
+        return None
+    return {at: (port.name, port.kind, port.rate, *port.outages) for at, port in memory.first.rdma.items()}
+
+
+def _rdma_ports(row: _FirstRow) -> dict[str, RdmaPort] | None:
+    if row.rdma is None:
+        return None
+    ports = {}
+    for address, (name, kind, rate, *outages) in row.rdma.items():
+        ports[address] = RdmaPort(str(name), str(kind), _seconds(rate), tuple(map(_seconds, outages)))
+    return ports
 
 
 def _identity(about: Mapping[str, str]) -> str:

@@ -25,6 +25,7 @@ from healthcheck.memory.findings import (
     worst_first,
 )
 from healthcheck.memory.known_names import GPU_UNBOUND
+from healthcheck.memory.rdma_ports import after_ports, settled
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.probes import pci
@@ -75,6 +76,7 @@ def after_look(memory: Memory, look: JudgedCycle, now: Now, rules: MemoryRules =
             memory = every_gpu_taken(memory, look.began)
     known = EarlierHardware() if _is_resized(memory, look) else memory.first
     memory = replace(memory, first=first_seen(known, look.evidence), instance_type=look.instance_type)
+    memory = settled(memory, look.evidence)
     silent = memory.gpus.keys() - {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
     for outcome in look.outcomes:
         memory = _after_outcome(memory, outcome, silent, now, rules)
@@ -128,6 +130,8 @@ def first_seen(known: EarlierHardware, seen: Evidence) -> EarlierHardware:
     """
     if seen.unread(pci.FUNCTIONS):
         return known
+    has_efa = bool(known.efa) or any(function.is_efa for function in seen[pci.FUNCTIONS])
+    known = replace(known, rdma=after_ports(known.rdma, seen, has_efa=has_efa))
     gpus = sum(function.is_gpu for function in seen[pci.FUNCTIONS])
     known = replace(known, gpus=min(max(known.gpus or 0, gpus), MOST_GPUS))
     if seen.unread(infiniband.RDMA):

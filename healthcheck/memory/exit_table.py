@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from healthcheck.memory.findings import ActiveFinding, gpu_address
-from healthcheck.memory.known_names import DRIVER_LOAD, LEVEL_2, LIBRARY_MISMATCH
+from healthcheck.memory.known_names import DRIVER_LOAD, LEVEL_2, LIBRARY_MISMATCH, MLX5_MESSAGES
 from healthcheck.model import Nature, Severity
 from healthcheck.model.node_facts import ONCE_HAD
 
@@ -76,6 +76,12 @@ RE_ENGAGED = Exit(
     "the driver reports that power smoothing works again on that GPU",
     lambda one: _ANY_EVENT(one) and one.finding.reason == SMOOTHING_OFF,
 )
+DEVICE_RECOVERED = Exit(
+    "the driver's recovery of the device",
+    "`Mlx5Unrecoverable`, `Mlx5NotResponding`",
+    "the driver logs `health recovery succeeded` for that device",
+    lambda one: _ANY_EVENT(one) and one.check == MLX5_MESSAGES,
+)
 RESET = Exit(
     "reset of the GPU",
     "an event of RESET on a GPU",
@@ -132,6 +138,7 @@ EXITS = (
     TIME,
     RECOVERED,
     RE_ENGAGED,
+    DEVICE_RECOVERED,
     RESET,
     ALL_RESET,
     REBOOT,

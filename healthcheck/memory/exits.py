@@ -44,8 +44,9 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
-from healthcheck.memory.known_names import REMAP_FAILED, REMAP_PENDING
+from healthcheck.memory.known_names import RDMA, REMAP_FAILED, REMAP_PENDING
 from healthcheck.memory.moves import relocated
+from healthcheck.memory.rdma_ports import rebooted, without
 from healthcheck.model import Finding, Nature, Now, Passed, Severity
 from healthcheck.model.node_facts import ONCE_HAD, SAME_LOAD_SECONDS, EarlierHardware
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
@@ -83,6 +84,7 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
         boot_id=boot_id,
         cursor=None,
         driver_loaded_at=None,
+        first=replace(memory.first, rdma=rebooted(memory.first.rdma)),
         suspects={},
         # Acknowledgements by a position in the old boot's log apply to no event of the new boot.
         acknowledged=tuple(
@@ -227,10 +229,14 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     # If the clock was set back, findings may have times later than now. They were observed too.
     seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
     kept = [acknowledgement for acknowledgement in memory.acknowledged if acknowledgement not in seen]
-    accepts_loss = any(finding.finding.source == ONCE_HAD and is_released(finding) for finding in memory.standing)
+    accepted = [one.finding for one in memory.standing if one.finding.source == ONCE_HAD and is_released(one)]
+    ports = {one.subject.removeprefix(RDMA) for one in accepted if one.subject.startswith(RDMA)}
+    first = replace(memory.first, rdma=without(memory.first.rdma, ports)) if ports else memory.first
+    if len(ports) < len({one.subject for one in accepted}):
+        first = replace(first, gpus=0)
     return replace(
         _without(memory, is_released),
-        first=replace(memory.first, gpus=0) if accepts_loss else memory.first,
+        first=first,
         released=Release(word.by, word.reason, min(word.at, now.wall), ()),
         acknowledged=_newest((*kept, *seen)),
         ended={},

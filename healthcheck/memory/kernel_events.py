@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from healthcheck.catalog.policy import OVERRIDDEN
 from healthcheck.catalog.recovery import NONE
-from healthcheck.memory.exit_table import RECOVERY_XID, SMOOTHING_OFF
+from healthcheck.memory.exit_table import DEVICE_RECOVERED, RECOVERY_XID, SMOOTHING_OFF
 from healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
     MOST_GPUS,
@@ -24,7 +24,8 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
-from healthcheck.memory.known_names import DRIVER_MESSAGES
+from healthcheck.memory.known_names import DRIVER_MESSAGES, MLX5_LINKS, MLX5_MESSAGES, MLX5_RECOVERED
+from healthcheck.memory.rdma_ports import with_link
 from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity
 from healthcheck.text.moments import ago
 
@@ -72,6 +73,9 @@ class _Reading:
         self._escalate_after = escalate_after
 
     def add(self, sighting: KernelEvent, check: str) -> None:
+        if check == MLX5_MESSAGES and sighting.finding is None:
+            self._add_of_rdma(sighting)
+            return
         address = gpu_address(sighting.subject)
         if sighting.driver_loaded:
             self._change(lambda whole: driver_loaded(whole, sighting.at))
@@ -81,6 +85,17 @@ class _Reading:
             self._recover(address, sighting.at)
         elif not sighting.of_a_test:
             self._read(sighting, check, address)
+
+    def _add_of_rdma(self, sighting: KernelEvent) -> None:
+        """Apply a message about an RDMA device that is not a fault: its recovery, or its link."""
+        if sighting.reason == MLX5_RECOVERED:
+            for key, finding in list(self.standing.items()):
+                if key[1] == sighting.subject and DEVICE_RECOVERED.is_open_to(finding):
+                    del self.standing[key]
+        elif sighting.reason in MLX5_LINKS:
+            ports = with_link(self.memory.first.rdma, sighting.subject, sighting.at, up=MLX5_LINKS[sighting.reason])
+            if ports is not self.memory.first.rdma:
+                self.memory = replace(self.memory, first=replace(self.memory.first, rdma=ports))
 
     def _recover(self, address: str, at: float) -> None:
         # The next check cycle observes the same reset again. It must not count as a second reset, or end later events.

@@ -7,6 +7,13 @@ DEEP_CHECKS = frozenset({LEVEL_2, "dcgm-diag-l4", "efa-loopback", "nccl-allreduc
 DRIVER_MESSAGES = "driver-messages"
 LIBRARY_MISMATCH = "DriverLibraryMismatch"
 GPU_UNBOUND = "GpuUnbound"
+MLX5_MESSAGES = "mlx5-messages"
+MLX5_UNRECOVERABLE, MLX5_RECOVERED = "Mlx5Unrecoverable", "Mlx5Recovered"
+MLX5_LINKS = {"Mlx5LinkUp": True, "Mlx5LinkDown": False}
+NOT_COUNTED_YET = "mlx5_core: device not counted yet"
+"""Rule of a message about an RDMA device before a check cycle has shown whether it belongs to the GPU fabric."""
+RDMA = "rdma/"
+"""Beginning of the subjects of RDMA devices."""
 REMAP_FAILED = "RowRemapFailed"
 REMAP_PENDING = "RowRemapPending"
 DRIVER_LOAD = "GpuInitFailed: probe"

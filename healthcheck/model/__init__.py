@@ -155,9 +155,9 @@ class Reason(Struct, frozen=True):
     """Source of the rule: a header, a document, or a proven rule of another project."""
     grace: Grace | None = None
 
-    def on(self, subject: str, detail: str) -> Finding:
+    def on(self, subject: str, detail: str, source: str = "") -> Finding:
         """Return a finding with this reason on this subject."""
-        return Finding(self.name, self.severity, subject, detail, flickers=self.flickers)
+        return Finding(self.name, self.severity, subject, detail, source=source, flickers=self.flickers)
 
 
 class Finding(Printable, frozen=True):

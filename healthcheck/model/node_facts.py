@@ -20,6 +20,25 @@ class GpuPosition(Struct, frozen=True):
     switch: str
 
 
+SHORTEST_OUTAGE_SECONDS = 25.0
+OUTAGE_WINDOW_SECONDS = 12 * 3600.0
+"""Outages of an RDMA port that count, and the time for which they count (gpud, components/accelerator/nvidia)."""
+
+
+class RdmaPort(Struct, frozen=True):
+    """A port of the GPU fabric that was active, with its highest speed. Times are in seconds of CLOCK_MONOTONIC."""
+
+    name: str
+    """Name of its RDMA device in the last check cycle."""
+    kind: str
+    """Model, link layer and bond: a port of another kind does not become part of the fabric later."""
+    rate: float
+    outages: tuple[float, ...] = ()
+    """Begin of each outage in this boot that lasted long enough to count."""
+    down: tuple[float, float] | None = None
+    """First and last observation of the present outage."""
+
+
 class EarlierHardware(Struct, frozen=True):
     """Hardware that this machine had earlier.
 
@@ -32,6 +51,8 @@ class EarlierHardware(Struct, frozen=True):
     """Position of each GPU when it was first observed, by address."""
     gpus: int | None = None
     """Highest number of GPUs on PCI so far, with any driver. None: not counted yet. 0: a release accepted a loss."""
+    rdma: Mapping[str, RdmaPort] | None = None
+    """Ports of the GPU fabric that were active, by PCI address; None: not read yet."""
 
 
 ONCE_HAD = "what this machine once had"

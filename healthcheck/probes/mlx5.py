@@ -39,6 +39,7 @@ _FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _RATE = re.compile(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec")
 _ACTIVE = ("4", "5")
 """States ACTIVE and ACTIVE_DEFER (ib_port_state in the kernel's ib_verbs.h)."""
+_BONDED = " bond"
 _HIGHEST = 2**64 - 1
 _MOST, _MOST_NETDEVS, _MOST_LAYERS, _MOST_HOLDERS = 1024, 16, 4, 64
 _LONGEST_ROUTES = 1 << 16
@@ -94,7 +95,11 @@ class Mlx5Device(Struct, frozen=True):
     @property
     def kind(self) -> str:
         """Return model, link layer and bond. The ports of a GPU fabric have the same."""
-        return f"{self.device:04x} {self.board_id} {self.link_layer}{' bond' if self.bonded else ''}"
+        return f"{self.device:04x} {self.board_id} {self.link_layer}{_BONDED if self.bonded else ''}"
+
+    def left_fabric(self, kind: str) -> bool:
+        """Whether this device, once of that kind in the fabric, serves another purpose now: a route or a new bond."""
+        return self.virtual or self.default_route or (self.bonded and not kind.endswith(_BONDED))
 
 
 class Mlx5(Struct, frozen=True):
@@ -210,7 +215,7 @@ def _device(directory: str, name: str, identity: _Identity, patience_ends: float
         return replace(device, phys_state=_optional(f"{port}/phys_state"), has_received=bool(received))
     except OSError as error:
         if is_gone(error):
-            return None if not os.path.exists(path) else replace(device, error=f"{port}: {error.strerror}")  # noqa: PTH110
+            return None
         return replace(device, error=f"{os.path.basename(error.filename or port)}: {error.strerror}")
 
 

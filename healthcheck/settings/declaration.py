@@ -125,7 +125,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         CheckNames,
         "Checks of a check cycle: numbers of groups, names of groups or names of checks. Groups 1, 4, 5 and "
         "6 need the GPUs for themselves and are rejected here.",
-    ] = field(default="0 2 3 7 8", name="CHECKS_LIGHTWEIGHT")
+    ] = field(default="0 2 3 7 8 9", name="CHECKS_LIGHTWEIGHT")
     dcgm_host: Annotated[
         Hostengine,
         "Address of the hostengine that runs DCGM's diagnostic, as host:port. Empty: the node's own "

@@ -104,7 +104,7 @@ def test_without_any_configuration_the_documented_defaults_hold(directory: Path 
     assert by_key(values) == {
         "CHECK_INTERVAL": 300,
         "CHECK_TIMEOUT": 900,
-        "CHECKS_LIGHTWEIGHT": "0 2 3 7 8",
+        "CHECKS_LIGHTWEIGHT": "0 2 3 7 8 9",
         "DCGM_HOST": "",
         "DCGM_BESIDE_EXPORTER": False,
         "DCGM_TIMEOUT": 900,
@@ -416,7 +416,7 @@ def test_a_start_with_a_bad_value_takes_its_default_and_keeps_the_good_ones(tmp_
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("0 2 3 7 8", [*GROUP_0, *GROUP_2, *GROUP_3, *GROUP_7, *GROUP_8]),
+        ("0 2 3 7 8 9", [*GROUP_0, *GROUP_2, *GROUP_3, *GROUP_7, *GROUP_8]),
         ("2 0", [*GROUP_0, *GROUP_2]),
         ("2", GROUP_2),
         ("0-nvidia-smi", GROUP_0),

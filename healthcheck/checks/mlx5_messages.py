@@ -1,0 +1,115 @@
+"""Check: messages of the driver mlx5 about a device whose firmware stopped, and about the link of a port.
+
+The forms are those of drivers/net/ethernet/mellanox/mlx5/core: health.c, cmd.c and en_main.c, of Linux 4.15 to 6.17.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.roce_fabric import GROUP
+from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
+from healthcheck.probes import kernel_log
+
+UNRECOVERABLE = Reason(
+    "Mlx5Unrecoverable",
+    Severity.REBOOT,
+    "The driver could not recover an mlx5 device of the GPU fabric, or the device reports a hardware error.",
+    "Drain and reboot the node; power it off and on, or replace it, if the message recurs. It ends by itself when the"
+    " driver reports a later recovery.",
+    threshold="a line of the driver, at once; MONITOR before a check cycle has shown that the GPU fabric uses the device",
+    source="kernel, drivers/net/ethernet/mellanox/mlx5/core/health.c",
+)
+NOT_RESPONDING = Reason(
+    "Mlx5NotResponding",
+    Severity.MONITOR,
+    "The firmware of an mlx5 device of the GPU fabric stopped its heartbeat, or did not finish a command in time.",
+    "Watch the port: drain and reboot the node if it is down or the message recurs.",
+    threshold="a line of the driver, at once",
+    source="kernel, drivers/net/ethernet/mellanox/mlx5/core/health.c and cmd.c",
+)
+RECOVERED, LINK_UP, LINK_DOWN = "Mlx5Recovered", "Mlx5LinkUp", "Mlx5LinkDown"
+"""Names of messages that are not faults."""
+NOT_COUNTED_YET = "mlx5_core: device not counted yet"
+"""Rule of a message before the first check cycle has shown the devices of the GPU fabric."""
+_BEGINS = "mlx5_core "
+_ADDRESS = r"mlx5_core (?P<address>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+_WHERE = r": (?:[0-9a-f:.]{12,16}:)?(?:\w{1,64}:\d{1,6}:(?:\(pid -?\d{1,10}\):)? )?"
+"""Function, line and process of the message; earlier kernels write the address again, and some messages have neither."""
+_END = r"[.:]?\s*\Z"
+_LONGEST_DETAIL = 200
+
+
+class _Message(Struct, frozen=True):
+    reason: Reason | str
+    form: re.Pattern[str]
+
+
+def _message(reason: Reason | str, text: str) -> _Message:
+    return _Message(reason, re.compile(_ADDRESS + text + _END))
+
+
+_MESSAGES = (
+    _message(
+        UNRECOVERABLE, _WHERE + r"Health issue observed, unrecoverable hardware error, severity\(\d\) [A-Z]{1,16}"
+    ),
+    _message(UNRECOVERABLE, _WHERE + "synd 0x8: unrecoverable hardware error"),
+    _message(UNRECOVERABLE, _WHERE + "health recovery failed"),
+    _message(UNRECOVERABLE, _WHERE + "health recovery flow aborted, PCI reads still not working"),
+    _message(NOT_RESPONDING, _WHERE + "device's health compromised - reached miss count"),
+    _message(
+        NOT_RESPONDING,
+        _WHERE
+        + r"(?:cmd\[\d{1,4}\]: )?[A-Z0-9_ ]{2,64}\(0x[0-9a-f]{1,8}\) (?:Async, )?"
+        + r"timeout\. Will cause a leak of a command resource",
+    ),
+    # Before Linux 5.13 the words were misspelt.
+    _message(RECOVERED, _WHERE + r"health re(?:covery succeeded|vovery succeded)"),
+    _message(LINK_DOWN, r" \S{1,15}: Link down"),
+    _message(LINK_UP, r" \S{1,15}: Link up"),
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    for record in seen[kernel_log.RING]:
+        if record.text.startswith(_BEGINS) and (event := read_message(record, expected)):
+            yield event
+
+
+def read_message(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:
+    """Parse one line of the driver. Return None if it matches no known message."""
+    for message in _MESSAGES:
+        if found := message.form.match(record.text):
+            return _event(record, message.reason, found["address"], expected)
+    return None
+
+
+def _event(record: kernel_log.Record, reason: Reason | str, address: str, expected: Expectation) -> KernelEvent:
+    detail = " ".join(record.text.removeprefix(_BEGINS).split())[:_LONGEST_DETAIL]
+    ports = expected.first.rdma
+    port = ports.get(address) if ports is not None else None
+    subject = f"rdma/{port.name if port else address}"
+    if isinstance(reason, str):
+        return KernelEvent(reason, subject, record.seq, record.at, detail=detail)
+    event = KernelEvent(reason.name, subject, record.seq, record.at, None, detail)
+    is_unknown = ports is None and not expected.is_capture
+    if ports is not None and port is None:
+        return event  # not of the GPU fabric
+    severity, rule = (Severity.MONITOR, NOT_COUNTED_YET) if is_unknown else (reason.severity, reason.name)
+    finding = Finding(reason.name, severity, subject, detail, rule=rule, seq=record.seq, at=record.at)
+    return KernelEvent(reason.name, subject, record.seq, record.at, finding, detail)
+
+
+CHECK = Check(
+    "mlx5-messages",
+    GROUP,
+    (kernel_log.RING,),
+    judge,
+    (UNRECOVERABLE, NOT_RESPONDING),
+    Nature.EVENT,
+    (_BEGINS,),
+)

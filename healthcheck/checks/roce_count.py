@@ -1,0 +1,66 @@
+"""Check: the mlx5 devices of the GPU fabric are on PCI, as this machine had them and as its profile has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.roce_fabric import GROUP, NEEDS, fabric_ports, why_not
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
+from healthcheck.model.node_facts import ONCE_HAD
+from healthcheck.probes import pci
+from healthcheck.probes.mlx5 import MLX5
+
+GONE = Reason(
+    "RdmaDeviceGone",
+    Severity.REBOOT,
+    "An mlx5 device of the GPU fabric is gone from PCI although its driver runs.",
+    "Drain and reboot the node; replace it if the device is still missing. If it was removed on purpose, release the"
+    " node.",
+    flickers=True,
+    threshold="it was on PCI, with an active port",
+    source="the kernel's list of PCI functions",
+)
+BELOW_PROFILE = Reason(
+    "RdmaBelowProfile",
+    Severity.MONITOR,
+    "Fewer RoCE devices than the instance type has, since the first check cycle.",
+    "Compare with other nodes of the type; replace the node, or enter its number in instance-profiles.conf.",
+    flickers=True,
+    threshold="some, and fewer than in instance-profiles.conf",
+    source="instance-profiles.conf",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    mlx5 = seen[MLX5]
+    here = {function.address for function in seen[pci.FUNCTIONS] if function.vendor == pci.MELLANOX}
+    here |= {device.address for device in mlx5.devices}
+    ports = fabric_ports(seen, expected)
+    roce = expected.profile.roce if expected.profile else 0
+    present = _present(seen)
+    if reason := why_not(seen, expected):
+        yield NotConfigured(reason)
+        return
+    if not ports and not present:
+        yield NotConfigured("no mlx5 device")
+        return
+    gone = [port for port in ports if port.address not in here]
+    # A user who enters a smaller number in the profile has removed devices on purpose.
+    is_loss = gone and mlx5.driver_loaded and not 0 < roce <= present
+    for port in gone if is_loss else ():
+        yield GONE.on(port.subject, f"no PCI function {port.address}, which had an active port", source=ONCE_HAD)
+    if not is_loss and present < roce:
+        yield BELOW_PROFILE.on("node", f"{counted(present, 'mlx5 device')}, {expected.instance_type} has {roce}")
+    number, source = (roce, f"{expected.instance_type} in instance-profiles.conf") if roce else (len(ports), ONCE_HAD)
+    yield Observation(f"{counted(len(ports) - len(gone), 'device')} of the GPU fabric on PCI", f"{number}", source)
+
+
+def _present(seen: Evidence) -> int:
+    """Return the number of network functions that the driver mlx5 has or could have, except known other ones."""
+    others = {one.address for one in seen[MLX5].devices if one.virtual or one.default_route}
+    functions = {function.address for function in seen[pci.FUNCTIONS] if function.is_mlx5_here}
+    return len((functions | {one.address for one in seen[MLX5].devices}) - others)
+
+
+CHECK = Check("roce-count", GROUP, NEEDS, judge, (GONE, BELOW_PROFILE))

@@ -1,0 +1,65 @@
+"""The GPU fabric of mlx5 devices, InfiniBand or RoCE: whether this node has one, and its ports (group 9)."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from healthcheck.checks.expectation import Expectation
+from healthcheck.model import Evidence
+from healthcheck.model.node_facts import RdmaPort
+from healthcheck.probes import pci
+from healthcheck.probes.efa import infiniband
+from healthcheck.probes.mlx5 import MLX5, Mlx5Device
+
+GROUP = "9-roce"
+NEEDS = (pci.FUNCTIONS, infiniband.RDMA, MLX5)
+
+
+class FabricPort(Struct, frozen=True):
+    """A port of the fabric: as it is now, and as this machine had it. At least one of both is known."""
+
+    address: str
+    device: Mlx5Device | None
+    earlier: RdmaPort | None
+
+    @property
+    def name(self) -> str:
+        return self.device.name if self.device else self.earlier.name if self.earlier else self.address
+
+    @property
+    def subject(self) -> str:
+        return f"rdma/{self.name}"
+
+
+def why_not(seen: Evidence, expected: Expectation) -> str:
+    """Return why mlx5 devices are not the GPU fabric of this node; '' if they may be.
+
+    On an EFA node, mlx5 devices serve another purpose: on p6-b200, two manage NVLink (hyperpod-cli, pull request 282).
+    """
+    profile = expected.profile
+    if profile is not None and profile.roce:
+        return ""
+    if seen[infiniband.RDMA].efa or expected.first.efa or any(one.is_efa for one in seen[pci.FUNCTIONS]):
+        return "the GPU fabric of this node is EFA"
+    if profile is not None and profile.efa:
+        return f"the GPU fabric of {expected.instance_type} is EFA"
+    if not expected.first.rdma and not seen[MLX5].fabric:
+        return "no port of an mlx5 device was active yet"
+    return ""
+
+
+def fabric_ports(seen: Evidence, expected: Expectation) -> list[FabricPort]:
+    """Return the ports that were active: those that this machine had, and those of the present fabric.
+
+    A port that was never active is not judged: it may have no cable. A device that is shown to serve another purpose
+    is left out.
+    """
+    devices = {device.address: device for device in seen[MLX5].devices}
+    earlier = expected.first.rdma or {}
+    ports = [
+        FabricPort(address, devices.get(address), port)
+        for address, port in earlier.items()
+        if address not in devices or not devices[address].left_fabric(port.kind)
+    ]
+    new = (device for device in seen[MLX5].fabric if device.was_active and device.address not in earlier)
+    return ports + [FabricPort(device.address, device, None) for device in new]

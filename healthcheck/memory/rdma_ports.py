@@ -1,0 +1,109 @@
+"""Ports of the GPU fabric that were once active, with their outages: what check cycles and link messages add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
+from healthcheck.memory.findings import ActiveFinding, Memory, worst_first
+from healthcheck.memory.known_names import MLX5_UNRECOVERABLE, NOT_COUNTED_YET, RDMA
+from healthcheck.model import Evidence, Severity
+from healthcheck.model.node_facts import OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS, RdmaPort
+from healthcheck.probes.mlx5 import MLX5, Mlx5Device
+
+Ports = Mapping[str, RdmaPort]
+MOST_PORTS = 64
+_MOST_OUTAGES = 16
+
+
+def after_ports(known: Ports | None, seen: Evidence, *, has_efa: bool) -> Ports | None:
+    """Return the ports after a check cycle. A cycle that could not read them changes nothing.
+
+    A port is added when it is active. It is removed when its device is shown to be no part of the GPU fabric. With EFA
+    devices, the fabric is theirs.
+    """
+    if seen.unread(MLX5):
+        return known
+    if has_efa:
+        return {}
+    mlx5 = seen[MLX5]
+    devices = {device.address: device for device in mlx5.devices}
+    kinds = {port.kind for port in (known or {}).values()}
+    ports = {
+        address: _observed(port, devices.get(address), seen.at)
+        for address, port in (known or {}).items()
+        if address not in devices or not devices[address].left_fabric(port.kind)
+    }
+    for device in mlx5.fabric:
+        if device.is_active and device.address not in ports and (not kinds or device.kind in kinds):
+            ports[device.address] = RdmaPort(device.name, device.kind, device.rate)
+    return dict([*ports.items()][:MOST_PORTS])
+
+
+def with_link(known: Ports | None, subject: str, at: float, *, up: bool) -> Ports | None:
+    """Return the ports after a message of the driver about the link of this subject, `rdma/mlx5_0`."""
+    for address, port in (known or {}).items():
+        if known and subject == f"{RDMA}{port.name}":
+            return {**known, address: _up(port, at) if up else replace(port, down=port.down or (at, at))}
+    return known
+
+
+def settled(memory: Memory, seen: Evidence) -> Memory:
+    """Return the memory with the messages that came before the first check cycle showed the devices of the fabric.
+
+    Those of other devices are removed.
+    """
+    ports = memory.first.rdma
+    if ports is None or all(finding.finding.base[1] != NOT_COUNTED_YET for finding in memory.standing):
+        return memory
+    fabric = seen[MLX5].fabric if not seen.unread(MLX5) and ports else ()
+    names = {f"{RDMA}{device.address}": device.name for device in fabric}
+    names |= {f"{RDMA}{address}": port.name for address, port in ports.items()}
+    kept = (_settled(finding, names) for finding in memory.standing)
+    return replace(memory, standing=worst_first(finding for finding in kept if finding is not None))
+
+
+def _settled(active: ActiveFinding, names: Mapping[str, str]) -> ActiveFinding | None:
+    finding = active.finding
+    if finding.base[1] != NOT_COUNTED_YET:
+        return active
+    if finding.subject not in names:
+        return None
+    severity = Severity.REBOOT if finding.reason == MLX5_UNRECOVERABLE else Severity.MONITOR
+    subject = f"{RDMA}{names[finding.subject]}"
+    counted = replace(finding, severity=severity, rule=finding.reason, subject=subject)
+    return replace(active, finding=replace(counted, catalogued=None, catalogued_rule=""))
+
+
+def rebooted(known: Ports | None) -> Ports | None:
+    """Return the ports in a new boot, without the times of the previous boot."""
+    return known and {address: replace(port, outages=(), down=None) for address, port in known.items()}
+
+
+def without(known: Ports | None, names: Iterable[str]) -> Ports | None:
+    """Return the ports without those of the named devices."""
+    gone = set(names)
+    return known and {address: port for address, port in known.items() if port.name not in gone}
+
+
+def _observed(port: RdmaPort, device: Mlx5Device | None, at: float) -> RdmaPort:
+    recent = tuple(outage for outage in port.outages if at - outage <= OUTAGE_WINDOW_SECONDS)
+    if recent != port.outages:
+        port = replace(port, outages=recent)
+    if device is None or device.error:
+        return port
+    if device.is_active:
+        if (device.name, max(port.rate, device.rate), port.down) == (port.name, port.rate, None):
+            return port
+        return replace(_up(port), name=device.name, rate=max(port.rate, device.rate))
+    return replace(port, name=device.name, down=(port.down[0] if port.down else at, at))
+
+
+def _up(port: RdmaPort, at: float | None = None) -> RdmaPort:
+    """Return the port without its present outage, which is counted if it was observed for long enough."""
+    if port.down is None:
+        return port
+    first, last = port.down[0], port.down[1] if at is None else at
+    counts = last - first >= SHORTEST_OUTAGE_SECONDS
+    return replace(port, down=None, outages=(*port.outages, first)[-_MOST_OUTAGES:] if counts else port.outages)
