@@ -147,7 +147,7 @@ class QuarantineRun(Struct, frozen=True):
             root,
             Dcgm(engine.host, values.dcgm_l4_timeout_seconds, engine=engine, root=root),
             EfaLoopback(root, values.efa_test_timeout_seconds),
-            RdmaLoopback(root, values.efa_test_timeout_seconds),
+            RdmaLoopback(root, values.efa_test_timeout_seconds, profile=expected.profile),
             AllReduce(root, values.nccl_timeout_seconds),
             expected,
             tell,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.host.command import ProgramEnd
 from healthcheck.model import Host
 from healthcheck.probes import ib_write_bw
@@ -30,9 +31,14 @@ class RdmaLoopback(DeviceLoopback):
     ENVIRONMENT = _ENVIRONMENT
     NOT_RUN = ib_write_bw.NOT_RUN
 
+    profile: InstanceProfile | None = None
+    """Expected hardware of the node's instance type, which may have EFA instead; None if unknown."""
+
     def devices(self) -> tuple[str, ...] | str:
-        if openable_efa(self.root):
-            return "EFA is the fabric of this node"
+        has_roce = self.profile is not None and self.profile.roce > 0
+        has_efa = self.profile is not None and self.profile.efa > 0
+        if not has_roce and (has_efa or openable_efa(self.root)):
+            return "the GPU fabric of this node is EFA"
         mlx5 = read_mlx5(Host(self.root))
         if mlx5.exclusive:
             return "RDMA devices are visible only in the host's network namespace (ib_core netns_mode N)"

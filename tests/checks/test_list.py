@@ -10,6 +10,7 @@ from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, KERNEL_LINES, checks
 from healthcheck.model import Check, Nature
 
 GROUP_0 = [check.name for check in CHECKS if check.group == "0-nvidia-smi"]
+GROUP_9 = [check.name for check in CHECKS if check.group == "9-roce"]
 GROUP_2 = [check.name for check in CHECKS if check.group == "2-efa-enumeration"]
 
 
@@ -22,6 +23,8 @@ GROUP_2 = [check.name for check in CHECKS if check.group == "2-efa-enumeration"]
         (["efa-count", "driver"], ["driver", "efa-count"]),
         (["2"], GROUP_2),
         (["8"], ["hami"]),
+        (["9"], GROUP_9),
+        (["roce"], GROUP_9),
         (["nvidia-smi"], GROUP_0),
         (["efa"], GROUP_2),
         (["efa-enumeration"], GROUP_2),
@@ -29,7 +32,7 @@ GROUP_2 = [check.name for check in CHECKS if check.group == "2-efa-enumeration"]
         (["7-container-runtime"], [check.name for check in CHECKS if check.group == "7-container-runtime"]),
         (["container-runtime"], ["container-runtime"]),
         (["hami"], ["hami"]),
-        (["0", "2", "3", "7", "8"], [check.name for check in CHECKS]),
+        (["0", "2", "3", "7", "8", "9"], [check.name for check in CHECKS]),
     ],
 )
 def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: list[str], names: list[str]) -> None:
@@ -50,7 +53,7 @@ def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: li
 )
 def test_another_word_is_named_with_what_may_be_meant_and_what_is_allowed(word: str, near: str) -> None:
     message = f"no check {word[:40]!r}{f' (did you mean {near}?)' if near else ''}; allowed are "
-    with pytest.raises(ValueError, match=re.escape(f"{message}0, 2, 3, 7, 8, 0-nvidia-smi,")):
+    with pytest.raises(ValueError, match=re.escape(f"{message}0, 2, 3, 7, 8, 9, 0-nvidia-smi,")):
         select_checks([word])
     with pytest.raises(ValueError, match=re.escape(f"{message}0, 1, 2, 3, 4,")):
         checks_named(word)
@@ -67,7 +70,6 @@ DEEP_WORDS = (
     "nccl-allreduce",
     "6",
     "efa-loopback",
-    "9-roce",
     "rdma-loopback",
 )
 
@@ -78,7 +80,7 @@ def test_a_deep_check_is_named_and_is_no_light_one(word: str) -> None:
     assert check in DEEP_CHECKS
 
     message = (
-        f"{word} is not a light check: it needs exclusive use of the GPUs; allowed are 0, 2, 3, 7, 8, 0-nvidia-smi,"
+        f"{word} is not a light check: it needs exclusive use of the GPUs; allowed are 0, 2, 3, 7, 8, 9, 0-nvidia-smi,"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         select_checks(["0", word, "2"])

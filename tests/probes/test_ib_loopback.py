@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.ib_loopback import read_rdma_loopback
 from healthcheck.probes.ib_loopback_run import RdmaLoopback
@@ -140,7 +141,7 @@ def test_on_a_node_with_efa_the_mlx5_devices_are_no_fabric(make_node: Callable[[
     programs = node.install_perftest()
 
     assert RdmaLoopback(node.root, LONG, path=f"{programs}:/usr/bin:/bin").run() == LoopbackReading(
-        absent="EFA is the fabric of this node"
+        absent="the GPU fabric of this node is EFA"
     )
 
 
@@ -164,3 +165,11 @@ def test_a_light_check_cycle_sends_nothing(bench: Bench) -> None:
         read_rdma_loopback(Host(bench.node.root))
     reading = read_rdma_loopback(Host(bench.node.root, ask_rdma_loopback=bench.loopback.run))
     assert reading.loopbacks == tuple(bench.calls)
+
+
+def test_the_profile_says_which_fabric_a_type_has(bench: Bench) -> None:
+    bench.loopback.profile = InstanceProfile("p6-b200.48xlarge", 8, 8, nvlink=True, provider="efa")
+    assert bench.loopback.run().absent == "the GPU fabric of this node is EFA"
+
+    bench.loopback.profile = InstanceProfile("p6e-gb300r.36xlarge", 4, 0, nvlink=True, provider="-", roce=8)
+    assert len(bench.answers()) == 3
