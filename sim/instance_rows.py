@@ -7,6 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sim.instance_types import A10G, A100, B200, GIB, H100, INSTANCE_SHAPES, L4, GpuModel, InstanceShape
+from sim.mlx5_ports import (
+    DGX_H100,
+    GB300R,
+    HGX_H100,
+    VM_H100,
+    Mlx5Function,
+    never_cabled,
+    with_virtual_functions,
+)
 
 V100 = GpuModel(
     "Tesla V100-SXM2-32GB", "0x1db5", 32 * GIB, nvlinks=6, nvlink_version=2, has_mig=False, remaps_rows=False
@@ -26,7 +35,7 @@ RTX_PRO_6000 = GpuModel("NVIDIA RTX PRO 6000 Blackwell Server Edition", "0x2bb5"
 
 FABRIC_MANAGER_RUNS_ON = frozenset(
     f"{kind}xlarge" for kind in ("p4d.24", "p4de.24", "p5.48", "p5e.48", "p5en.48", "p6-b200.48", "p6-b300.48")
-)
+) | {"hgx-h100", "hgx-h100-sriov", "hgx-h100-one-port-unused", "dgx-h100", "vm-h100"}
 IMEX_RUNS_ON = frozenset(f"p6e-{rack}.36xlarge" for rack in ("gb200", "gb300", "gb300r"))
 
 _A100_SWITCH, _H100_SWITCH = "0x1af1", "0x22a3"
@@ -44,6 +53,7 @@ class Row:
     switches: int = 0
     switch_device: str = ""
     mlx5: int = 0
+    network: tuple[Mlx5Function, ...] = ()
 
     def shape(self) -> InstanceShape:
         gpu_buses = [_FIRST_GPU_BUS + _BUSES_PER_GPU * number for number in range(self.gpus)]
@@ -58,6 +68,7 @@ class Row:
             nvswitch_addresses=_on_buses(*range(_FIRST_SWITCH_BUS, _FIRST_SWITCH_BUS + self.switches)),
             nvswitch_pci_device=self.switch_device,
             mlx5_addresses=_on_buses(*range(_FIRST_MLX5_BUS, _FIRST_MLX5_BUS + self.mlx5)),
+            mlx5=self.network,
         )
 
 
@@ -87,7 +98,7 @@ ROWS: Mapping[str, Row] = {
     "p6e-gb200.36xlarge": Row(GB200, 4, 8),
     "p6e-gb300.36xlarge": Row(GB300, 4, 8),
     # Eight ConnectX-8 with RoCE, and no EFA.
-    "p6e-gb300r.36xlarge": Row(GB300, 4, 0, mlx5=8),
+    "p6e-gb300r.36xlarge": Row(GB300, 4, network=GB300R),
     **_family("g4dn", T4, {**_SMALL, **_MIDDLE, "metal": (8, 1)}),
     **_family("g5", A10G, {**_SMALL, **_MIDDLE, "24xlarge": (4, 1), "48xlarge": (8, 1)}),
     **_family("g5g", T4G, {**_SMALL, "8xlarge": (1, 0), "16xlarge": (2, 0), "metal": (2, 0)}),
@@ -122,6 +133,18 @@ ROWS: Mapping[str, Row] = {
         },
     ),
 }
+
+MACHINES: Mapping[str, InstanceShape] = {
+    name: Row(H100, 8, switches=4, switch_device=_H100_SWITCH, network=network).shape()
+    for name, network in {
+        "hgx-h100": HGX_H100,
+        "hgx-h100-sriov": with_virtual_functions(HGX_H100),
+        "hgx-h100-one-port-unused": never_cabled(HGX_H100, 3),
+        "dgx-h100": DGX_H100,
+        "vm-h100": VM_H100,
+    }.items()
+}
+"""Hardware of machines that are no instance types of EC2."""
 
 SHAPES: Mapping[str, InstanceShape] = {kind: row.shape() for kind, row in ROWS.items()} | INSTANCE_SHAPES
 """Hardware by instance type: as observed, otherwise from its row."""

@@ -5,6 +5,8 @@ Without a public listing the address is a plausible one; the product does not de
 
 from dataclasses import dataclass
 
+from sim.mlx5_ports import Mlx5Function
+
 GIB = 1 << 30
 
 
@@ -76,6 +78,9 @@ class InstanceShape:
     nvswitch_addresses: tuple[str, ...] = ()
     nvswitch_pci_device: str = ""
     mlx5_addresses: tuple[str, ...] = ()
+    """Functions that manage NVLink."""
+    mlx5: tuple[Mlx5Function, ...] = ()
+    """Functions of the network."""
     pci_switches: tuple[PciSwitch, ...] = ()
 
     def switch_above(self, address: str) -> PciSwitch | None:

@@ -18,7 +18,7 @@ from sim import nvml_library
 from sim.container_runtime import ContainerRuntime
 from sim.hami import Hami
 from sim.host_services import HostServices
-from sim.instance_rows import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, SHAPES
+from sim.instance_rows import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, MACHINES, SHAPES
 from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
 from sim.new_files import write_new
 from sim.pci_tree import DEVICE_COUNTERS, PciFunction, PciTree, efa_name
@@ -56,7 +56,7 @@ class SimulatedNode:
     def __init__(self, root: Path, instance_type: str) -> None:
         self.root = root
         self.instance_type = instance_type
-        self.shape = SHAPES[instance_type]
+        self.shape = {**SHAPES, **MACHINES}[instance_type]
         self.installed_version = self.driver_version = ""
         self.gpus = tuple(invent_gpus(root.name, self.shape))
         self.pci = PciTree(root)
@@ -164,6 +164,34 @@ class SimulatedNode:
     def remove_rdma(self, index: int) -> None:
         """Remove the RDMA device of the index-th EFA function, which stays on PCI."""
         self.pci.remove_infiniband(self.shape.efa_addresses[index])
+
+    def rdma_port(self, index: int, name: str, value: str) -> None:
+        """Set a file of the port of the index-th mlx5 function, such as `state` or `counters/symbol_error`."""
+        self.write_value(f"sys/class/infiniband/{self.shape.mlx5[index].name}/ports/1/{name}", value)
+
+    def lose_rdma_link(self, index: int) -> None:
+        """Take the link of the index-th mlx5 function down, after it had one."""
+        self.rdma_port(index, "state", "1: DOWN")
+        self.rdma_port(index, "phys_state", "2: Polling")
+        self.rdma_port(index, "counters/port_rcv_packets", "91823")
+
+    def remove_mlx5(self, index: int) -> None:
+        """Remove the index-th mlx5 function from PCI."""
+        self.pci.unplug(self.shape.mlx5[index].address)
+
+    def move_rdma_to_a_pod(self, index: int) -> None:
+        """Move the RDMA device of the index-th mlx5 function to another network namespace; it stays on PCI."""
+        self.pci.remove_infiniband(self.shape.mlx5[index].address)
+
+    def make_rdma_exclusive(self) -> None:
+        """Let an RDMA device belong to one network namespace."""
+        self.write_value("sys/module/ib_core/parameters/netns_mode", "N")
+
+    def route_by(self, netdev: str) -> None:
+        """Add a default route through this net device."""
+        head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"
+        route = f"{netdev}\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0"
+        self.write_value("proc/1/net/route", f"{head}\n{route}")
 
     def unload_efa(self) -> None:
         for address in self.shape.efa_addresses:
@@ -522,6 +550,10 @@ class SimulatedNode:
         for index, address in enumerate(shape.mlx5_addresses):
             self.pci.plug(PciFunction(address, "0x15b3", "0x1021", "0x020700", "mlx5_core"))
             self.pci.add_infiniband(address, f"mlx5_{index}")
+        for function in shape.mlx5:
+            self.pci.add_mlx5(function)
+        if shape.mlx5 or shape.mlx5_addresses:
+            self.write_value("sys/module/mlx5_core/version", "24.10-1.1.4")
         for address in shape.efa_addresses:
             self._plug_below(PciFunction(address, "0x1d0f", shape.efa_pci_device, "0x020000", "efa"))
             self.pci.add_efa(address)

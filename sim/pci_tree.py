@@ -5,7 +5,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from sim.mlx5_ports import Mlx5Function
 from sim.new_files import write_new
+
+MLX5_DRIVER = "mlx5_core"
 
 PORT_COUNTERS = (
     *("tx_bytes", "tx_pkts", "rx_bytes", "rx_pkts", "rx_drops", "send_bytes", "send_wrs", "recv_bytes", "recv_wrs"),
@@ -54,6 +57,8 @@ class PciTree:
     def unplug(self, address: str) -> None:
         self.remove_infiniband(address)
         directory = self._directory(address)
+        for netdev in (directory / "net").glob("*"):
+            (self._sys / "class/net" / netdev.name).unlink()
         (self._sys / "bus/pci/devices" / address).unlink()
         shutil.rmtree(directory)
 
@@ -80,13 +85,32 @@ class PciTree:
     def unbind(self, address: str) -> None:
         (self._directory(address) / "driver").unlink(missing_ok=True)
 
-    def add_infiniband(self, address: str, name: str) -> Path:
+    def add_infiniband(self, address: str, name: str, state: str = "4: ACTIVE") -> Path:
         """Add a verbs device of this function, listed in class/infiniband."""
         device = self._directory(address) / "infiniband" / name
-        write_new(device, {"ports/1/state": "4: ACTIVE"})
+        write_new(device, {"ports/1/state": state})
         (device / "device").symlink_to(f"../../../{address}")
         _link(self._sys / "class/infiniband" / name, device)
         return device
+
+    def add_mlx5(self, function: Mlx5Function) -> None:
+        """Add a function of the driver mlx5 with its RDMA device and its net device."""
+        self.plug(PciFunction(function.address, "0x15b3", function.pci_device, function.pci_class, MLX5_DRIVER))
+        directory = self._directory(function.address)
+        write_new(self.add_infiniband(function.address, function.name, function.state), function.files)
+        self.give_uverbs(function.address)
+        netdev = directory / "net" / function.netdev
+        write_new(netdev, {"carrier_changes": "2"})
+        _link(self._sys / "class/net" / function.netdev, netdev)
+        if function.physfn:
+            (directory / "physfn").symlink_to(f"../{function.physfn}")
+        if function.bond:
+            bond = self._sys / "devices/virtual/net" / function.bond
+            (bond / "bonding").mkdir(parents=True, exist_ok=True)
+            _link(netdev / "master", bond)
+            _link(bond / f"lower_{function.netdev}", netdev)
+            if not (self._sys / "class/net" / function.bond).is_symlink():
+                _link(self._sys / "class/net" / function.bond, bond)
 
     def remove_infiniband(self, address: str) -> None:
         """Remove the function's verbs devices; it stays on PCI."""

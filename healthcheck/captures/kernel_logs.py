@@ -30,13 +30,8 @@ from healthcheck.probes.kernel_log import Record
 
 MARKS = (
     *(b"NVRM", b"SXid", b"nvidia-nvswitch"),
-    *(
-        b"unrecoverable hardware err",
-        b"health recovery ",
-        b"health revovery ",
-        b"'s health comprom",
-        b"Will cause a leak",
-    ),
+    *(b"unrecoverable hardware err", b"health recovery ", b"health revovery "),
+    *(b"'s health comprom", b"Will cause a leak"),
 )
 """Each line that a check reads contains one of these."""
 

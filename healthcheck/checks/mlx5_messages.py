@@ -21,7 +21,7 @@ UNRECOVERABLE = Reason(
     "The driver could not recover an mlx5 device of the GPU fabric, or the device reports a hardware error.",
     "Drain and reboot the node; power it off and on, or replace it, if the message recurs. It ends by itself when the"
     " driver reports a later recovery.",
-    threshold="a line of the driver, at once; MONITOR before a check cycle has shown that the GPU fabric uses the device",
+    threshold="a line of the driver, at once; MONITOR until a check cycle has shown the devices of the GPU fabric",
     source="kernel, drivers/net/ethernet/mellanox/mlx5/core/health.c",
 )
 NOT_RESPONDING = Reason(
@@ -39,7 +39,7 @@ NOT_COUNTED_YET = "mlx5_core: device not counted yet"
 _BEGINS = "mlx5_core "
 _ADDRESS = r"mlx5_core (?P<address>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _WHERE = r": (?:[0-9a-f:.]{12,16}:)?(?:\w{1,64}:\d{1,6}:(?:\(pid -?\d{1,10}\):)? )?"
-"""Function, line and process of the message; earlier kernels write the address again, and some messages have neither."""
+"""Function, line and process of the message; earlier kernels write the address again, and some messages have none."""
 _END = r"[.:]?\s*\Z"
 _LONGEST_DETAIL = 200
 
@@ -54,9 +54,7 @@ def _message(reason: Reason | str, text: str) -> _Message:
 
 
 _MESSAGES = (
-    _message(
-        UNRECOVERABLE, _WHERE + r"Health issue observed, unrecoverable hardware error, severity\(\d\) [A-Z]{1,16}"
-    ),
+    _message(UNRECOVERABLE, _WHERE + r"Health issue observed, unrecoverable hardware error, severity\(\d\) [A-Z]+"),
     _message(UNRECOVERABLE, _WHERE + "synd 0x8: unrecoverable hardware error"),
     _message(UNRECOVERABLE, _WHERE + "health recovery failed"),
     _message(UNRECOVERABLE, _WHERE + "health recovery flow aborted, PCI reads still not working"),

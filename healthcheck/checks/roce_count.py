@@ -58,9 +58,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 def _present(seen: Evidence) -> int:
     """Return the number of network functions that the driver mlx5 has or could have, except known other ones."""
-    others = {one.address for one in seen[MLX5].devices if one.virtual or one.default_route}
+    others = {device.address for device in seen[MLX5].devices if device.virtual or device.default_route}
     functions = {function.address for function in seen[pci.FUNCTIONS] if function.is_mlx5_here}
-    return len((functions | {one.address for one in seen[MLX5].devices}) - others)
+    return len((functions | {device.address for device in seen[MLX5].devices}) - others)
 
 
 CHECK = Check("roce-count", GROUP, NEEDS, judge, (GONE, BELOW_PROFILE))

@@ -39,7 +39,7 @@ def why_not(seen: Evidence, expected: Expectation) -> str:
     profile = expected.profile
     if profile is not None and profile.roce:
         return ""
-    if seen[infiniband.RDMA].efa or expected.first.efa or any(one.is_efa for one in seen[pci.FUNCTIONS]):
+    if seen[infiniband.RDMA].efa or expected.first.efa or any(function.is_efa for function in seen[pci.FUNCTIONS]):
         return "the GPU fabric of this node is EFA"
     if profile is not None and profile.efa:
         return f"the GPU fabric of {expected.instance_type} is EFA"

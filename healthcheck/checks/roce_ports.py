@@ -28,7 +28,7 @@ MOST_OUTAGES = 2
 DOWN = Reason(
     "RdmaPortDown",
     Severity.MONITOR,
-    "A port of the GPU fabric that was active has no link, or its RDMA device is missing: jobs over several nodes fail.",
+    "A port of the GPU fabric that was active has no link or no RDMA device: jobs over several nodes fail.",
     "Check cable, transceiver and switch port; reboot the node if they are good. If the port is no longer used, release"
     " the node.",
     flickers=True,
@@ -39,9 +39,9 @@ FLAPPING = Reason(
     "RdmaPortFlapping",
     Severity.MONITOR,
     "A port of the GPU fabric loses its link again and again.",
-    "Clean or replace cable and transceiver, and check the switch port. The finding ends when the outages are older than"
-    " 12 hours, or with a reboot.",
-    threshold=f"{MOST_OUTAGES + 1} outages of {SHORTEST_OUTAGE_SECONDS:.0f} s within {OUTAGE_WINDOW_SECONDS / 3600:.0f} h",
+    "Clean or replace cable and transceiver, and check the switch port. The finding ends 12 hours after the outages, or"
+    " with a reboot.",
+    threshold=f"{MOST_OUTAGES + 1} outages of {SHORTEST_OUTAGE_SECONDS:.0f} s in {OUTAGE_WINDOW_SECONDS / 3600:.0f} h",
     source="gpud, components/accelerator/nvidia/infiniband",
 )
 RATE_LOW = Reason(

@@ -229,10 +229,11 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     # If the clock was set back, findings may have times later than now. They were observed too.
     seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
     kept = [acknowledgement for acknowledgement in memory.acknowledged if acknowledgement not in seen]
-    accepted = [one.finding for one in memory.standing if one.finding.source == ONCE_HAD and is_released(one)]
-    ports = {one.subject.removeprefix(RDMA) for one in accepted if one.subject.startswith(RDMA)}
+    released = [active.finding for active in memory.standing if is_released(active)]
+    accepted = [finding for finding in released if finding.source == ONCE_HAD]
+    ports = {finding.subject.removeprefix(RDMA) for finding in accepted if finding.subject.startswith(RDMA)}
     first = replace(memory.first, rdma=without(memory.first.rdma, ports)) if ports else memory.first
-    if len(ports) < len({one.subject for one in accepted}):
+    if len(ports) < len({finding.subject for finding in accepted}):
         first = replace(first, gpus=0)
     return replace(
         _without(memory, is_released),

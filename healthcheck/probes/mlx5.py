@@ -21,7 +21,7 @@ from healthcheck.host.kernel_files import is_gone, read
 from healthcheck.host.opening import is_folder, names_in, names_there, want_folder
 from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
 from healthcheck.probes.efa.infiniband import is_exclusive
-from healthcheck.probes.pci import MELLANOX, MLX5_DRIVER
+from healthcheck.probes.pci import AMAZON, MELLANOX, MLX5_DRIVER
 from healthcheck.text.printable import printable
 
 ETHERNET = "Ethernet"
@@ -133,29 +133,35 @@ def _size(devices: list[Mlx5Device]) -> tuple[int, float]:
 class _Identity(Struct, frozen=True):
     """Facts about a device that do not change while it exists."""
 
-    address: str
-    device: int
-    board_id: str
-    virtual: bool
+    vendor: int
+    address: str = ""
+    device: int = 0
+    board_id: str = ""
+    virtual: bool = False
 
 
 def read_mlx5(host: Host) -> Mlx5:
-    """Return the devices; none if the kernel has no RDMA class. Raises ProbeError if /sys can't be read."""
+    """Return the devices; none if the kernel has no RDMA class. Raises ProbeError if /sys can't be read.
+
+    On a node with EFA devices, mlx5 devices are not the GPU fabric and are not read.
+    """
     want_folder(host.root / "sys/class")
     directory = f"{host.root}/sys/class/infiniband"
     identities = [(name, found) for name in names_there(directory)[:_MOST] if (found := _identify(directory, name))]
+    if any(found.vendor == AMAZON for _, found in identities):
+        return Mlx5(())
     patience_ends = time.monotonic() + _PATIENCE_SECONDS
     read_ports = (_device(directory, name, found, patience_ends) for name, found in identities)
     devices = tuple(device for device in read_ports if device is not None)
     if any(device.link_layer == ETHERNET and device.netdev and not device.bonded for device in devices):
         carriers = _carriers_of_default_route(host.root)
-        devices = tuple(replace(one, default_route=True) if one.netdev in carriers else one for one in devices)
+        devices = tuple(replace(device, default_route=device.netdev in carriers) for device in devices)
     exclusive = host.once(is_exclusive)
     holders = _holders(host) if exclusive else ()
-    found = Mlx5(devices, is_folder(f"{host.root}/sys/module/{MLX5_DRIVER}"), holders, exclusive)
-    counted = {device.name for device in found.fabric}
+    mlx5 = Mlx5(devices, is_folder(f"{host.root}/sys/module/{MLX5_DRIVER}"), holders, exclusive)
+    counted = {device.name for device in mlx5.fabric}
     return replace(
-        found,
+        mlx5,
         devices=tuple(
             _with_counters(directory, device, patience_ends) if device.name in counted else device for device in devices
         ),
@@ -163,10 +169,10 @@ def read_mlx5(host: Host) -> Mlx5:
 
 
 def _identify(directory: str, name: str) -> _Identity | None:
-    """Return the identity of an mlx5 device; None for other devices. Raises ProbeError."""
+    """Return the identity of an mlx5 or EFA device; None for other devices. Raises ProbeError."""
     path = f"{directory}/{name}"
     try:
-        return _identity(path, os.stat(path).st_ino)  # noqa: PTH116 - pathlib would double the time
+        return _identity(path, os.stat(path).st_ino)
     except ValueError:
         return None
     except OSError as error:
@@ -179,13 +185,16 @@ def _identify(directory: str, name: str) -> _Identity | None:
 def _identity(path: str, _inode: int) -> _Identity | None:
     """Return the identity of a device. The kernel gives a device that is created again another inode."""
     function = f"{path}/device"
-    if int(read(f"{function}/vendor", 16), 16) != MELLANOX:
+    vendor = int(read(f"{function}/vendor", 16), 16)
+    if vendor == AMAZON:
+        return _Identity(vendor)
+    if vendor != MELLANOX:
         return None
     address, driver = (os.path.basename(_link(link)) for link in (function, f"{function}/driver"))
     if not _FUNCTION.match(address) or driver not in ("", MLX5_DRIVER):
         return None
     device, virtual = int(read(f"{function}/device", 16), 16), _link(f"{function}/physfn") != ""
-    return _Identity(address, device, _optional(f"{path}/board_id"), virtual)
+    return _Identity(vendor, address, device, _optional(f"{path}/board_id"), virtual)
 
 
 def _device(directory: str, name: str, identity: _Identity, patience_ends: float) -> Mlx5Device | None:
@@ -312,7 +321,7 @@ def _holders(host: Host) -> tuple[str, ...] | None:
 def _link(path: str) -> str:
     """Return the target of a link; '' if it is none or vanished."""
     try:
-        return os.readlink(path)  # noqa: PTH115 - pathlib would double the time
+        return os.readlink(path)
     except OSError:
         return ""
 
