@@ -238,14 +238,11 @@ class SimulatedNode:
         return programs
 
     def install_perftest(self) -> Path:
-        """Install perftest's program on the node, make its mlx5 devices usable, and return the program's folder."""
+        """Install perftest's program on the node and return its folder. The script lists the files that control it."""
         programs = self.root / DCGM_PROGRAMS
         programs.mkdir(parents=True, exist_ok=True)
         (self.root / "ib_write_bw").mkdir(exist_ok=True)
         shutil.copy(IB_WRITE_BW, programs / "ib_write_bw")
-        for address in self.shape.mlx5_addresses:
-            self.pci.take_uverbs(address)
-            self.pci.give_uverbs(address)
         return programs
 
     def install_nvidia_smi(self, driver_root: str = "") -> Path:

@@ -27,8 +27,8 @@ class Bench:
         self.node = node
         self.calls: list[Loopback] = []
         programs = node.install_perftest()
-        for address in node.shape.mlx5_addresses[3:]:
-            node.pci.unplug(address)
+        for index in range(3, len(node.shape.mlx5)):
+            node.remove_mlx5(index)
         self.ports = [device.name for device in sorted((node.root / "sys/class/infiniband").iterdir())]
         path = f"{programs}:/usr/bin:/bin"
         self.loopback = RdmaLoopback(node.root, LONG, self.calls.append, path, patience_seconds=0.5)
@@ -127,10 +127,10 @@ def test_a_port_that_is_not_active_is_not_tested(bench: Bench, state: str) -> No
 def test_devices_of_another_vendor_or_another_model_are_not_tested(bench: Bench) -> None:
     first, second, _ = bench.ports
     for port in bench.ports[1:]:
-        bench.node.write_value(f"sys/class/infiniband/{port}/board_id", "MT_0000000838")
+        bench.node.write_value(f"sys/class/infiniband/{port}/board_id", "MT_0000000222")
     assert [loopback.device for loopback in bench.loopback.run().loopbacks] == bench.ports[1:]
 
-    bench.node.write_value(f"sys/bus/pci/devices/{bench.node.shape.mlx5_addresses[0]}/vendor", "0x8086")
+    bench.node.write_value(f"sys/bus/pci/devices/{bench.node.shape.mlx5[0].address}/vendor", "0x8086")
     bench.befall(second, "memory")
     assert [loopback.device for loopback in bench.loopback.run().loopbacks] == bench.ports[1:]
     assert first not in {run[1] for run in bench.runs}
@@ -173,3 +173,23 @@ def test_the_profile_says_which_fabric_a_type_has(bench: Bench) -> None:
 
     bench.loopback.profile = InstanceProfile("p6e-gb300r.36xlarge", 4, 0, nvlink=True, provider="-", roce=8)
     assert len(bench.answers()) == 3
+
+
+TESTED = [
+    ("hgx-h100", [f"mlx5_{number}" for number in range(8)]),
+    ("hgx-h100-sriov", [f"mlx5_{number}" for number in range(8)]),
+    ("hgx-h100-one-port-unused", [f"mlx5_{number}" for number in (0, 1, 2, 4, 5, 6, 7)]),
+    ("dgx-h100", [f"mlx5_{number}" for number in range(8)]),
+    ("vm-h100", [f"mlx5_ib{number}" for number in range(8)]),
+    ("p6e-gb300r.36xlarge", [f"rocep{number}s0" for number in range(216, 224)]),
+    ("p6-b200.48xlarge", []),
+]
+
+
+@pytest.mark.parametrize(("machine", "devices"), TESTED)
+def test_the_active_ports_of_the_gpu_fabric_are_tested(
+    make_node: Callable[[str], SimulatedNode], machine: str, devices: list[str]
+) -> None:
+    found = RdmaLoopback(make_node(machine).root, LONG).devices()
+
+    assert (list(found) if isinstance(found, tuple) else []) == devices

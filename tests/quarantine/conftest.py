@@ -33,8 +33,8 @@ def world(make_node: Callable[[str], SimulatedNode], tmp_path: Path) -> Iterator
 def rdma_world(make_node: Callable[[str], SimulatedNode], tmp_path: Path) -> Iterator[World]:
     """A p6e-gb300r.36xlarge with two of its RDMA devices."""
     host = make_node("p6e-gb300r.36xlarge")
-    for address in host.shape.mlx5_addresses[2:]:
-        host.pci.unplug(address)
+    for index in range(2, len(host.shape.mlx5)):
+        host.remove_mlx5(index)
     host.install_dcgmi()
     host.install_nccl_tests()
     host.install_perftest()
