@@ -186,14 +186,16 @@ EXPRESSIONS = {
     ROCE: f"device.driver == '{AWS}' && device.attributes['dra.vpc.amazonaws.com'].deviceType == 'roce'",
     EFA: f"device.driver == '{AWS}' && device.attributes['dra.vpc.amazonaws.com'].deviceType == 'efa'",
 }
+NONE = "device.attributes['dra.vpc.amazonaws.com'].deviceType == 'none'"
 CLASSES = [
     obj("DeviceClass", name, spec={"selectors": [{"cel": {"expression": text}}]}) for name, text in EXPRESSIONS.items()
 ]
 
 
-def claiming(device_class: str, count: int = 8) -> list[Object]:
+def claiming(device_class: str, count: int = 8, selector: str = "") -> list[Object]:
     """A pod with a claim of network devices, its claim, and the scheduler's refusal."""
-    request = {"name": "net", "exactly": {"deviceClassName": device_class, "count": count}}
+    selectors = {"selectors": [{"cel": {"expression": selector}}]} if selector else {}
+    request = {"name": "net", "exactly": {"deviceClassName": device_class, "count": count, **selectors}}
     claim = obj("ResourceClaim", "net", "team", spec={"devices": {"requests": [request]}})
     message = "0/2 nodes are available: 2 cannot allocate all claims."
     waits = pod(
@@ -257,6 +259,16 @@ CLAIMS: list[Row] = [
         [("ClaimOfAnotherFabric", "resourceclaim/team/net")],
     ),
     (
+        "EFA nodes beside RoCE nodes whose driver publishes nothing",
+        [*NODES, *dranet("a", "b"), *network_slices("efa", "a"), *CLASSES, *claiming(ROCE)],
+        [("NoDeviceMatchesClaim", "resourceclaim/team/net")],
+    ),
+    (
+        "a selector that no RoCE device matches",
+        [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, *claiming(ROCE, selector=NONE)],
+        [("NoDeviceMatchesClaim", "resourceclaim/team/net")],
+    ),
+    (
         "more RoCE than a node has",
         [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, *claiming(ROCE, 9)],
         [("NoDeviceMatchesClaim", "resourceclaim/team/net")],
@@ -282,7 +294,7 @@ def test_a_claim_of_roce_that_is_satisfied_is_no_cause() -> None:
 def test_advice_about_claims_names_the_driver_of_the_network() -> None:
     missing = judged(*NODES, SYSTEM, *CLASSES, *claiming(ROCE), JOB).problems[0].found
     silent = judged(*NODES, *dranet("a", "b"), *CLASSES, *claiming(ROCE), JOB).problems[0].found
-    other = judged(*NODES, *network_slices("roce", "a"), *CLASSES, *claiming(EFA), JOB).problems[0].found
+    other = judged(*NODES, *network_slices("roce", "a", "b"), *CLASSES, *claiming(EFA), JOB).problems[0].found
 
     assert missing.remedy[0].startswith("Install the network's DRA driver: the chart aws-dranet")
     assert "kubectl -n kube-system describe daemonset aws-dranet" in silent.remedy[0]

@@ -19,7 +19,8 @@ from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.efa import EFA_CLASS, NETWORK_DRIVERS, ROCE_CLASS
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
-from diagnosis.facts.placement import asked_by
+from diagnosis.facts.gpu_nodes import has_gpu
+from diagnosis.facts.placement import asked_by, selects
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
@@ -214,7 +215,7 @@ def _short(
     of_driver = [offer for offer in offers if driver in ("", offer.driver)]
     terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
     matching = [device for device in of_driver if all(_holds(term, device) for term in terms)]
-    if not matching and (others := _of_other_fabric(snapshot, request, offers)):
+    if not matching and (others := _of_other_fabric(snapshot, waiting, known, offers)):
         yield _other_fabric(waiting, claim, request, others)
         return
     if not of_driver:
@@ -299,18 +300,24 @@ def _without_slices(snapshot: Snapshot, *, network: bool) -> Iterator[str]:
 
 
 def _of_other_fabric(
-    snapshot: Snapshot, request: Request, offers: Sequence[PublishedDevice]
+    snapshot: Snapshot, waiting: Waiting, asked: DeviceClass, offers: Sequence[PublishedDevice]
 ) -> tuple[DeviceClass, list[PublishedDevice]] | None:
-    """Return the class of the other fabric of AWS with the published devices that match it; None if there are none."""
-    name = _OTHER_FABRIC.get(request.device_class, "")
-    known = next((each for each in snapshot.device_classes if each.meta.name == name and each.selectors), None)
-    if known is None or not snapshot.sees("DeviceClass"):
+    """Return the class of the other fabric of AWS and its devices, if every GPU node of the pods has only these."""
+    name = _OTHER_FABRIC.get(asked.meta.name, "")
+    other = next((each for each in snapshot.device_classes if each.meta.name == name and each.selectors), None)
+    if other is None or _of_class(asked, offers):
         return None
+    matching = _of_class(other, offers)
+    there = {offer.node for offer in matching}
+    eligible = [node.name for node in snapshot.nodes if has_gpu(node) and selects(waiting.spec, node)]
+    return (other, matching) if eligible and there.issuperset(eligible) else None
+
+
+def _of_class(known: DeviceClass, offers: Sequence[PublishedDevice]) -> list[PublishedDevice]:
+    """Return the published devices that match the class."""
     terms = [term for text in known.selectors for term in _terms(text)]
-    matching = [
-        offer for offer in offers if _driver(known) in ("", offer.driver) and all(_holds(term, offer) for term in terms)
-    ]
-    return (known, matching) if matching else None
+    driver = _driver(known)
+    return [each for each in offers if driver in ("", each.driver) and all(_holds(term, each) for term in terms)]
 
 
 def _other_fabric(
