@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from healthcheck.node.state import INSTANCE_TYPE
 from sim.api_stand_in import ApiStandIn
 from sim.node import SimulatedNode
 from tests.quarantine.world import NODE, SPOT, World
@@ -40,4 +41,5 @@ def rdma_world(make_node: Callable[[str], SimulatedNode], tmp_path: Path) -> Ite
     host.install_perftest()
     (host.root / "nccl").mkdir()
     with ApiStandIn() as stand_in:
+        stand_in.edit_node(NODE, {"metadata": {"labels": {INSTANCE_TYPE: host.instance_type}}})
         yield World(host, stand_in, tmp_path)
