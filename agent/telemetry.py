@@ -135,6 +135,12 @@ class Telemetry:
             *("device", "counter"),
             kind="counter",
         )
+        self._rdma_errors = shown(
+            "rdma_errors_total",
+            "Error counters of the GPU fabric's mlx5 ports that are not 0, since the driver was loaded.",
+            *("device", "counter"),
+            kind="counter",
+        )
         self._driver = shown(
             "driver_info", "1: version of the driver and of the library that was read.", "version", "library"
         )
@@ -276,6 +282,11 @@ class Telemetry:
     def show_efa_errors(self, counters: Mapping[tuple[str, str], int]) -> None:
         """Replace the error counters, by device and counter. Those at 0 would be most series of a healthy node."""
         self._snapshot.tell({self._efa_errors: {key: value for key, value in counters.items() if value}})
+
+    def show_rdma_errors(self, counters: Mapping[tuple[str, str], int]) -> None:
+        """Replace the error counters of mlx5 ports, by device and counter."""
+        values: Values = {(_label(device), name): value for (device, name), value in counters.items() if value}
+        self._snapshot.tell({self._rdma_errors: values})
 
     def show_times(self, probes: Mapping[str, float], checks: Mapping[str, float]) -> None:
         """Update the durations of the sources and checks of the last cycle.

@@ -183,6 +183,12 @@ class SimulatedNode:
         """Move the RDMA device of the index-th mlx5 function to another network namespace; it stays on PCI."""
         self.pci.remove_infiniband(self.shape.mlx5[index].address)
 
+    def move_netdev_to_a_pod(self, index: int) -> None:
+        """Move the net device of the index-th mlx5 function to another network namespace."""
+        function = self.shape.mlx5[index]
+        (self.root / f"sys/class/net/{function.netdev}").unlink()
+        shutil.rmtree(self.root / f"sys/bus/pci/devices/{function.address}/net/{function.netdev}")
+
     def make_rdma_exclusive(self) -> None:
         """Let an RDMA device belong to one network namespace."""
         self.write_value("sys/module/ib_core/parameters/netns_mode", "N")

@@ -3,6 +3,7 @@
 import os
 import shutil
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from sim.mlx5_ports import Mlx5Function
@@ -131,7 +132,8 @@ class PciTree:
         """Add the device by which programs access the function's verbs device."""
         listing = self._sys / "class/infiniband_verbs"
         listing.mkdir(parents=True, exist_ok=True)
-        name = f"uverbs{len(list(listing.iterdir()))}"
+        taken = {each.name for each in listing.iterdir()}
+        name = next(name for number in count() if (name := f"uverbs{number}") not in taken)
         uverbs = self._directory(address) / "infiniband_verbs" / name
         uverbs.mkdir(parents=True)
         (listing / name).symlink_to(os.path.relpath(uverbs, listing))

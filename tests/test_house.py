@@ -50,6 +50,7 @@ WITHOUT_A_TWIN: list[str] = []
 """Scenarios of faults that no healthy one stands beside yet."""
 SHARED = {
     *("__init__", "driver_reasons", "listed", "examine", "expectation", "gpu_runtime", "per_gpu"),
+    "roce_fabric",
     *("runtime_fixes", "runtime_restart", "severities"),
 }
 """What stands beside the checks and is none."""

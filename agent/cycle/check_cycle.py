@@ -19,12 +19,14 @@ from healthcheck.checks.examine import judge, look
 from healthcheck.checks.fabric import COMING_UP as FABRIC_COMING_UP
 from healthcheck.checks.temperature import slowdown_celsius
 from healthcheck.memory.cycles import JudgedCycle
+from healthcheck.memory.rdma_ports import MOST_PORTS
 from healthcheck.model import Evidence, Host, Nature, Unobserved
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.dcgm.engine import ENGINE
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA
 from healthcheck.probes.efa.libfabric import Libfabric
+from healthcheck.probes.mlx5 import MLX5
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverReading, Gpus
@@ -148,6 +150,9 @@ class Cycle:
         devices = evidence[RDMA].efa if evidence.unread(RDMA) is None else ()
         counts = ((device, name) for device in devices for name in ERROR_COUNTERS if name in device.counters)
         self._telemetry.show_efa_errors({(device.name, name): device.counters[name] for device, name in counts})
+        ports = evidence[MLX5].fabric if evidence.unread(MLX5) is None else ()
+        counters = ((port.name, *counter) for port in ports[:MOST_PORTS] for counter in port.counters.items())
+        self._telemetry.show_rdma_errors({(device, name): count for device, name, count in counters})
 
     def _show_driver(self, gpus: Gpus) -> None:
         if gpus.library != self._library:

@@ -337,7 +337,11 @@ def _optional(file: str) -> str:
 
 
 def _text(file: str) -> str:
-    return printable(read(file, 64).decode("ascii", "replace").strip())
+    try:
+        return printable(read(file, 64).decode("ascii", "replace").strip())
+    except OSError as error:
+        error.filename = file  # a failed read of an open file names none
+        raise
 
 
 NOT_ANSWERING = UnobservedCause(

@@ -9,6 +9,8 @@ once).
 With `healthy_before` there are two cycles: the node was healthy that many seconds before its faults and values. Faults
 that only a difference shows need this, such as a rate or a moved GPU. A single cycle of `check` does not find them.
 
+With `outages` (device name and seconds ago, each) the memory has these outages of RDMA ports.
+
 With `[running]` the container runtime answers on its socket with these values (`Live`). `runtime_classes` are the
 cluster's, as name, handler and whether the nodeSelector selects this node. `check --root` uses neither: these nodes are
 judged as by the agent.
@@ -53,6 +55,7 @@ class Scenario:
     write: dict[str, str]
     running: dict[str, Any]
     runtime_classes: list[list[Any]]
+    outages: list[list[Any]]
     expect: Expected
 
     @classmethod
@@ -70,6 +73,7 @@ class Scenario:
             write=fields.get("write", {}),
             running=fields.get("running", {}),
             runtime_classes=fields.get("runtime_classes", []),
+            outages=fields.get("outages", []),
             expect=Expected(**fields["expect"]),
         )
 

@@ -23,7 +23,7 @@ P5 = InstanceProfile("p5.48xlarge", 8, 32, True, "efa")
         ("g6.xlarge|1|0|false|-", {"g6.xlarge": InstanceProfile("g6.xlarge", 1, 0, False, "")}),
         ("on-prem-h100|8|0|true|", {"on-prem-h100": InstanceProfile("on-prem-h100", 8, 0, True, "")}),
         ("p5.48xlarge|8|32|true|efa|0", {"p5.48xlarge": P5}),
-        ("x|4|0|true|-| 8 # by RoCE", {"x": InstanceProfile("x", 4, 0, True, "")}),
+        ("x|4|0|true|-| 8 # by RoCE", {"x": InstanceProfile("x", 4, 0, True, "", 8)}),
         ("none|0|0|false|", {"none": InstanceProfile("none", 0, 0, False, "")}),
     ],
 )

@@ -26,8 +26,8 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass
-from healthcheck.probes import device_files, gdrcopy, hami, kernel_log, kernel_modules, limits, pci, services
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
+from healthcheck.probes import device_files, gdrcopy, hami, kernel_log, kernel_modules, limits, mlx5, pci, services
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import distributions, facts
 from healthcheck.probes.efa import infiniband, libfabric
@@ -37,7 +37,7 @@ from tests.hostile import HOSTILE
 
 LONGEST_DETAIL = 3000
 """For what a person reads: a few lines. GPUs or links by the hundred are counted, or listed where there are few."""
-KINDS = ("gpu/", "efa/", "nvswitch/", "runtime/")
+KINDS = ("gpu/", "efa/", "nvswitch/", "runtime/", "rdma/")
 WITHOUT_A_NAME = ("driver", "node")
 LEVEL_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.LEVEL)
 
@@ -129,9 +129,9 @@ driver_looks = st.builds(
 _functions = st.builds(
     pci.PciFunction,
     st.sampled_from(ADDRESSES[:3] + EFA_ADDRESSES[:3]),
-    st.sampled_from([pci.NVIDIA, pci.AMAZON, 0]),
+    st.sampled_from([pci.NVIDIA, pci.AMAZON, pci.MELLANOX, 0]),
     st.sampled_from([0x2330, 0xEFA0, 0xEFA2]) | numbers,
-    st.sampled_from([0x030000, 0x030200, 0x068000]) | numbers,
+    st.sampled_from([0x030000, 0x030200, 0x068000, 0x020700]) | numbers,
     st.sampled_from(["", "nvidia", "efa", "vfio-pci", "nouveau", "nvidia-nvswitch"]),
     st.booleans(),
     numbers,
@@ -265,10 +265,41 @@ _hami = st.builds(
 )
 _majors = _perhaps(st.dictionaries(st.sampled_from(["nvidia", "nvidia-uvm", "nvidia-caps"]), numbers))
 
+_mlx5_devices = st.builds(
+    mlx5.Mlx5Device,
+    st.sampled_from(["mlx5_0", "mlx5_1", "rocep216s0", "mlx5_bond_0"]) | words,
+    st.sampled_from(ADDRESSES[:3]),
+    numbers,
+    st.sampled_from(["", "MT_0000000838"]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["", "ibp24s0"]),
+    st.sampled_from(["4: ACTIVE", "1: DOWN"]) | words,
+    st.sampled_from(["5: LinkUp", "2: Polling"]) | words,
+    st.sampled_from([0.0, 200.0, 400.0]) | seconds,
+    st.sampled_from(["InfiniBand", "Ethernet"]) | words,
+    st.booleans(),
+    st.booleans(),
+    st.dictionaries(st.sampled_from([*mlx5.PORT_COUNTERS, *mlx5.HARDWARE_COUNTERS]), numbers, max_size=3),
+    st.just("") | words,
+)
+_ports = st.builds(
+    RdmaPort,
+    st.sampled_from(["mlx5_0", "mlx5_1"]) | words,
+    words,
+    st.sampled_from([0.0, 400.0]) | seconds,
+    st.lists(seconds, max_size=5).map(tuple),
+    _perhaps(st.tuples(seconds, seconds)),
+)
+
 FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     nvml.NVML: driver_looks,
     pci.FUNCTIONS: st.lists(_functions, max_size=5).map(tuple),
     infiniband.RDMA: st.builds(infiniband.Rdma, st.lists(_devices, max_size=4).map(tuple), st.booleans(), words),
+    mlx5.MLX5: st.builds(
+        mlx5.Mlx5, st.lists(_mlx5_devices, max_size=4).map(tuple), st.booleans(), _perhaps(_few(words)), st.booleans()
+    ),
     kernel_modules.MODULES: st.builds(kernel_modules.KernelModules, words, st.booleans()),
     services.SERVICES: st.builds(
         services.Services,
@@ -297,6 +328,7 @@ _first = st.builds(
     EarlierHardware,
     _perhaps(numbers),
     st.dictionaries(st.sampled_from(ADDRESSES[:3]), st.builds(GpuPosition, numbers, addresses)),
+    rdma=_perhaps(st.dictionaries(st.sampled_from(ADDRESSES[:3]), _ports, max_size=3)),
 )
 expectations = st.builds(
     Expectation,

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, Observation, Outcome, Probe, Unobserved
-from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice
+from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
+from healthcheck.probes.mlx5 import HARDWARE_COUNTERS, MLX5, PORT_COUNTERS, Mlx5, Mlx5Device
 from healthcheck.probes.nvml.gpus import (
     DriverReading,
     EccCounts,
@@ -25,7 +26,7 @@ from healthcheck.probes.nvml.gpus import (
     RowRemap,
     Temperature,
 )
-from healthcheck.probes.pci import PciFunction
+from healthcheck.probes.pci import FUNCTIONS, PciFunction
 
 ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x53, 0x64, 0x75, 0x86, 0x97, 0xA8, 0xB9, 0xCA))
 EFA_ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in range(0x10, 0x40))
@@ -109,6 +110,33 @@ def driver_says(*gpus: Gpu) -> DriverReading:
 
 def driver_is_silent(cause: Unobserved, *missed: float, stuck_pid: int | None = None) -> DriverReading:
     return DriverReading(cause, missed, 60.0, stuck_pid)
+
+
+RAILS = tuple(f"0000:{bus:02x}:00.0" for bus in (0x18, 0x40, 0x4F, 0x5E, 0x9A, 0xC0, 0xD0, 0xDC))
+HGX = Expectation(None, "hgx-h100")
+
+
+def mlx5_device(index: int, **more: Any) -> Mlx5Device:
+    """An NDR port of an HGX H100 with nothing wrong; `more` changes some."""
+    device = Mlx5Device(f"mlx5_{index}", RAILS[index], 0x1021, "MT_0000000838", netdev=f"ibp{index}s0")
+    port = {"state": "4: ACTIVE", "rate": 400.0, "link_layer": "InfiniBand", "has_gid": True}
+    counters = dict.fromkeys((*PORT_COUNTERS, *HARDWARE_COUNTERS), 0)
+    return replace(device, **{**port, "counters": counters, **more})
+
+
+def storage_device(index: int, **more: Any) -> Mlx5Device:
+    """A port of one of an HGX H100's two storage adapters, in a bond."""
+    own = {"name": f"mlx5_{8 + index}", "address": f"0000:{index + 0x29:02x}:00.1", "board_id": "MT_0000000892"}
+    return mlx5_device(0, **{**own, "link_layer": "Ethernet", "bonded": True, "rate": 200.0, **more})
+
+
+def hgx(*changed: Mlx5Device, without: int | None = None) -> dict[Probe[Any], Any]:
+    """Facts of an HGX H100 with two storage adapters, and with these devices instead of healthy ones."""
+    by_address = {device.address: device for device in (*map(mlx5_device, range(8)), *map(storage_device, range(2)))}
+    by_address |= {device.address: device for device in changed}
+    here = [device for device in by_address.values() if without is None or device.address != RAILS[without]]
+    pci = tuple(PciFunction(device.address, 0x15B3, device.device, 0x020700, "mlx5_core") for device in here)
+    return {FUNCTIONS: pci, RDMA: rdma(0), MLX5: Mlx5(tuple(here))}
 
 
 def efa_device(index: int, **more: Any) -> RdmaDevice:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.rdma_ports import after_ports
 from healthcheck.model import Evidence, Host, Nature
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
@@ -27,7 +27,7 @@ from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.settings.reading import packaged_profiles
 from healthcheck.verdict.verdict import status_of, worst
-from sim.instance_rows import SHAPES
+from sim.instance_rows import MACHINES, SHAPES
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from sim.scenarios import Scenario, scenarios
 from tests.console import typed
@@ -52,13 +52,26 @@ def answered(seen: Evidence, scenario: Scenario) -> Evidence:
     return Evidence(facts, seen.at, seen.before, seen.seconds)
 
 
-def expectation(scenario: Scenario, places: Mapping[str, GpuPosition] | None = None) -> Expectation:
+def had(scenario: Scenario, before: Evidence, at: float) -> EarlierHardware:
+    """Return the GPU positions and RDMA ports of the healthy node, with the scenario's outages."""
+    places = {
+        function.address: GpuPosition(function.numa_node, function.switch)
+        for function in before[FUNCTIONS]
+        if function.is_gpu
+    }
+    ports = after_ports(None, before, has_efa=False) or {}
+    outages = {name: tuple(at - seconds for seconds in ago) for name, *ago in scenario.outages}
+    ports = {address: replace(port, outages=outages.get(port.name, ())) for address, port in ports.items()}
+    return EarlierHardware(places=places, rdma=ports)
+
+
+def expectation(scenario: Scenario, first: EarlierHardware | None = None) -> Expectation:
     """Return the expectation of the agent."""
     classes = tuple(PodRuntimeClass(*entries) for entries in scenario.runtime_classes)
     return Expectation(
         find_profile(packaged_profiles(), scenario.instance_type),
         scenario.instance_type,
-        first=EarlierHardware(places=places or {}),
+        first=first or EarlierHardware(),
         runtime_classes=classes or None,
     )
 
@@ -106,17 +119,12 @@ def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, 
         scenario.befall(node)
         now = answered(look(host, CHECKS, before), scenario)
         driver.end()
-    places = {
-        function.address: GpuPosition(function.numa_node, function.switch)
-        for function in before[FUNCTIONS]
-        if function.is_gpu
-    }
 
-    outcomes = judge(CHECKS, now, expectation(scenario, places))
+    outcomes = judge(CHECKS, now, expectation(scenario, had(scenario, before, now.at)))
 
     findings = [finding for outcome in outcomes for finding in outcome.findings]
     severity = worst(finding.severity for finding in findings)
-    unobserved = list(dict.fromkeys(one.cause for outcome in outcomes for one in outcome.unobserved))
+    unobserved = list(dict.fromkeys(blind.cause.name for outcome in outcomes for blind in outcome.unobserved))
     assert {
         "status": scenario.expect.status,
         "severity": scenario.expect.severity,
@@ -158,7 +166,7 @@ def test_every_instance_type_that_is_known_can_be_simulated() -> None:
     assert [kind for kind in SHAPES if fabric_of(kind) is None] == []
 
 
-@pytest.mark.parametrize("instance_type", SHAPES)
+@pytest.mark.parametrize("instance_type", [*SHAPES, *MACHINES])
 def test_check_finds_nothing_on_a_healthy_node_of_any_instance_type(
     instance_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

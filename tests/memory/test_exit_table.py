@@ -15,16 +15,16 @@ from healthcheck.memory.exit_table import EXITS, Exit, exit_words
 from healthcheck.memory.exits import begin, driver_loaded, expired, gpus_answered, passed, recovered, release, retested
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Nature, Outcome, Passed, Severity
+from healthcheck.model import KernelEvent, Nature, Outcome, Passed, Severity
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, remembers, sighting, stands
 
 ADDRESS = GPU.removeprefix("gpu/")
 ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
 SUBJECTS = (GPU, f"{GPU}/gi5", "nvswitch/0000:53:00.0", "driver", "node", "")
-REASONS = ("Xid79", "Xid154", "Xid163", "DriverLibraryMismatch", "GpuInitFailed")
+REASONS = ("Xid79", "Xid154", "Xid163", "DriverLibraryMismatch", "GpuInitFailed", "Mlx5Unrecoverable")
 RULES = {"GpuInitFailed": PROBE_FAILED}
-CHECKS = ("xid", "dcgm-diag-l2")
+CHECKS = ("xid", "dcgm-diag-l2", "mlx5-messages")
 DAY = 86_400.0
 SOON = MONOTONIC + 60.0
 
@@ -56,6 +56,11 @@ def re_engaged(memory: Memory) -> Memory:
     return replace(log, standing=tuple(finding for finding in log.standing if finding.finding.reason != "Xid162"))
 
 
+def device_recovered(memory: Memory) -> Memory:
+    again = [KernelEvent("Mlx5Recovered", finding.finding.subject, 99, SOON) for finding in memory.standing]
+    return after_kernel_log(memory, [Outcome("mlx5-messages", "9-roce", sightings=tuple(again))], later(60))
+
+
 def retest(memory: Memory) -> Memory:
     well = [Passed(finding.finding.reason, finding.finding.subject) for finding in memory.standing]
     return retested(memory, well, WALL + timedelta(seconds=1))
@@ -76,6 +81,7 @@ EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
     (table.REBOOT.words,): lambda memory: begin(memory, MACHINE, "another boot", later(60)),
     (table.RESET.words, table.RECOVERED.words): lambda memory: recovered(memory, ADDRESS, SOON, later(60)),
     (table.RE_ENGAGED.words,): re_engaged,
+    (table.DEVICE_RECOVERED.words,): device_recovered,
     (table.ALL_RESET.words, table.LIBRARY_FITS.words): reloaded,
     (table.TAKEN.words,): lambda memory: driver_loaded(memory, SOON),
     (table.QUARANTINE.words,): lambda memory: passed(memory, WALL + timedelta(seconds=1)),

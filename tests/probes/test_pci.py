@@ -33,7 +33,7 @@ def test_gpus_and_efa_devices_are_recognised(
     found = [function.address for function in functions if function.is_gpu]
     assert found == sorted(gpu.address for gpu in node.gpus)
     assert (len(found), sum(function.is_efa for function in functions)) == (gpus, efa)
-    assert {function.vendor for function in functions} <= {0x10DE, 0x1D0F}
+    assert {function.vendor for function in functions} <= {0x10DE, 0x1D0F, 0x15B3}
 
 
 @pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", ""])

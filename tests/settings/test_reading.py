@@ -15,7 +15,7 @@ from healthcheck.verdict.repair import RepairPolicy
 from healthcheck.verdict.taint_decision import Rules
 
 SECONDS = "a whole number of seconds, "
-GROUPS = "allowed are 0, 2, 3, 7, 8, 0-nvidia-smi, 2-efa-enumeration, 3-topology-check, 7-container-runtime, 8-hami"
+GROUPS = "allowed are 0, 2, 3, 7, 8, 9, 0-nvidia-smi, 2-efa-enumeration, 3-topology-check, 7-container-runtime, 8-hami"
 SEVERITIES = "allowed are MONITOR, RESET, REBOOT or ISOLATE"
 
 GROUP_0 = [
@@ -45,6 +45,7 @@ GROUP_2 = [
     "efa-keep-alive",
     "efa-gpudirect",
     "efa-provider",
+    "efa-namespaces",
     "memlock",
     "gdrcopy",
 ]
@@ -74,6 +75,7 @@ GROUP_7 = [
     "runtime-classes",
 ]
 GROUP_8 = ["hami"]
+GROUP_9 = ["roce-count", "roce-ports", "roce-errors", "mlx5-messages"]
 
 
 @pytest.fixture(autouse=True)
@@ -283,8 +285,8 @@ BAD = [
     ("CHECKS_LIGHTWEIGHT", "GPU-COUNT", "no check 'GPU-COUNT' (did you mean gpu-count?); " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "0 1 2", "1 is not a light check: it needs exclusive use of the GPUs; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "dcgm-l4", "dcgm-l4 is not a light check: it needs exclusive use of the GPUs; " + GROUPS),
-    ("CHECKS_LIGHTWEIGHT", "", "names no check of the light check cycle; groups 0, 2, 3, 7, 8 have some"),
-    ("CHECKS_LIGHTWEIGHT", " \n ", "names no check of the light check cycle; groups 0, 2, 3, 7, 8 have some"),
+    ("CHECKS_LIGHTWEIGHT", "", "names no check of the light check cycle; groups 0, 2, 3, 7, 8, 9 have some"),
+    ("CHECKS_LIGHTWEIGHT", " \n ", "names no check of the light check cycle; groups 0, 2, 3, 7, 8, 9 have some"),
     ("DCGM_HOST", "--help", "allowed is host or host:port"),
     ("DCGM_HOST", "a;b", "allowed is host or host:port"),
     ("DCGM_HOST", "localhost:port", "allowed is host or host:port"),
@@ -416,7 +418,7 @@ def test_a_start_with_a_bad_value_takes_its_default_and_keeps_the_good_ones(tmp_
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("0 2 3 7 8 9", [*GROUP_0, *GROUP_2, *GROUP_3, *GROUP_7, *GROUP_8]),
+        ("0 2 3 7 8 9", [*GROUP_0, *GROUP_2, *GROUP_3, *GROUP_7, *GROUP_8, *GROUP_9]),
         ("2 0", [*GROUP_0, *GROUP_2]),
         ("2", GROUP_2),
         ("0-nvidia-smi", GROUP_0),
