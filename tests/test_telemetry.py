@@ -95,7 +95,9 @@ def test_runs_of_sweeper_and_quarantine_with_their_durations() -> None:
 def test_error_counters_of_efa_devices_are_counters_and_those_at_0_have_no_series() -> None:
     telemetry = Telemetry()
     telemetry.show_efa_errors({("rdmap16s0", "rx_drops"): 7, ("rdmap16s0", "retrans_pkts"): 0})
+    telemetry.show_rdma_errors({("mlx5_0", "symbol_error"): 3, ("mlx5_0", "port_rcv_errors"): 0})
     assert values(telemetry, "gpu_healthcheck_efa_errors_total") == {("rdmap16s0", "rx_drops"): 7}
+    assert values(telemetry, "gpu_healthcheck_rdma_errors_total") == {("mlx5_0", "symbol_error"): 3}
     assert "# TYPE gpu_healthcheck_efa_errors_total counter" in page(telemetry)
 
 

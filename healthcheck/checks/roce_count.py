@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.roce_fabric import GROUP, NEEDS, fabric_ports, why_not
+from healthcheck.checks.roce_fabric import GROUP, NEEDS, FabricPort, fabric_ports, why_not
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.model.node_facts import ONCE_HAD
 from healthcheck.probes import pci
@@ -38,7 +38,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     here |= {device.address for device in mlx5.devices}
     ports = fabric_ports(seen, expected)
     roce = expected.profile.roce if expected.profile else 0
-    present = _present(seen)
+    present = _present(seen, ports)
     if reason := why_not(seen, expected):
         yield NotConfigured(reason)
         return
@@ -56,9 +56,14 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     yield Observation(f"{counted(len(ports) - len(gone), 'device')} of the GPU fabric on PCI", f"{number}", source)
 
 
-def _present(seen: Evidence) -> int:
+def _present(seen: Evidence, ports: list[FabricPort]) -> int:
     """Return the number of network functions that the driver mlx5 has or could have, except known other ones."""
-    others = {device.address for device in seen[MLX5].devices if device.virtual or device.default_route}
+    fabric = {port.address for port in ports} | {device.address for device in seen[MLX5].fabric}
+    others = {
+        device.address
+        for device in seen[MLX5].devices
+        if device.virtual or device.default_route or (fabric and device.address not in fabric)
+    }
     functions = {function.address for function in seen[pci.FUNCTIONS] if function.is_mlx5_here}
     return len((functions | {device.address for device in seen[MLX5].devices}) - others)
 

@@ -21,7 +21,7 @@ from healthcheck.model import (
 )
 from healthcheck.model.node_facts import ONCE_HAD, OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS
 from healthcheck.probes import pci
-from healthcheck.probes.mlx5 import ETHERNET, IN_POD, MLX5, NOT_ANSWERING, Mlx5, Mlx5Device
+from healthcheck.probes.mlx5 import IN_POD, MLX5, NOT_ANSWERING, Mlx5, Mlx5Device
 
 MOST_OUTAGES = 2
 """Most outages within the window that are not reported."""
@@ -73,8 +73,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield Unobserved(NOT_ANSWERING, f"{port.subject}: {device.error}", port.subject)
         elif device.is_active:
             yield from _rate(port, device, usual.get(device.kind, 0.0))
-        elif device.link_layer == ETHERNET and not device.netdev:
-            # A pod that got the net device has its link state too: the host's RDMA device then reports DOWN.
+        elif device.is_in_a_pod:
             yield TooEarly("its net device is in the network namespace of a pod", port.subject)
         else:
             words = ", ".join(text for text in (device.state, device.phys_state) if text) or "no state"

@@ -91,7 +91,7 @@ def _observed(port: RdmaPort, device: Mlx5Device | None, at: float) -> RdmaPort:
     recent = tuple(outage for outage in port.outages if at - outage <= OUTAGE_WINDOW_SECONDS)
     if recent != port.outages:
         port = replace(port, outages=recent)
-    if device is None or device.error:
+    if device is None or device.error or device.is_in_a_pod:
         return port
     if device.is_active:
         if (device.name, max(port.rate, device.rate), port.down) == (port.name, port.rate, None):

@@ -93,6 +93,11 @@ class Mlx5Device(Struct, frozen=True):
         return self.is_active or self.has_received
 
     @property
+    def is_in_a_pod(self) -> bool:
+        """Whether its net device is in another network namespace: the state of a RoCE port is then DOWN here."""
+        return self.link_layer == ETHERNET and not self.netdev and not self.is_active
+
+    @property
     def kind(self) -> str:
         """Return model, link layer and bond. The ports of a GPU fabric have the same."""
         return f"{self.device:04x} {self.board_id} {self.link_layer}{_BONDED if self.bonded else ''}"
@@ -113,16 +118,18 @@ class Mlx5(Struct, frozen=True):
 
     @property
     def fabric(self) -> tuple[Mlx5Device, ...]:
-        """Return the devices of the GPU fabric: of the largest group of one kind, with its ports that are down.
+        """Return the devices of the GPU fabric: of the largest group, with its ports that are down.
 
-        Storage and management adapters are other models, use another link layer, are bonded, or are fewer.
+        Storage and management adapters have another PCI device ID, link layer or bond, or are a slower model.
         """
-        kinds = defaultdict(list)
+        kinds, models = defaultdict(list), defaultdict(list)
         for device in self.devices:
             if not device.virtual and not device.default_route:
-                kinds[device.kind].append(device)
-        largest = max(kinds.values(), key=_size, default=[])
-        return tuple(largest) if any(device.was_active for device in largest) else ()
+                kinds[device.device, device.link_layer, device.bonded].append(device)
+        for device in max(kinds.values(), key=_size, default=[]):
+            models[device.board_id].append(device)
+        active, rate = max(map(_size, models.values()), default=(0, 0.0))
+        return tuple(device for model in models.values() if active and _size(model)[1] == rate for device in model)
 
 
 def _size(devices: list[Mlx5Device]) -> tuple[int, float]:
@@ -155,7 +162,7 @@ def read_mlx5(host: Host) -> Mlx5:
     devices = tuple(device for device in read_ports if device is not None)
     if any(device.link_layer == ETHERNET and device.netdev and not device.bonded for device in devices):
         carriers = _carriers_of_default_route(host.root)
-        devices = tuple(replace(device, default_route=device.netdev in carriers) for device in devices)
+        devices = tuple(replace(device, default_route=_is_ethernet(device, carriers)) for device in devices)
     exclusive = host.once(is_exclusive)
     holders = _holders(host) if exclusive else ()
     mlx5 = Mlx5(devices, is_folder(f"{host.root}/sys/module/{MLX5_DRIVER}"), holders, exclusive)
@@ -166,6 +173,10 @@ def read_mlx5(host: Host) -> Mlx5:
             _with_counters(directory, device, patience_ends) if device.name in counted else device for device in devices
         ),
     )
+
+
+def _is_ethernet(device: Mlx5Device, netdevs: set[str]) -> bool:
+    return device.link_layer == ETHERNET and device.netdev in netdevs
 
 
 def _identify(directory: str, name: str) -> _Identity | None:

@@ -19,7 +19,7 @@ from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Probe, Severity, Unobserved, UnobservedCause
-from healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, GpuPosition, PodRuntimeClass
+from healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmReading
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer
 from healthcheck.probes.efa.infiniband import RDMA
@@ -27,6 +27,7 @@ from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listin
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, Measured
+from healthcheck.probes.mlx5 import MLX5, Mlx5
 from healthcheck.probes.nccl import ALL_REDUCE, AllReduceReading, Failed, Reduced
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.probes.pci import FUNCTIONS
@@ -39,6 +40,7 @@ from tests.checks.evidence import (
     every,
     functions,
     healthy,
+    mlx5_device,
     rdma,
     untimed,
 )
@@ -50,13 +52,18 @@ SEEN: dict[Probe[Any], Any] = {
     NVML: driver_says(*every(), healthy(0, errors={"ecc": 999}, recovery_action=2)),
     FUNCTIONS: functions(*ADDRESSES) + efa_functions(31),
     RDMA: rdma(31, mlx5=2),
+    MLX5: Mlx5((mlx5_device(0), mlx5_device(1, state="1: DOWN")), holders=None, exclusive=True),
     RING: (Record(7, 12.5, 0, "NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus. \ufffd \x1b[31m"),),
 }
 EXPECTED = replace(
     P5,
     driver_age_seconds=321.5,
     policy=Policy({"GpuCountLow": Severity.MONITOR}, Severity.REBOOT, Severity.RESET, strict_pshc=True),
-    first=EarlierHardware(32, {ADDRESSES[0]: GpuPosition(1, "0000:51:00.0")}),
+    first=EarlierHardware(
+        32,
+        {ADDRESSES[0]: GpuPosition(1, "0000:51:00.0")},
+        rdma={"0000:5e:00.0": RdmaPort("mlx5_3", "1021 MT_0000000838 InfiniBand", 400.0, (12.5,), (1.0, 2.0))},
+    ),
     efa_allocatable=31,
     runtime_classes=(PodRuntimeClass("nvidia", "nvidia", for_this_node=True), PodRuntimeClass("kata", "kata", False)),
     deep_run=DeepDiagnostic("l2", 49_000.0, 49_500.5, {812: 49_400.0}),

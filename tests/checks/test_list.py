@@ -42,7 +42,7 @@ def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: li
 @pytest.mark.parametrize(
     ("word", "near"),
     [
-        ("word", ""),
+        ("99", "9"),
         ("-1", "1"),
         ("", ""),
         ("x" * 999, ""),

@@ -72,7 +72,7 @@ class TestPorts:
     def test_any_state_but_active_is_down(self, state: str) -> None:
         assert names(finds(roce_ports.CHECK, HAD, hgx(mlx5_device(3, state=state)))) == ["RdmaPortDown rdma/mlx5_3"]
 
-    def test_an_active_port_whose_traffic_is_deferred_is_not_down(self) -> None:
+    def test_active_with_deferred_traffic_is_active(self) -> None:
         assert finds(roce_ports.CHECK, HAD, hgx(mlx5_device(3, state="5: ACTIVE_DEFER"))) == []
 
     @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ class TestPorts:
         blind = [f"{word.cause.name} {word.subject}" for word in words if isinstance(word, Unobserved)]
         assert [*blind, *names(words)] == expected
 
-    def test_a_roce_port_whose_net_device_a_pod_has_is_not_judged(self) -> None:
+    def test_a_roce_port_without_its_net_device_is_not_judged(self) -> None:
         away = mlx5_device(3, **DOWN, **ETHERNET, netdev="")
         assert finds(roce_ports.CHECK, HAD, hgx(away)) == [
             TooEarly("its net device is in the network namespace of a pod", "rdma/mlx5_3")
@@ -189,6 +189,11 @@ class TestCount:
         seen[MLX5] = Mlx5(seen[MLX5].devices[:number])
         seen[FUNCTIONS] = seen[FUNCTIONS][:number]
         assert names(finds(roce_count.CHECK, GB300R, seen)) == (["RdmaBelowProfile node"] if found else [])
+
+    def test_storage_adapters_do_not_hide_a_lost_one(self) -> None:
+        expected = replace(HGX, profile=InstanceProfile("x", 8, 0, True, "", 8))
+        assert names(finds(roce_count.CHECK, expected, hgx(without=5))) == ["RdmaBelowProfile node"]
+        assert names(finds(roce_count.CHECK, expected, hgx())) == []
 
 
 class TestNone:

@@ -318,3 +318,25 @@ def test_several_files_are_one_story(saved: Any) -> None:
 def test_a_file_with_an_unreadable_first_byte_is_rejected() -> None:
     done = typed(["replay", "/proc/self/mem"], {})
     assert (done.returncode, done.stderr) == (3, b"gpu-healthcheck replay: /proc/self/mem: Input/output error\n")
+
+
+MLX5 = "mlx5_core 0000:5e:00.0: "
+DEAD = f"{MLX5}mlx5_health_try_recover:335:(pid 3112): health recovery failed"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_message_about_an_rdma_device_is_judged_in_each_form(form: str, saved: Any) -> None:
+    lines = records((0.0, BANNER), (4.0, CHATTER), (9.0, DEAD))
+    code, out, _ = run(saved(capture(FORMS[form], lines)), "--json")
+    record = json.loads(out)
+    (finding,) = record["findings"]
+    seen = (finding["reason"], finding["severity"], finding["subject"], finding["rule"])
+    assert seen == ("Mlx5Unrecoverable", "REBOOT", "rdma/0000:5e:00.0", "Mlx5Unrecoverable")
+    assert ([row["check"] for row in record["checks"]], code) == (["0-nvidia-smi", "9-roce"], 1)
+
+
+def test_a_later_recovery_ends_it_and_leaves_nothing_to_show(saved: Any) -> None:
+    recovered = f"{MLX5}health recovery succeeded"
+    code, out, _ = run(saved(dmesg((0.0, BANNER), (9.0, DEAD), (12.0, recovered))), "--json")
+    record = json.loads(out)
+    assert (record["findings"], [row["check"] for row in record["checks"]], code) == ([], ["0-nvidia-smi"], 0)

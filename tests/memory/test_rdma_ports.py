@@ -108,6 +108,14 @@ class TestOutages:
         memory = cycle(memory, hgx(), 330)
         assert ports(memory)[RAILS[3]].outages == (MONOTONIC + 290.0,)
 
+    def test_a_net_device_in_a_pod_is_no_outage(self) -> None:
+        roce = {"link_layer": "Ethernet", "netdev": "enp94s0"}
+        fabric = [mlx5_device(index, **roce) for index in range(8)]
+        memory = cycle(remembers(), hgx(*fabric))
+        for at in (300, 310, 330, 900):
+            memory = cycle(memory, hgx(*fabric[:3], replace(fabric[3], netdev="", state="1: DOWN"), *fabric[4:]), at)
+        assert ports(cycle(memory, hgx(*fabric), 910))[RAILS[3]].outages == ()
+
     def test_old_ones_are_dropped(self) -> None:
         memory = remembers(first=EarlierHardware(rdma={RAILS[3]: replace(PORT, outages=(MONOTONIC,))}))
         assert ports(cycle(memory, hgx(), 43_199))[RAILS[3]].outages == (MONOTONIC,)
