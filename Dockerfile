@@ -2,7 +2,7 @@
 # which DCGM's plugins write files), /var/lib/gpu-healthcheck (the agent's state) and, if DCGM's own logs are enabled,
 # /var/log/nvidia-dcgm. The kernel log needs root (docs/decisions/0007-agent-container-is-privileged.md).
 #
-#   docker build -t REGISTRY/gpu-healthcheck:0.3.0 .                      DCGM and EFA's tools: agent and Jobs
+#   docker build -t REGISTRY/gpu-healthcheck:0.3.0 .                      DCGM, the tools of EFA and RDMA: agent and Jobs
 #   docker build -t REGISTRY/gpu-healthcheck:0.3.0-slim --target slim .   agent only, deep diagnostics in Jobs (overlay slim-agent)
 #
 # --build-arg EFA_FROM=distribution   libfabric from the base's distribution instead of AWS (buildah 1.28 also needs the
@@ -91,12 +91,12 @@ CMD ["gpu-healthcheck", "agent"]
 
 
 # EFA's userspace libraries, from the distribution or from AWS; EFA_FROM selects one. Each is installed in its own stage on
-# the final base, and only the files that fi_info and fi_pingpong need are copied from it.
+# the final base, and only the files that fi_info, fi_pingpong and perftest's ib_write_bw need are copied from it.
 FROM ${DCGM_IMAGE} AS efa-distribution
 # hadolint ignore=DL3008
 RUN find /usr >/before \
  && apt-get update \
- && apt-get install --yes --no-install-recommends libfabric-bin ibverbs-providers
+ && apt-get install --yes --no-install-recommends libfabric-bin ibverbs-providers perftest
 
 FROM ${DCGM_IMAGE} AS efa-aws
 # Change both lines together; AWS publishes the checksum of each version:
@@ -110,16 +110,20 @@ RUN echo "${EFA_INSTALLER_SHA256}  installer.tar.gz" >checksum && sha256sum --ch
  && tar -xzf installer.tar.gz --strip-components=1 \
  && apt-get update \
  && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify
+# Only perftest's programs: its package depends on the distribution's rdma-core, which the installer has replaced.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends libpci3 \
+ && apt-get download perftest && dpkg --extract perftest_*.deb /
 
 # hadolint ignore=DL3006
 FROM efa-${EFA_FROM} AS efa
-# The two programs, the EFA driver that libibverbs loads by name, and all their libraries that the base lacks.
+# The programs, the EFA and mlx5 drivers that libibverbs loads by name, and all their libraries that the base lacks.
 ENV PATH=/opt/amazon/efa/bin:$PATH
-RUN command -v fi_info >/wanted && command -v fi_pingpong >>/wanted \
- && find /usr/lib -path '*/libibverbs/libefa*' >>/wanted \
- && xargs ldd </wanted >/linked \
+RUN command -v fi_info >/wanted && command -v fi_pingpong >>/wanted && command -v ib_write_bw >>/wanted \
+ && find /usr/lib -path '*/libibverbs/libefa*' -o -path '*/libibverbs/libmlx5*' >>/wanted \
+ && xargs ldd </wanted >/linked && ! grep 'not found' /linked \
  && awk '$2 == "=>" && $3 ~ "^/" { sub("^/lib/", "/usr/lib/", $3); print $3 }' /linked >>/wanted \
- && ls /etc/libibverbs.d/efa.driver >>/wanted \
+ && ls /etc/libibverbs.d/efa.driver /etc/libibverbs.d/mlx5.driver >>/wanted \
  && sort --unique --output=/wanted /wanted \
  && grep --line-regexp --fixed-strings --invert-match --file=/before /wanted >/missing \
  && mkdir -p /efa/etc/ld.so.conf.d && echo /opt/amazon/efa/lib >/efa/etc/ld.so.conf.d/efa.conf \

@@ -109,8 +109,8 @@ def _named(words: list[str]) -> tuple[Check, ...]:
     wanted: set[str] = set()
     for word in words:
         checks = checks_named(word)
-        if others := [check for check in checks if check not in here]:
-            raise ValueError(_ELSEWHERE.format(others[0].group, groups_in(here)))
+        if not set(checks) & set(here):
+            raise ValueError(_ELSEWHERE.format(checks[0].group, groups_in(here)))
         wanted.update(check.name for check in checks)
     return tuple(check for check in here if check.name in wanted)
 

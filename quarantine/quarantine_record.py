@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from healthcheck.catalog import dcgm_causes
-from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
+from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce, rdma_loopback
 from healthcheck.deep import causes
 from healthcheck.deep.deep_record import by_reason
 from healthcheck.memory import exits
@@ -30,7 +30,7 @@ from quarantine.history import History
 from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
 
 KIND = "quarantine-result"
-TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, nccl_allreduce.CHECK)
+TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, rdma_loopback.CHECK, nccl_allreduce.CHECK)
 """Order of the groups: tests that end most findings first, tests that a stuck GPU may block last."""
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 

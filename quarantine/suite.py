@@ -10,14 +10,16 @@ from pathlib import Path
 import structlog
 from msgspec.structs import replace
 
-from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
+from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce, rdma_loopback
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.deep.diagnostic import Diagnostic, look_deeply
-from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError, Unobserved
-from healthcheck.probes.efa.fi_pingpong import Broken, PingResult
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackReading
+from healthcheck.model import Check, Evidence, Host, Outcome, Probe, ProbeError, Unobserved
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK
 from healthcheck.probes.efa.loopback_run import EfaLoopback
+from healthcheck.probes.ib_loopback import RDMA_LOOPBACK
+from healthcheck.probes.ib_loopback_run import RdmaLoopback
+from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult
 from healthcheck.probes.nccl import AllReduce, AllReduceReading
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
@@ -38,6 +40,7 @@ class Suite:
     root: Path
     diagnostic: Diagnostic
     loopback: EfaLoopback
+    rdma: RdmaLoopback
     all_reduce: AllReduce
     expected: Expectation
     tell: Callable[[QuarantineProgress], None]
@@ -46,15 +49,20 @@ class Suite:
     stopped: str = field(default="", init=False)
     """Reason of the stop; '' if the run was not stopped."""
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
-    _devices: tuple[Loopback, ...] = field(default=(), init=False)
+    _devices: dict[str, tuple[Loopback, ...]] = field(default_factory=dict, init=False)
+    """Results of the loopback tests so far, by group."""
 
     def run(self) -> None:
         """Run all tests, even after a finding, so that all faults of the node are reported together."""
-        self.loopback.tell = self._tell_device
+        self.loopback.tell = lambda result: self._tell_device(efa_loopback.CHECK, EFA_LOOPBACK, result)
+        self.rdma.tell = lambda result: self._tell_device(rdma_loopback.CHECK, RDMA_LOOPBACK, result)
         tests = {
             dcgm_diag.LEVEL_4: lambda: look_deeply(self.diagnostic, self.expected, {NVML: self._names()}, level=4),
             efa_loopback.CHECK: lambda: self._look(
                 efa_loopback.CHECK, Host(self.root, ask_efa_loopback=self.loopback.run)
+            ),
+            rdma_loopback.CHECK: lambda: self._look(
+                rdma_loopback.CHECK, Host(self.root, ask_rdma_loopback=self.rdma.run)
             ),
             nccl_allreduce.CHECK: lambda: self._look(
                 nccl_allreduce.CHECK, Host(self.root, ask_all_reduce=self._reduce)
@@ -75,7 +83,7 @@ class Suite:
         """End the running test, and start no other."""
         self.stopped = why
         self._stopping.set()
-        for test in (self.diagnostic, self.loopback, self.all_reduce):
+        for test in (self.diagnostic, self.loopback, self.rdma, self.all_reduce):
             test.stop()
 
     def _keep(self, check: Check, outcome: Outcome, *, ended: bool) -> None:
@@ -108,20 +116,18 @@ class Suite:
             raise ProbeError(f"process {pid} of DCGM's diagnostic is stuck in the driver and can't be killed")
         return self.all_reduce.run()
 
-    def _tell_device(self, loopback: Loopback) -> None:
+    def _tell_device(self, check: Check, probe: Probe[LoopbackReading], loopback: Loopback) -> None:
         """Report a failed device at once, and the others together with the last one."""
-        self._devices = (*self._devices, loopback)
-        evidence = Evidence({EFA_LOOPBACK: LoopbackReading(self._devices)})
-        (so_far,) = judge((efa_loopback.CHECK,), evidence, self.expected)
-        log.info(
-            "test: device", test=efa_loopback.CHECK.group, device=loopback.device, answer=_in_words(loopback.answer)
-        )
-        known = self.progress.results.get(efa_loopback.CHECK.group)
+        self._devices[check.group] = (*self._devices.get(check.group, ()), loopback)
+        evidence = Evidence({probe: LoopbackReading(self._devices[check.group])})
+        (so_far,) = judge((check,), evidence, self.expected)
+        log.info("test: device", test=check.group, device=loopback.device, answer=_in_words(loopback.answer))
+        known = self.progress.results.get(check.group)
         if so_far.findings != (known.outcome.findings if known else ()):
-            self._keep(efa_loopback.CHECK, so_far, ended=False)
+            self._keep(check, so_far, ended=False)
 
 
-def _in_words(answer: PingResult) -> str:
+def _in_words(answer: LoopbackResult) -> str:
     match answer:
         case Unobserved(cause, detail):
             return f"{cause.name}: {detail}"

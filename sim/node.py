@@ -32,6 +32,7 @@ FI_INFO = Path(__file__).parent / "fi_info.sh"
 DCGM_PROGRAMS = "usr/bin"
 DCGMI = Path(__file__).parent / "dcgmi.sh"
 NVIDIA_SMI, CHROOT = (Path(__file__).parent / name for name in ("nvidia_smi.sh", "chroot.sh"))
+IB_WRITE_BW = Path(__file__).parent / "ib_write_bw.sh"
 FI_PINGPONG = Path(__file__).parent / "fi_pingpong.sh"
 NCCL_PROGRAMS = "opt/nccl-tests/build"
 ALL_REDUCE_PERF = Path(__file__).parent / "all_reduce_perf.sh"
@@ -240,6 +241,14 @@ class SimulatedNode:
         programs.mkdir(parents=True, exist_ok=True)
         (self.root / "dcgm").mkdir(exist_ok=True)
         shutil.copy(DCGMI, programs / "dcgmi")
+        return programs
+
+    def install_perftest(self) -> Path:
+        """Install perftest's program on the node and return its folder. The script lists the files that control it."""
+        programs = self.root / DCGM_PROGRAMS
+        programs.mkdir(parents=True, exist_ok=True)
+        (self.root / "ib_write_bw").mkdir(exist_ok=True)
+        shutil.copy(IB_WRITE_BW, programs / "ib_write_bw")
         return programs
 
     def install_nvidia_smi(self, driver_root: str = "") -> Path:

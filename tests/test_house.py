@@ -87,9 +87,11 @@ def test_a_check_is_named_after_its_file_and_belongs_to_a_known_group(check: Che
 
 @pytest.mark.parametrize("check", checks.DEEP_CHECKS, ids=lambda check: check.name)
 def test_a_deep_check_has_a_group_of_its_own_and_is_named_after_it(check: Check) -> None:
-    assert check.group.partition("-")[2] == check.name
+    """Group 9 also has light checks of the same ports."""
     assert check.group in checks.GROUPS.values()
-    assert [one.name for one in ALL_CHECKS if one.group == check.group] == [check.name]
+    if check.group != "9-roce":
+        assert check.group.partition("-")[2] == check.name
+    assert [one.name for one in checks.DEEP_CHECKS if one.group == check.group] == [check.name]
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)

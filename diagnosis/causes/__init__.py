@@ -12,6 +12,7 @@ from diagnosis.causes import (
     node_labels,
     not_started,
     other_devices,
+    ports_down,
     rejected,
     restarts_in_place,
     running,
@@ -41,7 +42,7 @@ _FAMILIES = (
     *(running, idle_gpus),
     *(unready_nodes, unready_components, device_plugins),
     *_HAMI_FAMILIES,
-    *(node_labels, upkeep, other_devices, efa_plugins, unused_efa, verdicts),
+    *(node_labels, upkeep, other_devices, efa_plugins, unused_efa, ports_down, verdicts),
 )
 """In the order in which a workload meets them."""
 SEARCHES: tuple[Search, ...] = tuple(search for family in _FAMILIES for search in family.SEARCHES)

@@ -125,6 +125,18 @@ NOT_READY: Mapping[Role, Cause] = {
         "The network's DRA driver does not work: claims of EFA or RoCE devices are not prepared there.",
         "https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.html",
     ),
+    Role.RDMA_PLUGIN: _cause(
+        "RdmaPluginNotReady",
+        CauseSeverity.MEDIUM,
+        "The RDMA shared device plugin does not work: no pod gets RDMA devices (rdma/…) there.",
+        "https://github.com/Mellanox/k8s-rdma-shared-dev-plugin",
+    ),
+    Role.SRIOV_PLUGIN: _cause(
+        "SriovPluginNotReady",
+        CauseSeverity.MEDIUM,
+        "The SR-IOV network device plugin does not work: no pod gets virtual functions there.",
+        "https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin",
+    ),
     Role.HAMI_SCHEDULER: _cause(
         "HamiSchedulerNotReady",
         CauseSeverity.HIGH,
@@ -161,6 +173,8 @@ _WAITED_FOR = {
     "mps-control-daemon-mounts": (Role.MPS, Role.DRIVER),
 }
 """Components that each init container of the operator waits for, in the order of the stages."""
+_ON_OTHER_NODES = (Role.NODE_FEATURES, Role.EFA_PLUGIN, Role.NETWORK_DRA, Role.RDMA_PLUGIN, Role.SRIOV_PLUGIN)
+"""Roles that also run on nodes without GPUs."""
 _ADVICE = {
     "driver-validation": (
         "The driver does not work: check the driver pod there, or run `nvidia-smi` on a host with its own driver"
@@ -310,7 +324,7 @@ def _shares_node(component: Component, node: Node) -> bool:
     Either the node has no GPU, or the operator is changing the layers that the component depends on.
     """
     of_nodes = component.meta.kind == "DaemonSet"
-    if of_nodes and component.role in (Role.NODE_FEATURES, Role.EFA_PLUGIN, Role.NETWORK_DRA) and not has_gpu(node):
+    if of_nodes and component.role in _ON_OTHER_NODES and not has_gpu(node):
         return True
     return is_changed(node) and component.role not in (Role.DRIVER, Role.MIG_MANAGER)
 

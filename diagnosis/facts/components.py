@@ -52,6 +52,8 @@ class Role(Enum):
     DRA_DRIVER = "DRA driver"
     EFA_PLUGIN = "EFA device plugin"
     NETWORK_DRA = "network DRA driver"
+    RDMA_PLUGIN = "RDMA shared device plugin"
+    SRIOV_PLUGIN = "SR-IOV device plugin"
     HAMI_SCHEDULER = "HAMi scheduler"
     HAMI_PLUGIN = "HAMi device plugin"
     AGENT = "GPU health agent"
@@ -304,6 +306,10 @@ _LABELS: dict[tuple[str, str], Role] = {
     ("k8s-app", "aws-dranet"): Role.NETWORK_DRA,
     ("app.kubernetes.io/name", "aws-dranet"): Role.NETWORK_DRA,
     ("app.kubernetes.io/name", "aws-net-k8s-dra-plugin"): Role.NETWORK_DRA,
+    ("app", "rdma-shared-dp"): Role.RDMA_PLUGIN,
+    ("name", "rdma-shared-dp-ds"): Role.RDMA_PLUGIN,
+    ("app", "sriovdp"): Role.SRIOV_PLUGIN,
+    ("app", "sriov-device-plugin"): Role.SRIOV_PLUGIN,
     ("app.kubernetes.io/component", "hami-scheduler"): Role.HAMI_SCHEDULER,
     ("app.kubernetes.io/component", "hami-device-plugin"): Role.HAMI_PLUGIN,
 }
@@ -328,6 +334,9 @@ _NAMES = (
     ("aws-efa-k8s-device-plugin", Role.EFA_PLUGIN),
     ("aws-dranet", Role.NETWORK_DRA),
     ("aws-net-k8s-dra-plugin", Role.NETWORK_DRA),
+    ("rdma-shared-dp", Role.RDMA_PLUGIN),
+    ("kube-sriov-device-plugin", Role.SRIOV_PLUGIN),
+    ("sriov-device-plugin", Role.SRIOV_PLUGIN),
     ("gpu-healthcheck-agent", Role.AGENT),
     ("gpu-healthcheck-sweeper", Role.SWEEPER),
     ("hami-scheduler", Role.HAMI_SCHEDULER),
@@ -349,4 +358,6 @@ _IMAGES = {
     "aws-efa-k8s-device-plugin": Role.EFA_PLUGIN,
     "dranet": Role.NETWORK_DRA,
     "networking-device-dra-plugin": Role.NETWORK_DRA,
+    "k8s-rdma-shared-dev-plugin": Role.RDMA_PLUGIN,
+    "sriov-network-device-plugin": Role.SRIOV_PLUGIN,
 }

@@ -18,7 +18,9 @@ from healthcheck.node.state import INSTANCE_TYPE
 
 NETWORK_DRIVERS = ("dra.net", "dra.networking.k8s.aws")
 """DRANET, and AWS' own driver for EFA, RoCE and ENA."""
-EFA_CLASS = "efa.networking.k8s.aws"
+EFA_CLASS, ROCE_CLASS = "efa.networking.k8s.aws", "roce.networking.k8s.aws"
+PORT_DOWN = "RdmaPortDown"
+"""Reason of the agent's finding about one RDMA port of an mlx5 device."""
 _DEVICE = "Elastic Fabric Adapter"
 """Part of the attribute `dra.net/pciDevice` of an EFA device."""
 _CHECK = "2-efa-enumeration"

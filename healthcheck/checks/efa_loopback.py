@@ -22,8 +22,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.efa.fi_pingpong import Broken, Measured
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK
+from healthcheck.probes.loopback_result import Broken, Loopback, Measured
 
 SETTING = "EFA_MIN_BW"
 FAILED = Reason(

@@ -48,6 +48,7 @@ from healthcheck.checks import (
     pcie_link,
     pcie_replays,
     persistence_mode,
+    rdma_loopback,
     recovery_action,
     retired_pages,
     roce_count,
@@ -123,7 +124,13 @@ CHECKS: tuple[Check, ...] = (
     mlx5_messages.CHECK,
 )
 
-DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
+DEEP_CHECKS: tuple[Check, ...] = (
+    dcgm_diag.LEVEL_2,
+    dcgm_diag.LEVEL_4,
+    nccl_allreduce.CHECK,
+    efa_loopback.CHECK,
+    rdma_loopback.CHECK,
+)
 """Checks that need exclusive use of the node. Whatever `CHECKS_LIGHTWEIGHT` is, the light check cycle never runs them.
 """
 
@@ -171,8 +178,8 @@ _NAMED: Mapping[str, tuple[Check, ...]] = {
     for word, group in (*GROUPS.items(), *((name, name) for name in GROUPS.values()), *SHORT_NAMES.items())
 } | {check.name: (check,) for check in (*CHECKS, *DEEP_CHECKS)}
 """Checks by any name. If a check and its group have the same short name, the name means the check."""
-_DEEP = {check.group for check in DEEP_CHECKS}
-_LIGHT = tuple(group for group in GROUPS.values() if group not in _DEEP)
+_LIGHT_GROUPS = {check.group for check in CHECKS}
+_LIGHT = tuple(group for group in GROUPS.values() if group in _LIGHT_GROUPS)
 
 
 def checks_named(word: str) -> tuple[Check, ...]:
@@ -200,9 +207,10 @@ def _light(word: str) -> tuple[Check, ...]:
     allowed = f"allowed are {_listed(_LIGHT, CHECKS)}"
     if word not in _NAMED:
         raise ValueError(_nobody(word, allowed))
-    if any(check.group in _DEEP for check in _NAMED[word]):
+    light = tuple(check for check in _NAMED[word] if check not in DEEP_CHECKS)
+    if not light:
         raise ValueError(f"{word} is not a light check: it needs exclusive use of the GPUs; {allowed}")
-    return _NAMED[word]
+    return light
 
 
 def _nobody(word: str, allowed: str) -> str:

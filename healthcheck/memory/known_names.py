@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LEVEL_2 = "dcgm-diag-l2"
-DEEP_CHECKS = frozenset({LEVEL_2, "dcgm-diag-l4", "efa-loopback", "nccl-allreduce"})
+DEEP_CHECKS = frozenset({LEVEL_2, "dcgm-diag-l4", "efa-loopback", "nccl-allreduce", "rdma-loopback"})
 DRIVER_MESSAGES = "driver-messages"
 LIBRARY_MISMATCH = "DriverLibraryMismatch"
 GPU_UNBOUND = "GpuUnbound"

@@ -306,6 +306,8 @@ class Host(Struct, frozen=True, eq=False):
     """Runs DCGM's diagnostic of the given level to its end. None: this is not a deep diagnostic."""
     ask_efa_loopback: Callable[[], Any] | None = None
     """Sends data through every EFA device, which takes minutes. None: this is not a deep diagnostic."""
+    ask_rdma_loopback: Callable[[], Any] | None = None
+    """Sends data through every active RDMA port, which takes minutes. None: this is not a deep diagnostic."""
     ask_all_reduce: Callable[[], Any] | None = None
     """Runs NCCL's all-reduce over all GPUs, which takes minutes. None: this is not a deep diagnostic."""
     read_once: dict[Any, Any] = field(default_factory=dict)

@@ -207,7 +207,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     efa_test_timeout_seconds: Annotated[
         int,
         Meta(ge=10, le=3600),
-        "Quarantine: time limit of each side of one fi_pingpong run, in seconds. Each EFA device gets two runs.",
+        "Quarantine: time limit of each side of one fi_pingpong or ib_write_bw run, in seconds. Each EFA device gets "
+        "two runs, each RDMA port one.",
     ] = field(default=180, name="EFA_TEST_TIMEOUT")
     nccl_min_bus_bandwidth: Annotated[
         int,

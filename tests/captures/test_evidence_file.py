@@ -22,11 +22,11 @@ from healthcheck.model import Evidence, Probe, Severity, Unobserved, UnobservedC
 from healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmReading
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer
-from healthcheck.probes.efa.fi_pingpong import Broken, Measured
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackReading
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK
 from healthcheck.probes.kernel_log import RING, Record
+from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, Measured
 from healthcheck.probes.mlx5 import MLX5, Mlx5
 from healthcheck.probes.nccl import ALL_REDUCE, AllReduceReading, Failed, Reduced
 from healthcheck.probes.nvml.gpus import NVML

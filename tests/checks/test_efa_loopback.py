@@ -6,12 +6,13 @@ from msgspec.structs import replace
 
 from healthcheck.checks.efa_loopback import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackReading
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK
+from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
 from tests.checks.evidence import P5, UNKNOWN_TYPE, says
 
 
-def judge(*answers: PingResult, least: int = 0) -> list[Judgement]:
+def judge(*answers: LoopbackResult, least: int = 0) -> list[Judgement]:
     loopbacks = tuple(Loopback(f"rdmap{number}s0", answer) for number, answer in enumerate(answers, 16))
     return says(CHECK, replace(P5, efa_min_bandwidth=least), {EFA_LOOPBACK: LoopbackReading(loopbacks)})
 

@@ -10,6 +10,7 @@ from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, KERNEL_LINES, checks
 from healthcheck.model import Check, Nature
 
 GROUP_0 = [check.name for check in CHECKS if check.group == "0-nvidia-smi"]
+GROUP_9 = [check.name for check in CHECKS if check.group == "9-roce"]
 GROUP_2 = [check.name for check in CHECKS if check.group == "2-efa-enumeration"]
 
 
@@ -22,6 +23,8 @@ GROUP_2 = [check.name for check in CHECKS if check.group == "2-efa-enumeration"]
         (["efa-count", "driver"], ["driver", "efa-count"]),
         (["2"], GROUP_2),
         (["8"], ["hami"]),
+        (["9"], GROUP_9),
+        (["roce"], GROUP_9),
         (["nvidia-smi"], GROUP_0),
         (["efa"], GROUP_2),
         (["efa-enumeration"], GROUP_2),
@@ -29,8 +32,6 @@ GROUP_2 = [check.name for check in CHECKS if check.group == "2-efa-enumeration"]
         (["7-container-runtime"], [check.name for check in CHECKS if check.group == "7-container-runtime"]),
         (["container-runtime"], ["container-runtime"]),
         (["hami"], ["hami"]),
-        (["9"], ["roce-count", "roce-ports", "roce-errors", "mlx5-messages"]),
-        (["roce"], ["roce-count", "roce-ports", "roce-errors", "mlx5-messages"]),
         (["0", "2", "3", "7", "8", "9"], [check.name for check in CHECKS]),
     ],
 )
@@ -69,6 +70,7 @@ DEEP_WORDS = (
     "nccl-allreduce",
     "6",
     "efa-loopback",
+    "rdma-loopback",
 )
 
 

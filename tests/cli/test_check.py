@@ -195,19 +195,21 @@ def refused(*words: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("word", ["4", "4-dcgm-diag-l4", "dcgm-l4", "5", "nccl-allreduce", "6", "efa-loopback"])
+@pytest.mark.parametrize(
+    "word", ["4", "4-dcgm-diag-l4", "dcgm-l4", "5", "nccl-allreduce", "6", "efa-loopback", "rdma-loopback"]
+)
 def test_what_needs_the_whole_node_names_the_command_that_runs_it(word: str) -> None:
     message = refused("0", word)
 
     assert "gpu-healthcheck quarantine NODE" in message
     assert "quarantine-run" in message
-    assert "available here: 0, 1, 2, 3, 7, 8" in message
+    assert "available here: 0, 1, 2, 3, 7, 8, 9" in message
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("9",), "no check '9'; allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"),
+        (("word",), "no check 'word'; allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0-nvidia-smi, 1-dcgm-diag-l2"),
         (("1", "--root", "/"), "--root /: 1-dcgm-diag-l2 can only test the GPUs of this machine"),
         (("0", "--root", "/nowhere"), "--root /nowhere: no such directory"),
     ],
@@ -242,7 +244,7 @@ def test_where_there_is_no_hami_its_group_is_no_part_of_the_verdict(world: World
 
     assert done.stderr == ""
     assert groups.pop("8-hami") == "not-configured"
-    assert "".join(group[0] for group in groups) == "0237"
+    assert "".join(group[0] for group in groups) == "02379"
 
 
 @pytest.mark.parametrize("words", [(), ("efa-count", "7-container-runtime")])

@@ -213,6 +213,12 @@ DRIVERS = [
     ("aws-dranet", {"k8s-app": "aws-dranet"}, "x", Role.NETWORK_DRA),
     ("mine", {}, "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/dranet:v1.2.0-eksbuild.2", Role.NETWORK_DRA),
     ("aws-net-k8s-dra-plugin", {}, "eks/networking-device-dra-plugin:v1.0.0", Role.NETWORK_DRA),
+    ("rdma-shared-dp-ds", {"app": "rdma-shared-dp"}, "x", Role.RDMA_PLUGIN),
+    ("rdma-shared-dp-ds-a", {}, "x", Role.RDMA_PLUGIN),
+    ("mine", {}, "ghcr.io/mellanox/k8s-rdma-shared-dev-plugin:v1.5.2", Role.RDMA_PLUGIN),
+    ("network-operator-sriov-device-plugin", {"app": "sriovdp"}, "x", Role.SRIOV_PLUGIN),
+    ("sriov-device-plugin", {"app": "sriov-device-plugin"}, "x", Role.SRIOV_PLUGIN),
+    ("mine", {}, "ghcr.io/k8snetworkplumbingwg/sriov-network-device-plugin:v3.9.0", Role.SRIOV_PLUGIN),
     ("mine", {}, "registry.example/dra-example-driver:v0.2.0", None),
 ]
 

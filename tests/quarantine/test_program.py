@@ -13,7 +13,7 @@ from healthcheck.text.moments import moment, timestamp
 from healthcheck.verdict.record import RunRecord, passed_since
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY, Said
-from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, ROCE, SPOT, P, World
 from tests.waiting import GIVE_UP_SECONDS
 
 pytestmark = pytest.mark.cluster
@@ -39,7 +39,7 @@ def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
     record = world.record
     assert (ended.code, record["status"], record["severity"]) == (0, "pass", "PASS")
     assert (record["recommendation"], record["node"], record["by"]) == ("return-to-service", NODE, "quarantine")
-    assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "pass", ALL_REDUCE: "pass"}
+    assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "pass", ROCE: "not-configured", ALL_REDUCE: "pass"}
     assert (record["findings"], record["unobserved"], "running" in record) == ([], [], False)
     assert passed_since(row_in(RunRecord, record)) == moment(record["started"])
     assert deep_record(row_in(RunRecord, record), "quarantine-result").result.all_passed
@@ -49,7 +49,7 @@ def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
 def test_each_result_is_logged_at_once(world: World) -> None:
     ended = world.run()
 
-    assert [line["test"] for line in ended.said("test: ended")] == [LEVEL_4, LOOPBACK, ALL_REDUCE]
+    assert [line["test"] for line in ended.said("test: ended")] == [LEVEL_4, LOOPBACK, ROCE, ALL_REDUCE]
     assert [line["device"] for line in ended.said("test: device")] == list(world.host.efa_names[:2])
     assert [line["recommendation"] for line in ended.said("done")] == ["return-to-service"]
     assert ended.out == ""
@@ -113,6 +113,34 @@ def test_what_could_not_run_is_run_again_and_is_no_fault(
     assert (passed_since(row_in(RunRecord, record)), world.marks) == (None, NOBODY)
 
 
+@pytest.mark.parametrize(
+    ("files", "faults", "causes", "recommendation"),
+    [
+        ({}, [], [], "return-to-service"),
+        ({"ib_write_bw/gbits": "SECOND 12.50"}, [], [], "return-to-service"),
+        ({"ib_write_bw/fails": "SECOND completion"}, ["RdmaLoopbackFailed"], [], "reboot"),
+        ({"ib_write_bw/fails": "SECOND memory"}, [], ["RdmaLoopbackNotRun"], "rerun"),
+        ({"ib_write_bw/fails": "FIRST completion\nSECOND completion"}, [], ["RdmaLoopbackNotRun"] * 2, "rerun"),
+    ],
+    ids=["healthy", "slow", "one fails", "could not run", "all fail"],
+)
+def test_each_rdma_port_writes_to_itself(
+    rdma_world: World, files: dict[str, str], faults: list[str], causes: list[str], recommendation: str
+) -> None:
+    ports = [file.name for file in sorted((rdma_world.host.root / "sys/class/infiniband").iterdir())]
+    for name, text in files.items():
+        rdma_world.host.write_value(name, text.replace("FIRST", ports[0]).replace("SECOND", ports[1]))
+
+    ended = rdma_world.run()
+
+    record = rdma_world.record
+    assert [line["device"] for line in ended.said("test: device")] == ports
+    assert [row["reason"] for row in record["findings"]] == faults
+    assert [row["cause"] for row in record["unobserved"]] == causes
+    assert record["recommendation"] == recommendation
+    assert statuses(rdma_world)[ROCE] == ("fail" if faults else "unknown" if causes else "pass")
+
+
 def test_an_image_without_dcgm_proves_nothing(world: World) -> None:
     (world.host.root / "usr/bin/dcgmi").unlink()
 
@@ -129,7 +157,8 @@ def test_a_node_without_efa_and_nccls_test_is_judged_by_level_4(world: World) ->
     (world.host.root / "opt/nccl-tests/build/all_reduce_perf").unlink()
 
     assert world.run().code == 0
-    assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "not-configured", ALL_REDUCE: "not-configured"}
+    absent = dict.fromkeys((LOOPBACK, ROCE, ALL_REDUCE), "not-configured")
+    assert statuses(world) == {LEVEL_4: "pass", **absent}
     assert passed_since(row_in(RunRecord, world.record)) is not None
 
 

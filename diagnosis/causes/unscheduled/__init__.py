@@ -18,6 +18,7 @@ from diagnosis.causes.unscheduled import (
     held_gangs,
     kueue_replacement,
     queues,
+    rdma_resources,
     refused,
     resources,
     selectors,
@@ -37,7 +38,7 @@ _FULL = (resources.IN_USE, resources.FRAGMENTED)
 _ENDED_BY_A_NODE = frozenset(
     (
         *(resources.IN_USE, resources.FRAGMENTED, resources.HOST_USED_UP, resources.TOO_MANY, resources.TOO_MUCH),
-        *(resources.SHORT, unknown_resources.ABSENT, selectors.UNMATCHED, refused.TAINTED),
+        *(resources.SHORT, unknown_resources.ABSENT, rdma_resources.ABSENT, selectors.UNMATCHED, refused.TAINTED),
     )
 )
 """Causes that no longer apply once the node that the autoscaler wants has joined."""

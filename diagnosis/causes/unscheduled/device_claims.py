@@ -15,10 +15,12 @@ from diagnosis.causes.unscheduled.offers import PublishedDevice, offered, publis
 from diagnosis.causes.unscheduled.refused import closed_by, find_refused
 from diagnosis.causes.unscheduled.tainted_devices import TAINTED, find_tainted
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, unplaced
-from diagnosis.facts.commands import command
+from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
+from diagnosis.facts.efa import EFA_CLASS, NETWORK_DRIVERS, ROCE_CLASS
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
-from diagnosis.facts.placement import asked_by
+from diagnosis.facts.gpu_nodes import has_gpu
+from diagnosis.facts.placement import asked_by, selects
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
@@ -26,6 +28,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject
 from diagnosis.snapshot.pods import Pod
+from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED)
 NO_CLASS = _scheduled(
@@ -55,13 +58,19 @@ NO_CLAIM = _scheduled(
     "Create it in the pod's namespace, or correct the name in the workload. The existing ones: "
     "`kubectl get resourceclaims,resourceclaimtemplates -A`.",
 )
+OTHER_FABRIC = _scheduled(
+    "ClaimOfAnotherFabric",
+    "A claim asks for EFA devices, and the nodes have RoCE, or the other way: p6e-gb300r has RoCE and no EFA.",
+    "Claim the DeviceClass of the fabric that the nodes have, or select nodes of the other type.",
+    source="https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.html; NVIDIA/aicr issue 1326",
+)
 CLAIM_UNMET = _scheduled(
     "ClaimNotSatisfied",
     "The scheduler can allocate no devices for a claim; the snapshot does not show the reason.",
     "Compare the claim's requests with the published devices: `kubectl get resourceslices -o yaml`.",
     severity=CauseSeverity.MEDIUM,
 )
-CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, TAINTED, NO_CLAIM, CLAIM_UNMET)
+CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, TAINTED, NO_CLAIM, OTHER_FABRIC, CLAIM_UNMET)
 
 _DRIVER = re.compile(r"device\.driver\s{0,3}==\s{0,3}['\"]([^'\"]{1,200})['\"]", re.ASCII)
 _ATTRIBUTE = re.compile(
@@ -77,6 +86,7 @@ _CAPACITY = re.compile(
 _NOT_MADE = "FailedResourceClaimCreation"
 _PATIENCE = timedelta(minutes=1)
 _MOST = 5
+_OTHER_FABRIC = {EFA_CLASS: ROCE_CLASS, ROCE_CLASS: EFA_CLASS}
 _RULES = "DeviceTaintRule"
 _SAYS = (ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING)
 _NEEDED = ("ResourceClaim", "ResourceClaimTemplate")
@@ -203,17 +213,20 @@ def _short(
     asks, request, claim, known = asked
     driver, offers = _driver(known), list(offered(snapshot))
     of_driver = [offer for offer in offers if driver in ("", offer.driver)]
+    terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
+    matching = [device for device in of_driver if all(_holds(term, device) for term in terms)]
+    if not matching and (others := _of_other_fabric(snapshot, waiting, known, offers)):
+        yield _other_fabric(waiting, claim, request, others)
+        return
     if not of_driver:
+        network = driver in NETWORK_DRIVERS or known.meta.name in _OTHER_FABRIC
         evidence = (asks, f"no ResourceSlice of driver {driver or known.meta.name}; {_drivers(offers)}")
-        look = command("kubectl", "get", "pods", "-A", "-o", "wide")
-        remedy = (f"Check the DRA driver's kubelet plugin on the GPU nodes: {look}",)
-        above = tuple(_why_no_slices(snapshot))
+        remedy = tuple(_without_slices(snapshot, network=network))
+        above = tuple(_why_no_slices(snapshot, network=network))
         yield waiting.found(
             NO_DEVICES, *evidence, subject=f"deviceclass/{known.meta.name}", remedy=remedy, because_of=above
         )
         return
-    terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
-    matching = [device for device in of_driver if all(_holds(term, device) for term in terms)]
     if _most_on_a_node(matching) < request.count:
         most = f"{len(matching)} of {len(of_driver)} devices match, {_most_on_a_node(matching)} on one node at most"
         yield waiting.found(NO_MATCH, asks, *_unmet(terms, of_driver), most, subject=claim.meta.subject)
@@ -263,13 +276,61 @@ def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequ
     return max(there.values(), default=0) >= request.count
 
 
-def _why_no_slices(snapshot: Snapshot) -> Iterator[Origin]:
-    """Yield all possible reasons why the DRA driver publishes nothing."""
+def _why_no_slices(snapshot: Snapshot, *, network: bool = False) -> Iterator[Origin]:
+    """Yield all possible reasons why the DRA driver, of GPUs or of the network, publishes nothing."""
+    roles = (Role.NETWORK_DRA,) if network else (Role.DRA_DRIVER, Role.DRIVER)
     for component in components(snapshot):
-        if component.role in (Role.DRA_DRIVER, Role.DRIVER):
+        if component.role in roles:
             yield NOT_READY[component.role].name, component.subject
+    causes = (*(NOT_READY[role] for role in roles), *(() if network else (NO_SLICES,)))
     for node in snapshot.nodes:
-        yield from origins((NOT_READY[Role.DRA_DRIVER], NOT_READY[Role.DRIVER], NO_SLICES), node.subject)
+        yield from origins(causes, node.subject)
+
+
+def _without_slices(snapshot: Snapshot, *, network: bool) -> Iterator[str]:
+    """Yield the steps to get a DRA driver to publish devices."""
+    drivers = [each for each in components(snapshot) if each.role is Role.NETWORK_DRA] if network else []
+    if drivers:
+        yield f"Check the {Role.NETWORK_DRA.value} on the GPU nodes: {kubectl('describe', drivers[0].meta)}"
+    elif network:
+        yield "Install the network's DRA driver: the chart aws-dranet (driver dra.net); EKS Auto Mode has none."
+    else:
+        look = command("kubectl", "get", "pods", "-A", "-o", "wide")
+        yield f"Check the DRA driver's kubelet plugin on the GPU nodes: {look}"
+
+
+def _of_other_fabric(
+    snapshot: Snapshot, waiting: Waiting, asked: DeviceClass, offers: Sequence[PublishedDevice]
+) -> tuple[DeviceClass, list[PublishedDevice]] | None:
+    """Return the class of the other fabric of AWS and its devices, if every GPU node of the pods has only these."""
+    name = _OTHER_FABRIC.get(asked.meta.name, "")
+    other = next((each for each in snapshot.device_classes if each.meta.name == name and each.selectors), None)
+    if other is None or _of_class(asked, offers):
+        return None
+    matching = _of_class(other, offers)
+    there = {offer.node for offer in matching}
+    eligible = [node.name for node in snapshot.nodes if has_gpu(node) and selects(waiting.spec, node)]
+    return (other, matching) if eligible and there.issuperset(eligible) else None
+
+
+def _of_class(known: DeviceClass, offers: Sequence[PublishedDevice]) -> list[PublishedDevice]:
+    """Return the published devices that match the class."""
+    terms = [term for text in known.selectors for term in _terms(text)]
+    driver = _driver(known)
+    return [each for each in offers if driver in ("", each.driver) and all(_holds(term, each) for term in terms)]
+
+
+def _other_fabric(
+    waiting: Waiting, claim: ResourceClaim, request: Request, others: tuple[DeviceClass, list[PublishedDevice]]
+) -> FoundCause:
+    known, devices = others
+    nodes = dict.fromkeys(f"node/{offer.node}" for offer in devices if offer.node)
+    evidence = (
+        f"{claim.meta.subject} requests class {request.device_class}; no published device matches",
+        f"{len(devices)} devices match the class {known.meta.name}, on {named(nodes, _MOST)}",
+    )
+    remedy = (f"Set `deviceClassName: {known.meta.name}` in the claim for these nodes.",)
+    return waiting.found(OTHER_FABRIC, *evidence, subject=claim.meta.subject, remedy=remedy)
 
 
 def _driver(known: DeviceClass) -> str:

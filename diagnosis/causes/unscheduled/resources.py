@@ -8,7 +8,7 @@ from decimal import Decimal
 from msgspec.structs import replace
 
 from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
-from diagnosis.causes.unscheduled import refused
+from diagnosis.causes.unscheduled import rdma_resources, refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_extended, is_stuck, without
 from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import command, kubectl
@@ -214,14 +214,10 @@ def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[Orig
     node = room.node
     because = () if offers(node, name) else above
     there, given = shown(name, has(node, name)), shown(name, offers(node, name))
-    return FoundCause(
-        UNHEALTHY,
-        node.subject,
-        (f"{node.subject}: capacity {there} {name}, allocatable {given}",),
-        (),
-        affected,
-        because_of=because,
-    )
+    numbers = f"{node.subject}: capacity {there} {name}, allocatable {given}"
+    if rdma_resources.plugin_of(name) is not None:
+        return rdma_resources.found_unhealthy(room, numbers, affected)
+    return FoundCause(UNHEALTHY, node.subject, (numbers,), (), affected, because_of=because)
 
 
 def _lacks_other_resources(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
@@ -229,6 +225,10 @@ def _lacks_other_resources(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterat
     short = [(room, _short(waiting, room)) for room in rooms]
     plain = [(room, some) for room, some in short if some and not any(is_gpu(obstacle.resource) for obstacle in some)]
     for name in sorted({obstacle.resource for _, some in plain for obstacle in some}):
+        if is_extended(name) and any(
+            offers(room.node, name) < waiting.asked[name] <= has(room.node, name) for room in rooms
+        ):
+            continue  # its devices are unhealthy
         lines = [(room, obstacle) for room, some in plain for obstacle in some if obstacle.resource == name]
         # If no node is large enough, the workload must change; if one node is, the resource is used up.
         if all(offers(room.node, name) < waiting.asked[name] for room in rooms):

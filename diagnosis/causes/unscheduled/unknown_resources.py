@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 from diagnosis.causes.device_plugins import why_not_cut, why_not_offered
-from diagnosis.causes.unscheduled import refused
+from diagnosis.causes.unscheduled import rdma_resources, refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_extended
 from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import command, kubectl
@@ -58,7 +58,7 @@ EFA_BY_NAME = _scheduled(
     "Replace the resource by a claim of the DeviceClass efa.networking.k8s.aws in the pod's resourceClaims.",
     source="https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.md",
 )
-CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT, EFA_BY_NAME)
+CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT, EFA_BY_NAME, *rdma_resources.CAUSES)
 
 _MIG = "nvidia.com/mig-"
 _SHARED = ".shared"
@@ -88,6 +88,8 @@ def find_absent(
         changed = [room.node for room in rooms if name.startswith(_NVIDIAS) and _is_on_its_way(waiting, room.node)]
         if cause is ABSENT and changed:
             yield from (refused.find_changed(node, name, waiting.names) for node in changed)
+        elif cause is ABSENT and (role := rdma_resources.plugin_of(name)) is not None:
+            yield rdma_resources.found_absent(snapshot, waiting, name, role, rooms)
         elif cause is ABSENT:
             messages = autoscaler.refusal_of(snapshot, waiting.pods)
             evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *messages)

@@ -6,10 +6,9 @@ import errno
 import re
 import signal
 
-from msgspec import Struct
-
 from healthcheck.host.command import ProgramEnd, how_it_ended
 from healthcheck.model import Unobserved, UnobservedCause
+from healthcheck.probes.loopback_result import Broken, LoopbackResult, Measured
 from healthcheck.text.printable import printable
 
 NOT_RUN = UnobservedCause(
@@ -54,49 +53,7 @@ _ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 _LONGEST_TEXT = 200
 
 
-class Measured(Struct, frozen=True, tag=True):
-    """Result in which all messages were returned. `bandwidth` is in MB/s (10^6 bytes).
-
-    One message of `size` bytes is in transit at a time.
-    """
-
-    bandwidth: float
-    size: int
-
-
-class Broken(Struct, frozen=True, tag=True):
-    """Result if data was lost or changed, or the device refused to move it. `says` is fi_pingpong's message."""
-
-    says: str
-    corrupt: bool = False
-
-
-PingResult = Measured | Broken | Unobserved
-
-
-def together(server: PingResult | None, client: PingResult | None) -> PingResult | None:
-    """Return the worse result of both sides; None if neither has one.
-
-    At equal weight, the server's counts: if the server could not start, the client knows only that there is no
-    listener.
-    """
-    answers = [measured for measured in (server, client) if measured is not None]
-    return max(answers, key=_weight, default=None)
-
-
-def _weight(answer: PingResult) -> int:
-    match answer:
-        case Broken(corrupt=True):
-            return 3
-        case Broken():
-            return 2
-        case Unobserved():
-            return 1
-        case _:
-            return 0
-
-
-def read_side(ended: ProgramEnd) -> PingResult | None:
+def read_side(ended: ProgramEnd) -> LoopbackResult | None:
     """Return the result of one side; None if it ended because the other side ended or it was stopped."""
     out = ended.out[-_READ_BYTES:]
     if corrupt := _CORRUPT.search(out):
@@ -113,7 +70,7 @@ def read_side(ended: ProgramEnd) -> PingResult | None:
     return Broken(text) if opens_device and number in _DEVICE_ERRORS else Unobserved(NOT_RUN, text)
 
 
-def _measured(out: bytes) -> PingResult:
+def _measured(out: bytes) -> LoopbackResult:
     rows = list(_ROW.finditer(out))
     if not rows:
         return Unobserved(NOT_RUN, "fi_pingpong ended without an error and without a measurement")

@@ -5,24 +5,9 @@ Only a quarantine runs it (`loopback_run`), because it loads the device.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN, PingResult
-
-
-class Loopback(Struct, frozen=True):
-    """Result of one device. `device` is its name in /sys/class/infiniband: `rdmap16s0`."""
-
-    device: str
-    answer: PingResult
-
-
-class LoopbackReading(Struct, frozen=True):
-    """Results of all devices. `absent` is the reason if no test ran."""
-
-    loopbacks: tuple[Loopback, ...] = ()
-    absent: str = ""
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN
+from healthcheck.probes.loopback_result import LoopbackReading
 
 
 def read_efa_loopback(host: Host) -> LoopbackReading:

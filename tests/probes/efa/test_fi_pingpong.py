@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from healthcheck.host.command import ProgramEnd
 from healthcheck.model import Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult, read_side, together
-from healthcheck.probes.efa.loopback import Loopback
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, read_side
+from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackResult, Measured, together
 from tests.captures.saving import saved_and_read
 
 HEAD = b"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
@@ -192,7 +192,7 @@ LOST, CHANGED, BLIND = Broken("lost"), Broken("changed", corrupt=True), Unobserv
     ],
 )
 def test_the_worse_word_of_both_sides_counts(
-    server: PingResult | None, client: PingResult | None, both: PingResult | None
+    server: LoopbackResult | None, client: LoopbackResult | None, both: LoopbackResult | None
 ) -> None:
     assert together(server, client) == both
 

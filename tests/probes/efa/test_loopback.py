@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult
-from healthcheck.probes.efa.loopback import Loopback, LoopbackReading, read_efa_loopback
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN
+from healthcheck.probes.efa.loopback import read_efa_loopback
 from healthcheck.probes.efa.loopback_run import EfaLoopback
+from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.host.test_command import FrozenDisk, is_gone
 from tests.waiting import eventually
@@ -39,7 +40,7 @@ class Bench:
     def befall(self, device: str, fault: str) -> None:
         self.node.write_value("fi_pingpong/fails", f"{device} {fault}")
 
-    def answers(self) -> list[PingResult]:
+    def answers(self) -> list[LoopbackResult]:
         return [loopback.answer for loopback in self.loopback.run().loopbacks]
 
     @property
@@ -92,7 +93,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fault", "answer"), FAULTS)
 def test_a_fault_of_one_device_is_its_own_and_the_others_are_tested(
-    bench: Bench, fault: str, answer: PingResult
+    bench: Bench, fault: str, answer: LoopbackResult
 ) -> None:
     bench.befall(bench.devices[1], fault)
 

@@ -1,0 +1,363 @@
+"""RDMA devices of mlx5: resources that no node offers, claims of RoCE, ports that are down; each with its twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diagnosis.model import Certainty
+from tests.diagnosis.component_states import daemon, gpu_node, operand
+from tests.diagnosis.states import (
+    Object,
+    ago,
+    condition,
+    consequences,
+    container,
+    judged,
+    node,
+    obj,
+    pod,
+    recorded,
+    results,
+    terminated,
+    waiting,
+)
+
+SHARED, SRIOV = "rdma/hca_shared_devices_a", "nvidia.com/hostdev"
+SHARED_PLUGIN, SRIOV_PLUGIN = "rdma-shared-dp-ds", "network-operator-sriov-device-plugin"
+LABELS = {SHARED_PLUGIN: {"app": "rdma-shared-dp"}, SRIOV_PLUGIN: {"app": "sriovdp"}}
+MELLANOX = {"feature.node.kubernetes.io/pci-15b3.present": "true", "network.nvidia.com/operator.mofed.wait": "false"}
+SYSTEM = pod("coredns", 0, on="a", namespace="kube-system")
+JOB = obj("Job", "train", "team", spec={"parallelism": 2}, status={"active": 2})
+Row = tuple[str, list[Object], list[tuple[str, str]]]
+
+
+def rdma_node(name: str, **changes: Any) -> Object:
+    labels = changes.pop("labels", MELLANOX)
+    return gpu_node(name, labels=labels, **changes)
+
+
+def offering(name: str, resource: str, number: str = "63") -> Object:
+    return rdma_node(name, capacity={resource: number}, allocatable={resource: number})
+
+
+def plugin(name: str, *nodes: str, **changes: Any) -> list[Object]:
+    """A device plugin as NVIDIA's network operator installs it, with a pod on each of the nodes."""
+    kept: Any = {"namespace": "network-operator", "labels": LABELS[name]}
+    pods = [operand(name, on, owner=("DaemonSet", name), **kept, **changes) for on in nodes]
+    return [daemon(name, wanted=len(nodes), selector=MELLANOX, **kept), *pods, SYSTEM]
+
+
+def asking(resource: str, number: int = 1) -> Object:
+    """A pod of a job with all GPUs of a node and these RDMA devices, as kube-scheduler refuses it."""
+    message = f"0/2 nodes are available: 2 Insufficient {resource}."
+    return pod(
+        "train-0",
+        8,
+        owner=("Job", "train"),
+        containers=[container("main", 8, resources={resource: str(number)})],
+        conditions=[condition("PodScheduled", "False", "Unschedulable", message)],
+    )
+
+
+NODES = [rdma_node("a"), rdma_node("b")]
+CRASHED = {
+    "states": [
+        waiting("CrashLoopBackOff", "back-off", "main", lastState={"terminated": terminated(1)}),
+    ]
+}
+ABSENT: list[Row] = [
+    ("no plugin", [*NODES, SYSTEM], [("RdmaResourceAbsent", f"resource/{SHARED}")]),
+    (
+        "a plugin that is ready and selects nothing",
+        [*NODES, *plugin(SHARED_PLUGIN, "a", "b")],
+        [("RdmaResourceAbsent", f"resource/{SHARED}")],
+    ),
+    (
+        "a plugin whose labels the nodes lack",
+        [rdma_node("a", labels={}), rdma_node("b", labels={}), *plugin(SHARED_PLUGIN)],
+        [("RdmaResourceAbsent", f"resource/{SHARED}")],
+    ),
+    (
+        "a plugin that crashes",
+        [*NODES, *plugin(SHARED_PLUGIN, "a", "b", **CRASHED)],
+        [("RdmaPluginNotReady", f"daemonset/network-operator/{SHARED_PLUGIN}")],
+    ),
+    (
+        "another name of the same plugin",
+        [offering("a", "rdma/hca_shared_devices_b"), offering("b", "rdma/hca_shared_devices_b")],
+        [("ResourceNameUnknown", "job/team/train")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("objects", "expected"), [row[1:] for row in ABSENT], ids=[row[0] for row in ABSENT])
+def test_an_rdma_resource_that_no_node_offers_is_explained(
+    objects: list[Object], expected: list[tuple[str, str]]
+) -> None:
+    assert results(judged(*objects, JOB, asking(SHARED))) == expected
+
+
+SRIOV_STATES: list[Row] = [
+    ("no plugin", [*NODES, SYSTEM], [("RdmaResourceAbsent", f"resource/{SRIOV}")]),
+    (
+        "a plugin that crashes",
+        [*NODES, *plugin(SRIOV_PLUGIN, "a", "b", **CRASHED)],
+        [("SriovPluginNotReady", f"daemonset/network-operator/{SRIOV_PLUGIN}")],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("objects", "expected"), [row[1:] for row in SRIOV_STATES], ids=[row[0] for row in SRIOV_STATES]
+)
+def test_a_resource_of_the_sriov_plugin_is_not_blamed_on_the_gpu_plugin(
+    objects: list[Object], expected: list[tuple[str, str]]
+) -> None:
+    assert results(judged(*objects, JOB, asking(SRIOV))) == expected
+
+
+@pytest.mark.parametrize(("name", "daemon_set"), [(SHARED, SHARED_PLUGIN), (SRIOV, SRIOV_PLUGIN)])
+def test_a_node_that_offers_it_is_no_cause(name: str, daemon_set: str) -> None:
+    waits = asking(name)
+    running = pod("train-0", 8, on="a", owner=("Job", "train"), containers=waits["spec"]["containers"])
+    objects = [offering("a", name, "8"), rdma_node("b"), *plugin(daemon_set, "a", "b")]
+
+    assert results(judged(*objects, JOB, running)) == []
+
+
+@pytest.mark.parametrize("name", ["openshift.io/mlnx_rdma", "intel.com/mlnx_rdma", "mellanox.com/mlnx_rdma"])
+def test_every_prefix_of_the_sriov_plugin_is_known(name: str) -> None:
+    assert results(judged(*NODES, SYSTEM, JOB, asking(name))) == [("RdmaResourceAbsent", f"resource/{name}")]
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/gpu.shared", "vpc.amazonaws.com/efa", "example.com/nic"])
+def test_other_resources_keep_their_causes(name: str) -> None:
+    (problem, *_) = judged(*NODES, SYSTEM, JOB, asking(name)).problems
+
+    assert problem.found.cause.name != "RdmaResourceAbsent"
+
+
+def test_the_remedy_names_the_state_of_the_plugin() -> None:
+    none = judged(*NODES, SYSTEM, JOB, asking(SHARED)).problems[0].found
+    idle = judged(*NODES, *plugin(SHARED_PLUGIN, "a", "b"), JOB, asking(SHARED)).problems[0].found
+    bare = [rdma_node("a", labels={}), rdma_node("b", labels={})]
+    elsewhere = judged(*bare, *plugin(SHARED_PLUGIN), JOB, asking(SHARED)).problems[0].found
+
+    assert none.remedy[0].startswith("Install the RDMA shared device plugin (rdmaSharedDevicePlugin of")
+    assert "the cluster has no RDMA shared device plugin" in none.evidence
+    assert "Compare the resourceName hca_shared_devices_a" in idle.remedy[0]
+    assert any("is ready on node/a, node/b, and offers no such resource" in text for text in idle.evidence)
+    assert any("requires feature.node.kubernetes.io/pci-15b3.present=true" in text for text in elsewhere.evidence)
+    assert elsewhere.remedy[0].startswith("Find out why the nodes lack these labels")
+
+
+def test_a_plugin_that_crashes_explains_the_waiting_job() -> None:
+    (problem,) = judged(*NODES, *plugin(SHARED_PLUGIN, "a", "b", **CRASHED), JOB, asking(SHARED)).problems
+
+    assert consequences(problem) == [("RdmaResourceAbsent", f"resource/{SHARED}")]
+
+
+def test_virtual_functions_without_a_link_are_not_unhealthy_gpus() -> None:
+    port_down = {"reason": "RdmaPortDown", "severity": "MONITOR", "subject": "rdma/mlx5_0"}
+    capacity: Any = {"capacity": {SRIOV: "8"}, "allocatable": {SRIOV: "4"}}
+    sick = rdma_node("a", annotations=recorded(port_down), **capacity)
+    healthy = rdma_node("a", capacity={SRIOV: "8"}, allocatable={SRIOV: "8"})
+
+    (problem,) = judged(sick, *plugin(SRIOV_PLUGIN, "a"), JOB, asking(SRIOV, 8)).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == ("RdmaDevicesUnhealthy", "node/a")
+    assert problem.found.evidence == (
+        f"node/a: capacity 8 {SRIOV}, allocatable 4",
+        "the agent finds ports down: rdma/mlx5_0",
+    )
+    young = asking(SRIOV, 8)
+    young["metadata"]["creationTimestamp"] = ago(1)
+    assert results(judged(healthy, *plugin(SRIOV_PLUGIN, "a"), JOB, young)) == []
+
+
+# --- RoCE by claims
+
+ROCE, EFA = "roce.networking.k8s.aws", "efa.networking.k8s.aws"
+AWS = "dra.networking.k8s.aws"
+DRANET = {"k8s-app": "aws-dranet"}
+EXPRESSIONS = {
+    ROCE: f"device.driver == '{AWS}' && device.attributes['dra.vpc.amazonaws.com'].deviceType == 'roce'",
+    EFA: f"device.driver == '{AWS}' && device.attributes['dra.vpc.amazonaws.com'].deviceType == 'efa'",
+}
+NONE = "device.attributes['dra.vpc.amazonaws.com'].deviceType == 'none'"
+CLASSES = [
+    obj("DeviceClass", name, spec={"selectors": [{"cel": {"expression": text}}]}) for name, text in EXPRESSIONS.items()
+]
+
+
+def claiming(device_class: str, count: int = 8, selector: str = "") -> list[Object]:
+    """A pod with a claim of network devices, its claim, and the scheduler's refusal."""
+    selectors = {"selectors": [{"cel": {"expression": selector}}]} if selector else {}
+    request = {"name": "net", "exactly": {"deviceClassName": device_class, "count": count, **selectors}}
+    claim = obj("ResourceClaim", "net", "team", spec={"devices": {"requests": [request]}})
+    message = "0/2 nodes are available: 2 cannot allocate all claims."
+    waits = pod(
+        "train-0",
+        4,
+        owner=("Job", "train"),
+        spec={"resourceClaims": [{"name": "net", "resourceClaimName": "net"}]},
+        conditions=[condition("PodScheduled", "False", "Unschedulable", message)],
+    )
+    return [waits, claim]
+
+
+def network_slices(kind: str, *nodes: str) -> list[Object]:
+    attributes = {"dra.vpc.amazonaws.com/deviceType": {"string": kind}}
+    devices = [{"name": f"{kind}-{number}", "attributes": attributes} for number in range(8)]
+    return [
+        obj(
+            "ResourceSlice",
+            f"{on}-net",
+            spec={
+                "driver": AWS,
+                "nodeName": on,
+                "pool": {"name": on, "generation": 1, "resourceSliceCount": 1},
+                "devices": devices,
+            },
+        )
+        for on in nodes
+    ]
+
+
+def dranet(*nodes: str, **changes: Any) -> list[Object]:
+    kept: Any = {"namespace": "kube-system", "labels": DRANET}
+    pods = [operand("aws-dranet", on, owner=("DaemonSet", "aws-dranet"), **kept, **changes) for on in nodes]
+    return [daemon("aws-dranet", wanted=len(nodes), selector={}, **kept), *pods, SYSTEM]
+
+
+CLAIMS: list[Row] = [
+    (
+        "no driver publishes RoCE",
+        [*NODES, SYSTEM, *CLASSES, *claiming(ROCE)],
+        [("NoDevicesPublished", f"deviceclass/{ROCE}")],
+    ),
+    (
+        "the network's driver crashes",
+        [*NODES, *dranet("a", "b", **CRASHED), *CLASSES, *claiming(ROCE)],
+        [("NetworkDraDriverNotReady", "daemonset/kube-system/aws-dranet")],
+    ),
+    (
+        "no class of RoCE",
+        [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), CLASSES[1], *claiming(ROCE)],
+        [("DeviceClassMissing", f"deviceclass/{ROCE}")],
+    ),
+    (
+        "EFA claimed on nodes with RoCE",
+        [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, *claiming(EFA)],
+        [("ClaimOfAnotherFabric", "resourceclaim/team/net")],
+    ),
+    (
+        "RoCE claimed on nodes with EFA",
+        [*NODES, *dranet("a", "b"), *network_slices("efa", "a", "b"), *CLASSES, *claiming(ROCE)],
+        [("ClaimOfAnotherFabric", "resourceclaim/team/net")],
+    ),
+    (
+        "EFA nodes beside RoCE nodes whose driver publishes nothing",
+        [*NODES, *dranet("a", "b"), *network_slices("efa", "a"), *CLASSES, *claiming(ROCE)],
+        [("NoDeviceMatchesClaim", "resourceclaim/team/net")],
+    ),
+    (
+        "a selector that no RoCE device matches",
+        [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, *claiming(ROCE, selector=NONE)],
+        [("NoDeviceMatchesClaim", "resourceclaim/team/net")],
+    ),
+    (
+        "more RoCE than a node has",
+        [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, *claiming(ROCE, 9)],
+        [("NoDeviceMatchesClaim", "resourceclaim/team/net")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("objects", "expected"), [row[1:] for row in CLAIMS], ids=[row[0] for row in CLAIMS])
+def test_a_claim_of_roce_is_explained(objects: list[Object], expected: list[tuple[str, str]]) -> None:
+    assert results(judged(*objects, JOB)) == expected
+
+
+def test_a_claim_of_roce_that_is_satisfied_is_no_cause() -> None:
+    waits, claim = claiming(ROCE)
+    given = [{"driver": AWS, "pool": "a", "device": f"roce-{number}", "request": "net"} for number in range(8)]
+    claim["status"] = {"allocation": {"devices": {"results": given}}, "reservedFor": [{"name": "train-0"}]}
+    running = pod("train-0", 4, on="a", owner=("Job", "train"), spec=waits["spec"] | {"nodeName": "a"})
+
+    objects = [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, running, claim]
+    assert results(judged(*objects, JOB)) == []
+
+
+def test_advice_about_claims_names_the_driver_of_the_network() -> None:
+    missing = judged(*NODES, SYSTEM, *CLASSES, *claiming(ROCE), JOB).problems[0].found
+    silent = judged(*NODES, *dranet("a", "b"), *CLASSES, *claiming(ROCE), JOB).problems[0].found
+    other = judged(*NODES, *network_slices("roce", "a", "b"), *CLASSES, *claiming(EFA), JOB).problems[0].found
+
+    assert missing.remedy[0].startswith("Install the network's DRA driver: the chart aws-dranet")
+    assert "kubectl -n kube-system describe daemonset aws-dranet" in silent.remedy[0]
+    assert other.remedy[0] == f"Set `deviceClassName: {ROCE}` in the claim for these nodes."
+
+
+# --- ports that are down
+
+
+def down(*ports: str) -> dict[str, str]:
+    rows = [
+        {
+            "reason": "RdmaPortDown",
+            "severity": "MONITOR",
+            "subject": f"rdma/{port}",
+            "detail": "state 1: DOWN",
+            "first_seen": ago(30),
+        }
+        for port in ports
+    ]
+    return recorded(*rows)
+
+
+def ranks(*nodes: str, **changes: Any) -> list[Object]:
+    owner = changes.pop("owner", ("Job", "train"))
+    return [pod(f"train-{at}", 8, on=on, owner=owner, **changes) for at, on in enumerate(nodes)]
+
+
+THREE = rdma_node("a", annotations=down("mlx5_0", "mlx5_1", "mlx5_2"))
+PORTS: list[Row] = [
+    ("several ports down", [THREE, rdma_node("b"), *ranks("a", "b")], [("RdmaPortsDownUnderJob", "node/a")]),
+    (
+        "on both nodes",
+        [THREE, rdma_node("b", annotations=down("mlx5_0", "mlx5_1")), *ranks("a", "b")],
+        [("RdmaPortsDownUnderJob", "node/a"), ("RdmaPortsDownUnderJob", "node/b")],
+    ),
+    ("one port down", [rdma_node("a", annotations=down("mlx5_0")), rdma_node("b"), *ranks("a", "b")], []),
+    ("a job on one node", [THREE, rdma_node("b"), *ranks("a")], []),
+    ("a job elsewhere", [THREE, rdma_node("b"), rdma_node("c"), *ranks("b", "c")], []),
+    ("replicas that serve", [THREE, rdma_node("b"), *ranks("a", "b", owner=("StatefulSet", "serve"))], []),
+    ("a job that has ended", [THREE, rdma_node("b"), *ranks("a", "b", phase="Succeeded")], []),
+    ("the ports are active again", [rdma_node("a", annotations=recorded()), rdma_node("b"), *ranks("a", "b")], []),
+]
+
+
+@pytest.mark.parametrize(("objects", "expected"), [row[1:] for row in PORTS], ids=[row[0] for row in PORTS])
+def test_a_multi_node_job_on_a_node_with_several_ports_down_is_a_cause(
+    objects: list[Object], expected: list[tuple[str, str]]
+) -> None:
+    assert results(judged(*objects, JOB, SYSTEM)) == expected
+
+
+def test_evidence_and_advice_name_ports_pods_and_node() -> None:
+    (problem,) = judged(THREE, rdma_node("b"), *ranks("a", "b"), JOB, SYSTEM).problems
+    found = problem.found
+
+    assert found.evidence[0] == "node/a: 3 RDMA ports are down"
+    assert found.evidence[1] == f"rdma/mlx5_0 since {ago(30)}: state 1: DOWN"
+    assert found.evidence[4] == "job/team/train runs there: pod/team/train-0"
+    assert "`kubectl cordon a`" in found.remedy[1]
+    assert "`kubectl -n team delete pod train-0`" in found.remedy[2]
+    assert (found.affected, found.certainty) == (("pod/team/train-0", "job/team/train"), Certainty.PROVEN)
+
+
+def test_a_node_without_gpus_needs_no_plugin() -> None:
+    assert results(judged(node("plain", None), *plugin(SHARED_PLUGIN, "plain", **CRASHED))) == []
