@@ -128,7 +128,7 @@ def test_without_any_configuration_the_documented_defaults_hold(directory: Path 
         "NVLINK_DEFAULT": Severity.RESET,
         "NVLINK5_DEFAULT": Severity.MONITOR,
         "STRICT_PSHC": False,
-        "METRICS_TIMINGS": True,
+        "METRICS_TIMINGS": False,
         "DCGM_L2_INTERVAL": 21600,
         "MAX_NODES_PER_SWEEP": 10,
         "MAX_SWEEP_PERCENT": 20,
