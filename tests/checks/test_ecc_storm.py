@@ -86,7 +86,7 @@ def test_the_limits_themselves_are_allowed() -> None:
 @pytest.mark.parametrize(
     ("grown", "rate"), [(0, "less than 1"), (299, "less than 1"), (300, "1 or more"), (3_000, "10 or more")]
 )
-def test_the_rates_of_the_other_gpus_stand_beside_it(grown: int, rate: str) -> None:
+def test_the_rates_of_the_other_gpus_are_in_the_detail(grown: int, rate: str) -> None:
     before = tuple(gpu(0, index=index) for index in range(8))
     now = (gpu(0, index=0), gpu(grown, index=1), *(gpu(0, index=index) for index in (2, 4, 5, 6, 7)))
 

@@ -23,6 +23,7 @@ GROUP_0 = [
     "gpu-count",
     "recovery-action",
     "ecc",
+    "ecc-storm",
     "row-remap",
     "retired-pages",
     "gpu-repair",
