@@ -131,7 +131,8 @@ class Replay(Struct):
 
     def _rested(self, standing: ActiveFinding, shift: timedelta) -> ActiveFinding:
         first = self._first.get(standing.key)
-        source = first.source if first else standing.finding.source
+        # A finding of several events, such as a reached threshold, has its own source.
+        source = standing.finding.source or (first.source if first else "")
         return replace(
             standing,
             finding=replace(standing.finding, source=source),
