@@ -159,21 +159,23 @@ class TestAnXid79:
         watched.configure(**{"severity-overrides": ""})
         assert watched.wait_for_taint().findings["Xid62"]["severity"] == "RESET"
 
-    def test_is_raised_by_its_processes_over_a_restart_and_a_changed_threshold(self, watched: World) -> None:
-        watched.configure(**{"severity-overrides": "xid 43 = RESET after 3 in 10m\n"})
+    def test_is_raised_by_its_processes_over_a_restart_and_a_changed_threshold(self, world: World) -> None:
+        world.configure(**{"severity-overrides": "xid 43 = RESET after 3 in 10m\n"})
+        world.start()
+        world.wait_for_status("pass")
         for pid in (7, 7, 8):
-            watched.host.xid(3, 43, "Ch 00000008", process=(pid, "python3"))
-        watched.agent.wait_for_looks()
-        watched.restart()
-        watched.host.xid(3, 43, "Ch 00000008", process=(9, "python3"))
-        assert watched.wait_for_taint().findings["Xid43"]["count"] == 4
+            world.host.xid(3, 43, "Ch 00000008", process=(pid, "python3"))
+        eventually(lambda: world.agent.xids("43") == 3)
+        world.restart()
+        world.host.xid(3, 43, "Ch 00000008", process=(9, "python3"))
+        assert world.wait_for_taint().findings["Xid43"]["count"] == 4
 
-        watched.configure(**{"severity-overrides": "xid 43 = RESET after 4 in 10m\n"})
-        node = watched.wait(lambda node: not node.tainted)
+        world.configure(**{"severity-overrides": "xid 43 = RESET after 4 in 10m\n"})
+        node = world.wait(lambda node: not node.tainted)
         assert (node.status, node.findings) == ("pass", {})
 
-        watched.configure(**{"severity-overrides": "xid 43 = REBOOT after 3 in 10m\n"})
-        assert watched.wait_for_taint().findings["Xid43"]["severity"] == "REBOOT"
+        world.configure(**{"severity-overrides": "xid 43 = REBOOT after 3 in 10m\n"})
+        assert world.wait_for_taint().findings["Xid43"]["severity"] == "REBOOT"
 
     def test_that_is_reset_within_one_interval_ends(self, watched: World) -> None:
         """NVML shows None before the fault and after the reset; only the log's Xid 154 names an action in between."""
