@@ -57,7 +57,6 @@ _ABOUT = ("index", "uuid", "serial")
 _WORST_FIRST = (Status.FAIL, Status.UNKNOWN, "", Status.WARN, Status.PASS)
 _GPU_GROUP = "0-nvidia-smi"
 """Group of the checks that compare GPUs."""
-_MOST_PERCENT = 100
 _PLACES = {str(word): place for place, word in enumerate(_WORST_FIRST)}
 
 
@@ -79,8 +78,6 @@ class FleetFinding(Struct, frozen=True):
     about: Mapping[str, str]
     """Index, UUID and serial of the GPU."""
     detail: str = ""
-    loss_percent: int | None = None
-    """Part of its speed, or of its time, that a slow GPU loses."""
 
 
 class FleetRow(Struct, frozen=True):
@@ -326,7 +323,6 @@ def _found(row: FindingRow) -> FleetFinding:
         timestamp(row.first_seen) if row.first_seen else "",
         {key: value for key, value in (row.about or {}).items() if key in _ABOUT},
         row.detail or "",
-        row.loss_percent if row.loss_percent is not None and 0 <= row.loss_percent <= _MOST_PERCENT else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -22,6 +23,8 @@ SLOW = frozenset(
     }
 )
 """Reasons for which a GPU works, but slower than others."""
+_LOSS = re.compile(r"\b(100|\d{1,2})(?:\.\d{1,3})? %", re.ASCII)
+"""First percentage in the detail of such a finding: its worst figure comes first."""
 
 
 class SlowGpu(Struct, frozen=True):
@@ -54,8 +57,8 @@ class SlowGpus(Struct, frozen=True):
     """Slow GPUs, slowest first, and the nodes that could not be compared."""
 
     gpus: list[SlowGpu]
-    compared: int
-    """Number of nodes whose GPUs are compared."""
+    known: int
+    """Number of nodes with a current record. Their GPUs are compared under load only."""
     not_compared: list[NotCompared]
     passed_over: list[str]
     """Unreadable objects, each with the reason."""
@@ -73,7 +76,7 @@ def _slow(row: FleetRow) -> list[SlowGpu]:
     for finding in row.findings:
         if finding.reason in SLOW:
             found.setdefault(finding.subject, []).append(finding)
-    return [_gpu(row, sorted(findings, key=lambda finding: -_loss(finding))) for findings in found.values()]
+    return [_gpu(row, sorted(findings, key=_least_loss_last)) for findings in found.values()]
 
 
 def _gpu(row: FleetRow, findings: list[FleetFinding]) -> SlowGpu:
@@ -84,7 +87,7 @@ def _gpu(row: FleetRow, findings: list[FleetFinding]) -> SlowGpu:
         gpu=first.about.get("index") or first.subject.removeprefix("gpu/"),
         subject=first.subject,
         about=first.about,
-        loss_percent=first.loss_percent,
+        loss_percent=_loss(first),
         severity=max((finding.severity for finding in findings), key=_tier),
         reasons=tuple(dict.fromkeys(finding.reason for finding in findings)),
         since=min((finding.since for finding in findings if finding.since), default=""),
@@ -92,8 +95,14 @@ def _gpu(row: FleetRow, findings: list[FleetFinding]) -> SlowGpu:
     )
 
 
-def _loss(entry: FleetFinding | SlowGpu) -> int:
-    return -1 if entry.loss_percent is None else entry.loss_percent
+def _loss(finding: FleetFinding) -> int | None:
+    found = _LOSS.search(finding.detail)
+    return int(found[1]) if found else None
+
+
+def _least_loss_last(finding: FleetFinding) -> int:
+    loss = _loss(finding)
+    return 1 if loss is None else -loss
 
 
 def _tier(severity: str) -> Severity:
@@ -105,4 +114,5 @@ def _name(entry: NotCompared) -> str:
 
 
 def _slowest_first(gpu: SlowGpu) -> tuple[int, int, str, str]:
-    return -_loss(gpu), -_tier(gpu.severity), gpu.node, gpu.subject
+    loss = 1 if gpu.loss_percent is None else -gpu.loss_percent
+    return loss, -_tier(gpu.severity), gpu.node, gpu.subject

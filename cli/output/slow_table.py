@@ -72,14 +72,14 @@ def _cells(gpu: SlowGpu) -> Iterator[Cell]:
 def _totals(slow: SlowGpus) -> Iterator[Text]:
     """Yield the number of slow GPUs, the nodes with several, and the nodes that could not be compared, by reason."""
     nodes = Counter(gpu.node for gpu in slow.gpus)
+    records = f"by the records of {counted(slow.known, 'node')}; idle GPUs are not compared"
     if slow.gpus:
-        compared = f"{counted(slow.compared, 'node')} could be compared"
-        yield Text(f"{counted(len(slow.gpus), 'slow GPU')} on {counted(len(nodes), 'node')}; {compared}")
+        yield Text(f"{counted(len(slow.gpus), 'slow GPU')} on {counted(len(nodes), 'node')}, {records}")
         several = [f"{node} ({number})" for node, number in nodes.most_common() if number > 1]
         if several:
             yield Text(f"nodes with several: {named(several, _MOST_NAMED)}", "yellow")
-    elif slow.compared:
-        yield Text(f"no GPU of {counted(slow.compared, 'compared node')} is slower than others", "green")
+    elif slow.known:
+        yield Text(f"no GPU is slower than others, {records}", "green")
     else:
         yield Text("no node could be compared, so it is unknown whether a GPU is slow", "magenta")
     for reason, _ in Counter(entry.reason for entry in slow.not_compared).most_common(_MOST_NAMED):

@@ -54,7 +54,6 @@ class FindingRow(JsonObject, frozen=True):
     escalates: Annotated[bool | None, yes] = None
     catalogued: Annotated[Severity | None, one_of(SEVERITIES)] = None
     catalogued_rule: Annotated[str | None, word] = None
-    loss_percent: Annotated[int | None, whole] = None
     processes: Annotated[tuple[tuple[str, float], ...] | None, _processes] = None
     """Only in the file: name and time of each counted process."""
 
@@ -75,7 +74,6 @@ class FindingRow(JsonObject, frozen=True):
             escalates=self.escalates is not False,
             catalogued=self.catalogued,
             catalogued_rule=self.catalogued_rule or "",
-            loss_percent=self.loss_percent,
         )
         assert self.first_seen is not None
         assert self.last_seen is not None
@@ -137,7 +135,6 @@ def row_of(finding: Finding, nature: Nature) -> FindingRow:
         source=finding.source or None,
         catalogued=finding.catalogued,
         catalogued_rule=finding.catalogued_rule or None,
-        loss_percent=finding.loss_percent,
     )
 
 

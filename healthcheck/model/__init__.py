@@ -193,8 +193,6 @@ class Finding(Printable, frozen=True):
     """Severity before this cluster's overrides; None: no override applies."""
     catalogued_rule: str = ""
     """The rule of `catalogued`."""
-    loss_percent: int | None = None
-    """Part of its speed, or of its time, that a slow GPU loses; None for other faults."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
