@@ -23,7 +23,7 @@ SLOW = frozenset(
     }
 )
 """Reasons for which a GPU works, but slower than others."""
-_LOSS = re.compile(r"\b(100|\d{1,2})(?:\.\d{1,3})? %", re.ASCII)
+_LOSS = re.compile(r"\b(100|\d{1,2})(?:\.\d{1,3})? ?%", re.ASCII)
 """First percentage in the detail of such a finding: its worst figure comes first."""
 
 

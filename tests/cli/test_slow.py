@@ -75,6 +75,7 @@ def test_a_gpu_has_one_row_with_its_greatest_loss() -> None:
     [
         ("power brake 45 % of the time, siblings 0 %, in 3 of 6 windows", 45),
         ("memory clock 1593 MHz, 39.5 % below the median", 39),
+        ("clocks slowed down by heat for over 5% of the time", 5),
         ("100 % of the time", 100),
         ("101 % of the time", None),
         (f"{'9' * 200} %", None),
