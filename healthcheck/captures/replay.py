@@ -68,6 +68,9 @@ class Replay(Struct):
         self.now = batch.now
         if batch.lines:
             self.memory = after_kernel_log(self.memory, self._judged(batch.lines), batch.now, self.escalate_after)
+            for active in self.memory.standing:
+                if active.finding.severity is not Severity.PASS:
+                    self.ignored.pop(active.key, None)  # lines that are no fault alone, and reached a threshold
         self.memory = expired(self.memory, batch.now, self.monitor_ttl_seconds)
         self._forget_what_left()
 
