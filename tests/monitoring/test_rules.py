@@ -17,6 +17,7 @@ import yaml
 from prometheus_client.exposition import choose_encoder
 
 from agent.telemetry import DeepRun, Telemetry
+from cli.slow_gpus import SLOW
 from healthcheck.catalog.xid import xid_table
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, Nature, Severity, Status
@@ -110,7 +111,7 @@ def test_promtool_finds_nothing_to_say_of_a_full_page() -> None:
     at = datetime(2026, 11, 21, tzinfo=UTC)
     active = ActiveFinding(found, "xid", Nature.EVENT, at, at, 1, "boot", 0.0)
     telemetry.show_verdict(Severity.REBOOT, Status.FAIL, (active,), {"0-nvidia-smi": False})
-    telemetry.show_driver("580.1", 'a"b\\c', {("0", "GPU-a"): 87})
+    telemetry.show_driver("580.1", 'a"b\\c', {("0", "GPU-a"): 87}, {("power_brake", "0", "GPU-a"): 1.0})
     telemetry.show_runs({"sweep": DeepRun("pass", 1.0, 1.0)})
     telemetry.show_taint(tainted=True, slots=(1, 2))
     telemetry.show_efa_errors({("rdmap16s0", "rx_drops"): 1})
@@ -121,3 +122,9 @@ def test_promtool_finds_nothing_to_say_of_a_full_page() -> None:
         [promtool, "check", "metrics"], input=encode(telemetry.registry), capture_output=True, check=False
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_the_rules_and_the_command_agree_on_slow_gpus() -> None:
+    (rule,) = (rule for rule in RULES if rule.get("record") == "node:gpu_healthcheck_slow_gpus:count")
+
+    assert re.findall(r'reason=~"([^"]+)"', rule["expr"]) == ["|".join(sorted(SLOW))]
