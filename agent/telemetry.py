@@ -153,6 +153,11 @@ class Telemetry:
         self._limits = shown(
             "gpu_slowdown_celsius", "Temperature from which this GPU reduces its clocks.", "gpu", "UUID"
         )
+        self._node = shown(
+            "node_info",
+            "1: the node's instance type, by which the alerts compare nodes. Absent if unknown.",
+            "instance_type",
+        )
         self._build = shown("build_info", "1: the agent's version.", "version")
         run = "the last run of this kind: sweep (also the agent's own level 2) or quarantine"
         self._run_time = shown("deep_run_timestamp_seconds", f"End of {run}.", "kind")
@@ -305,6 +310,10 @@ class Telemetry:
                 self._check_seconds: {(name,): seconds for name, seconds in checks.items()},
             }
         )
+
+    def show_node(self, instance_type: str) -> None:
+        """Set the node's instance type; '' if it is unknown."""
+        self._snapshot.tell({self._node: {(_label(instance_type),): 1} if instance_type else {}})
 
     def show_driver(
         self,

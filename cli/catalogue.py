@@ -43,15 +43,18 @@ def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
     """Explain an Xid, and decode the data words of its line."""
     row = xid_table().get(code)
     ruling, plain = rule_xid(code, "", policy), rule_by_catalogue(code, "", policy)
-    details: tuple[tuple[str, str], ...] = ()
+    details = tuple(_threshold(f"Xid{code}", "GPU", policy))
     if code == RECOVERY_CODE:
-        details = tuple(_recovery())
+        details = (*details, *_recovery())
     elif words:
         decoded = _decoded(code, words, policy)
         ruling = ruling if ruling.rule == "severity-overrides" else decoded
-        plain, details = decoded, tuple(_decoding(code, words))
+        plain, details = decoded, (*details, *_decoding(code, words))
     elif code == NVLINK4_CODE or code in NVLINK5_CODES:
-        details = (("decode", f"to decode the line, also pass the words in its brackets: explain {code} 0x... 0x..."),)
+        details = (
+            *details,
+            ("decode", f"to decode the line, also pass the words in its brackets: explain {code} 0x... 0x..."),
+        )
     if row is None:
         return Explanation(f"Xid{code}", "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "", details)
     if row.why:
@@ -66,7 +69,7 @@ def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
 def explain_sxid(code: int, policy: Policy) -> Explanation:
     row = sxid_table().get(code)
     name, ruling, plain = f"SXid{code}", rule_sxid(code, "", policy), rule_sxid(code, "", Policy())
-    details = () if ruling.rule == "severity-overrides" else _SXID_WORDS
+    details = (*_threshold(name, "switch", policy), *(() if ruling.rule == "severity-overrides" else _SXID_WORDS))
     if row is None:
         return Explanation(name, "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "", details)
     unit = row.mnemonic.partition("_")[0]
@@ -127,6 +130,14 @@ def explain_all_dcgm(policy: Policy) -> list[Explanation]:
 
 def explain_all_reasons(policy: Policy) -> list[Explanation]:
     return [explain_reason(reason, policy) for reason in reasons().values()]
+
+
+def _threshold(reason: str, subject: str, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Yield the cluster's threshold for this code, if it has one."""
+    if threshold := policy.thresholds.get(reason):
+        window = f"{threshold.seconds / 60:g} minutes"
+        words = f"{threshold.severity.name} from {threshold.count} processes on one {subject} within {window}"
+        yield "repeated", f"{words} (severity-overrides)"
 
 
 def _recovery() -> Iterator[tuple[str, str]]:

@@ -55,6 +55,8 @@ _WANTED = (
 """Labels of the nodes that the DaemonSet selects."""
 _ABOUT = ("index", "uuid", "serial")
 _WORST_FIRST = (Status.FAIL, Status.UNKNOWN, "", Status.WARN, Status.PASS)
+_GPU_GROUP = "0-nvidia-smi"
+"""Group of the checks that compare GPUs."""
 _PLACES = {str(word): place for place, word in enumerate(_WORST_FIRST)}
 
 
@@ -75,6 +77,7 @@ class FleetFinding(Struct, frozen=True):
     since: str
     about: Mapping[str, str]
     """Index, UUID and serial of the GPU."""
+    detail: str = ""
 
 
 class FleetRow(Struct, frozen=True):
@@ -112,6 +115,8 @@ class FleetRow(Struct, frozen=True):
     stops_pods: bool
     """Whether a finding keeps all GPU pods from starting."""
     next_step: NextStep
+    not_compared: str = ""
+    """Reason why the speed of the node's GPUs is unknown; '' if it is not."""
 
 
 class GateRefusals(Struct, frozen=True):
@@ -299,6 +304,7 @@ def row_of_node(
         unobserved=tuple(dict.fromkeys(row.cause or "" for row in record.unobserved or ())),
         stops_pods=any(finding.reason in STOPS_PODS for finding in findings),
         next_step=node_step(node, record, silent, now),
+        not_compared=_why_not_compared(node, record, silent),
     )
 
 
@@ -316,7 +322,19 @@ def _found(row: FindingRow) -> FleetFinding:
         row.subject or "",
         timestamp(row.first_seen) if row.first_seen else "",
         {key: value for key, value in (row.about or {}).items() if key in _ABOUT},
+        row.detail or "",
     )
+
+
+def _why_not_compared(node: NodeState, record: StandingRecord, silent: bool) -> str:
+    if not node.labels.get(STATUS):
+        return "no agent has reported"
+    if silent:
+        return "the agent is silent"
+    if record.findings is None:
+        return "the agent's record is missing or unreadable"
+    causes = (row.cause or "" for row in record.unobserved or () if row.check == _GPU_GROUP)
+    return ", ".join(dict.fromkeys(causes))
 
 
 def _since(findings: Sequence[FindingRow], condition: Mapping[str, Any]) -> str:

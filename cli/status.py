@@ -67,6 +67,7 @@ OutputForm = Annotated[
     ),
 ]
 NoHeaders = Annotated[bool, typer.Option("--no-headers", help="Print only the rows of the table.")]
+Slow = Annotated[bool, typer.Option("--slow", help="Show the slow GPUs, slowest first, and nodes not compared.")]
 Allocation = Annotated[
     bool, typer.Option("--allocation", help="Show the GPUs of each node and the pods that hold them.")
 ]
@@ -79,6 +80,7 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
     selector: Selector = "",
     no_headers: NoHeaders = False,
     by_node: Allocation = False,
+    slow: Slow = False,
     prometheus: Prometheus = "",
     context: Context = "",
     kubeconfig: Kubeconfig = "",
@@ -98,6 +100,8 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
         raise typer.BadParameter(f"-o {output} shows the current nodes, without --watch and --allocation")
     if by_node and (watch or selector or no_headers):
         raise typer.BadParameter("--allocation shows the whole cluster once, without --watch, -l and --no-headers")
+    if slow and (nodes or watch or by_node or output is StatusFormat.HTML):
+        raise typer.BadParameter("--slow shows the fleet once, without NODE, --watch, --allocation and -o html")
     access = Access(kubeconfig, context, request_timeout)
     try:
         if by_node:
@@ -106,7 +110,9 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
         unread: list[str] = []
         cluster = cluster_of(access, unread.append)
         wide, headers = output is StatusFormat.WIDE, not no_headers
-        if nodes:
+        if slow:
+            _show_slow(read_fleet(cluster, unread, selector), output, headers=headers)
+        elif nodes:
             read = partial(read_node, cluster, nodes[0])
             _run(_View(read, output, node_document, partial(_print_node, output), node_in_place), watch=watch)
         else:
@@ -153,6 +159,20 @@ def _print_rows(output: StatusFormat, access: Access, fleet: Fleet, *, wide: boo
         write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
     else:
         print_fleet(fleet, wide=wide, headers=headers)
+
+
+def _show_slow(fleet: Fleet, output: StatusFormat, *, headers: bool) -> None:
+    """Print the slow GPUs of the fleet."""
+    from cli.output.slow_table import print_slow  # noqa: PLC0415 - the fleet does not need it
+    from cli.slow_gpus import rank  # noqa: PLC0415
+
+    ranking = rank(fleet)
+    if output in (StatusFormat.JSON, StatusFormat.YAML):
+        write_as(output, to_builtins(ranking))
+    elif output is StatusFormat.NAME:
+        write_document("".join(f"node/{node}\n" for node in dict.fromkeys(gpu.node for gpu in ranking.gpus)))
+    else:
+        print_slow(ranking, wide=output is StatusFormat.WIDE, headers=headers)
 
 
 def _print_node(output: StatusFormat, report: NodeReport) -> None:

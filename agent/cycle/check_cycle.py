@@ -101,6 +101,7 @@ class Cycle:
         expected = self._state.expectation()
         outcomes = judge(checks, evidence, expected)
         self._show_sources(evidence)
+        self._telemetry.show_node(expected.instance_type)
         if self._state.settings.values.metrics_timings:
             self._telemetry.show_times(evidence.seconds, {outcome.check: outcome.seconds for outcome in outcomes})
         else:

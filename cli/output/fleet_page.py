@@ -13,6 +13,7 @@ from msgspec import Struct
 from cli import index
 from cli.fleet import Fleet, FleetFinding, FleetRow, looked
 from cli.node_groups import Concentration, concentration, dividing
+from cli.slow_gpus import SlowGpu, rank
 from diagnosis.report.one_file import rendered
 from healthcheck.model import Severity, Status
 from healthcheck.text.moments import timestamp
@@ -120,6 +121,19 @@ class ReasonSpread(Struct, frozen=True):
     """Positions on the page and names of the nodes, worst first."""
 
 
+class SlowRow(Struct, frozen=True):
+    """One slow GPU of the ranking."""
+
+    place: int
+    node: str
+    loss: str
+    subject: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...]
+    """Name of each reason, and its address in the documentation; '' if it has none."""
+    since: str
+    detail: str
+
+
 def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
     """Return the page. `cluster` is the name of the kubeconfig's context."""
     nodes = [row.groups for row in fleet.nodes]
@@ -129,7 +143,8 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
     faulty = [square.place for square in squares if square.kind in _FAULTY]
     unheard = [square.place for square in squares if square.kind in _UNHEARD or square.silent]
     found = concentration(nodes, groupings, faulty)
-    reasons = _spread(fleet.nodes, link)
+    reasons, slow = _spread(fleet.nodes, link), rank(fleet)
+    places = {row.node: place for place, row in enumerate(fleet.nodes)}
     return rendered(
         "cli.output",
         "fleet.html.j2",
@@ -152,11 +167,23 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
         most_calm=_MOST_CALM,
         reasons=reasons[:_MOST_ROWS],
         reasons_left_out=max(len(reasons) - _MOST_ROWS, 0),
+        slow=[_slow(gpu, places[gpu.node], link) for gpu in slow.gpus[:_MOST_ROWS]],
+        slow_left_out=max(len(slow.gpus) - _MOST_ROWS, 0),
+        not_compared=len(slow.not_compared),
         passed_over=[printable(name) for name in fleet.passed_over[:_MOST_ROWS]],
         passed_over_left_out=max(len(fleet.passed_over) - _MOST_ROWS, 0),
         most=_MOST_NAMES,
         shown=_shown,
     )
+
+
+def _slow(gpu: SlowGpu, place: int, link: Callable[[str], str]) -> SlowRow:
+    loss = "" if gpu.loss_percent is None else f"{gpu.loss_percent} %"
+    reasons = tuple((_shown(reason), link(reason)) for reason in gpu.reasons)
+    number, serial = gpu.about.get("index", ""), gpu.about.get("serial", "")
+    names = (f"GPU {number}" if number else gpu.subject, serial and f"serial {serial}")
+    subject = tuple(_shown(name) for name in names if name)
+    return SlowRow(place, gpu.node, loss, subject, reasons, gpu.since[:10], _shown(gpu.detail))
 
 
 def _sentence(found: Concentration | None, noun: str) -> Iterator[tuple[str, str]]:

@@ -68,6 +68,9 @@ class Replay(Struct):
         self.now = batch.now
         if batch.lines:
             self.memory = after_kernel_log(self.memory, self._judged(batch.lines), batch.now, self.escalate_after)
+            for active in self.memory.standing:
+                if active.finding.severity is not Severity.PASS:
+                    self.ignored.pop(active.key, None)  # lines that are no fault alone, and reached a threshold
         self.memory = expired(self.memory, batch.now, self.monitor_ttl_seconds)
         self._forget_what_left()
 
@@ -135,7 +138,8 @@ class Replay(Struct):
 
     def _rested(self, standing: ActiveFinding, shift: timedelta) -> ActiveFinding:
         first = self._first.get(standing.key)
-        source = first.source if first else standing.finding.source
+        # A finding of several events, such as a reached threshold, has its own source.
+        source = standing.finding.source or (first.source if first else "")
         return replace(
             standing,
             finding=replace(standing.finding, source=source),

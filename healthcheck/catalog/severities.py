@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import OVERRIDDEN, Policy
 from healthcheck.catalog.xid import fixed_ruling
-from healthcheck.model import Finding, Severity
+from healthcheck.model import Finding, Severity, Threshold
 
 ESCALATED = "ESCALATE_AFTER"
 """Rule of a finding that recurred too often."""
 _XID = re.compile(r"Xid(\d{1,5})\Z", re.ASCII)
+_REACHED = re.compile(rf"{OVERRIDDEN}: after (\d{{1,4}}) in (\d{{1,6}})s\Z", re.ASCII)
+"""Rule of a finding that reached a threshold: the count and the window are evidence for a later threshold."""
 _BY_THE_TABLE = ("xid.csv:", "xid_overrides.csv:", "STRICT_PSHC")
 
 
 def ruled(finding: Finding, policy: Policy) -> Finding:
-    """Return the finding with the severity that this policy gives; the same object if nothing changes."""
+    """Return the finding with the severity that this policy gives to one event; the same object if nothing changes.
+
+    A code that the tables ignore is remembered with severity PASS if this policy counts it.
+    """
     base, rule = _base(finding, policy)
     new: tuple[Severity, str, Severity | None, str] = (base, rule, None, "")
     override = policy.overrides.get(finding.reason)
+    if override is None and base is Severity.PASS and finding.reason in policy.thresholds:
+        override = Severity.PASS
     is_escalated = rule == ESCALATED and override in (Severity.RESET, Severity.REBOOT)
     if override is not None and not is_escalated:
         new = (override, OVERRIDDEN, base, rule)
@@ -28,6 +36,28 @@ def ruled(finding: Finding, policy: Policy) -> Finding:
         return finding
     severity, rule, catalogued, catalogued_rule = new
     return replace(finding, severity=severity, rule=rule, catalogued=catalogued, catalogued_rule=catalogued_rule)
+
+
+def raised(finding: Finding, threshold: Threshold) -> Finding:
+    """Return the finding at the severity of a threshold that its processes reached. It never becomes milder."""
+    if threshold.severity <= finding.severity:
+        return finding
+    base, rule = finding.base
+    reached = f"{OVERRIDDEN}: after {threshold.count} in {threshold.seconds}s"
+    return replace(finding, severity=threshold.severity, rule=reached, catalogued=base, catalogued_rule=rule)
+
+
+def is_reached(threshold: Threshold, finding: Finding, times: Iterable[float]) -> bool:
+    """Whether so many processes had the event within the window.
+
+    `times` are those of the last processes. The rule of the finding shows an earlier threshold that was reached.
+    """
+    earlier = _REACHED.match(finding.rule)
+    if earlier and int(earlier[1]) >= threshold.count and int(earlier[2]) <= threshold.seconds:
+        return True
+    ordered = sorted(times)
+    pairs = zip(ordered, ordered[threshold.count - 1 :], strict=False)
+    return any(last - first <= threshold.seconds for first, last in pairs)
 
 
 def is_ignored(finding: Finding) -> bool:

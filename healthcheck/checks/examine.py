@@ -138,5 +138,5 @@ def failure(error: Exception) -> str:
 def _sighting_with_policy(sighting: KernelEvent, expected: Expectation) -> KernelEvent:
     if sighting.finding is None:
         return sighting
-    finding = ruled(sighting.finding, expected.policy)
-    return replace(sighting, finding=None if is_ignored(finding) else finding)
+    finding, threshold = ruled(sighting.finding, expected.policy), expected.policy.thresholds.get(sighting.reason)
+    return replace(sighting, finding=None if is_ignored(finding) else finding, threshold=threshold)

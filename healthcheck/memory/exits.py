@@ -127,7 +127,8 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
             return False
         return RESET.is_open_to(finding) or RECOVERED.is_open_to(finding)
 
-    return _end(memory, is_past, now.wall)
+    memory = _end(memory, is_past, now.wall)
+    return _counted_from(memory, lambda finding: gpu_address(finding.finding.subject) == address, at)
 
 
 def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
@@ -494,9 +495,23 @@ def _all_reset(memory: Memory, answering: Mapping[str, Gpu], began: float, now: 
         return memory
     if any(gpu.recovery_action or gpu.recovery_error != SUCCESS for gpu in answering.values()):
         return memory
-    return _end(
+    memory = _end(
         memory, lambda finding: ALL_RESET.is_open_to(finding) and not _is_after(finding, loaded, memory), now.wall
     )
+    return _counted_from(memory, lambda finding: gpu_address(finding.finding.subject) == "", loaded)
+
+
+def _counted_from(memory: Memory, is_of: Callable[[ActiveFinding], bool], at: float) -> Memory:
+    """Return the memory without the counts of processes before a reset at `at` (monotonic)."""
+
+    def counted(finding: ActiveFinding) -> ActiveFinding:
+        if not finding.processes or finding.boot_id != memory.boot_id or not is_of(finding):
+            return finding
+        kept = tuple(process for process in finding.processes if process.at > at)
+        return finding if kept == finding.processes else replace(finding, processes=kept)
+
+    standing = tuple(map(counted, memory.standing))
+    return replace(memory, standing=standing) if standing != memory.standing else memory
 
 
 def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:

@@ -73,6 +73,16 @@ class FirstObservation(Struct, frozen=True):
     """Last log position read by then: records after it are newer, even if the clock was set back."""
 
 
+class CountedProcess(Struct, frozen=True):
+    """A process that had an event, and the time of its last line in seconds of the finding's boot.
+
+    `name` is '' for lines in which the driver names no process.
+    """
+
+    name: str
+    at: float
+
+
 class ActiveFinding(Struct, frozen=True):
     """A finding and its observation times. `last_at` is monotonic, in seconds of the boot `boot_id`."""
 
@@ -86,6 +96,8 @@ class ActiveFinding(Struct, frozen=True):
     last_at: float
     seq: int = -1
     """Kernel log sequence number of the last event; -1 for a finding without one."""
+    processes: tuple[CountedProcess, ...] = ()
+    """Last processes with this event, oldest first, for thresholds of `severity-overrides`."""
 
     @property
     def key(self) -> Key:

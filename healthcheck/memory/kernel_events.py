@@ -10,13 +10,15 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from healthcheck.catalog.policy import OVERRIDDEN
+from healthcheck.catalog.policy import MOST_COUNTED, OVERRIDDEN
 from healthcheck.catalog.recovery import NONE
+from healthcheck.catalog.severities import is_reached, raised
 from healthcheck.memory.exit_table import DEVICE_RECOVERED, RECOVERY_XID, SMOOTHING_OFF
 from healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
     MOST_GPUS,
     ActiveFinding,
+    CountedProcess,
     Memory,
     ProcessHit,
     age_seconds,
@@ -138,10 +140,13 @@ class _Reading:
         finding = replace(finding, about=about or (known.finding.about if known else finding.about))
         if sighting.reason != RECOVERY_XID:
             finding = _at_tier(finding, self._announced(gpu_address(finding.subject), sighting.at))
+        processes = _counted(known, sighting, boot_id) if finding.reason == sighting.reason else ()
+        finding = _at_threshold(finding, known, sighting, processes)
         if known is None or _rank(known.finding) < _rank(finding):
             finding = escalated(self.memory, finding, self._now, escalate_after)
         if known is None:
             active = ActiveFinding(finding, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
+            active = replace(active, processes=processes)
         else:
             # The same reason can recur with a milder severity (Xid 154 names an action). The worse one is still active.
             worse = known.finding if _rank(known.finding) > _rank(finding) else finding
@@ -153,6 +158,7 @@ class _Reading:
                 boot_id=boot_id,
                 last_at=sighting.at,
                 seq=sighting.seq,
+                processes=processes,
             )
         self.standing[key] = active
         if finding.reason == CONSEQUENCE:
@@ -194,8 +200,9 @@ def _at_tier(finding: Finding, tier: Severity | None) -> Finding:
     """Return the finding at the tier of an announced recovery action. ISOLATE and cluster overrides stay."""
     if tier is None or finding.base[0] in (Severity.PASS, Severity.ISOLATE, tier):
         return finding
-    if finding.rule == OVERRIDDEN:
-        return replace(finding, catalogued=tier, catalogued_rule=RECOVERY_XID)
+    if finding.rule.startswith(OVERRIDDEN):
+        severity = finding.severity if finding.rule == OVERRIDDEN else max(finding.severity, tier)
+        return replace(finding, severity=severity, catalogued=tier, catalogued_rule=RECOVERY_XID)
     return replace(finding, severity=tier, rule=RECOVERY_XID)
 
 
@@ -241,6 +248,34 @@ def _is_withdrawn(finding: ActiveFinding, sighting: KernelEvent, memory: Memory)
 def _with_reset(memory: Memory, address: str, at: float) -> Memory:
     """Record the time of the GPU's last Xid: cleanups within the window after it do not become findings."""
     return replace(memory, last_xid=with_newest(memory.last_xid, address, at, MOST_GPUS))
+
+
+def _counted(known: ActiveFinding | None, sighting: KernelEvent, boot_id: str) -> tuple[CountedProcess, ...]:
+    """Return the last processes with this event, including that of the line.
+
+    Lines of one process are one. A line without a process belongs to the previous line if that is within the window,
+    so a storm without names counts once until it pauses.
+    """
+    processes = known.processes if known is not None and known.boot_id == boot_id else ()
+    name = sighting.process
+    if processes and abs(sighting.at - processes[-1].at) <= WINDOW_SECONDS and not (name and processes[-1].name):
+        name, processes = name or processes[-1].name, processes[:-1]
+    others = tuple(process for process in processes if not name or process.name != name)
+    return (*others, CountedProcess(name, sighting.at))[-MOST_COUNTED:]
+
+
+def _at_threshold(
+    finding: Finding, known: ActiveFinding | None, sighting: KernelEvent, processes: tuple[CountedProcess, ...]
+) -> Finding:
+    """Return the finding at the cluster's threshold if its processes reach it. Its source is the line that did."""
+    threshold = sighting.threshold
+    if threshold is None or not is_reached(threshold, finding, [process.at for process in processes]):
+        return finding
+    reached = raised(finding, threshold)
+    if reached is finding:
+        return finding
+    source = known.finding.source if known is not None and known.finding.rule == reached.rule else sighting.source
+    return replace(reached, source=source)
 
 
 def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memory:

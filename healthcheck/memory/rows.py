@@ -9,15 +9,24 @@ from typing import Annotated
 
 from msgspec.structs import replace
 
+from healthcheck.catalog.policy import MOST_COUNTED
 from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Release
+from healthcheck.memory.findings import Acknowledgement, ActiveFinding, CountedProcess, Release
 from healthcheck.model import Finding, Nature, Severity
-from healthcheck.text.json_rows import NULL, JsonObject, names, one_of, seconds, whole, word, yes
+from healthcheck.text.json_rows import NULL, JsonObject, names, one_of, seconds, text, whole, word, yes
 from healthcheck.text.moments import held, moment_or_none
 
 _LONGEST_WORD = 200
 SEVERITIES: Mapping[str, Severity] = Severity.__members__
 _NATURES = {one.value: one for one in Nature}
+
+
+def _processes(value: object) -> tuple[tuple[str, float], ...] | None:
+    if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):
+        return None
+    pairs = [(text(name), seconds(at)) for name, at in value[-MOST_COUNTED:]]
+    read = tuple((name, at) for name, at in pairs if name is not None and at is not None)
+    return read if len(read) == len(pairs) else None
 
 
 class FindingRow(JsonObject, frozen=True):
@@ -45,6 +54,8 @@ class FindingRow(JsonObject, frozen=True):
     escalates: Annotated[bool | None, yes] = None
     catalogued: Annotated[Severity | None, one_of(SEVERITIES)] = None
     catalogued_rule: Annotated[str | None, word] = None
+    processes: Annotated[tuple[tuple[str, float], ...] | None, _processes] = None
+    """Only in the file: name and time of each counted process."""
 
     def standing(self, boot_id: str = "") -> ActiveFinding:
         """Return the finding, with the given boot if the row has none.
@@ -77,6 +88,7 @@ class FindingRow(JsonObject, frozen=True):
             boot_id if self.boot_id is None else self.boot_id,
             self.at or 0.0,
             -1 if self.seq is None else self.seq,
+            tuple(CountedProcess(name, at) for name, at in self.processes or ()),
         )
 
 
@@ -139,6 +151,7 @@ def whole_row(standing: ActiveFinding) -> FindingRow:
         seq=standing.seq if standing.seq >= 0 else None,
         boot_id=standing.boot_id,
         escalates=standing.finding.escalates,
+        processes=tuple((process.name, process.at) for process in standing.processes) or None,
     )
 
 
@@ -146,9 +159,8 @@ def finding_row(standing: ActiveFinding) -> FindingRow:
     """Return the row of a recorded finding for the Node's record, without its boot and with rounded times."""
     first, last = _second(standing.first_seen), _second(standing.last_seen)
     at = round(standing.last_at, 3)
-    return replace(
-        whole_row(standing), first_seen=first, last_seen=last, at=at, boot_id=None, escalates=None, catalogued_rule=None
-    )
+    row = replace(whole_row(standing), first_seen=first, last_seen=last, at=at, boot_id=None)
+    return replace(row, escalates=None, catalogued_rule=None, processes=None)
 
 
 def release_row(release: Release) -> ReleaseRow:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.severities import ruled
-from healthcheck.memory.findings import Memory, worst_first
+from healthcheck.catalog.severities import is_reached, raised, ruled
+from healthcheck.memory.findings import ActiveFinding, Memory, worst_first
+from healthcheck.model import Finding
 
 
 def in_force(memory: Memory, policy: Policy) -> Memory:
@@ -14,8 +15,16 @@ def in_force(memory: Memory, policy: Policy) -> Memory:
 
     A finding that an override sets to PASS stays until its exit, but does not count. Removing the override restores it.
     """
-    findings = [ruled(finding.finding, policy) for finding in memory.standing]
+    findings = [_ruled(finding, policy) for finding in memory.standing]
     if all(new is finding.finding for new, finding in zip(findings, memory.standing, strict=True)):
         return memory
     active = (replace(finding, finding=new) for new, finding in zip(findings, memory.standing, strict=True))
     return replace(memory, standing=worst_first(active))
+
+
+def _ruled(active: ActiveFinding, policy: Policy) -> Finding:
+    """Return the finding at the severity of one event, or of a threshold that its processes reached."""
+    finding, threshold = ruled(active.finding, policy), policy.thresholds.get(active.finding.reason)
+    if threshold and is_reached(threshold, active.finding, (process.at for process in active.processes)):
+        finding = raised(finding, threshold)
+    return active.finding if finding == active.finding else finding

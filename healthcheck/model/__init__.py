@@ -160,6 +160,14 @@ class Reason(Struct, frozen=True):
         return Finding(self.name, self.severity, subject, detail, source=source, flickers=self.flickers)
 
 
+class Threshold(Struct, frozen=True):
+    """Severity of an event from the time when several processes had it on one subject within a time window."""
+
+    severity: Severity
+    count: int
+    seconds: int
+
+
 class Finding(Printable, frozen=True):
     """One fault of one subject. `subject` is kind/name, for instance `gpu/0000:18:00.0`."""
 
@@ -236,6 +244,8 @@ class KernelEvent(Printable, frozen=True):
     """UUID of the GPU in the line."""
     source: str = ""
     """Where the evidence came from, for instance `FILE:LINE`."""
+    threshold: Threshold | None = None
+    """This cluster's threshold for its reason."""
 
 
 class Unobserved(Printable, frozen=True, tag=True):

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import fields
 
 from healthcheck import checks as known_checks
-from healthcheck.catalog.policy import Policy, parse_overrides
+from healthcheck.catalog.policy import Policy, parse_overrides, parse_thresholds
 from healthcheck.model import Check, Severity
 from healthcheck.node.state import REPAIR_CONDITIONS
 from healthcheck.probes.dcgm.diag import checked_host
@@ -221,8 +221,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     ] = field(default=600, name="NCCL_TIMEOUT")
     severity_overrides: Annotated[
         Overrides,
-        "Severities that replace the defaults in this cluster, one per line: `xid 13 = RESET` or "
-        "`GpuCountLow = REBOOT`.",
+        "Severities that replace the defaults in this cluster, one per line: `xid 13 = RESET`, "
+        "`GpuCountLow = REBOOT`, `xid 43 = PASS`, or `xid 43 = RESET after 3 in 10m` (from 3 processes on one GPU).",
     ] = field(default="", name=OVERRIDES)
     nvlink_default: Annotated[
         AnySeverity, "Severity of an Xid 74 that NVIDIA's table of its data words does not classify."
@@ -283,9 +283,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def policy(self) -> Policy:
-        return Policy(
-            parse_overrides(self.severity_overrides), self.nvlink_default, self.nvlink5_default, self.strict_pshc
-        )
+        lines = self.severity_overrides
+        severities, thresholds = parse_overrides(lines), parse_thresholds(lines)
+        return Policy(severities, self.nvlink_default, self.nvlink5_default, self.strict_pshc, thresholds)
 
     @property
     def rules(self) -> Rules:

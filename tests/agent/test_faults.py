@@ -159,6 +159,24 @@ class TestAnXid79:
         watched.configure(**{"severity-overrides": ""})
         assert watched.wait_for_taint().findings["Xid62"]["severity"] == "RESET"
 
+    def test_is_raised_by_its_processes_over_a_restart_and_a_changed_threshold(self, world: World) -> None:
+        world.configure(**{"severity-overrides": "xid 43 = RESET after 3 in 10m\n"})
+        world.start()
+        world.wait_for_status("pass")
+        for pid in (7, 7, 8):
+            world.host.xid(3, 43, "Ch 00000008", process=(pid, "python3"))
+        eventually(lambda: world.agent.xids("43") == 3)
+        world.restart()
+        world.host.xid(3, 43, "Ch 00000008", process=(9, "python3"))
+        assert world.wait_for_taint().findings["Xid43"]["count"] == 4
+
+        world.configure(**{"severity-overrides": "xid 43 = RESET after 4 in 10m\n"})
+        node = world.wait(lambda node: not node.tainted)
+        assert (node.status, node.findings) == ("pass", {})
+
+        world.configure(**{"severity-overrides": "xid 43 = REBOOT after 3 in 10m\n"})
+        assert world.wait_for_taint().findings["Xid43"]["severity"] == "REBOOT"
+
     def test_that_is_reset_within_one_interval_ends(self, watched: World) -> None:
         """NVML shows None before the fault and after the reset; only the log's Xid 154 names an action in between."""
         watched.host.xid(0, 62, "0x1 0x2 0x3")

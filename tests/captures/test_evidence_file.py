@@ -18,7 +18,7 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Probe, Severity, Unobserved, UnobservedCause
+from healthcheck.model import Evidence, Probe, Severity, Threshold, Unobserved, UnobservedCause
 from healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmReading
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer
@@ -58,7 +58,11 @@ SEEN: dict[Probe[Any], Any] = {
 EXPECTED = replace(
     P5,
     driver_age_seconds=321.5,
-    policy=Policy({"GpuCountLow": Severity.MONITOR}, Severity.REBOOT, Severity.RESET, strict_pshc=True),
+    policy=Policy(
+        *({"GpuCountLow": Severity.MONITOR}, Severity.REBOOT, Severity.RESET),
+        strict_pshc=True,
+        thresholds={"Xid43": Threshold(Severity.RESET, 3, 600)},
+    ),
     first=EarlierHardware(
         32,
         {ADDRESSES[0]: GpuPosition(1, "0000:51:00.0")},

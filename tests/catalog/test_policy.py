@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from healthcheck.catalog.policy import Policy, parse_overrides
-from healthcheck.model import Severity
+from healthcheck.catalog.policy import Policy, parse_overrides, parse_thresholds
+from healthcheck.model import Severity, Threshold
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,27 @@ from healthcheck.model import Severity
 )
 def test_overrides_are_read_a_line_each(text: str, overrides: dict[str, Severity]) -> None:
     assert parse_overrides(text) == overrides
+    assert parse_thresholds(text) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "thresholds"),
+    [
+        ("xid 43 = RESET after 3 in 10m", {"Xid43": Threshold(Severity.RESET, 3, 600)}),
+        ("XID 043=MONITOR  after 2  in 60s # why", {"Xid43": Threshold(Severity.MONITOR, 2, 60)}),
+        ("Xid43 = REBOOT after 16 in 24h", {"Xid43": Threshold(Severity.REBOOT, 16, 86400)}),
+        ("sxid 20034 = ISOLATE after 2 in 90m", {"SXid20034": Threshold(Severity.ISOLATE, 2, 5400)}),
+        (
+            "xid 43 = RESET after 3 in 10m\nxid 43 = REBOOT after 5 in 1h",
+            {"Xid43": Threshold(Severity.REBOOT, 5, 3600)},
+        ),
+    ],
+)
+def test_a_line_with_a_count_is_a_threshold_in_addition_to_the_severity(
+    text: str, thresholds: dict[str, Threshold]
+) -> None:
+    assert parse_thresholds(f"xid 43 = PASS\n{text}") == thresholds
+    assert parse_overrides(f"xid 43 = PASS\n{text}") == {"Xid43": Severity.PASS}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +65,28 @@ def test_overrides_are_read_a_line_each(text: str, overrides: dict[str, Severity
         ("# fine\n\nxid 13 = reset", "line 3: severity 'reset'; allowed are PASS, MONITOR, RESET, REBOOT or ISOLATE"),
         ("xid 13 = SKIP", "line 1: severity 'SKIP'; allowed are"),
         ("xid 13 =", "line 1: severity ''; allowed are"),
+        (
+            "a\nxid 13 = RESET after 3 in 10m",
+            "line 1: 'a'; write `Reason = SEVERITY` or `xid 13 = RESET`, or with a count",
+        ),
+        (
+            "#\nxid 43 = RESET after 3",
+            "line 2: 'xid 43 = RESET after 3'; write `SEVERITY after COUNT in WINDOW`, as in",
+        ),
+        ("xid 43 = RESET after three in 10m", "write `SEVERITY after COUNT in WINDOW`, as in `xid 43 = RESET after 3"),
+        ("xid 43 = RESET after -3 in 10m", "write `SEVERITY after COUNT in WINDOW`"),
+        ("xid 43 = RESET after 3 in 10m or so", "write `SEVERITY after COUNT in WINDOW`"),
+        ("xid 43 = RESET after 1 in 10m", "the count is 2 to 16, as in `xid 43 = RESET after 3 in 10m`"),
+        ("xid 43 = RESET after 17 in 10m", "the count is 2 to 16"),
+        ("xid 43 = RESET after 3 in 59s", "the window is 1m to 24h"),
+        ("xid 43 = RESET after 3 in 25h", "the window is 1m to 24h"),
+        ("xid 43 = RESET after 3 in 1h30m", "write `SEVERITY after COUNT in WINDOW`"),
+        ("xid 43 = RESET after 3 in 10", "write `SEVERITY after COUNT in WINDOW`"),
+        ("xid 43 = PASS after 3 in 10m", "severities with `after` are MONITOR, RESET, REBOOT, ISOLATE"),
+        ("dcgm 52 = RESET after 3 in 10m", "`after` counts Xid and SXid lines of the kernel log"),
+        ("GpuCountLow = RESET after 3 in 10m", "`after` counts Xid and SXid lines of the kernel log"),
+        ("Xid13Repeated = RESET after 3 in 10m", "`after` counts Xid and SXid lines of the kernel log"),
+        ("xid 43 = RESET AFTER 3 in 10m", "line 1: severity 'RESET AFTER 3 in 10m'; allowed are"),
         ("xid 13 = RESET = REBOOT", "line 1: severity 'RESET = REBOOT'; allowed are"),
         ("x" * 9999, f"line 1: '{'x' * 60}'; write"),
     ],
@@ -57,3 +101,11 @@ def test_a_reason_without_an_override_keeps_its_own_severity() -> None:
 
     assert policy.severity_of("Xid13", Severity.MONITOR) is Severity.RESET
     assert policy.severity_of("Xid31", Severity.MONITOR) is Severity.MONITOR
+
+
+def test_the_example_lines_of_the_documentation_are_read() -> None:
+    rules = (Path(__file__).parents[2] / "docs/rules.md").read_text()
+    (lines,) = re.findall(r"```text\n(.*?)```", rules, re.DOTALL)
+
+    assert parse_overrides(lines) == {"GpuCountLow": Severity.REBOOT, "Xid13": Severity.RESET, "Xid43": Severity.PASS}
+    assert parse_thresholds(lines) == {"Xid43": Threshold(Severity.RESET, 3, 600)}

@@ -89,6 +89,8 @@ def test_the_rules_follow_the_values_and_are_plain_rules_with_the_documented_com
         "job": "agents",
         "fleetFaults": 12,
         "budgetUsed": 0.5,
+        "throttledAboveType": 0.3,
+        "typeSlow": 0.4,
         "temperatureMargin": 7,
         "memoryUsed": 0.99,
         "utilization": 3,

@@ -136,6 +136,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     ),
     "severity-overrides": (
         *("", "xid 13 = RESET", "# why\n\nGpuCountLow=REBOOT # aside\n  SXid  11004 = MONITOR\n", "dcgm 5 = PASS"),
+        *("xid 43 = RESET after 3 in 10m\nXid43 = PASS # aside", "SXID 20034=ISOLATE  after  16  in  90s # aside"),
+        *("xid 43 = RESET after 1 in 10m", "xid 43 = RESET after 17 in 10m", "xid 43 = PASS after 3 in 10m"),
+        *("xid 43 = RESET after 3 in 10", "xid 43 = RESET after 3", "dcgm 5 = RESET after 3 in 10m"),
+        *("GpuCountLow = RESET after 3 in 10m", "xid 43 = RESET within 10m"),
         *("garbage", "xid 13 = BAD", "xid = RESET", "xid 13 = RESET\ngarbage", "xid13 = RESET", "a b = RESET"),
     ),
     "SWEEP_NAMESPACE": ("sweeps", "a" * 63, "", "Bad Name", "a" * 64, "-a", "a\nb"),

@@ -162,6 +162,16 @@ def test_a_number_that_no_table_has_is_watched(words: tuple[str, ...], name: str
             ("43",),
             "here RESET: drain the node and reset the GPU, or reboot (by {}; it would be PASS)",
         ),
+        (
+            "xid 43 = RESET after 3 in 10m",
+            ("43",),
+            "repeated RESET from 3 processes on one GPU within 10 minutes (severity-overrides)",
+        ),
+        (
+            "sxid 20034 = ISOLATE after 2 in 24h",
+            ("SXid20034",),
+            "repeated ISOLATE from 2 processes on one switch within 1440 minutes (severity-overrides)",
+        ),
         ("xid 79 = PASS", ("79",), "here PASS: no finding; only counted (by {}; it would be REBOOT)"),
         ("sxid 20034 = REBOOT", ("SXid20034",), "here REBOOT: drain and reboot the node (by {}; it would be RESET)"),
         ("dcgm 52 = REBOOT", ("dcgm", "52"), "here REBOOT: drain and reboot the node (by {}; it would be ISOLATE)"),

@@ -84,6 +84,18 @@ def test_the_settings_of_the_node_count_and_not_those_of_here(node: SimulatedNod
     assert record_of(run("replay", "--json", path, config=here))["severity"] == "MONITOR"
 
 
+def test_a_count_of_processes_is_judged_again(node: SimulatedNode, tmp_path: Path) -> None:
+    config, path = tmp_path / "config", tmp_path / "evidence.json"
+    config.mkdir()
+    (config / "severity-overrides").write_text("xid 43 = RESET after 3 in 10m\n")
+    for pid in (7, 7, 8, 9):
+        node.xid(3, 43, "Ch 00000008", process=(pid, "python3"))
+    there = record_of(run("check", "0", "--json", "--root", node.root, "--save-evidence", path, config=config))
+
+    assert [(row["reason"], row["severity"], row["count"]) for row in there["findings"]] == [("Xid43", "RESET", 4)]
+    assert record_of(run("replay", "--json", path))["severity"] == "RESET"
+
+
 def test_another_instance_type_is_another_expectation(node: SimulatedNode, tmp_path: Path) -> None:
     path = tmp_path / "evidence.json"
     run("check", "--root", node.root, "--instance-type", "p5.48xlarge", "--save-evidence", path)

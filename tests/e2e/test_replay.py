@@ -212,6 +212,35 @@ def test_the_cluster_s_severities_apply(saved: Any, tmp_path: Path) -> None:
     assert (code, json.loads(out)["findings"][0]["rule"]) == (0, "severity-overrides")
 
 
+COUNTED = [(9.0 + at, f"NVRM: Xid (PCI:0000:75:00): 43, pid={at // 10}, name=python3, Ch 8") for at in range(0, 30, 5)]
+"""Six lines of three processes."""
+
+
+@pytest.mark.parametrize(
+    ("override", "findings", "code"),
+    [
+        ("", [], 0),
+        ("xid 43 = PASS", [], 0),
+        ("xid 43 = RESET after 4 in 10m", [], 0),
+        ("xid 43 = RESET after 3 in 10m", [("RESET", "severity-overrides: after 3 in 600s", ":6")], 1),
+    ],
+)
+def test_a_count_of_processes_applies(
+    saved: Any, tmp_path: Path, override: str, findings: list[tuple[str, str, str]], code: int
+) -> None:
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "severity-overrides").write_text(override)
+    name = saved(dmesg((0.0, BANNER), *COUNTED))
+    status, out, err = run("--json", "-v", name, config=config)
+
+    assert status == code
+    assert [(row["severity"], row["rule"], row["source"]) for row in json.loads(out)["findings"]] == [
+        (severity, rule, f"{name}{line}") for severity, rule, line in findings
+    ]
+    assert ("no fault: Xid43 on gpu/0000:75:00.0: 6" in err) is (not findings)
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [

@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Acknowledgement, Memory, ProcessHit, Release
+from healthcheck.memory.findings import Acknowledgement, CountedProcess, Memory, ProcessHit, Release
 from healthcheck.model import Nature, Now
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from tests.examples import BOOT, GPU, WALL, fault, remembers, stands
 from tests.host.test_node_file import PLANTED, no_room
 
 MEMORY = remembers(
-    stands(fault(about={"serial": "165"}, rule="xid.csv:79", escalates=False), seq=41),
+    replace(
+        stands(fault(about={"serial": "165"}, rule="xid.csv:79", escalates=False), seq=41),
+        processes=(CountedProcess("7 a, b", 1.5), CountedProcess("", 2.000001)),
+    ),
     stands(fault("GpuCountLow", subject="node"), Nature.LEVEL, check="gpu-count", boot_id="the boot before"),
     cursor=2**40,
     driver_loaded_at=17.25,

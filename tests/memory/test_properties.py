@@ -19,7 +19,17 @@ from healthcheck.memory.exits import REMAP_XIDS, begin, expired, gpus_answered, 
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release, gpu_address
 from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
+from healthcheck.model import (
+    Finding,
+    KernelEvent,
+    Nature,
+    Now,
+    Outcome,
+    Severity,
+    Threshold,
+    Unobserved,
+    UnobservedCause,
+)
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from healthcheck.verdict.acknowledgement import dump_release, parse_release, release_of
@@ -48,12 +58,21 @@ def start() -> World:
     return World(Memory(MACHINE, "boot 0"), Now(WALL, MONOTONIC))
 
 
-def _event(reason: str, severity: Severity | None, address: str, instance: str, text: str, process: str) -> Step:
+def _event(
+    reason: str,
+    severity: Severity | None,
+    address: str,
+    instance: str,
+    text: str,
+    process: str,
+    threshold: Threshold | None = None,
+) -> Step:
     def step(world: World) -> World:
         subject = f"gpu/{address}{instance}"
         finding = Finding(reason, severity, subject, text, seq=world.seq, at=world.now.monotonic) if severity else None
         place = "GPC 0, TPC 1" if reason == "Xid13" else ""
         line = KernelEvent(reason, subject, world.seq, world.now.monotonic, finding, process=process, place=place)
+        line = replace(line, threshold=threshold)
         outcome = Outcome("xid", "0-nvidia-smi", sightings=(line,))
         return replace(world, memory=after_kernel_log(world.memory, [outcome], world.now, 2), seq=world.seq + 1)
 
@@ -129,6 +148,7 @@ events = st.builds(
     st.sampled_from(["", "", "/gi5"]),
     texts,
     st.sampled_from(["", "1 a", "2 b", "3 c"]),
+    st.sampled_from([None, None, Threshold(Severity.RESET, 2, 600), Threshold(Severity.ISOLATE, 3, 86400)]),
 )
 levels = st.sampled_from(["GpuLost", "RowRemapPending"])
 looks = st.builds(_look, st.frozensets(st.tuples(levels, addresses), max_size=3), st.booleans())

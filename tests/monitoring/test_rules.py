@@ -17,6 +17,7 @@ import yaml
 from prometheus_client.exposition import choose_encoder
 
 from agent.telemetry import DeepRun, Telemetry
+from cli.slow_gpus import SLOW
 from healthcheck.catalog.xid import xid_table
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, Nature, Severity, Status
@@ -121,3 +122,9 @@ def test_promtool_finds_nothing_to_say_of_a_full_page() -> None:
         [promtool, "check", "metrics"], input=encode(telemetry.registry), capture_output=True, check=False
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_the_rules_and_the_command_agree_on_slow_gpus() -> None:
+    (rule,) = (rule for rule in RULES if rule.get("record") == "node:gpu_healthcheck_slow_gpus:count")
+
+    assert re.findall(r'reason=~"([^"]+)"', rule["expr"]) == ["|".join(sorted(SLOW))]

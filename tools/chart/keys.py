@@ -384,6 +384,18 @@ KEYS = (
         default=0.8,
     ),
     Key(
+        "prometheusRule.throttledAboveType",
+        "Part of the time above the median of the instance type: GpuThrottledAboveType.",
+        _SHARE,
+        default=0.1,
+    ),
+    Key(
+        "prometheusRule.typeSlow",
+        "Share of the nodes of an instance type with slow GPUs: GpuTypeSlow.",
+        _SHARE,
+        default=0.2,
+    ),
+    Key(
         "prometheusRule.temperatureMargin",
         "Degrees Celsius below a GPU's slowdown temperature: GpuTemperatureHigh.",
         {"type": "integer", "minimum": 0, "maximum": 50},

@@ -22,6 +22,9 @@ PLACES: Mapping[str, str] = {
     ".Values.prometheusRule.memoryUsed": r"\) > (0\.95)\n",
     ".Values.prometheusRule.utilization": r"\) < (10)\n",
     ".Values.prometheusRule.sweeperSeconds": r"\) > (7200)\n",
+    ".Values.prometheusRule.throttledAboveType": r"\) > (0\.1)\n",
+    ".Values.prometheusRule.typeSlow": r"nodes:count > (0\.2)\n",
+    'mul 12 (int64 (index .Values.settings "CHECK_INTERVAL"))': r"\[(3600)s\]",
     'mul 3 (int64 (index .Values.settings "CHECK_INTERVAL"))': r"[<>]=? (900)\b",
     'int64 (index .Values.settings "MAX_UNHEALTHY_PERCENT")': r"\* (20) / 100",
 }

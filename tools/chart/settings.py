@@ -27,11 +27,18 @@ def _any_of(words: Iterable[str]) -> str:
 _SETTINGS = settings_of(NodeSettings)
 _CONDITION, _TIER = _any_of(REPAIR_CONDITIONS), _any_of(one.name for one in Severity)
 _SOURCE = "([sS]?[xX][iI][dD]|[dD][cC][gG][mM])"
+_PLAIN = rf"([A-Z][A-Za-z0-9]+|{_SOURCE}[ \t]+[0-9]{{1,5}})[ \t]*=[ \t]*{_TIER}"
+_LOGGED = r"([sS]?[xX][iI][dD][ \t]+[0-9]{1,5}|S?Xid[1-9][0-9]{0,4})"
+_WINDOW = "[0-9]{1,5}[smh]"
+_COUNTED = (
+    rf"{_LOGGED}[ \t]*=[ \t]*{_any_of(one.name for one in Severity if one)}"
+    rf"[ \t]+after[ \t]+([2-9]|1[0-6])[ \t]+in[ \t]+{_WINDOW}"
+)
 _NARROWER: dict[str, dict[str, Any]] = {
     "EFA_MIN_BW": {"anyOf": [{"const": 0}, {"minimum": 500}]},
     "DCGM_HOST": {"pattern": r"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?)?$"},
     "REPAIR_CONDITIONS": {"pattern": rf"^({_CONDITION}( *, *{_CONDITION})*)?$"},
-    "severity-overrides": {"pattern": lines(rf"([A-Z][A-Za-z0-9]+|{_SOURCE}[ \t]+[0-9]{{1,5}})[ \t]*=[ \t]*{_TIER}")},
+    "severity-overrides": {"pattern": lines(f"{_PLAIN}|{_COUNTED}")},
     "SWEEP_NAMESPACE": {"pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"},
 }
 """Values that validators reject although type and range are valid; a test compares each with its validator."""

@@ -164,6 +164,17 @@ def test_values_leave_with_the_source_that_is_no_longer_read(light: Light, confi
     assert [len(light.samples(name)) for name in names] == [0, 0, 0, 0]
 
 
+def test_the_instance_type_is_a_metric_while_it_is_known(light: Light) -> None:
+    light.look()
+    assert light.samples("node_info") == []
+
+    light.state.set_metadata_type("p5.48xlarge")
+    light.look()
+    assert [(sample.labels, sample.value) for sample in light.samples("node_info")] == [
+        ({"instance_type": "p5.48xlarge"}, 1)
+    ]
+
+
 def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, node: SimulatedNode) -> None:
     _, at_first = light.look()
     node.remove_efa(5)
