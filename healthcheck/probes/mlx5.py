@@ -162,7 +162,7 @@ def read_mlx5(host: Host) -> Mlx5:
     devices = tuple(device for device in read_ports if device is not None)
     if any(device.link_layer == ETHERNET and device.netdev and not device.bonded for device in devices):
         carriers = _carriers_of_default_route(host.root)
-        devices = tuple(replace(device, default_route=_is_ethernet(device, carriers)) for device in devices)
+        devices = tuple(replace(device, default_route=_has_route(device, carriers)) for device in devices)
     exclusive = host.once(is_exclusive)
     holders = _holders(host) if exclusive else ()
     mlx5 = Mlx5(devices, is_folder(f"{host.root}/sys/module/{MLX5_DRIVER}"), holders, exclusive)
@@ -175,7 +175,7 @@ def read_mlx5(host: Host) -> Mlx5:
     )
 
 
-def _is_ethernet(device: Mlx5Device, netdevs: set[str]) -> bool:
+def _has_route(device: Mlx5Device, netdevs: set[str]) -> bool:
     return device.link_layer == ETHERNET and device.netdev in netdevs
 
 
