@@ -42,7 +42,7 @@ _ACTIVE = ("4", "5")
 _BONDED = " bond"
 _HIGHEST = 2**64 - 1
 _MOST, _MOST_NETDEVS, _MOST_LAYERS, _MOST_HOLDERS = 1024, 16, 4, 64
-_LONGEST_ROUTES = 1 << 16
+_LONGEST_ROUTES, _LONGEST_NAME = 1 << 16, 64
 _PATIENCE_SECONDS = 20.0
 """Time limit for all ports. After it, the remaining ports are skipped.
 
@@ -51,7 +51,7 @@ To read a counter, the driver asks the firmware and waits up to 60 s (mlx5, lib/
 
 
 class Mlx5Device(Struct, frozen=True):
-    """An RDMA device and its port. Only devices that may belong to the GPU fabric have the fields after `virtual`."""
+    """An RDMA device and its first port. A virtual function whose physical function is on this machine is left out."""
 
     name: str
     address: str
@@ -60,8 +60,6 @@ class Mlx5Device(Struct, frozen=True):
     """PCI device ID."""
     board_id: str = ""
     """Model of the adapter (PSID), such as `MT_0000000838`; '' if the firmware does not report it."""
-    virtual: bool = False
-    """Whether it is a virtual function of a physical function on this machine."""
     bonded: bool = False
     """Whether its net device belongs to a bond."""
     default_route: bool = False
@@ -104,7 +102,7 @@ class Mlx5Device(Struct, frozen=True):
 
     def left_fabric(self, kind: str) -> bool:
         """Whether this device, once of that kind in the fabric, serves another purpose now: a route or a new bond."""
-        return self.virtual or self.default_route or (self.bonded and not kind.endswith(_BONDED))
+        return self.default_route or (self.bonded and not kind.endswith(_BONDED))
 
 
 class Mlx5(Struct, frozen=True):
@@ -124,7 +122,7 @@ class Mlx5(Struct, frozen=True):
         """
         kinds, models = defaultdict(list), defaultdict(list)
         for device in self.devices:
-            if not device.virtual and not device.default_route:
+            if not device.default_route:
                 kinds[device.device, device.link_layer, device.bonded].append(device)
         for device in max(kinds.values(), key=_size, default=[]):
             models[device.board_id].append(device)
@@ -144,7 +142,6 @@ class _Identity(Struct, frozen=True):
     address: str = ""
     device: int = 0
     board_id: str = ""
-    virtual: bool = False
 
 
 def read_mlx5(host: Host) -> Mlx5:
@@ -162,7 +159,7 @@ def read_mlx5(host: Host) -> Mlx5:
     devices = tuple(device for device in read_ports if device is not None)
     if any(device.link_layer == ETHERNET and device.netdev and not device.bonded for device in devices):
         carriers = _carriers_of_default_route(host.root)
-        devices = tuple(replace(device, default_route=_is_ethernet(device, carriers)) for device in devices)
+        devices = tuple(replace(device, default_route=_has_route(device, carriers)) for device in devices)
     exclusive = host.once(is_exclusive)
     holders = _holders(host) if exclusive else ()
     mlx5 = Mlx5(devices, is_folder(f"{host.root}/sys/module/{MLX5_DRIVER}"), holders, exclusive)
@@ -175,7 +172,7 @@ def read_mlx5(host: Host) -> Mlx5:
     )
 
 
-def _is_ethernet(device: Mlx5Device, netdevs: set[str]) -> bool:
+def _has_route(device: Mlx5Device, netdevs: set[str]) -> bool:
     return device.link_layer == ETHERNET and device.netdev in netdevs
 
 
@@ -202,18 +199,15 @@ def _identity(path: str, _inode: int) -> _Identity | None:
     if vendor != MELLANOX:
         return None
     address, driver = (os.path.basename(_link(link)) for link in (function, f"{function}/driver"))
-    if not _FUNCTION.match(address) or driver not in ("", MLX5_DRIVER):
+    if not _FUNCTION.match(address) or driver not in ("", MLX5_DRIVER) or _link(f"{function}/physfn"):
         return None
-    device, virtual = int(read(f"{function}/device", 16), 16), _link(f"{function}/physfn") != ""
-    return _Identity(vendor, address, device, _optional(f"{path}/board_id"), virtual)
+    return _Identity(vendor, address, int(read(f"{function}/device", 16), 16), _optional(f"{path}/board_id"))
 
 
 def _device(directory: str, name: str, identity: _Identity, patience_ends: float) -> Mlx5Device | None:
     """Return a device with its port; None if it vanished."""
     path = f"{directory}/{name}"
-    device = Mlx5Device(printable(name), identity.address, identity.device, identity.board_id, identity.virtual)
-    if identity.virtual:
-        return device
+    device = Mlx5Device(printable(name, _LONGEST_NAME), identity.address, identity.device, identity.board_id)
     if time.monotonic() > patience_ends:
         return replace(device, error="not read: another device delayed the check cycle")
     port = f"{path}/ports/1"
@@ -223,7 +217,7 @@ def _device(directory: str, name: str, identity: _Identity, patience_ends: float
         device = replace(
             device,
             bonded="bond" in name or any(_is_bonded(f"{path}/device/net/{netdev}") for netdev in netdevs),
-            netdev=printable(netdevs[0]) if netdevs else "",
+            netdev=printable(netdevs[0], _LONGEST_NAME) if netdevs else "",
             state=state,
             link_layer=_optional(f"{port}/link_layer"),
         )
@@ -326,7 +320,7 @@ def _holders(host: Host) -> tuple[str, ...] | None:
         for container in pod.containers
         if container.claims or any(not is_gpu(devices.resource) for devices in container.devices)
     )
-    return tuple(printable(name) for name in dict.fromkeys(holding))[:_MOST_HOLDERS]
+    return tuple(printable(name, _LONGEST_NAME) for name in dict.fromkeys(holding))[:_MOST_HOLDERS]
 
 
 def _link(path: str) -> str:

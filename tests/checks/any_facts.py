@@ -273,7 +273,6 @@ _mlx5_devices = st.builds(
     st.sampled_from(["", "MT_0000000838"]),
     st.booleans(),
     st.booleans(),
-    st.booleans(),
     st.sampled_from(["", "ibp24s0"]),
     st.sampled_from(["4: ACTIVE", "1: DOWN"]) | words,
     st.sampled_from(["5: LinkUp", "2: Polling"]) | words,

@@ -79,7 +79,6 @@ class TestPorts:
         "device",
         [
             storage_device(0, **DOWN, has_received=True),
-            mlx5_device(3, **DOWN, has_received=True, virtual=True),
             mlx5_device(3, **DOWN, has_received=True, default_route=True),
             mlx5_device(3, **DOWN, has_received=True, bonded=True),
         ],

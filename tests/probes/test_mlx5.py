@@ -212,3 +212,17 @@ class TestExclusive:
         )
         monkeypatch.setattr(pod_resources, "read_pod_resources", lambda _: pods)
         assert read(node).holders == ("a/plugin", "a/claim")
+
+
+def test_virtual_functions_of_this_machine_are_left_out(tmp_path: Path) -> None:
+    with SimulatedNode.create(tmp_path / "node", "hgx-h100-sriov") as node:
+        assert [device.name for device in read(node).devices] == [f"mlx5_{index}" for index in range(8)]
+
+
+def test_names_are_printable_and_short(tmp_path: Path) -> None:
+    with SimulatedNode.create(tmp_path / "node", "hgx-h100") as node:
+        listing = node.root / "sys/class/infiniband"
+        (listing / "mlx5_3").rename(listing / ("\x1b[31m" + "x" * 200))
+        found = [device.name for device in read(node).devices]
+    assert [name for name in found if not name.isprintable() or len(name) > 64] == []
+    assert len(found) == 8
