@@ -1,0 +1,144 @@
+"""Comparison of the GPUs that one pod holds, in one window between two reads: which are slower than the others.
+
+Pure functions over figures. A GPU that waits for its siblings runs at full clocks with less power. A GPU that works
+harder than its siblings has lower clocks, with as much power or more, and is at its power limit for longer. So a lower
+clock counts only if the power does not explain it. Power, temperature and rates of transfers by themselves depend on
+the work, and never count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+LEAST_SIBLINGS = 4
+"""Fewest GPUs, including the judged one, that are compared."""
+MOST_DEVIATIONS = 5.0
+"""Distance from the siblings' median, in standard deviations, above which a value is an outlier."""
+LEAST_DIFFERENCE = 0.1
+"""Distance from the median in parts of it, or of the time, above which a value is an outlier."""
+OUTLIERS, WINDOWS = 3, 6
+"""Windows with an outlier among the last judged ones that make a finding."""
+_PER_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations."""
+_LEAST_MHZ = 15.0
+"""Step of NVIDIA's clocks, and the least standard deviation of a clock."""
+_LEAST_SHARE = 0.02
+"""Least standard deviation of a part of the time: a tenth is then an outlier."""
+_POWER_PER_CLOCK = 0.5
+"""Highest rise of power over the siblings', per rise of their clock over its own, of a GPU that does the same work.
+
+While siblings wait for a slow GPU, they need about half the power.
+"""
+_LEAST_CAPPED, _LEAST_POWER = 0.05, 0.95
+"""Part of the time, above the siblings' median, and part of their power from which the power limit explains a clock."""
+
+
+class Figures(Struct, frozen=True):
+    """Figures of one GPU in one window. None: not reported."""
+
+    sm_mhz: float | None = None
+    memory_mhz: float | None = None
+    watts: float | None = None
+    capped: float | None = None
+    """Part of the time at the power limit."""
+    hardware_slowdown: float | None = None
+    """Part of the time in hardware thermal slowdown or power brake."""
+
+
+class Deviation(Struct, frozen=True):
+    """A figure by which a GPU is slower than its siblings, with their median."""
+
+    name: str
+    value: float
+    median: float
+
+
+def slower(figures: Sequence[Figures]) -> list[tuple[Deviation, ...]]:
+    """Return for each GPU the figures by which it is slower than the others; `()` for none.
+
+    The GPUs are of one product, do the work of one pod and were busy.
+    """
+    found: list[tuple[Deviation, ...]] = [()] * len(figures)
+    clocks = [one.sm_mhz for one in figures]
+    for index, low in _low(clocks):
+        if not _works_harder(index, figures, low):
+            found[index] += (Deviation("sm_mhz", *low),)
+    for index, low in _low([one.memory_mhz for one in figures]):
+        found[index] += (Deviation("memory_mhz", *low),)
+    for index, high in _high([one.hardware_slowdown for one in figures]):
+        found[index] += (Deviation("hardware_slowdown", *high),)
+    return found
+
+
+def is_comparable(figures: Sequence[Figures]) -> bool:
+    """Whether enough GPUs report a figure that can show a slow GPU."""
+    clocks = sum(one.sm_mhz is not None and one.watts is not None for one in figures)
+    return max(clocks, sum(one.hardware_slowdown is not None for one in figures)) >= LEAST_SIBLINGS
+
+
+def is_slow(outliers: Sequence[bool]) -> bool | None:
+    """Return whether a GPU is slow, by its last judged windows; None if they are too few."""
+    slow = sum(outliers)
+    if slow >= OUTLIERS:
+        return True
+    return False if len(outliers) - slow > WINDOWS - OUTLIERS else None
+
+
+def median(values: Sequence[float]) -> float:
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _low(clocks: Sequence[float | None]) -> list[tuple[int, tuple[float, float]]]:
+    """Return index, value and the others' median of each clock that is too low."""
+    known = [clock for clock in clocks if clock is not None]
+    if len(known) < LEAST_SIBLINGS or min(known) >= (1 - LEAST_DIFFERENCE) * max(known):
+        return []
+    found = []
+    for index, clock in enumerate(clocks):
+        if clock is None:
+            continue
+        usual, deviation = _others(clocks, index, _LEAST_MHZ)
+        if usual - clock > max(LEAST_DIFFERENCE * usual, MOST_DEVIATIONS * deviation):
+            found.append((index, (clock, usual)))
+    return found
+
+
+def _high(shares: Sequence[float | None]) -> list[tuple[int, tuple[float, float]]]:
+    """Return index, value and the others' median of each part of the time that is too long."""
+    known = [share for share in shares if share is not None]
+    if len(known) < LEAST_SIBLINGS or max(known) - min(known) <= LEAST_DIFFERENCE:
+        return []
+    found = []
+    for index, share in enumerate(shares):
+        if share is None:
+            continue
+        usual, deviation = _others(shares, index, _LEAST_SHARE)
+        if share - usual > max(LEAST_DIFFERENCE, MOST_DEVIATIONS * deviation):
+            found.append((index, (share, usual)))
+    return found
+
+
+def _others(values: Sequence[float | None], index: int, least: float) -> tuple[float, float]:
+    """Return the median and the standard deviation of the other values."""
+    others = [value for at, value in enumerate(values) if value is not None and at != index]
+    usual = median(others)
+    return usual, max(_PER_DEVIATION * median([abs(value - usual) for value in others]), least)
+
+
+def _works_harder(index: int, figures: Sequence[Figures], low: tuple[float, float]) -> bool:
+    """Whether the GPU's power explains its low clock, or is unknown."""
+    own, usual = figures[index].watts, _median_of_others([one.watts for one in figures], index)
+    if own is None or usual is None or low[0] <= 0:
+        return True
+    if own > usual * (1 + _POWER_PER_CLOCK * (low[1] / low[0] - 1)):
+        return True
+    capped, usually = figures[index].capped, _median_of_others([one.capped for one in figures], index)
+    return capped is not None and usually is not None and capped > usually + _LEAST_CAPPED and own > usual * _LEAST_POWER
+
+
+def _median_of_others(values: Sequence[float | None], index: int) -> float | None:
+    others = [value for at, value in enumerate(values) if value is not None and at != index]
+    return median(others) if len(others) >= LEAST_SIBLINGS - 1 else None
