@@ -66,6 +66,11 @@ def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
         "pcie_max_generation": 5,
         "pcie_replays": 0,
         "field/230": 0,
+        "sm_clock": 345,
+        "memory_clock": 2619,
+        **dict.fromkeys(_COUNTED_SINCE_LOADED, 0),
+        "field/186": 70_000,
+        **_IDLE_SAMPLES,
         **dict.fromkeys(VOLATILE_ECC + AGGREGATE_ECC, 0),
         **(_ROW_REMAP if model.remaps_rows else _RETIRED_PAGES),
         **(_MARGINS if model.tells_margins else _LIMITS),
@@ -83,6 +88,14 @@ def values_after_reboot(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]
 
 VOLATILE_ECC = ("ecc_corrected_volatile", "ecc_uncorrected_volatile")
 AGGREGATE_ECC = ("ecc_corrected_aggregate", "ecc_uncorrected_aggregate")
+_COUNTED_SINCE_LOADED = tuple(f"field/{field}" for field in (11, 12, 74, 75, 83, 138, 139, 197, 198))
+"""Fields of counters: DRAM errors, throttled time, energy, and bytes on NVLink and PCIe."""
+_IDLE_SAMPLES: dict[str, object] = {
+    "samples/1": "100 166000 0",
+    "samples/5": "100 166000 345",
+    "samples/6": "100 166000 2619",
+}
+"""Buffers of utilisation, processor clock and memory clock (nvmlSamplingType_t)."""
 _ROW_REMAP: dict[str, object] = {
     "remap_corrected": 0,
     "remap_uncorrected": 0,
@@ -100,6 +113,7 @@ _MIG: dict[str, object] = {"mig_current": 0, "mig_pending": 0, "mig_most": MOST_
 _RESET = frozenset(
     {
         *VOLATILE_ECC,
+        *_COUNTED_SINCE_LOADED,
         "remap_pending",
         "retired_pending",
         "repair_channel",
@@ -114,7 +128,7 @@ _RESET = frozenset(
     }
 )
 _RESET_BELOW = ("nvlink/", "fabric_")
-_COUNTERS, _COUNTERS_OF_NVLINK_5 = (161, 162, 163), (214, 215, 221)
+_COUNTERS, _COUNTERS_OF_NVLINK_5 = (161, 162, 163), (214, 215, 219, 221)
 _NVLINK_5 = 7
 
 

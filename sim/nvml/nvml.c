@@ -13,6 +13,11 @@
  *   nvml/gpuN/error.field.<id>                the nvmlReturn_t of that field on that GPU
  *   nvml/gpuN/<value>, nvml/gpuN/field/<id>   values; an absent one is NVML_ERROR_NOT_SUPPORTED. A field's may be
  *                                             written "7 of type 1", with its nvmlValueType_t
+ *   nvml/gpuN/samples/<type>                  "<count> <microseconds between two> <value>…": the buffer of that
+ *                                             nvmlSamplingType_t, with the values in turn
+ *   nvml/gpuN/sram/<value>                    counts of the SRAM's errors; all 0 without the folder
+ *   nvml/gpuN/sram_unique                     "<unit> <location> <sublocation> <extlocation> <address> <parity> <count>;…"
+ *   nvml/gpuN/unrepairable_with_version       that structure begins with a version, as in nvidia-ml-py
  *   nvml/gpuN/nvlink/<link>/                  a link: state (absent: active), version, and field/<id>, as of fields of
  *                                             scope <link>; without the folder the link is NOT_SUPPORTED
  *   nvml/gpuN/p2p_read.<M>, p2p_nvlink.<M>    nvmlGpuP2PStatus_t towards gpuM; absent: OK, by NVLink where both have it
@@ -31,6 +36,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef int nvmlReturn_t;
@@ -75,6 +81,11 @@ typedef union {
     unsigned uiVal;
     unsigned long long ullVal;
 } nvmlValue_t;
+
+typedef struct {
+    unsigned long long timeStamp;
+    nvmlValue_t sampleValue;
+} nvmlSample_t;
 
 typedef struct {
     unsigned fieldId, scopeId;
@@ -575,6 +586,54 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t gpu, unsigned thresh
     return threshold == SLOWDOWN ? gpu_unsigned(gpu, "temperature_slowdown", celsius) : NOT_SUPPORTED;
 }
 
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t gpu, unsigned kind, unsigned *mhz)
+{
+    enum { SM = 1, MEMORY = 2 };
+    ENTER(enter_gpu(__func__, gpu));
+    if (kind != SM && kind != MEMORY)
+        return INVALID_ARGUMENT;
+    return gpu_unsigned(gpu, kind == SM ? "sm_clock" : "memory_clock", mhz);
+}
+
+/* Without room for the samples, their number; the newest sample is of this moment. */
+nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t gpu, unsigned kind, unsigned long long since, unsigned *type,
+                                  unsigned *count, nvmlSample_t *samples)
+{
+    enum { UNSIGNED_INT = 1 };
+    char line[VALUE_SIZE], *rest;
+    unsigned long long values[VALUE_SIZE / 2];
+    unsigned room, size, period, known = 0;
+    struct timespec now;
+    ENTER(enter_gpu(__func__, gpu));
+    if (type == NULL || count == NULL || since != 0)
+        return INVALID_ARGUMENT;
+    if (!read_line(line, "nvml/gpu%u/samples/%u", gpu->number, kind))
+        return NOT_SUPPORTED;
+    room = samples != NULL ? *count : 0;
+    size = (unsigned)strtoul(line, &rest, 10);
+    period = (unsigned)strtoul(rest, &rest, 10);
+    for (char *end; known < VALUE_SIZE / 2; known++, rest = end) {
+        values[known] = strtoull(rest, &end, 10);
+        if (end == rest)
+            break;
+    }
+    if (known == 0)
+        return NOT_FOUND;
+    *type = UNSIGNED_INT;
+    *count = size;
+    if (samples == NULL)
+        return SUCCESS;
+    if (room < size)
+        return INSUFFICIENT_SIZE;
+    clock_gettime(CLOCK_REALTIME, &now);
+    for (unsigned i = 0; i < size; i++) {
+        samples[i].timeStamp = (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000 -
+                               (unsigned long long)period * (size - 1 - i);
+        samples[i].sampleValue.ullVal = values[i % known];
+    }
+    return SUCCESS;
+}
+
 nvmlReturn_t nvmlDeviceValidateInforom(nvmlDevice_t gpu)
 {
     unsigned valid;
@@ -848,9 +907,20 @@ typedef struct {
 
 typedef struct {
     unsigned version;
-    unsigned long long counts[11];
+    unsigned long long aggregateUncParity, aggregateUncSecDed, aggregateCor;
+    unsigned long long volatileUncParity, volatileUncSecDed, volatileCor;
+    unsigned long long aggregateUncBuckets[5];
     unsigned bThresholdExceeded;
 } nvmlEccSramErrorStatus_v1_t;
+
+typedef struct {
+    unsigned unit, location, sublocation, extlocation, address, isParity, count;
+} nvmlEccSramUniqueUncorrectedErrorEntry_v1_t;
+
+typedef struct {
+    unsigned version, entryCount;
+    nvmlEccSramUniqueUncorrectedErrorEntry_v1_t *entries;
+} nvmlEccSramUniqueUncorrectedErrorCounts_v1_t;
 
 typedef struct {
     unsigned version, bChannelRepairPending, bTpcRepairPending;
@@ -890,8 +960,61 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t gpu, nvmlEccSramErrorS
         return INVALID_ARGUMENT;
     if (status->version != VERSION(*status, 1))
         return ARGUMENT_VERSION_MISMATCH;
-    memset(status->counts, 0, sizeof status->counts);
-    return gpu_unsigned(gpu, "sram_threshold_exceeded", &status->bThresholdExceeded);
+    ENTER(gpu_unsigned(gpu, "sram_threshold_exceeded", &status->bThresholdExceeded));
+    const struct {
+        const char *value;
+        unsigned long long *count;
+    } counts[] = {
+        {"sram/parity_aggregate", &status->aggregateUncParity},  {"sram/parity_volatile", &status->volatileUncParity},
+        {"sram/secded_aggregate", &status->aggregateUncSecDed},  {"sram/secded_volatile", &status->volatileUncSecDed},
+        {"sram/corrected_aggregate", &status->aggregateCor}, {"sram/corrected_volatile", &status->volatileCor},
+    };
+    int counted = gpu_has(gpu, "sram");
+    for (unsigned i = 0; i < sizeof counts / sizeof *counts; i++) {
+        *counts[i].count = 0;
+        if (counted && gpu_has(gpu, counts[i].value))
+            ENTER(gpu_number(gpu, counts[i].value, counts[i].count));
+    }
+    memset(status->aggregateUncBuckets, 0, sizeof status->aggregateUncBuckets);
+    return SUCCESS;
+}
+
+/* With no room the number of the entries, as for other lists. */
+nvmlReturn_t nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(nvmlDevice_t gpu,
+                                                              nvmlEccSramUniqueUncorrectedErrorCounts_v1_t *errors)
+{
+    char line[VALUE_SIZE];
+    unsigned room, found = 0;
+    ENTER(enter_gpu(__func__, gpu));
+    if (errors == NULL)
+        return INVALID_ARGUMENT;
+    if (errors->version != VERSION(*errors, 1))
+        return ARGUMENT_VERSION_MISMATCH;
+    if (!read_line(line, "nvml/gpu%u/sram_unique", gpu->number))
+        return NOT_SUPPORTED;
+    room = errors->entries != NULL ? errors->entryCount : 0;
+    for (char *rest, *word = strtok_r(line, ";", &rest); word != NULL; word = strtok_r(NULL, ";", &rest)) {
+        nvmlEccSramUniqueUncorrectedErrorEntry_v1_t entry;
+        if (sscanf(word, "%u %u %u %u %u %u %u", &entry.unit, &entry.location, &entry.sublocation, &entry.extlocation,
+                   &entry.address, &entry.isParity, &entry.count) != 7)
+            return UNKNOWN;
+        if (found < room)
+            errors->entries[found] = entry;
+        found++;
+    }
+    errors->entryCount = found;
+    return found > room && room > 0 ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetUnrepairableMemoryFlag_v1(nvmlDevice_t gpu, unsigned *status)
+{
+    enum { VERSION_1 = 0x1000008 };
+    ENTER(enter_gpu(__func__, gpu));
+    if (status == NULL)
+        return INVALID_ARGUMENT;
+    if (!gpu_has(gpu, "unrepairable_with_version"))
+        return gpu_unsigned(gpu, "unrepairable_memory", status);
+    return status[0] == VERSION_1 ? gpu_unsigned(gpu, "unrepairable_memory", &status[1]) : ARGUMENT_VERSION_MISMATCH;
 }
 
 nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t gpu, nvmlRowRemapperHistogramValues_t *banks)

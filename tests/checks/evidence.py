@@ -17,13 +17,18 @@ from healthcheck.probes.nvml.gpus import (
     Fabric,
     Gpu,
     Gpus,
+    Load,
+    MemoryErrors,
     MemoryUse,
     Mode,
     NvLink,
     PcieLink,
     PendingRepair,
     RowRemap,
+    Samples,
+    SramUnique,
     Temperature,
+    ThrottledTime,
 )
 from healthcheck.probes.pci import PciFunction
 
@@ -33,6 +38,9 @@ P5 = Expectation(InstanceProfile("p5.48xlarge", 8, 32, True, "efa"), "p5.48xlarg
 G6 = Expectation(InstanceProfile("g6.xlarge", 1, 0, False, ""), "g6.xlarge")
 NO_GPUS = Expectation(InstanceProfile("m7i.large", 0, 0, False, ""), "m7i.large")
 UNKNOWN_TYPE = Expectation(None, "x9.metal")
+
+IDLE = Load(345, 2619, 70_000, 0, 0, 0, 0, 0, Samples(100, 16_000_000, 0, 0))
+BUSY = Load(1980, 2619, 690_000, 0, 0, 0, 0, 0, Samples(100, 16_000_000, 9_900, 99))
 
 
 def says(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
@@ -93,6 +101,11 @@ def healthy(index: int, **more: Any) -> Gpu:
             "pcie_replays": 0,
             "nvlinks": tuple(NvLink(link, active=True, version=6) for link in range(18)),
             "fabric": Fabric(3, 0, 0, "", 0, 1),
+            "memory_errors": MemoryErrors(0, 0, 0, 0),
+            "throttled": ThrottledTime(0, 0, 0, 0),
+            "load": IDLE,
+            "unrepairable_memory": False,
+            "sram_unique": SramUnique(0, 0),
             **more,
         },
     )

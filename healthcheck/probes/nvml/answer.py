@@ -22,6 +22,8 @@ from healthcheck.probes.nvml.gpus import (
     Fabric,
     Gpu,
     Gpus,
+    Load,
+    MemoryErrors,
     MemoryUse,
     Mode,
     NvLink,
@@ -30,12 +32,17 @@ from healthcheck.probes.nvml.gpus import (
     PendingRepair,
     RetiredPages,
     RowRemap,
+    Samples,
+    SramUnique,
     Temperature,
+    ThrottledTime,
 )
 from healthcheck.probes.pci import normalise_address
 
 _MOST_NVLINKS = 36
 """Value of NVML_NVLINK_MAX_LINKS in the newest nvml.h."""
+_MOST_SAMPLES = 1024
+"""Most samples that the child reads of one buffer."""
 
 
 class DriverAnswer(Struct, frozen=True):
@@ -78,6 +85,7 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
     names, unnamed = _read(_NAMES, raw)
     readings, unread = _read(_READINGS, raw)
     errors |= dict.fromkeys(unread, NONSENSE)
+    readings |= _read(_OPTIONAL, raw)[0]
     counters = readings.pop("nvlink_counters", {})
     if "nvlinks" in readings:
         numbers = enumerate(readings["nvlinks"])
@@ -188,7 +196,7 @@ _READINGS: Mapping[str, Callable[[Any], Any]] = {
     "mig_mode": _made(Mode, _flag, _flag),
     "ecc": _made(EccCounts, _count, _count, _count, _count),
     "sram_threshold_exceeded": _flag,
-    "row_remap": _made(RowRemap, _unsigned, _unsigned, _flag, _flag),
+    "row_remap": _made(RowRemap, _unsigned, _unsigned, _flag, _flag, _perhaps(_count)),
     "exhausted_banks": _unsigned,
     "retired_pages": _made(RetiredPages, _count, _count, _flag),
     "repair": _made(PendingRepair, _flag, _flag),
@@ -207,6 +215,15 @@ _READINGS: Mapping[str, Callable[[Any], Any]] = {
 
 Numbers outside the range of NVML's types are invalid.
 """
+_samples = _made(Samples, _integer(1, _MOST_SAMPLES), _count, _count, _perhaps(_integer(0, _MOST_SAMPLES)))
+_OPTIONAL: Mapping[str, Callable[[Any], Any]] = {
+    "memory_errors": _made(MemoryErrors, *[_perhaps(_count)] * 4),
+    "throttled": _made(ThrottledTime, *[_perhaps(_count)] * 4),
+    "load": _made(Load, *[_perhaps(_count)] * 8, *[_perhaps(_samples)] * 3),
+    "unrepairable_memory": _flag,
+    "sram_unique": _made(SramUnique, _unsigned, _unsigned),
+}
+"""Parsers of the optional readings: an invalid one is omitted."""
 
 
 def _p2p(raw: Any, gpus: tuple[Gpu, ...]) -> Iterator[P2p]:

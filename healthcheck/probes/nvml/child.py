@@ -13,7 +13,16 @@ from itertools import combinations
 from types import ModuleType
 
 from healthcheck.probes.nvml.library import Library
-from healthcheck.probes.nvml.readings import ABSENT, NAMES, READINGS, GpuHandle, Inforoms, text
+from healthcheck.probes.nvml.readings import (
+    ABSENT,
+    NAMES,
+    OPTIONAL,
+    READINGS,
+    GpuHandle,
+    Inforoms,
+    text,
+    throttle_fields,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing uses 0.6 MiB
@@ -43,9 +52,10 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
         if count > _MOST_GPUS:
             return {"library": library.path, "error": None, "cause": f"NVML reports {count} GPUs"}
         version = text(pynvml.nvmlSystemGetDriverVersion())
-        gpus = [_gpu(pynvml, index, inforoms) for index in range(count)]
+        fields = throttle_fields(version)
+        gpus = [_gpu(pynvml, index, inforoms, fields) for index in range(count)]
         p2p = _p2p(pynvml, gpus)
-        return {"library": library.path, "driver_version": version, "gpus": [fields for fields, _ in gpus], "p2p": p2p}
+        return {"library": library.path, "driver_version": version, "gpus": [one for one, _ in gpus], "p2p": p2p}
     except pynvml.NVMLError as error:
         return {"library": library.path, "error": error.value, "cause": str(error)}
     finally:
@@ -55,24 +65,24 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
             print(f"nvmlShutdown: {error}", file=sys.stderr)
 
 
-def _gpu(nvml: Any, index: int, inforoms: Inforoms) -> tuple[dict[str, Any], Any]:
+def _gpu(nvml: Any, index: int, inforoms: Inforoms, throttle: tuple[int, ...]) -> tuple[dict[str, Any], Any]:
     """Return the readings of one GPU, and its handle; None if there is no handle."""
     fields: dict[str, Any] = {"index": index, "error": 0, "errors": {}, "nonsense": []}
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
         return fields | {"error": error.value}, None
-    gpu = GpuHandle(nvml, handle, inforoms)
+    gpu = GpuHandle(nvml, handle, inforoms, throttle)
     for name, read in READINGS.items():
         try:
             fields[name] = read(gpu)
         except nvml.NVMLError as error:
             _note(fields, name, error.value)
             if error.value in _GONE:
-                break
+                return fields, handle
         except ValueError:  # also for invalid text
             fields["nonsense"].append(name)
-    return fields, handle
+    return fields | {name: read(gpu) for name, read in OPTIONAL.items()}, handle
 
 
 def _note(fields: dict[str, Any], name: str, code: int) -> None:

@@ -16,7 +16,7 @@ from healthcheck.host.opening import is_there
 from healthcheck.model import ProbeError, Unobserved
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.answer import read_answer
-from healthcheck.probes.nvml.gpus import DriverReading, Gpus
+from healthcheck.probes.nvml.gpus import SNAPSHOT_SECONDS, DriverReading, Gpus, Snapshot, snapshot
 from healthcheck.probes.nvml.library import PLACES, SONAME, resolve_inside
 from healthcheck.text.printable import printable
 
@@ -26,6 +26,8 @@ DEADLINE_SECONDS = 60.0
 With persistence mode off, each GPU takes seconds to initialise (NVIDIA's driver persistence guide), and eight GPUs
 took more than 25 s (Azure/AgentBaker#2829).
 """
+_HISTORY_SECONDS = 4200.0
+"""Age of the oldest snapshot: an hour, and a window of the longest usual check interval."""
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Driver:
     _missed: list[float] = field(default_factory=list, init=False)
     _version: str | None = field(default=None, init=False)
     _mismatch_since: float | None = field(default=None, init=False)
+    _history: tuple[Snapshot, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         program = isolated("healthcheck.probes.nvml.child")
@@ -54,6 +57,7 @@ class Driver:
         if before is not None and self._version != before:
             self._child.end()
             self._missed.clear()  # no process can be stuck in a replaced module
+            self._history = ()
             if before:
                 change = f"driver {before} became {self._version or 'unloaded'}"
                 return self._as_look(Unobserved(error_causes.DRIVER_BEING_CHANGED, change))
@@ -72,8 +76,9 @@ class Driver:
         return self._as_look(answer.gpus)
 
     def pause(self) -> None:
-        """Reset the mismatch timer. The driver is being changed, so an earlier mismatch no longer counts."""
+        """Reset the mismatch timer and the history. The driver is being changed, so earlier reads no longer count."""
         self._mismatch_since = None
+        self._history = ()
 
     def end(self) -> int | None:
         """Stop the child process. Return its pid if it can't be stopped."""
@@ -84,6 +89,10 @@ class Driver:
         return self._child.pid
 
     def _as_look(self, answer: Gpus | Unobserved, stuck_pid: int | None = None) -> DriverReading:
+        now = self.clock()
+        history = tuple(earlier for earlier in self._history if now - earlier.at <= _HISTORY_SECONDS)
+        is_due = not history or now - history[-1].at >= SNAPSHOT_SECONDS
+        self._history = (*history, snapshot(now, answer)) if isinstance(answer, Gpus) and is_due else history
         return DriverReading(
             answer,
             tuple(self._missed),
@@ -93,6 +102,8 @@ class Driver:
             library_versions(self.root),
             self._mismatch_seconds(answer),
             sees_every_process(self.root),
+            now,
+            history,
         )
 
     def _mismatch_seconds(self, answer: Gpus | Unobserved) -> float | None:

@@ -44,6 +44,76 @@ class RowRemap(Struct, frozen=True):
     pending: bool
     """Whether replacements take effect only after a reset of the GPU."""
     failed: bool
+    inactive: int | None = None
+    """Replaced rows that are not in use (R580 and later)."""
+
+
+class MemoryErrors(Struct, frozen=True):
+    """ECC errors since the driver was loaded, by kind of memory. None means not reported."""
+
+    dram_corrected: int | None = None
+    dram_uncorrected: int | None = None
+    sram_corrected: int | None = None
+    sram_uncorrected: int | None = None
+
+
+class SramUnique(Struct, frozen=True):
+    """Most different addresses with uncorrectable errors in one bank of the SRAM, by its protection."""
+
+    parity: int
+    secded: int
+
+
+class ThrottledTime(Struct, frozen=True):
+    """Nanoseconds for which the clocks were held down since the driver was loaded. None means not reported.
+
+    Where the driver's counters by reason are unknown, `software_thermal` is the time of all slowdowns due to heat.
+    """
+
+    software_power: int | None = None
+    software_thermal: int | None = None
+    hardware_thermal: int | None = None
+    power_brake: int | None = None
+
+
+class Samples(Struct, frozen=True):
+    """A buffer of the driver with recent samples, seconds apart at most."""
+
+    count: int
+    span_microseconds: int
+    """Time between the oldest and the newest sample."""
+    total: int
+    """Sum of the samples: percent or MHz."""
+    busy: int | None = None
+    """Number of samples of at least 90 %. None for clocks."""
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    @property
+    def busy_share(self) -> float | None:
+        return None if self.busy is None else self.busy / self.count
+
+
+class Load(Struct, frozen=True):
+    """Work of the GPU and its speed. None means not reported.
+
+    Energy, bytes and KiB count from the load of the driver; bytes may wrap. Buffers of clocks are not read while the
+    utilisation is 0.
+    """
+
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    power_milliwatts: int | None = None
+    energy_millijoules: int | None = None
+    pcie_sent_bytes: int | None = None
+    pcie_received_bytes: int | None = None
+    nvlink_sent_kib: int | None = None
+    nvlink_received_kib: int | None = None
+    utilisation: Samples | None = None
+    sm_clock: Samples | None = None
+    memory_clock: Samples | None = None
 
 
 class RetiredPages(Struct, frozen=True):
@@ -99,7 +169,7 @@ class PcieLink(Struct, frozen=True):
 class NvLink(Struct, frozen=True):
     """One NVLink. `version` is nvmlNvlinkVersion_t; None if it is unknown, as for an inactive link.
 
-    `counters` are cumulative, by the name of their NVML field: replays, recoveries, recovery_failures, crc_errors …
+    `counters` are cumulative, by the name of their NVML field: replays, recoveries, crc_errors, effective_errors …
     """
 
     link: int
@@ -184,6 +254,13 @@ class Gpu(Struct, frozen=True):
     """Cumulative number of PCIe replays."""
     nvlinks: tuple[NvLink, ...] | None = None
     fabric: Fabric | None = None
+    memory_errors: MemoryErrors | None = None
+    """This reading and those below are optional: a failure is None too, and not in `errors`."""
+    throttled: ThrottledTime | None = None
+    load: Load | None = None
+    unrepairable_memory: bool | None = None
+    """Whether memory is faulty that no repair can replace (Hopper and later, R590 and later)."""
+    sram_unique: SramUnique | None = None
 
     @property
     def subject(self) -> str:
@@ -209,6 +286,39 @@ NO_GPUS = Gpus("", "", ())
 """Value if no driver is loaded and none is needed."""
 
 
+SNAPSHOT_SECONDS = 240.0
+"""Shortest time between two snapshots of a history: a little less than the default check interval."""
+
+
+class Snapshot(Struct, frozen=True):
+    """The GPUs of an earlier read, at a time in seconds of CLOCK_MONOTONIC.
+
+    They have only the readings that are compared over time: those of `snapshot`.
+    """
+
+    at: float
+    gpus: tuple[Gpu, ...]
+
+
+def snapshot(at: float, answer: Gpus) -> Snapshot:
+    return Snapshot(at, tuple(_compared(gpu) for gpu in answer.gpus if gpu.error == SUCCESS))
+
+
+def _compared(gpu: Gpu) -> Gpu:
+    return Gpu(
+        gpu.index,
+        address=gpu.address,
+        uuid=gpu.uuid,
+        row_remap=gpu.row_remap,
+        temperature=gpu.temperature,
+        processes=gpu.processes,
+        pcie_replays=gpu.pcie_replays,
+        memory_errors=gpu.memory_errors,
+        throttled=gpu.throttled,
+        load=gpu.load,
+    )
+
+
 class DriverReading(Struct, frozen=True):
     """Result of one read: the GPUs, or the reason for a missing answer.
 
@@ -226,6 +336,10 @@ class DriverReading(Struct, frozen=True):
     """Seconds for which NVML has returned only error 18; None if the last answer is another."""
     sees_every_process: bool = True
     """Whether NVML shows the processes of the node; False in a container's PID namespace."""
+    read_at: float = 0.0
+    """Time of this read, in seconds of CLOCK_MONOTONIC."""
+    history: tuple[Snapshot, ...] = ()
+    """Earlier reads of the same driver, oldest first, at intervals of minutes; `()` for a single read."""
 
 
 def read_driver(host: Host) -> DriverReading:

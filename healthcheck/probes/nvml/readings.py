@@ -33,8 +33,61 @@ _RECOVERY_ACTION, _SLOWDOWN_MARGIN = 230, 194
 _RETIRED_PAGES = (29, 30, 31)
 """Fields: pages retired for single-bit errors, for double-bit errors, and whether a reset is pending."""
 _SINGLE_FIELDS = (_RECOVERY_ACTION, _SLOWDOWN_MARGIN, *_RETIRED_PAGES)
+_DRAM_ERRORS = (11, 12)
+"""Fields: volatile errors of the DRAM, corrected and uncorrected."""
+_POWER_CAP, _THERMAL_POLICY = 74, 75
+"""Fields: nanoseconds below the requested clocks due to the power limit, and due to heat (violation policies)."""
+_ENERGY, _POWER = 83, 186
+_PCIE_BYTES = (197, 198)
+"""Fields: bytes sent and received. nvmlDeviceGetPcieThroughput would wait 20 ms for each direction."""
+_INACTIVE_ROWS = (301, 302)
+_NVLINK_KIB = (138, 139)
+"""Fields: KiB of data sent and received by all links together, with the scope `_ALL_LINKS`."""
+_ALL_LINKS = 2**32 - 1
+_OPTIONAL_FIELDS = (
+    *((field, 0) for field in (*_DRAM_ERRORS, _POWER_CAP, _THERMAL_POLICY, _ENERGY, _POWER, *_PCIE_BYTES)),
+    *((field, 0) for field in _INACTIVE_ROWS),
+    *((field, _ALL_LINKS) for field in _NVLINK_KIB),
+)
+_THROTTLE_FIELDS: tuple[tuple[tuple[int, int], tuple[int, ...]], ...] = (
+    # nvidia-ml-py 13.580.82 to 13.615.71; NVML API reference, changes between v575 and v580: the numbers moved because
+    # they overlapped with those of power smoothing.
+    ((580, 82), (269, 270, 271)),
+    # nvidia-smi 580.65.06 queries 251 to 253 (NVIDIA/k8s-test-infra, throttle_counters_test.go), unlike its branch.
+    ((580, 0), ()),
+    # nvidia-ml-py 12.575.51; NVML API reference, changes between v570 and v575.
+    ((575, 0), (251, 252, 253)),
+)
+"""Fields with the nanoseconds of software thermal, hardware thermal and power brake slowdown, from a driver version on.
+
+`()`: the numbers are ambiguous. Drivers before the table use these numbers for power smoothing.
+"""
+_SM_CLOCK, _MEMORY_CLOCK = 1, 2
+"""SM and memory in nvmlClockType_t."""
+_UTILISATION_SAMPLES, _SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES = 1, 5, 6
+"""GPU utilisation, processor clock and memory clock in nvmlSamplingType_t."""
+_MOST_SAMPLES = 1024
+_SAMPLE_BYTES = 16
+"""Size of nvmlSample_t: the time in microseconds, and a value of 8 bytes."""
+_SAMPLE_VALUES = {1: (2, 4), 2: (1, 2), 3: (1, 2), 4: (1, 2), 5: (2, 4)}
+"""First element and step of the values in an array of nvmlSample_t, by nvmlValueType_t of whole numbers.
+
+Those of 4 bytes are elements of 4 bytes. No sample is negative.
+"""
+_SUM = 2
+"""Position of the sum in the summary of a buffer."""
+_BUSY_PERCENT = 90
+_UNREPAIRABLE_VERSION = 0x1000008
+"""Version 1 of a structure of 8 bytes, in nvidia-ml-py."""
+_MOST_SRAM_ERRORS = 1024
+_INSUFFICIENT_SIZE = 7
 _LINK_FIELDS = {161: "replays", 162: "recoveries", 163: "crc_errors"}
-_LINK_FIELDS_OF_NVLINK_5 = {214: "recovery_failures", 215: "recoveries", 221: "symbol_errors"}
+_LINK_FIELDS_OF_NVLINK_5 = {
+    214: "recovery_failures",
+    215: "recoveries",
+    219: "effective_errors",
+    221: "symbol_errors",
+}
 _LINK_COUNTERS = ("replays", "recoveries", "crc_errors", "crc_data_errors")
 """Counters of nvmlNvLinkErrorCounter_t, for drivers without the fields."""
 _NVLINK_5 = 7
@@ -75,14 +128,18 @@ class GpuHandle:
     Functions with `known` in their names return None for an unsupported value. Invalid values raise ValueError.
     """
 
-    def __init__(self, nvml: Any, handle: Any, inforoms: Inforoms) -> None:
+    def __init__(self, nvml: Any, handle: Any, inforoms: Inforoms, throttle_fields: tuple[int, ...] = ()) -> None:
         self.nvml = nvml
         self.handle = handle
         self.inforoms = inforoms
+        self.throttle_fields = throttle_fields
         self.uuid = ""
         self.mig_mode: list[int] | None = None
         self.links: list[list[int | None]] = []
+        self.sram: Any = None
+        """The last nvmlEccSramErrorStatus_t; None without one."""
         self._single: dict[int, tuple[int, int, bytes]] | None = None
+        self._optional: dict[int, tuple[int, int, bytes]] | None = None
 
     def ask(self, function: str, *arguments: Any) -> Any:
         return getattr(self.nvml, function)(self.handle, *arguments)
@@ -106,6 +163,18 @@ class GpuHandle:
         if self._single is None:
             self._single = dict(zip(_SINGLE_FIELDS, self.fields((number, 0) for number in _SINGLE_FIELDS), strict=True))
         return self.value_known(*self._single[field])
+
+    def optional_field(self, field: int) -> int | None:
+        """Return one of the optional fields, all read in one call; None if it could not be read or is no count."""
+        if self._optional is None:
+            wanted = (*_OPTIONAL_FIELDS, *((number, 0) for number in self.throttle_fields))
+            numbers = (number for number, _ in wanted)
+            self._optional = dict(zip(numbers, self.fields(wanted), strict=True))
+        code, kind, value = self._optional[field]
+        if code != 0 or not 0 <= kind < len(_VALUES):
+            return None
+        number = _VALUES[kind].unpack_from(value)[0]
+        return number if isinstance(number, int) and number >= 0 else None
 
     def fields(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
         """Return code, type and value of each field and scope. If the call itself fails, all have its code.
@@ -198,7 +267,14 @@ def _mig_device(gpu: GpuHandle, index: int) -> Any:
 def _sram_threshold(gpu: GpuHandle) -> int:
     status = gpu.nvml.c_nvmlEccSramErrorStatus_v1_t()
     gpu.ask("nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
+    gpu.sram = status
     return int(status.bThresholdExceeded)
+
+
+def _row_remap(gpu: GpuHandle) -> list[int | None]:
+    """Return the counts of remapped rows; that of inactive ones is None before R580."""
+    inactive = [count for field in _INACTIVE_ROWS if (count := gpu.optional_field(field)) is not None]
+    return [*gpu.ask("nvmlDeviceGetRemappedRows"), sum(inactive) if len(inactive) == len(_INACTIVE_ROWS) else None]
 
 
 def _retired_pages(gpu: GpuHandle) -> list[int] | None:
@@ -305,6 +381,118 @@ def _error_counters(gpu: GpuHandle, links: list[int]) -> dict[int, dict[str, int
     return counters
 
 
+def throttle_fields(driver_version: str) -> tuple[int, ...]:
+    """Return this driver's fields of the time in software thermal, hardware thermal and power brake slowdown.
+
+    The result is empty if the driver has none, or if its numbers are unknown or ambiguous.
+    """
+    try:
+        major, minor = map(int, driver_version.split(".")[:2])
+    except ValueError:
+        return ()
+    return next((fields for since, fields in _THROTTLE_FIELDS if (major, minor) >= since), ())
+
+
+def _memory_errors(gpu: GpuHandle) -> list[int | None] | None:
+    """Return the volatile errors of DRAM and SRAM, corrected and uncorrected."""
+    counts: list[int | None] = [gpu.optional_field(field) for field in _DRAM_ERRORS]
+    if gpu.sram is None:
+        counts += [None, None]
+    else:
+        counts += [gpu.sram.volatileCor, gpu.sram.volatileUncParity + gpu.sram.volatileUncSecDed]
+    return _unless_empty(counts)
+
+
+def _throttled(gpu: GpuHandle) -> list[int | None] | None:
+    """Return the nanoseconds of power capping, and of software thermal, hardware thermal and power brake slowdown.
+
+    The violation policy does not distinguish heat that software reacts to from heat that hardware reacts to.
+    """
+    fields = gpu.throttle_fields or (_THERMAL_POLICY,)
+    times = [gpu.optional_field(field) for field in (_POWER_CAP, *fields)]
+    return _unless_empty([*times, *[None] * (4 - len(times))])
+
+
+def _load(gpu: GpuHandle) -> list[Any] | None:
+    clock = ctypes.c_uint()
+    entries: list[Any] = []
+    for kind in (_SM_CLOCK, _MEMORY_CLOCK):
+        code = gpu.call("nvmlDeviceGetClockInfo", ctypes.c_uint(kind), ctypes.byref(clock))
+        entries.append(clock.value if code == 0 else None)
+    entries += [gpu.optional_field(field) for field in (_POWER, _ENERGY, *_PCIE_BYTES, *_NVLINK_KIB)]
+    utilisation = _samples(gpu, _UTILISATION_SAMPLES)
+    is_idle = utilisation is not None and utilisation[_SUM] == 0
+    clocks = [None if is_idle else _samples(gpu, kind) for kind in (_SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES)]
+    return _unless_empty([*entries, utilisation, *clocks])
+
+
+def _samples(gpu: GpuHandle, kind: int) -> list[int | None] | None:
+    """Return number, span in microseconds and sum of the samples in a buffer of the driver, and the busy ones.
+
+    None for an empty or implausibly large buffer.
+    """
+    count, value_type = ctypes.c_uint(), ctypes.c_uint()
+    about = (ctypes.c_uint(kind), ctypes.c_ulonglong(), ctypes.byref(value_type), ctypes.byref(count))
+    if gpu.call("nvmlDeviceGetSamples", *about, None) != 0 or not 0 < count.value <= _MOST_SAMPLES:
+        return None
+    room = count.value
+    buffer = ctypes.create_string_buffer(room * _SAMPLE_BYTES)
+    if gpu.call("nvmlDeviceGetSamples", *about, buffer) != 0 or not 0 < count.value <= room:
+        return None
+    if value_type.value not in _SAMPLE_VALUES:
+        return None
+    samples = memoryview(buffer.raw)[: count.value * _SAMPLE_BYTES]
+    stamps = samples.cast("Q").tolist()[::2]
+    first, step = _SAMPLE_VALUES[value_type.value]
+    values = samples.cast("I" if step == 4 else "Q").tolist()[first::step]
+    busy = sum([value >= _BUSY_PERCENT for value in values]) if kind == _UTILISATION_SAMPLES else None
+    return [count.value, max(stamps) - min(stamps), sum(values), busy]
+
+
+def _unrepairable_memory(gpu: GpuHandle) -> int | None:
+    """Return the flag.
+
+    Its structure contains only the flag in NVIDIA's reference, and a version before it in nvidia-ml-py. A library of
+    either kind leaves the other word as it is.
+    """
+    words = (ctypes.c_uint * 4)(_UNREPAIRABLE_VERSION)
+    if gpu.call("nvmlDeviceGetUnrepairableMemoryFlag_v1", words) != 0:
+        return None
+    return words[1] if words[0] == _UNREPAIRABLE_VERSION else words[0]
+
+
+def _sram_unique(gpu: GpuHandle) -> list[int] | None:
+    """Return the most addresses with parity and with SEC-DED errors in one bank of the SRAM.
+
+    Most GPUs never had such an error, and need no call.
+    """
+    if gpu.sram is None:
+        return None
+    if not gpu.sram.aggregateUncParity + gpu.sram.aggregateUncSecDed:
+        return [0, 0]
+    counts = gpu.nvml.c_nvmlEccSramUniqueUncorrectedErrorCounts_v1_t()
+    function = "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts"
+    code = gpu.call(function, ctypes.byref(counts))
+    room = counts.entryCount
+    if code not in (0, _INSUFFICIENT_SIZE) or room > _MOST_SRAM_ERRORS:
+        return None
+    entries = (gpu.nvml.c_nvmlEccSramUniqueUncorrectedErrorEntry_v1_t * room)()
+    if room:
+        counts.entries = entries
+        code = gpu.call(function, ctypes.byref(counts))
+    if code != 0 or counts.entryCount > room:
+        return None
+    banks: dict[tuple[int, ...], int] = {}
+    for entry in entries[: counts.entryCount]:
+        bank = (int(bool(entry.isParity)), entry.unit, entry.location, entry.sublocation, entry.extlocation)
+        banks[bank] = banks.get(bank, 0) + 1
+    return [max((most for bank, most in banks.items() if bank[0] == parity), default=0) for parity in (1, 0)]
+
+
+def _unless_empty(values: list[Any]) -> list[Any] | None:
+    return None if values == [None] * len(values) else values
+
+
 def _fabric(gpu: GpuHandle) -> list[Any] | None:
     """Return the fabric information by the newest structure that the library supports."""
     for function, structure in (
@@ -337,7 +525,7 @@ READINGS: dict[str, Callable[[GpuHandle], Any]] = {
     "ecc_mode": _value_of("nvmlDeviceGetEccMode"),
     "ecc": lambda gpu: [gpu.ask("nvmlDeviceGetTotalEccErrors", kind, life) for life in (0, 1) for kind in (0, 1)],
     "sram_threshold_exceeded": _sram_threshold,
-    "row_remap": _value_of("nvmlDeviceGetRemappedRows"),
+    "row_remap": _row_remap,
     "exhausted_banks": lambda gpu: gpu.ask("nvmlDeviceGetRowRemapperHistogram").none,
     "retired_pages": _retired_pages,
     "repair": _value_of("nvmlDeviceGetRepairStatus"),
@@ -355,6 +543,18 @@ READINGS: dict[str, Callable[[GpuHandle], Any]] = {
 """Functions by field of `probes.nvml.Gpu`, called in this order, because some use earlier results.
 
 A reading that the GPU or the driver does not support is omitted.
+"""
+
+OPTIONAL: dict[str, Callable[[GpuHandle], Any]] = {
+    "memory_errors": _memory_errors,
+    "throttled": _throttled,
+    "load": _load,
+    "unrepairable_memory": _unrepairable_memory,
+    "sram_unique": _sram_unique,
+}
+"""Functions by field like READINGS, called after them. They raise no error: a value is None if its call fails.
+
+These calls are new or deprecated, or not documented for each GPU, so a failure is no evidence about the GPU.
 """
 
 

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from healthcheck.model import Unobserved
-from healthcheck.probes.nvml.answer import read_answer
+from healthcheck.probes.nvml.answer import _OPTIONAL, read_answer
 from healthcheck.probes.nvml.gpus import NONSENSE, Gpu, Gpus, NvLink
+from healthcheck.probes.nvml.readings import OPTIONAL
 
 
 def line(**changes: object) -> bytes:
@@ -28,7 +29,7 @@ NO_READINGS: dict[str, tuple[object, ...]] = {
     "mig_mode": (1, [1], [1, "0"]),
     "ecc": (0, [0, 0, 0], [0, 0, 0, -1], [0, 0, 0, 2**64], [0, 0, 0, "0"]),
     "sram_threshold_exceeded": NO_NUMBERS,
-    "row_remap": (0, [0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 0.5]),
+    "row_remap": (0, [0, 0, 0], [0, 0, 0, 0], [0, -1, 0, 0, None], [0, 0, 0, 0.5, None], [0, 0, 0, 0, -1]),
     "exhausted_banks": NO_NUMBERS,
     "retired_pages": (0, [0, 0], [-1, 0, 0], ["", 0, 0]),
     "repair": (0, [0], [0, -1]),
@@ -42,6 +43,14 @@ NO_READINGS: dict[str, tuple[object, ...]] = {
     "nvlinks": (18, "links", [1], [[1]], [[1, 6, 7]], [["1", 6]], [[1, -6]], [[1, 6]] * 37),
     "fabric": (3, [3, 0], [-3, 0, 0, "", None, None], [3, 0, 0, 7, None, None], [3, 0, 0, "x", 0, 0]),
     "instances": ("1", [-1], [1] * 65),
+}
+
+NO_OPTIONAL_READINGS: dict[str, tuple[object, ...]] = {
+    "memory_errors": (0, [0, 0, 0], [0, 0, 0, -1], [0, 0, 0, "0"], [0, 0, 0, 2**64]),
+    "throttled": (0, [0] * 3, [0, 0, 0, -1], [True] * 4),
+    "load": (0, [0] * 10, [*[0] * 8, [100, 1, 1], None, None], [*[0] * 8, [0, 0, 0, 0], None, None]),
+    "unrepairable_memory": NO_NUMBERS,
+    "sram_unique": (0, [0], [0, -1], [0, 0, 0]),
 }
 
 
@@ -96,6 +105,17 @@ def test_a_reading_that_makes_no_sense_is_an_error_of_that_reading_of_that_gpu(n
     else:
         assert spoiled == Gpu(0, address="0000:53:00.0", errors={name: NONSENSE})
     assert other == Gpu(1, address="0000:64:00.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in NO_OPTIONAL_READINGS.items() for value in values]
+)
+def test_an_optional_reading_that_makes_no_sense_is_omitted(name: str, value: object) -> None:
+    assert read(**{name: value}) == read()
+
+
+def test_the_optional_readings_of_the_child_are_known() -> None:
+    assert _OPTIONAL.keys() == OPTIONAL.keys() == NO_OPTIONAL_READINGS.keys()
 
 
 @pytest.mark.parametrize("name", ["address", "uuid", "serial", "name"])

@@ -42,6 +42,8 @@ from healthcheck.probes.nvml.gpus import (
     Fabric,
     Gpu,
     Gpus,
+    Load,
+    MemoryErrors,
     MemoryUse,
     Mode,
     NvLink,
@@ -50,7 +52,10 @@ from healthcheck.probes.nvml.gpus import (
     PendingRepair,
     RetiredPages,
     RowRemap,
+    Samples,
+    SramUnique,
     Temperature,
+    ThrottledTime,
     read_driver,
 )
 from sim import nvml_library
@@ -119,6 +124,16 @@ def judged(look: DriverReading) -> list[Judgement]:
     ]
 
 
+IDLE = Load(
+    *(345, 2619, 70_000, 0, 0, 0, 0, 0),
+    utilisation=Samples(100, 99 * 166_000, 0, 0),
+)
+BUSY = replace(
+    IDLE,
+    utilisation=Samples(100, 99 * 166_000, 9_900, 100),
+    sm_clock=Samples(100, 99 * 166_000, 34_500),
+    memory_clock=Samples(100, 99 * 166_000, 261_900),
+)
 LINK = NvLink(0, active=True, version=6, counters={"replays": 0, "recoveries": 0, "crc_errors": 0})
 
 
@@ -152,6 +167,10 @@ def healthy(node: SimulatedNode) -> tuple[Gpu, ...]:
             pcie_replays=0,
             nvlinks=tuple(replace(LINK, link=link) for link in range(18)),
             fabric=Fabric(3, 0, 0, "", 0x1AA, 0),
+            memory_errors=MemoryErrors(0, 0, 0, 0),
+            throttled=ThrottledTime(0, 0),
+            load=IDLE,
+            sram_unique=SramUnique(0, 0),
         )
         for gpu in node.gpus
     )
@@ -167,7 +186,7 @@ class TestAnswers:
         library = node.root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.570.133.20"
 
         answer = Gpus(VERSION, str(library), healthy(node), pairs(node))
-        assert driver.look() == DriverReading(answer, (), 60.0, None, VERSION, (VERSION,))
+        assert driver.look() == DriverReading(answer, (), 60.0, None, VERSION, (VERSION,), read_at=1000.0)
 
     def test_a_lost_gpu_has_no_name_but_its_index_and_the_others_answer(
         self, node: SimulatedNode, driver: Driver
@@ -334,13 +353,31 @@ def spoiled(gpu: Gpu, readings: tuple[str, ...], error: int) -> Gpu:
     return gpu
 
 
+def without_sram(gpu: Gpu) -> Gpu:
+    return replace(gpu, memory_errors=MemoryErrors(0, 0), sram_unique=None)
+
+
+def without_fields(gpu: Gpu) -> Gpu:
+    """Return a GPU without the optional fields."""
+    load = Load(IDLE.sm_mhz, IDLE.memory_mhz, utilisation=IDLE.utilisation)
+    return replace(gpu, memory_errors=MemoryErrors(None, None, 0, 0), throttled=None, load=load)
+
+
+ALSO_LOST: dict[str, Callable[[Gpu], Gpu]] = {
+    "nvmlDeviceGetSramEccErrorStatus": without_sram,
+    "nvmlDeviceGetFieldValues": without_fields,
+}
+"""Optional readings that another call's failure takes away, whatever its error."""
+
 CALLS: dict[str, Call] = {
     "nvmlDeviceGetMinorNumber": without("minor"),
     "nvmlDeviceGetPersistenceMode": without("persistence"),
     "nvmlDeviceGetEccMode": without("ecc_mode"),
     "nvmlDeviceGetMigMode": Call(lambda gpu: replace(gpu, mig_mode=None, instances=None), ("instances", "mig_mode")),
     "nvmlDeviceGetTotalEccErrors": without("ecc"),
-    "nvmlDeviceGetSramEccErrorStatus": without("sram_threshold_exceeded"),
+    "nvmlDeviceGetSramEccErrorStatus": Call(
+        lambda gpu: replace(without_sram(gpu), sram_threshold_exceeded=None), ("sram_threshold_exceeded",)
+    ),
     "nvmlDeviceGetRemappedRows": without("row_remap"),
     "nvmlDeviceGetRowRemapperHistogram": without("exhausted_banks"),
     "nvmlDeviceGetRepairStatus": without("repair"),
@@ -367,7 +404,7 @@ CALLS: dict[str, Call] = {
     "field.162": Call(lambda gpu: uncounted(gpu, "recoveries"), ("nvlink_counters",)),
     "field.163": Call(lambda gpu: uncounted(gpu, "crc_errors"), ("nvlink_counters",)),
     "nvmlDeviceGetFieldValues": Call(  # the counters come from the older calls
-        lambda gpu: replace(gpu, recovery_action=None, temperature=Temperature(34, None, 52, None)),
+        lambda gpu: replace(without_fields(gpu), recovery_action=None, temperature=Temperature(34, None, 52, None)),
         ("recovery_action", "retired_pages", "temperature", "nvlink_counters"),
     ),
     "nvmlDeviceGetGpuFabricInfoV": instead("fabric", Fabric(3, 0, 0, "")),
@@ -446,6 +483,27 @@ class TestReadings:
             ("fabric_health_mask", 0x1A9, {"fabric": Fabric(3, 0, 0, "", 0x1A9, 0)}),
             ("fabric_health_summary", 2, {"fabric": Fabric(3, 0, 0, "", 0x1AA, 2)}),
             ("fabric_newest_version", 2, {"fabric": Fabric(3, 0, 0, "", 0x1AA)}),
+            ("field/11", 9_600_000_000, {"memory_errors": MemoryErrors(9_600_000_000, 0, 0, 0)}),
+            ("field/12", 1, {"memory_errors": MemoryErrors(0, 1, 0, 0)}),
+            ("sram/corrected_volatile", 12, {"memory_errors": MemoryErrors(0, 0, 12, 0)}),
+            ("sram/parity_volatile", 3, {"memory_errors": MemoryErrors(0, 0, 0, 3)}),
+            ("sram/secded_volatile", 4, {"memory_errors": MemoryErrors(0, 0, 0, 4)}),
+            ("field/74", 5 * 10**9, {"throttled": ThrottledTime(5 * 10**9, 0)}),
+            ("field/75", 6 * 10**9, {"throttled": ThrottledTime(0, 6 * 10**9)}),
+            ("sm_clock", 1980, {"load": replace(IDLE, sm_mhz=1980)}),
+            ("memory_clock", 2000, {"load": replace(IDLE, memory_mhz=2000)}),
+            ("field/186", 690_123, {"load": replace(IDLE, power_milliwatts=690_123)}),
+            ("field/83", 2**41, {"load": replace(IDLE, energy_millijoules=2**41)}),
+            ("field/197", 7, {"load": replace(IDLE, pcie_sent_bytes=7)}),
+            ("field/198", 8, {"load": replace(IDLE, pcie_received_bytes=8)}),
+            ("field/138", 9, {"load": replace(IDLE, nvlink_sent_kib=9)}),
+            ("field/139", 10, {"load": replace(IDLE, nvlink_received_kib=10)}),
+            ("samples/1", "4 1000 100 90 89", {"load": replace(BUSY, utilisation=Samples(4, 3000, 379, 3))}),
+            ("samples/1", "1 1000 100", {"load": replace(BUSY, utilisation=Samples(1, 0, 100, 1))}),
+            ("samples/1", "100 166000 99", {"load": BUSY}),
+            ("samples/5", "2 500 1980 1965", {}),  # idle
+            ("unrepairable_memory", 1, {"unrepairable_memory": True}),
+            ("unrepairable_memory", 0, {"unrepairable_memory": False}),
         ],
     )
     def test_a_value_of_the_driver_is_shown(
@@ -454,6 +512,125 @@ class TestReadings:
         node.write_value(f"nvml/gpu0/{file}", value)
 
         assert self.answered(driver) == replace(healthy(node)[0], **expected)
+
+    def test_buffers_of_clocks_are_read_under_load(self, node: SimulatedNode, driver: Driver) -> None:
+        values = {"1": "100 166000 99", "5": "2 500 1980 1965", "6": "1024 1 2619"}
+        for kind, value in values.items():
+            node.write_value(f"nvml/gpu0/samples/{kind}", value)
+
+        clocks = {"sm_clock": Samples(2, 500, 3945), "memory_clock": Samples(1024, 1023, 2619 * 1024)}
+        assert self.answered(driver).load == replace(BUSY, **clocks)
+
+    @pytest.mark.parametrize(
+        ("version", "first"),
+        [
+            ("570.133.20", None),
+            ("575.57.08", 251),
+            ("580.65.06", None),
+            ("580.82.07", 269),
+            ("580.126.20", 269),
+            ("590.44.01", 269),
+            ("615.78.08", 269),
+            ("580", None),
+            ("580.x", None),
+            ("", None),
+        ],
+    )
+    def test_throttled_time_has_the_field_numbers_of_the_drivers_version(
+        self, node: SimulatedNode, driver: Driver, version: str, first: int | None
+    ) -> None:
+        node.write_value("nvml/driver_version", version)
+        for offset in range(3):
+            node.write_value(f"nvml/gpu0/field/{251 + offset}", 251 + offset)
+            node.write_value(f"nvml/gpu0/field/{269 + offset}", 269 + offset)
+        node.write_value("nvml/gpu0/field/75", 75)
+
+        expected = ThrottledTime(0, 75) if first is None else ThrottledTime(0, first, first + 1, first + 2)
+        assert self.answered(driver).throttled == expected
+
+    @pytest.mark.parametrize("value", [0, 1])
+    def test_the_flag_of_unrepairable_memory_is_read_with_a_version_before_it_too(
+        self, node: SimulatedNode, driver: Driver, value: int
+    ) -> None:
+        node.write_value("nvml/gpu0/unrepairable_memory", value)
+        node.write_value("nvml/gpu0/unrepairable_with_version", "")
+
+        assert self.answered(driver).unrepairable_memory is bool(value)
+
+    def test_inactive_rows_are_those_of_both_kinds(self, node: SimulatedNode, driver: Driver) -> None:
+        node.write_value("nvml/gpu0/field/301", 2)
+        alone = self.answered(driver).row_remap
+        node.write_value("nvml/gpu0/field/302", 3)
+
+        known = RowRemap(0, 0, pending=False, failed=False)
+        assert (alone, self.answered(driver).row_remap) == (known, replace(known, inactive=5))
+
+    @pytest.mark.parametrize(
+        ("entries", "expected"),
+        [
+            ("", SramUnique(0, 0)),
+            ("0 1 0 0 64 1 9;0 1 0 0 65 1 1;0 1 0 0 66 0 1", SramUnique(2, 1)),
+            ("0 1 0 0 64 1 1;0 2 0 0 64 1 1;0 1 1 0 64 1 1;0 1 0 1 64 1 1;1 1 0 0 64 1 1", SramUnique(1, 0)),
+            ("0 1 0 0 64 0 1;0 1 0 0 65 0 1;0 1 0 0 66 0 1", SramUnique(0, 3)),
+            ("nonsense", None),
+        ],
+    )
+    def test_unique_errors_of_the_sram_are_the_most_of_one_bank(
+        self, node: SimulatedNode, driver: Driver, entries: str, expected: SramUnique | None
+    ) -> None:
+        node.write_value("nvml/gpu0/sram/secded_aggregate", 1)
+        node.write_value("nvml/gpu0/sram_unique", entries)
+
+        assert self.answered(driver).sram_unique == expected
+
+    @pytest.mark.parametrize(
+        ("call", "lost"),
+        [
+            ("field.11", {"memory_errors": MemoryErrors(None, 0, 0, 0)}),
+            ("field.75", {"throttled": ThrottledTime(0, None)}),
+            ("field.138", {"load": replace(IDLE, nvlink_sent_kib=None)}),
+            ("field.301", {}),
+            ("nvmlDeviceGetClockInfo", {"load": replace(IDLE, sm_mhz=None, memory_mhz=None)}),
+            ("nvmlDeviceGetSamples", {"load": replace(IDLE, utilisation=None)}),
+            ("nvmlDeviceGetUnrepairableMemoryFlag_v1", {"unrepairable_memory": None}),
+            ("nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts", {"sram_unique": None}),
+        ],
+    )
+    def test_an_optional_reading_that_fails_is_absent_whatever_the_error(
+        self, node: SimulatedNode, driver: Driver, call: str, lost: dict[str, Any]
+    ) -> None:
+        for file, value in {
+            "unrepairable_memory": 1,
+            "sram/parity_aggregate": 1,
+            "sram_unique": "0 0 0 0 0 1 1",
+        }.items():
+            node.write_value(f"nvml/gpu0/{file}", value)
+        sound = self.answered(driver)
+        answered = {}
+        for error in ERRORS:
+            node.write_value(f"nvml/gpu0/error.{call}", error)
+            answered[error] = self.answered(driver)
+
+        assert answered == dict.fromkeys(ERRORS, replace(sound, **lost))
+
+    @pytest.mark.parametrize(
+        ("file", "value", "lost"),
+        [
+            ("field/11", -1, {"memory_errors": MemoryErrors(None, 0, 0, 0)}),
+            ("field/11", "7 of type 99", {"memory_errors": MemoryErrors(None, 0, 0, 0)}),
+            ("field/11", "7 of type 0", {"memory_errors": MemoryErrors(None, 0, 0, 0)}),
+            ("samples/1", "1025 1000 100", {"load": replace(BUSY, utilisation=None)}),
+            ("samples/1", "0 1000 100", {"load": replace(BUSY, utilisation=None)}),
+            ("samples/1", "100 1000", {"load": replace(BUSY, utilisation=None)}),
+            ("sm_clock", "fast", {"load": replace(IDLE, sm_mhz=None)}),
+        ],
+    )
+    def test_an_optional_reading_that_makes_no_sense_is_absent(
+        self, node: SimulatedNode, driver: Driver, file: str, value: object, lost: dict[str, Any]
+    ) -> None:
+        node.write_value(f"nvml/gpu0/{file}", value)
+
+        assert self.answered(driver) == replace(healthy(node)[0], **lost)
 
     def test_a_link_has_its_own_state_version_and_counters(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu0/nvlink/3/state", 0)
@@ -500,7 +677,8 @@ class TestReadings:
             node.write_value(f"nvml/gpu0/error.{call}", error)
             answered[error] = self.answered(driver)
 
-        expected = {error: spoiled(sound, about.spoils, error) for error in ERRORS}
+        less = ALSO_LOST[call](sound) if call in ALSO_LOST else sound
+        expected = {error: spoiled(less, about.spoils, error) for error in ERRORS}
         expected |= dict.fromkeys(ABSENT, about.absent(sound))
         expected |= {error: replace(expected[error], error=error) for error in BROKEN if error not in GONE}
         if call == "nvmlDeviceValidateInforom":
@@ -513,7 +691,7 @@ class TestReadings:
             assert (lost.error, {*lost.errors.values(), lost.recovery_error}) in [(error, {error}), (error, {0, error})]
         assert answered == expected
 
-    @pytest.mark.parametrize("field", [214, 215, 221])
+    @pytest.mark.parametrize("field", [214, 215, 219, 221])
     def test_links_of_nvlink_5_count_other_things(self, make_node: Callable[[str], SimulatedNode], field: int) -> None:
         node = make_node("p6-b200.48xlarge")
         node.write_value(f"nvml/gpu0/nvlink/17/field/{field}", 5)
@@ -522,7 +700,7 @@ class TestReadings:
         links = gpus(driver.look())[0].nvlinks
         driver.end()
 
-        names = {214: "recovery_failures", 215: "recoveries", 221: "symbol_errors"}
+        names = {214: "recovery_failures", 215: "recoveries", 219: "effective_errors", 221: "symbol_errors"}
         counters = dict.fromkeys(names.values(), 0)
         assert links is not None
         assert links[0] == NvLink(0, active=True, version=7, counters=counters)
@@ -573,6 +751,8 @@ class TestReadings:
             memory=MemoryUse(80 << 30, 0, 600 << 20),
             processes=2,
             fabric=Fabric(3, 0, 0, ""),
+            memory_errors=MemoryErrors(0, 0),
+            sram_unique=None,
         )
 
     @pytest.mark.parametrize(
@@ -626,6 +806,59 @@ class TestReadings:
             assert seen[1] == healthy(node)[1], file
 
         assert (self.answered(driver), driver.child_pid) == (healthy(node)[0], child)
+
+
+class TestHistory:
+    """Earlier reads of the same driver, for rates over minutes and hours."""
+
+    def ages(self, look: DriverReading) -> list[float]:
+        return [look.read_at - earlier.at for earlier in look.history]
+
+    def test_reads_are_kept_minutes_apart_for_an_hour(self, driver: Driver, clock: Clock) -> None:
+        ages = []
+        for _ in range(20):
+            ages.append(self.ages(driver.look()))
+            clock.seconds += 10.0
+            driver.look()  # too early for another one
+            clock.seconds += 290.0
+
+        assert (ages[0], ages[1], ages[2]) == ([], [300.0], [600.0, 300.0])
+        assert ages[-1] == [300.0 * number for number in range(14, 0, -1)]
+
+    def test_it_has_what_is_compared_and_no_more(self, node: SimulatedNode, driver: Driver, clock: Clock) -> None:
+        node.lose_gpu(1)
+        first = gpus(driver.look())[0]
+        clock.seconds += 300.0
+
+        earlier = driver.look().history[0].gpus
+
+        assert (len(earlier), earlier[0].load, earlier[0].fabric) == (7, first.load, None)
+        assert (earlier[0].uuid, earlier[0].address) == (first.uuid, first.address)
+
+    def test_a_changed_driver_has_none(self, node: SimulatedNode, driver: Driver, clock: Clock) -> None:
+        driver.look()
+        clock.seconds += 300.0
+        node.write_value("sys/module/nvidia/version", "580.95.05")
+        node.write_value("nvml/nvml_version", "13.580.95.05")
+        driver.look()
+        clock.seconds += 300.0
+
+        assert driver.look().history == ()
+
+    def test_a_pause_ends_it(self, driver: Driver, clock: Clock) -> None:
+        driver.look()
+        driver.pause()
+        clock.seconds += 300.0
+
+        assert driver.look().history == ()
+
+    def test_a_read_that_failed_is_not_part_of_it(self, node: SimulatedNode, driver: Driver, clock: Clock) -> None:
+        node.write_value("nvml/error/nvmlDeviceGetCount_v2", 999)
+        driver.look()
+        clock.seconds += 300.0
+        (node.root / "nvml/error/nvmlDeviceGetCount_v2").unlink()
+
+        assert driver.look().history == ()
 
 
 LOOKS_AN_HOUR_APART = """
