@@ -8,12 +8,14 @@ Assumptions:
   constant error of up to 2 % (normal, 1 %). Clocks are sampled for 20 s at both ends of a window: the work of these
   samples varies by 1 %.
 - Nodes have 8 GPUs (80 %) or 4, of four products, and are read every 300 s. A quarter have a power limit of 60 to 100 %
-  on all GPUs. In a third the rear GPUs are up to 15 K hotter: 3 % more power, clocks up to 4 % lower by software thermal
-  slowdown, and hardware thermal slowdown for up to 1 % of the time.
-- Work of a pod lasts 8 h on average: steady training (35 %); bursts of 1 to 20 minutes (15 %); stalls for data of up to
-  10 % of the samples, in which a GPU's clock may drop to a fifth (15 %); stages of a pipeline, of which some work for
-  60 to 100 % of the time of the others, with up to 15 % more or less demand (20 %); independent inference servers, each
-  with its own demand and share of the time (15 %). A fifth of the nodes run two pods with four GPUs each.
+  on all GPUs. In a third the rear GPUs are up to 15 K hotter: 3 % more power, clocks up to 4 % lower by software
+  thermal slowdown, and hardware thermal slowdown for up to 1 % of the time.
+- Work of a pod lasts 8 h on average: steady training (35 %); bursts, busy at both ends of 30 % of the windows (15 %);
+  stalls for data of up to 10 % of the samples, in which a GPU's clock may drop to a fifth (15 %); stages of a pipeline,
+  of which some work for 60 to 100 % of the time of the others, with up to 15 % more or less demand (20 %); independent
+  inference servers, each with its own demand and share of the time (15 %). 16 % of the nodes run two pods with four
+  GPUs each.
+- The siblings of a slow GPU wait for it, except in inference.
 """
 
 from __future__ import annotations
@@ -120,7 +122,8 @@ class BusyNode:
 
     def window(self) -> list[tuple[int, Work, list[Figures] | None]]:
         """Return the first GPU, the work and the figures of each pod in the next window; None if it was not busy."""
-        found, first = [], 0
+        found: list[tuple[int, Work, list[Figures] | None]] = []
+        first = 0
         for index, size in enumerate(self._sizes):
             pod = self._pods[index]
             pod.windows_left -= 1
@@ -164,8 +167,8 @@ class BusyNode:
         stall = chance.uniform(0, 0.1) if pod.work is Work.STALLS else 0.0
         waits = self._fault is not None and first == 0 and pod.work is not Work.INFERENCE
         figures = []
-        for at, (demand, duty) in enumerate(zip(pod.demand, pod.duty, strict=True)):
-            gpu = self._gpus[first + at]
+        for at, demand in enumerate(pod.demand):
+            gpu, duty = self._gpus[first + at], pod.duty[at]
             is_slow = first + at == self.slow
             if pod.work is Work.INFERENCE:
                 duty = pod.duty[at] = min(1.0, max(0.2, duty + chance.gauss(0, 0.05)))

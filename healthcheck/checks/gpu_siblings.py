@@ -7,6 +7,7 @@ show that the GPUs were busy, and if the kubelet names the same pod for them at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -42,9 +43,9 @@ SLOWER = Reason(
     "A GPU is slower than the other GPUs of its pod, without an error. A job that uses them together waits for it.",
     "Quarantine the node: its tests measure each GPU. Check cooling, power supply and the GPU's power limit.",
     threshold=(
-        f"more than {siblings.MOST_DEVIATIONS:g} standard deviations and {100 * siblings.LEAST_DIFFERENCE:g} % from the "
-        f"median, in {OUTLIERS} of {WINDOWS} windows between check cycles, among at least {LEAST_SIBLINGS} busy GPUs "
-        "of one pod"
+        f"more than {siblings.MOST_DEVIATIONS:g} standard deviations and {100 * siblings.LEAST_DIFFERENCE:g} % from "
+        f"the median, in {OUTLIERS} of {WINDOWS} windows between check cycles, among {LEAST_SIBLINGS} or more busy "
+        "GPUs of one pod"
     ),
     source="robust outliers as in Guard (arXiv 2605.17879) and Megatron-LM's straggler detection (PR 4662)",
 )
@@ -110,7 +111,7 @@ def _windows(reading: DriverReading, pods: Sequence[GpuPods], run: DeepDiagnosti
     by_time = {entry.at: entry.pods for entry in pods}
     current = (Snapshot(reading.read_at, reading.answer.gpus),) if is_due(reading) else ()
     snapshots = [*reading.history, *current]
-    for before, now in reversed(list(zip(snapshots, snapshots[1:], strict=False))):
+    for before, now in reversed(list(pairwise(snapshots))):
         if run is not None and (before.at < run.since or run.covers(before.at)):
             return
         first, last = by_time.get(before.at, {}), by_time.get(now.at, {})
@@ -196,14 +197,14 @@ def _between(gpu: Gpu, window: Window, read: Callable[[Gpu], float | None]) -> f
     ends = _ends(gpu, window)
     values = [read(end) for end in ends or ()]
     known = [value for value in values if value is not None]
-    return sum(known) / 2 if len(known) == 2 else None  # noqa: PLR2004 - two ends
+    return sum(known) / 2 if len(known) == 2 else None
 
 
 def _rise(gpu: Gpu, window: Window, read: Callable[[Gpu], float | None]) -> float | None:
     """Return the rise of a counter in a second; None if it is unknown, or counts anew."""
     ends = _ends(gpu, window)
     values = [read(end) for end in ends or ()]
-    if len(values) != 2 or values[0] is None or values[1] is None or values[1] < values[0]:  # noqa: PLR2004
+    if len(values) != 2 or values[0] is None or values[1] is None or values[1] < values[0]:
         return None
     return (values[1] - values[0]) / (window.now.at - window.before.at)
 
@@ -268,9 +269,7 @@ def _sum(gpu: Gpu, *names: str) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-_EXPLANATIONS: tuple[
-    tuple[Callable[[float, float], str], Callable[[Gpu, Window], float | None], int, float], ...
-] = (
+_EXPLANATIONS: tuple[tuple[Callable[[float, float], str], Callable[[Gpu, Window], float | None], int, float], ...] = (
     (lambda one, usual: f"power {_stepped(one, 25)} W (siblings {_stepped(usual, 25)} W)", _watts, -1, 0.0),
     (
         lambda one, usual: f"software thermal slowdown {_percent(one)} of the time ({_percent(usual)})",

@@ -1,9 +1,8 @@
 """Comparison of the GPUs that one pod holds, in one window between two reads: which are slower than the others.
 
 Pure functions over figures. A GPU that waits for its siblings runs at full clocks with less power. A GPU that works
-harder than its siblings has lower clocks, with as much power or more, and is at its power limit for longer. So a lower
-clock counts only if the power does not explain it. Power, temperature and rates of transfers by themselves depend on
-the work, and never count.
+harder has lower clocks only at its power limit. So a lower clock counts if something else holds it down. Power,
+temperature and rates of transfers depend on the work, and never count by themselves.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ _LEAST_MHZ = 15.0
 """Step of NVIDIA's clocks, and the least standard deviation of a clock."""
 _LEAST_SHARE = 0.02
 """Least standard deviation of a part of the time: a tenth is then an outlier."""
-_POWER_PER_CLOCK = 0.5
-"""Highest rise of power over the siblings', per rise of their clock over its own, of a GPU that does the same work.
+_CAPPED, _ALWAYS_CAPPED, _LESS_POWER = 0.1, 0.9, 0.88
+"""Parts of the time at the power limit, and part of the siblings' power.
 
-While siblings wait for a slow GPU, they need about half the power.
+At the power limit, harder work lowers the clock. Of a GPU that is always there with less power than its siblings, the
+limit itself is lower.
 """
-_LEAST_CAPPED, _LEAST_POWER = 0.05, 0.95
-"""Part of the time, above the siblings' median, and part of their power from which the power limit explains a clock."""
 
 
 class Figures(Struct, frozen=True):
@@ -63,7 +61,7 @@ def slower(figures: Sequence[Figures]) -> list[tuple[Deviation, ...]]:
     found: list[tuple[Deviation, ...]] = [()] * len(figures)
     clocks = [one.sm_mhz for one in figures]
     for index, low in _low(clocks):
-        if not _works_harder(index, figures, low):
+        if not _works_harder(index, figures):
             found[index] += (Deviation("sm_mhz", *low),)
     for index, low in _low([one.memory_mhz for one in figures]):
         found[index] += (Deviation("memory_mhz", *low),)
@@ -128,15 +126,14 @@ def _others(values: Sequence[float | None], index: int, least: float) -> tuple[f
     return usual, max(_PER_DEVIATION * median([abs(value - usual) for value in others]), least)
 
 
-def _works_harder(index: int, figures: Sequence[Figures], low: tuple[float, float]) -> bool:
+def _works_harder(index: int, figures: Sequence[Figures]) -> bool:
     """Whether the GPU's power explains its low clock, or is unknown."""
-    own, usual = figures[index].watts, _median_of_others([one.watts for one in figures], index)
-    if own is None or usual is None or low[0] <= 0:
+    one, usual = figures[index], _median_of_others([one.watts for one in figures], index)
+    if one.watts is None or usual is None:
         return True
-    if own > usual * (1 + _POWER_PER_CLOCK * (low[1] / low[0] - 1)):
-        return True
-    capped, usually = figures[index].capped, _median_of_others([one.capped for one in figures], index)
-    return capped is not None and usually is not None and capped > usually + _LEAST_CAPPED and own > usual * _LEAST_POWER
+    if one.capped is None:
+        return one.watts > usual
+    return one.capped > _CAPPED and (one.capped < _ALWAYS_CAPPED or one.watts > usual * _LESS_POWER)
 
 
 def _median_of_others(values: Sequence[float | None], index: int) -> float | None:
