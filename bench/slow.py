@@ -23,7 +23,7 @@ AIM_MINUTES, AIM_SHARE, SLOWER, LONGEST_MINUTES = 60, 0.99, 0.15, 30
 _PER_HOUR = round(3600 / WINDOW_SECONDS)
 _HOURS = 100
 """Hours that each healthy node is simulated."""
-_STEADY = (Work.TRAINING, Work.PIPELINE)
+_STEADY = (Work.TRAINING,)
 _AIM_FAULTS = tuple(fault for fault in Fault if fault is not Fault.CHIP)
 _NOTES = (
     "slow: synthetic nodes, by a model of power and clocks (bench/busy_node.py has its assumptions); no real GPU",
@@ -72,7 +72,7 @@ def measure(stage: Stage) -> Outcome:
             met(findings == 0),
         ),
         Row(
-            f"{len(aimed):,} GPUs {SLOWER:.0%} slower, steady load: found within {AIM_MINUTES} min",
+            f"{len(aimed):,} GPUs {SLOWER:.0%} slower in steady training: found within {AIM_MINUTES} min",
             f"≥ {AIM_SHARE:.0%}",
             f"{100 * share:.2f} %",
             met(share >= AIM_SHARE),
