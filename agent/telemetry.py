@@ -117,7 +117,7 @@ class Telemetry:
         )
         self._left_out = shown("findings_left_out", "Active findings without a series of their own.")
         self._unobserved = shown("unobserved", "1 for a check that could not run.", "check")
-        switch = "METRICS_TIMINGS=false removes it."
+        switch = "Absent without METRICS_TIMINGS=true."
         self._probe_seconds = shown("probe_seconds", f"Duration of the last read of a source. {switch}", "probe")
         self._check_seconds = shown("check_seconds", f"Duration of a check's last judgement. {switch}", "check")
         self._tainted = shown(
@@ -133,6 +133,12 @@ class Telemetry:
             "efa_errors_total",
             "Error counters of the EFA devices that are not 0, since the EFA driver was loaded.",
             *("device", "counter"),
+            kind="counter",
+        )
+        self._throttled = shown(
+            "throttled_seconds_total",
+            "Time for which a GPU's clocks were reduced, since the driver was loaded, if not 0.",
+            *("reason", "gpu", "UUID"),
             kind="counter",
         )
         self._driver = shown(
@@ -289,18 +295,28 @@ class Telemetry:
             }
         )
 
-    def show_driver(self, version: str, library: str, limits: Mapping[tuple[str, str], float]) -> None:
-        """Set the current driver and its GPUs' limits by index and UUID; values of an earlier driver are removed."""
+    def show_driver(
+        self,
+        version: str,
+        library: str,
+        limits: Mapping[tuple[str, str], float],
+        throttled: Mapping[tuple[str, str, str], float],
+    ) -> None:
+        """Set the current driver; its GPUs' limits by index and UUID; their throttled time by reason, index and UUID.
+
+        Values of an earlier driver are removed.
+        """
         self._snapshot.tell(
             {
                 self._driver: {(_label(version), _label(library)): 1},
                 self._limits: {(_label(gpu), _label(uuid)): celsius for (gpu, uuid), celsius in limits.items()},
+                self._throttled: {tuple(map(_label, labels)): value for labels, value in throttled.items() if value},
             }
         )
 
     def show_no_driver(self) -> None:
         """Remove the values of the last driver, because no driver answers."""
-        self._snapshot.tell({self._driver: {}, self._limits: {}})
+        self._snapshot.tell({self._driver: {}, self._limits: {}, self._throttled: {}})
 
     def count(self, sighting: KernelEvent, gpus: Mapping[str, Mapping[str, str]]) -> None:
         """Count one line of the log, whether it is a fault or not. `gpus`: the node's GPUs by address."""

@@ -38,6 +38,8 @@ AGAIN_SECONDS = 10.0
 _NO_DRIVER = frozenset({error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_NOT_LOADED})
 _PASSING = frozenset({error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_JUST_LOADED, FABRIC_COMING_UP})
 """Causes that end without action: a starting node must not wait an interval for its verdict."""
+THROTTLED = ("software_thermal", "hardware_thermal", "power_brake")
+"""Reasons of throttled time that are exported: power capping is normal under load, and DCGM exports it."""
 MISSED_AGAIN_SECONDS = 30.0
 """Pause after a missed deadline: the second probe must be at least this much later (rule 10)."""
 
@@ -171,7 +173,13 @@ class Cycle:
             for gpu in gpus.gpus
             if gpu.temperature is not None and (limit := slowdown_celsius(gpu.temperature)) is not None
         }
-        self._telemetry.show_driver(gpus.driver_version, gpus.library, limits)
+        throttled = {
+            (reason, str(gpu.index), gpu.uuid): nanoseconds / 1e9
+            for gpu in gpus.gpus
+            for reason in THROTTLED
+            if gpu.throttled is not None and (nanoseconds := getattr(gpu.throttled, reason)) is not None
+        }
+        self._telemetry.show_driver(gpus.driver_version, gpus.library, limits, throttled)
 
     def _account(self, began: float) -> None:
         self.ended_at = time.monotonic()

@@ -1,14 +1,17 @@
-"""Check: no GPU's clocks are slowed down by its hardware, due to heat, power or an unnamed cause."""
+"""Check: no GPU's clocks are slowed down by its hardware, due to heat, power or an unnamed cause, or long by heat."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import all_lack, answering, found
+from healthcheck.checks.per_gpu import all_lack, answering, earlier_read, found, is_loaded
 from healthcheck.model import (
     Check,
     Evidence,
+    Finding,
     Judgement,
     NotConfigured,
     Observation,
@@ -21,6 +24,15 @@ from healthcheck.probes.nvml import gpus as nvml
 
 _HARDWARE_SLOWDOWN, _THERMAL_SLOWDOWN, _POWER_BRAKE = 0x8, 0x40, 0x80
 """nvmlClocksEventReasons (nvml.h). All other reasons are settings, or normal on a busy or idle GPU."""
+MOST_HARDWARE_SHARE = 0.05
+"""Share of two windows in a row, each of at least `nvml.SNAPSHOT_SECONDS`, in which hardware holds the clocks down.
+
+A reading of the bits misses short pulses: nine nodes were braked for 36 hours unnoticed (NVIDIA/NVSentinel#1748).
+"""
+MOST_SOFTWARE_SHARE, SOFTWARE_SECONDS = 0.2, 600.0
+"""Share of a window in which the driver reduces the clocks because of heat, and the least length of the window."""
+_MOST_SHARE = 1.1
+"""A counter that grows faster than time is not in nanoseconds, or was read late."""
 
 # The driver sets the first bit briefly whenever clocks change (nvml.h): one check cycle is not evidence.
 HARDWARE = Reason(
@@ -38,8 +50,9 @@ THERMAL = Reason(
     "The GPU's hardware holds its clocks at half or less because it is too hot.",
     "Check temperature and fans; move work away, and replace the node if the slowdown persists.",
     flickers=True,
-    threshold=f"bit {_THERMAL_SLOWDOWN:#x}",
-    source="nvml.h, nvmlClocksEventReasonHwThermalSlowdown",
+    threshold=f"bit {_THERMAL_SLOWDOWN:#x}, or over {MOST_HARDWARE_SHARE:.0%} of two windows of at least "
+    f"{nvml.SNAPSHOT_SECONDS:.0f} s under load",
+    source="nvml.h, nvmlClocksEventReasonHwThermalSlowdown and its counter",
 )
 POWER_BRAKE = Reason(
     "PowerBrake",
@@ -47,10 +60,21 @@ POWER_BRAKE = Reason(
     "The machine's power supply makes the GPU hold its clocks at half or less.",
     "Move work away; replace the node if the slowdown persists: its power supply is at fault, not the GPU.",
     flickers=True,
-    threshold=f"bit {_POWER_BRAKE:#x}",
-    source="nvml.h, nvmlClocksEventReasonHwPowerBrakeSlowdown",
+    threshold=f"bit {_POWER_BRAKE:#x}, or over {MOST_HARDWARE_SHARE:.0%} of two windows of at least "
+    f"{nvml.SNAPSHOT_SECONDS:.0f} s under load",
+    source="nvml.h, nvmlClocksEventReasonHwPowerBrakeSlowdown and its counter",
+)
+THROTTLING = Reason(
+    "ThermalThrottling",
+    Severity.MONITOR,
+    "The driver reduces the GPU's clocks for a large part of the time because it is too hot.",
+    "Compare the temperatures of the other GPUs; check fans and airflow, and replace the node if it persists.",
+    threshold=f"over {MOST_SOFTWARE_SHARE:.0%} of at least {SOFTWARE_SECONDS:.0f} s under load",
+    source="NVML's counter of software thermal slowdown, else violation policy THERMAL",
 )
 _REASONS = {_HARDWARE_SLOWDOWN: HARDWARE, _THERMAL_SLOWDOWN: THERMAL, _POWER_BRAKE: POWER_BRAKE}
+_COUNTERS = {THERMAL: "hardware_thermal", POWER_BRAKE: "power_brake"}
+_BITS = {reason: bit for bit, reason in _REASONS.items()}
 _CAUSES = {_HARDWARE_SLOWDOWN: "the hardware", _THERMAL_SLOWDOWN: "heat", _POWER_BRAKE: "the power supply"}
 
 
@@ -71,6 +95,65 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             continue
         for bit in bits:
             yield found(_REASONS[bit], gpu, f"clocks slowed down by {_CAUSES[bit]} (event reason {bit:#x})")
+    shown = {(_REASONS[bit], gpu.subject) for gpu, bits in entries for bit in bits}
+    for gpu in gpus:
+        for reason in (THERMAL, POWER_BRAKE):
+            if (reason, gpu.subject) not in shown:
+                yield from _judge_hardware(reason, gpu, seen, expected)
+        yield from _judge_software(gpu, seen, expected)
+
+
+def _judge_hardware(reason: Reason, gpu: nvml.Gpu, seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    """Judge two windows in a row. Without a counter of the driver, only the bits are judged."""
+    counter = _COUNTERS[reason]
+    if not _time(counter, gpu):
+        return
+    first = earlier_read(gpu, seen, nvml.SNAPSHOT_SECONDS)
+    second = None if first is None else earlier_read(gpu, seen, first[1] + nvml.SNAPSHOT_SECONDS)
+    newest = None if first is None else _share(counter, gpu, first[0], first[1])
+    if newest is not None and (newest <= MOST_HARDWARE_SHARE or not is_loaded(gpu)):
+        return
+    before = None if first is None or second is None else _share(counter, first[0], second[0], second[1] - first[1])
+    if newest is None or second is None or before is None:
+        yield TooEarly("two windows of its slowdown are not measured yet", gpu.subject, (reason.name,))
+    elif before > MOST_HARDWARE_SHARE:
+        detail = f"clocks slowed down by {_CAUSES[_BITS[reason]]} for over {MOST_HARDWARE_SHARE:.0%} of the time"
+        yield _unless_tested(replace(found(reason, gpu, detail), flickers=False), second[1], seen, expected)
+
+
+def _judge_software(gpu: nvml.Gpu, seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    if not _time("software_thermal", gpu):
+        return
+    before = earlier_read(gpu, seen, SOFTWARE_SECONDS)
+    share = None if before is None else _share("software_thermal", gpu, *before)
+    if before is None or share is None:
+        yield TooEarly("its slowdown is not measured for long enough", gpu.subject, (THROTTLING.name,))
+    elif share > MOST_SOFTWARE_SHARE and is_loaded(gpu):
+        detail = f"clocks reduced because of heat for over {MOST_SOFTWARE_SHARE:.0%} of the time"
+        yield _unless_tested(found(THROTTLING, gpu, detail), before[1], seen, expected)
+
+
+def _unless_tested(finding: Finding, seconds: float, seen: Evidence, expected: Expectation) -> Judgement:
+    """Return the finding, or TooEarly if a deep test ran in the last seconds: the test causes such slowdowns."""
+    run = expected.deep_run
+    if run is None or not run.overlaps(seen.at - seconds, seen.at):
+        return finding
+    return TooEarly("a deep test loaded the GPU", finding.subject, (finding.reason,))
+
+
+def _share(counter: str, now: nvml.Gpu, before: nvml.Gpu, seconds: float) -> float | None:
+    """Return the part of the time that a counter grew by; None if it is unknown, was reset or is implausible."""
+    count, earlier = _time(counter, now), _time(counter, before)
+    if count is None or earlier is None or count < earlier:
+        return None
+    share = (count - earlier) / 1e9 / seconds
+    return share if share <= _MOST_SHARE else None
+
+
+def _time(counter: str, gpu: nvml.Gpu) -> int | None:
+    """Return the nanoseconds that a counter shows; None if the GPU or its driver has no such counter."""
+    time: int | None = None if gpu.throttled is None else getattr(gpu.throttled, counter)
+    return time
 
 
 def _held_down(reasons: int) -> tuple[int, ...]:
@@ -82,4 +165,4 @@ def _held_down(reasons: int) -> tuple[int, ...]:
     return causes or ((_HARDWARE_SLOWDOWN,) if reasons & _HARDWARE_SLOWDOWN else ())
 
 
-CHECK = Check("clocks", "0-nvidia-smi", (nvml.NVML,), judge, (HARDWARE, THERMAL, POWER_BRAKE))
+CHECK = Check("clocks", "0-nvidia-smi", (nvml.NVML,), judge, (HARDWARE, THERMAL, POWER_BRAKE, THROTTLING))

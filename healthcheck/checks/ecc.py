@@ -11,6 +11,8 @@ from healthcheck.probes.nvml import gpus as nvml
 
 MOST_UNCORRECTED = 0
 """Errors since the driver was loaded. A contained error counts too: the faulty memory also needs a reset."""
+MOST_PARITY, MOST_SECDED = 4, 2
+"""Most addresses of one bank of the SRAM with uncorrectable errors, by its protection."""
 
 UNCORRECTED = Reason(
     "EccUncorrected",
@@ -25,7 +27,9 @@ SRAM_THRESHOLD = Reason(
     Severity.ISOLATE,
     "A GPU's on-chip memory (SRAM) had more uncorrectable errors than NVIDIA's limit (Ampere and later).",
     "Keep work away from the node and replace the GPU.",
-    source="nvml.h, nvmlEccSramErrorStatus_t.bThresholdExceeded; DCGM's error 118, SRAM_THRESHOLD",
+    threshold=f"NVML's flag, or a bank with parity errors at over {MOST_PARITY} addresses, or SEC-DED errors at over "
+    f"{MOST_SECDED}",
+    source="nvml.h, nvmlEccSramErrorStatus_t.bThresholdExceeded; DCGM's error 118, SRAM_THRESHOLD; NVIDIA's RMA policy",
 )
 
 
@@ -37,14 +41,22 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield found(UNCORRECTED, gpu, "uncorrected ECC errors since the driver was loaded")
         if gpu.sram_threshold_exceeded:
             yield found(SRAM_THRESHOLD, gpu, "its SRAM had more uncorrectable errors than NVIDIA's limit")
+        elif gpu.sram_unique is not None and _is_worn(gpu.sram_unique):
+            yield found(SRAM_THRESHOLD, gpu, "one bank of its SRAM had more uncorrectable errors than NVIDIA's limit")
         yield from unread(gpu, "ecc", "sram_threshold_exceeded")
         yield from unknown_yet(gpu, "sram_threshold_exceeded", SRAM_THRESHOLD)
+        if gpu.sram_threshold_exceeded is False:
+            yield from unknown_yet(gpu, "sram_unique", SRAM_THRESHOLD)
     if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
         yield NotConfigured("no GPU here counts ECC errors")
     elif message := ", ".join(_summary(gpus)):
         yield Observation(
             message, f"{MOST_UNCORRECTED} since the driver was loaded, no GPU over the threshold", "nvml.h"
         )
+
+
+def _is_worn(unique: nvml.SramUnique) -> bool:
+    return unique.parity > MOST_PARITY or unique.secded > MOST_SECDED
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""Check: a GPU has no pending repair, which it would do at its next reset (newest GPUs and drivers)."""
+"""Check: a GPU has no pending repair, and no memory that can't be repaired (newest GPUs and drivers)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import all_lack, answering, found, unread
+from healthcheck.checks.per_gpu import all_lack, answering, found, unknown_yet, unread
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
@@ -23,6 +23,13 @@ TPC = Reason(
     "Drain the node, let its work end, and reset the GPU, or reboot.",
     source="nvml.h, nvmlRepairStatus_t.bTpcRepairPending",
 )
+UNREPAIRABLE = Reason(
+    "MemoryUnrepairable",
+    Severity.ISOLATE,
+    "A GPU has faulty memory that no repair can replace (Hopper and later).",
+    "Keep work away from the node and replace the GPU.",
+    source="NVML, nvmlDeviceGetUnrepairableMemoryFlag_v1 (R590 and later); DCGM's field 1507",
+)
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
@@ -32,12 +39,24 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield found(CHANNEL, gpu, "the next GPU reset remaps a memory channel to a spare")
         if gpu.repair is not None and gpu.repair.tpc_pending:
             yield found(TPC, gpu, "the next GPU reset replaces a TPC by a spare")
+        if gpu.unrepairable_memory:
+            yield found(UNREPAIRABLE, gpu, "it reports memory that can't be repaired")
         yield from unread(gpu, "repair")
-    if all_lack(gpus, "repair"):
+        yield from unknown_yet(gpu, "unrepairable_memory", UNREPAIRABLE)
+    if all_lack(gpus, "repair", "unrepairable_memory"):
         yield NotConfigured("no GPU here reports repairs")
-    elif repairs := [repair for gpu in gpus if (repair := gpu.repair) is not None]:
+    elif message := ", ".join(_summary(gpus)):
+        yield Observation(message, "none", "nvml.h")
+
+
+def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
+    repairs = [repair for gpu in gpus if (repair := gpu.repair) is not None]
+    if repairs:
         waiting = sum(repair.channel_pending + repair.tpc_pending for repair in repairs)
-        yield Observation(f"{counted(waiting, 'repair')} waiting for a reset", "none", "nvml.h")
+        yield f"{counted(waiting, 'repair')} waiting for a reset"
+    flags = [flag for gpu in gpus if (flag := gpu.unrepairable_memory) is not None]
+    if flags:
+        yield f"unrepairable memory on {counted(sum(flags), 'GPU')}"
 
 
-CHECK = Check("gpu-repair", "0-nvidia-smi", (nvml.NVML,), judge, (CHANNEL, TPC))
+CHECK = Check("gpu-repair", "0-nvidia-smi", (nvml.NVML,), judge, (CHANNEL, TPC, UNREPAIRABLE))

@@ -116,6 +116,29 @@ def earlier_gpus(seen: Evidence) -> tuple[tuple[nvml.Gpu, ...], float] | None:
     return earlier[0].answer.gpus, earlier[1]
 
 
+def earlier_reads(gpu: nvml.Gpu, seen: Evidence) -> Iterator[tuple[nvml.Gpu, float]]:
+    """Yield the same GPU in the history and in the previous check cycle, with its age in seconds, youngest first."""
+    reading = seen[nvml.NVML]
+    reads = [(earlier.gpus, reading.read_at - earlier.at) for earlier in reading.history]
+    if (before := earlier_gpus(seen)) is not None:
+        reads.append(before)
+    for gpus, age in sorted(reads, key=lambda read: read[1]):
+        if (one := same(gpu, gpus)) is not None:
+            yield one, age
+
+
+def earlier_read(gpu: nvml.Gpu, seen: Evidence, seconds: float) -> tuple[nvml.Gpu, float] | None:
+    """Return the youngest earlier read of a GPU that is at least so many seconds old, with its age."""
+    return next((read for read in earlier_reads(gpu, seen) if read[1] >= seconds), None)
+
+
+def is_loaded(gpu: nvml.Gpu) -> bool:
+    """Whether the GPU works: by its recent utilisation, else by its processes."""
+    if gpu.load is not None and gpu.load.utilisation is not None:
+        return gpu.load.utilisation.total > 0
+    return bool(gpu.processes)
+
+
 def same(gpu: nvml.Gpu, others: Iterable[nvml.Gpu]) -> nvml.Gpu | None:
     """Return the entry of `others` for the same GPU at the same address, or None if there is none."""
     return next((one for one in others if (one.address, one.uuid) == (gpu.address, gpu.uuid)), None)

@@ -10,6 +10,8 @@ from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observa
 from healthcheck.probes.nvml import gpus as nvml
 
 MOST_EXHAUSTED_BANKS = 0
+MOST_REMAPPED_ROWS = 511
+"""A GPU can remap 512 rows, all banks together: then the next remap fails (NVIDIA's RMA policy)."""
 
 FAILED = Reason(
     "RowRemapFailed",
@@ -28,10 +30,10 @@ PENDING = Reason(
 EXHAUSTED = Reason(
     "RowBanksExhausted",
     Severity.MONITOR,
-    "A bank of a GPU's memory has no spare row left: the next faulty row in it can't be replaced.",
+    "A bank of a GPU's memory has no spare row left, or all of them: the next faulty row can't be replaced.",
     "Plan to replace the GPU; the next faulty row of that bank causes RowRemapFailed.",
-    threshold=f"more than {MOST_EXHAUSTED_BANKS} banks without a spare row",
-    source="nvml.h, nvmlRowRemapperHistogramValues_t.none",
+    threshold=f"more than {MOST_EXHAUSTED_BANKS} banks without a spare row, or {MOST_REMAPPED_ROWS} rows replaced",
+    source="nvml.h, nvmlRowRemapperHistogramValues_t.none; NVIDIA's RMA policy",
 )
 
 
@@ -44,6 +46,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield found(PENDING, gpu, "rows are remapped at the next reset of the GPU")
         if gpu.exhausted_banks is not None and gpu.exhausted_banks > MOST_EXHAUSTED_BANKS:
             yield found(EXHAUSTED, gpu, f"banks of memory without a spare row: {gpu.exhausted_banks}")
+        elif gpu.row_remap is not None and gpu.row_remap.corrected + gpu.row_remap.uncorrected > MOST_REMAPPED_ROWS:
+            yield found(EXHAUSTED, gpu, f"more than {MOST_REMAPPED_ROWS} rows are replaced, as many as a GPU can")
         yield from unread(gpu, "row_remap", "exhausted_banks")
         # NVML reports neither state while a GPU in MIG mode has instances (nvml.h, nvmlDeviceGetRemappedRows).
         yield from unknown_yet(gpu, "row_remap", FAILED)
@@ -65,6 +69,8 @@ def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
         failed, pending = sum(remap.failed for remap in remaps), sum(remap.pending for remap in remaps)
         yield f"remaps failed on {failed} and pending on {counted(pending, 'GPU')}"
         yield f"done for {uncorrected} uncorrectable and {corrected} correctable errors"
+        if inactive := sum(remap.inactive or 0 for remap in remaps):
+            yield f"{counted(inactive, 'replaced row')} not in use"
     banks = [gpu.exhausted_banks for gpu in gpus if gpu.exhausted_banks is not None]
     if banks:
         yield f"{counted(sum(banks), 'bank')} without a spare row"

@@ -62,7 +62,11 @@ class DeepDiagnostic(Struct, frozen=True):
 
     def covers(self, at: float) -> bool:
         """Whether the load of this run may have caused an observation of that time."""
-        return self.since <= at and (self.until is None or at <= self.until + AFTERMATH_SECONDS)
+        return self.overlaps(at, at)
+
+    def overlaps(self, begin: float, end: float) -> bool:
+        """Whether the load of this run may have caused an observation of that period."""
+        return self.since <= end and (self.until is None or begin <= self.until + AFTERMATH_SECONDS)
 
     def is_by_a_test(self, pid: int, at: float) -> bool:
         """Whether the process with this number was one of the run's tests at that time, as far as known."""

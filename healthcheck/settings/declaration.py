@@ -237,10 +237,10 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     metrics_timings: Annotated[
         Switch,
         Meta(
-            description="true: agents export the durations of each probe and check, most of the series of a healthy "
-            "node. false: they leave them out."
+            description="true: agents export the durations of each probe and check, about as many series of a healthy "
+            "node as all others. false: they leave them out."
         ),
-    ] = field(default=True, name="METRICS_TIMINGS")
+    ] = field(default=False, name="METRICS_TIMINGS")
     dcgm_l2_interval_seconds: Annotated[
         int,
         Meta(ge=0, le=31536000),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.ecc import CHECK
 from healthcheck.model import (
@@ -16,7 +17,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu
+from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu, SramUnique
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
@@ -34,6 +35,8 @@ SRAM = Finding(
 )
 
 
+BANK = replace(SRAM, detail="one bank of its SRAM had more uncorrectable errors than NVIDIA's limit")
+UNIQUE_UNTOLD = TooEarly(f"{SUBJECT} does not report its sram unique", SUBJECT, ("SramThresholdExceeded",))
 UNTOLD = TooEarly(f"{SUBJECT} does not report its sram threshold exceeded", SUBJECT, ("SramThresholdExceeded",))
 
 
@@ -61,6 +64,14 @@ def found(**more: Any) -> list[Judgement]:
         ({"ecc": EccCounts(0, 1, 0, 1), "sram_threshold_exceeded": True}, [UNCORRECTED, SRAM]),
         ({"ecc": None}, []),
         ({"sram_threshold_exceeded": None}, [UNTOLD]),
+        ({"sram_unique": SramUnique(4, 2)}, []),
+        ({"sram_unique": SramUnique(5, 0)}, [BANK]),
+        ({"sram_unique": SramUnique(0, 3)}, [BANK]),
+        ({"sram_unique": SramUnique(5, 3), "sram_threshold_exceeded": True}, [SRAM]),
+        ({"sram_unique": SramUnique(5, 0), "sram_threshold_exceeded": None}, [BANK, UNTOLD]),
+        ({"sram_unique": None}, [UNIQUE_UNTOLD]),
+        ({"sram_unique": None, "sram_threshold_exceeded": None}, [UNTOLD]),
+        ({"sram_unique": None, "sram_threshold_exceeded": True}, [SRAM]),
     ],
 )
 def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], findings: list[Judgement]) -> None:

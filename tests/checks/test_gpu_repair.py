@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.gpu_repair import CHECK
-from healthcheck.model import Finding, Judgement, Observation, Severity
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, TooEarly
 from healthcheck.probes.nvml.gpus import NVML, Gpu, PendingRepair
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
 
@@ -21,6 +21,10 @@ CHANNEL = Finding(
     ABOUT,
 )
 TPC = Finding("TpcRepairPending", Severity.RESET, SUBJECT, "the next GPU reset replaces a TPC by a spare", ABOUT)
+
+UNREPAIRABLE = Finding(
+    "MemoryUnrepairable", Severity.ISOLATE, SUBJECT, "it reports memory that can't be repaired", ABOUT
+)
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:
@@ -48,5 +52,40 @@ def test_what_a_gpu_shows_and_what_is_said_of_it(
 ) -> None:
     assert judge(*with_third(repair=repair)) == [
         *findings,
-        Observation(f"{waiting} repair{'' if waiting == 1 else 's'} waiting for a reset", "none", "nvml.h"),
+        Observation(
+            f"{waiting} repair{'' if waiting == 1 else 's'} waiting for a reset, unrepairable memory on 0 GPUs",
+            "none",
+            "nvml.h",
+        ),
     ]
+
+
+def test_unrepairable_memory_is_a_fault_of_its_own() -> None:
+    assert judge(
+        *with_third(unrepairable_memory=True, repair=PendingRepair(channel_pending=True, tpc_pending=False))
+    ) == [
+        CHANNEL,
+        UNREPAIRABLE,
+        Observation("1 repair waiting for a reset, unrepairable memory on 1 GPU", "none", "nvml.h"),
+    ]
+
+
+def test_a_gpu_that_stops_reporting_it_keeps_it() -> None:
+    reason = ("MemoryUnrepairable",)
+    untold = TooEarly(f"{SUBJECT} does not report its unrepairable memory", SUBJECT, reason)
+    assert judge(*with_third(unrepairable_memory=None))[:-1] == [untold]
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"repair": None}, "unrepairable memory on 0 GPUs"),
+        ({"unrepairable_memory": None}, "0 repairs waiting for a reset"),
+    ],
+)
+def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None:
+    assert judge(*every(**more))[-1] == Observation(what, "none", "nvml.h")
+
+
+def test_gpus_without_either_are_not_configured() -> None:
+    assert judge(*every(repair=None, unrepairable_memory=None))[-1] == NotConfigured("no GPU here reports repairs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks import examine
 from healthcheck.checks.row_remap import CHECK
@@ -31,6 +32,8 @@ FAILED = Finding("RowRemapFailed", Severity.ISOLATE, SUBJECT, "a faulty row coul
 PENDING = Finding("RowRemapPending", Severity.RESET, SUBJECT, "rows are remapped at the next reset of the GPU", ABOUT)
 EXHAUSTED = Finding("RowBanksExhausted", Severity.MONITOR, SUBJECT, "banks of memory without a spare row: 1", ABOUT)
 
+ALL_ROWS = replace(EXHAUSTED, detail="more than 511 rows are replaced, as many as a GPU can")
+
 
 def untold(reading: str, reason: str, subject: str = SUBJECT) -> TooEarly:
     return TooEarly(f"{subject} does not report its {reading}", subject, (reason,))
@@ -55,6 +58,9 @@ def found(**more: Any) -> list[Judgement]:
     [
         ({"row_remap": RowRemap(0, 0, pending=False, failed=False)}, []),
         ({"row_remap": RowRemap(9, 500, pending=False, failed=False)}, []),
+        ({"row_remap": RowRemap(11, 500, pending=False, failed=False)}, []),
+        ({"row_remap": RowRemap(12, 500, pending=False, failed=False)}, [ALL_ROWS]),
+        ({"row_remap": RowRemap(12, 500, pending=False, failed=False), "exhausted_banks": 1}, [EXHAUSTED]),
         ({"row_remap": RowRemap(0, 1, pending=True, failed=False)}, [PENDING]),
         ({"row_remap": RowRemap(0, 8, pending=False, failed=True)}, [FAILED]),
         ({"row_remap": RowRemap(0, 9, pending=True, failed=True)}, [FAILED, PENDING]),
@@ -97,12 +103,12 @@ def test_a_reading_that_failed_hides_nothing_of_the_other(
 def test_what_was_replaced_is_shown() -> None:
     findings = judge(
         healthy(0, row_remap=RowRemap(1, 2, pending=False, failed=False), exhausted_banks=3),
-        healthy(1, row_remap=RowRemap(10, 20, pending=False, failed=False)),
+        healthy(1, row_remap=RowRemap(10, 20, pending=False, failed=False, inactive=4)),
         healthy(2, row_remap=None, exhausted_banks=None),
     )
 
     remaps = "remaps failed on 0 and pending on 0 GPUs, done for 22 uncorrectable and 11 correctable errors"
-    what = f"{remaps}, 3 banks without a spare row"
+    what = f"{remaps}, 4 replaced rows not in use, 3 banks without a spare row"
     assert findings[-1] == Observation(what, EXPECTED, "nvml.h")
 
 

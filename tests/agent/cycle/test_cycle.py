@@ -113,6 +113,7 @@ def test_what_was_not_read_then_is_not_known_now(light: Light, config: Path) -> 
 
 
 def test_the_time_of_each_source_and_check_is_measured(light: Light, config: Path) -> None:
+    (config / "METRICS_TIMINGS").write_text("true")
     light.look()
     assert set(light.seconds("probe")) == {"nvml", "pci", "infiniband", "dcgm-engine"}
     assert set(light.seconds("check")) == set(CHECKS)
@@ -126,22 +127,41 @@ def test_the_time_of_each_source_and_check_is_measured(light: Light, config: Pat
     )
 
 
-def test_timings_can_be_switched_off(light: Light, config: Path) -> None:
+def test_timings_are_off_unless_requested(light: Light, config: Path) -> None:
+    light.look()
+    assert (light.seconds("probe"), light.seconds("check")) == ({}, {})
+
+    (config / "METRICS_TIMINGS").write_text("true")
     light.look()
     (config / "METRICS_TIMINGS").write_text("false")
     light.look()
     assert (light.seconds("probe"), light.seconds("check")) == ({}, {})
 
 
+def test_throttled_time_is_shown_by_gpu_and_reason_without_zeros(light: Light, node: SimulatedNode) -> None:
+    light.look()
+    assert light.samples("throttled_seconds_total") == []
+
+    node.write_value("nvml/driver_version", "580.95.05")
+    for field, seconds in {74: 5, 269: 1.5, 270: 2, 271: 0}.items():
+        node.write_value(f"nvml/gpu3/field/{field}", int(seconds * 10**9))
+    light.look()
+
+    uuid = node.gpus[3].uuid
+    samples = {tuple(sample.labels.values()): sample.value for sample in light.samples("throttled_seconds_total")}
+    assert samples == {("software_thermal", "3", uuid): 1.5, ("hardware_thermal", "3", uuid): 2.0}
+
+
 def test_values_leave_with_the_source_that_is_no_longer_read(light: Light, config: Path, node: SimulatedNode) -> None:
     node.efa_counter(0, "rx_drops", 7)
+    node.write_value("nvml/gpu0/field/75", 10**9)
     light.look()
-    names = ("driver_info", "gpu_slowdown_celsius", "efa_errors_total")
-    assert [len(light.samples(name)) for name in names] == [1, 8, 1]
+    names = ("driver_info", "gpu_slowdown_celsius", "throttled_seconds_total", "efa_errors_total")
+    assert [len(light.samples(name)) for name in names] == [1, 8, 1, 1]
 
     (config / "CHECKS_LIGHTWEIGHT").write_text("container-runtime")
     light.look()
-    assert [len(light.samples(name)) for name in names] == [0, 0, 0]
+    assert [len(light.samples(name)) for name in names] == [0, 0, 0, 0]
 
 
 def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, node: SimulatedNode) -> None:
