@@ -127,12 +127,10 @@ def _judged(windows: list[Window], gpus: list[Gpu]) -> dict[str, list[_Judged]]:
         if all(len(entries) == WINDOWS for entries in judged.values()):
             break
         for group in _groups(window, gpus):
-            figures = [figures_of(gpu, window) for gpu in group]
-            if not siblings.is_comparable(figures):
-                continue
-            for gpu, slower in zip(group, siblings.slower(figures), strict=True):
-                if len(judged[gpu.subject]) < WINDOWS:
-                    others = tuple(one for one in group if one is not gpu)
+            deviations = siblings.slower([figures_of(gpu, window) for gpu in group])
+            for gpu, slower in zip(group, deviations, strict=True):
+                if slower is not None and len(judged[gpu.subject]) < WINDOWS:
+                    others = tuple(other for other in group if other is not gpu)
                     judged[gpu.subject].append(_Judged(window, others, slower))
     return judged
 
@@ -213,7 +211,7 @@ def _detail(gpu: Gpu, slow: list[_Judged], windows: int) -> str:
     """Return the figures of the slow windows, in steps that rarely change, so that the record is rarely written."""
     name = slow[0].slower[0].name
     worst = [deviation for entry in slow for deviation in entry.slower if deviation.name == name]
-    value, usual = (siblings.median([getattr(one, key) for one in worst]) for key in ("value", "median"))
+    value, usual = (siblings.median([getattr(deviation, key) for deviation in worst]) for key in ("value", "median"))
     number = len(slow[0].siblings)
     if name == "hardware_slowdown":
         first = (
@@ -227,15 +225,15 @@ def _detail(gpu: Gpu, slow: list[_Judged], windows: int) -> str:
             f"{clock} {_stepped(value, 15)} MHz, {below} % below the median of its {number} siblings "
             f"({_stepped(usual, 15)} MHz)"
         )
-    beside = list(_beside(gpu, slow[0]))
-    return f"{first}, in {len(slow)} of {windows} windows{'; ' if beside else ''}{', '.join(beside)}"
+    explanations = list(_explain(gpu, slow[0]))
+    return f"{first}, in {len(slow)} of {windows} windows{'; ' if explanations else ''}{', '.join(explanations)}"
 
 
-def _beside(gpu: Gpu, judged: _Judged) -> Iterator[str]:
+def _explain(gpu: Gpu, judged: _Judged) -> Iterator[str]:
     """Yield figures that may explain the difference, with the siblings' median; each only if it is worse."""
     for text, read, sign, least in _EXPLANATIONS:
         value = read(gpu, judged.window)
-        others = [other for one in judged.siblings if (other := read(one, judged.window)) is not None]
+        others = [other for sibling in judged.siblings if (other := read(sibling, judged.window)) is not None]
         if value is None or len(others) < LEAST_SIBLINGS - 1:
             continue
         usual = siblings.median(others)
@@ -270,33 +268,33 @@ def _sum(gpu: Gpu, *names: str) -> int | None:
 
 
 _EXPLANATIONS: tuple[tuple[Callable[[float, float], str], Callable[[Gpu, Window], float | None], int, float], ...] = (
-    (lambda one, usual: f"power {_stepped(one, 25)} W (siblings {_stepped(usual, 25)} W)", _watts, -1, 0.0),
+    (lambda value, usual: f"power {_stepped(value, 25)} W (siblings {_stepped(usual, 25)} W)", _watts, -1, 0.0),
     (
-        lambda one, usual: f"software thermal slowdown {_percent(one)} of the time ({_percent(usual)})",
+        lambda value, usual: f"software thermal slowdown {_percent(value)} of the time ({_percent(usual)})",
         _time_in("software_thermal"),
         1,
         siblings.LEAST_DIFFERENCE,
     ),
     (
-        lambda one, usual: f"hardware thermal slowdown {_percent(one)} of the time ({_percent(usual)})",
+        lambda value, usual: f"hardware thermal slowdown {_percent(value)} of the time ({_percent(usual)})",
         _time_in("hardware_thermal"),
         1,
         siblings.LEAST_DIFFERENCE,
     ),
     (
-        lambda one, usual: f"power brake {_percent(one)} of the time ({_percent(usual)})",
+        lambda value, usual: f"power brake {_percent(value)} of the time ({_percent(usual)})",
         _time_in("power_brake"),
         1,
         siblings.LEAST_DIFFERENCE,
     ),
     (
-        lambda one, usual: f"at its power limit {_percent(one)} of the time ({_percent(usual)})",
+        lambda value, usual: f"at its power limit {_percent(value)} of the time ({_percent(usual)})",
         _time_in("software_power"),
         1,
         siblings.LEAST_DIFFERENCE,
     ),
     (
-        lambda one, usual: f"{_stepped(one, 5)} °C from its temperature limit ({_stepped(usual, 5)} °C)",
+        lambda value, usual: f"{_stepped(value, 5)} °C from its temperature limit ({_stepped(usual, 5)} °C)",
         lambda gpu, window: _between(
             gpu, window, lambda end: end.temperature.margin_celsius if end.temperature is not None else None
         ),
@@ -304,25 +302,25 @@ _EXPLANATIONS: tuple[tuple[Callable[[float, float], str], Callable[[Gpu, Window]
         5.0,
     ),
     (
-        lambda one, usual: f"PCIe replays {_stepped(one, 10)} a minute ({_stepped(usual, 10)})",
+        lambda value, usual: f"PCIe replays {_stepped(value, 10)} a minute ({_stepped(usual, 10)})",
         _counter(lambda end: end.pcie_replays, 60),
         1,
         10.0,
     ),
     (
-        lambda one, usual: f"corrected DRAM errors {_stepped(one, 100)} an hour ({_stepped(usual, 100)})",
+        lambda value, usual: f"corrected DRAM errors {_stepped(value, 100)} an hour ({_stepped(usual, 100)})",
         _counter(lambda end: end.memory_errors.dram_corrected if end.memory_errors is not None else None, 3600),
         1,
         100.0,
     ),
     (
-        lambda one, usual: f"PCIe {one:.0f} GB/s ({usual:.0f} GB/s)",
+        lambda value, usual: f"PCIe {value:.0f} GB/s ({usual:.0f} GB/s)",
         _counter(lambda end: _sum(end, "pcie_sent_bytes", "pcie_received_bytes"), 1e-9),
         -1,
         1.0,
     ),
     (
-        lambda one, usual: f"NVLink {_stepped(one, 10)} GB/s ({_stepped(usual, 10)} GB/s)",
+        lambda value, usual: f"NVLink {_stepped(value, 10)} GB/s ({_stepped(usual, 10)} GB/s)",
         _counter(lambda end: _sum(end, "nvlink_sent_kib", "nvlink_received_kib"), 1024e-9),
         -1,
         10.0,

@@ -53,27 +53,23 @@ class Deviation(Struct, frozen=True):
     median: float
 
 
-def slower(figures: Sequence[Figures]) -> list[tuple[Deviation, ...]]:
-    """Return for each GPU the figures by which it is slower than the others; `()` for none.
+def slower(figures: Sequence[Figures]) -> list[tuple[Deviation, ...] | None]:
+    """Return for each GPU the figures by which it is slower than the others; `()` for none, None for an unknown clock.
 
     The GPUs are of one product, do the work of one pod and were busy.
     """
-    found: list[tuple[Deviation, ...]] = [()] * len(figures)
-    clocks = [one.sm_mhz for one in figures]
+    clocks, watts = [gpu.sm_mhz for gpu in figures], [gpu.watts for gpu in figures]
+    known = [clock is not None and power is not None for clock, power in zip(clocks, watts, strict=True)]
+    is_enough = sum(known) >= LEAST_SIBLINGS
+    found: list[tuple[Deviation, ...] | None] = [() if clock and is_enough else None for clock in known]
     for index, low in _low(clocks):
-        if not _works_harder(index, figures):
-            found[index] += (Deviation("sm_mhz", *low),)
-    for index, low in _low([one.memory_mhz for one in figures]):
-        found[index] += (Deviation("memory_mhz", *low),)
-    for index, high in _high([one.hardware_slowdown for one in figures]):
-        found[index] += (Deviation("hardware_slowdown", *high),)
+        if found[index] is not None and not _works_harder(index, figures):
+            found[index] = (*(found[index] or ()), Deviation("sm_mhz", *low))
+    for index, low in _low([gpu.memory_mhz for gpu in figures]):
+        found[index] = (*(found[index] or ()), Deviation("memory_mhz", *low))
+    for index, high in _high([gpu.hardware_slowdown for gpu in figures]):
+        found[index] = (*(found[index] or ()), Deviation("hardware_slowdown", *high))
     return found
-
-
-def is_comparable(figures: Sequence[Figures]) -> bool:
-    """Whether enough GPUs report a figure that can show a slow GPU."""
-    clocks = sum(one.sm_mhz is not None and one.watts is not None for one in figures)
-    return max(clocks, sum(one.hardware_slowdown is not None for one in figures)) >= LEAST_SIBLINGS
 
 
 def is_slow(outliers: Sequence[bool]) -> bool | None:
@@ -127,15 +123,9 @@ def _others(values: Sequence[float | None], index: int, least: float) -> tuple[f
 
 
 def _works_harder(index: int, figures: Sequence[Figures]) -> bool:
-    """Whether the GPU's power explains its low clock, or is unknown."""
-    one, usual = figures[index], _median_of_others([one.watts for one in figures], index)
-    if one.watts is None or usual is None:
-        return True
-    if one.capped is None:
-        return one.watts > usual
-    return one.capped > _CAPPED and (one.capped < _ALWAYS_CAPPED or one.watts > usual * _LESS_POWER)
-
-
-def _median_of_others(values: Sequence[float | None], index: int) -> float | None:
-    others = [value for at, value in enumerate(values) if value is not None and at != index]
-    return median(others) if len(others) >= LEAST_SIBLINGS - 1 else None
+    """Whether the GPU's power explains its low clock."""
+    capped, own = figures[index].capped, figures[index].watts or 0.0
+    usual = median([gpu.watts for at, gpu in enumerate(figures) if at != index and gpu.watts is not None])
+    if capped is None:
+        return own > usual
+    return capped > _CAPPED and (capped < _ALWAYS_CAPPED or own > usual * _LESS_POWER)

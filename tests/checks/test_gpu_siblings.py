@@ -107,8 +107,8 @@ def test_a_slow_gpu_is_found_in_the_third_window_with_its_figures() -> None:
     assert (found.reason, found.severity.name, found.subject) == ("GpuSlowerThanSiblings", "MONITOR", SUBJECT)
     assert found.detail == (
         "SM clock 1410 MHz, 30 % below the median of its 7 siblings (1980 MHz), in 3 of 3 windows; power 400 W "
-        "(siblings 650 W), software thermal slowdown 60 % of the time (0 %), hardware thermal slowdown 30 % of the time (0 %), "
-        "0 °C from its temperature limit (50 °C)"
+        "(siblings 650 W), software thermal slowdown 60 % of the time (0 %), hardware thermal slowdown 30 % of the "
+        "time (0 %), 0 °C from its temperature limit (50 °C)"
     )
 
 
@@ -176,7 +176,7 @@ def test_gpus_of_another_product_and_replaced_gpus_are_not_compared() -> None:
 def test_counters_that_began_anew_are_no_figures() -> None:
     later = [node(WINDOW * (9 - number)) for number in range(5)]
 
-    assert {type(one) for one in judge(later)} == {TooEarly}
+    assert [type(judgement) for judgement in of(judge(later))] == [TooEarly]
 
 
 def test_mig_is_not_compared() -> None:
