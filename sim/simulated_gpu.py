@@ -128,7 +128,7 @@ _RESET = frozenset(
     }
 )
 _RESET_BELOW = ("nvlink/", "fabric_")
-_COUNTERS, _COUNTERS_OF_NVLINK_5 = (161, 162, 163), (214, 215, 219, 221)
+_COUNTERS, _COUNTERS_OF_NVLINK_5 = (161, 162, 163), (214, 215, 221)
 _NVLINK_5 = 7
 
 

@@ -99,8 +99,8 @@ class Samples(Struct, frozen=True):
 class Load(Struct, frozen=True):
     """Work of the GPU and its speed. None means not reported.
 
-    Energy, bytes and KiB count from the load of the driver; bytes may wrap. Buffers of clocks are not read while the
-    utilisation is 0.
+    Energy, bytes and KiB count from the load of the driver; bytes may wrap. Clocks are None while the utilisation is 0,
+    and the current ones also if the driver has a buffer of them.
     """
 
     sm_mhz: int | None = None
@@ -169,7 +169,7 @@ class PcieLink(Struct, frozen=True):
 class NvLink(Struct, frozen=True):
     """One NVLink. `version` is nvmlNvlinkVersion_t; None if it is unknown, as for an inactive link.
 
-    `counters` are cumulative, by the name of their NVML field: replays, recoveries, crc_errors, effective_errors …
+    `counters` are cumulative, by the name of their NVML field: replays, recoveries, recovery_failures, crc_errors …
     """
 
     link: int

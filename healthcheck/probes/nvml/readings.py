@@ -82,12 +82,7 @@ _UNREPAIRABLE_VERSION = 0x1000008
 _MOST_SRAM_ERRORS = 1024
 _INSUFFICIENT_SIZE = 7
 _LINK_FIELDS = {161: "replays", 162: "recoveries", 163: "crc_errors"}
-_LINK_FIELDS_OF_NVLINK_5 = {
-    214: "recovery_failures",
-    215: "recoveries",
-    219: "effective_errors",
-    221: "symbol_errors",
-}
+_LINK_FIELDS_OF_NVLINK_5 = {214: "recovery_failures", 215: "recoveries", 221: "symbol_errors"}
 _LINK_COUNTERS = ("replays", "recoveries", "crc_errors", "crc_data_errors")
 """Counters of nvmlNvLinkErrorCounter_t, for drivers without the fields."""
 _NVLINK_5 = 7
@@ -414,16 +409,25 @@ def _throttled(gpu: GpuHandle) -> list[int | None] | None:
 
 
 def _load(gpu: GpuHandle) -> list[Any] | None:
-    clock = ctypes.c_uint()
-    entries: list[Any] = []
-    for kind in (_SM_CLOCK, _MEMORY_CLOCK):
-        code = gpu.call("nvmlDeviceGetClockInfo", ctypes.c_uint(kind), ctypes.byref(clock))
-        entries.append(clock.value if code == 0 else None)
-    entries += [gpu.optional_field(field) for field in (_POWER, _ENERGY, *_PCIE_BYTES, *_NVLINK_KIB)]
+    """Return clocks, power, energy, traffic and the buffers of samples.
+
+    An idle GPU lowers its clocks, so they are read only under load: from the buffers, else the current values.
+    """
     utilisation = _samples(gpu, _UTILISATION_SAMPLES)
-    is_idle = utilisation is not None and utilisation[_SUM] == 0
-    clocks = [None if is_idle else _samples(gpu, kind) for kind in (_SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES)]
-    return _unless_empty([*entries, utilisation, *clocks])
+    clocks: list[int | None] = [None, None]
+    buffers: list[list[int | None] | None] = [None, None]
+    if utilisation is None or utilisation[_SUM] != 0:
+        buffers = [_samples(gpu, kind) for kind in (_SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES)]
+        kinds = zip((_SM_CLOCK, _MEMORY_CLOCK), buffers, strict=True)
+        clocks = [_clock(gpu, kind) if buffer is None else None for kind, buffer in kinds]
+    counts = [gpu.optional_field(field) for field in (_POWER, _ENERGY, *_PCIE_BYTES, *_NVLINK_KIB)]
+    return _unless_empty([*clocks, *counts, utilisation, *buffers])
+
+
+def _clock(gpu: GpuHandle, kind: int) -> int | None:
+    mhz = ctypes.c_uint()
+    code = gpu.call("nvmlDeviceGetClockInfo", ctypes.c_uint(kind), ctypes.byref(mhz))
+    return mhz.value if code == 0 else None
 
 
 def _samples(gpu: GpuHandle, kind: int) -> list[int | None] | None:

@@ -125,7 +125,7 @@ def judged(look: DriverReading) -> list[Judgement]:
 
 
 IDLE = Load(
-    *(345, 2619, 70_000, 0, 0, 0, 0, 0),
+    *(None, None, 70_000, 0, 0, 0, 0, 0),
     utilisation=Samples(100, 99 * 166_000, 0, 0),
 )
 BUSY = replace(
@@ -359,7 +359,7 @@ def without_sram(gpu: Gpu) -> Gpu:
 
 def without_fields(gpu: Gpu) -> Gpu:
     """Return a GPU without the optional fields."""
-    load = Load(IDLE.sm_mhz, IDLE.memory_mhz, utilisation=IDLE.utilisation)
+    load = Load(utilisation=IDLE.utilisation)
     return replace(gpu, memory_errors=MemoryErrors(None, None, 0, 0), throttled=None, load=load)
 
 
@@ -490,8 +490,6 @@ class TestReadings:
             ("sram/secded_volatile", 4, {"memory_errors": MemoryErrors(0, 0, 0, 4)}),
             ("field/74", 5 * 10**9, {"throttled": ThrottledTime(5 * 10**9, 0)}),
             ("field/75", 6 * 10**9, {"throttled": ThrottledTime(0, 6 * 10**9)}),
-            ("sm_clock", 1980, {"load": replace(IDLE, sm_mhz=1980)}),
-            ("memory_clock", 2000, {"load": replace(IDLE, memory_mhz=2000)}),
             ("field/186", 690_123, {"load": replace(IDLE, power_milliwatts=690_123)}),
             ("field/83", 2**41, {"load": replace(IDLE, energy_millijoules=2**41)}),
             ("field/197", 7, {"load": replace(IDLE, pcie_sent_bytes=7)}),
@@ -520,6 +518,19 @@ class TestReadings:
 
         clocks = {"sm_clock": Samples(2, 500, 3945), "memory_clock": Samples(1024, 1023, 2619 * 1024)}
         assert self.answered(driver).load == replace(BUSY, **clocks)
+
+    def test_clocks_without_a_buffer_are_the_current_ones(self, node: SimulatedNode, driver: Driver) -> None:
+        node.write_value("nvml/gpu0/samples/1", "100 166000 99")
+        node.write_value("nvml/gpu0/samples/6", "1025 1 2619")
+        (node.root / "nvml/gpu0/samples/5").unlink()
+        node.write_value("nvml/gpu0/sm_clock", 1980)
+        known = self.answered(driver).load
+        node.write_value("nvml/gpu0/sm_clock", "fast")
+        node.write_value("nvml/gpu0/error.nvmlDeviceGetClockInfo", 999)
+
+        expected = replace(BUSY, sm_clock=None, memory_clock=None)
+        current = replace(expected, sm_mhz=1980, memory_mhz=2619)
+        assert (known, self.answered(driver).load) == (current, expected)
 
     @pytest.mark.parametrize(
         ("version", "first"),
@@ -590,8 +601,8 @@ class TestReadings:
             ("field.75", {"throttled": ThrottledTime(0, None)}),
             ("field.138", {"load": replace(IDLE, nvlink_sent_kib=None)}),
             ("field.301", {}),
-            ("nvmlDeviceGetClockInfo", {"load": replace(IDLE, sm_mhz=None, memory_mhz=None)}),
-            ("nvmlDeviceGetSamples", {"load": replace(IDLE, utilisation=None)}),
+            ("nvmlDeviceGetClockInfo", {}),  # not called while the GPU is idle
+            ("nvmlDeviceGetSamples", {"load": replace(IDLE, utilisation=None, sm_mhz=345, memory_mhz=2619)}),
             ("nvmlDeviceGetUnrepairableMemoryFlag_v1", {"unrepairable_memory": None}),
             ("nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts", {"sram_unique": None}),
         ],
@@ -622,7 +633,6 @@ class TestReadings:
             ("samples/1", "1025 1000 100", {"load": replace(BUSY, utilisation=None)}),
             ("samples/1", "0 1000 100", {"load": replace(BUSY, utilisation=None)}),
             ("samples/1", "100 1000", {"load": replace(BUSY, utilisation=None)}),
-            ("sm_clock", "fast", {"load": replace(IDLE, sm_mhz=None)}),
         ],
     )
     def test_an_optional_reading_that_makes_no_sense_is_absent(
@@ -691,7 +701,7 @@ class TestReadings:
             assert (lost.error, {*lost.errors.values(), lost.recovery_error}) in [(error, {error}), (error, {0, error})]
         assert answered == expected
 
-    @pytest.mark.parametrize("field", [214, 215, 219, 221])
+    @pytest.mark.parametrize("field", [214, 215, 221])
     def test_links_of_nvlink_5_count_other_things(self, make_node: Callable[[str], SimulatedNode], field: int) -> None:
         node = make_node("p6-b200.48xlarge")
         node.write_value(f"nvml/gpu0/nvlink/17/field/{field}", 5)
@@ -700,7 +710,7 @@ class TestReadings:
         links = gpus(driver.look())[0].nvlinks
         driver.end()
 
-        names = {214: "recovery_failures", 215: "recoveries", 219: "effective_errors", 221: "symbol_errors"}
+        names = {214: "recovery_failures", 215: "recoveries", 221: "symbol_errors"}
         counters = dict.fromkeys(names.values(), 0)
         assert links is not None
         assert links[0] == NvLink(0, active=True, version=7, counters=counters)
