@@ -32,6 +32,9 @@ class Length:
     preemptions: int = 20
     sweep_month_nodes: int = 1000
     sweep_month_days: int = 30
+    slow_node_hours: int = 300_000
+    slow_gpus: int = 20_000
+    """Simulated slow GPUs, each for an hour."""
     quick: bool = False
     hour: bool = False
 
@@ -64,5 +67,7 @@ QUICK = Length(
     preemptions=2,
     sweep_month_nodes=100,
     sweep_month_days=3,
+    slow_node_hours=3000,
+    slow_gpus=500,
     quick=True,
 )

@@ -8,7 +8,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -140,6 +140,13 @@ class SimulatedNode:
             self.write_value(f"nvml/gpu{index}/{mode}", 1)
         for device, instance in instances.items():
             self.write_value(f"nvml/gpu{index}/mig/{device}", instance)
+
+    def work(self, indices: Sequence[int], mhz: int, watts: int) -> None:
+        """Keep these GPUs busy at this clock and power, in all samples of the driver."""
+        for index in indices:
+            values = {"samples/1": "120 166000 100", "samples/5": f"120 166000 {mhz}", "sm_clock": mhz}
+            for name, value in {**values, "field/186": 1000 * watts}.items():
+                self.write_value(f"nvml/gpu{index}/{name}", value)
 
     def remove_gpu(self, index: int) -> None:
         """Remove the GPU from PCI and so from NVML; a reboot does not restore it."""

@@ -51,7 +51,7 @@ WITHOUT_A_TWIN: list[str] = []
 SHARED = {
     *("__init__", "driver_reasons", "listed", "examine", "expectation", "gpu_runtime", "per_gpu"),
     "roce_fabric",
-    *("runtime_fixes", "runtime_restart", "severities"),
+    *("runtime_fixes", "runtime_restart", "severities", "siblings"),
 }
 """What stands beside the checks and is none."""
 MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem not in SHARED)
@@ -332,6 +332,7 @@ def test_the_memory_names_checks_and_reasons_that_exist() -> None:
         known_names.GPU_UNBOUND,
         known_names.REMAP_FAILED,
         known_names.REMAP_PENDING,
+        known_names.SLOWER_THAN_SIBLINGS,
     }
 
     assert checks_named <= {check.name for check in ALL_CHECKS}

@@ -26,6 +26,7 @@ from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.dcgm.engine import ENGINE
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA
 from healthcheck.probes.efa.libfabric import Libfabric
+from healthcheck.probes.gpu_pods import GpuPods, GpuPodsReader
 from healthcheck.probes.mlx5 import MLX5
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.driver import Driver
@@ -83,7 +84,15 @@ class Cycle:
         self._reload_settings = reload_settings
         self._telemetry = telemetry
         self._library = ""
-        self._host = Host(sources.root, self._ask_driver, sources.libfabric.look, sources.runtime.look)
+        self._gpu_pods = GpuPodsReader(sources.root)
+        self._reading: DriverReading | None = None
+        self._host = Host(
+            sources.root,
+            self._ask_driver,
+            sources.libfabric.look,
+            sources.runtime.look,
+            ask_gpu_pods=self._ask_gpu_pods,
+        )
         self.ended_at = time.monotonic()
         self.ended = 0
 
@@ -124,8 +133,9 @@ class Cycle:
         if paused:
             self._driver.pause()
             self._telemetry.show_no_driver()
+            self._reading = None
             return DriverReading(Unobserved(error_causes.DRIVER_BEING_CHANGED, paused))
-        answer = self._driver.look()
+        answer = self._reading = self._driver.look()
         if answer.missed:
             self._telemetry.missed.inc()
             log.warning("the driver did not answer", detail=str(answer.answer), stuck_pid=answer.stuck_pid)
@@ -135,6 +145,9 @@ class Cycle:
         else:
             self._telemetry.show_no_driver()
         return answer
+
+    def _ask_gpu_pods(self) -> tuple[GpuPods, ...]:
+        return self._gpu_pods.look(self._reading) if self._reading is not None else ()
 
     def _why_paused(self) -> str:
         """Return why NVML must not be opened now, or an empty string.

@@ -30,6 +30,7 @@ from healthcheck.model import Host, ProbeError
 from healthcheck.node.state import NodeState
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.nvml.gpus import Gpus
+from healthcheck.probes.pod_gpus import gpus_of_pod
 from healthcheck.probes.pod_resources import PodDevices, read_pod_resources
 from healthcheck.probes.pods_by_uid import UID, LocalPod, read_pods
 from healthcheck.verdict.gate import (
@@ -39,7 +40,6 @@ from healthcheck.verdict.gate import (
     concerned,
     decide_gate,
     decide_node,
-    gpus_of_pod,
     tolerates_taint,
 )
 from healthcheck.verdict.gate_refusals import EVENT, refused_message

@@ -11,7 +11,13 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from healthcheck.memory.findings import ActiveFinding, gpu_address
-from healthcheck.memory.known_names import DRIVER_LOAD, LEVEL_2, LIBRARY_MISMATCH, MLX5_MESSAGES
+from healthcheck.memory.known_names import (
+    DRIVER_LOAD,
+    LEVEL_2,
+    LIBRARY_MISMATCH,
+    MLX5_MESSAGES,
+    SLOWER_THAN_SIBLINGS,
+)
 from healthcheck.model import Nature, Severity
 from healthcheck.model.node_facts import ONCE_HAD
 
@@ -40,6 +46,11 @@ def _is_on_gpu(finding: ActiveFinding) -> bool:
     return gpu_address(finding.finding.subject) != ""
 
 
+def _is_slow(finding: ActiveFinding) -> bool:
+    """Whether it is the level that an idle node keeps: only work shows that a GPU is not slow any more."""
+    return finding.nature is Nature.LEVEL and finding.finding.reason == SLOWER_THAN_SIBLINGS
+
+
 _ANY_EVENT = _event(*Severity)
 _ASKS_FOR_RESET = _event(Severity.RESET)
 
@@ -61,7 +72,12 @@ TAKEN = Exit(
     "the driver is loaded again without such a line, or every GPU on PCI not bound to another driver answers NVML",
     lambda one: _ANY_EVENT(one) and one.finding.base[1] == DRIVER_LOAD,
 )
-TIME = Exit("time", "an event of MONITOR", "`MONITOR_TTL` passed since its last observation", _event(Severity.MONITOR))
+TIME = Exit(
+    "time",
+    "an event of MONITOR, `GpuSlowerThanSiblings`",
+    "`MONITOR_TTL` passed since its last observation",
+    lambda one: _event(Severity.MONITOR)(one) or _is_slow(one),
+)
 RECOVERED = Exit(
     "the return of its recovery action to None",
     "Xid 154, which reports a state, not a fault",
@@ -102,15 +118,15 @@ REBOOT = Exit(
 )
 QUARANTINE = Exit(
     "a passed quarantine run",
-    "an event of RESET or worse",
+    "an event of RESET or worse, `GpuSlowerThanSiblings`",
     "a run that began later passed, including level 4",
-    _event(Severity.RESET, Severity.REBOOT, Severity.ISOLATE),
+    lambda one: _event(Severity.RESET, Severity.REBOOT, Severity.ISOLATE)(one) or _is_slow(one),
 )
 RELEASE = Exit(
     "release",
-    "an event, or a level that is based on this machine's earlier hardware (`GpuCountLow`)",
-    "a person releases it; a release of the level accepts the present count",
-    lambda one: _ANY_EVENT(one) or one.finding.source == ONCE_HAD,
+    "an event, `GpuSlowerThanSiblings`, or a level that is based on this machine's earlier hardware (`GpuCountLow`)",
+    "a person releases it; a release of the count accepts the present one",
+    lambda one: _ANY_EVENT(one) or _is_slow(one) or one.finding.source == ONCE_HAD,
 )
 LEVEL_2_PASSED = Exit(
     "a later level 2 in which the same test passes",

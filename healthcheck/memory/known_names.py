@@ -18,6 +18,8 @@ REMAP_FAILED = "RowRemapFailed"
 REMAP_PENDING = "RowRemapPending"
 DRIVER_LOAD = "GpuInitFailed: probe"
 """Rule of a line that the driver wrote during its load."""
+SLOWER_THAN_SIBLINGS = "GpuSlowerThanSiblings"
+"""A level that only work in a pod shows or ends: an idle node keeps it, so time and people end it, too."""
 STOPS_PODS = frozenset(
     {
         "CdiSpecStale",

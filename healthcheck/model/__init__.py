@@ -320,6 +320,8 @@ class Host(Struct, frozen=True, eq=False):
     """Sends data through every active RDMA port, which takes minutes. None: this is not a deep diagnostic."""
     ask_all_reduce: Callable[[], Any] | None = None
     """Runs NCCL's all-reduce over all GPUs, which takes minutes. None: this is not a deep diagnostic."""
+    ask_gpu_pods: Callable[[], Any] | None = None
+    """Returns the pods of the GPUs at the last reads of the driver. None: this is a single check cycle."""
     read_once: dict[Any, Any] = field(default_factory=dict)
     """Results of `once` in this check cycle."""
 

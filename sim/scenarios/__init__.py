@@ -10,6 +10,8 @@ With `healthy_before` there are two cycles: the node was healthy that many secon
 that only a difference shows need this, such as a rate or a moved GPU. A single cycle of `check` does not find them.
 
 With `outages` (device name and seconds ago, each) the memory has these outages of RDMA ports.
+With `windows` that many check cycles, 300 s apart, observe the faults and values before the judged one. `[pods]` are
+the pods that hold GPUs, each with the GPUs' indices.
 
 With `[running]` the container runtime answers on its socket with these values (`Live`). `runtime_classes` are the
 cluster's, as name, handler and whether the nodeSelector selects this node. `check --root` uses neither: these nodes are
@@ -49,10 +51,12 @@ class Scenario:
     instance_type: str
     healthy_before: float
     """Seconds between the two check cycles; 0: only one cycle."""
+    windows: int
     from_within: bool
     faults: list[list[Any]]
     kernel_log: list[str]
     write: dict[str, str]
+    pods: dict[str, list[int]]
     running: dict[str, Any]
     runtime_classes: list[list[Any]]
     outages: list[list[Any]]
@@ -67,10 +71,12 @@ class Scenario:
             twin_of=fields.get("twin_of", _named_after(folder.name)),
             instance_type=fields["instance_type"],
             healthy_before=fields.get("healthy_before", 0.0),
+            windows=fields.get("windows", 0),
             from_within=fields.get("from_within", False),
             faults=fields.get("faults", []),
             kernel_log=fields.get("kernel_log", []),
             write=fields.get("write", {}),
+            pods=fields.get("pods", {}),
             running=fields.get("running", {}),
             runtime_classes=fields.get("runtime_classes", []),
             outages=fields.get("outages", []),
@@ -85,7 +91,7 @@ class Scenario:
     @property
     def is_seen_by_check(self) -> bool:
         """Whether a single check cycle of the node's files shows the fault."""
-        return not (self.healthy_before or self.running or self.runtime_classes)
+        return not (self.healthy_before or self.windows or self.running or self.runtime_classes)
 
     def build(self, path: Path) -> SimulatedNode:
         """Create the node with its faults."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from cli.app import app
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import CHECKS
+from healthcheck.checks import CHECKS, gpu_siblings
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.rdma_ports import after_ports
@@ -22,9 +23,12 @@ from healthcheck.model import Evidence, Host, Nature
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import Live
+from healthcheck.probes.gpu_pods import GpuPodsReader
 from healthcheck.probes.nvml import driver as nvml_driver
 from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import DriverReading
 from healthcheck.probes.pci import FUNCTIONS
+from healthcheck.probes.pod_resources import ContainerDevices, PodDevices, ResourceDevices
 from healthcheck.settings.reading import packaged_profiles
 from healthcheck.verdict.verdict import status_of, worst
 from sim.instance_rows import MACHINES, SHAPES
@@ -35,6 +39,7 @@ from tests.device_files import buildable
 from tests.e2e.judged_again import is_judged_again
 
 LEVELS = [check for check in CHECKS if check.nature is Nature.LEVEL]
+WINDOW_SECONDS = 300.0
 CODES = {"pass": 0, "warn": 0, "fail": 1, "unknown": 2}
 
 
@@ -63,6 +68,35 @@ def had(scenario: Scenario, before: Evidence, at: float) -> EarlierHardware:
     outages = {name: tuple(at - seconds for seconds in ago) for name, *ago in scenario.outages}
     ports = {address: replace(port, outages=outages.get(port.name, ())) for address, port in ports.items()}
     return EarlierHardware(places=places, rdma=ports)
+
+
+class Cycles:
+    """Check cycles on a node, with the clock of the driver's history and the pods of the scenario."""
+
+    def __init__(self, node: SimulatedNode, scenario: Scenario, deadline_seconds: float = 60.0) -> None:
+        self._scenario = scenario
+        self._at = 1000.0
+        self._driver = Driver(node.root, deadline_seconds, use_loader=False, clock=lambda: self._at)
+        self._pods = GpuPodsReader(node.root, lambda _: tuple(self._pods_of(node)))
+        self.host = Host(node.root, self._read, ask_gpu_pods=lambda: self._pods.look(self._reading))
+
+    def pass_windows(self) -> None:
+        for _ in range(self._scenario.windows):
+            self._at += WINDOW_SECONDS
+            look(self.host, [gpu_siblings.CHECK])
+        self._at += WINDOW_SECONDS
+
+    def end(self) -> None:
+        self._driver.end()
+
+    def _read(self) -> DriverReading:
+        self._reading = self._driver.look()
+        return self._reading
+
+    def _pods_of(self, node: SimulatedNode) -> Iterator[PodDevices]:
+        for name, indices in self._scenario.pods.items():
+            ids = tuple(node.gpus[index].uuid for index in indices)
+            yield PodDevices("ml", name, (ContainerDevices("main", (ResourceDevices("nvidia.com/gpu", ids),)),))
 
 
 def expectation(scenario: Scenario, first: EarlierHardware | None = None) -> Expectation:
@@ -112,13 +146,13 @@ def test_check_says_of_a_scenario_what_it_expects_and_its_evidence_says_it_again
 @pytest.mark.parametrize("scenario", buildable(MORE_THAN_A_LOOK), ids=lambda scenario: scenario.name)
 def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
-        driver = Driver(node.root, use_loader=False)
-        host = Host(node.root, driver.look)
-        before = look(host, CHECKS)
+        cycles = Cycles(node, scenario)
+        before = look(cycles.host, CHECKS)
         before.at -= scenario.healthy_before
         scenario.befall(node)
-        now = answered(look(host, CHECKS, before), scenario)
-        driver.end()
+        cycles.pass_windows()
+        now = answered(look(cycles.host, CHECKS, before), scenario)
+        cycles.end()
 
     outcomes = judge(CHECKS, now, expectation(scenario, had(scenario, before, now.at)))
 
@@ -146,17 +180,17 @@ def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) ->
     """Else the Node would be written at every look. A rate is measured over another time."""
     expected = expectation(scenario)
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
-        driver = Driver(node.root, deadline_seconds=2.0, use_loader=False)
-        host = Host(node.root, driver.look)
-        healthy = look(host, LEVELS) if scenario.healthy_before else None
+        cycles = Cycles(node, scenario, 2.0)
+        healthy = look(cycles.host, LEVELS) if scenario.healthy_before else None
         scenario.befall(node)
+        cycles.pass_windows()
         said = []
         for seconds in (0.0, 1.0):
-            now = answered(look(host, LEVELS, healthy), scenario)
+            now = answered(look(cycles.host, LEVELS, healthy), scenario)
             now.at += scenario.healthy_before + seconds
             outcomes = judge(LEVELS, now, expected)
             said.append([(outcome.findings, outcome.unobserved) for outcome in outcomes])
-        driver.end()
+        cycles.end()
 
     assert said[0] == said[1]
 

@@ -22,7 +22,10 @@ from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, rem
 ADDRESS = GPU.removeprefix("gpu/")
 ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
 SUBJECTS = (GPU, f"{GPU}/gi5", "nvswitch/0000:53:00.0", "driver", "node", "")
-REASONS = ("Xid79", "Xid154", "Xid163", "DriverLibraryMismatch", "GpuInitFailed", "Mlx5Unrecoverable")
+REASONS = (
+    *("Xid79", "Xid154", "Xid163", "DriverLibraryMismatch", "GpuInitFailed"),
+    *("Mlx5Unrecoverable", "GpuSlowerThanSiblings"),
+)
 RULES = {"GpuInitFailed": PROBE_FAILED}
 CHECKS = ("xid", "dcgm-diag-l2", "mlx5-messages")
 DAY = 86_400.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.probes.nvml.gpus import Gpu
+from healthcheck.probes.pod_gpus import gpus_of_pod
 from healthcheck.probes.pod_resources import read_answer
 from healthcheck.probes.pods_by_uid import Toleration
-from healthcheck.verdict.gate import gpus_of_pod, tolerates_taint
+from healthcheck.verdict.gate import tolerates_taint
 from healthcheck.verdict.gate_refusals import refusals_in, refused_message
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcde"

@@ -1,0 +1,93 @@
+"""Pods of the GPUs at the snapshots of the driver's history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from msgspec.structs import replace
+
+from healthcheck.model import Host, ProbeError
+from healthcheck.probes.gpu_pods import GPU_PODS, GpuPods, GpuPodsReader, is_busy, pods_by_gpu
+from healthcheck.probes.nvml.gpus import DriverReading, Gpu, Gpus, Load, Samples, Snapshot
+from healthcheck.probes.pod_resources import ContainerDevices, PodDevices, ResourceDevices
+from sim.pod_resources import serving_pod_resources
+from tests.captures.saving import saved_and_read
+
+IDS = tuple(f"GPU-{UUID(int=index)}" for index in range(8))
+
+
+def gpu(index: int, percent: int = 100, count: int = 120) -> Gpu:
+    samples = Samples(count, 20_000_000, percent * count)
+    return Gpu(index, address=f"0000:{index:02x}:00.0", uuid=IDS[index], load=Load(utilisation=samples))
+
+
+BUSY = tuple(gpu(index) for index in range(8))
+
+
+def reading(at: float, *history: float, gpus: tuple[Gpu, ...] = BUSY) -> DriverReading:
+    return DriverReading(Gpus("580", "lib", gpus), read_at=at, history=tuple(Snapshot(time, gpus) for time in history))
+
+
+def pod(name: str, *ids: str) -> PodDevices:
+    return PodDevices("ml", name, (ContainerDevices("main", (ResourceDevices("nvidia.com/gpu", ids),)),))
+
+
+@pytest.mark.parametrize(
+    ("one", "busy"),
+    [(gpu(0), True), (gpu(0, 90), True), (gpu(0, 89), False), (gpu(0, 100, 9), False), (Gpu(0), False)],
+)
+def test_busy_is_what_the_samples_show(one: Gpu, busy: bool) -> None:
+    assert is_busy(one) is busy
+
+
+def test_the_kubelet_is_asked_once_in_each_window_of_work() -> None:
+    asked = []
+    reader = GpuPodsReader(Path("/"), lambda _: asked.append(1) or (pod("train", *IDS),))  # type: ignore[func-returns-value]
+    idle = tuple(gpu(index, 0 if index > 2 else 100) for index in range(8))
+    held = {f"gpu/0000:{index:02x}:00.0": "ml/train" for index in range(8)}
+
+    assert reader.look(reading(1000)) == (GpuPods(1000, held),)
+    assert reader.look(reading(1010, 1000)) == (GpuPods(1000, held),)
+    assert reader.look(reading(1300, 1000)) == (GpuPods(1000, held), GpuPods(1300, held))
+    assert reader.look(reading(1600, 1300, gpus=idle)) == (GpuPods(1300, held),)
+    assert reader.look(reading(1900)) == (GpuPods(1900, held),)
+    assert len(asked) == 3
+
+
+def test_a_failure_is_an_entry_and_no_error_of_the_cycle() -> None:
+    def fails(_: Host) -> tuple[PodDevices, ...]:
+        raise ProbeError("kubelet.sock: refused")
+
+    assert GpuPodsReader(Path("/"), fails).look(reading(1000)) == (GpuPods(1000, error="kubelet.sock: refused"),)
+
+
+def test_shared_gpus_and_unknown_devices_have_no_pod() -> None:
+    pods = (
+        pod("train", *IDS[:3]),
+        pod("other", f"{IDS[2]}::1"),
+        pod("third", f"{IDS[2]}::2"),
+        pod("hami", f"{IDS[4]}", "vgpu-7"),
+    )
+
+    assert pods_by_gpu(pods, list(BUSY)) == {"gpu/0000:00:00.0": "ml/train", "gpu/0000:01:00.0": "ml/train"}
+
+
+def test_the_kubelets_socket_is_read(short_root: Path) -> None:
+    reader = GpuPodsReader(short_root)
+    with serving_pod_resources(short_root, lambda: [("ml", "train", IDS[:4])]):
+        (entry,) = reader.look(reading(1000))
+
+    assert (entry.error, set(entry.pods.values()), len(entry.pods)) == ("", {"ml/train"}, 4)
+
+
+def test_facts_are_saved_and_read_again() -> None:
+    facts = (GpuPods(1000.0, {"gpu/0000:00:00.0": "ml/train"}), GpuPods(1300.0, error="refused"))
+
+    assert saved_and_read(facts, GPU_PODS.facts) == facts
+
+
+def test_a_single_cycle_asks_nobody() -> None:
+    assert GPU_PODS.read(Host(Path("/"))) == ()
+    assert GPU_PODS.read(replace(Host(Path("/")), ask_gpu_pods=lambda: (GpuPods(1.0),))) == (GpuPods(1.0),)
