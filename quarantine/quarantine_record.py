@@ -13,11 +13,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from healthcheck.catalog import dcgm_causes
-from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
+from healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce
 from healthcheck.deep import causes
 from healthcheck.deep.deep_record import by_reason
 from healthcheck.memory import exits
 from healthcheck.memory.findings import Memory
+from healthcheck.memory.known_names import SLOW
 from healthcheck.memory.rows import FindingRow, row_of
 from healthcheck.model import Check, Finding, Nature, Outcome, Severity, Status, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
@@ -30,7 +31,7 @@ from quarantine.history import History
 from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
 
 KIND = "quarantine-result"
-TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, nccl_allreduce.CHECK)
+TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, gpu_load.CHECK, nccl_allreduce.CHECK)
 """Order of the groups: tests that end most findings first, tests that a stuck GPU may block last."""
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 
@@ -115,7 +116,10 @@ def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[FindingRow,
     return tuple(
         _carried(fault, at)
         for fault in still
-        if fault.severity is Severity.ISOLATE or "" in (fault.boot_id, boot_id) or fault.boot_id == boot_id
+        if fault.severity is Severity.ISOLATE
+        or fault.reason in SLOW
+        or "" in (fault.boot_id, boot_id)
+        or fault.boot_id == boot_id
     )
 
 
@@ -137,6 +141,8 @@ def _carried(fault: Fault, at: datetime | None) -> FindingRow:
 def advise(begun: RunStart, progress: QuarantineProgress, node: NodeState) -> Advice:
     """Return the recommendation for the node, from this run and the agent's present record."""
     memory = _remembered(node)
+    measured = (result for test in progress.results.values() if test.ended for result in test.outcome.passed)
+    memory = exits.retested(memory, measured, begun.started)
     if progress.passed:
         memory = exits.passed(memory, begun.started)
     carried = [] if progress.passed else [_finding(row) for row in begun.carried]

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 from msgspec.structs import replace
 
-from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
+from healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.deep.diagnostic import Diagnostic, look_deeply
@@ -18,6 +18,8 @@ from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError, Unobse
 from healthcheck.probes.efa.fi_pingpong import Broken, PingResult
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackReading
 from healthcheck.probes.efa.loopback_run import EfaLoopback
+from healthcheck.probes.gpu_load.load_run import GpuLoad
+from healthcheck.probes.gpu_load.speeds import LoadReading
 from healthcheck.probes.nccl import AllReduce, AllReduceReading
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
@@ -39,6 +41,7 @@ class Suite:
     diagnostic: Diagnostic
     loopback: EfaLoopback
     all_reduce: AllReduce
+    load: GpuLoad
     expected: Expectation
     tell: Callable[[QuarantineProgress], None]
     progress: QuarantineProgress = field(default_factory=QuarantineProgress, init=False)
@@ -56,6 +59,7 @@ class Suite:
             efa_loopback.CHECK: lambda: self._look(
                 efa_loopback.CHECK, Host(self.root, ask_efa_loopback=self.loopback.run)
             ),
+            gpu_load.CHECK: lambda: self._look(gpu_load.CHECK, Host(self.root, ask_gpu_load=self._load)),
             nccl_allreduce.CHECK: lambda: self._look(
                 nccl_allreduce.CHECK, Host(self.root, ask_all_reduce=self._reduce)
             ),
@@ -75,7 +79,7 @@ class Suite:
         """End the running test, and start no other."""
         self.stopped = why
         self._stopping.set()
-        for test in (self.diagnostic, self.loopback, self.all_reduce):
+        for test in (self.diagnostic, self.loopback, self.load, self.all_reduce):
             test.stop()
 
     def _keep(self, check: Check, outcome: Outcome, *, ended: bool) -> None:
@@ -103,10 +107,17 @@ class Suite:
         (outcome,) = judge((check,), look(host, (check,)), self.expected)
         return outcome
 
+    def _load(self) -> LoadReading:
+        self._refuse_if_stuck()
+        return self.load.run()
+
     def _reduce(self) -> AllReduceReading:
+        self._refuse_if_stuck()
+        return self.all_reduce.run()
+
+    def _refuse_if_stuck(self) -> None:
         if (pid := self.diagnostic.stuck_pid) is not None:
             raise ProbeError(f"process {pid} of DCGM's diagnostic is stuck in the driver and can't be killed")
-        return self.all_reduce.run()
 
     def _tell_device(self, loopback: Loopback) -> None:
         """Report a failed device at once, and the others together with the last one."""

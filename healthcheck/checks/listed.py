@@ -27,6 +27,7 @@ from healthcheck.checks import (
     fabric_manager,
     gdrcopy,
     gpu_count,
+    gpu_load,
     gpu_memory_held,
     gpu_placement,
     gpu_repair,
@@ -113,7 +114,13 @@ CHECKS: tuple[Check, ...] = (
     hami.CHECK,
 )
 
-DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
+DEEP_CHECKS: tuple[Check, ...] = (
+    dcgm_diag.LEVEL_2,
+    dcgm_diag.LEVEL_4,
+    nccl_allreduce.CHECK,
+    efa_loopback.CHECK,
+    gpu_load.CHECK,
+)
 """Checks that need exclusive use of the node. Whatever `CHECKS_LIGHTWEIGHT` is, the light check cycle never runs them.
 """
 
@@ -141,6 +148,7 @@ GROUPS: Mapping[str, str] = {
     "6": "6-efa-loopback",
     "7": "7-container-runtime",
     "8": "8-hami",
+    "10": "10-gpu-load",
 }
 """Group number to the group name in the record."""
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from healthcheck.checks import gpu_load
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
 from healthcheck.memory.exits import recovered
@@ -35,6 +36,8 @@ _LONGEST_CAUSE = 300
 _NAMES = ("index", "uuid", "serial")
 _CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name, "reset-result": LEVEL_2.name}
 """Check that defines the exits of findings, for each kind of record."""
+_UNDER_LOAD = frozenset(reason.name for reason in gpu_load.CHECK.reasons)
+"""Reasons of the load test, which is part of a quarantine run and of a reset."""
 
 
 class GpuReset(Struct, frozen=True):
@@ -231,7 +234,8 @@ def _found(fault: Fault, stated: Severity, kind: str, at: str | None) -> DeepFin
         source=kind,
     )
     named = (fault.reason, fault.subject)
-    return DeepFinding(finding, _CHECKS[kind], fault.seen, named, fault.boot_id, fault.seq)
+    check = gpu_load.CHECK.name if fault.reason in _UNDER_LOAD else _CHECKS[kind]
+    return DeepFinding(finding, check, fault.seen, named, fault.boot_id, fault.seq)
 
 
 def _second(at: datetime) -> datetime:

@@ -308,6 +308,8 @@ class Host(Struct, frozen=True, eq=False):
     """Sends data through every EFA device, which takes minutes. None: this is not a deep diagnostic."""
     ask_all_reduce: Callable[[], Any] | None = None
     """Runs NCCL's all-reduce over all GPUs, which takes minutes. None: this is not a deep diagnostic."""
+    ask_gpu_load: Callable[[], Any] | None = None
+    """Loads every GPU with arithmetic and copies, which takes minutes. None: this is not a deep diagnostic."""
     read_once: dict[Any, Any] = field(default_factory=dict)
     """Results of `once` in this check cycle."""
 
