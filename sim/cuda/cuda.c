@@ -88,9 +88,9 @@ __attribute__((constructor)) static void find_node(void)
     Dl_info self;
     struct stat found;
     char path[PATH_MAX + sizeof "/nvml"];
-    if (dladdr((void *)find_node, &self) == 0 || self.dli_fname == NULL || strlen(self.dli_fname) >= PATH_MAX)
+    /* By the library's own file: a process may find it by a link in another folder. */
+    if (dladdr((void *)find_node, &self) == 0 || self.dli_fname == NULL || realpath(self.dli_fname, path) == NULL)
         return;
-    strcpy(path, self.dli_fname);
     for (char *slash; (slash = strrchr(path, '/')) != NULL; *slash = '\0') {
         strcpy(slash, "/nvml");
         if (stat(path, &found) == 0 && S_ISDIR(found.st_mode)) {

@@ -67,6 +67,8 @@ DEEP_WORDS = (
     "nccl-allreduce",
     "6",
     "efa-loopback",
+    "10",
+    "gpu-load",
 )
 
 

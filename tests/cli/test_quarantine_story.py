@@ -19,7 +19,7 @@ from tests.cli.quarantine_world import ROOT, Hospital
 
 pytestmark = pytest.mark.cluster
 NODE = "tested"
-TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "5-nccl-allreduce")
+TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "10-gpu-load", "5-nccl-allreduce")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_node_that_passes_every_test_takes_work_again(hospital: Hospital) -> N
     code, out, err = hospital.quarantine(NODE, "--release-on-pass")
 
     assert (code, err, hospital.cordon(NODE)) == (0, "", (False, None)), out
-    assert [f"test: started (test {name})" in out for name in TESTS] == [True] * 3
+    assert [f"test: started (test {name})" in out for name in TESTS] == [True] * 4
     assert "recommendation: return-to-service" in out
 
 

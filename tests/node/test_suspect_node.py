@@ -67,7 +67,7 @@ BUG_REPORT = """\
 # As NVIDIA's: --output-file FILE
 echo "Start of NVIDIA bug report log file." >"$2"
 """
-TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "5-nccl-allreduce")
+TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "10-gpu-load", "5-nccl-allreduce")
 WORK = f"""\
 apiVersion: apps/v1
 kind: Deployment
@@ -215,7 +215,7 @@ def test_a_false_alarm_is_cleared_and_the_node_takes_its_work_again(suspect: Sta
     lines = logged(done.stdout)
     assert lines[0] == "cordoned"
     assert lines[-1] == "uncordoned"
-    assert [f"test: started (test {name})" in lines for name in TESTS] == [True] * 3
+    assert [f"test: started (test {name})" in lines for name in TESTS] == [True] * 4
     assert "recommendation: return-to-service" in done.stdout
     suspect.wait(lambda node: node.status in WELL and not node.taints)
     assert marks(suspect) == {}

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
 MAINTENANCE = {"key": f"{P}/maintenance", "value": "quarantine", "effect": "NoSchedule"}
 LEVEL_4_PROGRAM = "dcgmi"
-LEVEL_4, LOOPBACK, ALL_REDUCE = "4-dcgm-diag-l4", "6-efa-loopback", "5-nccl-allreduce"
+LEVEL_4, LOOPBACK, LOAD, ALL_REDUCE = "4-dcgm-diag-l4", "6-efa-loopback", "10-gpu-load", "5-nccl-allreduce"
 
 
 @dataclass
@@ -147,7 +147,7 @@ class World:
 
     def tests_running(self) -> list[psutil.Process]:
         """Return the running programs of this node, and their children."""
-        tests = (LEVEL_4_PROGRAM, "fi_pingpong", "all_reduce_perf")
+        tests = (LEVEL_4_PROGRAM, "fi_pingpong", "gpu_load", "all_reduce_perf")
         every = [process for process in psutil.process_iter(["cmdline", "environ"]) if process.info["cmdline"]]
         return [
             process
