@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from healthcheck.memory.exit_table import REBOOT
 from healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
 from healthcheck.memory.findings import ActiveFinding, Key, Memory, differs, gpu_address, located, worst_first
-from healthcheck.memory.known_names import DEEP_CHECKS, LEVEL_2
+from healthcheck.memory.known_names import DEEP_CHECKS, LEVEL_2, SLOW
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed
 
 
@@ -79,7 +79,8 @@ def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
     for passed_result in result.passed:
         yield replace(passed_result, subject=located(memory.gpus, passed_result.subject))
     if result.all_passed:
-        yield from (Passed(finding.finding.reason) for finding in memory.standing)
+        reasons = {finding.finding.reason for finding in memory.standing}
+        yield from (Passed(reason) for reason in reasons - SLOW)  # a speed passes only by its own measurement
 
 
 def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, escalate_after: int) -> ActiveFinding:

@@ -22,6 +22,12 @@ def gpu(number: int, name: str = H100, **speeds: float) -> GpuSpeeds:
     return GpuSpeeds(address(number), f"GPU-{number}", name, {**HEALTHY, **speeds})
 
 
+def slowed(quantity: str, share: float) -> GpuSpeeds:
+    slow = gpu(0)
+    slow.speeds[quantity] *= share
+    return slow
+
+
 def siblings(*gpus: GpuSpeeds, number: int = 8) -> LoadReading:
     """Return these GPUs and healthy ones after them."""
     return LoadReading((*gpus, *(gpu(other) for other in range(len(gpus), number))))
@@ -56,7 +62,7 @@ def test_healthy_gpus_pass_both() -> None:
 )
 @pytest.mark.parametrize(("share", "is_slow"), [(0.33, True), (0.89, True), (0.91, False), (1.0, False)])
 def test_a_tenth_below_the_fastest_is_slow(quantity: str, reason: str, share: float, is_slow: bool) -> None:
-    reading = siblings(gpu(0, **{quantity: HEALTHY[quantity] * share}))
+    reading = siblings(slowed(quantity, share))
 
     assert findings(reading) == [(reason, f"gpu/{address(0)}")] * is_slow
     assert ((reason, f"gpu/{address(0)}") in passes(reading)) != is_slow

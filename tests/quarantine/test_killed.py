@@ -22,7 +22,7 @@ from healthcheck.verdict.record import RunRecord
 from quarantine.node_marks import HELD
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
-from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, P, World, end_of
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOAD, LOOPBACK, NODE, P, World, end_of
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
@@ -32,7 +32,8 @@ OURS = ("quarantine", "quarantine", True)
 STEPS = [
     (LEVEL_4, "dcgm/hang", "", []),
     (LOOPBACK, "fi_pingpong/fails", "DEVICE hang", [LEVEL_4]),
-    (ALL_REDUCE, "nccl/fails", "hang", [LEVEL_4, LOOPBACK]),
+    (LOAD, "cuda/gpu0/hangs", "", [LEVEL_4, LOOPBACK]),
+    (ALL_REDUCE, "nccl/fails", "hang", [LEVEL_4, LOOPBACK, LOAD]),
 ]
 
 
@@ -160,7 +161,7 @@ def test_a_run_that_loses_the_api_server_tells_all_when_it_is_back(world: World)
         world.stand_in.accept()
         process.wait(GIVE_UP_SECONDS)
 
-    assert [row["status"] for row in world.record["checks"]] == ["unknown", "pass", "pass"]
+    assert [row["status"] for row in world.record["checks"]] == ["unknown", "pass", "pass", "pass"]
     assert (process.returncode, world.record["recommendation"], world.marks) == (2, "rerun", NOBODY)
 
 
@@ -199,7 +200,7 @@ def test_kill_9_at_each_write_leaves_a_record_that_is_right_and_a_node_that_the_
     world.host.write_value("nccl/fails", "wrong")
     number = writes(world)
     final = world.record
-    assert (number, final["recommendation"]) == (9, "replace")
+    assert (number, final["recommendation"]) == (11, "replace")
 
     # After a write the Node is as it is before the next one: only the last is killed after it, too.
     for kill_at in (*(f"{value} before" for value in range(1, number + 1)), f"{number} after"):
