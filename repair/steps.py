@@ -251,9 +251,7 @@ class ResetRun(Struct):
             reasons=(*before.reasons, *(f"{finding.subject} fails under load: {finding.detail}" for finding in failed)),
         )
         why = "; ".join(cause.detail for cause in outcome.unobserved)
-        self._step(
-            Step.LOAD, "failed" if failed else why or "; ".join(observation.what for observation in outcome.seen[:2])
-        )
+        self._step(Step.LOAD, "failed" if failed else why or " ".join(observation.what for observation in outcome.seen))
 
     def _stop_at_signal(self, test: Dcgm | GpuLoad) -> None:
         self.stopping.wait()

@@ -106,11 +106,13 @@ def _judge_all(gpus: Sequence[GpuSpeeds]) -> Iterator[Judgement]:
         siblings = [other for other in sound if other.name == gpu.name]
         for reason, quantities in _QUANTITIES.items():
             yield from _judge_speed(reason, quantities, gpu, siblings)
-    for quantity, (name, unit) in _UNITS.items():
-        speeds = [gpu.speeds[quantity] for gpu in sound if quantity in gpu.speeds]
-        if speeds:
-            devices = f"{len(speeds)} of {counted(len(gpus), 'GPU')}"
-            yield Observation(f"{name}: {devices} at {min(speeds):.1f} to {max(speeds):.1f} {unit}")
+    measured = {quantity: [gpu.speeds[quantity] for gpu in sound if quantity in gpu.speeds] for quantity in _UNITS}
+    ranges = [
+        f"{_UNITS[quantity][0]} {min(speeds):.1f} to {max(speeds):.1f} {_UNITS[quantity][1]}"
+        for quantity, speeds in measured.items()
+        if speeds
+    ]
+    yield Observation(f"{len(sound)} of {counted(len(gpus), 'GPU')}: {', '.join(ranges) or 'not measured'}")
 
 
 def _judge_result(gpu: GpuSpeeds) -> Iterator[Judgement]:

@@ -119,7 +119,7 @@ class _Calculation:
     gpu: Gpu
     function: c_void_p
     results: int
-    events: list[c_void_p]
+    events: list[c_void_p] = field(default_factory=list)
     launches: int = 0
     warm_seconds: float = 0.0
     seconds: float = 0.0
@@ -133,9 +133,7 @@ def _calculate(cuda: Cuda, kernel: Kernel, gpus: list[Gpu], request: LoadRequest
         with gpu.attempt(cuda, kernel.name):
             results = cuda.allocate(8)
             cuda.fill(results, 0, 8)
-            first = cuda.event()
-            cuda.record(first, gpu.stream)
-            running.append(_Calculation(gpu, cuda.compile(kernel.ptx, kernel.name), results, [first]))
+            running.append(_Calculation(gpu, cuda.compile(kernel.ptx, kernel.name), results))
     ends = time.monotonic() + request.warm_seconds + request.seconds + _GRACE_SECONDS
     # A GPU that has been measured stays loaded until the others are, too: they share power and cooling.
     while any(work.gpu.is_sound and work.seconds < request.seconds for work in running):
@@ -168,8 +166,11 @@ def _advance(cuda: Cuda, kernel: Kernel, work: _Calculation, warm_seconds: float
             work.seconds += seconds
             work.counted += 1
         progress = True
+    gpu = work.gpu
+    if not work.events:
+        work.events.append(cuda.event())
+        cuda.record(work.events[0], gpu.stream)
     while len(work.events) <= _QUEUED:
-        gpu = work.gpu
         words = [c_uint.from_buffer_copy(kernel.operands, 4 * index) for index in range(4)]
         arguments = [c_uint64(work.results), c_uint(kernel.rounds), *words, c_float(kernel.sum)]
         cuda.launch(work.function, kernel.blocks_per_processor * gpu.processors, THREADS, gpu.stream, arguments)

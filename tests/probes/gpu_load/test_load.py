@@ -52,7 +52,7 @@ def test_healthy_gpus_are_all_as_fast(node: SimulatedNode) -> None:
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES)
-def test_a_slow_gpu_is_measured_beside_its_fast_siblings(node: SimulatedNode, quantity: str) -> None:
+def test_a_slow_gpu_is_measured_and_its_siblings_are_fast(node: SimulatedNode, quantity: str) -> None:
     node.write_value(f"cuda/gpu3/{quantity}", 20)
 
     speeds = [rounded(gpu) for gpu in loaded(node).gpus]
