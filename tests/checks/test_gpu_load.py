@@ -150,8 +150,8 @@ def test_what_could_not_run() -> None:
 def test_people_see_the_range_of_each_quantity() -> None:
     (shown,) = [word.what for word in tells(CHECK, P5, {GPU_LOAD: siblings(gpu(0, fp32=58.0))})]
     assert shown == (
-        "8 of 8 GPUs: FP32 58.0 to 60.0 TFLOPS, BF16 620.0 to 620.0 TFLOPS, from the machine's memory 52.0 to 52.0 GB/s, "
-        "to the machine's memory 51.0 to 51.0 GB/s, to other GPUs 370.0 to 370.0 GB/s"
+        "8 of 8 GPUs: FP32 58.0 to 60.0 TFLOPS, BF16 620.0 to 620.0 TFLOPS, from the machine's memory "
+        "52.0 to 52.0 GB/s, to the machine's memory 51.0 to 51.0 GB/s, to other GPUs 370.0 to 370.0 GB/s"
     )
 
 
