@@ -13,13 +13,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from healthcheck.catalog import dcgm_causes
-from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce, rdma_loopback
+from healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce, rdma_loopback
 from healthcheck.deep import causes
 from healthcheck.deep.deep_record import by_reason
 from healthcheck.memory import exits
 from healthcheck.memory.findings import Memory
+from healthcheck.memory.known_names import SLOW
 from healthcheck.memory.rows import FindingRow, row_of
-from healthcheck.model import Check, Finding, Nature, Outcome, Severity, Status, Unobserved
+from healthcheck.model import Check, Finding, Nature, Outcome, Passed, Severity, Status, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
@@ -30,7 +31,10 @@ from quarantine.history import History
 from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
 
 KIND = "quarantine-result"
-TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, rdma_loopback.CHECK, nccl_allreduce.CHECK)
+TESTS: tuple[Check, ...] = (
+    *(dcgm_diag.LEVEL_4, efa_loopback.CHECK, rdma_loopback.CHECK),
+    *(gpu_load.CHECK, nccl_allreduce.CHECK),
+)
 """Order of the groups: tests that end most findings first, tests that a stuck GPU may block last."""
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 
@@ -67,6 +71,10 @@ class QuarantineProgress(Struct, frozen=True):
     @property
     def found(self) -> tuple[Finding, ...]:
         return tuple(finding for result in self.results.values() for finding in result.outcome.findings)
+
+    @property
+    def tests_passed(self) -> tuple[Passed, ...]:
+        return tuple(passed for result in self.results.values() for passed in result.outcome.passed)
 
     @property
     def unobserved(self) -> tuple[tuple[str, Unobserved], ...]:
@@ -115,7 +123,10 @@ def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[FindingRow,
     return tuple(
         _carried(fault, at)
         for fault in still
-        if fault.severity is Severity.ISOLATE or "" in (fault.boot_id, boot_id) or fault.boot_id == boot_id
+        if fault.severity is Severity.ISOLATE
+        or fault.reason in SLOW
+        or "" in (fault.boot_id, boot_id)
+        or fault.boot_id == boot_id
     )
 
 
@@ -137,9 +148,10 @@ def _carried(fault: Fault, at: datetime | None) -> FindingRow:
 def advise(begun: RunStart, progress: QuarantineProgress, node: NodeState) -> Advice:
     """Return the recommendation for the node, from this run and the agent's present record."""
     memory = _remembered(node)
+    memory = exits.retested(memory, progress.tests_passed, begun.started)
     if progress.passed:
         memory = exits.passed(memory, begun.started)
-    carried = [] if progress.passed else [_finding(row) for row in begun.carried]
+    carried = [_finding(row) for row in _still_carried(begun, progress)]
     now = [finding.finding for finding in memory.standing if finding.nature is Nature.LEVEL]
     ours = [
         finding for finding in memory.standing if finding.finding.source == KIND and finding.last_seen >= begun.started
@@ -160,7 +172,7 @@ def advise(begun: RunStart, progress: QuarantineProgress, node: NodeState) -> Ad
 def render(begun: RunStart, progress: QuarantineProgress, node: NodeState, at: datetime) -> RunRecord:
     """Return the record, at most LONGEST bytes long."""
     advice = advise(begun, progress, node)
-    carried = () if progress.passed else begun.carried
+    carried = _still_carried(begun, progress)
     rows = (*(row_of(finding, Nature.EVENT) for finding in progress.found), *carried)
     severity = worst(row.severity for row in rows if row.severity is not None)
     status = status_of(severity, could_not_check=bool(progress.unobserved))
@@ -183,15 +195,23 @@ def render(begun: RunStart, progress: QuarantineProgress, node: NodeState, at: d
                 CauseRow(group, cause.cause.name, cause.detail[:_LONGEST_DETAIL])
                 for group, cause in progress.unobserved
             ),
-            passed=by_reason(
-                passed_result for result in progress.results.values() for passed_result in result.outcome.passed
-            ),
+            passed=by_reason(progress.tests_passed),
             machine=begun.machine,
             boot_id=begun.boot_id,
             history=begun.history.rows,
             running=progress.running or None,
             bug_report=progress.bug_report or None,
         )
+    )
+
+
+def _still_carried(begun: RunStart, progress: QuarantineProgress) -> tuple[FindingRow, ...]:
+    """Return the carried findings that this run has not ended."""
+    fit = {(passed.reason, passed.subject) for passed in progress.tests_passed}
+    return tuple(
+        row
+        for row in begun.carried
+        if ((row.reason, row.subject) not in fit if row.reason in SLOW else not progress.passed)
     )
 
 

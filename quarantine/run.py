@@ -18,6 +18,7 @@ from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.efa.loopback_run import EfaLoopback
+from healthcheck.probes.gpu_load.load_run import GpuLoad
 from healthcheck.probes.ib_loopback_run import RdmaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
@@ -149,6 +150,7 @@ class QuarantineRun(Struct, frozen=True):
             EfaLoopback(root, values.efa_test_timeout_seconds),
             RdmaLoopback(root, values.efa_test_timeout_seconds, profile=expected.profile),
             AllReduce(root, values.nccl_timeout_seconds),
+            GpuLoad(root),
             expected,
             tell,
         )

@@ -10,13 +10,15 @@ from pathlib import Path
 import structlog
 from msgspec.structs import replace
 
-from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce, rdma_loopback
+from healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce, rdma_loopback
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.deep.diagnostic import Diagnostic, look_deeply
 from healthcheck.model import Check, Evidence, Host, Outcome, Probe, ProbeError, Unobserved
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK
 from healthcheck.probes.efa.loopback_run import EfaLoopback
+from healthcheck.probes.gpu_load.load_run import GpuLoad
+from healthcheck.probes.gpu_load.speeds import LoadReading
 from healthcheck.probes.ib_loopback import RDMA_LOOPBACK
 from healthcheck.probes.ib_loopback_run import RdmaLoopback
 from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult
@@ -42,6 +44,7 @@ class Suite:
     loopback: EfaLoopback
     rdma: RdmaLoopback
     all_reduce: AllReduce
+    load: GpuLoad
     expected: Expectation
     tell: Callable[[QuarantineProgress], None]
     progress: QuarantineProgress = field(default_factory=QuarantineProgress, init=False)
@@ -64,6 +67,7 @@ class Suite:
             rdma_loopback.CHECK: lambda: self._look(
                 rdma_loopback.CHECK, Host(self.root, ask_rdma_loopback=self.rdma.run)
             ),
+            gpu_load.CHECK: lambda: self._look(gpu_load.CHECK, Host(self.root, ask_gpu_load=self._load)),
             nccl_allreduce.CHECK: lambda: self._look(
                 nccl_allreduce.CHECK, Host(self.root, ask_all_reduce=self._reduce)
             ),
@@ -83,7 +87,7 @@ class Suite:
         """End the running test, and start no other."""
         self.stopped = why
         self._stopping.set()
-        for test in (self.diagnostic, self.loopback, self.rdma, self.all_reduce):
+        for test in (self.diagnostic, self.loopback, self.rdma, self.load, self.all_reduce):
             test.stop()
 
     def _keep(self, check: Check, outcome: Outcome, *, ended: bool) -> None:
@@ -111,10 +115,17 @@ class Suite:
         (outcome,) = judge((check,), look(host, (check,)), self.expected)
         return outcome
 
+    def _load(self) -> LoadReading:
+        self._refuse_if_stuck()
+        return self.load.run()
+
     def _reduce(self) -> AllReduceReading:
+        self._refuse_if_stuck()
+        return self.all_reduce.run()
+
+    def _refuse_if_stuck(self) -> None:
         if (pid := self.diagnostic.stuck_pid) is not None:
             raise ProbeError(f"process {pid} of DCGM's diagnostic is stuck in the driver and can't be killed")
-        return self.all_reduce.run()
 
     def _tell_device(self, check: Check, probe: Probe[LoopbackReading], loopback: Loopback) -> None:
         """Report a failed device at once, and the others together with the last one."""

@@ -20,7 +20,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import find_profile
+from healthcheck.checks import gpu_load
 from healthcheck.checks.dcgm_diag import LEVEL_2
+from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.deep.diagnostic import look_deeply
 from healthcheck.deep.gpu_resets import ResetScope
@@ -31,6 +33,7 @@ from healthcheck.node.state import INSTANCE_TYPE, RESET_RESULT, NodeState
 from healthcheck.operations.gpu_holders import HolderKind
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.engine import choose_engine
+from healthcheck.probes.gpu_load.load_run import SHORT_DEADLINE_SECONDS, SHORT_SECONDS, GpuLoad
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
@@ -91,6 +94,7 @@ class ResetRun(Struct):
                 self.progress = replace(self.progress, gpus=gpus, reset_at=at)
             self._ended(Step.VERIFY, "the GPUs answer NVML without a pending action", Step.LEVEL_2)
             self._level_2(node, selection)
+            self._load(node)
         except (ProbeError, NodeNotResettable) as error:
             self._failed(str(error), touched=touched)
         except Exception as error:
@@ -221,9 +225,37 @@ class ResetRun(Struct):
         words = "failed" if outcome.findings else why or ("passed" if outcome.configured else "no DCGM here")
         self._step(Step.LEVEL_2, words)
 
-    def _stop_at_signal(self, dcgm: Dcgm) -> None:
+    def _load(self, node: NodeState) -> None:
+        """Load these GPUs for seconds, with checked results. A test that can't run is recorded, and is no failure."""
+        if self.progress.status is not Status.PASS or self.stopping.is_set():
+            return
+        before = self.progress
+        self.progress = replace(before, running=Step.LOAD, status=Status.UNKNOWN)
+        self.marks.note(self.begun, self.progress, timedelta(seconds=SHORT_DEADLINE_SECONDS) + HANDED_OVER)
+        addresses = tuple(gpu.address or "" for gpu in before.gpus)
+        with tempfile.TemporaryDirectory(prefix="driver-") as folder:
+            libraries = Path(folder)
+            link_libraries(self.own.host_root, libraries)
+            load = GpuLoad(self.own.host_root, addresses, 0.0, SHORT_SECONDS, SHORT_DEADLINE_SECONDS, libraries)
+            threading.Thread(target=self._stop_at_signal, args=(load,), daemon=True).start()
+            evidence = look(Host(self.own.host_root, ask_gpu_load=load.run), (gpu_load.CHECK,))
+        expected = Expectation(None, node.labels.get(INSTANCE_TYPE, ""), policy=self.settings.values.policy)
+        (outcome,) = judge((gpu_load.CHECK,), evidence, expected)
+        # Speeds are not judged: seconds are too short, and GPUs that work for pods are no siblings.
+        failed = tuple(finding for finding in outcome.findings if finding.reason == gpu_load.FAILED.name)
+        self.progress = replace(
+            before,
+            status=Status.FAIL if failed else before.status,
+            found=(*before.found, *failed),
+            unobserved=(*before.unobserved, *((gpu_load.CHECK.group, cause) for cause in outcome.unobserved)),
+            reasons=(*before.reasons, *(f"{finding.subject} fails under load: {finding.detail}" for finding in failed)),
+        )
+        why = "; ".join(cause.detail for cause in outcome.unobserved)
+        self._step(Step.LOAD, "failed" if failed else why or " ".join(observation.what for observation in outcome.seen))
+
+    def _stop_at_signal(self, test: Dcgm | GpuLoad) -> None:
         self.stopping.wait()
-        dcgm.stop()
+        test.stop()
 
     # --- the record
 

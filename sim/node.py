@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sim import nvml_library
+from sim import cuda_library, nvml_library
 from sim.container_runtime import ContainerRuntime
 from sim.hami import Hami
 from sim.host_services import HostServices
@@ -490,11 +490,12 @@ class SimulatedNode:
         """Replace only the user-space part, like a package upgrade before the reload or reboot."""
         directory = self.root / LIBRARY_DIRECTORY
         directory.mkdir(parents=True, exist_ok=True)
-        for old in directory.glob("libnvidia-ml.so*"):
-            old.unlink()  # never overwritten: a process may have it mapped
-        shutil.copyfile(nvml_library.build(), directory / f"libnvidia-ml.so.{version}")
-        (directory / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
-        (directory / "libnvidia-ml.so").symlink_to("libnvidia-ml.so.1")
+        for name, library in {"libnvidia-ml.so": nvml_library.build(), "libcuda.so": cuda_library.build()}.items():
+            for old in directory.glob(f"{name}*"):
+                old.unlink()  # never overwritten: a process may have it mapped
+            shutil.copyfile(library, directory / f"{name}.{version}")
+            (directory / f"{name}.1").symlink_to(f"{name}.{version}")
+            (directory / name).symlink_to(f"{name}.1")
         self.write_value("nvml/nvml_version", f"{CUDA_MAJOR}.{version}")
         self.installed_version = version
 

@@ -26,6 +26,7 @@ from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.memory.cycles import LOOKS_TO_CONFIRM
 from healthcheck.memory.exit_table import EXITS
+from healthcheck.memory.known_names import SLOW
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.settings.declaration import settings_of
 from quarantine.recommendation import TABLE
@@ -119,7 +120,7 @@ def _section(check: Check) -> str:
     lines = [
         f"## {check.name} (group `{check.group}`)\n",
         f"{(sys.modules[check.judge.__module__].__doc__ or '').strip()}\n",
-        f"Reads: {', '.join(probe.name for probe in check.needs)}. {_NATURES[check.nature.value]}\n",
+        f"Reads: {', '.join(probe.name for probe in check.needs)}. {_nature(check)}\n",
         "| reason | severity | what it means | counts | what to do | source |",
         "|---|---|---|---|---|---|",
     ]
@@ -146,6 +147,12 @@ _NATURES = {
     "level": "A finding ends when a check cycle no longer shows the fault.",
     "event": "A finding stands until its written exit: MONITOR a day or a reboot, RESET and REBOOT a reboot.",
 }
+
+
+def _nature(check: Check) -> str:
+    slow = [reason.name for reason in check.reasons if reason.name in SLOW]
+    ends = f" {' and '.join(slow)} end only by a later measurement or a release." if slow else ""
+    return _NATURES[check.nature.value] + ends
 
 
 _SEVERITIES_THAT_VARY = {

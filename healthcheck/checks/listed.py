@@ -29,6 +29,7 @@ from healthcheck.checks import (
     fabric_manager,
     gdrcopy,
     gpu_count,
+    gpu_load,
     gpu_memory_held,
     gpu_placement,
     gpu_repair,
@@ -134,6 +135,7 @@ DEEP_CHECKS: tuple[Check, ...] = (
     nccl_allreduce.CHECK,
     efa_loopback.CHECK,
     rdma_loopback.CHECK,
+    gpu_load.CHECK,
 )
 """Checks that need exclusive use of the node. Whatever `CHECKS_LIGHTWEIGHT` is, the light check cycle never runs them.
 """
@@ -163,6 +165,7 @@ GROUPS: Mapping[str, str] = {
     "7": "7-container-runtime",
     "8": "8-hami",
     "9": "9-roce",
+    "10": "10-gpu-load",
 }
 """Group number to the group name in the record."""
 

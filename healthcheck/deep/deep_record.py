@@ -13,10 +13,12 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from healthcheck.checks import gpu_load
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
 from healthcheck.memory.exits import recovered
 from healthcheck.memory.findings import MOST_GPUS, Memory
+from healthcheck.memory.known_names import SLOW
 from healthcheck.memory.rows import row_of
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, NodeState, is_of_another_machine
@@ -35,6 +37,8 @@ _LONGEST_CAUSE = 300
 _NAMES = ("index", "uuid", "serial")
 _CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name, "reset-result": LEVEL_2.name}
 """Check that defines the exits of findings, for each kind of record."""
+_UNDER_LOAD = frozenset(reason.name for reason in gpu_load.CHECK.reasons)
+"""Reasons of the load test, which is part of a quarantine run and of a reset."""
 
 
 class GpuReset(Struct, frozen=True):
@@ -151,7 +155,10 @@ def deep_record(record: RunRecord, kind: str) -> DeepRecord:
             at,
             tuple(_found(fault, severity, kind, record.timestamp) for fault in faults),
             tuple(
-                Passed(reason, subject) for reason, subjects in (record.passed or {}).items() for subject in subjects
+                Passed(reason, subject)
+                for reason, subjects in (record.passed or {}).items()
+                for subject in subjects
+                if reason not in SLOW or kind == DEEP[QUARANTINE_RESULT]
             ),
             record.status == Status.PASS.value and bool(record.checks) and saw_all and not faults,
         ),
@@ -231,7 +238,8 @@ def _found(fault: Fault, stated: Severity, kind: str, at: str | None) -> DeepFin
         source=kind,
     )
     named = (fault.reason, fault.subject)
-    return DeepFinding(finding, _CHECKS[kind], fault.seen, named, fault.boot_id, fault.seq)
+    check = gpu_load.CHECK.name if fault.reason in _UNDER_LOAD else _CHECKS[kind]
+    return DeepFinding(finding, check, fault.seen, named, fault.boot_id, fault.seq)
 
 
 def _second(at: datetime) -> datetime:

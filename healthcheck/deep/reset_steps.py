@@ -16,6 +16,7 @@ class Step(StrEnum):
     RESET = "reset"
     VERIFY = "verify"
     LEVEL_2 = "level 2"
+    LOAD = "load"
     OPERANDS = "operands"
     RETURN = "return"
 

@@ -11,10 +11,11 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from healthcheck.memory.exit_table import REBOOT
 from healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
 from healthcheck.memory.findings import ActiveFinding, Key, Memory, differs, gpu_address, located, worst_first
-from healthcheck.memory.known_names import DEEP_CHECKS, LEVEL_2
-from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity
+from healthcheck.memory.known_names import DEEP_CHECKS, LEVEL_2, SLOW
+from healthcheck.model import Finding, Nature, Now, Outcome, Passed
 
 
 class DeepFinding(Struct, frozen=True):
@@ -65,7 +66,7 @@ def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after
         if _was_released(memory, found):
             continue
         finding = _standing(memory, found, min(found.seen or result.at, now.wall), now, escalate_after)
-        if memory.boot_id not in ("", finding.boot_id) and finding.finding.severity is not Severity.ISOLATE:
+        if memory.boot_id not in ("", finding.boot_id) and REBOOT.is_open_to(finding):
             memory = ended_by_reset(memory, finding, now.wall)  # a reboot since the test has ended the finding
         else:
             standing[finding.key] = _found_again(standing.get(finding.key), finding)
@@ -78,7 +79,8 @@ def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
     for passed_result in result.passed:
         yield replace(passed_result, subject=located(memory.gpus, passed_result.subject))
     if result.all_passed:
-        yield from (Passed(finding.finding.reason) for finding in memory.standing)
+        reasons = {finding.finding.reason for finding in memory.standing}
+        yield from (Passed(reason) for reason in reasons - SLOW)  # a speed passes only by its own measurement
 
 
 def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, escalate_after: int) -> ActiveFinding:

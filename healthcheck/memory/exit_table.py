@@ -16,6 +16,7 @@ from healthcheck.memory.known_names import (
     LEVEL_2,
     LIBRARY_MISMATCH,
     MLX5_MESSAGES,
+    SLOW,
     SLOWER_THAN_SIBLINGS,
 )
 from healthcheck.model import Nature, Severity
@@ -38,20 +39,27 @@ class Exit(Struct, frozen=True):
     is_open_to: Callable[[ActiveFinding], bool]
 
 
+def _is_event(finding: ActiveFinding) -> bool:
+    return finding.nature is Nature.EVENT
+
+
 def _event(*severities: Severity) -> Callable[[ActiveFinding], bool]:
-    return lambda finding: finding.nature is Nature.EVENT and finding.finding.tier in severities
+    return lambda finding: _is_event(finding) and finding.finding.tier in severities and not _is_slow(finding)
+
+
+def _is_slow(finding: ActiveFinding) -> bool:
+    return finding.finding.reason in SLOW
 
 
 def _is_on_gpu(finding: ActiveFinding) -> bool:
     return gpu_address(finding.finding.subject) != ""
 
 
-def _is_slow(finding: ActiveFinding) -> bool:
+def _is_slower_than_siblings(finding: ActiveFinding) -> bool:
     """Whether it is the level that an idle node keeps: only work shows that a GPU is not slow any more."""
     return finding.nature is Nature.LEVEL and finding.finding.reason == SLOWER_THAN_SIBLINGS
 
 
-_ANY_EVENT = _event(*Severity)
 _ASKS_FOR_RESET = _event(Severity.RESET)
 
 LOOK = Exit(
@@ -64,13 +72,13 @@ LIBRARY_FITS = Exit(
     "a check cycle that can open NVML",
     "`DriverLibraryMismatch`",
     "NVML can be opened, which requires the same version of library and module",
-    lambda one: _ANY_EVENT(one) and one.finding.reason == LIBRARY_MISMATCH,
+    lambda one: _is_event(one) and one.finding.reason == LIBRARY_MISMATCH,
 )
 TAKEN = Exit(
     "a load of the driver that initialises every GPU",
     "`GpuInitFailed` that the driver logged while it was loaded",
     "the driver is loaded again without such a line, or every GPU on PCI not bound to another driver answers NVML",
-    lambda one: _ANY_EVENT(one) and one.finding.base[1] == DRIVER_LOAD,
+    lambda one: _is_event(one) and one.finding.base[1] == DRIVER_LOAD,
 )
 TIME = Exit(
     "time",
@@ -83,20 +91,20 @@ RECOVERED = Exit(
     "Xid 154, which reports a state, not a fault",
     "the driver withdrew the action",
     lambda one: (
-        _ANY_EVENT(one) and one.finding.reason == RECOVERY_XID and (_is_on_gpu(one) or one.finding.subject == "node")
+        _is_event(one) and one.finding.reason == RECOVERY_XID and (_is_on_gpu(one) or one.finding.subject == "node")
     ),
 )
 RE_ENGAGED = Exit(
     "Xid 162",
     "Xid 163",
     "the driver reports that power smoothing works again on that GPU",
-    lambda one: _ANY_EVENT(one) and one.finding.reason == SMOOTHING_OFF,
+    lambda one: _is_event(one) and one.finding.reason == SMOOTHING_OFF,
 )
 DEVICE_RECOVERED = Exit(
     "the driver's recovery of the device",
     "`Mlx5Unrecoverable`, `Mlx5NotResponding`",
     "the driver logs `health recovery succeeded` for that device",
-    lambda one: _ANY_EVENT(one) and one.check == MLX5_MESSAGES,
+    lambda one: _is_event(one) and one.check == MLX5_MESSAGES,
 )
 RESET = Exit(
     "reset of the GPU",
@@ -114,7 +122,7 @@ REBOOT = Exit(
     "reboot",
     "an event below ISOLATE",
     "the node boots",
-    lambda one: _ANY_EVENT(one) and one.finding.tier is not Severity.ISOLATE,
+    lambda one: _is_event(one) and one.finding.tier is not Severity.ISOLATE and not _is_slow(one),
 )
 QUARANTINE = Exit(
     "a passed quarantine run",
@@ -126,25 +134,31 @@ RELEASE = Exit(
     "release",
     "an event, `GpuSlowerThanSiblings`, or a level that is based on this machine's earlier hardware (`GpuCountLow`)",
     "a person releases it; a release of the count accepts the present one",
-    lambda one: _ANY_EVENT(one) or _is_slow(one) or one.finding.source == ONCE_HAD,
+    lambda one: _is_event(one) or _is_slower_than_siblings(one) or one.finding.source == ONCE_HAD,
+)
+MEASURED = Exit(
+    "a later quarantine run that measures a sufficient speed",
+    "`GpuComputeSlow`, `GpuCopySlow`",
+    "a run that began later measured that GPU; besides, only a release and another GPU end them",
+    lambda one: _is_event(one) and _is_slow(one),
 )
 LEVEL_2_PASSED = Exit(
     "a later level 2 in which the same test passes",
     "an event from DCGM's level 2",
     "the same test passes on that GPU in a later level 2 or 4",
-    lambda one: _ANY_EVENT(one) and one.check == LEVEL_2,
+    lambda one: _is_event(one) and one.check == LEVEL_2,
 )
 INSTANCE_GONE = Exit(
     "the removal of its MIG instance",
     "an event of a MIG instance",
     "the GPU answers without that instance",
-    lambda one: _ANY_EVENT(one) and _is_on_gpu(one) and _INSTANCE in one.finding.subject,
+    lambda one: _is_event(one) and _is_on_gpu(one) and _INSTANCE in one.finding.subject,
 )
 OTHER_GPU = Exit(
     "another GPU in its place",
     "an event on a GPU",
     "another serial or UUID answers at its address, and the GPU answers nowhere else",
-    lambda one: _ANY_EVENT(one) and _is_on_gpu(one),
+    lambda one: _is_event(one) and _is_on_gpu(one),
 )
 
 EXITS = (
@@ -159,6 +173,7 @@ EXITS = (
     ALL_RESET,
     REBOOT,
     QUARANTINE,
+    MEASURED,
     RELEASE,
     LEVEL_2_PASSED,
     INSTANCE_GONE,

@@ -18,6 +18,7 @@ from healthcheck.memory.exit_table import (
     LEVEL_2_PASSED,
     LIBRARY_FITS,
     LOOK,
+    MEASURED,
     OTHER_GPU,
     QUARANTINE,
     REBOOT,
@@ -192,14 +193,15 @@ def passed(memory: Memory, began: datetime, seen: FirstObservation | None = None
 
 
 def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memory:
-    """Return the memory without the level 2 findings whose tests passed in a run that began at `began`.
+    """Return the memory without the findings of level 2 and of slow GPUs that a run passed which began at `began`.
 
     Findings of level 4 need more: see `passed`.
     """
     well = {(result.reason, result.subject) for result in passed}
 
     def is_well(result: ActiveFinding) -> bool:
-        if not LEVEL_2_PASSED.is_open_to(result) or result.last_seen >= began:
+        is_open = LEVEL_2_PASSED.is_open_to(result) or MEASURED.is_open_to(result)
+        if not is_open or result.last_seen >= began:
             return False
         return not well.isdisjoint({result.key, (result.finding.reason, "")})
 

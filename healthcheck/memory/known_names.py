@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 LEVEL_2 = "dcgm-diag-l2"
-DEEP_CHECKS = frozenset({LEVEL_2, "dcgm-diag-l4", "efa-loopback", "nccl-allreduce", "rdma-loopback"})
+DEEP_CHECKS = frozenset({LEVEL_2, "dcgm-diag-l4", "efa-loopback", "gpu-load", "nccl-allreduce", "rdma-loopback"})
+SLOW = frozenset({"GpuComputeSlow", "GpuCopySlow"})
+"""Reasons that only a later measurement disproves: a slow GPU stays slow after a reset, a reboot and a day."""
 DRIVER_MESSAGES = "driver-messages"
 LIBRARY_MISMATCH = "DriverLibraryMismatch"
 GPU_UNBOUND = "GpuUnbound"

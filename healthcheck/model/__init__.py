@@ -322,6 +322,8 @@ class Host(Struct, frozen=True, eq=False):
     """Runs NCCL's all-reduce over all GPUs, which takes minutes. None: this is not a deep diagnostic."""
     ask_gpu_pods: Callable[[], Any] | None = None
     """Returns the pods of the GPUs at the last reads of the driver. None: this is a single check cycle."""
+    ask_gpu_load: Callable[[], Any] | None = None
+    """Loads every GPU with arithmetic and copies, which takes minutes. None: this is not a deep diagnostic."""
     read_once: dict[Any, Any] = field(default_factory=dict)
     """Results of `once` in this check cycle."""
 

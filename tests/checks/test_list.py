@@ -71,6 +71,8 @@ DEEP_WORDS = (
     "6",
     "efa-loopback",
     "rdma-loopback",
+    "10",
+    "gpu-load",
 )
 
 

@@ -209,7 +209,7 @@ def test_what_needs_the_whole_node_names_the_command_that_runs_it(word: str) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("word",), "no check 'word'; allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0-nvidia-smi, 1-dcgm-diag-l2"),
+        (("word",), "no check 'word'; allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0-nvidia-smi, 1-dcgm-diag-l2"),
         (("1", "--root", "/"), "--root /: 1-dcgm-diag-l2 can only test the GPUs of this machine"),
         (("0", "--root", "/nowhere"), "--root /nowhere: no such directory"),
     ],

@@ -19,7 +19,7 @@ from tests.cli.quarantine_world import ROOT, Hospital
 
 pytestmark = pytest.mark.cluster
 NODE = "tested"
-TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "9-roce", "5-nccl-allreduce")
+TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "9-roce", "10-gpu-load", "5-nccl-allreduce")
 
 
 @pytest.fixture

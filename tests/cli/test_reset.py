@@ -29,7 +29,7 @@ def test_a_broken_gpu_works_again_and_the_pods_of_the_others_stay(workshop: Work
     record = workshop.record
     assert (record["status"], record["scope"], [gpu["index"] for gpu in record["gpus"]]) == ("pass", "one", ["2"])
     reasons = [event.split()[0] for event in workshop.events]
-    assert reasons.count("GpuResetStep") == 6
+    assert reasons.count("GpuResetStep") == 7
     assert "GpuResetDone the GPUs work again" in workshop.events
 
 

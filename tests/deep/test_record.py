@@ -31,7 +31,7 @@ ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1650003"}
 OTHER = {"index": "4", "uuid": "GPU-4", "serial": "1650004"}
 KNOWN = {ADDRESS: ABOUT, "0000:64:00.0": OTHER}
 EARLIER_BOOT = "0b0a6c5e-0000-4000-8000-00000000000b"
-MEMORY, PCIE = "DcgmDiagMemory", "DcgmDiagPcie"
+MEMORY, PCIE, SLOW = "DcgmDiagMemory", "DcgmDiagPcie", "GpuComputeSlow"
 
 
 def moment(minutes: float = 0) -> str:
@@ -311,6 +311,35 @@ class TestItsExits:
 
         assert reasons(exits.expired(memory, at(1441), 86400)) == {(PCIE, GPU)}
 
+    @pytest.mark.parametrize("severity", ["MONITOR", "RESET"])
+    def test_of_a_slow_gpu_only_its_later_measurement(self, severity: str) -> None:
+        memory = after(knows(), quarantine=run(row(SLOW, severity), boot_id=BOOT))
+        key = {(SLOW, GPU)}
+        fit = {SLOW: [GPU]}
+
+        assert exit_words(memory.standing[0]) == (
+            "a later quarantine run that measures a sufficient speed, release, another GPU in its place"
+        )
+        rebooted = exits.begin(memory, memory.machine, EARLIER_BOOT, at(60))
+        for same in (
+            exits.expired(memory, at(100_000), 86400),
+            exits.recovered(memory, ADDRESS, NOW.monotonic + 1, at(1)),
+            exits.passed(memory, WALL + timedelta(hours=1)),
+            rebooted,
+            after(memory, at(60), sweep=run(minutes=60)),
+            after(memory, at(60), sweep=run(minutes=60, passed=fit)),
+            after(memory, at(60), reset=run(minutes=60, passed=fit)),
+            after(memory, at(60), quarantine=run(minutes=60)),
+            after(memory, at(60), quarantine=run(minutes=60, passed={"GpuCopySlow": [GPU]})),
+            after(memory, at(60), quarantine=run(minutes=60, passed={SLOW: ["gpu/0000:64:00.0"]})),
+            after(memory, at(60), quarantine=run(minutes=-60, passed=fit)),
+        ):
+            assert reasons(same) == key
+
+        for ended in (memory, rebooted):
+            assert after(ended, at(60), quarantine=run(minutes=60, passed=fit, status="unknown")).standing == ()
+        assert reasons(after(knows(), quarantine=run(row(SLOW, severity), boot_id=EARLIER_BOOT))) == key
+
     def test_another_machine_inherits_neither_the_findings_nor_the_records(self) -> None:
         text = run(row(severity="ISOLATE"))
         memory = exits.begin(after(knows(), sweep=text), "another", EARLIER_BOOT, at(60))
@@ -516,6 +545,12 @@ class TestReset:
         memory = self.took(knows(stands(fault("Xid62", RESET))))
         again = replace(memory, standing=(stands(fault("Xid62", RESET)),))
         assert reasons(self.took(again)) == {("Xid62", GPU)}
+
+    def test_a_fault_under_load_ends_by_the_next_reset_and_by_no_level_2(self) -> None:
+        memory = self.took(knows(), findings=[row("GpuLoadFailed")], status="fail", severity="RESET")
+        assert exit_words(memory.standing[0]) == (
+            "reset of the GPU, reboot, a passed quarantine run, release, another GPU in its place"
+        )
 
     def test_faults_of_its_level_2_are_taken_over(self) -> None:
         memory = self.took(knows(), findings=[row(PCIE)], severity="RESET", status="fail")

@@ -24,7 +24,7 @@ ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
 SUBJECTS = (GPU, f"{GPU}/gi5", "nvswitch/0000:53:00.0", "driver", "node", "")
 REASONS = (
     *("Xid79", "Xid154", "Xid163", "DriverLibraryMismatch", "GpuInitFailed"),
-    *("Mlx5Unrecoverable", "GpuSlowerThanSiblings"),
+    *("Mlx5Unrecoverable", "GpuSlowerThanSiblings", "GpuComputeSlow", "GpuCopySlow"),
 )
 RULES = {"GpuInitFailed": PROBE_FAILED}
 CHECKS = ("xid", "dcgm-diag-l2", "mlx5-messages")
@@ -89,7 +89,7 @@ EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
     (table.TAKEN.words,): lambda memory: driver_loaded(memory, SOON),
     (table.QUARANTINE.words,): lambda memory: passed(memory, WALL + timedelta(seconds=1)),
     (table.RELEASE.words,): released,
-    (table.LEVEL_2_PASSED.words,): retest,
+    (table.LEVEL_2_PASSED.words, table.MEASURED.words): retest,
     (table.LIBRARY_FITS.words,): lambda memory: gpus_answered(memory, answers(), SOON, later(60)),
     (table.LIBRARY_FITS.words, table.INSTANCE_GONE.words): lambda memory: gpus_answered(
         memory, answers(instances=(7,)), SOON, later(60)

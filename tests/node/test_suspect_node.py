@@ -67,7 +67,7 @@ BUG_REPORT = """\
 # As NVIDIA's: --output-file FILE
 echo "Start of NVIDIA bug report log file." >"$2"
 """
-TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "9-roce", "5-nccl-allreduce")
+TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "9-roce", "10-gpu-load", "5-nccl-allreduce")
 WORK = f"""\
 apiVersion: apps/v1
 kind: Deployment

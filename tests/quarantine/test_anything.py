@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.model import Finding, Outcome, Severity
+from healthcheck.checks import gpu_load
+from healthcheck.model import Finding, Outcome, Passed, Severity
 from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
@@ -76,6 +77,20 @@ def test_what_a_reboot_has_ended_is_not_carried_on() -> None:
         assert [row.reason for row in carried_by(node, "machine", "boot")] == ["DcgmDiagMemory"]
         assert [row.reason for row in carried_by(node, "machine", "another boot")] == expected
         assert carried_by(node, "another machine", "boot") == ()
+
+
+def test_a_slow_gpu_is_carried_on_until_it_is_measured() -> None:
+    check, subject = gpu_load.CHECK, "gpu/0000:18:00.0"
+    slow = Outcome(check.name, check.group, (gpu_load.COMPUTE_SLOW.on(subject, "x"),))
+    record = rendered(NodeState("n"), QuarantineProgress({check.group: QuarantineTestResult(slow)}))
+    node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
+    assert [row.reason for row in carried_by(node, "machine", "another boot")] == ["GpuComputeSlow"]
+
+    passed = {test.group: QuarantineTestResult(Outcome(test.name, test.group)) for test in TESTS}
+    for reason, expected in (("GpuCopySlow", ["GpuComputeSlow"]), ("GpuComputeSlow", [])):
+        measured = Outcome(check.name, check.group, passed=(Passed(reason, subject),))
+        later = rendered(node, QuarantineProgress({**passed, check.group: QuarantineTestResult(measured)}))
+        assert [finding.reason for finding in later.findings or ()] == expected
 
 
 def test_what_the_agent_has_taken_is_the_agents() -> None:

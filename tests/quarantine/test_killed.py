@@ -22,7 +22,7 @@ from healthcheck.verdict.record import RunRecord
 from quarantine.node_marks import HELD
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
-from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, ROCE, P, World, end_of
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOAD, LOOPBACK, NODE, ROCE, P, World, end_of
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
@@ -33,7 +33,8 @@ GROUPS = (LEVEL_4, LOOPBACK, ROCE, ALL_REDUCE)
 STEPS = [
     (LEVEL_4, "dcgm/hang", "", []),
     (LOOPBACK, "fi_pingpong/fails", "DEVICE hang", [LEVEL_4]),
-    (ALL_REDUCE, "nccl/fails", "hang", [LEVEL_4, LOOPBACK]),
+    (LOAD, "cuda/gpu0/hangs", "", [LEVEL_4, LOOPBACK]),
+    (ALL_REDUCE, "nccl/fails", "hang", [LEVEL_4, LOOPBACK, LOAD]),
 ]
 
 
@@ -161,7 +162,7 @@ def test_a_run_that_loses_the_api_server_tells_all_when_it_is_back(world: World)
         world.stand_in.accept()
         process.wait(GIVE_UP_SECONDS)
 
-    assert [row["status"] for row in world.record["checks"]] == ["unknown", "pass", "not-configured", "pass"]
+    assert [row["status"] for row in world.record["checks"]] == ["unknown", "pass", "not-configured", "pass", "pass"]
     assert (process.returncode, world.record["recommendation"], world.marks) == (2, "rerun", NOBODY)
 
 

@@ -13,7 +13,7 @@ from healthcheck.text.moments import moment, timestamp
 from healthcheck.verdict.record import RunRecord, passed_since
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY, Said
-from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, ROCE, SPOT, P, World
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOAD, LOOPBACK, NODE, ROCE, SPOT, P, World
 from tests.waiting import GIVE_UP_SECONDS
 
 pytestmark = pytest.mark.cluster
@@ -39,7 +39,8 @@ def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
     record = world.record
     assert (ended.code, record["status"], record["severity"]) == (0, "pass", "PASS")
     assert (record["recommendation"], record["node"], record["by"]) == ("return-to-service", NODE, "quarantine")
-    assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "pass", ROCE: "not-configured", ALL_REDUCE: "pass"}
+    passed = dict.fromkeys((LEVEL_4, LOOPBACK, LOAD, ALL_REDUCE), "pass")
+    assert statuses(world) == {**passed, ROCE: "not-configured"}
     assert (record["findings"], record["unobserved"], "running" in record) == ([], [], False)
     assert passed_since(row_in(RunRecord, record)) == moment(record["started"])
     assert deep_record(row_in(RunRecord, record), "quarantine-result").result.all_passed
@@ -49,7 +50,7 @@ def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
 def test_each_result_is_logged_at_once(world: World) -> None:
     ended = world.run()
 
-    assert [line["test"] for line in ended.said("test: ended")] == [LEVEL_4, LOOPBACK, ROCE, ALL_REDUCE]
+    assert [line["test"] for line in ended.said("test: ended")] == [LEVEL_4, LOOPBACK, ROCE, LOAD, ALL_REDUCE]
     assert [line["device"] for line in ended.said("test: device")] == list(world.host.efa_names[:2])
     assert [line["recommendation"] for line in ended.said("done")] == ["return-to-service"]
     assert ended.out == ""
@@ -61,6 +62,8 @@ def test_each_result_is_logged_at_once(world: World) -> None:
         ({"dcgm/answer": answer(("memory", 1), FAULTY, tests=TESTS_OF_4)}, "DcgmDiagMemory", "replace", LEVEL_4),
         ({"fi_pingpong/fails": "DEVICE error"}, "EfaLoopbackFailed", "reboot", LOOPBACK),
         ({"nccl/fails": "nvlink"}, "NcclFailed", "reset", ALL_REDUCE),
+        ({"cuda/gpu3/wrong": "bf16"}, "GpuLoadFailed", "reset", LOAD),
+        ({"cuda/gpu3/fails": "214"}, "GpuLoadFailed", "reset", LOAD),
     ],
 )
 def test_a_node_that_fails_is_not_given_back_to_work(
@@ -92,6 +95,8 @@ def test_a_node_that_fails_is_not_given_back_to_work(
         ),
         ({"fi_pingpong/fails": "DEVICE memory"}, "EfaLoopbackNotRun", LOOPBACK),
         ({"nccl/fails": "library"}, "AllReduceNotRun", ALL_REDUCE),
+        ({"cuda/error": "802"}, "GpuLoadNotRun", LOAD),
+        ({"cuda/gpu3/used": "20"}, "GpuLoadNotRun", LOAD),
     ],
 )
 def test_what_could_not_run_is_run_again_and_is_no_fault(
@@ -141,6 +146,62 @@ def test_each_rdma_port_writes_to_itself(
     assert statuses(rdma_world)[ROCE] == ("fail" if faults else "unknown" if causes else "pass")
 
 
+@pytest.mark.parametrize(
+    ("files", "reason", "detail"),
+    [
+        ({"fp32": "16"}, "GpuComputeSlow", "FP32 16.0 TFLOPS, GPU 0000:10:1c.0 has 60.0 and published are 19.2"),
+        ({"bf16": "500"}, "GpuComputeSlow", "BF16 500.0 TFLOPS, GPU 0000:10:1c.0 has 620.0"),
+        ({"peer": "100", "d2h": "30"}, "GpuCopySlow", "to the machine's memory 30.0 GB/s, GPU 0000:10:1c.0 has 52.0; "),
+    ],
+)
+def test_a_slow_gpu_is_watched_until_it_is_measured_again(
+    world: World, files: dict[str, str], reason: str, detail: str
+) -> None:
+    for name, value in files.items():
+        world.host.write_value(f"cuda/gpu5/{name}", value)
+
+    ended = world.run()
+
+    record, subject = world.record, f"gpu/{world.host.gpus[5].address}"
+    (finding,) = record["findings"]
+    assert (ended.code, record["status"], record["recommendation"]) == (0, "warn", "return-to-service")
+    assert (finding["reason"], finding["severity"], finding["subject"]) == (reason, "MONITOR", subject)
+    assert finding["detail"].startswith(detail)
+    assert subject not in record["passed"].get(reason, [])
+    assert len(record["passed"]["GpuComputeSlow"]) + len(record["passed"]["GpuCopySlow"]) == 15
+    assert f"{reason} on {subject}" in record["reasons"][0]
+
+    for name in files:  # the healthy twin
+        (world.host.root / f"cuda/gpu5/{name}").unlink()
+    assert (world.run().code, world.record["status"], world.record["findings"]) == (0, "pass", [])
+    assert len(json.dumps(world.record)) < 16_384
+
+
+def test_a_slow_gpu_of_before_ends_by_its_measurement_alone(world: World) -> None:
+    slow = {
+        "reason": "GpuComputeSlow",
+        "severity": "RESET",
+        "subject": f"gpu/{world.host.gpus[5].address}",
+        "about": {},
+        "detail": "x",
+        "first_seen": "2026-11-20T00:00:00Z",
+        "last_seen": "2026-11-20T00:00:00Z",
+        "count": 1,
+        "check": "gpu-load",
+        "nature": "event",
+        "at": 1.0,
+    }
+    world.annotate(results=json.dumps({"schema": 1, "machine": "m", "boot_id": "b", "findings": [slow]}))
+    for gpu in range(8):  # measured, and not comparable
+        world.host.write_value(f"nvml/gpu{gpu}/name", f"NVIDIA Product {gpu}")
+    assert (world.run().code, world.record["status"], world.record["recommendation"]) == (1, "pass", "reset")
+
+    for gpu in range(8):
+        world.host.write_value(f"nvml/gpu{gpu}/name", "NVIDIA A100-SXM4-40GB")
+    world.host.write_value("fi_pingpong/fails", f"{world.host.efa_names[0]} memory")  # another test could not run
+    assert (world.run().code, world.record["recommendation"]) == (2, "rerun")
+
+
 def test_an_image_without_dcgm_proves_nothing(world: World) -> None:
     (world.host.root / "usr/bin/dcgmi").unlink()
 
@@ -158,7 +219,7 @@ def test_a_node_without_efa_and_nccls_test_is_judged_by_level_4(world: World) ->
 
     assert world.run().code == 0
     absent = dict.fromkeys((LOOPBACK, ROCE, ALL_REDUCE), "not-configured")
-    assert statuses(world) == {LEVEL_4: "pass", **absent}
+    assert statuses(world) == {LEVEL_4: "pass", LOAD: "pass", **absent}
     assert passed_since(row_in(RunRecord, world.record)) is not None
 
 

@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
 MAINTENANCE = {"key": f"{P}/maintenance", "value": "quarantine", "effect": "NoSchedule"}
 LEVEL_4_PROGRAM = "dcgmi"
-LEVEL_4, LOOPBACK, ROCE, ALL_REDUCE = "4-dcgm-diag-l4", "6-efa-loopback", "9-roce", "5-nccl-allreduce"
+LEVEL_4, LOOPBACK, ROCE = "4-dcgm-diag-l4", "6-efa-loopback", "9-roce"
+LOAD, ALL_REDUCE = "10-gpu-load", "5-nccl-allreduce"
 
 
 @dataclass
@@ -147,7 +148,7 @@ class World:
 
     def tests_running(self) -> list[psutil.Process]:
         """Return the running programs of this node, and their children."""
-        tests = (LEVEL_4_PROGRAM, "fi_pingpong", "ib_write_bw", "all_reduce_perf")
+        tests = (LEVEL_4_PROGRAM, "fi_pingpong", "ib_write_bw", "gpu_load", "all_reduce_perf")
         every = [process for process in psutil.process_iter(["cmdline", "environ"]) if process.info["cmdline"]]
         return [
             process

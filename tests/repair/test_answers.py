@@ -109,7 +109,7 @@ def test_the_names_after_the_reset_count() -> None:
 
 
 def test_the_drivers_libraries_are_linked_and_no_other(node: SimulatedNode, tmp_path: Path) -> None:
-    for name in ("libcuda.so.1", "libc.so.6", "libnvidia-ml.so.1.evil/x"):
+    for name in ("libnvidia-ptxjitcompiler.so.1", "libc.so.6", "libnvidia-ml.so.1.evil/x"):
         node.write_value(f"usr/lib/x86_64-linux-gnu/{name}", "")
 
     folder = tmp_path / "links"
@@ -117,5 +117,6 @@ def test_the_drivers_libraries_are_linked_and_no_other(node: SimulatedNode, tmp_
     link_libraries(node.root, folder)
 
     names = {link.name for link in folder.iterdir()}
-    assert names == {"libcuda.so.1", "libnvidia-ml.so.1", f"libnvidia-ml.so.{node.driver_version}"}
+    driver = {f"{name}.so.{version}" for name in ("libcuda", "libnvidia-ml") for version in (1, node.driver_version)}
+    assert names == {*driver, "libnvidia-ptxjitcompiler.so.1"}
     assert (folder / "libnvidia-ml.so.1").resolve().is_relative_to(node.root.resolve())

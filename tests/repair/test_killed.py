@@ -25,7 +25,7 @@ def test_kill_9_at_each_write_leaves_a_node_that_the_next_run_finishes(
 ) -> None:
     with world.started("--gpu=0", program="tests.repair.dying", KILL_AT="never") as process:
         number = end_of(process).out.count("WRITE patch nodes")
-    assert (number, world.record["status"]) == (8, "pass")
+    assert (number, world.record["status"]) == (9, "pass")
 
     for kill_at in (*(f"{value} before" for value in range(1, number + 1)), f"{number} after"):
         world.annotate(reset_result=None, run=None)

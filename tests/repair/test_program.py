@@ -12,6 +12,8 @@ from healthcheck.probes.nvml.pause import is_paused
 from healthcheck.text.moments import timestamp
 from sim.api_objects import PODS
 from sim.node import SimulatedNode
+from tests.agent.deep.test_deep import answer
+from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import NODE, SPOT
 from tests.repair.world import JOB, MAINTENANCE, ResetWorld
 from tests.waiting import GIVE_UP_SECONDS, eventually
@@ -34,7 +36,7 @@ def test_a_gpu_is_reset_alone_and_the_node_stays_with_the_command(world: ResetWo
     record, gpu = world.record, world.host.gpus[2]
     assert (ended.code, record["status"], record["scope"]) == (0, "pass", "one")
     assert record["gpus"] == [{"address": gpu.address, "uuid": gpu.uuid, "index": "2"}]  # persistence is restored
-    assert steps(world) == ["plan", "free the GPUs", "reset", "verify", "level 2"]
+    assert steps(world) == ["plan", "free the GPUs", "reset", "verify", "level 2", "load"]
     assert ("running" in record, record["holder"], "reset_at" in record) == (False, JOB, True)
     assert world.asked == [
         f"nvidia-smi -i {gpu.uuid} -pm 0",
@@ -53,7 +55,65 @@ def test_level_2_tests_only_these_gpus(world: ResetWorld) -> None:
     asked = (world.host.root / "dcgm/asked").read_text()
     assert "what=2 host= only=3" in asked
     assert "LD_LIBRARY_PATH=/" in asked
-    assert world.record["steps"][-1]["detail"] == "passed"
+    assert world.record["steps"][-2]["detail"] == "passed"
+
+
+class TestTheLoad:
+    def test_it_loads_only_these_gpus(self, world: ResetWorld) -> None:
+        world.host.write_value("cuda/gpu2/fails", 214)
+        assert (world.reset(gpu=3).code, world.record["status"]) == (0, "pass")
+        assert world.record["steps"][-1]["detail"] == (
+            "1 of 1 GPU: FP32 60.0 to 60.0 TFLOPS, BF16 620.0 to 620.0 TFLOPS, from the machine's memory "
+            "52.0 to 52.0 GB/s, to the machine's memory 52.0 to 52.0 GB/s"
+        )
+
+    @pytest.mark.parametrize(
+        ("file", "value", "why"),
+        [
+            ("wrong", "fp32", "fp32: "),
+            ("wrong", "d2h", "copies from and to this machine's memory change data"),
+            ("fails", 719, "fp32: cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED (719)"),
+        ],
+    )
+    def test_a_gpu_that_fails_does_not_work(self, world: ResetWorld, file: str, value: object, why: str) -> None:
+        world.host.write_value(f"cuda/gpu3/{file}", value)
+
+        ended = world.reset(gpu=3)
+
+        record, subject = world.record, f"gpu/{world.host.gpus[3].address}"
+        assert (ended.code, record["status"], "running" in record) == (1, "fail", False)
+        assert [(finding["reason"], finding["subject"]) for finding in record["findings"]] == [
+            ("GpuLoadFailed", subject)
+        ]
+        assert record["reasons"][0].startswith(f"{subject} fails under load: {why}")
+        assert (record["steps"][-1]["step"], record["steps"][-1]["detail"]) == ("load", "failed")
+
+    @pytest.mark.parametrize(
+        ("file", "value", "why"),
+        [
+            ("cuda/error", 802, "the load test: cuInit: CUDA_ERROR_SYSTEM_NOT_READY (802)"),
+            ("cuda/gpu3/used", 30, "other processes use 30.0 GiB of its memory"),
+            ("cuda/crash", "", "the load test was ended by SIGSEGV"),
+        ],
+    )
+    def test_a_load_that_cannot_run_is_no_failure(self, world: ResetWorld, file: str, value: object, why: str) -> None:
+        world.host.write_value(file, value)
+
+        assert (world.reset(gpu=3).code, world.record["status"]) == (0, "pass")
+
+        assert why in world.record["steps"][-1]["detail"]
+        assert [entry["cause"] for entry in world.record["unobserved"] if entry["check"] == "10-gpu-load"] == [
+            "GpuLoadNotRun"
+        ]
+
+    def test_a_slow_gpu_works(self, world: ResetWorld) -> None:
+        world.host.write_value("cuda/gpu3/h2d", 1)
+        assert (world.reset(gpu=3).code, world.record["findings"]) == (0, [])
+
+    def test_level_2_failed_before(self, world: ResetWorld) -> None:
+        world.host.install_dcgmi()
+        world.host.write_value("dcgm/answer", answer(("memory", 3), FAULTY))
+        assert (world.reset(gpu=3).code, steps(world)[-1]) == (1, "level 2")
 
 
 def test_the_driver_containers_nvidia_smi_is_used_where_the_host_has_none(world: ResetWorld) -> None:

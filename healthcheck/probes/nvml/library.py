@@ -34,7 +34,7 @@ class Library:
     """The driver's library, loaded once in the lifetime of this process."""
 
     def __init__(self, root: str, use_loader: bool) -> None:
-        self.path = _load(root, use_loader)
+        self.path = load(root, use_loader)
         self._file = _identity(self.path)
 
     def replaced(self) -> bool:
@@ -69,23 +69,24 @@ def resolve_inside(root: str, path: str) -> str:
     return root + real
 
 
-def _load(root: str, use_loader: bool) -> str:
+def load(root: str, use_loader: bool, soname: str = SONAME) -> str:
+    """Load a library of the driver into this process and return its path. Raises OSError."""
     tried = []
     if use_loader:
         try:
-            ctypes.CDLL(SONAME, mode=ctypes.RTLD_GLOBAL)
-            return _mapped(SONAME)
+            ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL)
+            return _mapped(soname)
         except OSError as error:
             tried.append(f"in the loader's own path: {error}")
     base = root.rstrip("/")
     refused: dict[str, str] = {}
     for place in PLACES:
-        link = path = f"{base}/{place}/{SONAME}"
+        link = path = f"{base}/{place}/{soname}"
         try:
             # All links on the path are the host's. The kernel would resolve an absolute link in this container.
-            if not os.path.lexists(f"{resolve_inside(base, place)}/{SONAME}"):
+            if not os.path.lexists(f"{resolve_inside(base, place)}/{soname}"):
                 continue
-            path = resolve_inside(base, f"{place}/{SONAME}")
+            path = resolve_inside(base, f"{place}/{soname}")
             if path in refused:  # already tried: on most hosts, /lib64 is a link to /usr/lib64
                 continue
             _refuse_foreign(path)
@@ -95,7 +96,7 @@ def _load(root: str, use_loader: bool) -> str:
             refused[path] = _why(link, path, str(error))
         else:
             return path
-    raise OSError("; ".join([*tried, *(refused.values() or [f"{SONAME} was not found under {root}"])]))
+    raise OSError("; ".join([*tried, *(refused.values() or [f"{soname} was not found under {root}"])]))
 
 
 def _refuse_foreign(path: str) -> None:
