@@ -166,7 +166,7 @@ def test_a_dra_plugin_that_keeps_its_taint_is_restarted(workshop: Workshop) -> N
     ("handshake", "left"),
     [
         ("Deleted_2026-11-25 10:00:00", None),
-        ("Requesting_2026-07-16 10:08:42", "Requesting_2026-07-16 10:08:42"),  # from HAMi 2.8 on, normal on a healthy node
+        ("Requesting_2026-07-16 10:08:42", "Requesting_2026-07-16 10:08:42"),  # normal from HAMi 2.8 on
     ],
 )
 def test_only_a_handshake_of_hami_that_keeps_the_gpus_out_is_removed(
