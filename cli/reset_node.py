@@ -6,7 +6,7 @@ Each step first checks whether it was done already, so that a new run can contin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +20,8 @@ from cli.output.lines import COMMAND
 from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from healthcheck.cluster.device_taint_rules import DeviceTaints
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back, take
@@ -40,10 +41,11 @@ from healthcheck.deep.reset_plan import (
 )
 from healthcheck.deep.reset_steps import Step, may_have_begun
 from healthcheck.model import Severity, Status
+from healthcheck.node.devices import DRIVER
 from healthcheck.node.gpu_resources import listed
 from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, PatchFor, annotated
 from healthcheck.operations.drain import DrainPermissions, EvictedPod, plan_drain
-from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, title
+from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, is_dra_plugin, title
 from healthcheck.operations.next_step import next_step
 from healthcheck.operations.reset_job import COMPONENT, CRON_JOB, job_name, reset_job
 from healthcheck.text.moments import timestamp
@@ -118,6 +120,13 @@ class ResetOutcome(Struct, frozen=True):
     why_not: str = ""
     plan: tuple[str, ...] = ()
     """Planned actions of a dry run, as text."""
+
+
+class _Withheld(Struct, frozen=True):
+    """Reason why pods can't request a GPU, '' for none, and the pods whose restart may end it."""
+
+    why: str
+    is_plugin: Callable[[Mapping[str, Any]], bool] = is_device_plugin
 
 
 class NodeReset:
@@ -195,8 +204,9 @@ class NodeReset:
         run = claim_on(node, datetime.now(UTC))
         is_claimed = run is not None and (run.kind, run.holder) == (RunKind.RESET, self._job.name)
         is_reset = self._record(node).status == Status.PASS.value
-        is_offered = node.gpus == node.gpu_capacity
-        return is_claimed or bool(switched_off(node.labels, node.annotations)) or (is_reset and not is_offered)
+        # On a tainted node a later fault may be the reason, and a restarted device plugin would not be scheduled.
+        is_withheld = node.gpus != node.gpu_capacity and not node.tainted()
+        return is_claimed or bool(switched_off(node.labels, node.annotations)) or (is_reset and is_withheld)
 
     def _objections(self, node: NodeState, targets: Sequence[ResetTarget], *, is_unreturned: bool) -> Iterator[str]:
         now = datetime.now(UTC)
@@ -347,75 +357,101 @@ class NodeReset:
             return self._ended(record, ())
         left = list(self._wait_for_agent(record))
         self._release()
-        left += self._wait_for_gpus(plan.node.gpu_capacity)
+        left += self._wait_for_gpus(plan.node.gpu_capacity, record)
         return self._ended(record, tuple(left))
 
     def _wait_for_agent(self, record: RunRecord) -> Iterator[str]:
         self._voice.stage("waiting for the agent")
         addresses = {gpu.address for gpu in record.gpus or ()}
+        why = ""
 
         def is_taken() -> bool | None:
+            nonlocal why
             node = self._node()
-            if RESULTS not in node.annotations:
-                return True
-            is_over = has_taken(node, _RECORD, record.timestamp) and not self._active(node, addresses)
-            return True if is_over else None
+            why = self._waits_for(node, record, addresses)
+            return None if why else True
 
         try:
             self._patience.until(is_taken, _TAKEN_SECONDS)
         except TookTooLong:
-            still = self._active(self._node(), addresses)
-            yield (
-                f"findings are still active: {', '.join(still)}; gpu-healthcheck quarantine {self._name} tests it"
-                if still
-                else "the agent has not taken over the result: check its pod"
-            )
+            yield why
 
-    def _active(self, node: NodeState, addresses: set[str | None]) -> list[str]:
-        """Return the findings on these GPUs that a reset should have ended."""
-        rows = records.on_node(AgentRecord, node, RESULTS).findings or ()
-        return [
-            printable(f"{row.reason} on {row.subject}") for row in rows if (ends_by_reset(row) or None) in addresses
-        ]
+    def _waits_for(self, node: NodeState, record: RunRecord, addresses: Container[str | None]) -> str:
+        """Return what the agent has not done yet; '' if nothing, or if the node has no agent."""
+        if RESULTS not in node.annotations:
+            return ""
+        if not has_taken(node, _RECORD, record.timestamp):
+            return "the agent has not taken over the result: check its pod"
+        verdict = records.on_node(AgentRecord, node, RESULTS)
+        findings = verdict.findings or ()
+        if active := [
+            printable(f"{row.reason} on {row.subject}") for row in findings if (ends_by_reset(row) or None) in addresses
+        ]:
+            return f"findings are still active: {', '.join(active)}; gpu-healthcheck quarantine {self._name} tests it"
+        # Its last check of the GPUs may be from the middle of the reset. The claim lets it check again every 10 s.
+        is_blind = bool(verdict.unobserved) or not findings
+        if node.tainted() and is_blind and not any((row.severity or 0) >= Severity.RESET for row in findings):
+            return f"the taint of the verdict stays: gpu-healthcheck status {self._name} shows why"
+        return ""
 
-    def _wait_for_gpus(self, before: Mapping[str, int]) -> Iterator[str]:
-        """Wait until pods can request all GPUs, and restart the device plugin if it does not offer them by itself."""
+    def _wait_for_gpus(self, before: Mapping[str, int], record: RunRecord) -> Iterator[str]:
+        """Wait until pods can request all GPUs; restart the plugin that does not offer them by itself."""
+        held = _Withheld("")
 
         def are_offered() -> bool | None:
+            nonlocal held
             node = self._node()
-            # The kubelet forgets the capacity some minutes after the end of a device plugin.
-            return True if node.gpus == {**before, **node.gpu_capacity} else None
+            # HAMi's scheduler writes it while its plugin is away, and its releases up to 2.7 never remove it.
+            if node.annotations.get(_HANDSHAKE, "").startswith(_DELETED) and self._patched(_without_handshake):
+                self._voice.say("HAMi's handshake removed, which kept its GPUs out")
+            held = self._withheld(node, before, record)
+            return None if held.why else True
 
         self._voice.stage("waiting until pods can request its GPUs")
-        if self._node().annotations.get(_HANDSHAKE, "").startswith(_DELETED):
-            self._patched(_without_handshake)
-            self._voice.say("HAMi's handshake removed, which kept its GPUs out")
         for seconds in (_UNAIDED_SECONDS, max(self._left_seconds(), _LEAST_SECONDS)):
             try:
                 self._patience.until(are_offered, seconds)
             except TookTooLong:
+                if self._node().tainted():  # a restarted plugin would not be scheduled
+                    yield f"{held.why} while the taint of other findings stays: gpu-healthcheck status {self._name}"
+                    return
                 if seconds == _UNAIDED_SECONDS:
-                    self._restart_plugins()
+                    self._restart(held.is_plugin)
                 continue
             return
-        node = self._node()
-        yield (
-            f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(node.gpu_capacity)}: "
-            f"gpu-healthcheck diagnose {self._name} shows why"
-        )
+        yield f"{held.why}: gpu-healthcheck diagnose {self._name} shows why"
 
-    def _restart_plugins(self) -> None:
+    def _withheld(self, node: NodeState, before: Mapping[str, int], record: RunRecord) -> _Withheld:
+        """Return why pods can't request a GPU of the reset."""
+        # The kubelet forgets the capacity some minutes after the end of a device plugin.
+        if node.gpus != {**before, **node.gpu_capacity}:
+            return _Withheld(f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(node.gpu_capacity)}")
+        try:
+            devices = DeviceTaints(self._cluster.connection).list_devices(self._name)
+        except (NotFound, Forbidden):
+            return _Withheld("")  # without dynamic resource allocation, or for a user without its objects
+        except (Unavailable, Refused) as error:
+            return _Withheld(f"the devices of its DRA driver can't be read: {error}", is_dra_plugin)
+        names = {name for gpu in record.gpus or () for name in (gpu.address, gpu.uuid)}
+        tainted = [
+            f"{device.name} ({device.taint})"
+            for device in devices
+            if device.taint.startswith(f"{DRIVER}/") and not names.isdisjoint({device.address, *device.uuids})
+        ]
+        return _Withheld(f"its DRA driver keeps a taint on {', '.join(tainted)}" if tainted else "", is_dra_plugin)
+
+    def _restart(self, is_plugin: Callable[[Mapping[str, Any]], bool]) -> None:
         for pod in self._ask(partial(self._cluster.pods.list_on, self._name)):
-            if is_device_plugin(pod):
+            if is_plugin(pod):
                 metadata = pod["metadata"]
                 try:
                     self._ask(partial(self._cluster.pods.delete, metadata["namespace"], metadata["name"]))
                 except NotFound:
                     continue
                 except Forbidden as error:
-                    self._voice.say(f"the device plugin does not offer all GPUs, and can't be restarted: {error}")
+                    self._voice.say(f"{title(pod)} does not offer all GPUs, and can't be restarted: {error}")
                 else:
-                    self._voice.say(f"device plugin restarted: {title(pod)}")
+                    self._voice.say(f"restarted, because it does not offer all GPUs: {title(pod)}")
 
     def _ended(self, record: RunRecord, left: tuple[str, ...]) -> ResetOutcome:
         self._voice.stage("")

@@ -7,9 +7,11 @@
 #   not-fixed                              the reset succeeds, and the GPU stays as it was
 #   seconds                                duration of a reset
 #   asked                                  output: arguments of each run
+# PROCESSES is the folder of the node's processes.
 root=${0%/usr/bin/*}
 root=${root%/run/nvidia/driver}
 told=$root/nvidia-smi
+processes=${PROCESSES:-$root/proc}
 echo "${0##*/} $*" >>"$told/asked"
 [ "${0##*/}" = nvidia-smi ] || exit 0
 
@@ -33,9 +35,13 @@ folder_of() { # UUID, PCI ADDRESS or INDEX
     done
 }
 
+write() { # FILE TEXT: a reader gets the old or the new text
+    echo "$2" >"$1.$$" && mv "$1.$$" "$1"
+}
+
 if [ -n "$persistence" ]; then
     for name in $gpus; do
-        echo "$persistence" >"$(folder_of "$name")/persistence_mode"
+        write "$(folder_of "$name")/persistence_mode" "$persistence"
     done
     echo "All done."
     exit 0
@@ -58,7 +64,7 @@ for name in $gpus; do
     gpu=$(folder_of "$name")
     [ -n "$gpu" ] || { echo "No devices were found" && exit 6; }
     address=$(cat "$gpu/bus_id")
-    for fd in "$root"/proc/[0-9]*/fd/*; do
+    for fd in "$processes"/[0-9]*/fd/*; do
         [ "$(readlink "$fd")" != "/dev/nvidia$(cat "$gpu/minor")" ] || in_use "$address"
     done
     [ ! -e "$told/in-use" ] || in_use "$address"
@@ -70,7 +76,7 @@ for name in $gpus; do
     if [ ! -e "$told/not-fixed" ]; then
         rm -rf "$gpu"/error*
         for value in remap_pending retired_pending repair_channel repair_tpc field/230; do
-            [ ! -e "$gpu/$value" ] || echo 0 >"$gpu/$value"
+            [ ! -e "$gpu/$value" ] || write "$gpu/$value" 0
         done
     fi
     echo "GPU $(cat "$gpu/bus_id") was successfully reset."

@@ -19,6 +19,8 @@ POLICIES = tuple(
         "sweeper-leases",
         "quarantine-nodes",
         "reset-nodes",
+        "reset-automation-nodes",
+        "reset-automation-jobs",
         "device-taints",
     )
 )

@@ -6,6 +6,7 @@ import pytest
 
 from healthcheck.text.moments import moment
 from sim.device_plugin import DEPLOY
+from sim.dra_plugin import XID_TAINT, DraPlugin
 from tests.cli.reset_world import P, Workshop
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
@@ -111,6 +112,77 @@ def test_a_reset_that_fails_keeps_the_taint_and_returns_the_operands(workshop: W
     assert "step 'reset': nvidia-smi --gpu-reset: failed" in out
     assert f"gpu-healthcheck quarantine {workshop.name}" in out
     assert (workshop.is_tainted("unhealthy"), workshop.findings) == (True, ["Xid62"])
+
+
+def test_a_device_plugin_that_the_taint_of_another_gpu_keeps_away_is_named(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.break_gpu(2)
+    workshop.break_gpu(5)
+
+    code, out = workshop.reset("--gpu", "2")
+
+    assert (code, workshop.record["status"], workshop.is_untouched) == (1, "pass", True), out
+    assert "pods can request no GPU of 8 nvidia.com/gpu while the taint of other findings stays" in out
+
+    assert workshop.reset()[0] == 0
+    assert (workshop.findings, workshop.allocatable) == ([], 8)
+
+
+def test_a_later_fault_is_no_unfinished_reset(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.break_gpu(2)
+    assert workshop.reset()[0] == 0
+    workshop.node.xid(2, 79, "GPU has fallen off the bus.")
+    workshop.plugin.lost = 1
+    eventually(lambda: workshop.is_tainted("unhealthy") and workshop.allocatable == 7)
+
+    code, out = workshop.reset()
+
+    assert (code, workshop.allocatable) == (2, 7), out
+    assert "no finding on it ends with the reset of a GPU" in out
+
+
+def test_a_dra_plugin_that_keeps_its_taint_is_restarted(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    with DraPlugin(workshop.plane, workshop.name, [gpu.address for gpu in workshop.node.gpus]) as plugin:
+        eventually(lambda: plugin.is_running)
+        workshop.break_gpu(2)
+        plugin.taint(2)
+
+        code, out = workshop.reset()
+
+        assert (code, plugin.taints, workshop.is_tainted("unhealthy")) == (0, [], False), out
+        assert "restarted, because it does not offer all GPUs: default/dra-driver-nvidia-gpu-" in out
+
+        workshop.break_gpu(2)
+        plugin.taint(5)  # of a GPU that is not reset
+        code, out = workshop.reset()
+
+        assert (code, plugin.taints) == (0, [XID_TAINT]), out
+        assert "restarted" not in out
+
+
+@pytest.mark.parametrize(
+    ("handshake", "left"),
+    [
+        ("Deleted_2026-11-25 10:00:00", None),
+        ("Requesting_2026-07-16 10:08:42", "Requesting_2026-07-16 10:08:42"),  # normal from HAMi 2.8 on
+    ],
+)
+def test_only_a_handshake_of_hami_that_keeps_the_gpus_out_is_removed(
+    workshop: Workshop, handshake: str, left: str | None
+) -> None:
+    key, vendor = "hami.io/node-handshake", "hami.io/node-handshake-dcu"
+    workshop.run_plugin(operator=False)
+    workshop.break_gpu(2)
+    workshop.patch({"metadata": {"annotations": {key: handshake, vendor: "Deleted_2026-11-25 10:00:00"}}})
+
+    code, out = workshop.reset()
+
+    annotations = workshop.object["metadata"]["annotations"]
+    assert (code, annotations.get(key)) == (0, left), out
+    assert annotations[vendor] == "Deleted_2026-11-25 10:00:00"
+    assert ("HAMi's handshake removed" in out) == (left is None)
 
 
 class TestCtrlC:

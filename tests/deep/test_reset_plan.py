@@ -28,6 +28,8 @@ P = "gpu-healthcheck.aws-samples.io"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 ADDRESS, UUID = "0000:18:00.0", "GPU-00000000-51e0-4000-8000-000000000003"
 JOB = job_name("n")
+DRA = {"app.kubernetes.io/name": "nvidia-dra-driver-gpu"}
+"""Of the kubelet plugin, and of the controller, which is no DaemonSet."""
 
 
 def row(reason: str = "Xid62", severity: str = "RESET", subject: str = f"gpu/{ADDRESS}") -> dict[str, Any]:
@@ -172,6 +174,9 @@ def test_from_the_reset_on_it_is_not_undone(running: str | None, reset_at: float
     [
         ({"metadata": {"labels": {"app": "nvidia-dcgm-exporter"}}}, HolderKind.OPERAND),
         ({"metadata": {"labels": {"app.kubernetes.io/name": "dcgm-exporter"}}}, HolderKind.OPERAND),
+        ({"metadata": {"labels": {"app.kubernetes.io/component": "hami-device-plugin"}}}, HolderKind.OPERAND),
+        ({"metadata": {"labels": DRA, "ownerReferences": [{"kind": "DaemonSet"}]}}, HolderKind.OPERAND),
+        ({"metadata": {"labels": DRA, "ownerReferences": [{"kind": "ReplicaSet"}]}}, HolderKind.FOREIGN),
         ({"metadata": {"labels": {"app": "x"}}}, HolderKind.FOREIGN),
         ({"metadata": {"namespace": "a", "labels": {"app.kubernetes.io/name": "gpu-healthcheck"}}}, HolderKind.FOREIGN),
         (

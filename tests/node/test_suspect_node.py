@@ -9,11 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
-from contextlib import contextmanager
 from itertools import dropwhile, takewhile
-from subprocess import PIPE, STDOUT
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +19,7 @@ from sim.real_node.agent_pod import GIVE_UP_SECONDS
 from sim.real_node.images import OURS, PAUSE, REPOSITORY
 from sim.real_node.root import HARDWARE
 from tests.agent.world import P
+from tests.node.commands import command, running, words_of
 from tests.node.stage import advertise
 from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4
 
@@ -147,31 +144,6 @@ def suspend(stage: Stage, *, sweeper: bool) -> None:
 def wait_for_work(stage: Stage) -> None:
     """The node has taken the pod that wants its GPUs."""
     stage.node.kubectl("wait", "deployment/training", "--for=condition=Available", f"--timeout={GIVE_UP_SECONDS}s")
-
-
-def words_of(stage: Stage, word: str, *options: str) -> tuple[str, ...]:
-    """`gpu-healthcheck WORD NODE OPTIONS`."""
-    return (sys.executable, "-m", "cli", word, stage.node.name, *options)
-
-
-def command(stage: Stage, word: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return stage.node.run(*words_of(stage, word, *options), check=False)
-
-
-@contextmanager
-def running(stage: Stage, *words: str, until: str) -> Iterator[subprocess.Popen[str]]:
-    """A command on the node that has said these words and goes on; it prints the rest."""
-    with subprocess.Popen(stage.node.argv(*words), stdout=PIPE, stderr=STDOUT, text=True) as process:
-        assert process.stdout is not None
-        seen = ""
-        try:
-            while until not in (line := process.stdout.readline()):
-                seen += line
-                assert line, f"{words} ended: {seen}"
-            yield process
-        except BaseException:
-            process.kill()  # its wait may be long, and leaving waits for it
-            raise
 
 
 def typed(stage: Stage, document: str, after: str) -> list[str]:
