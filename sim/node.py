@@ -31,7 +31,9 @@ EFA_PROGRAMS = "opt/amazon/efa/bin"
 FI_INFO = Path(__file__).parent / "fi_info.sh"
 DCGM_PROGRAMS = "usr/bin"
 DCGMI = Path(__file__).parent / "dcgmi.sh"
-NVIDIA_SMI, CHROOT = (Path(__file__).parent / name for name in ("nvidia_smi.sh", "chroot.sh"))
+NVIDIA_SMI, CHROOT, SYSTEMCTL = (
+    Path(__file__).parent / name for name in ("nvidia_smi.sh", "chroot.sh", "systemctl.sh")
+)
 FI_PINGPONG = Path(__file__).parent / "fi_pingpong.sh"
 NCCL_PROGRAMS = "opt/nccl-tests/build"
 ALL_REDUCE_PERF = Path(__file__).parent / "all_reduce_perf.sh"
@@ -217,7 +219,9 @@ class SimulatedNode:
         for folder in (programs, self.root / driver_root / DCGM_PROGRAMS, self.root / "nvidia-smi"):
             folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(NVIDIA_SMI, self.root / driver_root / DCGM_PROGRAMS / "nvidia-smi")
-        shutil.copy(NVIDIA_SMI, programs / "systemctl")
+        shutil.copy(SYSTEMCTL, programs / "systemctl")
+        (self.root / "run/systemd/system").mkdir(parents=True, exist_ok=True)
+        (self.root / "systemd").mkdir(exist_ok=True)
         shutil.copy(CHROOT, programs / "chroot")
         return programs
 

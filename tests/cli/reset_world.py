@@ -14,6 +14,7 @@ from typing import Any
 from healthcheck.operations.reset_job import job_name
 from sim.control_plane import ControlPlane
 from sim.device_plugin import DEPLOY, PLUGIN, DevicePlugin
+from sim.host_boot import HostBoot
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
 from tests.waiting import GIVE_UP_SECONDS, eventually
@@ -31,6 +32,7 @@ class Workshop:
     node: SimulatedNode
     kubelets: Kubelets
     plugin: DevicePlugin
+    host: HostBoot
     folder: Path
     name: str
     given: dict[str, str] = field(default_factory=dict)
