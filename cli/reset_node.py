@@ -234,9 +234,8 @@ class NodeReset:
         """Whether a run that has ended left its claim, operands switched off, or GPUs that pods can't request."""
         is_reset = self._record(node).status == Status.PASS.value
         is_offered = node.gpus == node.gpu_capacity
-        return (
-            self._has_claim(node) or bool(switched_off(node.labels, node.annotations)) or (is_reset and not is_offered)
-        )
+        is_off = bool(switched_off(node.labels, node.annotations))
+        return self._has_claim(node) or is_off or (is_reset and not is_offered)
 
     def _has_claim(self, node: NodeState) -> bool:
         run = claim_on(node, datetime.now(UTC))

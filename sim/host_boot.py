@@ -25,6 +25,9 @@ class HostBoot:
     name: str
     stays_down: bool = False
     down_seconds: float = 1.0
+    loses: int | None = None
+    """GPU that is gone after the next boot."""
+    is_down: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Self:
@@ -49,10 +52,14 @@ class HostBoot:
         self.kubelets.stuck.add(self.name)
         self.kubelets.kill(self.name)
         self._report(ready=False)
+        self.is_down = True
 
     def come_back(self) -> None:
         """Boot: the kubelet restarts the containers of DaemonSets, so the device plugin lists all GPUs again."""
+        if self.loses is not None:
+            self.node.remove_gpu(self.loses)
         self.node.reboot()
+        self.is_down = False
         self.plugin.lost = 0
         self._report(ready=True)
         self.kubelets.stuck.discard(self.name)
