@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         lock(own.report_dir)
         marks = ResetMarks(Cluster(), own.node_name, holder)
         run = ResetRun(
-            own, _settings(own.config_dir), marks, holder, options.gpu, options.wait, stopping, options.reboot
+            own, _settings(own.config_dir), marks, holder, options.gpu, options.wait, stopping, options.reboot or ""
         )
         progress = run.run()
     except NodeNotResettable as refusal:
@@ -75,7 +75,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--reboot",
-        default="",
         type=boot_name,
         help="reboot the drained node if the reset fails, or without --gpu; in another boot than this id, verify it",
     )
