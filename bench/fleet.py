@@ -32,6 +32,7 @@ from agent.telemetry import Telemetry
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import INSTANCE_TYPE, Stage
 from bench.window import Request, requests_of_all
+from go_programs.build import ProgramError
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
@@ -44,7 +45,7 @@ from healthcheck.node.state import TAINT
 from healthcheck.settings.declaration import NodeSettings
 from healthcheck.settings.reading import Settings
 from healthcheck.verdict import budget
-from sim.control_plane import ControlPlane
+from sim.control_plane import ControlPlane, install
 
 AIM_REQUESTS, AIM_SECONDS = 10_000, 30.0
 PERCENT = 20
@@ -109,7 +110,17 @@ def _until_written(members: Iterable[Member]) -> None:
 
 
 def measure(stage: Stage) -> Outcome:
-    plane, size = stage.plane, stage.length.fleet
+    """Measure on a control plane of its own: Nodes of other measures would count as tainted."""
+    try:
+        with ControlPlane() as plane:
+            install(plane)
+            return _measure(stage, plane)
+    except ProgramError as error:
+        raise CouldNotMeasure(str(error)) from error
+
+
+def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
+    size = stage.length.fleet
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     names = [f"fleet-{number}" for number in range(size)]
     with _processes(plane, names) as (all_at_once, queue):

@@ -19,7 +19,10 @@ _ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class OneRun:
-    """Result of a run. `told`: its JSON output; memory: peak of the whole process, including Python and the client."""
+    """Result of a run.
+
+    `figures` is its parsed output; the memory is the peak of the whole process, including Python and the client.
+    """
 
     figures: Mapping[str, Any]
     seconds: float

@@ -52,7 +52,8 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     seconds, peaks = [run.figures["seconds"] for run in runs], [run.peak_mib for run in runs]
     calls = {what: number // _TIMES for what, number in asked.items()}
     listed = sum(number for what, number in calls.items() if what.startswith("list"))
-    pages = 2 * -(-size // _PAGE) + -(-size * PODS_PER_NODE // _PAGE) + 1
+    # Heartbeats, Nodes and pods; one page each of slots, Jobs and ResourceSlices.
+    pages = 2 * -(-size // _PAGE) + -(-size * PODS_PER_NODE // _PAGE) + 3
     what = f"plan of a sweep over {size} nodes and {size * PODS_PER_NODE} pods"
     rows = (
         Row(

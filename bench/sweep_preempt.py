@@ -31,7 +31,7 @@ class _Times:
     pod.
     """
 
-    reported_at: float
+    end_requested: float
     free: float
     runs: float
 
@@ -68,7 +68,7 @@ def measure(stage: Stage) -> Outcome:
             stage.length.met(most == 1 and not left),
         ),
     )
-    raw = {name: summary([getattr(time, name) for time in times]) for name in ("told", "free", "runs")}
+    raw = {name: summary([getattr(time, name) for time in times]) for name in ("end_requested", "free", "runs")}
     return Outcome(rows, raw, _NOTES)
 
 
@@ -94,18 +94,18 @@ def _watch(nodes: GpuNodes, process: Path) -> _Times:
     """Wait for the end of the test. `process`: the test's, in its own session, the last to end."""
     nodes.want(_NODE)
     began = time.monotonic()
-    seconds = free = 0.0
+    end_requested = free = 0.0
     while not nodes.runs(_NODE):
         now = time.monotonic() - began
         if now > GIVE_UP_SECONDS:
             raise CouldNotMeasure(f"the work did not run within {GIVE_UP_SECONDS:g} s")
         pods = nodes.plane.request("GET", SWEEPS).body["items"]
-        seconds = seconds or (now if any("deletionTimestamp" in pod["metadata"] for pod in pods) else 0.0)
+        end_requested = end_requested or (now if any("deletionTimestamp" in pod["metadata"] for pod in pods) else 0.0)
         free = free or (now if not _is_there(process) else 0.0)
         time.sleep(0.05)
     if not free:
         raise CouldNotMeasure("the work ran during the test")
-    return _Times(seconds, free, time.monotonic() - began)
+    return _Times(end_requested, free, time.monotonic() - began)
 
 
 def _is_there(process: Path) -> bool:

@@ -109,7 +109,8 @@ class AgentPod:
     def _writes(self) -> Iterator[float]:
         for line in (self._node.folder / "audit.log").read_text().splitlines():
             event = json.loads(line)
-            is_ours = event["user"]["username"] == f"system:serviceaccount:{NAMESPACE}:{NAMESPACE}"
+            # A request without valid credentials has no name.
+            is_ours = event["user"].get("username") == f"system:serviceaccount:{NAMESPACE}:{NAMESPACE}"
             if is_ours and event["verb"] == "patch" and event["objectRef"]["resource"] == "nodes":
                 yield datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
 
