@@ -221,3 +221,29 @@ def test_a_program_that_reboots_nodes_is_awaited(workshop: Workshop) -> None:
     assert "waiting until a program that follows the condition GpuRebootRequired has rebooted it" in out
     assert REBOOT not in asked(workshop)
     eventually(lambda: workshop.condition("GpuRebootRequired").get("status") == "False")
+
+
+def test_after_kill_9_at_each_write_the_same_command_continues(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=False)
+    break_node(workshop)
+    process = workshop.start(workshop.name, "--reboot", KILL_AT="never")
+    out, _ = process.communicate(timeout=GIVE_UP_SECONDS)
+    assert process.returncode == 0, out
+    writes = [number for number, line in enumerate(written(out), 1) if "events" not in line]
+    assert len(writes) >= 5
+
+    for write in writes:
+        break_node(workshop)
+        process = workshop.start(workshop.name, "--reboot", KILL_AT=f"{write} after")
+        process.communicate(timeout=GIVE_UP_SECONDS)
+        code, said = workshop.reset("--reboot")
+        # Killed after the node was returned, nothing is left to do.
+        assert code == 0 or "no finding on it ends" in said, (write, said)
+        eventually(lambda: not workshop.findings)
+        assert workshop.is_untouched, (write, said)
+        eventually(lambda: workshop.allocatable == 8)
+        assert not workshop.is_tainted("unhealthy"), write
+
+
+def written(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("WRITE")]
