@@ -76,7 +76,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--reboot",
         type=boot_name,
-        help="reboot the drained node if the reset fails, or without --gpu; in another boot than this id, verify it",
+        help="boot to end, with the node drained, if the reset fails or without --gpu; another boot is verified",
     )
     parser.add_argument("--wait", type=float, default=900.0, help="seconds to wait until the GPUs are free")
     options = parser.parse_args(arguments)

@@ -28,8 +28,8 @@ def request_reboot(root: Path) -> None:
     try:
         ended = program.run(("chroot", str(root), "systemctl", "reboot"), _SECONDS)
     except (ChildError, Shortage) as error:
-        raise ProbeError(f"systemctl reboot: {error}: {_OTHER_WAY}") from error
+        raise ProbeError(f"the reboot by systemctl: {error}: {_OTHER_WAY}") from error
     if ended.code:
         text = (ended.out + b"\n" + ended.err).decode("utf-8", "replace")
         message = printable(" ".join(text.split()), _LONGEST_MESSAGE) or f"exit code {ended.code}"
-        raise ProbeError(f"systemctl reboot: {message}: {_OTHER_WAY}")
+        raise ProbeError(f"systemd refuses the reboot: {message}: {_OTHER_WAY}")

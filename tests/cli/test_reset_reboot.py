@@ -118,7 +118,7 @@ def test_a_reboot_that_systemd_refuses_keeps_the_taint_and_returns_the_node(work
     code, out = workshop.reset("--reboot")
 
     assert (code, workshop.record["status"], workshop.is_untouched) == (1, "fail", True), out
-    assert "step 'reboot': systemctl reboot: Failed to connect to bus" in out
+    assert "step 'reboot': systemd refuses the reboot: Failed to connect to bus" in out
     assert (workshop.is_tainted("unhealthy"), workshop.findings) == (True, ["Xid79"])
 
 
@@ -232,7 +232,7 @@ def test_after_kill_9_at_each_write_the_same_command_continues(workshop: Worksho
     writes = [number for number, line in enumerate(written(out), 1) if "events" not in line]
     assert len(writes) >= 5
 
-    for write in writes:
+    for write in writes[1:]:  # the claim is the same as without a reboot
         break_node(workshop)
         process = workshop.start(workshop.name, "--reboot", KILL_AT=f"{write} after")
         process.communicate(timeout=GIVE_UP_SECONDS)

@@ -108,7 +108,7 @@ def ignored(world: ResetWorld) -> None:
 
 @pytest.mark.parametrize(
     ("set_up", "reason"),
-    [(refused, "systemctl reboot: Access denied"), (ignored, "the host has not shut down within 2 s")],
+    [(refused, "systemd refuses the reboot: Access denied"), (ignored, "the host has not shut down within 2 s")],
 )
 def test_a_reboot_that_does_not_happen_is_a_failure(
     world: ResetWorld, set_up: Callable[[ResetWorld], None], reason: str
