@@ -86,9 +86,9 @@ def find_unfinished_resets(snapshot: Snapshot) -> Iterator[FoundCause]:
             continue
         record = records.on_node(RunRecord, NodeState("", annotations=annotations), RESET_RESULT)
         if record.running == Step.REBOOT:
-            evidence = (f"annotation {RESET_RESULT} has the step '{Step.REBOOT}' of a reset without a claim",)
+            shown = (f"annotation {RESET_RESULT} has the step '{Step.REBOOT}' of a reset without a claim",)
             again = command("gpu-healthcheck", "reset", node.name, "--reboot")
-            yield FoundCause(REBOOT_LEFT_OFF, node.subject, evidence, (f"Continue the reset: {again}",))
+            yield FoundCause(REBOOT_LEFT_OFF, node.subject, shown, (f"Continue the reset: {again}",))
         if off := switched_off(node.meta.labels, annotations):
             evidence = tuple(f"label {label}=false, set by a reset that has no claim any more" for label in off)
             again = command("gpu-healthcheck", "reset", node.name)
