@@ -1,14 +1,17 @@
-"""Evict the pods of a cordoned node, and print a line for each."""
+"""Evict the pods of a node that gets no new ones, and print a line for each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, TookTooLong
 from healthcheck.cluster.errors import Conflict, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.operations.drain import DrainPlan, EvictedPod, budgets_on, what_holds
+from healthcheck.cluster.pods import JOB_LABEL
+from healthcheck.cluster.rights import Right
+from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, budgets_on, plan_drain, what_holds
 
 _SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
 """Part of a message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""
@@ -93,3 +96,51 @@ class Eviction:
             for uid, pod in self._left.items()
             if uid in pods
         ]
+
+
+class NodeDrain:
+    """Drain of one node, except for the pods of this Job, which end with it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        node_name: str,
+        job_name: str,
+        allowed: DrainPermissions,
+        patience: CommandRetries,
+        voice: NodeProgress,
+    ) -> None:
+        self._cluster = cluster
+        self._node = node_name
+        self._job = job_name
+        self._allowed = allowed
+        self._patience = patience
+        self._voice = voice
+
+    def plan(self) -> DrainPlan:
+        pods = self._patience.ask(partial(self._cluster.pods.list_on, self._node))
+        others = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) != self._job]
+        return plan_drain(others, self._allowed)
+
+    def must_be_permitted(self, plan: DrainPlan) -> None:
+        """Raise CouldNot if the user lacks a permission to evict these pods, in the cluster or by an option."""
+        must_be_allowed(plan)
+        rights = (
+            Right("create", "pods/eviction", "", name) for name in sorted({pod.namespace for pod in plan.leaving})
+        )
+        missing = [
+            str(right) for right in rights if not self._patience.ask(partial(self._cluster.rights.is_allowed, right))
+        ]
+        if missing:
+            raise CouldNot("you have no permission to evict its pods", *missing)
+
+    def run(self, seconds: float) -> DrainPlan:
+        """Drain the node, including pods that arrived since the plan. Raises CouldNot, Interrupted."""
+        plan = self.plan()
+        must_be_allowed(plan)
+        for title, why in plan.left:
+            self._voice.say(f"stays: {title}: {why}")
+        if plan.leaving:
+            Eviction(self._cluster, self._node, self._patience, self._voice).run(plan.leaving, seconds)
+        self._voice.say("drained")
+        return plan

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from cli.eviction import CouldNot, Eviction, must_be_allowed
+from cli.eviction import CouldNot, NodeDrain, must_be_allowed
 from cli.node_job import Following, JobKind, NodeJob
 from cli.output.lines import COMMAND
 from cli.output.progress import NodeProgress
@@ -21,13 +21,12 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries
 from healthcheck.cluster.errors import ClusterError, NotFound
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.pods import JOB_LABEL
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.claim import RunKind, claim_on
 from healthcheck.deep.job import JobState
 from healthcheck.node.state import QUARANTINE_RESULT, NodeState, PatchFor, is_tested
 from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
-from healthcheck.operations.drain import DrainPermissions, DrainPlan, plan_drain
+from healthcheck.operations.drain import DrainPermissions, DrainPlan
 from healthcheck.operations.next_step import NextStep, next_step
 from healthcheck.operations.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
 from healthcheck.text.moments import timestamp
@@ -104,6 +103,7 @@ class NodeQuarantine:
         self._cluster = cluster
         self._name = name
         self._job = NodeJob(cluster, KIND, job_name(name), patience, voice)
+        self._drain = NodeDrain(cluster, name, self._job.name, options.allowed, patience, voice)
         self._options = options
         self._patience = patience
         self._voice = voice
@@ -122,7 +122,7 @@ class NodeQuarantine:
             self._job.must_be_ours(job, template)
         following = job if job and _is_to_follow(job, node) else None
         # The drain would also evict the pod of the running test.
-        drain = DrainPlan() if following or not self._options.drain else self._drain_plan()
+        drain = DrainPlan() if following or not self._options.drain else self._drain.plan()
         plan = QuarantinePlan(node, template, drain, following)
         self._must_be_possible(plan)
         return plan
@@ -130,7 +130,7 @@ class NodeQuarantine:
     def run(self, plan: QuarantinePlan) -> QuarantineOutcome:
         self._cordon()
         if self._options.drain and not plan.following:
-            self._drain()
+            self._drain.run(self._options.drain_seconds)
         self._voice.stage("creating its Job")
         job = self._job.started(
             plan.template,
@@ -173,24 +173,11 @@ class NodeQuarantine:
         except NotFound:
             raise CouldNot("the node does not exist (any more)") from None
 
-    def _drain_plan(self) -> DrainPlan:
-        pods = self._patience.ask(partial(self._cluster.pods.list_on, self._name))
-        # The Job's own pods end with the Job.
-        others = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) != self._job.name]
-        return plan_drain(others, self._options.allowed)
-
     def _must_be_possible(self, plan: QuarantinePlan) -> None:
         must_be_allowed(plan.drain)
         if not plan.following:
             self._must_be_free_then(plan.drain)
-        rights = (
-            Right("create", "pods/eviction", "", name) for name in sorted({p.namespace for p in plan.drain.leaving})
-        )
-        missing = [
-            str(right) for right in rights if not self._patience.ask(partial(self._cluster.rights.is_allowed, right))
-        ]
-        if missing:
-            raise CouldNot("you have no permission to evict its pods", *missing)
+        self._drain.must_be_permitted(plan.drain)
 
     def _must_be_free_then(self, drain: DrainPlan) -> None:
         """Raise if GPU pods would stay on the node: the test would refuse to begin after the evictions."""
@@ -211,17 +198,6 @@ class NodeQuarantine:
             self._voice.say("is cordoned already, by an earlier run of this command")
         else:
             self._voice.say("is cordoned already by another owner, and stays so")
-
-    def _drain(self) -> None:
-        """Drain the node, including pods that arrived between the plan and the cordon."""
-        plan = self._drain_plan()
-        must_be_allowed(plan)
-        for title, why in plan.left:
-            self._voice.say(f"stays: {title}: {why}")
-        if plan.leaving:
-            eviction = Eviction(self._cluster, self._name, self._patience, self._voice)
-            eviction.run(plan.leaving, self._options.drain_seconds)
-        self._voice.say("drained")
 
     def _end(self, plan: QuarantinePlan, following: Following, ended: JobState) -> QuarantineOutcome:
         self._voice.stage("")

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck reset`: reset GPUs of a node without a reboot, and verify that pods can use them again."""
+"""`gpu-healthcheck reset`: reset GPUs of a node, or reboot it, and verify that pods can use them again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from cli.words import explained
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.deep.reset_plan import gpu_name
+from healthcheck.deep.reset_plan import gpu_name, needs_reboot
+from healthcheck.deep.reset_steps import Step
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, FAULT, INTERRUPTED
 from healthcheck.model import Status
@@ -75,6 +76,14 @@ Force = Annotated[
         help="Also without such a finding, or where resets are known to fail; evict pods without a controller too.",
     ),
 ]
+Reboot = Annotated[
+    bool,
+    typer.Option(
+        "--reboot",
+        help="Drain and reboot the node if the reset fails, or at once if no reset ends its findings.",
+    ),
+]
+NoReboot = Annotated[bool, typer.Option("--no-reboot", help="Never reboot the node. This is the default.")]
 EmptyDir = Annotated[
     bool, typer.Option("--delete-emptydir-data", help="Also evict pods with an emptyDir; its data is lost.")
 ]
@@ -85,7 +94,8 @@ Timeout = Annotated[
         metavar="TIME",
         parser=positive_seconds,
         show_default=False,
-        help="Longest wait until the GPUs are free, and until pods can request them again; default: 25m.",
+        help="Longest wait until the GPUs are free, and until pods can request them again, a reboot included; "
+        "default: 25m.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the planned actions; change nothing.")]
@@ -94,6 +104,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the planned action
 def reset(  # noqa: PLR0913, PLR0917 - each is an option of the command
     node: NodeName,
     gpu: Gpus = None,
+    reboot: Reboot = False,
+    no_reboot: NoReboot = False,
     force: Force = False,
     delete_emptydir_data: EmptyDir = False,
     timeout: Timeout = 1500.0,
@@ -105,14 +117,16 @@ def reset(  # noqa: PLR0913, PLR0917 - each is an option of the command
 ) -> None:
     """Reset faulty GPUs of a node without a reboot, and verify that pods can use them again. Takes a minute or more.
 
-    Only pods that hold these GPUs are evicted, and no process is killed. Ctrl-C before the reset undoes everything;
-    after it has begun, the node is returned first.
+    Only pods that hold these GPUs are evicted, and no process is killed. With --reboot, all pods are evicted before
+    a reboot, except those of DaemonSets. Ctrl-C before the reset undoes everything; after it has begun, the node is
+    returned first.
 
     Exit code: 0 the GPUs work; 1 they do not; 2 nothing was reset; 130 Ctrl-C.
     """
-    options = ResetOptions(
-        tuple(gpu or ()), force, DrainPermissions(force=force, empty_dir=delete_emptydir_data), timeout
-    )
+    if reboot and no_reboot:
+        raise typer.BadParameter("--reboot and --no-reboot exclude each other", param_hint="--no-reboot")
+    allowed = DrainPermissions(force=force, empty_dir=delete_emptydir_data)
+    options = ResetOptions(tuple(gpu or ()), force, allowed, timeout, reboot)
     access = Access(kubeconfig, context, request_timeout)
     console = Screen(stderr=output is not TableFormat.TABLE)
     with ProgressDisplay(console, [node]) as progress:
@@ -142,7 +156,7 @@ class ResetThread:
     def plan(self) -> ResetOutcome:
         """Return the planned actions."""
         try:
-            words = tuple(_plan_words(self._reset().plan()))
+            words = tuple(_plan_words(self._reset().plan(), self._options))
         except (CouldNot, ClusterError) as error:
             return self._failed(error)
         for line in words:
@@ -185,17 +199,27 @@ class ResetThread:
         return NodeReset(cluster_of(self._access), self._name, self._options, patience, ending, voice)
 
 
-def _plan_words(plan: ResetPlan) -> Iterable[str]:
+def _plan_words(plan: ResetPlan, options: ResetOptions) -> Iterable[str]:
     if plan.following:
         yield f"would follow Job {plan.following.namespace}/{plan.following.name}, which is already running on it"
         return
     if plan.is_unreturned:
         yield "would return the node after an earlier reset: its operands, its claim and its GPUs"
         return
-    yield from (f"would reset {target}" for target in plan.targets)
+    if plan.is_rebooting:
+        yield "would wait until the node has rebooted, as an earlier run requested, and verify its GPUs"
+        return
+    if plan.is_at_once:
+        yield f"would drain and reboot the node: {', '.join(needs_reboot(plan.node)) or 'no reset ends its findings'}"
+        yield from (
+            f"would evict {pod.title}{f' ({pod.warning})' if pod.warning else ''}" for pod in plan.drain.leaving
+        )
+    else:
+        yield from (f"would reset {target}" for target in plan.targets)
+        yield from ("would drain and reboot the node if the reset fails" for _ in range(options.reboot))
     if plan.operands:
         yield f"would switch off until the reset has ended: {', '.join(plan.operands)}"
-    if plan.holding:
+    if plan.holding and not plan.is_at_once:
         yield f"would evict those of these pods that hold a GPU of the reset: {'; '.join(plan.holding)}"
     yield f"would create Job {job_name(plan.node.name)} and follow it"
 
@@ -213,10 +237,12 @@ def show(result: ResetOutcome, console: Screen) -> None:
     if record.bug_report:
         console.print(Text(f"NVIDIA's bug report is on the node: {printable(record.bug_report)}"), soft_wrap=True)
     if _exit_code(result) == 0:
-        console.print(Text(f"the GPUs work again after {result.seconds:.0f} s, without a reboot", "bold green"))
+        how = "with" if any(row.step == Step.REBOOT for row in record.steps or ()) else "without"
+        console.print(Text(f"the GPUs work again after {result.seconds:.0f} s, {how} a reboot", "bold green"))
     elif result.status == Status.FAIL.value:
         console.print("the findings and their taint stay; find the cause, or reboot the node:")
-        console.print(Text(f"  {COMMAND}gpu-healthcheck quarantine {result.node}"), soft_wrap=True)
+        for line in (f"quarantine {result.node}", f"reset {result.node} --reboot"):
+            console.print(Text(f"  {COMMAND}gpu-healthcheck {line}"), soft_wrap=True)
 
 
 def _exit_code(result: ResetOutcome) -> int:

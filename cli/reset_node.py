@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -14,9 +15,8 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from cli.eviction import CouldNot, Eviction, must_be_allowed
+from cli.eviction import CouldNot, Eviction, NodeDrain, must_be_allowed
 from cli.node_job import JobKind, NodeJob
-from cli.output.lines import COMMAND
 from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
@@ -25,28 +25,37 @@ from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refuse
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back, take
-from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.deep.job import JobState
 from healthcheck.deep.reset_plan import (
     ResetTarget,
     ends_by_reset,
+    is_rebooted_at_once,
+    needs_reboot,
     obstacles,
     operands_before,
     reset_targets,
     switch_off,
     switch_on,
     switched_off,
+    why_not_reboot,
     why_not_reset,
     with_labels,
 )
-from healthcheck.deep.reset_steps import Step, may_have_begun
-from healthcheck.model import Severity, Status
+from healthcheck.deep.reset_steps import Step, awaits_reboot, drained, may_have_begun
+from healthcheck.model import Severity, Status, counted
 from healthcheck.node.devices import DRIVER
 from healthcheck.node.gpu_resources import listed
-from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, PatchFor, annotated
-from healthcheck.operations.drain import DrainPermissions, EvictedPod, plan_drain
+from healthcheck.node.state import (
+    REBOOT_REQUIRED,
+    RESET_RESULT,
+    RESULTS,
+    NodeState,
+    PatchFor,
+    annotated,
+    is_our_condition,
+)
+from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, plan_drain
 from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, is_dra_plugin, title
-from healthcheck.operations.next_step import next_step
 from healthcheck.operations.reset_job import COMPONENT, CRON_JOB, job_name, reset_job
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
@@ -72,6 +81,8 @@ _LEAST_SECONDS = 60.0
 _MOST_OPERANDS = 8
 _HANDSHAKE, _DELETED = "hami.io/node-handshake", "Deleted"
 _BATCH = "batch"
+_MOST_JOBS = 4
+"""Most Jobs of one run: the one of a reset, the one of the verification after a reboot, and two that a reboot ended."""
 _RESULTS = (Status.PASS.value, Status.FAIL.value)
 _RIGHTS = (
     Right("get", "nodes"),
@@ -92,6 +103,12 @@ class ResetOptions(Struct, frozen=True):
     force: bool
     allowed: DrainPermissions
     seconds: float
+    reboot: bool = False
+    """Whether the node may be drained and rebooted."""
+
+
+class _Rebooting(Exception):
+    """The node is about to reboot, which ends the Job."""
 
 
 class ResetPlan(Struct, frozen=True):
@@ -106,6 +123,12 @@ class ResetPlan(Struct, frozen=True):
     following: JobState | None = None
     is_unreturned: bool = False
     """Whether an earlier run ended before it returned the node, and nothing is left to reset."""
+    is_rebooting: bool = False
+    """Whether an earlier run ended after it had requested a reboot."""
+    is_at_once: bool = False
+    """Whether the node is rebooted without a reset."""
+    drain: DrainPlan = DrainPlan()
+    """Drain before a reboot."""
 
 
 class ResetOutcome(Struct, frozen=True):
@@ -167,14 +190,30 @@ class NodeReset:
             self._job.must_be_ours(job, template)
         following = job if job is not None and not job.outcome and not job.leaving else None
         targets = reset_targets(node, self._options.gpus)
-        is_unreturned = following is None and not targets and self._is_unreturned(node)
-        if following is None and (why := list(self._objections(node, targets, is_unreturned=is_unreturned))):
-            reboot = next_step("reboot", node, ()).commands[:1] if known_failure(node.provider_id) else ()
-            why += [f"{COMMAND}{line}" for line in reboot]
+        is_rebooting = self._is_rebooting(node, targets)
+        is_unreturned = not (following or is_rebooting or targets or self._is_to_reboot(node))
+        is_unreturned = is_unreturned and self._is_unreturned(node)
+        is_new = not (following or is_rebooting or is_unreturned)
+        if following is None and (why := list(self._objections(node, targets, is_new=is_new))):
             raise CouldNot("its GPUs are not reset, and nothing was changed", *why)
+        force = self._options.force
+        is_at_once = is_new and self._options.reboot and is_rebooted_at_once(node, targets, force=force)
+        drain = DrainPlan()
+        if is_new and self._options.reboot:
+            drain = self._drain.plan()
+            self._drain.must_be_permitted(drain)
         holding = self._ask(lambda: list(self._cluster.pods.list_with_gpus(self._name)))
         return ResetPlan(
-            node, template, targets, tuple(operands_before(node)), tuple(map(str, holding)), following, is_unreturned
+            node,
+            template,
+            targets,
+            () if is_at_once else tuple(operands_before(node)),
+            tuple(map(str, holding)),
+            following,
+            is_unreturned,
+            is_rebooting,
+            is_at_once,
+            drain,
         )
 
     def run(self, plan: ResetPlan) -> ResetOutcome:
@@ -182,41 +221,59 @@ class NodeReset:
         try:
             if plan.is_unreturned:
                 return self._return(plan)
-            if plan.following is None:
-                self._claim()
-            self._follow(plan, plan.following or self._created(plan))
+            job = plan.following
+            if job is None and not plan.is_rebooting:
+                self._claim(plan)
+                job = self._created(plan)
+            late = self._follow(plan, job)
         except (Interrupted, CouldNot, ClusterError) as error:
             self._go_on()
-            if not self._has_begun():
+            if not self._has_begun(plan):
                 self._voice.say(f"not reset: {printable(str(error) or 'interrupted')}")
                 self._end_job()
-                if not self._has_begun():
+                if not self._has_begun(plan):
                     self._undo()
                     raise
             self._voice.say("the reset has begun, so it ends first: Ctrl-C again leaves the rest to another run")
-            if (job := self._job.read()) is not None:
-                self._follow(plan, job)
+            late = self._follow(plan, self._job.read())
         self._go_on()
-        return self._return(plan)
+        return self._not_rebooted(late) if late else self._return(plan)
 
     def _is_unreturned(self, node: NodeState) -> bool:
         """Whether a run that has ended left its claim, operands switched off, or GPUs that pods can't request."""
-        run = claim_on(node, datetime.now(UTC))
-        is_claimed = run is not None and (run.kind, run.holder) == (RunKind.RESET, self._job.name)
         is_reset = self._record(node).status == Status.PASS.value
         # On a tainted node a later fault may be the reason, and a restarted device plugin would not be scheduled.
         is_withheld = node.gpus != node.gpu_capacity and not node.tainted()
-        return is_claimed or bool(switched_off(node.labels, node.annotations)) or (is_reset and is_withheld)
+        is_off = bool(switched_off(node.labels, node.annotations))
+        return self._has_claim(node) or is_off or (is_reset and is_withheld)
 
-    def _objections(self, node: NodeState, targets: Sequence[ResetTarget], *, is_unreturned: bool) -> Iterator[str]:
+    def _has_claim(self, node: NodeState) -> bool:
+        run = claim_on(node, datetime.now(UTC))
+        return run is not None and (run.kind, run.holder) == (RunKind.RESET, self._job.name)
+
+    def _is_rebooting(self, node: NodeState, targets: Sequence[ResetTarget]) -> bool:
+        """Whether an earlier run has requested a reboot that may be in progress, or from which the node is to return.
+
+        With --reboot, a reboot that has not happened is requested again, by a new run. New findings after the end of
+        the claim belong to a new run, too.
+        """
+        record = self._record(node)
+        is_again = self._options.reboot and awaits_reboot(record, node.boot_id)
+        return record.running == Step.REBOOT and not is_again and (self._has_claim(node) or not targets)
+
+    def _is_to_reboot(self, node: NodeState) -> bool:
+        return self._options.reboot and (self._options.force or bool(needs_reboot(node)))
+
+    def _objections(self, node: NodeState, targets: Sequence[ResetTarget], *, is_new: bool) -> Iterator[str]:
         now = datetime.now(UTC)
-        if is_unreturned:
+        if not is_new:
             return obstacles(node, self._job.name, now)
-        return why_not_reset(node, targets, self._job.name, now, force=self._options.force)
+        why_not = why_not_reboot if self._options.reboot else why_not_reset
+        return why_not(node, targets, self._job.name, now, force=self._options.force)
 
     # --- before the reset
 
-    def _claim(self) -> None:
+    def _claim(self, plan: ResetPlan) -> None:
         """Claim the node and switch the operator's operands off, in one write."""
         self._voice.stage("is claimed")
         why: list[str] = []
@@ -230,7 +287,7 @@ class NodeReset:
             patch = None if why else take(node, claim, now, claim.is_same_run)
             if patch is None:
                 return None
-            off = operands_before(node)
+            off = {} if plan.is_at_once else operands_before(node)
             text = records.dump(self._first_record(node, now, off))
             return annotated(node, {RESET_RESULT: text}, with_labels(patch, switch_off(off)))
 
@@ -239,7 +296,9 @@ class NodeReset:
         self._voice.say("claimed" + (f"; operands switched off: {', '.join(off)}" if off else ""))
 
     def _first_record(self, node: NodeState, now: datetime, operands: Mapping[str, str]) -> RunRecord:
-        detail = f"switched off: {', '.join(operands)}" if operands else "the GPU operator has no operands here"
+        detail = (
+            f"switched off: {', '.join(operands)}" if operands else "no operand of the GPU operator is switched off"
+        )
         return RunRecord(
             schema=records.SCHEMA,
             timestamp=timestamp(now),
@@ -258,15 +317,33 @@ class NodeReset:
             operands=dict(operands) or None,
         )
 
-    def _created(self, plan: ResetPlan) -> JobState:
+    def _created(self, plan: ResetPlan, rebooted: str = "") -> JobState:
+        """Create the Job of the reset, or the one that verifies a node in the boot after `rebooted`."""
         self._voice.stage("creating its Job")
-        gpus = [target.name for target in plan.targets]
-        make = partial(reset_job, plan.template, plan.node, NAMESPACE, gpus, self._options.seconds)
+        gpus = [] if rebooted or plan.is_at_once else [target.name for target in plan.targets]
+        reboot = rebooted or (plan.node.boot_id if self._options.reboot else "")
+        make = partial(reset_job, plan.template, plan.node, NAMESPACE, gpus, self._options.seconds, reboot)
         return self._job.started(plan.template, make)
 
-    def _follow(self, plan: ResetPlan, job: JobState) -> None:
-        following, _ = self._job.followed(job, plan.template, self._meanwhile)
-        self._last_said = following.last_said
+    def _follow(self, plan: ResetPlan, job: JobState | None) -> str:
+        """Follow the Job to its end, and through a reboot. Return why the node has not returned from it; '' if it has.
+
+        The Job that requests the reboot ends with it, and another one continues.
+        """
+        for _ in range(_MOST_JOBS):
+            if job is not None:
+                with suppress(_Rebooting):
+                    following, _ended = self._job.followed(job, plan.template, self._meanwhile)
+                    self._last_said = following.last_said
+            rebooted = self._record(self._node())
+            if rebooted.running != Step.REBOOT:
+                return ""
+            if late := self._wait_for_boot():
+                return late
+            if self._record(self._node()).running != Step.REBOOT:
+                return ""
+            job = self._created(plan, rebooted.boot_id or "")
+        return f"step '{Step.REBOOT}': its Job has ended {_MOST_JOBS} times without a result: {self._last_said}"
 
     def _meanwhile(self) -> None:
         """Report the Job's new steps, and evict the pods that it names."""
@@ -275,6 +352,10 @@ class NodeReset:
         self._report_steps(node, record)
         if record.running == Step.FREE.value and record.pods:
             self._evict(set(record.pods))
+        if record.running == Step.DRAIN.value and not drained(record):
+            self._drain_node()
+        if awaits_reboot(record, node.boot_id):
+            raise _Rebooting
 
     def _evict(self, named: set[str]) -> None:
         """Evict these pods if they are on the node and use GPUs: the Job's word alone does not suffice."""
@@ -299,11 +380,71 @@ class NodeReset:
         if leaving:
             Eviction(self._cluster, self._name, self._patience, self._voice).run(leaving, self._left_seconds())
 
+    # --- a reboot
+
+    @property
+    def _drain(self) -> NodeDrain:
+        allowed = self._options.allowed
+        return NodeDrain(self._cluster, self._name, self._job.name, allowed, self._patience, self._voice)
+
+    def _drain_node(self) -> None:
+        """Drain the node, and record this for the Job. The taint of the claim keeps new pods away."""
+        if not self._options.reboot:
+            self._voice.stage("its Job waits for a run with --reboot, which drains the node")
+            return
+        plan = self._drain.run(self._left_seconds())
+        detail = f"{counted(len(plan.leaving), 'pod')} evicted; {len(plan.left)} of DaemonSets and static ones stay"
+        row = ResetStepRow(step=Step.DRAIN.value, at=datetime.now(UTC), detail=detail)
+
+        def recording(node: NodeState) -> Mapping[str, Any] | None:
+            record = self._record(node)
+            if record.running != Step.DRAIN or drained(record):
+                return None
+            text = records.dump(replace(record, steps=(*(record.steps or ()), row)))
+            return annotated(node, {RESET_RESULT: text})
+
+        self._patched(recording)
+
+    def _wait_for_boot(self) -> str:
+        """Wait until the node is Ready in another boot. Return why it is not; '' if it is, or if its Job has failed."""
+        node = self._node()
+        is_by_program = (condition := node.condition(REBOOT_REQUIRED)) is not None and is_our_condition(condition)
+        by = f"a program that follows the condition {REBOOT_REQUIRED}" if is_by_program else "its systemd"
+        self._voice.say(f"waiting until {by} has rebooted it")
+
+        def is_back() -> bool | None:
+            nonlocal node
+            node = self._node()
+            record = self._record(node)
+            is_over = record.running != Step.REBOOT
+            self._voice.stage("reboots" if awaits_reboot(record, node.boot_id) else "starts after its reboot")
+            is_booted = bool(node.boot_id) and node.boot_id != record.boot_id
+            return True if is_over or (is_booted and node.is_ready) else None
+
+        try:
+            self._patience.until(is_back, self._left_seconds())
+        except TookTooLong:
+            is_same = awaits_reboot(self._record(node), node.boot_id)
+            state = f"it still runs the boot {node.boot_id}" if is_same else f"it runs the new boot {node.boot_id}"
+            ready = "Ready" if node.is_ready else "not Ready"
+            why = f"step '{Step.REBOOT}': {by} has not returned it within {self._options.seconds:g} s"
+            return f"{why}: {state}, and is {ready}"
+        return ""
+
+    def _not_rebooted(self, why: str) -> ResetOutcome:
+        """Leave the claim, which outlives the boot, so that another run can continue."""
+        record = self._record(self._node())
+        self._restore()
+        return self._ended(replace(record, status=Status.FAIL.value), (why,))
+
     # --- an early end
 
-    def _has_begun(self) -> bool:
-        """Whether the GPUs may have been touched. If the Node can't be read, they may."""
-        return may_have_begun(self._record(self._node()))
+    def _has_begun(self, plan: ResetPlan) -> bool:
+        """Whether the GPUs may have been touched by this run. If the Node can't be read, they may."""
+        record = self._record(self._node())
+        is_ours = plan.following or plan.is_unreturned or plan.is_rebooting
+        is_ours = is_ours or record.started != self._record(plan.node).started
+        return may_have_begun(record) and bool(is_ours)
 
     def _go_on(self) -> None:
         """Continue with the retries that only a second Ctrl-C ends."""
@@ -364,19 +505,23 @@ class NodeReset:
         self._voice.stage("waiting for the agent")
         addresses = {gpu.address for gpu in record.gpus or ()}
         why = ""
+        is_rebooted = any(row.step == Step.REBOOT for row in record.steps or ())
 
         def is_taken() -> bool | None:
             nonlocal why
             node = self._node()
-            why = self._waits_for(node, record, addresses)
+            why = self._waits_for(node, record, addresses, is_rebooted=is_rebooted)
             return None if why else True
 
         try:
-            self._patience.until(is_taken, _TAKEN_SECONDS)
+            # After a reboot, the agent's pod may need minutes to start.
+            self._patience.until(is_taken, max(self._left_seconds(), _TAKEN_SECONDS) if is_rebooted else _TAKEN_SECONDS)
         except TookTooLong:
             yield why
 
-    def _waits_for(self, node: NodeState, record: RunRecord, addresses: Container[str | None]) -> str:
+    def _waits_for(
+        self, node: NodeState, record: RunRecord, addresses: Container[str | None], *, is_rebooted: bool
+    ) -> str:
         """Return what the agent has not done yet; '' if nothing, or if the node has no agent."""
         if RESULTS not in node.annotations:
             return ""
@@ -385,7 +530,12 @@ class NodeReset:
         verdict = records.on_node(AgentRecord, node, RESULTS)
         findings = verdict.findings or ()
         if active := [
-            printable(f"{row.reason} on {row.subject}") for row in findings if (ends_by_reset(row) or None) in addresses
+            *(
+                printable(f"{row.reason} on {row.subject}")
+                for row in findings
+                if (ends_by_reset(row) or None) in addresses
+            ),
+            *(needs_reboot(node) if is_rebooted else ()),
         ]:
             return f"findings are still active: {', '.join(active)}; gpu-healthcheck quarantine {self._name} tests it"
         # Its last check of the GPUs may be from the middle of the reset. The claim lets it check again every 10 s.
@@ -467,10 +617,10 @@ class NodeReset:
 
     def _report_steps(self, node: NodeState, record: RunRecord) -> None:
         for row in record.steps or ():
-            step = row.step or ""
+            step = f"{row.step} {row.at}"
             if step not in self._reported:
                 self._reported.add(step)
-                self._event("GpuResetStep", f"{step}: {row.detail}", record, step, node=node)
+                self._event("GpuResetStep", f"{row.step}: {row.detail}", record, step, node=node)
 
     def _event(
         self,

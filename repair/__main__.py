@@ -12,7 +12,7 @@ import structlog
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.deep.reset_plan import gpu_name
+from healthcheck.deep.reset_plan import boot_name, gpu_name
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
 from healthcheck.model import Status
@@ -47,12 +47,17 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         lock(own.report_dir)
         marks = ResetMarks(Cluster(), own.node_name, holder)
-        run = ResetRun(own, _settings(own.config_dir), marks, holder, options.gpu, options.wait, stopping)
+        run = ResetRun(
+            own, _settings(own.config_dir), marks, holder, options.gpu, options.wait, stopping, options.reboot or ""
+        )
         progress = run.run()
     except NodeNotResettable as refusal:
         return _say("refused: nothing was reset", refusal)
     except ClusterError as error:
         return _say("the cluster refuses a required request", error)
+    if progress.running is not None:
+        log.info("the node is to be rebooted: the same Job continues after it", running=progress.running.value)
+        return 0
     log.info("done", status=progress.status.value, reasons=list(progress.reasons))
     return _CODES.get(progress.status, COULD_NOT)
 
@@ -66,10 +71,18 @@ def _say(event: str, why: Exception) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = Options("reset-run", __doc__)
     parser.add_argument(
-        "--gpu", action="append", required=True, type=gpu_name, help="UUID, PCI address or index of a GPU; repeatable"
+        "--gpu", action="append", default=[], type=gpu_name, help="UUID, PCI address or index of a GPU; repeatable"
+    )
+    parser.add_argument(
+        "--reboot",
+        type=boot_name,
+        help="boot to end, with the node drained, if the reset fails or without --gpu; another boot is verified",
     )
     parser.add_argument("--wait", type=float, default=900.0, help="seconds to wait until the GPUs are free")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not (options.gpu or options.reboot):
+        parser.error("--gpu or --reboot is required")
+    return options
 
 
 def _settings(directory: Path) -> Settings:

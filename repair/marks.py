@@ -16,9 +16,11 @@ from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep.claim import RunKind
 from healthcheck.deep.claimant import Annotations, Claimant
 from healthcheck.deep.reset_plan import obstacles
+from healthcheck.deep.reset_steps import drained
 from healthcheck.host import node_file
 from healthcheck.node.state import RESET_RESULT, NodeState
 from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RunRecord
 from repair.record import ResetProgress, ResetStart, render
 
 log = structlog.get_logger()
@@ -75,6 +77,12 @@ class ResetMarks:
     def pods(self) -> list[Mapping[str, object]]:
         """Return the pods on the node. Raises ClusterError."""
         return list(_AT_THE_START.ask(lambda: self._cluster.pods.list_on(self._node)))
+
+    def drained(self) -> str:
+        """Return how the command drained the node; '' if it has not. Raises ClusterError."""
+        node = _AT_THE_START.ask(lambda: self._cluster.nodes.read(self._node))
+        record = records.on_node(RunRecord, node, RESET_RESULT)
+        return drained(record) if record.holder == self._holder else ""
 
     def tell(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:
         """Write the record and renew the claim. Raises NodeNotResettable if another run owns the node, ClusterError."""

@@ -29,6 +29,8 @@ _NVIDIA_SMI = "/usr/bin/nvidia-smi"
 FABRIC_MANAGER_UNIT = "nvidia-fabricmanager"
 _LONGEST_MESSAGE = 300
 _DONE = re.compile(r"successfully reset")
+_NOT_AVAILABLE = 3
+"""Exit code: the operation is not available on this device (nvidia-smi manual, return values)."""
 _IN_USE = re.compile(r"in use by|being used by", re.IGNORECASE)
 _NOT_SUPPORTED = re.compile(r"not supported", re.IGNORECASE)
 
@@ -54,7 +56,7 @@ def read_reset_answer(code: int, text: str) -> ResetAnswer:
     message = printable(" ".join(text.split()), _LONGEST_MESSAGE)
     if _IN_USE.search(text):
         return ResetAnswer(ResetOutcome.IN_USE, message)
-    if _NOT_SUPPORTED.search(text):
+    if code == _NOT_AVAILABLE or _NOT_SUPPORTED.search(text):
         return ResetAnswer(ResetOutcome.NOT_SUPPORTED, message)
     if code == 0 and _DONE.search(text):
         return ResetAnswer(ResetOutcome.DONE, message)

@@ -16,6 +16,8 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.record import CauseRow, ResetGpuRow, ResetStepRow, RunRecord
 from healthcheck.verdict.verdict import worst
 
+_BY_COMMAND = {Step.CLAIM.value, Step.DRAIN.value}
+"""Steps that the command writes into the record of the Job."""
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS, _MOST_PODS, _MOST_STEPS = 300, 300, 8, 32, 16
 
 
@@ -51,9 +53,8 @@ def render(begun: ResetStart, progress: ResetProgress, node: NodeState, at: date
     """Return the record, with the operator's labels and the steps that the command has written."""
     before = records.on_node(RunRecord, node, RESET_RESULT)
     ours = before if before.holder == begun.holder else RunRecord()
-    known = {step.value for step in Step}
     own = {step.value for step, _, _ in progress.steps}
-    earlier = [row for row in ours.steps or () if row.step == Step.CLAIM.value and row.step in known - own]
+    earlier = [row for row in ours.steps or () if row.step in _BY_COMMAND - own]
     steps = [ResetStepRow(step=step, at=when, detail=detail[:_LONGEST_DETAIL]) for step, when, detail in progress.steps]
     return records.within_limit(
         RunRecord(

@@ -1,7 +1,8 @@
 """One reset: choose the GPUs, wait until they are free, reset them, and verify that they work.
 
 Nothing is killed. Until the reset, every step is undone on a failure or SIGTERM; afterwards the run always returns the
-node's services before it ends.
+node's services before it ends. If a reboot is allowed, it follows a failed reset, once the command has drained the
+node. The run in the next boot verifies the GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from healthcheck.deep.gpu_resets import ResetScope
 from healthcheck.deep.reset_steps import Step
 from healthcheck.host.nvidia_report import BugReport
 from healthcheck.model import Host, ProbeError, Severity, Status
-from healthcheck.node.state import INSTANCE_TYPE, RESET_RESULT, NodeState
+from healthcheck.node.state import INSTANCE_TYPE, REBOOT_REQUIRED, RESET_RESULT, NodeState, is_our_condition
 from healthcheck.operations.gpu_holders import HolderKind
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.engine import choose_engine
@@ -37,16 +38,17 @@ from healthcheck.probes.gpu_load.load_run import SHORT_DEADLINE_SECONDS, SHORT_S
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
-from healthcheck.probes.nvml.pause import end_pause, start_pause
+from healthcheck.probes.nvml.pause import LONGEST_SECONDS, end_pause, start_pause
 from healthcheck.probes.pci import read_functions
 from healthcheck.probes.services import FABRIC_MANAGER, enabled_of, read_services
 from healthcheck.settings.reading import Settings
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RunRecord
+from healthcheck.verdict.record import ResetGpuRow, RunRecord
 from repair.driver_libraries import link_libraries
 from repair.holders import Holder, assigned, holders, open_in
 from repair.marks import HANDED_OVER, NodeNotResettable, ResetMarks
 from repair.nvidia_smi import FABRIC_MANAGER_UNIT, RESET_SECONDS, NvidiaSmi, ResetOutcome
+from repair.reboot import must_have_systemd, request_reboot
 from repair.record import ResetProgress, ResetStart
 from repair.settings import ResetSettings
 from repair.verify import Selection, after_reset, select, why_not_working
@@ -60,10 +62,15 @@ _PAUSED_SECONDS = 60.0
 """Pause of the agent's NVML while the GPUs are not free yet; renewed each second."""
 _NVML_SECONDS, _PAUSE_SECONDS, _RENEWED_SECONDS = 60.0, 1.0, 120.0
 _MOST_NAMED = 4
+SHUTDOWN_SECONDS = 600.0
+"""Longest wait for a shutdown that systemd has accepted: services have 90 seconds each to stop."""
 
 
 class ResetRun(Struct):
-    """Reset of these GPUs, named by UUID, address or index. A signal sets `stopping`."""
+    """Reset of these GPUs, named by UUID, address or index. A signal sets `stopping`.
+
+    `reboot` is the id of the boot that the run may end; without GPUs, no reset is tried.
+    """
 
     own: ResetSettings
     settings: Settings
@@ -72,37 +79,64 @@ class ResetRun(Struct):
     gpus: Sequence[str]
     wait_seconds: float
     stopping: threading.Event
+    reboot: str = ""
     begun: ResetStart = ResetStart("", "", datetime.min.replace(tzinfo=UTC))
     progress: ResetProgress = ResetProgress()
+    touched: bool = False
+    """Whether the GPUs were touched: a failure is then a result."""
 
     def run(self) -> ResetProgress:
-        """Execute the run and return its last state. Raises NodeNotResettable and ClusterError if it can't start."""
+        """Execute the run and return its last state, which is `running` if the node is about to reboot.
+
+        Raises NodeNotResettable and ClusterError if it can't start.
+        """
         node = self.marks.take()
         self.begun = self._begun(node)
-        touched = False
+        is_rebooted = self.reboot not in ("", self.begun.boot_id) and bool(self.begun.boot_id)
+        if is_rebooted:
+            self._continue(node)
         try:
             self.marks.tell(self.begun, self.progress)
-            smi = NvidiaSmi.find(self.own.host_root)
-            selection = self._choose(node)
-            with ExitStack() as undo:
-                self._free(smi, selection, undo)
-                self._enter(Step.RESET, "the GPUs are free")
-                touched = True
-                at, message = self._reset(smi, selection)
-                self._ended(Step.RESET, message, Step.VERIFY)
-                gpus = after_reset(selection, self._verify(selection))
-                self.progress = replace(self.progress, gpus=gpus, reset_at=at)
+            selection = self._after_boot(node) if is_rebooted else self._end_fault(node)
+            if selection is None:
+                return self.progress
             self._ended(Step.VERIFY, "the GPUs answer NVML without a pending action", Step.LEVEL_2)
             self._level_2(node, selection)
             self._load(node)
         except (ProbeError, NodeNotResettable) as error:
-            self._failed(str(error), touched=touched)
+            self._failed(str(error))
         except Exception as error:
-            self._failed(f"the run itself failed: {type(error).__name__}", touched=touched)
+            self._failed(f"the run itself failed: {type(error).__name__}")
             self.marks.finish(self.begun, self.progress)
             raise
         self.marks.finish(self.begun, self.progress)
         return self.progress
+
+    def _end_fault(self, node: NodeState) -> Selection | None:
+        """Reset the GPUs and return them; None if the node is about to reboot instead."""
+        if self.gpus:
+            try:
+                return self._reset_gpus(node)
+            except ProbeError as error:
+                if not self.reboot:
+                    raise
+                self._note_failure(str(error))
+                self._step(self.progress.running or Step.RESET, f"failed: {error}")
+        self._reboot(node)
+        return None
+
+    def _reset_gpus(self, node: NodeState) -> Selection:
+        smi = NvidiaSmi.find(self.own.host_root)
+        selection = self._choose(node)
+        with ExitStack() as undo:
+            self._free(smi, selection, undo)
+            self._enter(Step.RESET, "the GPUs are free")
+            self.touched = True
+            at, message = self._reset(smi, selection)
+            self._ended(Step.RESET, message, Step.VERIFY)
+            gpus = after_reset(selection, self._verify(selection))
+            self.progress = replace(self.progress, gpus=gpus, reset_at=at)
+        return selection
 
     def _begun(self, node: NodeState) -> ResetStart:
         boot = ""
@@ -173,6 +207,96 @@ class ResetRun(Struct):
         if answer.outcome is not ResetOutcome.DONE:
             raise ProbeError(f"nvidia-smi --gpu-reset: {answer.outcome.value}: {answer.message}")
         return time.monotonic(), answer.message
+
+    # --- a reboot
+
+    def _reboot(self, node: NodeState) -> None:
+        """Wait until the command has drained the node, and request the reboot, or let a repair program do it.
+
+        Returns when this program is to end. Raises ProbeError if the reboot is not accepted or does not happen.
+        """
+        if self.begun.boot_id != self.reboot:
+            raise ProbeError("the id of this boot can't be read, so a reboot could not be recognised")
+        awaits_program = (condition := node.condition(REBOOT_REQUIRED)) is not None and is_our_condition(condition)
+        if not awaits_program:
+            must_have_systemd(self.own.host_root)
+        found = [function for function in read_functions(Host(self.own.host_root)) if function.is_gpu_here]
+        rows = tuple(ResetGpuRow(address=function.address, uuid="", index="") for function in found)
+        self.progress = replace(self.progress, running=Step.DRAIN, gpus=rows, scope=ResetScope.ALL.value, pods=())
+        self._step(Step.DRAIN, self._drained())
+        self.touched = True
+        self.progress = replace(self.progress, running=Step.REBOOT)
+        self.marks.tell(self.begun, self.progress, timedelta(seconds=self.wait_seconds) + HANDED_OVER)
+        if awaits_program:
+            log.info("waiting for a program that reboots nodes with the condition", condition=REBOOT_REQUIRED)
+            return
+        self._attempt("agent's NVML", partial(self._pause, LONGEST_SECONDS))
+        request_reboot(self.own.host_root)
+        log.info("systemd has accepted the reboot")
+        if not self.stopping.wait(SHUTDOWN_SECONDS):
+            raise ProbeError(f"the host has not shut down within {SHUTDOWN_SECONDS:.0f} s")
+
+    def _drained(self) -> str:
+        """Wait until the command has drained the node, and return its message. Raises NodeNotResettable."""
+        ends, renewed_at = time.monotonic() + self.wait_seconds, -_RENEWED_SECONDS
+        while not (detail := self.marks.drained()):
+            now = time.monotonic()
+            if now >= ends:
+                raise NodeNotResettable(f"the node was not drained within {self.wait_seconds:.0f} s")
+            if now - renewed_at >= _RENEWED_SECONDS:
+                self.marks.tell(self.begun, self.progress)
+                renewed_at = now
+            if self.stopping.wait(_PAUSE_SECONDS):
+                raise NodeNotResettable("stopped before the reboot")
+        return detail
+
+    def _continue(self, node: NodeState) -> None:
+        """Continue the record of the earlier boot."""
+        before = records.on_node(RunRecord, node, RESET_RESULT)
+        ours = before if before.holder == self.holder else RunRecord()
+        known = {step.value: step for step in Step}
+        steps = [
+            (known[row.step or ""], row.at or self.begun.started, row.detail or "")
+            for row in ours.steps or ()
+            if row.step in known and row.step != Step.CLAIM.value
+        ]
+        self.begun = replace(self.begun, started=ours.started or self.begun.started)
+        self.progress = ResetProgress(
+            Step.VERIFY,
+            steps=tuple(steps),
+            gpus=ours.gpus or (),
+            scope=ResetScope.ALL.value,
+            bug_report=ours.bug_report or "",
+        )
+        self._step(Step.REBOOT, f"boot {self.begun.boot_id} follows boot {self.reboot}")
+        self.touched = True
+
+    def _after_boot(self, node: NodeState) -> Selection:
+        """Return all GPUs of the node once they work: the driver may load minutes after the boot. Raises ProbeError."""
+        profile = find_profile(self.settings.profiles, node.labels.get(INSTANCE_TYPE, ""))
+        least = profile.gpus if profile else 0
+        asked = {gpu.address or "" for gpu in self.progress.gpus}
+        ends, renewed_at = time.monotonic() + self.wait_seconds, time.monotonic()
+        while True:
+            functions = read_functions(Host(self.own.host_root))
+            there = {function.address for function in functions if function.is_gpu_here}
+            try:
+                gpus = self._nvml().gpus
+                selection = select(sorted(asked | there), gpus, functions)
+                missing = [f"the node has no GPU {name}" for name in selection.missing]
+                few = [f"the node has {len(there)} of {least} GPUs"] if len(there) < least else []
+                why = "; ".join((*few, *missing, *why_not_working(selection, gpus)))
+            except ProbeError as error:
+                why = str(error)
+            now = time.monotonic()
+            if not why:
+                self.progress = replace(self.progress, gpus=after_reset(selection, gpus))
+                return selection
+            if now >= ends or self.stopping.wait(_PAUSE_SECONDS):
+                raise ProbeError(f"after the reboot: {why}")
+            if now - renewed_at >= _RENEWED_SECONDS:
+                self.marks.note(self.begun, self.progress)
+                renewed_at = now
 
     def _verify(self, selection: Selection) -> tuple[Gpu, ...]:
         """Return NVML's answer once the GPUs work. Raises ProbeError if they do not in time."""
@@ -259,16 +383,20 @@ class ResetRun(Struct):
 
     # --- the record
 
-    def _failed(self, why: str, *, touched: bool) -> None:
-        log.error("not reset" if not touched else "the reset failed", step=str(self.progress.running), why=why)
+    def _failed(self, why: str) -> None:
+        is_reset = self.progress.reset_at is not None
+        status = Status.PASS if is_reset else Status.FAIL if self.touched else self.progress.status
+        self._note_failure(why)
+        self.progress = replace(self.progress, running=None, status=status)
+
+    def _note_failure(self, why: str) -> None:
+        """Record the reason, and keep NVIDIA's report of GPUs that were touched and do not work."""
+        log.error("not reset" if not self.touched else "the reset failed", step=str(self.progress.running), why=why)
         step = f"step '{self.progress.running}': " if self.progress.running else ""
-        has_begun = touched and self.progress.reset_at is None
-        report = BugReport(self.own.host_root, self.own.report_dir).collect(datetime.now(UTC)) if has_begun else ""
-        status = Status.FAIL if has_begun else self.progress.status
-        status = Status.PASS if touched and self.progress.reset_at is not None else status
-        self.progress = replace(
-            self.progress, running=None, status=status, reasons=(f"{step}{why}",), bug_report=report, pods=()
-        )
+        reasons, report = (*self.progress.reasons, f"{step}{why}"), self.progress.bug_report
+        if self.touched and self.progress.reset_at is None and not report:
+            report = BugReport(self.own.host_root, self.own.report_dir).collect(datetime.now(UTC))
+        self.progress = replace(self.progress, reasons=reasons, bug_report=report, pods=())
 
     def _enter(self, step: Step, detail: str) -> None:
         """Record that a step begins from which the run can't be undone. Raises NodeNotResettable, ClusterError."""

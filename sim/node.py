@@ -31,8 +31,9 @@ EFA_PROGRAMS = "opt/amazon/efa/bin"
 FI_INFO = Path(__file__).parent / "fi_info.sh"
 DCGM_PROGRAMS = "usr/bin"
 DCGMI = Path(__file__).parent / "dcgmi.sh"
-NVIDIA_SMI, CHROOT = (Path(__file__).parent / name for name in ("nvidia_smi.sh", "chroot.sh"))
-IB_WRITE_BW = Path(__file__).parent / "ib_write_bw.sh"
+NVIDIA_SMI, CHROOT, SYSTEMCTL, IB_WRITE_BW = (
+    Path(__file__).parent / name for name in ("nvidia_smi.sh", "chroot.sh", "systemctl.sh", "ib_write_bw.sh")
+)
 FI_PINGPONG = Path(__file__).parent / "fi_pingpong.sh"
 NCCL_PROGRAMS = "opt/nccl-tests/build"
 ALL_REDUCE_PERF = Path(__file__).parent / "all_reduce_perf.sh"
@@ -267,7 +268,9 @@ class SimulatedNode:
         for folder in (programs, self.root / driver_root / DCGM_PROGRAMS, self.root / "nvidia-smi"):
             folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(NVIDIA_SMI, self.root / driver_root / DCGM_PROGRAMS / "nvidia-smi")
-        shutil.copy(NVIDIA_SMI, programs / "systemctl")
+        shutil.copy(SYSTEMCTL, programs / "systemctl")
+        (self.root / "run/systemd/system").mkdir(parents=True, exist_ok=True)
+        (self.root / "systemd").mkdir(exist_ok=True)
         shutil.copy(CHROOT, programs / "chroot")
         return programs
 

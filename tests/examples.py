@@ -90,9 +90,11 @@ def planned(
     now: datetime = WALL,
     grant: SlotGrant = HELD,
     work: str = "",
+    *,
+    awaits_reboot: bool = False,
 ) -> NodePatch:
     """The writes of an agent with this verdict and memory."""
-    view = AgentView(verdict, memory, IDENTITY, rules, now, work)
+    view = AgentView(verdict, memory, IDENTITY, rules, now, work, awaits_reboot)
     return plan(view, decide_taint(view, state, by_devices=grant.by_devices), state, grant)
 
 

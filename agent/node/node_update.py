@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -21,12 +20,14 @@ from agent.node.wanted_taint import WantedTaint
 from agent.state.agent_state import AgentKnowledge, AgentState
 from agent.telemetry import Telemetry
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
-from healthcheck.deep.claim import RunKind, claim_on, why_unread
-from healthcheck.node.state import RESULTS, NodeState
+from healthcheck.deep.claim import Claim, RunKind, claim_on, why_unread
+from healthcheck.deep.reset_steps import awaits_reboot
+from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState
+from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.node_events import NodeEvent
 from healthcheck.verdict.node_patch import NodePatch, plan
-from healthcheck.verdict.record import Identity
+from healthcheck.verdict.record import Identity, RunRecord
 from healthcheck.verdict.taint_decision import AgentView
 from healthcheck.verdict.verdict import Verdict
 
@@ -111,7 +112,10 @@ class NodeUpdate:
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
         identity = Identity(node.name, known.instance_type, node.uid, known.inventory)
         now = self._state.now().wall
-        return AgentView(known.judgement.verdict, known.memory, identity, rules, now, _work(node, now))
+        claim = claim_on(node, now)
+        is_reset = claim is not None and claim.kind is RunKind.RESET
+        is_drained = is_reset and awaits_reboot(records.on_node(RunRecord, node, RESET_RESULT), known.memory.boot_id)
+        return AgentView(known.judgement.verdict, known.memory, identity, rules, now, _work(claim), is_drained)
 
     def _write(self, node: NodeState, change: NodePatch, verdict: Verdict) -> bool:
         """Write the Node's changes: the taint first, because it keeps work away."""
@@ -205,7 +209,6 @@ class NodeUpdate:
             log.warning("the Node can't be read; the newest verdict is kept", error=str(error))
 
 
-def _work(node: NodeState, now: datetime) -> str:
+def _work(claim: Claim | None) -> str:
     """Return the quarantine or reset that has claimed the node, which a repair would destroy; '' without one."""
-    claim = claim_on(node, now)
     return "" if claim is None or claim.kind in _WITHOUT_WORK else f"a {claim.kind.value} uses the node"

@@ -12,9 +12,20 @@ from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
 from healthcheck.deep.claim import claim_in
 from healthcheck.deep.reset_plan import switched_off
+from healthcheck.deep.reset_steps import Step
 from healthcheck.model import Severity, counted
-from healthcheck.node.state import CONDITION, MAINTENANCE, RUN, STARTUP, UNHEALTHY
+from healthcheck.node.state import (
+    CONDITION,
+    MAINTENANCE,
+    RESET_RESULT,
+    RUN,
+    STARTUP,
+    UNHEALTHY,
+    NodeState,
+)
+from healthcheck.verdict import record as records
 from healthcheck.verdict.gate_refusals import EVENT, refusals_in
+from healthcheck.verdict.record import RunRecord
 
 _FIRST_LOOK = 10.0
 """Minutes: a driver may be built first."""
@@ -35,6 +46,12 @@ OPERANDS_OFF = _fault(
     "OperandsSwitchedOff",
     "A reset of a GPU ended before it restored the GPU operator's labels, so its operands do not run on the node.",
     "Run the reset again: it continues, and restores the labels.",
+    severity=CauseSeverity.HIGH,
+)
+REBOOT_LEFT_OFF = _fault(
+    "ResetLeftOffAtReboot",
+    "A reset requested a reboot of the node, and ended before the node returned from it.",
+    "Run the reset again: it continues after the reboot, or requests it again with --reboot.",
     severity=CauseSeverity.HIGH,
 )
 NOT_LOOKED = _fault(
@@ -62,11 +79,17 @@ def find_taints(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_unfinished_resets(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield the nodes whose operands a reset has switched off, if none may still be active."""
+    """Yield the nodes on which a reset has left operands switched off or a reboot requested, if none may be active."""
     for node in snapshot.nodes:
         annotations = node.meta.annotations
-        off = switched_off(node.meta.labels, annotations)
-        if off and claim_in(annotations.get(RUN, ""), snapshot.now) is None:
+        if claim_in(annotations.get(RUN, ""), snapshot.now) is not None:
+            continue
+        record = records.on_node(RunRecord, NodeState("", annotations=annotations), RESET_RESULT)
+        if record.running == Step.REBOOT:
+            shown = (f"annotation {RESET_RESULT} has the step '{Step.REBOOT}' of a reset without a claim",)
+            again = command("gpu-healthcheck", "reset", node.name, "--reboot")
+            yield FoundCause(REBOOT_LEFT_OFF, node.subject, shown, (f"Continue the reset: {again}",))
+        if off := switched_off(node.meta.labels, annotations):
             evidence = tuple(f"label {label}=false, set by a reset that has no claim any more" for label in off)
             again = command("gpu-healthcheck", "reset", node.name)
             labels = (kubectl("label", node.meta, f"{label}=true", "--overwrite") for label in off)
@@ -103,5 +126,5 @@ def _withheld(node: Node, events: Iterable[Event]) -> FoundCause:
 
 SEARCHES = (
     Search((WITHHELD, IN_MAINTENANCE, NOT_LOOKED), ("Node",), find_taints),
-    Search((OPERANDS_OFF,), ("Node",), find_unfinished_resets),
+    Search((OPERANDS_OFF, REBOOT_LEFT_OFF), ("Node",), find_unfinished_resets),
 )

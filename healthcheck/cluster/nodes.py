@@ -131,6 +131,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         mark_managers=managers_of_mark(metadata.get("managedFields")),
         repair_managers={kind: managers_of_condition(metadata.get("managedFields"), kind) for kind in repairs},
         provider_id=str(spec.get("providerID") or ""),
+        boot_id=str((status.get("nodeInfo") or {}).get("bootID") or ""),
         created=created(metadata),
         field_managers=len(metadata.get("managedFields") or ()),
     )

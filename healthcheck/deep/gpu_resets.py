@@ -33,13 +33,14 @@ class ScopeRow(Struct, frozen=True):
 
 _MANUAL = "nvidia-smi manual, --gpu-reset"
 SCOPES = (
-    ScopeRow(6, None, ResetScope.ONE, f"{_MANUAL}: Hopper and later are reset one by one, without the fabric manager"),
-    ScopeRow(4, True, ResetScope.ALL, f"{_MANUAL}: all linked GPUs, without the fabric manager"),
+    ScopeRow(6, None, ResetScope.ONE, f"{_MANUAL}: Hopper and later need no fabric manager to be reset one by one"),
+    ScopeRow(4, True, ResetScope.ALL, f"{_MANUAL}: Ampere without a fabric manager: all linked GPUs in one command"),
     ScopeRow(4, False, ResetScope.ONE, f"{_MANUAL}: from Ampere on, GPUs with NVLinks are reset one by one"),
-    ScopeRow(1, None, ResetScope.LINKED, f"{_MANUAL}: before Ampere, linked GPUs are reset in one command"),
+    ScopeRow(1, None, ResetScope.LINKED, f"{_MANUAL}: before Ampere, all linked GPUs in one command"),
     ScopeRow(0, None, ResetScope.ONE, f"{_MANUAL}: no NVLink"),
 )
-"""First matching row applies. NVLink 2.2 (3) is Volta's and Turing's, 3.0 (4) Ampere's, 4.0 (6) Hopper's."""
+"""First matching row applies. On Ampere with NVSwitches, a single GPU is reset only through a running fabric manager;
+this system stops it and resets all. NVLink 2.2 (3) is Volta's and Turing's, 3.0 (4) Ampere's, 4.0 (6) Hopper's."""
 UNKNOWN_LINKS = ScopeRow(0, None, ResetScope.ALL, "the NVLink version is unknown, so no GPU counts as independent")
 
 

@@ -30,6 +30,7 @@ _GPU = re.compile(
     r"(?:GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|[0-9]{1,3})\Z",
     re.ASCII,
 )
+_BOOT = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.ASCII)
 _WORKLOAD, _VIRTUAL = "nvidia.com/gpu.workload.config", ("vm-passthrough", "vm-vgpu")
 
 
@@ -47,6 +48,13 @@ def gpu_name(text: str) -> str:
     """Return the UUID, PCI address or NVML index of a GPU. Raises ValueError for any other text."""
     if not _GPU.match(text):
         raise ValueError("a GPU is named by its UUID, its PCI address or its index")
+    return text
+
+
+def boot_name(text: str) -> str:
+    """Return the id of a boot. Raises ValueError for any other text."""
+    if not _BOOT.match(text):
+        raise ValueError("a boot is named by its id, a UUID")
     return text
 
 
@@ -76,6 +84,15 @@ def ends_by_reset(row: FindingRow) -> str:
     return address if _GPU.match(address) else ""
 
 
+def needs_reboot(node: NodeState) -> tuple[str, ...]:
+    """Return the findings that a reboot ends and the reset of a GPU does not."""
+    return tuple(
+        printable(f"{row.reason} on {row.subject}")
+        for row in records.on_node(AgentRecord, node, RESULTS).findings or ()
+        if row.severity in (Severity.RESET, Severity.REBOOT) and not ends_by_reset(row)
+    )
+
+
 def obstacles(node: NodeState, holder: str, now: datetime) -> Iterator[str]:
     """Yield what prevents a reset on this node now, whatever its findings. `holder` is the caller's claim."""
     run = claim_on(node, now)
@@ -94,13 +111,32 @@ def why_not_reset(
 ) -> Iterator[str]:
     """Yield the reasons against a reset. With `force`, the absence of a finding and known failures are none."""
     yield from obstacles(node, holder, now)
-    if not targets:
+    if not targets and (rebooted := needs_reboot(node)):
+        yield f"no reset of a GPU ends {', '.join(rebooted)}, but a reboot does: add --reboot"
+    elif not targets:
         yield "no finding on it ends with the reset of a GPU; name a GPU with --gpu and --force to reset it anyway"
     if idle := [target.name for target in targets if not target.reasons and not force]:
         yield f"no finding on GPU {', '.join(idle)} ends with a reset; --force resets it anyway"
     failure = known_failure(node.provider_id)
     if failure is not None and not force:
-        yield f"{failure.why} ({failure.source}); reboot it instead, or try with --force"
+        yield f"{failure.why} ({failure.source}); add --reboot to reboot it, or --force to try"
+
+
+def why_not_reboot(
+    node: NodeState, targets: Sequence[ResetTarget], holder: str, now: datetime, *, force: bool
+) -> Iterator[str]:
+    """Yield the reasons against a reset that may end in a reboot."""
+    yield from obstacles(node, holder, now)
+    if not _BOOT.match(node.boot_id):
+        yield "its kubelet reports no boot id, so a reboot could not be recognised"
+    if not (force or needs_reboot(node) or any(target.reasons for target in targets)):
+        yield "no finding on it ends with a reset or a reboot; --force reboots it anyway"
+
+
+def is_rebooted_at_once(node: NodeState, targets: Sequence[ResetTarget], *, force: bool) -> bool:
+    """Whether no reset is tried: no GPU to reset, a finding that only a reboot ends, or a known failure."""
+    is_known_to_fail = known_failure(node.provider_id) is not None and not force
+    return not targets or bool(needs_reboot(node)) or is_known_to_fail
 
 
 def operands_before(node: NodeState) -> dict[str, str]:

@@ -89,12 +89,19 @@ class NodeState(Struct, frozen=True):
     repair_managers: Mapping[str, tuple[FieldManager, ...]] = field(default_factory=dict)
     """Owners of fields of existing repair conditions, by type."""
     provider_id: str = ""
+    boot_id: str = ""
+    """Boot of the node's kernel, as the kubelet reports it; '' if unknown, and in listings."""
     created: datetime | None = None
     field_managers: int = 0
     """Entries of `metadata.managedFields`."""
 
     def condition(self, kind: str = CONDITION) -> Mapping[str, Any] | None:
         return next((entry for entry in self.conditions if entry.get("type") == kind), None)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the kubelet reports that it can run pods."""
+        return (self.condition("Ready") or {}).get("status") == "True"
 
     def our_conditions(self) -> list[Mapping[str, Any]]:
         return [condition for condition in self.conditions if is_our_condition(condition)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from healthcheck.deep import job
 from healthcheck.deep.job import JobName, job_on, pod_of
-from healthcheck.deep.reset_plan import gpu_name
+from healthcheck.deep.reset_plan import boot_name, gpu_name
 from healthcheck.node.state import NodeState
 
 CRON_JOB = "gpu-healthcheck-reset-node"
@@ -17,12 +17,22 @@ _BEGINNING = "gpu-reset"
 
 
 def reset_job(
-    template: Mapping[str, Any], node: NodeState, namespace: str, gpus: Sequence[str], wait_seconds: float
+    template: Mapping[str, Any],
+    node: NodeState,
+    namespace: str,
+    gpus: Sequence[str],
+    wait_seconds: float,
+    reboot: str = "",
 ) -> dict[str, Any]:
-    """Return the Job for these GPUs, which waits this long until they are free. Raises TemplateError."""
+    """Return the Job for these GPUs, which waits this long until they are free. Raises TemplateError.
+
+    `reboot` is the boot that it may end if the reset fails; without GPUs, it tries no reset.
+    """
     made = job_on(template, JobName(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
     _, container = pod_of(made)
     container["args"] = [f"--gpu={gpu_name(gpu)}" for gpu in gpus] + [f"--wait={wait_seconds:.0f}"]
+    if reboot:
+        container["args"].append(f"--reboot={boot_name(reboot)}")
     return made
 
 

@@ -92,7 +92,14 @@ def plan(view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotG
     )
     condition = _condition(CONDITION_STATUS[status], reason, message, node, now)
     summary = NodeSummary(
-        status, severity, reason, message, tainted=word == SET, settling=verdict.settling, work=view.work
+        status,
+        severity,
+        reason,
+        message,
+        tainted=word == SET,
+        settling=verdict.settling,
+        work=view.work,
+        awaits_reboot=view.awaits_reboot,
     )
     return NodePatch(
         patch if news else None,

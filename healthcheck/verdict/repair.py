@@ -52,6 +52,8 @@ class NodeSummary(Struct, frozen=True):
     """Whether a finding that can flicker is still to be confirmed."""
     work: str = ""
     """The quarantine or reset that uses the node: a repair would end it without a result."""
+    awaits_reboot: bool = False
+    """Whether this reset has drained the node and waits for a reboot."""
 
 
 class RepairChange(Struct, frozen=True):
@@ -86,7 +88,10 @@ def plan_repair(
 
 def _wanted(kind: str, repair: RepairPolicy, summary: NodeSummary) -> dict[str, str] | None:
     """Return the condition to write; None if it is unchanged."""
-    if kind == HARDWARE_READY:
+    result: tuple[str, str, str] | None
+    if kind == REBOOT_REQUIRED and summary.awaits_reboot:
+        result = "True", "ResetAwaitsReboot", f"gpu-healthcheck reset has drained this node: {summary.message}"
+    elif kind == HARDWARE_READY:
         result = _hardware_ready(repair, summary)
     else:
         result = _required(Severity.REBOOT if kind == REBOOT_REQUIRED else Severity.ISOLATE, summary)

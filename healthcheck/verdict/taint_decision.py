@@ -55,6 +55,8 @@ class AgentView(Struct, frozen=True):
     now: datetime
     work: str = ""
     """The quarantine or reset that uses the node, for the message of a repair condition; '' if there is none."""
+    awaits_reboot: bool = False
+    """Whether the reset that uses the node waits for a reboot."""
 
 
 class TaintDecision(Struct, frozen=True):

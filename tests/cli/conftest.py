@@ -11,6 +11,7 @@ import pytest
 
 from sim.control_plane import ControlPlane
 from sim.device_plugin import DevicePlugin
+from sim.host_boot import HostBoot
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
 from sim.node import SimulatedNode
@@ -62,7 +63,8 @@ def workshop(scheduled: ControlPlane, short_root: Path, tmp_path: Path) -> Itera
         kubelets = Kubelets(scheduled, folder, {name: node.root}, environment, tmp_path / "programs")
         scheduled.create_node(name, labels={"nvidia.com/gpu.present": "true"}, provider_id="metal://a")
         plugin = DevicePlugin(scheduled, node, name)
-        workshop = Workshop(scheduled, node, kubelets, plugin, tmp_path, name)
-        with kubelets, plugin, serving_pod_resources(node.root, workshop.held):
+        host = HostBoot(scheduled, node, kubelets, plugin, name)
+        workshop = Workshop(scheduled, node, kubelets, plugin, host, tmp_path, name)
+        with kubelets, plugin, host, serving_pod_resources(node.root, workshop.held):
             yield workshop
             workshop.close()

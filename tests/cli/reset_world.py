@@ -14,6 +14,7 @@ from typing import Any
 from healthcheck.operations.reset_job import job_name
 from sim.control_plane import ControlPlane
 from sim.device_plugin import DEPLOY, PLUGIN, DevicePlugin
+from sim.host_boot import HostBoot
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
 from tests.waiting import GIVE_UP_SECONDS, eventually
@@ -22,6 +23,7 @@ P = "gpu-healthcheck.aws-samples.io"
 ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/default/pods"
 JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 BUDGET = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
 
 
@@ -31,6 +33,7 @@ class Workshop:
     node: SimulatedNode
     kubelets: Kubelets
     plugin: DevicePlugin
+    host: HostBoot
     folder: Path
     name: str
     given: dict[str, str] = field(default_factory=dict)
@@ -64,6 +67,12 @@ class Workshop:
         body = {"metadata": {"name": name, "ownerReferences": [reference], **metadata}, "spec": spec}
         answer = self.plane.request("POST", PODS, body)
         assert answer.status == 201, answer.message
+
+    def add_budget(self, app: str) -> None:
+        """Let no pod with this label be evicted."""
+        spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}}
+        self.plane.request("POST", BUDGETS, {"metadata": {"name": "all"}, "spec": spec})
+        eventually(lambda: self.plane.request("GET", f"{BUDGETS}/all").body["status"].get("currentHealthy"))
 
     def held(self) -> list[tuple[str, str, list[str]]]:
         """Return what the kubelet gave to pods."""
@@ -132,6 +141,10 @@ class Workshop:
     def allocatable(self) -> int:
         return int(self.object["status"]["allocatable"].get("nvidia.com/gpu", 0))
 
+    def condition(self, kind: str) -> dict[str, Any]:
+        entries = self.object["status"]["conditions"]
+        return next((entry for entry in entries if entry["type"] == kind), {})
+
     def is_tainted(self, key: str) -> bool:
         return any(taint["key"] == f"{P}/{key}" for taint in self.object["spec"].get("taints") or ())
 
@@ -153,6 +166,9 @@ class Workshop:
     def has_job(self) -> bool:
         return self.plane.request("GET", f"{JOBS}/{job_name(self.name)}").status == 200
 
+    def has_ended_job(self) -> bool:
+        return bool(self.plane.request("GET", f"{JOBS}/{job_name(self.name)}").body["status"].get("failed"))
+
     @property
     def events(self) -> list[str]:
         items = self.plane.request("GET", "/api/v1/namespaces/default/events").body["items"]
@@ -163,7 +179,7 @@ class Workshop:
     def close(self) -> None:
         self.plane.request("DELETE", f"{JOBS}/{job_name(self.name)}?propagationPolicy=Background")
         self.plugin.remove()
-        self.plane.request("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets")
+        self.plane.request("DELETE", BUDGETS)
         self.plane.request("DELETE", f"{PODS}?gracePeriodSeconds=0")
         self.plane.request("DELETE", f"/api/v1/nodes/{self.name}")
         self.plane.request("DELETE", BUDGET)  # a tainted node keeps its slot

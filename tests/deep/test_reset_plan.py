@@ -11,13 +11,16 @@ import pytest
 from healthcheck.deep.gpu_resets import KNOWN_FAILURES, SCOPES, ResetScope, scope_of
 from healthcheck.deep.reset_plan import (
     OPERANDS,
+    is_rebooted_at_once,
+    needs_reboot,
     operands_before,
     reset_targets,
     switch_off,
     switch_on,
+    why_not_reboot,
     why_not_reset,
 )
-from healthcheck.deep.reset_steps import Step, may_have_begun
+from healthcheck.deep.reset_steps import Step, awaits_reboot, drained, may_have_begun
 from healthcheck.node.state import NodeState
 from healthcheck.operations.gpu_holders import HolderKind, holder_kind
 from healthcheck.operations.reset_job import job_name, reset_job
@@ -87,7 +90,7 @@ def test_the_gpus_with_a_finding_that_a_reset_ends(
         (node(row(), labels={"nvidia.com/mig.config.state": "pending"}), [], "is being changed"),
         (node(row(), labels={"nvidia.com/gpu.workload.config": "vm-passthrough"}), [], "belong to virtual machines"),
         (node(row(), labels={"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}), [], "HyperPod"),
-        (node(row(), provider_id="aws:///us-west-2a/i-0123"), [], "reboot it instead"),
+        (node(row(), provider_id="aws:///us-west-2a/i-0123"), [], "add --reboot to reboot it"),
         (node(row(), provider_id="gce://p/z/n"), [], ""),
     ],
 )
@@ -99,6 +102,60 @@ def test_reasons_against_a_reset(state: NodeState, asked: list[str], message: st
 def test_force_overrules_judgement_and_not_another_run() -> None:
     assert whys(node(provider_id="aws:///us-west-2a/i-0123"), "7", force=True) == ""
     assert "quarantine x" in whys(node(run=held("quarantine", "x")), "7", force=True)
+
+
+BOOT, LOST = "b0074d00-0000-4000-8000-000000000001", row("Xid79", "REBOOT")
+SWITCH = row("SXid11004", "RESET", "nvswitch/0000:85:00.0")
+EC2 = "aws:///us-west-2a/i-0123"
+
+
+@pytest.mark.parametrize(
+    ("rows", "about", "asked", "force", "at_once"),
+    [
+        ([row()], {}, [], False, False),
+        ([row()], {"provider_id": EC2}, [], False, True),
+        ([row()], {"provider_id": EC2}, [], True, False),
+        ([LOST], {}, [], False, True),
+        ([row(), LOST], {}, [], False, True),
+        ([SWITCH], {}, [], False, True),
+        ([], {}, [], True, True),
+        ([], {}, ["3"], True, False),
+    ],
+)
+def test_which_nodes_are_rebooted_without_a_reset(
+    rows: list[dict[str, Any]], about: dict[str, str], asked: list[str], force: bool, at_once: bool
+) -> None:
+    state = node(*rows, **about)
+    assert is_rebooted_at_once(state, reset_targets(state, asked), force=force) is at_once
+
+
+@pytest.mark.parametrize(
+    ("rows", "boot_id", "run", "force", "message"),
+    [
+        ([row()], BOOT, None, False, ""),
+        ([LOST], BOOT, None, False, ""),
+        ([SWITCH], BOOT, None, False, ""),
+        ([row("RowRemapFailed", "ISOLATE")], BOOT, None, False, "no finding on it ends with a reset or a reboot"),
+        ([], BOOT, None, False, "no finding on it ends with a reset or a reboot"),
+        ([], BOOT, None, True, ""),
+        ([LOST], "", None, False, "reports no boot id"),
+        ([LOST], "$(reboot)", None, True, "reports no boot id"),
+        ([LOST], BOOT, held("quarantine", "x"), True, "quarantine x uses it"),
+    ],
+)
+def test_reasons_against_a_reboot(
+    rows: list[dict[str, Any]], boot_id: str, run: object, force: bool, message: str
+) -> None:
+    state = node(*rows, run=run, boot_id=boot_id)
+    why = "; ".join(why_not_reboot(state, reset_targets(state, []), JOB, NOW, force=force))
+    assert message in why
+    assert bool(why) == bool(message)
+
+
+def test_a_refusal_names_the_reboot() -> None:
+    assert needs_reboot(node(LOST)) == (f"Xid79 on gpu/{ADDRESS}",)
+    assert "add --reboot" in whys(node(LOST))
+    assert whys(node(row(), LOST)) == ""
 
 
 def test_data_about_resets_has_sources() -> None:
@@ -159,6 +216,8 @@ class TestOperands:
         (Step.PLAN, None, False),
         (Step.FREE, None, False),
         (Step.RESET, None, True),
+        (Step.DRAIN, None, False),
+        (Step.REBOOT, None, True),
         (Step.VERIFY, None, True),
         (Step.LEVEL_2, 5.0, True),
         (None, 5.0, True),
@@ -167,6 +226,18 @@ class TestOperands:
 )
 def test_from_the_reset_on_it_is_not_undone(running: str | None, reset_at: float | None, begun: bool) -> None:
     assert may_have_begun(RunRecord(running=running, reset_at=reset_at)) is begun
+
+
+@pytest.mark.parametrize(("status", "begun"), [("pass", True), ("fail", True), ("unknown", False)])
+def test_a_result_is_not_undone(status: str, begun: bool) -> None:
+    assert may_have_begun(RunRecord(status=status)) is begun
+
+
+def test_a_reboot_is_awaited_in_its_own_boot_only() -> None:
+    requested = RunRecord(running="reboot", boot_id=BOOT)
+    assert [awaits_reboot(requested, boot_id) for boot_id in (BOOT, "another", "")] == [True, False, False]
+    assert not awaits_reboot(RunRecord(running="drain the node", boot_id=BOOT), BOOT)
+    assert drained(RunRecord()) == ""
 
 
 @pytest.mark.parametrize(
@@ -202,6 +273,14 @@ def test_the_job_names_its_gpus() -> None:
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["args"] == [f"--gpu={ADDRESS}", f"--gpu={UUID}", "--gpu=3", "--wait=90"]
     assert job["metadata"]["name"] == "gpu-reset-n"
+
+
+def test_the_job_names_the_boot_that_it_may_end() -> None:
+    job = reset_job(template(), NodeState("n", "uid"), "gpu-healthcheck", [], 90, BOOT)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["--wait=90", f"--reboot={BOOT}"]
+    with pytest.raises(ValueError, match="named by its id"):
+        reset_job(template(), NodeState("n", "uid"), "gpu-healthcheck", [], 90, "now")
 
 
 @pytest.mark.parametrize("gpu", ["", "all", "--all", "0000:18:00.0 --x", "1;reboot", "GPU-1", "9999"])

@@ -55,6 +55,17 @@ def test_pods_that_the_gate_refused_are_evidence() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("running", "minutes", "found"),
+    [("reboot", None, True), ("reboot", 5, True), ("reboot", -5, False), ("drain the node", None, False)],
+)
+def test_a_reboot_that_a_dead_reset_requested(running: str, minutes: float | None, found: bool) -> None:
+    annotations = {RESET_RESULT: json.dumps({"running": running})}
+    annotations |= run(minutes) if minutes is not None else {}
+
+    assert results(judged(node("a", annotations=annotations))) == [("ResetLeftOffAtReboot", "node/a")] * found
+
+
 DCGM = "nvidia.com/gpu.deploy.dcgm"
 
 

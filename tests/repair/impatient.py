@@ -9,4 +9,5 @@ from repair import steps
 
 if __name__ == "__main__":
     steps.FOREIGN_SECONDS = steps.WORKS_SECONDS = 1.5
+    steps.SHUTDOWN_SECONDS = 2.0
     sys.exit(program.main())

@@ -280,3 +280,14 @@ def test_a_reason_in_the_eks_agents_words(ours: str, theirs: str) -> None:
 def test_every_reason_that_has_a_row_is_one_of_ours() -> None:
     known = {reason.name for check in CHECKS for reason in check.reasons}
     assert {row["reason"] for _, row in read_rows("eks_reasons.csv")} - known == {UNTOLD}
+
+
+@pytest.mark.parametrize("severity", [PASS, RESET, REBOOT])
+def test_a_reset_that_waits_for_a_reboot_requests_it_whatever_the_severity(severity: Severity) -> None:
+    memory = memory_of(severity)
+    verdict = decide(memory, [says()])
+    change = planned(verdict, memory, node(), ALL, work="a reset uses the node", awaits_reboot=True)
+
+    assert conditions(change)[REBOOT_REQUIRED]["status"] == "True"
+    assert conditions(change)[REBOOT_REQUIRED]["reason"] == "ResetAwaitsReboot"
+    assert words(plan_for(with_conditions(change), memory, work="a reset uses the node"))[0] == "False"
