@@ -20,6 +20,7 @@ from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.exits import begin, expired
 from healthcheck.memory.findings import Memory, Suspect
 from healthcheck.memory.kernel_events import after_kernel_log
+from healthcheck.memory.known_names import SLOWER_THAN_SIBLINGS
 from healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
 from healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import (
@@ -434,3 +435,18 @@ class TestLook:
 
     def test_it_remembers_what_the_node_was_taken_for(self) -> None:
         assert after_look(remembers(), JudgedCycle([], instance_type="p5.48xlarge"), NOW).instance_type == "p5.48xlarge"
+
+
+def test_a_slow_gpu_that_is_idle_stays_for_a_day_and_ends_when_it_is_equal() -> None:
+    slow = fault(SLOWER_THAN_SIBLINGS, Severity.MONITOR)
+    idle = says(check="gpu-siblings", too_early=(TooEarly("idle", slow.subject),))
+    rules = MemoryRules(monitor_ttl_seconds=86_400)
+    memory = after_look(remembers(), JudgedCycle([says(slow, check="gpu-siblings")]), NOW, rules)
+
+    kept = after_look(memory, JudgedCycle([idle]), later(86_000), rules)
+    again = after_look(kept, JudgedCycle([says(slow, check="gpu-siblings")]), later(86_300), rules)
+
+    assert [finding.last_seen for finding in kept.standing] == [NOW.wall]
+    assert after_look(kept, JudgedCycle([idle]), later(86_400), rules).standing == ()
+    assert after_look(again, JudgedCycle([idle]), later(100_000), rules).standing != ()
+    assert after_look(kept, JudgedCycle([says(check="gpu-siblings")]), later(86_100), rules).standing == ()

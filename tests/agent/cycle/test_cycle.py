@@ -36,6 +36,7 @@ from healthcheck.probes.nvml.pause import end_pause, start_pause
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.inventory import DcgmRow
 from sim.node import EFA_PROGRAMS, SimulatedNode
+from sim.pod_resources import serving_pod_resources
 from tests.agent.parts import Reports, reader
 from tests.host.grpc_server import answers_to, serving
 from tests.waiting import eventually
@@ -197,6 +198,33 @@ def test_a_later_look_has_what_the_runtime_says(short_root: Path, config: Path, 
         assert (light.evidence[CONTAINER_RUNTIME].why_not_live, soon) == (NOT_YET, AGAIN_SECONDS)
         assert eventually(lambda: light.look()[0][CONTAINER_RUNTIME].live) == Live()
         assert light.cycle.run() is None
+
+
+def test_a_gpu_slower_than_those_of_its_pod_is_found_while_they_work_and_kept_when_idle(
+    short_root: Path, config: Path, mocker: MockerFixture
+) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("gpu-siblings")
+    seconds = 1000.0
+    with SimulatedNode.create(short_root, "p5.48xlarge") as node:
+        light = Light(node, config, mocker)
+        light.driver.clock = lambda: seconds
+        node.work([0, 1, 2, 3, 4, 6, 7], 1980, 650)
+        node.work([5], 1410, 410)
+        with serving_pod_resources(node.root, lambda: [("ml", "train", held)]):
+            held = [gpu.uuid for gpu in node.gpus]
+            active = []
+            for _ in range(5):
+                light.look()
+                seconds += 300
+                active.append([finding.finding.subject for finding in light.state.memory.standing])
+            for gpu in range(8):
+                node.write_value(f"nvml/gpu{gpu}/samples/1", "120 166000 0")
+            light.look()
+        light.driver.end()
+
+    slow = [f"gpu/{node.gpus[5].address}"]
+    assert active == [[], [], [], slow, slow]
+    assert [finding.finding.subject for finding in light.state.memory.standing] == slow
 
 
 def test_what_the_node_allows_is_expected(light: Light) -> None:
