@@ -84,7 +84,7 @@ TIME = Exit(
     "time",
     "an event of MONITOR, `GpuSlowerThanSiblings`",
     "`MONITOR_TTL` passed since its last observation",
-    lambda one: _event(Severity.MONITOR)(one) or _is_slow(one),
+    lambda one: _event(Severity.MONITOR)(one) or _is_slower_than_siblings(one),
 )
 RECOVERED = Exit(
     "the return of its recovery action to None",
@@ -128,7 +128,7 @@ QUARANTINE = Exit(
     "a passed quarantine run",
     "an event of RESET or worse, `GpuSlowerThanSiblings`",
     "a run that began later passed, including level 4",
-    lambda one: _event(Severity.RESET, Severity.REBOOT, Severity.ISOLATE)(one) or _is_slow(one),
+    lambda one: _event(Severity.RESET, Severity.REBOOT, Severity.ISOLATE)(one) or _is_slower_than_siblings(one),
 )
 RELEASE = Exit(
     "release",

@@ -27,7 +27,18 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
-from healthcheck.probes import device_files, gdrcopy, hami, kernel_log, kernel_modules, limits, mlx5, pci, services
+from healthcheck.probes import (
+    device_files,
+    gdrcopy,
+    gpu_pods,
+    hami,
+    kernel_log,
+    kernel_modules,
+    limits,
+    mlx5,
+    pci,
+    services,
+)
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import distributions, facts
 from healthcheck.probes.efa import infiniband, libfabric
@@ -62,10 +73,18 @@ def _perhaps(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.none() | strategy
 
 
+def _few(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(strategy, max_size=3).map(tuple)
+
+
 _modes = st.builds(nvml.Mode, st.booleans(), st.booleans())
 _counters = st.dictionaries(st.sampled_from([*nvlink_errors.LEAST_PER_SECOND, "of_drivers_to_come"]), numbers)
 _links = st.builds(nvml.NvLink, st.integers(0, 35), st.booleans(), _perhaps(numbers), _counters)
 _fabrics = st.builds(nvml.Fabric, numbers, codes, numbers, words, _perhaps(numbers), _perhaps(numbers))
+_memory_errors = st.builds(nvml.MemoryErrors, *[_perhaps(numbers)] * 4)
+_throttled = st.builds(nvml.ThrottledTime, *[_perhaps(numbers)] * 4)
+_samples = _perhaps(st.builds(nvml.Samples, st.integers(1, 1000), numbers, numbers, _perhaps(numbers)))
+_loads = st.builds(nvml.Load, *[_perhaps(numbers)] * 8, *[_samples] * 3)
 _temperatures = st.builds(nvml.Temperature, *[_perhaps(numbers | st.integers(-300, 1000))] * 4)
 
 GPU: dict[str, st.SearchStrategy[Any]] = {
@@ -83,7 +102,12 @@ GPU: dict[str, st.SearchStrategy[Any]] = {
     "mig_mode": _perhaps(_modes),
     "ecc": _perhaps(st.builds(nvml.EccCounts, numbers, numbers, numbers, numbers)),
     "sram_threshold_exceeded": _perhaps(st.booleans()),
-    "row_remap": _perhaps(st.builds(nvml.RowRemap, numbers, numbers, st.booleans(), st.booleans())),
+    "row_remap": _perhaps(st.builds(nvml.RowRemap, numbers, numbers, st.booleans(), st.booleans(), _perhaps(numbers))),
+    "memory_errors": _perhaps(_memory_errors),
+    "throttled": _perhaps(_throttled),
+    "load": _perhaps(_loads),
+    "unrepairable_memory": _perhaps(st.booleans()),
+    "sram_unique": _perhaps(st.builds(nvml.SramUnique, numbers, numbers)),
     "exhausted_banks": _perhaps(numbers),
     "retired_pages": _perhaps(st.builds(nvml.RetiredPages, numbers, numbers, st.booleans())),
     "repair": _perhaps(st.builds(nvml.PendingRepair, st.booleans(), st.booleans())),
@@ -116,15 +140,19 @@ _answers = st.builds(
     st.lists(gpus(), max_size=2).map(lambda some: (*some, *every()[2:])) | gpus().map(lambda one: (one,) * 20),
     st.lists(_pairs, max_size=3).map(tuple),
 )
+_moments = st.floats(0, 1e9)
 driver_looks = st.builds(
     nvml.DriverReading,
     st.one_of(*[_answers] * 9, causes),
-    st.lists(st.floats(0, 1e9), max_size=2).map(tuple),
+    st.lists(_moments, max_size=2).map(tuple),
     seconds,
     _perhaps(numbers),
     words,
     st.lists(words, max_size=2).map(tuple),
+    _perhaps(seconds),
     st.booleans(),
+    _moments,
+    _few(st.builds(nvml.Snapshot, _moments, _few(gpus()))),
 )
 _functions = st.builds(
     pci.PciFunction,
@@ -161,10 +189,6 @@ _versions = st.sampled_from(["", "1.7.27", "2.1.4-k3s1", "v3", "2"]) | words
 _flags = _perhaps(st.booleans())
 _shims = st.sampled_from(["", "io.containerd.runc.v2", "io.containerd.runc.v1", "io.containerd.kata.v2"]) | words
 _problems = st.builds(facts.ConfigurationProblem, _paths, words, numbers, numbers, st.booleans())
-
-
-def _few(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(strategy, max_size=3).map(tuple)
 
 
 _read_files = _few(st.builds(facts.ReadFile, _paths, seconds))
@@ -292,8 +316,12 @@ _ports = st.builds(
     _perhaps(st.tuples(seconds, seconds)),
 )
 
+_subjects = st.sampled_from([gpu.subject for gpu in every()])
 FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     nvml.NVML: driver_looks,
+    gpu_pods.GPU_PODS: _few(
+        st.builds(gpu_pods.GpuPods, _moments, st.dictionaries(_subjects, words, max_size=8), st.just("") | words)
+    ),
     pci.FUNCTIONS: st.lists(_functions, max_size=5).map(tuple),
     infiniband.RDMA: st.builds(infiniband.Rdma, st.lists(_devices, max_size=4).map(tuple), st.booleans(), words),
     mlx5.MLX5: st.builds(

@@ -50,7 +50,7 @@ LACKING = [
     ("ecc", ("ecc", "sram_threshold_exceeded"), "no GPU here counts ECC errors"),
     ("row-remap", ("row_remap", "exhausted_banks"), "no GPU here reports remapped rows"),
     ("retired-pages", ("retired_pages",), "no GPU here retires pages: from Ampere on they remap rows"),
-    ("gpu-repair", ("repair",), "no GPU here reports repairs"),
+    ("gpu-repair", ("repair", "unrepairable_memory"), "no GPU here reports repairs"),
     ("inforom", ("inforom_valid",), "no GPU here supports a test of its InfoROM"),
     ("ecc-mode", ("ecc_mode",), "no GPU here supports ECC"),
     ("mig-mode", ("mig_mode",), "no GPU here supports MIG"),

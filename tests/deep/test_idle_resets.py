@@ -48,7 +48,7 @@ RUN = {"kind": "reset", "holder": "gpu-reset-n", "until": timestamp(LATER)}
         (node(row(), row("REBOOT", "0000:19:00.0")), "needs more than a reset"),
         (node(row("ISOLATE", rule="ESCALATE_AFTER")), "needs more than a reset"),
         (node(row("MONITOR")), "no finding on it ends"),
-        (node(row(subject="node")), "no finding on it ends"),
+        (node(row(subject="node")), "no reset of a GPU ends"),
         (node(run=RUN), "a reset of it is active"),
         (node(run=RUN | {"kind": "quarantine", "holder": "q"}), "quarantine q uses it"),
         (replace(node(), taints=()), "no slot of the fleet budget"),

@@ -33,6 +33,7 @@ GROUP_0 = [
     "persistence-mode",
     "clocks",
     "temperature",
+    "gpu-siblings",
     "gpu-memory-held",
     "device-files",
     "xid",
