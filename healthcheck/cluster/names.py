@@ -19,8 +19,6 @@ POLICIES = tuple(
         "sweeper-leases",
         "quarantine-nodes",
         "reset-nodes",
-        "reset-automation-nodes",
-        "reset-automation-jobs",
         "device-taints",
     )
 )
