@@ -12,7 +12,17 @@ from msgspec import Struct
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.roce_fabric import GROUP
-from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    KernelEvent,
+    Nature,
+    NotConfigured,
+    Reason,
+    Severity,
+)
 from healthcheck.probes import kernel_log
 
 UNRECOVERABLE = Reason(
@@ -76,6 +86,8 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     for record in seen[kernel_log.RING]:
         if record.text.startswith(_BEGINS) and (event := read_message(record, expected)):
             yield event
+    if not (expected.is_capture or expected.first.rdma):
+        yield NotConfigured("no port of an mlx5 device was active yet")
 
 
 def read_message(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:

@@ -18,7 +18,7 @@ PAUSED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "paused-for-dr
 RESUMED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "true"}}}
 BAD_SETTINGS = {
     "CHECK_INTERVAL": "5",
-    "CHECKS_LIGHTWEIGHT": "0 99",
+    "CHECKS_LIGHTWEIGHT": "0 word",
     "TAINT_SEVERITY": "AWFUL",
     "instance-profiles.conf": "# ours\np5.48xlarge|eight|32|true|efa\n",
 }
@@ -140,7 +140,7 @@ def the_last_good_settings_stay_and_an_event_names_each_bad_one(world: World) ->
     assert [metrics[f"bad_settings{{{key}}}"] for key in BAD_SETTINGS] == [1.0] * 4
     for words in (
         f"{world.config}/CHECK_INTERVAL: CHECK_INTERVAL = '5': a whole number of seconds, 10 to 86400",
-        "CHECKS_LIGHTWEIGHT = '0 99': no check '99'; allowed are 0, 2, 3, 7, 8, 0-nvidia-smi",
+        "CHECKS_LIGHTWEIGHT = '0 word': no check 'word'; allowed are 0, 2, 3, 7, 8, 9, 0-nvidia-smi",
         "TAINT_SEVERITY = 'AWFUL': allowed are MONITOR, RESET, REBOOT or ISOLATE",
         "instance-profiles.conf:2: gpus 'eight'; write a whole number",
     ):

@@ -28,6 +28,7 @@ class TestAHealthyNode:
             ("3-topology-check", "pass"),
             ("7-container-runtime", "pass"),
             ("8-hami", "not-configured"),
+            ("9-roce", "not-configured"),
         ]
         assert node.record["instance_type"] == "p5.48xlarge"
         assert (node.record["node_uid"], node.record["boot_id"]) == (node.uid, watched.host.boot_id)
@@ -66,6 +67,7 @@ class TestAHealthyNode:
             "3-topology-check": "pass",
             "7-container-runtime": "pass",
             "8-hami": "not-configured",
+            "9-roce": "not-configured",
         }
 
 

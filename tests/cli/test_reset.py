@@ -139,7 +139,7 @@ def test_a_later_fault_is_no_unfinished_reset(workshop: Workshop) -> None:
     code, out = workshop.reset()
 
     assert (code, workshop.allocatable) == (2, 7), out
-    assert "no finding on it ends with the reset of a GPU" in out
+    assert "no reset of a GPU ends Xid79" in out
 
 
 def test_a_dra_plugin_that_keeps_its_taint_is_restarted(workshop: Workshop) -> None:

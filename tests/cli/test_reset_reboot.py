@@ -44,7 +44,7 @@ def test_a_reset_that_fails_is_followed_by_a_reboot_that_ends_the_finding(worksh
     record = workshop.record
     assert (record["status"], record["boot_id"], len(record["gpus"])) == ("pass", workshop.node.boot_id, 8)
     assert steps(workshop) == [
-        *("claim", "plan", "free the GPUs", "reset", "drain the node", "reboot", "verify", "level 2")
+        *("claim", "plan", "free the GPUs", "reset", "drain the node", "reboot", "verify", "level 2", "load")
     ]
     assert asked(workshop).count(REBOOT) == 1
     assert OF_A_BOOT.isdisjoint(event.split()[0] for event in workshop.events)
@@ -66,7 +66,7 @@ def test_a_finding_that_no_reset_ends_is_a_target_with_reboot_only(workshop: Wor
 
     assert (code, workshop.findings, workshop.is_tainted("unhealthy")) == (0, [], False), out
     assert [line for line in asked(workshop) if "gpu-reset" in line] == []
-    assert steps(workshop) == ["claim", "drain the node", "reboot", "verify", "level 2"]
+    assert steps(workshop) == ["claim", "drain the node", "reboot", "verify", "level 2", "load"]
 
 
 def test_a_dry_run_names_the_drain(workshop: Workshop) -> None:
@@ -202,7 +202,7 @@ class TestCtrlC:
         code, out = workshop.reset()
 
         assert (code, workshop.findings, workshop.is_untouched, workshop.allocatable) == (0, [], True, 8), out
-        assert steps(workshop)[-3:] == ["reboot", "verify", "level 2"]
+        assert steps(workshop)[-4:] == ["reboot", "verify", "level 2", "load"]
         assert asked(workshop).count(REBOOT) == 1
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.cluster
 
 NOBODY = ("", "", False)
 OURS = ("quarantine", "quarantine", True)
-GROUPS = (LEVEL_4, LOOPBACK, ROCE, ALL_REDUCE)
+GROUPS = (LEVEL_4, LOOPBACK, ROCE, LOAD, ALL_REDUCE)
 STEPS = [
     (LEVEL_4, "dcgm/hang", "", []),
     (LOOPBACK, "fi_pingpong/fails", "DEVICE hang", [LEVEL_4]),
@@ -201,7 +201,7 @@ def test_kill_9_at_each_write_leaves_a_record_that_is_right_and_a_node_that_the_
     world.host.write_value("nccl/fails", "wrong")
     number = writes(world)
     final = world.record
-    assert (number, final["recommendation"]) == (11, "replace")
+    assert (number, final["recommendation"]) == (13, "replace")
 
     # After a write the Node is as it is before the next one: only the last is killed after it, too.
     for kill_at in (*(f"{value} before" for value in range(1, number + 1)), f"{number} after"):

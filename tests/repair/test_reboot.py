@@ -84,7 +84,7 @@ def test_the_next_boot_verifies_all_gpus(world: ResetWorld) -> None:
     record = world.record
     assert (ended.code, record["status"], record["boot_id"]) == (0, "pass", world.host.boot_id)
     assert ("running" in record, "reset_at" in record, len(record["gpus"])) == (False, False, 8)
-    assert steps(world)[-4:] == ["drain the node", "reboot", "verify", "level 2"]
+    assert steps(world)[-5:] == ["drain the node", "reboot", "verify", "level 2", "load"]
     assert not requested(world)
 
 
