@@ -49,7 +49,7 @@ def test_a_reset_that_fails_is_followed_by_a_reboot_that_ends_the_finding(worksh
     assert asked(workshop).count(REBOOT) == 1
     assert OF_A_BOOT.isdisjoint(event.split()[0] for event in workshop.events)
     events = [event for event in workshop.events if event.startswith("GpuResetStep")]
-    assert len(events) == 8
+    assert len(events) == 9
     assert any("reset: failed: nvidia-smi --gpu-reset: failed" in event for event in events)
 
 
