@@ -162,7 +162,7 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
         "places": places,
         "granted": granted,
         "seconds": round(seconds, 2),
-        "all_told_after_seconds": summary(waited),
+        "reported_after_seconds": summary(waited),
         "requests": dict(
             Counter(f"{request.verb} {request.resource} {request.code}" for request in asked).most_common()
         ),

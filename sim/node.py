@@ -27,6 +27,7 @@ from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus, values_
 DRIVER_VERSION = "570.133.20"
 CUDA_MAJOR = 12
 LIBRARY_DIRECTORY = "usr/lib/x86_64-linux-gnu"
+DRIVER_LIBRARIES = ("libnvidia-ml.so.1", "libcuda.so.1")
 EFA_PROGRAMS = "opt/amazon/efa/bin"
 FI_INFO = Path(__file__).parent / "fi_info.sh"
 DCGM_PROGRAMS = "usr/bin"

@@ -27,7 +27,7 @@ _HARDWARE_SLOWDOWN, _THERMAL_SLOWDOWN, _POWER_BRAKE = 0x8, 0x40, 0x80
 MOST_HARDWARE_SHARE = 0.05
 """Share of two windows in a row, each of at least `nvml.SNAPSHOT_SECONDS`, in which hardware holds the clocks down.
 
-A reading of the bits misses short pulses: nine nodes were braked for 36 hours unnoticed (NVIDIA/NVSentinel#1748).
+A reading of the bits misses short pulses: nine nodes were braked for 36 hours unnoticed (NVIDIA/NVSentinel#1666).
 """
 MOST_SOFTWARE_SHARE, SOFTWARE_SECONDS = 0.2, 600.0
 """Share of a window in which the driver reduces the clocks because of heat, and the least length of the window."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from sim.node import LIBRARY_DIRECTORY
+from sim.node import DRIVER_LIBRARIES, LIBRARY_DIRECTORY
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"
 """Path of the runtime in the toolkit's packages."""
-_LIBRARY = f"/{LIBRARY_DIRECTORY}/libnvidia-ml.so.1"
+_LIBRARIES = [f"/{LIBRARY_DIRECTORY}/{name}" for name in DRIVER_LIBRARIES]
 
 
 def script(hardware: str) -> str:
@@ -25,7 +25,7 @@ if "create" in sys.argv:
         for source, place in (
             ("/{hardware}", "/{hardware}"),
             ("/{hardware}/nvml", "/nvml"),
-            ("/{hardware}{_LIBRARY}", "{_LIBRARY}"),
+            *(("/{hardware}" + library, library) for library in {_LIBRARIES}),
         ):
             mount = {{"source": source, "destination": place, "type": "bind", "options": ["rbind", "ro"]}}
             spec["mounts"].append(mount)

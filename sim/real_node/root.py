@@ -10,7 +10,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from sim.node import LIBRARY_DIRECTORY, NVIDIA_MAJOR
+from sim.node import DRIVER_LIBRARIES, LIBRARY_DIRECTORY, NVIDIA_MAJOR
 from sim.real_node import arguments, nvidia_runtime
 
 HARDWARE = "opt/simulated-node"
@@ -75,10 +75,10 @@ def _plug(root: Path, layers: Path, hardware: Path) -> None:
             (upper / name).symlink_to(f"{up}{HARDWARE}/sys/{directory}/{name}")
         place = root / "sys" / directory
         _mount("-t", "overlay", "overlay", place, options=f"lowerdir={place},upperdir={upper},workdir={work}")
-    library = root / LIBRARY_DIRECTORY / "libnvidia-ml.so.1"
-    _made(library.parent)
-    library.unlink(missing_ok=True)
-    library.symlink_to(f"/{HARDWARE}/{LIBRARY_DIRECTORY}/libnvidia-ml.so.1")
+    for name in DRIVER_LIBRARIES:
+        library = _made(root / LIBRARY_DIRECTORY) / name
+        library.unlink(missing_ok=True)
+        library.symlink_to(f"/{HARDWARE}/{LIBRARY_DIRECTORY}/{name}")
     _mount("--bind", hardware / "dev/kmsg", root / "dev/kmsg")
     for file in (hardware / "dev").glob("nvidia*"):
         minor = 255 if file.name == "nvidiactl" else int(file.name.removeprefix("nvidia"))
