@@ -83,7 +83,7 @@ _links = st.builds(nvml.NvLink, st.integers(0, 35), st.booleans(), _perhaps(numb
 _fabrics = st.builds(nvml.Fabric, numbers, codes, numbers, words, _perhaps(numbers), _perhaps(numbers))
 _memory_errors = st.builds(nvml.MemoryErrors, *[_perhaps(numbers)] * 4)
 _throttled = st.builds(nvml.ThrottledTime, *[_perhaps(numbers)] * 4)
-_samples = _perhaps(st.builds(nvml.Samples, st.integers(1, 1000), numbers, numbers, _perhaps(numbers)))
+_samples = _perhaps(st.builds(nvml.Samples, st.integers(1, 1000), numbers, numbers))
 _loads = st.builds(nvml.Load, *[_perhaps(numbers)] * 8, *[_samples] * 3)
 _temperatures = st.builds(nvml.Temperature, *[_perhaps(numbers | st.integers(-300, 1000))] * 4)
 

@@ -40,8 +40,8 @@ G6 = Expectation(InstanceProfile("g6.xlarge", 1, 0, False, ""), "g6.xlarge")
 NO_GPUS = Expectation(InstanceProfile("m7i.large", 0, 0, False, ""), "m7i.large")
 UNKNOWN_TYPE = Expectation(None, "x9.metal")
 
-IDLE = Load(None, None, 70_000, 0, 0, 0, 0, 0, Samples(100, 16_000_000, 0, 0))
-BUSY = Load(1980, 2619, 690_000, 0, 0, 0, 0, 0, Samples(100, 16_000_000, 9_900, 99))
+IDLE = Load(None, None, 70_000, 0, 0, 0, 0, 0, Samples(100, 16_000_000, 0))
+BUSY = Load(1980, 2619, 690_000, 0, 0, 0, 0, 0, Samples(100, 16_000_000, 9_900))
 
 
 def says(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:

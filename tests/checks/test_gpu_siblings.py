@@ -51,7 +51,7 @@ def busy(index: int, mhz: int = 1980, watts: int = 650, at: float = 0.0, **more:
         pcie_received_bytes=int(5e9 * at),
         nvlink_sent_kib=int(1e8 * at),
         nvlink_received_kib=int(1e8 * at),
-        utilisation=Samples(120, 20_000_000, 12_000, 120),
+        utilisation=Samples(120, 20_000_000, 12_000),
         sm_clock=Samples(120, 20_000_000, 120 * mhz),
     )
     return healthy(index, **{"load": load, **more})

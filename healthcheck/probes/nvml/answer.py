@@ -215,7 +215,7 @@ _READINGS: Mapping[str, Callable[[Any], Any]] = {
 
 Numbers outside the range of NVML's types are invalid.
 """
-_samples = _made(Samples, _integer(1, _MOST_SAMPLES), _count, _count, _perhaps(_integer(0, _MOST_SAMPLES)))
+_samples = _made(Samples, _integer(1, _MOST_SAMPLES), _count, _count)
 _OPTIONAL: Mapping[str, Callable[[Any], Any]] = {
     "memory_errors": _made(MemoryErrors, *[_perhaps(_count)] * 4),
     "throttled": _made(ThrottledTime, *[_perhaps(_count)] * 4),

@@ -84,16 +84,10 @@ class Samples(Struct, frozen=True):
     """Time between the oldest and the newest sample."""
     total: int
     """Sum of the samples: percent or MHz."""
-    busy: int | None = None
-    """Number of samples of at least 90 %. None for clocks."""
 
     @property
     def mean(self) -> float:
         return self.total / self.count
-
-    @property
-    def busy_share(self) -> float | None:
-        return None if self.busy is None else self.busy / self.count
 
 
 class Load(Struct, frozen=True):

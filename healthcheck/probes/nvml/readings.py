@@ -76,7 +76,6 @@ Those of 4 bytes are elements of 4 bytes. No sample is negative.
 """
 _SUM = 2
 """Position of the sum in the summary of a buffer."""
-_BUSY_PERCENT = 90
 _UNREPAIRABLE_VERSION = 0x1000008
 """Version 1 of a structure of 8 bytes, in nvidia-ml-py."""
 _MOST_SRAM_ERRORS = 1024
@@ -415,7 +414,7 @@ def _load(gpu: GpuHandle) -> list[Any] | None:
     """
     utilisation = _samples(gpu, _UTILISATION_SAMPLES)
     clocks: list[int | None] = [None, None]
-    buffers: list[list[int | None] | None] = [None, None]
+    buffers: list[list[int] | None] = [None, None]
     if utilisation is None or utilisation[_SUM] != 0:
         buffers = [_samples(gpu, kind) for kind in (_SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES)]
         kinds = zip((_SM_CLOCK, _MEMORY_CLOCK), buffers, strict=True)
@@ -430,8 +429,8 @@ def _clock(gpu: GpuHandle, kind: int) -> int | None:
     return mhz.value if code == 0 else None
 
 
-def _samples(gpu: GpuHandle, kind: int) -> list[int | None] | None:
-    """Return number, span in microseconds and sum of the samples in a buffer of the driver, and the busy ones.
+def _samples(gpu: GpuHandle, kind: int) -> list[int] | None:
+    """Return number, span in microseconds and sum of the samples in a buffer of the driver.
 
     None for an empty or implausibly large buffer.
     """
@@ -449,8 +448,7 @@ def _samples(gpu: GpuHandle, kind: int) -> list[int | None] | None:
     stamps = samples.cast("Q").tolist()[::2]
     first, step = _SAMPLE_VALUES[value_type.value]
     values = samples.cast("I" if step == 4 else "Q").tolist()[first::step]
-    busy = sum([value >= _BUSY_PERCENT for value in values]) if kind == _UTILISATION_SAMPLES else None
-    return [count.value, max(stamps) - min(stamps), sum(values), busy]
+    return [count.value, max(stamps) - min(stamps), sum(values)]
 
 
 def _unrepairable_memory(gpu: GpuHandle) -> int | None:

@@ -126,11 +126,11 @@ def judged(look: DriverReading) -> list[Judgement]:
 
 IDLE = Load(
     *(None, None, 70_000, 0, 0, 0, 0, 0),
-    utilisation=Samples(100, 99 * 166_000, 0, 0),
+    utilisation=Samples(100, 99 * 166_000, 0),
 )
 BUSY = replace(
     IDLE,
-    utilisation=Samples(100, 99 * 166_000, 9_900, 100),
+    utilisation=Samples(100, 99 * 166_000, 9_900),
     sm_clock=Samples(100, 99 * 166_000, 34_500),
     memory_clock=Samples(100, 99 * 166_000, 261_900),
 )
@@ -496,8 +496,8 @@ class TestReadings:
             ("field/198", 8, {"load": replace(IDLE, pcie_received_bytes=8)}),
             ("field/138", 9, {"load": replace(IDLE, nvlink_sent_kib=9)}),
             ("field/139", 10, {"load": replace(IDLE, nvlink_received_kib=10)}),
-            ("samples/1", "4 1000 100 90 89", {"load": replace(BUSY, utilisation=Samples(4, 3000, 379, 3))}),
-            ("samples/1", "1 1000 100", {"load": replace(BUSY, utilisation=Samples(1, 0, 100, 1))}),
+            ("samples/1", "4 1000 100 90 89", {"load": replace(BUSY, utilisation=Samples(4, 3000, 379))}),
+            ("samples/1", "1 1000 100", {"load": replace(BUSY, utilisation=Samples(1, 0, 100))}),
             ("samples/1", "100 166000 99", {"load": BUSY}),
             ("samples/5", "2 500 1980 1965", {}),  # idle
             ("unrepairable_memory", 1, {"unrepairable_memory": True}),
