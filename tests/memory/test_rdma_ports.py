@@ -15,7 +15,7 @@ from healthcheck.memory.exits import begin, release
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.rdma_ports import MOST_PORTS, after_ports
-from healthcheck.model import Evidence, Nature, Outcome, Probe, Severity, Unobserved, UnobservedCause
+from healthcheck.model import Evidence, KernelEvent, Nature, Outcome, Probe, Severity, Unobserved, UnobservedCause
 from healthcheck.model.node_facts import ONCE_HAD, EarlierHardware, RdmaPort
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.mlx5 import MLX5, Mlx5
@@ -37,8 +37,8 @@ def cycle(memory: Memory, facts: dict[Probe[Any], Any], at: float = 0.0) -> Memo
 def logged(memory: Memory, *lines: tuple[float, str]) -> Memory:
     records = tuple(Record(seq, MONOTONIC + at, 0, text) for seq, (at, text) in enumerate(lines, 900))
     events = mlx5_messages.CHECK.judge(Evidence({RING: records}), Expectation(first=memory.first))
-    sightings = tuple(event for event in events if not isinstance(event, Unobserved))
-    outcome = Outcome("mlx5-messages", "9-roce", sightings=sightings)  # type: ignore[arg-type]
+    sightings = tuple(event for event in events if isinstance(event, KernelEvent))
+    outcome = Outcome("mlx5-messages", "9-roce", sightings=sightings)
     return after_kernel_log(memory, [outcome], later(lines[-1][0]))
 
 
