@@ -10,6 +10,7 @@ from cli import index
 from cli.words import SEVERITY_MEANS
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.claim import claim_on
+from healthcheck.deep.reset_plan import needs_reboot, reset_targets
 from healthcheck.memory.known_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Nature, Severity, Status
@@ -62,14 +63,20 @@ def _advice_for(reason: str) -> str:
 
 
 def _fixing_step(node: NodeState, record: StandingRecord) -> NextStep:
-    """Return the recommendation of a quarantine run if it still applies; otherwise advise to run one."""
+    """Return the recommendation of a quarantine run if it still applies; otherwise the action of the severity."""
+    findings = record.findings or ()
     advice = _advice(node, record)
-    step = next_step(advice, node, record.findings or ())
+    step = next_step(advice, node, findings)
     if step != NextStep():
         return NextStep(step.commands, f"A quarantine run recommends {advice}. {step.note}".strip())
-    means = SEVERITY_MEANS[Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.RESET)]
-    note = f"{means[:1].upper()}{means[1:]}. {cordon_of_card(node, record.findings or ())}".strip()
-    return NextStep((f"gpu-healthcheck quarantine {node.name}",), note)
+    severity = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.RESET)
+    means = SEVERITY_MEANS[severity]
+    # The command rejects a node whose agent reports no such finding.
+    if severity in (Severity.RESET, Severity.REBOOT) and (needs_reboot(node) or reset_targets(node, ())):
+        step = next_step(severity.name.lower(), node, findings)
+    else:
+        step = NextStep((f"gpu-healthcheck quarantine {node.name}",), cordon_of_card(node, findings))
+    return NextStep(step.commands, f"{means[:1].upper()}{means[1:]}. {step.note}".strip())
 
 
 def _advice(node: NodeState, record: StandingRecord) -> str:

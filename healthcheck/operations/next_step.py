@@ -129,19 +129,21 @@ def _reset(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     failure = known_failure(node.provider_id)
     places = [finding.subject or "" for finding in findings if finding.severity is Severity.RESET]
     if failure is not None:
-        return replace(_reboot(node), note=f"A reset is known to fail here: {failure.why}.")
+        step = _reboot(node)
+        return replace(step, note=f"A reset is known to fail here: {failure.why}. {step.note}")
     if not places or not all(map(_GPU.match, places)):
         return _reboot(node)
     return NextStep((f"gpu-healthcheck reset {node.name}", _again(node)))
 
 
 def _reboot(node: NodeState) -> NextStep:
-    instance = _instance(node)
+    """Return the step that drains and reboots the node, which its host's systemd may refuse."""
     if platform_of(node) is Platform.HYPERPOD:
         return NextStep((_hyperpod(node, "UnschedulablePendingReboot"), _again(node)), _IF_AUTOMATIC)
-    if instance:
-        return NextStep((f"aws ec2 reboot-instances --instance-ids {instance}{_region(node)}", _again(node)))
-    return NextStep((_again(node),), f"First reboot the machine{_called(node)}.")
+    instance = _instance(node)
+    by_hand = f"run `aws ec2 reboot-instances --instance-ids {instance}{_region(node)}`" if instance else ""
+    note = f"If its host refuses the reboot, {by_hand or f'reboot the drained machine{_called(node)} yourself'}."
+    return NextStep((f"gpu-healthcheck reset {node.name} --reboot", _again(node)), note)
 
 
 def _replace(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:

@@ -86,10 +86,10 @@ class Workshop:
 
     # --- the command
 
-    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, command: str = "reset", **variables: str) -> subprocess.Popen[str]:
         program = "tests.cli.dying" if "KILL_AT" in variables else "cli"
         return subprocess.Popen(
-            [sys.executable, "-m", program, "reset", *words],
+            [sys.executable, "-m", program, command, *words],
             cwd=ROOT,
             env={
                 "PATH": os.environ["PATH"],
@@ -108,6 +108,11 @@ class Workshop:
         process = self.start(self.name, *words)
         out, err = process.communicate(timeout=GIVE_UP_SECONDS)
         return process.returncode, out + err
+
+    def next_command(self) -> str:
+        """Return the first command that `status` recommends for the node."""
+        out, _ = self.start(self.name, "-o", "json", command="status").communicate(timeout=GIVE_UP_SECONDS)
+        return str(json.loads(out)["node"]["next_step"]["commands"][0])
 
     def interrupt(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         process.send_signal(signal.SIGINT)

@@ -20,6 +20,7 @@ def test_a_broken_gpu_works_again_and_the_pods_of_the_others_stay(workshop: Work
     workshop.add_pod("train-5", gpu=5)
     workshop.break_gpu(2)
     boot_id = workshop.node.boot_id
+    assert workshop.next_command() == f"gpu-healthcheck reset {workshop.name}"
 
     code, out = workshop.reset()
 

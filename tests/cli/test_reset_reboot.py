@@ -62,6 +62,8 @@ def test_a_finding_that_no_reset_ends_is_a_target_with_reboot_only(workshop: Wor
     assert "no reset of a GPU ends Xid79 on gpu/" in out
     assert "but a reboot does: add --reboot" in out
 
+    # The command that `status` recommends ends the finding.
+    assert workshop.next_command() == f"gpu-healthcheck reset {workshop.name} --reboot"
     code, out = workshop.reset("--reboot")
 
     assert (code, workshop.findings, workshop.is_tainted("unhealthy")) == (0, [], False), out

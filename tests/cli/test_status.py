@@ -131,6 +131,29 @@ def test_the_step_of_a_warning_is_of_its_worst_finding_that_can_be_acted_on(
     assert result.commands == (f"gpu-healthcheck explain {step[1]}",)
 
 
+@pytest.mark.parametrize(
+    ("reason", "severity", "subject", "commands"),
+    [
+        ("Xid62", "RESET", "gpu/0000:18:00.0", ["reset a", "quarantine a"]),
+        ("DriverLibraryMismatch", "RESET", "driver", ["reset a --reboot", "quarantine a"]),
+        ("Xid79", "REBOOT", "gpu/0000:18:00.0", ["reset a --reboot", "quarantine a"]),
+        ("RowRemapFailed", "ISOLATE", "gpu/0000:18:00.0", ["quarantine a"]),
+    ],
+)
+def test_the_step_of_a_fault_is_the_command_that_accepts_and_ends_it(
+    reason: str, severity: str, subject: str, commands: list[str]
+) -> None:
+    row = finding(reason) | {"severity": severity, "subject": subject}
+    labels = {f"{P}/status": "fail", f"{P}/severity": severity}
+    record = StandingRecord(findings=(row_in(FindingRow, row),))
+    known = {f"{P}/results": json.dumps({"schema": 1, "findings": [row]})}
+
+    for annotations, expected in ((known, commands), ({}, ["quarantine a"])):
+        node = NodeState("a", labels=labels, annotations=annotations, provider_id="gce://p/z/a")
+        step = node_step(node, record, silent=False, now=datetime.now(UTC))
+        assert [command.removeprefix("gpu-healthcheck ") for command in step.commands] == expected
+
+
 def test_a_node_is_shown_with_its_findings_records_and_next_step(tmp_path: Path) -> None:
     deep = {"schema": 1, "timestamp": "2026-11-21T01:02:03Z", "status": "fail", "severity": "RESET", "by": "sweep"}
     past = {"at": "2026-11-01T00:00:00Z", "recommendation": "reset", "findings": ["Xid79 gpu/0"], "returned": True}

@@ -88,18 +88,24 @@ def test_a_fault_is_reported_to_gke_by_its_kind(findings: list[tuple[str, str]],
     ("node", "command"),
     [
         (HYPERPOD, f"kubectl label node {HYPERPOD.name} {STATUS}=UnschedulablePendingReboot --overwrite"),
-        (KARPENTER, "aws ec2 reboot-instances --instance-ids i-0123456789abcdef0 --region us-west-2"),
-        (NODE_GROUP, "aws ec2 reboot-instances --instance-ids i-0123456789abcdef0 --region us-west-2"),
+        *((node, "gpu-healthcheck reset n --reboot") for node in (KARPENTER, NODE_GROUP, EC2, GKE, ELSEWHERE)),
     ],
 )
 def test_how_it_is_rebooted(node: NodeState, command: str) -> None:
     assert next_step("reboot", node, ()).commands == (command, f"gpu-healthcheck quarantine {node.name}")
 
 
-def test_a_machine_that_nobody_here_can_reboot_is_named() -> None:
-    step = next_step("reboot", ELSEWHERE, ())
-
-    assert (step.commands, step.note) == ((AGAIN,), "First reboot the machine (baremetal://rack-7).")
+@pytest.mark.parametrize(
+    ("node", "way"),
+    [
+        (NODE_GROUP, "run `aws ec2 reboot-instances --instance-ids i-0123456789abcdef0 --region us-west-2`."),
+        (GKE, "reboot the drained machine (gce://project/us-central1-a/gke-n) yourself."),
+        (ELSEWHERE, "reboot the drained machine (baremetal://rack-7) yourself."),
+        (NodeState("n"), "reboot the drained machine yourself."),
+    ],
+)
+def test_the_way_where_a_host_refuses_the_reboot_is_the_machines_own(node: NodeState, way: str) -> None:
+    assert next_step("reboot", node, ()).note == f"If its host refuses the reboot, {way}"
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,7 @@ def test_a_platform_on_which_resets_fail_is_rebooted() -> None:
 
     assert step.commands == next_step("reboot", EC2, ()).commands
     assert "known to fail" in step.note
+    assert "aws ec2 reboot-instances" in step.note
 
 
 @pytest.mark.parametrize("cordoned", [False, True])
@@ -150,7 +157,8 @@ def test_what_no_platform_wrote_never_reaches_the_line_of_a_shell(provider_id: s
     node = replace(NODE_GROUP, provider_id=provider_id, labels={"topology.kubernetes.io/region": region})
 
     for word in ("replace", "reboot"):
-        assert not any(set(";$()") & set(command) for command in next_step(word, node, ()).commands)
+        step = next_step(word, node, ())
+        assert not any(set(";$()") & set(command) for command in (*step.commands, *step.note.split("`")[1::2]))
 
 
 @pytest.mark.parametrize("word", list(Recommendation))

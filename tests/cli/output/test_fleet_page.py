@@ -83,7 +83,8 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
             "2026-11-21 09:00:00",
             "withheld",
             "30s ago",
-            "Drain and reboot the node.gpu-healthcheck quarantine a",
+            "Drain and reboot the node. If its host refuses the reboot, reboot the drained machine yourself."
+            "gpu-healthcheck reset a --reboot gpu-healthcheck quarantine a",
         ]
     ]
     assert titles(fleet_row) == ["a: fail, REBOOT, Xid79, withheld"]
