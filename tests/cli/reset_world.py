@@ -154,8 +154,17 @@ class Workshop:
         return any(taint["key"] == f"{P}/{key}" for taint in self.object["spec"].get("taints") or ())
 
     @property
+    def rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(self.annotation("results") or "{}").get("findings", [])
+        return rows
+
+    @property
     def findings(self) -> list[str]:
-        return [row["reason"] for row in json.loads(self.annotation("results") or "{}").get("findings", [])]
+        return [row["reason"] for row in self.rows]
+
+    @property
+    def severities(self) -> list[str]:
+        return sorted(row["severity"] for row in self.rows)
 
     @property
     def is_untouched(self) -> bool:

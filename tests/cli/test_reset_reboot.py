@@ -71,6 +71,25 @@ def test_a_finding_that_no_reset_ends_is_a_target_with_reboot_only(workshop: Wor
     assert steps(workshop) == ["claim", "drain the node", "reboot", "verify", "level 2", "load"]
 
 
+def test_a_fault_that_returns_after_a_reset_and_a_reboot_escalates_on_its_gpu_alone(workshop: Workshop) -> None:
+    (workshop.folder / "config/ESCALATE_AFTER").write_text("2")
+    workshop.run_plugin(operator=True)
+    workshop.break_gpu(2)
+    assert workshop.reset()[0] == 0
+    workshop.break_gpu(2)
+    workshop.node.write_value("nvidia-smi/unknown-error", "")
+    assert workshop.reset("--reboot")[0] == 0
+
+    workshop.break_gpu(5)
+    assert workshop.severities == ["RESET"]
+    workshop.break_gpu(2)
+    eventually(lambda: workshop.severities == ["ISOLATE", "RESET"])
+    (isolated,) = (row for row in workshop.rows if row["severity"] == "ISOLATE")
+    assert isolated["subject"] == f"gpu/{workshop.node.gpus[2].address}"
+    assert "recurred after 2 resets or reboots in 7 days" in isolated["detail"]
+    assert workshop.next_command() == f"gpu-healthcheck quarantine {workshop.name}"
+
+
 def test_a_dry_run_names_the_drain(workshop: Workshop) -> None:
     workshop.run_plugin(operator=False)
     workshop.add_pod("train-5", gpu=5)

@@ -15,6 +15,7 @@ from healthcheck.memory import file as memory_file
 from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, RESULTS, SWEEP_RESULT, NodeState
 from healthcheck.probes.nvml.gpus import Gpu
@@ -23,7 +24,21 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD, faults_on, other_severities, read_release, release_of
 from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import decide
-from tests.examples import BOOT, GPU, IDENTITY, MONOTONIC, NOW, WALL, fault, later, node, remembers, says, stands
+from tests.examples import (
+    BOOT,
+    GPU,
+    IDENTITY,
+    MONOTONIC,
+    NOW,
+    WALL,
+    fault,
+    later,
+    node,
+    remembers,
+    says,
+    sighting,
+    stands,
+)
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 ADDRESS = GPU.removeprefix("gpu/")
@@ -531,6 +546,46 @@ class TestReset:
     def test_of_anything_else_ends_nothing(self, fields: dict[str, Any]) -> None:
         memory = knows(stands(fault("Xid62", RESET)))
         assert reasons(self.took(memory, **fields)) == {("Xid62", GPU)}
+
+    @pytest.mark.parametrize(
+        ("ends", "severity"),
+        [
+            ([(0, 3, "reset")], RESET),
+            ([(0, 3, "reset"), (1, 3, "reset")], ISOLATE),
+            ([(0, 3, "reset"), (1, 3, "boot")], ISOLATE),
+            ([(0, 3, "boot"), (6.9, 3, "reset")], ISOLATE),
+            ([(0, 3, "boot"), (1, 3, "boot")], ISOLATE),
+            ([(0, 4, "reset"), (1, 3, "reset")], RESET),
+            ([(0, 4, "boot"), (1, 4, "boot")], RESET),
+            ([(-0.2, 3, "reset"), (6.9, 3, "reset")], RESET),
+            ([(-0.2, 3, "boot"), (0, 4, "reset"), (1, 3, "reset")], RESET),
+        ],
+    )
+    def test_a_fault_that_returns_after_two_ends_on_its_gpu_within_a_week_escalates(
+        self, ends: list[tuple[float, int, str]], severity: Severity
+    ) -> None:
+        """Each row: days, the GPU with the fault, and how it ends; a week after the first day GPU 3 has it again."""
+        memory, gpus = knows(), {3: (ADDRESS, ABOUT), 4: ("0000:64:00.0", OTHER)}
+        for number, (days, index, how) in enumerate(ends):
+            address, about = gpus[index]
+            start = 1440 * days
+            memory = self.logged(memory, address, about, at(start))
+            assert [finding.finding.severity for finding in memory.standing] == [RESET]
+            if how == "boot":
+                memory = exits.begin(memory, memory.machine, f"boot {number}", at(start + 5))
+            else:
+                row = {"boot_id": memory.boot_id, "gpus": [{"uuid": about["uuid"], "address": address}]}
+                text = run(minutes=start + 5, reset_at=at(start + 4).monotonic, checks=[], **row)
+                memory = after(memory, at(start + 6), reset=text)
+            assert memory.standing == ()
+
+        (finding,) = self.logged(memory, ADDRESS, ABOUT, at(1440 * 7 - 5)).standing
+        assert finding.finding.severity is severity
+
+    def logged(self, memory: Memory, address: str, about: dict[str, str], now: Now) -> Memory:
+        """Return the memory after the driver has logged Xid 62 on this GPU."""
+        found = fault("Xid62", RESET, f"gpu/{address}", about=about, at=now.monotonic)
+        return after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=(sighting(found),))], now, 2)
 
     def test_an_event_after_it_stays(self) -> None:
         memory = knows(stands(fault("Xid62", RESET), at=MONOTONIC + 61))
