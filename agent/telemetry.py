@@ -147,6 +147,12 @@ class Telemetry:
             *("reason", "gpu", "UUID"),
             kind="counter",
         )
+        self._ecc_corrected = shown(
+            "ecc_corrected_errors_total",
+            "Corrected ECC errors of a GPU's DRAM since the driver was loaded, if not 0.",
+            *("gpu", "UUID"),
+            kind="counter",
+        )
         self._driver = shown(
             "driver_info", "1: version of the driver and of the library that was read.", "version", "library"
         )
@@ -321,22 +327,24 @@ class Telemetry:
         library: str,
         limits: Mapping[tuple[str, str], float],
         throttled: Mapping[tuple[str, str, str], float],
+        corrected: Mapping[tuple[str, str], int],
     ) -> None:
         """Set the current driver; its GPUs' limits by index and UUID; their throttled time by reason, index and UUID.
 
-        Values of an earlier driver are removed.
+        `corrected` are corrected ECC errors by index and UUID. Values of an earlier driver are removed.
         """
         self._snapshot.tell(
             {
                 self._driver: {(_label(version), _label(library)): 1},
                 self._limits: {(_label(gpu), _label(uuid)): celsius for (gpu, uuid), celsius in limits.items()},
                 self._throttled: {tuple(map(_label, labels)): value for labels, value in throttled.items() if value},
+                self._ecc_corrected: {tuple(map(_label, gpu)): count for gpu, count in corrected.items() if count},
             }
         )
 
     def show_no_driver(self) -> None:
         """Remove the values of the last driver, because no driver answers."""
-        self._snapshot.tell({self._driver: {}, self._limits: {}, self._throttled: {}})
+        self._snapshot.tell(dict.fromkeys((self._driver, self._limits, self._throttled, self._ecc_corrected), {}))
 
     def count(self, sighting: KernelEvent, gpus: Mapping[str, Mapping[str, str]]) -> None:
         """Count one line of the log, whether it is a fault or not. `gpus`: the node's GPUs by address."""

@@ -139,7 +139,7 @@ def test_of_too_many_findings_the_worst_have_a_series_and_the_rest_is_counted() 
 def test_no_label_is_long_or_steers_anything(text: str) -> None:
     """Texts of the driver and its log may be anything; Prometheus still accepts the page."""
     telemetry = shown(finding(subject=text, index=text, uuid=text))
-    telemetry.show_driver(text, text, {(text, text): 90}, {(text, text, text): 1.0})
+    telemetry.show_driver(text, text, {(text, text): 90}, {(text, text, text): 1.0}, {(text, text): 9})
 
     (messages,) = series(telemetry)
     assert all(len(name) <= 128 and name.isprintable() for name in messages)
@@ -148,13 +148,14 @@ def test_no_label_is_long_or_steers_anything(text: str) -> None:
 
 def test_what_an_earlier_driver_reported_leaves_with_it() -> None:
     telemetry = shown(finding())
-    telemetry.show_driver("570.1", "libnvidia-ml.so.1", {("0", "GPU-a"): 87}, {("power_brake", "0", "GPU-a"): 1.0})
+    telemetry.show_driver(
+        "570.1", "libnvidia-ml.so.1", {("0", "GPU-a"): 87}, {("power_brake", "0", "GPU-a"): 1.0}, {("0", "GPU-a"): 9}
+    )
     assert b"gpu_healthcheck_driver_info{" in page(telemetry).encode()
 
     telemetry.show_no_driver()
-    assert not any(
-        name in page(telemetry) for name in ("driver_info{", "gpu_slowdown_celsius{", "throttled_seconds_total{")
-    )
+    names = ("driver_info{", "gpu_slowdown_celsius{", "throttled_seconds_total{", "ecc_corrected_errors_total{")
+    assert not any(name in page(telemetry) for name in names)
 
 
 def test_a_scrape_sees_one_verdict_whole() -> None:

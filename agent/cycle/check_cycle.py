@@ -185,7 +185,12 @@ class Cycle:
             for reason in THROTTLED
             if gpu.throttled is not None and (nanoseconds := getattr(gpu.throttled, reason)) is not None
         }
-        self._telemetry.show_driver(gpus.driver_version, gpus.library, limits, throttled)
+        corrected = {
+            (str(gpu.index), gpu.uuid): gpu.memory_errors.dram_corrected or 0
+            for gpu in gpus.gpus
+            if gpu.memory_errors is not None
+        }
+        self._telemetry.show_driver(gpus.driver_version, gpus.library, limits, throttled, corrected)
 
     def _account(self, began: float) -> None:
         self.ended_at = time.monotonic()

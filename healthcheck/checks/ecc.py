@@ -38,11 +38,11 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     for gpu in gpus:
         if gpu.ecc is not None and gpu.ecc.uncorrected_volatile > MOST_UNCORRECTED:
             # The detail has no count, because a count that rises would change the finding in each check cycle.
-            yield found(UNCORRECTED, gpu, "uncorrected ECC errors since the driver was loaded")
+            yield found(UNCORRECTED, gpu, f"uncorrected ECC errors{_memory(gpu)} since the driver was loaded")
         if gpu.sram_threshold_exceeded:
             yield found(SRAM_THRESHOLD, gpu, "its SRAM had more uncorrectable errors than NVIDIA's limit")
         elif gpu.sram_unique is not None and _is_worn(gpu.sram_unique):
-            yield found(SRAM_THRESHOLD, gpu, "one bank of its SRAM had more uncorrectable errors than NVIDIA's limit")
+            yield found(SRAM_THRESHOLD, gpu, _worn_bank(gpu.sram_unique))
         yield from unread(gpu, "ecc", "sram_threshold_exceeded")
         yield from unknown_yet(gpu, "sram_threshold_exceeded", SRAM_THRESHOLD)
         if gpu.sram_threshold_exceeded is False:
@@ -57,6 +57,22 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 def _is_worn(unique: nvml.SramUnique) -> bool:
     return unique.parity > MOST_PARITY or unique.secded > MOST_SECDED
+
+
+def _worn_bank(unique: nvml.SramUnique) -> str:
+    counts = (("parity", unique.parity, MOST_PARITY), ("SEC-DED", unique.secded, MOST_SECDED))
+    over = " and ".join(
+        f"{kind} errors at {count} addresses (NVIDIA's limit: {most})" for kind, count, most in counts if count > most
+    )
+    return f"one bank of its SRAM had uncorrectable {over}"
+
+
+def _memory(gpu: nvml.Gpu) -> str:
+    """Return the memories with uncorrected errors: only DRAM has rows that can be remapped."""
+    errors = gpu.memory_errors or nvml.MemoryErrors()
+    kinds = (("DRAM", errors.dram_uncorrected), ("SRAM", errors.sram_uncorrected))
+    affected = " and ".join(kind for kind, count in kinds if count)
+    return f" in its {affected}" if affected else ""
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu, SramUnique
+from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu, MemoryErrors, SramUnique
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
@@ -35,7 +35,17 @@ SRAM = Finding(
 )
 
 
-BANK = replace(SRAM, detail="one bank of its SRAM had more uncorrectable errors than NVIDIA's limit")
+def bank(*errors: str) -> Finding:
+    return replace(SRAM, detail=f"one bank of its SRAM had uncorrectable {' and '.join(errors)}")
+
+
+def uncorrected_in(memory: str) -> Finding:
+    return replace(UNCORRECTED, detail=f"uncorrected ECC errors in its {memory} since the driver was loaded")
+
+
+PARITY = "parity errors at 5 addresses (NVIDIA's limit: 4)"
+SECDED = "SEC-DED errors at 3 addresses (NVIDIA's limit: 2)"
+BANK = bank(PARITY)
 UNIQUE_UNTOLD = TooEarly(f"{SUBJECT} does not report its sram unique", SUBJECT, ("SramThresholdExceeded",))
 UNTOLD = TooEarly(f"{SUBJECT} does not report its sram threshold exceeded", SUBJECT, ("SramThresholdExceeded",))
 
@@ -57,6 +67,12 @@ def found(**more: Any) -> list[Judgement]:
         ({"ecc": EccCounts(0, 0, 0, 0)}, []),
         ({"ecc": EccCounts(0, 1, 0, 1)}, [UNCORRECTED]),
         ({"ecc": EccCounts(0, 5000, 0, 5000)}, [UNCORRECTED]),
+        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": MemoryErrors(0, 9, 0, 0)}, [uncorrected_in("DRAM")]),
+        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": MemoryErrors(0, 0, 0, 9)}, [uncorrected_in("SRAM")]),
+        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": MemoryErrors(0, 4, 0, 5)}, [uncorrected_in("DRAM and SRAM")]),
+        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": MemoryErrors(None, None, 0, 9)}, [uncorrected_in("SRAM")]),
+        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": None}, [UNCORRECTED]),
+        ({"ecc": EccCounts(0, 0, 0, 9), "memory_errors": MemoryErrors(0, 9, 0, 9)}, []),
         ({"ecc": EccCounts(1_000_000, 0, 0, 0)}, []),
         ({"ecc": EccCounts(0, 0, 1_000_000, 0)}, []),
         ({"ecc": EccCounts(0, 0, 0, 77)}, []),
@@ -66,7 +82,8 @@ def found(**more: Any) -> list[Judgement]:
         ({"sram_threshold_exceeded": None}, [UNTOLD]),
         ({"sram_unique": SramUnique(4, 2)}, []),
         ({"sram_unique": SramUnique(5, 0)}, [BANK]),
-        ({"sram_unique": SramUnique(0, 3)}, [BANK]),
+        ({"sram_unique": SramUnique(0, 3)}, [bank(SECDED)]),
+        ({"sram_unique": SramUnique(5, 3)}, [bank(PARITY, SECDED)]),
         ({"sram_unique": SramUnique(5, 3), "sram_threshold_exceeded": True}, [SRAM]),
         ({"sram_unique": SramUnique(5, 0), "sram_threshold_exceeded": None}, [BANK, UNTOLD]),
         ({"sram_unique": None}, [UNIQUE_UNTOLD]),

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from agent.telemetry import Telemetry
+from healthcheck.checks.ecc_storm import MOST_DRAM
 from healthcheck.text.moments import moment
 from sim.api_objects import LEASES
 from sim.loopback import LoopbackAnswers, LoopbackServer
@@ -149,15 +150,16 @@ class KubeStateMetrics(LoopbackAnswers):
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
-    """A node that failed when all slots were in use, by nodes with long silent agents."""
+    """A node with a slow GPU that failed when all slots were in use, by nodes with long silent agents."""
     folder = tmp_path_factory.mktemp("dashboard")
     with ExitStack() as undo:
         prometheus = undo.enter_context(PrometheusServer(folder / "prometheus"))
         world = undo.enter_context(World(folder / "world", StandIn("gpu-node-1", "p5.48xlarge")))
         beat(world, 9)
         hold(world, 0, 1)
+        world.host.write_value("nvml/gpu0/field/11", 2 * MOST_DRAM)
         agent = world.start()
-        world.wait_for_status("pass")
+        world.wait_for_status("warn")
         states = LoopbackServer(partial(KubeStateMetrics, world))
         undo.callback(states.close)
         prometheus.scrape("gpu-node-1", agent.port, int(states.endpoint.rpartition(":")[2]))

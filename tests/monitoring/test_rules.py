@@ -111,7 +111,9 @@ def test_promtool_finds_nothing_to_say_of_a_full_page() -> None:
     at = datetime(2026, 11, 21, tzinfo=UTC)
     active = ActiveFinding(found, "xid", Nature.EVENT, at, at, 1, "boot", 0.0)
     telemetry.show_verdict(Severity.REBOOT, Status.FAIL, (active,), {"0-nvidia-smi": False})
-    telemetry.show_driver("580.1", 'a"b\\c', {("0", "GPU-a"): 87}, {("power_brake", "0", "GPU-a"): 1.0})
+    telemetry.show_driver(
+        "580.1", 'a"b\\c', {("0", "GPU-a"): 87}, {("power_brake", "0", "GPU-a"): 1.0}, {("0", "GPU-a"): 9}
+    )
     telemetry.show_runs({"sweep": DeepRun("pass", 1.0, 1.0)})
     telemetry.show_taint(tainted=True, slots=(1, 2))
     telemetry.show_efa_errors({("rdmap16s0", "rx_drops"): 1})

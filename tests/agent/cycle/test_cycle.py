@@ -153,16 +153,31 @@ def test_throttled_time_is_shown_by_gpu_and_reason_without_zeros(light: Light, n
     assert samples == {("software_thermal", "3", uuid): 1.5, ("hardware_thermal", "3", uuid): 2.0}
 
 
+def test_corrected_errors_are_shown_by_gpu_without_zeros(light: Light, node: SimulatedNode) -> None:
+    light.look()
+    assert light.samples("ecc_corrected_errors_total") == []
+
+    node.write_value("nvml/gpu3/field/11", 12)
+    light.look()
+
+    (sample,) = light.samples("ecc_corrected_errors_total")
+    assert (sample.labels, sample.value) == ({"gpu": "3", "UUID": node.gpus[3].uuid}, 12)
+
+
 def test_values_leave_with_the_source_that_is_no_longer_read(light: Light, config: Path, node: SimulatedNode) -> None:
     node.efa_counter(0, "rx_drops", 7)
     node.write_value("nvml/gpu0/field/75", 10**9)
+    node.write_value("nvml/gpu0/field/11", 1)
     light.look()
-    names = ("driver_info", "gpu_slowdown_celsius", "throttled_seconds_total", "efa_errors_total")
-    assert [len(light.samples(name)) for name in names] == [1, 8, 1, 1]
+    names = (
+        *("driver_info", "gpu_slowdown_celsius", "throttled_seconds_total", "ecc_corrected_errors_total"),
+        "efa_errors_total",
+    )
+    assert [len(light.samples(name)) for name in names] == [1, 8, 1, 1, 1]
 
     (config / "CHECKS_LIGHTWEIGHT").write_text("container-runtime")
     light.look()
-    assert [len(light.samples(name)) for name in names] == [0, 0, 0, 0]
+    assert [len(light.samples(name)) for name in names] == [0, 0, 0, 0, 0]
 
 
 def test_the_instance_type_is_a_metric_while_it_is_known(light: Light) -> None:
