@@ -344,7 +344,7 @@ class Telemetry:
 
     def show_no_driver(self) -> None:
         """Remove the values of the last driver, because no driver answers."""
-        self._snapshot.tell(dict.fromkeys((self._driver, self._limits, self._throttled, self._ecc_corrected), {}))
+        self._snapshot.tell({name: {} for name in (self._driver, self._limits, self._throttled, self._ecc_corrected)})
 
     def count(self, sighting: KernelEvent, gpus: Mapping[str, Mapping[str, str]]) -> None:
         """Count one line of the log, whether it is a fault or not. `gpus`: the node's GPUs by address."""

@@ -37,13 +37,18 @@ class SlowGpu(Struct, frozen=True):
     subject: str
     about: Mapping[str, str]
     loss_percent: int | None
-    """Largest part of its speed, or of its time, that the GPU loses; None: not measured."""
+    """Largest part of its speed, or of its time, that the GPU loses at least; None: unknown."""
     severity: str
     reasons: tuple[str, ...]
     """Largest loss first."""
     since: str
     detail: str
     """Figures of the first reason."""
+
+
+def loss_text(gpu: SlowGpu) -> str:
+    """Return the loss for a table: a slowdown bit and corrected errors have no figure."""
+    return "unknown" if gpu.loss_percent is None else f"{gpu.loss_percent} %"
 
 
 class NotCompared(Struct, frozen=True):

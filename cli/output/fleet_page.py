@@ -13,7 +13,7 @@ from msgspec import Struct
 from cli import index
 from cli.fleet import Fleet, FleetFinding, FleetRow, looked
 from cli.node_groups import Concentration, concentration, dividing
-from cli.slow_gpus import SlowGpu, rank
+from cli.slow_gpus import SlowGpu, loss_text, rank
 from diagnosis.report.one_file import rendered
 from healthcheck.model import Severity, Status
 from healthcheck.text.moments import timestamp
@@ -178,12 +178,11 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
 
 
 def _slow(gpu: SlowGpu, place: int, link: Callable[[str], str]) -> SlowRow:
-    loss = "" if gpu.loss_percent is None else f"{gpu.loss_percent} %"
     reasons = tuple((_shown(reason), link(reason)) for reason in gpu.reasons)
     number, serial = gpu.about.get("index", ""), gpu.about.get("serial", "")
     names = (f"GPU {number}" if number else gpu.subject, serial and f"serial {serial}")
     subject = tuple(_shown(name) for name in names if name)
-    return SlowRow(place, gpu.node, loss, subject, reasons, gpu.since[:10], _shown(gpu.detail))
+    return SlowRow(place, gpu.node, loss_text(gpu), subject, reasons, gpu.since[:10], _shown(gpu.detail))
 
 
 def _sentence(found: Concentration | None, noun: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cli.fleet import ago
 from cli.output import columns
-from cli.slow_gpus import SlowGpu, SlowGpus
+from cli.slow_gpus import SlowGpu, SlowGpus, loss_text
 from cli.words import SEVERITY_STYLES
 from healthcheck.host.console import Screen
 from healthcheck.host.fitted_table import Cell, TableColumn, fitted_table
@@ -55,13 +55,13 @@ def print_slow(slow: SlowGpus, *, wide: bool, headers: bool) -> None:
         if rows:
             screen.print()
         for sentence in _totals(slow):
-            screen.print_words(sentence, indent=2)
+            screen.print_words(Text(" ".join(sentence.plain.split()), sentence.style), indent=2)
 
 
 def _cells(gpu: SlowGpu) -> Iterator[Cell]:
     yield gpu.node, ""
     yield gpu.gpu, ""
-    yield "" if gpu.loss_percent is None else f"{gpu.loss_percent} %", ""
+    yield loss_text(gpu), ""
     yield ", ".join(gpu.reasons), _SEVERITY_STYLES.get(gpu.severity, "")
     since = moment_or_none(gpu.since)
     yield ago(max((datetime.now(UTC) - since).total_seconds(), 0.0)) if since else "", ""
@@ -80,6 +80,8 @@ def _totals(slow: SlowGpus) -> Iterator[Text]:
             yield Text(f"nodes with several: {named(several, _MOST_NAMED)}", "yellow")
     elif slow.known:
         yield Text(f"no GPU is slower than others, {records}", "green")
+    elif not slow.not_compared:
+        yield Text("there is no GPU node", "magenta")
     else:
         yield Text("no node could be compared, so it is unknown whether a GPU is slow", "magenta")
     for reason, _ in Counter(entry.reason for entry in slow.not_compared).most_common(_MOST_NAMED):

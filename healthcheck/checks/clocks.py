@@ -31,6 +31,8 @@ A reading of the bits misses short pulses: nine nodes were braked for 36 hours u
 """
 MOST_SOFTWARE_SHARE, SOFTWARE_SECONDS = 0.2, 600.0
 """Share of a window in which the driver reduces the clocks because of heat, and the least length of the window."""
+_SHARES = (0.9, 0.75, 0.5, 0.25, 0.1)
+"""Shares that a detail names: the exact share would change the finding in each check cycle."""
 _MOST_SHARE = 1.1
 """A counter that grows faster than time is not in nanoseconds, or was read late."""
 
@@ -94,7 +96,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield TooEarly("a deep test loads the GPU", gpu.subject, tuple(_REASONS[bit].name for bit in bits))
             continue
         for bit in bits:
-            yield found(_REASONS[bit], gpu, f"clocks slowed down by {_CAUSES[bit]} (event reason {bit:#x})")
+            share = _newest_share(_REASONS[bit], gpu, seen) or 0.0
+            how_long = f"{_over(share, MOST_HARDWARE_SHARE)}: " if share > MOST_HARDWARE_SHARE else ""
+            detail = f"{how_long}clocks slowed down by {_CAUSES[bit]} (event reason {bit:#x})"
+            yield found(_REASONS[bit], gpu, detail)
     shown = {(_REASONS[bit], gpu.subject) for gpu, bits in entries for bit in bits}
     for gpu in gpus:
         for reason in (THERMAL, POWER_BRAKE):
@@ -117,7 +122,7 @@ def _judge_hardware(reason: Reason, gpu: nvml.Gpu, seen: Evidence, expected: Exp
     if newest is None or second is None or before is None:
         yield TooEarly("two windows of its slowdown are not measured yet", gpu.subject, (reason.name,))
     elif before > MOST_HARDWARE_SHARE:
-        detail = f"clocks slowed down by {_CAUSES[_BITS[reason]]} for over {MOST_HARDWARE_SHARE:.0%} of the time"
+        detail = f"{_over(newest, MOST_HARDWARE_SHARE)}: clocks slowed down by {_CAUSES[_BITS[reason]]}"
         yield _unless_tested(replace(found(reason, gpu, detail), flickers=False), second[1], seen, expected)
 
 
@@ -129,8 +134,19 @@ def _judge_software(gpu: nvml.Gpu, seen: Evidence, expected: Expectation) -> Ite
     if before is None or share is None:
         yield TooEarly("its slowdown is not measured for long enough", gpu.subject, (THROTTLING.name,))
     elif share > MOST_SOFTWARE_SHARE and is_loaded(gpu):
-        detail = f"clocks reduced because of heat for over {MOST_SOFTWARE_SHARE:.0%} of the time"
+        detail = f"{_over(share, MOST_SOFTWARE_SHARE)}: clocks reduced because of heat"
         yield _unless_tested(found(THROTTLING, gpu, detail), before[1], seen, expected)
+
+
+def _newest_share(reason: Reason, gpu: nvml.Gpu, seen: Evidence) -> float | None:
+    """Return the share of the newest window; None without a counter of this reason, or before the window has ended."""
+    before = earlier_read(gpu, seen, nvml.SNAPSHOT_SECONDS) if reason in _COUNTERS else None
+    return None if before is None else _share(_COUNTERS[reason], gpu, *before)
+
+
+def _over(share: float, limit: float) -> str:
+    """Return the measured share as text, at the beginning of a detail: the rest may be cut in a long record."""
+    return f"over {next((step for step in _SHARES if limit < step < share), limit):.0%} of the time"
 
 
 def _unless_tested(finding: Finding, seconds: float, seen: Evidence, expected: Expectation) -> Judgement:

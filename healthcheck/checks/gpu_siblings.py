@@ -215,7 +215,7 @@ def _detail(gpu: Gpu, slow: list[_Judged], windows: int) -> str:
     number = len(slow[0].siblings)
     if name == "hardware_slowdown":
         first = (
-            f"in hardware thermal slowdown or power brake {_percent(value)} of the time, the median of its {number} "
+            f"{_percent(value)} of the time in hardware thermal slowdown or power brake, the median of its {number} "
             f"siblings {_percent(usual)}"
         )
     else:

@@ -107,15 +107,14 @@ def throttled(counter: str, seconds: float | None, *, busy: bool = True) -> Gpu:
     return healthy(3, throttled=replace(ThrottledTime(0, 0, 0, 0), **counts), load=BUSY if busy else IDLE)
 
 
-def slowed(reason: str) -> Finding:
-    details = {
-        "ClocksThermalSlowdown": "clocks slowed down by heat for over 5% of the time",
-        "PowerBrake": "clocks slowed down by the power supply for over 5% of the time",
-        "ThermalThrottling": "clocks reduced because of heat for over 20% of the time",
+def slowed(reason: str, share: str) -> Finding:
+    causes = {
+        "ClocksThermalSlowdown": "slowed down by heat",
+        "PowerBrake": "slowed down by the power supply",
+        "ThermalThrottling": "reduced because of heat",
     }
-    return Finding(
-        reason, Severity.MONITOR, SUBJECT, details[reason], {"index": "3", "uuid": "GPU-3", "serial": "1653"}
-    )
+    detail = f"over {share} of the time: clocks {causes[reason]}"
+    return Finding(reason, Severity.MONITOR, SUBJECT, detail, {"index": "3", "uuid": "GPU-3", "serial": "1653"})
 
 
 def early(reason: str) -> TooEarly:
@@ -131,10 +130,12 @@ def early(reason: str) -> TooEarly:
     [
         # 600 s ago, 300 s ago, now
         ((0, 0, 0), "none"),
-        ((0, 16, 32), "found"),
+        ((0, 16, 32), "5%"),
+        ((0, 60, 92), "10%"),
+        ((0, 60, 361), "90%"),
         ((0, 15, 31), "none"),
         ((0, 16, 31), "none"),
-        ((7, 200, 400), "found"),
+        ((7, 200, 400), "50%"),
         ((100, 0, 16), "early"),  # the driver was loaded anew
         ((100, 116, 10), "early"),
         ((None, 16, 32), "early"),
@@ -150,7 +151,7 @@ def test_slowdown_by_hardware_counts_in_two_windows(
 
     findings = looked(now, (600.0, oldest), (300.0, older))
 
-    assert findings == {"none": [], "found": [slowed(reason)], "early": [early(reason)]}[expected]
+    assert findings == {"none": [], "early": [early(reason)]}.get(expected, [slowed(reason, expected)])
 
 
 @pytest.mark.parametrize(("counter", "reason"), COUNTERS.items())
@@ -161,7 +162,7 @@ def test_windows_that_are_too_short_or_absent_are_waited_for(counter: str, reaso
     assert looked(gpu, (239.0, throttled(counter, 0))) == [early(reason)]
     assert looked(gpu, (300.0, throttled(counter, 50))) == [early(reason)]
     assert looked(gpu, (479.0, throttled(counter, 0)), (240.0, throttled(counter, 50))) == [early(reason)]
-    assert looked(gpu, (480.0, throttled(counter, 0)), (240.0, throttled(counter, 50))) == [slowed(reason)]
+    assert looked(gpu, (480.0, throttled(counter, 0)), (240.0, throttled(counter, 50))) == [slowed(reason, "10%")]
 
 
 @pytest.mark.parametrize(("counter", "reason"), COUNTERS.items())
@@ -170,14 +171,17 @@ def test_slowdown_of_an_idle_gpu_is_no_finding(counter: str, reason: str) -> Non
     unknown = replace(throttled(counter, 100), load=None, processes=0)
 
     assert looked(throttled(counter, 100, busy=False), *history) == looked(unknown, *history) == []
-    assert looked(replace(unknown, processes=1), *history) == [slowed(reason)]
+    assert looked(replace(unknown, processes=1), *history) == [slowed(reason, "10%")]
 
 
 @pytest.mark.parametrize(("counter", "kind"), [("hardware_thermal", THERMAL), ("power_brake", POWER)])
-def test_a_bit_is_found_instead_of_the_time(counter: str, kind: tuple[str, int]) -> None:
-    now = replace(throttled(counter, 32), clock_reasons=kind[1])
+def test_a_bit_is_found_with_the_time_where_it_is_known(counter: str, kind: tuple[str, int]) -> None:
+    long, short = (replace(throttled(counter, seconds), clock_reasons=kind[1]) for seconds in (150, 30))
+    before = ((600.0, throttled(counter, 0)), (300.0, throttled(counter, 16)))
+    timed = replace(held(*kind), detail=f"over 25% of the time: {held(*kind).detail}")
 
-    assert looked(now, (600.0, throttled(counter, 0)), (300.0, throttled(counter, 16))) == [held(*kind)]
+    assert looked(long, *before) == [timed]
+    assert looked(short, *before) == looked(long) == [held(*kind)]
 
 
 @pytest.mark.parametrize(
@@ -185,12 +189,13 @@ def test_a_bit_is_found_instead_of_the_time(counter: str, kind: tuple[str, int])
     [
         (0, 600.0, True, "none"),
         (120, 600.0, True, "none"),
-        (121, 600.0, True, "found"),
+        (121, 600.0, True, "20%"),
+        (160, 600.0, True, "25%"),
         (121, 600.0, False, "none"),
         (121, 599.0, True, "early"),
         (-1, 600.0, True, "early"),
         (700, 600.0, True, "early"),
-        (200, 900.0, True, "found"),
+        (200, 900.0, True, "20%"),
     ],
 )
 def test_slowdown_by_the_driver_counts_over_ten_minutes(seconds: int, age: float, busy: bool, expected: str) -> None:
@@ -199,7 +204,7 @@ def test_slowdown_by_the_driver_counts_over_ten_minutes(seconds: int, age: float
 
     findings = looked(now, (age, throttled(counter, 1000 if seconds else 0)))
 
-    assert findings == {"none": [], "found": [slowed(reason)], "early": [early(reason)]}[expected]
+    assert findings == {"none": [], "early": [early(reason)]}.get(expected, [slowed(reason, expected)])
 
 
 def test_a_power_cap_is_never_a_finding() -> None:
@@ -226,7 +231,7 @@ def test_slowdown_in_a_time_with_a_deep_test_is_put_down_to_it(
     findings = looked(throttled(counter, 401), *history, run=run)
 
     tested = TooEarly("a deep test loaded the GPU", SUBJECT, (reason,))
-    assert findings == [tested if is_tested else slowed(reason)]
+    assert findings == [tested if is_tested else slowed(reason, "50%")]
 
 
 def test_a_driver_without_counters_is_judged_by_the_bits() -> None:

@@ -123,7 +123,7 @@ def test_time_in_a_power_brake_is_found_without_a_lower_clock_in_the_samples() -
     (found,) = (one for one in judge(braked) if isinstance(one, Finding))
 
     assert found.detail == (
-        "in hardware thermal slowdown or power brake 45 % of the time, the median of its 7 siblings 0 %, in 4 of 4 "
+        "45 % of the time in hardware thermal slowdown or power brake, the median of its 7 siblings 0 %, in 4 of 4 "
         "windows; power brake 45 % of the time (0 %)"
     )
 

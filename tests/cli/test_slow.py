@@ -22,6 +22,7 @@ from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import P, run_here
 from tests.cli.test_terminal_width import WIDTHS, must_be_one_row_each, names, shown
+from tests.hostile import HOSTILE
 from tests.markup import parsed
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -75,7 +76,12 @@ def test_a_gpu_has_one_row_with_its_greatest_loss() -> None:
     [
         ("power brake 45 % of the time, siblings 0 %, in 3 of 6 windows", 45),
         ("memory clock 1593 MHz, 39.5 % below the median", 39),
-        ("clocks slowed down by heat for over 5% of the time", 5),
+        ("over 50% of the time: clocks slowed down by heat (event reason 0x40)", 50),
+        # Details that a long record cuts.
+        (FIGURES.format(13)[:40], 13),
+        ("45 % of the time in hardware thermal slowdown or power brake"[:40], 45),
+        ("over 5% of the time: clocks slowed down by the power supply"[:40], 5),
+        ("clocks slowed down by heat (event reason 0x40)", None),
         ("100 % of the time", 100),
         ("101 % of the time", None),
         (f"{'9' * 200} %", None),
@@ -188,6 +194,24 @@ def test_a_terminal_has_a_row_for_each_gpu(tmp_path: Path, length: int) -> None:
             assert max(map(len, lines)) <= width
             assert all("GpuSlowerThanSiblings" in line or "PowerBrake" in line for line in lines[1:31])
             assert all(f" {29 - place} %" in line for place, line in enumerate(lines[1:31]))
+
+
+def test_an_empty_fleet_is_not_called_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    print_slow(rank(fleet()), wide=False, headers=True)
+    assert capsys.readouterr().out.splitlines() == ["there is no GPU node"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_row_has_one_printable_line_with_the_loss_or_that_it_is_unknown(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bit = slow(2, "PowerBrake", detail=f"clocks slowed down by the power supply (event reason 0x80){name}")
+    print_slow(rank(fleet(row(name, slow(1, loss=9), bit))), wide=False, headers=True)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert [" 9 % " in lines[1], " unknown " in lines[2]] == [True, True]
+    assert len(lines) == 6
 
 
 def test_a_fleet_of_5000_nodes_is_ranked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,8 +148,8 @@ def test_the_step_of_a_fault_is_the_command_that_accepts_and_ends_it(
     record = StandingRecord(findings=(row_in(FindingRow, row),))
     known = {f"{P}/results": json.dumps({"schema": 1, "findings": [row]})}
 
-    for annotations, expected in ((known, commands), ({}, ["quarantine a"])):
-        node = NodeState("a", labels=labels, annotations=annotations, provider_id="gce://p/z/a")
+    for written, expected in ((known, commands), ({}, ["quarantine a"])):
+        node = NodeState("a", labels=labels, annotations=written, provider_id="gce://p/z/a")
         step = node_step(node, record, silent=False, now=datetime.now(UTC))
         assert [command.removeprefix("gpu-healthcheck ") for command in step.commands] == expected
 

@@ -72,6 +72,9 @@ def step(row: FleetRow) -> str:
     return cells[6] if len(cells) > 6 else ""
 
 
+REFUSED = "If its host refuses the reboot, reboot the drained machine yourself."
+
+
 def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
     fleet_row = row(node("a", "fail", "REBOOT", findings=[found("Xid79", "REBOOT")], taint="withheld"))
 
@@ -83,8 +86,7 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
             "2026-11-21 09:00:00",
             "withheld",
             "30s ago",
-            "Drain and reboot the node. If its host refuses the reboot, reboot the drained machine yourself."
-            "gpu-healthcheck reset a --reboot gpu-healthcheck quarantine a",
+            f"Drain and reboot the node. {REFUSED}gpu-healthcheck reset a --reboot gpu-healthcheck quarantine a",
         ]
     ]
     assert titles(fleet_row) == ["a: fail, REBOOT, Xid79, withheld"]
