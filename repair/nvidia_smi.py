@@ -1,14 +1,13 @@
-"""nvidia-smi of the host or of the driver container, run in its root, and systemd's fabric manager.
+"""nvidia-smi of the host or of the driver container, and systemd's fabric manager.
 
 The container toolkit cannot mount the driver into a pod while a GPU is faulty (NVSentinel PR 1243).
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -16,18 +15,16 @@ from typing import Self
 from msgspec import Struct
 
 from healthcheck.host import host_files
-from healthcheck.host.command import ChildError, Program
-from healthcheck.model import ProbeError, Shortage
-from healthcheck.text.printable import printable
+from healthcheck.model import ProbeError
+from repair.host_programs import HostPrograms, message_of
+from repair.systemd import systemctl
 
 RESET_SECONDS = 180.0
 """Deadline of a reset. NVSentinel's objective for one GPU is 2 minutes."""
-_SECONDS, _PATIENCE_SECONDS = 60.0, 10.0
 _ROOTS = ("", "run/nvidia/driver")
 """Roots with the driver's programs, below the host's: its own, and the GPU operator's driver container."""
 _NVIDIA_SMI = "/usr/bin/nvidia-smi"
 FABRIC_MANAGER_UNIT = "nvidia-fabricmanager"
-_LONGEST_MESSAGE = 300
 _DONE = re.compile(r"successfully reset")
 _NOT_AVAILABLE = 3
 """Exit code: the operation is not available on this device (nvidia-smi manual, return values)."""
@@ -53,7 +50,7 @@ class ResetAnswer(Struct, frozen=True):
 
 def read_reset_answer(code: int, text: str) -> ResetAnswer:
     """Interpret exit code and output. Partial success is a failure: the first cause in the output names it."""
-    message = printable(" ".join(text.split()), _LONGEST_MESSAGE)
+    message = message_of(text)
     if _IN_USE.search(text):
         return ResetAnswer(ResetOutcome.IN_USE, message)
     if code == _NOT_AVAILABLE or _NOT_SUPPORTED.search(text):
@@ -69,7 +66,7 @@ class NvidiaSmi:
 
     root: Path
     driver: Path
-    _program: Program
+    _programs: HostPrograms = field(default_factory=HostPrograms)
 
     @classmethod
     def find(cls, root: Path) -> Self:
@@ -77,33 +74,23 @@ class NvidiaSmi:
         driver = next((root / place for place in _ROOTS if host_files.is_executable(root / place, _NVIDIA_SMI)), None)
         if driver is None:
             raise ProbeError(f"neither the host nor {_ROOTS[1]} has {_NVIDIA_SMI}")
-        path = os.environ.get("PATH", os.defpath)
-        return cls(root, driver, Program({"LC_ALL": "C", "PATH": path}, _PATIENCE_SECONDS))
+        return cls(root, driver)
 
     def reset(self, gpus: Sequence[str]) -> ResetAnswer:
         """Reset these GPUs together; `()` means all of the node."""
         which = ("-i", ",".join(gpus)) if gpus else ()
         try:
-            code, text = self._run(self.driver, _NVIDIA_SMI, "--gpu-reset", *which, seconds=RESET_SECONDS)
+            code, text = self._programs.run(self.driver, _NVIDIA_SMI, "--gpu-reset", *which, seconds=RESET_SECONDS)
         except ProbeError as error:
             return ResetAnswer(ResetOutcome.FAILED, str(error))
         return read_reset_answer(code, text)
 
     def set_persistence(self, gpu: str, *, on: bool) -> None:
         """Switch the persistence mode, for which nvidia-persistenced holds the GPU. Raises ProbeError."""
-        code, text = self._run(self.driver, _NVIDIA_SMI, "-i", gpu, "-pm", str(int(on)))
+        code, text = self._programs.run(self.driver, _NVIDIA_SMI, "-i", gpu, "-pm", str(int(on)))
         if code:
-            raise ProbeError(f"nvidia-smi -pm: {printable(' '.join(text.split()), _LONGEST_MESSAGE)}")
+            raise ProbeError(f"nvidia-smi -pm: {message_of(text)}")
 
     def set_fabric_manager(self, *, on: bool) -> None:
         """Start or stop the host's fabric manager. Raises ProbeError."""
-        code, text = self._run(self.root, "systemctl", "start" if on else "stop", FABRIC_MANAGER_UNIT)
-        if code:
-            raise ProbeError(f"systemctl: {printable(' '.join(text.split()), _LONGEST_MESSAGE)}")
-
-    def _run(self, root: Path, *words: str, seconds: float = _SECONDS) -> tuple[int, str]:
-        try:
-            ended = self._program.run(("chroot", str(root), *words), seconds)
-        except (ChildError, Shortage) as error:
-            raise ProbeError(f"{words[0]}: {error}") from error
-        return ended.code, (ended.out + b"\n" + ended.err).decode("utf-8", "replace")
+        systemctl(self._programs, self.root, "start" if on else "stop", FABRIC_MANAGER_UNIT)

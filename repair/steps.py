@@ -48,9 +48,9 @@ from repair.driver_libraries import link_libraries
 from repair.holders import Holder, assigned, holders, open_in
 from repair.marks import HANDED_OVER, NodeNotResettable, ResetMarks
 from repair.nvidia_smi import FABRIC_MANAGER_UNIT, RESET_SECONDS, NvidiaSmi, ResetOutcome
-from repair.reboot import must_have_systemd, request_reboot
 from repair.record import ResetProgress, ResetStart
 from repair.settings import ResetSettings
+from repair.systemd import must_have_systemd, request_reboot
 from repair.verify import Selection, after_reset, select, why_not_working
 
 log = structlog.get_logger()
@@ -230,11 +230,14 @@ class ResetRun(Struct):
         if awaits_program:
             log.info("waiting for a program that reboots nodes with the condition", condition=REBOOT_REQUIRED)
             return
-        self._attempt("agent's NVML", partial(self._pause, LONGEST_SECONDS))
-        request_reboot(self.own.host_root)
-        log.info("systemd has accepted the reboot")
-        if not self.stopping.wait(SHUTDOWN_SECONDS):
-            raise ProbeError(f"the host has not shut down within {SHUTDOWN_SECONDS:.0f} s")
+        with ExitStack() as undo:
+            undo.callback(self._attempt, "agent's NVML", partial(end_pause, self.own.state_dir))
+            self._attempt("agent's NVML", partial(self._pause, LONGEST_SECONDS))
+            request_reboot(self.own.host_root)
+            log.info("systemd has accepted the reboot")
+            if not self.stopping.wait(SHUTDOWN_SECONDS):
+                raise ProbeError(f"the host has not shut down within {SHUTDOWN_SECONDS:.0f} s")
+            undo.pop_all()
 
     def _drained(self) -> str:
         """Wait until the command has drained the node, and return its message. Raises NodeNotResettable."""

@@ -142,7 +142,9 @@ def test_a_reboot_that_systemd_refuses_keeps_the_taint_and_returns_the_node(work
     code, out = workshop.reset("--reboot")
 
     assert (code, workshop.record["status"], workshop.is_untouched) == (1, "fail", True), out
-    assert "step 'reboot': systemd refuses the reboot: Failed to connect to bus" in out
+    assert "step 'reboot': systemd has not accepted the reboot: Failed to connect to bus" in out
+    assert "reboot the machine in another way, or replace it" in out
+    assert f"gpu-healthcheck reset {workshop.name} --reboot" not in out
     assert (workshop.is_tainted("unhealthy"), workshop.findings) == (True, ["Xid79"])
 
 

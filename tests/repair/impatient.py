@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from repair import __main__ as program
-from repair import steps
+from repair import host_programs, steps
 
 if __name__ == "__main__":
     steps.FOREIGN_SECONDS = steps.WORKS_SECONDS = 1.5
-    steps.SHUTDOWN_SECONDS = 2.0
+    steps.SHUTDOWN_SECONDS = host_programs.SECONDS = 2.0
     sys.exit(program.main())

@@ -106,9 +106,35 @@ def ignored(world: ResetWorld) -> None:
     world.host.write_value("systemd/ignored", "")
 
 
+def hanging(world: ResetWorld) -> None:
+    world.host.write_value("systemd/hangs", "")
+
+
+def gone(world: ResetWorld) -> None:
+    """Let the program begin a host's root without the interpreter of systemctl, as after a broken upgrade."""
+    (world.host.root / "usr/bin/systemctl").write_text("#!/no/such/interpreter\n")
+
+
+def taken_for_a_chroot(world: ResetWorld) -> None:
+    """Let systemctl refuse to talk to systemd, with exit code 0."""
+    systemctl = world.host.root / "usr/bin/systemctl"
+    systemctl.write_text("#!/bin/sh\necho \"Running in chroot, ignoring command '$1'\" >&2\n")
+
+
+NO_ANSWER = (
+    "systemd has not accepted the reboot: systemctl: no end within 2 s; its process was ended: set REPAIR_CONDITIONS="
+)
+
+
 @pytest.mark.parametrize(
     ("set_up", "reason"),
-    [(refused, "systemd refuses the reboot: Access denied"), (ignored, "the host has not shut down within 2 s")],
+    [
+        (refused, "systemd has not accepted the reboot: Access denied: set REPAIR_CONDITIONS=GpuRebootRequired"),
+        (ignored, "the host has not shut down within 2 s"),
+        (hanging, NO_ANSWER),
+        (gone, "systemd has not accepted the reboot: "),
+        (taken_for_a_chroot, "systemd has not accepted the reboot: Running in chroot, ignoring command 'reboot'"),
+    ],
 )
 def test_a_reboot_that_does_not_happen_is_a_failure(
     world: ResetWorld, set_up: Callable[[ResetWorld], None], reason: str
@@ -121,13 +147,21 @@ def test_a_reboot_that_does_not_happen_is_a_failure(
     record = world.record
     assert (ended.code, record["status"], "running" in record) == (1, "fail", False)
     assert f"step 'reboot': {reason}" in record["reasons"][0]
+    assert not is_paused(world.state_dir, world.host.root)
 
 
-def test_a_host_without_systemd_is_not_drained(world: ResetWorld) -> None:
-    (world.host.root / "run/systemd/system").rmdir()
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        ("run/systemd/system", "the host does not run systemd, so this command can't reboot it: set REPAIR_CONDITIONS"),
+        ("usr/bin/systemctl", "the host has no systemctl in "),
+    ],
+)
+def test_a_host_that_can_not_be_asked_is_not_drained(world: ResetWorld, missing: str, reason: str) -> None:
+    (world.host.root / missing).rename(world.host.root / "elsewhere")
     ended = world.run(f"--reboot={world.host.boot_id}", program="repair")
     assert (ended.code, world.record["status"], steps(world)) == (2, "unknown", [])
-    assert "does not run systemd" in world.record["reasons"][0]
+    assert reason in world.record["reasons"][0]
 
 
 def test_a_stop_while_the_node_is_drained_reboots_nothing(world: ResetWorld) -> None:
