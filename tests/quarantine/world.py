@@ -140,10 +140,11 @@ class World:
         try:
             yield process
         finally:
-            # In a pod nothing outlives the run; here each test that it started has a session of its own.
+            # In a pod nothing outlives the run; here each test that it started has a session of its own. A run that is
+            # still active would begin its next test.
+            process.kill()
+            process.wait()
             self.end_tests()
-            if process.poll() is None:
-                process.kill()
             process.communicate()
 
     def tests_running(self) -> list[psutil.Process]:
