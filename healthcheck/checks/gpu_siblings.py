@@ -36,12 +36,14 @@ LONGEST_WINDOW_SECONDS = 1800.0
 _LEAST_FAILURES = 6
 """Failed questions to the kubelet, without an answer in the last hour, from which the check can't judge."""
 _NANOSECONDS = 1e9
+_LIMITED_BY_SETTING = 0x2
+"""nvmlClocksEventReasonApplicationsClocksSetting (nvml.h)."""
 
 SLOWER = Reason(
     "GpuSlowerThanSiblings",
     Severity.MONITOR,
     "A GPU is slower than the other GPUs of its pod, without an error. A job that uses them together waits for it.",
-    "Quarantine the node: its tests measure each GPU. Check cooling, power supply and the GPU's power limit.",
+    "Quarantine the node: its tests measure each GPU. Check cooling, power supply, power limit and clock settings.",
     threshold=(
         f"more than {siblings.MOST_DEVIATIONS:g} standard deviations and {100 * siblings.LEAST_DIFFERENCE:g} % from "
         f"the median, in {OUTLIERS} of {WINDOWS} windows between check cycles, among {LEAST_SIBLINGS} or more busy "
@@ -239,6 +241,12 @@ def _explain(gpu: Gpu, judged: _Judged) -> Iterator[str]:
         usual = siblings.median(others)
         if sign * (value - usual) > max(least, siblings.LEAST_DIFFERENCE * abs(usual)):
             yield text(value, usual)
+    if _is_limited(gpu) and not any(map(_is_limited, judged.siblings)):
+        yield "a setting limits its clocks (nvidia-smi -q -d CLOCK)"
+
+
+def _is_limited(gpu: Gpu) -> bool:
+    return bool((gpu.clock_reasons or 0) & _LIMITED_BY_SETTING)
 
 
 def _stepped(value: float, step: int) -> int:
