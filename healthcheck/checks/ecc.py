@@ -38,7 +38,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     for gpu in gpus:
         if gpu.ecc is not None and gpu.ecc.uncorrected_volatile > MOST_UNCORRECTED:
             # The detail has no count, because a count that rises would change the finding in each check cycle.
-            yield found(UNCORRECTED, gpu, f"uncorrected ECC errors{_memory(gpu)} since the driver was loaded")
+            yield found(UNCORRECTED, gpu, "uncorrected ECC errors since the driver was loaded")
         if gpu.sram_threshold_exceeded:
             yield found(SRAM_THRESHOLD, gpu, "its SRAM had more uncorrectable errors than NVIDIA's limit")
         elif gpu.sram_unique is not None and _is_worn(gpu.sram_unique):
@@ -65,14 +65,6 @@ def _worn_bank(unique: nvml.SramUnique) -> str:
         f"{kind} errors at {count} addresses (NVIDIA's limit: {most})" for kind, count, most in counts if count > most
     )
     return f"one bank of its SRAM had uncorrectable {over}"
-
-
-def _memory(gpu: nvml.Gpu) -> str:
-    """Return the memories with uncorrected errors: only DRAM has rows that can be remapped."""
-    errors = gpu.memory_errors or nvml.MemoryErrors()
-    kinds = (("DRAM", errors.dram_uncorrected), ("SRAM", errors.sram_uncorrected))
-    affected = " and ".join(kind for kind, count in kinds if count)
-    return f" in its {affected}" if affected else ""
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:

@@ -142,7 +142,9 @@ def _reboot(node: NodeState) -> NextStep:
         return NextStep((_hyperpod(node, "UnschedulablePendingReboot"), _again(node)), _IF_AUTOMATIC)
     instance = _instance(node)
     by_hand = f"run `aws ec2 reboot-instances --instance-ids {instance}{_region(node)}`" if instance else ""
-    note = f"If its host refuses the reboot, {by_hand or f'reboot the drained machine{_called(node)} yourself'}."
+    note = (
+        f"If its host refuses the reboot, {by_hand or f'use another way to reboot the drained machine{_called(node)}'}."
+    )
     return NextStep((f"gpu-healthcheck reset {node.name} --reboot", _again(node)), note)
 
 

@@ -17,7 +17,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu, MemoryErrors, SramUnique
+from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu, SramUnique
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
@@ -37,10 +37,6 @@ SRAM = Finding(
 
 def bank(*errors: str) -> Finding:
     return replace(SRAM, detail=f"one bank of its SRAM had uncorrectable {' and '.join(errors)}")
-
-
-def uncorrected_in(memory: str) -> Finding:
-    return replace(UNCORRECTED, detail=f"uncorrected ECC errors in its {memory} since the driver was loaded")
 
 
 PARITY = "parity errors at 5 addresses (NVIDIA's limit: 4)"
@@ -67,12 +63,6 @@ def found(**more: Any) -> list[Judgement]:
         ({"ecc": EccCounts(0, 0, 0, 0)}, []),
         ({"ecc": EccCounts(0, 1, 0, 1)}, [UNCORRECTED]),
         ({"ecc": EccCounts(0, 5000, 0, 5000)}, [UNCORRECTED]),
-        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": MemoryErrors(0, 9, 0, 0)}, [uncorrected_in("DRAM")]),
-        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": MemoryErrors(0, 0, 0, 9)}, [uncorrected_in("SRAM")]),
-        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": MemoryErrors(0, 4, 0, 5)}, [uncorrected_in("DRAM and SRAM")]),
-        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": MemoryErrors(None, None, 0, 9)}, [uncorrected_in("SRAM")]),
-        ({"ecc": EccCounts(0, 9, 0, 9), "memory_errors": None}, [UNCORRECTED]),
-        ({"ecc": EccCounts(0, 0, 0, 9), "memory_errors": MemoryErrors(0, 9, 0, 9)}, []),
         ({"ecc": EccCounts(1_000_000, 0, 0, 0)}, []),
         ({"ecc": EccCounts(0, 0, 1_000_000, 0)}, []),
         ({"ecc": EccCounts(0, 0, 0, 77)}, []),

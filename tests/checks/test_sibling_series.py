@@ -143,11 +143,11 @@ def two_products(index: int, _: int) -> State:
     return replace(WELL, name=H200, mhz=1680, watts=560) if index > 3 else WELL
 
 
-def slow_beside_another_product(index: int, number: int) -> State:
+def slow_with_another_product(index: int, number: int) -> State:
     return replace(two_products(index, number), mhz=1400, watts=400) if index == 6 else two_products(index, number)
 
 
-def pod_beside_another(index: int, number: int) -> State:
+def pod_with_another(index: int, number: int) -> State:
     """GPUs 0 to 3 do other work in another pod, at lower clocks."""
     return replace(WELL, mhz=1500, watts=690, capped=0.7) if index < 4 else only((5,), SLOW)(index, number)
 
@@ -179,10 +179,8 @@ ROWS = (
     Row("a pipeline's stage that polls", only((5,), POLLING), set()),
     Row("slow beside a stage that is idle", lambda i, _: {0: HALF, 5: SLOW}.get(i, WELL), {5}),
     Row("all but the slow one wait for it", only((5,), SLOW, POLLING), {5}),
-    Row("a pod with four of eight GPUs", pod_beside_another, {5}, FOUR),
-    Row(
-        "a healthy pod with four of eight GPUs", lambda i, n: WELL if i == 5 else pod_beside_another(i, n), set(), FOUR
-    ),
+    Row("a pod with four of eight GPUs", pod_with_another, {5}, FOUR),
+    Row("a healthy pod with four of eight GPUs", lambda i, n: WELL if i == 5 else pod_with_another(i, n), set(), FOUR),
     Row("three GPUs without a pod, the others equal", only((5,), SLOW), set(), ("ml/train",) * 5 + ("",) * 3),
     Row("jobs that end in mid-window", ends_at_each_second_read, set()),
     Row("clocks locked on one", only((5,), State(mhz=1200, watts=380, bits=CLOCKS_BY_SETTING)), {5}),
@@ -194,7 +192,7 @@ ROWS = (
     Row("one with MIG beside a slow one", lambda i, _: {0: State(mig=True, mhz=900), 5: SLOW}.get(i, WELL), {5}),
     Row("a slow one with MIG", only((5,), replace(SLOW, mig=True)), set()),
     Row("two products", two_products, set()),
-    Row("two products, one GPU slow", slow_beside_another_product, {6}),
+    Row("two products, one GPU slow", slow_with_another_product, {6}),
     Row("an H200 alone among H100", only((5,), replace(SLOW, name=H200)), set()),
 )
 
@@ -204,7 +202,7 @@ def test_a_series_is_judged_by_the_gpus_that_hold_the_job_back(row: Row) -> None
     assert set(found_by(gpu_siblings.CHECK, row.story, list(row.pods))) == row.slower
 
 
-def test_a_brake_of_all_gpus_is_told_by_its_own_time() -> None:
+def test_a_brake_of_all_gpus_shows_in_its_own_time() -> None:
     """No sibling differs, so only the driver's counter shows it."""
     braked = found_by(clocks.CHECK, only(tuple(range(8)), State(mhz=990, watts=300, brake=0.9)), ["ml/train"] * 8)
 

@@ -157,7 +157,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusS
         world = undo.enter_context(World(folder / "world", StandIn("gpu-node-1", "p5.48xlarge")))
         beat(world, 9)
         hold(world, 0, 1)
-        world.host.write_value("nvml/gpu0/field/11", 2 * MOST_DRAM)
+        world.host.write_value("nvml/gpu0/dram_corrected", 2 * MOST_DRAM)
         agent = world.start()
         world.wait_for_status("warn")
         states = LoopbackServer(partial(KubeStateMetrics, world))

@@ -99,9 +99,9 @@ def test_how_it_is_rebooted(node: NodeState, command: str) -> None:
     ("node", "way"),
     [
         (NODE_GROUP, "run `aws ec2 reboot-instances --instance-ids i-0123456789abcdef0 --region us-west-2`."),
-        (GKE, "reboot the drained machine (gce://project/us-central1-a/gke-n) yourself."),
-        (ELSEWHERE, "reboot the drained machine (baremetal://rack-7) yourself."),
-        (NodeState("n"), "reboot the drained machine yourself."),
+        (GKE, "use another way to reboot the drained machine (gce://project/us-central1-a/gke-n)."),
+        (ELSEWHERE, "use another way to reboot the drained machine (baremetal://rack-7)."),
+        (NodeState("n"), "use another way to reboot the drained machine."),
     ],
 )
 def test_the_way_where_a_host_refuses_the_reboot_is_the_machines_own(node: NodeState, way: str) -> None:

@@ -157,7 +157,7 @@ def test_corrected_errors_are_shown_by_gpu_without_zeros(light: Light, node: Sim
     light.look()
     assert light.samples("ecc_corrected_errors_total") == []
 
-    node.write_value("nvml/gpu3/field/11", 12)
+    node.write_value("nvml/gpu3/dram_corrected", 12)
     light.look()
 
     (sample,) = light.samples("ecc_corrected_errors_total")
@@ -167,7 +167,7 @@ def test_corrected_errors_are_shown_by_gpu_without_zeros(light: Light, node: Sim
 def test_values_leave_with_the_source_that_is_no_longer_read(light: Light, config: Path, node: SimulatedNode) -> None:
     node.efa_counter(0, "rx_drops", 7)
     node.write_value("nvml/gpu0/field/75", 10**9)
-    node.write_value("nvml/gpu0/field/11", 1)
+    node.write_value("nvml/gpu0/dram_corrected", 1)
     light.look()
     names = (
         *("driver_info", "gpu_slowdown_celsius", "throttled_seconds_total", "ecc_corrected_errors_total"),

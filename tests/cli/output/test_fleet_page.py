@@ -72,7 +72,7 @@ def step(row: FleetRow) -> str:
     return cells[6] if len(cells) > 6 else ""
 
 
-REFUSED = "If its host refuses the reboot, reboot the drained machine yourself."
+REFUSED = "If its host refuses the reboot, use another way to reboot the drained machine."
 
 
 def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
