@@ -200,7 +200,7 @@ def test_kubectl_finds_no_kustomization_among_the_manifests_that_it_applies() ->
 
 
 def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
-    adding = {"device-taints", "dra", "gate", "monitoring"}
+    adding = {"device-taints", "dra", "gate", "monitoring", "reset-automation"}
 
     assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted([*CHANGES, *adding])
     for name in adding:
