@@ -316,3 +316,18 @@ def test_no_request_of_others_is_refused_with_or_without_the_cron_jobs(controlle
             assert "except for: hostNetwork" in sweeps.said(plane, reset(pod(hostNetwork=True)), token=token)
             plane.kubectl("delete", "-f", str(MANIFESTS / "13-reset.yaml"), "--ignore-not-found")
             plane.kubectl("delete", "cronjob", ACCOUNT, "-n", "gpu-healthcheck", "--ignore-not-found")
+
+
+def test_its_pods_stay_off_the_nodes_that_the_sweepers_pods_avoid() -> None:
+    """Its token may mark Nodes: a process that escapes from a container of a GPU node does not find it there."""
+    files = {
+        "gpu-healthcheck-sweeper": MANIFESTS / "07-sweeper.yaml",
+        ACCOUNT: OVERLAYS / "reset-automation/cronjob.yaml",
+    }
+    sweeper, automation = (
+        document["spec"]["jobTemplate"]["spec"]["template"]["spec"]["affinity"]
+        for name, file in files.items()
+        for document in yaml.safe_load_all(file.read_text())
+        if document["metadata"]["name"] == name and document["kind"] == "CronJob"
+    )
+    assert automation == sweeper
