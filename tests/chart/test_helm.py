@@ -181,7 +181,7 @@ def test_the_example_with_the_gate_and_automatic_resets_names_the_registry(tmp_p
     for overlay in ("gate", "reset-automation"):
         text = text.replace(f"\n#  - ../{overlay}", f"\n  - ../{overlay}")
     file.write_text(text)
-    made = {(entry["kind"], entry["metadata"]["name"]): entry.get("spec") for entry in kustomized(str(file.parent))}
+    made = {(entry["kind"], entry["metadata"]["name"]): entry.get("spec", {}) for entry in kustomized(str(file.parent))}
 
     pod = made["CronJob", "gpu-healthcheck-reset-automation"]["jobTemplate"]["spec"]["template"]["spec"]
     policy = made["MutatingAdmissionPolicy", "gpu-healthcheck-gate"]["variables"][0]["expression"]

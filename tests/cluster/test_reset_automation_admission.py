@@ -18,7 +18,7 @@ from sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
 from tests.cluster import test_quarantine_manifests as quarantine
 from tests.cluster import test_sweep_job_admission as sweeps
 from tests.cluster.node_patches import annotated, labelled, tainted
-from tests.cluster.test_sweep_job_admission import Change, Job, container, job_change, metadata, of_job, pod
+from tests.cluster.test_sweep_job_admission import Change, Job, container, metadata, of_job, pod
 from tests.overlays import OVERLAYS
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
@@ -71,8 +71,6 @@ def env(name: str, **value: Any) -> Change:
 
 LABELS = {"app.kubernetes.io/name": "gpu-healthcheck", "app.kubernetes.io/component": "reset"}
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "uid-1"}
-SECRET = {"secretKeyRef": {"name": "x", "key": "x"}}
-GET = {"httpGet": {"host": "10.0.0.1", "port": 80}}
 HOST = {"hostPath": {"path": "/root", "type": ""}}
 MAY: dict[str, Change] = {
     "the template": sweeps.same,
@@ -81,65 +79,32 @@ MAY: dict[str, Change] = {
     "resources": container(resources={"requests": {"cpu": "1"}}, imagePullPolicy="Always"),
     "a label of kustomize": metadata(labels={**LABELS, "app.kubernetes.io/part-of": "x"}),
     "a shorter time": of_job(activeDeadlineSeconds=60, ttlSecondsAfterFinished=60),
+    "every taint": sweeps.RULES["every taint"][1],
 }
+HARMLESS = {
+    *("grace", "processes", "no priority", "our taint", "every taint"),
+    *("container's privilege", "container's escalation by default", "container's nothing said"),
+}
+"""Changes that a sweep may not have, and a reset may: its pod is privileged, and tolerates taints."""
+INVALID = {"pods of others", "the containers' processes", "AppArmor as it was", "container's /proc"}
+"""Changes that the API server itself rejects in a reset's Job."""
 MAY_NOT: dict[str, tuple[Change, str]] = {
-    "name": (metadata(name="gpu-quarantine-n"), "only Jobs of resets"),
-    "component": (metadata(labels={**LABELS, "app.kubernetes.io/component": "agent"}), "only Jobs of resets"),
-    "no component": (metadata(labels={"app.kubernetes.io/name": "x"}), "only Jobs of resets"),
-    "label": (metadata(labels={**LABELS, "example.com/inject": "true"}), "example.com/inject"),
-    "annotation": (metadata(annotations={f"{P}/node": "n", "a": "b"}), ": a"),
-    "finalizer": (metadata(finalizers=["example.com/x"]), "finalizers"),
-    "owner": (metadata(ownerReferences=[{**OWNER, "name": "m"}]), "ownerReferences"),
-    "no owner": (metadata(ownerReferences=None), "ownerReferences"),
-    "controller": (metadata(ownerReferences=[{**OWNER, "controller": True}]), "ownerReferences"),
-    "tries": (of_job(backoffLimit=1), "backoffLimit"),
-    "pods": (of_job(completions=5, parallelism=5), "completions, parallelism"),
+    **{name: (refused, "") for name, (_, refused, _) in sweeps.RULES.items() if name not in HARMLESS | INVALID},
+    "another program's name": (metadata(name="gpu-quarantine-n"), "only Jobs of resets"),
+    "another label": (metadata(labels={**LABELS, "example.com/inject": "true"}), "example.com/inject"),
+    "another owner": (metadata(ownerReferences=[{**OWNER, "name": "m"}]), "ownerReferences"),
     "pods of others": (of_job(manualSelector=True, selector={"matchLabels": LABELS}), "manualSelector"),
-    "deadline": (of_job(activeDeadlineSeconds=7201), "activeDeadlineSeconds"),
-    "no end": (of_job(ttlSecondsAfterFinished=None), "ttlSecondsAfterFinished"),
-    "pod's label": (sweeps.pod_metadata(labels={**LABELS, "a": "b"}), ": a"),
-    "pod's component": (sweeps.pod_metadata(labels={"app.kubernetes.io/name": "x"}), "labels"),
-    "pod's annotation": (sweeps.pod_metadata(annotations={"k8s.v1.cni.cncf.io/networks": "x"}), "networks"),
-    "pod's finalizer": (sweeps.pod_metadata(finalizers=["example.com/x"]), "finalizers"),
-    "affinity": (sweeps.held_to(sweeps.by_name("m")), "affinity"),
-    "no affinity": (pod(affinity=None), "affinity"),
-    "other pods": (
-        sweeps.affinity(podAntiAffinity={"requiredDuringSchedulingIgnoredDuringExecution": [sweeps.AGAINST_ALL]}),
-        "affinity",
-    ),
-    "node": (pod(nodeName="m"), "nodeName"),
-    "network": (pod(hostNetwork=True), "hostNetwork"),
-    "shared memory": (pod(hostIPC=True), "hostIPC"),
-    "priority": (pod(priorityClassName="system-node-critical"), "priorityClassName"),
-    "account": (pod(serviceAccountName="gpu-healthcheck-sweeper"), "serviceAccountName"),
-    "restart": (pod(restartPolicy="OnFailure"), "restartPolicy"),
-    "grace": (pod(terminationGracePeriodSeconds=10**6), "terminationGracePeriodSeconds"),
     "pod's user": (sweeps.pod_security(runAsUser=1), "securityContext"),
-    "container before it": (job_change("initContainers"), "initContainers"),
-    "container beside it": (job_change("containers"), "containers"),
-    "host's file": (volume("another", **HOST), "volume another"),
     "other path": (volume("reports", **HOST), "volume reports"),
-    "Secret": (volume("config", secret={"secretName": "x"}), "volume config"),
-    "ConfigMap": (volume("config", configMap={"name": "x"}), "volume config"),
-    "token": (volume("tmp", projected=sweeps.TOKEN), "volume tmp"),
-    "image": (container(image="registry.example.com/x:1"), "image (this policy allows gpu-healthcheck:"),
-    "command": (container(command=["sh"]), "command"),
-    "no command": (container(command=None), "command"),
+    "Secret as settings": (volume("config", secret={"secretName": "x"}), "volume config"),
+    "ConfigMap as settings": (volume("config", configMap={"name": "x"}), "volume config"),
+    "token as a folder": (volume("tmp", projected=sweeps.TOKEN), "volume tmp"),
     "a reboot": (container(args=["--reboot=00000000-0000-4000-8000-000000000001"]), "--reboot=0"),
     "arguments": (container(args=["--gpu=3; id"]), "--gpu=3; id"),
-    "folder": (container(workingDir="/tmp"), "workingDir"),
-    "variable": (env("PATH", value="/tmp"), "PATH"),
     "root": (env("HOST_ROOT", value="/tmp"), "HOST_ROOT"),
-    "GPUs": (env("NVIDIA_VISIBLE_DEVICES", valueFrom=SECRET), "NVIDIA_VISIBLE_DEVICES"),
-    "other node": (env("NODE_NAME", value="m"), "NODE_NAME"),
-    "whole Secret": (container(envFrom=[{"secretRef": {"name": "x"}}]), "envFrom"),
-    "hook": (container(lifecycle={"preStop": GET}), "lifecycle"),
-    "probe": (container(livenessProbe=GET), "livenessProbe"),
-    "port": (container(ports=[{"containerPort": 80, "hostPort": 80}]), "ports"),
-    "last words": (container(terminationMessagePath="/host/x"), "terminationMessagePath"),
-    "capability": (sweeps.security(capabilities={"add": ["NET_RAW"]}), "capabilities"),
+    "GPUs": (env("NVIDIA_VISIBLE_DEVICES", value="all"), "NVIDIA_VISIBLE_DEVICES"),
     "user": (sweeps.security(runAsUser=1), "runAsUser"),
-    "writable root": (mount("host", readOnly=False), "mount /host"),
+    "writable host": (mount("host", readOnly=False), "mount /host"),
     "other place": (mount("tmp", mountPath="/opt"), "mount /opt"),
     "other volume": (mount("tmp", name="host"), "mount /tmp"),
     "part of a volume": (mount("reports", subPath="x"), "mount /var/log/gpu-healthcheck"),
