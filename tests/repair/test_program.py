@@ -63,7 +63,7 @@ class TestTheLoad:
         world.host.write_value("cuda/gpu2/fails", 214)
         assert (world.reset(gpu=3).code, world.record["status"]) == (0, "pass")
         assert world.record["steps"][-1]["detail"] == (
-            "1 of 1 GPU: FP32 60.0 to 60.0 TFLOPS, BF16 620.0 to 620.0 TFLOPS, from the machine's memory "
+            "1 of 1 GPU: FP32 60.0 to 60.0 TFLOPS, BF16 930.0 to 930.0 TFLOPS, from the machine's memory "
             "52.0 to 52.0 GB/s, to the machine's memory 52.0 to 52.0 GB/s"
         )
 
