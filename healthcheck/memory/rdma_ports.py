@@ -20,8 +20,8 @@ _MOST_OUTAGES = 16
 def after_ports(known: Ports | None, seen: Evidence, *, has_efa: bool) -> Ports | None:
     """Return the ports after a check cycle. A cycle that could not read them changes nothing.
 
-    A port is added when it is active. It is removed when its device is shown to be no part of the GPU fabric. With EFA
-    devices, the fabric is theirs.
+    A port is added when it is active. It is removed when its device is shown to be no part of the GPU fabric: by its
+    purpose, or by a larger group of ports that became active after it. With EFA devices, the fabric is theirs.
     """
     if seen.unread(MLX5):
         return known
@@ -29,14 +29,17 @@ def after_ports(known: Ports | None, seen: Evidence, *, has_efa: bool) -> Ports 
         return {}
     mlx5 = seen[MLX5]
     devices = {device.address: device for device in mlx5.devices}
-    kinds = {port.kind for port in (known or {}).values()}
     ports = {
         address: _observed(port, devices.get(address), seen.at)
         for address, port in (known or {}).items()
         if address not in devices or not devices[address].left_fabric(port.kind)
     }
-    for device in mlx5.fabric:
-        if device.is_active and device.address not in ports and (not kinds or device.kind in kinds):
+    kinds = {port.kind for port in ports.values()}
+    active = [device for device in mlx5.fabric if device.is_active]
+    if len(active) > len(ports) and kinds.isdisjoint(device.kind for device in active):
+        ports, kinds = {}, set()
+    for device in active:
+        if device.address not in ports and (not kinds or device.kind in kinds):
             ports[device.address] = RdmaPort(device.name, device.kind, device.rate)
     return dict([*ports.items()][:MOST_PORTS])
 

@@ -60,13 +60,13 @@ def test_the_bond_and_the_default_route_are_no_fabric(node: SimulatedNode) -> No
     found = read(node)
     assert [device.name for device in found.fabric] == [f"mlx5_{index}" for index in range(8)]
     assert {device.name for device in found.devices if device.bonded} == {"mlx5_8", "mlx5_9"}
-    assert [device.name for device in found.devices if device.default_route] == ["mlx5_10"]
+    assert [device.name for device in found.devices if device.other_purpose] == ["mlx5_10"]
     assert all(not device.counters for device in found.devices if device not in found.fabric)
 
 
 def test_the_route_of_a_bond_is_that_of_its_members(node: SimulatedNode) -> None:
     node.route_by("bond0")
-    assert [device.name for device in read(node).devices if device.default_route] == ["mlx5_8", "mlx5_9"]
+    assert [device.name for device in read(node).devices if device.other_purpose] == ["mlx5_8", "mlx5_9"]
 
 
 def test_names_with_the_number_of_a_function_are_kept(node: SimulatedNode) -> None:
