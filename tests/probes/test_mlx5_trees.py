@@ -257,10 +257,10 @@ def test_the_fabric_of_a_real_machine(name: str, tmp_path: Path) -> None:
     assert sorted(found(tmp_path, ports, before)) == sorted(f"RdmaPortDown rdma/{port}" for port in fabric)
     for device in devices:
         set_state(tmp_path, device[0], device[4])
-    for port in fabric[:1]:
-        set_state(tmp_path, port, DOWN)
-        assert found(tmp_path, ports, before) == [f"RdmaPortDown rdma/{port}"]
-        set_state(tmp_path, port, UP)
+    for first in fabric[:1]:
+        set_state(tmp_path, first, DOWN)
+        assert found(tmp_path, ports, before) == [f"RdmaPortDown rdma/{first}"]
+        set_state(tmp_path, first, UP)
 
     for index, device in enumerate(devices):
         if device[0] not in fabric:
