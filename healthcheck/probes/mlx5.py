@@ -400,7 +400,7 @@ def _optional(file: str) -> str:
 
 def _text(file: str) -> str:
     try:
-        return printable(read(file, 64).decode("ascii", "replace").strip())
+        return printable(read(file, 64).decode("ascii", "replace").strip(), _LONGEST_NAME)
     except OSError as error:
         error.filename = file  # a failed read of an open file names none
         raise

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import mlx5_messages
+from healthcheck.checks import mlx5_messages, roce_ports
 from healthcheck.checks.expectation import Expectation
+from healthcheck.memory import known_names
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.exits import begin, release
@@ -130,6 +131,10 @@ class TestOutages:
         for rdma in (None, {}, {RAILS[3]: replace(PORT, outages=(12.5, 13.0))}):
             memory = remembers(first=EarlierHardware(0, {}, 8, rdma))
             assert parse(dump(memory)).first == memory.first
+
+
+def test_the_memory_knows_the_finding_of_a_slow_port() -> None:
+    assert roce_ports.RATE_LOW.name == known_names.RDMA_RATE_LOW
 
 
 class TestRelease:
