@@ -299,7 +299,7 @@ def test_a_fabric_that_comes_up_after_other_ports_takes_their_place(early: Rows,
     assert found(tmp_path, ports) == [f"RdmaPortDown rdma/{late[3][0]}"]
 
 
-def test_a_port_whose_device_begins_to_switch_leaves_the_fabric(tmp_path: Path) -> None:
+def test_a_port_leaves_the_fabric_when_its_device_begins_to_switch(tmp_path: Path) -> None:
     devices = rows(ranged("mlx5_{}", 8), CX7, "", ETH, UP, NDR)
     plug(tmp_path, devices)
     known = after_ports(None, look(Host(tmp_path), LEVELS), has_efa=False) or {}
