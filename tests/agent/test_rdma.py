@@ -25,10 +25,16 @@ def subjects(world: World) -> list[str]:
     return sorted(f"{row['reason']} {row['subject']}" for row in world.node().record.get("findings", []))
 
 
+def is_checked(world: World) -> bool:
+    """Whether the first check cycle found a healthy fabric of mlx5 devices."""
+    checks = world.wait_for_status("pass").record["checks"]
+    return {"check": "9-roce", "status": "pass", "severity": "PASS"} in checks
+
+
 def test_a_dead_device_of_the_fabric_taints_until_the_driver_recovers_it(
     installed: ControlPlane, tmp_path: Path
 ) -> None:
-    cluster = RealCluster(installed, "rdma-messages")
+    cluster = RealCluster(installed, "rdma-messages", instance_type="dgx-h100")
     with World(tmp_path / "world", cluster, "dgx-h100") as world:
         log = world.host.kernel_log
         world.host.route_by("enp130s0")
@@ -38,7 +44,7 @@ def test_a_dead_device_of_the_fabric_taints_until_the_driver_recovers_it(
         world.hurry()
         world.configure(MAX_UNHEALTHY_PERCENT="100")
         world.start()
-        world.wait_for_status("pass")
+        assert is_checked(world)
 
         # Records are judged in their order: the last line shows that the lines before it were ignored.
         log.write(FATAL.format(RAIL_4), facility=USER)
@@ -70,4 +76,25 @@ def test_a_dead_device_of_the_fabric_taints_until_the_driver_recovers_it(
         assert world.agent.terminate() == 0
         world.host.reboot()
         world.start()
+        assert not world.wait_for_status("pass").tainted
+
+
+def test_only_a_lost_device_of_the_fabric_taints_a_virtual_machine(installed: ControlPlane, tmp_path: Path) -> None:
+    """Hyper-V removes the accelerated interface while it services the host, and the driver reports a dead device."""
+    cluster = RealCluster(installed, "rdma-virtual-machine", instance_type="vm-h100")
+    with World(tmp_path / "world", cluster, "vm-h100") as world:
+        fabric, interface = world.host.shape.mlx5[3], world.host.shape.mlx5[8]
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100")
+        world.start()
+        assert is_checked(world)
+
+        world.host.remove_mlx5(8)
+        aborted = "mlx5_health_try_recover:330:(pid 9): health recovery flow aborted, PCI reads still not working"
+        world.host.kernel_log.write(f"mlx5_core {interface.address}: {aborted}")
+        world.host.remove_mlx5(3)
+        node = world.wait_for_taint()
+        assert (subjects(world), node.severity) == ([f"RdmaDeviceGone rdma/{fabric.name}"], "REBOOT")
+
+        world.host.pci.add_mlx5(fabric)
         assert not world.wait_for_status("pass").tainted
