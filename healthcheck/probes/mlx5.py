@@ -151,9 +151,13 @@ def read_mlx5(host: Host) -> Mlx5:
     """
     want_folder(host.root / "sys/class")
     directory = f"{host.root}/sys/class/infiniband"
-    identities = [(name, found) for name in names_there(directory)[:_MOST] if (found := _identify(directory, name))]
-    if any(found.vendor == AMAZON for _, found in identities):
-        return Mlx5(())
+    identities: list[tuple[str, _Identity]] = []
+    for name in names_there(directory)[:_MOST]:
+        if (found := _identify(directory, name)) is None:
+            continue
+        if found.vendor == AMAZON:
+            return Mlx5(())
+        identities.append((name, found))
     patience_ends = time.monotonic() + _PATIENCE_SECONDS
     read_ports = (_device(directory, name, found, patience_ends) for name, found in identities)
     devices = tuple(device for device in read_ports if device is not None)
