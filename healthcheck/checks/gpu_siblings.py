@@ -125,7 +125,7 @@ def _judged(
     """Return the last windows in which each GPU was compared, the newest first."""
     judged: dict[str, list[_Judged]] = {gpu.subject: [] for gpu in gpus}
     for before, now in windows:
-        if all(len(entries) == WINDOWS for entries in judged.values()):
+        if all(_is_settled(entries) for entries in judged.values()):
             break
         is_asked = before.at in pods and now.at in pods
         held = _held(pods[before.at], pods[now.at]) if is_asked else dict.fromkeys(judged, "")
@@ -138,6 +138,11 @@ def _judged(
                     others = tuple(other for other in group if other is not work)
                     judged[work.now.subject].append(_Judged(now.at, work, others, slower))
     return judged
+
+
+def _is_settled(judged: list[_Judged]) -> bool:
+    """Whether earlier windows cannot change the result: there are enough, or enough without an outlier."""
+    return len(judged) == WINDOWS or sum(not entry.slower for entry in judged) > WINDOWS - OUTLIERS
 
 
 def _held(first: Mapping[str, str], last: Mapping[str, str]) -> dict[str, str]:
@@ -160,9 +165,12 @@ def _groups(gpus: list[Gpu], before: Snapshot, now: Snapshot, pods: Mapping[str,
 
 
 def figures_of(work: Work) -> Figures:
+    before, now = work.before.load, work.now.load
+    if before is None or now is None:
+        return Figures()
     return Figures(
-        _between(work, lambda end: end.load.mean_sm_mhz if end.load else None),
-        _between(work, lambda end: end.load.mean_memory_mhz if end.load else None),
+        _mean(before.mean_sm_mhz, now.mean_sm_mhz),
+        _mean(before.mean_memory_mhz, now.mean_memory_mhz),
         _watts(work),
         _share(work, "software_power"),
         _hardware_slowdown(work),
@@ -171,10 +179,11 @@ def figures_of(work: Work) -> Figures:
 
 def _watts(work: Work) -> float | None:
     """Return the mean power of the window from the energy counter; without it, the power at both ends."""
-    millijoules = _rise(work, lambda end: end.load.energy_millijoules if end.load else None)
-    if millijoules:
-        return millijoules / 1000
-    milliwatts = _between(work, lambda end: end.load.power_milliwatts if end.load else None)
+    before, now = work.before.load, work.now.load
+    if before is None or now is None:
+        return None
+    milliwatts = _rise(work, before.energy_millijoules, now.energy_millijoules)
+    milliwatts = milliwatts or _mean(before.power_milliwatts, now.power_milliwatts)
     return None if milliwatts is None else milliwatts / 1000
 
 
@@ -184,19 +193,17 @@ def _hardware_slowdown(work: Work) -> float | None:
 
 
 def _share(work: Work, reason: str) -> float | None:
-    rise = _rise(work, lambda end: getattr(end.throttled, reason, None))
+    rise = _rise(work, getattr(work.before.throttled, reason, None), getattr(work.now.throttled, reason, None))
     return None if rise is None else min(rise / _NANOSECONDS, 1.0)
 
 
-def _between(work: Work, read: Callable[[Gpu], float | None]) -> float | None:
+def _mean(before: float | None, now: float | None) -> float | None:
     """Return the mean of a value at both ends of the window; None if it is unknown at one."""
-    before, now = read(work.before), read(work.now)
     return None if before is None or now is None else (before + now) / 2
 
 
-def _rise(work: Work, read: Callable[[Gpu], float | None]) -> float | None:
+def _rise(work: Work, before: int | None, now: int | None) -> float | None:
     """Return the rise of a counter in a second; None if it is unknown, or counts anew."""
-    before, now = read(work.before), read(work.now)
     return None if before is None or now is None or now < before else (now - before) / work.seconds
 
 
@@ -242,13 +249,17 @@ def _percent(share: float) -> str:
     return f"{5 * round(20 * share)} %"
 
 
+def _margin(gpu: Gpu) -> int | None:
+    return None if gpu.temperature is None else gpu.temperature.margin_celsius
+
+
 def _time_in(reason: str) -> Callable[[Work], float | None]:
     return lambda work: _share(work, reason)
 
 
 def _counter(read: Callable[[Gpu], int | None], scale: float) -> Callable[[Work], float | None]:
     def rate(work: Work) -> float | None:
-        rise = _rise(work, read)
+        rise = _rise(work, read(work.before), read(work.now))
         return None if rise is None else rise * scale
 
     return rate
@@ -288,9 +299,7 @@ _EXPLANATIONS: tuple[tuple[Callable[[float, float], str], Callable[[Work], float
     ),
     (
         lambda value, usual: f"{_stepped(value, 5)} °C from its temperature limit ({_stepped(usual, 5)} °C)",
-        lambda work: _between(
-            work, lambda end: end.temperature.margin_celsius if end.temperature is not None else None
-        ),
+        lambda work: _mean(_margin(work.before), _margin(work.now)),
         -1,
         5.0,
     ),
