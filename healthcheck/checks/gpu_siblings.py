@@ -1,8 +1,8 @@
 """Check: no GPU is slower than the other GPUs that the same pod holds.
 
 Two reads of the driver at least four minutes apart are a window. It is judged if the samples of the driver at both ends
-show that the GPUs were busy, and if the kubelet names the same pod for them at both ends. The kubelet is not asked
-while no busy GPUs of the node differ: then none is slower.
+show that the GPUs were busy, and if the kubelet names the same pod for them at both ends. While the node's busy GPUs do
+not differ, the kubelet is not asked, and no GPU is slower.
 """
 
 from __future__ import annotations
