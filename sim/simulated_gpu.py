@@ -66,6 +66,8 @@ def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
         "pcie_max_generation": 5,
         "pcie_replays": 0,
         "field/230": 0,
+        "dram_corrected": 0,
+        "sram_corrected": 0,
         "sm_clock": 345,
         "memory_clock": 2619,
         **dict.fromkeys(_COUNTED_SINCE_LOADED, 0),
@@ -88,14 +90,17 @@ def values_after_reboot(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]
 
 VOLATILE_ECC = ("ecc_corrected_volatile", "ecc_uncorrected_volatile")
 AGGREGATE_ECC = ("ecc_corrected_aggregate", "ecc_uncorrected_aggregate")
-_COUNTED_SINCE_LOADED = tuple(f"field/{field}" for field in (11, 12, 74, 75, 83, 138, 139, 197, 198))
-"""Fields of counters: DRAM errors, throttled time, energy, and bytes on NVLink and PCIe."""
+_COUNTED_SINCE_LOADED = tuple(f"field/{field}" for field in (74, 75, 83, 138, 139))
+"""Fields of counters: throttled time, energy, and KiB on NVLink."""
 _IDLE_SAMPLES: dict[str, object] = {
-    "samples/1": "100 166000 0",
-    "samples/5": "100 166000 345",
-    "samples/6": "100 166000 2619",
+    "samples/1": "71 200000 0",
+    "samples/5": "100 0",
+    "samples/6": "100 0",
 }
-"""Buffers of utilisation, processor clock and memory clock (nvmlSamplingType_t)."""
+"""Buffers of utilisation, processor clock and memory clock (nvmlSamplingType_t), as on an H200 with driver 580.159.04.
+
+It reports the size of buffers of clocks, but has no samples in them.
+"""
 _ROW_REMAP: dict[str, object] = {
     "remap_corrected": 0,
     "remap_uncorrected": 0,
@@ -113,6 +118,8 @@ _MIG: dict[str, object] = {"mig_current": 0, "mig_pending": 0, "mig_most": MOST_
 _RESET = frozenset(
     {
         *VOLATILE_ECC,
+        "dram_corrected",
+        "sram_corrected",
         *_COUNTED_SINCE_LOADED,
         "remap_pending",
         "retired_pending",

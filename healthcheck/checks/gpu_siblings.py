@@ -316,12 +316,6 @@ _EXPLANATIONS: tuple[tuple[Callable[[float, float], str], Callable[[Work], float
         100.0,
     ),
     (
-        lambda value, usual: f"PCIe {value:.0f} GB/s ({usual:.0f} GB/s)",
-        _counter(lambda end: _sum(end, "pcie_sent_bytes", "pcie_received_bytes"), 1e-9),
-        -1,
-        1.0,
-    ),
-    (
         lambda value, usual: f"NVLink {_stepped(value, 10)} GB/s ({_stepped(usual, 10)} GB/s)",
         _counter(lambda end: _sum(end, "nvlink_sent_kib", "nvlink_received_kib"), 1024e-9),
         -1,

@@ -46,6 +46,8 @@ REPEATS_FROM = 3
 SMOOTHING_ON = "Xid162"
 """Power smoothing works again, which ends Xid 163 (Xid catalogue)."""
 _MOST_HITS = 16
+_ONE_EXCEPTION_SECONDS = 1.0
+"""Maximum time between the lines of one exception."""
 
 
 def after_kernel_log(memory: Memory, outcomes: Iterable[Outcome], now: Now, escalate_after: int = 0) -> Memory:
@@ -124,6 +126,7 @@ class _Reading:
         if address and sighting.reason == RECOVERY_XID:
             self._apply_action(sighting, address)
         if sighting.reason in REPEATS:
+            sighting = replace(sighting, place=_place(self.memory, sighting, address))
             self.memory = _hit(self.memory, sighting, address, self._now)
             repeated = _repeated(self.memory, sighting, address, self._now)
             if repeated is not None:
@@ -276,6 +279,20 @@ def _at_threshold(
         return finding
     source = known.finding.source if known is not None and known.finding.rule == reached.rule else sighting.source
     return replace(reached, source=source)
+
+
+def _place(memory: Memory, sighting: KernelEvent, address: str) -> str:
+    """Return the only place on the GPU where the process of the line failed; '' if unknown or several.
+
+    R580 writes the places of an exception into lines without a process, and milliseconds later the process into a line
+    without a place (driver 580.159.04 on an H200).
+    """
+    if sighting.place or not sighting.process:
+        return sighting.place
+    hits = memory.hits.get((sighting.reason, address), ())
+    recent = [hit for hit in hits if not hit.process and 0 <= sighting.at - hit.at <= _ONE_EXCEPTION_SECONDS]
+    places = {hit.place for hit in recent if hit.place}
+    return places.pop() if len(places) == 1 else ""
 
 
 def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memory:

@@ -543,6 +543,18 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t gpu, unsigned kind, unsign
     return gpu_number(gpu, values[kind][counter], count);
 }
 
+nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t gpu, unsigned kind, unsigned counter, unsigned memory,
+                                             unsigned long long *count)
+{
+    enum { DRAM = 2, SRAM = 7 };
+    ENTER(enter_gpu(__func__, gpu));
+    if (kind > 1 || counter > 1 || memory > SRAM || count == NULL)
+        return INVALID_ARGUMENT;
+    if (kind != 0 || counter != 0 || (memory != DRAM && memory != SRAM))
+        return NOT_SUPPORTED;
+    return gpu_number(gpu, memory == DRAM ? "dram_corrected" : "sram_corrected", count);
+}
+
 nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
                                        unsigned *failed)
 {
@@ -617,12 +629,12 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t gpu, unsigned kind, unsigned long
         if (end == rest)
             break;
     }
-    if (known == 0)
-        return NOT_FOUND;
     *type = UNSIGNED_INT;
     *count = size;
     if (samples == NULL)
         return SUCCESS;
+    if (known == 0)
+        return NOT_FOUND;
     if (room < size)
         return INSUFFICIENT_SIZE;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -961,13 +973,13 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t gpu, nvmlEccSramErrorS
     if (status->version != VERSION(*status, 1))
         return ARGUMENT_VERSION_MISMATCH;
     ENTER(gpu_unsigned(gpu, "sram_threshold_exceeded", &status->bThresholdExceeded));
+    status->aggregateCor = status->volatileCor = 0;
     const struct {
         const char *value;
         unsigned long long *count;
     } counts[] = {
         {"sram/parity_aggregate", &status->aggregateUncParity},  {"sram/parity_volatile", &status->volatileUncParity},
         {"sram/secded_aggregate", &status->aggregateUncSecDed},  {"sram/secded_volatile", &status->volatileUncSecDed},
-        {"sram/corrected_aggregate", &status->aggregateCor}, {"sram/corrected_volatile", &status->volatileCor},
     };
     int counted = gpu_has(gpu, "sram");
     for (unsigned i = 0; i < sizeof counts / sizeof *counts; i++) {

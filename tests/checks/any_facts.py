@@ -81,10 +81,10 @@ _modes = st.builds(nvml.Mode, st.booleans(), st.booleans())
 _counters = st.dictionaries(st.sampled_from([*nvlink_errors.LEAST_PER_SECOND, "of_drivers_to_come"]), numbers)
 _links = st.builds(nvml.NvLink, st.integers(0, 35), st.booleans(), _perhaps(numbers), _counters)
 _fabrics = st.builds(nvml.Fabric, numbers, codes, numbers, words, _perhaps(numbers), _perhaps(numbers))
-_memory_errors = st.builds(nvml.MemoryErrors, *[_perhaps(numbers)] * 4)
+_memory_errors = st.builds(nvml.MemoryErrors, *[_perhaps(numbers)] * 2)
 _throttled = st.builds(nvml.ThrottledTime, *[_perhaps(numbers)] * 4)
 _samples = _perhaps(st.builds(nvml.Samples, st.integers(1, 1000), numbers, numbers))
-_loads = st.builds(nvml.Load, *[_perhaps(numbers)] * 8, *[_samples] * 3)
+_loads = st.builds(nvml.Load, *[_perhaps(numbers)] * 6, *[_samples] * 3)
 _temperatures = st.builds(nvml.Temperature, *[_perhaps(numbers | st.integers(-300, 1000))] * 4)
 
 GPU: dict[str, st.SearchStrategy[Any]] = {

@@ -40,8 +40,8 @@ G6 = Expectation(InstanceProfile("g6.xlarge", 1, 0, False, ""), "g6.xlarge")
 NO_GPUS = Expectation(InstanceProfile("m7i.large", 0, 0, False, ""), "m7i.large")
 UNKNOWN_TYPE = Expectation(None, "x9.metal")
 
-IDLE = Load(None, None, 70_000, 0, 0, 0, 0, 0, Samples(100, 16_000_000, 0))
-BUSY = Load(1980, 2619, 690_000, 0, 0, 0, 0, 0, Samples(100, 16_000_000, 9_900))
+IDLE = Load(utilisation=Samples(71, 14_000_000, 0))
+BUSY = Load(1980, 2619, 690_000, 0, 0, 0, Samples(71, 14_000_000, 7_029))
 
 
 def says(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
@@ -102,7 +102,7 @@ def healthy(index: int, **more: Any) -> Gpu:
             "pcie_replays": 0,
             "nvlinks": tuple(NvLink(link, active=True, version=6) for link in range(18)),
             "fabric": Fabric(3, 0, 0, "", 0, 1),
-            "memory_errors": MemoryErrors(0, 0, 0, 0),
+            "memory_errors": MemoryErrors(0, 0),
             "throttled": ThrottledTime(0, 0, 0, 0),
             "load": IDLE,
             "unrepairable_memory": False,

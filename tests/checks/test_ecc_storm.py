@@ -16,14 +16,14 @@ from tests.examples import NOW, remembers
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 SUBJECT = f"gpu/{ADDRESSES[3]}"
-EARLY = TooEarly("its errors were not counted in the previous check cycle, or were reset", SUBJECT)
+EARLY = TooEarly("its DRAM errors were not counted in the previous check cycle and now", SUBJECT)
 IDLE_GPU = TooEarly("an idle GPU hardly uses its memory", SUBJECT)
 
 
 def gpu(dram: int | None, *, sram: int | None = 0, busy: bool = True, index: int = 3, remapped: int = 0) -> Gpu:
     return healthy(
         index,
-        memory_errors=MemoryErrors(dram, 0, sram, 0),
+        memory_errors=MemoryErrors(dram, sram),
         load=BUSY if busy else IDLE,
         row_remap=RowRemap(remapped, 0, pending=False, failed=False),
     )

@@ -48,8 +48,6 @@ def busy(index: int, mhz: int = 1980, watts: int = 650, at: float = 0.0, **more:
         sm_mhz=mhz,
         memory_mhz=2619,
         energy_millijoules=int(watts * 1000 * at),
-        pcie_sent_bytes=int(5e9 * at),
-        pcie_received_bytes=int(5e9 * at),
         nvlink_sent_kib=int(1e8 * at),
         nvlink_received_kib=int(1e8 * at),
         utilisation=Samples(120, 20_000_000, 12_000),

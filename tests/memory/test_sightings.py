@@ -237,6 +237,40 @@ class TestRepeats:
 
         assert observed(after) == [("Xid13", 9)]
 
+    @pytest.mark.parametrize(
+        ("places", "pause", "expected"),
+        [
+            (["GPC 1, TPC 4"], 0.0, {"Xid13", "Xid13Repeated"}),
+            (["GPC 1, TPC 4", "GPC 0, TPC 4"], 0.0, {"Xid13"}),
+            (["GPC 1, TPC 4"], 5.0, {"Xid13"}),
+        ],
+        ids=["one TPC", "a program on two TPCs", "the lines are of two exceptions"],
+    )
+    def test_the_place_and_the_process_are_in_different_lines(
+        self, places: list[str], pause: float, expected: set[str]
+    ) -> None:
+        """The lines of driver 580.159.04 on an H200."""
+        records, at = [], MONOTONIC
+        for number in range(3):
+            at += 20
+            texts = [
+                *((0.0, f"Graphics SM Warp Exception on ({place}, SM 0): Misaligned Address") for place in places),
+                (0.001, "Graphics Exception: ESR 0x519730=0x501000f 0x519734=0x0 0x519728=0x1f81fb60 0x51972c=0x1174"),
+                (
+                    0.003 + pause,
+                    f"pid={683 + number}, name=train, Graphics Exception: channel 0x0000000a, Class 0000cbc0, "
+                    "Offset 00000510, Data 0017e2ac",
+                ),
+            ]
+            for delay, text in texts:
+                record = Record(len(records), at + delay, 0, f"NVRM: Xid (PCI:0000:00:06): 13, {text}")
+                records.append(record)
+        outcomes = judge((XID,), Evidence({RING: tuple(records)}), Expectation())
+
+        memory = after_kernel_log(remembers(), outcomes, later(80))
+
+        assert {finding.finding.reason for finding in memory.standing} == expected
+
     def test_on_two_gpus_it_is_the_programs(self) -> None:
         lines = [self.hit(0, subject=OTHER), *(self.hit(number) for number in range(1, 9))]
 

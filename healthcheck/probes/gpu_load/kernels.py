@@ -1,12 +1,11 @@
-"""Two kernels of the load test, as PTX that the driver compiles for its GPU.
+"""Kernels of the load test, as PTX that the driver compiles for its GPU.
 
 Each thread adds products of small whole numbers, so every sum is exact in FP32 and known in advance. Operands stay in
-registers and change with each instruction, so that the inputs of the arithmetic units toggle. They are parameters: a
-compiler cannot replace the arithmetic by its result.
+registers or in shared memory and change with each instruction, so that the inputs of the arithmetic units toggle. They
+are parameters: a compiler cannot replace the arithmetic by its result.
 
-The kernels measure the arithmetic units at the clock that power and temperature allow, and no memory. Their figures are
-not those of a matrix multiplication of a library: on Hopper and later, a library uses faster instructions of the tensor
-cores (wgmma, tcgen05).
+The kernels measure the arithmetic units at the clock that power and temperature allow, and no memory of the GPU. Only
+on Blackwell do libraries have faster instructions for BF16 (tcgen05).
 """
 
 from __future__ import annotations
@@ -18,8 +17,12 @@ from msgspec import Struct
 
 THREADS = 256
 """Threads of a block."""
+_NEWEST = 100
+"""Bound of the major compute capabilities."""
+_HOPPER = "sm_90a"
+"""Target of instructions that only compute capability 9.0 has."""
 _HEAD = """\
-.version 7.0
+.version {version}
 .target {target}
 .address_size 64
 
@@ -58,8 +61,8 @@ class Kernel(Struct, frozen=True):
 
     name: str
     ptx: str
-    capability: int
-    """Lowest major compute capability."""
+    capabilities: frozenset[int]
+    """Major compute capabilities of its GPUs."""
     blocks_per_processor: int
     """Blocks for each multiprocessor: several waves, so that an uneven first one does not count."""
     rounds: int
@@ -75,7 +78,7 @@ class Kernel(Struct, frozen=True):
         return THREADS * self.blocks_per_processor * processors
 
 
-def _kernel(name: str, target: str, kind: str, sums: int, loop: Iterable[str]) -> str:
+def _ptx(name: str, target: str, kind: str, sums: int, loop: Iterable[str], before: str = "") -> str:
     # All sums start at different values: a compiler could compute equal ones once.
     first = {number: "0f" + struct.pack(">f", number).hex().upper() for number in range(sums)}
     started = [f"  add.rn.f32 %s{number}, %start, {value};" for number, value in first.items()]
@@ -88,8 +91,9 @@ def _kernel(name: str, target: str, kind: str, sums: int, loop: Iterable[str]) -
         for number, value in first.items()
     ]
     again = ["  add.s32 %left, %left, -1;", "  setp.ne.s32 %p, %left, 0;", "  @%p bra again;", "  mov.u32 %wrong, 0;"]
-    head = _HEAD.format(name=name, target=target, kind=kind, sums=sums)
-    return head + "\n".join([*started, "again:", *loop, *again, *compared, _TAIL])
+    version = "8.0" if target == _HOPPER else "7.0"  # the first version with the instructions
+    head = _HEAD.format(version=version, name=name, target=target, kind=kind, sums=sums)
+    return head + "\n".join([before, *started, "again:", *loop, *again, *compared, _TAIL])
 
 
 def _fp32() -> Kernel:
@@ -99,8 +103,8 @@ def _fp32() -> Kernel:
     ]
     return Kernel(
         "fp32",
-        _kernel("fp32", "sm_70", "f32", sums, each * pairs),
-        capability=7,
+        _ptx("fp32", "sm_70", "f32", sums, each * pairs),
+        capabilities=frozenset(range(7, _NEWEST)),
         blocks_per_processor=32,
         rounds=rounds,
         operands=struct.pack("<4f", 3, 5, -7, 2),
@@ -109,7 +113,7 @@ def _fp32() -> Kernel:
     )
 
 
-def _bf16() -> Kernel:
+def _bf16_of_warps() -> Kernel:
     """Return the kernel with mma.m16n8k16: a warp multiplies 16 by 16 with 16 by 8 values, and adds 16 by 8 sums.
 
     All pairs of the first factor are equal, and all values of the second one. Each sum therefore gains 8 * (x + y) * b,
@@ -126,13 +130,61 @@ def _bf16() -> Kernel:
             )
     return Kernel(
         "bf16",
-        _kernel("bf16", "sm_80", "b32", 4 * tiles, each * pairs),
-        capability=8,
+        _ptx("bf16", "sm_80", "b32", 4 * tiles, each * pairs),
+        capabilities=frozenset(range(8, _NEWEST)) - {9},
         blocks_per_processor=16,
         rounds=rounds,
-        operands=_two(3, -1) + _two(2, 2) + _two(-5, 4) + _two(3, 3),
-        sum=float(rounds * pairs * 8 * ((3 - 1) * 2 + (-5 + 4) * 3)),
+        operands=_BF16_OPERANDS,
+        sum=float(rounds * pairs * _BF16_GAIN),
         flops=rounds * pairs * tiles * 2 * (2 * 16 * 8 * 16) // warp,
+    )
+
+
+def _bf16_of_hopper() -> Kernel:
+    """Return the kernel with wgmma.m64n256k16: four warps multiply 64 by 16 with 16 by 256 values, and add the sums.
+
+    The first factor is in registers, and the second one in shared memory: one matrix of 8 KiB with each operand. All
+    its values are equal, so the order in which the descriptor (PTX ISA, "Matrix Descriptor Format") reads them does not
+    matter.
+    """
+    sums, pairs, rounds, matrix, threads = 128, 8, 4096, 8192, 128
+    written = [
+        f"  st.shared.b32 [%own+{at}], {'%b' if at < matrix else '%d'};" for at in range(0, 2 * matrix, 4 * THREADS)
+    ]
+    before = "\n".join([
+        f"  .shared .align 128 .b8 matrices[{2 * matrix}];",
+        "  .reg .b32 %own;",
+        "  .reg .b64 %one_matrix, %other_matrix;",
+        "  .reg .pred %add;",
+        "  mov.u32 %own, matrices;",
+        "  cvt.u64.u32 %one_matrix, %own;",
+        "  shl.b32 %one, %one, 2;",
+        "  add.u32 %own, %own, %one;",
+        *written,
+        "  shr.u64 %one_matrix, %one_matrix, 4;",
+        # Core matrices of 8 by 16 bytes: 128 bytes apart in one direction, and 256 in the other.
+        f"  or.b64 %one_matrix, %one_matrix, {256 // 16 << 32 | 128 // 16 << 16};",
+        f"  add.u64 %other_matrix, %one_matrix, {matrix // 16};",
+        "  setp.eq.u32 %add, 0, 0;",
+        "  fence.proxy.async.shared::cta;",
+        "  bar.sync 0;",
+    ])
+    own = ", ".join(f"%s{number}" for number in range(sums))
+    each = [
+        f"  wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16\n"
+        f"    {{{own}}}, {{{', '.join([first] * 4)}}}, {second}, %add, 1, 1, 0;"
+        for first, second in (("%a", "%one_matrix"), ("%c", "%other_matrix"))
+    ]
+    waited = ["  wgmma.commit_group.sync.aligned;", "  wgmma.wait_group.sync.aligned 0;"]
+    return Kernel(
+        "bf16",
+        _ptx("bf16", _HOPPER, "b32", sums, ["  wgmma.fence.sync.aligned;", *each * pairs, *waited], before),
+        capabilities=frozenset({9}),
+        blocks_per_processor=8,
+        rounds=rounds,
+        operands=_BF16_OPERANDS,
+        sum=float(rounds * pairs * _BF16_GAIN),
+        flops=rounds * pairs * 2 * (2 * 64 * 256 * 16) // threads,
     )
 
 
@@ -141,4 +193,7 @@ def _two(low: float, high: float) -> bytes:
     return struct.pack("<f", low)[2:] + struct.pack("<f", high)[2:]
 
 
-KERNELS = (_fp32(), _bf16())
+_BF16_OPERANDS = _two(3, -1) + _two(2, 2) + _two(-5, 4) + _two(3, 3)
+_BF16_GAIN = 8 * ((3 - 1) * 2 + (-5 + 4) * 3)
+"""Gain of each sum by two instructions, which multiply 16 pairs of values."""
+KERNELS = (_fp32(), _bf16_of_warps(), _bf16_of_hopper())

@@ -217,9 +217,9 @@ Numbers outside the range of NVML's types are invalid.
 """
 _samples = _made(Samples, _integer(1, _MOST_SAMPLES), _count, _count)
 _OPTIONAL: Mapping[str, Callable[[Any], Any]] = {
-    "memory_errors": _made(MemoryErrors, *[_perhaps(_count)] * 4),
+    "memory_errors": _made(MemoryErrors, *[_perhaps(_count)] * 2),
     "throttled": _made(ThrottledTime, *[_perhaps(_count)] * 4),
-    "load": _made(Load, *[_perhaps(_count)] * 8, *[_perhaps(_samples)] * 3),
+    "load": _made(Load, *[_perhaps(_count)] * 6, *[_perhaps(_samples)] * 3),
     "unrepairable_memory": _flag,
     "sram_unique": _made(SramUnique, _unsigned, _unsigned),
 }

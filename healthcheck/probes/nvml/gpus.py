@@ -49,12 +49,10 @@ class RowRemap(Struct, frozen=True):
 
 
 class MemoryErrors(Struct, frozen=True):
-    """ECC errors since the driver was loaded, by kind of memory. None means not reported."""
+    """Corrected ECC errors since the driver was loaded, by kind of memory. None means not reported."""
 
     dram_corrected: int | None = None
-    dram_uncorrected: int | None = None
     sram_corrected: int | None = None
-    sram_uncorrected: int | None = None
 
 
 class SramUnique(Struct, frozen=True):
@@ -91,18 +89,15 @@ class Samples(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """Work of the GPU and its speed. None means not reported.
+    """Work of the GPU and its speed. None means not reported; all but the utilisation also while that is 0.
 
-    Energy, bytes and KiB count from the load of the driver; bytes may wrap. Clocks are None while the utilisation is 0,
-    and the current ones also if the driver has a buffer of them.
+    Energy and KiB count from the load of the driver. The current clocks are None if the driver has a buffer of them.
     """
 
     sm_mhz: int | None = None
     memory_mhz: int | None = None
     power_milliwatts: int | None = None
     energy_millijoules: int | None = None
-    pcie_sent_bytes: int | None = None
-    pcie_received_bytes: int | None = None
     nvlink_sent_kib: int | None = None
     nvlink_received_kib: int | None = None
     utilisation: Samples | None = None
@@ -262,7 +257,7 @@ class Gpu(Struct, frozen=True):
     throttled: ThrottledTime | None = None
     load: Load | None = None
     unrepairable_memory: bool | None = None
-    """Whether memory is faulty that no repair can replace (Hopper and later, R590 and later)."""
+    """Whether memory is faulty that no repair can replace (Hopper and later, R580 and later)."""
     sram_unique: SramUnique | None = None
 
     @property

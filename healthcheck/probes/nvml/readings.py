@@ -33,22 +33,15 @@ _RECOVERY_ACTION, _SLOWDOWN_MARGIN = 230, 194
 _RETIRED_PAGES = (29, 30, 31)
 """Fields: pages retired for single-bit errors, for double-bit errors, and whether a reset is pending."""
 _SINGLE_FIELDS = (_RECOVERY_ACTION, _SLOWDOWN_MARGIN, *_RETIRED_PAGES)
-_DRAM_ERRORS = (11, 12)
-"""Fields: volatile errors of the DRAM, corrected and uncorrected."""
+_DRAM, _SRAM = 2, 7
+"""Kinds of memory in nvmlMemoryLocation_t."""
 _POWER_CAP, _THERMAL_POLICY = 74, 75
 """Fields: nanoseconds below the requested clocks due to the power limit, and due to heat (violation policies)."""
 _ENERGY, _POWER = 83, 186
-_PCIE_BYTES = (197, 198)
-"""Fields: bytes sent and received. nvmlDeviceGetPcieThroughput would wait 20 ms for each direction."""
 _INACTIVE_ROWS = (301, 302)
 _NVLINK_KIB = (138, 139)
 """Fields: KiB of data sent and received by all links together, with the scope `_ALL_LINKS`."""
 _ALL_LINKS = 2**32 - 1
-_OPTIONAL_FIELDS = (
-    *((field, 0) for field in (*_DRAM_ERRORS, _POWER_CAP, _THERMAL_POLICY, _ENERGY, _POWER, *_PCIE_BYTES)),
-    *((field, 0) for field in _INACTIVE_ROWS),
-    *((field, _ALL_LINKS) for field in _NVLINK_KIB),
-)
 _THROTTLE_FIELDS: tuple[tuple[tuple[int, int], tuple[int, ...]], ...] = (
     # nvidia-ml-py 13.580.82 to 13.615.71; NVML API reference, changes between v575 and v580: the numbers moved because
     # they overlapped with those of power smoothing.
@@ -133,7 +126,6 @@ class GpuHandle:
         self.sram: Any = None
         """The last nvmlEccSramErrorStatus_t; None without one."""
         self._single: dict[int, tuple[int, int, bytes]] | None = None
-        self._optional: dict[int, tuple[int, int, bytes]] | None = None
 
     def ask(self, function: str, *arguments: Any) -> Any:
         return getattr(self.nvml, function)(self.handle, *arguments)
@@ -158,17 +150,13 @@ class GpuHandle:
             self._single = dict(zip(_SINGLE_FIELDS, self.fields((number, 0) for number in _SINGLE_FIELDS), strict=True))
         return self.value_known(*self._single[field])
 
-    def optional_field(self, field: int) -> int | None:
-        """Return one of the optional fields, all read in one call; None if it could not be read or is no count."""
-        if self._optional is None:
-            wanted = (*_OPTIONAL_FIELDS, *((number, 0) for number in self.throttle_fields))
-            numbers = (number for number, _ in wanted)
-            self._optional = dict(zip(numbers, self.fields(wanted), strict=True))
-        code, kind, value = self._optional[field]
-        if code != 0 or not 0 <= kind < len(_VALUES):
-            return None
-        number = _VALUES[kind].unpack_from(value)[0]
-        return number if isinstance(number, int) and number >= 0 else None
+    def counts(self, fields: Iterable[int], scope: int = 0) -> list[int | None]:
+        """Return fields that count something, all read in one call; None for one that could not be read."""
+        counts: list[int | None] = []
+        for code, kind, value in self.fields((field, scope) for field in fields):
+            number = _VALUES[kind].unpack_from(value)[0] if code == 0 and 0 <= kind < len(_VALUES) else None
+            counts.append(number if isinstance(number, int) and number >= 0 else None)
+        return counts
 
     def fields(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
         """Return code, type and value of each field and scope. If the call itself fails, all have its code.
@@ -267,7 +255,7 @@ def _sram_threshold(gpu: GpuHandle) -> int:
 
 def _row_remap(gpu: GpuHandle) -> list[int | None]:
     """Return the counts of remapped rows; that of inactive ones is None before R580."""
-    inactive = [count for field in _INACTIVE_ROWS if (count := gpu.optional_field(field)) is not None]
+    inactive = [count for count in gpu.counts(_INACTIVE_ROWS) if count is not None]
     return [*gpu.ask("nvmlDeviceGetRemappedRows"), sum(inactive) if len(inactive) == len(_INACTIVE_ROWS) else None]
 
 
@@ -388,13 +376,18 @@ def throttle_fields(driver_version: str) -> tuple[int, ...]:
 
 
 def _memory_errors(gpu: GpuHandle) -> list[int | None] | None:
-    """Return the volatile errors of DRAM and SRAM, corrected and uncorrected."""
-    counts: list[int | None] = [gpu.optional_field(field) for field in _DRAM_ERRORS]
-    if gpu.sram is None:
-        counts += [None, None]
-    else:
-        counts += [gpu.sram.volatileCor, gpu.sram.volatileUncParity + gpu.sram.volatileUncSecDed]
-    return _unless_empty(counts)
+    """Return the volatile corrected errors of DRAM and SRAM.
+
+    The fields of these counts are not supported on an H200 (driver 580.159.04).
+    """
+    return _unless_empty([_corrected(gpu, memory) for memory in (_DRAM, _SRAM)])
+
+
+def _corrected(gpu: GpuHandle, memory: int) -> int | None:
+    count = ctypes.c_ulonglong()
+    location = (ctypes.c_uint(0), ctypes.c_uint(0), ctypes.c_uint(memory))  # corrected, volatile
+    code = gpu.call("nvmlDeviceGetMemoryErrorCounter", *location, ctypes.byref(count))
+    return count.value if code == 0 else None
 
 
 def _throttled(gpu: GpuHandle) -> list[int | None] | None:
@@ -402,24 +395,24 @@ def _throttled(gpu: GpuHandle) -> list[int | None] | None:
 
     The violation policy does not distinguish heat that software reacts to from heat that hardware reacts to.
     """
-    fields = gpu.throttle_fields or (_THERMAL_POLICY,)
-    times = [gpu.optional_field(field) for field in (_POWER_CAP, *fields)]
-    return _unless_empty([*times, *[None] * (4 - len(times))])
+    counts = gpu.counts((_POWER_CAP, *(gpu.throttle_fields or (_THERMAL_POLICY,))))
+    return _unless_empty([*counts, None, None][:4])
 
 
 def _load(gpu: GpuHandle) -> list[Any] | None:
-    """Return clocks, power, energy, traffic and the buffers of samples.
+    """Return clocks, power, energy, NVLink traffic and the buffers of samples.
 
-    An idle GPU lowers its clocks, so they are read only under load: from the buffers, else the current values.
+    All but the utilisation are only read under load: some take milliseconds, and an idle GPU lowers its clocks. Clocks
+    are those of the buffers, else the current values. An H200 has no buffers of clocks, and its counters of bytes on
+    PCIe wrap after 4 GiB (driver 580.159.04).
     """
     utilisation = _samples(gpu, _UTILISATION_SAMPLES)
-    clocks: list[int | None] = [None, None]
-    buffers: list[list[int] | None] = [None, None]
-    if utilisation is None or utilisation[_SUM] != 0:
-        buffers = [_samples(gpu, kind) for kind in (_SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES)]
-        kinds = zip((_SM_CLOCK, _MEMORY_CLOCK), buffers, strict=True)
-        clocks = [_clock(gpu, kind) if buffer is None else None for kind, buffer in kinds]
-    counts = [gpu.optional_field(field) for field in (_POWER, _ENERGY, *_PCIE_BYTES, *_NVLINK_KIB)]
+    if utilisation is not None and utilisation[_SUM] == 0:
+        return [*[None] * 6, utilisation, None, None]
+    buffers = [_samples(gpu, kind) for kind in (_SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES)]
+    kinds = zip((_SM_CLOCK, _MEMORY_CLOCK), buffers, strict=True)
+    clocks = [_clock(gpu, kind) if buffer is None else None for kind, buffer in kinds]
+    counts = [*gpu.counts((_POWER, _ENERGY)), *gpu.counts(_NVLINK_KIB, _ALL_LINKS)]
     return _unless_empty([*clocks, *counts, utilisation, *buffers])
 
 

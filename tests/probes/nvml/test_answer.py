@@ -46,7 +46,7 @@ NO_READINGS: dict[str, tuple[object, ...]] = {
 }
 
 NO_OPTIONAL_READINGS: dict[str, tuple[object, ...]] = {
-    "memory_errors": (0, [0, 0, 0], [0, 0, 0, -1], [0, 0, 0, "0"], [0, 0, 0, 2**64]),
+    "memory_errors": (0, [0], [0, -1], [0, "0"], [0, 2**64]),
     "throttled": (0, [0] * 3, [0, 0, 0, -1], [True] * 4),
     "load": (0, [0] * 10, [*[0] * 8, [100, 1], None, None], [*[0] * 8, [0, 0, 0], None, None]),
     "unrepairable_memory": NO_NUMBERS,

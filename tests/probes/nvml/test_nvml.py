@@ -124,16 +124,9 @@ def judged(look: DriverReading) -> list[Judgement]:
     ]
 
 
-IDLE = Load(
-    *(None, None, 70_000, 0, 0, 0, 0, 0),
-    utilisation=Samples(100, 99 * 166_000, 0),
-)
-BUSY = replace(
-    IDLE,
-    utilisation=Samples(100, 99 * 166_000, 9_900),
-    sm_clock=Samples(100, 99 * 166_000, 34_500),
-    memory_clock=Samples(100, 99 * 166_000, 261_900),
-)
+IDLE = Load(utilisation=Samples(71, 70 * 200_000, 0))
+BUSY = Load(345, 2619, 70_000, 0, 0, 0, utilisation=Samples(71, 70 * 200_000, 7_029))
+BUSY_SAMPLES = "71 200000 99"
 LINK = NvLink(0, active=True, version=6, counters={"replays": 0, "recoveries": 0, "crc_errors": 0})
 
 
@@ -167,7 +160,7 @@ def healthy(node: SimulatedNode) -> tuple[Gpu, ...]:
             pcie_replays=0,
             nvlinks=tuple(replace(LINK, link=link) for link in range(18)),
             fabric=Fabric(3, 0, 0, "", 0x1AA, 0),
-            memory_errors=MemoryErrors(0, 0, 0, 0),
+            memory_errors=MemoryErrors(0, 0),
             throttled=ThrottledTime(0, 0),
             load=IDLE,
             sram_unique=SramUnique(0, 0),
@@ -354,13 +347,12 @@ def spoiled(gpu: Gpu, readings: tuple[str, ...], error: int) -> Gpu:
 
 
 def without_sram(gpu: Gpu) -> Gpu:
-    return replace(gpu, memory_errors=MemoryErrors(0, 0), sram_unique=None)
+    return replace(gpu, sram_unique=None)
 
 
 def without_fields(gpu: Gpu) -> Gpu:
     """Return a GPU without the optional fields."""
-    load = Load(utilisation=IDLE.utilisation)
-    return replace(gpu, memory_errors=MemoryErrors(None, None, 0, 0), throttled=None, load=load)
+    return replace(gpu, throttled=None)
 
 
 ALSO_LOST: dict[str, Callable[[Gpu], Gpu]] = {
@@ -483,22 +475,14 @@ class TestReadings:
             ("fabric_health_mask", 0x1A9, {"fabric": Fabric(3, 0, 0, "", 0x1A9, 0)}),
             ("fabric_health_summary", 2, {"fabric": Fabric(3, 0, 0, "", 0x1AA, 2)}),
             ("fabric_newest_version", 2, {"fabric": Fabric(3, 0, 0, "", 0x1AA)}),
-            ("field/11", 9_600_000_000, {"memory_errors": MemoryErrors(9_600_000_000, 0, 0, 0)}),
-            ("field/12", 1, {"memory_errors": MemoryErrors(0, 1, 0, 0)}),
-            ("sram/corrected_volatile", 12, {"memory_errors": MemoryErrors(0, 0, 12, 0)}),
-            ("sram/parity_volatile", 3, {"memory_errors": MemoryErrors(0, 0, 0, 3)}),
-            ("sram/secded_volatile", 4, {"memory_errors": MemoryErrors(0, 0, 0, 4)}),
+            ("dram_corrected", 9_600_000_000, {"memory_errors": MemoryErrors(9_600_000_000, 0)}),
+            ("sram_corrected", 12, {"memory_errors": MemoryErrors(0, 12)}),
             ("field/74", 5 * 10**9, {"throttled": ThrottledTime(5 * 10**9, 0)}),
             ("field/75", 6 * 10**9, {"throttled": ThrottledTime(0, 6 * 10**9)}),
-            ("field/186", 690_123, {"load": replace(IDLE, power_milliwatts=690_123)}),
-            ("field/83", 2**41, {"load": replace(IDLE, energy_millijoules=2**41)}),
-            ("field/197", 7, {"load": replace(IDLE, pcie_sent_bytes=7)}),
-            ("field/198", 8, {"load": replace(IDLE, pcie_received_bytes=8)}),
-            ("field/138", 9, {"load": replace(IDLE, nvlink_sent_kib=9)}),
-            ("field/139", 10, {"load": replace(IDLE, nvlink_received_kib=10)}),
+            ("field/186", 690_123, {}),  # idle
             ("samples/1", "4 1000 100 90 89", {"load": replace(BUSY, utilisation=Samples(4, 3000, 379))}),
             ("samples/1", "1 1000 100", {"load": replace(BUSY, utilisation=Samples(1, 0, 100))}),
-            ("samples/1", "100 166000 99", {"load": BUSY}),
+            ("samples/1", BUSY_SAMPLES, {"load": BUSY}),
             ("samples/5", "2 500 1980 1965", {}),  # idle
             ("unrepairable_memory", 1, {"unrepairable_memory": True}),
             ("unrepairable_memory", 0, {"unrepairable_memory": False}),
@@ -511,16 +495,36 @@ class TestReadings:
 
         assert self.answered(driver) == replace(healthy(node)[0], **expected)
 
+    @pytest.mark.parametrize(
+        ("field", "value", "expected"),
+        [
+            (186, 690_123, {"power_milliwatts": 690_123}),
+            (83, 2**41, {"energy_millijoules": 2**41}),
+            (138, 9, {"nvlink_sent_kib": 9}),
+            (139, 10, {"nvlink_received_kib": 10}),
+            (138, -1, {"nvlink_sent_kib": None}),
+            (138, "7 of type 99", {"nvlink_sent_kib": None}),
+            (138, "7 of type 0", {"nvlink_sent_kib": None}),
+        ],
+    )
+    def test_power_and_traffic_are_read_under_load(
+        self, node: SimulatedNode, driver: Driver, field: int, value: object, expected: dict[str, Any]
+    ) -> None:
+        node.write_value("nvml/gpu0/samples/1", BUSY_SAMPLES)
+        node.write_value(f"nvml/gpu0/field/{field}", value)
+
+        assert self.answered(driver).load == replace(BUSY, **expected)
+
     def test_buffers_of_clocks_are_read_under_load(self, node: SimulatedNode, driver: Driver) -> None:
-        values = {"1": "100 166000 99", "5": "2 500 1980 1965", "6": "1024 1 2619"}
+        values = {"1": BUSY_SAMPLES, "5": "2 500 1980 1965", "6": "1024 1 2619"}
         for kind, value in values.items():
             node.write_value(f"nvml/gpu0/samples/{kind}", value)
 
         clocks = {"sm_clock": Samples(2, 500, 3945), "memory_clock": Samples(1024, 1023, 2619 * 1024)}
-        assert self.answered(driver).load == replace(BUSY, **clocks)
+        assert self.answered(driver).load == replace(BUSY, sm_mhz=None, memory_mhz=None, **clocks)
 
     def test_clocks_without_a_buffer_are_the_current_ones(self, node: SimulatedNode, driver: Driver) -> None:
-        node.write_value("nvml/gpu0/samples/1", "100 166000 99")
+        node.write_value("nvml/gpu0/samples/1", BUSY_SAMPLES)
         node.write_value("nvml/gpu0/samples/6", "1025 1 2619")
         (node.root / "nvml/gpu0/samples/5").unlink()
         node.write_value("nvml/gpu0/sm_clock", 1980)
@@ -528,9 +532,8 @@ class TestReadings:
         node.write_value("nvml/gpu0/sm_clock", "fast")
         node.write_value("nvml/gpu0/error.nvmlDeviceGetClockInfo", 999)
 
-        expected = replace(BUSY, sm_clock=None, memory_clock=None)
-        current = replace(expected, sm_mhz=1980, memory_mhz=2619)
-        assert (known, self.answered(driver).load) == (current, expected)
+        unknown = replace(BUSY, sm_mhz=None, memory_mhz=None)
+        assert (known, self.answered(driver).load) == (replace(BUSY, sm_mhz=1980), unknown)
 
     @pytest.mark.parametrize(
         ("version", "first"),
@@ -597,12 +600,12 @@ class TestReadings:
     @pytest.mark.parametrize(
         ("call", "lost"),
         [
-            ("field.11", {"memory_errors": MemoryErrors(None, 0, 0, 0)}),
+            ("nvmlDeviceGetMemoryErrorCounter", {"memory_errors": None}),
             ("field.75", {"throttled": ThrottledTime(0, None)}),
-            ("field.138", {"load": replace(IDLE, nvlink_sent_kib=None)}),
+            ("field.138", {}),  # not called while the GPU is idle
             ("field.301", {}),
             ("nvmlDeviceGetClockInfo", {}),  # not called while the GPU is idle
-            ("nvmlDeviceGetSamples", {"load": replace(IDLE, utilisation=None, sm_mhz=345, memory_mhz=2619)}),
+            ("nvmlDeviceGetSamples", {"load": replace(BUSY, utilisation=None)}),
             ("nvmlDeviceGetUnrepairableMemoryFlag_v1", {"unrepairable_memory": None}),
             ("nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts", {"sram_unique": None}),
         ],
@@ -627,9 +630,7 @@ class TestReadings:
     @pytest.mark.parametrize(
         ("file", "value", "lost"),
         [
-            ("field/11", -1, {"memory_errors": MemoryErrors(None, 0, 0, 0)}),
-            ("field/11", "7 of type 99", {"memory_errors": MemoryErrors(None, 0, 0, 0)}),
-            ("field/11", "7 of type 0", {"memory_errors": MemoryErrors(None, 0, 0, 0)}),
+            ("field/74", -1, {"throttled": ThrottledTime(None, 0)}),
             ("samples/1", "1025 1000 100", {"load": replace(BUSY, utilisation=None)}),
             ("samples/1", "0 1000 100", {"load": replace(BUSY, utilisation=None)}),
             ("samples/1", "100 1000", {"load": replace(BUSY, utilisation=None)}),
@@ -761,7 +762,6 @@ class TestReadings:
             memory=MemoryUse(80 << 30, 0, 600 << 20),
             processes=2,
             fabric=Fabric(3, 0, 0, ""),
-            memory_errors=MemoryErrors(0, 0),
             sram_unique=None,
         )
 
