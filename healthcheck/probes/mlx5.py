@@ -11,7 +11,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -105,7 +105,7 @@ class Mlx5Device(Struct, frozen=True):
         return self.default_route or (self.bonded and not kind.endswith(_BONDED))
 
 
-class Mlx5(Struct, frozen=True):
+class Mlx5(Struct, frozen=True, dict=True):
     """RDMA devices of the driver."""
 
     devices: tuple[Mlx5Device, ...]
@@ -114,7 +114,7 @@ class Mlx5(Struct, frozen=True):
     """Pods with devices other than GPUs; None: unknown. Read only if an RDMA device moves into its pod's namespace."""
     exclusive: bool = False
 
-    @property
+    @cached_property
     def fabric(self) -> tuple[Mlx5Device, ...]:
         """Return the devices of the GPU fabric: of the largest group, with its ports that are down.
 
