@@ -13,6 +13,7 @@ _PROGRAMS = {
     "sweep-run": "sweeper.node_test",
     "quarantine-run": "quarantine",
     "reset-run": "repair",
+    "reset-idle": "cli.reset_idle",
     "gate": "cli.gate",
 }
 _COMPLETE = "__complete"

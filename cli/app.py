@@ -32,9 +32,9 @@ COMMANDS = (
     "version",
 )
 """Commands in the order of the help. Each is the function of that name in the file of that name."""
-PROGRAMS = ("agent", "sweep", "sweep-run", "quarantine-run", "reset-run", "gate")
+PROGRAMS = ("agent", "sweep", "sweep-run", "quarantine-run", "reset-run", "reset-idle", "gate")
 """Programs of the cluster and its nodes, each a function of `cli.cluster_programs`."""
-_OF_JOBS = ("sweep-run", "reset-run")
+_OF_JOBS = ("sweep-run", "reset-run", "reset-idle")
 AS_PLUGIN = "kubectl-gpu_healthcheck"
 
 

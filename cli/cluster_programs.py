@@ -50,6 +50,10 @@ def reset_run(
     """Reset GPUs of this node. The pod of a reset Job starts it."""
 
 
+def reset_idle() -> None:
+    """Reset the GPUs of one idle node with RESET findings. The CronJob of overlays/reset-automation starts it."""
+
+
 def gate(  # noqa: PLR0913, PLR0917 - each is an option of the program
     agent: Annotated[
         str, typer.Option("--agent", metavar="IP", help="Address of this node's agent; default: $NODE_IP.")

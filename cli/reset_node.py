@@ -89,7 +89,7 @@ _RIGHTS = (
     Right("patch", "nodes"),
     Right("list", "pods"),
     Right("get", "pods/log", "", NAMESPACE),
-    Right("get", "cronjobs", _BATCH, NAMESPACE),
+    Right("get", "cronjobs", _BATCH, NAMESPACE, CRON_JOB),
     Right("get", "jobs", _BATCH, NAMESPACE),
     Right("create", "jobs", _BATCH, NAMESPACE),
     Right("delete", "jobs", _BATCH, NAMESPACE),

@@ -98,9 +98,13 @@ def _asides(outcome: Outcome, unobserveds: set[Unobserved]) -> Iterator[str]:
     """Yield the parts without a line of their own: causes shown above, and faults that can't be judged yet."""
     causes = [unobserved.cause.name for unobserved in outcome.unobserved if unobserved in unobserveds]
     yield from (f"{cause}: as above" for cause in dict.fromkeys(causes))
+    subjects: dict[str, list[str]] = {}
     for early in outcome.too_early:
         if not early.reasons:  # otherwise a reading that this GPU lacks, which only keeps earlier findings
-            yield f"{early.subject}: {early.detail}" if early.subject else early.detail
+            subjects.setdefault(early.detail, []).append(early.subject)
+    for detail, (first, *others) in subjects.items():
+        also = f" and {counted(len(others), 'other')}" if others else ""
+        yield f"{first}{also}: {detail}" if first else detail
 
 
 def _lines_read(check: Check, outcome: Outcome) -> tuple[Observation, ...]:

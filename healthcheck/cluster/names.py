@@ -19,6 +19,7 @@ POLICIES = tuple(
         "sweeper-leases",
         "quarantine-nodes",
         "reset-nodes",
+        "reset-automation-jobs",
         "device-taints",
     )
 )

@@ -10,13 +10,14 @@ from healthcheck.cluster.connection import Requests
 class Right(Struct, frozen=True):
     """A permission of a person or program.
 
-    `resource` includes the subresource after a slash; an empty namespace means all namespaces.
+    `resource` includes the subresource after a slash; an empty namespace or name means all.
     """
 
     verb: str
     resource: str
     group: str = ""
     namespace: str = ""
+    name: str = ""
 
     def __str__(self) -> str:
         group = f".{self.group}" if self.group else ""
@@ -35,6 +36,7 @@ class Rights(Requests):
             "resource": resource,
             "subresource": subresource,
             "namespace": right.namespace,
+            "name": right.name,
         }
         body = {"spec": {"resourceAttributes": attributes}}
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

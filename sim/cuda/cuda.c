@@ -5,7 +5,7 @@
  * speed of the GPU. Copies do copy. A person or a test controls the library with these files:
  *
  *   cuda/error                 the CUresult of cuInit
- *   cuda/gpuN/fp32, bf16       TFLOPS of the two kernels (default 60, 620)
+ *   cuda/gpuN/fp32, bf16       TFLOPS of the two kernels (default 60, 930)
  *   cuda/gpuN/h2d, d2h, peer   GB/s of a copy (default 52, 52, 370); the slower peer counts
  *   cuda/gpuN/wrong            what gives wrong results: fp32, bf16, d2h, peer
  *   cuda/gpuN/fails            the CUresult of every launch
@@ -39,12 +39,15 @@ typedef struct {
 } Event;
 typedef struct {
     const char *name;
+    const char *target;
     int pairs;    /* of operations on each sum in one round */
     double flops; /* of one thread in one round */
 } Kernel;
 
-/* 8 pairs of 16 sums; 4 pairs of 8 tiles, each 4096 operations of 32 threads. */
-static const Kernel kernels[] = {{"fp32", 8, 8 * 2 * 16 * 2.0}, {"bf16", 4, 4 * 2 * 8 * 4096 / 32.0}};
+/* 8 pairs of 16 sums; 4 pairs of 8 tiles, each 4096 operations of 32 threads; 8 pairs of 64 by 256 by 16 in 128. */
+static const Kernel kernels[] = {{"fp32", ".target sm_70\n", 8, 8 * 2 * 16 * 2.0},
+                                 {"bf16", ".target sm_80\n", 4, 4 * 2 * 8 * 4096 / 32.0},
+                                 {"bf16", ".target sm_90a\n", 8, 8 * 2 * 64 * 256 * 16 * 2 / 128.0}};
 static int node = -1;
 static Gpu gpus[MAX_GPUS];
 static int count;
@@ -291,7 +294,7 @@ int cuModuleLoadData(const char **module, const char *ptx)
 int cuModuleGetFunction(const Kernel **function, const char *module, const char *name)
 {
     for (size_t index = 0; index < sizeof kernels / sizeof *kernels; index++)
-        if (strcmp(kernels[index].name, name) == 0 && strstr(module, name) != NULL) {
+        if (strcmp(kernels[index].name, name) == 0 && strstr(module, kernels[index].target) != NULL) {
             *function = &kernels[index];
             return SUCCESS;
         }
@@ -326,7 +329,7 @@ int cuLaunchKernel(const Kernel *function, unsigned blocks, unsigned y, unsigned
         return INVALID_VALUE;
     uint32_t *results = (uint32_t *)(uintptr_t)*(uint64_t *)arguments[0];
     uint32_t rounds = *(uint32_t *)arguments[1];
-    double usual = strcmp(function->name, "fp32") == 0 ? 60 : 620;
+    double usual = strcmp(function->name, "fp32") == 0 ? 60 : 930;
     stream->now += (double)blocks * threads * rounds * function->flops / (number_of(stream, function->name, usual) * 1e12);
     float each = gain(function, arguments[2], arguments[3]) + gain(function, arguments[4], arguments[5]);
     int is_expected = (float)rounds * (float)function->pairs * each == *(float *)arguments[6];

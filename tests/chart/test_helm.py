@@ -174,15 +174,18 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
     assert made["PodMonitor", "gpu-healthcheck"]["metadata"]["labels"]["release"] == "prometheus"
 
 
-def test_the_example_with_the_gate_names_the_registry_in_its_policy(tmp_path: Path) -> None:
+def test_the_example_with_the_gate_and_automatic_resets_names_the_registry(tmp_path: Path) -> None:
     shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
     file = tmp_path / "kubernetes" / "overlays" / "example" / "kustomization.yaml"
-    file.write_text(file.read_text().replace("\n#  - ../gate", "\n  - ../gate"))
-    made = [entry for entry in kustomized(str(file.parent)) if entry["kind"] == "MutatingAdmissionPolicy"]
+    text = file.read_text()
+    for overlay in ("gate", "reset-automation"):
+        text = text.replace(f"\n#  - ../{overlay}", f"\n  - ../{overlay}")
+    file.write_text(text)
+    made = {(entry["kind"], entry["metadata"]["name"]): entry.get("spec", {}) for entry in kustomized(str(file.parent))}
 
-    assert [json.loads(entry["spec"]["variables"][0]["expression"]) for entry in made] == [
-        f"registry.example.com/{IMAGE}"
-    ]
+    pod = made["CronJob", "gpu-healthcheck-reset-automation"]["jobTemplate"]["spec"]["template"]["spec"]
+    policy = made["MutatingAdmissionPolicy", "gpu-healthcheck-gate"]["variables"][0]["expression"]
+    assert [pod["containers"][0]["image"], json.loads(policy)] == [f"registry.example.com/{IMAGE}"] * 2
 
 
 GATED = ("--set=gate.enabled=true", "--show-only=templates/gate-policy.yaml", "--kube-version=1.36.0")

@@ -175,7 +175,8 @@ def test_nothing_of_the_chart_is_left_over_from_before() -> None:
 
 
 def test_every_image_and_its_name_in_the_policy_follow_the_values() -> None:
-    files = (*MANIFESTS.glob("*.yaml"), templates.OVERLAYS / "gate" / "policy.yaml")
+    overlays = [templates.OVERLAYS / name for name in ("gate/policy.yaml", "reset-automation/cronjob.yaml")]
+    files = (*MANIFESTS.glob("*.yaml"), *overlays)
     plain = "".join(file.read_text() for file in files).count(templates.IMAGE)
     made = "".join(templates.templates().values())
 

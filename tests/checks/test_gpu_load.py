@@ -11,7 +11,7 @@ from healthcheck.probes.gpu_load.speeds import GPU_LOAD, NOT_RUN, GpuSpeeds, Loa
 from tests.checks.evidence import P5, finds, tells
 
 H100, T4 = "NVIDIA H100 80GB HBM3", "Tesla T4"
-HEALTHY = {"fp32": 60.0, "bf16": 620.0, "h2d": 52.0, "d2h": 51.0, "peer": 370.0}
+HEALTHY = {"fp32": 66.0, "bf16": 930.0, "h2d": 52.0, "d2h": 51.0, "peer": 370.0}
 
 
 def address(number: int) -> str:
@@ -75,7 +75,8 @@ def test_a_finding_names_the_gpu_its_speed_and_the_fastest() -> None:
         "GpuComputeSlow",
         Severity.MONITOR,
         f"gpu/{address(0)}",
-        f"FP32 20.0 TFLOPS, GPU {address(1)} has 60.0; BF16 100.0 TFLOPS, GPU {address(1)} has 620.0",
+        f"FP32 20.0 TFLOPS, GPU {address(1)} has 66.0 and published are 67; "
+        f"BF16 100.0 TFLOPS, GPU {address(1)} has 930.0 and published are 989",
         {"uuid": "GPU-0"},
     )
 
@@ -150,7 +151,7 @@ def test_what_could_not_run() -> None:
 def test_people_see_the_range_of_each_quantity() -> None:
     (shown,) = [word.what for word in tells(CHECK, P5, {GPU_LOAD: siblings(gpu(0, fp32=58.0))})]
     assert shown == (
-        "8 of 8 GPUs: FP32 58.0 to 60.0 TFLOPS, BF16 620.0 to 620.0 TFLOPS, from the machine's memory "
+        "8 of 8 GPUs: FP32 58.0 to 66.0 TFLOPS, BF16 930.0 to 930.0 TFLOPS, from the machine's memory "
         "52.0 to 52.0 GB/s, to the machine's memory 51.0 to 51.0 GB/s, to other GPUs 370.0 to 370.0 GB/s"
     )
 

@@ -46,7 +46,8 @@ def test_a_job_ends_after_every_step_of_a_reset() -> None:
 @pytest.fixture
 def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
     for name in (OWN, OTHER):
-        installed.create_node(name, labels=quarantine.MARKED["labels"], taints=[quarantine.SPOT, quarantine.UNHEALTHY])
+        labels = {**quarantine.MARKED["labels"], f"{P}/severity": "RESET"}
+        installed.create_node(name, labels=labels, taints=[quarantine.SPOT, quarantine.UNHEALTHY])
         installed.request(
             "PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": quarantine.MARKED["annotations"]}}
         )
@@ -85,6 +86,15 @@ def test_a_reset_may_take_its_own_node_tell_and_give_it_back(plane: ControlPlane
     assert [asked(plane, token, patch) for patch in (take, of_a_reset(quarantine.GIVE_BACK))] == ["", ""]
     assert "its own Node only: the token belongs to 'reset-own'" in asked(plane, token, take, OTHER)
     assert "bound to no node" in asked(plane, unbound_token(plane, ACCOUNT), take)
+
+
+@pytest.mark.cluster
+def test_a_reset_begins_on_a_healthy_node_only_after_the_claim_of_a_command(plane: ControlPlane, token: str) -> None:
+    path, take = f"/api/v1/nodes/{OWN}", of_a_reset(quarantine.TAKE)
+    plane.request("PATCH", path, labelled(f"{P}/severity", "PASS"))
+    assert "whose severity is RESET" in asked(plane, token, take)
+    plane.request("PATCH", path, annotated(f"{P}/run", of_a_reset(quarantine.RUN)))
+    assert asked(plane, token, take) == ""
 
 
 MAY_NOT = {name: of_a_reset(entry) for name, entry in quarantine.MAY_NOT.items()} | {

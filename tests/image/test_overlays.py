@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 OURS = f"gpu-healthcheck:{__version__}"
 DAEMON_SET = "DaemonSet/gpu-healthcheck/gpu-healthcheck-agent"
 CONTAINER = f"{DAEMON_SET}/spec/template/spec/containers/0"
-POLICY = "ValidatingAdmissionPolicy/gpu-healthcheck-sweeper-jobs"
+POLICIES = [
+    f"ValidatingAdmissionPolicy/gpu-healthcheck-{name}/spec/variables/0/expression"
+    for name in ("sweeper-jobs", "reset-automation-jobs")
+]
 CRON_JOBS = [
     f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}"
     for name in ("sweeper", "sweep-node", "quarantine-node", "reset-node")
@@ -35,7 +38,7 @@ CHANGES: dict[str, dict[str, Any]] = {
             (f"{job}/spec/jobTemplate/spec/template/spec/containers/0/image" for job in CRON_JOBS),
             f"registry.example.com/{OURS}",
         ),
-        f"{POLICY}/spec/variables/0/expression": f'"registry.example.com/{OURS}"',
+        **dict.fromkeys(POLICIES, f'"registry.example.com/{OURS}"'),
     },
     "slim-agent": {
         f"{CONTAINER}/image": f"{OURS}-slim",
@@ -120,6 +123,7 @@ def test_the_example_takes_all_components_at_once_and_names_the_registry_in_each
         .replace("components: []", "components:")
         .replace("\n#  - ../", "\n  - ../")
         .replace("  - ../gate", "#")
+        .replace("  - ../reset-automation", "#")
     )
     plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
     changed = flat(dry_run(installed, "-k", str(example)))
@@ -200,7 +204,7 @@ def test_kubectl_finds_no_kustomization_among_the_manifests_that_it_applies() ->
 
 
 def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
-    adding = {"device-taints", "dra", "gate", "monitoring"}
+    adding = {"device-taints", "dra", "gate", "monitoring", "reset-automation"}
 
     assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted([*CHANGES, *adding])
     for name in adding:

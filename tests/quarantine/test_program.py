@@ -150,7 +150,7 @@ def test_each_rdma_port_writes_to_itself(
     ("files", "reason", "detail"),
     [
         ({"fp32": "16"}, "GpuComputeSlow", "FP32 16.0 TFLOPS, GPU 0000:10:1c.0 has 60.0 and published are 19.2"),
-        ({"bf16": "500"}, "GpuComputeSlow", "BF16 500.0 TFLOPS, GPU 0000:10:1c.0 has 620.0"),
+        ({"bf16": "500"}, "GpuComputeSlow", "BF16 500.0 TFLOPS, GPU 0000:10:1c.0 has 930.0"),
         ({"peer": "100", "d2h": "30"}, "GpuCopySlow", "to the machine's memory 30.0 GB/s, GPU 0000:10:1c.0 has 52.0; "),
     ],
 )

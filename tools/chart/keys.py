@@ -20,6 +20,7 @@ SWEEPER: Identity = ("CronJob", "gpu-healthcheck-sweeper")
 SWEEP: Identity = ("CronJob", "gpu-healthcheck-sweep-node")
 QUARANTINE: Identity = ("CronJob", "gpu-healthcheck-quarantine-node")
 RESET: Identity = ("CronJob", "gpu-healthcheck-reset-node")
+AUTOMATION: Identity = ("CronJob", "gpu-healthcheck-reset-automation")
 POD_MONITOR: Identity = ("PodMonitor", "gpu-healthcheck")
 RULES: Identity = ("PrometheusRule", "gpu-healthcheck")
 CONFIG: Identity = ("ConfigMap", "gpu-healthcheck-config")
@@ -33,6 +34,7 @@ PODS: Mapping[Identity, Steps] = {
     SWEEP: _JOB_TEMPLATE,
     QUARANTINE: _JOB_TEMPLATE,
     RESET: _JOB_TEMPLATE,
+    AUTOMATION: _JOB_TEMPLATE,
 }
 """Workloads with our image, and the path of the pod spec in each."""
 
@@ -316,6 +318,12 @@ KEYS = (
         default=False,
     ),
     Key(
+        "resetAutomation.enabled",
+        "Reset GPUs with RESET findings on nodes without GPU pods, one node at a time (docs/quarantine.md).",
+        _SWITCH,
+        default=False,
+    ),
+    Key(
         "gate.enabled",
         "Add the gate to GPU pods of namespaces labelled gpu-healthcheck.aws-samples.io/gate=enabled (docs/gate.md).",
         _SWITCH,
@@ -423,7 +431,13 @@ KEYS = (
     ),
 )
 
-ADDED = {"monitoring": "", "dra": "dra", "device-taints": "deviceTaints", "gate": "gate"}
+ADDED = {
+    "monitoring": "",
+    "dra": "dra",
+    "device-taints": "deviceTaints",
+    "reset-automation": "resetAutomation",
+    "gate": "gate",
+}
 """Overlays that only add objects, with the key KEY that enables each by KEY.enabled."""
 LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule"}
 """Objects with their own KEY.enabled; KEY.labels is added to their labels."""

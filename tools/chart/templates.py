@@ -158,8 +158,8 @@ def _special(document: Document) -> Iterator[Edit]:
         yield _under(document, PODS[document.identity], _RUNTIME_CLASS)
     if document.identity == keys.AGENT:
         yield _under(document, (*PODS[keys.AGENT], "containers", 0, "env"), _ENVIRONMENT)
-    if document.identity == keys.SWEEPER:
-        yield from _wrapped(document, (*PODS[keys.SWEEPER], "affinity"), "{{- if not .Values.onlyGpuNodes }}")
+    if document.identity in (keys.SWEEPER, keys.AUTOMATION):
+        yield from _wrapped(document, (*PODS[document.identity], "affinity"), "{{- if not .Values.onlyGpuNodes }}")
     if document.identity == keys.GATE:
         yield _variable(document, "port", ".Values.agent.metricsPort | int")
         yield _variable(document, "pullPolicy", ".Values.image.pullPolicy")

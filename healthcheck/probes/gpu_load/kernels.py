@@ -143,37 +143,54 @@ def _bf16_of_warps() -> Kernel:
 def _bf16_of_hopper() -> Kernel:
     """Return the kernel with wgmma.m64n256k16: four warps multiply 64 by 16 with 16 by 256 values, and add the sums.
 
-    The first factor is in registers, and the second one in shared memory: one matrix of 8 KiB with each operand. All
-    its values are equal, so the order in which the descriptor (PTX ISA, "Matrix Descriptor Format") reads them does not
-    matter.
+    The first factor is in registers, and the second one in shared memory: one matrix of 8 KiB with each operand. Its
+    values differ, so that more inputs toggle, but the mean of eight values in 16 bytes is the operand. Each column
+    consists of such groups, in whatever order the descriptor (PTX ISA, "Matrix Descriptor Format") reads them.
     """
     sums, pairs, rounds, matrix, threads = 128, 8, 4096, 8192, 128
     written = [
-        f"  st.shared.b32 [%own+{at}], {'%b' if at < matrix else '%d'};" for at in range(0, 2 * matrix, 4 * THREADS)
+        f"  mad.lo.u32 %other, %half, 5, {17 * number};\n"
+        "  and.b32 %other, %other, 63;\n"
+        "  cvt.rn.f32.u32 %diff, %other;\n"
+        f"  fma.rn.f32 %diff, %diff, %sign, {'%first' if number < matrix // (4 * THREADS) else '%second'};\n"
+        "  cvt.rn.bf16x2.f32 %other, %diff, %diff;\n"
+        f"  st.shared.b32 [%own+{4 * THREADS * number}], %other;"
+        for number in range(2 * matrix // (4 * THREADS))
     ]
-    before = "\n".join([
-        f"  .shared .align 128 .b8 matrices[{2 * matrix}];",
-        "  .reg .b32 %own;",
-        "  .reg .b64 %one_matrix, %other_matrix;",
-        "  .reg .pred %add;",
-        "  mov.u32 %own, matrices;",
-        "  cvt.u64.u32 %one_matrix, %own;",
-        "  shl.b32 %one, %one, 2;",
-        "  add.u32 %own, %own, %one;",
-        *written,
-        "  shr.u64 %one_matrix, %one_matrix, 4;",
-        # Core matrices of 8 by 16 bytes: 128 bytes apart in one direction, and 256 in the other.
-        f"  or.b64 %one_matrix, %one_matrix, {256 // 16 << 32 | 128 // 16 << 16};",
-        f"  add.u64 %other_matrix, %one_matrix, {matrix // 16};",
-        "  setp.eq.u32 %add, 0, 0;",
-        "  fence.proxy.async.shared::cta;",
-        "  bar.sync 0;",
-    ])
+    before = "\n".join(
+        [
+            f"  .shared .align 128 .b8 matrices[{2 * matrix}];",
+            "  .reg .b32 %own, %half, %other;",
+            "  .reg .f32 %sign, %first, %second;",
+            "  .reg .b64 %even, %odd;",
+            "  .reg .pred %add;",
+            "  mov.u32 %own, matrices;",
+            "  cvt.u64.u32 %even, %own;",
+            "  and.b32 %other, %one, 1;",
+            "  setp.ne.u32 %p, %other, 0;",
+            "  selp.f32 %sign, 0fBF800000, 0f3F800000, %p;",
+            "  shr.u32 %half, %one, 1;",
+            "  shl.b32 %other, %b, 16;",
+            "  mov.b32 %first, %other;",
+            "  shl.b32 %other, %d, 16;",
+            "  mov.b32 %second, %other;",
+            "  shl.b32 %one, %one, 2;",
+            "  add.u32 %own, %own, %one;",
+            *written,
+            "  shr.u64 %even, %even, 4;",
+            # Core matrices of 8 by 16 bytes: 128 bytes apart in one direction, and 256 in the other.
+            f"  or.b64 %even, %even, {256 // 16 << 32 | 128 // 16 << 16};",
+            f"  add.u64 %odd, %even, {matrix // 16};",
+            "  setp.eq.u32 %add, 0, 0;",
+            "  fence.proxy.async.shared::cta;",
+            "  bar.sync 0;",
+        ]
+    )
     own = ", ".join(f"%s{number}" for number in range(sums))
     each = [
         f"  wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16\n"
         f"    {{{own}}}, {{{', '.join([first] * 4)}}}, {second}, %add, 1, 1, 0;"
-        for first, second in (("%a", "%one_matrix"), ("%c", "%other_matrix"))
+        for first, second in (("%a", "%even"), ("%c", "%odd"))
     ]
     waited = ["  wgmma.commit_group.sync.aligned;", "  wgmma.wait_group.sync.aligned 0;"]
     return Kernel(

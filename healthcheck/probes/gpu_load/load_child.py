@@ -84,7 +84,9 @@ def measure(cuda: Cuda, request: LoadRequest, root: Path) -> list[GpuSpeeds]:
     for gpu in gpus:
         _open(cuda, gpu)
     for kernel in KERNELS:
-        _calculate(cuda, kernel, [gpu for gpu in gpus if gpu.is_sound and gpu.capability in kernel.capabilities], request)
+        _calculate(
+            cuda, kernel, [gpu for gpu in gpus if gpu.is_sound and gpu.capability in kernel.capabilities], request
+        )
     _copy(cuda, [gpu for gpu in gpus if gpu.is_sound], root)
     return [gpu.speeds for gpu in gpus]
 

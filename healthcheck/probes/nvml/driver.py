@@ -99,7 +99,7 @@ class Driver:
             self.deadline_seconds,
             stuck_pid,
             self._version or "",
-            library_versions(self.root),
+            library_versions(self.root, answer.library if isinstance(answer, Gpus) else ""),
             self._mismatch_seconds(answer),
             sees_every_process(self.root),
             now,
@@ -138,9 +138,10 @@ _EVERY_PROCESS = "pid:[4026531836]"
 """Initial PID namespace of a kernel: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
 
 
-def library_versions(root: Path) -> tuple[str, ...]:
-    """Return the versions of the driver's libraries under this root, from their file names."""
-    found = set()
+def library_versions(root: Path, used: str = "") -> tuple[str, ...]:
+    """Return the versions of the driver's libraries under this root and of the used one, from their file names."""
+    version = _VERSION.search(used)
+    found = {version[1]} if version else set()
     for place in PLACES:
         try:
             file = resolve_inside(str(root).rstrip("/"), f"{place}/{SONAME}")

@@ -17,11 +17,13 @@ _LINUX_DIRECTORIES = (
     "lib64",
     "lib/x86_64-linux-gnu",
     "lib/aarch64-linux-gnu",
+    "usr/lib",
 )
 PLACES = (
     *_LINUX_DIRECTORIES,
     *(f"run/nvidia/driver/{directory}" for directory in _LINUX_DIRECTORIES),
     "home/kubernetes/bin/nvidia/lib64",
+    "usr/local/nvidia/lib64",
     "opt/nvidia/lib64",
     "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",

@@ -29,7 +29,7 @@ from sim.node import SimulatedNode
 from tests.captures.saving import saved_and_read
 from tests.waiting import eventually
 
-HEALTHY = {"fp32": 60.0, "bf16": 620.0, "h2d": 52.0, "d2h": 52.0, "peer": 370.0}
+HEALTHY = {"fp32": 60.0, "bf16": 930.0, "h2d": 52.0, "d2h": 52.0, "peer": 370.0}
 QUANTITIES = list(HEALTHY)
 
 

@@ -32,6 +32,13 @@ def test_every_place_counts_and_a_version_once(tmp_path: Path) -> None:
     assert library_versions(tmp_path) == ("535.183.01", "570.133.20")
 
 
+def test_the_used_library_counts_wherever_it_is(tmp_path: Path) -> None:
+    lay(tmp_path, "usr/lib64", "libnvidia-ml.so.535.183.01")
+
+    used = "/somewhere/else/libnvidia-ml.so.580.159.04"
+    assert library_versions(tmp_path, used) == ("535.183.01", "580.159.04")
+
+
 def test_an_absolute_link_means_the_nodes_own_tree(tmp_path: Path) -> None:
     lay(tmp_path, "usr/lib64", "libnvidia-ml.so.590.12")
     (tmp_path / "lib64").symlink_to("/usr/lib64")

@@ -1274,9 +1274,11 @@ PLACES = [
             "lib64",
             "lib/x86_64-linux-gnu",
             "lib/aarch64-linux-gnu",
+            "usr/lib",
         )
     ),
     "home/kubernetes/bin/nvidia/lib64",
+    "usr/local/nvidia/lib64",
     "opt/nvidia/lib64",
     "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",

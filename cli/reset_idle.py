@@ -1,0 +1,108 @@
+"""`gpu-healthcheck reset-idle`: reset the GPUs of one idle node with RESET findings, with the account of this pod.
+
+It evicts no pod: a node whose GPUs are in use is left as it is.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import cache, partial
+
+import structlog
+
+from cli.eviction import CouldNot
+from cli.output.progress import NodeProgress
+from cli.reset_node import LOOK_SECONDS, NodeReset, ResetOptions, ResetOutcome
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.command_retries import CommandRetries, Interrupted
+from healthcheck.cluster.errors import ClusterError, NotFound
+from healthcheck.cluster.leases import Heartbeat
+from healthcheck.deep.claim import RunKind, claim_on
+from healthcheck.deep.reset_plan import OPERANDS
+from healthcheck.host.log import log_as_json
+from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
+from healthcheck.model import Status
+from healthcheck.node.state import MODE
+from healthcheck.operations.drain import DrainPermissions
+from healthcheck.operations.idle_resets import MAY_NEED_RESET, is_left_off, why_not_automatic
+
+log = structlog.get_logger()
+
+_SECONDS = 300.0
+"""Longest wait until the GPUs are free of the operator's operands, and until pods can request them again."""
+_MOST_NAMED = 20
+
+
+def main(arguments: list[str] | None = None) -> int:
+    Options("reset-idle", __doc__).parse_args(arguments)
+    log_as_json("info")
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    cluster = Cluster()
+    try:
+        name = next(_names(cluster, datetime.now(UTC)), "")
+        if not name:
+            log.info("no node to reset")
+            return 0
+        outcome = _reset(cluster, name, stopping)
+    except (CouldNot, ClusterError, Interrupted) as error:
+        return _say(error)
+    log.info("done", node=name, status=outcome.status, left=list(outcome.left), why_not=outcome.why_not)
+    return 0 if outcome.status == Status.PASS.value and not outcome.left else FAULT
+
+
+def _say(error: Exception) -> int:
+    details = error.details if isinstance(error, CouldNot) else ()
+    log.error("not reset", why=": ".join(filter(None, [str(error) or "interrupted", "; ".join(details)])))
+    return COULD_NOT
+
+
+def _names(cluster: Cluster, now: datetime) -> Iterator[str]:
+    """Yield the nodes to reset, or to return after an interrupted reset; none while another reset is active."""
+    for node in cluster.nodes.select(f"{MODE}={RunKind.RESET.value}"):
+        if claim_on(node, now) is not None:
+            log.info("another reset is active", node=node.name)
+            return
+    for label in OPERANDS:
+        yield from (node.name for node in cluster.nodes.select(f"{label}=false") if is_left_off(node, now))
+    heartbeats = cache(partial(cluster.leases.heartbeats, now))
+    skipped = 0
+    for name in cluster.nodes.names(MAY_NEED_RESET):
+        why = _why_not(cluster, name, now)
+        if not why and not _is_awake(heartbeats().get(name), now):
+            why = "its agent is silent"
+        if not why:
+            yield name
+        elif (skipped := skipped + 1) <= _MOST_NAMED:
+            log.info("skipped", node=name, why=why)
+
+
+def _why_not(cluster: Cluster, name: str, now: datetime) -> str:
+    try:
+        why = why_not_automatic(cluster.nodes.read(name), now)
+    except NotFound:
+        return "it is gone"
+    pod = None if why else next(iter(cluster.pods.list_with_gpus(name)), None)
+    return why or (f"in use: {pod}" if pod is not None else "")
+
+
+def _is_awake(beat: Heartbeat | None, now: datetime) -> bool:
+    return beat is not None and now - beat.renewed <= timedelta(seconds=beat.seconds)
+
+
+def _reset(cluster: Cluster, name: str, stopping: threading.Event) -> ResetOutcome:
+    voice = NodeProgress(lambda text, *_: log.info(text, node=name), lambda _: None)
+    patience = CommandRetries(stopping, voice.say, LOOK_SECONDS)
+    ending = CommandRetries(threading.Event(), voice.say, LOOK_SECONDS)
+    options = ResetOptions((), force=False, allowed=DrainPermissions(), seconds=_SECONDS)
+    reset = NodeReset(cluster, name, options, patience, ending, voice)
+    return reset.run(reset.plan())
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

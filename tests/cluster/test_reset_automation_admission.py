@@ -1,0 +1,298 @@
+"""The account of automatic resets on the real API server: Jobs and Node writes of its token, and requests of others.
+
+The templates in the cluster are irrelevant: without them, no request is refused for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from healthcheck.node.state import NodeState
+from healthcheck.operations.quarantine_job import COMPONENT as QUARANTINE
+from healthcheck.operations.reset_job import reset_job
+from sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
+from tests.cluster import test_quarantine_manifests as quarantine
+from tests.cluster import test_sweep_job_admission as sweeps
+from tests.cluster.node_patches import annotated, labelled, tainted
+from tests.cluster.test_sweep_job_admission import Change, Job, container, metadata, of_job, pod
+from tests.overlays import OVERLAYS
+from tests.waiting import GIVE_UP_SECONDS, eventually
+
+pytestmark = pytest.mark.cluster
+
+P = "gpu-healthcheck.aws-samples.io"
+ACCOUNT = "gpu-healthcheck-reset-automation"
+OVERLAY = str(OVERLAYS / "reset-automation")
+CRON_JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/cronjobs"
+FAULTY, HEALTHY = "automation-faulty", "automation-healthy"
+DEPLOY = "nvidia.com/gpu.deploy.dcgm"
+RUN = '{"kind":"reset","holder":"gpu-reset-x","until":"2026-11-26T00:00:00Z"}'
+UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
+MAINTENANCE = {"key": f"{P}/maintenance", "value": "reset", "effect": "NoSchedule"}
+
+
+def reset(change: Change = sweeps.same, namespace: str = "gpu-healthcheck") -> Job:
+    """Return the Job that the command creates from the template that we ship, changed."""
+    template = yaml.safe_load((MANIFESTS / "13-reset.yaml").read_text())["spec"]["jobTemplate"]
+    gpus = ["0000:18:00.0", "GPU-00000000-0000-4000-8000-000000000001", "3"]
+    job = reset_job(template, NodeState("n", uid="uid-1"), namespace, gpus, 300)
+    change(job)
+    return job
+
+
+def first(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = job["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def volume(name: str, **source: Any) -> Change:
+    """Replace the volume, or add it."""
+
+    def change(job: Job) -> None:
+        volumes = job["spec"]["template"]["spec"]["volumes"]
+        volumes[:] = [*(one for one in volumes if one["name"] != name), {"name": name, **source}]
+
+    return change
+
+
+def mount(of: str, **fields: Any) -> Change:
+    return lambda job: next(one for one in first(job)["volumeMounts"] if one["name"] == of).update(fields)
+
+
+def env(name: str, **value: Any) -> Change:
+    return lambda job: first(job).update(
+        env=[*(one for one in first(job)["env"] if one["name"] != name), {"name": name, **value}]
+    )
+
+
+LABELS = {"app.kubernetes.io/name": "gpu-healthcheck", "app.kubernetes.io/component": "reset"}
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "uid-1"}
+HOST = {"hostPath": {"path": "/root", "type": ""}}
+MAY: dict[str, Change] = {
+    "the template": sweeps.same,
+    "a toleration": pod(tolerations=[{"key": "example.com/spot", "operator": "Exists"}], nodeSelector={"a": "b"}),
+    "a registry": pod(imagePullSecrets=[{"name": "x"}]),
+    "resources": container(resources={"requests": {"cpu": "1"}}, imagePullPolicy="Always"),
+    "a label of kustomize": metadata(labels={**LABELS, "app.kubernetes.io/part-of": "x"}),
+    "a shorter time": of_job(activeDeadlineSeconds=60, ttlSecondsAfterFinished=60),
+    "every taint": sweeps.RULES["every taint"][1],
+}
+HARMLESS = {
+    *("grace", "processes", "no priority", "our taint", "every taint"),
+    *("container's privilege", "container's escalation by default", "container's nothing said"),
+}
+"""Changes that a sweep may not have, and a reset may: its pod is privileged, and tolerates taints."""
+INVALID = {"pods of others", "the containers' processes", "AppArmor as it was", "container's /proc"}
+"""Changes that the API server itself rejects in a reset's Job."""
+MAY_NOT: dict[str, tuple[Change, str]] = {
+    **{name: (refused, "") for name, (_, refused, _) in sweeps.RULES.items() if name not in HARMLESS | INVALID},
+    "another program's name": (metadata(name="gpu-quarantine-n"), "only Jobs of resets"),
+    "another label": (metadata(labels={**LABELS, "example.com/inject": "true"}), "example.com/inject"),
+    "another owner": (metadata(ownerReferences=[{**OWNER, "name": "m"}]), "ownerReferences"),
+    "pods of others": (of_job(manualSelector=True, selector={"matchLabels": LABELS}), "manualSelector"),
+    "pod's user": (sweeps.pod_security(runAsUser=1), "securityContext"),
+    "other path": (volume("reports", **HOST), "volume reports"),
+    "Secret as settings": (volume("config", secret={"secretName": "x"}), "volume config"),
+    "ConfigMap as settings": (volume("config", configMap={"name": "x"}), "volume config"),
+    "token as a folder": (volume("tmp", projected=sweeps.TOKEN), "volume tmp"),
+    "a reboot": (container(args=["--reboot=00000000-0000-4000-8000-000000000001"]), "--reboot=0"),
+    "arguments": (container(args=["--gpu=3; id"]), "--gpu=3; id"),
+    "root": (env("HOST_ROOT", value="/tmp"), "HOST_ROOT"),
+    "GPUs": (env("NVIDIA_VISIBLE_DEVICES", value="all"), "NVIDIA_VISIBLE_DEVICES"),
+    "user": (sweeps.security(runAsUser=1), "runAsUser"),
+    "writable host": (mount("host", readOnly=False), "mount /host"),
+    "other place": (mount("tmp", mountPath="/opt"), "mount /opt"),
+    "other volume": (mount("tmp", name="host"), "mount /tmp"),
+    "part of a volume": (mount("reports", subPath="x"), "mount /var/log/gpu-healthcheck"),
+    "the host's mounts": (mount("memory", mountPropagation="Bidirectional"), "mount /var/lib/gpu-healthcheck"),
+}
+
+
+def apply(plane: ControlPlane) -> None:
+    """Apply the overlay as a user does; its CronJob starts no pod."""
+    plane.kubectl("apply", "-k", OVERLAY)
+    plane.request("PATCH", f"{CRON_JOBS}/{ACCOUNT}", {"spec": {"suspend": True}})
+
+
+@pytest.fixture(scope="module")
+def token(installed: ControlPlane) -> Iterator[str]:
+    apply(installed)
+    for name, severity in ((FAULTY, "RESET"), (HEALTHY, "PASS")):
+        labels = {f"{P}/severity": severity, DEPLOY: "true", "nvidia.com/gpu.deploy.nvsm": "paused-for-driver-upgrade"}
+        installed.create_node(name, labels=labels, taints=[UNHEALTHY])
+    token = unbound_token(installed, ACCOUNT)
+    eventually(lambda: sweeps.said(installed, reset(), token=token) == "")
+    yield token
+    installed.kubectl("delete", "-k", OVERLAY)
+    for name in (FAULTY, HEALTHY):
+        installed.request("DELETE", f"/api/v1/nodes/{name}")
+
+
+@pytest.mark.parametrize("change", MAY.values(), ids=MAY)
+def test_the_automation_may_create(installed: ControlPlane, token: str, change: Change) -> None:
+    assert sweeps.said(installed, reset(change), token=token) == ""
+
+
+@pytest.mark.parametrize(("change", "field"), MAY_NOT.values(), ids=MAY_NOT)
+def test_a_stolen_token_may_not_create(installed: ControlPlane, token: str, change: Change, field: str) -> None:
+    refusal = sweeps.said(installed, reset(change), token=token)
+
+    assert refusal.startswith("403 ")
+    assert field in refusal.partition("denied request: ")[2]
+    assert sweeps.said(installed, reset(change)) == ""  # requests of others are not judged
+
+
+def test_a_refusal_names_every_field(installed: ControlPlane, token: str) -> None:
+    refusal = sweeps.said(installed, reset(pod(hostNetwork=True, hostIPC=True)), token=token)
+
+    assert set(refusal.partition("except for: ")[2].split(", ")) == {"hostNetwork", "hostIPC"}
+
+
+def test_the_token_is_bound_in_every_namespace(installed: ControlPlane, token: str) -> None:
+    refusal = sweeps.said(installed, reset(namespace="default"), path=sweeps.jobs("default"), token=token)
+    assert 'cannot create resource "jobs"' in refusal
+    bind = ("create", "rolebinding", ACCOUNT, "-n", "default", "--clusterrole=admin")
+    installed.kubectl(*bind, f"--serviceaccount=gpu-healthcheck:{ACCOUNT}")
+    job = reset(pod(hostNetwork=True), "default")
+    for labels in (LABELS, None):
+        metadata(labels=labels)(job)
+        eventually(lambda: "denied request: " in sweeps.said(installed, job, path=sweeps.jobs("default"), token=token))
+    installed.kubectl("delete", "rolebinding", ACCOUNT, "-n", "default")
+
+
+def test_the_automation_deletes_jobs_of_resets_only(installed: ControlPlane, token: str) -> None:
+    for change, status in ((metadata(ownerReferences=None), 200), (metadata(name="gpu-quarantine-n"), 403)):
+        job = reset(change)
+        metadata(ownerReferences=None)(job)  # without its Node, it would be deleted
+        assert installed.request("POST", sweeps.OURS, job).status == 201
+        path = f"{sweeps.OURS}/{job['metadata']['name']}?propagationPolicy=Background"
+        assert installed.request("DELETE", path, token=token).status == status
+        installed.request("DELETE", path)
+
+
+def asked(plane: ControlPlane, token: str, patch: dict[str, Any], node: str) -> str:
+    """Return the refusal of a dry run; '' if the patch is allowed."""
+    path = f"/api/v1/nodes/{node}?dryRun=All&fieldManager=gpu-healthcheck"
+    answer = plane.request("PATCH", path, patch, token=token)
+    return "" if answer.status == 200 else answer.message
+
+
+CLAIM = annotated(f"{P}/run", RUN)
+WRITES: dict[str, tuple[dict[str, Any], str]] = {
+    "claim": (CLAIM, ""),
+    "record": (annotated(f"{P}/reset-result", "{}"), ""),
+    "mode": (labelled(f"{P}/mode", "reset"), ""),
+    "maintenance": (tainted(UNHEALTHY, MAINTENANCE), ""),
+    "operand off": (labelled(DEPLOY, "false"), ""),
+    "a paused operand": (labelled("nvidia.com/gpu.deploy.nvsm", "false"), "only switch operands"),
+    "an operand's value": (labelled(DEPLOY, "x"), "only switch operands"),
+    "a new operand": (labelled("nvidia.com/gpu.deploy.dcgm-exporter", "true"), "only switch operands"),
+    "no operand": (labelled(DEPLOY, None), "no label but"),
+    "another operand": (labelled("nvidia.com/gpu.deploy.driver", "false"), "no label but"),
+    "severity": (labelled(f"{P}/severity", "PASS"), "no label but"),
+    "a quarantine's claim": (annotated(f"{P}/run", quarantine.RUN), "only for a reset"),
+    "results": (annotated(f"{P}/results", "{}"), "no annotation but"),
+    "no taint": (tainted(), "touch no other"),
+    "taint": (tainted(UNHEALTHY, {**UNHEALTHY, "key": "a"}), "touch no other"),
+    "cordon": ({"spec": {"unschedulable": True}}, "nothing in a Node's spec"),
+}
+
+
+@pytest.mark.parametrize(("patch", "refusal"), WRITES.values(), ids=WRITES)
+def test_a_stolen_token_writes_only_marks_of_a_reset_on_a_node_that_needs_one(
+    installed: ControlPlane, token: str, patch: dict[str, Any], refusal: str
+) -> None:
+    answer = asked(installed, token, patch, FAULTY)
+    assert (refusal in answer) if refusal else (answer == "")
+    assert asked(installed, token, patch, HEALTHY) != ""
+
+
+@pytest.mark.parametrize("mark", [CLAIM, annotated(f"{P}/reset-result", '{"operands":{}}')], ids=["claim", "operands"])
+def test_a_node_is_returned_after_its_finding_has_ended(
+    installed: ControlPlane, token: str, mark: dict[str, Any]
+) -> None:
+    path = f"/api/v1/nodes/{HEALTHY}"
+    on = labelled(DEPLOY, "false")
+    assert "whose severity is RESET" in asked(installed, token, on, HEALTHY)
+    installed.request("PATCH", path, mark)
+    assert asked(installed, token, on, HEALTHY) == ""
+    (key,) = mark["metadata"]["annotations"]
+    installed.request("PATCH", path, annotated(key, None))
+
+
+def test_rbac_gives_the_account_its_work_and_no_more(installed: ControlPlane, token: str) -> None:
+    rules: dict[str, set[str]] = {}
+    for namespace in ("default", "gpu-healthcheck"):
+        body = {"spec": {"namespace": namespace}}
+        path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+        for rule in installed.request("POST", path, body, token=token).body["status"]["resourceRules"]:
+            for resource in rule["resources"]:
+                if not resource.startswith("selfsubject"):
+                    rules.setdefault(f"{namespace}/{resource}", set()).update(rule["verbs"])
+
+    everywhere = {"nodes": {"get", "list", "patch"}, "pods": {"list"}}
+    assert rules == {
+        **{
+            f"{namespace}/{name}": verbs
+            for namespace in ("default", "gpu-healthcheck")
+            for name, verbs in everywhere.items()
+        },
+        "gpu-healthcheck/leases": {"list"},
+        "gpu-healthcheck/cronjobs": {"get"},
+        "gpu-healthcheck/jobs": {"get", "create", "delete"},
+        "gpu-healthcheck/pods/log": {"get"},
+    }
+
+
+def others(plane: ControlPlane) -> dict[str, str]:
+    """Return the refusals of Jobs of other teams and programs, by their kind; none, if nothing depends on an object."""
+    spec = {"restartPolicy": "Never", "containers": [{"name": "x", "image": "x"}]}
+    team = {"metadata": {"name": "train"}, "spec": {"template": {"spec": spec}}}
+    same_labels = {"metadata": {"name": "gpu-reset-x", "labels": LABELS}, "spec": team["spec"]}
+    answers = {
+        "in default": sweeps.said(plane, team, path=sweeps.jobs("default")),
+        "in kube-system": sweeps.said(plane, same_labels, path=sweeps.jobs("kube-system")),
+        "in ours": sweeps.said(plane, same_labels),
+        "sweep": sweeps.said(plane, sweeps.sweep_job(), token=unbound_token(plane, sweeps.SWEEPER)),
+        QUARANTINE: sweeps.said(plane, quarantine.job_for("n")),
+        "reset": sweeps.said(plane, reset()),
+    }
+    return {kind: refusal for kind, refusal in answers.items() if refusal}
+
+
+def test_no_request_of_others_is_refused_with_or_without_the_cron_jobs(controllers: ControlPlane) -> None:
+    """A param of a built-in kind is not found in a second install, and admission reads it before its conditions."""
+    with ControlPlane(controllers=True) as plane:
+        install(plane)
+        assert others(plane) == {}  # without the overlay
+        apply(plane)
+        assert others(plane) == {}
+        plane.kubectl("delete", "-f", str(MANIFESTS), f"--timeout={GIVE_UP_SECONDS:g}s")
+        install(plane)
+        apply(plane)
+        token = unbound_token(plane, ACCOUNT)
+        for _ in ("with the CronJobs", "without"):
+            assert others(plane) == {}
+            eventually(lambda: sweeps.said(plane, reset(), token=token) == "")
+            assert "except for: hostNetwork" in sweeps.said(plane, reset(pod(hostNetwork=True)), token=token)
+            plane.kubectl("delete", "-f", str(MANIFESTS / "13-reset.yaml"), "--ignore-not-found")
+            plane.kubectl("delete", "cronjob", ACCOUNT, "-n", "gpu-healthcheck", "--ignore-not-found")
+
+
+def test_its_pods_stay_off_the_nodes_that_the_sweepers_pods_avoid() -> None:
+    """Its token may mark Nodes: a process that escapes from a container of a GPU node does not find it there."""
+    files = {
+        "gpu-healthcheck-sweeper": MANIFESTS / "07-sweeper.yaml",
+        ACCOUNT: OVERLAYS / "reset-automation/cronjob.yaml",
+    }
+    sweeper, automation = (
+        document["spec"]["jobTemplate"]["spec"]["template"]["spec"]["affinity"]
+        for name, file in files.items()
+        for document in yaml.safe_load_all(file.read_text())
+        if document["metadata"]["name"] == name and document["kind"] == "CronJob"
+    )
+    assert automation == sweeper

@@ -1,0 +1,73 @@
+"""Choice of a node for an automatic reset: a table of reasons against it, each with its healthy twin."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from healthcheck.node.state import TAINT, NodeState
+from healthcheck.operations.idle_resets import is_left_off, why_not_automatic
+from healthcheck.text.moments import timestamp
+
+P = "gpu-healthcheck.aws-samples.io"
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+DEPLOY = "nvidia.com/gpu.deploy.device-plugin"
+LATER = NOW + timedelta(minutes=5)
+
+
+def row(severity: str = "RESET", gpu: str = "0000:18:00.0", **more: Any) -> dict[str, Any]:
+    return {"reason": "Xid62", "severity": severity, "subject": f"gpu/{gpu}", "nature": "event", **more}
+
+
+def node(*rows: dict[str, Any], **records: Any) -> NodeState:
+    texts = {"results": {"schema": 1, "findings": rows or (row(),)}, **records}
+    annotations = {f"{P}/{key.replace('_', '-')}": json.dumps(value) for key, value in texts.items()}
+    return NodeState(
+        "n", annotations=annotations, taints=(TAINT,), has_device_plugin=True, labels={DEPLOY: "true"}, uid="u"
+    )
+
+
+def last(hours: float) -> dict[str, Any]:
+    return {"schema": 1, "timestamp": timestamp(NOW - timedelta(hours=hours)), "holder": "gpu-reset-n", "gpus": []}
+
+
+RUN = {"kind": "reset", "holder": "gpu-reset-n", "until": timestamp(LATER)}
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (node(), ""),
+        (node(row(), row("MONITOR", "0000:19:00.0")), ""),
+        (node(reset_result=last(25)), ""),
+        (node(reset_result=last(23)), "less than 24 h ago"),
+        (node(row(), row("REBOOT", "0000:19:00.0")), "needs more than a reset"),
+        (node(row("ISOLATE", rule="ESCALATE_AFTER")), "needs more than a reset"),
+        (node(row("MONITOR")), "no finding on it ends"),
+        (node(row(subject="node")), "no reset of a GPU ends"),
+        (node(run=RUN | {"kind": "quarantine", "holder": "q"}), "quarantine q uses it"),
+        (replace(node(), taints=()), "no slot of the fleet budget"),
+        (replace(node(), cordoned=True), "it is cordoned"),
+        (replace(node(), labels={}), "does not run its device plugin"),
+        (replace(node(), labels={}, has_device_plugin=False), ""),
+        (replace(node(), provider_id="aws:///us-east-1a/i-0123"), "EC2's hypervisor refuses"),
+    ],
+)
+def test_a_node_is_reset_unless(state: NodeState, why: str) -> None:
+    found = why_not_automatic(state, NOW)
+    assert (why in found) if why else (found == "")
+
+
+def test_operands_that_a_dead_reset_left_off_are_found_once_its_claim_has_ended() -> None:
+    record = last(1) | {"operands": {DEPLOY: "true"}}
+    off = replace(node(reset_result=record), labels={DEPLOY: "false"})
+    claimed = replace(off, annotations={**off.annotations, f"{P}/run": json.dumps(RUN)})
+    again = replace(node(reset_result=record | {"reset_at": 5.0}), labels={DEPLOY: "false"})
+    returned = replace(node(row("MONITOR"), reset_result=record | {"reset_at": 5.0}), labels={DEPLOY: "false"})
+    by_a_person = replace(node(reset_result=last(1)), labels={DEPLOY: "false"})
+    states = (off, returned, claimed, again, by_a_person, node())
+    assert [is_left_off(state, NOW) for state in states] == [True, True, False, False, False, False]
