@@ -30,6 +30,12 @@ class Mlx5Function:
     state: str = "4: ACTIVE"
     bond: str = ""
     physfn: str = ""
+    interface: str = ""
+    """Network interface of the virtual machine that the function accelerates."""
+    ports: int = 1
+    smi: str = ""
+    """Its second RDMA device, for subnet management."""
+    manages_nvlink: bool = False
 
     @property
     def pci_class(self) -> str:
@@ -49,6 +55,7 @@ class Mlx5Function:
             f"{port}/gids/0": "fe80:0000:0000:0000:a288:c203:0012:3456",
             **{f"{port}/counters/{name}": "0" for name in COUNTERS},
             **{f"{port}/hw_counters/{name}": "0" for name in HARDWARE_COUNTERS},
+            **{f"ports/{number}/state": "1: DOWN" for number in range(2, self.ports + 1)},
         }
 
 
@@ -87,6 +94,7 @@ VM_H100 += (
         board_id="MSF0000000041",
         link_layer="Ethernet",
         rate="100 Gb/sec (4X EDR)",
+        interface="eth0",
     ),
 )
 """Eight virtual functions without their physical functions, and a ninth for the host's network (Azure)."""

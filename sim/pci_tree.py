@@ -105,13 +105,26 @@ class PciTree:
         _link(self._sys / "class/net" / function.netdev, netdev)
         if function.physfn:
             (directory / "physfn").symlink_to(f"../{function.physfn}")
+        if function.manages_nvlink:
+            (directory / "vpd").write_bytes(b"\x82\x0c\x00NVLink bridge\x90\x0b\x00V0\x08SMDL=SW_MNG\x78")
+        if function.interface:
+            vmbus = self._sys / "devices/vmbus" / function.interface
+            (vmbus / "net" / function.interface).mkdir(parents=True)
+            _link(vmbus / "net" / function.interface / "device", vmbus)
+            self._join(netdev, vmbus / "net" / function.interface)
+        if function.smi:
+            write_new(self.add_infiniband(function.address, function.smi, "2: INIT"), {"ports/2/state": "2: INIT"})
         if function.bond:
             bond = self._sys / "devices/virtual/net" / function.bond
             (bond / "bonding").mkdir(parents=True, exist_ok=True)
-            _link(netdev / "master", bond)
-            _link(bond / f"lower_{function.netdev}", netdev)
-            if not (self._sys / "class/net" / function.bond).is_symlink():
-                _link(self._sys / "class/net" / function.bond, bond)
+            self._join(netdev, bond)
+
+    def _join(self, netdev: Path, master: Path) -> None:
+        """Give a net device a master, such as a bond."""
+        _link(netdev / "master", master)
+        _link(master / f"lower_{netdev.name}", netdev)
+        if not (self._sys / "class/net" / master.name).is_symlink():
+            _link(self._sys / "class/net" / master.name, master)
 
     def remove_infiniband(self, address: str) -> None:
         """Remove the function's verbs devices; it stays on PCI."""
@@ -135,7 +148,8 @@ class PciTree:
         taken = {each.name for each in listing.iterdir()}
         name = next(name for number in count() if (name := f"uverbs{number}") not in taken)
         uverbs = self._directory(address) / "infiniband_verbs" / name
-        uverbs.mkdir(parents=True)
+        infiniband = next((self._directory(address) / "infiniband").iterdir())
+        write_new(uverbs, {"ibdev": infiniband.name})
         (listing / name).symlink_to(os.path.relpath(uverbs, listing))
 
     def take_uverbs(self, address: str) -> None:

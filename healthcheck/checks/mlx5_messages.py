@@ -24,6 +24,7 @@ from healthcheck.model import (
     Reason,
     Severity,
 )
+from healthcheck.model.node_facts import LINK
 from healthcheck.probes import kernel_log
 
 UNRECOVERABLE = Reason(
@@ -111,8 +112,8 @@ def _event(record: kernel_log.Record, reason: Reason | str, address: str, expect
         return KernelEvent(reason, subject, record.seq, record.at, detail=detail)
     event = KernelEvent(reason.name, subject, record.seq, record.at, None, detail)
     is_unknown = ports is None and not expected.is_capture
-    if ports is not None and port is None:
-        return event  # not of the GPU fabric
+    if ports is not None and (port is None or port.released == LINK):
+        return event  # not of the GPU fabric, or no longer used
     severity, rule = (Severity.MONITOR, NOT_COUNTED_YET) if is_unknown else (reason.severity, reason.name)
     finding = Finding(reason.name, severity, subject, detail, rule=rule, seq=record.seq, at=record.at)
     return KernelEvent(reason.name, subject, record.seq, record.at, finding, detail)

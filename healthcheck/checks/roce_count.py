@@ -62,7 +62,7 @@ def _present(seen: Evidence, ports: list[FabricPort]) -> int:
     others = {
         device.address
         for device in seen[MLX5].devices
-        if device.default_route or (fabric and device.address not in fabric)
+        if device.other_purpose or (fabric and device.address not in fabric)
     }
     functions = {function.address for function in seen[pci.FUNCTIONS] if function.is_mlx5_here}
     return len((functions | {device.address for device in seen[MLX5].devices}) - others)

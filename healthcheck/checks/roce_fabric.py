@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence
-from healthcheck.model.node_facts import RdmaPort
+from healthcheck.model.node_facts import LINK, RdmaPort
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 from healthcheck.probes.mlx5 import MLX5, Mlx5Device
@@ -51,15 +51,15 @@ def why_not(seen: Evidence, expected: Expectation) -> str:
 def fabric_ports(seen: Evidence, expected: Expectation) -> list[FabricPort]:
     """Return the ports that were active: those that this machine had, and those of the present fabric.
 
-    A port that was never active is not judged: it may have no cable. A device that is shown to serve another purpose
-    is left out.
+    A port that was never active is not judged: it may have no cable. A port that a person released, and a device that
+    is shown to serve another purpose, are left out.
     """
     devices = {device.address: device for device in seen[MLX5].devices}
     earlier = expected.first.rdma or {}
     ports = [
         FabricPort(address, devices.get(address), port)
         for address, port in earlier.items()
-        if address not in devices or not devices[address].left_fabric(port.kind)
+        if port.released != LINK and (address not in devices or not devices[address].left_fabric(port.kind))
     ]
     new = (device for device in seen[MLX5].fabric if device.was_active and device.address not in earlier)
     return ports + [FabricPort(device.address, device, None) for device in new]

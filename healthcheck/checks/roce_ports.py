@@ -19,7 +19,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.model.node_facts import ONCE_HAD, OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS
+from healthcheck.model.node_facts import ONCE_HAD, OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS, SPEED
 from healthcheck.probes import pci
 from healthcheck.probes.mlx5 import IN_POD, MLX5, NOT_ANSWERING, Mlx5, Mlx5Device
 
@@ -100,10 +100,13 @@ def _missing(port: FabricPort, function: pci.PciFunction | None, mlx5: Mlx5) -> 
 
 def _rate(port: FabricPort, device: Mlx5Device, usual: float) -> Iterator[Judgement]:
     earlier = port.earlier.rate if port.earlier else 0.0
+    if port.earlier and port.earlier.released == SPEED:
+        return
     if 0 < device.rate < earlier:
         yield RATE_LOW.on(port.subject, f"{device.rate:g} Gb/s, {earlier:g} before", source=ONCE_HAD)
     elif 0 < device.rate < usual:
-        yield RATE_LOW.on(port.subject, f"{device.rate:g} Gb/s, most ports of its model have {usual:g}")
+        source = ONCE_HAD if port.earlier else ""
+        yield RATE_LOW.on(port.subject, f"{device.rate:g} Gb/s, most ports of its model have {usual:g}", source=source)
 
 
 def _usual_rates(ports: list[FabricPort]) -> Mapping[str, float]:

@@ -52,6 +52,7 @@ class _FirstRow(JsonObject, frozen=True):
     places: Annotated[Mapping[str, tuple[int, str]] | None, _table] = None
     rdma: Annotated[Mapping[str, tuple[Any, ...]] | None, _table, NULL] = None
     """Written since 0.4.0: name, kind and rate of each port, then its outages."""
+    rdma_released: Annotated[Mapping[str, str] | None, names] = None
 
 
 class _Content(JsonObject, frozen=True):
@@ -132,7 +133,7 @@ def _content(memory: Memory) -> _Content:
         last_xid=memory.last_xid,
         hits=tuple((*at, hit.process, hit.place, hit.at, hit.seen) for at, hits in memory.hits.items() for hit in hits),
         ended=tuple((*at, *ends) for at, ends in memory.ended.items()),
-        first=_FirstRow(efa=memory.first.efa, gpus=memory.first.gpus, places=places, rdma=_rdma_rows(memory)),
+        first=_FirstRow(efa=memory.first.efa, gpus=memory.first.gpus, places=places, **_rdma_rows(memory)),
     )
 
 
@@ -188,18 +189,22 @@ def _first(row: _FirstRow, gpus: Mapping[str, Mapping[str, str]]) -> EarlierHard
     return EarlierHardware(row.efa, places, len(identities) or None)
 
 
-def _rdma_rows(memory: Memory) -> dict[str, tuple[Any, ...]] | None:
+def _rdma_rows(memory: Memory) -> dict[str, Any]:
     if memory.first.rdma is None:
-        return None
-    return {at: (port.name, port.kind, port.rate, *port.outages) for at, port in memory.first.rdma.items()}
+        return {"rdma": None}
+    ports = memory.first.rdma.items()
+    released = {address: port.released for address, port in ports if port.released}
+    rows = {address: (port.name, port.kind, port.rate, *port.outages) for address, port in ports}
+    return {"rdma": rows, "rdma_released": released or None}
 
 
 def _rdma_ports(row: _FirstRow) -> dict[str, RdmaPort] | None:
     if row.rdma is None:
         return None
-    ports = {}
+    ports, released = {}, row.rdma_released or {}
     for address, (name, kind, rate, *outages) in row.rdma.items():
-        ports[address] = RdmaPort(str(name), str(kind), _seconds(rate), tuple(map(_seconds, outages)))
+        times = tuple(map(_seconds, outages))
+        ports[address] = RdmaPort(str(name), str(kind), _seconds(rate), times, released=released.get(address, ""))
     return ports
 
 

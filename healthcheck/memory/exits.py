@@ -47,7 +47,7 @@ from healthcheck.memory.findings import (
 )
 from healthcheck.memory.known_names import RDMA, REMAP_FAILED, REMAP_PENDING
 from healthcheck.memory.moves import relocated
-from healthcheck.memory.rdma_ports import rebooted, without
+from healthcheck.memory.rdma_ports import accepted, rebooted
 from healthcheck.model import Finding, Nature, Now, Passed, Severity
 from healthcheck.model.node_facts import ONCE_HAD, SAME_LOAD_SECONDS, EarlierHardware
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
@@ -233,10 +233,10 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
     kept = [acknowledgement for acknowledgement in memory.acknowledged if acknowledgement not in seen]
     released = [active.finding for active in memory.standing if is_released(active)]
-    accepted = [finding for finding in released if finding.source == ONCE_HAD]
-    ports = {finding.subject.removeprefix(RDMA) for finding in accepted if finding.subject.startswith(RDMA)}
-    first = replace(memory.first, rdma=without(memory.first.rdma, ports)) if ports else memory.first
-    if len(ports) < len({finding.subject for finding in accepted}):
+    losses = [finding for finding in released if finding.source == ONCE_HAD]
+    of_ports = [finding for finding in losses if finding.subject.startswith(RDMA)]
+    first = replace(memory.first, rdma=accepted(memory.first.rdma, of_ports)) if of_ports else memory.first
+    if len(of_ports) < len(losses):
         first = replace(first, gpus=0)
     return replace(
         _without(memory, is_released),

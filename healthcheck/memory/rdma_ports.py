@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from healthcheck.memory.findings import ActiveFinding, Memory, worst_first
-from healthcheck.memory.known_names import MLX5_UNRECOVERABLE, NOT_COUNTED_YET, RDMA
-from healthcheck.model import Evidence, Severity
-from healthcheck.model.node_facts import OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS, RdmaPort
+from healthcheck.memory.known_names import MLX5_UNRECOVERABLE, NOT_COUNTED_YET, RDMA, RDMA_RATE_LOW
+from healthcheck.model import Evidence, Finding, Severity
+from healthcheck.model.node_facts import LINK, OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS, SPEED, RdmaPort
 from healthcheck.probes.mlx5 import MLX5, Mlx5Device
 
 Ports = Mapping[str, RdmaPort]
@@ -20,8 +20,9 @@ _MOST_OUTAGES = 16
 def after_ports(known: Ports | None, seen: Evidence, *, has_efa: bool) -> Ports | None:
     """Return the ports after a check cycle. A cycle that could not read them changes nothing.
 
-    A port is added when it is active. It is removed when its device is shown to be no part of the GPU fabric. With EFA
-    devices, the fabric is theirs.
+    A port is added when it is active, or was active in this boot. It is removed when its device is shown to be no part
+    of the GPU fabric: by its purpose, or by a larger group of ports that became active after it. With EFA devices, the
+    fabric is theirs.
     """
     if seen.unread(MLX5):
         return known
@@ -29,14 +30,17 @@ def after_ports(known: Ports | None, seen: Evidence, *, has_efa: bool) -> Ports 
         return {}
     mlx5 = seen[MLX5]
     devices = {device.address: device for device in mlx5.devices}
-    kinds = {port.kind for port in (known or {}).values()}
     ports = {
         address: _observed(port, devices.get(address), seen.at)
         for address, port in (known or {}).items()
         if address not in devices or not devices[address].left_fabric(port.kind)
     }
+    kinds = {port.kind for port in ports.values()}
+    active = [device for device in mlx5.fabric if device.is_active]
+    if len(active) > len(ports) and kinds.isdisjoint(device.kind for device in active):
+        ports, kinds = {}, set()
     for device in mlx5.fabric:
-        if device.is_active and device.address not in ports and (not kinds or device.kind in kinds):
+        if device.was_active and device.address not in ports and (not kinds or device.kind in kinds):
             ports[device.address] = RdmaPort(device.name, device.kind, device.rate)
     return dict([*ports.items()][:MOST_PORTS])
 
@@ -81,10 +85,13 @@ def rebooted(known: Ports | None) -> Ports | None:
     return known and {address: replace(port, outages=(), down=None) for address, port in known.items()}
 
 
-def without(known: Ports | None, names: Iterable[str]) -> Ports | None:
-    """Return the ports without those of the named devices."""
-    gone = set(names)
-    return known and {address: port for address, port in known.items() if port.name not in gone}
+def accepted(known: Ports | None, released: Iterable[Finding]) -> Ports | None:
+    """Return the ports after a release of these findings about them."""
+    parts = {finding.subject: SPEED if finding.reason == RDMA_RATE_LOW else LINK for finding in released}
+    return known and {
+        address: replace(port, rate=0.0, released=part) if (part := parts.get(f"{RDMA}{port.name}")) else port
+        for address, port in known.items()
+    }
 
 
 def _observed(port: RdmaPort, device: Mlx5Device | None, at: float) -> RdmaPort:
@@ -94,9 +101,17 @@ def _observed(port: RdmaPort, device: Mlx5Device | None, at: float) -> RdmaPort:
     if device is None or device.error or device.is_in_a_pod:
         return port
     if device.is_active:
-        if (device.name, max(port.rate, device.rate), port.down) == (port.name, port.rate, None):
+        released = port.released if port.released == SPEED else ""
+        if (device.name, max(port.rate, device.rate), None, released) == (
+            port.name,
+            port.rate,
+            port.down,
+            port.released,
+        ):
             return port
-        return replace(_up(port), name=device.name, rate=max(port.rate, device.rate))
+        return replace(_up(port), name=device.name, rate=max(port.rate, device.rate), released=released)
+    if port.released == LINK:
+        return port
     return replace(port, name=device.name, down=(port.down[0] if port.down else at, at))
 
 

@@ -25,6 +25,9 @@ OUTAGE_WINDOW_SECONDS = 12 * 3600.0
 """Outages of an RDMA port that count, and the time for which they count (gpud, components/accelerator/nvidia)."""
 
 
+LINK, SPEED = "link", "speed"
+
+
 class RdmaPort(Struct, frozen=True):
     """A port of the GPU fabric that was active, with its highest speed. Times are in seconds of CLOCK_MONOTONIC."""
 
@@ -37,6 +40,8 @@ class RdmaPort(Struct, frozen=True):
     """Begin of each outage in this boot that lasted long enough to count."""
     down: tuple[float, float] | None = None
     """First and last observation of the present outage."""
+    released: str = ""
+    """What a person released: `LINK`, which is not judged until the port has one, or `SPEED`, which is not judged."""
 
 
 class EarlierHardware(Struct, frozen=True):

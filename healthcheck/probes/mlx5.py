@@ -1,7 +1,7 @@
 """RDMA devices of the driver mlx5 (ConnectX, BlueField), with their first port: InfiniBand or RoCE.
 
 Formats: the kernel's Documentation/ABI/stable/sysfs-class-infiniband. A device that vanishes during the read is left
-out, and one that does not answer has an error.
+out, and one that does not answer has an error. Further ports are not read (docs/decisions/notes.md, 0057).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -40,8 +40,11 @@ _RATE = re.compile(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec")
 _ACTIVE = ("4", "5")
 """States ACTIVE and ACTIVE_DEFER (ib_port_state in the kernel's ib_verbs.h)."""
 _BONDED = " bond"
+_CONNECTX_7 = 0x1021
+_MANAGES_NVLINK = b"SW_MNG"
+"""Product data of the ConnectX-7 through which Fabric Manager programs NVLink 5 (bottlerocket, sysfs of its helper)."""
 _HIGHEST = 2**64 - 1
-_MOST, _MOST_NETDEVS, _MOST_LAYERS, _MOST_HOLDERS = 1024, 16, 4, 64
+_MOST, _MOST_NETDEVS, _MOST_UVERBS, _MOST_LAYERS, _MOST_HOLDERS = 1024, 16, 16, 4, 64
 _LONGEST_ROUTES, _LONGEST_NAME = 1 << 16, 64
 _PATIENCE_SECONDS = 20.0
 """Time limit for all ports. After it, the remaining ports are skipped.
@@ -62,8 +65,12 @@ class Mlx5Device(Struct, frozen=True):
     """Model of the adapter (PSID), such as `MT_0000000838`; '' if the firmware does not report it."""
     bonded: bool = False
     """Whether its net device belongs to a bond."""
-    default_route: bool = False
-    """Whether the machine's default route uses its net device."""
+    other_purpose: bool = False
+    """Whether it is shown not to be of the GPU fabric.
+
+    It has the machine's default route, accelerates a virtual machine's network interface, switches virtual functions,
+    or manages NVLink.
+    """
     netdev: str = ""
     """Net device in the host's network namespace; '' without one."""
     state: str = ""
@@ -101,8 +108,8 @@ class Mlx5Device(Struct, frozen=True):
         return f"{self.device:04x} {self.board_id} {self.link_layer}{_BONDED if self.bonded else ''}"
 
     def left_fabric(self, kind: str) -> bool:
-        """Whether this device, once of that kind in the fabric, serves another purpose now: a route or a new bond."""
-        return self.default_route or (self.bonded and not kind.endswith(_BONDED))
+        """Whether this device, once of that kind in the fabric, serves another purpose now, such as a new bond."""
+        return self.other_purpose or (self.bonded and not kind.endswith(_BONDED))
 
 
 class Mlx5(Struct, frozen=True, dict=True):
@@ -122,7 +129,7 @@ class Mlx5(Struct, frozen=True, dict=True):
         """
         kinds, models = defaultdict(list), defaultdict(list)
         for device in self.devices:
-            if not device.default_route:
+            if not device.other_purpose:
                 kinds[device.device, device.link_layer, device.bonded].append(device)
         for device in max(kinds.values(), key=_size, default=[]):
             models[device.board_id].append(device)
@@ -142,6 +149,7 @@ class _Identity(Struct, frozen=True):
     address: str = ""
     device: int = 0
     board_id: str = ""
+    manages_nvlink: bool = False
 
 
 def read_mlx5(host: Host) -> Mlx5:
@@ -159,11 +167,14 @@ def read_mlx5(host: Host) -> Mlx5:
             return Mlx5(())
         identities.append((name, found))
     patience_ends = time.monotonic() + _PATIENCE_SECONDS
-    read_ports = (_device(directory, name, found, patience_ends) for name, found in identities)
+    whole = _one_per_function(directory, identities)
+    read_ports = (_device(directory, name, found, patience_ends) for name, found in whole)
     devices = tuple(device for device in read_ports if device is not None)
     if any(device.link_layer == ETHERNET and device.netdev and not device.bonded for device in devices):
         carriers = _carriers_of_default_route(host.root)
-        devices = tuple(replace(device, default_route=_has_route(device, carriers)) for device in devices)
+        devices = tuple(
+            replace(device, other_purpose=True) if _has_route(device, carriers) else device for device in devices
+        )
     exclusive = host.once(is_exclusive)
     holders = _holders(host) if exclusive else ()
     mlx5 = Mlx5(devices, is_folder(f"{host.root}/sys/module/{MLX5_DRIVER}"), holders, exclusive)
@@ -205,7 +216,39 @@ def _identity(path: str, _inode: int) -> _Identity | None:
     address, driver = (os.path.basename(_link(link)) for link in (function, f"{function}/driver"))
     if not _FUNCTION.match(address) or driver not in ("", MLX5_DRIVER) or _link(f"{function}/physfn"):
         return None
-    return _Identity(vendor, address, int(read(f"{function}/device", 16), 16), _optional(f"{path}/board_id"))
+    device = int(read(f"{function}/device", 16), 16)
+    manages_nvlink = device == _CONNECTX_7 and _MANAGES_NVLINK in _product_data(function)
+    return _Identity(vendor, address, device, _optional(f"{path}/board_id"), manages_nvlink)
+
+
+def _product_data(function: str) -> bytes:
+    """Return the vital product data (VPD) of a function; empty if it has none or does not answer."""
+    try:
+        return read(f"{function}/vpd", 4096)
+    except OSError:
+        return b""
+
+
+def _one_per_function(directory: str, identities: Iterable[tuple[str, _Identity]]) -> Iterator[tuple[str, _Identity]]:
+    """Yield the device of each function, without its parts.
+
+    A multi-plane ConnectX-8 has a second device for subnet management (rdma-dev(8), type smi), which no program can
+    open for data: it has no uverbs device.
+    """
+    by_function = defaultdict(list)
+    for name, identity in identities:
+        by_function[identity.address].append((name, identity))
+    for devices in by_function.values():
+        opened = _opened(f"{directory}/{devices[0][0]}/device/infiniband_verbs") if len(devices) > 1 else set()
+        yield next((device for device in devices if device[0] in opened), devices[0])
+
+
+def _opened(folder: str) -> set[str]:
+    """Return the names of the RDMA devices that the uverbs devices of a function open."""
+    try:
+        return {_optional(f"{folder}/{name}/ibdev") for name in names_in(folder)[:_MOST_UVERBS]}
+    except OSError:
+        return set()
 
 
 def _device(directory: str, name: str, identity: _Identity, patience_ends: float) -> Mlx5Device | None:
@@ -218,12 +261,14 @@ def _device(directory: str, name: str, identity: _Identity, patience_ends: float
     try:
         netdevs = _netdevs(path)
         state = _text(f"{port}/state")
+        link_layer = _optional(f"{port}/link_layer")
         device = replace(
             device,
             bonded="bond" in name or any(_is_bonded(f"{path}/device/net/{netdev}") for netdev in netdevs),
+            other_purpose=identity.manages_nvlink or (link_layer == ETHERNET and _serves_host(path, netdevs)),
             netdev=printable(netdevs[0], _LONGEST_NAME) if netdevs else "",
             state=state,
-            link_layer=_optional(f"{port}/link_layer"),
+            link_layer=link_layer,
         )
         if device.is_active:
             found = _RATE.match(_optional(f"{port}/rate"))
@@ -276,6 +321,18 @@ def _netdevs(path: str) -> list[str]:
         return names_in(f"{path}/device/net")[:_MOST_NETDEVS]
     except FileNotFoundError:
         return []
+
+
+def _serves_host(path: str, netdevs: Iterable[str]) -> bool:
+    """Whether an Ethernet device switches virtual functions, or accelerates a network interface. Raises OSError.
+
+    In switchdev mode each port is a virtual function or an uplink, and none has RDMA (kernel, mlx5/ib_rep.c). Hyper-V
+    and virtio take an accelerating function away at any time (kernel, netvsc_drv.c, net_failover.rst). Its net device
+    has the interface as its master, which is a device itself, unlike a bond or a bridge.
+    """
+    if len(names_in(f"{path}/ports")) > 1:
+        return True
+    return any(_link(f"{path}/device/net/{netdev}/master/device") for netdev in netdevs)
 
 
 def _is_bonded(netdev: str) -> bool:
@@ -347,7 +404,7 @@ def _optional(file: str) -> str:
 
 def _text(file: str) -> str:
     try:
-        return printable(read(file, 64).decode("ascii", "replace").strip())
+        return printable(read(file, 64).decode("ascii", "replace").strip(), _LONGEST_NAME)
     except OSError as error:
         error.filename = file  # a failed read of an open file names none
         raise

@@ -79,7 +79,7 @@ class TestPorts:
         "device",
         [
             storage_device(0, **DOWN, has_received=True),
-            mlx5_device(3, **DOWN, has_received=True, default_route=True),
+            mlx5_device(3, **DOWN, has_received=True, other_purpose=True),
             mlx5_device(3, **DOWN, has_received=True, bonded=True),
         ],
     )

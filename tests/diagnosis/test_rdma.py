@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
 
+from diagnosis.causes.diagnose import diagnose
 from diagnosis.model import Certainty
+from diagnosis.report import markdown, terminal
+from diagnosis.report.content import Report
+from diagnosis.report.document import document
+from healthcheck.host.console import Screen
 from tests.diagnosis.component_states import daemon, gpu_node, operand
 from tests.diagnosis.states import (
     Object,
@@ -20,9 +28,11 @@ from tests.diagnosis.states import (
     pod,
     recorded,
     results,
+    snapshot,
     terminated,
     waiting,
 )
+from tests.hostile import HOSTILE
 
 SHARED, SRIOV = "rdma/hca_shared_devices_a", "nvidia.com/hostdev"
 SHARED_PLUGIN, SRIOV_PLUGIN = "rdma-shared-dp-ds", "network-operator-sriov-device-plugin"
@@ -361,3 +371,116 @@ def test_evidence_and_advice_name_ports_pods_and_node() -> None:
 
 def test_a_node_without_gpus_needs_no_plugin() -> None:
     assert results(judged(node("plain", None), *plugin(SHARED_PLUGIN, "plain", **CRASHED))) == []
+
+
+# --- all causes: what their advice leads to, and names that others choose
+
+SICK: Any = {"capacity": {SRIOV: "8"}, "allocatable": {SRIOV: "4"}}
+OF_ROCE = [*dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES]
+
+
+def placed(waits: Object, on: str, **changes: Any) -> Object:
+    """A pod that waited, on a node."""
+    spec = waits["spec"] | {"nodeName": on}
+    return pod(waits["metadata"]["name"], on=on, owner=("Job", "train"), spec=spec, **changes)
+
+
+def allocated(claim: Object, name: str) -> Object:
+    given = [{"driver": AWS, "pool": "a", "device": f"roce-{number}", "request": name} for number in range(8)]
+    return claim | {"status": {"allocation": {"devices": {"results": given}}, "reservedFor": [{"name": "train-0"}]}}
+
+
+CORDONED = rdma_node("a", annotations=down("mlx5_0", "mlx5_1"), cordoned=True)
+ENDS: dict[str, tuple[list[Object], list[Object]]] = {
+    "RdmaResourceAbsent": (
+        [*NODES, SYSTEM, JOB, asking(SHARED)],
+        [
+            offering("a", SHARED),
+            offering("b", SHARED),
+            *plugin(SHARED_PLUGIN, "a", "b"),
+            JOB,
+            placed(asking(SHARED), "a"),
+        ],
+    ),
+    "RdmaDevicesUnhealthy": (
+        [rdma_node("a", **SICK), *plugin(SRIOV_PLUGIN, "a"), JOB, asking(SRIOV, 8)],
+        [offering("a", SRIOV, "8"), *plugin(SRIOV_PLUGIN, "a"), JOB, placed(asking(SRIOV, 8), "a")],
+    ),
+    "RdmaPluginNotReady": (
+        [*NODES, *plugin(SHARED_PLUGIN, "a", "b", **CRASHED), JOB, asking(SHARED)],
+        [
+            offering("a", SHARED),
+            offering("b", SHARED),
+            *plugin(SHARED_PLUGIN, "a", "b"),
+            JOB,
+            placed(asking(SHARED), "a"),
+        ],
+    ),
+    "SriovPluginNotReady": (
+        [*NODES, *plugin(SRIOV_PLUGIN, "a", "b", **CRASHED), JOB, asking(SRIOV)],
+        [offering("a", SRIOV), offering("b", SRIOV), *plugin(SRIOV_PLUGIN, "a", "b"), JOB, placed(asking(SRIOV), "a")],
+    ),
+    "ClaimOfAnotherFabric": (
+        [*NODES, *OF_ROCE, JOB, *claiming(EFA)],
+        [*NODES, *OF_ROCE, JOB, placed(claiming(ROCE)[0], "a"), allocated(claiming(ROCE)[1], "net")],
+    ),
+    "RdmaPortsDownUnderJob": (
+        [THREE, rdma_node("b"), *ranks("a", "b"), JOB, SYSTEM],
+        [CORDONED, *map(rdma_node, "bc"), *ranks("b", "c"), JOB, SYSTEM],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_the_advice_leads_to_ends_the_cause(name: str) -> None:
+    broken, repaired = ENDS[name]
+
+    assert [cause for cause, _ in results(judged(*broken))] == [name]
+    assert name not in [cause for cause, _ in results(judged(*repaired))]
+
+
+def renamed(value: Any, words: str) -> Any:
+    """An object whose nodes, pods, namespaces, resources and ports have these words in their names."""
+    match value:
+        case dict():
+            return {renamed(key, words): renamed(entry, words) for key, entry in value.items()}
+        case list():
+            return [renamed(entry, words) for entry in value]
+        case str() if value.startswith("{"):
+            return json.dumps(renamed(json.loads(value), words))
+        case "a" | "b" | "c":
+            return f"{words}{value}"
+        case str():
+            for part in ("train", "team", "network-operator", "shared_devices", "hostdev", "DOWN", "main"):
+                value = value.replace(part, f"{part}{words}")
+            value = value.replace("mlx5_", f"mlx5_{words[:40]}")
+    return value
+
+
+def texts(value: Any) -> Iterator[str]:
+    match value:
+        case dict():
+            yield from (text for entry in value.items() for text in texts(entry))
+        case list() | tuple():
+            yield from (text for entry in value for text in texts(entry))
+        case str():
+            yield value
+
+
+@pytest.mark.parametrize("words", ["", "n" * 150, *HOSTILE])
+@pytest.mark.parametrize("name", ENDS)
+def test_no_name_harms_a_report_of_80_columns(name: str, words: str) -> None:
+    found = diagnose(snapshot(*renamed(ENDS[name][0], words)))
+    report = Report(found)
+    screen = Screen(file=StringIO(), width=80)
+    for part in terminal.page(report, 80):
+        screen.print(part, soft_wrap=True)
+    lines = screen.file.getvalue().split("\n")  # type: ignore[attr-defined]
+
+    assert [line for line in lines if not line.isprintable()] == []
+    assert [text for text in texts(document(report)) if not text.isprintable()] == []
+    assert [line for line in markdown.text(report).split("\n") if not line.isprintable()] == []
+    if not words:
+        assert [line for line in lines if len(line) > 80 and "`" not in line and len(line.split()[-1]) < 40] == []
+    if words in ("", "n" * 150):
+        assert [cause for cause, _ in results(found)] == [name]

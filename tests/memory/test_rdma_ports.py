@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import mlx5_messages
+from healthcheck.checks import mlx5_messages, roce_ports
 from healthcheck.checks.expectation import Expectation
+from healthcheck.memory import known_names
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.exits import begin, release
@@ -16,7 +17,7 @@ from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.rdma_ports import MOST_PORTS, after_ports
 from healthcheck.model import Evidence, KernelEvent, Nature, Outcome, Probe, Severity, Unobserved, UnobservedCause
-from healthcheck.model.node_facts import ONCE_HAD, EarlierHardware, RdmaPort
+from healthcheck.model.node_facts import LINK, ONCE_HAD, SPEED, EarlierHardware, RdmaPort
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.mlx5 import MLX5, Mlx5
 from tests.checks.evidence import RAILS, hgx, mlx5_device, storage_device
@@ -132,6 +133,10 @@ class TestOutages:
             assert parse(dump(memory)).first == memory.first
 
 
+def test_the_memory_knows_the_finding_of_a_slow_port() -> None:
+    assert roce_ports.RATE_LOW.name == known_names.RDMA_RATE_LOW
+
+
 class TestRelease:
     @pytest.mark.parametrize("reason", ["RdmaPortDown", "RdmaDeviceGone", "RdmaRateLow"])
     def test_a_release_accepts_the_loss_of_that_port_alone(self, reason: str) -> None:
@@ -141,8 +146,10 @@ class TestRelease:
         memory = remembers(stands(finding, Nature.LEVEL, check="roce-ports"), first=first)
         row = Acknowledgement(reason, "rdma/mlx5_3", BOOT, None, WALL)
         memory = release(memory, Release("ops", "moved", WALL, (row,)), NOW)
+        part = SPEED if reason == "RdmaRateLow" else LINK
         assert memory.standing == ()
-        assert memory.first == replace(first, rdma={RAILS[4]: other})
+        assert memory.first == replace(first, rdma={RAILS[3]: replace(PORT, rate=0.0, released=part), RAILS[4]: other})
+        assert parse(dump(memory)).first == memory.first
 
 
 class TestMessages:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from healthcheck.model import Host, ProbeError
 from healthcheck.probes import mlx5 as probe
@@ -60,13 +63,13 @@ def test_the_bond_and_the_default_route_are_no_fabric(node: SimulatedNode) -> No
     found = read(node)
     assert [device.name for device in found.fabric] == [f"mlx5_{index}" for index in range(8)]
     assert {device.name for device in found.devices if device.bonded} == {"mlx5_8", "mlx5_9"}
-    assert [device.name for device in found.devices if device.default_route] == ["mlx5_10"]
+    assert [device.name for device in found.devices if device.other_purpose] == ["mlx5_10"]
     assert all(not device.counters for device in found.devices if device not in found.fabric)
 
 
 def test_the_route_of_a_bond_is_that_of_its_members(node: SimulatedNode) -> None:
     node.route_by("bond0")
-    assert [device.name for device in read(node).devices if device.default_route] == ["mlx5_8", "mlx5_9"]
+    assert [device.name for device in read(node).devices if device.other_purpose] == ["mlx5_8", "mlx5_9"]
 
 
 def test_names_with_the_number_of_a_function_are_kept(node: SimulatedNode) -> None:
@@ -130,6 +133,49 @@ def test_a_file_that_can_t_be_read_is_the_devices_error(node: SimulatedNode, fil
 def test_a_file_that_vanished_hides_no_other_device(node: SimulatedNode, file: str) -> None:
     (node.root / PORT / file).unlink()
     assert len([device for device in read(node).devices if device.name != "mlx5_3"]) == 10
+
+
+FILES = (
+    *("board_id", "hca_type", "ports/1/state", "ports/1/phys_state", "ports/1/link_layer", "ports/1/rate"),
+    *("ports/1/gids/0", "ports/1/counters/symbol_error", "ports/1/counters/port_rcv_packets", "device/vpd"),
+    *("ports/1/hw_counters/rnr_nak_retry_err", "device/net/ibp94s0/carrier_changes", "device/device"),
+    *("device/infiniband_verbs/uverbs3/ibdev",),
+)
+"""Files of a device that are read."""
+CONTENTS: dict[str, Callable[[Path], object]] = {
+    "no text": lambda file: file.write_bytes(b"\xff\xfe\x00\x1b[31m\n4: ACTIVE"),
+    "1 MiB": lambda file: file.write_bytes(b"4: ACTIVE " * 104_858),
+    "digits": lambda file: file.write_bytes(b"9" * (1 << 20)),
+    "a link out of sysfs": lambda file: file.symlink_to("/etc/passwd"),
+    "an endless file": lambda file: file.symlink_to("/dev/zero"),
+    "a link to itself": lambda file: file.symlink_to(file),
+    "a folder": lambda file: file.mkdir(),
+    "a pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("state", ["4: ACTIVE", "1: DOWN"])
+def test_no_content_of_a_file_harms_more_than_its_device(content: str, state: str, tmp_path: Path) -> None:
+    with SimulatedNode.create(tmp_path / "node", "hgx-h100") as node:
+        node.rdma_port(3, "state", state)
+        for file in FILES:
+            probe._identity.cache_clear()
+            path = node.root / "sys/class/infiniband/mlx5_3" / file
+            kept = path.exists() and path.rename(tmp_path / "kept")
+            CONTENTS[content](path)
+            others, texts = [], []
+            with suppress(ProbeError):
+                devices = read(node).devices
+                others = [device for device in devices if device.name != "mlx5_3"]
+                texts = [text for device in devices for text in asdict(device).values() if isinstance(text, str)]
+            # Without its identity, it is not known whether the device is one of mlx5.
+            assert len(others) == 7 or (others == [] and file in ("board_id", "device/device")), file
+            assert [device for device in others if device.error or not device.is_active] == [], file
+            assert [text for text in texts if not text.isprintable() or len(text) > 100] == [], file
+            path.rmdir() if path.is_dir() else path.unlink()
+            if kept:
+                kept.rename(path)
 
 
 def test_a_port_that_is_down_shows_whether_it_ever_received(node: SimulatedNode) -> None:
@@ -212,6 +258,17 @@ class TestExclusive:
         )
         monkeypatch.setattr(pod_resources, "read_pod_resources", lambda _: pods)
         assert read(node).holders == ("a/plugin", "a/claim")
+
+    def test_names_of_pods_are_printable_and_few(self, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+        node.make_rdma_exclusive()
+        (node.root / "var/lib/kubelet").mkdir(parents=True)
+        held = (ContainerDevices("main", (ResourceDevices("rdma/ib", ("x",)),)),)
+        pods = tuple(PodDevices("a", f"\x1b[31m{number}" + "x" * 300, held) for number in range(200))
+        monkeypatch.setattr(pod_resources, "read_pod_resources", lambda _: pods)
+        holders = read(node).holders
+        assert holders is not None
+        assert len(holders) <= 64
+        assert [name for name in holders if not name.isprintable() or len(name) > 64] == []
 
 
 def test_virtual_functions_of_this_machine_are_left_out(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """Trees of real machines, as public reports and documents show them: which ports are the GPU fabric.
 
-Each row is a device: name, PCI device ID, model, link layer, state, speed, net device, and bond or physical function.
+Each row is a device: name, PCI device ID, model, link layer, state, speed, net device, and what else it has: a bond, a
+physical function, a virtual machine's interface, more ports, a device for subnet management, or NVLink's management.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +16,13 @@ from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.rdma_ports import after_ports
-from healthcheck.model import Host, Nature
-from healthcheck.model.node_facts import EarlierHardware
+from healthcheck.model import Evidence, Host, Nature
+from healthcheck.model.node_facts import EarlierHardware, RdmaPort
 from sim.mlx5_ports import Mlx5Function
 from sim.pci_tree import MLX5_DRIVER, PciTree
 
 LEVELS = [check for check in CHECKS if check.group == "9-roce" and check.nature is Nature.LEVEL]
-IB, ETH, UP, DOWN = "InfiniBand", "Ethernet", "4: ACTIVE", "1: DOWN"
+IB, ETH, UP, DOWN, INIT = "InfiniBand", "Ethernet", "4: ACTIVE", "1: DOWN", "2: INIT"
 NDR, NDR200, HDR, EDR, XDR = (
     "400 Gb/sec (4X NDR)",
     "200 Gb/sec (2X NDR)",
@@ -30,8 +33,8 @@ NDR, NDR200, HDR, EDR, XDR = (
 Rows = list[tuple[str, ...]]
 
 
-def rows(names: str, *facts: str) -> Rows:
-    return [(name, *facts, f"net{name}", "") for name in names.split()]
+def rows(names: str, *facts: str, more: str = "") -> Rows:
+    return [(name, *facts, f"net{name}", more) for name in names.split()]
 
 
 def ranged(form: str, count: int) -> str:
@@ -39,6 +42,7 @@ def ranged(form: str, count: int) -> str:
 
 
 CX7, CX6, CX5, CX8, BF3, VF = "0x1021", "0x101b", "0x1017", "0x1023", "0xa2dc", "0x101e"
+CX6_DX, CX6_LX = "0x101d", "0x101f"
 TREES: dict[str, tuple[Rows, str]] = {
     # imbue-ai/cluster-health, issue 4: eight NDR ports, two dual-port Ethernet adapters with one cable each.
     "HGX H100": (
@@ -73,8 +77,76 @@ TREES: dict[str, tuple[Rows, str]] = {
     # Azure ND H100 v5: eight virtual functions, and the ninth for accelerated networking.
     "Azure ND H100 v5": (
         rows(ranged("mlx5_ib{}", 8), VF, "MSF0000000047", IB, UP, NDR)
-        + rows("mlx5_an0", "0x101a", "MSF0000000041", ETH, UP, EDR),
+        + rows("mlx5_an0", "0x101a", "MSF0000000041", ETH, UP, EDR, more="vm eth0"),
         ranged("mlx5_ib{}", 8),
+    ),
+    # Azure/azhpc-diagnostics, issue 59: the subnet manager has not reached the ports yet.
+    "Azure ND A100 v4 at its start": (
+        rows(ranged("mlx5_ib{}", 8), "0x101c", "", IB, INIT, HDR)
+        + rows("mlx5_an0", "0x1016", "MSF0010110035", ETH, UP, "40 Gb/sec (4X QDR)", more="vm eth0"),
+        "",
+    ),
+    # A virtual machine with two accelerated interfaces and no fabric (Azure, how accelerated networking works).
+    "Azure NC A100 v4": (
+        rows("mlx5_an0", "0x101a", "MSF0000000041", ETH, UP, EDR, more="vm eth0")
+        + rows("mlx5_an1", "0x101a", "MSF0000000041", ETH, UP, EDR, more="vm eth1"),
+        "",
+    ),
+    # GKE a3-ultragpu-8g: eight virtual functions with RoCE; the machine's own network is no mlx5.
+    "GKE A3 Ultra": (rows(ranged("mlx5_{}", 8), VF, "", ETH, UP, NDR), ranged("mlx5_{}", 8)),
+    # coreweave/nccl-tests, pull request 17: eight NDR ports, and a BlueField.
+    "CoreWeave H100": (
+        rows(ranged("ibp{}", 8), CX7, "MT_0000000838", IB, UP, NDR)
+        + rows("mlx5_8", BF3, "MT_0000000884", ETH, UP, NDR200),
+        ranged("ibp{}", 8),
+    ),
+    # deepseek-ai/DeepEP, issue 38: half of the ports have no cable.
+    "four of eight cables": (
+        rows("mlx5_1 mlx5_7 mlx5_9 mlx5_13", CX7, "MT_0000000838", IB, UP, NDR)
+        + rows("mlx5_0 mlx5_6 mlx5_8 mlx5_12", CX7, "MT_0000000838", IB, DOWN, NDR)
+        + rows("mlx5_2", CX6_DX, "MT_0000000437", ETH, UP, EDR),
+        "mlx5_1 mlx5_7 mlx5_9 mlx5_13",
+    ),
+    # stepfun-ai/StepMesh, issue 15: four NDR ports, both ports of a BlueField, and a bond of the management ports.
+    "H20": (
+        rows("mlx5_0 mlx5_3 mlx5_4 mlx5_7", CX7, "MT_0000000838", IB, UP, NDR)
+        + rows("mlx5_1 mlx5_2", BF3, "MT_0000000884", ETH, UP, NDR200)
+        + rows("mlx5_bond_0", CX6_LX, "", ETH, UP, "25 Gb/sec (1X EDR)", more="bond0"),
+        "mlx5_0 mlx5_3 mlx5_4 mlx5_7",
+    ),
+    # openshift/sriov-network-operator, issue 635: two of eight ports have a cable, and have virtual functions.
+    "A100 with SR-IOV": (
+        rows("mlx5_2 mlx5_6", CX6, "MT_0000000223", IB, UP, HDR)
+        + rows("mlx5_0 mlx5_1 mlx5_3 mlx5_7 mlx5_8 mlx5_9", CX6, "MT_0000000223", IB, DOWN, HDR)
+        + rows("mlx5_4", CX6, "MT_0000000224", ETH, UP, EDR)
+        + rows("mlx5_5", CX6, "MT_0000000224", IB, DOWN, EDR)
+        + rows("mlx5_10 mlx5_11", "0x101c", "MT_0000000223", IB, DOWN, HDR, more="physfn 0"),
+        "mlx5_2 mlx5_6",
+    ),
+    # siderolabs/extensions, issue 893: NVLink is managed through four ports that look like the fabric's.
+    "HGX B200 with NDR": (
+        rows(ranged("mlx5_{}", 8), CX7, "MT_0000000838", IB, UP, NDR)
+        + rows("mlx5_8 mlx5_9 mlx5_10 mlx5_11", CX7, "NVD0000000071", IB, UP, NDR, more="nvlink"),
+        ranged("mlx5_{}", 8),
+    ),
+    "HGX B200 without a fabric": (rows(ranged("mlx5_{}", 4), CX7, "NVD0000000071", IB, UP, NDR, more="nvlink"), ""),
+    # scitix/sichek, pull request 98: a ConnectX-8 with four planes, its uplinks are ports 3, 6, 9 and 12.
+    "B300 with a RoCE switch": (
+        rows(ranged("roce_r{}", 8), CX8, "", ETH, DOWN, XDR, more="ports 12")
+        + rows(ranged("roce_vf_r{}", 8), VF, "", ETH, UP, XDR, more="physfn 0"),
+        "",
+    ),
+    # Mellanox/scalablefunctions, issue 2: the second port switches virtual functions.
+    "one port in switchdev mode": (
+        rows("mlx5_0", CX6_DX, "MT_0000000359", ETH, UP, EDR)
+        + rows("mlx5_1", CX6_DX, "MT_0000000359", ETH, UP, EDR, more="ports 241"),
+        "mlx5_0",
+    ),
+    # Mellanox/rdmamap, pull request 17: with XDR, each function has a second RDMA device, for subnet management.
+    "B300 with XDR": (
+        [(f"mlx5_{index}", CX8, "NVD0000000076", IB, UP, XDR, f"ibs{index}", f"smi smi{index}") for index in range(7)]
+        + rows("mlx5_7", CX8, "NVD0000000076", IB, UP, XDR, more="smi a-name-before-mlx5"),
+        ranged("mlx5_{}", 8),
     ),
     # NVIDIA/aicr, issue 1326.
     "p6e-gb300r": (
@@ -138,36 +210,102 @@ def plug(root: Path, devices: Rows) -> PciTree:
     tree = PciTree(root)
     (root / "sys/module" / MLX5_DRIVER).mkdir(parents=True)
     for index, (name, device, board, layer, state, rate, netdev, more) in enumerate(devices):
-        physfn = f"0000:{int(more.split()[1]) + 1:02x}:00.0" if more.startswith("physfn") else ""
-        bond = "" if physfn else more
         address = f"0000:{index + 1:02x}:00.0"
-        tree.add_mlx5(Mlx5Function(address, name, netdev, device, board, layer, rate, state, bond, physfn))
+        function = Mlx5Function(address, name, netdev, device, board, layer, rate, state)
+        match more.split():
+            case ["physfn", number]:
+                function = replace(function, physfn=f"0000:{int(number) + 1:02x}:00.0")
+            case ["vm", interface]:
+                function = replace(function, interface=interface)
+            case ["ports", number]:
+                function = replace(function, ports=int(number))
+            case ["smi", second]:
+                function = replace(function, smi=second)
+            case ["nvlink"]:
+                function = replace(function, manages_nvlink=True)
+            case _:
+                function = replace(function, bond=more)
+        tree.add_mlx5(function)
     return tree
+
+
+def set_state(root: Path, device: str, state: str) -> None:
+    (root / "sys/class/infiniband" / device / "ports/1/state").write_text(f"{state}\n")
+
+
+def found(root: Path, ports: Mapping[str, RdmaPort], before: Evidence | None = None) -> list[str]:
+    expected = Expectation(None, "", first=EarlierHardware(rdma=ports))
+    return [
+        f"{finding.reason} {finding.subject}"
+        for outcome in judge(LEVELS, look(Host(root), LEVELS, before), expected)
+        for finding in outcome.findings
+    ]
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_the_fabric_of_a_real_machine(name: str, tmp_path: Path) -> None:
-    devices, fabric = TREES[name]
+    devices, names = TREES[name]
+    fabric = names.split()
     tree = plug(tmp_path, devices)
     before = look(Host(tmp_path), LEVELS)
-    ports = after_ports(None, before, has_efa=False) or {}
-    assert sorted(port.name for port in ports.values()) == sorted(fabric.split())
+    ports = dict(after_ports(None, before, has_efa=False) or {})
+    assert sorted(port.name for port in ports.values()) == sorted(fabric)
+    assert found(tmp_path, ports, before) == []
 
-    def found() -> list[str]:
-        seen = look(Host(tmp_path), LEVELS, before)
-        expected = Expectation(None, "", first=EarlierHardware(rdma=ports))
-        return [
-            f"{finding.reason} {finding.subject}"
-            for outcome in judge(LEVELS, seen, expected)
-            for finding in outcome.findings
-        ]
-
-    assert found() == []
     for device in devices:
-        state = tmp_path / "sys/class/infiniband" / device[0] / "ports/1/state"
-        state.write_text("1: DOWN\n")
-    assert sorted(found()) == sorted(f"RdmaPortDown rdma/{port}" for port in fabric.split())
-    for address, port in ports.items():
+        set_state(tmp_path, device[0], DOWN)
+    assert sorted(found(tmp_path, ports, before)) == sorted(f"RdmaPortDown rdma/{port}" for port in fabric)
+    for device in devices:
+        set_state(tmp_path, device[0], device[4])
+    for first in fabric[:1]:
+        set_state(tmp_path, first, DOWN)
+        assert found(tmp_path, ports, before) == [f"RdmaPortDown rdma/{first}"]
+        set_state(tmp_path, first, UP)
+
+    for index, device in enumerate(devices):
+        if device[0] not in fabric:
+            tree.unplug(f"0000:{index + 1:02x}:00.0")
+    assert found(tmp_path, ports, before) == []
+    for address, port in list(ports.items())[:1]:
         tree.unplug(address)
-        assert f"RdmaDeviceGone rdma/{port.name}" in found()
-        break
+        assert found(tmp_path, ports, before) == [f"RdmaDeviceGone rdma/{port.name}"]
+
+
+@pytest.mark.parametrize(
+    ("early", "late"),
+    [
+        # Azure/azhpc-diagnostics, issue 59, and a net device that has not joined its interface yet.
+        (rows("mlx5_an0", "0x1016", "", ETH, UP, EDR), rows(ranged("mlx5_ib{}", 8), "0x101c", "", IB, INIT, HDR)),
+        # Two storage ports are active before the subnet manager has reached the fabric.
+        (
+            rows("mlx5_8 mlx5_9", CX7, "MT_0000000892", ETH, UP, HDR),
+            rows(ranged("mlx5_{}", 8), CX7, "MT_0000000838", IB, INIT, NDR),
+        ),
+    ],
+    ids=["virtual machine", "storage"],
+)
+def test_a_fabric_that_comes_up_after_other_ports_takes_their_place(early: Rows, late: Rows, tmp_path: Path) -> None:
+    tree = plug(tmp_path, [*early, *late])
+    known = after_ports(None, look(Host(tmp_path), LEVELS), has_efa=False)
+    for device in late:
+        set_state(tmp_path, device[0], UP)
+    ports = after_ports(known, look(Host(tmp_path), LEVELS), has_efa=False) or {}
+
+    assert sorted(port.name for port in ports.values()) == sorted(device[0] for device in late)
+    for index in range(len(early)):
+        tree.unplug(f"0000:{index + 1:02x}:00.0")
+    assert found(tmp_path, ports) == []
+    set_state(tmp_path, late[3][0], DOWN)
+    assert found(tmp_path, ports) == [f"RdmaPortDown rdma/{late[3][0]}"]
+
+
+def test_a_port_leaves_the_fabric_when_its_device_begins_to_switch(tmp_path: Path) -> None:
+    devices = rows(ranged("mlx5_{}", 8), CX7, "", ETH, UP, NDR)
+    plug(tmp_path, devices)
+    known = after_ports(None, look(Host(tmp_path), LEVELS), has_efa=False) or {}
+    for device in devices:
+        set_state(tmp_path, device[0], DOWN)
+        (tmp_path / "sys/class/infiniband" / device[0] / "ports/2").mkdir()
+
+    assert found(tmp_path, known) == []
+    assert after_ports(known, look(Host(tmp_path), LEVELS), has_efa=False) == {}
