@@ -81,35 +81,34 @@ def judge(checks: Iterable[Check], evidence: Evidence, expected: Expectation) ->
 
     Each outcome has the time that its check took.
     """
-    outcomes = []
-    for check in checks:
-        began = time.monotonic()
-        outcome = _judge(check, evidence, expected)
-        outcomes.append(replace(outcome, seconds=time.monotonic() - began))
-    return tuple(outcomes)
+    return tuple(_judge(check, evidence, expected) for check in checks)
 
 
 def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
+    began = time.monotonic()
     unread = tuple(cause for probe in check.needs if (cause := evidence.unread(probe)))
     if unread:
-        return Outcome(check.name, check.group, unobserved=unread)
-    findings = list(_judgements(check, evidence, expected))
+        return Outcome(check.name, check.group, unobserved=unread, seconds=time.monotonic() - began)
+    words: dict[type, list[Any]] = {}
+    seen: list[Observation] = []
+    for word in _judgements(check, evidence, expected):
+        words.setdefault(type(word), []).append(word)
+        if isinstance(word, Observation):
+            seen.append(word)
+        elif isinstance(word, NotConfigured):  # of a check that does not apply to the node, a user sees the reason
+            seen.append(Observation(word.detail))
     return Outcome(
         check.name,
         check.group,
         # If a cluster sets a reason to PASS, there is no finding.
-        findings=tuple(word for word in findings if isinstance(word, Finding) and word.severity is not Severity.PASS),
-        sightings=tuple(word for word in findings if isinstance(word, KernelEvent)),
-        unobserved=tuple(word for word in findings if isinstance(word, Unobserved)),
-        configured=not any(isinstance(word, NotConfigured) for word in findings),
-        # Of a check that does not apply to the node, a user sees the reason.
-        seen=tuple(
-            word if isinstance(word, Observation) else Observation(word.detail)
-            for word in findings
-            if isinstance(word, Observation | NotConfigured)
-        ),
-        too_early=tuple(word for word in findings if isinstance(word, TooEarly)),
-        passed=tuple(word for word in findings if isinstance(word, Passed)),
+        findings=tuple(finding for finding in words.get(Finding, ()) if finding.severity is not Severity.PASS),
+        sightings=tuple(words.get(KernelEvent, ())),
+        unobserved=tuple(words.get(Unobserved, ())),
+        configured=NotConfigured not in words,
+        seen=tuple(seen),
+        too_early=tuple(words.get(TooEarly, ())),
+        passed=tuple(words.get(Passed, ())),
+        seconds=time.monotonic() - began,
     )
 
 

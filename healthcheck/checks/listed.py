@@ -211,13 +211,13 @@ def groups_in(checks: Iterable[Check]) -> str:
 
 
 def _light(word: str) -> tuple[Check, ...]:
+    light = tuple(check for check in _NAMED.get(word, ()) if check not in DEEP_CHECKS)
+    if light:
+        return light
     allowed = f"allowed are {_listed(_LIGHT, CHECKS)}"
     if word not in _NAMED:
         raise ValueError(_nobody(word, allowed))
-    light = tuple(check for check in _NAMED[word] if check not in DEEP_CHECKS)
-    if not light:
-        raise ValueError(f"{word} is not a light check: it needs exclusive use of the GPUs; {allowed}")
-    return light
+    raise ValueError(f"{word} is not a light check: it needs exclusive use of the GPUs; {allowed}")
 
 
 def _nobody(word: str, allowed: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from msgspec import Struct
 
@@ -64,23 +65,26 @@ def _message(reason: Reason | str, text: str) -> _Message:
     return _Message(reason, re.compile(_ADDRESS + text + _END))
 
 
-_MESSAGES = (
-    _message(UNRECOVERABLE, _WHERE + r"Health issue observed, unrecoverable hardware error, severity\(\d\) [A-Z]+"),
-    _message(UNRECOVERABLE, _WHERE + "synd 0x8: unrecoverable hardware error"),
-    _message(UNRECOVERABLE, _WHERE + "health recovery failed"),
-    _message(UNRECOVERABLE, _WHERE + "health recovery flow aborted, PCI reads still not working"),
-    _message(NOT_RESPONDING, _WHERE + "device's health compromised - reached miss count"),
-    _message(
-        NOT_RESPONDING,
-        _WHERE
-        + r"(?:cmd\[\d{1,4}\]: )?[A-Z0-9_ ]{2,64}\(0x[0-9a-f]{1,8}\) (?:Async, )?"
-        + r"timeout\. Will cause a leak of a command resource",
-    ),
-    # Before Linux 5.13 the words were misspelt.
-    _message(RECOVERED, _WHERE + r"health re(?:covery succeeded|vovery succeded)"),
-    _message(LINK_DOWN, r" \S{1,15}: Link down"),
-    _message(LINK_UP, r" \S{1,15}: Link up"),
-)
+@cache
+def _messages() -> tuple[_Message, ...]:
+    """Return the known messages, compiled with the first line of the driver: few nodes have one."""
+    return (
+        _message(UNRECOVERABLE, _WHERE + r"Health issue observed, unrecoverable hardware error, severity\(\d\) [A-Z]+"),
+        _message(UNRECOVERABLE, _WHERE + "synd 0x8: unrecoverable hardware error"),
+        _message(UNRECOVERABLE, _WHERE + "health recovery failed"),
+        _message(UNRECOVERABLE, _WHERE + "health recovery flow aborted, PCI reads still not working"),
+        _message(NOT_RESPONDING, _WHERE + "device's health compromised - reached miss count"),
+        _message(
+            NOT_RESPONDING,
+            _WHERE
+            + r"(?:cmd\[\d{1,4}\]: )?[A-Z0-9_ ]{2,64}\(0x[0-9a-f]{1,8}\) (?:Async, )?"
+            + r"timeout\. Will cause a leak of a command resource",
+        ),
+        # Before Linux 5.13 the words were misspelt.
+        _message(RECOVERED, _WHERE + r"health re(?:covery succeeded|vovery succeded)"),
+        _message(LINK_DOWN, r" \S{1,15}: Link down"),
+        _message(LINK_UP, r" \S{1,15}: Link up"),
+    )
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
@@ -93,7 +97,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 def read_message(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:
     """Parse one line of the driver. Return None if it matches no known message."""
-    for message in _MESSAGES:
+    for message in _messages():
         if found := message.form.match(record.text):
             return _event(record, message.reason, found["address"], expected)
     return None

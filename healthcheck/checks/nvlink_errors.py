@@ -67,6 +67,8 @@ def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
         return
     for gpu in gpus:
         before = same(gpu, earlier[0])
+        if before is not None and before.nvlinks == gpu.nvlinks:
+            continue  # no counter rose
         grown = _grown(before.nvlinks or () if before else (), gpu.nvlinks or ())
         if not grown or min(grown.values()) < 0:
             yield TooEarly("its counters were not read in the previous check cycle, or were reset", gpu.subject)

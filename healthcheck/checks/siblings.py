@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from healthcheck.probes.gpu_pods import LEAST_DIFFERENCE, clocks_differ
+
 LEAST_SIBLINGS = 4
 """Fewest GPUs, including the judged one, that are compared."""
 MOST_DEVIATIONS = 5.0
 """Distance from the siblings' median, in standard deviations, above which a value is an outlier."""
-LEAST_DIFFERENCE = 0.1
-"""Distance from the median in parts of it, or of the time, above which a value is an outlier."""
 OUTLIERS, WINDOWS = 3, 6
 """Windows with an outlier among the last judged ones that make a finding."""
 _PER_DEVIATION = 1.4826
@@ -72,6 +72,13 @@ def slower(figures: Sequence[Figures]) -> list[tuple[Deviation, ...] | None]:
     return found
 
 
+def are_alike(figures: Sequence[Figures]) -> bool:
+    """Whether no GPU can be slower than others, whichever of them are compared."""
+    shares = [gpu.hardware_slowdown for gpu in figures]
+    clocks = ([gpu.sm_mhz for gpu in figures], [gpu.memory_mhz for gpu in figures])
+    return not any(map(clocks_differ, clocks)) and not _shares_differ(shares)
+
+
 def is_slow(outliers: Sequence[bool]) -> bool | None:
     """Return whether a GPU is slow, by its last judged windows; None if they are too few."""
     slow = sum(outliers)
@@ -87,8 +94,7 @@ def median(values: Sequence[float]) -> float:
 
 def _low(clocks: Sequence[float | None]) -> list[tuple[int, tuple[float, float]]]:
     """Return index, value and the others' median of each clock that is too low."""
-    known = [clock for clock in clocks if clock is not None]
-    if len(known) < LEAST_SIBLINGS or min(known) >= (1 - LEAST_DIFFERENCE) * max(known):
+    if _are_few(clocks) or not clocks_differ(clocks):
         return []
     found = []
     for index, clock in enumerate(clocks):
@@ -102,8 +108,7 @@ def _low(clocks: Sequence[float | None]) -> list[tuple[int, tuple[float, float]]
 
 def _high(shares: Sequence[float | None]) -> list[tuple[int, tuple[float, float]]]:
     """Return index, value and the others' median of each part of the time that is too long."""
-    known = [share for share in shares if share is not None]
-    if len(known) < LEAST_SIBLINGS or max(known) - min(known) <= LEAST_DIFFERENCE:
+    if _are_few(shares) or not _shares_differ(shares):
         return []
     found = []
     for index, share in enumerate(shares):
@@ -113,6 +118,15 @@ def _high(shares: Sequence[float | None]) -> list[tuple[int, tuple[float, float]
         if share - usual > max(LEAST_DIFFERENCE, MOST_DEVIATIONS * deviation):
             found.append((index, (share, usual)))
     return found
+
+
+def _are_few(values: Sequence[float | None]) -> bool:
+    return len(values) - values.count(None) < LEAST_SIBLINGS
+
+
+def _shares_differ(shares: Sequence[float | None]) -> bool:
+    known = [share for share in shares if share is not None]
+    return bool(known) and max(known) - min(known) > LEAST_DIFFERENCE
 
 
 def _others(values: Sequence[float | None], index: int, least: float) -> tuple[float, float]:

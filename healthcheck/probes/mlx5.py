@@ -11,7 +11,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -112,7 +112,7 @@ class Mlx5Device(Struct, frozen=True):
         return self.other_purpose or (self.bonded and not kind.endswith(_BONDED))
 
 
-class Mlx5(Struct, frozen=True):
+class Mlx5(Struct, frozen=True, dict=True):
     """RDMA devices of the driver."""
 
     devices: tuple[Mlx5Device, ...]
@@ -121,7 +121,7 @@ class Mlx5(Struct, frozen=True):
     """Pods with devices other than GPUs; None: unknown. Read only if an RDMA device moves into its pod's namespace."""
     exclusive: bool = False
 
-    @property
+    @cached_property
     def fabric(self) -> tuple[Mlx5Device, ...]:
         """Return the devices of the GPU fabric: of the largest group, with its ports that are down.
 
@@ -159,9 +159,13 @@ def read_mlx5(host: Host) -> Mlx5:
     """
     want_folder(host.root / "sys/class")
     directory = f"{host.root}/sys/class/infiniband"
-    identities = [(name, found) for name in names_there(directory)[:_MOST] if (found := _identify(directory, name))]
-    if any(found.vendor == AMAZON for _, found in identities):
-        return Mlx5(())
+    identities: list[tuple[str, _Identity]] = []
+    for name in names_there(directory)[:_MOST]:
+        if (found := _identify(directory, name)) is None:
+            continue
+        if found.vendor == AMAZON:
+            return Mlx5(())
+        identities.append((name, found))
     patience_ends = time.monotonic() + _PATIENCE_SECONDS
     whole = _one_per_function(directory, identities)
     read_ports = (_device(directory, name, found, patience_ends) for name, found in whole)

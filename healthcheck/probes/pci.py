@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec import Struct
@@ -124,21 +125,33 @@ def _read_function(devices: str, name: str) -> PciFunction | None:
     """Return one function; None if it is another vendor's or vanished during the read."""
     directory = f"{devices}/{name}"
     try:
-        vendor = _hex(f"{directory}/vendor")
-        if vendor not in (NVIDIA, AMAZON, MELLANOX):
-            return None
-        is_virtual = _link(f"{directory}/physfn") != ""
-        if vendor == MELLANOX and is_virtual:
-            return None  # a node may have hundreds
-        device, pci_class = _hex(f"{directory}/device"), _hex(f"{directory}/class")
+        identity = _identity(directory, os.stat(directory).st_ino)  # noqa: PTH116 - pathlib would double the time
     except ValueError:
         return None
     except OSError as error:
         if is_gone(error):
             return None
         raise ProbeError(f"{error.filename or directory}: {error.strerror}") from error
+    if identity is None:
+        return None
+    vendor, device, pci_class = identity
+    is_virtual = _link(f"{directory}/physfn") != ""
+    if vendor == MELLANOX and is_virtual:
+        return None  # a node may have hundreds
     bound = _link(f"{directory}/driver").rpartition("/")[2]
     return PciFunction(name, vendor, device, pci_class, bound, is_virtual)
+
+
+@lru_cache(maxsize=_MOST)
+def _identity(directory: str, _inode: int) -> tuple[int, int, int] | None:
+    """Return vendor, device and class of a function; None if it is another vendor's.
+
+    The kernel gives a function that is plugged again another inode.
+    """
+    vendor = _hex(f"{directory}/vendor")
+    if vendor not in (NVIDIA, AMAZON, MELLANOX):
+        return None
+    return vendor, _hex(f"{directory}/device"), _hex(f"{directory}/class")
 
 
 def _with_place(devices: str, function: PciFunction) -> PciFunction:

@@ -277,7 +277,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         "gpu-healthcheck-sweep-node.",
     ] = field(default="", name="SWEEP_IMAGE")
 
-    @property
+    @cached_property
     def checks(self) -> tuple[Check, ...]:
         return known_checks.select_checks(self.checks_lightweight.split())
 

@@ -38,6 +38,7 @@ from tests.checks.evidence import ADDRESSES, P5, driver_says, healthy
 SUBJECT = f"gpu/{ADDRESSES[5]}"
 WINDOW = 300.0
 IN_ONE = dict.fromkeys((f"gpu/{address}" for address in ADDRESSES), "ml/train")
+NOT_ASKED: dict[str, str] = {}
 NS = 10**9
 
 
@@ -71,13 +72,18 @@ def judge(
     run: DeepDiagnostic | None = None,
     window: float = WINDOW,
 ) -> list[Judgement]:
-    """Judge reads in a row, with the pods at each; without pods, one pod holds all GPUs."""
+    """Judge reads in a row, with the pods at each; without pods, one pod holds all GPUs.
+
+    `None`: the kubelet refused. `NOT_ASKED`: it was not asked.
+    """
     times = [window * number for number in range(1, len(reads) + 1)]
     history = tuple(Snapshot(at, gpus) for at, gpus in zip(times[:-1], reads[:-1], strict=True))
     reading = DriverReading(Gpus("580.95.05", "lib", reads[-1]), read_at=times[-1], history=history)
     held = [IN_ONE] * len(times) if pods is None else pods
     asked = tuple(
-        GpuPods(at, error="refused") if one is None else GpuPods(at, one) for at, one in zip(times, held, strict=True)
+        GpuPods(at, error="refused") if one is None else GpuPods(at, one)
+        for at, one in zip(times, held, strict=True)
+        if one is not NOT_ASKED
     )
     found = CHECK.judge(Evidence({NVML: reading, GPU_PODS: asked}), replace(P5, deep_run=run))
     return [judgement for judgement in found if not isinstance(judgement, Observation)]
@@ -152,7 +158,28 @@ def test_gpus_of_different_pods_are_not_compared() -> None:
 
     assert [type(one) for one in of(judge(reads("xxxxx"), [split] * 5))] == [TooEarly]
     assert [type(one) for one in of(judge(reads("xxxxx"), [IN_ONE, moved] * 2 + [IN_ONE]))] == [TooEarly]
-    assert [type(one) for one in of(judge(reads("xxxxx"), [{}] * 5))] == [TooEarly]
+    assert [type(one) for one in of(judge(reads("xxxxx"), [dict[str, str]()] * 5))] == [TooEarly]
+
+
+@pytest.mark.parametrize(
+    ("states", "asked", "expected"),
+    [
+        (".....", 0, []),
+        ("ii.....", 0, []),
+        ("..", 0, [TooEarly]),
+        ("xxxxx", 0, [TooEarly]),
+        ("....xxxx", 4, [Finding]),
+        ("...xxx", 3, [TooEarly]),
+        ("xxxx.....", 6, []),
+    ],
+)
+def test_without_a_difference_no_pods_are_needed(states: str, asked: int, expected: list[type]) -> None:
+    """The kubelet names pods at the first reads with a slow GPU, or from these on."""
+    held = [IN_ONE] * asked
+    first = [NOT_ASKED] * (len(states) - asked)
+    pods = [*held, *first] if states[0] == "x" else [*first, *held]
+
+    assert [type(one) for one in of(judge(reads(states), pods))] == expected
 
 
 def test_three_gpus_of_a_pod_are_not_compared() -> None:

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.gpu_pods import GPU_PODS, GpuPods, GpuPodsReader, is_busy, pods_by_gpu
-from healthcheck.probes.nvml.gpus import DriverReading, Gpu, Gpus, Load, Samples, Snapshot
+from healthcheck.probes.gpu_pods import GPU_PODS, GpuPods, GpuPodsReader, is_busy, may_differ, pods_by_gpu
+from healthcheck.probes.nvml.gpus import DriverReading, Gpu, Gpus, Load, Samples, Snapshot, ThrottledTime
 from healthcheck.probes.pod_resources import ContainerDevices, PodDevices, ResourceDevices
 from sim.pod_resources import serving_pod_resources
 from tests.captures.saving import saved_and_read
@@ -18,12 +18,17 @@ from tests.captures.saving import saved_and_read
 IDS = tuple(f"GPU-{UUID(int=index)}" for index in range(8))
 
 
-def gpu(index: int, percent: int = 100, count: int = 120) -> Gpu:
-    samples = Samples(count, 20_000_000, percent * count)
-    return Gpu(index, address=f"0000:{index:02x}:00.0", uuid=IDS[index], load=Load(utilisation=samples))
+def gpu(index: int, percent: int = 100, count: int = 120, mhz: int = 1980, braked: float = 0.0) -> Gpu:
+    load = Load(
+        memory_mhz=2619, utilisation=Samples(count, 20_000_000, percent * count), sm_clock=Samples(9, 1, 9 * mhz)
+    )
+    throttled = ThrottledTime(power_brake=int(braked * 1e9))
+    return Gpu(index, address=f"0000:{index:02x}:00.0", uuid=IDS[index], load=load, throttled=throttled)
 
 
-BUSY = tuple(gpu(index) for index in range(8))
+EQUAL = tuple(gpu(index) for index in range(8))
+BUSY = (*EQUAL[:7], gpu(7, mhz=1410))
+HELD = {f"gpu/0000:{index:02x}:00.0": "ml/train" for index in range(8)}
 
 
 def reading(at: float, *history: float, gpus: tuple[Gpu, ...] = BUSY) -> DriverReading:
@@ -42,18 +47,48 @@ def test_busy_is_what_the_samples_show(one: Gpu, busy: bool) -> None:
     assert is_busy(one) is busy
 
 
-def test_the_kubelet_is_asked_once_in_each_window_of_work() -> None:
-    asked = []
-    reader = GpuPodsReader(Path("/"), lambda _: asked.append(1) or (pod("train", *IDS),))  # type: ignore[func-returns-value]
-    idle = tuple(gpu(index, 0 if index > 2 else 100) for index in range(8))
-    held = {f"gpu/0000:{index:02x}:00.0": "ml/train" for index in range(8)}
+def counting() -> tuple[GpuPodsReader, list[Host]]:
+    """A reader, and the questions that it asked."""
+    asked: list[Host] = []
 
-    assert reader.look(reading(1000)) == (GpuPods(1000, held),)
-    assert reader.look(reading(1010, 1000)) == (GpuPods(1000, held),)
-    assert reader.look(reading(1300, 1000)) == (GpuPods(1000, held), GpuPods(1300, held))
-    assert reader.look(reading(1600, 1300, gpus=idle)) == (GpuPods(1300, held),)
-    assert reader.look(reading(1900)) == (GpuPods(1900, held),)
+    def ask(host: Host) -> tuple[PodDevices, ...]:
+        asked.append(host)
+        return (pod("train", *IDS),)
+
+    return GpuPodsReader(Path("/"), ask), asked
+
+
+def test_the_kubelet_is_asked_once_in_each_window_of_work() -> None:
+    reader, asked = counting()
+    idle = tuple(gpu(index, 0 if index > 2 else 100) for index in range(8))
+
+    assert reader.look(reading(1000)) == (GpuPods(1000, HELD),)
+    assert reader.look(reading(1010, 1000)) == (GpuPods(1000, HELD),)
+    assert reader.look(reading(1300, 1000)) == (GpuPods(1000, HELD), GpuPods(1300, HELD))
+    assert reader.look(reading(1600, 1300, gpus=idle)) == (GpuPods(1300, HELD),)
+    assert reader.look(reading(1900)) == (GpuPods(1900, HELD),)
     assert len(asked) == 3
+
+
+def test_the_kubelet_is_asked_from_a_difference_on_for_an_hour() -> None:
+    reader, asked = counting()
+    times = {at: bool(reader.look(reading(at, gpus=BUSY if at == 1300 else EQUAL))) for at in range(1000, 6000, 300)}
+
+    assert [at for at, is_asked in times.items() if is_asked] == list(range(1300, 4900, 300))
+    assert len(asked) == 12
+
+
+def test_time_in_hardware_slowdown_is_a_difference() -> None:
+    for braked, expected in ((29.0, 0), (31.0, 1)):
+        reader, asked = counting()
+        later = (*EQUAL[:7], gpu(7, braked=braked))
+        reader.look(replace(reading(1300, gpus=later), history=(Snapshot(1000, EQUAL),)))
+        assert len(asked) == expected
+
+
+@pytest.mark.parametrize(("mhz", "differ"), [(1980, False), (1782, False), (1781, True)])
+def test_a_clock_differs_from_a_tenth_on(mhz: int, differ: bool) -> None:
+    assert may_differ(reading(1000), (*EQUAL[:7], gpu(7, mhz=mhz))) is differ
 
 
 def test_a_failure_is_an_entry_and_no_error_of_the_cycle() -> None:

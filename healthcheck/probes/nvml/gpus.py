@@ -104,6 +104,15 @@ class Load(Struct, frozen=True):
     sm_clock: Samples | None = None
     memory_clock: Samples | None = None
 
+    @property
+    def mean_sm_mhz(self) -> float | None:
+        """Return the mean of the driver's samples; without samples, the clock at the read."""
+        return self.sm_mhz if self.sm_clock is None else self.sm_clock.mean
+
+    @property
+    def mean_memory_mhz(self) -> float | None:
+        return self.memory_mhz if self.memory_clock is None else self.memory_clock.mean
+
 
 class RetiredPages(Struct, frozen=True):
     """Pages of memory no longer used (before Ampere)."""

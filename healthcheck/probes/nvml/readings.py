@@ -425,19 +425,16 @@ def _clock(gpu: GpuHandle, kind: int) -> int | None:
 def _samples(gpu: GpuHandle, kind: int) -> list[int] | None:
     """Return number, span in microseconds and sum of the samples in a buffer of the driver.
 
-    None for an empty or implausibly large buffer.
+    None for an empty or implausibly large buffer. A driver fills at most the room that it is given.
     """
-    count, value_type = ctypes.c_uint(), ctypes.c_uint()
-    about = (ctypes.c_uint(kind), ctypes.c_ulonglong(), ctypes.byref(value_type), ctypes.byref(count))
-    if gpu.call("nvmlDeviceGetSamples", *about, None) != 0 or not 0 < count.value <= _MOST_SAMPLES:
-        return None
-    room = count.value
-    buffer = ctypes.create_string_buffer(room * _SAMPLE_BYTES)
-    if gpu.call("nvmlDeviceGetSamples", *about, buffer) != 0 or not 0 < count.value <= room:
+    count, value_type = ctypes.c_uint(_MOST_SAMPLES), ctypes.c_uint()
+    buffer = ctypes.create_string_buffer(_MOST_SAMPLES * _SAMPLE_BYTES)
+    about = (ctypes.c_uint(kind), ctypes.c_ulonglong(), ctypes.byref(value_type), ctypes.byref(count), buffer)
+    if gpu.call("nvmlDeviceGetSamples", *about) != 0 or not 0 < count.value <= _MOST_SAMPLES:
         return None
     if value_type.value not in _SAMPLE_VALUES:
         return None
-    samples = memoryview(buffer.raw)[: count.value * _SAMPLE_BYTES]
+    samples = memoryview(buffer)[: count.value * _SAMPLE_BYTES].cast("B")
     stamps = samples.cast("Q").tolist()[::2]
     first, step = _SAMPLE_VALUES[value_type.value]
     values = samples.cast("I" if step == 4 else "Q").tolist()[first::step]
