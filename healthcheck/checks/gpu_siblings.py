@@ -241,7 +241,7 @@ def _explain(judged: _Judged) -> Iterator[str]:
         usual = siblings.median(others)
         if sign * (value - usual) > max(least, LEAST_DIFFERENCE * abs(usual)):
             yield text(value, usual)
-    if _is_limited(gpu) and not any(map(_is_limited, judged.siblings)):
+    if _is_limited(judged.work.now) and not any(_is_limited(sibling.now) for sibling in judged.siblings):
         yield "a setting limits its clocks (nvidia-smi -q -d CLOCK)"
 
 

@@ -308,6 +308,7 @@ def _compared(gpu: Gpu) -> Gpu:
         address=gpu.address,
         uuid=gpu.uuid,
         row_remap=gpu.row_remap,
+        clock_reasons=gpu.clock_reasons,
         temperature=gpu.temperature,
         processes=gpu.processes,
         pcie_replays=gpu.pcie_replays,
