@@ -38,7 +38,7 @@ LIMITS = {
     "diagnosis": Limits(8, 7, 25),
     "healthcheck": Limits(14, 8, 61),
 }
-MOST_LINES = {"product": 72_600, "tests": 85_200}
+MOST_LINES = {"product": 72_900, "tests": 86_900}
 """Lines of Python, including blank lines and comments. Only a new feature raises these limits."""
 
 

@@ -241,12 +241,12 @@ def _explain(judged: _Judged) -> Iterator[str]:
         usual = siblings.median(others)
         if sign * (value - usual) > max(least, LEAST_DIFFERENCE * abs(usual)):
             yield text(value, usual)
-    if _is_limited(judged.work.now) and not any(_is_limited(sibling.now) for sibling in judged.siblings):
+    if _is_limited(judged.work) and not any(map(_is_limited, judged.siblings)):
         yield "a setting limits its clocks (nvidia-smi -q -d CLOCK)"
 
 
-def _is_limited(gpu: Gpu) -> bool:
-    return bool((gpu.clock_reasons or 0) & _LIMITED_BY_SETTING)
+def _is_limited(work: Work) -> bool:
+    return bool((work.now.clock_reasons or 0) & _LIMITED_BY_SETTING)
 
 
 def _stepped(value: float, step: int) -> int:
