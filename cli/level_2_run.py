@@ -23,7 +23,7 @@ from healthcheck.probes.kubelet_claims import read_gpu_holders
 from healthcheck.probes.pod_resources import is_kubelet_here
 from healthcheck.settings.declaration import NodeSettings
 
-_BEGINS = "DCGM's level 2 has started: it takes minutes, {} s at most; Ctrl-C ends it"
+_BEGINS = "DCGM's level 2 takes minutes, {} s at most; Ctrl-C ends it"
 
 
 def who_uses(host: Host) -> str:

@@ -42,7 +42,7 @@ def request_reboot(root: Path) -> None:
 
 
 def systemctl(programs: HostPrograms, root: Path, *words: str) -> None:
-    """Raises ProbeError with the message of a request that is refused, or has no answer in time."""
+    """Run systemctl on the host. Raises ProbeError if the request is refused or ignored, or has no answer in time."""
     code, text = programs.run(root, _SYSTEMCTL, *words)
     if code or _IGNORED.search(text):
         raise ProbeError(message_of(text) or f"exit code {code}")

@@ -65,7 +65,7 @@ def _judge_gpu(
             yield replace(_found(gpu, detail, rates, seen), flickers=False)
             return
     if rate is None:
-        yield TooEarly("DRAM errors were not counted in the previous check cycle and now", gpu.subject)
+        yield TooEarly("a rate needs the DRAM errors of two check cycles", gpu.subject)
     elif rate >= LEAST_PER_SECOND:
         yield _found(gpu, f"{_coarse(rate)} corrected DRAM errors a second", rates, seen)
     elif (errors.dram_corrected or 0) >= LEAST_PER_SECOND and not is_loaded(gpu):

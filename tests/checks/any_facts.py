@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from healthcheck.catalog.fabrics import fabrics
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.checks import CHECKS, nvlink_errors, recovery_action
+from healthcheck.checks import CHECKS, clocks, ecc_storm, nvlink_errors, recovery_action
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
@@ -396,6 +396,10 @@ def any_facts_are_judged(seen: Evidence, expected: Expectation) -> None:
         is_in_order(check, findings)
 
 
+DECIDED_AT_ONCE = {ecc_storm.STORM.name, clocks.THERMAL.name, clocks.POWER_BRAKE.name}
+"""Reasons that flicker, but whose total or counted time of slowdown decides in one check cycle."""
+
+
 def is_in_order(check: Check, findings: list[Judgement]) -> None:
     # One line for people: the observation, or the reason for its absence.
     assert sum(isinstance(judgement, Observation | NotConfigured) for judgement in findings) <= 1, (
@@ -417,7 +421,8 @@ def is_in_order(check: Check, findings: list[Judgement]) -> None:
             if judgement.reason == recovery_action.WANTED.name:  # the driver's recovery action has its own table
                 allowed = {Severity.MONITOR, Severity.RESET, Severity.REBOOT}
             assert judgement.severity in allowed, judgement
-            assert reason.flickers or not judgement.flickers, judgement  # a total may decide at once
+            decides_at_once = judgement.reason in DECIDED_AT_ONCE and not judgement.flickers
+            assert judgement.flickers == reason.flickers or decides_at_once, judgement
         if isinstance(judgement, Finding | Unobserved | TooEarly):
             assert _is_subject(judgement.subject) or (judgement.subject == "" and not isinstance(judgement, Finding)), (
                 judgement

@@ -16,7 +16,7 @@ from tests.examples import NOW, remembers
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 SUBJECT = f"gpu/{ADDRESSES[3]}"
-EARLY = TooEarly("DRAM errors were not counted in the previous check cycle and now", SUBJECT)
+EARLY = TooEarly("a rate needs the DRAM errors of two check cycles", SUBJECT)
 IDLE_GPU = TooEarly("an idle GPU hardly uses its memory", SUBJECT)
 
 
