@@ -37,7 +37,6 @@ check: setup ## Lint, types, layers, generated files, alerts
 	$(BIN)/python -m tools.manifests --check
 	$(BIN)/python -m tools.docs --check
 	$(BIN)/python -m tools.rules
-	$(BIN)/python -m tools.words
 	$(BIN)/python -m tools.structure
 	$(BIN)/python -m release.licences --check
 	$(BIN)/zizmor --offline --quiet .github

@@ -1,4 +1,4 @@
-"""Count parts, levels and arrows of each package, and lines of code; fail above the limits.
+"""Count parts, levels and arrows of each package; fail above the limits.
 
 A part is a folder or a module at the root of a package. An arrow is a pair of parts of which one imports the other. The
 number of levels is the length of the longest chain of arrows. `python -m tools.structure` prints the counts;
@@ -38,8 +38,6 @@ LIMITS = {
     "diagnosis": Limits(8, 7, 25),
     "healthcheck": Limits(14, 8, 61),
 }
-MOST_LINES = {"product": 72_900, "tests": 86_900}
-"""Lines of Python, including blank lines and comments. Only a new feature raises these limits."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,6 @@ def levels(below: Mapping[str, set[str]]) -> int | None:
     return max(height.values(), default=0)
 
 
-def lines(*folders: str) -> int:
-    """Return the number of lines in the Python files below these folders."""
-    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
-    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-
-
 def counts() -> Iterator[tuple[str, str, int | None, int]]:
     """Yield the counted thing, its package, the count and the limit."""
     for package, limits in LIMITS.items():
@@ -106,8 +98,6 @@ def counts() -> Iterator[tuple[str, str, int | None, int]]:
         yield "parts", package, len(found.parts), limits.parts
         yield "levels", package, found.levels, limits.levels
         yield "arrows", package, len(found.arrows), limits.arrows
-    yield "lines", "product", lines(*PRODUCT), MOST_LINES["product"]
-    yield "lines", "tests", lines("tests"), MOST_LINES["tests"]
 
 
 def main(arguments: list[str] | None = None) -> int:
