@@ -274,7 +274,7 @@ static nvmlReturn_t enter_mig(const char *function, MigDevice *device)
     nvmlReturn_t result = enter_initialised(function);
     if (result != SUCCESS)
         return result;
-    if (device < mig_devices[0] || device >= mig_devices[MAX_GPUS])
+    if (device < mig_devices[0] || device >= (MigDevice *)(mig_devices + MAX_GPUS))
         return INVALID_ARGUMENT;
     return error_on_gpu(function, device->number);
 }

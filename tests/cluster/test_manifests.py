@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +16,13 @@ import pytest
 import yaml
 
 from agent.process.settings import AgentSettings
+from healthcheck import __version__
 from healthcheck.cluster.names import POLICIES
 from healthcheck.settings.declaration import settings_of
 from sim.control_plane import MANIFESTS, ControlPlane
+from sim.control_plane.build import binaries
 from sim.real_node import agent_pod
+from tests.newcomer.typed import shown
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +48,24 @@ def test_the_whole_folder_applies_at_the_first_try_on_a_bare_control_plane() -> 
 
         assert all(line.endswith(" created") for line in printed.splitlines())
         assert "daemonset.apps/gpu-healthcheck-agent created" in printed.splitlines()
+
+
+@pytest.mark.cluster
+def test_the_readme_installs_the_users_image_and_starts_a_quarantine(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "kubernetes", tmp_path / "kubernetes")
+    values = {"REGISTRY": "registry.example.com:5000/team", "NODE": "gpu-1"}
+    with ControlPlane() as bare:
+        bare.create_node("gpu-1")
+        for begins in ("sed -i", "kubectl apply -f kubernetes/manifests/", 'sed "s/TARGET_NODE_NAME'):
+            command = shown("README.md", begins, values).replace("kubectl", f"kubectl --kubeconfig={bare.kubeconfig}")
+            path = os.pathsep.join([str(binaries()), os.environ["PATH"]])
+            subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=os.environ | {"PATH": path}, check=True)
+        job = bare.request("GET", "/apis/batch/v1/namespaces/gpu-healthcheck/jobs/gpu-quarantine-gpu-1").body
+
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"registry.example.com:5000/team/gpu-healthcheck:{__version__}"
+    manifests = "".join(file.read_text() for file in (tmp_path / "kubernetes/manifests").rglob("*.yaml"))
+    assert set(re.findall(rf"[^ \"]*gpu-healthcheck:{__version__}", manifests)) == {container["image"]}
 
 
 CRITICAL = ("system-node-critical", "system-cluster-critical")

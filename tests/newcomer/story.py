@@ -68,6 +68,8 @@ class Newcomer:
         print(f"{self.way.name}: nothing stays", flush=True)
 
     def install(self) -> None:
+        if self.way.prepare:
+            self.type(*self.way.prepare)
         self.type(*self.way.install)
         self.type(INSTALL, "gpu-healthcheck verify")
         listed = self.type(README, "kubectl get nodes -L")

@@ -1,4 +1,4 @@
-"""The three ways to install, change and go back."""
+"""The ways to install, change and go back."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ class Way:
     """Where the setting stands that is changed; empty: in the command."""
     written: str = ""
     """As what it stands there, with its value left out."""
+    prepare: tuple[str, str] | None = None
+    """Writes the image into the manifests."""
 
 
 _EXAMPLE = "kubernetes/overlays/example/kustomization.yaml"
 _STOP = (UNINSTALL, "kubectl delete daemonsets")
+_MANIFESTS = (README, "kubectl apply -f kubernetes/manifests/")
 _KUSTOMIZE, _FILE = (
     (INSTALL, "kubectl apply -k kubernetes/overlays/example"),
     (INSTALL, "kubectl apply -f install.yaml"),
@@ -47,6 +50,16 @@ WAYS = (
         (INSTALL, "helm upgrade"),
         (INSTALL, "helm rollback"),
         (UNINSTALL, "helm uninstall"),
+    ),
+    Way(
+        "manifests",
+        _MANIFESTS,
+        _MANIFESTS,
+        _MANIFESTS,
+        _STOP,
+        "kubernetes/manifests/03-config.yaml",
+        'CHECK_INTERVAL: "{}"',
+        prepare=(README, "sed -i"),
     ),
     Way("kustomize", _KUSTOMIZE, _KUSTOMIZE, _KUSTOMIZE, _STOP, _EXAMPLE, 'CHECK_INTERVAL, value: "{}"'),
     Way("install.yaml", _FILE, _FILE, _FILE, _STOP, "install.yaml", 'CHECK_INTERVAL: "{}"'),

@@ -70,3 +70,9 @@ def test_a_compiler_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch,
 
     with pytest.raises(c_library.CompilerError, match="cannot start"):
         c_library.build(source, "one")
+
+
+@pytest.mark.parametrize("name", ["nvml/nvml.c", "cuda/cuda.c", "wall_clock/wall_clock.c", "kill_at/kill_at.c"])
+def test_the_simulation_compiles_without_warnings(name: str) -> None:
+    """A user's compiler may warn of more: there, a warning does not stop the build."""
+    assert c_library.build(Path(c_library.__file__).parent / name, "warned", "-Werror").is_file()
