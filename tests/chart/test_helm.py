@@ -174,6 +174,7 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
     assert made["PodMonitor", "gpu-healthcheck"]["metadata"]["labels"]["release"] == "prometheus"
 
 
+@pytest.mark.cluster
 def test_the_example_with_the_gate_and_automatic_resets_names_the_registry(tmp_path: Path) -> None:
     shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
     file = tmp_path / "kubernetes" / "overlays" / "example" / "kustomization.yaml"
