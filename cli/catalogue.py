@@ -12,7 +12,8 @@ from healthcheck.catalog.dcgm import LADDER, dcgm_table, rule_dcgm
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.recovery import recovery_actions
 from healthcheck.catalog.ruling import Ruling
-from healthcheck.catalog.sxid import CLASSES, rule_sxid, sxid_table
+from healthcheck.catalog.steps import step_for
+from healthcheck.catalog.sxid import ADVICE, CLASSES, SWITCH, rule_sxid, sxid_table
 from healthcheck.catalog.xid import RECOVERY_CODE, actions, rule_by_catalogue, rule_xid, xid_table
 from healthcheck.model import Severity
 
@@ -37,6 +38,14 @@ class Explanation(Struct, frozen=True):
     """Severity without the cluster's overrides."""
     source: str
     details: tuple[tuple[str, str], ...] = ()
+    kind: str = "gpu"
+    """Kind of the subjects of its findings; '' if the advice names the step."""
+
+    @property
+    def step(self) -> str:
+        """Step of the operator for a finding of this severity."""
+        is_in_advice = self.here.severity is Severity.RESET and not self.kind
+        return "the action above" if is_in_advice else step_for(self.here.severity, (self.kind,))
 
 
 def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
@@ -59,8 +68,10 @@ def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
         return Explanation(f"Xid{code}", "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "", details)
     if row.why:
         details = (*details, ("deviation", f"{row.why} ({row.why_source})"))
-    message = f"{row.immediate_action or 'nothing'}: {actions()[row.immediate_action].says}"
-    if row.investigatory_action and row.investigatory_action != row.immediate_action:
+    action = actions()[row.immediate_action]
+    message = f"{action.name}: {action.says}" if action.name else action.says
+    # Several depend on other Xids, as the text of the action describes.
+    if row.investigatory_action not in ("", action.name) and ";" not in row.investigatory_action:
         message += f"; to find the cause: {row.investigatory_action}"
     meaning, advice = row.meaning or UNUSED, ("NVIDIA", message)
     return Explanation(f"Xid{code}", row.mnemonic, meaning, advice, ruling, plain.severity, row.source, details)
@@ -70,14 +81,15 @@ def explain_sxid(code: int, policy: Policy) -> Explanation:
     row = sxid_table().get(code)
     name, ruling, plain = f"SXid{code}", rule_sxid(code, "", policy), rule_sxid(code, "", Policy())
     details = (*_threshold(name, "switch", policy), *(() if ruling.rule == "severity-overrides" else _SXID_WORDS))
+    advice = ("do", ADVICE)
     if row is None:
-        return Explanation(name, "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "", details)
+        return Explanation(name, "", NOT_LISTED, advice, ruling, plain.severity, "", details, SWITCH)
     unit = row.mnemonic.partition("_")[0]
     kind = CLASSES[row.kind][1]
     meaning = f"An NVSwitch reported an error of its unit {unit}. The driver's source classifies it as {kind}."
     if row.why:
         details = (*details, ("no word", row.why))
-    return Explanation(name, row.mnemonic, meaning, NO_ADVICE, ruling, plain.severity, row.source, details)
+    return Explanation(name, row.mnemonic, meaning, advice, ruling, plain.severity, row.source, details, SWITCH)
 
 
 _SXID_WORDS = (("the line", "the word in it decides: Fatal is RESET, Non-fatal and Correctable are MONITOR"),)
@@ -112,7 +124,9 @@ def explain_reason(declared: Declared, policy: Policy) -> Explanation:
         details.append(("grace", f"not judged in the first {reason.grace.seconds:g} s after {reason.grace.since}"))
     reading = "or worse, depending on the error in its detail (see `explain dcgm`)" if declared.by_error else ""
     here, advice = Ruling(severity, rule, reading), ("do", reason.action)
-    return Explanation(reason.name, "", reason.meaning, advice, here, reason.severity, reason.source, tuple(details))
+    return Explanation(
+        reason.name, "", reason.meaning, advice, here, reason.severity, reason.source, tuple(details), ""
+    )
 
 
 def explain_all_xids(policy: Policy) -> list[Explanation]:

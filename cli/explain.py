@@ -21,7 +21,7 @@ from cli.local_settings import LocalSettings, read_here
 from cli.options import JsonOrYaml, OutputFormat
 from cli.output import columns
 from cli.output.json_documents import write_as
-from cli.words import SEVERITY_MEANS, SEVERITY_STYLES, end
+from cli.words import SEVERITY_STYLES, end
 from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
@@ -214,7 +214,7 @@ def _labelled_rows() -> Table:
 
 def _here(explanation: Explanation, directory: Path) -> Text:
     severity = explanation.here.severity
-    text = Text.assemble((severity.name, SEVERITY_STYLES[severity]), f": {SEVERITY_MEANS[severity]}")
+    text = Text.assemble((severity.name, SEVERITY_STYLES[severity]), f": {explanation.step}")
     if explanation.here.rule == "severity-overrides":
         place = directory / "severity-overrides"
         return text.append(f" (by {place}; it would be {explanation.otherwise.name})")

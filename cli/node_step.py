@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from cli import index
-from cli.words import SEVERITY_MEANS
+from healthcheck.catalog.steps import step_for
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.reset_plan import needs_reboot, reset_targets
@@ -70,7 +70,7 @@ def _fixing_step(node: NodeState, record: StandingRecord) -> NextStep:
     if step != NextStep():
         return NextStep(step.commands, f"A quarantine run recommends {advice}. {step.note}".strip())
     severity = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.RESET)
-    means = SEVERITY_MEANS[severity]
+    means = step_for(severity, (row.subject or "" for row in findings if row.severity is severity))
     # The command rejects a node whose agent reports no such finding.
     if severity in (Severity.RESET, Severity.REBOOT) and (needs_reboot(node) or reset_targets(node, ())):
         step = next_step(severity.name.lower(), node, findings)

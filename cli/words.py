@@ -26,14 +26,6 @@ SEVERITY_STYLES = {
     Severity.REBOOT: "bold red",
     Severity.ISOLATE: "bold white on red",
 }
-SEVERITY_MEANS = {
-    Severity.PASS: "no finding; only counted",
-    Severity.MONITOR: "nothing now; check again when it recurs",
-    Severity.RESET: "drain the node and reset the GPU, or reboot",
-    Severity.REBOOT: "drain and reboot the node",
-    Severity.ISOLATE: "keep work away and replace the node",
-}
-"""Action of the operator, by severity."""
 
 
 def explained(error: Exception) -> str:

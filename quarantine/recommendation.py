@@ -141,7 +141,10 @@ TABLE = (
     RecommendationRow(
         Recommendation.RESET,
         "a fault of RESET was found, or is still active",
-        "A reset of the GPU fixes it, according to NVIDIA's tables and DCGM. Quarantine the node again afterwards.",
+        (
+            "A reset of the GPU fixes it, according to NVIDIA's tables and DCGM; an NVSwitch needs a reload of the "
+            "driver or a reboot. Quarantine the node again afterwards."
+        ),
         _faults_of(Severity.RESET),
     ),
     RecommendationRow(

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from agent.telemetry import Telemetry
 from cli.index import REASON, SETTING, Declared, IndexEntry
-from cli.words import SEVERITY_MEANS
 from diagnosis.causes import CAUSES as DIAGNOSES
 from diagnosis.hami.hami_glossary import hami_words
 from diagnosis.hami.settings import KEYS, NODE_KEYS
 from healthcheck import checks
 from healthcheck.captures import capture_files as captures
 from healthcheck.catalog.profiles import PROFILES_FILE
+from healthcheck.catalog.steps import RELOAD, STEPS
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
 from healthcheck.deep import causes as deep
 from healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM
-from healthcheck.model import UnobservedCause
+from healthcheck.model import Severity, UnobservedCause
 from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.settings.declaration import NodeSettings, by_key, settings_of, written
 from healthcheck.verdict.acknowledgement import UNTOLD
@@ -160,9 +160,9 @@ def all_words() -> Iterator[IndexEntry]:
             f"{_CAUSES}#{found.name.lower()}",
         )
     yield from _of("a recommendation", _RECOMMENDATIONS, "docs/quarantine.md#what-quarantine-recommends")
-    yield from _of(
-        "a severity", {severity.name: f"Action: {does}." for severity, does in SEVERITY_MEANS.items()}, _FINDINGS
-    )
+    steps = {severity.name: f"Action: {step}." for severity, step in STEPS.items()}
+    steps[Severity.RESET.name] += f" For a switch or the driver: {RELOAD}."
+    yield from _of("a severity", steps, _FINDINGS)
     yield from _of("a status", _STATUSES, "docs/record.md")
     yield from _of("a label of the node", _LABELS, "README.md")
     yield from _of("a taint of the node", _TAINTS, "docs/integrations.md")

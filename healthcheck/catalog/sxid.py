@@ -13,6 +13,7 @@ from msgspec import Struct
 from healthcheck.catalog.csv_rows import read_rows
 from healthcheck.catalog.policy import OVERRIDDEN, Policy
 from healthcheck.catalog.ruling import Ruling
+from healthcheck.catalog.steps import step_for
 from healthcheck.model import Severity
 
 CLASSES: Mapping[str, tuple[Severity, str]] = {
@@ -29,6 +30,12 @@ _WORDS: Mapping[str, Severity] = {
     "non-fatal": Severity.MONITOR,
     "correctable": Severity.MONITOR,
 }
+SWITCH = "nvswitch"
+"""Kind of the subject of an SXid."""
+ADVICE = (
+    f"RESET: {step_for(Severity.RESET, (SWITCH,))}. If you only reset all GPUs and switches, release the node: it "
+    f"can't detect that reset. MONITOR: {step_for(Severity.MONITOR, (SWITCH,))}."
+)
 
 
 class SxidRow(Struct, frozen=True):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from healthcheck.catalog.severities import is_ignored, ruled
-from healthcheck.catalog.sxid import rule_by_table, sxid_table
+from healthcheck.catalog.sxid import ADVICE, SWITCH, rule_by_table, sxid_table
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
 from healthcheck.probes import kernel_log
@@ -27,8 +27,7 @@ FAMILY = Reason(
     "SXid",
     Severity.MONITOR,
     "The driver reported an SXid error of an NVSwitch; the finding has the error's number, for instance SXid20034.",
-    "RESET: drain the node and reload the driver, or reboot. If you only reset all GPUs and switches, release the "
-    "node: it can't detect that reset. MONITOR: no action now.",
+    ADVICE,
 )
 
 
@@ -52,7 +51,7 @@ def read_sxid(record: kernel_log.Record, expected: Expectation) -> KernelEvent |
     ruling = rule_by_table(code, word[1] if word else "")
     row = sxid_table().get(code)
     name = row.mnemonic if row else "not in the catalogue"
-    reason, subject = f"SXid{code}", f"nvswitch/{address}"
+    reason, subject = f"SXid{code}", f"{SWITCH}/{address}"
     detail = (f"{name}: {text}" if text else name)[:_LONGEST_DETAIL]
     finding = Finding(reason, ruling.severity, subject, detail, rule=ruling.rule, seq=record.seq, at=record.at)
     finding = ruled(finding, expected.policy)

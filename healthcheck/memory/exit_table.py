@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from healthcheck.catalog.steps import RELOADED
 from healthcheck.memory.findings import ActiveFinding, gpu_address
 from healthcheck.memory.known_names import (
     DRIVER_LOAD,
@@ -116,7 +117,7 @@ ALL_RESET = Exit(
     "a reload of the driver after which all GPUs answer",
     "an event of RESET on an NVSwitch, or on the driver as a whole",
     "the driver was reloaded, and every GPU of the node answers afterwards",
-    lambda one: _ASKS_FOR_RESET(one) and one.finding.subject.partition("/")[0] in ("driver", "nvswitch"),
+    lambda one: _ASKS_FOR_RESET(one) and one.finding.subject.partition("/")[0] in RELOADED,
 )
 REBOOT = Exit(
     "reboot",

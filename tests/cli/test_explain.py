@@ -49,12 +49,21 @@ def test_an_xid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
     assert "source NVIDIA Xid catalogue 2025-09-30" in answer
 
 
+def test_a_code_without_a_published_action_is_explained_with_its_source() -> None:
+    answer = explained("185")
+
+    assert answer.startswith("Xid185 SPARING_EVENT\nmeans The state of the GPU's spare units changed")
+    assert "NVIDIA no action is published\nhere MONITOR: nothing now" in answer
+    assert "source docs.nvidia.com/deploy/gpu-operational-events/620" in answer
+
+
 @pytest.mark.parametrize("words", [("SXid20034",), ("sxid", "20034"), ("20034",), ("SXID 20034",)])
 def test_an_sxid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
     answer = explained(*words)
 
     assert answer.startswith("SXid20034 DLPL_LTSSM_FAULT_UP\n")
-    assert "here RESET: drain the node and reset the GPU, or reboot (sxid.csv:20034)" in answer
+    assert "do RESET: drain the node and reload the driver, or reboot. If you only reset" in answer
+    assert "here RESET: drain the node and reload the driver, or reboot (sxid.csv:20034)" in answer
     assert "the word in it decides: Fatal is RESET" in answer
 
 

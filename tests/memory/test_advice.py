@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from cli.catalogue import Explanation, explain_sxid, explain_xid
+from cli.node_step import node_step
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import find_profile
-from healthcheck.catalog.sxid import rule_by_table, sxid_table
-from healthcheck.catalog.xid import RECOVERY_CODE, actions, fixed_ruling, xid_table
+from healthcheck.catalog.recovery import recovery_actions
+from healthcheck.catalog.steps import step_for
+from healthcheck.catalog.sxid import sxid_table
+from healthcheck.catalog.xid import RECOVERY_CODE, actions, xid_table
 from healthcheck.checks import CHECKS, driver_messages, sxid
 from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
-from healthcheck.memory.exits import begin, gpus_answered, passed, release
+from healthcheck.memory.exit_table import exit_words
+from healthcheck.memory.exits import begin, expired, gpus_answered, passed, release
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
+from healthcheck.memory.rows import finding_row
 from healthcheck.model import Evidence, Host, Nature, Severity
+from healthcheck.node.state import RESULTS, SEVERITY, STATUS, NodeState
+from healthcheck.operations.next_step import NextStep
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
 from healthcheck.settings.reading import packaged_profiles
+from healthcheck.text.json_rows import as_json
+from healthcheck.verdict.node_events import new_findings
+from healthcheck.verdict.record import AgentRecord, StandingRecord
 from sim.node import SimulatedNode
 from sim.scenarios import Scenario, scenarios
 from tests.examples import GPU, MACHINE, MONOTONIC, WALL, later, remembers
@@ -50,10 +62,11 @@ def gpu(action: int = 0) -> Gpu:
     return Gpu(0, address=ADDRESS, serial="1", uuid="GPU-1", recovery_action=action)
 
 
-def heard(memory: Memory, line: str, at: float) -> Memory:
+def heard(memory: Memory, line: str, at: float, policy: Policy | None = None) -> Memory:
     checks = [check for check in CHECKS if check.nature is Nature.EVENT]
     record = Record(int(at) + 1, MONOTONIC + at, 0, line)
-    return after_kernel_log(memory, judge(checks, Evidence({RING: (record,)}), Expectation()), later(at))
+    expected = Expectation(policy=policy or Policy())
+    return after_kernel_log(memory, judge(checks, Evidence({RING: (record,)}), expected), later(at))
 
 
 def read(memory: Memory, at: float, action: int = 0) -> Memory:
@@ -87,43 +100,133 @@ def quarantined(memory: Memory) -> Memory:
     return passed(memory, WALL + timedelta(hours=1))
 
 
+def replaced(memory: Memory) -> Memory:
+    return begin(memory, "another machine", "boot-2", later(200))
+
+
+def after_a_day(memory: Memory) -> Memory:
+    return expired(memory, later(DAY + 10), DAY)
+
+
+DAY = 86_400.0
 WAYS: dict[str, Callable[[Memory], Memory]] = {
+    "nothing now": after_a_day,
     "reload": reload,
     "reboot": reboot,
     "restart the virtual machine": reboot,
     "quarantine": quarantined,
+    "replace": replaced,
     "reset": reset,
 }
 """By the word of the advice. A `release` in an advice comes last: it acknowledges what nothing proves."""
 
 
-def events() -> Iterator[tuple[str, str, str]]:
-    """Name, line and advice of every event of RESET or worse."""
-    for code, row in xid_table().items():
-        ruling = fixed_ruling(code, Policy())
-        if ruling is not None and ruling.severity >= Severity.RESET and code != RECOVERY_CODE:
-            line = f"NVRM: Xid (PCI:{ADDRESS}): {code}, pid=1, name=x, text"
-            yield f"Xid{code}", line, f"{actions()[row.immediate_action].says} {row.why}"
-    for code in sxid_table():
-        if rule_by_table(code, "Fatal").severity >= Severity.RESET:
-            yield f"SXid{code}", f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {code}, Fatal, x", sxid.FAMILY.action
+def ways_in(text: str) -> list[str]:
+    return [word for word in WAYS if word in text.lower()]
+
+
+def driver_lines() -> Iterator[tuple[str, str, str]]:
+    """Name, line and advice of every event of the driver without a number."""
     for reason, line in LINES_OF_THE_DRIVER.items():
         yield reason.name, line, reason.action
     for line in LINES_OF_A_LOAD:
         yield INIT_FAILED.name, line, INIT_FAILED.action
 
 
-@pytest.mark.parametrize(("name", "line", "advice"), list(events()), ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(("name", "line", "advice"), list(driver_lines()), ids=lambda value: str(value)[:20])
 def test_every_way_that_the_advice_names_ends_the_event(name: str, line: str, advice: str) -> None:
     memory = heard(read(remembers(), -10), line, 10)
     assert [finding.finding.reason for finding in memory.standing] == [name]
-    ways = [word for word in WAYS if word in advice.lower()]
 
-    assert ways or "release" in advice
-    for word in ways:
-        after = WAYS[word](memory)
-        assert after.standing == () or "release" in advice, word
+    assert_followed(memory, advice)
+    assert ways_in(advice)
     assert released(memory).standing == ()
+
+
+def assert_followed(memory: Memory, advice: str) -> None:
+    """Each way in the text ends all findings, or the text names the release that does so afterwards."""
+    for way in ways_in(advice):
+        after = WAYS[way](memory)
+        assert after.standing == () or ("release" in advice and released(after).standing == ()), (way, advice)
+
+
+def next_step_of(memory: Memory) -> NextStep:
+    """The next step in `status NODE`, from the record that the agent writes."""
+    record = AgentRecord(findings=tuple(map(finding_row, memory.standing)))
+    severity = memory.standing[0].finding.severity
+    status = "fail" if severity >= Severity.RESET else "warn"
+    results = json.dumps({"schema": 1, "findings": [as_json(row) for row in record.findings or ()]})
+    node = NodeState("n", labels={STATUS: status, SEVERITY: severity.name}, annotations={RESULTS: results})
+    [event] = new_findings(record, None, node)
+    assert event.message.startswith(f"{severity.name}: {memory.standing[0].finding.subject}: ")
+    return node_step(node, StandingRecord(findings=record.findings), silent=False, now=WALL)
+
+
+def assert_one_step(memory: Memory, explanation: Explanation) -> None:
+    """`explain`, `status NODE` and the record's exit name steps that end the only finding."""
+    [standing] = memory.standing
+    severity, step = standing.finding.severity, step_for(standing.finding.severity, (standing.finding.subject,))
+    shown = next_step_of(memory)
+
+    assert ways_in(step)
+    assert all(WAYS[way](memory).standing == () for way in ways_in(step)), step
+    if explanation.here.severity is severity and standing.finding.subject != "node":  # an IMEX domain of Xid 154
+        assert explanation.step == step
+    assert shown.note.lower().startswith("nothing now" if severity is Severity.MONITOR else step.lower())
+    if severity in (Severity.RESET, Severity.REBOOT):
+        assert WAYS["reboot" if "--reboot" in shown.commands[0] else "reset"](memory).standing == ()
+    assert all(words in exit_words(standing) for way, words in EXITS_OF_WAYS.items() if way in ways_in(step))
+
+
+EXITS_OF_WAYS = {"nothing now": "time", "reload": "a reload of the driver", "reboot": "reboot", "reset": "reset"}
+"""Words of the record's `exit` by the way in a step. A replaced machine inherits no findings."""
+SERIOUS = (Severity.MONITOR, Severity.RESET, Severity.REBOOT, Severity.ISOLATE)
+
+
+@pytest.mark.parametrize("text", ["Fatal, x", "Non-fatal, x", "Correctable, x", "x"])
+@pytest.mark.parametrize("override", [None, *SERIOUS])
+def test_the_step_for_every_sxid_is_the_same_everywhere_and_ends_it(text: str, override: Severity | None) -> None:
+    page = (Path(__file__).parents[2] / "docs/checks.md").read_text(encoding="utf-8")
+    assert f"| {sxid.FAMILY.action} |" in page
+    for code in (*sxid_table(), 99999):
+        policy = Policy({f"SXid{code}": override} if override else {})
+        memory = heard(read(remembers(), -10), f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {code}, {text}", 10, policy)
+        explanation = explain_sxid(code, policy)
+
+        assert_one_step(memory, explanation)
+        assert explanation.advice == ("do", sxid.FAMILY.action)
+        advice = dict(zip(("RESET", "MONITOR"), sxid.FAMILY.action.split(" MONITOR: "), strict=True))
+        assert_followed(memory, advice.get(memory.standing[0].finding.severity.name, ""))
+
+
+def xid_lines() -> Iterator[tuple[int, str]]:
+    """Code and text of a line for each Xid, and for each recovery action of Xid 154."""
+    yield from ((code, "text") for code in (*xid_table(), 178, 999))
+    for action in recovery_actions():
+        yield RECOVERY_CODE, f"GPU recovery action changed from 0x0 (None) to {action.number:#x} ({action.name})"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(),
+        Policy(strict_pshc=True, nvlink_default=Severity.MONITOR, nvlink5_default=Severity.RESET),
+        *(Policy({f"Xid{code}": severity for code in (*xid_table(), 178, 999)}) for severity in SERIOUS),
+    ],
+    ids=["default", "strict", *(severity.name for severity in SERIOUS)],
+)
+def test_the_step_for_every_xid_is_the_same_everywhere_and_ends_it(policy: Policy) -> None:
+    for code, text in xid_lines():
+        memory = heard(read(remembers(), -10), f"NVRM: Xid (PCI:{ADDRESS}): {code}, pid=1, name=x, {text}", 10, policy)
+        row = xid_table().get(code)
+        if not memory.standing:
+            assert row
+            assert row.immediate_action == "IGNORE" or "(None)" in text.rpartition(" to ")[2]
+            continue
+
+        assert_one_step(memory, explain_xid(code, (), policy))
+        if row and not policy.overrides:
+            assert_followed(memory, f"{actions()[row.immediate_action].says} {row.why}")
 
 
 def test_every_event_of_the_driver_that_is_reset_or_worse_has_its_line_here() -> None:
