@@ -126,7 +126,7 @@ class Cycle:
         changing = changing or _waits_for_the_runtime(evidence)
         # A GPU is lost for some seconds during a reset: one such observation must not stay active for a whole interval.
         new = any(finding.nature is Nature.LEVEL and finding.key not in before for finding in after.standing)
-        return AGAIN_SECONDS if after.suspects or changing or new else None
+        return AGAIN_SECONDS if after.suspects or changing or new or self._state.is_watching_gpus else None
 
     def _ask_driver(self) -> DriverReading:
         paused = self._why_paused()

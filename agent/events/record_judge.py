@@ -9,6 +9,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent.deep.deep_processes import DeepProcesses
+from agent.events.gpu_watch import GpuWatch
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
@@ -32,13 +33,20 @@ class RecordJudge:
     """Judge of kernel log records. The thread `judge` makes all calls except `blind`."""
 
     def __init__(
-        self, state: AgentState, ledger: Ledger, reporter: Reporter, processes: DeepProcesses, telemetry: Telemetry
+        self,
+        state: AgentState,
+        ledger: Ledger,
+        reporter: Reporter,
+        processes: DeepProcesses,
+        telemetry: Telemetry,
+        gpu_watch: GpuWatch,
     ) -> None:
         self._state = state
         self._ledger = ledger
         self._reporter = reporter
         self._processes = processes
         self._telemetry = telemetry
+        self._gpu_watch = gpu_watch
         self._unreadable_reported = False
         self._lost_unreported = 0
         self._lost_reported_at = -_OVERRUN_AGAIN_SECONDS
@@ -61,6 +69,7 @@ class RecordJudge:
             else:
                 self._count(batch)
                 self._judge(batch.records, batch.cursor)
+                self._gpu_watch.read(batch.records)
                 if not batch.more:
                     self._ledger.log_was_read()
         except Exception as error:  # noqa: BLE001 - boundary of this loop

@@ -12,6 +12,7 @@ from agent.cycle.runtime_class_lister import RuntimeClasses
 from agent.deep.deep_processes import DeepProcesses
 from agent.deep.deep_runs import WAITS, DeepIntervals, DeepTests
 from agent.deep.level_2 import Level2
+from agent.events.gpu_watch import GpuWatch
 from agent.events.kernel_log_follower import Follower
 from agent.events.record_judge import RecordJudge
 from agent.node.api_server import ApiServer, Outage, Permissions
@@ -62,6 +63,7 @@ class HostSide:
         reporter: Reporter,
         telemetry: Telemetry,
         facilities: frozenset[int],
+        schedule: Schedule,
     ) -> None:
         settings = reader.own()
         root = settings.host_root
@@ -70,7 +72,8 @@ class HostSide:
         self.cycle = Cycle(self.sources, state, ledger, self.configuration.reload, telemetry)
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
         self.deep_processes = DeepProcesses(root, state, reporter.report_defect)
-        judge = RecordJudge(state, ledger, reporter, self.deep_processes, telemetry)
+        gpu_watch = GpuWatch(state, schedule.look_soon)
+        judge = RecordJudge(state, ledger, reporter, self.deep_processes, telemetry, gpu_watch)
         self.kernel_log = Follower(root, state.memory.cursor, judge, facilities)
 
 
@@ -95,8 +98,8 @@ class Agent:
         self.ledger = ledger = Ledger(state, file, telemetry)
         api = ApiServer(cluster, Permissions(telemetry), Outage(), write)
         self.cluster = ClusterSide(api, state, ledger, telemetry)
-        self.host = HostSide(reader, state, ledger, self.cluster.reporter, telemetry, facilities)
         self.schedule = Schedule(state, settings.config_dir)
+        self.host = HostSide(reader, state, ledger, self.cluster.reporter, telemetry, facilities, self.schedule)
         self.gate = Gate(
             state,
             self.cluster.reporter,

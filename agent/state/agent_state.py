@@ -43,6 +43,8 @@ class AgentKnowledge(Struct, frozen=True):
     last_look: Evidence | None = None
     inventory: Inventory | None = None
     """GPUs and container runtime of that cycle, for the record."""
+    watched_until: float = 0.0
+    """Time until which check cycles are repeated soon (monotonic): the kernel reported a GPU's PCI function."""
     no_driver_at: float = 0.0
     """Last cycle without a driver (monotonic): the driver was loaded later, also if the log is not read."""
     metadata_type: str = ""
@@ -213,6 +215,18 @@ class AgentState:
         engine = evidence[ENGINE] if evidence.unread(ENGINE) is None and not values.dcgm_host else NO_ENGINE
         inventory = seen_in(evidence, accept_second_engine(engine, second_engine=values.dcgm_second_engine))
         self._put(last_look=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
+
+    def watch_gpus(self, seconds: float) -> bool:
+        """Repeat check cycles soon for this time. Return whether none are repeated already."""
+        now = self.now().monotonic
+        with self._lock:
+            is_new = now >= self._known.watched_until
+            self._known = replace(self._known, watched_until=now + seconds)
+            return is_new
+
+    @property
+    def is_watching_gpus(self) -> bool:
+        return self.now().monotonic < self._known.watched_until
 
     def set_metadata_type(self, instance_type: str) -> None:
         self._put(metadata_type=instance_type)

@@ -39,7 +39,7 @@ class PciFunction(Struct, frozen=True):
     """A PCI function. `address` has the form `0000:18:00.0`, `driver` is '' if none is bound.
 
     `virtual` marks an SR-IOV function. The position is read only for GPUs: `switch` is the address of the PCI bridge
-    above the GPU; '' if the GPU is directly below the root.
+    above the GPU; '' if the GPU is directly below the root. `bridges` are all bridges above it, from the root.
     """
 
     address: str
@@ -50,6 +50,7 @@ class PciFunction(Struct, frozen=True):
     virtual: bool = False
     numa_node: int = NO_NODE
     switch: str = ""
+    bridges: tuple[str, ...] = ()
 
     @property
     def is_gpu(self) -> bool:
@@ -161,8 +162,8 @@ def _with_place(devices: str, function: PciFunction) -> PciFunction:
     except (OSError, ValueError):
         numa_node = NO_NODE
     # The kernel links to the function's position in the device tree: …/pci0000:00/BRIDGE/…/BRIDGE/FUNCTION.
-    above = _link(directory).rpartition("/")[0].rpartition("/")[2]
-    return replace(function, numa_node=numa_node, switch=above if _FUNCTION.match(above) else "")
+    bridges = tuple(name for name in _link(directory).split("/")[:-1] if _FUNCTION.match(name))
+    return replace(function, numa_node=numa_node, switch=bridges[-1] if bridges else "", bridges=bridges)
 
 
 def _link(path: str) -> str:

@@ -11,6 +11,7 @@ from healthcheck.text.moments import moment
 from healthcheck.verdict.acknowledgement import dump_release, release_of
 from tests.agent.conftest import MakeWorld
 from tests.agent.world import RESULTS, P, World
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -113,3 +114,35 @@ def test_a_node_without_its_needed_driver_does_not_pass(world: World) -> None:
     world.start()
 
     assert world.wait_for_status("unknown").causes == {"DriverNotLoaded"}
+
+
+class TestAGpuThatTheKernelReports:
+    """A line about the port above a GPU, on an agent whose next check cycle is a minute away."""
+
+    @pytest.fixture
+    def slow(self, world: World) -> World:
+        world.hurry()
+        world.configure(CHECK_INTERVAL="300")
+        world.start()
+        world.wait_for_status("pass")
+        return world
+
+    def link_down(self, world: World) -> None:
+        switch = world.host.shape.switch_above(world.host.gpus[3].address)
+        assert switch
+        world.host.kernel_log.write(f"pcieport {switch.address}: pciehp: Slot(12): Link Down")
+
+    def test_is_tainted_without_an_xid_if_nvml_calls_it_lost(self, slow: World) -> None:
+        slow.host.write_value("nvml/gpu3/error", 15)
+        self.link_down(slow)
+
+        found = slow.wait_for_taint().findings["GpuLost"]
+        assert (found["severity"], found["subject"]) == ("REBOOT", f"gpu/{slow.host.gpus[3].address}")
+        assert slow.agent.logged("the kernel reports a GPU's PCI function")
+
+    def test_is_no_finding_if_it_answers(self, slow: World) -> None:
+        before = slow.agent.metric("looks_total")
+        self.link_down(slow)
+
+        eventually(lambda: slow.agent.metric("looks_total") >= before + 4)
+        assert (slow.node().status, slow.node().findings, slow.node().taints) == ("pass", {}, [])

@@ -45,7 +45,9 @@ def test_a_function_is_read_with_its_driver(node: SimulatedNode, driver: str) ->
 
     read = {function.address: function for function in read_functions(Host(node.root))}
 
-    assert read[address] == PciFunction(address, 0x10DE, 0x2330, 0x030200, driver, numa_node=0, switch="0000:00:10.0")
+    switch = "0000:00:10.0"
+    place = {"numa_node": 0, "switch": switch, "bridges": (switch,)}
+    assert read[address] == PciFunction(address, 0x10DE, 0x2330, 0x030200, driver, **place)
     assert read["0000:4f:00.0"] == PciFunction("0000:4f:00.0", 0x1D0F, 0xEFA2, 0x020000, "efa")
 
 
@@ -162,9 +164,9 @@ def test_the_nearest_of_several_bridges_is_the_switch(tmp_path: Path) -> None:
         tree.plug(pci_tree.PciFunction(address, "0x1000", "0xc030", "0x060400", switch=above))
     tree.plug(pci_tree.PciFunction("0000:03:00.0", "0x10de", "0x2330", "0x030200", switch="0000:02:08.0", numa_node=1))
 
-    assert [(function.numa_node, function.switch) for function in read_functions(Host(tmp_path))] == [
-        (1, "0000:02:08.0")
-    ]
+    (gpu,) = read_functions(Host(tmp_path))
+    assert (gpu.numa_node, gpu.switch) == (1, "0000:02:08.0")
+    assert gpu.bridges == ("0000:00:01.0", "0000:01:00.0", "0000:02:08.0")
 
 
 def test_without_sys_nothing_could_be_seen(tmp_path: Path) -> None:

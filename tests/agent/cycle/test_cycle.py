@@ -15,6 +15,7 @@ from pytest_mock import MockerFixture
 
 import agent.cycle.check_cycle
 from agent.cycle.check_cycle import AGAIN_SECONDS, Cycle, Sources
+from agent.events.gpu_watch import GpuWatch
 from agent.process.mounted_configuration import MountedConfiguration
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
@@ -22,7 +23,7 @@ from agent.telemetry import Telemetry
 from healthcheck.checks.driver_messages import DRIVER_LOADED
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import clock
-from healthcheck.model import Evidence, KernelEvent, Outcome, Unobserved
+from healthcheck.model import Evidence, KernelEvent, Now, Outcome, Unobserved
 from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.node.state import INSTANCE_TYPE, RUN, NodeState, SelectiveClass
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
@@ -30,6 +31,7 @@ from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.container_runtime.facts import Live
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.efa.libfabric import LIBFABRIC, Libfabric, LibfabricReading, Listing
+from healthcheck.probes.kernel_log import Record
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML, Gpus
 from healthcheck.probes.nvml.pause import end_pause, start_pause
@@ -137,6 +139,52 @@ def test_timings_are_off_unless_requested(light: Light, config: Path) -> None:
     (config / "METRICS_TIMINGS").write_text("false")
     light.look()
     assert (light.seconds("probe"), light.seconds("check")) == ({}, {})
+
+
+LINK_DOWN = "pcieport 0000:00:10.0: pciehp: Slot(12): Link Down"
+
+
+class KernelLine:
+    """A line about the port above the first GPUs, on a simulated clock, and the cycles that follow it."""
+
+    def __init__(self, light: Light) -> None:
+        self.seconds = 0.0
+        self._light = light
+        began = clock.now()
+        light.state.now = lambda: Now(began.wall + timedelta(seconds=self.seconds), began.monotonic + self.seconds)
+        light.look()
+        GpuWatch(light.state, lambda: None).read([Record(0, 0.0, 0, LINK_DOWN)])
+
+    def cycles(self) -> Iterator[float]:
+        """Yield the time of each cycle after the line, until the usual interval follows."""
+        again: float | None = 0.0
+        while again is not None:
+            self.seconds += again
+            again = self._light.cycle.run()
+            yield self.seconds
+
+
+@pytest.mark.parametrize(("noticed_after", "found_after"), [(0.0, 30.0), (5.0, 40.0)])
+def test_a_gpu_lost_without_an_xid_is_a_finding_within_45_seconds_of_the_kernels_line(
+    light: Light, node: SimulatedNode, noticed_after: float, found_after: float
+) -> None:
+    line = KernelLine(light)
+    if noticed_after == 0.0:
+        node.write_value("nvml/gpu0/error", 15)
+    for seconds in line.cycles():
+        if light.state.memory.standing:
+            break
+        if seconds + AGAIN_SECONDS > noticed_after:  # before the next cycle
+            node.write_value("nvml/gpu0/error", 15)
+
+    assert seconds == found_after
+    (found,) = light.state.memory.standing
+    assert (found.finding.reason, found.finding.subject) == ("GpuLost", f"gpu/{node.gpus[0].address}")
+
+
+def test_a_gpu_that_answers_after_the_kernels_line_is_checked_three_times_more(light: Light) -> None:
+    assert list(KernelLine(light).cycles()) == [0.0, 10.0, 20.0, 30.0]
+    assert light.state.memory.standing == ()
 
 
 def test_throttled_time_is_shown_by_gpu_and_reason_without_zeros(light: Light, node: SimulatedNode) -> None:

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.deep.deep_processes import DeepProcesses
+from agent.events.gpu_watch import GpuWatch
 from agent.events.kernel_log_follower import Follower
 from agent.events.record_judge import RecordJudge
 from agent.state.agent_state import AgentState
@@ -150,7 +151,8 @@ class _Following:
         self.ledger.configure(selecting(checks))
         self.reports = Reports(self.state)
         processes = DeepProcesses(node.root, self.state, self.reports.report_defect)
-        judge = RecordJudge(self.state, self.ledger, self.reports, processes, self.telemetry)
+        gpu_watch = GpuWatch(self.state, lambda: None)
+        judge = RecordJudge(self.state, self.ledger, self.reports, processes, self.telemetry, gpu_watch)
         self.follower = Follower(node.root, self.state.memory.cursor, judge)
 
     def metric(self, name: str = "") -> float:
