@@ -301,6 +301,8 @@ class KernelLogReader:
     def _tell_messages(self, line: LogLine, moment: Now, number: int, shown: str, *, marked: bool) -> None:
         if is_behind_another_prefix(line.text):
             self._passed_over.count_unread(line.text, f"{self._name}:{number}")
+        elif marked and not line.text:  # an entry of the journal whose message is in another field
+            self._passed_over.count_unread(shown, f"{self._name}:{number}")
         elif marked:
             for text in messages(line.text):
                 self._tell(self._joiner.add(replace(line, text=text), moment, number, shown))

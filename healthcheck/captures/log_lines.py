@@ -4,11 +4,12 @@ A line comes from the kernel if its message has one of these prefixes:
 
 - `prio,seq,usec,flags;` of `/dev/kmsg`, facility 0;
 - dmesg's `[secs.micros]`, `[Sat Nov 21 10:00:00 2026]`, `[Nov21 10:00]`, `[  +0.000123]` or ISO time with a
-  comma, optionally with `<4>` or `kern  :warn  :` before it and the caller (`[T123]`) after it;
+  comma, optionally with `<4>`, `kern  :warn  :` or the tag `kernel:` before it and the caller (`[T123]`) after it;
 - a time, a host and the tag `kernel:` of syslog or journalctl, optionally with the kernel's timestamp after
   the tag;
 - a node, `kern: warning:` and an ISO time in brackets, as `talosctl dmesg` prints it;
-- journalctl's JSON, if its transport field is `kernel`.
+- journalctl's JSON, if its transport field is `kernel`; without that field, if its identifier is `kernel` and it names
+  no process.
 
 Month and weekday are English. Any other prefix means that the line is a quotation, or that its form is not supported.
 """
@@ -43,7 +44,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _CALLER = r"(?: ?\[ {0,12}[TC]\d{1,10}\])?"
 _CALLER_FIRST = re.compile(r"\A\[ {0,12}[TC]\d{1,10}\] ")
 _DMESG = re.compile(
-    r"(?:<(?P<priority>\d{1,4})>)?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?"
+    r"(?:<(?P<priority>\d{1,4})>)?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?(?:kernel: ?)?"
     r"\[(?P<time>[^\]]{1,64})\]" + _CALLER + r"(?: (?P<text>.*))?\Z",
     re.DOTALL,
 )
@@ -100,6 +101,10 @@ _ALONE = re.compile(
 _LONGEST_TAG = 200
 _REPEATED = re.compile(r"message repeated \d{1,9} times: \[ ?(?P<text>.*)\]\s*\Z", re.DOTALL)
 """Text that replaces repeated lines in rsyslog (RepeatedMsgReduction)."""
+_JOURNALS = re.compile(r'"(?:MESSAGE|SYSLOG_IDENTIFIER|_TRANSPORT|__REALTIME_TIMESTAMP)"')
+"""Fields of each entry of the journal, any of which `journalctl --output-fields` may keep."""
+_OF_A_PROCESS = frozenset(("_PID", "_UID", "_GID", "_COMM", "_EXE", "_CMDLINE", "_SYSTEMD_UNIT", "SYSLOG_PID"))
+"""Fields that the journal adds to the entry of a process; the kernel's entries have none of them."""
 _OWN_STAMP = re.compile(r"\[ {0,12}(\d{1,10})\.(\d{6})\]" + _CALLER + r" ?")
 
 
@@ -154,8 +159,10 @@ def is_of_an_unknown_form(text: str) -> bool:
     """Whether the line has a driver message after a log prefix of an unsupported form.
 
     A prefix contains a time or the word `kernel`. Text that ends with the name of another program, or with a quotation
-    mark, is not a prefix.
+    mark, is not a prefix. An entry of the journal has such a form if its writer is unknown, or if it is damaged.
     """
+    if text.startswith("{"):
+        return _JOURNALS.search(text) is not None
     found = DRIVERS_OWN.search(text)
     before = text[: found.start()] if found else ""
     if not _BEGINS_A_PREFIX.match(before) or not _TIME_OR_KERNEL.search(before):
@@ -252,14 +259,23 @@ def _read_talos(text: str) -> LogLine | None:
 
 
 def _read_journal(text: str) -> LogLine | None:
-    """Parse an entry of `journalctl -o json`, which names its source (systemd.journal-fields(7))."""
+    """Parse an entry of `journalctl -o json` (systemd.journal-fields(7)). Return None if its writer is unknown.
+
+    A program can choose its identifier, but not its transport.
+    """
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or "_TRANSPORT" not in entry:
+    if not isinstance(entry, dict):
         return None
-    is_kernel = entry["_TRANSPORT"] == "kernel"
+    identifier, is_of_a_process = _text(entry.get("SYSLOG_IDENTIFIER")), not _OF_A_PROCESS.isdisjoint(entry)
+    if "_TRANSPORT" in entry:
+        is_kernel = entry["_TRANSPORT"] == "kernel"
+    elif identifier or is_of_a_process:
+        is_kernel = identifier == "kernel" and not is_of_a_process
+    else:
+        return None
     # A message that a program wrote to /dev/kmsg also has the transport `kernel`, but another facility.
     refused = is_kernel and str(entry.get("SYSLOG_FACILITY", "0")) != "0"
     host, boot_id = (_text(entry.get(key)) for key in ("_HOSTNAME", "_BOOT_ID"))

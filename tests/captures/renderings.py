@@ -116,6 +116,7 @@ FORMS: dict[str, Form] = {
     "journal short-delta": indented(lambda one: f"[{since_boot(one)} <    0.000001 >] {HOST} kernel: "),
     "journal json": journal_json,
     "talosctl dmesg": talos,
+    "a tag and the kernel's stamp": each_line(lambda one: f"kernel: [{since_boot(one)}] "),
     "syslog": each_line(lambda one: f"{bsd(wall(one))} {HOST} kernel: "),
     "syslog of busybox": each_line(lambda one: f"{bsd(wall(one))} {HOST} kern.warn kernel: [{since_boot(one)}] "),
     "syslog with a priority": each_line(lambda one: f"<4>{bsd(wall(one))} {HOST} kernel: "),

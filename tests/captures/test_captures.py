@@ -186,8 +186,21 @@ KERNEL = "Nov 20 08:00:00 host kernel: usb 1-1: gone\n"
         f"<12>Nov 20 08:00:01 host app: {XID}",
         f"<6>1 2026-11-20T08:00:01Z host app 12 - - {XID}",
         f"1763625601.000001 host app[1]: {XID}",
-        '{"MESSAGE": "' + XID + '"}',
-        '{"_TRANSPORT": "stdout", "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": "' + XID + '"}',
+        *(
+            json.dumps({**fields, "MESSAGE": XID})
+            for fields in (
+                {"_TRANSPORT": "stdout", "SYSLOG_IDENTIFIER": "kernel"},
+                {"_TRANSPORT": "syslog", "SYSLOG_IDENTIFIER": "kernel", "SYSLOG_FACILITY": "0"},
+                {"_TRANSPORT": "journal", "SYSLOG_IDENTIFIER": "kernel"},
+                {"_TRANSPORT": ["kernel", "syslog"], "SYSLOG_IDENTIFIER": "kernel"},
+                {"SYSLOG_IDENTIFIER": "dcgm-exporter"},
+                {"SYSLOG_IDENTIFIER": "kernel", "_PID": "12"},
+                {"SYSLOG_IDENTIFIER": "kernel", "_COMM": "logger"},
+                {"SYSLOG_IDENTIFIER": "kernel", "SYSLOG_PID": "12"},
+                {"_PID": "12"},
+            )
+        ),
+        json.dumps({"log": f"[   12.000001] {XID}\n", "stream": "stderr", "time": "2026-11-20T08:00:01Z"}),
         '["_TRANSPORT", "' + XID + '"]',
         f"      Nov 20 08:00:01 host kernel: {XID}",
         f"$ echo {XID}",
@@ -236,6 +249,11 @@ def test_anything_else_before_the_message_is_a_quote(line: str) -> None:
         f"[五 11月 20 08:00:01 2026] {XID}",
         f"[   12.000001] [   13.000001] {XID}",
         f"Nov 20 08:00:01 host kernel: 2026-11-20T08:00:01Z {XID}",
+        '{"MESSAGE": "' + XID + '"}',
+        '{"SYSLOG_IDENTIFIER": ["kernel", "app"], "MESSAGE": "' + XID + '"}',
+        '{"__REALTIME_TIMESTAMP": "1500000", "PRIORITY": "3", "MESSAGE": ' + json.dumps(list(XID.encode())) + "}",
+        '{"SYSLOG_IDENTIFIER": "kernel", "MESSAGE": "' + XID,
+        '{"_TRANSPORT": "kernel", "SYSLOG_IDENTIFIER": "kernel", "message": "' + XID + '"}',
     ],
 )
 def test_a_line_of_the_driver_behind_an_unknown_prefix_is_counted_and_not_read(line: str) -> None:
@@ -267,7 +285,9 @@ def test_a_message_of_another_program_goes_on_below_its_own_line() -> None:
         f"<12>Nov 20 08:00:01 host kernel: {XID}",
         f"<14>1 2026-11-20T08:00:01Z host kernel - - - {XID}",
         f"10.0.0.1: user: warning: [2026-11-20T08:00:01.5Z]: {XID}",
+        f"<12>kernel: [   12.000001] {XID}",
         '{"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "3", "MESSAGE": "' + XID + '"}',
+        '{"SYSLOG_IDENTIFIER": "kernel", "SYSLOG_FACILITY": "3", "MESSAGE": "' + XID + '"}',
     ],
 )
 def test_another_facility_is_refused(line: str) -> None:
@@ -281,6 +301,13 @@ def test_another_facility_is_refused_without_a_time_too(line: str) -> None:
     read = Reading((XID.replace("05:00", "06:00") + f"\n{line}\n").encode())
 
     assert (len(read.texts), read.passed_over.refused) == (1, 1)
+
+
+def test_entries_of_the_journal_with_and_without_their_transport_are_all_read() -> None:
+    identifier = {"SYSLOG_IDENTIFIER": "kernel"}
+    entries = ({**identifier, "MESSAGE": XID}, {**identifier, "_TRANSPORT": "kernel", "MESSAGE": "eth0: up"})
+    for order in (entries, entries[::-1]):
+        assert Reading("".join(f"{json.dumps(entry)}\n" for entry in order).encode()).texts == [XID]
 
 
 def test_a_journal_of_which_only_the_tag_is_left_is_the_kernels() -> None:
@@ -344,6 +371,11 @@ def dmesg(*recorded: tuple[float, str]) -> bytes:
     [
         f"Nov 21 10:00:00 node kernel: message repeated 3 times: [ {OFF_BUS}]",
         f"Nov 21 10:00:00 node kernel: message repeated 3 times: [ [   10.000000] {OFF_BUS}]",
+        f"kernel: [   10.000000] {OFF_BUS}",
+        f"kernel:[   10.000000] {OFF_BUS}",
+        f"kernel: [Sat Nov 21 10:00:00 2026] {OFF_BUS}",
+        json.dumps({"SYSLOG_IDENTIFIER": "kernel", "MESSAGE": OFF_BUS}),
+        json.dumps({"SYSLOG_IDENTIFIER": "kernel", "SYSLOG_FACILITY": "0", "MESSAGE": list(OFF_BUS.encode())}),
         json.dumps({"_TRANSPORT": "kernel", "SYSLOG_FACILITY": 0, "MESSAGE": OFF_BUS}),
         json.dumps({"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", "MESSAGE": list(OFF_BUS.encode())}),
     ],
