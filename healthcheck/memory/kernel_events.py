@@ -26,7 +26,14 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
-from healthcheck.memory.known_names import DRIVER_MESSAGES, MLX5_LINKS, MLX5_MESSAGES, MLX5_RECOVERED
+from healthcheck.memory.known_names import (
+    DRIVER_MESSAGES,
+    MLX5_LINKS,
+    MLX5_MESSAGES,
+    MLX5_NOT_RESPONDING,
+    MLX5_RECOVERED,
+    MLX5_UNRECOVERABLE,
+)
 from healthcheck.memory.rdma_ports import with_link
 from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity
 from healthcheck.text.moments import ago
@@ -120,6 +127,8 @@ class _Reading:
             self.memory = replace(self.memory, recovery=pending)
         if finding is not None and not _is_consequence(self.memory, sighting, address):
             self._stand(finding, sighting, check, self._escalate_after)
+        if check == MLX5_MESSAGES:
+            self._withdraw_missed_heartbeat(sighting.subject)
         if address and sighting.reason.startswith("Xid") and sighting.reason != CONSEQUENCE:
             self._explain_cleanups(sighting, address)
             self.memory = _with_reset(self.memory, address, sighting.at)
@@ -131,6 +140,18 @@ class _Reading:
             repeated = _repeated(self.memory, sighting, address, self._now)
             if repeated is not None:
                 self._stand(repeated, sighting, check, 0)
+
+    def _withdraw_missed_heartbeat(self, subject: str) -> None:
+        """Withdraw the missed heartbeat, or the unfinished command, of an RDMA device that failed: both are one event.
+
+        The driver logs it just before the failure (poll_health in health.c), and as long as the failure lasts.
+        """
+        failure, missed = (self.standing.get((name, subject)) for name in (MLX5_UNRECOVERABLE, MLX5_NOT_RESPONDING))
+        if failure is None or missed is None or failure.boot_id != missed.boot_id:
+            return
+        is_one_event = failure.first_seen - missed.first_seen <= timedelta(seconds=WINDOW_SECONDS)
+        if is_one_event and missed.finding.severity <= failure.finding.severity:
+            del self.standing[missed.key]
 
     def _stand(self, finding: Finding, sighting: KernelEvent, check: str, escalate_after: int) -> None:
         """Add a new event, or count a known event again. An event that a person has released is skipped."""

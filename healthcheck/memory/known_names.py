@@ -10,7 +10,7 @@ DRIVER_MESSAGES = "driver-messages"
 LIBRARY_MISMATCH = "DriverLibraryMismatch"
 GPU_UNBOUND = "GpuUnbound"
 MLX5_MESSAGES = "mlx5-messages"
-MLX5_UNRECOVERABLE, MLX5_RECOVERED = "Mlx5Unrecoverable", "Mlx5Recovered"
+MLX5_UNRECOVERABLE, MLX5_NOT_RESPONDING, MLX5_RECOVERED = "Mlx5Unrecoverable", "Mlx5NotResponding", "Mlx5Recovered"
 MLX5_LINKS = {"Mlx5LinkUp": True, "Mlx5LinkDown": False}
 NOT_COUNTED_YET = "mlx5_core: device not counted yet"
 """Rule of a message about an RDMA device before a check cycle has shown whether it belongs to the GPU fabric."""

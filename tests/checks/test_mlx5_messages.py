@@ -99,4 +99,5 @@ def test_a_message_about_another_device_is_only_counted() -> None:
 def test_the_memory_knows_the_names_of_this_check() -> None:
     assert (CHECK.name, NOT_COUNTED_YET) == (known_names.MLX5_MESSAGES, known_names.NOT_COUNTED_YET)
     names = {read(text).reason for text in MESSAGES if read(text)}  # type: ignore[union-attr]
-    assert {known_names.MLX5_UNRECOVERABLE, known_names.MLX5_RECOVERED, *known_names.MLX5_LINKS} <= names
+    faults = {known_names.MLX5_UNRECOVERABLE, known_names.MLX5_NOT_RESPONDING}
+    assert faults | {known_names.MLX5_RECOVERED, *known_names.MLX5_LINKS} <= names

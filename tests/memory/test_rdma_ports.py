@@ -26,6 +26,12 @@ from tests.examples import BOOT, MACHINE, MONOTONIC, NOW, WALL, fault, later, re
 PORT = RdmaPort("mlx5_3", mlx5_device(3).kind, 400.0)
 DOWN = mlx5_device(3, state="1: DOWN")
 FATAL = "mlx5_core 0000:{}: mlx5_health_try_recover:335:(pid 3112): health recovery failed"
+SYNDROME = "mlx5_core 0000:5e:00.0: print_health_info:413:(pid 0): synd 0x8: unrecoverable hardware error"
+MISSED = "mlx5_core 0000:5e:00.0: poll_health:825:(pid 0): device's health compromised - reached miss count"
+UNFINISHED = (
+    "mlx5_core 0000:5e:00.0: wait_func:1195:(pid 1967079): ENABLE_HCA(0x104) timeout. Will cause a leak of a command"
+    " resource"
+)
 RECOVERED = "mlx5_core 0000:5e:00.0: health recovery succeeded"
 
 
@@ -176,6 +182,30 @@ class TestMessages:
     def test_a_dead_device_of_the_fabric_counts_although_it_never_was_active(self) -> None:
         memory = logged(remembers(), (5.0, FATAL.format("5e:00.0")))
         assert active(cycle(memory, hgx(DOWN), 10)) == [("Mlx5Unrecoverable", "rdma/mlx5_3", Severity.REBOOT)]
+
+    @pytest.mark.parametrize(
+        ("lines", "reasons"),
+        [
+            (((5.0, MISSED), (5.000_1, SYNDROME)), ["Mlx5Unrecoverable"]),
+            (((5.0, SYNDROME), (5.0, MISSED), (70.0, UNFINISHED)), ["Mlx5Unrecoverable"]),
+            (((5.0, MISSED), (40.0, FATAL.format("5e:00.0"))), ["Mlx5Unrecoverable"]),
+            (((5.0, MISSED), (900.0, SYNDROME)), ["Mlx5Unrecoverable", "Mlx5NotResponding"]),
+            (
+                ((5.0, MISSED), (5.0, SYNDROME.replace("5e:00.0", "40:00.0"))),
+                ["Mlx5Unrecoverable", "Mlx5NotResponding"],
+            ),
+            (((5.0, MISSED),), ["Mlx5NotResponding"]),
+            (((5.0, SYNDROME), (9.0, RECOVERED), (20.0, MISSED)), ["Mlx5NotResponding"]),
+            (((5.0, MISSED), (5.0, SYNDROME), (9.0, RECOVERED)), []),
+        ],
+    )
+    def test_one_event_of_a_device_is_one_finding(
+        self, lines: tuple[tuple[float, str], ...], reasons: list[str]
+    ) -> None:
+        memory = cycle(remembers(), hgx())
+        assert [reason for reason, _, _ in active(logged(memory, *lines))] == reasons
+        if len(lines) > 1:  # the lines of one event may be read in two batches
+            assert [reason for reason, _, _ in active(logged(logged(memory, lines[0]), *lines[1:]))] == reasons
 
     def test_a_reboot_ends_it(self) -> None:
         memory = logged(cycle(remembers(), hgx()), (5.0, FATAL.format("5e:00.0")))
