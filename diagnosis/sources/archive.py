@@ -24,6 +24,9 @@ _WITHOUT_CONTENT = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
 """Links, devices, folders and pipes: whatever size their header names, no content follows it."""
 _PAX, _PAX_OF_ALL, _LONG_NAME, _LONG_LINK, _SPARSE = b"x", b"g", b"L", b"K", b"S"
 _EXTENDED = frozenset((_PAX, _PAX_OF_ALL, _LONG_NAME, _LONG_LINK))
+_CHECKSUM = re.compile(rb" {0,5}[0-7]{1,7}(?:\0 ?| \0)")
+"""Field of a header's checksum, as packers write it. The checksum does not cover the field itself."""
+_MAGIC = slice(257, 262)
 _PAX_RECORD = re.compile(rb"([0-9]{1,5}) ([^=]{1,256})=")
 
 
@@ -96,7 +99,7 @@ class Archive:
             if not self._stream.only_zeros():
                 raise _Damaged("data follows its end marker")
             return None
-        if not is_header(block):
+        if not _is_header(block):
             raise _Damaged("the checksum of a header is wrong")
         return _parse(block)
 
@@ -158,15 +161,16 @@ class _Stream:
             yield part
 
 
-def is_header(block: bytes | bytearray) -> bool:
-    """Whether the block begins with a tar header, judged by its checksum."""
-    if len(block) < _BLOCK or not block[148:156].strip(b" \0"):
+def is_archive(head: bytes) -> bool:
+    """Whether a file with this head is a tar archive. It may be damaged."""
+    return len(head) >= _BLOCK and (head[_MAGIC] == b"ustar" or _is_header(head[:_BLOCK]))
+
+
+def _is_header(block: bytes | bytearray) -> bool:
+    """Whether the block is a tar header, by its checksum."""
+    if not _CHECKSUM.fullmatch(block[148:156]):
         return False
-    try:
-        number = _number(block[148:156])
-    except _Damaged:
-        return False
-    return number == sum(block[:148]) + 8 * 0x20 + sum(block[156:_BLOCK])
+    return _number(block[148:156]) == sum(block[:148]) + 8 * 0x20 + sum(block[156:])
 
 
 def _parse(block: bytes | bytearray) -> _Header:

@@ -7,8 +7,9 @@ import json
 import os
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -46,11 +47,35 @@ class Bundle:
         """
         fields = {"schema": SCHEMA, "at": timestamp(at), "missing": dict(missing), "listed": sorted(listed)}
         header = json.dumps(fields)
-        with self._open, open(path, "xb", opener=_private) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        with (
+            self._open,
+            open(path, "xb", opener=_private) as file,
+            closing(_Packer(file)) as packer,
+            tarfile.open(fileobj=packer, mode="w|") as archive,
+        ):
             _add(archive, HEADER, at, io.BytesIO(header.encode()))
             for kind, objects in sorted(self._files.items()):
                 objects.write(_END)
                 _add(archive, f"{kind}.json", at, objects)
+
+
+class _Packer:
+    """Write a gzip file whose head has a checksum (RFC 1952, FHCRC). Python's writer and `gzip` write none."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        self._crc = self._size = 0
+        head = b"\x1f\x8b\x08\x02" + bytes(5) + b"\xff"
+        file.write(head + (zlib.crc32(head) & 0xFFFF).to_bytes(2, "little"))
+
+    def write(self, plain: bytes) -> None:
+        self._crc, self._size = zlib.crc32(plain, self._crc), self._size + len(plain)
+        self._file.write(self._deflate.compress(plain))
+
+    def close(self) -> None:
+        end = self._crc.to_bytes(4, "little") + (self._size & 0xFFFFFFFF).to_bytes(4, "little")
+        self._file.write(self._deflate.flush() + end)
 
 
 def _add(archive: tarfile.TarFile, name: str, at: datetime, content: IO[bytes]) -> None:

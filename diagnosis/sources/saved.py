@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from diagnosis.snapshot import KINDS, Builder, Snapshot
-from diagnosis.sources.archive import LONGEST, Archive, ArchiveError, is_header
+from diagnosis.sources.archive import LONGEST, Archive, ArchiveError, is_archive
 from diagnosis.sources.bundle import HEADER
 from diagnosis.sources.dump_logs import DumpError, files_below, read_dump_logs
 from healthcheck.captures.blocks import CaptureError, InputFile, as_utf8
@@ -204,7 +204,7 @@ def _read(file: Path, state: _State) -> None:
             head = b""
             while len(head) < _HEAD and (more := next(chunks, b"")):
                 head += more
-            if is_header(head[:_HEAD]):
+            if is_archive(head):
                 archive = Archive(chain((head,), chunks), _SUFFIX)
                 state.take_archive(str(file), archive, source)
             else:

@@ -16,6 +16,9 @@ MOST_UNPACKED = 1 << 30
 _BLOCK = 1 << 20
 _STEP = 1 << 10
 _GZIP = b"\x1f\x8b"
+_EXTRA, _NAME = 0x04, 0x08
+_EFFORTS, _SYSTEMS = frozenset((0, 2, 4)), frozenset((*range(20), 255))
+"""Values of the fields XFL and OS in a gzip head: those of RFC 1952, and the systems of zlib's zutil.h."""
 _UTF8_MARK = b"\xef\xbb\xbf"
 _OTHER_PACKERS = {b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 _UTF16_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
@@ -101,9 +104,11 @@ class InputFile:
 
         `nvidia-bug-report.sh` writes one member per section.
         """
-        unpacker, size, members = zlib.decompressobj(wbits=31), 0, 0
+        unpacker, size, members, starts = zlib.decompressobj(wbits=31), 0, 0, True
         while packed:
             before = unpacker.copy()
+            if starts and _has_damaged_head(packed):  # its content has a checksum of its own
+                self.cut = f"the head of gzip member {members + 1} is damaged"
             try:
                 plain = unpacker.decompress(packed, _BLOCK)
             except zlib.error as error:
@@ -118,6 +123,7 @@ class InputFile:
                 raise CaptureError(f"unpacks to more than {MOST_UNPACKED >> 20} MiB; unpack it and pass a part")
             if plain:
                 yield plain
+            starts = unpacker.eof
             if unpacker.eof:
                 packed = unpacker.unused_data.lstrip(b"\0") or self._read().lstrip(b"\0")  # padding of a tape or a disk
                 members += 1
@@ -149,6 +155,25 @@ def as_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
     yield decoder.decode(first).removeprefix("\ufeff").encode("utf-8", "replace")
     for chunk in chunks:
         yield decoder.decode(chunk).encode("utf-8", "replace")
+
+
+def _has_damaged_head(packed: bytes) -> bool:
+    """Whether the head of a gzip member has a value that no packer writes. Few packers add a checksum of the head."""
+    if len(packed) < 12:
+        return False
+    flags, name_at = packed[3], 10
+    if flags & _EXTRA:
+        name_at += 2 + int.from_bytes(packed[10:12], "little")
+    name = packed[name_at:].split(b"\0", 1)[0][:LONGEST_LINE] if flags & _NAME else b""
+    return packed[8] not in _EFFORTS or packed[9] not in _SYSTEMS or not _is_name(name)
+
+
+def _is_name(name: bytes) -> bool:
+    """Whether a file name is free of control characters, in UTF-8 or in Latin-1."""
+    try:
+        return name.decode().isprintable()
+    except UnicodeDecodeError:
+        return name.decode("latin-1").isprintable()
 
 
 def _up_to_damage(unpacker: zlib._Decompress, packed: bytes) -> bytes:

@@ -522,6 +522,42 @@ def test_words_after_a_gzip_member_are_named() -> None:
     assert "after gzip member 1" in source.cut
 
 
+GZIP_HEADS = {
+    # XFL, OS, name
+    "gzip -n": (b"\x02\x03", b""),
+    "zlib on macOS": (b"\x00\x13", b""),
+    "Go": (b"\x04\xff", b""),
+    "a name in UTF-8": (b"\x00\x03", "kern-日志.log".encode()),
+    "a name in Latin-1": (b"\x00\x03", b"journal-M\xe4rz.log"),
+}
+DAMAGED_GZIP_HEADS = {
+    "XFL": (b"\x03\x03", b""),
+    "OS": (b"\x00\x83", b""),
+    "a control character in the name": (b"\x00\x03", b"kern\x0elog"),
+    "an inverted letter in the name": (b"\x00\x03", b"ke\x8dn.log"),
+}
+
+
+def with_gzip_head(fields: bytes, name: bytes, content: bytes) -> bytes:
+    """A gzip file; with a name, it also has an extra field."""
+    extra = b"\x04\x00abcd" + name + b"\0" if name else b""
+    return b"\x1f\x8b\x08" + (b"\x0c" if name else b"\0") + bytes(4) + fields + extra + gzip.compress(content)[10:]
+
+
+@pytest.mark.parametrize("head", GZIP_HEADS)
+def test_each_packers_gzip_head_is_read(head: str) -> None:
+    source = InputFile(io.BytesIO(with_gzip_head(*GZIP_HEADS[head], dmesg((1.0, MIG)))))
+    assert (b"".join(source.blocks()), source.cut) == (dmesg((1.0, MIG)), "")
+
+
+@pytest.mark.parametrize("head", DAMAGED_GZIP_HEADS)
+def test_a_gzip_head_that_no_packer_writes_is_reported_and_its_content_read(head: str) -> None:
+    packed = with_gzip_head(*DAMAGED_GZIP_HEADS[head], dmesg((1.0, MIG)))
+    source = InputFile(io.BytesIO(gzip.compress(b"") + packed))
+    assert b"".join(source.blocks()) == dmesg((1.0, MIG))
+    assert source.cut == "the head of gzip member 2 is damaged"
+
+
 @pytest.mark.parametrize("start", [b"\x1f\x8bnot gzip at all", b"\xfd7zXZ\0rest", b"PK\x03\x04rest"])
 def test_what_cannot_be_unpacked_is_said(start: bytes) -> None:
     with pytest.raises(CaptureError, match=r"unpack"):

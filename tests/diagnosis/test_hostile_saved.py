@@ -174,6 +174,58 @@ def test_damage_is_reported_and_not_taken_for_the_end(damage: Callable[[Packed],
     assert str(file) in unobserved["saved state"]
 
 
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80, 0xFF])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("member", ["snapshot.json", "Node.json"])
+def test_each_wrong_byte_of_a_header_is_reported(member: str, packed: bool, flip: int, tmp_path: Path) -> None:
+    file = _bundle(tmp_path, node("a", None), pod("x", 0, on="a"))
+    raw = gzip.decompress(file.read_bytes())
+    for offset in range(512):
+        damaged = _with_byte(raw, raw.index(member.encode()) + offset, flip)
+        file.write_bytes(gzip.compress(damaged, 1) if packed else damaged)
+        assert _is_reported(file), offset
+
+
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80, 0xFF])
+def test_each_wrong_byte_of_a_saved_states_gzip_head_is_reported(flip: int, tmp_path: Path) -> None:
+    file = _bundle(tmp_path, node("a", None), pod("x", 0, on="a"))
+    raw = file.read_bytes()
+    for place in (*range(12), *range(-8, 0)):
+        file.write_bytes(_with_byte(raw, place % len(raw), flip))
+        assert _is_reported(file), place
+
+
+def test_an_archive_without_damage_is_read_whole_by_us_and_by_tar(tmp_path: Path) -> None:
+    file = _bundle(tmp_path, node("a", None), pod("x", 0, on="a"))
+    assert not _is_reported(file)
+    with tarfile.open(file) as archive:
+        assert archive.getnames() == ["snapshot.json", "Node.json", "Pod.json"]
+    raw = gzip.decompress(file.read_bytes())
+    for end in (b"\0 ", b" \0"):  # GNU tar, tar-stream
+        file.write_bytes(_with_header(raw, 0, 154, end, sealed=False))
+        assert not _is_reported(file)
+
+
+def test_a_damaged_beginning_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "state.tar"
+    file.write_bytes(_with_byte(PLAIN, 0, 1))
+    code, output = _diagnosed(file)
+    (unobserved,) = [row for row in json.loads(output)["unobserved"] if row["kind"] == "saved state"]
+    assert (code, "damaged at its beginning: the checksum of a header is wrong" in unobserved["why"]) == (2, True)
+
+
+def _with_byte(raw: Packed, place: int, flip: int) -> Packed:
+    return raw[:place] + bytes((raw[place] ^ flip,)) + raw[place + 1 :]
+
+
+def _is_reported(file: Path) -> bool:
+    """Whether the file is refused, or read with a report of its damage: both are exit code 2."""
+    try:
+        return bool(read_saved([file]).unread)
+    except SavedStateError:
+        return True
+
+
 def test_what_was_read_before_the_damage_still_counts(tmp_path: Path) -> None:
     """The node's own verdict is a cause; the pods after it are not known, so that none of them is missed."""
     taint = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
