@@ -31,7 +31,7 @@ NOTHING_RECOGNISED = UnobservedCause(
 )
 DAMAGED = UnobservedCause(
     "CaptureDamaged",
-    "The packed data of a saved log is damaged or ends early: what follows the damage was not read.",
+    "The packed data of a saved log is damaged or ends early: a part of it may be unread.",
     "Copy or save the log again; `gzip -t FILE` tests it.",
 )
 CAUSES = (NOTHING_RECOGNISED, LINES_NOT_READ, DAMAGED)

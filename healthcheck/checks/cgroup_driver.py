@@ -1,8 +1,8 @@
-"""Check: NVIDIA's handlers and runc use the same cgroup driver as the kubelet."""
+"""Check: NVIDIA's handlers, and runc if pods use it, have the same cgroup driver as the kubelet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
@@ -20,21 +20,26 @@ MISMATCH = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
+def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, expected: Expectation) -> Iterator[Judgement]:
     wanted = _wanted(runtime, used)
     if wanted is None:
         yield Observation("the kubelet uses the runtime's cgroup driver, or its own is unknown")
         return
-    yield from find_faults(runtime, used)
+    yield from find_faults(runtime, used, [each.handler for each in expected.runtime_classes or ()])
     yield Observation(f"the kubelet's cgroup driver is {_NAMES[wanted]}", "the same in the runtime")
 
 
-def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    """Yield a finding if a handler or the runtime has another cgroup driver than the kubelet."""
+def find_faults(
+    runtime: ContainerRuntime, used: RuntimeConfiguration, of_classes: Container[str] = ()
+) -> Iterator[Finding]:
+    """Yield a finding if a handler or the runtime has another cgroup driver than the kubelet.
+
+    `of_classes`: handlers of the cluster's RuntimeClasses.
+    """
     wanted = _wanted(runtime, used)
     if wanted is not None:
         yield from _of_all(runtime, used, wanted)
-        yield from gpu_runtime.together(_of_handlers(runtime, used, wanted))
+        yield from gpu_runtime.together(_of_handlers(runtime, used, wanted, of_classes))
 
 
 def _wanted(runtime: ContainerRuntime, used: RuntimeConfiguration) -> bool | None:
@@ -58,8 +63,13 @@ def _of_all(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool)
         yield found(MISMATCH, used, f"{message}; {runtime_fixes.correct(runtime, used, used.path)}")
 
 
-def _of_handlers(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
-    ours = {handler.name for handler in of_nvidia(used.handlers)} | {RUNC}
+def _of_handlers(
+    runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool, of_classes: Container[str]
+) -> Iterator[Finding]:
+    ours = {handler.name for handler in of_nvidia(used.handlers)}
+    # `containerd config dump` also lists runc beside another default (EKS). Pods then need a RuntimeClass for it.
+    if used.default == RUNC or RUNC in of_classes:
+        ours.add(RUNC)
     for handler in used.handlers if used.kind == CONTAINERD else ():
         if handler.name in ours and _starts_runc(handler) and bool(handler.systemd_cgroup) is not wanted:
             message = f"{where(handler)}: SystemdCgroup of {handler.name} is {_said(handler)}"

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks import cgroup_driver, default_runtime, nvidia_toolkit, runtime_binary, runtime_type
 from healthcheck.model import Check, Judgement, NotConfigured, Unobserved, UnobservedCause
+from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.probes.container_runtime.facts import (
     CRIO,
     DOCKER,
@@ -18,6 +19,7 @@ from healthcheck.probes.container_runtime.facts import (
     RuntimeBinary,
     Toolkit,
 )
+from tests.checks.evidence import P5
 from tests.checks.runtimes import (
     AKS,
     DROP_IN,
@@ -243,6 +245,17 @@ JUDGED: list[tuple[Check, ContainerRuntime, list[str]]] = [
     (CGROUP, with_driver(False, SILENT), []),
     (CGROUP, with_driver(False, None), []),
     (CGROUP, runtime(replace(RUNC, systemd_cgroup=False), NVIDIA), [MISMATCH]),
+    # A dumped configuration, whose default is NVIDIA's handler.
+    *(
+        (CGROUP, runtime(replace(RUNC, systemd_cgroup=driver), NVIDIA, default="nvidia", version=version), [])
+        for driver in (None, False)
+        for version in ("1.7.27", "2.1.4", "")
+    ),
+    (
+        CGROUP,
+        runtime(replace(RUNC, systemd_cgroup=False), replace(NVIDIA, systemd_cgroup=False), default="nvidia"),
+        [MISMATCH],
+    ),
     (CGROUP, runtime(replace(RUNC, name="kata", systemd_cgroup=False), NVIDIA), []),
     *(
         (CGROUP, runtime(RUNC, replace(NVIDIA, systemd_cgroup=False), version=version, kubelet=SILENT), found)
@@ -259,6 +272,13 @@ JUDGED: list[tuple[Check, ContainerRuntime, list[str]]] = [
 @pytest.mark.parametrize(("check", "observed", "found"), JUDGED)
 def test_only_a_handler_that_would_fail_is_found(check: Check, observed: ContainerRuntime, found: list[str]) -> None:
     assert reasons(judge(check, observed)) == found
+
+
+@pytest.mark.parametrize(("handler", "found"), [("runc", [MISMATCH]), ("nvidia", []), ("kata", [])])
+def test_runc_counts_beside_another_default_if_a_runtime_class_names_it(handler: str, found: list[str]) -> None:
+    observed = runtime(replace(RUNC, systemd_cgroup=False), NVIDIA, default="nvidia")
+    classes = (PodRuntimeClass("plain", handler, for_this_node=False),)
+    assert reasons(judge(CGROUP, observed, replace(P5, runtime_classes=classes))) == found
 
 
 def test_handlers_with_one_fault_are_one_finding() -> None:
