@@ -9,13 +9,16 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from diagnosis.sources.redaction import redacted
 from healthcheck.text.moments import timestamp
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 HEADER = "snapshot.json"
 SCHEMA = 1
@@ -50,7 +53,7 @@ class Bundle:
         with (
             self._open,
             open(path, "xb", opener=_private) as file,
-            closing(_Packer(file)) as packer,
+            _Packer(file) as packer,
             tarfile.open(fileobj=packer, mode="w|") as archive,
         ):
             _add(archive, HEADER, at, io.BytesIO(header.encode()))
@@ -59,7 +62,7 @@ class Bundle:
                 _add(archive, f"{kind}.json", at, objects)
 
 
-class _Packer:
+class _Packer(io.BufferedIOBase):
     """Write a gzip file whose head has a checksum (RFC 1952, FHCRC). Python's writer and `gzip` write none."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -69,13 +72,17 @@ class _Packer:
         head = b"\x1f\x8b\x08\x02" + bytes(5) + b"\xff"
         file.write(head + (zlib.crc32(head) & 0xFFFF).to_bytes(2, "little"))
 
-    def write(self, plain: bytes) -> None:
-        self._crc, self._size = zlib.crc32(plain, self._crc), self._size + len(plain)
+    def write(self, plain: Buffer) -> int:
+        size = memoryview(plain).nbytes
+        self._crc, self._size = zlib.crc32(plain, self._crc), self._size + size
         self._file.write(self._deflate.compress(plain))
+        return size
 
     def close(self) -> None:
-        end = self._crc.to_bytes(4, "little") + (self._size & 0xFFFFFFFF).to_bytes(4, "little")
-        self._file.write(self._deflate.flush() + end)
+        if not self.closed:
+            super().close()
+            end = self._crc.to_bytes(4, "little") + (self._size & 0xFFFFFFFF).to_bytes(4, "little")
+            self._file.write(self._deflate.flush() + end)
 
 
 def _add(archive: tarfile.TarFile, name: str, at: datetime, content: IO[bytes]) -> None:

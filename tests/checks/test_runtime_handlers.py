@@ -275,7 +275,7 @@ def test_only_a_handler_that_would_fail_is_found(check: Check, observed: Contain
 
 
 @pytest.mark.parametrize(("handler", "found"), [("runc", [MISMATCH]), ("nvidia", []), ("kata", [])])
-def test_runc_counts_beside_another_default_if_a_runtime_class_names_it(handler: str, found: list[str]) -> None:
+def test_runc_counts_with_another_default_if_a_runtime_class_names_it(handler: str, found: list[str]) -> None:
     observed = runtime(replace(RUNC, systemd_cgroup=False), NVIDIA, default="nvidia")
     classes = (PodRuntimeClass("plain", handler, for_this_node=False),)
     assert reasons(judge(CGROUP, observed, replace(P5, runtime_classes=classes))) == found

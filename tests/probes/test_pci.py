@@ -46,8 +46,8 @@ def test_a_function_is_read_with_its_driver(node: SimulatedNode, driver: str) ->
     read = {function.address: function for function in read_functions(Host(node.root))}
 
     switch = "0000:00:10.0"
-    place = {"numa_node": 0, "switch": switch, "bridges": (switch,)}
-    assert read[address] == PciFunction(address, 0x10DE, 0x2330, 0x030200, driver, **place)
+    gpu = PciFunction(address, 0x10DE, 0x2330, 0x030200, driver, numa_node=0, switch=switch, bridges=(switch,))
+    assert read[address] == gpu
     assert read["0000:4f:00.0"] == PciFunction("0000:4f:00.0", 0x1D0F, 0xEFA2, 0x020000, "efa")
 
 
