@@ -9,6 +9,8 @@
 #   deaf                 ignores SIGTERM
 #   session              the process that hangs or waits has its own session
 #   hostengine           host:port of the running engine on the node: calls with another or no host are refused
+#   version              version of this program; the engine's is in `engine-version`. If one of two different versions is
+#                        4.7.1, the engine refuses the diagnostic (release notes of dcgm-exporter 4.9.0)
 #   asked                output: arguments, environment and working directory of each run
 root=${0%/usr/bin/dcgmi}
 told=$root/dcgm
@@ -29,8 +31,12 @@ while [ $# -gt 0 ]; do
 done
 [ ! -d "$told" ] || { echo "what=$what host=$host only=$only pwd=$(pwd -P)" && env; } >>"$told/asked"
 
+version=4.4.2 engine_version=
+[ ! -e "$told/version" ] || version=$(cat "$told/version")
+[ ! -e "$told/engine-version" ] || engine_version=$(cat "$told/engine-version")
+
 refuse() { # CODE TEXT
-    printf '{\n\t"DCGM Diagnostic" : \n\t{\n\t\t"runtime_error" : "%s",\n\t\t"version" : "4.4.2"\n\t}\n}\n' "$2"
+    printf '{\n\t"DCGM Diagnostic" : \n\t{\n\t\t"runtime_error" : "%s",\n\t\t"version" : "%s"\n\t}\n}\n' "$2" "$version"
     exit "$1"
 }
 
@@ -51,13 +57,18 @@ test_of() { # CATEGORY NAME
 well() {
     categories=$(test_of Deployment software),$(test_of Hardware memory),$(test_of Integration pcie)
     [ "$what" -lt 4 ] 2>/dev/null || categories=$categories,$(test_of Hardware diagnostic),$(test_of Stress memtest)
-    printf '{"DCGM Diagnostic":{"test_categories":[%s]},"metadata":{"version":"4.4.2"}}\n' "$categories"
+    printf '{"DCGM Diagnostic":{"test_categories":[%s]},"metadata":{"version":"%s"}}\n' "$categories" "$version"
 }
 
 [ ! -e "$told/error" ] || cat "$told/error" >&2
 if [ -e "$told/hostengine" ] && [ "$host" != "$(cat "$told/hostengine")" ]; then
     echo "Error: unable to establish a connection to the specified host: ${host:-localhost}"
     exit 235
+fi
+if [ -n "$host" ] && [ "${engine_version:-$version}" != "$version" ]; then
+    case $version/$engine_version in
+        4.7.1/* | */4.7.1) refuse 244 "Error: Unable to complete diagnostic for group 0. Return: (-12) API version mismatch." ;;
+    esac
 fi
 if [ -e "$told/hang" ] || [ -e "$told/seconds" ]; then
     # Like DCGM: stop the processes of the test, print that and exit.

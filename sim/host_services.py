@@ -24,6 +24,7 @@ class Container:
     capabilities: str = "00000000a80425fb"
     users: str = USERS_OF_HOST
     device: str = "0:301"
+    uid: int = 0
 
 
 class HostServices:
@@ -60,7 +61,8 @@ class HostServices:
         """Start a process with any name in a pod or another container."""
         self._write_process(pid, name, 0.0)
         self._write(f"proc/{pid}/cgroup", container.cgroup)
-        self._write(f"proc/{pid}/status", f"Name:\t{name}\nCapEff:\t{container.capabilities}")
+        uids = "\t".join([str(container.uid)] * 4)
+        self._write(f"proc/{pid}/status", f"Name:\t{name}\nUid:\t{uids}\nCapEff:\t{container.capabilities}")
         self._write(f"proc/{pid}/mountinfo", f"900 800 {container.device} / / rw,relatime - overlay overlay rw")
         self._link(f"proc/{pid}/ns/user", container.users)
 

@@ -244,12 +244,20 @@ class SimulatedNode:
         folder = "hw_counters" if name in DEVICE_COUNTERS else "ports/1/hw_counters"
         self.write_value(f"{device}/{folder}/{name}", value)
 
-    def install_dcgmi(self) -> Path:
-        """Install DCGM's program on the node and return its folder. `sim/dcgmi.sh` lists the files that control it."""
-        programs = self.root / DCGM_PROGRAMS
+    def install_dcgmi(self, root: str = ".") -> Path:
+        """Install DCGM's program in this root and return its folder. `sim/dcgmi.sh` lists the files that control it.
+
+        The folder of the node's own root also has a `chroot` that runs the program as it is.
+        """
+        top = self.root / root
+        programs = top / DCGM_PROGRAMS
         programs.mkdir(parents=True, exist_ok=True)
-        (self.root / "dcgm").mkdir(exist_ok=True)
+        (top / "dcgm").mkdir(exist_ok=True)
         shutil.copy(DCGMI, programs / "dcgmi")
+        if root != ".":
+            (top / "nvml").symlink_to(self.root / "nvml")
+        else:
+            shutil.copy(CHROOT, programs / "chroot")
         return programs
 
     def install_perftest(self) -> Path:

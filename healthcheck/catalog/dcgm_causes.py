@@ -35,8 +35,8 @@ NO_HOSTENGINE = UnobservedCause(
 )
 VERSION_MISMATCH = UnobservedCause(
     "DcgmVersionMismatch",
-    "`dcgmi` and the hostengine have different versions.",
-    "Install the DCGM version of the agent's image for the hostengine at `DCGM_HOST`.",
+    "The hostengine refuses the `dcgmi` of this image and, if it has one, its own: their versions differ.",
+    "Install `dcgmi` of the engine's version beside the engine's program, or an engine of the image's DCGM version.",
 )
 NOT_HOMOGENEOUS = UnobservedCause(
     "DcgmNotHomogeneous",

@@ -228,18 +228,24 @@ class Program:
             return self._stuck.pid
         return self._left.wait(0.0) if self._left is not None else None
 
-    def run(self, argv: Sequence[str], deadline_seconds: float, directory: Path | None = None) -> ProgramEnd:
+    def run(
+        self,
+        argv: Sequence[str],
+        deadline_seconds: float,
+        directory: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ProgramEnd:
         """Run the program and return its output and its exit code.
 
-        `directory` is its working directory, by default that of this process. Raises ChildError if the program cannot
-        be started, misses the deadline, is stopped, or writes too much output.
+        `directory` is its working directory, by default that of this process; `env` replaces the environment. Raises
+        ChildError if the program cannot be started, misses the deadline, is stopped, or writes too much output.
         """
         if (pid := self.stuck_pid) is not None:
             raise StillStuck(f"process {pid} of an earlier run can't be killed", pid)
         if self._stop.is_set():
             raise StoppedOnRequest("no program is started any more")
         deadline = time.monotonic() + deadline_seconds
-        process = self._start(argv, directory)
+        process = self._start(argv, directory, self.env if env is None else env)
         started = Descendants(process.pid)
         try:
             with _Outputs(process, self.most_output_bytes) as outputs:
@@ -281,14 +287,14 @@ class Program:
                 _signal_group(self._process.pid, signal.SIGKILL)
         return self.stuck_pid
 
-    def _start(self, argv: Sequence[str], directory: Path | None) -> subprocess.Popen[bytes]:
+    def _start(self, argv: Sequence[str], directory: Path | None, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
             process = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=dict(self.env),
+                env=dict(env),
                 cwd=directory,
                 start_new_session=True,
             )

@@ -2,7 +2,8 @@
 
 It loads the GPUs and runs for minutes or hours. Without a hostengine's address, dcgmi starts its own engine. If another
 engine runs on the node, `engine` names it or gives the reason why no diagnostic runs. Two engines on one node can
-deadlock the driver (DCGM issue 108).
+deadlock the driver (DCGM issue 108). An engine of the node is asked by its own dcgmi; ours follows if that one is
+missing or refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from healthcheck.catalog import dcgm_causes
+from healthcheck.catalog.dcgm import return_of_code, return_of_text
 from healthcheck.host.command import ChildError, MissedDeadline, Program, StoppedOnRequest
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.dcgm.diag_answer import LONGEST_ANSWER, DiagAnswer, read_answer
 from healthcheck.probes.dcgm.engine import PORT, Engine, choose_engine
+from healthcheck.probes.dcgm.engine_program import NOT_STARTED, own_dcgmi
 
 PATIENCE_SECONDS = 60.0
 """Delay between SIGTERM and SIGKILL. dcgmi needs up to 40 s to stop its processes, and 20 s more for the EUD.
@@ -140,24 +143,46 @@ class Dcgm:
         self._program.stop()
 
     def _run(self, what: str, level: int | None) -> DcgmReading:
-        dcgmi = shutil.which("dcgmi", path=self._program.env["PATH"])
-        if dcgmi is None:
-            return DcgmReading(absent="dcgmi is not installed here")
         if self.engine is not None and self.engine.blocked is not None:
             return DcgmReading(self.engine.blocked)
-        look = self._answer_of(dcgmi, what, level)
+        reading = self._reading_by_the_engines_own(what, level)
+        if reading is None or _is_refusal(reading):
+            ours = shutil.which("dcgmi", path=self._program.env["PATH"])
+            if ours is not None:
+                reading = self._answer_of((ours,), what, level)
+            elif reading is None:
+                return DcgmReading(absent="dcgmi is not installed here")
         why = self._why_not_proven()
-        return DcgmReading(Unobserved(dcgm_causes.ENGINE_CHANGED, f"dcgmi diag -r {what}: {why}")) if why else look
+        return DcgmReading(Unobserved(dcgm_causes.ENGINE_CHANGED, f"dcgmi diag -r {what}: {why}")) if why else reading
 
-    def _answer_of(self, dcgmi: str, what: str, level: int | None) -> DcgmReading:
+    def _reading_by_the_engines_own(self, what: str, level: int | None) -> DcgmReading | None:
+        """Return the reading by the dcgmi beside the node's engine; None if there is none, or it did not start."""
+        if self.root is None or not self.host:
+            return None
+        is_proven = self.engine is not None and self.engine.pid
+        # DCGM_HOST may name the node's engine by another address.
+        engine = self.engine if is_proven else choose_engine(self.root, "", second_engine=False)
+        assert engine is not None
+        with own_dcgmi(self.root, engine) as command:
+            if not command or shutil.which(command[0], path=self._program.env["PATH"]) is None:
+                return None
+            # Our variables name folders that this root does not have.
+            environment = {"LC_ALL": "C", "PATH": self._program.env["PATH"]}
+            reading = self._answer_of(command, what, level, environment)
+        has_started = not isinstance(reading.answer, DiagAnswer) or reading.answer.code not in NOT_STARTED
+        return reading if has_started else None
+
+    def _answer_of(
+        self, command: Sequence[str], what: str, level: int | None, environment: Mapping[str, str] | None = None
+    ) -> DcgmReading:
         where = ("--host", self.host) if self.host else ()
         which = ("-i", ",".join(self.gpus)) if self.gpus else ()
         seconds = max(0.0, min(self.deadline_seconds, self._ends_at - time.monotonic()))
         try:
             # dcgmi writes logs and results to its working directory. Without permission, one of its tests fails (96).
             with tempfile.TemporaryDirectory(prefix="dcgm-", ignore_cleanup_errors=True) as directory:
-                argv = (dcgmi, "diag", *where, *which, "-r", what, "-j")
-                ended = self._program.run(argv, round(seconds, 1), Path(directory))
+                argv = (*command, "diag", *where, *which, "-r", what, "-j")
+                ended = self._program.run(argv, round(seconds, 1), Path(directory), environment)
         except MissedDeadline as error:
             return DcgmReading(Unobserved(dcgm_causes.TIMED_OUT, f"dcgmi diag -r {what}: {error}"))
         except StoppedOnRequest as error:
@@ -172,6 +197,15 @@ class Dcgm:
             return ""
         is_there = choose_engine(self.root, "", second_engine=False) == self.engine
         return "" if is_there else f"process {self.engine.pid} no longer listens at {self.engine.host}"
+
+
+def _is_refusal(reading: DcgmReading) -> bool:
+    """Whether the engine refused this dcgmi because of its version, before any test."""
+    answer = reading.answer
+    if not isinstance(answer, DiagAnswer) or answer.results:
+        return False
+    meanings = (return_of_code(answer.code), *map(return_of_text, (*answer.runtime_errors, *answer.said)))
+    return any(meaning is not None and meaning.cause == dcgm_causes.VERSION_MISMATCH for meaning in meanings)
 
 
 def _read(host: Host, level: int) -> DcgmReading:

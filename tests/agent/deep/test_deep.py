@@ -52,6 +52,7 @@ from sim.host_services import Container
 from tests.agent.world import P, StandIn, World
 from tests.host.grpc_server import Server, answers_to, serving
 from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4
+from tests.probes.dcgm.test_engine import of_the_operator
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 Json = dict[str, Any]
@@ -421,6 +422,25 @@ class TestTheNodesEngine:
         rig.start().attempt()
 
         assert (rig.asked, rig.result["status"]) == (["2"], "pass")
+
+    def test_of_the_operator_in_another_version_is_asked_by_its_own_dcgmi(self, rig: Rig) -> None:
+        host, root = rig.world.host, "proc/4242/root"
+        of_the_operator(host)
+        rig.dcgm(version="4.6.1", engine_version="4.7.1")
+        host.install_dcgmi(root)
+        for name in ("version", "engine-version"):
+            host.write_value(f"{root}/dcgm/{name}", "4.7.1")
+        rig.start().attempt()
+
+        assert (rig.asked, rig.result["status"]) == ([], "pass")
+        assert "what=2 host=10.0.3.17:5555" in (host.root / root / "dcgm/asked").read_text()
+
+    def test_of_the_operator_in_another_version_without_dcgmi_is_no_fault(self, rig: Rig) -> None:
+        of_the_operator(rig.world.host)
+        rig.dcgm(version="4.6.1", engine_version="4.7.1")
+        rig.start().attempt()
+
+        assert (rig.asked, rig.runs) == (["2"], {"could-not-run": 1.0})
 
     def test_that_another_program_replaces_during_a_run_proves_nothing(self, rig: Rig) -> None:
         services = rig.world.host.services

@@ -29,8 +29,8 @@ NETWORK = "net:[4026532999]"
 
 def start(node: SimulatedNode, pid: int, name: str, uid: str, *, privileged: bool = False) -> None:
     cgroup = f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{'f' * 64}.scope"
-    rights = {"capabilities": ALL_CAPABILITIES} if privileged else {}
-    node.services.start_in_container(pid, name, Container(cgroup, **rights))
+    container = Container(cgroup, ALL_CAPABILITIES) if privileged else Container(cgroup)
+    node.services.start_in_container(pid, name, container)
     (node.root / f"var/log/pods/{PODS[uid]}_{uid}").mkdir(parents=True, exist_ok=True)
 
 
