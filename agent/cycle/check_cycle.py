@@ -16,7 +16,7 @@ from agent.telemetry import Telemetry
 from healthcheck.checks import driver_reasons
 from healthcheck.checks.driver import being_changed
 from healthcheck.checks.examine import judge, look
-from healthcheck.checks.fabric import COMING_UP as FABRIC_COMING_UP
+from healthcheck.checks.per_gpu import FABRIC_COMING_UP
 from healthcheck.checks.temperature import slowdown_celsius
 from healthcheck.memory.cycles import JudgedCycle
 from healthcheck.memory.rdma_ports import MOST_PORTS

@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import answering, found, silent
+from healthcheck.checks.per_gpu import (
+    FABRIC_COMING_UP,
+    answering,
+    found,
+    is_fabric_coming_up,
+    silent,
+    takes_part_in_fabric,
+)
+from healthcheck.checks.per_gpu import FABRIC_GRACE as GRACE
 from healthcheck.model import (
     Check,
     Evidence,
-    Grace,
     Judgement,
     NotConfigured,
     Observation,
@@ -35,17 +42,9 @@ _YES = 1
 """Value "yes" of a field of the health mask; 0 means not supported, 2 means no. A healthy mask is therefore not 0."""
 _FIELDS = {"degraded bandwidth": 0, "route recovery": 2, "unhealthy route": 4, "access timeout recovery": 6}
 """Positions of the two-bit fields (NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_…)."""
-_CONFIGURATION_SHIFT = 8
+_CONFIGURATION_SHIFT, _NO_PARTITION = 8, 4
 _CONFIGURATION_FAULT = 2
 """Lowest value of the four-bit configuration field that is a fault; 0 means not supported, 1 means no fault."""
-GRACE = Grace(180.0, "the fabric manager was started")
-"""Time for the registration (docs/rules.md 20)."""
-
-COMING_UP = UnobservedCause(
-    "FabricComingUp",
-    "GPUs are registering with their NVLink fabric.",
-    f"Wait: they are judged {GRACE.seconds:.0f} s after {GRACE.since}.",
-)
 STATE_UNKNOWN = UnobservedCause(
     "FabricStateUnknown",
     "The driver reports a fabric state that this version does not know.",
@@ -78,6 +77,18 @@ UNHEALTHY = Reason(
     f"or the summary at {UNHEALTHY_SUMMARY}",
     source="nvml.h, nvmlGpuFabricInfo_v2_t and _v3_t; EKS node monitoring agent, which calls it fatal",
 )
+PARTITION_MISSING = Reason(
+    "FabricPartitionMissing",
+    Severity.RESET,
+    "A GPU belongs to no partition of its NVLink fabric: its NVLinks reach no other GPU.",
+    "Assign the GPU to a partition: with the rack's NVLink controller, or the fabric manager of shared NVSwitches "
+    "(`fmpm -l` lists the partitions, `fmpm -a` activates one). A reset assigns none.",
+    flickers=True,
+    threshold="no partition in the health mask, on a rack or beside a GPU with a partition; or, before R595, "
+    f"configuration {_NO_PARTITION}. A machine without partitions reports none for any GPU",
+    source="nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_PARTITION_ASSIGNED (NVML change log, v590 to v595); "
+    "nvlink_inband_msg.h of the open kernel modules, where configuration 4 is deprecated",
+)
 LIMITED = Reason(
     "FabricLimitedCapacity",
     Severity.MONITOR,
@@ -94,16 +105,17 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     unread = [gpu for gpu in gpus if "fabric" in gpu.errors]
     for gpu in unread:
         yield silent(gpu, gpu.errors["fabric"], "fabric")
-    joined = [(gpu, gpu.fabric) for gpu in gpus if gpu.fabric is not None and _takes_part(gpu, gpu.fabric)]
+    joined = [(gpu, gpu.fabric) for gpu in gpus if gpu.fabric is not None and takes_part_in_fabric(gpu)]
     if not joined:
         if gpus and not unread:
             yield NotConfigured("NVML reports no NVLink fabric here")
         return
     wanted = _wanted_by(seen, expected)
-    young = _seconds_up(seen, expected) < GRACE.seconds
+    young = is_fabric_coming_up(seen, expected)
+    is_divided = _is_divided(joined, expected)
     for gpu, fabric in joined:
         if fabric.state == COMPLETED:
-            yield from _completed(gpu, fabric)
+            yield from _completed(gpu, fabric, is_divided=is_divided)
         elif fabric.state not in _STATES:
             yield Unobserved(STATE_UNKNOWN, f"{gpu.subject}: fabric state {fabric.state}", gpu.subject)
         elif wanted:
@@ -111,15 +123,6 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     registered = sum(fabric.state == COMPLETED for _, fabric in joined)
     what = f"{registered} of {counted(len(joined), 'GPU')} registered with the NVLink fabric"
     yield Observation(what, "all" if wanted else "not required", wanted)
-
-
-def _takes_part(gpu: nvml.Gpu, fabric: nvml.Fabric) -> bool:
-    """Whether the GPU is part of a fabric.
-
-    MIG mode turns off the links of some GPUs (Fabric Manager User Guide, Interoperability With MIG).
-    """
-    divided = gpu.mig_mode is not None and gpu.mig_mode.current
-    return fabric.state != NOT_SUPPORTED and not divided
 
 
 def _wanted_by(seen: Evidence, expected: Expectation) -> str:
@@ -133,21 +136,17 @@ def _wanted_by(seen: Evidence, expected: Expectation) -> str:
     return "a fabric manager runs" if seen[services.SERVICES].find(services.FABRIC_MANAGER) else ""
 
 
-def _seconds_up(seen: Evidence, expected: Expectation) -> float:
-    """Return the seconds that were available for the registration.
-
-    The time begins at the start of the fabric manager, or at the load of the driver if no fabric manager runs here.
-    """
-    manager = seen[services.SERVICES].find(services.FABRIC_MANAGER)
-    age = manager.age_seconds if manager else None
-    return expected.driver_age_seconds if age is None else age
+def _is_divided(joined: list[tuple[nvml.Gpu, nvml.Fabric]], expected: Expectation) -> bool:
+    """Whether this machine's fabric has partitions: a rack always has, another machine if a GPU is in one."""
+    row = fabric_of(expected.instance_type)
+    return (row is not None and row.imex) or any(fabric.partition_assigned for _, fabric in joined)
 
 
 def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
     detail = f"fabric state {state} ({_STATES[state]})"
     if young:
         message = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
-        return Unobserved(COMING_UP, message, gpu.subject)
+        return Unobserved(FABRIC_COMING_UP, message, gpu.subject)
     if state == IN_PROGRESS and gpu.persistence is False:
         # The agent's probe may have initialised the GPU a moment ago, so a registration that hangs cannot be
         # detected.
@@ -155,25 +154,31 @@ def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
     return found(NOT_READY, gpu, detail)
 
 
-def _completed(gpu: nvml.Gpu, fabric: nvml.Fabric) -> Iterator[Judgement]:
-    faults = _mask_faults(fabric.health_mask or 0)
+def _completed(gpu: nvml.Gpu, fabric: nvml.Fabric, *, is_divided: bool) -> Iterator[Judgement]:
+    faults = _mask_faults(fabric)
     if fabric.status != nvml.SUCCESS:
         name = _STATUSES.get(fabric.status)
         yield found(ERROR, gpu, f"registration ended with NVML error {fabric.status}" + (f" ({name})" if name else ""))
     if faults:
         yield found(UNHEALTHY, gpu, f"health mask: {', '.join(faults)}")
+    elif (is_divided and fabric.partition_assigned is False) or _configuration(fabric) == _NO_PARTITION:
+        yield found(PARTITION_MISSING, gpu, "health mask: no partition assigned")
     elif fabric.health_summary == UNHEALTHY_SUMMARY:
         yield found(UNHEALTHY, gpu, "health summary: unhealthy")
     elif fabric.health_summary == LIMITED_SUMMARY:
         yield found(LIMITED, gpu, "health summary: limited capacity")
 
 
-def _mask_faults(mask: int) -> list[str]:
+def _mask_faults(fabric: nvml.Fabric) -> list[str]:
+    mask, configuration = fabric.health_mask or 0, _configuration(fabric)
     faults = [name for name, shift in _FIELDS.items() if mask >> shift & 0b11 == _YES]
-    configuration = mask >> _CONFIGURATION_SHIFT & 0b1111
-    if configuration >= _CONFIGURATION_FAULT:
+    if configuration >= _CONFIGURATION_FAULT and configuration != _NO_PARTITION:
         faults.append(f"incorrect configuration {configuration}")
     return faults
+
+
+def _configuration(fabric: nvml.Fabric) -> int:
+    return (fabric.health_mask or 0) >> _CONFIGURATION_SHIFT & 0b1111
 
 
 CHECK = Check(
@@ -181,6 +186,6 @@ CHECK = Check(
     "3-topology-check",
     (nvml.NVML, services.SERVICES),
     judge,
-    (NOT_READY, ERROR, UNHEALTHY, LIMITED),
-    causes=(COMING_UP, STATE_UNKNOWN),
+    (NOT_READY, ERROR, UNHEALTHY, PARTITION_MISSING, LIMITED),
+    causes=(FABRIC_COMING_UP, STATE_UNKNOWN),
 )

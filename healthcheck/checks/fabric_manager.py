@@ -1,4 +1,4 @@
-"""Check: the fabric manager runs if the node needs one, and has the driver's version."""
+"""Check: the fabric manager runs if the node needs one, has the driver's version, and is connected to the GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import DRIVER_GRACE
+from healthcheck.checks.per_gpu import (
+    DRIVER_GRACE,
+    FABRIC_COMING_UP,
+    FABRIC_GRACE,
+    is_fabric_coming_up,
+    takes_part_in_fabric,
+)
 from healthcheck.model import (
     Check,
     Evidence,
@@ -16,15 +22,18 @@ from healthcheck.model import (
     Reason,
     Severity,
     Unobserved,
+    counted,
 )
 from healthcheck.probes import kernel_modules, pci, services
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
+from healthcheck.text.naming import named
 
 _NO_DRIVER = (error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_NOT_LOADED)
 """Causes of a missing NVML answer for which a fabric manager can't run either."""
 _OURS = ("nvidia", "")
 """Drivers of a GPU that is not assigned to a virtual machine: NVIDIA's, or none."""
+_MOST_NAMED = 4
 _SWITCH_DRIVER = "nvidia-nvswitch"
 """Driver of NVSwitches that the host itself manages (open-gpu-kernel-modules, kernel-open/nvidia/linux_nvswitch.c)."""
 
@@ -36,6 +45,17 @@ NOT_RUNNING = Reason(
     flickers=True,
     source="Fabric Manager User Guide; NVSentinel issue 883: one was down for 20 days undetected",
     grace=DRIVER_GRACE,
+)
+DISCONNECTED = Reason(
+    "FabricManagerDisconnected",
+    Severity.RESET,
+    "GPUs have lost the fabric manager: after a reset they can't register again, and no fault of NVLink is handled.",
+    "Read in the fabric manager's log why it lost the GPUs, and restart it: nvidia-fabricmanager on the host or in the "
+    "GPU operator's driver pod; for a rack, the NVLink controller on its switches.",
+    flickers=True,
+    threshold="the driver reports the fabric manager as disconnected, in the health mask of a registered GPU",
+    source="nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_GFM_STATE (NVML change log, v610 to v615); NVSentinel issue 883",
+    grace=FABRIC_GRACE,
 )
 MISMATCH = Reason(
     "FabricManagerVersionMismatch",
@@ -50,14 +70,20 @@ MISMATCH = Reason(
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     functions = seen[pci.FUNCTIONS]
     source = _needed_by(functions, expected)
-    if not source:
+    links = _manager_links(seen) if source or _may_be_elsewhere(expected) else {}
+    if not source and not links:
         yield NotConfigured("no fabric manager is needed on this node")
         return
     gpus = [function for function in functions if function.is_gpu]
     if gpus and all(function.driver not in _OURS for function in gpus):
         yield NotConfigured("every GPU is bound to another driver")
         return
-    blind = _blind(seen)
+    lost = [subject for subject, connected in links.items() if not connected]
+    if not source:
+        yield from _disconnected(seen, expected, links, lost)
+        yield Observation(_connections(links, lost), "all", "NVML's fabric health mask")
+        return
+    blind = _blind(seen, links)
     if blind:
         yield blind
         return
@@ -65,20 +91,57 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     running = states.find(services.FABRIC_MANAGER)
     driver = seen[kernel_modules.MODULES].nvidia
     start, text = states.fabric_manager_start, states.namesakes(services.FABRIC_MANAGER)
-    if states.is_unsure(services.FABRIC_MANAGER):
+    # A user can give a process this name, but not connect it to the GPUs.
+    is_known_by_driver = bool(links) and (bool(text) or not states.of_host)
+    if running or is_known_by_driver:
+        yield from _disconnected(seen, expected, links, lost)
+    elif states.is_unsure(services.FABRIC_MANAGER):
         yield Unobserved(services.UNCERTAIN, f"unknown whether the node's own fabric manager runs: {text}")
-    elif running is None and expected.driver_age_seconds < DRIVER_GRACE.seconds:
+    elif expected.driver_age_seconds < DRIVER_GRACE.seconds:
         yield Unobserved(
             error_causes.DRIVER_JUST_LOADED,
             f"no fabric manager runs yet; judged {DRIVER_GRACE.seconds:g} s after {DRIVER_GRACE.since}",
         )
-    elif running is None:
+    else:
         besides = f"; {text}, which does not belong to the node" if text else ""
         yield NOT_RUNNING.on("node", f"no process {services.FABRIC_MANAGER}{besides}")
     if start and _speaks_of_now(start, driver, running is not None) and start.version != driver:
         yield MISMATCH.on("node", f"fabric manager {start.version}, driver {driver}")
-    message = _summary(running is not None, start) + (f"; not counted: {text}" if text else "")
+    message = _summary(running is not None, start) if running or not is_known_by_driver else "process not visible"
+    message += f"; {_connections(links, lost)}" if links else ""
+    message += f"; not counted: {text}" if text else ""
     yield Observation(message, f"running, version {driver}", source)
+
+
+def _manager_links(seen: Evidence) -> dict[str, bool]:
+    """Return, by GPU, whether the fabric manager is connected to it, without GPUs whose driver does not report that."""
+    answer = seen[nvml.NVML].answer
+    gpus = answer.gpus if isinstance(answer, nvml.Gpus) else ()
+    links = {gpu.subject: gpu.fabric.manager_connected for gpu in gpus if gpu.fabric and takes_part_in_fabric(gpu)}
+    return {subject: connected for subject, connected in links.items() if connected is not None}
+
+
+def _may_be_elsewhere(expected: Expectation) -> bool:
+    """Whether a fabric manager outside this node may manage its GPUs, as on a rack."""
+    row = fabric_of(expected.instance_type)
+    return row is None or row.imex
+
+
+def _disconnected(
+    seen: Evidence, expected: Expectation, links: dict[str, bool], lost: list[str]
+) -> Iterator[Judgement]:
+    if not lost:
+        return
+    detail = _connections(links, lost)
+    if is_fabric_coming_up(seen, expected):
+        message = f"{detail}; judged {FABRIC_GRACE.seconds:g} s after {FABRIC_GRACE.since}"
+        yield Unobserved(FABRIC_COMING_UP, message)
+    else:
+        yield DISCONNECTED.on("node", f"{detail}; not {named(lost, _MOST_NAMED)}")
+
+
+def _connections(links: dict[str, bool], lost: list[str]) -> str:
+    return f"{len(links) - len(lost)} of {counted(len(links), 'GPU')} connected to the fabric manager"
 
 
 def _needed_by(functions: tuple[pci.PciFunction, ...], expected: Expectation) -> str:
@@ -93,7 +156,7 @@ def _needed_by(functions: tuple[pci.PciFunction, ...], expected: Expectation) ->
     return "NVSwitches on PCI" if driven else ""
 
 
-def _blind(seen: Evidence) -> Unobserved | None:
+def _blind(seen: Evidence, links: dict[str, bool]) -> Unobserved | None:
     answer = seen[nvml.NVML].answer
     if isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER:
         return answer
@@ -101,7 +164,7 @@ def _blind(seen: Evidence) -> Unobserved | None:
         return Unobserved(
             error_causes.DRIVER_NOT_LOADED, "the fabric manager needs the nvidia kernel module, which is not loaded"
         )
-    if not seen[services.SERVICES].of_host:
+    if not seen[services.SERVICES].of_host and not links:
         return Unobserved(services.PROCESSES_HIDDEN, "the host's processes are not visible")
     return None
 
@@ -126,5 +189,6 @@ CHECK = Check(
     "3-topology-check",
     (nvml.NVML, pci.FUNCTIONS, kernel_modules.MODULES, services.SERVICES),
     judge,
-    (NOT_RUNNING, MISMATCH),
+    (NOT_RUNNING, DISCONNECTED, MISMATCH),
+    causes=(FABRIC_COMING_UP,),
 )

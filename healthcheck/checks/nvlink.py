@@ -33,6 +33,17 @@ DOWN = Reason(
     source="docs/rules.md 19 (DCGM 14, NVLINK_DOWN: TRIAGE); NVIDIA Health Validation, nvlink_active; gpud#1085",
     grace=LINK_GRACE,
 )
+TRAFFIC_DISABLED = Reason(
+    "NvLinkTrafficDisabled",
+    Severity.MONITOR,
+    "An NVLink of a GPU is active but carries no traffic: work over several GPUs is slower, or does not start.",
+    "Compare `nvidia-smi nvlink -s` with a healthy node, and read the fabric manager's log. Unless a person limited "
+    "the GPU's NVLink bandwidth, drain the node, reset its GPUs and restart the fabric manager.",
+    flickers=True,
+    threshold="link state 3 on an instance type with NVLink; NVIDIA documents neither its reasons nor an action",
+    source="nvml.h, NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (NVML change log, v610 to v615)",
+    grace=LINK_GRACE,
+)
 COUNT_LOW = Reason(
     "NvLinkCountLow",
     Severity.RESET,
@@ -81,6 +92,9 @@ def _faults(gpu: nvml.Gpu, links: tuple[nvml.NvLink, ...], instance_type: str) -
     down = [link.link for link in links if not link.active]
     if down:
         yield found(DOWN, gpu, f"{_listed(down, links)} inactive")
+    silent = [link.link for link in links if link.traffic_disabled]
+    if silent:
+        yield found(TRAFFIC_DISABLED, gpu, f"{_listed(silent, links)} active without traffic")
     if row and len(links) < row.links_per_gpu:
         yield found(COUNT_LOW, gpu, f"{len(links)} NVLinks, {instance_type} has {row.links_per_gpu} per GPU")
     old = [link.link for link in links if row and link.version and link.version < row.nvlink_version]
@@ -110,4 +124,4 @@ def _has_nvlink(expected: Expectation) -> bool:
     return expected.profile is not None and expected.profile.nvlink
 
 
-CHECK = Check("nvlink", "3-topology-check", (nvml.NVML,), judge, (DOWN, COUNT_LOW, VERSION_LOW))
+CHECK = Check("nvlink", "3-topology-check", (nvml.NVML,), judge, (DOWN, TRAFFIC_DISABLED, COUNT_LOW, VERSION_LOW))

@@ -7,8 +7,18 @@ from collections.abc import Generator, Iterable, Iterator
 from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Finding, Grace, Judgement, NotConfigured, Reason, TooEarly, Unobserved
-from healthcheck.probes import pci
+from healthcheck.model import (
+    Evidence,
+    Finding,
+    Grace,
+    Judgement,
+    NotConfigured,
+    Reason,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
+from healthcheck.probes import pci, services
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
@@ -16,7 +26,33 @@ DRIVER_GRACE = Grace(120.0, "the driver was loaded")
 """Time in which a loaded driver initialises the GPUs, one after another (docs/rules.md 11)."""
 LINK_GRACE = Grace(180.0, "the driver was loaded")
 """Time in which the fabric starts and its links are trained (docs/rules.md 20)."""
+FABRIC_GRACE = Grace(180.0, "the fabric manager was started")
+"""Time for the GPUs' registration with their fabric and its manager (docs/rules.md 20)."""
+FABRIC_COMING_UP = UnobservedCause(
+    "FabricComingUp",
+    "GPUs are registering with their NVLink fabric, or its manager is connecting to them.",
+    f"Wait: they are judged {FABRIC_GRACE.seconds:.0f} s after {FABRIC_GRACE.since}.",
+)
 NVIDIA_DRIVER = "nvidia"
+
+
+def is_fabric_coming_up(seen: Evidence, expected: Expectation) -> bool:
+    """Whether the fabric has had too little time to be judged.
+
+    The time begins at the start of the fabric manager, or at the load of the driver if no fabric manager runs here.
+    """
+    manager = seen[services.SERVICES].find(services.FABRIC_MANAGER)
+    age = manager.age_seconds if manager else None
+    return (expected.driver_age_seconds if age is None else age) < FABRIC_GRACE.seconds
+
+
+def takes_part_in_fabric(gpu: nvml.Gpu) -> bool:
+    """Whether the GPU is part of a fabric.
+
+    MIG mode turns off the links of some GPUs (Fabric Manager User Guide, Interoperability With MIG).
+    """
+    divided = gpu.mig_mode is not None and gpu.mig_mode.current
+    return gpu.fabric is not None and gpu.fabric.state != nvml.NO_FABRIC and not divided
 
 
 def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]]:

@@ -48,6 +48,7 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    FUNCTION_NOT_FOUND = 13,
     CORRUPTED_INFOROM = 14,
     OPERATING_SYSTEM = 17,
     LIB_RM_VERSION_MISMATCH = 18,
@@ -761,6 +762,7 @@ static void name_field(char *name, size_t size, const nvmlFieldValue_t *field)
     case 161: /* NVLINK_ERROR_DL_REPLAY … _CRC */
     case 162:
     case 163:
+    case 165: /* NVLINK_GET_STATE */
     case 206: /* NVLINK_COUNT_MALFORMED_PACKET_ERRORS … _SYMBOL_BER */
     case 207:
     case 208:
@@ -960,6 +962,21 @@ typedef struct {
     unsigned char healthSummary;
 } nvmlGpuFabricInfo_v3_t;
 
+typedef struct {
+    unsigned char type;
+    unsigned id;
+} nvmlGpuFabricClique_v1_t;
+
+typedef struct {
+    unsigned char clusterUuid[16];
+    nvmlReturn_t status;
+    nvmlGpuFabricClique_v1_t cliques[64];
+    unsigned numCliques;
+    unsigned char state;
+    unsigned healthMask;
+    unsigned char healthSummary;
+} nvmlGpuFabricInfo_v4_t;
+
 nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t gpu, unsigned long long *reasons)
 {
     return clock_reasons(__func__, gpu, reasons);
@@ -1118,6 +1135,30 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t gpu, nvmlGpuFabricInfo_v3_
         ENTER(gpu_unsigned(gpu, "fabric_health_summary", &summary));
         fabric->healthSummary = (unsigned char)summary;
     }
+    return SUCCESS;
+}
+
+/* From R615 on; fabric_newest_version is 4 then. The clique of the older structures follows one of another type. */
+nvmlReturn_t nvmlDeviceGetGpuFabricInfo_v4(nvmlDevice_t gpu, nvmlGpuFabricInfo_v4_t *fabric)
+{
+    enum { UNICAST_POINTER = 0, MULTICAST_POINTER = 1 };
+    unsigned newest, summary;
+    nvmlGpuFabricInfo_t info;
+    ENTER(enter_gpu(__func__, gpu));
+    if (gpu_unsigned(gpu, "fabric_newest_version", &newest) != SUCCESS || newest < 4)
+        return FUNCTION_NOT_FOUND;
+    if (fabric == NULL)
+        return INVALID_ARGUMENT;
+    ENTER(gpu_fabric(gpu, &info));
+    ENTER(gpu_unsigned(gpu, "fabric_health_mask", &fabric->healthMask));
+    ENTER(gpu_unsigned(gpu, "fabric_health_summary", &summary));
+    memcpy(fabric->clusterUuid, info.clusterUuid, sizeof fabric->clusterUuid);
+    fabric->status = info.status;
+    fabric->state = (unsigned char)info.state;
+    fabric->healthSummary = (unsigned char)summary;
+    fabric->cliques[0] = (nvmlGpuFabricClique_v1_t){MULTICAST_POINTER, info.cliqueId + 1};
+    fabric->cliques[1] = (nvmlGpuFabricClique_v1_t){UNICAST_POINTER, info.cliqueId};
+    fabric->numCliques = 2;
     return SUCCESS;
 }
 #endif

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.fabric import CHECK, GRACE
+from healthcheck.checks.fabric import CHECK
+from healthcheck.checks.per_gpu import FABRIC_GRACE
 from healthcheck.model import (
     Finding,
     Judgement,
@@ -77,7 +78,7 @@ def test_registration_may_take_its_time_from_the_managers_start_on(age: float, f
         if found
         else Unobserved(UnobservedCause.named("FabricComingUp"), coming, SUBJECT)
     )
-    assert GRACE.seconds == 180
+    assert FABRIC_GRACE.seconds == 180
 
 
 @pytest.mark.parametrize("services", [NO_MANAGER, up(None), Services(of_host=False)])
@@ -205,6 +206,50 @@ def test_a_summary_counts_where_the_mask_names_no_fault(mask: int | None) -> Non
         finding("FabricLimitedCapacity", Severity.MONITOR, "health summary: limited capacity"),
         ALL_SEEN,
     ]
+
+
+NO_PARTITION, PARTITION, NO_CONFIGURATION = 0x21AA, 0x11AA, 0x4AA
+"""Masks of a GPU without and with a partition, and that of a driver before R595 for one without."""
+
+
+def unassigned(detail: str = "health mask: no partition assigned") -> Finding:
+    return finding("FabricPartitionMissing", Severity.RESET, detail)
+
+
+@pytest.mark.parametrize("summary", [None, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("expected", "beside", "mask", "is_found"),
+    [
+        (P5, PARTITION, NO_PARTITION, True),
+        (P5, 0x1AA, NO_CONFIGURATION, True),
+        (GB200, 0x1AA, NO_PARTITION, True),
+        (UNKNOWN_TYPE, PARTITION, NO_PARTITION, True),
+        (P5, PARTITION, PARTITION, False),
+        (GB200, PARTITION, PARTITION, False),
+        (GB200, 0x1AA, 0x1AA, False),
+        (P5, NO_PARTITION, NO_PARTITION, False),
+        (P5, 0x1AA, NO_PARTITION, False),
+        (UNKNOWN_TYPE, NO_PARTITION, NO_PARTITION, False),
+    ],
+)
+def test_a_gpu_without_a_partition_is_found_where_others_have_one(
+    expected: Expectation, beside: int, mask: int, is_found: bool, summary: int | None
+) -> None:
+    """A machine without partitions reports none for all its GPUs; its summary then counts as before."""
+    gpus = [healthy(n, fabric=replace(REGISTERED, health_mask=beside)) for n in range(8)]
+    gpus[3] = healthy(3, fabric=replace(REGISTERED, health_mask=mask, health_summary=summary))
+    judged = [one for one in look_judged(driver_says(*gpus), expected) if isinstance(one, Finding)]
+
+    by_summary = {2: "FabricUnhealthy", 3: "FabricLimitedCapacity"}.get(summary or 0)
+    assert [one.reason for one in judged] == (
+        ["FabricPartitionMissing"] if is_found else [by_summary] if by_summary else []
+    )
+    assert not is_found or judged == [unassigned()]
+
+
+def test_another_fault_of_the_mask_comes_before_a_missing_partition() -> None:
+    faults = "health mask: degraded bandwidth"
+    assert judge(replace(REGISTERED, health_mask=0x4A9))[0] == finding("FabricUnhealthy", Severity.RESET, faults)
 
 
 def test_readings_that_all_failed_do_not_say_that_there_is_no_fabric() -> None:

@@ -21,10 +21,21 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.probes.kernel_modules import MODULES, KernelModules
-from healthcheck.probes.nvml.gpus import NVML, DriverReading
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Mode
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, FabricManagerStart, Service, Services, Uncounted
-from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, functions, says
+from tests.checks.evidence import (
+    ADDRESSES,
+    G6,
+    P5,
+    UNKNOWN_TYPE,
+    driver_is_silent,
+    driver_says,
+    every,
+    functions,
+    healthy,
+    says,
+)
 
 DRIVER, OTHER = "570.133.20", "570.124.06"
 SOURCE = "p5.48xlarge in fabrics.csv"
@@ -89,6 +100,91 @@ def test_whether_one_in_another_privileged_container_is_it_nobody_knows() -> Non
         ["ServiceUncertain"],
     )
     assert findings(judge(*RUNNING, uncounted=(PRIVILEGED,))) == []
+
+
+CONNECTED, LOST = Fabric(3, 0, health_mask=0x41AA), Fabric(3, 0, health_mask=0x81AA)
+ALL_CONNECTED = "8 of 8 GPUs connected to the fabric manager"
+ONE_LOST = "7 of 8 GPUs connected to the fabric manager"
+DISCONNECTED = Finding(
+    "FabricManagerDisconnected", Severity.RESET, "node", f"{ONE_LOST}; not gpu/{ADDRESSES[3]}", flickers=True
+)
+OLD = (Service(FABRIC_MANAGER, 1041, 180.0),)
+YOUNG = (Service(FABRIC_MANAGER, 1041, 179.9),)
+RACK = replace(P5, instance_type="p6e-gb200.36xlarge")
+
+
+def connected(*lost: int) -> DriverReading:
+    """All GPUs of a node with R615, without the manager for some of them."""
+    return driver_says(*(healthy(n, fabric=LOST if n in lost else CONNECTED) for n in range(8)))
+
+
+@pytest.mark.parametrize(
+    ("state", "found", "causes"),
+    [
+        ({"running": OLD}, [DISCONNECTED], []),
+        ({"running": YOUNG}, [], ["FabricComingUp"]),
+        ({"running": ()}, [NOT_RUNNING], []),
+        ({"running": (), "uncounted": (PRIVILEGED,)}, [DISCONNECTED], []),
+        ({"running": (), "uncounted": (IN_PODS,)}, [DISCONNECTED], []),
+        ({"running": (), "of_host": False}, [DISCONNECTED], []),
+        ({"running": (), "expected": RACK}, [DISCONNECTED], []),
+        ({"running": (), "expected": replace(RACK, driver_age_seconds=179.9)}, [], ["FabricComingUp"]),
+        ({"running": (), "expected": UNKNOWN_TYPE}, [DISCONNECTED], []),
+        ({"running": (), "expected": replace(P5, instance_type="p5.4xlarge")}, [], []),
+    ],
+)
+def test_gpus_without_the_manager_are_one_finding_of_the_node(
+    state: dict[str, Any], found: list[Finding], causes: list[str]
+) -> None:
+    options = {"start": None} | state
+    said = judge(*options.pop("running"), look=connected(3), **options)
+
+    assert findings(said) == found
+    assert [one.cause.name for one in said if isinstance(one, Unobserved)] == causes
+
+
+@pytest.mark.parametrize(
+    ("fabric", "more"),
+    [
+        (Fabric(3, 0, health_mask=0xC1AA), {}),
+        (Fabric(3, 0, health_mask=0x1AA), {}),
+        (Fabric(3, 0), {}),
+        (Fabric(2, 0, health_mask=0x81AA), {}),
+        (Fabric(0, 0, health_mask=0x81AA), {}),
+        (LOST, {"mig_mode": Mode(current=True, pending=True)}),
+        (None, {}),
+    ],
+)
+def test_a_gpu_that_does_not_report_its_connection_is_left_out(fabric: Fabric | None, more: dict[str, Mode]) -> None:
+    """Older drivers report none, a GPU has none before its registration, and MIG mode may turn its links off."""
+    gpus = (healthy(n, fabric=fabric, **more) if n == 3 else healthy(n, fabric=CONNECTED) for n in range(8))
+    (said,) = judge(*OLD, look=driver_says(*gpus), start=None)
+
+    assert isinstance(said, Observation)
+    assert said.what == "running; 7 of 7 GPUs connected to the fabric manager"
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"running": OLD}, f"running; {ALL_CONNECTED}"),
+        ({"uncounted": (PRIVILEGED,)}, f"process not visible; {ALL_CONNECTED}; not counted: 1 called"),
+        ({"uncounted": (IN_PODS,)}, f"process not visible; {ALL_CONNECTED}; not counted: 3 called"),
+        ({"of_host": False}, f"process not visible; {ALL_CONNECTED}"),
+        ({"expected": RACK}, ALL_CONNECTED),
+        ({"expected": UNKNOWN_TYPE}, ALL_CONNECTED),
+    ],
+)
+def test_gpus_with_the_manager_prove_it_wherever_it_runs(state: dict[str, Any], message: str) -> None:
+    options = {"start": None} | state
+    (said,) = judge(*options.pop("running", ()), look=connected(), **options)
+
+    assert isinstance(said, Observation)
+    assert said.what.startswith(message)
+
+
+def test_without_any_process_of_that_name_an_old_answer_of_the_driver_proves_nothing() -> None:
+    assert findings(judge(look=connected(), start=None)) == [NOT_RUNNING]
 
 
 def test_running_of_the_drivers_version_it_is_no_finding() -> None:

@@ -44,6 +44,12 @@ def seen(message: str) -> Observation:
         (links(down=(5,)), "NvLinkDown", Severity.RESET, "1 of 18 NVLinks (5) inactive"),
         (links(down=(0, 17)), "NvLinkDown", Severity.RESET, "2 of 18 NVLinks (0, 17) inactive"),
         (links(down=tuple(range(18))), "NvLinkDown", Severity.RESET, "all 18 NVLinks inactive"),
+        (
+            (*links(17), NvLink(17, active=True, version=6, traffic_disabled=True)),
+            "NvLinkTrafficDisabled",
+            Severity.MONITOR,
+            "1 of 18 NVLinks (17) active without traffic",
+        ),
         (links(17), "NvLinkCountLow", Severity.RESET, "17 NVLinks, p5.48xlarge has 18 per GPU"),
         ((), "NvLinkCountLow", Severity.RESET, "0 NVLinks, p5.48xlarge has 18 per GPU"),
         (links(version=5), "NvLinkVersionLow", Severity.MONITOR, "all 18 NVLinks older than version 4.0"),

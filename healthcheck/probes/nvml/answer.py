@@ -41,6 +41,8 @@ from healthcheck.probes.pci import normalise_address
 
 _MOST_NVLINKS = 36
 """Value of NVML_NVLINK_MAX_LINKS in the newest nvml.h."""
+_TRAFFIC_DISABLED = 3
+"""Value of NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h of R615)."""
 _MOST_SAMPLES = 1024
 """Most samples that the child reads of one buffer."""
 
@@ -90,7 +92,8 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
     if "nvlinks" in readings:
         numbers = enumerate(readings["nvlinks"])
         readings["nvlinks"] = tuple(
-            NvLink(link, active, version, counters.get(link, {})) for link, (active, version) in numbers
+            NvLink(link, state != 0, version, counters.get(link, {}), state == _TRAFFIC_DISABLED)
+            for link, (state, version) in numbers
         )
     return Gpu(
         index,
@@ -158,10 +161,10 @@ def _perhaps(part: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda raw: None if raw is None else part(raw)
 
 
-def _nvlinks(raw: Any) -> list[tuple[bool, int | None]]:
-    """Return, for each link, whether it is active and its version."""
+def _nvlinks(raw: Any) -> list[tuple[int, int | None]]:
+    """Return state and version of each link."""
     version_of = _perhaps(_unsigned)
-    return [(_flag(active), version_of(version)) for active, version in _listed(raw, _MOST_NVLINKS)]
+    return [(_unsigned(state), version_of(version)) for state, version in _listed(raw, _MOST_NVLINKS)]
 
 
 def _nvlink_counters(raw: Any) -> dict[int, dict[str, int]]:

@@ -21,7 +21,6 @@ from healthcheck.probes.nvml.readings import (
     GpuHandle,
     Inforoms,
     text,
-    throttle_fields,
 )
 
 TYPE_CHECKING = False
@@ -52,8 +51,7 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
         if count > _MOST_GPUS:
             return {"library": library.path, "error": None, "cause": f"NVML reports {count} GPUs"}
         version = text(pynvml.nvmlSystemGetDriverVersion())
-        fields = throttle_fields(version)
-        gpus = [_gpu(pynvml, index, inforoms, fields) for index in range(count)]
+        gpus = [_gpu(pynvml, index, inforoms, version) for index in range(count)]
         p2p = _p2p(pynvml, gpus)
         return {"library": library.path, "driver_version": version, "gpus": [one for one, _ in gpus], "p2p": p2p}
     except pynvml.NVMLError as error:
@@ -65,14 +63,14 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
             print(f"nvmlShutdown: {error}", file=sys.stderr)
 
 
-def _gpu(nvml: Any, index: int, inforoms: Inforoms, throttle: tuple[int, ...]) -> tuple[dict[str, Any], Any]:
+def _gpu(nvml: Any, index: int, inforoms: Inforoms, version: str) -> tuple[dict[str, Any], Any]:
     """Return the readings of one GPU, and its handle; None if there is no handle."""
     fields: dict[str, Any] = {"index": index, "error": 0, "errors": {}, "nonsense": []}
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
         return fields | {"error": error.value}, None
-    gpu = GpuHandle(nvml, handle, inforoms, throttle)
+    gpu = GpuHandle(nvml, handle, inforoms, version)
     for name, read in READINGS.items():
         try:
             fields[name] = read(gpu)

@@ -20,6 +20,15 @@ NONSENSE = -1
 """Value instead of an nvmlReturn_t if NVML returned invalid data. No nvmlReturn_t has this value."""
 
 
+NO_FABRIC, _COMPLETED = 0, 3
+"""Values of nvmlGpuFabricState_t: the GPU has no fabric, or is registered with it."""
+_PARTITION_SHIFT, _MANAGER_SHIFT = 12, 14
+"""Positions of PARTITION_ASSIGNED and GFM_STATE in the fabric's health mask (NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_…).
+
+They have two bits: 0 means not supported, 1 yes or connected, 2 no or disconnected.
+"""
+
+
 class Mode(Struct, frozen=True):
     """A mode of the GPU now, and after the next reset or reboot."""
 
@@ -168,16 +177,18 @@ class NvLink(Struct, frozen=True):
     """One NVLink. `version` is nvmlNvlinkVersion_t; None if it is unknown, as for an inactive link.
 
     `counters` are cumulative, by the name of their NVML field: replays, recoveries, recovery_failures, crc_errors …
+    A link with `traffic_disabled` is active and carries no traffic (R615 and later).
     """
 
     link: int
     active: bool
     version: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
+    traffic_disabled: bool = False
 
 
 class Fabric(Struct, frozen=True):
-    """The GPU's registration with its NVLink fabric (nvmlGpuFabricInfo_t and _v2, _v3).
+    """The GPU's registration with its NVLink fabric (nvmlGpuFabricInfo_t and _v2, _v3, _v4).
 
     A value is None if an older structure lacks it.
     """
@@ -190,6 +201,19 @@ class Fabric(Struct, frozen=True):
     cluster_uuid: str = ""
     health_mask: int | None = None
     health_summary: int | None = None
+
+    @property
+    def partition_assigned(self) -> bool | None:
+        """Whether the GPU is in a partition of the fabric (R595 and later); None if that is not reported."""
+        return self._mask_flag(_PARTITION_SHIFT)
+
+    @property
+    def manager_connected(self) -> bool | None:
+        """Whether the fabric manager is connected to the registered GPU (R615 and later); None if not reported."""
+        return self._mask_flag(_MANAGER_SHIFT) if self.state == _COMPLETED else None
+
+    def _mask_flag(self, shift: int) -> bool | None:
+        return {1: True, 2: False}.get((self.health_mask or 0) >> shift & 0b11)
 
 
 class P2p(Struct, frozen=True):

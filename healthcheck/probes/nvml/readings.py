@@ -79,6 +79,11 @@ _LINK_COUNTERS = ("replays", "recoveries", "crc_errors", "crc_data_errors")
 """Counters of nvmlNvLinkErrorCounter_t, for drivers without the fields."""
 _NVLINK_5 = 7
 """NVLink 5 in nvmlNvlinkVersion_t."""
+_LINK_STATE, _TRAFFIC_DISABLED = 165, 3
+"""Field with the state of an NVLink, and its value for a link that is up and carries no traffic (R615)."""
+_R615 = (615, 0)
+_UNICAST_POINTER = 0
+"""Kind of a fabric clique in nvmlGpuFabricInfo_v4_t whose ID is that of the older structures."""
 _SLOWDOWN = 1
 """Slowdown threshold in nvmlTemperatureThresholds_t."""
 _INFOROM_INTERVAL_SECONDS = 3600.0
@@ -115,11 +120,13 @@ class GpuHandle:
     Functions with `known` in their names return None for an unsupported value. Invalid values raise ValueError.
     """
 
-    def __init__(self, nvml: Any, handle: Any, inforoms: Inforoms, throttle_fields: tuple[int, ...] = ()) -> None:
+    def __init__(self, nvml: Any, handle: Any, inforoms: Inforoms, driver_version: str = "") -> None:
         self.nvml = nvml
         self.handle = handle
         self.inforoms = inforoms
-        self.throttle_fields = throttle_fields
+        release = _release(driver_version)
+        self.throttle_fields = next((fields for since, fields in _THROTTLE_FIELDS if release >= since), ())
+        self.is_r615 = release >= _R615
         self.uuid = ""
         self.mig_mode: list[int] | None = None
         self.links: list[list[int | None]] = []
@@ -152,8 +159,12 @@ class GpuHandle:
 
     def counts(self, fields: Iterable[int], scope: int = 0) -> list[int | None]:
         """Return fields that count something, all read in one call; None for one that could not be read."""
+        return self.counts_of((field, scope) for field in fields)
+
+    def counts_of(self, wanted: Iterable[tuple[int, int]]) -> list[int | None]:
+        """Return these fields of these scopes, as `counts` does."""
         counts: list[int | None] = []
-        for code, kind, value in self.fields((field, scope) for field in fields):
+        for code, kind, value in self.fields(wanted):
             number = _VALUES[kind].unpack_from(value)[0] if code == 0 and 0 <= kind < len(_VALUES) else None
             counts.append(number if isinstance(number, int) and number >= 0 else None)
         return counts
@@ -328,10 +339,15 @@ def _pcie(gpu: GpuHandle) -> list[int | None]:
 def _nvlinks(gpu: GpuHandle) -> list[list[int | None]] | None:
     """Return state and version of each link."""
     for link in range(_MOST_LINKS):
-        active = gpu.ask_known("nvmlDeviceGetNvLinkState", link)
-        if active is None:
+        state = gpu.ask_known("nvmlDeviceGetNvLinkState", link)
+        if state is None:
             break
-        gpu.links.append([active, gpu.ask_known("nvmlDeviceGetNvLinkVersion", link) if active else None])
+        gpu.links.append([state, gpu.ask_known("nvmlDeviceGetNvLinkVersion", link) if state else None])
+    if gpu.is_r615 and gpu.links:
+        states = gpu.counts_of((_LINK_STATE, link) for link in range(len(gpu.links)))
+        for entry, state in zip(gpu.links, states, strict=True):
+            # Older documents call the function's value a flag, so it may not show this state.
+            entry[0] = state if entry[0] and state == _TRAFFIC_DISABLED else entry[0]
     return gpu.links or None
 
 
@@ -363,16 +379,13 @@ def _error_counters(gpu: GpuHandle, links: list[int]) -> dict[int, dict[str, int
     return counters
 
 
-def throttle_fields(driver_version: str) -> tuple[int, ...]:
-    """Return this driver's fields of the time in software thermal, hardware thermal and power brake slowdown.
-
-    The result is empty if the driver has none, or if its numbers are unknown or ambiguous.
-    """
+def _release(driver_version: str) -> tuple[int, int]:
+    """Return the first two numbers of a driver's version; zeros if it has another form."""
     try:
         major, minor = map(int, driver_version.split(".")[:2])
     except ValueError:
-        return ()
-    return next((fields for since, fields in _THROTTLE_FIELDS if (major, minor) >= since), ())
+        return (0, 0)
+    return (major, minor)
 
 
 def _memory_errors(gpu: GpuHandle) -> list[int | None] | None:
@@ -487,6 +500,8 @@ def _unless_empty(values: list[Any]) -> list[Any] | None:
 
 def _fabric(gpu: GpuHandle) -> list[Any] | None:
     """Return the fabric information by the newest structure that the library supports."""
+    if gpu.is_r615 and (newest := _fabric_4(gpu)) is not None:
+        return newest
     for function, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", gpu.nvml.c_nvmlGpuFabricInfo_v3_t),
         ("nvmlDeviceGetGpuFabricInfoV", gpu.nvml.c_nvmlGpuFabricInfo_v2_t),
@@ -498,6 +513,16 @@ def _fabric(gpu: GpuHandle) -> list[Any] | None:
         health = [getattr(info, name, None) for name in ("healthMask", "healthSummary")]
         return [info.state, info.status, info.cliqueId, bytes(info.clusterUuid).hex(), *health]
     return None
+
+
+def _fabric_4(gpu: GpuHandle) -> list[Any] | None:
+    """Return the fabric information by the structure with several cliques; None if the library lacks it."""
+    info = gpu.nvml.c_nvmlGpuFabricInfo_v4_t()
+    if gpu.ask_known("nvmlDeviceGetGpuFabricInfo_v4", ctypes.byref(info)) is None:
+        return None
+    cliques = info.cliques[: min(info.numCliques, len(info.cliques))]
+    clique = next((entry.id for entry in cliques if entry.type == _UNICAST_POINTER), 0)
+    return [info.state, info.status, clique, bytes(info.clusterUuid).hex(), info.healthMask, info.healthSummary]
 
 
 NAMES: dict[str, Callable[[GpuHandle], Any]] = {
