@@ -17,7 +17,7 @@ from healthcheck.model import ProbeError, Unobserved
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.answer import read_answer
 from healthcheck.probes.nvml.gpus import SNAPSHOT_SECONDS, DriverReading, Gpus, Snapshot, snapshot
-from healthcheck.probes.nvml.library import PLACES, SONAME, resolve_inside
+from healthcheck.probes.nvml.library import SONAME, all_places, resolve_inside
 from healthcheck.text.printable import printable
 
 DEADLINE_SECONDS = 60.0
@@ -142,7 +142,7 @@ def library_versions(root: Path, used: str = "") -> tuple[str, ...]:
     """Return the versions of the driver's libraries under this root and of the used one, from their file names."""
     version = _VERSION.search(used)
     found = {version[1]} if version else set()
-    for place in PLACES:
+    for place in all_places(str(root)):
         try:
             file = resolve_inside(str(root).rstrip("/"), f"{place}/{SONAME}")
         except OSError:

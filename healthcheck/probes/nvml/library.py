@@ -19,15 +19,27 @@ _LINUX_DIRECTORIES = (
     "lib/aarch64-linux-gnu",
     "usr/lib",
 )
-PLACES = (
-    *_LINUX_DIRECTORIES,
-    *(f"run/nvidia/driver/{directory}" for directory in _LINUX_DIRECTORIES),
+_DRIVER_ROOT, _TREES = "run/nvidia/driver", "opt/nvidia"
+"""Folder of the GPU operator's driver, and that of drivers side by side (EKS AL2023 AMI from v20260917).
+
+The AMI has a tree of each driver, `lts` and `pb`. At boot it renames that of its GPUs to `current`, removes the other,
+and mounts `current/usr/lib64` over /usr/lib64 or copies it there (amazon-eks-ami, resolve-nvidia-driver.sh). A
+container may not see that mount.
+"""
+_MOST_TREES = 16
+_OTHER_PLACES = (
     "home/kubernetes/bin/nvidia/lib64",
     "usr/local/nvidia/lib64",
     "opt/nvidia/lib64",
     "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     "usr/local/glibc/usr/lib",
+)
+PLACES = (
+    *_LINUX_DIRECTORIES,
+    *(f"{_DRIVER_ROOT}/{directory}" for directory in _LINUX_DIRECTORIES),
+    f"{_TREES}/current/usr/lib64",
+    *_OTHER_PLACES,
 )
 """Folders of the driver's library under a host's root."""
 
@@ -71,6 +83,46 @@ def resolve_inside(root: str, path: str) -> str:
     return root + real
 
 
+def all_places(root: str) -> tuple[str, ...]:
+    """Return PLACES, then those of the trees whose library has the version of the loaded kernel module."""
+    base = root.rstrip("/")
+    trees = _tree_places(base)
+    version = _module_version(base) if trees else ""
+    return (*PLACES, *(place for place in trees if _has_version(base, place, version)))
+
+
+def places_by_version(root: str) -> list[str]:
+    """Return all places, first those with a library of the loaded kernel module's version: NVML works with no other."""
+    base = root.rstrip("/")
+    version = _module_version(base)
+    return sorted(all_places(root), key=lambda place: not _has_version(base, place, version))
+
+
+def _tree_places(base: str) -> list[str]:
+    try:
+        trees = sorted(os.listdir(resolve_inside(base, _TREES)))[:_MOST_TREES]
+    except OSError:
+        return []
+    places = [f"{_TREES}/{tree}/{directory}" for tree in trees for directory in _LINUX_DIRECTORIES]
+    return [place for place in places if place not in PLACES]
+
+
+def _module_version(base: str) -> str:
+    try:
+        with open(f"{base}/sys/module/nvidia/version", encoding="ascii", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""
+
+
+def _has_version(base: str, place: str, version: str) -> bool:
+    """Whether the file of the library there has this version in its name."""
+    try:
+        return bool(version) and resolve_inside(base, f"{place}/{SONAME}").endswith(f".so.{version}")
+    except OSError:
+        return False
+
+
 def load(root: str, use_loader: bool, soname: str = SONAME) -> str:
     """Load a library of the driver into this process and return its path. Raises OSError."""
     tried = []
@@ -82,7 +134,7 @@ def load(root: str, use_loader: bool, soname: str = SONAME) -> str:
             tried.append(f"in the loader's own path: {error}")
     base = root.rstrip("/")
     refused: dict[str, str] = {}
-    for place in PLACES:
+    for place in places_by_version(root):
         link = path = f"{base}/{place}/{soname}"
         try:
             # All links on the path are the host's. The kernel would resolve an absolute link in this container.
@@ -98,7 +150,18 @@ def load(root: str, use_loader: bool, soname: str = SONAME) -> str:
             refused[path] = _why(link, path, str(error))
         else:
             return path
-    raise OSError("; ".join([*tried, *(refused.values() or [f"{soname} was not found under {root}"])]))
+    raise OSError("; ".join([*tried, *(refused.values() or [_not_found(root, soname)])]))
+
+
+def _not_found(root: str, soname: str) -> str:
+    """Return a text with all places where the library was searched."""
+    base = root.rstrip("/")
+    others = ", ".join(place for place in _tree_places(base) if os.path.lexists(f"{base}/{place}/{soname}"))
+    unfit = f"; not of kernel module {_module_version(base) or '(none)'}: {others}" if others else ""
+    return (
+        f"{soname} was not found under {root}: not in {', '.join(_LINUX_DIRECTORIES)}, the same below {_DRIVER_ROOT} "
+        f"and {_TREES}/*, nor in {', '.join(_OTHER_PLACES)}{unfit}"
+    )
 
 
 def _refuse_foreign(path: str) -> None:

@@ -654,6 +654,48 @@ class TestReadings:
         links[5] = replace(links[5], counters={"replays": 0, "recoveries": 2**40, "crc_errors": 0})
         assert self.answered(driver).nvlinks == tuple(links)
 
+    @pytest.mark.parametrize(("version", "is_read"), [("610.43.02", False), ("615.78.08", True), ("620.10.01", True)])
+    def test_the_fourth_structure_of_a_fabric_is_read_from_r615_on(
+        self, node: SimulatedNode, driver: Driver, version: str, is_read: bool
+    ) -> None:
+        node.write_value("nvml/driver_version", version)
+        for file, value in {"clique": 32766, "newest_version": 4, "health_mask": 0x91AA, "health_summary": 1}.items():
+            node.write_value(f"nvml/gpu0/fabric_{file}", value)
+        node.write_value("nvml/gpu0/error.nvmlDeviceGetGpuFabricInfoV", 2)
+        node.write_value("nvml/gpu0/error.nvmlDeviceGetGpuFabricInfo", 13)
+
+        assert self.answered(driver).fabric == (Fabric(3, 0, 32766, "", 0x91AA, 1) if is_read else None)
+
+    def test_an_r615_library_without_the_fourth_structure_is_asked_for_the_third(
+        self, node: SimulatedNode, driver: Driver
+    ) -> None:
+        node.write_value("nvml/driver_version", "615.78.08")
+
+        assert self.answered(driver).fabric == Fabric(3, 0, 0, "", 0x1AA, 0)
+
+    @pytest.mark.parametrize(
+        ("version", "file", "value", "is_disabled"),
+        [
+            ("615.78.08", "state", 3, True),
+            ("615.78.08", "field/165", 3, True),
+            ("615.78.08", "field/165", 2, False),
+            ("615.78.08", "field/165", 1, False),
+            ("615.78.08", "field/165", 0, False),
+            ("615.78.08", "state", 2, False),
+            ("610.43.02", "field/165", 3, False),
+        ],
+    )
+    def test_a_link_without_traffic_is_active(
+        self, node: SimulatedNode, driver: Driver, version: str, file: str, value: int, is_disabled: bool
+    ) -> None:
+        node.write_value("nvml/driver_version", version)
+        node.write_value(f"nvml/gpu0/nvlink/3/{file}", value)
+
+        links = self.answered(driver).nvlinks
+        assert links is not None
+        assert [link.traffic_disabled for link in links] == [is_disabled and link.link == 3 for link in links]
+        assert all(link.active for link in links)
+
     def test_retired_pages_are_those_of_a_gpu_that_remaps_no_rows(self, node: SimulatedNode, driver: Driver) -> None:
         for file, value in {"retired_sbe": 3, "retired_dbe": 1, "retired_pending": 1}.items():
             node.write_value(f"nvml/gpu0/{file}", value)
@@ -1280,6 +1322,7 @@ PLACES = [
     "home/kubernetes/bin/nvidia/lib64",
     "usr/local/nvidia/lib64",
     "opt/nvidia/lib64",
+    "opt/nvidia/current/usr/lib64",
     "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     "usr/local/glibc/usr/lib",
@@ -1348,8 +1391,16 @@ class TestLibraryPlaces:
 
     @pytest.mark.usefixtures("library")
     def test_a_tree_without_a_library_says_so(self, node: SimulatedNode, driver: Driver) -> None:
-        assert driver.look().answer == Unobserved(
-            UnobservedCause.named("NvmlLibraryNotFound"), f"libnvidia-ml.so.1 was not found under {node.root}"
+        answer = driver.look().answer
+
+        assert isinstance(answer, Unobserved)
+        assert answer.cause.name == "NvmlLibraryNotFound"
+        assert answer.detail == (
+            f"libnvidia-ml.so.1 was not found under {node.root}: not in usr/lib64, usr/lib/x86_64-linux-gnu, "
+            "usr/lib/aarch64-linux-gnu, lib64, lib/x86_64-linux-gnu, lib/aarch64-linux-gnu, usr/lib, the same below "
+            "run/nvidia/driver and opt/nvidia/*, nor in home/kubernetes/bin/nvidia/lib64, usr/local/nvidia/lib64, "
+            "opt/nvidia/lib64, x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla, "
+            "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla, usr/local/glibc/usr/lib"
         )
 
     @pytest.mark.parametrize(
