@@ -216,7 +216,9 @@ class Telemetry:
             _TAINT_BUCKETS,
         )
         self.withheld = gauge("taint_withheld", "1 while the fleet budget has no slot for this node's taint.")
-        self.device_taints = gauge("device_taints", "DeviceTaintRules that replace this node's taint.")
+        self.device_taints = gauge(
+            "device_taints", "DeviceTaintRules, or cordons of HAMi, that replace this node's taint."
+        )
         self.device_taints_failed = gauge(
             "device_taints_failed", "1 while the node is tainted because its faulty GPUs could not be tainted."
         )

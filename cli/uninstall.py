@@ -152,6 +152,7 @@ def _show(removal: Removal, console: Screen) -> None:
         _listed("label", removal.labels),
         _listed("annotation", removal.annotations),
         _listed("taint", removal.taints),
+        _listed("HAMi cordon", removal.cordons),
         _listed("condition", removal.conditions),
     ]
     console.print(f"{removal.node}: {'; '.join(filter(None, parts))}")

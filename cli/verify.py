@@ -27,6 +27,7 @@ from healthcheck.cluster.names import AGENT, NAMESPACE, POLICIES
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT
 from healthcheck.host.streams import complain
+from healthcheck.node.hami import is_shared
 from healthcheck.node.state import MOST_FIELD_MANAGERS, RESULTS, NodeState
 from healthcheck.text.naming import named
 from healthcheck.verdict import record as records
@@ -114,6 +115,7 @@ def answers_of(cluster: Cluster) -> Iterator[Verification]:
     yield from settings_answers(cluster)
     yield from crowd_answers(listed)
     yield from engine_answers(listed)
+    yield from cordon_answers(cluster, listed)
 
 
 def agent_answers(cluster: Cluster, *, any_silent: bool) -> Iterator[Verification]:
@@ -178,6 +180,21 @@ def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
         remedy = next((cause.action for cause in dcgm_causes.CAUSES if cause.name == name), "")
         message = f"left out on {named(sorted(names), _MOST_NAMED)}: {name}. {remedy}"
         yield Verification("deep tests", holds=False, said=message)
+
+
+def cordon_answers(cluster: Cluster, nodes: Iterable[NodeState]) -> Iterator[Verification]:
+    """Yield whether HAMi obeys cordons of single GPUs, if DEVICE_TAINTS is set and HAMi shares GPUs of a node."""
+    from healthcheck.cluster.hami_schedulers import HamiSchedulers  # noqa: PLC0415 - the help does not need the client
+
+    try:
+        if not any(map(is_shared, nodes)) or cluster.settings.read_config().get("DEVICE_TAINTS") != "true":
+            return
+        why = HamiSchedulers(cluster.connection).why_ignored()
+    except (NotFound, Forbidden) as error:
+        yield Verification("HAMi cordons", holds=isinstance(error, Forbidden), said=f"could not check: {error}")
+    else:
+        said = f"{why}: a faulty GPU taints its node" if why else "HAMi's scheduler obeys them"
+        yield Verification("HAMi cordons", not why, said)
 
 
 _CROWDED = (

@@ -46,7 +46,26 @@ PODS = Resource("pods", "Pod", "v1", has_status=True)
 DAEMON_SETS = Resource("daemonsets", "DaemonSet", "apps/v1", has_status=True)
 CRON_JOBS = Resource("cronjobs", "CronJob", "batch/v1", has_status=True)
 JOBS = Resource("jobs", "Job", "batch/v1", has_status=True)
-RESOURCES = (NODES, EVENTS, LEASES, CONFIG_MAPS, RUNTIME_CLASSES, PODS, DAEMON_SETS, CRON_JOBS, JOBS)
+DEPLOYMENTS = Resource("deployments", "Deployment", "apps/v1", has_status=True)
+WEBHOOKS = Resource(
+    "mutatingwebhookconfigurations",
+    "MutatingWebhookConfiguration",
+    "admissionregistration.k8s.io/v1",
+    namespaced=False,
+)
+RESOURCES = (
+    NODES,
+    EVENTS,
+    LEASES,
+    CONFIG_MAPS,
+    RUNTIME_CLASSES,
+    PODS,
+    DAEMON_SETS,
+    CRON_JOBS,
+    JOBS,
+    DEPLOYMENTS,
+    WEBHOOKS,
+)
 
 
 class RefusedError(Exception):

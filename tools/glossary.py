@@ -91,7 +91,7 @@ _EVENTS = {
     "KernelLogUnreadable": "Lines of the kernel log are malformed or truncated.",
     "KernelLogRecordSetAside": "A kernel log record that could not be judged was skipped; the others count.",
     "TaintWithheld": "The fleet budget has no slot for the node's taint; the agent tries again after each check cycle.",
-    "DeviceTainted": "DeviceTaintRules keep work off the faulty GPUs, in place of the node's taint (DEVICE_TAINTS).",
+    "DeviceTainted": "DeviceTaintRules, or cordons of HAMi, replace the node's taint (DEVICE_TAINTS).",
     "DeviceTaintFailed": "DEVICE_TAINTS can't be applied, with the reason: a faulty GPU taints its whole node.",
     "DeviceTaintLifted": "No GPU of the node carries our taint any more.",
     "SwitchedOff": "Labels, the taint or conditions were removed because the settings switch them off.",
@@ -144,6 +144,7 @@ _ANNOTATIONS = {
     "reset-result": "The record of the last reset of GPUs: its GPUs, steps and result.",
     "run": "Claim of a deep run on the node, with its owner and end; after the end, any deep run may remove it.",
     "release": "A person's release of findings, until the agent has applied it.",
+    "device-cordon": "UUIDs of the GPUs that the agent cordoned in hami.io/device-cordon (DEVICE_TAINTS).",
     "cordoned-by": "The quarantine run that cordoned the node; no other cordon is ever lifted.",
 }
 

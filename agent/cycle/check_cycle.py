@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import structlog
 from msgspec import Struct
@@ -20,13 +20,14 @@ from healthcheck.checks.per_gpu import FABRIC_COMING_UP
 from healthcheck.checks.temperature import slowdown_celsius
 from healthcheck.memory.cycles import JudgedCycle
 from healthcheck.memory.rdma_ports import MOST_PORTS
-from healthcheck.model import Evidence, Host, Nature, Unobserved
+from healthcheck.model import Evidence, Host, Nature, Probe, Unobserved
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.dcgm.engine import ENGINE
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA
 from healthcheck.probes.efa.libfabric import Libfabric
 from healthcheck.probes.gpu_pods import GpuPods, GpuPodsReader
+from healthcheck.probes.hami import HAMI
 from healthcheck.probes.mlx5 import MLX5
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.driver import Driver
@@ -101,7 +102,7 @@ class Cycle:
         began = time.monotonic()
         self._reload_settings()
         checks = self._state.known.level_checks
-        evidence = look(self._host, checks, self._state.last_look, also=(ENGINE,))
+        evidence = look(self._host, checks, self._state.last_look, also=self._also_read())
         driver_look = evidence[NVML] if evidence.unread(NVML) is None else None
         answer = driver_look.answer if driver_look is not None else None
         has_no_driver = answer == NO_GPUS or (isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER)
@@ -127,6 +128,10 @@ class Cycle:
         # A GPU is lost for some seconds during a reset: one such observation must not stay active for a whole interval.
         new = any(finding.nature is Nature.LEVEL and finding.key not in before for finding in after.standing)
         return AGAIN_SECONDS if after.suspects or changing or new or self._state.is_watching_gpus else None
+
+    def _also_read(self) -> tuple[Probe[Any], ...]:
+        """Return the probes that are read for the Node, whatever the checks need."""
+        return (ENGINE, HAMI) if self._state.settings.values.device_taints else (ENGINE,)
 
     def _ask_driver(self) -> DriverReading:
         paused = self._why_paused()

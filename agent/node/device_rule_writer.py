@@ -1,13 +1,15 @@
 """Create, update and delete the DeviceTaintRules that replace the taint of the Node.
 
-Loaded if DEVICE_TAINTS is set, or if a record names rules of an earlier process.
+On a node whose GPUs HAMi shares, HAMi's list of cordoned cards replaces it: the list is on the Node and is written with
+the verdict, and this module tests whether HAMi's scheduler obeys it. Loaded if DEVICE_TAINTS is set, or if a record
+names rules of an earlier process.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -21,15 +23,25 @@ from agent.telemetry import Telemetry
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.device_taint_rules import DeviceTaints, NotServed
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
+from healthcheck.cluster.hami_schedulers import HamiSchedulers
 from healthcheck.node.device_rules import DeviceRule
+from healthcheck.node.hami import CORDON, is_shared, our_cordons
 from healthcheck.node.state import NodeState
-from healthcheck.verdict.device_taints import BadGpu, DeviceTaintCover, RuleChange, gpus_to_taint, plan_rules
+from healthcheck.verdict.device_taints import (
+    BadGpu,
+    CordonPlan,
+    DeviceTaintCover,
+    RuleChange,
+    gpus_to_taint,
+    plan_cordons,
+    plan_rules,
+)
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 from healthcheck.verdict.taint_decision import AgentView, TaintDecision
 
 log = structlog.get_logger()
 
-_RESOURCE = "devicetaintrules"
+_RESOURCE, _SCHEDULERS = "devicetaintrules", "deployments"
 _MOMENT_SECONDS = 2.0
 """Longest wait of a verdict for its rules. After it, the Node is tainted until the rules are active."""
 _HEEDED_SECONDS, _POLL_SECONDS = 10.0, 0.1
@@ -39,7 +51,7 @@ _ASK_AGAIN_SECONDS = 3600.0
 _PATIENCE_SECONDS = 30.0
 """Time for controllers that are being replaced to answer."""
 _UNHEEDED_SECONDS = 3600.0
-"""Retry delay on a cluster that accepts rules without effect."""
+"""Retry delay on a cluster that accepts rules without effect, or forbids cordons."""
 _UNHEEDED = (
     "the API server accepts DeviceTaintRules without effect: kube-controller-manager and kube-scheduler need "
     "the feature gate DRADeviceTaintRules"
@@ -47,13 +59,16 @@ _UNHEEDED = (
 
 
 class _Target(Struct, frozen=True):
-    """GPUs that rules must cover; empty: all our rules must be deleted."""
+    """GPUs that rules must cover; empty: all our rules must be deleted. `cordon`: HAMi's list covers them instead."""
 
     node: NodeState
     gpus: tuple[BadGpu, ...]
+    cordon: CordonPlan | None = None
 
     def is_same(self, other: _Target | None) -> bool:
-        return other is not None and (self.node.uid, self.gpus) == (other.node.uid, other.gpus)
+        if other is None:
+            return False
+        return (self.node.uid, self.gpus, self.cordon) == (other.node.uid, other.gpus, other.cordon)
 
 
 class DeviceRules:
@@ -67,6 +82,7 @@ class DeviceRules:
     ) -> None:
         self._api = api
         self._cluster = DeviceTaints(api.cluster.connection)
+        self._hami = HamiSchedulers(api.cluster.connection)
         self._news = state.news
         self._reporter = reporter
         self._telemetry = telemetry
@@ -77,6 +93,7 @@ class DeviceRules:
         self._is_due = self._is_running = self._was_missed = False
         self._unheeded_until = self._ask_again_at = 0.0
         self._unanswered_since: float | None = None
+        self._cordons_forbidden, self._cordons_forbidden_until = "", 0.0
         self._reported = ("", "")
         self.stand = stand
 
@@ -89,21 +106,33 @@ class DeviceRules:
             has_gpus = self._target is not None and bool(self._target.gpus)
             self._is_due = has_gpus or self._answer is None or self.stand
 
-    def hold(self, view: AgentView, decision: TaintDecision, node: NodeState) -> bool | None:
-        """Whether rules keep work off each faulty GPU; None if the fault is of the node.
+    def hold(self, view: AgentView, decision: TaintDecision, node: NodeState) -> DeviceTaintCover | None:
+        """Return whether rules or cordons keep work off each faulty GPU; None if the fault is of the node.
 
         The last answer is valid until the next one.
         """
         gpus = gpus_to_taint(view, decision, node)
-        if not gpus:  # unobserved: the present rules stay
-            return None if gpus is None else self.stand
+        if not gpus:  # unobserved: the present rules and cordons stay
+            cordons = our_cordons(node)
+            return None if gpus is None else DeviceTaintCover(self.stand or bool(cordons), cordons=cordons)
+        cordon = self._cordons(view, decision, node, gpus) if is_shared(node) else None
         with self._condition:
-            self._aim(_Target(node, gpus))
+            self._aim(_Target(node, gpus, cordon))
             self._condition.wait_for(lambda: self._answer is not None, _MOMENT_SECONDS)
             self._was_missed = self._answer is None
-            stands = self._answer is not None and self._answer.stands
-        self._telemetry.device_taints_failed.set(not stands)
-        return stands
+            cover = self._answer or DeviceTaintCover(stands=False)
+        self._telemetry.device_taints_failed.set(not cover.stands)
+        return cover
+
+    def forbid_cordons(self, why: str) -> None:
+        """Cover no GPU by a cordon for a while: the cluster has refused a change of HAMi's list."""
+        self._cordons_forbidden = f"the cluster forbids changes of {CORDON}: {why}; are the manifests applied?"
+        self._cordons_forbidden_until = time.monotonic() + _UNHEEDED_SECONDS
+
+    def _cordons(self, view: AgentView, decision: TaintDecision, node: NodeState, gpus: Sequence[BadGpu]) -> CordonPlan:
+        if time.monotonic() < self._cordons_forbidden_until:
+            return CordonPlan(why=self._cordons_forbidden)
+        return plan_cordons(gpus, view, decision, node)
 
     def free(self, node: NodeState) -> None:
         """Delete all rules of this node. Once they are gone, no more requests are sent."""
@@ -146,16 +175,22 @@ class DeviceRules:
 
     def _bring(self, target: _Target) -> DeviceTaintCover | None:
         """Change the rules to match the target, and return the cover; None without an answer."""
+        resource = _RESOURCE if target.cordon is None else _SCHEDULERS
         try:
-            answer = self._cover(target) if target.gpus else self._clear(target)
+            if target.cordon is not None:
+                answer = self._obeyed(target.cordon)
+            elif target.gpus:
+                answer = self._cover(target)
+            else:
+                answer = self._clear(target)
         except Forbidden as error:
-            self._api.permissions.forbid("write", _RESOURCE, error)
+            self._api.permissions.forbid("write", resource, error)
             answer = DeviceTaintCover(stands=False, why=f"{error}; is kubernetes/overlays/device-taints applied?")
         except (NotServed, Refused, Conflict) as error:
             self.stand = self.stand and not isinstance(error, NotServed)
             answer = DeviceTaintCover(stands=False, why=str(error))
         except ClusterError as error:
-            log.warning("the DeviceTaintRules could not be updated to the verdict", error=str(error))
+            log.warning("the taints of GPUs could not be updated to the verdict", error=str(error))
             if self._answer is not None or not target.gpus:
                 return None
             answer = DeviceTaintCover(stands=False, why=str(error))
@@ -163,9 +198,15 @@ class DeviceRules:
             self._reporter.report_defect("device-rules", error)
             answer = DeviceTaintCover(stands=False, why=failure(error))
         else:
-            self._api.permissions.allow("write", _RESOURCE)
+            self._api.permissions.allow("write", resource)
         self._tell(target, answer)
         return answer
+
+    def _obeyed(self, cordon: CordonPlan) -> DeviceTaintCover:
+        """Return the cover by HAMi's list, if HAMi's schedulers obey it. Raises ClusterError."""
+        why = cordon.why or self._hami.why_ignored()
+        self._telemetry.device_taints.set(0 if why else len(cordon.uuids))
+        return DeviceTaintCover(not why, why, cordon.uuids)
 
     def _cover(self, target: _Target) -> DeviceTaintCover:
         """Create and update the rules of the target's GPUs. Raises ClusterError."""
@@ -219,6 +260,9 @@ class DeviceRules:
 
     def _clear(self, target: _Target) -> DeviceTaintCover:
         """Delete all our rules. Raises ClusterError."""
+        if is_shared(target.node) and not self.stand:  # no rule was written: cordons are on the Node itself
+            self._telemetry.device_taints.set(0)
+            return DeviceTaintCover(stands=False)
         rules = self._cluster.list_rules(target.node.name)
         if not self._delete(rule for rule in rules if rule.is_ours):
             raise Unavailable("a DeviceTaintRule was changed during its deletion")

@@ -22,9 +22,11 @@ from agent.telemetry import Telemetry
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
 from healthcheck.deep.claim import Claim, RunKind, claim_on, why_unread
 from healthcheck.deep.reset_steps import awaits_reboot
-from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState
+from healthcheck.node.hami import CORDON
+from healthcheck.node.state import DEVICE_CORDON, RESET_RESULT, RESULTS, NodeState
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
+from healthcheck.verdict.budget import HELD
 from healthcheck.verdict.node_events import NodeEvent
 from healthcheck.verdict.node_patch import NodePatch, plan
 from healthcheck.verdict.record import Identity, RunRecord
@@ -33,6 +35,7 @@ from healthcheck.verdict.verdict import Verdict
 
 log = structlog.get_logger()
 
+Patch = Mapping[str, Any]
 _REWRITE_SECONDS = 3600.0
 _REWRITE_JITTER = (0.85, 0.90)
 """Largest age of the record, so that it is written at least hourly: the next cycle is up to 330 s later. Random per
@@ -93,7 +96,8 @@ class NodeUpdate:
         if change.patch is None and self._record.text and self._record.may_try:
             at_once = replace(view, rules=replace(view.rules, rewrite_after_seconds=0.0))
             self._try_record(node, plan(at_once, decision, whole, grant).patch)
-        stands = self._write(node, change, view.verdict)
+        without_cordons = partial(plan, view, decision, whole, HELD if grant.cordons else grant, may_cordon=False)
+        stands = self._write(node, change, view.verdict, lambda: without_cordons().patch)
         self._telemetry.withheld.set(not grant.held and not node.tainted())
         if (after := self._state.node) is not None:
             self._taint.settle(after)
@@ -115,13 +119,17 @@ class NodeUpdate:
         claim = claim_on(node, now)
         is_reset = claim is not None and claim.kind is RunKind.RESET
         is_drained = is_reset and awaits_reboot(records.on_node(RunRecord, node, RESET_RESULT), known.memory.boot_id)
-        return AgentView(known.judgement.verdict, known.memory, identity, rules, now, _work(claim), is_drained)
+        return AgentView(
+            known.judgement.verdict, known.memory, identity, rules, now, _work(claim), is_drained, known.hami_runs
+        )
 
-    def _write(self, node: NodeState, change: NodePatch, verdict: Verdict) -> bool:
+    def _write(
+        self, node: NodeState, change: NodePatch, verdict: Verdict, without_cordons: Callable[[], Patch | None]
+    ) -> bool:
         """Write the Node's changes: the taint first, because it keeps work away."""
         stands = True
         if change.patch is not None:
-            write = partial(self._write_node, node, change.patch)
+            write = partial(self._write_node, node, change.patch, without_cordons)
             stands = self._api.permissions.write("nodes", write)
             if stands:
                 for event in change.events:
@@ -160,8 +168,23 @@ class NodeUpdate:
                 self._reporter.queue(event)
         self._reported = {event.name for event in events}
 
-    def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:
-        """Write everything; if the Node has no room for the record, labels and taint without it."""
+    def _write_node(self, node: NodeState, patch: Patch, without_cordons: Callable[[], Patch | None]) -> None:
+        """Write everything; if a change of HAMi's list is refused, the taint of the Node instead."""
+        write: Patch | None = patch
+        if patch["metadata"]["annotations"].keys() & {CORDON, DEVICE_CORDON}:
+            try:
+                self._write_labels_and_record(node, patch)
+            except (Forbidden, Refused) as error:
+                log.warning("a change of HAMi's list of cordoned cards is refused", answer=str(error))
+                self._taint.forbid_cordons(str(error))
+                write = without_cordons()
+            else:
+                return
+        if write is not None:
+            self._write_labels_and_record(node, write)
+
+    def _write_labels_and_record(self, node: NodeState, patch: Patch) -> None:
+        """Write the patch; if the Node has no room for the record, the patch without it."""
         try:
             self._keep(partial(self._api.cluster.nodes.patch, node.name, patch))
         except Refused as error:

@@ -12,7 +12,8 @@ from agent.state.agent_state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.model import PREFIX
-from healthcheck.node.state import REPAIR_CONDITIONS, WATCHED_LABELS, NodeState
+from healthcheck.node.hami import CORDON
+from healthcheck.node.state import DEVICE_CORDON, REPAIR_CONDITIONS, WATCHED_LABELS, NodeState
 
 log = structlog.get_logger()
 
@@ -90,7 +91,10 @@ def _ours(node: NodeState) -> tuple[object, ...]:
 def marks_of(node: NodeState) -> tuple[object, ...]:
     """Return the fields of a Node, apart from conditions, whose change by another client needs an answer."""
     labels = {key: value for key, value in node.labels.items() if key.startswith(PREFIX) or key in WATCHED_LABELS}
-    annotations = {key: value for key, value in node.annotations.items() if key.startswith(PREFIX)}
+    is_ours = DEVICE_CORDON in node.annotations
+    annotations = {
+        key: value for key, value in node.annotations.items() if key.startswith(PREFIX) or (key == CORDON and is_ours)
+    }
     return (node.uid, labels, annotations, node.tainted())
 
 

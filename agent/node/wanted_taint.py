@@ -9,8 +9,9 @@ from agent.node.reporter import Reporter
 from agent.node.slot_requests import SlotRequests
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
+from healthcheck.node.hami import our_cordons
 from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import BY_DEVICES, HELD, SlotGrant
+from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.taint_decision import AgentView, Rules, TaintDecision, decide_taint, says_devices
 
 if TYPE_CHECKING:
@@ -42,15 +43,22 @@ class WantedTaint:
             return decide_taint(view, node), HELD
         self._load(node, view.rules)
         devices = self._devices
-        by_devices = devices is not None and devices.stand
+        by_devices = bool(our_cordons(node)) or (devices is not None and devices.stand)
         decision = decide_taint(view, node, by_devices=by_devices)
         self._carrier = ""
         if not decision.wants_taint:
             return decision, HELD
         grant = self.slot.hold(node, view.rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
-        covered = devices.hold(view, decision, node) if devices is not None and grant.held else None
-        self._carrier = "node" if covered is None else "gpus"
-        return decision, BY_DEVICES if covered else grant
+        cover = devices.hold(view, decision, node) if devices is not None and grant.held else None
+        self._carrier = "node" if cover is None else "gpus"
+        if cover is None or not cover.stands:
+            return decision, grant
+        return decision, SlotGrant(held=True, by_devices=True, cordons=cover.cordons)
+
+    def forbid_cordons(self, why: str) -> None:
+        """Report that the cluster forbids changes of HAMi's list: a faulty GPU then taints its node."""
+        if self._devices is not None:
+            self._devices.forbid_cordons(why)
 
     def settle(self, node: NodeState) -> None:
         """Release unneeded slots and rules after the Node was written."""
@@ -65,8 +73,8 @@ class WantedTaint:
             self.slot.free(node)
 
     def stands(self, node: NodeState) -> bool:
-        """Whether our taint is on the Node or on its GPUs."""
-        return node.tainted() or (self._devices is not None and self._devices.stand)
+        """Whether our taint is on the Node or on its GPUs, or our cordon on a GPU."""
+        return node.tainted() or bool(our_cordons(node)) or (self._devices is not None and self._devices.stand)
 
     def _load(self, node: NodeState, rules: Rules) -> None:
         """Load the writer of rules if it is needed, or if an earlier process left rules to delete."""
@@ -75,4 +83,5 @@ class WantedTaint:
         if self._devices is None and (left or rules.device_taints):
             from agent.node.device_rule_writer import DeviceRules  # noqa: PLC0415 - loaded only if devices are tainted
 
+            left = left and not our_cordons(node)  # cordons are on the Node itself
             self._devices = DeviceRules(self._api, self._state, self._reporter, self._telemetry, stand=left)

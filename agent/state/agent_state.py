@@ -25,6 +25,7 @@ from healthcheck.model import Check, Evidence, Nature, Now, Severity
 from healthcheck.model.node_facts import SEEN_SECONDS, DeepDiagnostic
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
 from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_second_engine
+from healthcheck.probes.hami import HAMI
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.settings.reading import Settings
 from healthcheck.verdict.acknowledgement import other_severities
@@ -81,6 +82,12 @@ class AgentKnowledge(Struct, frozen=True):
         """Return the NVML reading of the last cycle."""
         last = self.last_look
         return last[NVML] if last is not None and last.unread(NVML) is None else None
+
+    @property
+    def hami_runs(self) -> bool | None:
+        """Whether HAMi's processes ran on the node in the last cycle; None if they were not read."""
+        last = self.last_look
+        return last[HAMI].runs if last is not None and last.unread(HAMI) is None else None
 
     @property
     def severity(self) -> Severity:

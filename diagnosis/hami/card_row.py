@@ -36,7 +36,7 @@ def card_row(usage: CardUsage, pods_seen: bool, used: Mapping[tuple[str, str], M
     card, free = usage.card, usage.free
     state = [
         *(["unhealthy"] if not usage.usable else []),
-        *(["cordoned"] if usage.cordoned else []),
+        *(["cordoned by the agent" if usage.cordoned_by_agent else "cordoned"] if usage.cordoned else []),
         *(["MIG"] if card.mode == MIG_MODE else []),
     ]
     name = f"{card.index} {card.uuid}" + (f" ({', '.join(state)})" if state else "")

@@ -53,6 +53,7 @@ class CardUsage(Struct, frozen=True):
     layout: MigLayout | None = None
     layouts: tuple[Geometry, ...] = ()
     cordoned: bool = False
+    cordoned_by_agent: bool = False
     mixed: bool = False
     """Whether a MIG task owns a part of a card that is not in MIG mode: HAMi treats the card as unhealthy."""
 
@@ -77,7 +78,12 @@ def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, PodGrant]]]:
 def held_on(node: Node, pods: Iterable[tuple[Pod, PodGrant]], settings: HamiSettings) -> tuple[CardUsage, ...]:
     """Return the node's NVIDIA cards in the order of their registration."""
     states = {
-        card.uuid: CardUsage(card, layouts=_layouts(card, settings), cordoned=card.uuid in node.hami.cordoned)
+        card.uuid: CardUsage(
+            card,
+            layouts=_layouts(card, settings),
+            cordoned=card.uuid in node.hami.cordoned,
+            cordoned_by_agent=card.uuid in node.hami.cordoned_by_agent,
+        )
         for card in node.hami.cards
     }
     for pod, granted in pods:

@@ -15,10 +15,11 @@ from msgspec import Struct
 from diagnosis.snapshot.annotation_text import LONGEST_TEXT, MOST_PARTS, epoch, flag, listed, whole, word
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import subject
+from healthcheck.node import state as node_names
+from healthcheck.node.hami import CORDON
 from healthcheck.text import strict_json
 from healthcheck.text.moments import held, moment_or_none
 
-CORDON = "hami.io/device-cordon"
 SCORES = "hami.io/node-nvidia-score"
 LOCK = "hami.io/mutex.lock"
 _HANDSHAKE = "hami.io/node-handshake"
@@ -126,7 +127,9 @@ class HamiNode(Struct, frozen=True):
     handshake: Handshake | None = None
     lock: NodeLock | None = None
     cordoned: frozenset[str] = frozenset()
-    """Cards that a person has closed to new pods. HAMi before 2.10 ignores this."""
+    """Cards that are closed to new pods. HAMi before 2.10 ignores this."""
+    cordoned_by_agent: frozenset[str] = frozenset()
+    """Those of them that the node's agent closed for its findings."""
     scores_unreadable: str = ""
     """Why the link scores of the cards can't be read: HAMi's scheduler then refuses the whole registration."""
 
@@ -148,13 +151,15 @@ def read_hami_node(annotations: Mapping[str, str]) -> HamiNode:
     own = {key: text for key, text in annotations.items() if key.startswith("hami.io/")}
     if not own:
         return _WITHOUT
+    cordoned = frozenset(listed(own.get(CORDON, "")))
     registered = (_registration(match[1] or match[2], text) for key, text in own.items() if (match := _KEY.match(key)))
     return HamiNode(
         any(key.startswith("hami.io/node-") for key in own),
         tuple(sorted(registered, key=lambda registration: registration.vendor)),
         _handshake(own[_HANDSHAKE]) if _HANDSHAKE in own else None,
         _lock(own[LOCK]) if LOCK in own else None,
-        frozenset(listed(own.get(CORDON, ""))),
+        cordoned,
+        cordoned & frozenset(listed(annotations.get(node_names.DEVICE_CORDON, ""))),
         _scores_unreadable(own.get(SCORES, "[]")),
     )
 

@@ -24,6 +24,8 @@ RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RESET_RESULT, RELEASE = (
 )
 MODE, RUN = f"{PREFIX}/mode", f"{PREFIX}/run"
 CORDONED_BY, ENABLED = f"{PREFIX}/cordoned-by", f"{PREFIX}/enabled"
+DEVICE_CORDON = f"{PREFIX}/device-cordon"
+"""UUIDs of GPUs that the agent added to HAMi's list of cordoned cards, separated by commas."""
 UNHEALTHY, STARTUP, MAINTENANCE = (f"{PREFIX}/{key}" for key in ("unhealthy", "startup", "maintenance"))
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
 KEEPS_AWAY = ("NoSchedule", "NoExecute")

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
+from healthcheck.node.hami import CARDS, CORDON, UUID, cordoned
 from healthcheck.node.state import NodeState
 
 _HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
@@ -35,8 +36,6 @@ _REGION = "topology.kubernetes.io/region"
 _INSTANCE = re.compile(r"aws:///[a-z0-9-]*/(i-[0-9a-f]{8,17})\Z", re.ASCII)
 _REGION_NAME = re.compile(r"[a-z]{2}(-[a-z]+)+-\d{1,2}\Z", re.ASCII)
 _MENDS_A_GPU = ("reset", "reboot", "replace")
-_HAMIS_CARDS, _HAMIS_CORDON = "hami.io/node-nvidia-register", "hami.io/device-cordon"
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.ASCII)
 _GPU = re.compile(r"gpu/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.ASCII)
 
 
@@ -94,12 +93,12 @@ def cordon_of_card(node: NodeState, findings: Iterable[FindingRow]) -> str:
     serious = [finding for finding in findings if finding.severity is not None and finding.severity >= Severity.RESET]
     bad = {(row.about or {}).get("uuid", "") if _GPU.match(row.subject or "") else "" for row in serious}
     uuid = next(iter(bad)) if len(bad) == 1 else ""
-    listed = [word.strip() for word in node.annotations.get(_HAMIS_CORDON, "").split(",") if word.strip()]
-    registered = node.annotations.get(_HAMIS_CARDS, "")
+    listed = cordoned(node)
+    registered = node.annotations.get(CARDS, "")
     known = registered.lstrip().startswith("[") and f'"{uuid}"' in registered
-    if not known or uuid in listed or not all(map(_UUID.match, (uuid, *listed))):
+    if not known or uuid in listed or not all(map(UUID.fullmatch, (uuid, *listed))):
         return ""
-    command = f"kubectl annotate node {node.name} {_HAMIS_CORDON}={','.join((*listed, uuid))} --overwrite"
+    command = f"kubectl annotate node {node.name} {CORDON}={','.join((*listed, uuid))} --overwrite"
     return (
         f"HAMi shares its GPUs: from HAMi 2.10 on `{command}` keeps new pods off that one on a node that is released."
     )

@@ -1,8 +1,8 @@
 """Fields that an uninstallation removes from a Node, and fields that it keeps.
 
-Pure functions, no I/O. Settings of a person are kept: the cordon, the label `enabled`, and taints with our keys that
-only another client can have set. The taint `startup` is removed, although the creator of the node sets it: without this
-system no check cycle would ever lift it.
+Pure functions, no I/O. Settings of a person are kept: the cordon, the label `enabled`, taints with our keys that only
+another client can have set, and other clients' entries in HAMi's list of cordoned cards. The taint `startup` is
+removed, although the creator of the node sets it: without this system no check cycle would ever lift it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from healthcheck.model import PREFIX
+from healthcheck.node.hami import cordon_change, our_cordons
 from healthcheck.node.state import ENABLED, MAINTENANCE, MOST_FIELD_MANAGERS, SEVERITY, STARTUP, UNHEALTHY, NodeState
 from healthcheck.operations.cordon import cordoned_by
 from healthcheck.verdict.taint_decision import says_devices
@@ -37,6 +38,8 @@ class Removal(Struct, frozen=True):
     labels: tuple[str, ...]
     annotations: tuple[str, ...]
     taints: tuple[str, ...]
+    cordons: tuple[str, ...]
+    """UUIDs of the GPUs that an agent cordoned in HAMi's list."""
     conditions: tuple[str, ...]
     uncordoned: str
     """Quarantine run that set the cordon, which is removed too; '' if none did."""
@@ -62,6 +65,7 @@ def removal(node: NodeState) -> Removal:
         labels=tuple(key for key in sorted(node.labels) if _is_ours(key)),
         annotations=tuple(key for key in sorted(node.annotations) if _is_ours(key)),
         taints=tuple(_written(taint) for taint in node.taints if _goes(taint)),
+        cordons=tuple(sorted(our_cordons(node))),
         conditions=tuple(str(condition["type"]) for condition in node.our_conditions()),
         uncordoned=uncordoned,
         verdict=node.labels.get(SEVERITY, "") if barred else "",
@@ -69,7 +73,7 @@ def removal(node: NodeState) -> Removal:
             *(f"label {key}={value}" for key, value in node.labels.items() if key == ENABLED),
             *(f"taint {_written(taint)}" for taint in node.taints if _stays(taint)),
         ),
-        has_rules=says_devices(node),
+        has_rules=says_devices(node) and not our_cordons(node),
         field_managers=node.field_managers if node.field_managers > MOST_FIELD_MANAGERS else 0,
     )
 
@@ -87,7 +91,7 @@ def patch(node: NodeState) -> dict[str, Any] | None:
     metadata: dict[str, Any] = {
         "resourceVersion": node.resource_version,
         "labels": dict.fromkeys(gone.labels),
-        "annotations": dict.fromkeys(gone.annotations),
+        "annotations": {**cordon_change(node, ()), **dict.fromkeys(gone.annotations)},
     }
     if gone.field_managers:
         metadata["managedFields"] = [{}]  # Kubernetes' way to clear them (docs: server-side apply)

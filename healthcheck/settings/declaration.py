@@ -179,8 +179,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     device_taints: Annotated[
         bool,
         "true: a faulty GPU is tainted instead of its node, if NVIDIA's DRA driver alone allocates the GPUs "
-        "and the cluster has DeviceTaintRules. Needs kubernetes/overlays/device-taints (docs/install.md, "
-        '"Taint one GPU instead of its node"). Otherwise the node is tainted.',
+        "and the cluster has DeviceTaintRules; or cordoned, if HAMi 2.10 or newer shares them. Needs "
+        'kubernetes/overlays/device-taints (docs/install.md, "Taint one GPU instead of its node"). Otherwise the '
+        "node is tainted.",
     ] = field(default=False, name="DEVICE_TAINTS")
     monitor_ttl_seconds: Annotated[
         int,

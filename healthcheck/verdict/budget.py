@@ -39,7 +39,9 @@ class SlotGrant(Struct, frozen=True):
     held: bool
     why: str = ""
     by_devices: bool = False
-    """Device taints already keep work off each faulty GPU, so the Node needs no taint."""
+    """Device taints or cordons keep work off each faulty GPU, so the Node needs no taint."""
+    cordons: frozenset[str] = frozenset()
+    """UUIDs of the GPUs that HAMi must not give to new pods."""
 
 
 HELD = SlotGrant(held=True)

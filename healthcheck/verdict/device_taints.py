@@ -1,7 +1,7 @@
-"""Taints of faulty GPUs instead of their node, by device rules of a DRA node. Pure functions, no I/O.
+"""Taints of faulty GPUs instead of their node: device rules of a DRA node, cordons of cards that HAMi shares.
 
-The module decides whether device taints are enough, and which rules they need. If they cannot keep work off the faulty
-GPU, the Node is tainted (docs/decisions/0046).
+Pure functions, no I/O. The module decides whether they are enough, and which rules or cordons they need. If they cannot
+keep work off the faulty GPU, the Node is tainted (docs/decisions/0046).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from healthcheck.memory.findings import Memory, gpu_address
 from healthcheck.model import Finding, Severity
+from healthcheck.node import hami
 from healthcheck.node.device_rules import DeviceRule, is_whole, numbered_names, rule_name
 from healthcheck.node.devices import Device
 from healthcheck.node.state import NodeState
@@ -34,9 +35,20 @@ class BadGpu(Struct, frozen=True):
 
 
 class DeviceTaintCover(Struct, frozen=True):
-    """Whether rules keep work off each faulty GPU, so that the Node needs no taint, and the reason if not."""
+    """Whether rules keep work off each faulty GPU, so that the Node needs no taint, and the reason if not.
+
+    `cordons`: UUIDs of the GPUs that HAMi's list must contain for that, written together with the verdict.
+    """
 
     stands: bool
+    why: str = ""
+    cordons: frozenset[str] = frozenset()
+
+
+class CordonPlan(Struct, frozen=True):
+    """UUIDs of the faulty GPUs for HAMi's list. `why` is set if the list can't keep work off some GPU."""
+
+    uuids: frozenset[str] = frozenset()
     why: str = ""
 
 
@@ -75,8 +87,8 @@ def gpus_to_taint(view: AgentView, decision: TaintDecision, node: NodeState) -> 
     # A Node taint that stays for an ended finding is not replaced by device taints.
     if not rules.device_taints or (node.tainted() and decision.kept):
         return None
-    # A deep diagnostic's record names no GPU. A device plugin ignores taints of devices.
-    if node.has_device_plugin or decision.deep_severity >= rules.taint_severity:
+    # A deep diagnostic's record names no GPU. Device plugins other than HAMi's ignore taints of devices.
+    if (node.has_device_plugin and not hami.is_shared(node)) or decision.deep_severity >= rules.taint_severity:
         return None
     bad = [finding.finding for finding in view.verdict.standing if finding.finding.severity >= rules.taint_severity]
     addresses = {gpu_address(finding.subject) for finding in bad}
@@ -89,6 +101,44 @@ def _bad_gpu(address: str, bad: Iterable[Finding], memory: Memory) -> BadGpu:
     here = [finding for finding in bad if gpu_address(finding.subject) == address]
     uuids = {memory.gpus.get(address, {}).get("uuid", ""), *(finding.about.get("uuid", "") for finding in here)}
     return BadGpu(address, worst(finding.severity for finding in here), frozenset(uuids - {""}))
+
+
+def plan_cordons(gpus: Sequence[BadGpu], view: AgentView, decision: TaintDecision, node: NodeState) -> CordonPlan:
+    """Return the cordons that keep work off these GPUs of a node that HAMi shares.
+
+    Cordons of GPUs that can't be checked now stay.
+    """
+    uuids = {gpu.address: frozenset(filter(hami.UUID.fullmatch, gpu.uuids)) for gpu in gpus}
+    wanted, known = frozenset().union(*uuids.values()), view.memory.gpus
+    if nameless := [address for address, named_by in uuids.items() if not named_by]:
+        return CordonPlan(why=f"the UUID of {named(nameless, _MOST_NAMED)} is unknown")
+    others = {about.get("uuid", "") for about in known.values()}
+    if why := next(_why_not_cordoned(wanted, others, view, node), ""):
+        return CordonPlan(why=why)
+    kept = {known.get(gpu_address(row.subject or ""), {}).get("uuid", "") for row in decision.kept}
+    return CordonPlan(wanted | (hami.our_cordons(node) & kept))
+
+
+def _why_not_cordoned(wanted: frozenset[str], others: set[str], view: AgentView, node: NodeState) -> Iterator[str]:
+    """Yield the reasons why another GPU than the cordoned ones may be faulty, or may be allocated without HAMi.
+
+    HAMi may have dropped a card that it can't open, so a faulty GPU need not be registered. But each registered card
+    must be a known GPU, or it may be the faulty one. The registration alone does not prove that HAMi runs: it remains
+    if another device plugin takes its place.
+    """
+    if view.hami_runs is False:
+        yield f"HAMi does not run on the node, although the Node has its annotation {hami.CARDS}"
+    if view.hami_runs is None and not wanted <= hami.our_cordons(node):  # existing ones stay until this can be checked
+        yield "the node's processes, which show whether HAMi runs, could not be read yet"
+    if len(node.gpus) > 1:
+        yield f"pods can request the GPUs by several resources: {named(sorted(node.gpus), _MOST_NAMED)}"
+    try:
+        foreign = hami.card_ids(node) - wanted - others
+    except ValueError as error:
+        yield f"HAMi's annotation {hami.CARDS} can't be read: {error}"
+    else:
+        if foreign:
+            yield f"HAMi registered {named(sorted(foreign), _MOST_NAMED)}, which is no known GPU of this node"
 
 
 def plan_rules(

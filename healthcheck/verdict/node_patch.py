@@ -13,7 +13,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from healthcheck.memory.findings import gpu_address
 from healthcheck.model import Severity, Status
+from healthcheck.node import hami
 from healthcheck.node.state import (
     CONDITION,
     LAST_CHECK,
@@ -64,8 +66,10 @@ class NodePatch(Struct, frozen=True):
     repair: RepairChange = NO_REPAIR
 
 
-def plan(view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotGrant = HELD) -> NodePatch:
-    """Compare the agent's view with the Node and return the writes.
+def plan(
+    view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotGrant = HELD, *, may_cordon: bool = True
+) -> NodePatch:
+    """Compare the agent's view with the Node and return the writes. `may_cordon`: HAMi's list may be changed.
 
     A release on the Node has been applied by now, so the write of the record that contains it also removes it. The same
     applies to the deep records that the record names.
@@ -73,11 +77,14 @@ def plan(view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotG
     verdict, rules, now = view.verdict, view.rules, view.now
     decision = decision.granted(node, grant)
     status, severity, word = decision.status, decision.severity, decision.word
-    kept = decision.kept if severity < rules.taint_severity and word in (SET, DEVICES) else ()
+    kept = decision.kept if word in (SET, DEVICES) else ()
+    if severity >= rules.taint_severity:  # the Node's taint needs no other reason; a GPU's own cordon does
+        kept = tuple(row for row in kept if word == DEVICES and gpu_address(row.subject or ""))
     record, text = astuple(records.render_text(verdict, view.memory, view.identity, now, word, kept))
     taints = _taints(node, wanted=word == SET, started=_has_started(status, verdict))
     before, complaint = _record_before(node)
-    patch = _patch(_labels(status, severity, rules, now), text, taints, node)
+    cordons = hami.cordon_change(node, grant.cordons if word == DEVICES else ()) if may_cordon else {}
+    patch = _patch(_labels(status, severity, rules, now), {RESULTS: text, **cordons}, taints, node)
     # Foreign content in our record is removed.
     is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
     news = _is_news(patch, record, before if is_ours else None, rules, now)
@@ -145,12 +152,11 @@ def _taints(node: NodeState, *, wanted: bool, started: bool) -> list[Mapping[str
 
 def _patch(
     labels: Mapping[str, str | None],
-    text: str,
+    annotations: dict[str, str | None],
     taints: list[Mapping[str, Any]] | None,
     node: NodeState,
 ) -> dict[str, Any]:
     changed = {key: value for key, value in labels.items() if node.labels.get(key) != value}
-    annotations: dict[str, str | None] = {RESULTS: text}
     if RELEASE in node.annotations:
         annotations[RELEASE] = None
     patch: dict[str, Any] = {
@@ -173,7 +179,7 @@ def _is_news(
     now: datetime,
 ) -> bool:
     labels, annotations = patch["metadata"]["labels"], patch["metadata"]["annotations"]
-    if "spec" in patch or before is None or RELEASE in annotations:
+    if "spec" in patch or before is None or annotations.keys() - {RESULTS}:
         return True
     if any(key != LAST_CHECK or value is None for key, value in labels.items()):
         return True

@@ -24,7 +24,7 @@ from healthcheck.verdict.repair import RepairPolicy
 from healthcheck.verdict.verdict import Verdict, merge, worst
 
 SET, WITHHELD, DEVICES = "set", "withheld", "devices"
-"""Values of the record's `taint`; with `devices`, GPUs carry the taint instead of the Node."""
+"""Values of the record's `taint`; with `devices`, GPUs carry the taint, or a cordon, instead of the Node."""
 _UNKNOWN = FindingRow(reason="UnknownFinding", severity=Severity.ISOLATE, subject="node")
 """Placeholder for the finding behind a taint with a lost or unreadable record: any check may have set the taint."""
 _LONGEST_NAME = 80
@@ -39,7 +39,7 @@ class Rules(Struct, frozen=True):
     max_unhealthy_percent: int = 20
     """Largest share of the fleet's nodes, in percent, that may carry our taint at the same time."""
     device_taints: bool = False
-    """Taint a faulty GPU instead of its Node if DRA allocates the GPU."""
+    """Taint a faulty GPU instead of its Node if DRA allocates the GPU; cordon it if HAMi shares it."""
     repair: RepairPolicy = field(default_factory=RepairPolicy)
     rewrite_after_seconds: float = 3600.0
     """Longest interval between two writes of the Node: a recent `last-check` shows that the agent runs."""
@@ -57,6 +57,8 @@ class AgentView(Struct, frozen=True):
     """The quarantine or reset that uses the node, for the message of a repair condition; '' if there is none."""
     awaits_reboot: bool = False
     """Whether the reset that uses the node waits for a reboot."""
+    hami_runs: bool | None = None
+    """Whether HAMi's processes run on the node; None if they were not read."""
 
 
 class TaintDecision(Struct, frozen=True):

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.verify import Verification, engine_answers, show
+from cli.verify import Verification, cordon_answers, engine_answers, show
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.connection import connect
+from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
+from healthcheck.node.hami import CARDS
 from healthcheck.node.state import RESULTS, NodeState
+from sim.api_objects import CONFIG_MAPS, DEPLOYMENTS, WEBHOOKS
+from sim.api_stand_in import ApiStandIn
+from tests.hami_cluster import NAMESPACE, deployment, webhook
 
 
 def node(name: str, **inventory: Any) -> NodeState:
@@ -43,3 +51,28 @@ def test_on_a_narrow_terminal_no_name_is_broken() -> None:
 @pytest.mark.parametrize("dcgm", [{"host": "127.0.0.1:5555"}, {}, None, "x"])
 def test_a_node_with_a_proven_engine_or_none_lacks_nothing(dcgm: object) -> None:
     assert answers(node("a", dcgm=dcgm), NodeState("b", "u", "1")) == []
+
+
+@pytest.mark.parametrize(
+    ("switch", "annotations", "version", "holds", "said"),
+    [
+        ("true", {CARDS: "[]"}, "v2.10.0", True, "HAMi's scheduler obeys them"),
+        ("true", {CARDS: "[]"}, "v2.9.0", False, "ignores hami.io/device-cordon: a faulty GPU taints its node"),
+        ("true", {CARDS: "[]"}, "", False, "no webhook vgpu.hami.io shows HAMi's scheduler"),
+        ("false", {CARDS: "[]"}, "v2.9.0", None, ""),
+        ("true", {}, "v2.9.0", None, ""),
+    ],
+)
+def test_a_hami_that_ignores_cordons_is_reported(
+    tmp_path: Path, switch: str, annotations: dict[str, str], version: str, holds: bool | None, said: str
+) -> None:
+    with ApiStandIn() as api:
+        config = {"metadata": {"name": "gpu-healthcheck-config"}, "data": {"DEVICE_TAINTS": switch}}
+        api.store.create(CONFIG_MAPS, "gpu-healthcheck", config)
+        if version:
+            api.store.create(WEBHOOKS, "", webhook())
+            api.store.create(DEPLOYMENTS, NAMESPACE, deployment(version))
+        cluster = Cluster(lambda: connect(Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+        found = list(cordon_answers(cluster, [NodeState("a", annotations=annotations)]))
+    assert [answer.holds for answer in found] == ([] if holds is None else [holds])
+    assert all(said in answer.said for answer in found)

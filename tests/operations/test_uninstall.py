@@ -10,7 +10,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.node.state import MAINTENANCE, STARTUP, UNHEALTHY, FieldManager, NodeState
+from healthcheck.node.hami import CORDON
+from healthcheck.node.state import (
+    DEVICE_CORDON,
+    MAINTENANCE,
+    RESULTS,
+    STARTUP,
+    UNHEALTHY,
+    FieldManager,
+    NodeState,
+)
 from healthcheck.operations.uninstall import STOP, patch, removal
 from tests.examples import WALL
 
@@ -32,6 +41,17 @@ ANNOTATIONS = {f"{P}/{key}": "{}" for key in ("results", "sweep-result", "run", 
 
 def node(**about: Any) -> NodeState:
     return NodeState("n", **{"resource_version": "7", **about})
+
+
+def test_our_cordons_go_and_those_of_others_stay() -> None:
+    ours, theirs = (f"GPU-00000000-51e0-4000-8000-00000000000{end}" for end in "ab")
+    record = '{"schema":1,"taint":"devices"}'
+    state = node(annotations={CORDON: f"{theirs},{ours}", DEVICE_CORDON: ours, RESULTS: record})
+    written = patch(state)
+    assert written is not None
+    assert written["metadata"]["annotations"] == {CORDON: theirs, DEVICE_CORDON: None, RESULTS: None}
+    assert (removal(state).cordons, removal(state).has_rules) == ((ours,), False)
+    assert patch(node(annotations={CORDON: theirs})) is None
 
 
 def test_all_of_ours_goes_in_one_patch_and_what_is_foreign_stays() -> None:

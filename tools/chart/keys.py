@@ -313,7 +313,8 @@ KEYS = (
     ),
     Key(
         "deviceTaints.enabled",
-        "Permission to taint single GPUs that NVIDIA's DRA driver allocates. Also set settings.DEVICE_TAINTS.",
+        "Permission to taint single GPUs that NVIDIA's DRA driver allocates, and to see whether HAMi's scheduler obeys "
+        "cordons. Also set settings.DEVICE_TAINTS.",
         _SWITCH,
         default=False,
     ),

@@ -17,7 +17,8 @@ from diagnosis.causes.hami.hami_causes import QUOTA, codes
 from diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY, why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, unschedulable
-from diagnosis.facts.commands import command, kubectl
+from diagnosis.causes.verdicts import release_of
+from diagnosis.facts.commands import command, explain, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.placement import selects
@@ -32,9 +33,9 @@ from diagnosis.hami.reasons import UNREGISTERED, Code
 from diagnosis.hami.scheduler_state import SchedulerState, books_of, cards_of, unregistered, verdicts
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.hami_node import CORDON
 from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
 from diagnosis.snapshot.nodes import Node
+from healthcheck.node.hami import CORDON
 from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED)
@@ -88,8 +89,8 @@ CONSTRAINED = _scheduled(
 )
 CORDONED = _scheduled(
     "HamiCardCordoned",
-    "Suitable cards are cordoned: they are listed in hami.io/device-cordon.",
-    "Remove them from the annotation when they are healthy.",
+    "Suitable cards are cordoned: they are listed in hami.io/device-cordon, by a person or by the node's agent.",
+    "Remove them from the annotation when they are healthy. The agent removes its own when its finding ends.",
     codes("CardCordoned"),
     severity=CauseSeverity.MEDIUM,
     source="CardCordoned, since 2.10",
@@ -290,8 +291,11 @@ def _by_cards(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
     evidence = (_wants(judged_node), *_each_card(judged_node), *_of_hami(judged_node))
     for cause, nodes in healed.items():
         for node in nodes:
+            by_agent = _by_agent(node) if cause is CORDONED else ()
             remedy = _heal(cause, node)
-            yield judged_node.waiting.found(cause, *evidence, subject=node.subject, remedy=remedy, because_of=because)
+            yield judged_node.waiting.found(
+                cause, *by_agent, *evidence, subject=node.subject, remedy=remedy, because_of=because
+            )
     if any(healed.values()):
         return
     code = _main(judged_node)
@@ -442,10 +446,28 @@ def _fix(judged_node: _Judged, code: Code) -> Iterator[str]:
 
 def _heal(cause: Cause, node: Node) -> tuple[str, ...]:
     if cause is CORDONED:
+        ours = node.hami.cordoned_by_agent
+        reasons = dict.fromkeys(reason for uuid in sorted(ours) for reason in _reasons(node, uuid))
+        own = (
+            *(f"See the action for {reason}: {explain(reason)}" for reason in reasons),
+            f"When the GPU is fixed, the agent removes its cordon; or: {release_of(node.name)}",
+        )
         look = kubectl("get", node.meta, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED}}}")
         lift = kubectl("annotate", node.meta, f"{CORDON}-")
-        return f"Check which cards are cordoned: {look}", f"When they are healthy: {lift}"
+        others = (f"Check which cards are cordoned: {look}", f"When they are healthy: {lift}")
+        return (*(own if ours else ()), *(others if node.hami.cordoned - ours else ()))
     return f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
+
+
+def _by_agent(node: Node) -> Iterator[str]:
+    """Yield the cards that the node's agent cordoned, each with the reasons of its findings."""
+    for uuid in sorted(node.hami.cordoned_by_agent):
+        reasons = ", ".join(_reasons(node, uuid))
+        yield f"{node.subject}: card {uuid} is cordoned by the node's agent{f' for {reasons}' if reasons else ''}"
+
+
+def _reasons(node: Node, uuid: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(found.reason for found in node.faults if found.about.get("uuid") == uuid))
 
 
 def _louder(installation: Installation) -> tuple[str, ...]:

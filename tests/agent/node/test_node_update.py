@@ -14,14 +14,22 @@ from agent.state.judgement import Judgement
 from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
+from healthcheck.cluster.errors import Forbidden
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.nodes import Nodes
 from healthcheck.memory.findings import Memory
-from healthcheck.model import Severity
-from healthcheck.node.state import STATUS, NodeState
+from healthcheck.model import Evidence, Severity
+from healthcheck.node.hami import CARDS, CORDON
+from healthcheck.node.state import DEVICE_CORDON, STATUS, UNHEALTHY, NodeState
+from healthcheck.probes.hami import HAMI, Hami
+from healthcheck.probes.nvml.gpus import NVML
+from healthcheck.settings.declaration import NodeSettings
+from healthcheck.settings.reading import Settings
+from sim.api_objects import DEPLOYMENTS, WEBHOOKS
 from sim.api_stand_in import ApiStandIn
 from tests.agent.parts import Reports, api_server
-from tests.examples import fault, remembers, says, stands
+from tests.examples import BLIND, fault, remembers, says, stands
+from tests.hami_cluster import NAMESPACE, deployment, registration, webhook
 
 NAME = "gpu-node-1"
 MILD = remembers(stands(fault("EfaCountLow", Severity.MONITOR, "node")))
@@ -66,3 +74,47 @@ def test_a_release_in_the_answer_to_the_condition_is_news(
 
 def judged(memory: Memory) -> Judgement:
     return Judgement(memory, {"gpu-count": says()}, ())
+
+
+class Strict(Nodes):
+    """Nodes of a cluster whose admission refuses changes of HAMi's list."""
+
+    def patch(self, name: str, change: Mapping[str, Any]) -> NodeState:
+        if change["metadata"]["annotations"].keys() & {CORDON, DEVICE_CORDON}:
+            raise Forbidden("patch nodes: 403: an agent may change annotations under P only", "patch", "nodes")
+        return super().patch(name, change)
+
+
+@pytest.mark.parametrize("refused", ["the write", "webhookconfigurations", "deployments"])
+def test_where_the_cluster_refuses_cordons_the_node_is_tainted(tmp_path: Path, refused: str) -> None:
+    uuid = "GPU-00000000-51e0-4000-8000-00000000000a"
+    memory = remembers(stands(fault()), gpus={"0000:53:00.0": {"uuid": uuid}})
+    settings = Settings(NodeSettings(device_taints=True))
+    with ApiStandIn(NAME) as api:
+        api.store.create(WEBHOOKS, "", webhook())
+        api.store.create(DEPLOYMENTS, NAMESPACE, deployment())
+        api.edit_node(NAME, {"metadata": {"annotations": {CARDS: registration([uuid])}}})
+        cluster = Cluster(lambda: connect(Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+        if refused == "the write":
+            cluster.nodes = Strict(cluster.connection)
+        else:
+            api.fail_with(403, path_part=refused)
+        state, telemetry = AgentState(NAME), Telemetry()
+        state.configure(settings, memory)
+        state.remember(judged(memory))
+        state.see_look(Evidence({HAMI: Hami(runs=True), NVML: BLIND}), no_driver=False)
+        update = NodeUpdate(api_server(cluster, telemetry), state, Reports(state), telemetry)
+
+        update.slot.start()
+        node = update.read()
+        assert update.apply(state.known, node)
+        assert api.node(NAME)["spec"]["taints"][-1]["key"] == UNHEALTHY
+        assert CORDON not in api.node(NAME)["metadata"]["annotations"]
+
+        # The next cycle tries no cordon.
+        before = len(api.writes)
+        node = update.read()
+        assert update.apply(state.known, node)
+        assert [write for write in api.writes[before:] if write.path.startswith("/api/v1/nodes")] == []
+        assert telemetry.registry.get_sample_value("gpu_healthcheck_device_taints_failed") == 1
+        update.slot.end()

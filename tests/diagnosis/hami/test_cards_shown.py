@@ -32,6 +32,8 @@ def test_a_terminal_shows_what_is_free_of_each_card_and_who_has_the_rest() -> No
     shown = printed(*STATE)
     for word in (*WORDS, "GPU-1 (unhealthy)", "GPU-2 (cordoned)"):
         assert word in shown
+    ours = {"hami.io/device-cordon": "GPU-0", "gpu-healthcheck.aws-samples.io/device-cordon": "GPU-0"}
+    assert "GPU-0 (cordoned by the agent)" in printed(shared("a", card(0), annotations=ours))
 
 
 def test_on_a_narrow_terminal_each_card_is_a_line_and_its_pods_are_whole() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -274,3 +275,38 @@ def test_a_request_for_too_many_cards_names_the_largest_node() -> None:
 def test_the_advice_uses_the_unit_of_the_configuration() -> None:
     [problem] = judged(*hami(A), device_config("nvidia: {memoryFactor: 1024}"), waits(asking(1, 40))).problems
     assert problem.found.remedy[0] == "Request at most 24 nvidia.com/gpumem: no card has more."
+
+
+CARD = "GPU-00000000-51e0-4000-8000-00000000000a"
+OTHER_CARD = "GPU-00000000-51e0-4000-8000-00000000000b"
+FINDING = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "about": {"uuid": CARD}}
+
+
+@pytest.mark.parametrize(
+    ("cordoned", "ours", "evidence", "remedies"),
+    [
+        (CARD, CARD, [f"node/a: card {CARD} is cordoned by the node's agent for Xid79"], ["explain", "release"]),
+        (CARD, "", [], ["get", "annotate"]),
+        (
+            f"{CARD},{OTHER_CARD}",
+            CARD,
+            [f"node/a: card {CARD} is cordoned by the node's agent for Xid79"],
+            ["explain", "release", "get", "annotate"],
+        ),
+    ],
+)
+def test_a_card_that_the_agent_cordoned_has_its_reason_and_release(
+    cordoned: str, ours: str, evidence: list[str], remedies: list[str]
+) -> None:
+    annotations = {
+        "hami.io/device-cordon": cordoned,
+        "gpu-healthcheck.aws-samples.io/device-cordon": ours,
+        "gpu-healthcheck.aws-samples.io/results": json.dumps({"schema": 1, "taint": "devices", "findings": [FINDING]}),
+    }
+    cards = [card(uuid) for uuid in cordoned.split(",")]
+    state = [*hami(hami_node("a", *cards, annotations=annotations), version="v2.10.0"), waits(asking(1, 1000))]
+    found = next(problem.found for problem in judged(*state).problems if problem.found.cause.name == "HamiCardCordoned")
+    assert [line for line in found.evidence if "by the node's agent" in line] == evidence
+    assert [
+        next(word for word in ("explain", "release", "get", "annotate") if word in line) for line in found.remedy
+    ] == remedies
