@@ -15,9 +15,9 @@ Series = dict[str, Any]
 JSON = {"Content-Type": "application/json"}
 
 
-def series(percent: float | str, **labels: str) -> Series:
+def series(value: float | str, /, **labels: str) -> Series:
     """One of a vector, as Prometheus writes it."""
-    return {"metric": labels, "value": [1_763_812_800.123, str(percent)]}
+    return {"metric": labels, "value": [1_763_812_800.123, str(value)]}
 
 
 class PrometheusStandIn:

@@ -242,6 +242,22 @@ _SCRAPING = (
     "tells what each means and what to do. The first line of an Xid's code makes its",
     "series, which `increase()` does not count ([why](decisions/notes.md#0037-alerts-use-findings-not-counters)):",
     "`node_code:gpu_healthcheck_xids:increase5m` does.\n",
+    "The DCGM exporter's default series differ in names and units between its releases. The rules record them under",
+    "one name, by `node`, `gpu`, `UUID` and, if set, `cluster`: utilization also by the workload's `namespace` and",
+    "`pod`, used memory also by the MIG instance `GPU_I_ID`.\n",
+    "| recorded series | exporter up to 4.8 | exporter from 4.9.0 on |",
+    "|---|---|---|",
+    "| `gpu_healthcheck:gpu_utilization:ratio` | `DCGM_FI_DEV_GPU_UTIL` (percent) | `DCGM_FI_DEV_GPU_UTIL_RATIO` |",
+    (
+        "| `gpu_healthcheck:gpu_memory_busy:ratio` | `DCGM_FI_DEV_MEM_COPY_UTIL` (percent) |"
+        " `DCGM_FI_DEV_MEMORY_UTIL_RATIO` |"
+    ),
+    (
+        "| `gpu_healthcheck:gpu_memory_used:ratio` | `DCGM_FI_DEV_FB_USED`, `DCGM_FI_DEV_FB_FREE` (MiB) |"
+        " `DCGM_FI_DEV_FB_USED_BYTES`, `DCGM_FI_DEV_FB_FREE_BYTES` |"
+    ),
+    "| `gpu_healthcheck:gpu_temperature:celsius` | `DCGM_FI_DEV_GPU_TEMP` | `DCGM_FI_DEV_GPU_TEMP_CELSIUS` |",
+    "| `gpu_healthcheck:gpu_power:watts` | `DCGM_FI_DEV_POWER_USAGE` | `DCGM_FI_DEV_BOARD_POWER_WATTS` |\n",
 )
 
 

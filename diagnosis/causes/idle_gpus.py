@@ -28,7 +28,7 @@ IDLE = _fault(
     "GpusHeldIdle",
     "A workload owns whole GPUs that were idle for an hour. Checked with `--prometheus` only.",
     "Ask the workload's owner whether it is still needed; read in its log why it waits.",
-    source=f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
+    source=f"DCGM exporter, recorded as {SERIES}: 0 in every sample of an hour; DCGM has no number for MIG instances",
 )
 _HOUR = timedelta(hours=1)
 _MOST_SHOWN = 4

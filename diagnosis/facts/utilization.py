@@ -39,8 +39,7 @@ def loads(
     held = {node: frozenset(pods) for node, pods in holders.items()}
     for use in uses:
         pods = [subject("Pod", *pair) for pair in use.pods]
-        named = (places.get(name, "") for name in use.nodes)
-        node = next(filter(None, (*named, *(homes.get(pod, "") for pod in pods))), "")
+        node = next(filter(None, (places.get(use.node, ""), *(homes.get(pod, "") for pod in pods))), "")
         if node:
             pod = next((pod for pod in pods if pod in held.get(node, ())), "")
             load = CardLoad(use.uuid, use.index, use.percent, pod)

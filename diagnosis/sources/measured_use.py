@@ -1,11 +1,11 @@
-"""`--prometheus URL`: GPU utilization from a Prometheus with the DCGM exporter's series."""
+"""`--prometheus URL`: GPU utilization from a Prometheus with our recording rules for the DCGM exporter's series."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, THERE, USE, read_use
+from diagnosis.snapshot.gpu_use import AN_HOUR_AGO, EXPORTED, IDLE, RULES, SERIES, USE, GpuUse, read_use
 from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
 from healthcheck.cluster.prometheus import PrometheusError, instant
 
@@ -14,19 +14,21 @@ def with_use(snapshot: Snapshot, url: str) -> Snapshot:
     """Return the snapshot with the current utilization of each card, or the reason why it is unknown."""
     snapshot = with_shares(snapshot, url)
     try:
-        return replace(snapshot, gpu_use=read_use(_there(url, instant(url, NOW))))
+        return replace(snapshot, gpu_use=_current(url))
     except PrometheusError as error:
-        return _without(snapshot, error)
+        return _without(snapshot, str(error))
 
 
 def with_idle(snapshot: Snapshot, url: str) -> Snapshot:
     """Return the snapshot with the current utilization of each card and the cards idle for an hour, or the reason."""
     snapshot = with_shares(snapshot, url)
     try:
-        _there(url, instant(url, THERE))
-        return replace(snapshot, gpu_use=read_use(instant(url, NOW)), idle_gpus=read_use(instant(url, IDLE)))
+        snapshot = replace(snapshot, gpu_use=_current(url))
+        if instant(url, AN_HOUR_AGO):
+            return replace(snapshot, idle_gpus=read_use(instant(url, IDLE)))
     except PrometheusError as error:
-        return _without(snapshot, error)
+        return _without(snapshot, str(error))
+    return _without(snapshot, f"{url} has recorded {SERIES} for less than an hour: could not check. Try again later")
 
 
 def with_shares(snapshot: Snapshot, url: str) -> Snapshot:
@@ -40,11 +42,20 @@ def with_shares(snapshot: Snapshot, url: str) -> Snapshot:
     return replace(snapshot, share_use=uses)
 
 
-def _there(url: str, series: list[object]) -> list[object]:
-    if not series:
-        raise PrometheusError(f"{url} has no series {SERIES}: does it scrape the DCGM exporter?")
-    return series
+def _current(url: str) -> tuple[GpuUse, ...]:
+    if series := instant(url, SERIES):
+        return read_use(series)
+    if instant(url, EXPORTED):
+        raise PrometheusError(
+            f"{url} scrapes the DCGM exporter but has no series {SERIES}: could not check. Load the recording rules in"
+            f" {RULES} into it (Prometheus operator: kubectl apply -k kubernetes/overlays/monitoring), and try again"
+            " after two minutes"
+        )
+    raise PrometheusError(
+        f"{url} has no series {SERIES}, and none of whole GPUs by the DCGM exporter: could not check."
+        " Does it scrape the DCGM exporter?"
+    )
 
 
-def _without(snapshot: Snapshot, error: PrometheusError) -> Snapshot:
-    return replace(snapshot, missing={**snapshot.missing, USE: str(error)})
+def _without(snapshot: Snapshot, why: str) -> Snapshot:
+    return replace(snapshot, missing={**snapshot.missing, USE: why})

@@ -10,12 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, THERE
+from diagnosis.snapshot.gpu_use import AN_HOUR_AGO, EXPORTED, IDLE, SERIES, USE
 from sim.api_stand_in import ApiStandIn
 from tests.console import typed
-from tests.prometheus import PrometheusStandIn, series
+from tests.prometheus import PrometheusStandIn, Series, series
 
-GPUS = [series(percent, Hostname="gpu-node-1", gpu=str(n), UUID=f"GPU-{n}") for n, percent in enumerate((100, 50))]
+GPUS = [series(ratio, node="gpu-node-1", gpu=str(n), UUID=f"GPU-{n}") for n, ratio in enumerate((1, 0.5))]
+NOT_LOADED = (
+    "scrapes the DCGM exporter but has no series gpu_healthcheck:gpu_utilization:ratio: could not check. Load the"
+    " recording rules in monitoring/rules.yaml into it (Prometheus operator: kubectl apply -k"
+    " kubernetes/overlays/monitoring), and try again after two minutes"
+)
+NOT_SCRAPED = (
+    "has no series gpu_healthcheck:gpu_utilization:ratio, and none of whole GPUs by the DCGM exporter: could not check."
+    " Does it scrape the DCGM exporter?"
+)
+TOO_NEW = "has recorded gpu_healthcheck:gpu_utilization:ratio for less than an hour: could not check. Try again later"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +42,7 @@ def test_status_shows_how_much_the_cards_of_each_node_are_used(kubeconfig: Path)
     with PrometheusStandIn({SERIES: GPUS}) as world:
         table = run(kubeconfig, "status", "--allocation", "--prometheus", world.url)
         document = run(kubeconfig, "status", "--allocation", "--prometheus", world.url + "/", "-o", "json")
-    assert world.asked == [NOW, NOW]
+    assert world.asked == [SERIES, SERIES]
     assert (table.returncode, document.returncode, table.stderr) == (0, 0, b"")
     assert b"Used" in table.stdout
     assert b"75 %" in table.stdout
@@ -45,25 +55,52 @@ def test_without_it_the_table_has_no_column_for_it(kubeconfig: Path) -> None:
     assert (process.returncode, b"Used" in process.stdout) == (0, False)
 
 
-def test_status_shows_the_rest_where_it_does_not_answer_and_says_so(kubeconfig: Path) -> None:
-    with PrometheusStandIn() as world:
+@pytest.mark.parametrize(
+    ("vectors", "why"), [({}, NOT_SCRAPED), ({EXPORTED: [series(8)]}, NOT_LOADED)], ids=["not scraped", "no rules"]
+)
+def test_status_shows_the_rest_without_recorded_utilization_and_says_why(
+    kubeconfig: Path, vectors: dict[str, list[Series]], why: str
+) -> None:
+    with PrometheusStandIn(vectors) as world:
         process = run(kubeconfig, "status", "--allocation", "--prometheus", world.url)
     assert (process.returncode, b"gpu-node-1" in process.stdout, b"Used" in process.stdout) == (2, True, False)
-    assert process.stderr.decode() == (
-        f"gpu-healthcheck status: {world.url} has no series {SERIES}: does it scrape the DCGM exporter?\n"
-    )
+    assert process.stderr.decode() == f"gpu-healthcheck status: {world.url} {why}\n"
 
 
-def test_diagnose_asks_for_the_use_of_cards_and_for_idle_ones_and_tells_what_hides_them(kubeconfig: Path) -> None:
-    with PrometheusStandIn({THERE: [series(8)]}) as world:
+def test_diagnose_queries_the_recorded_utilization_and_idle_cards(kubeconfig: Path) -> None:
+    vectors = {IDLE: [], AN_HOUR_AGO: [series(8)], SERIES: GPUS}
+    with PrometheusStandIn(vectors) as world:
         result = json.loads(run(kubeconfig, "diagnose", "--json", "--prometheus", world.url).stdout)
-    assert world.asked == [THERE, NOW, IDLE]
+    assert world.asked == [SERIES, AN_HOUR_AGO, IDLE]
     assert [entry["kind"] for entry in result["unobserved"] if entry["hides"] == "GpusHeldIdle"] == []
     gone = run(kubeconfig, "diagnose", "--json", "--prometheus", world.url)
-    (entry,) = [load for load in json.loads(gone.stdout)["unobserved"] if load["kind"] == "GPU utilization"]
+    (entry,) = unobserved(gone)
     assert entry["hides"] == "GpusHeldIdle"
     assert entry["why"].startswith(f"{world.url} does not answer as a Prometheus: ")
     assert gone.returncode in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "why"),
+    [
+        ({}, NOT_SCRAPED),
+        ({EXPORTED: [series(8)]}, NOT_LOADED),
+        ({AN_HOUR_AGO: [], SERIES: GPUS}, TOO_NEW),
+    ],
+    ids=["not scraped", "no rules", "new rules"],
+)
+def test_diagnose_says_why_it_could_not_check_for_idle_cards(
+    kubeconfig: Path, vectors: dict[str, list[Series]], why: str
+) -> None:
+    with PrometheusStandIn(vectors) as world:
+        process = run(kubeconfig, "diagnose", "--json", "--prometheus", world.url)
+    (entry,) = unobserved(process)
+    assert (entry["hides"], entry["why"]) == ("GpusHeldIdle", f"{world.url} {why}")
+    assert process.returncode in (1, 2)
+
+
+def unobserved(process: subprocess.CompletedProcess[bytes]) -> list[dict[str, str]]:
+    return [entry for entry in json.loads(process.stdout)["unobserved"] if entry["kind"] == USE]
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_what_is_piped_has_no_escapes_and_each_thing_on_one_line(tmp_path: Path)
 
 
 def test_gpu_utilization_is_shown_with_a_prometheus() -> None:
-    seen = replace(snapshot(*state()), gpu_use=read_use([series(30, Hostname="a", gpu="0", UUID="GPU-0")]))
+    seen = replace(snapshot(*state()), gpu_use=read_use([series(0.3, node="a", gpu="0", UUID="GPU-0")]))
     used = Report(diagnose(seen), cluster=allocation(seen))
 
     assert "| 30 % |" in markdown.text(used)

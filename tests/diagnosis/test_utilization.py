@@ -12,7 +12,7 @@ from diagnosis.answers.allocation import allocation
 from diagnosis.causes.diagnose import Diagnosis, diagnose
 from diagnosis.report.document import cluster_document
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, USE, read_use
+from diagnosis.snapshot.gpu_use import USE, read_use
 from tests.diagnosis.states import Object, ago, container, node, obj, pod, results, snapshot
 from tests.prometheus import Series, series
 
@@ -20,15 +20,14 @@ FOUND = [("GpusHeldIdle", "pod/team/x")]
 EXPORTER = ("gpu-operator", "nvidia-dcgm-exporter-k8z2p")
 
 
-def card(number: int, percent: float | str = 0, **labels: str) -> Series:
-    """A series as the exporter of the node `a` writes it, if it was configured with its node's name."""
-    return series(percent, **{"Hostname": "a", "gpu": str(number), "UUID": f"GPU-{number}"} | labels)
+def card(number: int, ratio: float | str = 0, **labels: str) -> Series:
+    """A recorded series of a card of the node `a`."""
+    return series(ratio, **{"node": "a", "gpu": str(number), "UUID": f"GPU-{number}"} | labels)
 
 
 def owned(number: int, name: str = "x", **labels: str) -> Series:
-    """A series as Prometheus stores it with its own labels of the exporter's pod."""
-    target = {"namespace": EXPORTER[0], "pod": EXPORTER[1]}
-    return card(number, **target | {"exported_namespace": "team", "exported_pod": name} | labels)
+    """A recorded series of a card that a workload's pod owns."""
+    return card(number, **{"namespace": "team", "pod": name} | labels)
 
 
 def idle(objects: Iterable[Object], *some: Series) -> Diagnosis:
@@ -40,11 +39,9 @@ def on_a(gpus: int = 2, **changes: Any) -> list[Object]:
 
 
 IDLES: dict[str, tuple[list[Object], list[Series]]] = {
-    "named by labels that Prometheus has renamed": (on_a(), [owned(0), owned(1)]),
-    "named by the exporter's own": (on_a(), [card(0, namespace="team", pod="x"), card(1, namespace="team", pod="x")]),
+    "its pod is named": (on_a(), [owned(0), owned(1)]),
     "one of two": (on_a(), [owned(0)]),
-    "a node's label that a rule has added": (on_a(), [owned(0, Hostname="gpu-exporter-0", node="a")]),
-    "an exporter that knows only its own pod": (on_a(), [owned(0, Hostname="elsewhere")]),
+    "an exporter that knows only its own pod": (on_a(), [owned(0, node="nvidia-dcgm-exporter-k8z2p")]),
     "no pod is named, and all cards are idle": (on_a(8), [card(number) for number in range(8)]),
     "only the exporter's own pod is": (
         on_a(8),
@@ -89,10 +86,10 @@ BUSY: dict[str, tuple[list[Object], list[Series]]] = {
     "a pod that ended": (on_a(phase="Succeeded"), [owned(0)]),
     "a pod that goes": (on_a(metadata={"deletionTimestamp": "2026-11-22T11:59:00Z"}), [owned(0)]),
     "cards that nobody holds": ([node("a", 8)], [card(number) for number in range(8)]),
-    "another pod of that name is named": (on_a(), [owned(0, exported_namespace="other")]),
+    "another pod of that name is named": (on_a(), [owned(0, namespace="other")]),
     "no pod is named, and one card is used": (on_a(8), [card(number) for number in range(7)]),
-    "another node's cards": ([*on_a(8), node("b", 8)], [card(number, Hostname="b") for number in range(8)]),
-    "a node that nobody knows": (on_a(8), [card(number, Hostname="z") for number in range(8)]),
+    "another node's cards": ([*on_a(8), node("b", 8)], [card(number, node="b") for number in range(8)]),
+    "a node that nobody knows": (on_a(8), [card(number, node="z") for number in range(8)]),
     "cards in turns": ([node("a", 32, labels=SHARED), pod("x", 1, on="a", age=90)], [owned(0)]),
     "MIG instances by the name of GPUs": ([node("a", 56, labels=SLICED), pod("x", 1, on="a", age=90)], [owned(0)]),
     "a pod without GPUs": (
@@ -126,8 +123,8 @@ def used(*some: Series) -> Snapshot:
 
 
 def test_each_card_is_listed_once_with_its_pod_in_numeric_order() -> None:
-    some = [owned(10, value="1"), card(2, 50), card(2, 50), owned(1)]
-    some[0]["value"][1] = "100"
+    some = [owned(10, value="1"), card(2, 0.5), card(2, 0.5), owned(1)]
+    some[0]["value"][1] = "1"
     (node_allocation,) = allocation(used(*some)).nodes
     assert [(load.uuid, load.percent, load.pod) for load in node_allocation.loads] == [
         ("GPU-1", 0, "pod/team/x"),
@@ -146,7 +143,7 @@ def test_without_a_query_nothing_is_reported() -> None:
 
 HOSTILE: list[Any] = [
     *(None, [], "x", 5, {}, {"metric": None, "value": None}, {"metric": [], "value": [1, "0"]}),
-    *(card(0, "NaN"), card(0, "+Inf"), card(0, "-1"), card(0, "9223372036854775794"), card(0, "1" * 5000), card(0, "")),
+    *(card(0, "NaN"), card(0, "+Inf"), card(0, "-1"), card(0, "1.01"), card(0, "1" * 5000), card(0, "")),
     *({"metric": {"UUID": 5}, "value": [1, 0]}, {"metric": {}, "value": [1]}, {"metric": {}, "value": ["0", "0", "0"]}),
 ]
 
@@ -160,14 +157,9 @@ def test_what_is_no_series_of_a_card_says_nothing(entry: Any) -> None:
 
 def test_labels_are_printable_and_bounded() -> None:
     words = "\x1b[31m\u202e" + "x" * 100_000
-    (use,) = read_use([card(0, UUID=words, gpu=words, Hostname=words, pod=words, namespace=words)])
-    for text in (use.uuid, use.index, *use.nodes, *use.pods[0]):
+    (use,) = read_use([card(0, UUID=words, gpu=words, node=words, pod=words, namespace=words)])
+    for text in (use.uuid, use.index, use.node, *use.pods[0]):
         assert text.isprintable()
         assert len(text) <= 320
     (named,) = allocation(used(owned(0, UUID=words))).nodes
     assert named.loads[0].uuid.isprintable()
-
-
-@pytest.mark.parametrize("query", [IDLE, NOW])
-def test_mig_instances_are_not_asked_for(query: str) -> None:
-    assert query.count(SERIES) == query.count(f'{SERIES}{{GPU_I_ID=""}}')

@@ -38,7 +38,7 @@ def at_once(rules: str) -> dict[str, Any]:
 class PrometheusServer:
     """A Prometheus that ends when it is closed. The kernel assigns its port, so that it is unique."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rules: str = RULES.read_text()) -> None:
         program = shutil.which("prometheus")
         if program is None:
             cannot_run("NOT TESTED with a real Prometheus (Debian: apt-get install prometheus)")
@@ -46,7 +46,7 @@ class PrometheusServer:
         self.log = folder / "log"
         self._targets = folder / "targets.json"
         self._targets.write_text("[]")
-        (folder / "rules.yaml").write_text(yaml.safe_dump(at_once(RULES.read_text())))
+        (folder / "rules.yaml").write_text(yaml.safe_dump(at_once(rules)))
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(CONFIGURATION))
         options = {
             "config.file": folder / "prometheus.yaml",
@@ -71,10 +71,13 @@ class PrometheusServer:
 
     def scrape(self, node: str, port: int, *others: int) -> None:
         """This agent, in place of another; its series carry its Node's name. `others`: programs that are no agents."""
-        agent = {"targets": [f"127.0.0.1:{port}"], "labels": {"node": node}}
-        fields = {"targets": [f"127.0.0.1:{other}" for other in others]}
+        self.set_targets((port, {"node": node}), *((other, {}) for other in others))
+
+    def set_targets(self, *targets: tuple[int, dict[str, str]]) -> None:
+        """Scrape these ports only, each with its own labels."""
         fresh = self._targets.with_suffix(".fresh")
-        fresh.write_text(json.dumps([agent, fields]))
+        groups = [{"targets": [f"127.0.0.1:{port}"], "labels": labels} for port, labels in targets]
+        fresh.write_text(json.dumps(groups))
         fresh.rename(self._targets)
 
     def wait_for(self, query: str, count: int | None = 1) -> list[dict[str, str]]:

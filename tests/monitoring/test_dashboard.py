@@ -81,7 +81,7 @@ def test_a_query_asks_for_what_somebody_exports(query: str) -> None:
     known = {metric.name for metric in Telemetry().metrics} | EXPORTED
     known |= {rule["record"] for rule in RULES if "record" in rule}
     asked = {
-        name.removesuffix("_bucket") for name in re.findall(r"[\w:]*\b(?:gpu_healthcheck|kube|DCGM)_[\w:]+", query)
+        name.removesuffix("_bucket") for name in re.findall(r"[\w:]*\b(?:gpu_healthcheck[:_]|kube_|DCGM_)[\w:]+", query)
     }
     assert asked
     assert asked <= known

@@ -18,6 +18,7 @@ from prometheus_client.exposition import choose_encoder
 
 from agent.telemetry import DeepRun, Telemetry
 from cli.slow_gpus import SLOW
+from diagnosis.snapshot.gpu_use import IDLE
 from healthcheck.catalog.xid import xid_table
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, Nature, Severity, Status
@@ -30,17 +31,21 @@ GROUPS = yaml.safe_load(TEXT)["groups"]
 RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 TESTED = (ROOT / "monitoring" / "rules_test.yaml").read_text()
+DCGM = {
+    *("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"),
+    *("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE"),
+    *("DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_MEMORY_UTIL_RATIO", "DCGM_FI_DEV_FB_USED_BYTES"),
+    *("DCGM_FI_DEV_FB_FREE_BYTES", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "DCGM_FI_DEV_BOARD_POWER_WATTS"),
+}
+"""By the DCGM exporter by default: up to 4.8 (etc/default-counters.csv), and from 4.9.0 on by DCGM 4.7's names."""
 EXPORTED = {
-    *("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_GPU_UTIL"),
-    *("DCGM_FI_DEV_POWER_USAGE", "kube_node_info", "kube_node_labels", "kube_node_status_condition"),
+    *("kube_node_info", "kube_node_labels", "kube_node_status_condition"),
     *("kube_node_status_allocatable", "kube_node_status_capacity", "kube_lease_owner", "kube_lease_renew_time"),
     *("kube_daemonset_status_desired_number_scheduled", "kube_daemonset_status_number_ready"),
     *("kube_cronjob_created", "kube_cronjob_spec_suspend", "kube_cronjob_status_last_successful_time"),
 }
-"""By the DCGM exporter (etc/default-counters.csv) and by kube-state-metrics (docs/metrics) by default.
-
-kube-state-metrics exports the labels of Nodes only if its flag lists them.
-"""
+"""By kube-state-metrics (docs/metrics) by default; the labels of Nodes only if its flag lists them."""
+NAME = r"(?:\w+:)?\b(?:gpu_healthcheck:?|DCGM_|kube_)\w+(?::\w+)?|\bup\b|process_start_time_seconds"
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 
 
@@ -59,8 +64,8 @@ def test_an_alert_says_what_it_is_and_where_the_runbook_has_it(alert: dict[str, 
 
 @pytest.mark.parametrize("rule", RULES, ids=by_name)
 def test_a_rule_is_tested(rule: dict[str, Any]) -> None:
-    """A record is tested by the alerts that use it, or by itself."""
-    used = any(f"{by_name(rule)} " in f"{other['expr']} " for other in ALERTS)
+    """A record is tested by the rules that use it, or by itself."""
+    used = any(re.search(rf"(?<![\w:]){by_name(rule)}(?![\w:])", other["expr"]) for other in RULES if other != rule)
     assert used or re.search(rf"(?<![\w:]){by_name(rule)}(?!\w)", TESTED)
 
 
@@ -81,9 +86,71 @@ def test_the_xids_of_applications_are_those_after_which_nvidia_restarts_only_the
 
 @pytest.mark.parametrize("rule", RULES, ids=by_name)
 def test_a_rule_asks_for_what_somebody_exports(rule: dict[str, Any]) -> None:
-    asked = set(re.findall(r"(?:\w+:)?\b(?:gpu_healthcheck|DCGM|kube)_\w+(?::\w+)?|\bup\b", rule["expr"]))
+    asked = set(re.findall(NAME, rule["expr"]))
     assert asked
-    assert asked <= {"up"} | {metric.name for metric in Telemetry().metrics} | EXPORTED | RECORDED
+    assert asked <= {"up"} | {metric.name for metric in Telemetry().metrics} | EXPORTED | RECORDED | DCGM
+
+
+def test_only_records_read_the_exporter_and_each_of_its_names_by_one_quantity() -> None:
+    """Its releases differ in names and units, which these records hide from all that reads them."""
+    readers = {by_name(rule): set(re.findall(r"DCGM_\w+", rule["expr"])) for rule in RULES}
+    assert {name for name, series in readers.items() if series} == {
+        "gpu_healthcheck:gpu_utilization:ratio",
+        "gpu_healthcheck:gpu_memory_used:ratio",
+        "gpu_healthcheck:gpu_temperature:celsius",
+        "gpu_healthcheck:gpu_power:watts",
+        "gpu_healthcheck:gpu_memory_busy:ratio",
+    }
+    assert sorted(name for series in readers.values() for name in series) == sorted(DCGM)
+
+
+USE = "groups:\n" + TEXT[TEXT.index("  - name: gpu-healthcheck-use\n") :]
+WRONG_UNITS = {
+    "percent taken for a ratio": (r"\(DCGM_FI_DEV_GPU_UTIL\{GPU_I_ID=\"\"\} <= 100\) / 100", "DCGM_FI_DEV_GPU_UTIL"),
+    "memory's percent taken for a ratio": (
+        r"(DCGM_FI_DEV_MEM_COPY_UTIL\{GPU_I_ID=\"\"\}) <= 100\) / 100",
+        r"\1 <= 100)",
+    ),
+    "a ratio taken for percent": (r"(DCGM_FI_DEV_GPU_UTIL_RATIO\{GPU_I_ID=\"\"\}) <= 1", r"\1 / 100"),
+    "memory's ratio taken for percent": (r"(DCGM_FI_DEV_MEMORY_UTIL_RATIO\{GPU_I_ID=\"\"\}) <= 1", r"\1 / 100"),
+    "bytes of MiB": (r"DCGM_FI_DEV_FB_USED_BYTES \+ DCGM_FI_DEV_FB_FREE_BYTES", "DCGM_FI_DEV_FB_USED_BYTES * 1048576"),
+    "a limit in percent for a ratio": (r"ratio\{pod!=\"\"\} \* 100 < 10", 'ratio{pod!=""} < 10'),
+    "a limit as a ratio for percent": (r"ratio\{pod!=\"\"\} \* 100 < 10", 'ratio{pod!=""} * 100 < 0.1'),
+    "a limit of memory in percent": (r"gpu_memory_used:ratio > 0\.95", "gpu_memory_used:ratio > 95"),
+    "degrees Fahrenheit": (r"DCGM_FI_DEV_GPU_TEMP_CELSIUS < 1000", "DCGM_FI_DEV_GPU_TEMP_CELSIUS * 1.8 + 32"),
+    "milliwatts": (r"DCGM_FI_DEV_BOARD_POWER_WATTS < 1e6", "DCGM_FI_DEV_BOARD_POWER_WATTS / 1000"),
+    "the label of 4.8.2 alone": (r'"Hostname", "exported_hostname", "hostname"', '"Hostname"'),
+    "the label of 4.8.3 alone": (r'"exported_Hostname", "Hostname", "exported_hostname"', '"exported_hostname"'),
+}
+
+
+@pytest.mark.parametrize(("right", "wrong"), WRONG_UNITS.values(), ids=WRONG_UNITS)
+def test_a_wrong_unit_or_label_of_the_exporter_fails_a_story(tmp_path: Path, right: str, wrong: str) -> None:
+    rules, changed = re.subn(right, wrong, USE)
+    assert changed
+    assert not stories_hold(tmp_path, rules)
+
+
+def test_the_query_for_idle_cards_is_tested() -> None:
+    assert f"expr: {IDLE}\n" in TESTED
+
+
+def test_the_stories_with_the_exporter_hold(tmp_path: Path) -> None:
+    assert stories_hold(tmp_path, USE)
+
+
+def stories_hold(folder: Path, rules: str) -> bool:
+    """Whether promtool accepts the stories with the exporter's series; each has more than one unit or label."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        cannot_run("NOT TESTED by promtool (Debian: apt-get install prometheus)")
+    document = yaml.safe_load(TESTED)
+    document["tests"] = [story for story in document["tests"] if "DCGM_FI" in str(story["input_series"])]
+    (folder / "rules.yaml").write_text(rules)
+    (folder / "rules_test.yaml").write_text(yaml.safe_dump(document))
+    story = subprocess.run([promtool, "test", "rules", "rules_test.yaml"], cwd=folder, capture_output=True, check=False)
+    assert (story.returncode == 0) is (b"FAILED" not in story.stdout + story.stderr), story
+    return story.returncode == 0
 
 
 def test_the_overlay_has_the_same_rules() -> None:
