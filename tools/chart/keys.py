@@ -387,6 +387,12 @@ KEYS = (
         default=3,
     ),
     Key(
+        "prometheusRule.fleetBlind",
+        "Nodes of a cluster on which the same check does not run: GpuHealthcheckFleetBlind.",
+        _COUNT,
+        default=3,
+    ),
+    Key(
         "prometheusRule.budgetUsed",
         "Used share of the fleet budget: GpuHealthcheckBudgetNearlyUsed.",
         _SHARE,

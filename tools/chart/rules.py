@@ -17,6 +17,7 @@ PLACES: Mapping[str, str] = {
     ".Values.prometheusRule.namespace": r'namespace="(gpu-healthcheck)(?:-budget)?"',
     ".Values.prometheusRule.job": r'job=~"([^"]+)"',
     ".Values.prometheusRule.fleetFaults": r"offset 15m\)\s+\) >= (3)\n",
+    ".Values.prometheusRule.fleetBlind": r"unobserved_nodes:count(?:\{cluster=%q\})? >= (3)\b",
     ".Values.prometheusRule.budgetUsed": r"slots_allowed:max >= (0\.8)\n",
     ".Values.prometheusRule.temperatureMargin": r'UUID!=""\}\) - (5)\)',
     ".Values.prometheusRule.memoryUsed": r"gpu_memory_used:ratio > (0\.95)\n",
