@@ -205,6 +205,9 @@ class Telemetry:
         )
         self.sxids = counter("sxids_total", "SXid lines by code; unknown codes count as unknown.", ("code",))
         self.driver_lines = counter("driver_messages_total", "Driver lines without a number, by meaning.", ("reason",))
+        self.unread_driver_lines = counter(
+            "unread_driver_lines_total", "Lines in which NVIDIA's driver reports an error that no rule judges."
+        )
         self.requests = counter("cluster_writes_total", "Writes to the API server by result.", ("resource", "result"))
         self.forbidden = gauge(
             "forbidden", "1 for a resource that the cluster forbids the agent to write or to list.", ("resource",)

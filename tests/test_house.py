@@ -18,7 +18,7 @@ from agent.telemetry import Telemetry
 from cli import index
 from healthcheck import checks
 from healthcheck.catalog.profiles import PROFILES_FILE
-from healthcheck.checks import driver_reasons
+from healthcheck.checks import driver_messages, driver_reasons
 from healthcheck.memory import known_names
 from healthcheck.model import PREFIX, Check, Reason, Severity, Status, UnobservedCause
 from healthcheck.node import state as node
@@ -49,7 +49,7 @@ LIGHT_REASONS = [reason.name for check in checks.CHECKS for reason in check.reas
 WITHOUT_A_TWIN: list[str] = []
 """Scenarios of faults that no healthy one stands beside yet."""
 SHARED = {
-    *("__init__", "driver_reasons", "listed", "examine", "expectation", "gpu_runtime", "per_gpu"),
+    *("__init__", "driver_errors", "driver_reasons", "listed", "examine", "expectation", "gpu_runtime", "per_gpu"),
     "roce_fabric",
     *("runtime_fixes", "runtime_restart", "severities", "siblings"),
 }
@@ -329,6 +329,8 @@ def test_the_memory_names_checks_and_reasons_that_exist() -> None:
         known_names.REMAP_FAILED,
         known_names.REMAP_PENDING,
         known_names.SLOWER_THAN_SIBLINGS,
+        *(known_names.FELL_OFF_BUS, known_names.NOT_RESPONDING, known_names.PCIE_ERROR),
+        *(known_names.NVLINK_TRAINING, known_names.INIT_FAILED),
     }
 
     assert checks_named <= {check.name for check in ALL_CHECKS}
@@ -338,3 +340,5 @@ def test_the_memory_names_checks_and_reasons_that_exist() -> None:
         reason.name for check in ALL_CHECKS if check.group[0] in "78" for reason in check.reasons
     }
     assert driver_reasons.PROBE_FAILED == known_names.DRIVER_LOAD
+    messages = {driver_messages.PCIE_FATAL, driver_messages.PCIE_RECOVERED}
+    assert messages == {known_names.PCIE_FATAL, known_names.PCIE_RECOVERED}

@@ -131,10 +131,11 @@ class RecordJudge:
 
     def _put_unread_aside(self, records: Iterable[Record], outcomes: Iterable[Outcome]) -> None:
         """Set a record in an unknown format aside: a newer driver may report a fault in another form."""
-        first = next(driver_messages.unread(records, outcomes), None)
-        if first is not None:
+        faults, errors = driver_messages.unread(records, outcomes)
+        if faults:
             why = "it mentions an Xid or a GPU off the bus, in an unknown format"
-            self._put_aside(first, driver_messages.CHECK.name, why)
+            self._put_aside(faults[0], driver_messages.CHECK.name, why)
+        self._telemetry.unread_driver_lines.inc(len(errors))
 
     def _put_aside(self, record: Record, check: str, why: str) -> None:
         cause = Unobserved(RECORD_SET_ASIDE, f"record {record.seq} is skipped: {why}")

@@ -27,6 +27,7 @@ from healthcheck.captures.kernel_logs import (
     Clock,
     Line,
     PassedOver,
+    is_of_a_fault,
     lines_of,
     numbered,
     utc,
@@ -121,10 +122,10 @@ class BugReportReader:
         marked = any(mark in raw for mark in MARKS)
         line = read_line(raw)
         if line is None:
-            self._take_unprefixed(decoded(raw), number, marked=marked)
+            self._take_unprefixed(decoded(raw), number, marked=marked and is_of_a_fault(raw))
             return
         if line.refused:
-            self._passed_over.refused += marked
+            self._passed_over.refused += marked and is_of_a_fault(raw)
             return
         self.recognised = self.recognised or line.kernel
         self.host = line.host or self.host
@@ -134,7 +135,7 @@ class BugReportReader:
             for text in messages(line.text):
                 section.keep(section.joiner.add(replace(line, text=text), moment, number, decoded(raw)))
         else:
-            self._passed_over.quoted += marked
+            self._passed_over.quoted += marked and is_of_a_fault(raw)
 
     def _take_unprefixed(self, text: str, number: int, *, marked: bool) -> None:
         heading, date = _HEADING.match(text), _DATE.match(text)

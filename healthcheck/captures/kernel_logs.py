@@ -28,12 +28,14 @@ from healthcheck.captures.printk import Joiner, KernelRecord, messages
 from healthcheck.model import Now
 from healthcheck.probes.kernel_log import Record
 
-MARKS = (
-    *(b"NVRM", b"SXid", b"nvidia-nvswitch"),
+_OF_MLX5 = (
     *(b"unrecoverable hardware err", b"health recovery ", b"health revovery "),
     *(b"'s health comprom", b"Will cause a leak"),
 )
+MARKS = (b"NVRM", b"nvidia", b"pcieport", *_OF_MLX5)
 """Each line that a check reads contains one of these."""
+_OF_A_FAULT = (b"NVRM", b"SXid", *_OF_MLX5)
+"""Marks of the lines that are counted if the kernel did not write them: other programs write about `nvidia`, too."""
 
 _MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,", b"[78, 86, 82, 77,")
 """`NVRM` as a list of bytes. The journal writes a message so if it is not UTF-8, for example due to a process name."""
@@ -280,14 +282,14 @@ class KernelLogReader:
         marked = any(mark in raw for mark in (*MARKS, *_MARKS_IN_JSON))
         line = read_line(raw)
         if line is None:
-            self._take_unprefixed(decoded(raw), number, marked=marked)
+            self._take_unprefixed(decoded(raw), number, marked=marked, counts=marked and is_of_a_fault(raw))
             return
         self._prefixed = True
         self.recognised = self.recognised or line.kernel
         self.host = line.host or self.host
         self._of_a_syslog = bool(line.host) and line.stamp.wall is not None
         if line.refused:
-            self._passed_over.refused += marked
+            self._passed_over.refused += marked and is_of_a_fault(raw)
             return
         self._direction.follow(line.stamp)
         self._mind_the_boot(line)
@@ -296,7 +298,7 @@ class KernelLogReader:
         if line.kernel:
             self._tell_messages(line, moment, number, decoded(raw), marked=marked)
         else:
-            self._passed_over.quoted += marked
+            self._passed_over.quoted += marked and is_of_a_fault(raw)
 
     def _tell_messages(self, line: LogLine, moment: Now, number: int, shown: str, *, marked: bool) -> None:
         if is_behind_another_prefix(line.text):
@@ -307,7 +309,7 @@ class KernelLogReader:
             for text in messages(line.text):
                 self._tell(self._joiner.add(replace(line, text=text), moment, number, shown))
 
-    def _take_unprefixed(self, text: str, number: int, *, marked: bool) -> None:
+    def _take_unprefixed(self, text: str, number: int, *, marked: bool, counts: bool) -> None:
         journal = _JOURNAL_BOOT.match(text.rstrip())
         if journal and (journal["id"] or self._of_a_syslog):
             self._begin_boot(journal["id"] or "", marked=True)
@@ -315,11 +317,11 @@ class KernelLogReader:
             return
         elif not self._prefixed and (line := read_alone(text)):
             self.recognised = self.recognised or line.kernel
-            self._passed_over.refused += marked and line.refused
+            self._passed_over.refused += counts and line.refused
             if line.kernel:
                 self._mind_the_boot(line)
                 self._tell_messages(line, self.clock.now, number, text, marked=marked)
-        elif marked:
+        elif counts:
             self._passed_over.count_unread(text, f"{self._name}:{number}")
 
     def _mind_the_boot(self, line: LogLine) -> None:
@@ -416,6 +418,11 @@ def wanted_lines(block: bytes, marks: Iterable[bytes]) -> list[int]:
         end = block.rfind(b"\n", 0, max(end - 1, 0)) + 1
         starts.add(end)
     return sorted(starts)
+
+
+def is_of_a_fault(raw: bytes) -> bool:
+    """Whether the line is counted if the kernel did not write it."""
+    return any(mark in raw for mark in (*_OF_A_FAULT, *_MARKS_IN_JSON))
 
 
 def utc(seconds: float) -> datetime:

@@ -95,7 +95,8 @@ NAMES_A_GPU = rf"NVRM: (?:Xid \(|GPU (?:at )?|The NVIDIA GPU ){_ADDRESS}"
 NAMES_A_DEVICE = re.compile(rf"{NAMES_A_GPU}|nvidia-nvswitch\d{{0,4}}: SXid \({_ADDRESS}")
 _ALONE = re.compile(
     r"(?:<(?P<priority>\d{1,4})>)?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?(?:kernel: )?"
-    r"(?=NVRM: |nvidia-nvswitch\d{0,4}: SXid |mlx5_core [0-9a-f]{4,8}:[0-9a-f]{2}:|Linux version \d)"
+    r"(?=NVRM:? |nvidia-(?:nvswitch\d{0,4}: SXid |modeset: |uvm: )|nvidia: (?:module |probe of )"
+    r"|(?:mlx5_core|nvidia|pcieport) [0-9a-f]{4,8}:[0-9a-f]{2}:|Linux version \d)"
 )
 """Line of `dmesg -t`, optionally with `-r` or `-x`, or of a journal reduced to its tag."""
 _LONGEST_TAG = 200

@@ -16,7 +16,7 @@ _MOST_LINES = 8
 _SYSLOG_TIME = timedelta(seconds=1)
 _SENTENCE = re.compile(r"NVRM: (?:The NVIDIA GPU |API mismatch: )")
 """Beginnings of messages of several lines. dmesg and syslog repeat their prefix on each line."""
-_GOES_ON = re.compile(r"NVRM: [(a-z]")
+_GOES_ON = re.compile(r"NVRM: (?:[(a-z]|NVIDIA [\d.]{3,16} driver release)")
 
 _BEGINS_ANOTHER = rf"(?:{NAMES_A_GPU}|NVRM: (?:GPU Board Serial Number|A GPU crash dump))"
 _WHOLE, _NEXT = re.compile(NAMES_A_GPU), re.compile(rf"\n(?={_BEGINS_ANOTHER})")

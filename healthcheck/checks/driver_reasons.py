@@ -12,10 +12,14 @@ PROBE_FAILED = "GpuInitFailed: probe"
 INIT_FAILED = Reason(
     "GpuInitFailed",
     Severity.RESET,
-    "The driver could not start a GPU: NVML gives no handle for it (unknown error), or the driver logged the failure.",
-    "Drain the node, then reload the driver or reboot; replace the node if the GPU still does not start.",
-    threshold="a line of the driver at once; error 999 for a handle once 3 more check cycles, 10 s apart, show it too",
-    source="open-gpu-kernel-modules, kernel-open/nvidia/nv.c and nv-pci.c; nvml.h, error 999",
+    "The driver could not start a GPU: NVML gives no handle for it (unknown error), or the driver logged the failure."
+    " MONITOR if the driver names the reason: it does not support the GPU.",
+    "Drain the node, then reload the driver or reboot; replace the node if the GPU still does not start. MONITOR: the"
+    " driver names what it requires, and the GPU is sound; do only what the detail says, then reboot.",
+    threshold="MONITOR: a line that names what the driver requires; RESET: another line of the driver, at once; error"
+    " 999 for a handle once 3 more check cycles, 10 s apart, show it too",
+    source="open-gpu-kernel-modules, kernel-open/nvidia/nv.c and nv-pci.c, src/nvidia/arch/nvalloc/unix/src/osapi.c;"
+    " nvml.h, error 999",
 )
 LIBRARY_MISMATCH = Reason(
     "DriverLibraryMismatch",

@@ -28,11 +28,18 @@ from healthcheck.memory.findings import (
 )
 from healthcheck.memory.known_names import (
     DRIVER_MESSAGES,
+    FELL_OFF_BUS,
+    INIT_FAILED,
     MLX5_LINKS,
     MLX5_MESSAGES,
     MLX5_NOT_RESPONDING,
     MLX5_RECOVERED,
     MLX5_UNRECOVERABLE,
+    NOT_RESPONDING,
+    NVLINK_TRAINING,
+    PCIE_ERROR,
+    PCIE_FATAL,
+    PCIE_RECOVERED,
 )
 from healthcheck.memory.rdma_ports import with_link
 from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity
@@ -52,6 +59,15 @@ REPEATS_FROM = 3
 """Number of different processes from which an Xid counts as repeated."""
 SMOOTHING_ON = "Xid162"
 """Power smoothing works again, which ends Xid 163 (Xid catalogue)."""
+SYMPTOMS = frozenset({FELL_OFF_BUS, NOT_RESPONDING, NVLINK_TRAINING, PCIE_ERROR})
+"""Reasons of lines that an Xid of the same GPU and time explains, or a line that names the lost GPU."""
+_LOST, _STOPPED = "Xid79", "Xid8"
+LOCKED = "the watchdog: GPU is probably locked; drain and reboot the node if programs or nvidia-smi hang"
+"""Text that the watchdog's line adds to an Xid 8, whose own advice is to restart the application."""
+_WATCHDOG = "RC watchdog"
+_LONGEST_DETAIL = 200
+_PCIE_SECONDS = 10.0
+"""Maximum time from a fatal PCIe error to the line that the GPU's driver can't recover."""
 _MOST_HITS = 16
 _ONE_EXCEPTION_SECONDS = 1.0
 """Maximum time between the lines of one exception."""
@@ -79,6 +95,7 @@ class _Reading:
         """The memory, except its field `standing`, which is outdated during the batch."""
         self.standing = {finding.key: finding for finding in memory.standing}
         self._cleanups = {key for key in self.standing if key[0] == CONSEQUENCE}
+        self._symptoms = {key for key in self.standing if key[0] in SYMPTOMS}
         self._acknowledged = {acknowledgement.key for acknowledgement in memory.acknowledged}
         self._now = now
         self._escalate_after = escalate_after
@@ -92,6 +109,8 @@ class _Reading:
             self._change(lambda whole: driver_loaded(whole, sighting.at))
         elif sighting.uuid:
             self.memory = _named(self.memory, address, sighting.uuid)
+        elif sighting.reason in (PCIE_FATAL, PCIE_RECOVERED):
+            self._add_of_pcie(sighting)
         elif sighting.recovery_action == NONE:
             self._recover(address, sighting.at)
         elif not sighting.of_a_test:
@@ -107,6 +126,16 @@ class _Reading:
             ports = with_link(self.memory.first.rdma, sighting.subject, sighting.at, up=MLX5_LINKS[sighting.reason])
             if ports is not self.memory.first.rdma:
                 self.memory = replace(self.memory, first=replace(self.memory.first, rdma=ports))
+
+    def _add_of_pcie(self, sighting: KernelEvent) -> None:
+        """Record a fatal error of a PCIe port, or withdraw the error from which the port has recovered."""
+        if sighting.reason == PCIE_FATAL:
+            hits = (ProcessHit("", "", sighting.at, _seen(sighting, self._now)),)
+            self.memory = replace(self.memory, hits=with_newest(self.memory.hits, (PCIE_FATAL, ""), hits, MOST_GPUS))
+            return
+        for key, finding in list(self.standing.items()):
+            if key[0] == PCIE_ERROR and self._is_now(finding) and sighting.at - finding.last_at <= WINDOW_SECONDS:
+                del self.standing[key]
 
     def _recover(self, address: str, at: float) -> None:
         # The next check cycle observes the same reset again. It must not count as a second reset, or end later events.
@@ -125,12 +154,13 @@ class _Reading:
         if sighting.recovery_action and address:
             pending = with_newest(self.memory.recovery, address, sighting.recovery_action, MOST_GPUS)
             self.memory = replace(self.memory, recovery=pending)
-        if finding is not None and not _is_consequence(self.memory, sighting, address):
+        if finding is not None and not _is_consequence(self.memory, sighting, address) and self._is_news(sighting):
             self._stand(finding, sighting, check, self._escalate_after)
         if check == MLX5_MESSAGES:
             self._withdraw_missed_heartbeat(sighting.subject)
         if address and sighting.reason.startswith("Xid") and sighting.reason != CONSEQUENCE:
             self._explain_cleanups(sighting, address)
+            self._explain_symptoms(sighting.reason, sighting.subject)
             self.memory = _with_reset(self.memory, address, sighting.at)
         if address and sighting.reason == RECOVERY_XID:
             self._apply_action(sighting, address)
@@ -152,6 +182,79 @@ class _Reading:
         is_one_event = failure.first_seen - missed.first_seen <= timedelta(seconds=WINDOW_SECONDS)
         if is_one_event and missed.finding.severity <= failure.finding.severity:
             del self.standing[missed.key]
+
+    def _is_news(self, sighting: KernelEvent) -> bool:
+        """Whether the event is a fault by itself: it recurred as required, and no active finding explains it."""
+        if sighting.recurs is not None and not self._has_recurred(sighting):
+            return False
+        if sighting.reason == INIT_FAILED:
+            return not self._is_of_unsupported_gpus(sighting)
+        if sighting.reason not in SYMPTOMS:
+            return True
+        if sighting.reason == PCIE_ERROR:
+            fatal = self.memory.hits.get((PCIE_FATAL, ""), ())
+            if not any(0 <= sighting.at - hit.at <= _PCIE_SECONDS for hit in fatal):
+                return False
+        explaining = [
+            finding
+            for finding in self.standing.values()
+            if self._is_now(finding)
+            and _explains(finding, sighting.reason, sighting.subject, sighting.detail, sighting.at)
+        ]
+        for finding in explaining:
+            self._add_detail(finding, sighting.detail)
+        return not explaining
+
+    def _is_now(self, finding: ActiveFinding) -> bool:
+        return finding.nature is Nature.EVENT and finding.boot_id == self.memory.boot_id
+
+    def _has_recurred(self, sighting: KernelEvent) -> bool:
+        """Whether this line completes the recurrence of its event. The first lines and the last one are recorded."""
+        recurs, key = sighting.recurs, (sighting.reason, gpu_address(sighting.subject))
+        assert recurs is not None
+        hits = self.memory.hits.get(key, ())
+        if hits and sighting.at - hits[-1].at > recurs.pause:
+            hits = ()
+        hits = (*hits[: recurs.count - 1], ProcessHit("", "", sighting.at, _seen(sighting, self._now)))
+        self.memory = replace(self.memory, hits=with_newest(self.memory.hits, key, hits, MOST_GPUS))
+        return len(hits) >= recurs.count and sighting.at - hits[0].at >= recurs.seconds
+
+    def _is_of_unsupported_gpus(self, sighting: KernelEvent) -> bool:
+        """Whether a failure to start GPUs is that of sound GPUs for which the driver named what they require."""
+        if sighting.finding is None or sighting.finding.base[0] is Severity.MONITOR:
+            return False
+        address = gpu_address(sighting.subject)
+        unsupported = [
+            finding
+            for (reason, subject), finding in self.standing.items()
+            if reason == INIT_FAILED
+            and finding.finding.base[0] is Severity.MONITOR
+            and self._is_now(finding)
+            and abs(sighting.at - finding.last_at) <= WINDOW_SECONDS
+            and (not address or gpu_address(subject) in (address, ""))
+        ]
+        return len(unsupported) >= sighting.devices
+
+    def _explain_symptoms(self, reason: str, subject: str) -> None:
+        """Withdraw the symptoms shortly before a finding that explains them."""
+        cause = self.standing.get((reason, subject))
+        if cause is None:
+            return
+        for key in list(self._symptoms):
+            symptom = self.standing.get(key)
+            if symptom is None or key == cause.key or not self._is_now(symptom):
+                continue
+            if _explains(cause, *key, symptom.finding.detail, symptom.last_at):
+                self._add_detail(cause, symptom.finding.detail)
+                del self.standing[key]
+                self._symptoms.discard(key)
+
+    def _add_detail(self, cause: ActiveFinding, symptom: str) -> None:
+        """Add the watchdog's advice to an Xid 8."""
+        finding = cause.finding
+        if finding.reason == _STOPPED and _WATCHDOG in symptom and LOCKED not in finding.detail:
+            detail = f"{finding.detail[: _LONGEST_DETAIL - len(LOCKED) - 2]}; {LOCKED}"
+            self.standing[cause.key] = replace(cause, finding=replace(finding, detail=detail))
 
     def _stand(self, finding: Finding, sighting: KernelEvent, check: str, escalate_after: int) -> None:
         """Add a new event, or count a known event again. An event that a person has released is skipped."""
@@ -187,6 +290,9 @@ class _Reading:
         self.standing[key] = active
         if finding.reason == CONSEQUENCE:
             self._cleanups.add(key)
+        if finding.reason in SYMPTOMS:
+            self._symptoms.add(key)
+            self._explain_symptoms(*key)
 
     def _announced(self, address: str, at: float) -> Severity | None:
         """Return the tier of the recovery action that Xid 154 announced for this GPU within the window."""
@@ -213,6 +319,26 @@ class _Reading:
                 continue
             del self.standing[key]
             self._cleanups.discard(key)
+
+
+def _explains(cause: ActiveFinding, reason: str, subject: str, detail: str, at: float) -> bool:
+    """Whether an active finding explains a symptom: the same GPU is lost, or has a grave Xid of the same time.
+
+    A symptom that names no GPU is that of the GPU with the Xid.
+    """
+    found, address = cause.finding, gpu_address(subject)
+    if cause.key == (reason, subject) or (address and gpu_address(found.subject) != address):
+        return False
+    if found.reason in (_LOST, FELL_OFF_BUS):
+        return reason != FELL_OFF_BUS or found.reason == _LOST or (not address and gpu_address(found.subject) != "")
+    code = found.reason.removeprefix("Xid")
+    if reason == FELL_OFF_BUS or found.reason in (code, CONSEQUENCE):
+        return False
+    is_of_the_time = abs(at - cause.last_at) <= WINDOW_SECONDS
+    if reason == PCIE_ERROR:
+        return is_of_the_time and found.severity >= Severity.REBOOT
+    is_grave = found.severity >= Severity.RESET or found.reason == _STOPPED
+    return is_of_the_time and (is_grave or f"critical error {code}." in detail)
 
 
 def _rank(finding: Finding) -> tuple[Severity, Severity]:

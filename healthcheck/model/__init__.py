@@ -168,6 +168,15 @@ class Threshold(Struct, frozen=True):
     seconds: int
 
 
+class Recurrence(Struct, frozen=True):
+    """Condition under which an event is a fault: at least `count` lines over at least `seconds`, without a `pause`."""
+
+    count: int
+    seconds: float
+    pause: float
+    """Time without the event after which its lines are counted anew."""
+
+
 class Finding(Printable, frozen=True):
     """One fault of one subject. `subject` is kind/name, for instance `gpu/0000:18:00.0`."""
 
@@ -246,6 +255,10 @@ class KernelEvent(Printable, frozen=True):
     """Where the evidence came from, for instance `FILE:LINE`."""
     threshold: Threshold | None = None
     """This cluster's threshold for its reason."""
+    recurs: Recurrence | None = None
+    """Condition under which it is a fault; None: a single line is one."""
+    devices: int = 1
+    """Number of GPUs that the line is about."""
 
 
 class Unobserved(Printable, frozen=True, tag=True):

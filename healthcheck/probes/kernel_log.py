@@ -108,7 +108,7 @@ def is_packet_filters(text: str) -> bool:
 
     Its prefix is chosen by the rule's author.
     """
-    return _PACKET.match(text) is not None
+    return "IN=" in text and _PACKET.match(text) is not None
 
 
 class KernelLog:

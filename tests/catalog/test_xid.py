@@ -70,7 +70,7 @@ SEVERITY_OF_ACTION = {
     "CONTACT_SUPPORT": MONITOR,  # unused
     "": MONITOR,
 }
-DEPARTURES = {142: RESET, 167: REBOOT}
+DEPARTURES = {142: RESET, 162: PASS, 167: REBOOT}
 EXPECTED = {
     code: DEPARTURES.get(code, SEVERITY_OF_ACTION[action])
     for action, codes in CODES_OF_ACTION.items()
@@ -200,6 +200,7 @@ def test_every_row_has_its_source_and_every_departure_its_reason() -> None:
     assert [code for code, row in table.items() if not (row.source and row.mnemonic)] == []
     assert {code: (row.override, bool(row.why)) for code, row in table.items() if row.override is not None} == {
         142: (RESET, True),
+        162: (Severity.PASS, True),
         167: (REBOOT, True),
     }
 

@@ -155,11 +155,8 @@ def test_text_that_only_quotes_a_line_is_no_fault(quote: str, text: str) -> None
         "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
         "NVRM: RmInitAdapter failed!",
         "NVRM: RmInitAdapter: osInitNvMapping failed, bailing out of RmInitAdapter",
-        "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU is lost [NV_ERR_GPU_IS_LOST] (0x0000000F)",
-        "NVRM: krcWatchdog_IMPL: RC watchdog: GPU is probably locked!",
         "NVRM: GPU Board Serial Number: 1653723052734",
         "NVRM: GPU at PCI:0000:9b:00: somebody",
-        "nvidia: probe of 0000:5d:00.0 failed with error -1",
     ],
 )
 def test_another_line_of_the_driver_says_nothing_here(text: str) -> None:
@@ -230,7 +227,7 @@ def test_a_line_that_is_read_or_speaks_of_no_fault_is_not_unread(text: str) -> N
 
 def unread_of(*texts: str) -> list[int]:
     ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
-    return [record.seq for record in unread(ring, judge((CHECK, XID), Evidence({RING: ring}), Expectation()))]
+    return [record.seq for record in unread(ring, judge((CHECK, XID), Evidence({RING: ring}), Expectation()))[0]]
 
 
 def test_a_driver_that_was_loaded_is_seen_and_no_fault() -> None:

@@ -50,7 +50,10 @@ LINES_OF_THE_DRIVER = {
     "[NV_ERR_RESET_REQUIRED] (0x00000062) returned from x @ y.c:1",
     driver_messages.REBOOT_REQUIRED: "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, "
     "requiring os reboot to recover.",
+    driver_messages.PCIE_ERROR: "pcieport 0000:00:02.0: AER: Uncorrected (Fatal) error received: 0000:00:02.0\v"
+    f"nvidia {ADDRESS}: AER: can't recover (no error_detected callback)",
 }
+"""Lines that have to come together are separated by a vertical tab."""
 LINES_OF_A_LOAD = (
     "NVRM: The NVIDIA probe routine failed for 1 device(s).",
     "NVRM: None of the NVIDIA devices were initialized.",
@@ -64,9 +67,11 @@ def gpu(action: int = 0) -> Gpu:
 
 def heard(memory: Memory, line: str, at: float, policy: Policy | None = None) -> Memory:
     checks = [check for check in CHECKS if check.nature is Nature.EVENT]
-    record = Record(int(at) + 1, MONOTONIC + at, 0, line)
+    ring = tuple(
+        Record(int(at) + number, MONOTONIC + at, 0, text) for number, text in enumerate(line.split("\v"), start=1)
+    )
     expected = Expectation(policy=policy or Policy())
-    return after_kernel_log(memory, judge(checks, Evidence({RING: (record,)}), expected), later(at))
+    return after_kernel_log(memory, judge(checks, Evidence({RING: ring}), expected), later(at))
 
 
 def read(memory: Memory, at: float, action: int = 0) -> Memory:

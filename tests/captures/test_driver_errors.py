@@ -1,0 +1,163 @@
+"""Saved logs in which the driver gives up a GPU without an Xid: the status of each kind, beside its healthy twin."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from healthcheck.captures.blocks import InputFile
+from healthcheck.captures.bug_report import BugReportReader
+from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
+from healthcheck.captures.replay import KERNEL_CHECKS, Replay
+from healthcheck.checks.expectation import Expectation
+from healthcheck.verdict.verdict import Verdict, decide
+from sim.scenarios import Scenario, scenarios
+from tests.captures.renderings import FORMS, capture, records
+
+SAVED = datetime(2026, 11, 21, tzinfo=UTC)
+BANNER = "Linux version 6.1.0-13-cloud-amd64 (debian-kernel@lists.debian.org)"
+CHATTER = "usb 1-1: new high-speed USB device number 4 using xhci_hcd"
+LOADED = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build"
+ADDRESS = "0000:41:00.0"
+LOST_BY_NAME = (
+    "NVRM: GPU0 nvCheckOkFailedNoLog: Check failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned"
+    " from status @ kern_mem.c:1"
+)
+LOST_BY_NUMBER = "NVRM: _issueRpcAndWait: rpcSendMessage failed with status 0x0000000f for fn 10!"
+NOT_SUPPORTED = "NVRM: nvCheckOkFailedNoLog: Check failed: Call not supported [NV_ERR_NOT_SUPPORTED] (0x00000056)"
+AT_UNLOAD = "NVRM: nvCheckOkFailedNoLog: Check failed: Generic Error: Invalid state [NV_ERR_INVALID_STATE] (0x00000040)"
+WATCHDOG = "NVRM: krcWatchdog_IMPL: RC watchdog: GPU is probably locked!  Notify Timeout Seconds: 7"
+HEARTBEAT = (
+    "NVRM: GPU6 _kgspIsHeartbeatTimedOut: Heartbeat timed out, currentTimeMs 7 heartbeat 1 heartbeatWithOffsetMs 1 diff"
+    " 6070 timeout 5200"
+)
+BANNER_OF_GSP = "NVRM: GPU6 _kgspLogXid119: ********************** GSP Timeout ***********************"
+ALL_CHANNELS = "NVRM: krcRcAndNotifyAllChannels_IMPL: RC all channels for critical error 79."
+DUMP = (
+    "NVRM: A GPU crash dump has been created. If possible, please run\nNVRM: nvidia-bug-report.sh as root to collect"
+    " this data before\nNVRM: the NVIDIA kernel module is unloaded."
+)
+BOUND = f"NVRM: GPU {ADDRESS} is already bound to {{}}."
+NOT_CALLED = "NVRM: The NVIDIA probe routine was not called for 1 device(s)."
+NO_DEVICES = "NVRM: No NVIDIA devices probed."
+DISCOVERY = "NVRM: knvlinkDiscoverPostRxDetLinks_GB100: Getting peer2 postRxDetLinkMask failed!"
+TRAINING = "NVRM: GPU0 knvlinkTrainFabricLinksToActive_IMPL: Failed to train links"
+WAIT = "nvidia-modeset: ERROR: GPU:6: Error while waiting for GPU progress: 0x0000c77d:0 2:0:4048:4044"
+FATAL = "pcieport 0000:00:02.0: AER: Uncorrected (Fatal) error received: 0000:00:02.0"
+NOT_RECOVERED = f"nvidia {ADDRESS}: AER: can't recover (no error_detected callback)"
+OPEN = (
+    f"NVRM: The NVIDIA GPU {ADDRESS} (PCI ID: 10de:2bb5)\nNVRM: installed in this system requires use of the NVIDIA"
+    " open kernel modules."
+)
+RELEASE = (
+    f"NVRM: The NVIDIA GPU {ADDRESS} (PCI ID: 10de:1b38)\nNVRM: installed in this system is not supported by the\nNVRM:"
+    " NVIDIA 610.43.03 driver release."
+)
+RM_FAILED = f"NVRM: GPU {ADDRESS}: RmInitAdapter failed! (0x22:0x56:897)"
+PROBE_FAILED = "NVRM: The NVIDIA probe routine failed for 1 device(s)."
+UNKNOWN_ERROR = "NVRM: GPU0 kfspPollForResponse_IMPL: FSP command timed out"
+
+Log = tuple[tuple[float, str], ...]
+
+
+def judged(content: bytes, reader: type[KernelLogReader | BugReportReader] = KernelLogReader) -> Verdict:
+    replay = Replay(KERNEL_CHECKS, Expectation(), 86400.0)
+    for batch in reader(SAVED, 1, PassedOver()).read("log", InputFile(io.BytesIO(content)).blocks()):
+        replay.take(batch)
+    return decide(replay.ended("", timedelta()), replay.outcomes())
+
+
+def answer(log: Log, form: str = "dmesg") -> tuple[str, list[str]]:
+    verdict = judged(capture(FORMS[form], records((0.0, BANNER), (1.0, LOADED), *log)))
+    return verdict.status.value, [one.finding.reason for one in verdict.standing]
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize(
+    ("log", "status", "reasons"),
+    [
+        pytest.param([(9, LOST_BY_NAME)], "fail", ["GpuFellOffBus"], id="lost, by name"),
+        pytest.param([(9, LOST_BY_NUMBER)], "fail", ["GpuFellOffBus"], id="lost, by number"),
+        pytest.param([(9, ALL_CHANNELS)], "fail", ["GpuFellOffBus"], id="all channels"),
+        pytest.param([(9, DUMP)], "fail", ["GpuFellOffBus"], id="crash dump"),
+        pytest.param([(9, WATCHDOG)], "warn", ["GpuNotResponding"], id="watchdog"),
+        pytest.param([(9, HEARTBEAT)], "warn", ["GpuNotResponding"], id="heartbeat"),
+        pytest.param([(9, BANNER_OF_GSP)], "warn", ["GpuNotResponding"], id="GSP timeout"),
+        pytest.param([(9, FATAL), (9.1, NOT_RECOVERED)], "fail", ["GpuPcieError"], id="PCIe"),
+        pytest.param(
+            [(9, BOUND.format("nova_core")), (9, NOT_CALLED), (9, NO_DEVICES)],
+            "warn",
+            ["GpuBoundToOtherDriver"],
+            id="nova_core",
+        ),
+        pytest.param([(9, BOUND.format("nouveau"))], "warn", ["GpuBoundToOtherDriver"], id="nouveau"),
+        pytest.param([(9, BOUND.format("vfio-pci")), (9, NOT_CALLED), (9, NO_DEVICES)], "pass", [], id="vfio-pci"),
+        pytest.param([(9, OPEN), (9, RM_FAILED)], "warn", ["GpuInitFailed"], id="open modules, by the adapter"),
+        pytest.param([(9, OPEN), (9, PROBE_FAILED)], "warn", ["GpuInitFailed"], id="open modules, by the probe"),
+        pytest.param([(9, RELEASE), (9, PROBE_FAILED)], "warn", ["GpuInitFailed"], id="release"),
+        pytest.param([(9, DISCOVERY)], "unknown", [], id="link discovery, once, at the end"),
+        pytest.param([(9, TRAINING)], "unknown", [], id="link training, once, at the end"),
+        pytest.param([(9, DISCOVERY)] * 3, "warn", ["NvLinkTrainingFailed"], id="link discovery in each try"),
+        pytest.param([(9, WAIT), (14, WAIT)], "unknown", [], id="two waits at the end"),
+        pytest.param([(9, NOT_SUPPORTED), (9, AT_UNLOAD)], "pass", [], id="harmless codes"),
+        pytest.param([(9, UNKNOWN_ERROR)], "unknown", [], id="an error that no rule judges"),
+        pytest.param([(9, RM_FAILED), (9, UNKNOWN_ERROR)], "fail", ["GpuInitFailed"], id="an error beside a fault"),
+        pytest.param([(9, OPEN), (9, UNKNOWN_ERROR)], "warn", ["GpuInitFailed"], id="an error of a judged fault"),
+    ],
+)
+def test_each_kind_has_its_status_in_each_form(log: Log, status: str, reasons: list[str], form: str) -> None:
+    assert answer(tuple(log), form) == (status, reasons)
+
+
+@pytest.mark.parametrize(
+    ("log", "status", "reasons"),
+    [
+        pytest.param([(9, DISCOVERY), (80, CHATTER)], "pass", [], id="one link retry at start"),
+        pytest.param([(9, WAIT), (14, WAIT), (80, CHATTER)], "pass", [], id="two waits that are over"),
+        pytest.param([(5.0 * one, WAIT) for one in range(2, 20)], "warn", ["GpuNotResponding"], id="waits for minutes"),
+        pytest.param([(9, UNKNOWN_ERROR), (9000, CHATTER)], "unknown", [], id="an error, and nothing for hours"),
+        pytest.param([(9, UNKNOWN_ERROR), (99, WATCHDOG)], "unknown", ["GpuNotResponding"], id="an error long before"),
+    ],
+)
+def test_what_has_to_recur_counts_by_the_rest_of_the_log(log: Log, status: str, reasons: list[str]) -> None:
+    assert answer(tuple(log)) == (status, reasons)
+
+
+def test_the_first_error_is_shown_with_its_count() -> None:
+    hostile = f"{UNKNOWN_ERROR} \x07{'x' * 500}"
+    log = capture(FORMS["dmesg"], records((0.0, BANNER), (1.0, hostile), (2.0, UNKNOWN_ERROR)))
+    (row,) = {one.cause for one in judged(log).unobserved}
+
+    assert row.cause.name == "LinesNotRead"
+    assert row.detail.startswith(
+        "2 lines of the driver reporting an error that no rule judges, the first at log:2: NVRM: GPU0 kfsp"
+    )
+    assert (row.detail.isprintable(), len(row.detail) < 300) == (True, True)
+
+
+def test_a_boot_ends_the_errors_before_it() -> None:
+    log = capture(FORMS["dmesg"], records((0.0, BANNER), (50.0, UNKNOWN_ERROR)))
+    rebooted = log + capture(FORMS["dmesg"], records((0.0, BANNER), (5.0, CHATTER)))
+
+    assert [judged(text).status.value for text in (log, rebooted)] == ["unknown", "pass"]
+
+
+def test_a_bug_report_follows_the_same_rule() -> None:
+    head = "Start of NVIDIA bug report log file.\nDate: Sat Nov 21 10:00:00 AM UTC 2026\n"
+    section = f"____________________\ndmesg:\n\n[    5.000000] {LOADED}\n[    9.000000] "
+
+    def status(text: str) -> str:
+        return judged(f"{head}{section}{text}\n".encode(), BugReportReader).status.value
+
+    assert [status(text) for text in (NOT_SUPPORTED, UNKNOWN_ERROR, LOST_BY_NUMBER)] == ["pass", "unknown", "fail"]
+
+
+@pytest.mark.parametrize("scenario", [one for one in scenarios() if one.kernel_log], ids=lambda one: one.name)
+def test_a_healthy_scenario_has_no_error_that_no_rule_judges(scenario: Scenario) -> None:
+    lines = [(10.0 + at, text) for at, text in enumerate(scenario.kernel_log)]
+    log = capture(FORMS["kmsg"], records((0.0, BANNER), *lines, (900.0, CHATTER)))
+    causes = [one.cause.detail for one in judged(log).unobserved if "no rule judges" in one.cause.detail]
+
+    assert causes == []
