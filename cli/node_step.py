@@ -11,7 +11,7 @@ from healthcheck.catalog.steps import step_for
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.reset_plan import needs_reboot, reset_targets
-from healthcheck.memory.known_names import STOPS_PODS
+from healthcheck.memory.known_names import LOCKED, STOPS_PODS
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState, is_of_another_machine
@@ -52,7 +52,9 @@ def _actionable_step(findings: Iterable[FindingRow]) -> NextStep:
     named = [finding.reason for finding in findings if finding.reason and _NAME.match(finding.reason)]
     reason = min(named, key=lambda name: (name not in STOPS_PODS, not _advice_for(name)), default="")
     stops = "GPU pods can't start. " if reason in STOPS_PODS else ""
-    return _explained((reason,), f"{stops}{_advice_for(reason) or 'Nothing now.'}")
+    is_locked = any(finding.reason == reason and LOCKED in (finding.detail or "") for finding in findings)
+    advice = _advice_for(reason) or (f"{LOCKED[0].upper()}{LOCKED[1:]}." if is_locked else "Nothing now.")
+    return _explained((reason,), f"{stops}{advice}")
 
 
 def _advice_for(reason: str) -> str:

@@ -30,6 +30,7 @@ from healthcheck.memory.known_names import (
     DRIVER_MESSAGES,
     FELL_OFF_BUS,
     INIT_FAILED,
+    LOCKED,
     MLX5_LINKS,
     MLX5_MESSAGES,
     MLX5_NOT_RESPONDING,
@@ -62,8 +63,6 @@ SMOOTHING_ON = "Xid162"
 SYMPTOMS = frozenset({FELL_OFF_BUS, NOT_RESPONDING, NVLINK_TRAINING, PCIE_ERROR})
 """Reasons of lines that an Xid of the same GPU and time explains, or a line that names the lost GPU."""
 _LOST, _STOPPED = "Xid79", "Xid8"
-LOCKED = "the watchdog: GPU is probably locked; drain and reboot the node if programs or nvidia-smi hang"
-"""Text that the watchdog's line adds to an Xid 8, whose own advice is to restart the application."""
 _WATCHDOG = "RC watchdog"
 _LONGEST_DETAIL = 200
 _PCIE_SECONDS = 10.0

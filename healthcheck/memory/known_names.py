@@ -9,6 +9,8 @@ SLOW = frozenset({"GpuComputeSlow", "GpuCopySlow"})
 DRIVER_MESSAGES = "driver-messages"
 LIBRARY_MISMATCH = "DriverLibraryMismatch"
 FELL_OFF_BUS, NOT_RESPONDING, PCIE_ERROR = "GpuFellOffBus", "GpuNotResponding", "GpuPcieError"
+LOCKED = "the watchdog: GPU is probably locked; drain and reboot the node if programs or nvidia-smi hang"
+"""Text that the watchdog's line adds to an Xid 8, whose own advice is to restart the application."""
 NVLINK_TRAINING, INIT_FAILED = "NvLinkTrainingFailed", "GpuInitFailed"
 PCIE_FATAL, PCIE_RECOVERED = "PcieFatalError", "PcieRecovered"
 """Messages about a PCIe port, which are no fault by themselves."""

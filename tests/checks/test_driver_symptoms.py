@@ -184,8 +184,8 @@ def test_a_gpu_that_the_driver_does_not_support_is_sound_and_names_the_fix(words
         ("NVRM: Open nvidia.ko is only ready for use on Data Center GPUs.", "NVreg_OpenRmEnableUnsupportedGpus=1"),
         (
             (
-                f"NVRM: The NVIDIA vGPU {ADDRESS} (PCI ID: 10de:2bb5)\nNVRM: installed in this system is not supported by"
-                " open\nNVRM: nvidia.ko."
+                f"NVRM: The NVIDIA vGPU {ADDRESS} (PCI ID: 10de:2bb5)\nNVRM: installed in this system is not supported"
+                " by open\nNVRM: nvidia.ko."
             ),
             "install the vGPU driver",
         ),

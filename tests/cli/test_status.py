@@ -14,6 +14,7 @@ import yaml
 from cli.access import cluster_of
 from cli.node_step import node_step
 from healthcheck.cluster.kubeconfig import Access
+from healthcheck.memory.known_names import LOCKED
 from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import NodeState
 from healthcheck.text.json_rows import row_in
@@ -129,6 +130,17 @@ def test_the_step_of_a_warning_is_of_its_worst_finding_that_can_be_acted_on(
     assert result.note.startswith(step[0])
     assert ("Nothing now" in result.note) is (reasons == ("Xid13",))
     assert result.commands == (f"gpu-healthcheck explain {step[1]}",)
+
+
+def test_the_step_of_an_xid_8_of_the_watchdog_is_a_reboot() -> None:
+    labels = {f"{P}/status": "warn", f"{P}/severity": "MONITOR"}
+    row = {**finding("Xid8", "event"), "subject": "gpu/0000:41:00.0", "detail": f"channel 0x13; {LOCKED}"}
+    record = StandingRecord(findings=(row_in(FindingRow, row),))
+    result = node_step(NodeState("a", labels=labels), record, silent=False, now=datetime.now(UTC))
+
+    assert (
+        result.note == "The watchdog: GPU is probably locked; drain and reboot the node if programs or nvidia-smi hang."
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import begin, expired, release
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
-from healthcheck.memory.kernel_events import LOCKED, after_kernel_log
+from healthcheck.memory.kernel_events import after_kernel_log
+from healthcheck.memory.known_names import LOCKED
 from healthcheck.model import Evidence, Nature
 from healthcheck.probes.kernel_log import RING, Record
 from tests.examples import MACHINE, MONOTONIC, WALL, later, remembers

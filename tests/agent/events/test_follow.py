@@ -280,6 +280,21 @@ class TestARecordThatCannotBeTaken:
         blind = following.state.known.judgement.verdict.unobserved
         assert "KernelLogRecordSetAside" in {cause.cause.cause.name for cause in blind}
 
+    def test_an_error_that_no_rule_judges_is_counted_and_changes_no_check(
+        self, node: SimulatedNode, file: MemoryFile
+    ) -> None:
+        node.kernel_log.write("NVRM: GPU0 kfspPollForResponse_IMPL: FSP command timed out")
+        node.xid(0, 95, "the last")
+        following = _Following(node, file, EVENT_CHECKS)
+        following.follower.start()
+        eventually(lambda: len(following.state.memory.standing) == 1)
+        eventually(lambda: following.state.memory.cursor == following.follower._cursor)
+        following.follower.end()
+
+        counted_lines = following.telemetry.registry.get_sample_value("gpu_healthcheck_unread_driver_lines_total")
+        assert (counted_lines, following.reports.warnings) == (1, [])
+        assert following.state.known.judgement.verdict.unobserved == ()
+
     def test_a_check_that_fails_without_a_record_is_unobserved_and_the_log_goes_on(
         self, node: SimulatedNode, file: MemoryFile
     ) -> None:
