@@ -46,9 +46,8 @@ class _Recurring(Struct, frozen=True):
 
 
 class _FirstLine(Struct, frozen=True):
-    """Source line of a finding: the first line that gives the finding its current severity."""
+    """First line that gives a finding its severity."""
 
-    severity: Severity
     source: str
     shown: str
 
@@ -107,7 +106,7 @@ class Replay(Struct):
     _recurring: dict[Key, _Recurring] = field(default_factory=dict)
     """Events of this boot that are a fault only if they recur, by reason and subject."""
     _boot: int = -1
-    _first: dict[Key, _FirstLine] = field(default_factory=dict)
+    _first: dict[Key, dict[Severity, _FirstLine]] = field(default_factory=dict)
 
     def take(self, batch: BootRecords) -> None:
         """Judge the records of a batch."""
@@ -168,8 +167,13 @@ class Replay(Struct):
 
     def line_of(self, standing: ActiveFinding) -> str:
         """Return the source line of a finding, unchanged."""
-        first = self._first.get(standing.key)
+        first = self._first_line(standing)
         return first.shown if first else ""
+
+    def _first_line(self, standing: ActiveFinding) -> _FirstLine | None:
+        """Return the source line of a finding: the first of its severity, else the first of the worst."""
+        lines = self._first.get(standing.key, {})
+        return lines.get(standing.finding.severity) or (lines[max(lines)] if lines else None)
 
     def _judged(self, lines: Iterable[Line]) -> tuple[Outcome, ...]:
         by_seq = {line.record.seq: line for line in lines}
@@ -218,9 +222,7 @@ class Replay(Struct):
             self._count(sighting)
             return replace(sighting, source=line.source)
         key = (finding.reason, finding.subject)
-        first = self._first.get(key)
-        if first is None or first.severity < finding.severity:
-            self._first[key] = _FirstLine(finding.severity, line.source, line.shown)
+        self._first.setdefault(key, {}).setdefault(finding.severity, _FirstLine(line.source, line.shown))
         return replace(sighting, source=line.source)
 
     def _count(self, sighting: KernelEvent) -> None:
@@ -230,7 +232,7 @@ class Replay(Struct):
             self.ignored[key] += 1
 
     def _rested(self, standing: ActiveFinding, shift: timedelta) -> ActiveFinding:
-        first = self._first.get(standing.key)
+        first = self._first_line(standing)
         # A finding of several events, such as a reached threshold, has its own source.
         source = standing.finding.source or (first.source if first else "")
         return replace(

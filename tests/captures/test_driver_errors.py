@@ -137,6 +137,17 @@ def test_the_first_error_is_shown_with_its_count() -> None:
     assert (row.detail.isprintable(), len(row.detail) < 300) == (True, True)
 
 
+def test_the_source_of_an_unsupported_gpu_is_the_line_that_names_the_reason() -> None:
+    replay = Replay(KERNEL_CHECKS, Expectation(), 86400.0)
+    log = capture(FORMS["dmesg"], records((0.0, BANNER), (9.0, OPEN), (9.0, RM_FAILED)))
+    for batch in KernelLogReader(SAVED, 1, PassedOver()).read("log", InputFile(io.BytesIO(log)).blocks()):
+        replay.take(batch)
+    (active,) = replay.ended("", timedelta()).standing
+
+    assert active.finding.source == "log:2"
+    assert "The NVIDIA GPU" in replay.line_of(active)
+
+
 def test_a_boot_ends_the_errors_before_it() -> None:
     log = capture(FORMS["dmesg"], records((0.0, BANNER), (50.0, UNKNOWN_ERROR)))
     rebooted = log + capture(FORMS["dmesg"], records((0.0, BANNER), (5.0, CHATTER)))
