@@ -116,7 +116,7 @@ _SYMPTOM = re.compile(
     # NV_ERR_GPU_IS_LOST by its number.
     rf"|(?i:fail|error|unable|cannot){_TEXT}\b\w{{0,8}}[sS]tatus[ =:]{{1,3}}(?:0x0{{0,7}})?[fF]\b)|(?!)))"
     r"|(?P<silent>RC watchdog: GPU is probably locked!|\*{2,80} ?(?:GSP Timeout|GSP-CrashCat Report)\b"
-    r"|RC all channels for critical error (?P<code>\d{1,5})\b|GSP ERROR: .{0,40}(?i:timeout)"
+    r"|RC all channels for critical error (?P<code>\d{1,5})\b|GSP-RM heartbeat timed out|GSP ERROR: .{0,40}(?i:timeout)"
     r"|Rate limiting GSP RPC error prints for GPU at (?P<limited>PCI:[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})"
     rf"|(?(function){_TEXT}(?:(?i:heartbeat time(?:d )?out)|Back to back GSP RPC timeout|GPU marked for reset"
     r"|Timeout after \d{1,5}s of waiting for RPC response from GPU)|(?!)))"

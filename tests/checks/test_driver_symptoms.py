@@ -47,6 +47,7 @@ SILENT = [
     "NVRM: _kgspIsHeartbeatTimedOut: GSP-RM heartbeat timed out, currentTimeMs 9 heartbeat 1",
     "NVRM: GPU0 _kgspIsHeartbeatTimedOut: LibOS heartbeat timed out, currentTimeMs 9 heartbeat 1",
     "NVRM: _kgspRpcRecvPoll: GSP RM heartbeat timed out",
+    "NVRM: GPU3: GSP-RM heartbeat timed out, currentTimeMs 9 heartbeat 1",
     "NVRM: _kgspLogHeartbeatSpecificTimeout: GPU3: GSP ERROR: LibOS Heartbeat Timeout detected.",
     "NVRM: GPU6 _kgspLogXid119: ********************************* GSP Timeout **********************************",
     "NVRM: GPU0 _kgspLogGspTimeout: *** GSP Timeout: GSP heartbeat timeout (origin=HealthCheck) ***",
