@@ -22,7 +22,7 @@ from healthcheck.cluster.command_retries import CommandRetries, Interrupted
 from healthcheck.cluster.errors import ClusterError, NotFound
 from healthcheck.cluster.leases import Heartbeat
 from healthcheck.deep.claim import RunKind, claim_on
-from healthcheck.deep.reset_plan import OPERANDS
+from healthcheck.deep.reset_command import OPERANDS
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
 from healthcheck.model import Status

@@ -18,28 +18,35 @@ from msgspec.structs import replace
 from cli.eviction import CouldNot, Eviction, NodeDrain, must_be_allowed
 from cli.node_job import JobKind, NodeJob
 from cli.output.progress import NodeProgress
+from cli.reset_life import SignOfLife
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
 from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
-from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back, take
+from healthcheck.deep.claim import Claim, RunKind, claim_on, take
 from healthcheck.deep.job import JobState
+from healthcheck.deep.reset_command import (
+    ResetCommand,
+    operands_before,
+    render,
+    restored,
+    returned,
+    sign_of_life,
+    switch_off,
+    switched_off,
+    with_labels,
+)
 from healthcheck.deep.reset_plan import (
     ResetTarget,
     ends_by_reset,
     is_rebooted_at_once,
     needs_reboot,
     obstacles,
-    operands_before,
     reset_targets,
-    switch_off,
-    switch_on,
-    switched_off,
     why_not_reboot,
     why_not_reset,
-    with_labels,
 )
 from healthcheck.deep.reset_steps import Step, awaits_reboot, drained, may_have_begun
 from healthcheck.model import Severity, Status, counted
@@ -47,6 +54,7 @@ from healthcheck.node.devices import DRIVER
 from healthcheck.node.gpu_resources import listed
 from healthcheck.node.state import (
     REBOOT_REQUIRED,
+    RESET_COMMAND,
     RESET_RESULT,
     RESULTS,
     NodeState,
@@ -107,8 +115,8 @@ class ResetOptions(Struct, frozen=True):
     """Whether the node may be drained and rebooted."""
 
 
-class _Rebooting(Exception):
-    """The node is about to reboot, which ends the Job."""
+class _Over(Exception):
+    """The Job has written its last record, or the node is about to reboot, which ends the Job."""
 
 
 class ResetPlan(Struct, frozen=True):
@@ -217,12 +225,18 @@ class NodeReset:
         )
 
     def run(self, plan: ResetPlan) -> ResetOutcome:
+        with SignOfLife(self._cluster, self._name):
+            return self._run(plan)
+
+    def _run(self, plan: ResetPlan) -> ResetOutcome:
         self._began = time.monotonic()
         try:
             if plan.is_unreturned:
                 return self._return(plan)
             job = plan.following
-            if job is None and not plan.is_rebooting:
+            if plan.is_rebooting:
+                self._take_over()
+            elif job is None:
                 self._claim(plan)
                 job = self._created(plan)
             late = self._follow(plan, job)
@@ -288,8 +302,11 @@ class NodeReset:
             if patch is None:
                 return None
             off = {} if plan.is_at_once else operands_before(node)
-            text = records.dump(self._first_record(node, now, off))
-            return annotated(node, {RESET_RESULT: text}, with_labels(patch, switch_off(off)))
+            texts = {
+                RESET_RESULT: records.dump(self._first_record(node, now, off)),
+                RESET_COMMAND: self._sign(off or _still_off(node)),
+            }
+            return annotated(node, texts, with_labels(patch, switch_off(off)))
 
         if self._patched(claiming) is None:
             raise CouldNot("the node can't be claimed", *(why or ["another run has just claimed it"]))
@@ -314,8 +331,18 @@ class NodeReset:
             unobserved=(),
             running=Step.CLAIM.value,
             steps=(ResetStepRow(step=Step.CLAIM.value, at=now, detail=detail),),
-            operands=dict(operands) or None,
         )
+
+    def _sign(self, operands: Mapping[str, str]) -> str:
+        return render(ResetCommand(self._job.name, operands, sign_of_life(datetime.now(UTC))))
+
+    def _take_over(self) -> None:
+        """Continue for a command that died while the node rebooted: the Job needs a living one."""
+
+        def taking_over(node: NodeState) -> Mapping[str, Any] | None:
+            return None if RESET_COMMAND in node.annotations else annotated(node, {RESET_COMMAND: self._sign({})})
+
+        self._patched(taking_over)
 
     def _created(self, plan: ResetPlan, rebooted: str = "") -> JobState:
         """Create the Job of the reset, or the one that verifies a node in the boot after `rebooted`."""
@@ -332,7 +359,7 @@ class NodeReset:
         """
         for _ in range(_MOST_JOBS):
             if job is not None:
-                with suppress(_Rebooting):
+                with suppress(_Over):
                     following, _ended = self._job.followed(job, plan.template, self._meanwhile)
                     self._last_said = following.last_said
             rebooted = self._record(self._node())
@@ -354,8 +381,9 @@ class NodeReset:
             self._evict(set(record.pods))
         if record.running == Step.DRAIN.value and not drained(record):
             self._drain_node()
-        if awaits_reboot(record, node.boot_id):
-            raise _Rebooting
+        # After its last record, the Job waits until the node is returned, and returns it if this command dies.
+        if awaits_reboot(record, node.boot_id) or (record.started is not None and record.running is None):
+            raise _Over
 
     def _evict(self, named: set[str]) -> None:
         """Evict these pods if they are on the node and use GPUs: the Job's word alone does not suffice."""
@@ -466,24 +494,20 @@ class NodeReset:
         self._voice.say("undone: its operands and its claim are as before; evicted pods do not come back by themselves")
 
     def _restore(self) -> None:
-        """Switch the operands on that this or an earlier run switched off."""
-        on: dict[str, str] = {}
+        """Switch the operands on that this or an earlier run switched off, unless the Job has done it."""
+        on: tuple[str, ...] = ()
 
         def restoring(node: NodeState) -> Mapping[str, Any] | None:
             nonlocal on
-            record, on = self._record(node), switch_on(node)
-            if not record.operands:
-                return None
-            text = records.dump(replace(record, operands=None))
-            return with_labels(annotated(node, {RESET_RESULT: text}), on)
+            on = switched_off(node.labels, node.annotations)
+            return restored(node)
 
         self._patched(restoring)
         if on:
             self._voice.say(f"operands switched on: {', '.join(on)}")
 
     def _release(self) -> None:
-        claim = Claim(RunKind.RESET, self._job.name, datetime.now(UTC))
-        self._patched(lambda node: give_back(node, claim))
+        self._patched(lambda node: returned(node, self._job.name, datetime.now(UTC)))
 
     # --- after the reset
 
@@ -493,13 +517,24 @@ class NodeReset:
         record = self._record(node)
         self._report_steps(node, record)
         self._restore()
-        if record.status != Status.PASS.value:
-            self._release()
-            return self._ended(record, ())
-        left = list(self._wait_for_agent(record))
+        left: list[str] = []
+        if record.status == Status.PASS.value:
+            left += self._wait_for_agent(record)
         self._release()
-        left += self._wait_for_gpus(plan.node.gpu_capacity, record)
+        if record.status == Status.PASS.value:
+            left += self._wait_for_gpus(plan.node.gpu_capacity, record)
+        self._wait_for_job()
         return self._ended(record, tuple(left))
+
+    def _wait_for_job(self) -> None:
+        """Wait for the Job, which ends once the node is returned, so that another run does not follow it."""
+
+        def has_ended() -> bool | None:
+            job = self._job.read()
+            return True if job is None or job.outcome else None
+
+        with suppress(TookTooLong):
+            self._patience.until(has_ended, _TAKEN_SECONDS)
 
     def _wait_for_agent(self, record: RunRecord) -> Iterator[str]:
         self._voice.stage("waiting for the agent")
@@ -663,6 +698,11 @@ class NodeReset:
 
     def _left_seconds(self) -> float:
         return max(self._options.seconds - (time.monotonic() - self._began), 1.0)
+
+
+def _still_off(node: NodeState) -> dict[str, str]:
+    """Return the operands that an earlier run has switched off, with their values before."""
+    return {label: value for label, value in operands_before(node).items() if node.labels.get(label) != value}
 
 
 def _without_handshake(node: NodeState) -> Mapping[str, Any]:

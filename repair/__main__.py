@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stopping.set())
     holder = job_name(own.node_name)
     try:
-        lock(own.report_dir)
+        lock(own.state_dir)
         marks = ResetMarks(Cluster(), own.node_name, holder)
         run = ResetRun(
             own, _settings(own.config_dir), marks, holder, options.gpu, options.wait, stopping, options.reboot or ""

@@ -1,24 +1,31 @@
-"""Marks of a reset on its Node: the claim, which the command made, and the record."""
+"""Marks of a reset on its Node: the claim and the list of labels, which the command made, and the record."""
 
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.cluster.retry_limits import RetryLimits
+from healthcheck.deep import reset_command
 from healthcheck.deep.claim import RunKind
 from healthcheck.deep.claimant import Annotations, Claimant
+from healthcheck.deep.reset_command import LOCK, Silence, restored, returned
 from healthcheck.deep.reset_plan import obstacles
 from healthcheck.deep.reset_steps import drained
 from healthcheck.host import node_file
-from healthcheck.node.state import RESET_RESULT, NodeState
+from healthcheck.model import Status
+from healthcheck.node.gpu_resources import listed
+from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, PatchFor, annotated
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
 from repair.record import ResetProgress, ResetStart, render
@@ -28,8 +35,10 @@ log = structlog.get_logger()
 HELD = timedelta(minutes=15)
 """Duration of a claim between renewals: longer than every step before level 2."""
 HANDED_OVER = timedelta(minutes=10)
-"""Duration of the claim after the Job: the command returns the node within it, or any later run clears it."""
-_LOCK = "reset.lock"
+"""Duration of the claim after the last step, until the node is returned."""
+PLUGIN_SECONDS = 15.0
+"""Time in which a device plugin may advertise the GPUs again."""
+_LOOK_SECONDS = 1.0
 _AT_THE_START = RetryLimits(60.0, (Unavailable,), longest_pause=5.0, longest_asked=5.0)
 _AT_THE_END = RetryLimits(math.inf, longest_pause=30.0, longest_asked=30.0)
 
@@ -41,24 +50,33 @@ class NodeNotResettable(Exception):
 def lock(directory: Path) -> int:
     """Acquire the lock of this machine, which is held until the process ends. Raises NodeNotResettable."""
     try:
-        file = node_file.lock(directory / _LOCK)
+        file = node_file.lock(directory / LOCK)
     except OSError as error:
-        raise NodeNotResettable(f"{directory / _LOCK}: {error.strerror}") from error
+        raise NodeNotResettable(f"{directory / LOCK}: {error.strerror}") from error
     if file is None:
         raise NodeNotResettable("another reset is active on this machine")
     return file
 
 
 class ResetMarks:
-    """Marks of one run."""
+    """Marks of one run. After the command or the agent has returned the node, nothing is written."""
 
     def __init__(self, cluster: Cluster, node: str, holder: str) -> None:
         self._cluster = cluster
         self._node = node
         self._holder = holder
-        self._claimant = Claimant(RunKind.RESET, holder, partial(cluster.nodes.update, node), _now)
+        self._claimant = Claimant(RunKind.RESET, holder, self._write, _now)
+        self._silence = Silence()
+        self._is_restoring = False
         self._at = datetime.min.replace(tzinfo=UTC)
         """Time of the record. It advances with each write, because the agent distinguishes records by it."""
+
+    def _write(self, change: PatchFor) -> NodeState | None:
+        def changing(node: NodeState) -> Mapping[str, Any] | None:
+            patch = change(node) if RESET_COMMAND in node.annotations else None
+            return restored(node, patch) if patch is not None and self._is_restoring else patch
+
+        return self._cluster.nodes.update(self._node, changing)
 
     def take(self) -> NodeState:
         """Claim the node, or take over the command's claim. Raises NodeNotResettable, ClusterError."""
@@ -66,6 +84,8 @@ class ResetMarks:
 
     def _take(self) -> NodeState:
         node = self._cluster.nodes.read(self._node)
+        if RESET_COMMAND not in node.annotations:
+            raise NodeNotResettable("gpu-healthcheck reset has ended, or is of an older version")
         # The command has judged the findings and the platform, and a person may have overruled it there.
         if why := "; ".join(obstacles(node, self._holder, _now())):
             raise NodeNotResettable(why)
@@ -79,16 +99,27 @@ class ResetMarks:
         return list(_AT_THE_START.ask(lambda: self._cluster.pods.list_on(self._node)))
 
     def drained(self) -> str:
-        """Return how the command drained the node; '' if it has not. Raises ClusterError."""
+        """Return how the command drained the node; '' if it has not. Raises NodeNotResettable, ClusterError."""
         node = _AT_THE_START.ask(lambda: self._cluster.nodes.read(self._node))
         record = records.on_node(RunRecord, node, RESET_RESULT)
-        return drained(record) if record.holder == self._holder else ""
+        detail = drained(record) if record.holder == self._holder else ""
+        if not detail:
+            self._must_live(node, "the node is not drained")
+        return detail
+
+    def must_have_command(self, left: str) -> None:
+        """Raise NodeNotResettable, with what is left to do, if the command is dead; or ClusterError."""
+        self._must_live(_AT_THE_START.ask(lambda: self._cluster.nodes.read(self._node)), left)
+
+    def _must_live(self, node: NodeState, left: str) -> None:
+        if self._silence.observe(node.annotations, time.monotonic()) >= reset_command.SILENT_SECONDS:
+            raise NodeNotResettable(f"{_silent()}, and {left}; it continues with: gpu-healthcheck reset {self._node}")
 
     def tell(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:
         """Write the record and renew the claim. Raises NodeNotResettable if another run owns the node, ClusterError."""
         annotations = self._annotations(begun, progress)
         if _AT_THE_START.ask(lambda: self._claimant.hold(_now() + held, annotations)) is None:
-            raise NodeNotResettable("another run has claimed the node")
+            raise NodeNotResettable("another run has claimed the node, or it was returned")
 
     def note(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:
         """Write the record after the GPUs were touched: a failure must not end the run."""
@@ -98,15 +129,63 @@ class ResetMarks:
             log.warning("the Node could not be written", error=str(error))
 
     def finish(self, begun: ResetStart, progress: ResetProgress) -> None:
-        """Write the last record, with retries, and leave the claim to the command. Raises ClusterError."""
+        """Write the last record and restore the operator's labels, with retries. Raises ClusterError."""
         annotations = self._annotations(begun, progress)
+        self._is_restoring = True
         if _AT_THE_END.ask(lambda: self._claimant.hold(_now() + HANDED_OVER, annotations)) is None:
             _AT_THE_END.ask(lambda: self._claimant.give_back(annotations))  # writes only the record
+
+    def hand_over(
+        self, begun: ResetStart, progress: ResetProgress, before: NodeState, stopping: threading.Event
+    ) -> ResetProgress:
+        """Wait until the command has returned the node. If it is dead, return the node, and record what is left to do.
+
+        Raises ClusterError.
+        """
+        while True:
+            node = _AT_THE_END.ask(lambda: self._cluster.nodes.read(self._node))
+            if not self._claimant.has(node):
+                return progress
+            seconds = self._silence.observe(node.annotations, time.monotonic())
+            left = _left(node, before) if progress.status is Status.PASS else ""
+            is_dead = seconds >= reset_command.SILENT_SECONDS
+            if is_dead and (not left or seconds >= reset_command.SILENT_SECONDS + PLUGIN_SECONDS):
+                break
+            if stopping.wait(_LOOK_SECONDS):
+                return progress
+        progress = replace(progress, reasons=(*progress.reasons, *([f"{_silent()}: {left}"] if left else ())))
+        log.warning("the command is dead, so the node is returned", left=left)
+
+        def returning(node: NodeState) -> Mapping[str, Any] | None:
+            patch = returned(node, self._holder, _now()) if self._claimant.has(node) else None
+            # With the time of the last record, the agent takes it over once.
+            return patch and annotated(node, _annotations(begun, progress, node, self._at), patch)
+
+        _AT_THE_END.ask(lambda: self._cluster.nodes.update(self._node, returning))
+        return progress
 
     def _annotations(self, begun: ResetStart, progress: ResetProgress) -> Annotations:
         self._at = max(_now(), self._at + timedelta(seconds=1))
         at = self._at
-        return lambda node: {RESET_RESULT: records.dump(render(begun, progress, node, at))}
+        return lambda node: _annotations(begun, progress, node, at)
+
+
+def _annotations(begun: ResetStart, progress: ResetProgress, node: NodeState, at: datetime) -> dict[str, str]:
+    return {RESET_RESULT: records.dump(render(begun, progress, node, at))}
+
+
+def _silent() -> str:
+    return f"the command has given no sign of life for {reset_command.SILENT_SECONDS:g} s"
+
+
+def _left(node: NodeState, before: NodeState) -> str:
+    """Return what only a person may do: restart a device plugin that does not advertise the GPUs. '' for nothing."""
+    # The kubelet forgets the capacity some minutes after the end of a device plugin.
+    capacity = {**before.gpu_capacity, **node.gpu_capacity}
+    if node.gpus == capacity:
+        return ""
+    words = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
+    return f"{words}; gpu-healthcheck reset {node.name} restarts its device plugin"
 
 
 def _now() -> datetime:

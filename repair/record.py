@@ -50,7 +50,7 @@ class ResetProgress(Struct, frozen=True):
 
 
 def render(begun: ResetStart, progress: ResetProgress, node: NodeState, at: datetime) -> RunRecord:
-    """Return the record, with the operator's labels and the steps that the command has written."""
+    """Return the record, with the steps that the command has written."""
     before = records.on_node(RunRecord, node, RESET_RESULT)
     ours = before if before.holder == begun.holder else RunRecord()
     own = {step.value for step, _, _ in progress.steps}
@@ -83,7 +83,6 @@ def render(begun: ResetStart, progress: ResetProgress, node: NodeState, at: date
             gpus=progress.gpus or None,
             pods=progress.pods[:_MOST_PODS] or None,
             steps=tuple([*earlier, *steps][:_MOST_STEPS]) or None,
-            operands=dict(ours.operands or {}) or None,
             reset_at=progress.reset_at,
         )
     )

@@ -19,7 +19,7 @@ class ResetSettings(Struct, frozen=True, kw_only=True):
     config_dir: Folder = field(default=Path("/etc/gpu-healthcheck"), name="CONFIG_DIR")
     """The mounted ConfigMap."""
     state_dir: Folder = field(default=Path("/var/lib/gpu-healthcheck"), name="STATE_DIR")
-    """Folder of the agent's memory, for the request to close NVML."""
+    """Folder of the agent's memory, for the request to close NVML and for the lock, which a running reset holds."""
     report_dir: Folder = field(default=Path("/var/log/gpu-healthcheck"), name="REPORT_DIR")
-    """Folder on the host for NVIDIA's bug reports and for the lock, which a running reset holds."""
+    """Folder on the host for NVIDIA's bug reports."""
     log_level: LogLevel = field(default="info", name="LOG_LEVEL")

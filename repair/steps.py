@@ -110,6 +110,7 @@ class ResetRun(Struct):
             self.marks.finish(self.begun, self.progress)
             raise
         self.marks.finish(self.begun, self.progress)
+        self.progress = self.marks.hand_over(self.begun, self.progress, node, self.stopping)
         return self.progress
 
     def _end_fault(self, node: NodeState) -> Selection | None:
@@ -189,6 +190,7 @@ class ResetRun(Struct):
             unknown_since = (unknown_since or now) if unknown else None
             if unknown_since is not None and now - unknown_since >= FOREIGN_SECONDS:
                 raise NodeNotResettable(f"in use by {_listed(unknown)}, which this command does not end")
+            self.marks.must_have_command(f"the GPUs are in use by {_listed(found)}")
             if now >= ends:
                 raise NodeNotResettable(f"still in use after {self.wait_seconds:.0f} s: {_listed(found)}")
             if found != reported or now - reported_at >= _RENEWED_SECONDS:

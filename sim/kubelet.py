@@ -115,6 +115,13 @@ class Kubelets:
         names = [pod.object["metadata"] for pod in pods]
         return [(about["namespace"], about["name"], pod.gpus) for pod, about in zip(pods, names, strict=True)]
 
+    def kill_on(self, node: str, word: str) -> None:
+        """End the containers on the node whose command has this word, as the kernel does when memory is short."""
+        for pod in list(self._pods.values()):
+            words = pod.object["spec"]["containers"][0].get("command", ())
+            if pod.node == node and word in words and pod.process is not None:
+                os.killpg(pod.process.pid, signal.SIGKILL)
+
     def log(self, pod_name: str) -> str:
         return (self.folder / f"{pod_name}.log").read_text()
 

@@ -9,6 +9,7 @@ import structlog
 from agent.cycle.check_cycle import Cycle, Sources
 from agent.cycle.instance_metadata import InstanceMetadata
 from agent.cycle.runtime_class_lister import RuntimeClasses
+from agent.deep.abandoned_reset import AbandonedReset
 from agent.deep.deep_processes import DeepProcesses
 from agent.deep.deep_runs import WAITS, DeepIntervals, DeepTests
 from agent.deep.level_2 import Level2
@@ -111,6 +112,8 @@ class Agent:
         level_2 = Level2(settings.host_root, state)
         deep = DeepTests(state, cluster, level_2, self.schedule, telemetry, settings.state_dir, waits)
         self.deep = deep if write and file is not None else None
+        abandoned = AbandonedReset(state, cluster, self.cluster.reporter, settings.state_dir)
+        self.abandoned_reset = abandoned if write else None
         self._begin_with(start)
 
     def _begin_with(self, start: StartState) -> None:
@@ -129,6 +132,8 @@ class Agent:
         self.host.kernel_log.start()
         self.cluster.node_watch.start()
         self.cluster.node_writer.start()
+        if self.abandoned_reset is not None:
+            self.abandoned_reset.start()
         self.schedule.start(self.look, self._ask_others, self.deep.attempt if self.deep else None)
 
     def look(self) -> float | None:
@@ -165,6 +170,8 @@ class Agent:
         self.schedule.end()
         if self.deep is not None:
             self.deep.end()
+        if self.abandoned_reset is not None:
+            self.abandoned_reset.end()
         self.host.kernel_log.end()
         self.host.deep_processes.end()
         self.ledger.save()

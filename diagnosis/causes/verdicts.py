@@ -11,7 +11,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
 from healthcheck.deep.claim import claim_in
-from healthcheck.deep.reset_plan import switched_off
+from healthcheck.deep.reset_command import switched_off
 from healthcheck.deep.reset_steps import Step
 from healthcheck.model import Severity, counted
 from healthcheck.node.state import (

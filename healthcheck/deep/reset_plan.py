@@ -1,11 +1,10 @@
-"""Plan of a reset: its GPUs, reasons against it, and the GPU operator's labels. Pure functions, no I/O."""
+"""Plan of a reset: its GPUs, and reasons against it. Pure functions, no I/O."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
 
 from msgspec import Struct
 
@@ -15,17 +14,12 @@ from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.memory.findings import gpu_address
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
-from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, is_tested
+from healthcheck.node.state import RESULTS, NodeState, is_tested
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord, RunRecord
+from healthcheck.verdict.record import AgentRecord
 
-_DEPLOY, _ON, _OFF = "nvidia.com/gpu.deploy.", "true", "false"
-OPERANDS = tuple(
-    f"{_DEPLOY}{name}" for name in ("device-plugin", "dcgm", "dcgm-exporter", "gpu-feature-discovery", "nvsm")
-)
-"""Labels of the GPU operator for the operands that open every GPU."""
 _GPU = re.compile(
     r"(?:GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|[0-9]{1,3})\Z",
     re.ASCII,
@@ -137,31 +131,3 @@ def is_rebooted_at_once(node: NodeState, targets: Sequence[ResetTarget], *, forc
     """Whether no reset is tried: no GPU to reset, a finding that only a reboot ends, or a known failure."""
     is_known_to_fail = known_failure(node.provider_id) is not None and not force
     return not targets or bool(needs_reboot(node)) or is_known_to_fail
-
-
-def operands_before(node: NodeState) -> dict[str, str]:
-    """Return the operator's labels to switch off, with their values before: also those that an earlier run switched."""
-    off = switched_off(node.labels, node.annotations)
-    return {label: _ON for label in OPERANDS if node.labels.get(label) == _ON or label in off}
-
-
-def switched_off(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the operator's labels of a Node that a reset has switched off and not restored."""
-    record = records.on_node(RunRecord, NodeState("", annotations=annotations), RESET_RESULT)
-    operands = record.operands or {}
-    return tuple(label for label in OPERANDS if operands.get(label) == _ON and labels.get(label) == _OFF)
-
-
-def switch_off(operands: Mapping[str, str]) -> dict[str, str]:
-    return dict.fromkeys(operands, _OFF)
-
-
-def switch_on(node: NodeState) -> dict[str, str]:
-    """Return the operator's labels to restore: those that a run switched off and that are still off."""
-    return dict.fromkeys(switched_off(node.labels, node.annotations), _ON)
-
-
-def with_labels(patch: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return the patch with these labels added."""
-    metadata = patch["metadata"]
-    return {**patch, "metadata": {**metadata, "labels": {**metadata.get("labels", {}), **labels}}}

@@ -23,6 +23,7 @@ RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RESET_RESULT, RELEASE = (
     f"{PREFIX}/{key}" for key in ("results", "sweep-result", "quarantine-result", "reset-result", "release")
 )
 MODE, RUN = f"{PREFIX}/mode", f"{PREFIX}/run"
+RESET_COMMAND = f"{PREFIX}/reset-command"
 CORDONED_BY, ENABLED = f"{PREFIX}/cordoned-by", f"{PREFIX}/enabled"
 DEVICE_CORDON = f"{PREFIX}/device-cordon"
 """UUIDs of GPUs that the agent added to HAMi's list of cordoned cards, separated by commas."""
@@ -117,9 +118,9 @@ PatchFor = Callable[[NodeState], Mapping[str, Any] | None]
 
 
 def annotated(
-    node: NodeState, annotations: Mapping[str, str], patch: Mapping[str, Any] | None = None
+    node: NodeState, annotations: Mapping[str, str | None], patch: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the patch with these annotations added.
+    """Return the patch with these annotations added; None removes one.
 
     Without a patch, return one with the annotations only.
     """

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from healthcheck.deep.claim import claim_on
-from healthcheck.deep.reset_plan import OPERANDS, operands_before, reset_targets, switched_off, why_not_reset
+from healthcheck.deep.reset_command import OPERANDS, operands_before, switched_off
+from healthcheck.deep.reset_plan import reset_targets, why_not_reset
 from healthcheck.deep.reset_steps import may_have_begun
 from healthcheck.model import Severity
 from healthcheck.node.state import RESET_RESULT, RESULTS, SEVERITY, NodeState

@@ -232,8 +232,6 @@ class RunRecord(JsonObject, frozen=True):
     pods: Annotated[tuple[str, ...] | None, words] = None
     """Pods that hold GPUs of a reset, as `namespace/name`: the command evicts them."""
     steps: Annotated[tuple[ResetStepRow, ...] | None, rows(ResetStepRow)] = None
-    operands: Annotated[Mapping[str, str] | None, names] = None
-    """Labels of the GPU operator before the reset, which restores them."""
     reset_at: Annotated[float | None, seconds] = None
     """Time of a successful reset, in seconds of the boot's monotonic clock."""
     cut: Annotated[CutRow | None, row(CutRow)] = None

@@ -39,12 +39,15 @@ _NUMBERS = count(1)
 
 
 @pytest.fixture
-def workshop(scheduled: ControlPlane, short_root: Path, tmp_path: Path) -> Iterator[Workshop]:
-    """A p5.48xlarge outside of EC2 with its agent."""
+def workshop(
+    scheduled: ControlPlane, short_root: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Workshop]:
+    """A p5.48xlarge outside of EC2 with its agent. The parameter is the command line's module."""
+    module = getattr(request, "param", "cli")
     name = f"gpu-{next(_NUMBERS)}.example.internal"
     program = tmp_path / "programs/gpu-healthcheck"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
     program.chmod(0o755)
     folder, config = tmp_path / "pods", tmp_path / "config"
     for one in (folder, config):
@@ -64,7 +67,7 @@ def workshop(scheduled: ControlPlane, short_root: Path, tmp_path: Path) -> Itera
         scheduled.create_node(name, labels={"nvidia.com/gpu.present": "true"}, provider_id="metal://a")
         plugin = DevicePlugin(scheduled, node, name)
         host = HostBoot(scheduled, node, kubelets, plugin, name)
-        workshop = Workshop(scheduled, node, kubelets, plugin, host, tmp_path, name)
+        workshop = Workshop(scheduled, node, kubelets, plugin, host, tmp_path, name, module)
         with kubelets, plugin, host, serving_pod_resources(node.root, workshop.held):
             yield workshop
             workshop.close()

@@ -36,6 +36,7 @@ class Workshop:
     host: HostBoot
     folder: Path
     name: str
+    module: str = "cli"
     given: dict[str, str] = field(default_factory=dict)
     """UUID of the GPU of each pod, by its name."""
 
@@ -87,7 +88,7 @@ class Workshop:
     # --- the command
 
     def start(self, *words: str, command: str = "reset", **variables: str) -> subprocess.Popen[str]:
-        program = "tests.cli.dying" if "KILL_AT" in variables else "cli"
+        program = "tests.cli.dying" if "KILL_AT" in variables and self.module == "cli" else self.module
         return subprocess.Popen(
             [sys.executable, "-m", program, command, *words],
             cwd=ROOT,
@@ -168,10 +169,9 @@ class Workshop:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing of a reset is left: claim, mode, taint, operator's labels, Job."""
-        marks = (self.annotation("run"), self.labels.get(f"{P}/mode"), self.is_tainted("maintenance"))
-        operands = self.labels.get(DEPLOY, "true") == "true" and "operands" not in self.record
-        return marks == ("", None, False) and operands
+        """Whether nothing of a reset is left: claim, command, mode, taint, operator's labels."""
+        marks = (self.annotation("run"), self.annotation("reset-command"), self.labels.get(f"{P}/mode"))
+        return marks == ("", "", None) and not self.is_tainted("maintenance") and self.labels.get(DEPLOY) != "false"
 
     def pods(self) -> set[str]:
         items = self.plane.request("GET", PODS).body["items"]

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from healthcheck.deep.reset_command import ResetCommand, render
+from healthcheck.operations.reset_job import job_name
 from healthcheck.text.moments import timestamp
 from sim.control_plane import ControlPlane, unbound_token
 from sim.device_plugin import DEPLOY
@@ -79,8 +81,8 @@ def test_operands_that_a_dead_reset_left_off_are_restored(workshop: Workshop) ->
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     assert run(workshop.plane)[0] == 0
-    record = json.dumps(workshop.record | {"operands": {DEPLOY: "true"}}, separators=(",", ":"))
-    workshop.patch({"metadata": {"labels": {DEPLOY: "false"}, "annotations": {f"{P}/reset-result": record}}})
+    command = render(ResetCommand(job_name(workshop.name), {DEPLOY: "true"}, "x"))
+    workshop.patch({"metadata": {"labels": {DEPLOY: "false"}, "annotations": {f"{P}/reset-command": command}}})
     eventually(lambda: workshop.allocatable == 0)
 
     code, log = run(workshop.plane)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from healthcheck.deep.reset_command import ResetCommand, render
 from healthcheck.node.state import NodeState
 from healthcheck.operations.quarantine_job import COMPONENT as QUARANTINE
 from healthcheck.operations.reset_job import reset_job
@@ -182,15 +183,30 @@ def asked(plane: ControlPlane, token: str, patch: dict[str, Any], node: str) -> 
 
 
 CLAIM = annotated(f"{P}/run", RUN)
+COMMAND = f"{P}/reset-command"
+
+
+def begun(*operands: str, off: tuple[str, ...] = (), on: tuple[str, ...] = (), renewed: str = "0") -> dict[str, Any]:
+    """Return a patch with the annotation of a command that lists these operands."""
+    time = f"2026-11-21T00:00:00.00{renewed}Z"
+    text = render(ResetCommand("gpu-reset-x", dict.fromkeys(operands, "true"), time))
+    labels = {**dict.fromkeys(off, "false"), **dict.fromkeys(on, "true")}
+    return {"metadata": {"annotations": {COMMAND: text}, "labels": labels}}
+
+
+NVSM = "nvidia.com/gpu.deploy.nvsm"
 WRITES: dict[str, tuple[dict[str, Any], str]] = {
     "claim": (CLAIM, ""),
     "record": (annotated(f"{P}/reset-result", "{}"), ""),
     "mode": (labelled(f"{P}/mode", "reset"), ""),
     "maintenance": (tainted(UNHEALTHY, MAINTENANCE), ""),
-    "operand off": (labelled(DEPLOY, "false"), ""),
-    "a paused operand": (labelled("nvidia.com/gpu.deploy.nvsm", "false"), "only switch operands"),
-    "an operand's value": (labelled(DEPLOY, "x"), "only switch operands"),
-    "a new operand": (labelled("nvidia.com/gpu.deploy.dcgm-exporter", "true"), "only switch operands"),
+    "operand off": (begun(DEPLOY, off=(DEPLOY,)), ""),
+    "an unlisted operand": (labelled(DEPLOY, "false"), "only once"),
+    "a paused operand": (begun(NVSM, off=(NVSM,)), "only once"),
+    "list a paused operand": (begun(NVSM), "may only remove its annotation"),
+    "an operand's value": (labelled(DEPLOY, "x"), "only once"),
+    "a new operand": (labelled("nvidia.com/gpu.deploy.dcgm-exporter", "true"), "only once"),
+    "another form": (annotated(COMMAND, '{"operands":{}}'), "may only remove its annotation"),
     "no operand": (labelled(DEPLOY, None), "no label but"),
     "another operand": (labelled("nvidia.com/gpu.deploy.driver", "false"), "no label but"),
     "severity": (labelled(f"{P}/severity", "PASS"), "no label but"),
@@ -211,17 +227,21 @@ def test_a_stolen_token_writes_only_marks_of_a_reset_on_a_node_that_needs_one(
     assert asked(installed, token, patch, HEALTHY) != ""
 
 
-@pytest.mark.parametrize("mark", [CLAIM, annotated(f"{P}/reset-result", '{"operands":{}}')], ids=["claim", "operands"])
-def test_a_node_is_returned_after_its_finding_has_ended(
-    installed: ControlPlane, token: str, mark: dict[str, Any]
-) -> None:
-    path = f"/api/v1/nodes/{HEALTHY}"
-    on = labelled(DEPLOY, "false")
-    assert "whose severity is RESET" in asked(installed, token, on, HEALTHY)
-    installed.request("PATCH", path, mark)
-    assert asked(installed, token, on, HEALTHY) == ""
-    (key,) = mark["metadata"]["annotations"]
-    installed.request("PATCH", path, annotated(key, None))
+def test_a_node_is_returned_after_its_finding_has_ended(installed: ControlPlane, token: str) -> None:
+    path, claim, off = f"/api/v1/nodes/{HEALTHY}", annotated(f"{P}/run", RUN), labelled(DEPLOY, "false")
+    for own in (claim, annotated(f"{P}/reset-result", '{"running":"reset","operands":{}}')):
+        installed.request("PATCH", path, own)
+        assert "with severity RESET" in asked(installed, token, begun(), HEALTHY)
+
+    installed.request("PATCH", path, begun(DEPLOY, off=(DEPLOY,)))
+    patches = (begun(DEPLOY, renewed="1"), begun(on=(DEPLOY,)), claim, begun(NVSM, on=(DEPLOY,)), begun())
+    answers = [asked(installed, token, patch, HEALTHY) for patch in patches]
+    assert (answers[:3], "may only remove" in answers[3], "switched on" in answers[4]) == (["", "", ""], True, True)
+
+    installed.request("PATCH", path, begun(on=(DEPLOY,)))
+    assert "only once" in asked(installed, token, off, HEALTHY)
+    for key in (COMMAND, f"{P}/run", f"{P}/reset-result"):
+        installed.request("PATCH", path, annotated(key, None))
 
 
 def test_rbac_gives_the_account_its_work_and_no_more(installed: ControlPlane, token: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from healthcheck.deep.reset_command import ResetCommand, render
 from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
 from tests.cluster import test_quarantine_manifests as quarantine
 from tests.cluster.node_patches import annotated, labelled
@@ -17,6 +18,14 @@ P = "gpu-healthcheck.aws-samples.io"
 ACCOUNT = "gpu-healthcheck-reset"
 OWN, OTHER = "reset-own", "reset-other.example.internal"
 POD_PATH = "/api/v1/namespaces/gpu-healthcheck/pods"
+DCGM, PLUGIN = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.device-plugin"
+COMMAND, RECORD = f"{P}/reset-command", f"{P}/reset-result"
+RENEWED = "2026-11-21T00:00:00.000Z"
+
+
+def command(*operands: str, holder: str = "gpu-reset-own", renewed: str = RENEWED) -> str:
+    """Return the annotation of a command that has switched off these operands."""
+    return render(ResetCommand(holder, dict.fromkeys(operands, "true"), renewed))
 
 
 def of_a_reset(value: Any) -> Any:
@@ -45,12 +54,12 @@ def test_a_job_ends_after_every_step_of_a_reset() -> None:
 
 @pytest.fixture
 def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
+    """Yield two nodes with a command that has switched off dcgm; an administrator has switched off the plugin."""
     for name in (OWN, OTHER):
-        labels = {**quarantine.MARKED["labels"], f"{P}/severity": "RESET"}
+        labels = {**quarantine.MARKED["labels"], f"{P}/severity": "RESET", DCGM: "false", PLUGIN: "false"}
         installed.create_node(name, labels=labels, taints=[quarantine.SPOT, quarantine.UNHEALTHY])
-        installed.request(
-            "PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": quarantine.MARKED["annotations"]}}
-        )
+        annotations = {**quarantine.MARKED["annotations"], COMMAND: command(DCGM)}
+        installed.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": annotations}})
     yield installed
     for name in (OWN, OTHER):
         installed.request("DELETE", f"/api/v1/nodes/{name}")
@@ -89,17 +98,94 @@ def test_a_reset_may_take_its_own_node_tell_and_give_it_back(plane: ControlPlane
 
 
 @pytest.mark.cluster
-def test_a_reset_begins_on_a_healthy_node_only_after_the_claim_of_a_command(plane: ControlPlane, token: str) -> None:
+@pytest.mark.parametrize("severity", ["PASS", "RESET"])
+def test_only_the_annotation_of_a_command_permits_a_reset(plane: ControlPlane, token: str, severity: str) -> None:
+    """What the same token can write permits nothing: the claim, and a record with a running step or operands."""
     path, take = f"/api/v1/nodes/{OWN}", of_a_reset(quarantine.TAKE)
-    plane.request("PATCH", path, labelled(f"{P}/severity", "PASS"))
-    assert "whose severity is RESET" in asked(plane, token, take)
-    plane.request("PATCH", path, annotated(f"{P}/run", of_a_reset(quarantine.RUN)))
+    plane.request("PATCH", path, labelled(f"{P}/severity", severity))
     assert asked(plane, token, take) == ""
+
+    own = {f"{P}/run": of_a_reset(quarantine.RUN), RECORD: f'{{"running":"reset","operands":{{"{PLUGIN}":"true"}}}}'}
+    plane.request("PATCH", path, {"metadata": {"annotations": {**own, COMMAND: None}}})
+
+    for patch in (take, annotated(RECORD, "{}"), annotated(COMMAND, command(PLUGIN)), labelled(PLUGIN, "true")):
+        assert "only a Node with the annotation reset-command" in asked(plane, token, patch)
+
+
+def returning(annotation: str | None, **labels: str) -> dict[str, Any]:
+    named = {f"nvidia.com/gpu.deploy.{name.replace('_', '-')}": value for name, value in labels.items()}
+    return {"metadata": {"annotations": {COMMAND: annotation}, "labels": named}}
+
+
+ON, ONCE = "only once, if its annotation reset-command lists them", "only when it is switched on"
+RETURN = {
+    "restore and empty": (returning(command(), dcgm="true"), ""),
+    "restore and remove": (returning(None, dcgm="true"), ""),
+    "a paused operand": (returning(None, dcgm="paused-for-driver-upgrade"), ON),
+    "what an administrator switched off": (returning(None, dcgm="true", device_plugin="true"), ON),
+    "restore and keep": (labelled(DCGM, "true"), ON),
+    "restore and list another": (returning(command(PLUGIN), dcgm="true"), "may only remove its annotation"),
+    "list another": (returning(command(DCGM, PLUGIN)), "may only remove its annotation"),
+    "a sign of life": (returning(command(DCGM, renewed="2026-11-21T00:00:01.000Z")), "may only remove its annotation"),
+    "empty with a sign of life": (
+        returning(command(renewed="2026-11-21T00:00:01.000Z"), dcgm="true"),
+        "may only remove its annotation",
+    ),
+    "empty for another": (returning(command(holder="x"), dcgm="true"), "may only remove its annotation"),
+    "another form": (returning(command() + " ", dcgm="true"), "may only remove its annotation"),
+    "empty": (returning(command()), ONCE),
+    "remove": (returning(None), ONCE),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("patch", "refusal"), RETURN.values(), ids=RETURN)
+def test_a_reset_restores_only_what_its_command_has_switched_off(
+    plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str
+) -> None:
+    answer = asked(plane, token, patch)
+    assert (refusal in answer) if refusal else (answer == "")
+
+
+@pytest.mark.cluster
+def test_an_emptied_list_restores_nothing_more(plane: ControlPlane, token: str) -> None:
+    plane.request("PATCH", f"/api/v1/nodes/{OWN}", annotated(COMMAND, command()))
+    assert ON in asked(plane, token, returning(None, dcgm="true"))
+    assert "may only remove its annotation" in asked(
+        plane, token, returning(command(renewed="2026-11-21T00:00:01.000Z"))
+    )
+    assert asked(plane, token, annotated(COMMAND, None)) == ""
+
+
+AGENT = {
+    "restore and remove": (returning(None, dcgm="true"), ""),
+    "restore and empty": (returning(command(), dcgm="true"), "labels under"),
+    "restore": (labelled(DCGM, "true"), "labels under"),
+    "remove": (returning(None), "only when the operands that it lists are switched on"),
+    "what an administrator switched off": (returning(None, dcgm="true", device_plugin="true"), "labels under"),
+    "another value": (returning(None, dcgm="x"), "labels under"),
+    "write": (annotated(COMMAND, command(PLUGIN)), "an agent may change annotations"),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("patch", "refusal"), AGENT.values(), ids=AGENT)
+def test_an_agent_restores_only_what_a_command_has_switched_off(
+    plane: ControlPlane, patch: dict[str, Any], refusal: str
+) -> None:
+    answer = asked(plane, plane.agent_token(OWN), patch)
+    assert (refusal in answer) if refusal else (answer == "")
+
+
+@pytest.mark.cluster
+def test_no_other_program_writes_the_annotation_of_a_command(plane: ControlPlane) -> None:
+    forged = annotated(COMMAND, command(PLUGIN))
+    assert "no annotation but" in asked(plane, token_of(plane, "quarantine"), forged)
 
 
 MAY_NOT = {name: of_a_reset(entry) for name, entry in quarantine.MAY_NOT.items()} | {
     "write a quarantine's record": (annotated(f"{P}/quarantine-result", "{}"), "no annotation but"),
-    "switch an operand off": (labelled("nvidia.com/gpu.deploy.dcgm", "false"), "no label but"),
+    "switch an operand off": (labelled("nvidia.com/gpu.deploy.dcgm-exporter", "false"), "only once"),
     "take it for a quarantine": (annotated(f"{P}/run", quarantine.RUN), "only for a reset"),
 }
 

@@ -63,11 +63,12 @@ def test_a_node_is_reset_unless(state: NodeState, why: str) -> None:
 
 
 def test_operands_that_a_dead_reset_left_off_are_found_once_its_claim_has_ended() -> None:
-    record = last(1) | {"operands": {DEPLOY: "true"}}
-    off = replace(node(reset_result=record), labels={DEPLOY: "false"})
+    record, command = last(1), {"holder": "gpu-reset-n", "operands": {DEPLOY: "true"}, "renewed": "x"}
+    off = replace(node(reset_result=record, reset_command=command), labels={DEPLOY: "false"})
     claimed = replace(off, annotations={**off.annotations, f"{P}/run": json.dumps(RUN)})
-    again = replace(node(reset_result=record | {"reset_at": 5.0}), labels={DEPLOY: "false"})
-    returned = replace(node(row("MONITOR"), reset_result=record | {"reset_at": 5.0}), labels={DEPLOY: "false"})
+    touched = {"reset_result": record | {"reset_at": 5.0}, "reset_command": command}
+    again = replace(node(**touched), labels={DEPLOY: "false"})
+    returned = replace(node(row("MONITOR"), **touched), labels={DEPLOY: "false"})
     by_a_person = replace(node(reset_result=last(1)), labels={DEPLOY: "false"})
     states = (off, returned, claimed, again, by_a_person, node())
     assert [is_left_off(state, NOW) for state in states] == [True, True, False, False, False, False]

@@ -1,4 +1,4 @@
-"""Plan of a reset: its GPUs, reasons against it, operator's labels, and the Job."""
+"""Plan of a reset: its GPUs, reasons against it, and the Job."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ import pytest
 
 from healthcheck.deep.gpu_resets import KNOWN_FAILURES, SCOPES, ResetScope, scope_of
 from healthcheck.deep.reset_plan import (
-    OPERANDS,
     is_rebooted_at_once,
     needs_reboot,
-    operands_before,
     reset_targets,
-    switch_off,
-    switch_on,
     why_not_reboot,
     why_not_reset,
 )
@@ -180,32 +176,6 @@ def test_which_gpus_must_be_reset_together(
     versions: tuple[int | None, ...], has_nvswitch: bool, scope: ResetScope
 ) -> None:
     assert scope_of(versions, has_nvswitch=has_nvswitch).scope is scope
-
-
-DCGM, PLUGIN = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.device-plugin"
-
-
-class TestOperands:
-    def test_those_that_run_are_switched_off_and_on_again(self) -> None:
-        before = node(labels={DCGM: "true", PLUGIN: "false", "nvidia.com/gpu.deploy.driver": "true"})
-        operands = operands_before(before)
-        assert (operands, switch_off(operands)) == ({DCGM: "true"}, {DCGM: "false"})
-
-        after = node(result={"operands": operands}, labels={DCGM: "false", PLUGIN: "false"})
-        assert (operands_before(after), switch_on(after)) == ({DCGM: "true"}, {DCGM: "true"})
-
-    def test_a_value_that_another_client_has_set_meanwhile_stays(self) -> None:
-        state = node(result={"operands": {DCGM: "true"}}, labels={DCGM: "paused-for-driver-upgrade"})
-        assert switch_on(state) == {}
-
-    @pytest.mark.parametrize(
-        "operands",
-        [{"node-role.kubernetes.io/control-plane": "true"}, {PLUGIN: "x"}, {"nvidia.com/gpu.deploy.driver": "true"}, 7],
-    )
-    def test_a_forged_record_changes_no_other_label(self, operands: object) -> None:
-        state = node(result={"operands": operands}, labels={PLUGIN: "false", "nvidia.com/gpu.deploy.driver": "false"})
-        assert switch_on(state) == {}
-        assert set(switch_on(node(result={"operands": dict.fromkeys(OPERANDS, "true")}))) == set()
 
 
 @pytest.mark.parametrize(

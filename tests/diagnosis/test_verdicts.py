@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from healthcheck.node.state import MAINTENANCE, RESET_RESULT, RUN, STARTUP, UNHEALTHY
+from healthcheck.node.state import MAINTENANCE, RESET_COMMAND, RESET_RESULT, RUN, STARTUP, UNHEALTHY
 from tests.diagnosis.states import Object, ago, condition, event, judged, node, results
 
 
@@ -83,7 +83,7 @@ DCGM = "nvidia.com/gpu.deploy.dcgm"
     ],
 )
 def test_operands_that_a_dead_reset_left_off(label: str, operands: object, minutes: float | None, found: bool) -> None:
-    annotations = {RESET_RESULT: json.dumps({"operands": operands})}
+    annotations = {RESET_COMMAND: json.dumps({"holder": "x", "operands": operands, "renewed": "x"})}
     annotations |= run(minutes) if minutes is not None else {}
 
     causes = results(judged(node("a", labels={DCGM: label}, annotations=annotations)))

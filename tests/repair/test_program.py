@@ -15,19 +15,19 @@ from sim.node import SimulatedNode
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import NODE, SPOT
-from tests.repair.world import JOB, MAINTENANCE, ResetWorld
+from tests.repair.world import JOB, ResetWorld
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
 
-HELD = ("reset", "reset", True)
+NOBODY = ("", "", False)
 
 
 def steps(world: ResetWorld) -> list[str]:
     return [row["step"] for row in world.record.get("steps", [])]
 
 
-def test_a_gpu_is_reset_alone_and_the_node_stays_with_the_command(world: ResetWorld) -> None:
+def test_a_gpu_is_reset_alone_and_the_command_returns_the_node(world: ResetWorld) -> None:
     world.host.want_recovery(2, 1)
     world.host.write_value("nvml/gpu2/remap_pending", 1)
 
@@ -43,7 +43,7 @@ def test_a_gpu_is_reset_alone_and_the_node_stays_with_the_command(world: ResetWo
         f"nvidia-smi --gpu-reset -i {gpu.uuid}",
         f"nvidia-smi -i {gpu.uuid} -pm 1",
     ]
-    assert (world.marks, world.node["spec"]["taints"]) == (HELD, [SPOT, MAINTENANCE])
+    assert (world.marks, world.node["spec"]["taints"]) == (NOBODY, [SPOT])
     assert not is_paused(world.state_dir, world.host.root)
 
 
@@ -276,10 +276,9 @@ def test_sigterm_during_the_reset_is_no_end_of_it(world: ResetWorld) -> None:
 
 
 def test_the_commands_part_of_the_record_is_kept(world: ResetWorld) -> None:
-    operands = {"nvidia.com/gpu.deploy.dcgm": "true"}
     claim = {"step": "claim", "at": "2026-11-21T01:02:03Z", "detail": "x"}
-    world.annotate(reset_result=json.dumps({"holder": JOB, "operands": operands, "steps": [claim]}))
+    world.annotate(reset_result=json.dumps({"holder": JOB, "steps": [claim]}))
 
     world.reset()
 
-    assert (world.record["operands"], steps(world)[:2], world.record["node"]) == (operands, ["claim", "plan"], NODE)
+    assert (steps(world)[:2], world.record["node"]) == (["claim", "plan"], NODE)

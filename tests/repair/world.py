@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from cli.access import cluster_of
+from cli.reset_life import SignOfLife
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.deep.reset_command import ResetCommand, render, returned, sign_of_life
+from healthcheck.node.state import NodeState
 from sim.api_objects import PODS
 from sim.host_services import Container
 from tests.quarantine.world import NODE, P, World
@@ -15,6 +26,44 @@ UID = "0d4f7f63-6e4f-4f7e-9b34-{:012d}"
 
 
 class ResetWorld(World):
+    """Each started Job has a command next to it, which gives signs of life and returns the node after the last record.
+
+    With the variable SILENT, the command is dead from the start.
+    """
+
+    operands: Mapping[str, str] = {}
+    """Labels that the command has switched off."""
+
+    @contextmanager
+    def started(self, *words: str, program: str = "repair", **variables: str) -> Iterator[subprocess.Popen[str]]:
+        command = render(ResetCommand(JOB, self.operands, sign_of_life(datetime.now(UTC))))
+        self.annotate(reset_command=command)
+        run = super().started(*words, program=program, **variables)
+        if "SILENT" in variables:
+            with run as process:
+                yield process
+            return
+        cluster = cluster_of(Access(str(self.stand_in.kubeconfig(Path(self.folder) / "command"))))
+        began, ended = self.record.get("timestamp"), threading.Event()
+
+        def returning(node: NodeState) -> Mapping[str, Any] | None:
+            return returned(node, JOB, datetime.now(UTC))
+
+        def follow() -> None:
+            while not ended.wait(0.05):
+                record = self.record
+                if record.get("timestamp") != began and "running" not in record:
+                    cluster.nodes.update(NODE, returning)
+
+        with SignOfLife(cluster, NODE), run as process:
+            follower = threading.Thread(target=follow, daemon=True)
+            follower.start()
+            try:
+                yield process
+            finally:
+                ended.set()
+                follower.join()
+
     @property
     def record(self) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(self.annotations.get(f"{P}/reset-result", "{}"))

@@ -1,0 +1,22 @@
+"""All programs, where a reset's command is dead after seconds without a sign of life; KILL_AT as of a quarantine's."""
+
+from __future__ import annotations
+
+import os
+
+from agent.deep import abandoned_reset
+from cli.app import run
+from healthcheck.deep import reset_command
+from repair import marks
+from tests.cli.dying import DyingAtWrites
+from tests.sweeper.dying import die_at_writes
+
+SILENT_SECONDS = 5.0
+
+if __name__ == "__main__":
+    vars(reset_command).update(SILENT_SECONDS=SILENT_SECONDS, RENEWED_SECONDS=0.5)
+    vars(abandoned_reset)["_LOOK_SECONDS"] = 0.5
+    vars(marks)["PLUGIN_SECONDS"] = 2.0
+    if "KILL_AT" in os.environ:
+        die_at_writes(DyingAtWrites)
+    run()
