@@ -119,7 +119,7 @@ def reset(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
     Only pods that hold these GPUs are evicted, and no process is killed. With --reboot, all pods are evicted before
     a reboot, except those of DaemonSets. Ctrl-C before the reset undoes everything; after it has begun, the node is
-    returned first.
+    returned first. If this program is killed, the node is returned without it after a minute.
 
     Exit code: 0 the GPUs work; 1 they do not; 2 nothing was reset; 130 Ctrl-C.
     """

@@ -20,7 +20,8 @@ from healthcheck.verdict.record import RecordError, RunRecord
 
 SILENT_SECONDS = 60.0
 """Time without a sign of life after which the command counts as dead."""
-RENEWED_SECONDS = 10.0
+RENEWED_SECONDS = 5.0
+"""Pause between two signs of life: after a lost connection of 40 s, the next one is in time."""
 _LONGEST_GAP_SECONDS = 10.0
 """Longest part of a pause between two reads that counts: during an outage of the API server, nobody can be heard."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 
 from agent.cycle import check_cycle as cycle
+from agent.deep import abandoned_reset
 from agent.process import schedule
 from agent.process.agent_program import main
 from healthcheck.checks import driver_reasons
+from healthcheck.deep import reset_command
 
 TIMES = 5
 
@@ -23,6 +25,8 @@ def hurry() -> None:
     """Shorten the delay of repeated observations accordingly."""
     vars(schedule)["_Every"] = _Sooner
     vars(cycle)["AGAIN_SECONDS"] = cycle.AGAIN_SECONDS / TIMES
+    vars(reset_command)["SILENT_SECONDS"] = 2.0
+    vars(abandoned_reset)["_LOOK_SECONDS"] = 0.2
     vars(driver_reasons)["MISMATCH_SECONDS"] = 3 * vars(cycle)["AGAIN_SECONDS"]
 
 

@@ -1,0 +1,97 @@
+"""The agent and a reset whose command is dead: the node is returned unless the command or the Job lives."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthcheck.deep.reset_command import LOCK, ResetCommand, render
+from healthcheck.host import node_file
+from healthcheck.node.state import MAINTENANCE, MODE, RESET_COMMAND, RESET_RESULT, RUN
+from healthcheck.text.moments import timestamp
+from tests.agent.world import World
+from tests.waiting import eventually
+
+DCGM, PLUGIN = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.device-plugin"
+JOB = "gpu-reset-x"
+TAINT = {"key": MAINTENANCE, "value": "reset", "effect": "NoSchedule"}
+
+
+def command(renewed: str = "0") -> str:
+    return render(ResetCommand(JOB, {DCGM: "true"}, renewed))
+
+
+def begin(world: World, running: str | None = "claim", **record: Any) -> None:
+    """Mark the Node as a reset's; an administrator has switched off the device plugin before."""
+    until = timestamp(datetime.now(UTC) + timedelta(minutes=30))
+    texts = {
+        RUN: json.dumps({"kind": "reset", "holder": JOB, "until": until}),
+        RESET_RESULT: json.dumps({"holder": JOB, "running": running, **record}),
+        RESET_COMMAND: command(),
+    }
+    labels = {MODE: "reset", DCGM: "false", PLUGIN: "false"}
+    world.cluster.edit({"metadata": {"annotations": texts, "labels": labels}, "spec": {"taints": [TAINT]}})
+
+
+def is_held(world: World) -> bool:
+    node = world.node()
+    annotations = node.object["metadata"]["annotations"]
+    marks = (RUN in annotations, MODE in node.labels, TAINT in node.taints)
+    assert len(set(marks)) == 1
+    return marks[0] and (RESET_COMMAND in annotations, node.labels[DCGM]) == (True, "false")
+
+
+def is_returned(world: World) -> bool:
+    node = world.node()
+    annotations = node.object["metadata"]["annotations"]
+    marks = (RUN in annotations, RESET_COMMAND in annotations, MODE in node.labels, TAINT in node.taints)
+    return not any(marks) and (node.labels[DCGM], node.labels[PLUGIN]) == ("true", "false")
+
+
+@pytest.mark.parametrize("running", ["claim", "reset", None])
+def test_an_abandoned_reset_is_returned_and_reported(quick: World, running: str | None) -> None:
+    begin(quick, running)
+    assert is_held(quick)
+    eventually(lambda: is_returned(quick))
+    message = quick.wait_for_event("GpuResetAbandoned")["message"]
+    assert message.startswith(f"step '{running or 'end'}': neither its command nor its Job is left")
+    assert message.endswith(f"operands switched on: {DCGM}")
+
+
+def test_a_command_that_lives_keeps_its_node(quick: World) -> None:
+    begin(quick)
+    looks, number = quick.agent.metric("looks_total"), 0
+    while quick.agent.metric("looks_total") < looks + 3:  # longer than the silence
+        number += 1
+        quick.cluster.edit({"metadata": {"annotations": {RESET_COMMAND: command(f"{number}")}}})
+    assert is_held(quick)
+
+
+def test_a_job_that_runs_keeps_its_node(quick: World, tmp_path: Path) -> None:
+    lock = node_file.lock(quick.folder / "state" / LOCK)
+    assert lock is not None
+    begin(quick, "level 2")
+    quick.agent.wait_for_looks(3)
+    assert is_held(quick)
+
+    node_file.unlock(lock)
+    eventually(lambda: is_returned(quick))
+
+
+def test_after_a_restart_the_agent_still_returns_the_node(quick: World) -> None:
+    begin(quick)
+    quick.restart()
+    eventually(lambda: is_returned(quick))
+
+
+def test_a_drained_node_waits_for_its_reboot(quick: World) -> None:
+    begin(quick, "reboot", boot_id=quick.host.boot_id)
+    quick.agent.wait_for_looks(3)
+    assert is_held(quick)
+
+    begin(quick, "reboot", boot_id="b0074d00-0000-4000-8000-000000000001")
+    eventually(lambda: is_returned(quick))
