@@ -19,7 +19,7 @@ from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep import reset_command
 from healthcheck.deep.claim import RunKind
 from healthcheck.deep.claimant import Annotations, Claimant
-from healthcheck.deep.reset_command import LOCK, Silence, restored, returned
+from healthcheck.deep.reset_command import LOCK, restored, returned
 from healthcheck.deep.reset_plan import obstacles
 from healthcheck.deep.reset_steps import drained
 from healthcheck.host import node_file
@@ -28,6 +28,7 @@ from healthcheck.node.gpu_resources import listed
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, PatchFor, annotated
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
+from repair.command_watch import CommandWatch
 from repair.record import ResetProgress, ResetStart, render
 
 log = structlog.get_logger()
@@ -36,7 +37,7 @@ HELD = timedelta(minutes=15)
 """Duration of a claim between renewals: longer than every step before level 2."""
 HANDED_OVER = timedelta(minutes=10)
 """Duration of the claim after the last step, until the node is returned."""
-PLUGIN_SECONDS = 15.0
+PLUGIN_SECONDS = 20.0
 """Time in which a device plugin may advertise the GPUs again."""
 _LOOK_SECONDS = 1.0
 _AT_THE_START = RetryLimits(60.0, (Unavailable,), longest_pause=5.0, longest_asked=5.0)
@@ -66,10 +67,13 @@ class ResetMarks:
         self._node = node
         self._holder = holder
         self._claimant = Claimant(RunKind.RESET, holder, self._write, _now)
-        self._silence = Silence()
+        self._command = CommandWatch(self._read)
         self._is_restoring = False
         self._at = datetime.min.replace(tzinfo=UTC)
         """Time of the record. It advances with each write, because the agent distinguishes records by it."""
+
+    def _read(self) -> NodeState:
+        return self._cluster.nodes.read(self._node)
 
     def _write(self, change: PatchFor) -> NodeState | None:
         def changing(node: NodeState) -> Mapping[str, Any] | None:
@@ -80,10 +84,12 @@ class ResetMarks:
 
     def take(self) -> NodeState:
         """Claim the node, or take over the command's claim. Raises NodeNotResettable, ClusterError."""
-        return _AT_THE_START.ask(self._take)
+        taken = _AT_THE_START.ask(self._take)
+        self._command.start()
+        return taken
 
     def _take(self) -> NodeState:
-        node = self._cluster.nodes.read(self._node)
+        node = self._read()
         if RESET_COMMAND not in node.annotations:
             raise NodeNotResettable("gpu-healthcheck reset has ended, or is of an older version")
         # The command has judged the findings and the platform, and a person may have overruled it there.
@@ -100,19 +106,16 @@ class ResetMarks:
 
     def drained(self) -> str:
         """Return how the command drained the node; '' if it has not. Raises NodeNotResettable, ClusterError."""
-        node = _AT_THE_START.ask(lambda: self._cluster.nodes.read(self._node))
+        node = _AT_THE_START.ask(self._read)
         record = records.on_node(RunRecord, node, RESET_RESULT)
         detail = drained(record) if record.holder == self._holder else ""
         if not detail:
-            self._must_live(node, "the node is not drained")
+            self.must_have_command("the node is not drained")
         return detail
 
     def must_have_command(self, left: str) -> None:
-        """Raise NodeNotResettable, with what is left to do, if the command is dead; or ClusterError."""
-        self._must_live(_AT_THE_START.ask(lambda: self._cluster.nodes.read(self._node)), left)
-
-    def _must_live(self, node: NodeState, left: str) -> None:
-        if self._silence.observe(node.annotations, time.monotonic()) >= reset_command.SILENT_SECONDS:
+        """Raise NodeNotResettable, with what is left to do, if the command is dead."""
+        if self._command.is_dead:
             raise NodeNotResettable(f"{_silent()}, and {left}; it continues with: gpu-healthcheck reset {self._node}")
 
     def tell(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:
@@ -142,27 +145,35 @@ class ResetMarks:
 
         Raises ClusterError.
         """
-        while True:
-            node = _AT_THE_END.ask(lambda: self._cluster.nodes.read(self._node))
-            if not self._claimant.has(node):
+        while not self._command.is_dead:
+            if not self._claimant.has(_AT_THE_END.ask(self._read)) or stopping.wait(_LOOK_SECONDS):
                 return progress
-            seconds = self._silence.observe(node.annotations, time.monotonic())
-            left = _left(node, before) if progress.status is Status.PASS else ""
-            is_dead = seconds >= reset_command.SILENT_SECONDS
-            if is_dead and (not left or seconds >= reset_command.SILENT_SECONDS + PLUGIN_SECONDS):
-                break
-            if stopping.wait(_LOOK_SECONDS):
-                return progress
-        progress = replace(progress, reasons=(*progress.reasons, *([f"{_silent()}: {left}"] if left else ())))
-        log.warning("the command is dead, so the node is returned", left=left)
+        log.warning("the command is dead, so the node is returned")
+        # A device plugin does not start before the taint of the claim is gone.
+        _AT_THE_END.ask(self._claimant.give_back)
+        if progress.status is Status.PASS and (left := self._wait_for_plugin(before, stopping)):
+            progress = replace(progress, reasons=(*progress.reasons, f"{_silent()}: {left}"))
 
         def returning(node: NodeState) -> Mapping[str, Any] | None:
-            patch = returned(node, self._holder, _now()) if self._claimant.has(node) else None
+            patch = returned(node, self._holder, _now())
             # With the time of the last record, the agent takes it over once.
             return patch and annotated(node, _annotations(begun, progress, node, self._at), patch)
 
-        _AT_THE_END.ask(lambda: self._cluster.nodes.update(self._node, returning))
+        _AT_THE_END.ask(lambda: self._write(returning))
         return progress
+
+    def _wait_for_plugin(self, before: NodeState, stopping: threading.Event) -> str:
+        """Return what only a person may do: restart a device plugin that does not offer all GPUs. '' for nothing."""
+        ends = time.monotonic() + PLUGIN_SECONDS
+        while True:
+            node = _AT_THE_END.ask(self._read)
+            # The kubelet forgets the capacity some minutes after the end of a device plugin.
+            capacity = {**before.gpu_capacity, **node.gpu_capacity}
+            if node.gpus == capacity:
+                return ""
+            if time.monotonic() >= ends or stopping.wait(_LOOK_SECONDS):
+                words = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
+                return f"{words}; gpu-healthcheck reset {node.name} restarts its device plugin"
 
     def _annotations(self, begun: ResetStart, progress: ResetProgress) -> Annotations:
         self._at = max(_now(), self._at + timedelta(seconds=1))
@@ -176,16 +187,6 @@ def _annotations(begun: ResetStart, progress: ResetProgress, node: NodeState, at
 
 def _silent() -> str:
     return f"the command has given no sign of life for {reset_command.SILENT_SECONDS:g} s"
-
-
-def _left(node: NodeState, before: NodeState) -> str:
-    """Return what only a person may do: restart a device plugin that does not advertise the GPUs. '' for nothing."""
-    # The kubelet forgets the capacity some minutes after the end of a device plugin.
-    capacity = {**before.gpu_capacity, **node.gpu_capacity}
-    if node.gpus == capacity:
-        return ""
-    words = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
-    return f"{words}; gpu-healthcheck reset {node.name} restarts its device plugin"
 
 
 def _now() -> datetime:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from agent.deep import abandoned_reset
-from cli.app import run
+from cli.__main__ import main
 from healthcheck.deep import reset_command
-from repair import marks
+from repair import command_watch
 from tests.cli.dying import DyingAtWrites
 from tests.sweeper.dying import die_at_writes
 
@@ -16,7 +16,7 @@ SILENT_SECONDS = 5.0
 if __name__ == "__main__":
     vars(reset_command).update(SILENT_SECONDS=SILENT_SECONDS, RENEWED_SECONDS=0.5)
     vars(abandoned_reset)["_LOOK_SECONDS"] = 0.5
-    vars(marks)["PLUGIN_SECONDS"] = 2.0
+    vars(command_watch)["_LOOK_SECONDS"] = 0.5
     if "KILL_AT" in os.environ:
         die_at_writes(DyingAtWrites)
-    run()
+    main()
