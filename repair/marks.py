@@ -37,6 +37,8 @@ HELD = timedelta(minutes=15)
 """Duration of a claim between renewals: longer than every step before level 2."""
 HANDED_OVER = timedelta(minutes=10)
 """Duration of the claim after the last step, until the node is returned."""
+AGENT_SECONDS = 25.0
+"""Longest wait for the agent, which lifts the taint of the verdict after a successful reset."""
 PLUGIN_SECONDS = 20.0
 """Time in which a device plugin may advertise the GPUs again."""
 _LOOK_SECONDS = 1.0
@@ -145,13 +147,17 @@ class ResetMarks:
 
         Raises ClusterError.
         """
-        while not self._command.is_dead:
-            if not self._claimant.has(_AT_THE_END.ask(self._read)) or stopping.wait(_LOOK_SECONDS):
+        ends, is_awaited = time.monotonic() + AGENT_SECONDS, True
+        while is_awaited or not self._command.is_dead:
+            node = _AT_THE_END.ask(self._read)
+            if not self._claimant.has(node) or stopping.wait(_LOOK_SECONDS):
                 return progress
+            # While the claim is there, the agent checks every 10 s.
+            is_awaited = progress.status is Status.PASS and node.tainted() and time.monotonic() < ends
         log.warning("the command is dead, so the node is returned")
         # A device plugin does not start before the taint of the claim is gone.
         _AT_THE_END.ask(self._claimant.give_back)
-        if progress.status is Status.PASS and (left := self._wait_for_plugin(before, stopping)):
+        if left := self._wait_for_plugin(before, stopping, is_reset=progress.status is Status.PASS):
             progress = replace(progress, reasons=(*progress.reasons, f"{_silent()}: {left}"))
 
         def returning(node: NodeState) -> Mapping[str, Any] | None:
@@ -162,8 +168,8 @@ class ResetMarks:
         _AT_THE_END.ask(lambda: self._write(returning))
         return progress
 
-    def _wait_for_plugin(self, before: NodeState, stopping: threading.Event) -> str:
-        """Return what only a person may do: restart a device plugin that does not offer all GPUs. '' for nothing."""
+    def _wait_for_plugin(self, before: NodeState, stopping: threading.Event, *, is_reset: bool) -> str:
+        """Return why pods can't request all GPUs, with what only a person may do; '' if they can."""
         ends = time.monotonic() + PLUGIN_SECONDS
         while True:
             node = _AT_THE_END.ask(self._read)
@@ -171,8 +177,12 @@ class ResetMarks:
             capacity = {**before.gpu_capacity, **node.gpu_capacity}
             if node.gpus == capacity:
                 return ""
-            if time.monotonic() >= ends or stopping.wait(_LOOK_SECONDS):
+            # The findings of a GPU that was not reset stay, and so does their taint.
+            stays = node.tainted() and not is_reset
+            if stays or time.monotonic() >= ends or stopping.wait(_LOOK_SECONDS):
                 words = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
+                if node.tainted():
+                    return f"{words} while the taint of its findings stays: gpu-healthcheck status {node.name}"
                 return f"{words}; gpu-healthcheck reset {node.name} restarts its device plugin"
 
     def _annotations(self, begun: ResetStart, progress: ResetProgress) -> Annotations:
