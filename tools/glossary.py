@@ -82,6 +82,10 @@ _EVENTS = {
         "A value of the configuration is invalid: the message has the allowed values, and the last valid one stays."
     ),
     "UnknownSetting": "A key of the configuration is no known setting. The message has the closest setting.",
+    "GpuResetAbandoned": (
+        "Neither the command nor the Job of a reset is left: the agent restored the operator's labels and released the "
+        "claim. Run gpu-healthcheck reset again."
+    ),
     "BadAnnotation": "An annotation of ours on the node is malformed: it is ignored or rewritten.",
     "InternalError": "A part of the agent failed on unexpected input and continues. The message names the part.",
     "RecordLeftOut": "The node has no room for the record: labels and taint are set without it.",
@@ -142,6 +146,8 @@ _ANNOTATIONS = {
     "sweep-result": "The record of the last level 2, by a sweep or by the agent.",
     "quarantine-result": "The record of the last quarantine run: tests, findings and recommendation.",
     "reset-result": "The record of the last reset of GPUs: its GPUs, steps and result.",
+    "reset-command": "Operands that the command of a reset has switched off, and its sign of life, until the node is "
+    "returned.",
     "run": "Claim of a deep run on the node, with its owner and end; after the end, any deep run may remove it.",
     "release": "A person's release of findings, until the agent has applied it.",
     "device-cordon": "UUIDs of the GPUs that the agent cordoned in hami.io/device-cordon (DEVICE_TAINTS).",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
@@ -27,12 +26,20 @@ _LOOK_SECONDS = 5.0
 class AbandonedReset(threading.Thread):
     """Thread that reads the Node while it has the annotation of a reset's command."""
 
-    def __init__(self, state: AgentState, cluster: Cluster, reporter: Reporter, folder: Path) -> None:
+    def __init__(
+        self,
+        state: AgentState,
+        cluster: Cluster,
+        folder: Path,
+        warn: Callable[[str, str], None],
+        report_defect: Callable[[str, Exception], None],
+    ) -> None:
         super().__init__(name="abandoned-reset", daemon=True)
         self._state = state
         self._cluster = cluster
-        self._reporter = reporter
         self._folder = folder
+        self._warn = warn
+        self._report_defect = report_defect
         self._silence = Silence()
         self._stopping = threading.Event()
 
@@ -46,7 +53,7 @@ class AbandonedReset(threading.Thread):
             except (ClusterError, OSError) as error:
                 log.warning("a reset's marks can't be read or removed now", error=str(error))
             except Exception as error:  # noqa: BLE001 - boundary of this loop
-                self._reporter.report_defect("abandoned-reset", error)
+                self._report_defect("abandoned-reset", error)
 
     def look(self) -> None:
         """Return the node if its reset is abandoned. Raises ClusterError."""
@@ -81,4 +88,4 @@ class AbandonedReset(threading.Thread):
         step = records.on_node(RunRecord, node, RESET_RESULT).running or "end"
         what = f"operands switched on: {', '.join(off)}" if off else "its claim is released"
         log.warning("an abandoned reset: the node is returned", step=step, operands=off)
-        self._reporter.warn("GpuResetAbandoned", f"step '{step}': neither its command nor its Job is left; {what}")
+        self._warn("GpuResetAbandoned", f"step '{step}': neither its command nor its Job is left; {what}")

@@ -112,7 +112,8 @@ class Agent:
         level_2 = Level2(settings.host_root, state)
         deep = DeepTests(state, cluster, level_2, self.schedule, telemetry, settings.state_dir, waits)
         self.deep = deep if write and file is not None else None
-        abandoned = AbandonedReset(state, cluster, self.cluster.reporter, settings.state_dir)
+        reporter = self.cluster.reporter
+        abandoned = AbandonedReset(state, cluster, settings.state_dir, reporter.warn, reporter.report_defect)
         self.abandoned_reset = abandoned if write else None
         self._begin_with(start)
 
