@@ -27,7 +27,7 @@ READS = (
     r"gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
     r"systemctl status\b.*",
     r"docker buildx imagetools inspect \*",
-    r"nvidia-smi (-L|-q|nvlink -s|topo -m)\b.*",
+    r"nvidia-smi (-L|-q|nvlink (-s|--status)|topo -m)\b.*",
     r"(dcgmi discovery -l|dmesg \| grep (?:-i efa|mlx5_core)|fi_info -p efa|ls /dev/nvidia\*|pgrep -a|ss -ltnp).*",
 )
 """They change nothing. The second is of `logs` or `describe`, whose words a function hands over whole."""

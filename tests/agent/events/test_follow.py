@@ -204,7 +204,8 @@ class TestFollowing:
     def test_what_no_check_reads_is_counted_and_judged_by_none(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = _Following(node, file)
         following.follower.start()
-        eventually(lambda: following.follower._cursor is not None)
+        first = node.kernel_log.write("usb 1-1: reset")
+        eventually(lambda: following.state.memory.cursor == first.sequence)
         before = following.metric()
         for _ in range(10):
             node.kernel_log.write("usb 1-1: reset")
