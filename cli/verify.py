@@ -143,7 +143,8 @@ def agent_answers(cluster: Cluster, *, any_silent: bool) -> Iterator[Verificatio
 
 
 def settings_answers(cluster: Cluster) -> Iterator[Verification]:
-    """Yield the invalid values and unknown keys of the ConfigMap, as the agents read them."""
+    """Yield the invalid values and unknown keys of the ConfigMap, as the agents read them, and what a setting lacks."""
+    from healthcheck.cluster.device_taint_rules import NOT_SERVED, DeviceTaints  # noqa: PLC0415 - the help does not need it
     from healthcheck.settings.reading import read_settings, unknown_keys  # noqa: PLC0415 - loads pydantic
 
     try:
@@ -155,10 +156,14 @@ def settings_answers(cluster: Cluster) -> Iterator[Verification]:
         for key, value in written.items():
             if _KEY.fullmatch(key):
                 (Path(folder) / key).write_text(value, encoding="utf-8")
-        bad = [str(value.words) for value in read_settings(Path(folder)).bad if value.where.startswith(folder)]
+        settings = read_settings(Path(folder))
+        bad = [str(value.words) for value in settings.bad if value.where.startswith(folder)]
         unknown = unknown_keys(Path(folder))
     words = [*bad, *([str(unknown).removeprefix(f"{folder}: ")] if unknown else ())]
     yield Verification("settings", holds=not words, said="; ".join(words) or f"{len(written)} keys are valid")
+    if settings.values.device_taints:
+        served = DeviceTaints(cluster.connection).are_served()
+        yield Verification("device taints", holds=served, said="are served" if served else f"{NOT_SERVED}; {_NODES}")
 
 
 def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
@@ -206,6 +211,7 @@ _EARLIER = (
     "agents run an earlier pod template; the policies are already the new ones and may reject their writes. Wait for"
     f" `kubectl rollout status daemonset/{AGENT} -n {NAMESPACE}`"
 )
+_NODES = "with DEVICE_TAINTS, each faulty GPU taints its node"
 _NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install.md)"
 
 

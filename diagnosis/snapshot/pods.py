@@ -127,7 +127,7 @@ class ContainerEnd(Struct, frozen=True):
 
 
 class AllocatedDevice(Struct, frozen=True):
-    """A device of a container, as the kubelet reports it (Kubernetes 1.31 and newer, by feature gate until 1.36).
+    """A device of a container, as the kubelet reports it (by feature gate until Kubernetes 1.36).
 
     `resource` is `nvidia.com/gpu`, or `claim:NAME/REQUEST`. `name` is the device plugin's ID, as `GPU-…` or `GPU-…::0`,
     or `driver/pool/device`. `health` is `Healthy`, `Unhealthy` or `Unknown`.
@@ -397,11 +397,7 @@ def _env(raw: Fields) -> Iterator[tuple[str, str]]:
 
 def _claims(raw: Fields) -> Iterator[tuple[str, str]]:
     for fields in raw.each("resourceClaims"):
-        status_fields = fields.at("source") if fields.has("source") else fields  # `source`: Kubernetes up to 1.30
-        yield (
-            fields.text("name"),
-            status_fields.text("resourceClaimName") or status_fields.text("resourceClaimTemplateName"),
-        )
+        yield fields.text("name"), fields.text("resourceClaimName") or fields.text("resourceClaimTemplateName")
 
 
 def _states(raw: Fields, key: str) -> Iterator[ContainerState]:

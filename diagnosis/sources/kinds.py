@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 
 from diagnosis.snapshot.native_gangs import POD_GROUP, WORKLOAD
-from healthcheck.node.device_rules import RULE_VERSIONS
 from healthcheck.node.devices import DRA_VERSIONS
 
 
@@ -78,7 +77,7 @@ KINDS = (
     ApiKind("DeviceClass", _DRA, "deviceclasses", namespaced=False, versions=DRA_VERSIONS),
     ApiKind("ResourceClaim", _DRA, "resourceclaims", versions=DRA_VERSIONS),
     ApiKind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates", versions=DRA_VERSIONS),
-    ApiKind("DeviceTaintRule", _DRA, "devicetaintrules", namespaced=False, versions=RULE_VERSIONS),
+    ApiKind("DeviceTaintRule", _DRA, "devicetaintrules", namespaced=False, versions=("v1", "v1beta2", "v1alpha3")),
     ApiKind("Workload", _KUEUE, "workloads", versions=_KUEUE_VERSIONS),
     ApiKind("LocalQueue", _KUEUE, "localqueues", versions=_KUEUE_VERSIONS),
     ApiKind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False, versions=_KUEUE_VERSIONS),

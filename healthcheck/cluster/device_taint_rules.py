@@ -15,31 +15,38 @@ from healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.model import PREFIX
 from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.device_rules import RULE_VERSIONS, DeviceRule, device_rule, selector_of, taint_of
+from healthcheck.node.device_rules import DeviceRule, device_rule, selector_of, taint_of
 from healthcheck.node.devices import DRIVER, Device
 from healthcheck.node.state import NodeState
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.budget import holder_label
 from healthcheck.verdict.device_taints import MissingRule
 
-_GROUP = "/apis/resource.k8s.io"
+_API = "resource.k8s.io/v1"
 _RULES, _SLICES = "devicetaintrules", "resourceslices"
+_RULES_PATH = f"/apis/{_API}/{_RULES}"
+NOT_SERVED = f"the API server serves no DeviceTaintRules of {_API}, as Kubernetes 1.37 and newer do by default"
 _HOLDER = f"{PREFIX}/holder"
 
 
 class NotServed(NotFound):
-    """The API server does not serve DeviceTaintRules."""
+    """The API server does not serve DeviceTaintRules in version v1."""
 
 
 class DeviceTaints(Requests):
     """Reads slices and writes rules. Raises ClusterError. Safe to use from several threads."""
 
-    _version = ""
-    """API version that was served last; '': none yet."""
+    def are_served(self) -> bool:
+        """Whether the API server serves DeviceTaintRules. Anyone may ask, without permission for the rules."""
+        try:
+            served = self._json("get", f"/apis/{_API}", _API)["resources"]
+        except NotFound:
+            return False
+        return any(resource["name"] == _RULES for resource in served)
 
     def list_devices(self, node_name: str) -> tuple[Device, ...]:
         query = {"fieldSelector": f"spec.nodeName={node_name},spec.driver={DRIVER}"}
-        slices = list(self._pages(f"{_GROUP}/v1/{_SLICES}", _SLICES, query))
+        slices = list(self._pages(f"/apis/{_API}/{_SLICES}", _SLICES, query))
         try:
             found = given_out(device_slice for device_slice in map(read_slice, slices) if device_slice is not None)
         except ODD as error:
@@ -74,7 +81,7 @@ class DeviceTaints(Requests):
             _HOLDER: holder_label(node.name),
         }
         body = {
-            "apiVersion": f"resource.k8s.io/{self._version}",
+            "apiVersion": _API,
             "kind": "DeviceTaintRule",
             "metadata": {
                 "name": wanted.name,
@@ -83,7 +90,7 @@ class DeviceTaints(Requests):
             },
             "spec": {"deviceSelector": selector_of(node.name, wanted.device), "taint": taint_of(wanted.tier)},
         }
-        self._json("create", f"{_GROUP}/{self._version}/{_RULES}", _RULES, body)
+        self._json("create", _RULES_PATH, _RULES, body)
 
     def change_tier(self, rule: DeviceRule, tier: str) -> None:
         """Change the severity of a rule's taint. Raises Conflict if the rule was changed since it was read."""
@@ -104,7 +111,7 @@ class DeviceTaints(Requests):
         preconditions = {"uid": rule.uid, "resourceVersion": rule.version}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         try:
-            self._json("delete", self._path(rule), _RULES, options)
+            self._json("delete", _path(rule), _RULES, options)
         except Conflict:
             return False
         except NotFound:
@@ -113,24 +120,17 @@ class DeviceTaints(Requests):
 
     def _patch_taint(self, rule: DeviceRule, taint: Mapping[str, str]) -> None:
         patch = {"metadata": {"resourceVersion": rule.version, "uid": rule.uid}, "spec": {"taint": taint}}
-        self._json("patch", self._path(rule), _RULES, patch, merge="merge")
-
-    def _path(self, rule: DeviceRule) -> str:
-        return f"{_GROUP}/{self._version}/{_RULES}/{quote(rule.name)}"
+        self._json("patch", _path(rule), _RULES, patch, merge="merge")
 
     def _list(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the rules in the newest API version that is served. Raises NotServed.
+        try:
+            return list(self._pages(_RULES_PATH, _RULES, query))
+        except NotFound as error:
+            raise NotServed(NOT_SERVED) from error
 
-        The version may change while the program runs.
-        """
-        for version in RULE_VERSIONS:
-            try:
-                found = list(self._pages(f"{_GROUP}/{version}/{_RULES}", _RULES, query))
-            except NotFound:
-                continue
-            self._version = version
-            return found
-        raise NotServed("the API server serves no DeviceTaintRules (resource.k8s.io)")
+
+def _path(rule: DeviceRule) -> str:
+    return f"{_RULES_PATH}/{quote(rule.name)}"
 
 
 def _pool(rule: Mapping[str, Any]) -> str:

@@ -59,7 +59,6 @@ POD_RESOURCES: dict[str, _Fields] = {
     ),
     "ContainerDevices": (("resource_name", 1, "string"), ("device_ids", 2, "repeated string")),
     "DynamicResource": (
-        ("class_name", 1, "string"),  # until Kubernetes 1.30
         ("claim_name", 2, "string"),
         ("claim_namespace", 3, "string"),
         ("claim_resources", 4, "repeated ClaimResource"),

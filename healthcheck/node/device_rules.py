@@ -14,8 +14,6 @@ from healthcheck.node.state import UNHEALTHY
 
 EFFECT = "NoSchedule"
 TIERS = frozenset(one.name for one in Severity if one is not Severity.PASS)
-RULE_VERSIONS = ("v1beta2", "v1alpha3")
-"""API versions of DeviceTaintRule: Kubernetes 1.36 serves the first if enabled, 1.35 the second."""
 HEEDED = "EvictionInProgress"
 """Condition that the device-taint controller sets on each rule that it has processed, whatever its effect."""
 

@@ -34,11 +34,10 @@ class ClaimedDevice(Struct, frozen=True):
 
 
 class DeviceClaim(Struct, frozen=True):
-    """A ResourceClaim and its devices. Only Kubernetes up to 1.30 reports `class_name`."""
+    """A ResourceClaim and its devices."""
 
     namespace: str
     name: str
-    class_name: str = ""
     devices: tuple[ClaimedDevice, ...] = ()
 
 
@@ -120,13 +119,11 @@ def _claim(claim: Mapping[str, Any]) -> DeviceClaim:
         ClaimedDevice(entry.get("driver_name", ""), entry.get("pool_name", ""), entry.get("device_name", ""))
         for entry in claim.get("claim_resources", ())
     )
-    return DeviceClaim(
-        claim.get("claim_namespace", ""), claim.get("claim_name", ""), claim.get("class_name", ""), devices
-    )
+    return DeviceClaim(claim.get("claim_namespace", ""), claim.get("claim_name", ""), devices)
 
 
 def _gpus(container: ContainerDevices) -> Iterator[tuple[str, str]]:
-    """Yield resource and device. A claim has no resource: its driver is used instead, else its class."""
+    """Yield resource and device. A claim has no resource: its driver is used instead."""
     for devices in container.devices:
         if is_gpu(devices.resource):
             yield from ((devices.resource, text) for text in devices.ids)
@@ -134,8 +131,6 @@ def _gpus(container: ContainerDevices) -> Iterator[tuple[str, str]]:
         yield from (
             (device.driver, f"{device.pool}/{device.device}") for device in claim.devices if device.driver == DRA_DRIVER
         )
-        if claim.class_name.endswith(DRA_DRIVER):
-            yield claim.class_name, f"{claim.namespace}/{claim.name}"
 
 
 def is_gpu(resource: str) -> bool:

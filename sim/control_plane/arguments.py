@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-DEVICE_TAINT_RULES = {
-    "1.35": "resource.k8s.io/v1alpha3/devicetaintrules",
-    "1.36": "resource.k8s.io/v1beta2/devicetaintrules",
-}
-"""Feature gates by Kubernetes version; a program does not start with an unknown gate."""
-DEVICE_TAINT_GATES = "--feature-gates=DRADeviceTaints=true,DRADeviceTaintRules=true"
-"""Feature gates of the three programs; the first is on by default in 1.36."""
+NO_DEVICE_TAINT_RULES = "--runtime-config=resource.k8s.io/v1/devicetaintrules=false"
+"""Argument of an API server that does not serve them, as by default up to 1.36."""
+NOBODY_HEEDS_THEM = "--feature-gates=DRADeviceTaintRules=false"
+"""Argument of a controller-manager without their controller."""
 _BETA_POLICIES = (
     "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
     "--feature-gates=MutatingAdmissionPolicy=true",
 )
-MUTATING_POLICIES = {"1.30": (), "1.31": (), "1.32": (), "1.33": (), "1.34": _BETA_POLICIES, "1.35": _BETA_POLICIES}
+MUTATING_POLICIES = {"1.31": (), "1.32": (), "1.33": (), "1.34": _BETA_POLICIES, "1.35": _BETA_POLICIES}
 """Arguments of the API server for MutatingAdmissionPolicies by Kubernetes version: `v1beta1` with them, none without.
 
 Later versions serve `v1`.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.control_plane.build import ControlPlaneError
-from sim.control_plane.objects import NAMESPACE
+from sim.control_plane.objects import DEVICE_TAINT_RULES, NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +53,7 @@ def install_device_taints(plane: ControlPlane) -> None:
     taint = {"key": "example.com/probe", "effect": "None"}
     rule = {"metadata": _PROBE, "spec": {"deviceSelector": {"driver": "example.com"}, "taint": taint}}
     agent = unbound_token(plane)
-    _wait_for_refusals(plane, [(agent, "POST", f"{plane.device_taint_rules}?dryRun=All", rule, _UNBOUND)])
+    _wait_for_refusals(plane, [(agent, "POST", f"{DEVICE_TAINT_RULES}?dryRun=All", rule, _UNBOUND)])
 
 
 def _wait_for_refusals(plane: ControlPlane, probes: Iterable[Probe]) -> None:

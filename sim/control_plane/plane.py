@@ -57,8 +57,6 @@ class ControlPlane:
         self._scheduler = scheduler
         self._limited_priorities = limited_priorities
         self._bin = binaries()
-        self._rules = arguments.DEVICE_TAINT_RULES.get(minor_of(self._bin), "")
-        self._gates = [arguments.DEVICE_TAINT_GATES] if self._rules else []
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-healthcheck-control-plane-"))
         self._after_us = AfterUs(self.folder)
         self._daemons: dict[str, Daemon] = {}
@@ -76,11 +74,11 @@ class ControlPlane:
         try:
             self._write_files()
             self._start("etcd", arguments.etcd(self.folder, self._etcd_port, self._peer_port))
-            self._serve(rules=bool(self._rules))
+            self._serve()
             if self._controllers:
                 self.start_controllers()
             if self._scheduler:
-                self._start("kube-scheduler", [*arguments.kube_scheduler(self.folder), *self._gates])
+                self._start("kube-scheduler", arguments.kube_scheduler(self.folder))
         except BaseException:
             self.close()
             raise
@@ -98,33 +96,33 @@ class ControlPlane:
         self._daemons.clear()
         self._after_us.finish()
 
-    def _serve(self, *, rules: bool) -> None:
+    def _serve(self, *more: str) -> None:
         api = arguments.kube_apiserver(self.folder, self._api_port, self._etcd_port)
         api += arguments.MUTATING_POLICIES.get(minor_of(self._bin), ())
         if self._limited_priorities:
             api.append(f"--admission-control-config-file={self.folder / 'admission.json'}")
-        self._start("kube-apiserver", [*api, *self._gates, f"--runtime-config={self._rules}=true"] if rules else api)
+        self._start("kube-apiserver", [*api, *more])
         self._wait_until_ready()
 
     def serve_device_taints(self, *, served: bool) -> None:
         """Restart the API server on the same port, with or without DeviceTaintRules."""
         self._daemons.pop("kube-apiserver").kill()
-        self._serve(rules=served)
+        self._serve(*(() if served else (arguments.NO_DEVICE_TAINT_RULES,)))
 
     def heed_device_taints(self, *, heeded: bool) -> None:
         """Restart the controller-manager, with or without its controller of DeviceTaintRules."""
         self._daemons.pop("kube-controller-manager").kill()
-        gates = self._gates if heeded else []
+        gates = () if heeded else (arguments.NOBODY_HEEDS_THEM,)
         self._start("kube-controller-manager", [*arguments.kube_controller_manager(self.folder), *gates])
 
     def start_controllers(self) -> None:
         """Start the controller-manager, unless it runs; assets of setup-envtest have none."""
-        self._start("kube-controller-manager", [*arguments.kube_controller_manager(self.folder), *self._gates])
+        self._start("kube-controller-manager", arguments.kube_controller_manager(self.folder))
 
     @property
-    def device_taint_rules(self) -> str:
-        """Return the API path of DeviceTaintRules; '' if the cluster does not serve them."""
-        return self._rules and f"/apis/{self._rules}"
+    def has_device_taints(self) -> bool:
+        """Whether the cluster serves DeviceTaintRules: Kubernetes 1.37 or newer."""
+        return self.request("GET", objects.DEVICE_TAINT_RULES).status == http.client.OK
 
     @property
     def mutating_policies(self) -> str:

@@ -13,7 +13,7 @@ import pytest
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.verdict.device_taints import MissingRule
-from sim.control_plane import ControlPlane
+from sim.control_plane import DEVICE_TAINT_RULES, ControlPlane
 from tests.device_taints import Json, publish, rules_of
 from tests.waiting import eventually
 
@@ -95,7 +95,7 @@ CASES: list[tuple[str, Any, str]] = [
 
 
 def test_an_agent_writes_rules_of_its_own_node_and_no_others(plane: ControlPlane) -> None:
-    token, rules = plane.agent_token(OWN), plane.device_taint_rules
+    token, rules = plane.agent_token(OWN), DEVICE_TAINT_RULES
     good = rule(plane)
     for path, value, refusal in CASES:
         body = changed(good, path, value)
@@ -121,14 +121,14 @@ def test_an_agent_writes_rules_of_its_own_node_and_no_others(plane: ControlPlane
 
 
 def test_a_rule_has_no_field_manager_but_ours(plane: ControlPlane) -> None:
-    token, rules = plane.agent_token(OWN), plane.device_taint_rules
+    token, rules = plane.agent_token(OWN), DEVICE_TAINT_RULES
     for query in ("fieldManager=evil", "fieldManager=gpu-healthcheck2"):
         refused = plane.request("POST", f"{rules}?{query}", rule(plane, OWN), token=token)
         assert (refused.status, "as field manager gpu-healthcheck" in refused.message) == (403, True)
 
 
 def test_a_token_makes_164_rules_and_not_one_more(plane: ControlPlane) -> None:
-    token, rules = plane.agent_token(OWN), plane.device_taint_rules
+    token, rules = plane.agent_token(OWN), DEVICE_TAINT_RULES
     devices = [f"{kind}{number}" for kind in ("gpu-", "gpu-0", "gpu-0-mig-1g-", "x") for number in range(110)]
     called = [(rule(plane, device=device), f"gpu-healthcheck.{OWN}.{device}") for device in devices]
     called += [(rule(plane), f"gpu-healthcheck.{OWN}.{number}") for number in range(110)]
@@ -149,7 +149,7 @@ def test_a_token_makes_164_rules_and_not_one_more(plane: ControlPlane) -> None:
 
 def test_what_an_older_agent_made_may_be_changed_and_taken_away(plane: ControlPlane) -> None:
     """Up to 0.2.0 a part of a GPU had a rule of its own name."""
-    token, rules = plane.agent_token(OWN), plane.device_taint_rules
+    token, rules = plane.agent_token(OWN), DEVICE_TAINT_RULES
     older = rule(plane, device="gpu-0-mig-1g-0")
     path = f"{rules}/{older['metadata']['name']}"
     assert CALLED in plane.request("POST", rules, older, token=token).message

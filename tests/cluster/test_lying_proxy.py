@@ -85,6 +85,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "nodes.watch": lambda c: c.nodes.watch("n", 1),
 }
 DEVICE_CALLS: dict[str, Callable[[Any], Any]] = {
+    "are_served": lambda c: c.are_served(),
     "ask_again": lambda c: c.ask_again(DeviceRule("r", "u", "1"), NOW),
     "change_tier": lambda c: c.change_tier(DeviceRule("r", "u", "1"), "REBOOT"),
     "create_rule": lambda c: c.create_rule(MissingRule("r", "gpu-0", "REBOOT"), NODE),

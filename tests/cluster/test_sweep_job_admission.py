@@ -504,7 +504,7 @@ def said(plane: ControlPlane, job: Job, *, path: str = OURS, token: str | None =
 
 
 def is_dropped(plane: ControlPlane, change: Change) -> bool:
-    """Whether this Kubernetes drops the field before admission, as 1.30 does with resourceClaims."""
+    """Whether this Kubernetes drops the field before admission, as 1.33 and older do with resourceClaims."""
     plain, asked = (plane.request("POST", OURS + DRY, job).body["spec"] for job in (sweep_job(), changed(change)))
     for spec in (plain, asked):
         spec["template"]["metadata"], spec["selector"] = {}, {}  # another Job has another uid

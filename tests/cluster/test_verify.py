@@ -14,6 +14,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.cluster
 
 PODS = "/api/v1/namespaces/gpu-healthcheck/pods"
+CONFIG = "/api/v1/namespaces/gpu-healthcheck/configmaps/gpu-healthcheck-config"
 STRATEGIC = "application/strategic-merge-patch+json"
 
 
@@ -72,9 +73,23 @@ def test_invalid_and_unknown_settings_are_named(plane: ControlPlane) -> None:
     assert "keys are valid" in lines(plane)
 
     data = {"CHECK_INTERVAL": "5", "CHECK_INTERVALL": "60"}
-    config = "/api/v1/namespaces/gpu-healthcheck/configmaps/gpu-healthcheck-config"
-    assert plane.request("PATCH", config, {"data": data}).status == 200
+    assert plane.request("PATCH", CONFIG, {"data": data}).status == 200
 
     found = lines(plane)
     assert "settings lacking CHECK_INTERVAL = '5': " in found
     assert "unknown settings: CHECK_INTERVALL (did you mean CHECK_INTERVAL?)" in found
+
+
+def test_device_taints_that_the_cluster_does_not_serve_are_named(plane: ControlPlane) -> None:
+    plane.kubectl("apply", "-f", str(MANIFESTS))
+    assert "device taints" not in lines(plane)
+
+    assert plane.request("PATCH", CONFIG, {"data": {"DEVICE_TAINTS": "true"}}).status == 200
+    if plane.has_device_taints:
+        assert "device taints ok are served" in lines(plane)
+        plane.serve_device_taints(served=False)
+
+    assert (
+        "device taints lacking the API server serves no DeviceTaintRules of resource.k8s.io/v1, as Kubernetes 1.37 and"
+        " newer do by default; with DEVICE_TAINTS, each faulty GPU taints its node"
+    ) in lines(plane)

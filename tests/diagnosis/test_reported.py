@@ -18,7 +18,6 @@ from tests.diagnosis.states import (
     obj,
     pod,
     results,
-    snapshot,
     terminated,
     waiting,
 )
@@ -285,12 +284,6 @@ def test_who_could_make_some_of_its_pods_and_no_more_is_still_refused() -> None:
 
     assert [name for name, _ in results(judged(node("a"), node("b"), worker, refusal))] == ["ExceededQuota"]
     assert results(judged(node("a"), node("b"), worker, later, refusal)) == []
-
-
-def test_claims_of_an_older_api_are_read() -> None:
-    claims = {"resourceClaims": [{"name": "gpu", "source": {"resourceClaimTemplateName": "one-gpu"}}]}
-
-    assert snapshot(pod("p", 0, spec=claims)).pods[0].spec.claims == {"gpu": "one-gpu"}
 
 
 def test_an_old_end_is_past_where_its_conditions_say_so() -> None:

@@ -42,9 +42,9 @@ def with_devices(*devices: Json) -> Json:
     return {"name": "main", "devices": list(devices)}
 
 
-def claimed(driver: str, *devices: str, **more: str) -> Json:
+def claimed(driver: str, *devices: str) -> Json:
     resources = [{"driver_name": driver, "pool_name": "node-1", "device_name": device} for device in devices]
-    return {"claim_namespace": "ml", "claim_name": "train-gpu", "claim_resources": resources, **more}
+    return {"claim_namespace": "ml", "claim_name": "train-gpu", "claim_resources": resources}
 
 
 def test_a_kubelet_is_asked_over_its_socket(short_root: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_kubelet_is_asked_over_its_socket(short_root: Path) -> None:
     with serving(short_root / SOCKETS[0][1:], answers_to("pod-resources", answer)):
         pods = read_pod_resources(Host(short_root))
     devices = (ResourceDevices(GPU, ("a", "b")), ResourceDevices("vpc.amazonaws.com/efa", ("e",)))
-    claim = DeviceClaim("ml", "train-gpu", "", (ClaimedDevice("gpu.nvidia.com", "node-1", "gpu-0"),))
+    claim = DeviceClaim("ml", "train-gpu", (ClaimedDevice("gpu.nvidia.com", "node-1", "gpu-0"),))
     assert pods == (
         PodDevices("ml", "train", (ContainerDevices("main", devices),)),
         PodDevices("ml", "dra", (ContainerDevices("main", claims=(claim,)),)),
@@ -158,7 +158,5 @@ def test_claims_count_by_their_driver() -> None:
         pod(
             "q", {"dynamic_resources": [claimed("compute-domain.nvidia.com", "channel-0"), claimed("dra.net", "eth1")]}
         ),
-        pod("r", {"dynamic_resources": [claimed("", class_name="gpu.nvidia.com")]}),
-        pod("s", {"dynamic_resources": [claimed("", class_name="fpga.example.org")]}),
     )
-    assert holds_gpus(pods) == [("ml/p", "gpu.nvidia.com", 2), ("ml/r", "gpu.nvidia.com", 1)]
+    assert holds_gpus(pods) == [("ml/p", "gpu.nvidia.com", 2)]

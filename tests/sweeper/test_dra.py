@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from sim.control_plane import MANIFESTS
 from sim.kubelet import Kubelets
+from tests.device_taints import WORK, install_driver
 from tests.sweeper.world import Fleet
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
 OVERLAY = MANIFESTS.parent / "overlays" / "dra"
-GPU = "gpu.nvidia.com"
-SELECTORS = [{"cel": {"expression": f"device.driver == '{GPU}' && device.attributes['{GPU}'].type == 'gpu'"}}]
-DRIVERS = [
-    {"kind": "DeviceClass", "metadata": {"name": GPU}, "spec": {"selectors": SELECTORS}},
-    {
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": "one", "namespace": "default"},
-        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": GPU}}]}}},
-    },
-]
-WORK = {
-    "terminationGracePeriodSeconds": 0,
-    "containers": [{"name": "x", "image": "x", "resources": {"claims": [{"name": "gpu"}]}}],
-    "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}],
-}
 
 
 @pytest.fixture
@@ -37,8 +21,7 @@ def claims(fleet: Fleet) -> Fleet:
     plane = fleet.plane
     if not plane.has_dra:
         pytest.skip("NOT TESTED with DRA: this Kubernetes does not serve resource.k8s.io/v1")
-    for driver in DRIVERS:
-        plane.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "resource.k8s.io/v1", **driver}))
+    install_driver(plane)
     plane.kubectl("apply", "-k", str(OVERLAY))
     return fleet
 

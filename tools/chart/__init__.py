@@ -16,7 +16,7 @@ description: "GPU node health for Kubernetes: exact verdicts as labels, taints, 
 type: application
 version: {version}
 appVersion: "{version}"
-kubeVersion: ">=1.30.0-0"
+kubeVersion: ">=1.31.0-0"
 home: https://github.com/aws-samples/gpu-healthcheck
 sources:
   - https://github.com/aws-samples/gpu-healthcheck

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane, install, install_device_taints
+from sim.control_plane import DEVICE_TAINT_RULES, ControlPlane, install, install_device_taints
 from tests.agent.conftest import MakeWorld
 from tests.agent.world import RealCluster, World
-from tests.device_taints import publish, rules_of
+from tests.device_taints import WORK, devices_in_use, install_driver, publish, rules_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -53,7 +53,7 @@ def test_one_bad_gpu_is_tainted_instead_of_its_node(world: World, device_taints:
     assert addresses(world)[3] in world.wait_for_event("DeviceTainted")["message"]
 
     # A deleted rule is created again; a worse fault is a worse taint.
-    device_taints.request("DELETE", f"{device_taints.device_taint_rules}/gpu-healthcheck.{name}.gpu-3")
+    device_taints.request("DELETE", f"{DEVICE_TAINT_RULES}/gpu-healthcheck.{name}.gpu-3")
     eventually(lambda: rules() == {"gpu-3": "REBOOT"})
     world.host.xid(5, 79, ERROR)
     eventually(lambda: rules() == {"gpu-3": "REBOOT", "gpu-5": "REBOOT"})
@@ -81,11 +81,46 @@ def test_one_bad_gpu_is_tainted_instead_of_its_node(world: World, device_taints:
 
 @pytest.fixture
 def own_plane(device_taints: ControlPlane) -> Iterator[ControlPlane]:
-    """Other tests shall not feel that its gates go off."""
-    with ControlPlane(controllers=True) as plane:
+    """Other tests shall not feel that its gates go off, nor its scheduler."""
+    with ControlPlane(controllers=True, scheduler=True) as plane:
         install(plane)
         install_device_taints(plane)
         yield plane
+
+
+def test_one_bad_gpu_of_eight_gets_no_pod_and_the_other_seven_do(own_plane: ControlPlane, tmp_path: Path) -> None:
+    install_driver(own_plane)
+    with World(tmp_path / "world", RealCluster(own_plane, "eight")) as world:
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100", DEVICE_TAINTS="true")
+        publish(own_plane, world.cluster.name, addresses(world))
+        world.start()
+        world.wait_for_status("pass")
+        world.host.xid(3, 79, ERROR)
+        wait_for(world, "devices", tainted=False)
+
+        pods = "/api/v1/namespaces/default/pods"
+        for number in range(8):
+            answer = own_plane.request("POST", pods, {"metadata": {"name": f"work-{number}"}, "spec": WORK})
+            assert answer.status == 201, answer.message
+
+        def waiting() -> list[str]:
+            """Return why pods wait for a node."""
+            conditions = [
+                condition
+                for pod in own_plane.request("GET", pods).body["items"]
+                for condition in pod["status"].get("conditions", ())
+            ]
+            return [condition["message"] for condition in conditions if condition.get("reason") == "Unschedulable"]
+
+        seven = [f"gpu-{number}" for number in range(8) if number != 3]
+        eventually(lambda: (devices_in_use(own_plane), len(waiting())) == (seven, 1))
+        assert "cannot allocate all claims" in waiting()[0]
+
+        world.host.reboot()
+        world.restart()
+        world.wait_for_status("pass")
+        eventually(lambda: (len(devices_in_use(own_plane)), waiting()) == (8, []))
 
 
 def test_where_nobody_acts_on_rules_any_more_the_node_is_tainted_again(own_plane: ControlPlane, tmp_path: Path) -> None:
