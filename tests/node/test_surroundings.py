@@ -66,6 +66,16 @@ print(json.dumps({{
 }}))
 """
 
+# Prints the pods of the kubelet's own list, and whether their tolerations are known.
+PODS = """
+import sys, gpu_healthcheck
+sys.path[:0] = gpu_healthcheck.__path__
+from pathlib import Path
+from healthcheck.probes.pods_by_uid import read_pods
+for uid, pod in read_pods(Path("/host"), runtime_socket="").items():
+    print(uid, pod.namespace, pod.name, pod.tolerations is not None)
+"""
+
 
 @pytest.fixture(scope="module")
 def late(agent: Stage) -> Iterator[None]:
@@ -118,6 +128,14 @@ def test_its_processes_have_the_hosts_numbers(agent: Stage) -> None:
     pid = agent.pod.pid()
 
     assert "agent" in agent.in_pod("cat", f"/proc/{pid}/cmdline").stdout.split("\0")
+
+
+def test_the_kubelet_lists_its_pods_with_their_tolerations(agent: Stage) -> None:
+    own = agent.pod.ready()["metadata"]
+
+    printed = agent.in_pod("python3", "-c", PODS).stdout.splitlines()
+
+    assert f"{own['uid']} {own['namespace']} {own['name']} True" in printed
 
 
 def test_the_child_that_asks_the_driver_is_first_in_line_for_the_oom_killer(agent: Stage) -> None:
