@@ -105,6 +105,8 @@ def test_the_gpu_that_the_kubelet_reports_of_a_pod_decides(
     plane.kubectl("create", "-f", str(manifest))
     try:
         plane.kubectl("patch", "pod", "rank-0", "--subresource=status", "--type=merge", "-p", _status(device))
+        if "allocatedResourcesStatus" not in plane.kubectl("get", "pod", "rank-0", "-o=json"):
+            pytest.skip("NOT TESTED: without its feature gate, Kubernetes up to 1.35 drops allocatedResourcesStatus")
         fields = _document(run(plane.kubeconfig, "diagnose", "pod", "rank-0", "--json"))
         assert [entry["cause"] for entry in fields["causes"]] == causes
     finally:
