@@ -243,5 +243,5 @@ def test_after_kill_9_at_each_write_the_same_command_continues(workshop: Worksho
         assert moment(workshop.record["started"]) is not None
         eventually(lambda: workshop.allocatable == 8)
         assert (workshop.allocatable, workshop.is_tainted("unhealthy")) == (8, False), write
-    assert number >= 4
+    assert number >= 3  # the claim, the Job, and the release of the claim; the Job restores the labels
     assert f"{P}/mode" not in workshop.labels
