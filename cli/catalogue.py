@@ -44,8 +44,11 @@ class Explanation(Struct, frozen=True):
     @property
     def step(self) -> str:
         """Step of the operator for a finding of this severity."""
-        is_in_advice = self.here.severity is Severity.RESET and not self.kind
-        return "the action above" if is_in_advice else step_for(self.here.severity, (self.kind,))
+        severity = self.here.severity
+        is_in_advice = not self.kind and (
+            severity is Severity.RESET or (severity is Severity.MONITOR and self.otherwise is Severity.MONITOR)
+        )
+        return "the action above" if is_in_advice else step_for(severity, (self.kind,))
 
 
 def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
