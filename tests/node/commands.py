@@ -42,7 +42,7 @@ def running(stage: Stage, *words: str, until: str) -> Iterator[subprocess.Popen[
             raise
 
 
-def interrupt(process: subprocess.Popen[str]) -> None:
-    """Press Ctrl-C: `nsenter` is the parent of the command."""
+def interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> None:
+    """Press Ctrl-C, or send another signal: `nsenter` is the parent of the command."""
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(child), signal.SIGINT)
+    os.kill(int(child), number)

@@ -7,6 +7,7 @@ device files have no driver, so the plugin opens them without reading; nvidia-sm
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,7 @@ class Workshop:
             f"{P}/run" not in node.object["metadata"]["annotations"]
             and f"{P}/mode" not in node.labels
             and f"{P}/maintenance" not in keys
+            and f"{P}/reset-command" not in node.object["metadata"]["annotations"]
             and node.labels.get(DEPLOY, "true") == "true"
         )
 
@@ -228,4 +230,18 @@ def test_ctrl_c_undoes_everything_before_the_reset_and_returns_the_node_after_it
     assert (process.returncode, len(workshop.resets), workshop.is_untouched) == (130, 1, True), rest
     assert "the reset has begun, so it ends first" in rest
     stage.wait(lambda node: not node.tainted and node.object["status"]["allocatable"][GPU] == "8")
+    workshop.wait_for_work()
+
+
+def test_a_reset_whose_command_is_killed_returns_the_gpus_without_it(workshop: Workshop) -> None:
+    stage = workshop.stage
+    workshop.break_gpu()
+    workshop.answer("seconds", "3")
+    with running(stage, *words_of(stage, "reset"), until="gone: default/train-") as process:
+        stage.node.wait_until(lambda: workshop.record.get("running") == "reset", "the reset has begun")
+        interrupt(process, signal.SIGKILL)
+
+    stage.wait(lambda node: not node.tainted and node.object["status"]["allocatable"][GPU] == "8")
+    stage.node.wait_until(lambda: workshop.is_untouched, "the claim is released")
+    assert (workshop.record["status"], len(workshop.resets)) == ("pass", 1)
     workshop.wait_for_work()
