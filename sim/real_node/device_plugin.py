@@ -43,7 +43,14 @@ class NodeDevicePlugin:
         self.node.kubectl("create", "--filename=-", input=json.dumps(manifest))
 
     def remove(self) -> None:
-        self.node.kubectl("delete", "daemonset", PLUGIN, f"--namespace={NAMESPACE}", "--ignore-not-found")
+        """Remove both, and wait until the plugin's pod has ended.
+
+        If a plugin registers while an earlier one of the same socket is connected, the kubelet of 1.37 refuses every
+        later one with "device plugin already connected" (devicemanager: deregisterClient drops both clients).
+        """
+        self.node.kubectl(
+            *("delete", "daemonset", PLUGIN, f"--namespace={NAMESPACE}", "--ignore-not-found", "--cascade=foreground")
+        )
         self.node.kubectl("label", "node", self.node.name, f"{DEPLOY}-")
         self.node.run("rm", "-f", NVIDIA_SMI)
 

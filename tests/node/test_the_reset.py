@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sim.real_node.agent_pod import NAMESPACE
 from sim.real_node.device_plugin import DEPLOY, NodeDevicePlugin
 from sim.real_node.images import PAUSE
 from tests.agent.world import P
@@ -149,6 +150,11 @@ def workshop(agent: Stage, request: pytest.FixtureRequest) -> Iterator[Workshop]
     workshop.plugin.install(**PLUGINS[request.param])
     workshop.restore()
     workshop.wait_for_work()
+    # Until the agent has read ESCALATE_AFTER, several resets of one GPU are an ISOLATE, which no reset ends.
+    heartbeat = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{agent.node.name}"
+    agent.node.wait_until(
+        lambda: agent.node.get(heartbeat)["spec"]["leaseDurationSeconds"] == 30, "the agent has read its settings"
+    )
     yield workshop
     workshop.restore()
     agent.node.kubectl("delete", "deployment", "train")
