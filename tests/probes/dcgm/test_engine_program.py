@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer
 from healthcheck.probes.dcgm.engine import Engine, choose_engine
 from healthcheck.probes.dcgm.engine_program import NOT_STARTED, own_dcgmi
+from sim import c_library
 from sim.node import CHROOT, SimulatedNode
 from tests.probes.dcgm.test_engine import OPERATORS, TENANTS, of_the_host, of_the_operator, start
 
@@ -338,7 +340,9 @@ def test_chroot_leaves_a_program_no_rights_and_no_way_to_our_files(tmp_path: Pat
     (tmp_path / "usr/bin").mkdir(parents=True)
     source, program = tmp_path / "dcgmi.c", tmp_path / "usr/bin/dcgmi"
     source.write_text(_RIGHTS)
-    subprocess.run(["cc", "-static", "-o", program, source], check=True)
+    compiler = c_library.find_compiler()
+    target = [f"--target={platform.machine()}-linux-musl"] if "ziglang" in compiler else []
+    subprocess.run([*compiler, *target, "-static", "-o", program, source], check=True)
     tmp_path.chmod(0o755)
     top = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
