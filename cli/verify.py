@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -112,10 +112,9 @@ def answers_of(cluster: Cluster) -> Iterator[Verification]:
         "agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} were checked in time{others}"
     )
     yield from agent_answers(cluster, any_silent=bool(silent))
-    yield from settings_answers(cluster)
+    yield from settings_answers(cluster, listed)
     yield from crowd_answers(listed)
     yield from engine_answers(listed)
-    yield from cordon_answers(cluster, listed)
 
 
 def agent_answers(cluster: Cluster, *, any_silent: bool) -> Iterator[Verification]:
@@ -142,9 +141,8 @@ def agent_answers(cluster: Cluster, *, any_silent: bool) -> Iterator[Verificatio
             yield Verification("agent versions", holds=False, said=f"{earlier} of {count} {_EARLIER}")
 
 
-def settings_answers(cluster: Cluster) -> Iterator[Verification]:
+def settings_answers(cluster: Cluster, nodes: Iterable[NodeState]) -> Iterator[Verification]:
     """Yield the invalid values and unknown keys of the ConfigMap, as the agents read them, and what a setting lacks."""
-    from healthcheck.cluster.device_taint_rules import NOT_SERVED, DeviceTaints  # noqa: PLC0415 - the help does not need it
     from healthcheck.settings.reading import read_settings, unknown_keys  # noqa: PLC0415 - loads pydantic
 
     try:
@@ -162,8 +160,7 @@ def settings_answers(cluster: Cluster) -> Iterator[Verification]:
     words = [*bad, *([str(unknown).removeprefix(f"{folder}: ")] if unknown else ())]
     yield Verification("settings", holds=not words, said="; ".join(words) or f"{len(written)} keys are valid")
     if settings.values.device_taints:
-        served = DeviceTaints(cluster.connection).are_served()
-        yield Verification("device taints", holds=served, said="are served" if served else f"{NOT_SERVED}; {_NODES}")
+        yield from _device_taint_answers(cluster, [is_shared(node) for node in nodes])
 
 
 def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
@@ -187,19 +184,22 @@ def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
         yield Verification("deep tests", holds=False, said=message)
 
 
-def cordon_answers(cluster: Cluster, nodes: Iterable[NodeState]) -> Iterator[Verification]:
-    """Yield whether HAMi obeys cordons of single GPUs, if DEVICE_TAINTS is set and HAMi shares GPUs of a node."""
-    from healthcheck.cluster.hami_schedulers import HamiSchedulers  # noqa: PLC0415 - the help does not need the client
+def _device_taint_answers(cluster: Cluster, shared_by_hami: Sequence[bool]) -> Iterator[Verification]:
+    """Yield whether single GPUs can be closed: by DeviceTaintRules, and by HAMi on the nodes that it shares."""
+    from healthcheck.cluster.device_taint_rules import NOT_SERVED, DeviceTaints  # noqa: PLC0415 - the help does not need it
+    from healthcheck.cluster.hami_schedulers import HamiSchedulers  # noqa: PLC0415 - the same
 
-    try:
-        if not any(map(is_shared, nodes)) or cluster.settings.read_config().get("DEVICE_TAINTS") != "true":
-            return
-        why = HamiSchedulers(cluster.connection).why_ignored()
-    except (NotFound, Forbidden) as error:
-        yield Verification("HAMi cordons", holds=isinstance(error, Forbidden), said=f"could not check: {error}")
-    else:
-        said = f"{why}: a faulty GPU taints its node" if why else "HAMi's scheduler obeys them"
-        yield Verification("HAMi cordons", not why, said)
+    if not shared_by_hami or not all(shared_by_hami):
+        served = DeviceTaints(cluster.connection).are_served()
+        yield Verification("device taints", holds=served, said="are served" if served else f"{NOT_SERVED}; {_NODES}")
+    if any(shared_by_hami):
+        try:
+            why = HamiSchedulers(cluster.connection).why_ignored()
+        except Forbidden as error:
+            yield Verification("HAMi cordons", holds=True, said=f"could not check: {error}")
+        else:
+            said = f"{why}: a faulty GPU taints its node" if why else "HAMi's scheduler obeys them"
+            yield Verification("HAMi cordons", not why, said)
 
 
 _CROWDED = (

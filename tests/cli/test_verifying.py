@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.verify import Verification, cordon_answers, engine_answers, show
+from cli.verify import Verification, engine_answers, settings_answers, show
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
@@ -73,6 +73,9 @@ def test_a_hami_that_ignores_cordons_is_reported(
             api.store.create(WEBHOOKS, "", webhook())
             api.store.create(DEPLOYMENTS, NAMESPACE, deployment(version))
         cluster = Cluster(lambda: connect(Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
-        found = list(cordon_answers(cluster, [NodeState("a", annotations=annotations)]))
-    assert [answer.holds for answer in found] == ([] if holds is None else [holds])
-    assert all(said in answer.said for answer in found)
+        found = list(settings_answers(cluster, [NodeState("a", annotations=annotations)]))
+    cordons = [answer for answer in found if answer.about == "HAMi cordons"]
+    assert [answer.holds for answer in cordons] == ([] if holds is None else [holds])
+    assert all(said in answer.said for answer in cordons)
+    # Where HAMi shares every GPU, no DeviceTaintRule is needed.
+    assert any(answer.about == "device taints" for answer in found) == (switch == "true" and not annotations)
