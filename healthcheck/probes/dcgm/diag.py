@@ -200,12 +200,13 @@ class Dcgm:
 
 
 def _is_refusal(reading: DcgmReading) -> bool:
-    """Whether the engine refused this dcgmi because of its version, before any test."""
+    """Whether the engine refused this dcgmi before any test, because of its version or its unprivileged user."""
     answer = reading.answer
     if not isinstance(answer, DiagAnswer) or answer.results:
         return False
     meanings = (return_of_code(answer.code), *map(return_of_text, (*answer.runtime_errors, *answer.said)))
-    return any(meaning is not None and meaning.cause == dcgm_causes.VERSION_MISMATCH for meaning in meanings)
+    refusals = (dcgm_causes.VERSION_MISMATCH, dcgm_causes.NO_PERMISSION)
+    return any(meaning is not None and meaning.cause in refusals for meaning in meanings)
 
 
 def _read(host: Host, level: int) -> DcgmReading:

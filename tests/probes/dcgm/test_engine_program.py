@@ -143,6 +143,13 @@ def test_the_engines_dcgmi_gets_none_of_our_folders(node: SimulatedNode, monkeyp
     assert not (node.root / "image/dcgm/asked").exists()
 
 
+def test_our_dcgmi_follows_one_whose_user_is_refused(node: SimulatedNode) -> None:
+    operators(node).write_text("#!/bin/sh\necho 'Error: permission denied'\nexit 239\n")
+    install_ours(node, "4.7.1", "4.7.1")
+
+    assert outcome(node) == ("4.7.1", [])
+
+
 @pytest.mark.parametrize("code", NOT_STARTED)
 def test_our_dcgmi_follows_one_that_does_not_start(node: SimulatedNode, code: int) -> None:
     operators(node).write_text(f"#!/bin/sh\nexit {code}\n")
