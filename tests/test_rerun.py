@@ -15,8 +15,8 @@ CONFIGURATION = "[pytest]\nmarkers = cluster\n"
 TESTS = """
 import pathlib, pytest
 pytestmark = pytest.mark.cluster
-@pytest.mark.parametrize("name", ["a", "b", "c", "d"])
-@pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("name", ["a", "b", "c", "d"], ids="at@{}.module".format)
+@pytest.mark.xdist_group("cluster/one")
 def test_that(name):
     kind = pathlib.Path(f"{name}.kind")
     told = kind.read_text()
@@ -32,7 +32,7 @@ def test_that(name):
         (
             "once well well well",
             0,
-            "cluster: test_it.py::test_that[a]\ncluster: these failed, and passed",
+            "cluster: test_it.py::test_that[at@a.module]\ncluster: these failed, and passed",
         ),
         ("well once always well", 1, "these failed, and failed again"),
         ("once once once once", 1, "4 tests failed; only 1 to 3 are repeated"),

@@ -14,8 +14,8 @@ from pathlib import Path
 
 MOST = 3
 """Number of failed tests above which none is repeated."""
-_GROUP = re.compile(r"@[\w-]+\Z")
-"""Suffix that pytest-xdist adds to the name of a grouped test."""
+_GROUP = re.compile(r"@[^@\]]+\Z")
+"""Suffix that pytest-xdist adds to the name of a grouped test; a group may be named after a folder."""
 
 
 def failed(cache: Path) -> list[str]:

@@ -181,7 +181,8 @@ class Workshop:
         return self.plane.request("GET", f"{JOBS}/{job_name(self.name)}").status == 200
 
     def has_ended_job(self) -> bool:
-        return bool(self.plane.request("GET", f"{JOBS}/{job_name(self.name)}").body["status"].get("failed"))
+        status = self.plane.request("GET", f"{JOBS}/{job_name(self.name)}").body["status"]
+        return bool(status.get("succeeded") or status.get("failed"))
 
     @property
     def events(self) -> list[str]:
