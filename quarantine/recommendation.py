@@ -143,7 +143,7 @@ TABLE = (
         "a fault of RESET was found, or is still active",
         (
             "A reset of the GPU fixes it, according to NVIDIA's tables and DCGM; an NVSwitch needs a reload of the "
-            "driver or a reboot. Quarantine the node again afterwards."
+            "driver or a reboot, and RDMA ports need their link. Quarantine the node again afterwards."
         ),
         _faults_of(Severity.RESET),
     ),

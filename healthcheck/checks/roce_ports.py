@@ -10,6 +10,7 @@ from healthcheck.checks.roce_fabric import GROUP, NEEDS, FabricPort, fabric_port
 from healthcheck.model import (
     Check,
     Evidence,
+    Finding,
     Judgement,
     NotConfigured,
     Observation,
@@ -34,6 +35,17 @@ DOWN = Reason(
     flickers=True,
     threshold="its state is not ACTIVE, and it was",
     source="kernel, Documentation/ABI/stable/sysfs-class-infiniband",
+)
+MOST_DOWN = Reason(
+    "RdmaFabricDown",
+    Severity.RESET,
+    "Half or more of the ports of the GPU fabric that were active are down at once: jobs over several nodes fail, or"
+    " use TCP.",
+    "Check the switch and the cables that these ports share; reboot the node if they are good. The finding ends once"
+    " more than half of the ports are active. If they are no longer used, release the node.",
+    flickers=True,
+    threshold="half of the ports or more, and at least two",
+    source="NCCL, net_ib: only active ports are used",
 )
 FLAPPING = Reason(
     "RdmaPortFlapping",
@@ -65,24 +77,35 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         return
     usual = _usual_rates(ports)
     functions = {function.address: function for function in seen[pci.FUNCTIONS]}
+    down = 0
     for port in ports:
-        device = port.device
-        if device is None:
-            yield from _missing(port, functions.get(port.address), seen[MLX5])
-        elif device.error:
-            yield Unobserved(NOT_ANSWERING, f"{port.subject}: {device.error}", port.subject)
-        elif device.is_active:
-            yield from _rate(port, device, usual.get(device.kind, 0.0))
-        elif device.is_in_a_pod:
-            yield TooEarly("its net device is in the network namespace of a pod", port.subject)
-        else:
-            words = ", ".join(text for text in (device.state, device.phys_state) if text) or "no state"
-            yield DOWN.on(port.subject, f"port 1 is {words}", source=ONCE_HAD if port.earlier else "")
+        for judgement in _state(port, functions.get(port.address), seen[MLX5], usual):
+            down += isinstance(judgement, Finding) and judgement.reason == DOWN.name
+            yield judgement
         yield from _outages(port, seen.at)
+    if down > 1 and 2 * down >= len(ports):
+        yield MOST_DOWN.on("node", f"{down} of {counted(len(ports), 'port')} of the GPU fabric down")
     active = [port.device for port in ports if port.device and port.device.is_active]
     without_gid = sum(not device.has_gid for device in active)
     message = f"{len(active)} of {counted(len(ports), 'port')} of the GPU fabric active"
     yield Observation(f"{message}, {without_gid} without a GID" if without_gid else message, f"{len(ports)}", ONCE_HAD)
+
+
+def _state(
+    port: FabricPort, function: pci.PciFunction | None, mlx5: Mlx5, usual: Mapping[str, float]
+) -> Iterator[Judgement]:
+    device = port.device
+    if device is None:
+        yield from _missing(port, function, mlx5)
+    elif device.error:
+        yield Unobserved(NOT_ANSWERING, f"{port.subject}: {device.error}", port.subject)
+    elif device.is_active:
+        yield from _rate(port, device, usual.get(device.kind, 0.0))
+    elif device.is_in_a_pod:
+        yield TooEarly("its net device is in the network namespace of a pod", port.subject)
+    else:
+        words = ", ".join(text for text in (device.state, device.phys_state) if text) or "no state"
+        yield DOWN.on(port.subject, f"port 1 is {words}", source=ONCE_HAD if port.earlier else "")
 
 
 def _missing(port: FabricPort, function: pci.PciFunction | None, mlx5: Mlx5) -> Iterator[Judgement]:
@@ -126,4 +149,4 @@ def _outages(port: FabricPort, at: float) -> Iterator[Judgement]:
         yield FLAPPING.on(port.subject, f"{MOST_OUTAGES + 1} or more outages of its link within 12 h")
 
 
-CHECK = Check("roce-ports", GROUP, NEEDS, judge, (DOWN, FLAPPING, RATE_LOW))
+CHECK = Check("roce-ports", GROUP, NEEDS, judge, (DOWN, MOST_DOWN, FLAPPING, RATE_LOW))

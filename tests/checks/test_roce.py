@@ -93,7 +93,36 @@ class TestPorts:
 
     def test_the_known_ports_count_although_most_are_down(self) -> None:
         seen = hgx(*(mlx5_device(index, **DOWN) for index in range(8)))
-        assert len(names(finds(roce_ports.CHECK, HAD, seen))) == 8
+        every_port = [f"RdmaPortDown rdma/mlx5_{index}" for index in range(8)]
+        assert names(finds(roce_ports.CHECK, HAD, seen)) == [*every_port, "RdmaFabricDown node"]
+
+    @pytest.mark.parametrize(
+        ("ports", "down", "found"),
+        [
+            (8, 3, False),
+            (8, 4, True),
+            (8, 8, True),
+            (7, 3, False),
+            (7, 4, True),
+            (2, 1, False),
+            (2, 2, True),
+            (1, 1, False),
+        ],
+    )
+    def test_half_of_the_ports_down_is_a_fault_of_the_node(self, ports: int, down: int, found: bool) -> None:
+        known = dict(list(PORTS.items())[:ports])
+        expected = replace(HGX, first=EarlierHardware(rdma=known))
+        seen = hgx(*(mlx5_device(index, **DOWN) for index in range(down)))
+        seen[MLX5] = Mlx5(seen[MLX5].devices[:ports])
+        findings = finds(roce_ports.CHECK, expected, seen)
+        assert ("RdmaFabricDown node" in names(findings)) is found
+        if found:
+            assert f"{down} of {ports} ports of the GPU fabric down" in str(findings)
+
+    def test_ports_that_could_not_be_checked_are_not_down(self) -> None:
+        down = [mlx5_device(index, **DOWN) for index in range(3)]
+        silent = [mlx5_device(index, state="", error="state: Input/output error") for index in range(3, 8)]
+        assert "RdmaFabricDown node" not in names(finds(roce_ports.CHECK, HAD, hgx(*down, *silent)))
 
     def test_without_its_rdma_device_a_port_is_down_while_pci_shows_it(self) -> None:
         seen = hgx()
