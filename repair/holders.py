@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import re
-import stat
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
 from msgspec import Struct
 
+from healthcheck.host.command import ChildError, MissedDeadline
 from healthcheck.host.kernel_files import is_gone, read
-from healthcheck.host.opening import entries_of, refuse_shortage
+from healthcheck.host.open_devices import OpenDevices
+from healthcheck.host.opening import entries_of
 from healthcheck.model import Host, ProbeError
 from healthcheck.node.gpu_resources import gpu_pod
 from healthcheck.operations.gpu_holders import HolderKind, holder_kind, title
 from healthcheck.probes.container_runtime import processes
+from healthcheck.probes.device_files import NVIDIA_MAJOR
 from healthcheck.probes.kubelet_pods import uid_of
 from healthcheck.probes.pod_resources import PodDevices, holds_gpus, read_pod_resources
 from healthcheck.text.printable import printable
 
-_NVIDIA_MAJOR = 195
-"""Major number of /dev/nvidia0 and following (Linux, admin-guide/devices.txt)."""
-_MOST_GPUS = 254
-_DEVICE = re.compile(r"/dev/nvidia([0-9]{1,3})(?: \(deleted\))?\Z", re.ASCII)
+log = structlog.get_logger()
+
+_LAST_GPU = 247
+"""Last minor number of a GPU; 254 is nvidia-modeset, 255 nvidiactl (open-gpu-kernel-modules, nv-chardev-numbers.h)."""
+_SECONDS = 60.0
+"""Longest search for the processes."""
 _LONGEST_CGROUP, _LONGEST_NAME = 1 << 14, 64
 
 
@@ -48,52 +52,39 @@ class Holder(Struct, frozen=True):
 
 
 def open_in(root: Path, minors: Collection[int]) -> Iterator[Process]:
-    """Yield the processes with open device files of these minor numbers. Raises ProbeError if some are hidden."""
+    """Yield the processes that have these GPUs open, under any name. Raises ProbeError if some are hidden.
+
+    Not seen are a mapping whose file was closed, because its list waits for a process that hangs in the driver, and
+    files of a thread that shares none with its process. nvidia-smi refuses to reset a GPU that is still in use.
+    """
     if not processes.are_the_hosts(root):
         raise ProbeError("the processes of the host are not visible")
-    own = os.getpid()
+    gpus = {minor for minor in minors if minor <= _LAST_GPU}
+    ends = time.monotonic() + _SECONDS
     try:
-        for entry in entries_of(root / "proc"):
-            pid = entry.name
-            if pid.isascii() and pid.isdigit() and int(pid) != own and _has_open(root / "proc" / pid / "fd", minors):
-                yield Process(int(pid), *_names(root / "proc" / pid))
+        with OpenDevices(root, NVIDIA_MAJOR) as devices:
+            for entry in entries_of(root / "proc"):
+                if not (entry.name.isascii() and entry.name.isdigit()):
+                    continue
+                if time.monotonic() >= ends:
+                    raise ProbeError(f"the open files of all processes could not be read within {_SECONDS:g} s")
+                if not gpus.isdisjoint(_devices_of(devices, int(entry.name))):
+                    yield Process(int(entry.name), *_names(root / "proc" / entry.name))
     except OSError as error:
         raise ProbeError(f"{error.filename}: {error.strerror}") from error
+    except ChildError as error:
+        raise ProbeError(f"the open files of all processes could not be read: {error}") from error
 
 
-def _has_open(folder: Path, minors: Collection[int]) -> bool:
+def _devices_of(devices: OpenDevices, pid: int) -> Collection[int]:
+    """Return the minor numbers of its open devices. A file system that does not answer keeps no GPU in use."""
     try:
-        return any(_minor(entry.path) in minors for entry in entries_of(folder))
-    except OSError as error:
-        if is_gone(error):
-            return False
-        raise
-
-
-def _minor(link: str) -> int:
-    """Return the minor number of the GPU's device file behind this link; -1 for other files.
-
-    Only links into a /dev are followed: a file on a network that does not answer would block.
-    """
-    try:
-        name = os.readlink(link)  # noqa: PTH115 - thousands of links
-    except OSError:
-        return -1
-    if not name.startswith("/dev/"):
-        return -1
-    try:
-        about = os.stat(link)  # noqa: PTH116
-    except OSError as error:
-        refuse_shortage(error)
-    else:
-        if stat.S_ISCHR(about.st_mode):
-            return os.minor(about.st_rdev) if _is_gpu(about.st_rdev) else -1
-    named = _DEVICE.match(name)
-    return int(named[1]) if named else -1
-
-
-def _is_gpu(device: int) -> bool:
-    return os.major(device) == _NVIDIA_MAJOR and os.minor(device) <= _MOST_GPUS
+        return devices.of(pid)
+    except MissedDeadline as error:
+        if error.pid is not None:
+            raise
+        log.warning("the open files of a process can't be read", pid=pid, error=str(error))
+        return ()
 
 
 def _names(folder: Path) -> tuple[str, str]:

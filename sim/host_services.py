@@ -1,6 +1,8 @@
 """Processes of a simulated host that probes read: the first two, and the services of the GPUs."""
 
+import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,9 +82,20 @@ class HostServices:
             self._link(f"proc/{number}/ns/net", network or NETWORK_OF_HOST)
         self._link(f"proc/{pid}/fd/3", f"socket:[{inode}]")
 
-    def open_file(self, pid: int, path: str) -> None:
-        """Let the process have a file open, by its path on the host."""
-        self._link(f"proc/{pid}/fd/{len(path)}{path[-1]}", path)
+    def open_file(self, pid: int, path: str, flags: int = os.O_RDWR) -> int:
+        """Let the process have a file open, by its path as this machine has it, and return its descriptor."""
+        folder = self._root / f"proc/{pid}/fd"
+        descriptor = next(number for number in count(3) if not (folder / str(number)).is_symlink())
+        self._link(f"proc/{pid}/fd/{descriptor}", path)
+        self._write(f"proc/{pid}/fdinfo/{descriptor}", f"pos:\t0\nflags:\t0{flags:o}\nmnt_id:\t27\n")
+        return descriptor
+
+    def open_device(self, pid: int, major: int, minor: int, name: str = "nvidia0", flags: int = os.O_RDWR) -> None:
+        """Let the process have a real device file of its own /dev open. Raises PermissionError without root."""
+        file = self._root / f"proc/{pid}/dev/{name}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(file, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        self.open_file(pid, str(file), flags)
 
     def end_process(self, pid: int) -> None:
         shutil.rmtree(self._root / f"proc/{pid}", ignore_errors=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from healthcheck.probes.device_files import NVIDIA_MAJOR
 from sim import cuda_library, nvml_library
 from sim.container_runtime import ContainerRuntime
 from sim.hami import Hami
@@ -42,7 +43,7 @@ KERNEL_RELEASE = "6.8.0-1029-aws"
 # Age at which no production code treats the driver as just loaded.
 SETTLED_DRIVER_SECONDS = 3600
 NVML_GPU_IS_LOST = 15
-NVIDIA_MAJOR, UVM_MAJOR = 195, 510
+UVM_MAJOR = 510
 FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 
 
@@ -284,8 +285,8 @@ class SimulatedNode:
         return programs
 
     def open_gpu(self, index: int, pid: int) -> None:
-        """Let the process have the GPU's device file open."""
-        self.services.open_file(pid, f"/dev/nvidia{index}")
+        """Let the process have the GPU's device file open. Raises PermissionError without root."""
+        self.services.open_device(pid, NVIDIA_MAJOR, index, f"nvidia{index}")
 
     def install_nccl_tests(self) -> Path:
         """Install NCCL's test on the node and return its folder. The script lists the files that control it."""

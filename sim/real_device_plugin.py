@@ -2,8 +2,8 @@
 
 It runs in a pod on a real node. ROOT is the folder of the simulated node's hardware. As with NVIDIA's plugin
 (k8s-device-plugin, internal/rm/health.go and issue 1014), an Xid of a GPU makes it `Unhealthy`, and only a new start of
-the plugin makes it healthy again. The plugin registers for Xid events when it starts and never sees earlier ones. While
-it runs, it has every GPU's device file open.
+the plugin makes it healthy again. The plugin registers for Xid events when it starts and never sees earlier ones. Its
+device files stay closed, because this kernel has no driver for them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class Plugin(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._messages = message_classes(_API)
         folders = sorted((root / "nvml").glob("gpu[0-9]*"), key=lambda folder: int(folder.name.removeprefix("gpu")))
         self._health = {(folder / "uuid").read_text().strip(): "Healthy" for folder in folders}
-        self._open = [os.open(f"/dev/nvidia{(folder / 'minor').read_text().strip()}", os.O_PATH) for folder in folders]
         self._xids = root / XIDS
         self._read = len(self._lines())
         self._changed = threading.Condition()

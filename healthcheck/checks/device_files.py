@@ -22,7 +22,7 @@ from healthcheck.checks.gpu_runtime import together
 from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, answering, found, settled
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import pci
-from healthcheck.probes.device_files import CAPABILITIES, DEVICE_FILES, UVM, DeviceFile, DeviceFiles
+from healthcheck.probes.device_files import CAPABILITIES, DEVICE_FILES, NVIDIA_MAJOR, UVM, DeviceFile, DeviceFiles
 from healthcheck.probes.nvml import gpus as nvml
 
 _SOURCE = "NVIDIA/nvidia-modprobe, nvidia-modprobe-utils.c"
@@ -47,7 +47,7 @@ WRONG = Reason(
     source=_SOURCE,
     grace=DRIVER_GRACE,
 )
-_NVIDIA, _CONTROL, _MODESET = 195, 255, 254
+_CONTROL, _MODESET = 255, 254
 _CAPABILITY = f"{CAPABILITIES}/nvidia-cap"
 Number = tuple[int, int]
 """Major and minor device number."""
@@ -74,7 +74,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     # If NVML fails, a missing control file may be the cause.
     control = list(_of_driver(files))
     of_gpus = [
-        (gpu, _ExpectedFile(f"nvidia{gpu.minor}", (_NVIDIA, gpu.minor))) for gpu in gpus if gpu.minor is not None
+        (gpu, _ExpectedFile(f"nvidia{gpu.minor}", (NVIDIA_MAJOR, gpu.minor))) for gpu in gpus if gpu.minor is not None
     ]
     lacks = [*together(reason.on("driver", detail) for reason, detail in _lacks(files, control))]
     lacks += [found(reason, gpu, detail) for gpu, file in of_gpus for reason, detail in _lacks(files, [file])]
@@ -94,11 +94,11 @@ def _seen(files: DeviceFiles, wanted: list[_ExpectedFile]) -> Observation:
 def _of_driver(files: DeviceFiles) -> Iterator[_ExpectedFile]:
     """Yield the driver's device files that belong to no single GPU."""
     majors: Mapping[str, int] = files.majors or {}
-    yield _ExpectedFile("nvidiactl", (_NVIDIA, _CONTROL))
+    yield _ExpectedFile("nvidiactl", (NVIDIA_MAJOR, _CONTROL))
     there = {file.name for file in files.files}
     if UVM in majors:
         yield _ExpectedFile(UVM, (majors[UVM], 0))
-    numbers = {"nvidia-modeset": (_NVIDIA, _MODESET)}
+    numbers = {"nvidia-modeset": (NVIDIA_MAJOR, _MODESET)}
     numbers |= {f"{UVM}-tools": (majors[UVM], 1)} if UVM in majors else {}
     if CAPABILITIES in majors:
         of_capabilities = (name.removeprefix(_CAPABILITY) for name in there if name.startswith(_CAPABILITY))

@@ -20,6 +20,8 @@ from healthcheck.host.kernel_files import is_gone, read
 from healthcheck.host.opening import entries_of
 from healthcheck.model import Host, Probe, ProbeError
 
+NVIDIA_MAJOR = 195
+"""Major number of nvidia0 and following, nvidiactl and nvidia-modeset (Linux, admin-guide/devices.txt)."""
 UVM, CAPABILITIES = "nvidia-uvm", "nvidia-caps"
 """Drivers with a different major number at each load: their names in /proc/devices and in /dev."""
 FOLDERS = ("/dev", "/run/nvidia/driver/dev")

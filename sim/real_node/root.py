@@ -10,7 +10,8 @@ import stat
 import subprocess
 from pathlib import Path
 
-from sim.node import DRIVER_LIBRARIES, LIBRARY_DIRECTORY, NVIDIA_MAJOR
+from healthcheck.probes.device_files import NVIDIA_MAJOR
+from sim.node import DRIVER_LIBRARIES, LIBRARY_DIRECTORY
 from sim.real_node import arguments, nvidia_runtime
 
 HARDWARE = "opt/simulated-node"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,15 @@ import pytest
 
 from healthcheck.model import ProbeError
 from healthcheck.operations.gpu_holders import HolderKind
+from healthcheck.probes.device_files import NVIDIA_MAJOR
 from repair.holders import Process, assigned, holders, open_in
 from sim.host_services import Container
 from sim.node import SimulatedNode
 from sim.pod_resources import serving_pod_resources
+from tests.device_files import NEEDS_THEM
 
+CONTROL, MODESET = 255, 254
+MNT_DETACH = 2
 UID = "0d4f7f63-6e4f-4f7e-9b34-0123456789ab"
 
 
@@ -22,29 +29,106 @@ def found(node: SimulatedNode, *minors: int) -> list[Process]:
     return list(open_in(node.root, minors))
 
 
-def test_only_processes_with_these_device_files_are_holders(node: SimulatedNode) -> None:
+@NEEDS_THEM
+def test_only_processes_with_these_devices_are_holders(node: SimulatedNode) -> None:
     group = f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/x"
-    for pid, path in ((7001, "/dev/nvidia1"), (7002, "/dev/nvidia11"), (7003, "/dev/nvidiactl"), (7004, "/x/nvidia1")):
+    for pid, minor in ((7001, 1), (7002, 11), (7003, CONTROL), (7004, MODESET)):
         node.services.start_in_container(pid, f"p{pid}", Container(group))
-        node.services.open_file(pid, path)
+        node.services.open_device(pid, NVIDIA_MAJOR, minor)
     assert found(node, 1) == [Process(7001, "p7001", UID)]
     assert {process.pid for process in found(node, *range(256))} == {7001, 7002}
 
 
-@pytest.mark.parametrize("target", ["/dev/nvidia1 (deleted)", "/dev/nvidia1"])
-def test_a_deleted_device_file_is_still_open(node: SimulatedNode, target: str) -> None:
+def as_a_regular_file(node: SimulatedNode, pid: int, name: Path) -> None:
+    name.touch()
+    node.services.open_file(pid, str(name))
+
+
+def as_a_removed_file(node: SimulatedNode, pid: int, name: Path) -> None:
+    node.services.open_file(pid, f"{name} (deleted)")
+
+
+def as_a_pipe(node: SimulatedNode, pid: int, name: Path) -> None:
+    os.mkfifo(name)
+    node.services.open_file(pid, str(name))
+
+
+def as_a_folder(node: SimulatedNode, pid: int, name: Path) -> None:
+    name.mkdir()
+    node.services.open_file(pid, str(name))
+
+
+def as_a_block_device(node: SimulatedNode, pid: int, name: Path) -> None:
+    os.mknod(name, stat.S_IFBLK | 0o600, os.makedev(NVIDIA_MAJOR, 1))
+    node.services.open_file(pid, str(name))
+
+
+def as_a_device_of_another_driver(node: SimulatedNode, pid: int, name: Path) -> None:
+    node.services.open_device(pid, 510, 1, name.name)
+
+
+def as_a_device_that_stays_closed(node: SimulatedNode, pid: int, name: Path) -> None:
+    node.services.open_device(pid, NVIDIA_MAJOR, 1, name.name, os.O_PATH)
+
+
+@NEEDS_THEM
+@pytest.mark.parametrize(
+    "opened",
+    [
+        as_a_regular_file,
+        as_a_removed_file,
+        as_a_pipe,
+        as_a_folder,
+        as_a_block_device,
+        as_a_device_of_another_driver,
+        as_a_device_that_stays_closed,
+    ],
+)
+def test_the_name_of_a_gpu_holds_none(
+    node: SimulatedNode, tmp_path: Path, opened: Callable[[SimulatedNode, int, Path], None]
+) -> None:
+    node.services.start("sleep", 5)
+    opened(node, node.services.pid_of("sleep"), tmp_path / "nvidia1")
+    assert found(node, *range(256)) == []
+
+
+@NEEDS_THEM
+@pytest.mark.parametrize("name", ["nvidia1", "x", "nvidia1 (deleted)", "null"])
+def test_a_gpu_is_held_under_any_name(node: SimulatedNode, name: str) -> None:
     node.services.start("job", 5)
-    node.services.open_file(node.services.pid_of("job"), target)
+    node.services.open_device(node.services.pid_of("job"), NVIDIA_MAJOR, 1, name)
     assert [process.name for process in found(node, 1)] == ["job"]
 
 
-@pytest.mark.parametrize("target", ["/dev/nvidia1/x", "/dev/nvidia", "/dev/nvidia-uvm", "socket:[1]", "/dev/nvidia1x"])
-def test_another_file_is_none(node: SimulatedNode, target: str) -> None:
-    node.services.start("job", 5)
-    pid = node.services.pid_of("job")
-    (node.root / f"proc/{pid}/fd").mkdir()
-    (node.root / f"proc/{pid}/fd/3").symlink_to(target)
-    assert found(node, *range(256)) == []
+@pytest.fixture
+def silent_mount(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system whose server never answers."""
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        pytest.skip(f"no file system of this user's: {error}")
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"silent", bytes(folder), b"fuse", 0, options):
+        os.close(server)
+        pytest.skip("only root can mount a file system")
+    yield folder
+    libc.umount2(bytes(folder), MNT_DETACH)
+    os.close(server)
+
+
+@NEEDS_THEM
+def test_a_file_system_that_does_not_answer_keeps_no_gpu_and_hides_no_other_process(
+    node: SimulatedNode, silent_mount: Path
+) -> None:
+    for name in ("first", "job", "last"):
+        node.services.start(name, 5)
+    for name in ("first", "last"):
+        node.services.open_file(node.services.pid_of(name), str(silent_mount / "nvidia1"))
+    node.services.open_device(node.services.pid_of("job"), NVIDIA_MAJOR, 1)
+    assert [process.name for process in found(node, 1)] == ["job"]
 
 
 def test_hidden_processes_are_no_answer(node: SimulatedNode) -> None:

@@ -17,11 +17,14 @@ from msgspec import Struct
 
 from healthcheck.catalog import dcgm_causes
 from healthcheck.host import host_files
+from healthcheck.host.command import ChildError
+from healthcheck.host.open_devices import OpenDevices
 from healthcheck.host.opening import entries_of
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import DCGM_EXPORTER, HOSTENGINE, KnownProcesses, Process
+from healthcheck.probes.device_files import NVIDIA_MAJOR
 from healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
 from healthcheck.probes.services import PROCESSES_HIDDEN
 
@@ -251,8 +254,13 @@ def _open_files(root: Path, pid: int) -> Iterator[str]:
 
 def _may_use_gpus(root: Path, process: Process) -> bool:
     """Whether the process may have a GPU open, as every engine has. True if its files are hidden."""
-    links = list(_open_files(root, process.pid))
-    return not links or any(link.startswith("/dev/nvidia") for link in links)
+    if not any(True for _ in _open_files(root, process.pid)):
+        return True
+    try:
+        with OpenDevices(root, NVIDIA_MAJOR) as devices:
+            return bool(devices.of(process.pid))
+    except ChildError:
+        return True
 
 
 def _is_remote(root: Path, process: Process) -> bool:

@@ -15,6 +15,7 @@ from healthcheck.catalog.dcgm_causes import ENGINE_EMBEDDED, ENGINE_UNPROVEN
 from healthcheck.model import UnobservedCause
 from healthcheck.probes.container_runtime.processes import KnownProcesses, Process, are_the_hosts
 from healthcheck.probes.dcgm.engine import Engine, choose_engine, find_engine
+from healthcheck.probes.device_files import NVIDIA_MAJOR
 from sim.host_services import ALL_CAPABILITIES, Container
 from sim.node import SimulatedNode
 
@@ -35,9 +36,7 @@ def start(node: SimulatedNode, pid: int, name: str, uid: str, *, privileged: boo
 
 
 def use_gpus(node: SimulatedNode, pid: int) -> None:
-    link = node.root / f"proc/{pid}/fd/9"
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to("/dev/nvidiactl")
+    node.services.open_device(pid, NVIDIA_MAJOR, 255, "nvidiactl")
 
 
 def choose(node: SimulatedNode, host: str = "", *, second_engine: bool = False) -> Engine:
@@ -130,6 +129,11 @@ def tenants_without_a_gpu(node: SimulatedNode) -> None:
     node.services.listen(4400, "0.0.0.0", 5555, NETWORK)
 
 
+def tenants_with_a_file_called_like_a_gpu(node: SimulatedNode) -> None:
+    tenants_without_a_gpu(node)
+    node.services.open_file(4400, "/dev/nvidia0")
+
+
 def of_the_host_with_another_listener(node: SimulatedNode) -> None:
     """Both on one port: which of them answers is not known."""
     of_the_host(node)
@@ -198,6 +202,7 @@ def test_what_dcgmi_would_ask_by_itself_is_never_asked_unproven(
         exporter_that_asks_another,
         exporter_with_another_engine,
         tenants_without_a_gpu,
+        tenants_with_a_file_called_like_a_gpu,
         SimulatedNode.hide_host_processes,
     ],
 )
