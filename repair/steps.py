@@ -23,13 +23,14 @@ from msgspec.structs import replace
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import gpu_load
 from healthcheck.checks.dcgm_diag import LEVEL_2
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import CHECK_FAILED, failure, judge, look
 from healthcheck.checks.expectation import Expectation
+from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep.diagnostic import look_deeply
 from healthcheck.deep.gpu_resets import ResetScope
 from healthcheck.deep.reset_steps import Step
 from healthcheck.host.nvidia_report import BugReport
-from healthcheck.model import Host, ProbeError, Severity, Status
+from healthcheck.model import Check, Host, Outcome, ProbeError, Severity, Status, Unobserved
 from healthcheck.node.state import INSTANCE_TYPE, REBOOT_REQUIRED, RESET_RESULT, NodeState, is_our_condition
 from healthcheck.operations.gpu_holders import HolderKind
 from healthcheck.probes.dcgm.diag import Dcgm
@@ -88,7 +89,7 @@ class ResetRun(Struct):
     def run(self) -> ResetProgress:
         """Execute the run and return its last state, which is `running` if the node is about to reboot.
 
-        Raises NodeNotResettable and ClusterError if it can't start.
+        Raises NodeNotResettable and ClusterError if it can't start, and ClusterError if it can't write its end.
         """
         node = self.marks.take()
         self.begun = self._begun(node)
@@ -103,12 +104,11 @@ class ResetRun(Struct):
             self._ended(Step.VERIFY, "the GPUs answer NVML without a pending action", Step.LEVEL_2)
             self._level_2(node, selection)
             self._load(node)
-        except (ProbeError, NodeNotResettable) as error:
+        except (ProbeError, NodeNotResettable, ClusterError) as error:
             self._failed(str(error))
-        except Exception as error:
+        except Exception as error:  # the node must be returned whatever happens
+            log.exception("the run itself failed")
             self._failed(f"the run itself failed: {type(error).__name__}")
-            self.marks.finish(self.begun, self.progress)
-            raise
         self.marks.finish(self.begun, self.progress)
         self.progress = self.marks.hand_over(self.begun, self.progress, node, self.stopping)
         return self.progress
@@ -321,15 +321,14 @@ class ResetRun(Struct):
     def _level_2(self, node: NodeState, selection: Selection) -> None:
         """Run DCGM's level 2 on these GPUs if DCGM is here. A run that is stopped has reset the GPUs nevertheless."""
         values, root = self.settings.values, self.own.host_root
-        engine = choose_engine(root, values.dcgm_host, second_engine=values.dcgm_second_engine)
         everything = selection.row.scope is ResetScope.ALL
         indices = () if everything else tuple(gpu.index or "" for gpu in self.progress.gpus)
         self.marks.note(self.begun, self.progress, timedelta(seconds=values.dcgm_timeout_seconds) + HANDED_OVER)
         instance_type = node.labels.get(INSTANCE_TYPE, "")
         expected = Expectation(find_profile(self.settings.profiles, instance_type), instance_type, policy=values.policy)
-        with tempfile.TemporaryDirectory(prefix="driver-") as folder:
-            libraries = Path(folder)
-            link_libraries(root, libraries)
+
+        def test(libraries: Path) -> Outcome:
+            engine = choose_engine(root, values.dcgm_host, second_engine=values.dcgm_second_engine)
             dcgm = Dcgm(
                 engine.host,
                 values.dcgm_timeout_seconds,
@@ -339,7 +338,9 @@ class ResetRun(Struct):
                 libraries=libraries,
             )
             threading.Thread(target=self._stop_at_signal, args=(dcgm,), daemon=True).start()
-            outcome = look_deeply(dcgm, expected, {NVML: DriverReading(self._nvml())})
+            return look_deeply(dcgm, expected, {NVML: DriverReading(self._nvml())})
+
+        outcome = self._outcome(LEVEL_2, test)
         faulty = any(finding.severity >= Severity.RESET for finding in outcome.findings)
         self.progress = replace(
             self.progress,
@@ -362,14 +363,15 @@ class ResetRun(Struct):
         self.progress = replace(before, running=Step.LOAD, status=Status.UNKNOWN)
         self.marks.note(self.begun, self.progress, timedelta(seconds=SHORT_DEADLINE_SECONDS) + HANDED_OVER)
         addresses = tuple(gpu.address or "" for gpu in before.gpus)
-        with tempfile.TemporaryDirectory(prefix="driver-") as folder:
-            libraries = Path(folder)
-            link_libraries(self.own.host_root, libraries)
+        expected = Expectation(None, node.labels.get(INSTANCE_TYPE, ""), policy=self.settings.values.policy)
+
+        def test(libraries: Path) -> Outcome:
             load = GpuLoad(self.own.host_root, addresses, 0.0, SHORT_SECONDS, SHORT_DEADLINE_SECONDS, libraries)
             threading.Thread(target=self._stop_at_signal, args=(load,), daemon=True).start()
             evidence = look(Host(self.own.host_root, ask_gpu_load=load.run), (gpu_load.CHECK,))
-        expected = Expectation(None, node.labels.get(INSTANCE_TYPE, ""), policy=self.settings.values.policy)
-        (outcome,) = judge((gpu_load.CHECK,), evidence, expected)
+            return judge((gpu_load.CHECK,), evidence, expected)[0]
+
+        outcome = self._outcome(gpu_load.CHECK, test)
         # Speeds are not judged: seconds are too short, and GPUs that work for pods are no siblings.
         failed = tuple(finding for finding in outcome.findings if finding.reason == gpu_load.FAILED.name)
         self.progress = replace(
@@ -381,6 +383,19 @@ class ResetRun(Struct):
         )
         why = "; ".join(cause.detail for cause in outcome.unobserved)
         self._step(Step.LOAD, "failed" if failed else why or " ".join(observation.what for observation in outcome.seen))
+
+    def _outcome(self, check: Check, test: Callable[[Path], Outcome]) -> Outcome:
+        """Run a test with a folder of the driver's libraries. It can't fail the run: the GPUs were reset before it."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="driver-", ignore_cleanup_errors=True) as folder:
+                link_libraries(self.own.host_root, Path(folder))
+                return test(Path(folder))
+        except ProbeError as error:
+            cause = Unobserved(error.cause, str(error))
+        except Exception as error:
+            log.exception("a test of the GPUs failed", test=check.name)
+            cause = Unobserved(CHECK_FAILED, failure(error))
+        return Outcome(check.name, check.group, unobserved=(cause,))
 
     def _stop_at_signal(self, test: Dcgm | GpuLoad) -> None:
         self.stopping.wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from healthcheck.probes.pci import PciFunction
 from repair.driver_libraries import link_libraries
 from repair.nvidia_smi import ResetOutcome, read_reset_answer
 from repair.verify import after_reset, select, why_not_working
-from sim.node import SimulatedNode
+from sim.node import LIBRARY_DIRECTORY, SimulatedNode
 
 IN_USE = """The following GPUs could not be reset:
   GPU 00000000:1A:00.0: In use by another client
@@ -21,6 +23,7 @@ IN_USE = """The following GPUs could not be reset:
 1 device is currently being used by one or more other processes (e.g. Fabric
 Manager, CUDA application)."""
 OLD_IN_USE = "GPU 00000000:C1:00.0 is currently in use by another process.\n"
+DRIVERS = ("libcuda", "libnvidia-ml")
 DONE = "GPU 00000000:1A:00.0 was successfully reset.\nAll done.\n"
 
 
@@ -108,6 +111,60 @@ def test_the_names_after_the_reset_count() -> None:
     assert (row.uuid, row.index) == ("GPU-1", "1")
 
 
+def in_a_circle(file: Path) -> None:
+    file.symlink_to(file.name)
+
+
+def to_each_other(file: Path) -> None:
+    file.symlink_to("libnvidia-b.so.1")
+    file.with_name("libnvidia-b.so.1").symlink_to(file.name)
+
+
+def to_nothing(file: Path) -> None:
+    file.symlink_to("libnvidia-gone.so.1")
+
+
+def to_a_folder(file: Path) -> None:
+    file.symlink_to(".")
+
+
+def through_a_file(file: Path) -> None:
+    file.symlink_to("libnvidia-ml.so.1/x")
+
+
+def to_a_pipe(file: Path) -> None:
+    """A loader that opens it waits for a writer."""
+    os.mkfifo(file.with_name("pipe"))
+    file.symlink_to("pipe")
+
+
+@pytest.mark.parametrize(
+    "make", [in_a_circle, to_each_other, to_nothing, to_a_folder, through_a_file, to_a_pipe, os.mkfifo, Path.mkdir]
+)
+def test_what_is_no_library_is_left_out(node: SimulatedNode, tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(node.root / LIBRARY_DIRECTORY / "libnvidia-a.so.1")
+    link_libraries(node.root, tmp_path)
+
+    linked = {link.name for link in tmp_path.iterdir() if link.is_symlink()}
+    assert linked == {f"{name}.so.{version}" for name in DRIVERS for version in (1, node.driver_version)}
+
+
+def test_a_library_of_another_folder_replaces_one_that_is_none(node: SimulatedNode, tmp_path: Path) -> None:
+    in_a_circle(node.root / LIBRARY_DIRECTORY / "libnvidia-ptxjitcompiler.so.1")
+    node.write_value("usr/lib/libnvidia-ptxjitcompiler.so.1", "")
+    link_libraries(node.root, tmp_path)
+
+    assert (tmp_path / "libnvidia-ptxjitcompiler.so.1").resolve().parent.name == "lib"
+
+
+def test_a_folder_with_thousands_of_names_hides_no_library(node: SimulatedNode, tmp_path: Path) -> None:
+    for number in range(10_000):
+        in_a_circle(node.root / LIBRARY_DIRECTORY / f"libnvidia-{number}.so.1")
+    link_libraries(node.root, tmp_path)
+
+    assert (tmp_path / "libcuda.so.1").is_file()
+
+
 def test_the_drivers_libraries_are_linked_and_no_other(node: SimulatedNode, tmp_path: Path) -> None:
     for name in ("libnvidia-ptxjitcompiler.so.1", "libc.so.6", "libnvidia-ml.so.1.evil/x"):
         node.write_value(f"usr/lib/x86_64-linux-gnu/{name}", "")
@@ -117,6 +174,6 @@ def test_the_drivers_libraries_are_linked_and_no_other(node: SimulatedNode, tmp_
     link_libraries(node.root, folder)
 
     names = {link.name for link in folder.iterdir()}
-    driver = {f"{name}.so.{version}" for name in ("libcuda", "libnvidia-ml") for version in (1, node.driver_version)}
+    driver = {f"{name}.so.{version}" for name in DRIVERS for version in (1, node.driver_version)}
     assert names == {*driver, "libnvidia-ptxjitcompiler.so.1"}
     assert (folder / "libnvidia-ml.so.1").resolve().is_relative_to(node.root.resolve())

@@ -11,7 +11,7 @@ import pytest
 from healthcheck.probes.nvml.pause import is_paused
 from healthcheck.text.moments import timestamp
 from sim.api_objects import PODS
-from sim.node import SimulatedNode
+from sim.node import LIBRARY_DIRECTORY, SimulatedNode
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import NODE, SPOT
@@ -45,6 +45,35 @@ def test_a_gpu_is_reset_alone_and_the_command_returns_the_node(world: ResetWorld
     ]
     assert (world.marks, world.node["spec"]["taints"]) == (NOBODY, [SPOT])
     assert not is_paused(world.state_dir, world.host.root)
+
+
+@pytest.mark.parametrize(
+    ("defect", "code", "status", "why"),
+    [
+        ("link_libraries", 0, "pass", "RuntimeError: a defect"),
+        ("look_deeply", 0, "pass", "RuntimeError: a defect"),
+        ("after_reset", 1, "fail", "step 'verify': the run itself failed: RuntimeError"),
+        ("select", 2, "unknown", "step 'plan': the run itself failed: RuntimeError"),
+    ],
+)
+def test_a_defect_of_ours_keeps_no_node(world: ResetWorld, defect: str, code: int, status: str, why: str) -> None:
+    ended = world.reset(gpu=2, program="tests.repair.defective", DEFECT=defect)
+
+    record = world.record
+    assert (ended.code, record["status"], world.marks) == (code, status, NOBODY), ended.err
+    causes = [f"{entry['cause']} {entry['detail']}" for entry in record["unobserved"]]
+    assert why in "; ".join([*record["reasons"], *causes])
+    assert is_paused(world.state_dir, world.host.root) is False
+
+
+def test_a_link_in_a_circle_among_the_drivers_libraries_ends_no_test(world: ResetWorld) -> None:
+    world.host.install_dcgmi()
+    (world.host.root / LIBRARY_DIRECTORY / "libnvidia-c.so.1").symlink_to("libnvidia-c.so.1")
+
+    assert (world.reset(gpu=3).code, world.record["status"]) == (0, "pass")
+
+    assert world.record["steps"][-2]["detail"] == "passed"
+    assert world.record["unobserved"] == []
 
 
 def test_level_2_tests_only_these_gpus(world: ResetWorld) -> None:
