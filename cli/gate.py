@@ -1,7 +1,8 @@
 """`gpu-healthcheck gate`: ask this node's agent whether this pod may start. Standard library only, for a fast start.
 
 It fails open: if the agent gives no answer, the pod starts. The text of the answer is printed; only its field
-`decision` decides. With --local, the machine itself is checked where no agent answers.
+`decision` decides. With --local, only a socket of root is asked, since any user may listen on a port, and the machine
+itself is checked where no agent answers.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import argparse
 import json
 import os
 import socket
+import stat
+import struct
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 REFUSED = 75
@@ -22,7 +27,11 @@ USAGE = 3
 PORT = 10633
 SECONDS, LOCAL_SECONDS = 2.0, 1.0
 """Deadline of the whole request, and of a check with --local."""
-_LOOPBACK = "127.0.0.1"
+STATE_DIR, SOCKET = "var/lib/gpu-healthcheck", "gate.sock"
+"""Folder of the agent below the host's root, and its socket there for this machine's root."""
+_ROOT = 0
+_CREDENTIALS = struct.Struct("iII")
+"""pid, uid and gid of the process that listens (unix(7), SO_PEERCRED)."""
 _MOST_BYTES = 65536
 _LONGEST_LINE = 2000
 _VARIABLES = {"agent": "NODE_IP", "pod": "POD_UID", "tolerates": "GATE_TOLERATES"}
@@ -50,12 +59,20 @@ def main(arguments: list[str] | None = None) -> int:
     return REFUSED if answer["decision"] == "refuse" else 0
 
 
+class NotRootsError(NoAnswerError):
+    """The socket may belong to another user than root. The message has the reason."""
+
+
 def _ask_or_check(options: argparse.Namespace) -> dict[str, Any]:
     """Return the verdict of the whole node: the agent's if one answers, else that of a check. Raises NoAnswerError."""
+    if os.geteuid() != _ROOT:
+        raise NoAnswerError("--local needs root: only root can ask this machine's agent, and check all of the machine")
     began = time.monotonic()
     try:
-        return ask(options.agent or _LOOPBACK, options.port, "", options.timeout)
-    except NoAnswerError:
+        return ask_root(options.timeout)
+    except NoAnswerError as error:
+        if isinstance(error, NotRootsError):
+            print(f"{_PROG}: {_printable(str(error))}: this machine is checked instead", file=sys.stderr)
         from cli.local_gate import check_here  # noqa: PLC0415 - it loads all checks
 
         answer = check_here(began + options.timeout - time.monotonic())
@@ -65,13 +82,71 @@ def _ask_or_check(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ask(agent: str, port: int, query: str, seconds: float) -> dict[str, Any]:
-    """Return the agent's answer; an empty query asks for the node's verdict. Raises NoAnswerError."""
+    """Return the agent's answer about a pod. Raises NoAnswerError."""
+    place = f"[{agent}]:{port}" if ":" in agent else f"{agent}:{port}"
+    return _answer(place, query, partial(socket.create_connection, (agent, port), seconds), seconds)
+
+
+def ask_root(seconds: float) -> dict[str, Any]:
+    """Return the verdict of the whole node, by the agent's socket for root. Raises NoAnswerError."""
+    folder = os.environ.get("STATE_DIR") or f"{os.environ.get('HOST_ROOT', '').rstrip('/')}/{STATE_DIR}"
+    return _answer(f"{folder}/{SOCKET}", "", partial(_connect_to_root, folder, seconds), seconds)
+
+
+def _connect_to_root(folder: str, seconds: float) -> socket.socket:
+    """Connect to the socket. Raises NotRootsError if another user could have put it there, OSError."""
+    place = _open_roots_folder(folder)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        _must_be_roots(os.lstat(SOCKET, dir_fd=place), stat.S_ISSOCK, f"{folder}/{SOCKET}")
+        connection.settimeout(seconds)
+        connection.connect(f"/proc/self/fd/{place}/{SOCKET}")  # the path's length is limited
+        _must_be_answered_by_root(connection, f"{folder}/{SOCKET}")
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        os.close(place)
+    return connection
+
+
+def _open_roots_folder(path: str) -> int:
+    """Open a folder to which only folders of root lead, no link. Raises NotRootsError, OSError."""
+    way, flags = "", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open("/", flags)
+    try:
+        for name in filter(None, os.path.abspath(path).split("/")):  # noqa: PTH100 - pathlib takes time to load
+            way = f"{way}/{name}"
+            _must_be_roots(os.lstat(name, dir_fd=folder), stat.S_ISDIR, way)
+            above, folder = folder, os.open(name, flags, dir_fd=folder)
+            os.close(above)
+            _must_be_roots(os.fstat(folder), stat.S_ISDIR, way)
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def _must_be_roots(about: os.stat_result, is_kind: Callable[[int], bool], path: str) -> None:
+    """Raise NotRootsError if this is a link or another kind of file, or if another user than root can replace it."""
+    writable = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_sticky = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX  # as /tmp: entries are their owner's
+    if not is_kind(about.st_mode) or about.st_uid != _ROOT or (writable and not is_sticky):
+        raise NotRootsError(f"{path} ({stat.filemode(about.st_mode)}, user {about.st_uid}) is not root's alone")
+
+
+def _must_be_answered_by_root(connection: socket.socket, path: str) -> None:
+    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if user != _ROOT:
+        raise NotRootsError(f"{path}: a process of user {user} listens")
+
+
+def _answer(place: str, query: str, connect: Callable[[], socket.socket], seconds: float) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
-    host = f"[{agent}]" if ":" in agent else agent
-    request = f"GET /gate/v1?{query} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n"
+    request = f"GET /gate/v1?{query} HTTP/1.0\r\nHost: gpu-healthcheck\r\n\r\n"
     received = b""
     try:
-        with socket.create_connection((agent, port), seconds) as connection:
+        with connect() as connection:
             connection.sendall(request.encode("ascii"))
             while len(received) <= _MOST_BYTES:
                 connection.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -80,18 +155,18 @@ def ask(agent: str, port: int, query: str, seconds: float) -> dict[str, Any]:
                     break
                 received += portion
     except (OSError, UnicodeError) as error:
-        raise NoAnswerError(f"no answer from {host}:{port} within {seconds:g} s: {error}") from error
+        raise NoAnswerError(f"no answer from {place} within {seconds:g} s: {error}") from error
     head, _, body = received.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:
         code = status[0].decode("ascii", "replace") if status else "nothing"
-        raise NoAnswerError(f"{host}:{port} answered with {code}: an agent without /gate/v1, or another program")
+        raise NoAnswerError(f"{place} answered with {code}: an agent without /gate/v1, or another program")
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise NoAnswerError(f"{host}:{port} answered with invalid JSON: {error}") from error
+        raise NoAnswerError(f"{place} answered with invalid JSON: {error}") from error
     if not isinstance(answer, dict) or answer.get("decision") not in ("start", "refuse", "open"):
-        raise NoAnswerError(f"{host}:{port} answered without a decision")
+        raise NoAnswerError(f"{place} answered without a decision")
     return {"message": "", **answer}
 
 
@@ -128,7 +203,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--local",
         action="store_true",
-        help="for Slurm's prolog and epilog: the verdict of this machine, from its agent if one runs, else by a check",
+        help="for Slurm's prolog and epilog, as root: the verdict of this machine, from its agent if one runs, else by "
+        "a check; --agent, --port, --pod and --tolerates have no effect",
     )
     parser.add_argument(
         "--timeout", type=_seconds, metavar="SECONDS", help="longest wait; default: 2, and with --local 1"

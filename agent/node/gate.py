@@ -47,7 +47,8 @@ from healthcheck.verdict.taint_decision import says_devices
 
 log = structlog.get_logger()
 
-PATH = "/gate/v1"
+PATH, SOCKET = "/gate/v1", "gate.sock"
+"""Path of the endpoint, and name of the socket in the agent's folder where root reads the node's verdict."""
 READ_SECONDS, READ_OF_CLIENT_SECONDS = 1.0, 10.0
 """Shortest interval between two reads of the node's pods, for all clients and for one."""
 MOST_CLIENTS = 256

@@ -9,19 +9,22 @@ import sys
 import threading
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 
 import structlog
 import tenacity
 from msgspec.structs import asdict
 
 from agent.node.gate import PATH as GATE
+from agent.node.gate import SOCKET
 from agent.process.settings_reader import SettingsReader
 from agent.process.wiring import Agent
 from agent.telemetry import Telemetry, serve
 from healthcheck.catalog.tables import read_all
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.host.http_server import Page
+from healthcheck.host import root_socket
+from healthcheck.host.http_server import HttpServer, Page
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, USAGE, Options
 from healthcheck.host.signals import stop_at_signals
@@ -93,6 +96,8 @@ def _run(reader: SettingsReader, cluster: Cluster, stop: threading.Event, option
         _stand_by(serving.agent, file, telemetry, stop)
     if not stop.is_set():
         serving.agent = Agent(reader, cluster, file, telemetry, write=not options.dry_run)
+        if file is not None:
+            _serve_root(settings.state_dir, serving)
         _work(serving.agent, stop, once=options.once)
     # Threads may be inside a request or a hung check; none of their remaining work is needed.
     sys.stderr.flush()
@@ -128,6 +133,10 @@ class _Serving:
     def ready(self) -> bool:
         return self.agent is not None and self.agent.ready()
 
+    async def verdict(self, _query: str, client: str) -> Page:
+        """Return the node's verdict, for this machine's root: no pod's, which belongs to the other server's loop."""
+        return await self.gate("", client)
+
     async def gate(self, query: str, client: str) -> Page:
         if self.agent is None:
             return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"the agent starts\n")
@@ -154,6 +163,14 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
             retry=tenacity.retry_if_exception_type(OSError), wait=tenacity.wait_fixed(_PORT_SECONDS)
         )
         threading.Thread(target=again, args=(try_once,), name="port", daemon=True).start()
+
+
+def _serve_root(folder: Path, serving: _Serving) -> None:
+    """Serve the node's verdict to root's `gate --local`, which without it checks the machine itself."""
+    try:
+        HttpServer({}, root_socket.listen(folder / SOCKET), {GATE: serving.verdict}).start()
+    except OSError as error:
+        log.warning("gate --local can't ask this agent", socket=str(folder / SOCKET), error=str(error))
 
 
 def _thread_failed(ended: threading.ExceptHookArgs) -> None:

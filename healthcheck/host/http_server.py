@@ -1,4 +1,4 @@
-"""HTTP server for a port that untrusted clients can reach, with bounded resource use.
+"""HTTP server for a place that untrusted clients can reach, with bounded resource use.
 
 One thread keeps a short table of connections, each for one request, and accepts a limited number per second. When
 the table is full, the server drops the oldest connection of the address with the most connections. The newest
@@ -61,12 +61,15 @@ Answers = Mapping[str, Callable[[str, str], Awaitable[Page]]]
 
 
 class HttpServer:
-    """Serves `pages` and `answers` in a separate thread. Raises OSError if the port is in use."""
+    """Serves `pages` and `answers` in a separate thread, at a port or a listening socket.
 
-    def __init__(self, pages: Pages, port: int, answers: Answers | None = None) -> None:
+    Raises OSError if the port is in use.
+    """
+
+    def __init__(self, pages: Pages, place: int | socket.socket, answers: Answers | None = None) -> None:
         self._paces = {path: _Pace(make) for path, make in pages.items()}
         self._answers = answers or {}
-        self._listener = _listen(port)
+        self._listener = _listen(place) if isinstance(place, int) else place
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # accepted connections inherit it
         self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
@@ -85,7 +88,7 @@ class HttpServer:
         left, at = _BURST, time.monotonic()
         while True:
             try:
-                connection, (address, *_) = await self._loop.sock_accept(self._listener)
+                connection, address = await self._loop.sock_accept(self._listener)
             except OSError:  # no free descriptor, or the peer has closed
                 if not self._give_up_oldest():
                     await asyncio.sleep(_STARVED_SECONDS)
@@ -93,7 +96,7 @@ class HttpServer:
                 while len(self._talks) >= MOST_CONNECTIONS:
                     self._give_up_oldest()
                     await asyncio.sleep(0)
-                peer = _Peer(connection, address)
+                peer = _Peer(connection, address[0] if address else "")  # a client of a Unix socket has none
                 task = self._loop.create_task(self._talk(peer))
                 self._talks[task] = peer
                 task.add_done_callback(self._ended)

@@ -65,8 +65,7 @@ def main() -> None:
             answer = " ".join(map(str, open_minors(line.rstrip("\n"), major)))
         except OSError as error:
             answer = f"!{error.strerror}"
-        sys.stdout.write(f"{answer}\n")
-        sys.stdout.flush()
+        print(answer, flush=True)
 
 
 def open_minors(process: str, major: int) -> set[int]:

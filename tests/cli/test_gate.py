@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from cli import gate
+from healthcheck.host import root_socket
 from sim.node import SimulatedNode
+from tests.permissions import as_nobody
 from tests.waiting import GIVE_UP_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +32,8 @@ atexit.register(lambda: print(written, *sys.modules, sep="\\n", file=sys.stderr)
 from cli.__main__ import main
 main()
 """
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs its prolog as root")
+NOBODY = 65534
 SLURM = "#!/bin/sh\nexec gpu-healthcheck gate --local >&2\n"
 
 
@@ -53,10 +62,12 @@ def test_it_loads_the_standard_library_alone_and_writes_no_file() -> None:
 
 
 class Machine:
-    """A p5.48xlarge without an agent."""
+    """A p5.48xlarge without an agent. `state` is the folder in which an agent would have its socket."""
 
     def __init__(self, host: SimulatedNode) -> None:
         self.host = host
+        self.state = host.root / "var/lib/gpu-healthcheck"
+        self.state.mkdir(parents=True)
         self.settings = host.root / "settings"
         self.settings.mkdir()
 
@@ -88,7 +99,7 @@ class Machine:
 
     def check(self, *words: str) -> tuple[int, str]:
         """Run the prolog, and return its exit code and its last line."""
-        done = self.run(f"--port={free_port()}", "--timeout=60", *words)
+        done = self.run("--timeout=60", *words)
         return done.returncode, done.stderr.splitlines()[-1]
 
 
@@ -98,12 +109,14 @@ def machine(short_root: Path) -> Iterator[Machine]:
         yield Machine(host)
 
 
+@AS_ROOT
 def test_a_healthy_machine_starts_jobs(machine: Machine) -> None:
     code, line = machine.check()
 
     assert (code, "no finding of RESET or worse on the node; checked 0 s ago" in line) == (0, True)
 
 
+@AS_ROOT
 def test_a_faulty_machine_is_drained_with_one_line_about_the_reason(machine: Machine) -> None:
     machine.host.xid(3, 79, "GPU has fallen off the bus.")
     code, line = machine.check()
@@ -113,6 +126,7 @@ def test_a_faulty_machine_is_drained_with_one_line_about_the_reason(machine: Mac
     assert line.endswith("; no job starts here")
 
 
+@AS_ROOT
 def test_a_finding_below_the_severity_of_the_settings_drains_no_machine(machine: Machine) -> None:
     machine.host.xid(3, 62, "0x1 0x2 0x3")
     (machine.settings / "GATE_SEVERITY").write_text("REBOOT")
@@ -122,6 +136,7 @@ def test_a_finding_below_the_severity_of_the_settings_drains_no_machine(machine:
     assert machine.check()[0] == 75
 
 
+@AS_ROOT
 @pytest.mark.parametrize(("options", "code"), [([], 0), (["--fail-closed"], 69)])
 def test_a_machine_that_cannot_be_checked_starts_jobs(machine: Machine, options: list[str], code: int) -> None:
     machine.host.write_value("nvml/error/nvmlInitWithFlags", 999)
@@ -131,6 +146,7 @@ def test_a_machine_that_cannot_be_checked_starts_jobs(machine: Machine, options:
     assert "NvmlError" in line
 
 
+@AS_ROOT
 def test_an_invalid_setting_drains_no_machine(machine: Machine) -> None:
     (machine.settings / "GATE_SEVERITY").write_text("LOUD")
     code, line = machine.check()
@@ -138,8 +154,150 @@ def test_an_invalid_setting_drains_no_machine(machine: Machine) -> None:
     assert (code, "the settings are invalid" in line) == (0, True)
 
 
+@AS_ROOT
 def test_a_driver_that_does_not_answer_in_time_drains_no_machine(machine: Machine) -> None:
     machine.host.hang()
-    done = machine.run(f"--port={free_port()}", "--timeout=2")
+    done = machine.run("--timeout=2")
 
     assert (done.returncode, "no end within" in done.stderr) == (0, True)
+
+
+@contextmanager
+def answering(listener: socket.socket, answer: bytes) -> Iterator[None]:
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, suppress(BrokenPipeError):  # the gate may have left
+                connection.recv(4096)
+                connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+def decision(name: str) -> bytes:
+    return b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps({"decision": name, "message": "from the socket"}).encode()
+
+
+@AS_ROOT
+@pytest.mark.parametrize(("name", "code"), [("refuse", 75), ("start", 0)])
+def test_an_agent_of_root_is_believed(machine: Machine, name: str, code: int) -> None:
+    with answering(root_socket.listen(machine.state / gate.SOCKET), decision(name)):
+        assert machine.check() == (code, "from the socket")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.0 503 Service Unavailable\r\n\r\nthe agent starts\n"])
+def test_an_agent_without_an_answer_leaves_the_check(machine: Machine, answer: bytes) -> None:
+    with answering(root_socket.listen(machine.state / gate.SOCKET), answer):
+        code, line = machine.check()
+    assert (code, "no finding of RESET or worse on the node" in line) == (0, True)
+
+
+@AS_ROOT
+@pytest.mark.parametrize("name", ["refuse", "start"])
+def test_nobody_at_the_port_is_asked(machine: Machine, name: str) -> None:
+    if name == "start":
+        machine.host.xid(3, 79, "GPU has fallen off the bus.")
+    listener = socket.create_server(("127.0.0.1", 0))
+    with answering(listener, decision(name)):
+        code, line = machine.check(f"--port={listener.getsockname()[1]}", "--agent=127.0.0.1")
+    assert (code, "from the socket" in line) == (75 if name == "start" else 0, False)
+
+
+def of_another_user(state: Path) -> socket.socket:
+    listener = root_socket.listen(state / gate.SOCKET)
+    os.chown(state / gate.SOCKET, NOBODY, NOBODY)
+    return listener
+
+
+def that_others_may_write(state: Path) -> socket.socket:
+    listener = root_socket.listen(state / gate.SOCKET)
+    (state / gate.SOCKET).chmod(0o666)
+    return listener
+
+
+def with_another_listener(state: Path) -> socket.socket:
+    """The file belongs to root, the process does not."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(state / gate.SOCKET))
+    (state / gate.SOCKET).chmod(0o600)
+    with as_nobody():
+        listener.listen()
+    return listener
+
+
+def in_a_folder_of_another_user(state: Path) -> socket.socket:
+    os.chown(state, NOBODY, NOBODY)
+    return root_socket.listen(state / gate.SOCKET)
+
+
+def in_a_folder_that_others_may_write(state: Path) -> socket.socket:
+    state.chmod(0o775)
+    return root_socket.listen(state / gate.SOCKET)
+
+
+def below_a_folder_of_another_user(state: Path) -> socket.socket:
+    os.chown(state.parent, NOBODY, NOBODY)
+    return root_socket.listen(state / gate.SOCKET)
+
+
+def behind_a_link(state: Path) -> socket.socket:
+    listener = root_socket.listen(state / "elsewhere")
+    (state / gate.SOCKET).symlink_to("elsewhere")
+    return listener
+
+
+def behind_a_link_to_the_folder(state: Path) -> socket.socket:
+    state.rename(state.with_name("elsewhere"))
+    state.symlink_to("elsewhere")
+    return root_socket.listen(state.with_name("elsewhere") / gate.SOCKET)
+
+
+def behind_a_regular_file(state: Path) -> socket.socket:
+    (state / gate.SOCKET).touch()
+    return root_socket.listen(state / "elsewhere")
+
+
+@AS_ROOT
+@pytest.mark.parametrize(
+    "listen",
+    [
+        of_another_user,
+        that_others_may_write,
+        with_another_listener,
+        in_a_folder_of_another_user,
+        in_a_folder_that_others_may_write,
+        below_a_folder_of_another_user,
+        behind_a_link,
+        behind_a_link_to_the_folder,
+        behind_a_regular_file,
+    ],
+)
+def test_a_socket_that_may_be_another_users_is_not_believed(
+    machine: Machine, listen: Callable[[Path], socket.socket]
+) -> None:
+    with answering(listen(machine.state), decision("refuse")):
+        done = machine.run("--timeout=60")
+
+    first, *_, last = done.stderr.splitlines()
+    assert (done.returncode, "no finding of RESET or worse on the node" in last) == (0, True)
+    assert first.startswith("gpu-healthcheck gate: ")
+    assert first.endswith(": this machine is checked instead")
+
+
+@AS_ROOT
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--fail-closed"], 69)])
+def test_another_user_than_root_gets_no_answer(
+    capsys: pytest.CaptureFixture[str], options: list[str], code: int
+) -> None:
+    with as_nobody():
+        assert gate.main(["--local", *options]) == code
+    assert "--local needs root: only root can ask" in capsys.readouterr().err

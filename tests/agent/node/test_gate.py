@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -28,6 +30,7 @@ ROOT = Path(__file__).parents[3]
 ERROR = "GPU has fallen off the bus."
 THREE, FIVE, OTHER = "uid-of-gpu-3", "uid-of-gpu-5", "uid-without-devices"
 REFUSED, UNAVAILABLE = 75, 69
+ROOTS_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="only root asks for the verdict of its machine")
 FLOODING = "127.0.0.9"
 """Address of a client that floods the agent."""
 
@@ -80,10 +83,19 @@ def gated(short_root: Path) -> Iterator[World]:
 
 def gate(port: int, pod: str = THREE, *options: str, tolerates: str = "false") -> subprocess.CompletedProcess[str]:
     variables = {"PATH": "/usr/bin:/bin", "NODE_IP": "127.0.0.1", "POD_UID": pod, "GATE_TOLERATES": tolerates}
-    words = [sys.executable, "-m", "cli", "gate", f"--port={port}", *options]
+    return run(variables, f"--port={port}", *options)
+
+
+def run(variables: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "cli", "gate", *options]
     return subprocess.run(
         words, cwd=ROOT, env=variables, capture_output=True, text=True, check=False, timeout=GIVE_UP_SECONDS
     )
+
+
+def gate_of_slurm(world: World) -> subprocess.CompletedProcess[str]:
+    """Ask as root of the machine. Without an answer it would check this one, which has no GPU."""
+    return run({"PATH": "/usr/bin:/bin", "STATE_DIR": str(world.folder / "state")}, "--local")
 
 
 def loses_gpu_3(world: World) -> None:
@@ -193,16 +205,32 @@ def test_ended_agents_and_agents_without_the_endpoint_let_pods_start(gated: Worl
     assert closed.returncode == UNAVAILABLE
 
 
+@ROOTS_ALONE
 def test_slurm_is_answered_with_the_verdict_of_the_node_without_a_taint(gated: World) -> None:
-    healthy = gate(gated.agent.port, "", "--local")
+    healthy = gate_of_slurm(gated)
     loses_gpu_3(gated)
     switch_taint_off(gated)
-    faulty = gate(gated.agent.port, "", "--local")
+    faulty = gate_of_slurm(gated)
 
     assert (healthy.returncode, faulty.returncode) == (0, REFUSED)
+    assert healthy.stdout.startswith("node: no finding of RESET or worse on the node")
     assert faulty.stdout.startswith("node: Xid79 (REBOOT) on GPU 3")
     assert faulty.stdout.endswith("; no job starts here\n")
     assert not gated.agent.metric("gate_answers_total{refuse}")
+
+
+@ROOTS_ALONE
+def test_the_socket_of_an_agent_is_roots_alone_and_another_agent_replaces_it(gated: World) -> None:
+    file = gated.folder / "state/gate.sock"
+    about = file.lstat()
+    assert (stat.S_IMODE(about.st_mode), about.st_uid, stat.S_ISSOCK(about.st_mode)) == (0o600, 0, True)
+
+    gated.agent.kill()
+    without_agent = gate_of_slurm(gated)
+    gated.start()
+
+    assert "node: " not in without_agent.stdout
+    eventually(lambda: gate_of_slurm(gated).stdout.startswith("node: no finding of RESET or worse on the node"))
 
 
 def answering(answer: bytes | None) -> tuple[socket.socket, int]:

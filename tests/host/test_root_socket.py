@@ -1,0 +1,50 @@
+"""A socket for root alone, in a folder of any length."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from healthcheck.host import root_socket
+
+
+def reaches(path: Path, listener: socket.socket) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        listener.accept()[0].close()
+    return True
+
+
+def test_only_its_owner_may_connect(short_root: Path) -> None:
+    with root_socket.listen(short_root / "s") as listener:
+        assert stat.S_IMODE((short_root / "s").lstat().st_mode) == 0o600
+        assert reaches(short_root / "s", listener)
+    assert [file.name for file in short_root.iterdir()] == ["s"]
+
+
+def test_the_path_may_be_longer_than_a_sockets(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 200)
+    folder.mkdir()
+    with root_socket.listen(folder / "s"):
+        assert (folder / "s").is_socket()
+
+
+def test_it_replaces_the_one_of_an_earlier_agent_and_a_file_or_link_of_its_name(short_root: Path) -> None:
+    target = short_root / "target"
+    target.write_text("kept")
+    for name in ("s", "s.new"):
+        (short_root / name).symlink_to(target)
+    with root_socket.listen(short_root / "s"), root_socket.listen(short_root / "s") as listener:
+        assert reaches(short_root / "s", listener)
+    assert target.read_text() == "kept"
+
+
+def test_a_folder_behind_a_link_or_in_the_way_is_an_error(short_root: Path) -> None:
+    (short_root / "link").symlink_to(".")
+    (short_root / "s").mkdir()
+    for path in (short_root / "link/x", short_root / "s", short_root / "none/s"):
+        with pytest.raises(OSError, match=r".+"):
+            root_socket.listen(path)
