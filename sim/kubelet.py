@@ -2,8 +2,8 @@
 
 A container's command starts with its variables, the token of its pod's account, `HOST_ROOT` of the simulated node, and
 that node's programs first in its PATH; its output is a file. A container without a command represents any workload: it
-runs until it is deleted. One container per pod and at most one init container before it, no images, volumes, probes or
-cgroups; a failed init container ends its pod.
+runs until it is deleted. Init containers, then one container per pod; no images, volumes, probes or cgroups. A failed
+init container ends its pod.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class _Pod:
 
     object: dict[str, Any]
     process: subprocess.Popen[bytes] | None
-    in_init: bool = False
+    inits: list[dict[str, Any]] = field(default_factory=list)
+    """Init containers that have not ended; the first of them runs."""
     killed_at: float = 0.0
     ended: bool = False
     unreported: dict[str, Any] = field(default_factory=dict)
@@ -179,11 +180,11 @@ class Kubelets:
         if why := self.refuses.get(pod["spec"]["nodeName"]):
             refusal = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": why}
             return _Pod(pod, None, ended=True, unreported=refusal)
-        init = pod["spec"].get("initContainers", [])[:1]
-        container = (init or pod["spec"]["containers"])[0]
+        inits = list(pod["spec"].get("initContainers", []))
+        container = (inits or pod["spec"]["containers"])[0]
         process, now = self._run_container(pod, container), _now()
-        if init:
-            return _Pod(pod, process, in_init=True, unreported={"phase": "Pending", "startTime": now})
+        if inits:
+            return _Pod(pod, process, inits, unreported={"phase": "Pending", "startTime": now})
         return _Pod(
             pod, process, unreported=_status(pod, "Running", {"running": {"startedAt": now}}) | {"startTime": now}
         )
@@ -241,15 +242,16 @@ class Kubelets:
                 os.killpg(pod.process.pid, signal.SIGTERM)
             elif code is None and time.monotonic() - pod.killed_at > grace:
                 os.killpg(pod.process.pid, signal.SIGKILL)
-        if code == 0 and pod.in_init and not _is_leaving(pod.object):
-            pod.in_init = False
-            pod.process = self._run_container(pod.object, pod.object["spec"]["containers"][0])
-            pod.unreported |= _status(pod.object, "Running", {"running": {"startedAt": _now()}})
+        if code == 0 and pod.inits and not _is_leaving(pod.object):
+            del pod.inits[0]
+            pod.process = self._run_container(pod.object, (pod.inits or pod.object["spec"]["containers"])[0])
+            if not pod.inits:
+                pod.unreported |= _status(pod.object, "Running", {"running": {"startedAt": _now()}})
         elif code is not None:
             pod.ended = True
             exit_code = code if code >= 0 else 128 - code
             state = {"terminated": {"exitCode": exit_code, "finishedAt": _now(), "reason": "Error" if code else "Done"}}
-            pod.unreported |= _status(pod.object, "Failed" if code else "Succeeded", state, in_init=pod.in_init)
+            pod.unreported |= _status(pod.object, "Failed" if code else "Succeeded", state, pod.inits)
 
     def _is_reported(self, pod: _Pod) -> bool:
         answer = self.plane.request("PATCH", f"{pod.path}/status", {"status": pod.unreported})
@@ -261,13 +263,15 @@ class Kubelets:
         self.plane.request("DELETE", path)
 
 
-def _status(pod: Mapping[str, Any], phase: str, state: Mapping[str, Any], *, in_init: bool = False) -> dict[str, Any]:
-    """Return the pod's status; `state` is that of its init container or of its container."""
+def _status(
+    pod: Mapping[str, Any], phase: str, state: Mapping[str, Any], inits: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Return the pod's status; `state` is that of the first of these init containers, or of its container."""
     spec, ready = pod["spec"], "running" in state
-    container = spec["initContainers" if in_init else "containers"][0]
+    container = (inits or spec["containers"])[0]
     entry = {"name": container["name"], "image": "", "imageID": "", "ready": ready, "restartCount": 0, "state": state}
     condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": _now()}
-    if not in_init:
+    if not inits:
         return {"phase": phase, "containerStatuses": [entry], "conditions": [condition]}
     waits = {"waiting": {"reason": "PodInitializing"}}
     main = {**entry, "name": spec["containers"][0]["name"], "ready": False, "state": waits}

@@ -37,7 +37,7 @@ class Stage:
         """Create a Job while only the first node takes pods, and return it when its pod is bound."""
         self.kubelets.stuck.add(FIRST)
         self.cordon(SECOND, is_cordoned=True)
-        limits = {"cpu": "10m", "memory": "1Mi", "nvidia.com/gpu": "8"}
+        limits = {"cpu": "100m", "memory": "64Mi", "nvidia.com/gpu": "8"}
         container = {"name": "main", "image": "x", "resources": {"limits": limits}}
         pod = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 0, **spec}
         rules = [{"action": "Ignore", "onExitCodes": {"operator": "In", "values": [75]}}]
@@ -115,6 +115,21 @@ def test_a_fault_between_binding_and_start_moves_the_pod_without_a_failure(stage
     assert stage.failed() == 0
     assert "Xid79 (REBOOT) on GPU 3" in stage.kubelets.log(first)
     assert stage.world.wait_for_event("GateRefused")
+
+
+def test_a_fault_during_another_init_container_moves_the_pod_without_a_failure(stage: Stage, tmp_path: Path) -> None:
+    prepared = tmp_path / "prepared"
+    command = ["sh", "-c", f"until [ -e {prepared} ]; do sleep 0.1; done"]
+    first = stage.submit(initContainers=[{"name": "prepare", "image": "x", "command": command}])
+    stage.start()
+    eventually(lambda: stage.pods()[0]["status"].get("startTime"))
+    stage.world.host.xid(3, 79, ERROR)
+    stage.world.wait_for_taint()
+    prepared.touch()
+
+    assert eventually(stage.running) == [SECOND]
+    assert stage.failed() == 0
+    assert "Xid79 (REBOOT) on GPU 3" in stage.kubelets.log(first)
 
 
 def test_a_pod_starts_on_the_healthy_node(stage: Stage) -> None:
