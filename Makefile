@@ -61,6 +61,10 @@ test-arm64: setup ## Tests of checks, memory and kernel log as an arm64 process 
 node-up: setup ## Start the same node for manual tests
 	$(BIN)/python -m sim.real_node up
 
+# In one command with these, the node starts before the fault, and the fault is there before the shell opens.
+node-xid: | $(filter node-up,$(MAKECMDGOALS))
+node-shell: | $(filter node-up node-xid,$(MAKECMDGOALS))
+
 node-shell: setup ## Open a shell on it, with kubectl, helm and gpu-healthcheck
 	$(BIN)/python -m sim.real_node shell
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from sim.real_node import __main__ as program
 from sim.real_node import needs
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_up_names_the_missing_packages_before_it_builds_anything(
@@ -19,3 +24,20 @@ def test_up_names_the_missing_packages_before_it_builds_anything(
 
     assert program.main() == 1
     assert "a real node needs containerd, runc, iptables, debootstrap, buildah" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("goals", "steps"),
+    [
+        ("node-up node-shell node-xid", ["up", "xid", "shell"]),
+        ("node-xid node-shell node-up", ["up", "xid", "shell"]),
+        ("node-up node-shell", ["up", "shell"]),
+        ("node-shell", ["shell"]),
+        ("node-xid", ["xid"]),
+    ],
+)
+def test_the_targets_of_make_run_in_the_order_of_a_trial(goals: str, steps: list[str]) -> None:
+    make = ["make", "--just-print", f"--directory={ROOT}", *goals.split()]
+    printed = subprocess.run(make, capture_output=True, text=True, check=True).stdout
+
+    assert re.findall(r"sim\.real_node (\w+)", printed) == steps
