@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.text import Text
 
 from cli.judged_cycle import CheckResult
@@ -138,6 +141,8 @@ def _show_evidence(console: Screen, evidence: Evidence) -> None:
     """Print the facts of each probe; long lists and texts are cut, and the rest is counted."""
     from rich.pretty import pretty_repr  # noqa: PLC0415 - only with --verbose
 
+    note = "\nEvidence. Further entries of a list show only the fields that differ from the first."
+    console.print(Text(note, "dim"), soft_wrap=True)
     for probe in evidence.probes:
         console.print(Text.assemble("\n", (probe.name, "bold"), f", {evidence.seconds.get(probe.name, 0.0):.3f} s"))
         cause = evidence.unread(probe)
@@ -145,6 +150,23 @@ def _show_evidence(console: Screen, evidence: Evidence) -> None:
             console.print(Text(printable(f"{cause.cause.name}: {cause.detail}")))
         else:
             facts = pretty_repr(
-                evidence[probe], max_width=_WIDTH_SHOWN, max_length=_MOST_SHOWN, max_string=_LONGEST_SHOWN
+                _brief(evidence[probe]), max_width=_WIDTH_SHOWN, max_length=_MOST_SHOWN, max_string=_LONGEST_SHOWN
             )
             console.print(Text(facts), soft_wrap=True)
+
+
+def _brief(value: Any) -> Any:
+    """Return the facts for printing: eight equal GPUs need not be read eight times."""
+    if isinstance(value, Struct):
+        return replace(value, **{name: _brief(getattr(value, name)) for name in value.__struct_fields__})
+    if isinstance(value, tuple | list):
+        return tuple(_different(entry, value[0]) if index else _brief(entry) for index, entry in enumerate(value))
+    return value
+
+
+def _different(entry: Any, first: Any) -> Any:
+    """Return the fields of the entry that differ from the first one's; the whole entry if it has another type."""
+    if not isinstance(entry, Struct) or type(entry) is not type(first):
+        return _brief(entry)
+    fields = ((name, getattr(entry, name)) for name in entry.__struct_fields__)
+    return {name: _brief(value) for name, value in fields if value != getattr(first, name)}

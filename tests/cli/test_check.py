@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -64,6 +65,16 @@ class World:
 def world(short_root: Path) -> Iterator[World]:
     with SimulatedNode.create(short_root / "n", "p4d.24xlarge") as host:
         yield World(host)
+
+
+def test_verbose_shows_of_equal_gpus_only_what_differs(world: World) -> None:
+    healthy = world.run("gpu-siblings", "-v").stdout
+    (world.host.root / "nvml/gpu5/remap_pending").write_text("1\n")
+    faulty = world.run("gpu-siblings", "-v").stdout
+
+    assert len(healthy.splitlines()) < 150
+    assert [len(set(re.findall(r"GPU-[0-9a-f-]{36}", printed))) for printed in (healthy, faulty)] == [8, 8]
+    assert [printed.count("pending=True") - healthy.count("pending=True") for printed in (healthy, faulty)] == [0, 1]
 
 
 @pytest.mark.parametrize("word", ["1", "1-dcgm-diag-l2", "dcgm-diag-l2", "dcgm-l2"])
