@@ -175,17 +175,24 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
 
 
 @pytest.mark.cluster
-def test_the_example_with_the_gate_and_automatic_resets_names_the_registry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("only_gpu_nodes", [False, True])
+def test_the_example_with_the_gate_and_automatic_resets_names_the_registry(
+    tmp_path: Path, only_gpu_nodes: bool
+) -> None:
     shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
     file = tmp_path / "kubernetes" / "overlays" / "example" / "kustomization.yaml"
     text = file.read_text()
     for overlay in ("gate", "reset-automation"):
         text = text.replace(f"\n#  - ../{overlay}", f"\n  - ../{overlay}")
+    if only_gpu_nodes:
+        text = text.replace("components: []", "components:").replace("\n#  - ../only", "\n  - ../only")
     file.write_text(text)
     made = {(entry["kind"], entry["metadata"]["name"]): entry.get("spec", {}) for entry in kustomized(str(file.parent))}
 
     pod = made["CronJob", "gpu-healthcheck-reset-automation"]["jobTemplate"]["spec"]["template"]["spec"]
     policy = made["MutatingAdmissionPolicy", "gpu-healthcheck-gate"]["variables"][0]["expression"]
+    sweeper = made["CronJob", "gpu-healthcheck-sweeper"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert ["affinity" in spec for spec in (pod, sweeper)] == [not only_gpu_nodes] * 2
     assert [pod["containers"][0]["image"], json.loads(policy)] == [f"registry.example.com/{IMAGE}"] * 2
 
 
