@@ -226,7 +226,9 @@ class Telemetry:
             "device_taints_failed", "1 while the node is tainted because its faulty GPUs could not be tainted."
         )
         self.record_left_out = gauge("record_left_out", "1 while the Node has no room for the agent's record.")
-        self.bad_settings = gauge("bad_settings", "1 for a key of the configuration that is not allowed.", ("key",))
+        self.bad_settings = gauge(
+            "bad_settings", "1 for a key whose value is not allowed: its last valid value counts.", ("key",)
+        )
         self.unknown_settings = gauge("unknown_settings", "Unknown keys of the configuration.")
         self.bad_annotations = counter("bad_annotations_total", "Unreadable annotations on the node.")
         self.set_aside = counter("set_aside_total", "Skipped input, by kind.", ("what",))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from msgspec import Struct
 
 from cli import index
+from cli.cluster_config import unused_keys
 from cli.node_groups import groups_of
 from cli.node_step import node_step
 from healthcheck.cluster.errors import Forbidden, NotFound
@@ -136,6 +137,8 @@ class Fleet(Struct, frozen=True):
     passed_over: list[str]
     """Unreadable objects, each with the reason."""
     refused: list[GateRefusals] = []
+    unused_settings: tuple[str, ...] = ()
+    """Keys of the ConfigMap that are invalid or unknown."""
 
 
 class NodeReport(Struct, frozen=True):
@@ -174,7 +177,8 @@ def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
     rows = _rows(cluster, nodes, beats, interval)
     places = _budget(cluster, config, None if beats is None else len(beats))
     refused = _refused(cluster, {row.node for row in rows})
-    return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)), refused)
+    unused = unused_keys(config or {})
+    return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)), refused, unused)
 
 
 def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, interval: timedelta) -> list[FleetRow]:

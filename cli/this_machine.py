@@ -41,7 +41,7 @@ _ELSEWHERE = (
 
 def light_cycle() -> tuple[Path, EvidenceCycle, Settings]:
     """Return the root of this machine's files, a cycle of the light and the kernel-log checks, and the settings."""
-    settings, configured = usable_settings([], None)
+    settings, configured = usable_settings([], None, accept_invalid=False)
     checks = tuple(check for check in CHECKS if check.nature is Nature.EVENT or check in configured)
     root = find_root(None)
     with probing(root, here=True) as host:
@@ -77,11 +77,16 @@ def probing(root: Path, *, here: bool) -> Iterator[Host]:
         runtime.end()
 
 
-def usable_settings(names: list[str], root: Path | None) -> tuple[Settings, tuple[Check, ...]]:
+def usable_settings(
+    names: list[str], root: Path | None, *, accept_invalid: bool = True
+) -> tuple[Settings, tuple[Check, ...]]:
+    """Return the settings and the chosen checks. `accept_invalid`: defaults replace invalid values of the ConfigMap."""
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
     settings = read_settings(directory)
-    if settings.bad:
+    if any(value.is_of_environment or not accept_invalid for value in settings.bad):
         end("check", "\n".join(str(value) for value in settings.bad))
+    for value in settings.bad:
+        complain("check", f"{value}; its default is used")
     try:
         checks = _named(names) if names else settings.values.checks
     except ValueError as error:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import Struct
 from rich.text import Text
 
-from cli import agent_pods
+from cli import agent_pods, cluster_config
 from cli.access import cluster_of
 from cli.fleet import gpu_nodes
 from cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
@@ -27,6 +24,7 @@ from healthcheck.cluster.names import AGENT, NAMESPACE, POLICIES
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT
 from healthcheck.host.streams import complain
+from healthcheck.model import counted
 from healthcheck.node.hami import is_shared
 from healthcheck.node.state import MOST_FIELD_MANAGERS, RESULTS, NodeState
 from healthcheck.text.naming import named
@@ -47,8 +45,6 @@ Timeout = Annotated[
     ),
 ]
 LACKING = 1
-_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}", re.ASCII)
-"""Keys of a ConfigMap."""
 _LOOK_AGAIN_SECONDS = 2.0
 _MOST_NAMED = 5
 
@@ -143,23 +139,15 @@ def agent_answers(cluster: Cluster, *, any_silent: bool) -> Iterator[Verificatio
 
 def settings_answers(cluster: Cluster, nodes: Iterable[NodeState]) -> Iterator[Verification]:
     """Yield the invalid values and unknown keys of the ConfigMap, as the agents read them, and what a setting lacks."""
-    from healthcheck.settings.reading import read_settings, unknown_keys  # noqa: PLC0415 - loads pydantic
-
     try:
         written = cluster.settings.read_config()
     except (NotFound, Forbidden) as error:
         yield Verification("settings", holds=isinstance(error, Forbidden), said=f"could not check: {error}")
         return
-    with TemporaryDirectory() as folder:
-        for key, value in written.items():
-            if _KEY.fullmatch(key):
-                (Path(folder) / key).write_text(value, encoding="utf-8")
-        settings = read_settings(Path(folder))
-        bad = [str(value.words) for value in settings.bad if value.where.startswith(folder)]
-        unknown = unknown_keys(Path(folder))
-    words = [*bad, *([str(unknown).removeprefix(f"{folder}: ")] if unknown else ())]
-    yield Verification("settings", holds=not words, said="; ".join(words) or f"{len(written)} keys are valid")
-    if settings.values.device_taints:
+    config = cluster_config.judged(written)
+    lacking = "; ".join((*config.reasons, *([_KEPT] if config.settings.bad else ())))
+    yield Verification("settings", holds=not lacking, said=lacking or _valid(len(written)))
+    if config.settings.values.device_taints:
         yield from _device_taint_answers(cluster, [is_shared(node) for node in nodes])
 
 
@@ -211,6 +199,13 @@ _EARLIER = (
     "agents run an earlier pod template; the policies are already the new ones and may reject their writes. Wait for"
     f" `kubectl rollout status daemonset/{AGENT} -n {NAMESPACE}`"
 )
+_KEPT = "agents keep the last valid values of these keys, other programs use their defaults; all other keys act"
+
+
+def _valid(keys: int) -> str:
+    return f"{counted(keys, 'key')} set, all valid" if keys else "every setting has its default"
+
+
 _NODES = "with DEVICE_TAINTS, each faulty GPU taints its node"
 _NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install.md)"
 

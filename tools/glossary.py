@@ -79,7 +79,8 @@ _EVENTS = {
     "GpuHealthFail": "The node's status became fail.",
     "GpuHealthUnknown": "The node's status became unknown.",
     "BadSetting": (
-        "A value of the configuration is invalid: the message has the allowed values, and the last valid one stays."
+        "A value of the configuration is invalid: the message has the allowed values. The last valid value of this key "
+        "stays, and all other keys act."
     ),
     "UnknownSetting": "A key of the configuration is no known setting. The message has the closest setting.",
     "GpuResetAbandoned": (

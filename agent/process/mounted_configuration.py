@@ -1,11 +1,11 @@
-"""Settings in force: changes are read before each cycle. If a value is invalid, the last valid one stays."""
+"""Settings in force: changes are read before each cycle. If a value is invalid, the last valid one of its key stays."""
 
 from __future__ import annotations
 
 import structlog
-from msgspec.structs import replace
 
 from agent.node.reporter import Reporter
+from agent.process import last_settings
 from agent.process.settings_reader import SettingsReader
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
@@ -55,8 +55,10 @@ class MountedConfiguration:
         self._report_bad(settings.bad)
         self._report_unknown(unknown)
         in_force = self._state.settings
-        self._settings = replace(in_force, bad=settings.bad) if settings.bad and in_force.profiles else settings
+        self._settings = settings.keeping(in_force) if in_force.profiles else settings
         self._seen = settings.seen
+        if settings.seen is not None and (folder := self._ledger.folder) is not None:
+            last_settings.save(folder, settings.texts)
 
     def _report_bad(self, bad: tuple[BadValue, ...]) -> None:
         if bad == self._bad:
@@ -65,7 +67,7 @@ class MountedConfiguration:
             self._telemetry.bad_settings.labels(value.key).set(value in bad)
         self._bad = bad
         for value in bad:
-            log.error("a setting is invalid; the last valid configuration stays", setting=str(value))
+            log.error("a setting is invalid; its last valid value stays", setting=str(value))
             self._reporter.warn("BadSetting", str(value))
 
     def _report_unknown(self, unknown: UnknownKeys | None) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from agent.process.last_settings import load
 from agent.process.settings import AgentSettings
 from healthcheck.host.command import ChildError, Program, how_it_ended, isolated
 from healthcheck.host.streams import complain
@@ -26,8 +27,8 @@ from healthcheck.text.printable import printable
 LONGEST_SECONDS = 10.0
 """Deadline of the child. It takes 0.2 s, and almost 1 s on a loaded node."""
 _PATIENCE_SECONDS = 1.0
-_LONGEST_ANSWER = 8 << 20
-"""Limit of the answer: a ConfigMap has at most 1 MiB, and a character takes at most six bytes in JSON."""
+_LONGEST_ANSWER = 16 << 20
+"""Limit of the answer: values and texts of at most 1 MiB each, and a character takes at most six bytes in JSON."""
 _LONGEST_WORDS = 2000
 
 
@@ -104,7 +105,7 @@ def read() -> SettingsReading:
     except SettingsError as error:
         return SettingsReading(bad=error.bad)
     try:
-        return SettingsReading(own, settings=read_settings(own.config_dir))
+        return SettingsReading(own, settings=read_settings(own.config_dir, load(own.state_dir)))
     except Shortage as error:
         return SettingsReading(own, shortage=str(error))
 

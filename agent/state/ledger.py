@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import structlog
 from msgspec.structs import replace
@@ -47,6 +48,11 @@ class Ledger:
     def unsaved(self) -> bool:
         """Whether the memory has counts that its file lacks."""
         return self._unsaved_since is not None
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the memory file; None if this agent may not write."""
+        return self._file.directory if self._file is not None else None
 
     def configure(self, settings: Settings) -> None:
         """Set new settings, and drop the outcomes of checks that no longer run."""

@@ -20,6 +20,7 @@ from healthcheck.host.streams import write_document
 from healthcheck.model import Status, counted
 from healthcheck.text.moments import moment
 from healthcheck.text.naming import named
+from healthcheck.text.printable import printable
 from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
 
 _MOST_ROWS, _MOST_NAMED = 500, 20
@@ -96,6 +97,9 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
     withheld = [row.node for row in fleet.nodes if row.taint == WITHHELD]
     if withheld:
         yield Text(f"not tainted although their verdicts require it: {named(withheld, _MOST_NAMED)}", "bold red")
+    if fleet.unused_settings:
+        keys = named(map(printable, fleet.unused_settings), _MOST_NAMED)
+        yield Text(f"settings that are not used: {keys}; `gpu-healthcheck verify` has the reasons", "bold red")
     if fleet.refused:
         pods = [f"{each.node} ({each.reason}, {counted(each.pods, 'pod')})" for each in fleet.refused]
         yield Text(f"the gate refused pods: {named(pods, _MOST_NAMED)}", "magenta")

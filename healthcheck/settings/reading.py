@@ -1,7 +1,8 @@
 """Read the settings from the mounted ConfigMap and the environment, by pydantic-settings.
 
 An invalid value is reported with its file, its key, the value and the allowed values. No value is guessed, and an
-invalid one neither leaves a node unmonitored nor discards valid values of other keys.
+invalid one neither leaves a node unmonitored nor discards valid values of other keys: no rule compares two keys.
+Instead of it, the last valid text of its key counts, if the caller has one, or else the default.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from msgspec import NODEFAULT, Struct
+from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import PROFILES_FILE, ProfileError, Profiles, parse_profiles, read_packaged
 from healthcheck.host.opening import entries_of, is_absent, is_folder, refuse_shortage
@@ -54,6 +57,10 @@ class BadValue(Struct, frozen=True):
         return f"{self.where}: {self.words}"
 
     @property
+    def is_of_environment(self) -> bool:
+        return self.where == _ENVIRONMENT
+
+    @property
     def words(self) -> str:
         if self.key == _NO_KEY:
             return self.allowed
@@ -74,9 +81,20 @@ class Settings(Struct, frozen=True):
     values: NodeSettings = NodeSettings()
     profiles: Profiles = {}
     bad: tuple[BadValue, ...] = ()
-    """Invalid values, replaced by the defaults."""
+    """Invalid values, replaced by the last valid ones or the defaults."""
+    texts: Mapping[str, str] = {}
+    """Valid texts by key, also those that replace invalid ones: the last valid texts of a later read."""
     seen: Seen | None = None
     """State of the folder before it was read; None if another read may give another result in the same state."""
+
+    def keeping(self, in_force: Settings) -> Settings:
+        """Return these settings with the values in force instead of the invalid ones."""
+        keys = {value.key for value in self.bad}
+        if _NO_KEY in keys:
+            return replace(in_force, bad=self.bad, seen=self.seen)
+        names = [setting.name for key, setting in settings_of(NodeSettings).items() if key in keys]
+        values = replace(self.values, **{name: getattr(in_force.values, name) for name in names})
+        return replace(self, values=values, profiles=in_force.profiles if PROFILES_FILE in keys else self.profiles)
 
 
 class UnknownKeys(Struct, frozen=True):
@@ -88,25 +106,29 @@ class UnknownKeys(Struct, frozen=True):
     def __str__(self) -> str:
         named = [f"{key} (did you mean {near}?)" if near else key for key, near in self.keys[:_MOST_NAMED]]
         more = f" and {len(self.keys) - _MOST_NAMED} more" if len(self.keys) > _MOST_NAMED else ""
-        return f"{self.where}: unknown settings: {', '.join(named)}{more}; all others are used"
+        return f"{self.where}: unknown settings, which have no effect: {', '.join(named)}{more}"
 
 
-def read_settings(directory: Path | None) -> Settings:
-    """Read the ConfigMap's files, then the environment, then the defaults.
+def read_settings(directory: Path | None, last: Mapping[str, str] = MappingProxyType({})) -> Settings:
+    """Read the ConfigMap's files, then the environment, then the defaults. `last` has the last valid texts by key.
 
-    Raises Shortage if a file could not be checked. `bad` names every invalid value; their defaults are used.
+    Raises Shortage if a file could not be checked. `bad` names every invalid value; the last valid ones, or the
+    defaults, are used.
     """
     seen = seen_in(directory)
     settled = _settled(seen)
-    values, bad = Settings().values, Settings().bad
+    values, bad, texts = NodeSettings(), Settings().bad, dict[str, str]()
     if seen or not os.environ.keys().isdisjoint(settings_of(NodeSettings)):
-        values, bad = _read_values(directory)
+        values, bad, texts = _read_values(directory, last)
     try:
-        profiles = _read_profiles(directory)
+        text = _profiles_text(directory)
+        rows = parse_profiles(text, str(directory and directory / PROFILES_FILE))
     except (ProfileError, OSError) as error:
         bad = (*bad, BadValue(PROFILES_FILE, "...", str(error), str(directory), _is_passing(error)))
-        profiles = packaged_profiles()
-    return Settings(values, profiles, bad, None if any(value.passing for value in bad) else settled)
+        text, rows = _last_profiles(last.get(PROFILES_FILE, ""))
+    profiles = {**packaged_profiles(), **rows}
+    texts |= {PROFILES_FILE: text} if text else {}
+    return Settings(values, profiles, bad, texts, None if any(value.passing for value in bad) else settled)
 
 
 def read_variables(declared: type[T]) -> T:
@@ -157,47 +179,65 @@ def packaged_profiles() -> Profiles:
     return read_packaged()
 
 
-def _read_profiles(directory: Path | None) -> Profiles:
-    """Return the packaged table of profiles. A row of the ConfigMap replaces the packaged row of its type."""
+def _profiles_text(directory: Path | None) -> str:
+    """Return the ConfigMap's profiles; '' without any. A row replaces the packaged row of its type."""
     path = directory / PROFILES_FILE if directory else None
     try:
         if path is None or not stat.S_ISREG(path.stat().st_mode):
-            return packaged_profiles()
+            return ""
         with path.open("rb") as file:
-            text = file.read(_LONGEST_FILE + 1).decode("utf-8", "backslashreplace")
+            return file.read(_LONGEST_FILE + 1).decode("utf-8", "backslashreplace")
     except OSError as error:
         if is_absent(error):
-            return packaged_profiles()
+            return ""
         raise
-    return {**packaged_profiles(), **parse_profiles(text, str(path))}
 
 
-def _read_values(directory: Path | None) -> tuple[NodeSettings, tuple[BadValue, ...]]:
-    """Return the values, with defaults for invalid ones, and the invalid ones. Raises Shortage."""
+def _last_profiles(text: str) -> tuple[str, Profiles]:
+    """Return the last valid profiles; none if another version accepted them."""
+    try:
+        return text, parse_profiles(text, PROFILES_FILE)
+    except ProfileError:
+        return "", {}
+
+
+def _read_values(
+    directory: Path | None, last: Mapping[str, str]
+) -> tuple[NodeSettings, tuple[BadValue, ...], dict[str, str]]:
+    """Return the values, the invalid ones, and the valid texts. Raises Shortage."""
     from pydantic import ValidationError  # noqa: PLC0415 - slower than a whole check cycle
     from pydantic_settings import SecretsSettingsSource  # noqa: PLC0415
     from pydantic_settings import SettingsError as SourceError  # noqa: PLC0415
 
     try:
         folder = directory if directory is not None and is_folder(directory) else None
+        bad = tuple(_unreadable(folder))
     except Shortage:
         raise
     except ProbeError as error:
-        return NodeSettings(), (_not_readable(str(error).removeprefix(f"{directory}: "), directory),)
-    bad = tuple(_unreadable(folder))
-    for _ in ("all values", "without the invalid ones"):
-        model = _model(NodeSettings, frozenset(value.key for value in bad))
+        folder, bad = None, (_not_readable(str(error).removeprefix(f"{directory}: "), directory),)
+    kept = {key: text for key, text in last.items() if key in settings_of(NodeSettings)}
+    """Last valid texts, without those that this version rejects."""
+    for _ in ("all", "the readable", "instead of invalid", "accepted by this version", "the defaults"):
+        keys = {value.key for value in bad}
+        instead = {key: text for key, text in kept.items() if key in keys or _NO_KEY in keys}
+        model = _model(NodeSettings, frozenset(keys - instead.keys()))
         try:
-            files = SecretsSettingsSource(model, folder)() if folder else {}
+            files = SecretsSettingsSource(_model(NodeSettings, frozenset(keys)), folder)() if folder else {}
             if folder and OVERRIDES in files:  # with its leading empty lines: an error names the line
                 files[OVERRIDES] = (folder / OVERRIDES).read_text(encoding="utf-8")
-            return NodeSettings(**dict(model(**files))), bad  # they outrank the environment: the last edit must apply
+            texts = {**files, **instead}
+            # They outrank the environment: the last edit must apply.
+            return NodeSettings(**dict(model(**texts))), bad, texts
         except ValidationError as error:
-            bad = (*bad, *_bad_values(error, NodeSettings, directory))
+            found = tuple(_bad_values(error, NodeSettings, directory))
+            bad = (*bad, *(value for value in found if value.key not in instead))
+            rejected = {value.key for value in found} & instead.keys()
+            kept = {key: text for key, text in kept.items() if key not in rejected}
         except (SourceError, OSError, UnicodeDecodeError) as error:  # a file was replaced while it was read
             _is_passing(error.__cause__ if isinstance(error.__cause__, OSError) else error)
-            return NodeSettings(), (*bad, _not_readable(str(error), directory))
-    return NodeSettings(), bad
+            folder, bad = None, (*bad, _not_readable(str(error), directory))
+    return NodeSettings(), bad, {}
 
 
 @cache

@@ -70,14 +70,72 @@ class TestSettingsAtTheStart:
         world.start()
         world.wait_for_status("pass")
 
-        named = f"{world.config}: unknown settings: CHECK_INTERVALL (did you mean CHECK_INTERVAL?), NONSENSE; "
-        assert world.wait_for_event("UnknownSetting")["message"] == f"{named}all others are used"
+        named = "unknown settings, which have no effect: CHECK_INTERVALL (did you mean CHECK_INTERVAL?), NONSENSE"
+        assert world.wait_for_event("UnknownSetting")["message"] == f"{world.config}: {named}"
         assert world.agent.metric("unknown_settings") == 2
         (world.config / "CHECK_INTERVALL").unlink()
         eventually(lambda: len(world.events("UnknownSetting")) == 2)
         (world.config / "NONSENSE").unlink()
         eventually(lambda: world.agent.metrics()["unknown_settings"] == 0)
         assert (len(world.events("UnknownSetting")), world.events("BadSetting")) == (2, [])
+
+
+def mount(world: World, **values: str) -> None:
+    """Mount a ConfigMap as the kubelet does: files of one version behind the link `..data`, which is swapped."""
+    version = f"..{len(list(world.config.glob('..v*')))}"
+    folder = world.config / f"..v{version}"
+    folder.mkdir()
+    for key, value in values.items():
+        (folder / key).write_text(value)
+        if not (world.config / key).is_symlink():
+            (world.config / key).symlink_to(f"..data/{key}")
+    (world.config / "..data_tmp").symlink_to(folder.name)
+    (world.config / "..data_tmp").rename(world.config / "..data")
+    for link in world.config.iterdir():
+        if link.is_symlink() and not link.exists():
+            link.unlink()
+
+
+class TestSettingsOfARunningAgent:
+    """Each valid key of the mounted ConfigMap acts; an invalid one keeps its last valid value, also after a restart."""
+
+    def test_a_valid_key_acts_beside_an_invalid_one_and_the_invalid_one_keeps_its_value(self, world: World) -> None:
+        world.program = "tests.agent.quick_agent"
+        mount(world, CHECK_INTERVAL="10")
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        world.start()
+        world.wait_for_taint()
+
+        mount(world, CHECK_INTERVAL="10", ENABLE_TAINT="false", MAX_UNHEALTHY_PERCENT="twenty")
+        world.wait(lambda node: not node.tainted)
+        message = world.wait_for_event("BadSetting")["message"]
+        expected = "MAX_UNHEALTHY_PERCENT: MAX_UNHEALTHY_PERCENT = 'twenty': a whole number, 1 to 100"
+        assert message == f"{world.config}/{expected}"
+        assert world.agent.metric("bad_settings{MAX_UNHEALTHY_PERCENT}") == 1
+
+        mount(world, CHECK_INTERVAL="10", ENABLE_TAINT="flase", GATE_SEVERITY="MONITOR")
+        eventually(lambda: world.agent.metrics().get("bad_settings{ENABLE_TAINT}") == 1)
+        assert world.agent.metric("bad_settings{MAX_UNHEALTHY_PERCENT}") == 0
+        world.host.xid(4, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
+        assert not world.wait(lambda node: "Xid48" in node.findings).tainted
+
+        world.restart()
+        world.wait_for_status("fail")
+        assert (world.agent.metric("bad_settings{ENABLE_TAINT}"), world.node().tainted) == (1, False)
+
+        mount(world, CHECK_INTERVAL="10")
+        world.wait_for_taint()
+        assert world.agent.metrics().get("bad_settings{ENABLE_TAINT}") == 0
+
+    def test_a_first_start_and_a_damaged_file_of_last_values_take_the_default(self, world: World) -> None:
+        world.memory_file.parent.mkdir()
+        (world.memory_file.parent / "settings.json").write_text('{"ENABLE_TAINT": "no", "MONITOR_TTL": 5}')
+        mount(world, ENABLE_TAINT="flase", MONITOR_TTL="120")
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        world.start()
+
+        world.wait_for_taint()
+        assert world.agent.metric("bad_settings{ENABLE_TAINT}") == 1
 
 
 class TestAnnotations:

@@ -70,14 +70,21 @@ def test_an_image_that_cannot_be_pulled_is_named_and_a_started_pod_is_not(plane:
 
 def test_invalid_and_unknown_settings_are_named(plane: ControlPlane) -> None:
     plane.kubectl("apply", "-f", str(MANIFESTS))
-    assert "keys are valid" in lines(plane)
+    assert "settings ok every setting has its default" in lines(plane)
 
-    data = {"CHECK_INTERVAL": "5", "CHECK_INTERVALL": "60"}
+    data = {"CHECK_INTERVAL": "5", "CHECK_INTERVALL": "60", "ENABLE_TAINT": "false"}
     assert plane.request("PATCH", CONFIG, {"data": data}).status == 200
 
     found = lines(plane)
     assert "settings lacking CHECK_INTERVAL = '5': " in found
-    assert "unknown settings: CHECK_INTERVALL (did you mean CHECK_INTERVAL?)" in found
+    assert "unknown settings, which have no effect: CHECK_INTERVALL (did you mean CHECK_INTERVAL?); " in found
+    assert "agents keep the last valid values of these keys, other programs use their defaults; all other keys" in found
+    status = run_here(plane.kubeconfig, "status").stdout
+    assert "settings that are not used: CHECK_INTERVAL, CHECK_INTERVALL; `gpu-healthcheck verify`" in status
+
+    assert plane.request("PATCH", CONFIG, {"data": {"CHECK_INTERVAL": "60", "CHECK_INTERVALL": None}}).status == 200
+    assert "settings ok 2 keys set, all valid" in lines(plane)
+    assert "settings that are not used" not in run_here(plane.kubeconfig, "status").stdout
 
 
 def test_device_taints_that_the_cluster_does_not_serve_are_named(plane: ControlPlane) -> None:

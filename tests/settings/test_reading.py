@@ -192,10 +192,9 @@ def test_keys_that_nobody_knows_change_nothing_and_are_named_with_what_may_be_me
 
     assert read_settings(tmp_path).values.check_interval_seconds == 300
     assert str(unknown_keys(tmp_path)) == (
-        f"{tmp_path}: unknown settings: CHECK_INTERVALL (did you mean CHECK_INTERVAL?), "
+        f"{tmp_path}: unknown settings, which have no effect: CHECK_INTERVALL (did you mean CHECK_INTERVAL?), "
         "EFA_MAX_BW (did you mean EFA_MIN_BW?), QUARANTINE_NAMESPACE (did you mean SWEEP_NAMESPACE?), "
-        "check-interval (did you mean CHECK_INTERVAL?), severity_overrides (did you mean severity-overrides?), zz; "
-        "all others are used"
+        "check-interval (did you mean CHECK_INTERVAL?), severity_overrides (did you mean severity-overrides?), zz"
     )
 
 
@@ -220,7 +219,7 @@ def test_of_many_unknown_keys_some_are_named_and_all_are_counted(tmp_path: Path)
     write(tmp_path, **{f"N{number:03}-{'x' * 200}": "" for number in range(300)})
     message = str(unknown_keys(tmp_path))
 
-    assert message.endswith(" and 292 more; all others are used")
+    assert message.endswith(" and 292 more")
     assert len(message) < len(str(tmp_path)) + 800
 
 
@@ -405,6 +404,49 @@ def test_a_row_of_the_configmap_stands_before_the_packaged_one(tmp_path: Path) -
     assert profiles["p5.48xlarge"] == InstanceProfile("p5.48xlarge", 8, 16, True, "efa")
     assert profiles["our-own"] == InstanceProfile("our-own", 2, 0, False, "")
     assert profiles["p4d.24xlarge"].efa == 4
+
+
+LAST = {
+    "CHECK_INTERVAL": "60",
+    "ENABLE_TAINT": "false",
+    "severity-overrides": "xid 13 = RESET",
+    "instance-profiles.conf": "our-own|2|0|false|-\n",
+}
+
+
+def test_instead_of_each_invalid_value_the_last_valid_one_is_used(tmp_path: Path) -> None:
+    write(tmp_path, CHECK_INTERVAL=b"\xff", ENABLE_TAINT="flase", MONITOR_TTL="120", DCGM_TIMEOUT="soon")
+    write(tmp_path, **{"severity-overrides": "xid 13", "instance-profiles.conf": "p5|8"})
+
+    settings = read_settings(tmp_path, LAST)
+
+    values = settings.values
+    assert (values.check_interval_seconds, values.enable_taint, values.monitor_ttl_seconds) == (60, False, 120)
+    assert values.dcgm_timeout_seconds == 900
+    assert values.policy.overrides == {"Xid13": Severity.RESET}
+    assert settings.profiles["our-own"].gpus == 2
+    assert settings.texts == {**LAST, "MONITOR_TTL": "120"}
+    assert {value.key for value in settings.bad} == {*LAST, "DCGM_TIMEOUT"}
+
+
+@pytest.mark.parametrize("text", ["9", "", "\ud800", "9" * 5000])
+def test_a_last_value_that_this_version_rejects_is_not_used(tmp_path: Path, text: str) -> None:
+    write(tmp_path, CHECK_INTERVAL="soon", ENABLE_TAINT="flase")
+
+    settings = read_settings(tmp_path, {"CHECK_INTERVAL": text, "ENABLE_TAINT": "false", "UNKNOWN": "x"})
+
+    assert (settings.values.check_interval_seconds, settings.values.enable_taint) == (300, False)
+    assert settings.texts == {"ENABLE_TAINT": "false"}
+    assert sorted(value.key for value in settings.bad) == ["CHECK_INTERVAL", "ENABLE_TAINT"]
+
+
+def test_a_key_that_is_gone_has_its_default_whatever_it_was(tmp_path: Path) -> None:
+    write(tmp_path, MONITOR_TTL="120")
+
+    settings = read_settings(tmp_path, LAST)
+
+    assert (settings.values.check_interval_seconds, "our-own" in settings.profiles) == (300, False)
+    assert settings.texts == {"MONITOR_TTL": "120"}
 
 
 def test_a_start_with_a_bad_value_takes_its_default_and_keeps_the_good_ones(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_where_no_child_answers_at_the_start_the_agent_reads_by_itself(
     assert loaded.interval() == 77
     assert (loaded.state.settings.bad, loaded.reports.warnings) == ((), [])
     mocker.stopall()
-    assert loaded.interval() == 77
+    assert loaded.interval() == 78
     assert [value.key for value in loaded.state.settings.bad] == ["MONITOR_TTL"]
     write(config, MONITOR_TTL="120")
     assert loaded.interval() == 78
