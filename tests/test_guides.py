@@ -106,7 +106,7 @@ def test_the_setting_of_the_guide_reaches_configmap_chart_and_explain(copy: Path
 
     meaning = "Highest temperature of a healthy GPU, in degrees Celsius; 0 disables the limit."
     config = (copy / "kubernetes/manifests/03-config.yaml").read_text()
-    assert f'  # {meaning} Allowed: 0 to 120.\n  MAX_GPU_CELSIUS: "0"\n' in config
+    assert f'#  # {meaning} Allowed: 0 to 120.\n#  MAX_GPU_CELSIUS: "0"\n' in config
     schema = json.loads((copy / "charts/gpu-healthcheck/values.schema.json").read_text())
     declared = schema["properties"]["settings"]["properties"]["MAX_GPU_CELSIUS"]
     assert declared == {"description": meaning, "type": "integer", "minimum": 0, "maximum": 120}

@@ -23,6 +23,7 @@ from healthcheck.memory import known_names
 from healthcheck.model import PREFIX, Check, Reason, Severity, Status, UnobservedCause
 from healthcheck.node import state as node
 from healthcheck.settings.declaration import NodeSettings, settings_of
+from healthcheck.settings.reading import read_settings
 from healthcheck.verdict.acknowledgement import UNTOLD
 from quarantine.recommendation import Recommendation
 from quarantine.settings import QuarantineSettings
@@ -239,16 +240,19 @@ def test_the_generated_documents_are_fresh() -> None:
     assert [path.name for path, text in docs.rendered().items() if path.read_text() != text] == []
 
 
-def test_the_config_map_holds_the_profiles_and_every_key_that_somebody_reads() -> None:
+def test_the_config_map_sets_nothing_and_its_comments_have_the_default_of_every_key(tmp_path: Path) -> None:
     config = next(document for document in documents() if document["kind"] == "ConfigMap")
-    data = config["data"]
-    assert isinstance(data, dict)
+    assert config["data"] == {}
+    text = manifests.MANIFEST.read_text()
+    assert text == manifests.render(text)
+    _, _, commented = text.partition(manifests.BEGIN)
+    data = yaml.safe_load(re.sub("(?m)^#", "", commented.partition(manifests.END)[0]))
     known = {*settings_of(NodeSettings), PROFILES_FILE}
-    assert set(data) ^ known == {"KERNEL_LOG_LINES", "SWEEP_IMAGE"}  # taken, and without effect
-    assert data[PROFILES_FILE] == (ROOT / PROFILES_FILE).read_text()
-    assert manifests.MANIFEST.read_text() == manifests.render(
-        manifests.MANIFEST.read_text(), (ROOT / PROFILES_FILE).read_text()
-    )
+    assert data.keys() ^ known == {"KERNEL_LOG_LINES", "SWEEP_IMAGE"}  # taken, and without effect
+    for key, value in data.items():
+        (tmp_path / key).write_text(value)
+    settings = read_settings(tmp_path)
+    assert (settings.values, settings.bad) == (NodeSettings(), ())
 
 
 def test_manifests_set_no_variable_that_no_settings_class_knows() -> None:

@@ -21,6 +21,7 @@ from agent.telemetry import Telemetry
 from diagnosis.causes import SEARCHES
 from diagnosis.model import Cause
 from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.profiles import FORM, PROFILES_FILE
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
@@ -28,7 +29,7 @@ from healthcheck.memory.cycles import LOOKS_TO_CONFIRM
 from healthcheck.memory.exit_table import EXITS
 from healthcheck.memory.known_names import SLOW
 from healthcheck.model import Check, Reason, Severity
-from healthcheck.settings.declaration import settings_of
+from healthcheck.settings.declaration import NodeSettings, settings_of
 from quarantine.recommendation import TABLE
 from tools import glossary, guides, man_page
 from tools.chart import values
@@ -43,6 +44,8 @@ FINDINGS_PAGE = ROOT / "docs" / "findings.md"
 COULD_NOT_CHECK_PAGE = ROOT / "docs" / "could-not-check.md"
 QUARANTINE_PAGE = ROOT / "docs" / "quarantine.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
+SETTINGS_PAGE = ROOT / "docs" / "settings.md"
+SETTINGS_MARKS = "<!-- settings: begin (make docs) -->", "<!-- settings: end -->"
 DIAGNOSES_PAGE = ROOT / "docs" / "causes.md"
 CHECKS_MARKS = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
 CAUSES_MARKS = "<!-- causes: begin (make docs) -->", "<!-- causes: end -->"
@@ -261,6 +264,25 @@ _SCRAPING = (
 )
 
 
+def settings_table() -> str:
+    """Return the keys of the ConfigMap, one line each."""
+    lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    for key, setting in settings_of(NodeSettings).items():
+        if setting.has_effect:
+            default = f"`{setting.written_default}`" if setting.written_default else "empty"
+            allowed = setting.allowed.removeprefix("allowed are ") or "-"
+            lines.append(f"| `{key}` | {default} | {allowed} | {setting.meaning} |")
+    form = FORM.replace("|", r"\|")
+    lines.append(f"| `{PROFILES_FILE}` | empty | `{form}` | {_PROFILES_MEANING} |")
+    return "\n".join(lines)
+
+
+_PROFILES_MEANING = (
+    "Expected hardware by instance type, one line each: adds rows to "
+    "[the table of this version](../instance-profiles.conf), or replaces them."
+)
+
+
 def uses_by_metric() -> dict[str, list[str]]:
     """Return, by metric name, the alerts (as links), recorded series and panels that use it."""
     uses: dict[str, list[str]] = defaultdict(list)
@@ -344,6 +366,7 @@ def rendered() -> dict[Path, str]:
         man_page.PAGE: man_page.page(),
         CHECKS_PAGE: checks_page(),
         METRICS_PAGE: metrics_page(),
+        SETTINGS_PAGE: _with_table(SETTINGS_PAGE.read_text(), settings_table(), SETTINGS_MARKS),
         DIAGNOSES_PAGE: diagnoses_page(),
         RECORD: _with_table(RECORD.read_text(), exit_table(), EXIT_MARKS),
         FINDINGS_PAGE: _with_table(FINDINGS_PAGE.read_text(), findings_table(), CHECKS_MARKS),

@@ -184,7 +184,7 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("a group of checks", _groups(), "docs/checks.md")
     yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")
     yield from _checks()
-    yield from _of(SETTING, dict(_settings()), "kubernetes/manifests/03-config.yaml")
+    yield from _of(SETTING, dict(_settings()), "docs/settings.md")
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
     yield from (IndexEntry(word.name, word.kind, word.meaning, word.source) for word in hami_words())
     yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")

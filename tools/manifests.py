@@ -1,26 +1,31 @@
 #!/usr/bin/env python3
 """Write generated parts of manifests; `--check` only lists outdated files.
 
-The ConfigMap gets its settings and instance-profiles.conf, the overlay `monitoring` the rules as an object of the
+The ConfigMap gets the settings as comments, the overlay `monitoring` the rules as an object of the
 Prometheus operator; the Helm chart is generated from all.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import fill, indent
+from textwrap import indent
 
-from healthcheck.settings.declaration import NodeSettings, settings_of
+from healthcheck.catalog.profiles import PROFILES_FILE
 from tools import chart
+from tools.chart.settings import settings_lines
 
 ROOT = Path(__file__).parents[1]
-PROFILES = ROOT / "instance-profiles.conf"
 MANIFEST = ROOT / "kubernetes" / "manifests" / "03-config.yaml"
-BEGIN = "  # BEGIN instance-profiles.conf"
-END = "  # END instance-profiles.conf"
-SETTINGS_COMMENT = "  # Written from healthcheck/settings/declaration.py by `make docs`.\n"
+BEGIN = "# BEGIN settings: written from healthcheck/settings/declaration.py by `make docs`\n"
+END = "# END settings\n"
+_PROFILES_LINES = f"""\
+# Lines that add rows to the table {PROFILES_FILE}, or replace them: type|gpus|efa|nvlink|provider[|roce].
+{PROFILES_FILE}: |
+  p5.48xlarge|8|32|true|efa
+"""
 RULES = ROOT / "monitoring" / "rules.yaml"
 RULE_OBJECT = ROOT / "kubernetes" / "overlays" / "monitoring" / "prometheus-rule.yaml"
 DASHBOARD = chart.CHART / "dashboard" / "gpu-healthcheck.json"
@@ -39,25 +44,15 @@ spec:
 
 
 def settings_block() -> str:
-    """Return the ConfigMap's entries: each setting with its meaning and bounds as a comment, and its default."""
-    lines = []
-    for key, setting in settings_of(NodeSettings).items():
-        if setting.has_effect:
-            text = f"{setting.meaning} {setting.span}".rstrip()
-            lines.append(fill(text, 118, initial_indent="  # ", subsequent_indent="  # ", break_on_hyphens=False))
-            lines.append(f'  {key}: "{setting.written_default}"')
-    return "\n".join(lines) + "\n"
+    """Return the ConfigMap's comments: each setting with its meaning, bounds and default."""
+    return indent(settings_lines(lambda setting: json.dumps(setting.written_default)) + _PROFILES_LINES, "#  ")
 
 
-def render(manifest: str, profiles: str) -> str:
-    """Return the ConfigMap with the declared settings and, between the two marker lines, the profiles."""
-    head, data, rest = manifest.partition("\ndata:\n")
-    _, _, rest = rest.partition(BEGIN)
-    before = f"{head}{data}{SETTINGS_COMMENT}{settings_block()}"
-    marker, _, rest = rest.partition("\n")
+def render(manifest: str) -> str:
+    """Return the ConfigMap with the declared settings between the two marker lines."""
+    before, _, rest = manifest.partition(BEGIN)
     _, _, after = rest.partition(END)
-    block = "  instance-profiles.conf: |\n" + indent(profiles, "    ")
-    return f"{before}{BEGIN}{marker}\n{block}{END}{after}"
+    return f"{before}{BEGIN}{settings_block()}{END}{after}"
 
 
 def rule_object(rules: str) -> str:
@@ -69,7 +64,7 @@ def rule_object(rules: str) -> str:
 def rendered() -> dict[Path, str]:
     """Return every generated file with its content."""
     return {
-        MANIFEST: render(MANIFEST.read_text(), PROFILES.read_text()),
+        MANIFEST: render(MANIFEST.read_text()),
         RULE_OBJECT: rule_object(RULES.read_text()),
     }
 

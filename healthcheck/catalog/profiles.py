@@ -12,7 +12,7 @@ from msgspec import Struct
 
 PROFILES_FILE = "instance-profiles.conf"
 _TYPE = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
-_FORM = "type|gpus|efa|nvlink|provider[|roce]"
+FORM = "type|gpus|efa|nvlink|provider[|roce]"
 _MOST = 4096
 """Most GPUs or EFA devices of a node. A higher number is a typing error."""
 _LONGEST = 1 << 20
@@ -77,7 +77,7 @@ def find_profile(profiles: Profiles, instance_type: str) -> InstanceProfile | No
 def _parse_line(line: str, where: str) -> InstanceProfile:
     fields = [field.strip() for field in line.split("|")]
     if len(fields) not in (5, 6):
-        raise ProfileError(f"{where}: {line[:80]!r} has {len(fields)} fields; write {_FORM}")
+        raise ProfileError(f"{where}: {line[:80]!r} has {len(fields)} fields; write {FORM}")
     instance_type, gpus, efa, nvlink, provider, *roce = fields
     if not _TYPE.match(instance_type):
         raise ProfileError(f"{where}: type {instance_type[:40]!r}; write an instance type such as p5.48xlarge")

@@ -238,10 +238,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     ] = field(default=False, name="STRICT_PSHC")
     metrics_timings: Annotated[
         Switch,
-        Meta(
-            description="true: agents export the durations of each probe and check, about as many series of a healthy "
-            "node as all others. false: they leave them out."
-        ),
+        "1: agents export the durations of each probe and check, about as many series of a healthy node as all others. "
+        "0: they leave them out.",
     ] = field(default=False, name="METRICS_TIMINGS")
     dcgm_l2_interval_seconds: Annotated[
         int,

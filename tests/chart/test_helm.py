@@ -166,7 +166,7 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
     fields = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
     assert (fields["METRICS_PORT"], fields["LOG_LEVEL"], len(fields)) == ("9000", "debug", 4)
     assert pod["containers"][0]["ports"][0]["containerPort"] == 9000
-    assert (data["MONITOR_TTL"], data["STRICT_PSHC"]) == ("31536000", "1")
+    assert (data["MONITOR_TTL"], data["STRICT_PSHC"], len(data)) == ("31536000", "true", 4)
     assert (data["severity-overrides"], data["instance-profiles.conf"]) == (
         "xid 13 = RESET\n# <&>",
         "x9.large|8|0|true|efa\n",

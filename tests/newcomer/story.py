@@ -17,6 +17,7 @@ from tests.newcomer.traces import settled, traces
 from tests.newcomer.typed import shown
 from tests.newcomer.ways import (
     ALERTS,
+    CHANGED,
     FINDINGS,
     HELM_SETS,
     INSTALL,
@@ -108,11 +109,11 @@ class Newcomer:
         self.stage.host.xid(3, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
         self.stage.wait_for_taint()
         was = self.stage.kubectl(*_CONFIGURED)
-        self._set("120" if was != "120" else "60", was)
+        self._edit(self.way.unset, self.way.changed)
         self.type(*self.way.upgrade, more="" if self.way.file else HELM_SETS)
         self._looks()
-        assert self.stage.kubectl(*_CONFIGURED) != was
-        self._set(was, self.stage.kubectl(*_CONFIGURED))
+        assert self.stage.kubectl(*_CONFIGURED) == CHANGED != was
+        self._edit(self.way.changed, self.way.unset)
         self.type(*self.way.back)
         self._looks()
         assert self.stage.kubectl(*_CONFIGURED) == was
@@ -130,11 +131,12 @@ class Newcomer:
         self.type(UNINSTALL, "kubectl debug node/NODE")
         self.type(UNINSTALL, "kubectl delete pods -l app.kubernetes.io/managed-by=kubectl-debug")
 
-    def _set(self, value: str, was: str) -> None:
+    def _edit(self, before: str, after: str) -> None:
         if self.way.file:
             file = self.stage.node.folder / "checkout" / self.way.file
-            written = self.way.written
-            file.write_text(file.read_text().replace(written.format(was), written.format(value)))
+            text = file.read_text()
+            assert before in text
+            file.write_text(text.replace(before, after))
 
     def _looks(self) -> None:
         self.run(f"kubectl rollout status -n {NAMESPACE} daemonset/gpu-healthcheck-agent")

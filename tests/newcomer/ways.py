@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 README, INSTALL, RUNBOOK = "README.md", "docs/install.md", "docs/runbook.md"
 ALERTS, FINDINGS, UNINSTALL = "docs/alerts.md", "docs/findings.md", "docs/uninstall.md"
 REGISTRY = OURS.rpartition("/")[0]
-HELM_SETS = " --set settings.CHECK_INTERVAL=120"
+CHANGED = "120"
+HELM_SETS = f" --set settings.CHECK_INTERVAL={CHANGED}"
+_DATA = "data: {}", f'data: {{CHECK_INTERVAL: "{CHANGED}"}}'
+_PATCH = f"""\
+#  - target: {{kind: ConfigMap, name: gpu-healthcheck-config}}
+#    patch: |
+#      - {{op: add, path: /data/CHECK_INTERVAL, value: "{CHANGED}"}}
+"""
 
 
 @dataclass(frozen=True)
@@ -29,9 +36,11 @@ class Way:
     stop: tuple[str, str]
     """The first line of an uninstallation."""
     file: str = ""
-    """Where the setting stands that is changed; empty: in the command."""
-    written: str = ""
-    """As what it stands there, with its value left out."""
+    """File in which the setting is changed; empty: in the command."""
+    unset: str = ""
+    """Its text there without the setting."""
+    changed: str = ""
+    """The same with the setting."""
     prepare: tuple[str, str] | None = None
     """Writes the image into the manifests."""
 
@@ -58,11 +67,11 @@ WAYS = (
         _MANIFESTS,
         _STOP,
         "kubernetes/manifests/03-config.yaml",
-        'CHECK_INTERVAL: "{}"',
+        *_DATA,
         prepare=(README, "sed -i"),
     ),
-    Way("kustomize", _KUSTOMIZE, _KUSTOMIZE, _KUSTOMIZE, _STOP, _EXAMPLE, 'CHECK_INTERVAL, value: "{}"'),
-    Way("install.yaml", _FILE, _FILE, _FILE, _STOP, "install.yaml", 'CHECK_INTERVAL: "{}"'),
+    Way("kustomize", _KUSTOMIZE, _KUSTOMIZE, _KUSTOMIZE, _STOP, _EXAMPLE, _PATCH, _PATCH.replace("#", "")),
+    Way("install.yaml", _FILE, _FILE, _FILE, _STOP, "install.yaml", *_DATA),
 )
 
 

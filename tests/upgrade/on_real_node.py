@@ -127,7 +127,9 @@ def _manifests(source: Path, target: Path, image: str) -> Path:
     for file in target.glob("*.yaml"):
         text = _NAMED.sub(image, file.read_text()).replace('CHECK_INTERVAL: "300"', 'CHECK_INTERVAL: "10"')
         # As sim/real_node has it: where no limit can be raised, pods may lock little memory.
-        file.write_text(text.replace('severity-overrides: ""', 'severity-overrides: "MemlockLow = PASS"'))
+        text = text.replace('severity-overrides: ""', 'severity-overrides: "MemlockLow = PASS"')  # up to 0.3.0
+        ours = 'data: {CHECK_INTERVAL: "10", severity-overrides: "MemlockLow = PASS"}'
+        file.write_text(text.replace("data: {}", ours))
     return target
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import Any
 
+from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.checks import CHECKS
 from healthcheck.model import Severity
 from healthcheck.node.state import REPAIR_CONDITIONS
-from healthcheck.settings.declaration import NodeSettings, Setting, settings_of
+from healthcheck.settings.declaration import NodeSettings, Setting, settings_of, written
 from healthcheck.settings.reading import read_settings
 
 
@@ -51,6 +54,11 @@ def allowed(name: str, value: Any) -> bool:
         return not read_settings(Path(folder)).bad
 
 
+def names() -> list[str]:
+    """Return the keys that are values of the chart."""
+    return [key for key, setting in _SETTINGS.items() if setting.has_effect]
+
+
 def schema(name: str) -> dict[str, Any]:
     """Return the JSON schema of a setting, with its meaning as the description."""
     setting = _SETTINGS[name]
@@ -76,21 +84,43 @@ def _checks() -> dict[str, Any]:
     return {"pattern": f"^ *{word}( +{word})* *$"}
 
 
-def default(name: str, text: str) -> Any:
-    """Return the manifests' text as a value."""
-    kind = _SETTINGS[name].kind
-    if kind is bool:
-        return text in ("true", "1")
-    return int(text) if kind is int else text
+def settings_lines(value: Callable[[Setting], str]) -> str:
+    """Return each setting with its meaning and bounds as a comment, and its default in the form of `value`."""
+    lines = []
+    for key, setting in _SETTINGS.items():
+        if setting.has_effect:
+            text = f"{setting.meaning} {setting.span}".rstrip()
+            lines.append(fill(text, 116, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False))
+            lines.append(f"{key}: {value(setting)}")
+    return "\n".join(lines) + "\n"
 
 
-def template(name: str, text: str) -> str:
-    """Return the chart's template expression for this value of the ConfigMap, in the form that the manifests use."""
-    kind = _SETTINGS[name].kind
-    value = f'index .Values.settings "{name}"'
-    if kind is int:
-        return f"{{{{ {value} | int64 | quote }}}}"  # a number of a values file is a float64 to Helm
-    if kind is bool:
-        yes, no = ("1", "0") if text in ("0", "1") else ("true", "false")
-        return f'{{{{ {value} | ternary "{yes}" "{no}" | quote }}}}'
-    return f"{{{{ {value} | toJson }}}}"
+def typed_default(setting: Setting) -> str:
+    """Return the default as the chart's values write it."""
+    value = setting.default.name if isinstance(setting.default, Severity) else setting.default
+    return json.dumps(value, ensure_ascii=False)
+
+
+def template() -> str:
+    """Return the template of the ConfigMap's data: the values that differ from their defaults."""
+    defaults = "\n".join(f"    {json.dumps(key)} {json.dumps(written(_SETTINGS[key].default))}" for key in names())
+    return _DATA.format(defaults=defaults, profiles=PROFILES_FILE)
+
+
+_DATA = """
+{{{{- $data := dict }}}}
+{{{{- $defaults := dict
+{defaults}
+}}}}
+{{{{- range $key, $default := $defaults }}}}
+{{{{- $value := index $.Values.settings $key }}}}
+{{{{- /* A number of a values file is a float64 to Helm. */}}}}
+{{{{- $text := kindIs "float64" $value | ternary ($value | int64 | toString) ($value | toString) }}}}
+{{{{- if ne $text $default }}}}
+{{{{- $_ := set $data $key $text }}}}
+{{{{- end }}}}
+{{{{- end }}}}
+{{{{- with .Values.instanceProfiles }}}}
+{{{{- $_ := set $data "{profiles}" . }}}}
+{{{{- end }}}}
+{{{{- toYaml $data | nindent 2 }}}}"""

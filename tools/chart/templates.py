@@ -10,7 +10,6 @@ from textwrap import indent
 
 import healthcheck
 from agent.process.settings import AgentSettings
-from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.settings.declaration import by_key
 from tools.chart import keys, rules, settings
 from tools.chart.keys import ADDED, KEYS, LABELLED, PODS, Identity, Key, Place
@@ -153,7 +152,6 @@ def _special(document: Document) -> Iterator[Edit]:
     """Yield edits for values without a single place."""
     if document.identity == keys.CONFIG:
         yield from _settings(document)
-        yield from _either(document, ("data", PROFILES_FILE), "instanceProfiles")
     if document.identity in (keys.AGENT, keys.QUARANTINE):
         yield _under(document, PODS[document.identity], _RUNTIME_CLASS)
     if document.identity == keys.AGENT:
@@ -214,13 +212,7 @@ def _wrapped(document: Document, path: Steps, condition: str) -> Iterator[Edit]:
     yield Edit(edit.end, edit.end, f"\n{' ' * column}{{{{- end }}}}")
 
 
-def _either(document: Document, path: Steps, key: str) -> Iterator[Edit]:
-    """Yield edits that use the value if it is set, and the entry otherwise."""
-    value = f"{path[-1]}: {{{{ .Values.{key} | toJson }}}}"
-    yield from _wrapped(document, path, f"{{{{- if .Values.{key} }}}}\n  {value}\n  {{{{- else }}}}")
-
-
 def _settings(document: Document) -> Iterator[Edit]:
-    for name, text in document.content["data"].items():
-        if name != PROFILES_FILE:
-            yield document.replaced(("data", name), settings.template(name, text))
+    """Yield the edit of the ConfigMap's data, which also removes the comments below: values.yaml has them."""
+    data = document.replaced(("data",), settings.template())
+    yield Edit(data.start - 1, len(document.text.rstrip()), data.text)

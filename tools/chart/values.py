@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from textwrap import dedent, fill, indent
+from textwrap import fill, indent
 from typing import Any
 
 import yaml
 
-from healthcheck.catalog.profiles import PROFILES_FILE
 from tools.chart import settings
-from tools.chart.keys import CONFIG, KEYS, Identity, Key
-from tools.chart.manifest import Document, as_template
+from tools.chart.keys import KEYS, Identity, Key
+from tools.chart.manifest import Document
 from tools.chart.templates import sources
 
 _HEAD = """\
@@ -20,7 +19,10 @@ _HEAD = """\
 # Helm merges your maps with these defaults. To remove an entry, set it to null.
 
 """
-_SETTINGS = "The ConfigMap. Every agent reads changes within about a minute, without a restart."
+_SETTINGS = """\
+# The ConfigMap has the values that differ from these defaults. Every agent reads changes within about a minute, without
+# a restart.
+"""
 
 
 def values() -> str:
@@ -35,7 +37,8 @@ def values() -> str:
             parts.append(_entry(keys[0], found))
         else:
             parts.append(f"{group}:\n" + indent("".join(_entry(key, found) for key in keys), "  "))
-    return "\n".join([parts[0].rstrip() + "\n", *parts[1:], _settings(found[CONFIG])])
+    lines = indent(settings.settings_lines(settings.typed_default), "  ")
+    return "\n".join([parts[0].rstrip() + "\n", *parts[1:], f"{_SETTINGS}settings:\n{lines}"])
 
 
 def _entry(key: Key, found: dict[Identity, Document]) -> str:
@@ -50,24 +53,9 @@ def default(key: Key, found: dict[Identity, Document]) -> Any:
     return key.default if result is None else result
 
 
-def _settings(config: Document) -> str:
-    """Return the manifest's own lines with their comments, each value with its type."""
-    data = config.content["data"]
-    names = [name for name in data if name != PROFILES_FILE]
-    edits = [
-        config.replaced(("data", name), json.dumps(settings.default(name, data[name]), ensure_ascii=False))
-        for name in names
-    ]
-    text = as_template(config.text, edits)
-    start = text.index("\ndata:\n") + len("\ndata:\n")
-    lines = dedent(text[start : text.index(f"  # BEGIN {PROFILES_FILE}")])
-    return f"# {_SETTINGS}\nsettings:\n" + indent(lines, "  ")
-
-
 def schema() -> str:
     """Return the contents of values.schema.json."""
-    data = sources()[CONFIG].content["data"]
-    names = [name for name in data if name != PROFILES_FILE]
+    names = settings.names()
     whole: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", **_object()}
     for key in KEYS:
         *parents, last = key.name.split(".")
@@ -77,7 +65,7 @@ def schema() -> str:
         if not key.is_optional:
             _required(room, last)
         room["properties"][last] = {**key.schema, **({"description": key.means} if key.means else {})}
-    # All are required: the ConfigMap would have an empty text for a missing setting.
+    # All are required: the ConfigMap would have the text "<nil>" for a missing setting.
     _required(whole, "settings")["properties"]["settings"] = _object() | {
         "properties": {name: settings.schema(name) for name in names},
         "required": names,
