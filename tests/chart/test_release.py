@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from healthcheck import __version__
 from sim.control_plane import Answer, ControlPlane
 from tests.chart.conftest import Helm
 from tests.cli.cluster import run_here
+from tests.newcomer.typed import shown
 from tests.waiting import eventually
 from tools.chart import CHART
 
@@ -139,7 +141,7 @@ def it_is_upgraded_and_rolled_back(release: Release) -> None:
     assert release.read(BINDING)["spec"]["validationActions"] == ["Deny"]  # a person's change is reverted
 
     release.done("rollback", "gpu-healthcheck")
-    assert release.read(CONFIG)["data"]["CHECK_INTERVAL"] == "300"
+    assert "data" not in release.read(CONFIG)
     assert named_image(release) == f"gpu-healthcheck:{__version__}"
 
 
@@ -153,6 +155,45 @@ def a_namespace_that_allows_no_agent_is_refused(release: Release) -> None:
 
     message = release.refused("upgrade", "gpu-healthcheck", str(CHART))
     assert "pod-security.kubernetes.io/enforce=privileged --overwrite" in message
+
+
+@pytest.mark.cluster
+def test_the_documented_upgrades_work_on_a_release_of_0_3_0(helm: Helm, tmp_path: Path) -> None:
+    """Its values lack those that came later: `gate`, `resetAutomation`, `reset`."""
+    with ControlPlane() as plane:
+        release = Release(plane, helm)
+        mine = ("--set=settings.CHECK_INTERVAL=120", "--create-namespace")
+        release.done("install", "gpu-healthcheck", str(_chart_0_3_0(tmp_path)), *mine)
+        gate = "--set=gate.enabled=true"
+        assert "reset" in release.refused("upgrade", "gpu-healthcheck", str(CHART), "--reuse-values", gate)
+
+        for page, begins in (("install.md", "helm upgrade"), ("gate.md", "helm upgrade")):
+            line = shown(f"docs/{page}", begins, {"charts/gpu-healthcheck": str(CHART)})
+            words = line.removeprefix("helm ").split()
+            if not plane.mutating_policies and gate.removeprefix("--set=") in words:
+                continue
+            release.done(*words)
+            assert release.read(CONFIG)["data"] == {"CHECK_INTERVAL": "120"}
+        if plane.mutating_policies:
+            assert "gpu-healthcheck-gate" in plane.kubectl("get", "mutatingadmissionpolicies", "-o", "name")
+
+
+def _chart_0_3_0(folder: Path) -> Path:
+    """Return this chart without the values, objects and requirements that 0.3.0 did not have."""
+    copy = folder / "gpu-healthcheck"
+    shutil.copytree(CHART, copy)
+    later = ("gate", "resetAutomation", "reset")
+    values = yaml.safe_load((copy / "values.yaml").read_text())
+    schema = json.loads((copy / "values.schema.json").read_text())
+    for name in later:
+        del values[name], schema["properties"][name]
+    schema["required"] = [name for name in schema["required"] if name not in later]
+    (copy / "values.yaml").write_text(yaml.safe_dump(values))
+    (copy / "values.schema.json").write_text(json.dumps(schema))
+    for file in (copy / "templates").glob("*.yaml"):
+        text = re.sub(r"\.Values\.(gate|resetAutomation)\.enabled", "false", file.read_text())
+        file.write_text(text.replace(".Values.reset.tolerations", "false"))
+    return copy
 
 
 def nothing_stays_of_it(release: Release) -> None:
