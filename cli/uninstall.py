@@ -24,6 +24,7 @@ from healthcheck.operations.uninstall import (
     SELECTOR,
     SHOW_RULES,
     STOP,
+    STOP_GATE,
     Removal,
     patch,
     removal,
@@ -52,7 +53,7 @@ def uninstall(
 
     Other tools' values stay, and so does a person's cordon.
 
-    Remove our agents and CronJobs first, because they would write again; the command prints how.
+    Remove the gate's policy, our agents and CronJobs first, because they would write again; the command prints how.
 
     Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not; 130 no
     answer.
@@ -68,16 +69,20 @@ def uninstall(
 def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
     from healthcheck.cluster.device_taint_rules import DeviceTaints  # noqa: PLC0415 - the help does not need the client
 
+    gate = _gate(cluster, console)
     running = list(cluster.jobs.list_workloads(SELECTOR))
     taints = DeviceTaints(cluster.connection)
     gone = _look(cluster)
     rules = _rules(taints, gone, console)
     _show_all(gone, rules, console)
+    if gate:
+        complain("uninstall", f"the gate is still added to new pods: {named(gate, _MOST_NAMED)}")
+        say(f"Delete it first, because these pods need our image:\n  {STOP_GATE}")
     if running:
         _say_what_runs(running)
     if dry_run:
         return 0
-    if running:
+    if gate or running:
         return LEFT
     if (gone or rules) and not (yes or confirmed("uninstall", "Remove all this?")):
         console.print("nothing was changed")
@@ -92,6 +97,16 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
         return COULD_NOT if failed else LEFT
     _say_what_remains(gone, console)
     return 0
+
+
+def _gate(cluster: Cluster, console: Screen) -> tuple[str, ...]:
+    """Return the policies and bindings that add the gate to pods. Raises ClusterError."""
+    try:
+        return cluster.policies.list_gate()
+    except Forbidden as error:
+        console.print(f"The policies of the gate can't be listed: {error}")
+        console.print(f"If the gate was enabled, a user with permission to delete them must run:\n  {STOP_GATE}")
+        return ()
 
 
 def _rules(taints: DeviceTaints, gone: Sequence[Removal], console: Screen) -> tuple[DeviceRule, ...]:
@@ -160,6 +175,8 @@ def _show(removal: Removal, console: Screen) -> None:
         console.print(f"  clears {removal.field_managers} field managers, more than a Node usually has")
     if removal.uncordoned:
         console.print(f"  is uncordoned: {printable(removal.uncordoned)} had cordoned it")
+    if removal.switched_on:
+        console.print(f"  switches on again what a reset has switched off: {', '.join(removal.switched_on)}")
     if removal.verdict in _BAD:
         console.print(f"  accepts work again, although its verdict is {removal.verdict}")
     for what in removal.kept:

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from healthcheck.deep.reset_command import switched_off
 from healthcheck.model import PREFIX
 from healthcheck.node.hami import cordon_change, our_cordons
 from healthcheck.node.state import ENABLED, MAINTENANCE, MOST_FIELD_MANAGERS, SEVERITY, STARTUP, UNHEALTHY, NodeState
@@ -20,6 +21,8 @@ from healthcheck.verdict.taint_decision import says_devices
 
 SELECTOR = "app.kubernetes.io/name=gpu-healthcheck"
 """Selector of all objects of the manifests, and of their Jobs and pods."""
+STOP_GATE = f"kubectl delete mutatingadmissionpolicybindings,mutatingadmissionpolicies -l {SELECTOR}"
+"""Command that ends the injection of the gate. Without the image, pods with an injected gate would not start."""
 STOP = f"kubectl delete daemonsets,cronjobs,jobs --all-namespaces -l {SELECTOR}"
 """Command that ends all writers of Nodes."""
 _SCOPED = "namespaces,clusterroles,clusterrolebindings,priorityclasses"
@@ -43,6 +46,8 @@ class Removal(Struct, frozen=True):
     conditions: tuple[str, ...]
     uncordoned: str
     """Quarantine run that set the cordon, which is removed too; '' if none did."""
+    switched_on: tuple[str, ...]
+    """Labels of the GPU operator that a reset switched off and did not switch on again; they are switched on."""
     verdict: str
     """Severity of the node if the removal makes it accept work again; '' if none of our marks kept work away."""
     kept: tuple[str, ...]
@@ -68,6 +73,7 @@ def removal(node: NodeState) -> Removal:
         cordons=tuple(sorted(our_cordons(node))),
         conditions=tuple(str(condition["type"]) for condition in node.our_conditions()),
         uncordoned=uncordoned,
+        switched_on=switched_off(node.labels, node.annotations),
         verdict=node.labels.get(SEVERITY, "") if barred else "",
         kept=(
             *(f"label {key}={value}" for key, value in node.labels.items() if key == ENABLED),
@@ -90,7 +96,7 @@ def patch(node: NodeState) -> dict[str, Any] | None:
         spec["unschedulable"] = None
     metadata: dict[str, Any] = {
         "resourceVersion": node.resource_version,
-        "labels": dict.fromkeys(gone.labels),
+        "labels": {**dict.fromkeys(gone.labels), **dict.fromkeys(gone.switched_on, "true")},
         "annotations": {**cordon_change(node, ()), **dict.fromkeys(gone.annotations)},
     }
     if gone.field_managers:

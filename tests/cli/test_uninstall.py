@@ -15,7 +15,7 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.nodes import Nodes
 from healthcheck.host.console import Screen
 from healthcheck.node.state import NodeState
-from healthcheck.operations.uninstall import DELETE_FILES, DELETE_REST, SHOW_RULES, STOP
+from healthcheck.operations.uninstall import DELETE_FILES, DELETE_REST, SHOW_RULES, STOP, STOP_GATE
 from sim.api_objects import CRON_JOBS, DAEMON_SETS, JOBS, PODS, Resource
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import SPOT, Json, P, client, cordon, run_here
@@ -154,6 +154,29 @@ def test_what_has_ended_or_is_suspended_or_somebody_elses_is_in_nobodys_way(api:
     api.store.create(DAEMON_SETS, "default", {"metadata": {"name": "theirs", "labels": {"app": "x"}}})
 
     assert run_here(kubeconfig, "uninstall", "--yes").returncode == 0
+
+
+def test_operands_that_a_killed_reset_left_switched_off_are_switched_on(api: ApiStandIn, kubeconfig: Path) -> None:
+    plugin, dcgm = (f"nvidia.com/gpu.deploy.{name}" for name in ("device-plugin", "dcgm"))
+    command = {"holder": "gpu-reset-failed", "operands": {plugin: "true"}, "renewed": "2026-11-21T01:02:03Z"}
+    marks: Json = {
+        "labels": {plugin: "false", dcgm: "false"},
+        "annotations": {f"{P}/reset-command": json.dumps(command)},
+    }
+    api.edit_node("failed", {"metadata": marks})
+    done = run_here(kubeconfig, "uninstall", "--yes")
+
+    labels = api.node("failed")["metadata"]["labels"]
+    assert (done.returncode, labels[plugin], labels[dcgm]) == (0, "true", "false")
+    assert f"  switches on again what a reset has switched off: {plugin}\n" in done.stdout
+
+
+def test_a_gate_that_may_not_be_listed_is_a_note(api: ApiStandIn, kubeconfig: Path) -> None:
+    api.fail_with(403, path_part="/mutatingadmissionpolicies")
+    done = run_here(kubeconfig, "uninstall", "--yes")
+
+    assert (done.returncode, ours_on(api.node("failed"))) == (0, [])
+    assert f"a user with permission to delete them must run:\n  {STOP_GATE}\n" in done.stdout
 
 
 def test_a_dry_run_says_also_what_still_runs(api: ApiStandIn, kubeconfig: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from healthcheck.deep.claim import Claim, RunKind, take
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
 from healthcheck.node.state import HARDWARE_READY, MOST_FIELD_MANAGERS, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
-from healthcheck.operations.uninstall import DELETE_REST, STOP
+from healthcheck.operations.uninstall import DELETE_REST, STOP, STOP_GATE
 from healthcheck.verdict.device_taints import MissingRule
 from healthcheck.verdict.node_patch import plan
 from healthcheck.verdict.record import Identity
@@ -26,6 +27,7 @@ from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
 from healthcheck.verdict.verdict import decide
 from sim.control_plane import MANIFESTS, ControlPlane
 from tests.cli.cluster import SPOT, Json, P, client, run
+from tests.overlays import OVERLAYS
 
 pytestmark = pytest.mark.cluster
 
@@ -34,6 +36,9 @@ UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 STRATEGIC = "application/strategic-merge-patch+json"
 NAMES = ("uninstall-failed", "uninstall-scripts", "uninstall-persons")
 FAILED, SCRIPTS, PERSONS = NAMES
+_DELETES = re.compile(r"^  (kubectl delete .*)$", re.MULTILINE)
+_COLUMNS = "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
+_NAMESPACES = ("gpu-healthcheck", "gpu-healthcheck-budget")
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +259,40 @@ def test_nothing_is_done_while_the_manifests_programs_are_there(installed: Contr
     assert (done.returncode, is_clean(after)) == (1, False)
     assert "daemonsets gpu-healthcheck/gpu-healthcheck-agent" in done.stderr
     assert "cronjobs gpu-healthcheck/gpu-healthcheck-sweeper" in done.stderr
+
+
+def test_the_printed_commands_remove_every_overlay_and_the_gate_before_the_agents(control_plane: ControlPlane) -> None:
+    with ControlPlane() as own:
+        own.kubectl("apply", "-f", str(MANIFESTS))
+        for overlay in ("device-taints", "reset-automation", *(("dra",) if own.has_dra else ())):
+            own.kubectl("apply", "-k", str(OVERLAYS / overlay))
+        if own.mutating_policies:
+            text = (OVERLAYS / "gate" / "policy.yaml").read_text()
+            version = f"admissionregistration.k8s.io/{own.mutating_policies}\n"
+            ours = text.replace("admissionregistration.k8s.io/v1\n", version)
+            theirs = ours.replace("gpu-healthcheck", "team")
+            own.kubectl("apply", "-f", "-", input=f"{ours}---\n{theirs}")
+        own.create_node(FAILED)
+        as_our_programs_do(own, FAILED, cordon=False)
+
+        first = uninstall(own, "--yes")
+        commands = _DELETES.findall(first.stderr)
+        assert (first.returncode, commands) == (1, [STOP_GATE, STOP] if own.mutating_policies else [STOP])
+        assert not is_clean(node(own, FAILED))
+        for command in commands:
+            own.kubectl(*command.split()[1:])
+        done = uninstall(own, "--yes")
+        (rest,) = _DELETES.findall(done.stdout)
+        own.kubectl(*rest.split()[1:], "--wait=false")  # no controller ends the namespaces here
+
+        assert (done.returncode, done.stderr, is_clean(node(own, FAILED))) == (0, "", True)
+        kinds = set(own.kubectl("api-resources", "--verbs=list", "-o", "name").split())
+        kinds -= {"events", "events.events.k8s.io", "componentstatuses"}
+        listed = own.kubectl("get", ",".join(sorted(kinds)), "-A", "--no-headers", f"-o={_COLUMNS}").splitlines()
+        left = [row for row in map(str.split, listed) if "gpu-healthcheck" in row[2] and row[1] not in _NAMESPACES]
+        assert sorted({row[0] for row in left}) == ["Namespace"], left
+        if own.mutating_policies:
+            assert own.kubectl("get", "mutatingadmissionpolicies", "-o", "name").endswith("/team-gate\n")
 
 
 def test_the_two_lines_delete_all_that_the_manifests_make(installed: ControlPlane) -> None:

@@ -120,6 +120,7 @@ class Newcomer:
         assert self.stage.view().tainted
 
     def uninstall(self) -> None:
+        self.type(UNINSTALL, "kubectl delete mutatingadmissionpolicybindings")
         self.type(*self.way.stop)
         wait_until(lambda: not self.stage.pod.all(), GIVE_UP_SECONDS, lambda: "an agent's pod does not end")
         assert "accepts work again" in self.type(UNINSTALL, "gpu-healthcheck uninstall --dry-run")
