@@ -104,7 +104,7 @@ def _put_together(same: list[FoundCause]) -> FoundCause:
         remedy=_once(result.remedy for result in same),
         affected=_once(result.affected for result in same),
         certainty=max(result.certainty for result in same),
-        because_of=_once(result.because_of for result in same),
+        because_of=_once({id(result.because_of): result.because_of for result in same}.values()),
     )
 
 
@@ -118,8 +118,12 @@ def _above(merged: dict[Origin, FoundCause]) -> dict[Origin, list[Origin]]:
     A result may name thousands of causes that were not found. A row yields to a result that names the opposite.
     """
     above = {}
+    found: dict[int, list[Origin]] = {}
     for key, result in merged.items():
-        own = [each for each in result.because_of if each in merged]
+        # Thousands of results may share one tuple of thousands of origins.
+        if id(result.because_of) not in found:
+            found[id(result.because_of)] = [each for each in result.because_of if each in merged]
+        own = [*found[id(result.because_of)]]
         rows = (each for each in origins(result.cause.follows, result.subject) if each in merged)
         own += (each for each in rows if each not in own and key not in merged[each].because_of)
         above[key] = [each for each in own if each != key]

@@ -6,7 +6,8 @@ The correction that has to be made first replaces them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ _RESTARTS_ALL = re.compile(r"`[^`]*(?:\bhelm upgrade |\brollout restart )")
 _MAKES_PODS = re.compile(r"`kubectl [^`]*\bdelete pods? ")
 _ENDS_PODS_ALONE = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeNotReady")
 """With these findings, no new pod starts, or none with NVIDIA's handler, so deleting a pod would not help."""
+_REASONS = frozenset((*runtime_restart.REASONS, *_ENDS_PODS_ALONE))
 _MOST_NODES = 4
 
 
@@ -40,7 +42,7 @@ def with_fixes_first(snapshot: Snapshot, found: FoundCause) -> FoundCause:
 def _fixes(snapshot: Snapshot, found: FoundCause, line: str) -> Iterator[str]:
     """Yield corrections that have to be made before the commands of the line are run."""
     if _RESTARTS_ALL.search(line):
-        yield from _corrections(snapshot.nodes, runtime_restart.REASONS)
+        yield from _corrections(_faulty(snapshot).values(), runtime_restart.REASONS)
     elif _RESTARTS.search(line):
         yield from _corrections(_nodes_of(snapshot, found), runtime_restart.REASONS)
     elif _MAKES_PODS.search(line):
@@ -56,8 +58,16 @@ def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]
             yield f"First fix the finding of the agent on {node.subject}: {', '.join(first)}; see {explain(first[0])}"
 
 
+@lru_cache(maxsize=1)
+def _faulty(snapshot: Snapshot) -> Mapping[str, Node]:
+    """Return, by name, the nodes with a finding that has to be corrected before such commands."""
+    return {node.name: node for node in snapshot.nodes if any(one.reason in _REASONS for one in node.findings)}
+
+
 def _nodes_of(snapshot: Snapshot, found: FoundCause) -> list[Node]:
-    subjects = {found.subject, *found.affected}
-    names = {subject.removeprefix("node/") for subject in subjects if subject.startswith("node/")}
-    names |= {pod.spec.node for pod in snapshot.pods if pod.subject in subjects}
-    return [node for node in snapshot.nodes if node.name in names]
+    """Return the faulty nodes among the subject and the affected objects, and of the pods among these."""
+    faulty, names = _faulty(snapshot), set()
+    for subject in (found.subject, *found.affected) if faulty else ():
+        pod = snapshot.pod.get(subject)
+        names.add(pod.spec.node if pod is not None else subject.removeprefix("node/"))
+    return [node for name, node in faulty.items() if name in names]

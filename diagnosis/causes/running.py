@@ -269,7 +269,8 @@ def _differs(value: str, count: int) -> bool:
     if any(text.startswith(("GPU-", "MIG-")) for text in named):
         return True
     numbers = [int(text) for text in named if text.isdecimal()]
-    return bool(named) and len(numbers) == len(named) and sorted(numbers) != list(range(count))
+    is_first = len(numbers) == count and sorted(numbers) == list(range(len(numbers)))
+    return bool(named) and len(numbers) == len(named) and not is_first
 
 
 def _recognised_in_logs(snapshot: Snapshot) -> Iterator[tuple[Pod, Recognised]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ _SCHEDULED = ("PodGroupScheduled", "PodGroupInitiallyScheduled")
 """Conditions of a PodGroup in Kubernetes 1.36, and from 1.37 on."""
 
 
-class Gang(Struct, frozen=True):
+class Gang(Struct, frozen=True, dict=True):
     """Group of pods that name each other by `schedulingGroup` or `workloadRef`.
 
     `entry`: the object that defines the group; None if it is not visible. `members` have not ended, `ended` have.
@@ -44,7 +44,12 @@ class Gang(Struct, frozen=True):
     @property
     def unplaced(self) -> int:
         """Return how many more pods need a node so that the gang starts."""
-        return max(self.least - sum(bool(pod.spec.node) for pod in self.members), 0)
+        return max(self.least - self.placed, 0)
+
+    @cached_property
+    def placed(self) -> int:
+        """Return how many of its pods have a node."""
+        return sum(bool(pod.spec.node) for pod in self.members)
 
 
 @lru_cache(maxsize=1)

@@ -7,8 +7,9 @@ message of the kubelet. Messages from before the pod made progress are not taken
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod, condition_in
 from diagnosis.snapshot.workloads import Workload
+from healthcheck.text.moments import EARLIEST
 
 _PROGRESS = frozenset(("Pulling", "Pulled", "Created", "Started"))
 """Event reasons after volumes are mounted and the sandbox is created; earlier failures are then over."""
@@ -162,12 +164,23 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
     counted = [maker for maker in makers if maker.meta.kind in _COUNTED and maker.wanted is not None]
     if counted:
         return all(_ready(snapshot, workload) >= (workload.wanted or 0) for workload in counted)
-    return bool(above) and any(_works(each) and _after(each, end) for each in snapshot.pods_under.get(above[-1], ()))
+    # A pod that was created earlier, as its peer, does not replace it.
+    working = _working(snapshot).get(above[-1], ()) if above and end is not None else ()
+    return bool(working) and working[-1] > end
 
 
 def _ready(snapshot: Snapshot, maker: Workload) -> int:
     """Return how many pods of the workload work, by the workload's count, or by the pods if the count lags behind."""
-    return max(maker.ready or 0, sum(map(_works, snapshot.pods_under.get(snapshot.line(maker.meta)[-1], ()))))
+    return max(maker.ready or 0, len(_working(snapshot).get(snapshot.line(maker.meta)[-1], ())))
+
+
+@lru_cache(maxsize=1)
+def _working(snapshot: Snapshot) -> Mapping[str, Sequence[datetime]]:
+    """Return, by the object that a person wrote, when its pods that work were created, the newest last."""
+    return {
+        subject: sorted(pod.meta.created or EARLIEST for pod in pods if _works(pod))
+        for subject, pods in snapshot.pods_under.items()
+    }
 
 
 def shortened(text: str, longest: int = _SHOWN) -> str:
@@ -230,11 +243,3 @@ def _end(pod: Pod) -> datetime | None:
     ends = [state.ended.at for state in pod.states if state.ended is not None and state.ended.at is not None]
     changes = [condition.since for condition in pod.conditions if condition.since is not None]
     return max(ends or changes, default=pod.meta.created)
-
-
-def _after(pod: Pod, end: datetime | None) -> bool:
-    """Whether the pod was created after that end.
-
-    A pod that was created earlier, as its peer, does not replace it.
-    """
-    return end is not None and pod.meta.created is not None and pod.meta.created > end

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
 
@@ -161,6 +161,44 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         return {workload.subject: workload.meta for workload in self.workloads}
 
     @cached_property
+    def pod(self) -> Mapping[str, Pod]:
+        """Return the pods by subject."""
+        return {pod.subject: pod for pod in self.pods}
+
+    @cached_property
+    def quotas_in(self) -> Mapping[str, Mapping[str, Quota]]:
+        """Return the quotas by namespace and name."""
+        return _by_name(self.quotas)
+
+    @cached_property
+    def limit_ranges_in(self) -> Mapping[str, Mapping[str, LimitRange]]:
+        """Return the limit ranges by namespace and name."""
+        return _by_name(self.limit_ranges)
+
+    @cached_property
+    def ready_addresses(self) -> Mapping[str, int]:
+        """Return the number of ready addresses by namespace and name of the Service."""
+        ready: Counter[str] = Counter()
+        for each in self.endpoints:
+            ready[f"{each.meta.namespace}/{each.service}"] += each.ready
+        return ready
+
+    @cached_property
+    def volume_claims_in(self) -> Mapping[str, Mapping[str, VolumeClaim]]:
+        """Return the volume claims by namespace and name."""
+        return _by_name(self.volume_claims)
+
+    @cached_property
+    def local_queues_in(self) -> Mapping[str, Mapping[str, Queue]]:
+        """Return Kueue's LocalQueues by namespace and name."""
+        return _by_name(queue for queue in self.queues if queue.meta.kind == "LocalQueue")
+
+    @cached_property
+    def cluster_queues(self) -> Mapping[str, Queue]:
+        """Return Kueue's ClusterQueues by name."""
+        return {queue.meta.name: queue for queue in self.queues if queue.meta.kind == "ClusterQueue"}
+
+    @cached_property
     def volume(self) -> Mapping[str, Volume]:
         """Return the volumes by name."""
         return {one.meta.name: one for one in self.volumes}
@@ -210,6 +248,11 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         return grouped((pod.spec.node, pod) for pod in self.pods if pod.spec.node)
 
     @cached_property
+    def spans_namespaces(self) -> bool:
+        """Whether pods of several namespaces were listed."""
+        return len({pod.meta.namespace for pod in self.pods}) > 1
+
+    @cached_property
     def daemon_sets(self) -> tuple[Workload, ...]:
         return tuple(workload for workload in self.workloads if workload.meta.kind == "DaemonSet")
 
@@ -230,6 +273,21 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     def sees(self, *kinds: str) -> bool:
         """Whether all of these kinds were listed."""
         return not any(kind in self.missing for kind in kinds)
+
+
+class _Namespaced(Protocol):
+    @property
+    def meta(self) -> Meta: ...
+
+
+_AnyNamespaced = TypeVar("_AnyNamespaced", bound=_Namespaced)
+
+
+def _by_name(objects: Iterable[_AnyNamespaced]) -> dict[str, dict[str, _AnyNamespaced]]:
+    """Return the objects by namespace and name, the names in order."""
+    in_order = sorted(objects, key=lambda one: one.meta.name)
+    spaces = grouped((one.meta.namespace, one) for one in in_order)
+    return {namespace: {one.meta.name: one for one in some} for namespace, some in spaces.items()}
 
 
 class Builder:

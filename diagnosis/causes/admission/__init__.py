@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from diagnosis.causes import runtime_handlers
 from diagnosis.causes.admission import quotas, refusals, rules
@@ -27,6 +28,7 @@ def find_strangers(snapshot: Snapshot) -> Iterator[FoundCause]:
         yield FoundCause(refusal.cause or refusals.REFUSED, event.about, (refusal.text,), (), (), Certainty.LIKELY)
 
 
+@lru_cache(maxsize=1)
 def refused_workloads(snapshot: Snapshot) -> Mapping[str, tuple[Origin, ...]]:
     """Return, by workload, the causes that keep it from its pods.
 

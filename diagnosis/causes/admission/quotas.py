@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
+from itertools import islice
+
+from msgspec import Struct
 
 from diagnosis.causes.admission.refusals import EXCEEDED, NEVER_APPLIES, Refusal
 from diagnosis.causes.admission.wanting import IncompleteWorkload
@@ -13,6 +17,7 @@ from diagnosis.facts.placement import ZERO, asked_by
 from diagnosis.facts.quantity import amount, shown
 from diagnosis.model import Certainty, FoundCause
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Expression, PodSpec
 from diagnosis.snapshot.policy_objects import Quota
@@ -20,14 +25,12 @@ from healthcheck.text.naming import named
 
 _REQUESTS, _LIMITS = "requests.", "limits."
 _PLAIN = frozenset(("cpu", "memory", "ephemeral-storage"))
-_MOST = 5
+_MOST, _MOST_QUOTAS = 5, 50
 
 
 def find_exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
     """Yield the quota that the API server names, unless it has room now."""
-    quota = next(
-        (each for each in _of_namespace(snapshot, incomplete.namespace) if each.meta.name == refusal.name), None
-    )
+    quota = snapshot.quotas_in.get(incomplete.namespace, {}).get(refusal.name)
     what = subject("ResourceQuota", incomplete.namespace, refusal.name)
     if quota is None:
         if not snapshot.sees("ResourceQuota"):
@@ -48,14 +51,14 @@ def find_exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: R
 
 
 def find_used_up(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator[FoundCause]:
-    """Yield used-up quotas for a workload whose refusal has no event any more.
+    """Yield used-up quotas, of the namespace's first ones, for a workload whose refusal has no event any more.
 
     Only the numbers of GPUs are compared, because a quota may apply to some pods only.
     """
     asked = {f"{_REQUESTS}{name}": value for name, value in asked_by(incomplete.spec).items() if is_gpu(name)}
     if _makes_one_by_one(incomplete):
         return
-    for quota in _of_namespace(snapshot, incomplete.namespace):
+    for quota in islice(snapshot.quotas_in.get(incomplete.namespace, {}).values(), _MOST_QUOTAS):
         if not all(_takes(scope, incomplete.spec) for scope in quota.scopes):
             continue
         over = {name: value for name, value in asked.items() if name in quota.hard and _left(quota, name) < value}
@@ -85,22 +88,21 @@ def _takes(scope: Expression, spec: PodSpec) -> bool:
 
 def find_never_applies(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield quotas with `limits.nvidia.com/gpu` if no other quota limits that resource."""
+    enforced = {(quota.meta.namespace, key) for quota in snapshot.quotas for key in quota.hard}
     for quota in snapshot.quotas:
         for key, hard in quota.hard.items():
             name = key.removeprefix(_LIMITS)
-            if key == name or not is_gpu(name) or name in SHARES or _is_enforced(snapshot, quota, name):
+            if key == name or not is_gpu(name) or name in SHARES:
+                continue
+            if (quota.meta.namespace, f"{_REQUESTS}{name}") in enforced:
                 continue
             evidence = f"{quota.meta.subject}: {key}={hard}, and no {_REQUESTS}{name} in the namespace"
             remedy = (f"Write `{_REQUESTS}{name}` instead of `{key}`: {kubectl('edit', quota.meta)}",)
             yield FoundCause(NEVER_APPLIES, quota.meta.subject, (evidence, *_in_use(snapshot, quota, name)), remedy)
 
 
-def _is_enforced(snapshot: Snapshot, quota: Quota, name: str) -> bool:
-    return any(f"{_REQUESTS}{name}" in each.hard for each in _of_namespace(snapshot, quota.meta.namespace))
-
-
 def _in_use(snapshot: Snapshot, quota: Quota, name: str) -> Iterator[str]:
-    held = sum((value for value, _ in _users(snapshot, quota.meta.namespace, name)), ZERO)
+    held = sum((user.amount for user in _users(snapshot).get((quota.meta.namespace, name), ())), ZERO)
     if held:
         yield f"pods of the namespace request {shown(name, held)} {name}"
 
@@ -114,20 +116,37 @@ def _exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, quota: Quota, 
             f"{quota.meta.subject}: {name} {used} of {hard} used; {incomplete.workload.subject} requests {more} more"
         )
         resource = name.removeprefix(_REQUESTS).removeprefix(_LIMITS)
-        users = _users(snapshot, incomplete.namespace, resource)
+        users = _users(snapshot).get((incomplete.namespace, resource), ())
         if users:
-            message = named((f"{pod} ({shown(resource, value)})" for value, pod in users), _MOST)
-            evidence.append(f"{resource} in the namespace is used by {message}")
+            evidence.append(f"{resource} in the namespace is used by {named(users, _MOST)}")
     made, wanted = incomplete.workload.made, incomplete.workload.wanted
     evidence.append(f"{incomplete.workload.subject}: {made} of {wanted} pods created")
     remedy = _raise(incomplete.namespace, quota.meta.name)
     return FoundCause(EXCEEDED, quota.meta.subject, tuple(evidence), remedy, (incomplete.top,))
 
 
-def _users(snapshot: Snapshot, namespace: str, resource: str) -> list[tuple[Decimal, str]]:
-    pods = [pod for pod in snapshot.pods if pod.meta.namespace == namespace and not pod.over]
-    held = [(asked_by(pod.spec).get(resource, ZERO), pod.subject) for pod in pods]
-    return sorted(((value, name) for value, name in held if value), key=lambda pair: (-pair[0], pair[1]))
+class _User(Struct, frozen=True):
+    """Pod that holds an amount of a resource."""
+
+    pod: str
+    resource: str
+    amount: Decimal
+
+    def __str__(self) -> str:
+        return f"{self.pod} ({shown(self.resource, self.amount)})"
+
+
+@lru_cache(maxsize=1)
+def _users(snapshot: Snapshot) -> Mapping[tuple[str, str], Sequence[_User]]:
+    """Return the pods by namespace and resource that they hold, the largest amount first."""
+    living = (pod for pod in snapshot.pods if not pod.over)
+    held = (
+        ((pod.meta.namespace, name), _User(pod.subject, name, value))
+        for pod in living
+        for name, value in asked_by(pod.spec).items()
+    )
+    users = grouped(held)
+    return {key: sorted(some, key=lambda user: (-user.amount, user.pod)) for key, some in users.items()}
 
 
 def _raise(namespace: str, name: str) -> tuple[str, ...]:
@@ -142,7 +161,3 @@ def _left(quota: Quota, name: str) -> Decimal:
         # `cpu` and `requests.cpu` are the same.
         return _left(quota, f"{_REQUESTS}{name}")
     return Decimal("Infinity") if hard is None else hard - (amount(quota.used.get(name, "0")) or ZERO)
-
-
-def _of_namespace(snapshot: Snapshot, namespace: str) -> list[Quota]:
-    return [quota for quota in snapshot.quotas if quota.meta.namespace == namespace]

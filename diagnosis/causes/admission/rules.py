@@ -48,9 +48,8 @@ def find_limit_range(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal
     resource = refusal.name
     ranges = [
         each
-        for each in snapshot.limit_ranges
-        if each.meta.namespace == incomplete.namespace
-        and any(resource in {**of.most, **of.least} for of in each.limits)
+        for each in snapshot.limit_ranges_in.get(incomplete.namespace, {}).values()
+        if any(resource in of.most or resource in of.least for of in each.limits)
     ]
     if snapshot.sees("LimitRange") and not ranges and "ratio" not in refusal.text:
         return
@@ -123,7 +122,7 @@ def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:
     """
     if not hook.service or not snapshot.sees("EndpointSlice"):
         return None
-    return sum(each.ready for each in snapshot.endpoints if f"{each.meta.namespace}/{each.service}" == hook.service)
+    return snapshot.ready_addresses.get(hook.service, 0)
 
 
 def _bring_back(hook: Webhook, ready: int | None) -> tuple[str, ...]:

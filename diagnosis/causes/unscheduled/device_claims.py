@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -26,6 +28,7 @@ from diagnosis.facts.symptoms import shortened
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import Meta, subject
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.naming import named
@@ -96,11 +99,14 @@ def is_dra(waiting: Waiting) -> bool:
     return bool(waiting.spec.claims) and (waiting.fit is None or bool(waiting.reasons(*_SAYS)))
 
 
-def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield the causes for pods whose claims prevent scheduling."""
+def find_claims(snapshot: Snapshot, waiting: Waiting, affords: Callable[[int], bool]) -> Iterator[FoundCause]:
+    """Yield the causes for pods whose claims prevent scheduling.
+
+    `affords`: whether a request may be compared with so many devices; otherwise the scheduler's text is reported.
+    """
     found = list(_missing(snapshot, waiting)) if snapshot.sees(*_NEEDED) else []
     for claim in _claims(snapshot, waiting):
-        if not claim.devices:
+        if not claim.devices and affords(len(claim.requests) * len(offered(snapshot))):
             found += (result for request in claim.requests for result in _judged(snapshot, waiting, claim, request))
     yield from found or (_by_text(snapshot, waiting, reason) for reason in waiting.reasons(*_SAYS))
 
@@ -140,16 +146,16 @@ def _by_text(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Found
         return waiting.found(NO_CLAIM, *evidence, subject=where, certainty=Certainty.LIKELY)
     if not snapshot.sees(_RULES):
         evidence += (f"whether a {_RULES} keeps work off devices is not visible: {snapshot.missing[_RULES]}",)
-    above = tuple(_why_no_slices(snapshot))
+    above = _why_no_slices(snapshot)
     return waiting.found(CLAIM_UNMET, *evidence, certainty=Certainty.LIKELY, because_of=above)
 
 
 def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
     """Yield the claims of the first pod, from its objects or templates; similar pods request the same."""
     pod = waiting.pods[0]
-    known = {claim.meta.name: claim for claim in snapshot.claims if claim.meta.namespace == pod.meta.namespace}
+    known, space = snapshot.claim, pod.meta.namespace
     for name, source in pod.spec.claims.items():
-        claim = known.get(pod.claim_names.get(name, "")) or known.get(source)
+        claim = known.get((space, pod.claim_names.get(name, ""))) or known.get((space, source))
         if claim is not None:
             yield claim
 
@@ -158,14 +164,14 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     pod = waiting.pods[0]
     if snapshot.is_new(pod.meta, _PATIENCE):
         return
-    mine = [claim.meta for claim in snapshot.claims if claim.meta.namespace == pod.meta.namespace]
+    mine = _claim_kinds(snapshot).get(pod.meta.namespace, {})
     for name, source in pod.spec.claims.items():
-        kinds = {meta.kind for meta in mine if meta.name == source}
+        kinds = mine.get(source)
         if not kinds:
-            message = ", ".join(sorted(meta.name for meta in mine)[:_MOST]) or "none"
+            message = ", ".join(islice(mine, _MOST)) or "none"
             evidence = f"{waiting.workload}: claim {name} names {source}, and {pod.meta.namespace} has {message}"
             yield waiting.found(NO_CLAIM, evidence, subject=subject("ResourceClaim", pod.meta.namespace, source))
-        elif kinds == {"ResourceClaimTemplate"} and name not in pod.claim_names:
+        elif set(kinds) == {"ResourceClaimTemplate"} and name not in pod.claim_names:
             evidence = f"{pod.subject}: no ResourceClaim was created from the template {source}"
             look = command(
                 "kubectl",
@@ -179,6 +185,14 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
             yield waiting.found(
                 NO_CLAIM, evidence, subject=subject("ResourceClaimTemplate", pod.meta.namespace, source), remedy=remedy
             )
+
+
+@lru_cache(maxsize=1)
+def _claim_kinds(snapshot: Snapshot) -> Mapping[str, Mapping[str, list[str]]]:
+    """Return the kinds of claims and templates by namespace and name, the names in order."""
+    metas = sorted((claim.meta for claim in snapshot.claims), key=lambda meta: meta.name)
+    spaces = grouped((meta.namespace, (meta.name, meta.kind)) for meta in metas)
+    return {namespace: grouped(some) for namespace, some in spaces.items()}
 
 
 def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request: Request) -> Iterator[FoundCause]:
@@ -211,7 +225,7 @@ def _short(
     snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
 ) -> Iterator[FoundCause]:
     asks, request, claim, known = asked
-    driver, offers = _driver(known), list(offered(snapshot))
+    driver, offers = _driver(known), offered(snapshot)
     of_driver = [offer for offer in offers if driver in ("", offer.driver)]
     terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
     matching = [device for device in of_driver if all(_holds(term, device) for term in terms)]
@@ -222,7 +236,7 @@ def _short(
         network = driver in NETWORK_DRIVERS or known.meta.name in _OTHER_FABRIC
         evidence = (asks, f"no ResourceSlice of driver {driver or known.meta.name}; {_drivers(offers)}")
         remedy = tuple(_without_slices(snapshot, network=network))
-        above = tuple(_why_no_slices(snapshot, network=network))
+        above = _why_no_slices(snapshot, network=network)
         yield waiting.found(
             NO_DEVICES, *evidence, subject=f"deviceclass/{known.meta.name}", remedy=remedy, because_of=above
         )
@@ -241,7 +255,7 @@ def _taken(
     matching: Sequence[PublishedDevice],
 ) -> Iterator[FoundCause]:
     asks, request, _, known = asked
-    by = {device: claim for claim in snapshot.claims for device in claim.devices}
+    by = _holders(snapshot)
     unheld = [one for one in matching if one.name not in by]
     taints = shut(snapshot, unheld, request.tolerations)
     untainted = [one for one in unheld if one.name not in taints]
@@ -268,6 +282,12 @@ def _taken(
     yield waiting.found(ALL_ALLOCATED, *evidence, subject=subject)
 
 
+@lru_cache(maxsize=1)
+def _holders(snapshot: Snapshot) -> Mapping[str, ResourceClaim]:
+    """Return the claims by the name of each device that is allocated to them."""
+    return {device: claim for claim in snapshot.claims for device in claim.devices}
+
+
 def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequence[PublishedDevice]) -> bool:
     """Whether one node has as many of these devices as requested; for a request of all, all that match."""
     there = Counter(device.node for device in some)
@@ -276,15 +296,14 @@ def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequ
     return max(there.values(), default=0) >= request.count
 
 
-def _why_no_slices(snapshot: Snapshot, *, network: bool = False) -> Iterator[Origin]:
-    """Yield all possible reasons why the DRA driver, of GPUs or of the network, publishes nothing."""
+@lru_cache(maxsize=2)
+def _why_no_slices(snapshot: Snapshot, *, network: bool = False) -> tuple[Origin, ...]:
+    """Return all possible reasons why the DRA driver, of GPUs or of the network, publishes nothing."""
     roles = (Role.NETWORK_DRA,) if network else (Role.DRA_DRIVER, Role.DRIVER)
-    for component in components(snapshot):
-        if component.role in roles:
-            yield NOT_READY[component.role].name, component.subject
+    drivers = (component for component in components(snapshot) if component.role in roles)
     causes = (*(NOT_READY[role] for role in roles), *(() if network else (NO_SLICES,)))
-    for node in snapshot.nodes:
-        yield from origins(causes, node.subject)
+    nodes = (node.subject for node in snapshot.nodes)
+    return (*((NOT_READY[driver.role].name, driver.subject) for driver in drivers), *origins(causes, *nodes))
 
 
 def _without_slices(snapshot: Snapshot, *, network: bool) -> Iterator[str]:

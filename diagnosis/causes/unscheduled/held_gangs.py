@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import islice
 
 from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.faulty_gpus import RANK_KEYS
@@ -46,14 +47,20 @@ def _without_group(snapshot: Snapshot, gang: Gang, pods: list[Pod]) -> FoundCaus
     names = sorted(gang.entry.least) if gang.entry is not None else []
     what = f"{group} has no group {gang.group.within}" if gang.entry is not None else f"{group} does not exist"
     kind, namespace = gang.group.kind, pods[0].meta.namespace
-    there = [one.meta.name for one in snapshot.gangs if (one.meta.kind, one.meta.namespace) == (kind, namespace)]
-    known = f"it has: {named(names, _MOST)}" if names else f"in the namespace: {named(sorted(there), _MOST) or 'none'}"
+    there = _groups(snapshot).get((kind, namespace), ())
+    known = f"it has: {named(names, _MOST)}" if names else f"in the namespace: {named(there, _MOST) or 'none'}"
     see = command("kubectl", "-n", namespace, "get", _RESOURCES[kind])
     create = f"Add the group {gang.group.within} to {group}" if gang.entry is not None else f"Create {group}"
     remedy = (f"{create}, or let the pods name an existing group. See those of the namespace: {see}",)
     names_group = f"{counted(len(pods), 'pod')} name it: {named((pod.subject for pod in pods), _MOST)}"
     affected = tuple(pod.subject for pod in pods)
     return FoundCause(NO_GROUP, _written(snapshot, pods[0]), (what, names_group, known), remedy, affected)
+
+
+@lru_cache(maxsize=1)
+def _groups(snapshot: Snapshot) -> Mapping[tuple[str, str], Sequence[str]]:
+    """Return the names of the groups by kind and namespace, in order."""
+    return grouped(sorted(((one.meta.kind, one.meta.namespace), one.meta.name) for one in snapshot.gangs))
 
 
 def _incomplete(snapshot: Snapshot, gang: Gang, pods: list[Pod]) -> FoundCause:
@@ -80,10 +87,11 @@ def _incomplete(snapshot: Snapshot, gang: Gang, pods: list[Pod]) -> FoundCause:
 
 def _missing(gang: Gang) -> str:
     """Return the members that do not exist, by rank if all members have one."""
-    ranks = [_rank(pod) for pod in gang.members]
-    if all(rank is not None for rank in ranks):
-        absent = [rank for rank in range(gang.least) if rank not in ranks]
-        return f"missing: {named((f'rank {rank}' for rank in absent), _MOST)}"
+    ranks = {_rank(pod) for pod in gang.members}
+    if None not in ranks:
+        absent = islice((rank for rank in range(gang.least) if rank not in ranks), _MOST)
+        more = gang.lacking - _MOST
+        return f"missing: {', '.join(f'rank {rank}' for rank in absent)}" + (f" and {more} more" if more > 0 else "")
     return f"{counted(gang.lacking, 'pod')} missing"
 
 

@@ -36,11 +36,14 @@ class BlockingTaint(Struct, frozen=True):
     rule: DeviceTaintRule | None = None
 
 
-def offered(snapshot: Snapshot) -> Iterator[PublishedDevice]:
-    for piece in (resource_slice for pool in snapshot.pools.values() for resource_slice in pool):
-        for device in piece.devices:
-            name = f"{piece.driver}/{piece.pool}/{device.name}"
-            yield PublishedDevice(name, piece.driver, piece.pool, piece.node, device)
+@lru_cache(maxsize=1)
+def offered(snapshot: Snapshot) -> tuple[PublishedDevice, ...]:
+    slices = (resource_slice for pool in snapshot.pools.values() for resource_slice in pool)
+    return tuple(
+        PublishedDevice(f"{piece.driver}/{piece.pool}/{device.name}", piece.driver, piece.pool, piece.node, device)
+        for piece in slices
+        for device in piece.devices
+    )
 
 
 def published_anew(snapshot: Snapshot, driver: str) -> Iterator[str]:

@@ -5,26 +5,33 @@ The reason is a gate, a queue, an incomplete group, or a scheduler that is missi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
+
+from msgspec import Struct
 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, group_of, group_subject, tells_of_gang, unplaced
+from diagnosis.causes.unscheduled.waiting import Waiting, group_of, group_subject, tells_of_gang, unplaced
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Component, is_ready
-from diagnosis.facts.gangs import gang_of, group_message, is_held_back
+from diagnosis.facts.gangs import Gang, gang_of, group_message, is_held_back
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO, asked_by
 from diagnosis.facts.quantity import counted, shown
 from diagnosis.hami.installation import installations
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.kueue import Queue, Queued
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Pod
+from healthcheck.text.moments import EARLIEST
+from healthcheck.text.naming import named as listed
 
 _queued = Family(Link.QUEUED, severity=CauseSeverity.MEDIUM)
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
@@ -71,8 +78,16 @@ PATIENCE = timedelta(minutes=2)
 """Time until a gate, or a pod without a scheduler's message, counts as a problem."""
 _IN_LINE = timedelta(minutes=10)
 """Time until waiting for resources in use counts as a problem; it is long, because queues exist for that."""
+_MOST, _MOST_WORDS = 5, 8
 _UNUSED = "insufficient unused quota"
 """Kueue's message if the nominal quota suffices; else it writes `insufficient quota`, or names the maximum."""
+
+
+class GroupRequest(Struct, frozen=True):
+    """Number of the pods of a group that wait, and how much of a resource they request together."""
+
+    pods: int
+    total: Decimal
 
 
 def find_gates(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -111,36 +126,48 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
         yield from _not_there(snapshot, name, pods)
 
 
-def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
-    """Yield a group whose pods each fit alone.
+def find_gang(snapshot: Snapshot, waiting: Waiting, free: Decimal) -> Iterator[FoundCause]:
+    """Yield a group whose pods each fit alone. `free`: of the requested devices on all eligible nodes.
 
     Either the scheduler waits for all of them, or there is not enough room for all.
     """
-    group, name = group_of(waiting.pods[0]), next(iter(waiting.devices), "")
-    asked = [asked_by(pod.spec).get(name, ZERO) for pod in _members(snapshot, waiting, group)]
-    if (gang := gang_of(snapshot, waiting.pods[0])) is not None:
-        asked = sorted(asked)[: gang.unplaced]
-    free = sum((room.free(name) for room in rooms), ZERO)
-    short = bool(group and name) and len(asked) > 1 and sum(asked) > free
+    pod, name = waiting.pods[0], next(iter(waiting.devices), "")
+    group, gang = group_of(pod), gang_of(snapshot, pod)
+    alone = GroupRequest(len(waiting.pods), waiting.asked.get(name, ZERO) * len(waiting.pods))
+    asked = _requests(snapshot).get((pod.meta.namespace, group, name), alone) if group else alone
+    short = bool(group and name) and asked.pods > 1 and asked.total > free
     if not short and not is_gang(waiting):
         return
     evidence = [f"the scheduler: {waiting.message}"]
-    if name and rooms:
-        wanted, left = shown(name, Decimal(sum(asked))), shown(name, Decimal(free))
-        evidence.append(f"{len(asked)} pods that request {wanted} {name} wait; {left} free on eligible nodes")
+    if name:
+        wanted, left = shown(name, asked.total), shown(name, free)
+        evidence.append(f"{asked.pods} pods that request {wanted} {name} wait; {left} free on eligible nodes")
     if gang is not None:
-        placed = sum(bool(pod.spec.node) for pod in gang.members)
-        evidence.append(f"{group_subject(waiting.pods[0])}: minCount {gang.least}, {placed} of its pods have a node")
+        evidence.append(f"{group_subject(pod)}: minCount {gang.least}, {gang.placed} of its pods have a node")
     alone = waiting.pods[0].meta.owner is None
     where = group_subject(waiting.pods[0]) if alone else ""
     yield waiting.found(GANG, *evidence, subject=where)
 
 
-def _members(snapshot: Snapshot, waiting: Waiting, group: str) -> list[Pod]:
-    """Return the unscheduled pods of the group; without a group, the waiting pods themselves."""
-    namespace = waiting.pods[0].meta.namespace
-    others = (pod for pod in unplaced(snapshot) if pod.meta.namespace == namespace and group_of(pod) == group)
-    return list(others) if group else list(waiting.pods)
+@lru_cache(maxsize=1)
+def _requests(snapshot: Snapshot) -> Mapping[tuple[str, str, str], GroupRequest]:
+    """Return what the unscheduled pods of each group request together, by namespace, group and resource.
+
+    Of a gang of Kubernetes, only as many pods count as still need a node.
+    """
+    of_groups = ((pod, group) for pod in unplaced(snapshot) if (group := group_of(pod)))
+    amounts = grouped(
+        ((pod.meta.namespace, group, name), (value, gang_of(snapshot, pod)))
+        for pod, group in of_groups
+        for name, value in asked_by(pod.spec).items()
+    )
+    return {key: _together(some) for key, some in amounts.items()}
+
+
+def _together(amounts: Sequence[tuple[Decimal, Gang | None]]) -> GroupRequest:
+    gang = amounts[0][1]
+    counted = sorted(value for value, _ in amounts)[: gang.unplaced if gang is not None else None]
+    return GroupRequest(len(counted), sum(counted, ZERO))
 
 
 def is_gang(waiting: Waiting) -> bool:
@@ -201,23 +228,21 @@ def _about_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
 
 
 def _fix_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
-    there = sorted(each.meta.name for each in snapshot.queues if each.meta.namespace == workload.meta.namespace)
+    there = snapshot.local_queues_in.get(workload.meta.namespace, {})
     if not workload.queue:
-        yield f"Name a queue by the label {_QUEUE_NAME}: {', '.join(there) or 'there is none in the namespace'}."
+        names = listed(there, _MOST) or "there is none in the namespace"
+        yield f"Name a queue by the label {_QUEUE_NAME}: {names}."
     elif workload.queue not in there and snapshot.sees("LocalQueue"):
-        known = ", ".join(there) or "another"
+        known = listed(there, _MOST) or "another"
         yield f"There is no LocalQueue {workload.queue} in {workload.meta.namespace}: create it, or name {known}."
 
 
 def _queues_of(snapshot: Snapshot, workload: Queued) -> Iterator[Queue]:
-    for local in snapshot.queues:
-        if (local.meta.kind, local.meta.namespace, local.meta.name) == (
-            "LocalQueue",
-            workload.meta.namespace,
-            workload.queue,
-        ):
-            yield local
-            yield from (each for each in snapshot.queues if each.meta.subject == f"clusterqueue/{local.above}")
+    local = snapshot.local_queues_in.get(workload.meta.namespace, {}).get(workload.queue)
+    if local is not None:
+        yield local
+        above = snapshot.cluster_queues.get(local.above)
+        yield from (above,) if above is not None else ()
 
 
 def _queue(snapshot: Snapshot, pod: Pod) -> str:
@@ -247,41 +272,54 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
             evidence.append(f"schedulers of this cluster: {', '.join(running)}")
         remedy = tuple(_fix_scheduler(snapshot, name, running))
         because = tuple((NOT_READY[component.role].name, component.subject) for component in _of_hami(snapshot, name))
-        for workload in sorted({snapshot.line(pod.meta)[-1] for pod in pods}):
-            names = tuple(pod.subject for pod in pods if snapshot.line(pod.meta)[-1] == workload)
+        of_workloads = grouped((snapshot.line(pod.meta)[-1], pod.subject) for pod in pods)
+        for workload, names in sorted(of_workloads.items()):
             where = f"scheduler/{name}" if name == _DEFAULT else workload
             sure = Certainty.PROVEN if name != _DEFAULT and snapshot.sees("Lease") else Certainty.LIKELY
-            yield FoundCause(NO_SCHEDULER, where, tuple(evidence), remedy, names, sure, because)
+            yield FoundCause(NO_SCHEDULER, where, tuple(evidence), remedy, tuple(names), sure, because)
 
 
 def _answers(snapshot: Snapshot, name: str) -> str | None:
     """Return the evidence that this scheduler is missing; None if it works."""
-    lately = [
-        event for event in snapshot.events if event.by == name and event.reason in ("Scheduled", "FailedScheduling")
-    ]
-    if lately:
+    if name in _at_work(snapshot):
         return None
-    pods = [
-        pod
-        for pod in snapshot.pods
-        if pod.spec.scheduler == name and not pod.over and pod.spec.node and snapshot.is_new(pod.meta, PATIENCE)
-    ]
-    if pods:
-        return None
-    renewed = [
-        lease.renewed for lease in snapshot.leases if lease.renewed and lease.meta.name.startswith(_called(name))
-    ]
-    if renewed:
-        minutes = int((snapshot.now - max(renewed)).total_seconds() // 60)
+    renewed = _renewed(snapshot, name)
+    if renewed is not None:
+        minutes = int((snapshot.now - renewed).total_seconds() // 60)
         return f"its Lease was last renewed {minutes} minutes ago" if minutes > 1 else None
     own = _pods_of_scheduler(snapshot, name)
     if any(map(is_ready, own)):
         return None
     if own:
         return f"{own[0].subject} is not ready" + (f", and {len(own) - 1} more" if len(own) > 1 else "")
-    whole = len({pod.meta.namespace for pod in snapshot.pods}) > 1
-    seen = "no Lease and no running pod" if snapshot.sees("Lease") else "no running pod" if whole else ""
+    whole = "no running pod" if snapshot.spans_namespaces else ""
+    seen = "no Lease and no running pod" if snapshot.sees("Lease") else whole
     return f"{seen} has its name" if seen else None
+
+
+@lru_cache(maxsize=1)
+def _at_work(snapshot: Snapshot) -> frozenset[str]:
+    """Return the schedulers that report about pods, or have placed one lately."""
+    reasons = ("Scheduled", "FailedScheduling")
+    reporting = (event.by for event in snapshot.events if event.reason in reasons)
+    placed = (pod for pod in snapshot.pods if pod.spec.node and not pod.over and snapshot.is_new(pod.meta, PATIENCE))
+    return frozenset((*reporting, *(pod.spec.scheduler for pod in placed)))
+
+
+def _renewed(snapshot: Snapshot, name: str) -> datetime | None:
+    """Return when a Lease whose name begins with the scheduler's name was renewed last; None without one."""
+    leases, found = _leases(snapshot), []
+    for begin in _called(name):
+        place = bisect_left(leases, (begin, EARLIEST))
+        while place < len(leases) and leases[place][0].startswith(begin):
+            found.append(leases[place][1])
+            place += 1
+    return max(found, default=None)
+
+
+@lru_cache(maxsize=1)
+def _leases(snapshot: Snapshot) -> list[tuple[str, datetime]]:
+    return sorted((lease.meta.name, lease.renewed) for lease in snapshot.leases if lease.renewed is not None)
 
 
 def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
@@ -290,13 +328,30 @@ def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
     Controllers of the same installation are left out, because they do not schedule pods.
     """
     known = [pod for component in _of_hami(snapshot, name) for pod in component.pods]
-    running = (pod for pod in snapshot.pods if pod.phase == "Running")
-    named = known or [pod for pod in running if any(text in pod.meta.name for text in _called(name))]
+    named = known or [pod for text in _called(name) for pod in _by_part(snapshot).get(text, ())]
     return [pod for pod in named if "sched" in pod.meta.name] or named
 
 
+@lru_cache(maxsize=1)
+def _by_part(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
+    """Return the running pods by each part of their names, between dashes, that is the name of a scheduler."""
+    wanted = {text for pod in unplaced(snapshot) for text in _called(pod.spec.scheduler or _DEFAULT)}
+    running = (pod for pod in snapshot.pods if pod.phase == "Running")
+    return grouped((part, pod) for pod in running for part in _parts(pod.meta.name) & wanted)
+
+
+def _parts(name: str) -> set[str]:
+    words = name.split("-")[:_MOST_WORDS]
+    return {"-".join(words[begin:end]) for begin in range(len(words)) for end in range(begin + 1, len(words) + 1)}
+
+
 def _of_hami(snapshot: Snapshot, name: str) -> list[Component]:
-    return [each.scheduler for each in installations(snapshot) if each.scheduler_name == name and each.scheduler]
+    return _hami_schedulers(snapshot).get(name, [])
+
+
+@lru_cache(maxsize=1)
+def _hami_schedulers(snapshot: Snapshot) -> dict[str, list[Component]]:
+    return grouped((each.scheduler_name, each.scheduler) for each in installations(snapshot) if each.scheduler)
 
 
 def _called(name: str) -> tuple[str, ...]:
@@ -330,13 +385,19 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
     name = group_of(pod)
     group = subject("PodGroup", pod.meta.namespace, name)
     noted = [event for event in snapshot.events_about.get(group, ()) if event.warning] if name else []
-    if not noted or any(each.meta.subject == group and each.phase == "Pending" for each in snapshot.pod_groups):
+    if not noted or group in _pending_groups(snapshot):
         return None
     look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
     remedy = (f"Check its queue's free quota, and the number of pods that the group needs: {look}",)
     return FoundCause(GANG, snapshot.line(pod.meta)[-1], (f"{group}: {noted[-1].message}",), remedy, (pod.subject,))
 
 
+@lru_cache(maxsize=1)
+def _pending_groups(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(each.meta.subject for each in snapshot.pod_groups if each.phase == "Pending")
+
+
+@lru_cache(maxsize=1)
 def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the schedulers that have placed pods."""
     placed = {pod.spec.scheduler for pod in snapshot.pods if pod.spec.node and pod.spec.scheduler}

@@ -86,7 +86,7 @@ _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _UPGRADED = frozenset(("", "upgrade-done"))
 _YOUNG = timedelta(minutes=5)
 """Time until a new node is ready."""
-_SETTLES = timedelta(minutes=10)
+SETTLES = timedelta(minutes=10)
 """Time until a new node offers its GPUs; a driver may be built first."""
 _MOST = 8
 
@@ -129,7 +129,7 @@ def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
 
 def is_joining(snapshot: Snapshot, spec: PodSpec, node: Node) -> bool:
     """Whether the node is new, and only its start-up keeps such a pod off."""
-    young = snapshot.is_new(node.meta, _SETTLES)
+    young = snapshot.is_new(node.meta, SETTLES)
     starts = (TaintOwner.NOT_READY, TaintOwner.STARTING)
     return young and all(class_of(taint.key) in starts for taint in closed_by(spec, node))
 
@@ -224,7 +224,7 @@ def _until_gone(node: Node, taint: Taint) -> Iterator[str]:
 
 def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> FoundCause:
     evidence, remedy = [], []
-    for taint, rooms in sorted(dedicated.items()):
+    for taint, rooms in sorted(dedicated.items())[:_MOST]:
         names = named((room.node.name for room in rooms), _MOST)
         key, _, effect = taint.rpartition(":")
         name, _, value = key.partition("=")
@@ -232,6 +232,8 @@ def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> Found
         evidence.append(f"taint {taint} on {names}, not tolerated{near}")
         equal = f"operator: Equal, value: {value}" if value else "operator: Exists"
         remedy.append(f"Add to the pod's tolerations: key: {name}, {equal}, effect: {effect}.")
+    if len(dedicated) > _MOST:
+        evidence.append(f"and {len(dedicated) - _MOST} more taints, each on other nodes")
     remedy.append("Only if no workload should be kept off: remove the taint from the nodes.")
     return waiting.found(TAINTED, *evidence, remedy=tuple(remedy))
 

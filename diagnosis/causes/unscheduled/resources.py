@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
@@ -18,8 +21,8 @@ from diagnosis.facts.placement import ZERO, Obstacle, ObstacleKind, asked_by, ha
 from diagnosis.facts.quantity import amount, counted, shown
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.pods import Pod
-from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 IN_USE = _scheduled(
@@ -69,6 +72,8 @@ _HANGS = (
 )
 _MOST_NODES = 8
 _MOST_HOLDERS = 4
+_MOST_STUCK = 64
+"""Stuck pods reported for the same waiting pods; each one has its own result, too."""
 
 
 def find_too_many(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
@@ -136,7 +141,7 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     for reason in short:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
             continue  # as many nodes have no GPU left, and it is unknown which lack both
-        if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
+        if 0 < (reason.nodes or 0) <= len(snapshot.nodes) - _nodes_with(snapshot)[reason.what]:
             continue  # that many nodes never have the resource: not a finding
         evidence = (waiting.quote(reason),)
         above = origins((TERMINATING,), *_kept_by(snapshot, reason.what))
@@ -144,14 +149,25 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
         yield waiting.found(SHORT, *evidence, subject=what, certainty=Certainty.LIKELY, because_of=above)
 
 
+@lru_cache(maxsize=1)
+def _nodes_with(snapshot: Snapshot) -> Counter[str]:
+    """Return, by resource, how many nodes have any."""
+    names = ((name, node) for node in snapshot.nodes for name in {**node.capacity, **node.allocatable})
+    return Counter(name for name, node in names if has(node, name))
+
+
 def _kept_by(snapshot: Snapshot, resource: str) -> Iterator[str]:
     """Yield pods that should be gone and still own some of the resource.
 
     If nodes are visible, none are yielded, because their pods are then counted instead.
     """
-    for pod in () if snapshot.sees("Node") else snapshot.pods:
-        if pod.spec.node and is_stuck(snapshot, pod) and resource in asked_by(pod.spec):
-            yield pod.subject
+    yield from () if snapshot.sees("Node") else _kept(snapshot).get(resource, ())
+
+
+@lru_cache(maxsize=1)
+def _kept(snapshot: Snapshot) -> Mapping[str, Sequence[str]]:
+    stuck = (pod for pod in snapshot.pods if pod.spec.node and is_stuck(snapshot, pod))
+    return grouped((name, pod.subject) for pod in stuck for name in asked_by(pod.spec))
 
 
 def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -162,10 +178,10 @@ def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _stuck(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
-    for room in rooms:
-        going = [pod for pod in room.pods if is_stuck(snapshot, pod)]
-        if going and without(room, going).fits(waiting.counted):
-            yield from (_terminating(snapshot, pod, waiting.names) for pod in going)
+    some = ((room, [pod for pod in room.pods if is_stuck(snapshot, pod)]) for room in rooms)
+    held = (going for room, going in some if going and without(room, going).fits(waiting.counted))
+    for pod in islice(chain.from_iterable(held), _MOST_STUCK):
+        yield _terminating(snapshot, pod, waiting.names)
 
 
 def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -> FoundCause:
@@ -284,8 +300,10 @@ def _by_node(name: str, rooms: Sequence[NodeUse]) -> Iterator[str]:
 
 
 def _holders(room: NodeUse, name: str) -> str:
-    holders = (f"{pod.subject} ({shown(name, value)})" for value, pod in room.holders(name))
-    return named(holders, _MOST_HOLDERS) or "no visible pod"
+    holders = room.holders(name)
+    first = ", ".join(f"{pod.subject} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS])
+    more = len(holders) - _MOST_HOLDERS
+    return f"{first} and {more} more" if more > 0 else first or "no visible pod"
 
 
 def _short(waiting: Waiting, room: NodeUse) -> list[Obstacle]:
@@ -297,9 +315,8 @@ def _fewer(name: str, most: str) -> tuple[str, ...]:
 
 
 def _move(rooms: Iterable[NodeUse], name: str) -> str:
-    small = min(
-        ((value, pod.subject) for room in rooms for value, pod in room.holders(name) if room.free(name)), default=None
-    )
+    last = (room.holders(name)[-1:] for room in rooms if room.free(name))
+    small = min(((value, pod.subject) for some in last for value, pod in some), default=None)
     first = f"Move the smallest pods together, {small[1]} first" if small else "Move small pods together"
     return f"{first}, so that one node has enough free; or request fewer {name} per pod."
 

@@ -16,6 +16,7 @@ from diagnosis.model import CauseSeverity, Family, FoundCause, Link, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.volcano import GroupQueue, PodGroup
+from healthcheck.text.naming import named
 
 _queued = Family(Link.QUEUED, severity=CauseSeverity.MEDIUM)
 HELD = _queued(
@@ -28,6 +29,7 @@ HELD = _queued(
 _PATIENCE, _IN_LINE = timedelta(minutes=2), timedelta(minutes=10)
 """Longer patience for temporary obstacles: waiting for others is normal in a queue."""
 _CLOSED = ("Closed", "Closing")
+_MOST = 5
 _PREFIXES = ("requests.", "limits.")
 
 
@@ -36,11 +38,12 @@ def find_groups(snapshot: Snapshot) -> Iterator[FoundCause]:
     waiting = [each for each in snapshot.pod_groups if each.phase == "Pending" and each.meta.deleted is None]
     pods = snapshot.pods if waiting else ()
     of_gpus = {(pod.meta.namespace, group_of(pod)) for pod in pods if asks_for_gpus(pod.spec)}
+    queues = {each.meta.name: each for each in snapshot.group_queues}
     for group in waiting:
         if not _names_gpus(group) and (group.meta.namespace, group.meta.name) not in of_gpus:
             continue
-        queue = next((each for each in snapshot.group_queues if each.meta.name == group.queue), None)
-        lasting = list(_lasting(snapshot, group, queue))
+        queue = queues.get(group.queue)
+        lasting = list(_lasting(snapshot, group, queue, named(sorted(queues), _MOST) if queue is None else ""))
         young = timedelta() if group.meta.created is None else snapshot.now - group.meta.created
         if young > (_PATIENCE if lasting else _IN_LINE):
             yield _held(snapshot, group, queue, lasting)
@@ -60,12 +63,11 @@ def _held(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, lasting
     return FoundCause(HELD, where, (*evidence, *_said(snapshot, group)), remedy, (made_by,), because_of=because)
 
 
-def _lasting(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None) -> Iterator[str]:
-    """Yield obstacles that remain, however long the group waits."""
+def _lasting(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, known: str) -> Iterator[str]:
+    """Yield obstacles that remain, however long the group waits. `known`: the queues that exist."""
     if queue is None:
         if snapshot.sees("Queue"):
-            known = ", ".join(sorted(group_queue.meta.name for group_queue in snapshot.group_queues)[:5]) or "none"
-            yield f"queue {group.queue} does not exist; existing queues: {known}"
+            yield f"queue {group.queue} does not exist; existing queues: {known or 'none'}"
         return
     if queue.state in _CLOSED:
         yield f"{queue.meta.subject} is {queue.state}: it accepts no further groups"

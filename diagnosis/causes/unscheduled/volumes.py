@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.facts.commands import command
@@ -125,13 +126,13 @@ def are_being_created(snapshot: Snapshot, waiting: Waiting) -> bool:
 
 def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     names = [reason.what] if reason.what else list(waiting.spec.volume_claims)
-    known = {claim.meta.name for claim in _claims(snapshot, waiting)}
+    known = _claims(snapshot, waiting)
     for name in names:
         if name not in known or len(names) == 1:
             what = subject("PersistentVolumeClaim", waiting.pods[0].meta.namespace, name)
             evidence = (
                 waiting.quote(reason),
-                f"there are {', '.join(sorted(known)[:5]) or 'no claims'} in the namespace",
+                f"there are {', '.join(islice(known, _MOST)) or 'no claims'} in the namespace",
             )
             yield waiting.found(
                 MISSING, *(evidence if snapshot.sees("PersistentVolumeClaim") else evidence[:1]), subject=what
@@ -183,10 +184,12 @@ def _words(expression: Expression) -> str:
     return f"{expression.key} {expression.operator} {', '.join(expression.values)}".strip()
 
 
-def _claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
-    return [claim for claim in snapshot.volume_claims if claim.meta.namespace == waiting.pods[0].meta.namespace]
+def _claims(snapshot: Snapshot, waiting: Waiting) -> Mapping[str, VolumeClaim]:
+    """Return the claims of the namespace by name, in order."""
+    return snapshot.volume_claims_in.get(waiting.pods[0].meta.namespace, {})
 
 
 def _own_claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
     """Return the claims of the pods themselves."""
-    return [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]
+    known = _claims(snapshot, waiting)
+    return [known[name] for name in dict.fromkeys(waiting.spec.volume_claims) if name in known]

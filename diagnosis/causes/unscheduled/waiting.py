@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from decimal import Decimal
+from functools import cached_property, lru_cache
 
 from msgspec import Struct
 
@@ -17,6 +18,7 @@ from diagnosis.facts.placement import ZERO, Amounts, asked_by, held_on, offers, 
 from diagnosis.hami.installation import installations, schedulers
 from diagnosis.model import Cause, Certainty, FoundCause, Origin
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod, PodSpec
@@ -96,7 +98,7 @@ class Waiting(Struct, frozen=True):
         return {name: value for name, value in self.asked.items() if name.startswith("hugepages-")}
 
 
-class NodeUse(Struct, frozen=True):
+class NodeUse(Struct, frozen=True, dict=True):
     """Node with the resources that its pods own, and these pods."""
 
     node: Node
@@ -111,8 +113,12 @@ class NodeUse(Struct, frozen=True):
 
     def holders(self, resource: str) -> list[tuple[Decimal, Pod]]:
         """Return the pods that own some of the resource, the largest amount first."""
-        held = [(asked_by(pod.spec).get(resource, ZERO), pod) for pod in self.pods]
-        return sorted(((value, pod) for value, pod in held if value), key=lambda pair: (-pair[0], pair[1].subject))
+        return self._holders.get(resource, [])
+
+    @cached_property
+    def _holders(self) -> Mapping[str, list[tuple[Decimal, Pod]]]:
+        held = grouped((name, (value, pod)) for pod in self.pods for name, value in asked_by(pod.spec).items())
+        return {name: sorted(some, key=lambda pair: (-pair[0], pair[1].subject)) for name, some in held.items()}
 
 
 def without(room: NodeUse, pods: Iterable[Pod]) -> NodeUse:
@@ -153,7 +159,7 @@ def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
     for pod in unplaced(snapshot):
         message = refusal(snapshot, pod)
         if message and not pod.spec.gates and not _coming(snapshot, pod) and not is_held_back(snapshot, pod):
-            groups[(_maker(snapshot, pod, message), _shape(pod.spec))].append((pod, message))
+            groups[(_maker(snapshot, pod, message), _shape(pod))].append((pod, message))
     return tuple(_waiting(snapshot, workload, shape, members) for (workload, shape), members in sorted(groups.items()))
 
 
@@ -209,7 +215,12 @@ def _coming(snapshot: Snapshot, pod: Pod) -> bool:
         return created
     if not pod.nominated:
         return False
-    return not any(is_stuck(snapshot, one) for one in snapshot.pods if one.spec.node == pod.nominated)
+    return pod.nominated not in _nodes_with_stuck(snapshot)
+
+
+@lru_cache(maxsize=1)
+def _nodes_with_stuck(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(pod.spec.node for pod in snapshot.pods if is_stuck(snapshot, pod))
 
 
 def _maker(snapshot: Snapshot, pod: Pod, message: str) -> str:
@@ -242,9 +253,11 @@ def _is_hami(pod: Pod, fit: FitError | None, names: Collection[str]) -> bool:
     return policies != (None, None) or (fit is not None and bool(fit.of(ReasonSubject.HAMI)))
 
 
-def _shape(spec: PodSpec) -> str:
+def _shape(pod: Pod) -> str:
+    spec = pod.spec
     parts = (
         *(sorted(asked_by(spec).items()), sorted(spec.node_selector.items()), spec.affinity, spec.tolerations),
         *(sorted(spec.claims), sorted(spec.volume_claims), spec.scheduler),
+        pod.meta.namespace if spec.volume_claims else "",
     )
     return repr(parts)
