@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,8 @@ class KubeletLogs:
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self._plane = plane
         self._folder = folder
+        self.hostile: Callable[[LoopbackAnswers], None] | None = None
+        """Answer of a hostile kubelet, instead of the log."""
         self._stamped: dict[str, list[str]] = {}
         self._lock = threading.Lock()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -73,5 +75,8 @@ class _Answers(LoopbackAnswers):
         words = asked.path.strip("/").split("/")
         if len(words) != 4 or words[0] != "containerLogs":
             self.answer(404, b"no such page\n")
+            return
+        if self._logs.hostile is not None:
+            self._logs.hostile(self)
             return
         self.answer(200, self._logs.read(words[2], parse_qs(asked.query)).encode(), {"Content-Type": "text/plain"})

@@ -23,13 +23,13 @@ from diagnosis.snapshot import Builder, Snapshot
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.pods import Pod, read_pod
 from diagnosis.sources.kinds import KINDS, OF_COMPONENTS, POD, ApiKind, everywhere
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Unavailable
+from healthcheck.cluster.errors import ClusterError, Endless, Forbidden, NotFound, Unavailable
 from healthcheck.text.printable import printable
 
 _AT_ONCE = 4
 """Parallel listings: few, because the API server serves the whole fleet."""
 _MOST_LOGS, _MOST_OF_COMPONENTS, _MOST_WITH_EFA = 40, 15, 8
-_LONGEST_LINE = 1024
+_MOST_LINES, _LONGEST_LINE = 200, 1024
 _SHOW_HAMI = ("Node", "Pod", "Deployment", "DaemonSet", "MutatingWebhookConfiguration")
 ReadLog = Callable[[str, str, str, bool], str]
 """Read the log of namespace, pod and container; True: of its previous run. Raises ClusterError."""
@@ -220,8 +220,8 @@ def _log(read: ReadLog, silent: set[str], pod: Pod, container: str, previous: bo
     if pod.spec.node in silent:
         return ""
     try:
-        lines = read(pod.meta.namespace, pod.meta.name, container, previous).splitlines()
-    except Unavailable:
+        lines = read(pod.meta.namespace, pod.meta.name, container, previous).splitlines()[-_MOST_LINES:]
+    except (Unavailable, Endless):
         silent.add(pod.spec.node)
         return ""
     except ClusterError:

@@ -1,7 +1,8 @@
 """`diagnose --probe-nodes`: check nodes without an agent's record once, by a pod on each that is removed afterwards.
 
-The pod is removed at the end of the command, also by Ctrl-C, SIGTERM and SIGHUP. After SIGKILL, the kubelet ends it
-after LONGEST_SECONDS, and the next such command removes it.
+The pod is removed at the end of the command, also by Ctrl-C, SIGTERM and SIGHUP, and whatever the node's kubelet does:
+each of its answers has a limit. After SIGKILL, the kubelet ends the pod after LONGEST_SECONDS, and the next such command
+removes it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from healthcheck.text.printable import printable
 _LOOK_SECONDS, _MARGIN_SECONDS = 0.5, 15.0
 _GONE_SECONDS = 20.0
 """Longest wait for the kubelet to end a pod."""
+_APPEARS_SECONDS = 35.0
+"""Time in which a pod may appear after the answer to its creation was lost: a webhook may take 30 s."""
 _NO_IMAGE = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_LINE = 500
@@ -105,17 +108,17 @@ class NodeProbes:
         _must_have_rights(self._cluster, self._namespace)
         template = _template(self._cluster, self._image)
         self._remove_leftovers()
-        with ThreadPoolExecutor(max_workers, "probe") as threads, self._hearing_signals():
+        with self._hearing_signals(), ThreadPoolExecutor(max_workers, "probe") as threads:
             ways = {node[0]: threads.submit(self._probed, template, node, probed) for node in nodes}
             return {name: way.result() for name, way in ways.items()}
 
     def _remove_leftovers(self) -> None:
-        """Remove ended pods of killed commands."""
+        """Remove pods of killed commands, whether or not their kubelets have ended them."""
         now = datetime.now(UTC)
-        for pod in self._cluster.pods.list_ended(self._namespace, SELECTOR):
+        for pod in self._cluster.pods.list_labelled(self._namespace, SELECTOR):
             if is_left_over(pod, now):
                 with suppress(NotFound):
-                    self._cluster.pods.delete(self._namespace, pod["metadata"]["name"])
+                    self._cluster.pods.delete(self._namespace, pod["metadata"]["name"], grace_seconds=0)
 
     @contextmanager
     def _hearing_signals(self) -> Iterator[None]:
@@ -143,9 +146,8 @@ class NodeProbes:
             self._cluster.pods.create(pod)
         except (Forbidden, Refused, NotFound) as error:
             return NodeProbeAnswer(why_not=str(error))
-        except ClusterError as error:
-            # The pod may exist although the answer was lost.
-            return self._removed(name, NodeProbeAnswer(why_not=str(error)))
+        except Exception as error:  # noqa: BLE001 - the pod may exist although the answer was lost
+            return self._removed(name, NodeProbeAnswer(why_not=str(error)), _APPEARS_SECONDS)
         try:
             answer = self._answer(name)
         except Exception as error:  # noqa: BLE001 - the pod is removed in any case
@@ -167,25 +169,32 @@ class NodeProbes:
             pod = patience.until(ended, LONGEST_SECONDS + _MARGIN_SECONDS)
             if pod.waits_for:
                 return NodeProbeAnswer(why_not=pod.waits_for)
-            message = patience.ask(lambda: self._cluster.pods.read_log_of(pod, None))
+            message = patience.ask(lambda: self._cluster.pods.read_log_of(pod, None, self._stopping.is_set))
         except Interrupted:
             return NodeProbeAnswer(why_not="interrupted")
         except TookTooLong:
             return NodeProbeAnswer(why_not=(seen[0].waits_for if seen else "") or "its check did not finish in time")
         except ClusterError as error:
-            return NodeProbeAnswer(why_not=str(error))
+            return NodeProbeAnswer(why_not="interrupted" if self.interrupted else str(error))
         record = read_record(_record_in(message))
         return NodeProbeAnswer(record, "" if record is not None else _without_record(pod, message))
 
-    def _removed(self, name: str, answer: NodeProbeAnswer) -> NodeProbeAnswer:
-        """Remove the pod, and return the answer, with the pod's name if it could not be removed."""
+    def _removed(self, name: str, answer: NodeProbeAnswer, appears_seconds: float = 0.0) -> NodeProbeAnswer:
+        """Remove the pod, and return the answer, with the pod's name if it could not be removed.
+
+        `appears_seconds`: the time in which it may still appear.
+        """
         asking = Asking(_GONE_SECONDS, errors=(Unavailable,), sleep=self._leaving.wait, is_over=self._leaving.is_set)
+        first = replace(asking, seconds=appears_seconds, errors=(Unavailable, NotFound)) if appears_seconds else asking
         try:
-            with suppress(NotFound):
-                asking.ask(lambda: self._cluster.pods.delete(self._namespace, name))
-                if not asking.until(lambda: self._is_gone(name), _LOOK_SECONDS):
-                    self._cluster.pods.delete(self._namespace, name, grace_seconds=0)
-        except ClusterError:
+            first.ask(lambda: self._cluster.pods.delete(self._namespace, name))
+            if not asking.until(lambda: self._is_gone(name), _LOOK_SECONDS):
+                # The kubelet does not end it.
+                asking.ask(lambda: self._cluster.pods.delete(self._namespace, name, grace_seconds=0))
+                return answer if self._is_gone(name) else replace(answer, left=name)
+        except NotFound:
+            return answer
+        except Exception:  # noqa: BLE001 - the person can remove it
             return replace(answer, left=name)
         return answer
 

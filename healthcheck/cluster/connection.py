@@ -31,6 +31,7 @@ Parse = Callable[[bytes], Any]
 Connector = Callable[[], ApiClient]
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
+_KUBELET_SECONDS = 30.0
 _SILENCE_SECONDS = 150.0
 """Read timeout of a watch, which receives a bookmark about once a minute. After it, the server counts as gone."""
 _LONGEST_LINE = 8 << 20
@@ -131,7 +132,9 @@ class Connection:
         merge: str = "",
         query: Mapping[str, str] | None = None,
         accept: str = "application/json",
+        by_kubelet: bool = False,
     ) -> urllib3.BaseHTTPResponse:
+        """Send a request. `by_kubelet`: a kubelet answers, so there is a limit even if the user wants none."""
         headers = {"Accept": accept}
         if body is not None:
             headers["Content-Type"] = f"application/{merge}-patch+json" if merge else "application/json"
@@ -152,7 +155,7 @@ class Connection:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            answer = self._client.call_api(*call, _request_timeout=self._patience(verb))
+            answer = self._client.call_api(*call, _request_timeout=self._patience(verb, by_kubelet=by_kubelet))
         except (urllib3.exceptions.HTTPError, OSError, ApiException, *_NO_TOKEN) as error:
             self._connect_anew()  # a changed certificate is only read by a new client
             raise Unavailable(f"{verb} {resource}: {say(error)}") from error
@@ -161,9 +164,14 @@ class Connection:
             self._raise(response, verb, resource)
         return response
 
-    def _patience(self, verb: str) -> tuple[float | None, float | None]:
+    @property
+    def kubelet_seconds(self) -> float:
+        """Return the limit for a whole answer of a kubelet, in seconds."""
+        return self._request_seconds or _KUBELET_SECONDS
+
+    def _patience(self, verb: str, *, by_kubelet: bool) -> tuple[float | None, float | None]:
         """Return the timeouts to connect and to wait for more data, in seconds; None means no limit."""
-        seconds = self._request_seconds
+        seconds = self._request_seconds or None if by_kubelet else self._request_seconds
         connect_seconds, read_seconds = (_CONNECT_SECONDS, _READ_SECONDS) if seconds is None else (seconds or None,) * 2
         return connect_seconds, _SILENCE_SECONDS if verb == "watch" else read_seconds
 

@@ -29,6 +29,13 @@ class Unavailable(ClusterError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class Endless(ClusterError):
+    """An answer that began and did not end in time, such as a log that a kubelet sends byte by byte.
+
+    Another try would take as long.
+    """
+
+
 class Conflict(ClusterError):
     """Another client wrote the object since it was read, or an object to create already exists."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +11,7 @@ from urllib.parse import quote
 import urllib3
 
 from healthcheck.cluster.connection import Requests, say
-from healthcheck.cluster.errors import Unavailable
+from healthcheck.cluster.errors import Endless, Unavailable
 from healthcheck.cluster.names import AGENT, COMPONENT, NAMESPACE
 from healthcheck.cluster.pages import pod_page
 from healthcheck.deep.job import JobState
@@ -110,10 +111,9 @@ class Pods(Requests):
         """Return a pod as a plain API object."""
         return self._json("get", f"{_PODS.format(quote(namespace))}/{quote(name)}", "pods")
 
-    def list_ended(self, namespace: str, selector: str) -> list[dict[str, Any]]:
-        """Return the ended pods with these labels as plain API objects."""
-        query = {"labelSelector": selector, "fieldSelector": "status.phase!=Pending,status.phase!=Running"}
-        return list(self._pages(_PODS.format(quote(namespace)), "pods", query))
+    def list_labelled(self, namespace: str, selector: str) -> list[dict[str, Any]]:
+        """Return the pods with these labels as plain API objects."""
+        return list(self._pages(_PODS.format(quote(namespace)), "pods", {"labelSelector": selector}))
 
     def delete(self, namespace: str, name: str, grace_seconds: int | None = None) -> None:
         """Delete a pod with its default grace period, or with `grace_seconds`. Raises NotFound if it is gone.
@@ -125,24 +125,37 @@ class Pods(Requests):
             options["gracePeriodSeconds"] = grace_seconds
         self._json("delete", f"{_PODS.format(quote(namespace))}/{quote(name)}", "pods", options)
 
-    def read_log_of(self, pod: PodState, since: datetime | None) -> str:
+    def read_log_of(self, pod: PodState, since: datetime | None, is_over: Callable[[], bool] = lambda: False) -> str:
         """Return the log of the pod's first container since a time, with a timestamp on each line.
 
-        It is at most 1 MiB long.
+        It is at most 1 MiB long. Raises Endless if the kubelet does not send all of it in time, or if `is_over`
+        becomes true before.
         """
         query = {
             "container": pod.container,
             "timestamps": "true",
             "sinceTime": timestamp(since) if since else "",
         }
-        return self._log(pod.namespace, pod.name, query)
+        return self._log(pod.namespace, pod.name, query, is_over)
 
-    def _log(self, namespace: str, pod: str, query: Mapping[str, str]) -> str:
+    def _log(
+        self, namespace: str, pod: str, query: Mapping[str, str], is_over: Callable[[], bool] = lambda: False
+    ) -> str:
+        """Return a log, or its first MiB. The kubelet may be hostile: it may ignore the limit, or never end."""
+        seconds = self._connection.kubelet_seconds
+        ends_at, content = time.monotonic() + seconds, bytearray()
         path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/log"
-        response = self._connection.request(
-            "get", path, "pods/log", query={**query, "limitBytes": str(_MOST_LOG_BYTES)}
-        )
+        limited = {**query, "limitBytes": str(_MOST_LOG_BYTES)}
+        response = self._connection.request("get", path, "pods/log", query=limited, by_kubelet=True)
         try:
-            return response.data.decode("utf-8", "replace")
+            while len(content) < _MOST_LOG_BYTES and (chunk := response.read1(_MOST_LOG_BYTES - len(content))):
+                content += chunk
+                if is_over() or time.monotonic() > ends_at:
+                    raise Endless(
+                        f"get pods/log: the kubelet sent {len(content)} bytes in {seconds:g} s, without an end"
+                    )
         except urllib3.exceptions.HTTPError as error:
             raise Unavailable(f"get pods/log: {say(error)}") from error
+        finally:
+            response.close()  # a log that has not ended would keep its connection
+        return content.decode("utf-8", "replace")

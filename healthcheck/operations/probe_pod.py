@@ -63,13 +63,13 @@ def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
     return changed
 
 
-def is_left_over(ended: Mapping[str, Any], now: datetime) -> bool:
+def is_left_over(pod: Mapping[str, Any], now: datetime) -> bool:
     """Whether the pod is so old that no command still waits for its output.
 
     A younger pod may still be read by another command.
     """
     try:
-        made = moment(ended["metadata"]["creationTimestamp"])
+        made = moment(pod["metadata"]["creationTimestamp"])
     except (KeyError, ValueError, TypeError):
         return False
     return now - made > timedelta(seconds=2 * LONGEST_SECONDS)

@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from sim.control_plane import ControlPlane
 from sim.control_plane.files import write_kubeconfig
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
+from sim.loopback import LoopbackAnswers
 from sim.node import SimulatedNode
 from tests.cli.cluster import run
 from tests.waiting import eventually
@@ -34,6 +38,7 @@ class World:
     plane: ControlPlane
     stuck: set[str] = field(default_factory=set)
     """Nodes that start no pod."""
+    logs: KubeletLogs | None = None
 
     def pods(self, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.plane.request("GET", f"/api/v1/namespaces/{namespace}/{PROBES}").body[
@@ -68,7 +73,7 @@ def world(plane: ControlPlane, node: SimulatedNode, tmp_path: Path) -> Iterator[
     with Kubelets(plane, folder, {NODE: node.root}, own) as kubelets:
         logs = KubeletLogs(plane, folder)
         with logs:
-            world = World(plane, kubelets.stuck)
+            world = World(plane, kubelets.stuck, logs)
             world.make(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", "default")
             plane.create_node(NODE, devices={"nvidia.com/gpu": "8"})
             logs.serve(NODE)
@@ -120,12 +125,16 @@ def test_an_admission_rejection_is_reported_with_the_other_results(world: World)
     assert world.pods("restricted") == []
 
 
+def _started(plane: ControlPlane, *options: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
+    command = [sys.executable, "-m", "cli", "diagnose", *PROBE, *options]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_whatever_ends_the_command_its_pod_goes_too(world: World, number: signal.Signals) -> None:
     world.stuck.add(NODE)
-    environment = {**os.environ, "KUBECONFIG": str(world.plane.kubeconfig)}
-    command = [sys.executable, "-m", "cli", "diagnose", *PROBE]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with _started(world.plane) as process:
         eventually(world.pods)
         process.send_signal(number)
         _, message = process.communicate()
@@ -139,9 +148,7 @@ def test_a_second_signal_waits_for_no_kubelet(plane: ControlPlane) -> None:
     world = World(plane)
     world.make(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", "default")
     plane.create_node(NODE, devices={"nvidia.com/gpu": "8"})
-    environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
-    command = [sys.executable, "-m", "cli", "diagnose", *PROBE]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with _started(plane) as process:
         eventually(world.pods)
         process.send_signal(signal.SIGINT)
         eventually(lambda: any("deletionTimestamp" in pod["metadata"] for pod in world.pods()))
@@ -150,6 +157,91 @@ def test_a_second_signal_waits_for_no_kubelet(plane: ControlPlane) -> None:
     plane.request("DELETE", f"/api/v1/nodes/{NODE}")
 
     assert (process.returncode, world.pods()) == (130, [])
+
+
+def _drip(answers: LoopbackAnswers) -> None:
+    """Send a little from time to time, for ever. The API server forwards no less than some KiB at once."""
+    _begin(answers)
+    _send_for_ever(answers, 8192, 0.05)
+
+
+def _flood(answers: LoopbackAnswers) -> None:
+    """Send for ever, regardless of the requested limit."""
+    _begin(answers)
+    _send_for_ever(answers, 65536, 0.0)
+
+
+def _fall_silent(answers: LoopbackAnswers) -> None:
+    """Send the headers and nothing else."""
+    _begin(answers)
+    answers.rfile.read(1)
+
+
+def _send_for_ever(answers: LoopbackAnswers, size: int, every_seconds: float) -> None:
+    with suppress(OSError):  # the reader is gone
+        while True:
+            answers.wfile.write(b"%x\r\n%s\n\r\n" % (size, b"." * (size - 1)))
+            time.sleep(every_seconds)
+
+
+def _begin(answers: LoopbackAnswers) -> None:
+    answers.send_response(200)
+    answers.send_header("Transfer-Encoding", "chunked")
+    answers.end_headers()
+    answers.wfile.flush()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(_drip, "in 2 s, without an end"), (_flood, "it printed no record")], ids=["drip", "flood"]
+)
+def test_a_log_without_end_is_given_up_and_its_pod_is_gone(
+    world: World, answer: Callable[[LoopbackAnswers], None], why: str
+) -> None:
+    assert world.logs is not None
+    world.logs.hostile = answer
+
+    done = run(world.plane.kubeconfig, "diagnose", "node", NODE, *PROBE, "--request-timeout", "2s")
+
+    assert f"node {NODE} was not checked: " in done.stderr
+    assert why in done.stderr, done.stderr
+    assert world.pods() == []
+
+
+@pytest.mark.parametrize("answer", [_drip, _fall_silent])
+def test_an_interrupt_while_a_log_is_read_removes_the_pod(
+    world: World, answer: Callable[[LoopbackAnswers], None]
+) -> None:
+    assert world.logs is not None
+    asked = threading.Event()
+
+    def hostile(answers: LoopbackAnswers) -> None:
+        asked.set()
+        answer(answers)
+
+    world.logs.hostile = hostile
+    with _started(world.plane, "--request-timeout", "2s") as process:
+        assert asked.wait(60)
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate()
+
+    assert (process.returncode, world.pods()) == (130, [])
+    assert message.splitlines()[-1] == "gpu-healthcheck diagnose: interrupted"
+
+
+def test_a_pod_that_can_not_be_removed_is_named(world: World) -> None:
+    world.stuck.add(NODE)
+    with _started(world.plane) as process:
+        [pod] = eventually(world.pods)
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+        world.plane.request("PATCH", path, {"metadata": {"finalizers": ["example.com/kept"]}})
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: any("deletionTimestamp" in each["metadata"] for each in world.pods()))
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate()
+    world.plane.request("PATCH", path, {"metadata": {"finalizers": None}})
+
+    assert process.returncode == 130
+    assert f"left: `kubectl -n {NAMESPACE} delete pod {pod['metadata']['name']}` removes it" in message
 
 
 def test_missing_permissions_are_named(world: World, tmp_path: Path) -> None:
