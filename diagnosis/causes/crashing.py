@@ -240,6 +240,7 @@ _JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN)
 """Causes that a faulty GPU may also lead to: the node's record decides."""
 _MISSING_OTHERS = (NCCL, CRASHES, SIGNAL)
 """Errors of the other processes of a job after one of them has ended."""
+_MISSING_NAMES = frozenset(cause.name for cause in _MISSING_OTHERS)
 _OF_THE_GPU = (HARDWARE, FABRIC, DRIVER_MISMATCH, CUDA_UNKNOWN, PROGRAM, NCCL)
 """Consequences of a faulty GPU."""
 _REFUSED = ("gpu-gate", 75)
@@ -438,6 +439,7 @@ def _because(some: Iterable[_Crash], causes: Mapping[str, list[Origin]], snapsho
     cause of another process's failure.
     """
     above: list[Origin] = []
+    workloads: dict[str, None] = {}
     for crash in some:
         node = f"node/{crash.pod.spec.node}"
         if crash.known.cause in _OF_THE_GPU:
@@ -445,8 +447,8 @@ def _because(some: Iterable[_Crash], causes: Mapping[str, list[Origin]], snapsho
         if crash.known.cause is DRIVER_MISMATCH:
             above += origins((NOT_READY[Role.DRIVER],), node)
         if crash.known.cause in _MISSING_OTHERS:
-            others = causes[snapshot.line(crash.pod.meta)[-1]]
-            above += (pair for pair in others if pair[0] not in {cause.name for cause in _MISSING_OTHERS})
+            workloads[snapshot.line(crash.pod.meta)[-1]] = None
+    above += (pair for workload in workloads for pair in causes[workload] if pair[0] not in _MISSING_NAMES)
     return tuple(dict.fromkeys(above))
 
 

@@ -33,7 +33,7 @@ class Problem(Struct, frozen=True):
     @property
     def reach(self) -> int:
         """Return how many objects the problem keeps from work, including those of its consequences."""
-        return len(set(self.all_affected()))
+        return len(set(self.all_affected())) if self.consequences else len(self.found.affected) or 1
 
     def all_affected(self) -> Iterator[str]:
         yield from self.found.affected or (self.found.subject,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 
 from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED
@@ -17,6 +17,7 @@ from diagnosis.facts.recorded_gpus import all_respond_since, recorded_gpus
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Condition, Pod
 from diagnosis.snapshot.policy_objects import DisruptionBudget
@@ -39,7 +40,7 @@ _BAD_IF_TRUE = frozenset(
 """Conditions of HyperPod's agent, of AKS, and of common configurations of node problem detectors."""
 _BAD_IF_FALSE = frozenset(("AcceleratedHardwareReady",))
 """Conditions of EKS."""
-_MOST_PODS = 3
+_MOST_PODS, _MOST_PAIRS = 3, 1_000_000
 _DRA_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-intro-install.html"
 _fault = Family(None, severity=CauseSeverity.MEDIUM)
 POLICY = _fault(
@@ -160,12 +161,32 @@ def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
     if not emptied:
         return
     full = [disruption_budget for disruption_budget in snapshot.budgets if disruption_budget.allowed == 0]
-    drained = {name: node for name, node in emptied.items() if _is_drained(snapshot, node, full)}
-    pods = [pod for pod in gpu_pods(snapshot) if pod.spec.node in drained and _is_evicted(pod)]
-    for budget in full:
-        held = [pod for pod in pods if _covers(budget, pod)]
-        if held and not any(_is_coming(snapshot, pod) for pod in snapshot.pods if _covers(budget, pod)):
+    of_budgets = _covered(snapshot, full)
+    covered = {pod.subject for _, pods in of_budgets for pod in pods}
+    drained = {name: node for name, node in emptied.items() if _is_drained(snapshot, node, covered)}
+    gpus = {pod.subject for pod in gpu_pods(snapshot) if pod.spec.node in drained and _is_evicted(pod)}
+    for budget, pods in of_budgets:
+        held = [pod for pod in pods if pod.subject in gpus]
+        if held and not any(_is_coming(snapshot, pod) for pod in pods):
             yield _blocked(budget, held, {pod.spec.node: emptied[pod.spec.node] for pod in held})
+
+
+def _covered(snapshot: Snapshot, budgets: Iterable[DisruptionBudget]) -> list[tuple[DisruptionBudget, list[Pod]]]:
+    """Return the pods that each budget covers."""
+    spaces = grouped((pod.meta.namespace, pod) for pod in snapshot.pods)
+    labelled = grouped(
+        ((pod.meta.namespace, *label), pod) for pod in snapshot.pods for label in pod.meta.labels.items()
+    )
+    found, left = [], _MOST_PAIRS
+    for budget in budgets:
+        labels = budget.selector.labels.items() if budget.selector is not None else ()
+        space = budget.meta.namespace
+        some = [labelled.get((space, *label), []) for label in labels] or [spaces.get(space, [])]
+        pods = min(some, key=len)
+        left -= len(pods)
+        if left >= 0:
+            found.append((budget, [pod for pod in pods if _covers(budget, pod)]))
+    return found
 
 
 def _is_bad(condition: Condition) -> bool:
@@ -200,7 +221,7 @@ def _is_emptied(node: Node) -> bool:
     return node.cordoned or disrupted or node.meta.labels.get(_UPGRADE) in _EMPTIED or node.meta.deleted is not None
 
 
-def _is_drained(snapshot: Snapshot, node: Node, full: list[DisruptionBudget]) -> bool:
+def _is_drained(snapshot: Snapshot, node: Node, covered: Collection[str]) -> bool:
     """Whether the node is to be emptied, not only closed to new pods.
 
     A drain evicts all pods at once; a cordon evicts none.
@@ -208,7 +229,7 @@ def _is_drained(snapshot: Snapshot, node: Node, full: list[DisruptionBudget]) ->
     if _why_emptied(node) != [_CORDONED]:
         return True
     there = [one for one in snapshot.pods_on.get(node.name, ()) if _is_evicted(one)]
-    return all(any(_covers(budget, pod) for budget in full) for pod in there)
+    return all(pod.subject in covered for pod in there)
 
 
 def _is_coming(snapshot: Snapshot, pod: Pod) -> bool:

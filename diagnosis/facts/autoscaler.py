@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 
 from msgspec import Struct
 
@@ -30,6 +31,7 @@ _ELSEWHERE = timedelta(minutes=5)
 _CLAIM = re.compile(r"\b(?:nodeclaim|machine)/([a-z0-9][a-z0-9.-]{0,252})")
 _GROUP = re.compile(r"\{(\S{1,200}) \d{1,6}->\d{1,6}")
 _CLAIMS = ("nodeclaim/", "machine/")
+_MOST_NODES, _MOST_FAILURES = 1000, 200
 _STATUS = "/cluster-autoscaler-status"
 QUOTA = re.compile(
     r"VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded|quota[ _]?exceeded"
@@ -62,18 +64,17 @@ class Attempts(Struct, frozen=True):
 
 def attempts(snapshot: Snapshot, pod: Pod) -> Attempts | None:
     """Return the attempts for the pod; None if there are none."""
+    every = [event for event in snapshot.events_of(pod) if event.reason in _ATTEMPT and event.last is not None]
+    if not every:
+        return None
     joined = _joined(snapshot, pod)
-    tries = [
-        event
-        for event in snapshot.events_of(pod)
-        if event.reason in _ATTEMPT and event.last is not None and (joined is None or event.last > joined)
-    ]
+    tries = [event for event in every if event.last is not None and (joined is None or event.last > joined)]
     if not tries:
         return None
     claims = _names(_CLAIM, tries)
     pools = tuple(dict.fromkeys(name.rpartition("-")[0] for name in claims))
     nodes = claims or _names(_GROUP, tries)
-    failures = tuple(event for event in _failures(snapshot) if _is_about(event, nodes, pools))
+    failures = tuple(event for event in _failures(snapshot)[-_MOST_FAILURES:] if _is_about(event, nodes, pools))
     since = min(event.first or event.last or snapshot.now for event in tries)
     since = since if joined is None else max(since, joined)
     return Attempts(tries[-1].by, since, sum(event.count for event in tries), nodes, pools, failures)
@@ -101,8 +102,9 @@ def refusal_of(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
 
 
 def _joined(snapshot: Snapshot, pod: Pod) -> datetime | None:
-    """Return the time when the newest GPU node that the pod selects joined."""
-    return next((node.meta.created for node in _newest_first(snapshot) if selects(pod.spec, node)), None)
+    """Return the time when the newest GPU node that the pod selects joined, of those that joined last."""
+    newest = islice(_newest_first(snapshot), _MOST_NODES)
+    return next((node.meta.created for node in newest if selects(pod.spec, node)), None)
 
 
 @lru_cache(maxsize=1)

@@ -33,6 +33,8 @@ IGNORE = ("hami.io/webhook", "ignore")
 _SUFFIXES = ("-scheduler", "-device-plugin")
 _DEVICES = "-scheduler-device"
 """Suffix of the ConfigMap with device settings, after the release name."""
+_MOST = 32
+"""Installations of a cluster: those with a webhook first, then those of workloads."""
 _Key = tuple[str, str]
 """Namespace and base name of the chart's objects."""
 _PROFILE = re.compile(
@@ -84,11 +86,16 @@ def is_there(snapshot: Snapshot) -> bool:
 def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
     """Return each installation with a visible part, by namespace and name."""
     every = [each for each in components(snapshot) if each.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)]
-    found = grouped(((each.meta.namespace, _release(each, every)), each) for each in every)
+    placed = grouped((each.meta.namespace, each.meta.name) for each in every if each.role is Role.HAMI_SCHEDULER)
+    found = grouped(
+        ((each.meta.namespace, _release(each.meta.name, placed.get(each.meta.namespace, ()))), each) for each in every
+    )
     ours = [hook for hook in snapshot.webhooks if hook.name == WEBHOOK and hook.service]
     places = (hook.service.partition("/") for hook in ours)
     hooks = grouped(((place[0], _stem(place[2])), hook) for place, hook in zip(places, ours, strict=True))
-    keys = sorted({*found, *hooks})
+    # A tenant can create any number of pods that look like one.
+    likely = sorted({*found, *hooks}, key=lambda key: (key not in hooks, _is_of_pods(found.get(key, ())), key))
+    keys = sorted(likely[:_MOST])
     parts = (_installation(key, found.get(key, ()), hooks.get(key, ())) for key in keys)
     return tuple(_configured(snapshot, part, keys) for part in parts)
 
@@ -207,15 +214,17 @@ def _installation(key: tuple[str, str], parts: Iterable[Component], hooks: Itera
     return Installation(*key, scheduler, plugins, tuple(hooks), nodes=nodes)
 
 
-def _release(component: Component, every: Iterable[Component]) -> str:
-    """Return the base name of the chart's objects.
+def _is_of_pods(parts: Iterable[Component]) -> bool:
+    """Whether no workload is visible that makes the pods of these parts."""
+    return all(part.meta.kind == "Pod" for part in parts)
+
+
+def _release(name: str, schedulers: Sequence[str]) -> str:
+    """Return the base name of the chart's objects. `schedulers`: the names of the namespace's schedulers.
 
     Plugins of other vendors have names of their own, so the name comes from the namespace's only scheduler.
     """
-    placed = [
-        each for each in every if each.role is Role.HAMI_SCHEDULER and each.meta.namespace == component.meta.namespace
-    ]
-    return _stem(placed[0].meta.name if len(placed) == 1 else component.meta.name)
+    return _stem(schedulers[0] if len(schedulers) == 1 else name)
 
 
 def _configured(snapshot: Snapshot, installation: Installation, keys: Collection[_Key]) -> Installation:

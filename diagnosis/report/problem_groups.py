@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from diagnosis.causes.diagnose import Problem
 from diagnosis.snapshot.grouping import grouped
 
+_WORD = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 _MOST_OF_A_CAUSE = 8
 """Maximum entries of one cause with different texts."""
 
@@ -74,14 +75,13 @@ def _bounded(groups: Sequence[ProblemGroup]) -> tuple[ProblemGroup, ...]:
 
 def _key(problem: Problem) -> object:
     found = problem.found
-    kind, _, name = found.subject.partition("/")
-    return found.cause.name, found.certainty, kind, tuple(_nameless(step, name) for step in found.remedy)
+    kind, *names = found.subject.split("/")
+    return found.cause.name, found.certainty, kind, tuple(_nameless(step, names) for step in found.remedy)
 
 
-def _nameless(step: str, name: str) -> str:
+def _nameless(step: str, names: Sequence[str]) -> str:
     """Return the step without the object's own names, which differ between commands."""
-    names = "|".join(re.escape(word) for word in (name, *name.split("/")) if word)
-    return re.sub(rf"(?<![\w.-])(?:{names})(?![\w-])", "…", step) if names else step
+    return _WORD.sub(lambda word: "…" if word[0] in names else word[0], step)
 
 
 def _together(alike: list[Problem]) -> Problem:
@@ -89,7 +89,9 @@ def _together(alike: list[Problem]) -> Problem:
     first = alike[0]
     if len(alike) == 1:
         return first
-    affected = tuple(dict.fromkeys(name for problem in alike for name in problem.found.affected))
+    # Thousands of nodes may keep the same thousands of pods from work.
+    distinct = {id(problem.found.affected): problem.found.affected for problem in alike}
+    affected = tuple(dict.fromkeys(name for names in distinct.values() for name in names))
     own = {problem.found.subject for problem in alike}
     found = replace(first.found, affected=affected if set(affected) - own else ())
     return replace(first, found=found)

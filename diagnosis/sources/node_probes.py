@@ -1,8 +1,8 @@
 """`diagnose --probe-nodes`: check nodes without an agent's record once, by a pod on each that is removed afterwards.
 
 The pod is removed at the end of the command, also by Ctrl-C, SIGTERM and SIGHUP, and whatever the node's kubelet does:
-each of its answers has a limit. After SIGKILL, the kubelet ends the pod after LONGEST_SECONDS, and the next such command
-removes it.
+each of its answers has a limit. After SIGKILL, the kubelet ends the pod after LONGEST_SECONDS, and the next such
+command removes it.
 """
 
 from __future__ import annotations

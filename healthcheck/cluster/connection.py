@@ -122,7 +122,7 @@ class Connection:
         self._request_seconds = request_seconds
         self._client = connector()
 
-    def request(
+    def request(  # noqa: PLR0913 - one place for all parts of a request
         self,
         verb: str,
         path: str,

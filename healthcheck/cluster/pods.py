@@ -151,9 +151,8 @@ class Pods(Requests):
             while len(content) < _MOST_LOG_BYTES and (chunk := response.read1(_MOST_LOG_BYTES - len(content))):
                 content += chunk
                 if is_over() or time.monotonic() > ends_at:
-                    raise Endless(
-                        f"get pods/log: the kubelet sent {len(content)} bytes in {seconds:g} s, without an end"
-                    )
+                    sent = f"the kubelet sent {len(content)} bytes in {seconds:g} s, without an end"
+                    raise Endless(f"get pods/log: {sent}")
         except urllib3.exceptions.HTTPError as error:
             raise Unavailable(f"get pods/log: {say(error)}") from error
         finally:

@@ -47,7 +47,7 @@ _ENDED_BY_A_NODE = frozenset(
 )
 """Causes that no longer apply once the node that the autoscaler wants has joined."""
 _MOST = 4
-_MOST_PAIRS, _PAIRS_OF_A_RESULT = 500_000, 10
+_MOST_PAIRS, _PAIRS_OF_A_RESULT = 300_000, 10
 """Pods of different shapes times nodes or devices, for a runtime of some seconds; a result costs as much as 10.
 
 Further shapes are explained by the scheduler's message alone.
@@ -269,7 +269,8 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
     if found:
         return _Fit(waiting, found)
     closed, opened = _parted(suitable, lambda room: bool(refused.closed_by(waiting.spec, room.node)))
-    if not any(room.fits(waiting.counted) for room in opened):
+    counted = waiting.counted
+    if not any(room.fits(counted) for room in opened):
         return _Fit(waiting, tuple(_by_room(snapshot, waiting, closed, opened, silent)))
     elsewhere = tuple(volumes.find_elsewhere(snapshot, waiting, opened))
     name = next(iter(waiting.devices), "")
@@ -305,9 +306,8 @@ def _suitable(
     large = [room for room in selected if all(has(room.node, name) >= asked for name, asked in devices.items())]
     if not large:
         return (), (), tuple(resources.find_too_many(waiting, selected))
-    paged = [
-        room for room in large if all(offers(room.node, page) >= asked for page, asked in waiting.huge_pages.items())
-    ]
+    pages = waiting.huge_pages
+    paged = [room for room in large if all(offers(room.node, page) >= asked for page, asked in pages.items())]
     if not paged:
         return (), (), tuple(resources.find_no_huge_pages(waiting, large))
     silent = [room for room in others if has_nvidia(room.node) and selects(waiting.spec, room.node)]
@@ -331,7 +331,8 @@ def _by_room(
     silent: Sequence[NodeUse],
 ) -> Iterator[FoundCause]:
     """Yield shortages. `silent`: nodes that would fit if they offered the GPUs that they have."""
-    with_room = [room for use in closed if (room := _emptied(snapshot, use)).fits(waiting.counted)]
+    counted = waiting.counted
+    with_room = [room for use in closed if (room := _emptied(snapshot, use)).fits(counted)]
     for_others, ours_to_have = _parted(with_room, lambda room: refused.is_dedicated(waiting.spec, room))
     if ours_to_have:
         yield from refused.find_refused(snapshot, waiting, ours_to_have)

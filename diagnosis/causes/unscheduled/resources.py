@@ -17,7 +17,7 @@ from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
-from diagnosis.facts.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
+from diagnosis.facts.placement import ZERO, Amounts, Obstacle, ObstacleKind, asked_by, has, offers, shortages
 from diagnosis.facts.quantity import amount, counted, shown
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
@@ -208,13 +208,13 @@ def _why_kept(snapshot: Snapshot, pod: Pod) -> tuple[tuple[str, ...], tuple[str,
 
 
 def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
-    devices = waiting.devices
+    devices, amounts = waiting.devices, waiting.counted
     workloads: tuple[str, ...] | None = None
     for room in rooms:
         sick = {name: has(room.node, name) - offers(room.node, name) for name in devices}
         if not any(sick.values()):
             continue
-        lacking = [each for each in _short(waiting, room) if sick.get(each.resource, ZERO) + each.free < each.asked]
+        lacking = [each for each in _short(amounts, room) if sick.get(each.resource, ZERO) + each.free < each.asked]
         if not lacking:
             workloads = stack(snapshot) if workloads is None else workloads
             above = why_none_left(room.node.subject, workloads)
@@ -238,7 +238,8 @@ def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[Orig
 
 def _lacks_other_resources(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Yield nodes with enough GPUs that lack another resource, such as CPU or memory."""
-    short = [(room, _short(waiting, room)) for room in rooms]
+    amounts = waiting.counted
+    short = [(room, _short(amounts, room)) for room in rooms]
     plain = [(room, some) for room, some in short if some and not any(is_gpu(obstacle.resource) for obstacle in some)]
     for name in sorted({obstacle.resource for _, some in plain for obstacle in some}):
         if is_extended(name) and any(
@@ -306,8 +307,8 @@ def _holders(room: NodeUse, name: str) -> str:
     return f"{first} and {more} more" if more > 0 else first or "no visible pod"
 
 
-def _short(waiting: Waiting, room: NodeUse) -> list[Obstacle]:
-    return list(shortages(waiting.counted, room.node, room.held))
+def _short(amounts: Amounts, room: NodeUse) -> list[Obstacle]:
+    return list(shortages(amounts, room.node, room.held))
 
 
 def _fewer(name: str, most: str) -> tuple[str, ...]:
