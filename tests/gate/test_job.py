@@ -118,11 +118,11 @@ def test_a_fault_between_binding_and_start_moves_the_pod_without_a_failure(stage
 
 
 def test_a_fault_during_another_init_container_moves_the_pod_without_a_failure(stage: Stage, tmp_path: Path) -> None:
-    prepared = tmp_path / "prepared"
-    command = ["sh", "-c", f"until [ -e {prepared} ]; do sleep 0.1; done"]
+    begun, prepared = tmp_path / "begun", tmp_path / "prepared"
+    command = ["sh", "-c", f"touch {begun}; until [ -e {prepared} ]; do sleep 0.1; done"]
     first = stage.submit(initContainers=[{"name": "prepare", "image": "x", "command": command}])
     stage.start()
-    eventually(lambda: stage.pods()[0]["status"].get("startTime"))
+    eventually(begun.exists)
     stage.world.host.xid(3, 79, ERROR)
     stage.world.wait_for_taint()
     prepared.touch()
