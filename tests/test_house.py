@@ -286,7 +286,7 @@ def test_one_door_to_the_terminal() -> None:
         "healthcheck/host/streams.py": {"sys.stdout.write", "sys.stderr.write"},
         "healthcheck/probes/nvml/child.py": {"print"},  # to its parent
         "healthcheck/host/grpc_child.py": {"print"},
-        "healthcheck/host/open_devices.py": {"print"},
+        "healthcheck/host/open_devices_child.py": {"print"},
         "sweeper/node_test.py": {"sys.stdout.write"},  # its findings in words, printable as all findings are
     }
 

@@ -6,14 +6,15 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from healthcheck.host.command import ChildError
-from healthcheck.host.open_devices import OpenDevices, open_minors
+from healthcheck.host.open_devices import OpenDevices
+from healthcheck.host.open_devices_child import open_minors
 from tests.device_files import NEEDS_THEM
 from tests.waiting import eventually
 
@@ -31,9 +32,9 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 @contextmanager
-def running(code: str, *words: str) -> Iterator[str]:
+def running(code: str, *words: str, within: Sequence[str] = ()) -> Iterator[str]:
     """Run a process without open devices of its own, and yield its folder in /proc."""
-    command = [sys.executable, "-c", f"import os, sys\n{code}", *words]
+    command = [*within, sys.executable, "-c", f"import os, sys\n{code}", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
@@ -78,6 +79,26 @@ def test_its_name_alone_is_none(tmp_path: Path, make: Callable[[Path], Path]) ->
         assert open_minors(process, MEMORY) == set()
         (tmp_path / "null").unlink()
         assert open_minors(process, MEMORY) == set()
+
+
+IN_ITS_OWN_MOUNTS = """
+import subprocess
+subprocess.run(["mount", "--bind", *sys.argv[1:]], check=True)
+os.open(sys.argv[2], os.O_RDONLY)
+"""
+
+
+@NEEDS_THEM
+@pytest.mark.parametrize(("is_device", "found"), [(True, {ZERO}), (False, set())])
+def test_a_mount_of_a_containers_own_is_followed(tmp_path: Path, *, is_device: bool, found: set[int]) -> None:
+    """A file of any name may be mounted over a device, and a device over a file."""
+    name = regular(tmp_path / "null")
+    source, target = ("/dev/zero", str(name)) if is_device else (str(name), "/dev/zero")
+    unshare = ("unshare", "--mount", "--propagation=private")
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace here")
+    with running(IN_ITS_OWN_MOUNTS + READY, source, target, within=unshare) as process:
+        assert open_minors(process, MEMORY) == found
 
 
 @NEEDS_THEM

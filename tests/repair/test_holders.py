@@ -131,6 +131,14 @@ def test_a_file_system_that_does_not_answer_keeps_no_gpu_and_hides_no_other_proc
     assert [process.name for process in found(node, 1)] == ["job"]
 
 
+@NEEDS_THEM
+def test_a_flood_of_open_files_ends_no_reset(node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.services.start("job", 5)
+    node.open_gpu(1, node.services.pid_of("job"))
+    monkeypatch.setattr("repair.holders._SECONDS", 0.0)
+    assert found(node, 1) == []
+
+
 def test_hidden_processes_are_no_answer(node: SimulatedNode) -> None:
     node.hide_host_processes()
     with pytest.raises(ProbeError, match="not visible"):
