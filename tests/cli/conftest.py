@@ -18,6 +18,7 @@ from sim.node import SimulatedNode
 from sim.pod_resources import serving_pod_resources
 from tests.cli.quarantine_world import ROOT, Hospital
 from tests.cli.reset_world import Workshop
+from tests.device_files import may_be_made
 from tests.scheduling import scheduled
 
 __all__ = ["hospital", "scheduled", "workshop"]
@@ -43,6 +44,8 @@ def workshop(
     scheduled: ControlPlane, short_root: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Workshop]:
     """A p5.48xlarge outside of EC2 with its agent. The parameter is the command line's module."""
+    if not may_be_made():
+        pytest.skip("only root can make device files")
     module = getattr(request, "param", "cli")
     name = f"gpu-{next(_NUMBERS)}.example.internal"
     program = tmp_path / "programs/gpu-healthcheck"

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-CALLS = 14
-"""Two to lock and at least two whole writes of six: open, write, flush, close, rename, flush of the folder."""
+KNOWN = ("memory.json", "memory.new", "lock", "gate.sock", "gate.sock.new")
+CALLS = 16
+"""Two to lock, two for the socket of `gate --local`, and at least two whole writes of six: open, write, flush, close,
+rename, flush of the folder."""
 AT_ONCE = 4
 """Agents that are killed beside each other."""
 
@@ -72,7 +74,7 @@ def killed_at(folder: Path, call: int, when: When) -> str:
         remembered = json.loads(world.memory_file.read_text().splitlines()[1])
         in_the_file = {row["reason"]: row["count"] for row in remembered["findings"]}
         expected = {"Xid79": 3, "Xid95": 1, "Xid62": 1}
-        asides = [path.name for path in directory.iterdir() if path.name not in ("memory.json", "memory.new", "lock")]
+        asides = [path.name for path in directory.iterdir() if path.name not in KNOWN]
         if (found, in_the_file, node.tainted, asides) != (expected, expected, True, []):
             return f"{call} {when} ({killer}): {found} on the Node, {in_the_file} in the file, beside it {asides}"
     return ""
