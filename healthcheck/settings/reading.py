@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import PROFILES_FILE, ProfileError, Profiles, parse_profiles, read_packaged
+from healthcheck.catalog.profiles import (
+    PROFILES_FILE,
+    InstanceProfile,
+    ProfileError,
+    Profiles,
+    parse_profiles,
+    read_packaged,
+)
 from healthcheck.host.opening import entries_of, is_absent, is_folder, refuse_shortage
 from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain
@@ -193,7 +200,7 @@ def _profiles_text(directory: Path | None) -> str:
         raise
 
 
-def _last_profiles(text: str) -> tuple[str, Profiles]:
+def _last_profiles(text: str) -> tuple[str, dict[str, InstanceProfile]]:
     """Return the last valid profiles; none if another version accepted them."""
     try:
         return text, parse_profiles(text, PROFILES_FILE)

@@ -11,8 +11,7 @@ import yaml
 
 from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.settings.declaration import NodeSettings, settings_of
-from sim.control_plane import MANIFESTS, ControlPlane
-from sim.control_plane.plane import ControlPlaneError
+from sim.control_plane import MANIFESTS, ControlPlane, ControlPlaneError
 
 pytestmark = pytest.mark.cluster
 
