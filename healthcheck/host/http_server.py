@@ -1,9 +1,11 @@
 """HTTP server for a place that untrusted clients can reach, with bounded resource use.
 
 One thread keeps a short table of connections, each for one request, and accepts a limited number per second. When
-the table is full, the server drops the oldest connection of the address with the most connections. The newest
-connection, which may be the kubelet's probe, is therefore always accepted, and no client displaces another. Clients
-take turns: only one request of each address waits for a page at a time.
+the table is full, the server drops the oldest connection of the address with the most connections, among those of the
+network with the most connections. The newest connection, which may be the kubelet's probe, is therefore always
+accepted, and no client displaces another. Clients take turns: only one request of each address and of each network
+waits for a page at a time. The network is the address itself for IPv4, and the /64 for IPv6: a host may use all of its
+addresses.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ _REST = 9
 """Rest after each page, as a multiple of its duration: endless requests use a tenth of a core."""
 _END = b"\r\n\r\n"
 _RESET = struct.pack("ii", 1, 0)
+_MAPPED_IPV4 = bytes(10) + b"\xff\xff"
+"""First bytes of an IPv4 address in IPv6 (RFC 4291, 2.5.5.2), which a listener for both gets."""
 
 
 class Page(NamedTuple):
@@ -57,7 +61,7 @@ class Page(NamedTuple):
 Pages = Mapping[str, Callable[[str], Page]]
 """Pages by path; each gets the request's Accept header."""
 Answers = Mapping[str, Callable[[str, str], Awaitable[Page]]]
-"""Coroutines by path, for answers that may wait; each gets the query and the client's address."""
+"""Coroutines by path, for answers that may wait; each gets the query and the client's network."""
 
 
 class HttpServer:
@@ -96,7 +100,8 @@ class HttpServer:
                 while len(self._talks) >= MOST_CONNECTIONS:
                     self._give_up_oldest()
                     await asyncio.sleep(0)
-                peer = _Peer(connection, address[0] if address else "")  # a client of a Unix socket has none
+                host = address[0] if address else ""  # a client of a Unix socket has none
+                peer = _Peer(connection, host, network_of(host))
                 task = self._loop.create_task(self._talk(peer))
                 self._talks[task] = peer
                 task.add_done_callback(self._ended)
@@ -105,8 +110,13 @@ class HttpServer:
             await asyncio.sleep(max(-left / _ACCEPTED_PER_SECOND, 0.0))
 
     def _give_up_oldest(self) -> bool:
-        """Cancel the oldest request of the address with the most requests, and return whether there was one."""
-        most = Counter(peer.address for peer in self._talks.values()).most_common(1)
+        """Cancel the oldest request of the address with the most requests in the network with the most requests.
+
+        Returns whether there was one.
+        """
+        peers = self._talks.values()
+        crowded = Counter(peer.network for peer in peers).most_common(1)
+        most = Counter(peer.address for peer in peers if peer.network == crowded[0][0]).most_common(1)
         oldest = next((task for task, peer in self._talks.items() if peer.address == most[0][0]), None)
         return oldest is not None and oldest.cancel()
 
@@ -129,16 +139,16 @@ class HttpServer:
                 if not portion:
                     return
                 request += portion
-            await self._loop.sock_sendall(peer.connection, await self._answer(bytes(request), peer.address))
+            await self._loop.sock_sendall(peer.connection, await self._answer(bytes(request), peer))
 
-    async def _answer(self, request: bytes, address: str) -> bytes:
+    async def _answer(self, request: bytes, peer: _Peer) -> bytes:
         exchange = _Exchange(request)
         if exchange.well_formed:
             path, _, query = exchange.path.partition("?")
             if answer := self._answers.get(path):
-                exchange.send(await answer(query, address))
+                exchange.send(await answer(query, peer.network))
             elif pace := self._paces.get(path):
-                exchange.send(await pace.page(exchange.headers.get("Accept", ""), address))
+                exchange.send(await pace.page(exchange.headers.get("Accept", ""), peer))
             else:
                 exchange.send_error(HTTPStatus.NOT_FOUND)
         return exchange.answer
@@ -151,23 +161,35 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
 
 
+def network_of(address: str) -> str:
+    """Return the network of an address: itself for IPv4, also if mapped into IPv6; the /64 for IPv6."""
+    if ":" not in address:
+        return f"{address}/32"
+    packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    if packed.startswith(_MAPPED_IPV4):
+        return f"{socket.inet_ntop(socket.AF_INET, packed[len(_MAPPED_IPV4) :])}/32"
+    return f"{socket.inet_ntop(socket.AF_INET6, packed[:8].ljust(16, bytes(1)))}/64"
+
+
 class _Peer(NamedTuple):
     connection: socket.socket
     address: str
+    network: str
 
 
 class _Pace:
-    """A page that is generated for one request at a time, with pauses between. Client addresses alternate."""
+    """A page that is generated for one request at a time, with pauses between. Clients and their networks alternate."""
 
     def __init__(self, make: Callable[[str], Page]) -> None:
         self._make = make
         self._turn = asyncio.Lock()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Waiting requests by address."""
+        """Waiting requests by address and by network."""
         self._rested_at = 0.0
 
-    async def page(self, accept: str, address: str) -> Page:
-        async with self._turns.setdefault(address, asyncio.Lock()), self._turn:
+    async def page(self, accept: str, peer: _Peer) -> Page:
+        turns = [self._turns.setdefault(key, asyncio.Lock()) for key in (peer.address, peer.network)]
+        async with turns[0], turns[1], self._turn:
             began = time.monotonic()
             if began < self._rested_at:
                 await asyncio.sleep(self._rested_at - began)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.host import http_server
-from healthcheck.host.http_server import MOST_CONNECTIONS, MOST_REQUEST_BYTES, HttpServer, Page
+from healthcheck.host.http_server import MOST_CONNECTIONS, MOST_REQUEST_BYTES, HttpServer, Page, network_of
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 BIG = b"x" * 8_000_000
@@ -176,6 +176,11 @@ class TestPeers:
         return []
 
     @pytest.fixture
+    def slash_24(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Addresses of loopback with one network for each /24: IPv6 has only one address there."""
+        monkeypatch.setattr(http_server, "network_of", lambda address: f"{address.rpartition('.')[0]}.0/24")
+
+    @pytest.fixture
     def crowded(self, made: list[str]) -> HttpServer:
         def make(accept: str) -> Page:
             made.append(accept)
@@ -206,6 +211,36 @@ class TestPeers:
             ended.set()
             flood.join()
 
+    @pytest.mark.usefixtures("slash_24")
+    def test_one_network_of_many_addresses_does_not_take_another_ones_turn(
+        self, crowded: HttpServer, made: list[str]
+    ) -> None:
+        with ExitStack() as stack:
+            for number in range(1, MOST_CONNECTIONS // 2):
+                self._send(crowded, stack, f"127.0.1.{number}")
+            eventually(lambda: len(made) > 1)
+            assert ask(crowded, "/crowded", headers={"Accept": "scrape"})[0] == 200
+
+        assert made.count("crowd") < MOST_CONNECTIONS // 4
+
+    @pytest.mark.usefixtures("slash_24")
+    def test_a_crowded_network_gives_up_a_connection_of_its_own(self, server: HttpServer, open_: ExitStack) -> None:
+        first = [connect(server, open_, b"GET "), connect(server, open_, b"GET ")]
+        crowd = [self._send(server, open_, f"127.0.1.{number}", b"GET ") for number in range(1, MOST_CONNECTIONS + 1)]
+        eventually(lambda: is_given_up(crowd[0]))
+        eventually(lambda: is_given_up(crowd[1]))
+
+        assert not any(map(is_given_up, [*first, crowd[-1]]))
+
+    @pytest.mark.usefixtures("slash_24")
+    def test_a_crowd_gives_up_no_neighbour_in_its_network(self, server: HttpServer, open_: ExitStack) -> None:
+        neighbour = self._send(server, open_, "127.0.1.200", b"GET ")
+        crowd = [self._send(server, open_, "127.0.1.1", b"GET ") for _ in range(MOST_CONNECTIONS)]
+        eventually(lambda: is_given_up(crowd[0]))
+
+        assert not is_given_up(neighbour)
+        assert not is_given_up(crowd[-1])
+
     def test_a_crowded_table_gives_up_a_connection_of_the_crowd(self, server: HttpServer, open_: ExitStack) -> None:
         first = connect(server, open_, b"GET ")
         crowd = [self._send(server, open_, self.CROWD, b"GET ") for _ in range(MOST_CONNECTIONS)]
@@ -224,6 +259,22 @@ class TestPeers:
         peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), source_address=(address, 0)))
         peer.sendall(sent)
         return peer
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1/32"),
+        ("::ffff:10.0.0.1", "10.0.0.1/32"),
+        ("2001:db8:0:1::1", "2001:db8:0:1::/64"),
+        ("2001:db8:0:1:ffff:ffff:ffff:ffff", "2001:db8:0:1::/64"),
+        ("2001:db8:0:2::1", "2001:db8:0:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+    ],
+)
+def test_the_network_of_an_address(address: str, network: str) -> None:
+    assert network_of(address) == network
 
 
 class TestPatience:
