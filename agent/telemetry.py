@@ -233,9 +233,14 @@ class Telemetry:
         self.bad_annotations = counter("bad_annotations_total", "Unreadable annotations on the node.")
         self.set_aside = counter("set_aside_total", "Skipped input, by kind.", ("what",))
         self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")
-        self.gate_answers = counter("gate_answers_total", "Answers to the gate of a pod, by decision.", ("decision",))
+        self.gate_answers = counter(
+            "gate_answers_total",
+            "Pods of this node that asked the gate, by decision; a pod counts once for each decision and finding.",
+            ("decision",),
+        )
         self.gate_failed_open = counter(
-            "gate_failed_open_total", "Pods that the gate let start in spite of a finding: no taint keeps them away."
+            "gate_failed_open_total",
+            "Pods of this node that the gate let start in spite of a finding: no taint keeps them away.",
         )
         self.standby = gauge("standby", "1 while another agent of this node holds the lock of the memory.")
         for what in SET_ASIDE:

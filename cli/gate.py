@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,8 @@ STATE_DIR, SOCKET = "var/lib/gpu-healthcheck", "gate.sock"
 _ROOT = 0
 _CREDENTIALS = struct.Struct("iII")
 """pid, uid and gid of the process that listens (unix(7), SO_PEERCRED)."""
+_TAINT_SECONDS, _TAINT_POLL_SECONDS = 30.0, 1.0
+"""Longest wait for a taint that the API server delays, and the interval of the requests meanwhile."""
 _MOST_BYTES = 65536
 _LONGEST_LINE = 2000
 _VARIABLES = {"agent": "NODE_IP", "pod": "POD_UID", "tolerates": "GATE_TOLERATES"}
@@ -49,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             answer = _ask_or_check(options)
         else:
             query = f"pod={options.pod}&tolerates={options.tolerates}"
-            answer = ask(options.agent, options.port, query, options.timeout)
+            answer = _ask_for_pod(options, query)
     except NoAnswerError as error:
         return _no_answer(str(error), closed=options.fail_closed, as_json=options.json)
     if options.json:
@@ -61,6 +64,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 class NotRootsError(NoAnswerError):
     """The socket may belong to another user than root. The message has the reason."""
+
+
+def _ask_for_pod(options: argparse.Namespace, query: str) -> dict[str, Any]:
+    """Return the agent's answer; ask again while a taint is delayed that would refuse the pod. Raises NoAnswerError."""
+    deadline = time.monotonic() + _TAINT_SECONDS
+    answer = ask(options.agent, options.port, query, options.timeout)
+    while answer.get("taint_delayed") is True and time.monotonic() < deadline:
+        time.sleep(_TAINT_POLL_SECONDS)
+        with suppress(NoAnswerError):
+            answer = ask(options.agent, options.port, query, options.timeout)
+    return answer
 
 
 def _ask_or_check(options: argparse.Namespace) -> dict[str, Any]:
@@ -207,7 +221,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "a check; --agent, --port, --pod and --tolerates have no effect",
     )
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="longest wait; default: 2, and with --local 1"
+        "--timeout", type=_seconds, metavar="SECONDS", help="longest wait for an answer; default: 2, and with --local 1"
     )
     parser.add_argument("--fail-closed", action="store_true", help="exit with 69 if there is no answer")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")

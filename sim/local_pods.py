@@ -1,7 +1,12 @@
-"""Sockets of a simulated node's kubelet that name its pods and their devices: the Pods API and PodResourcesLister."""
+"""Sockets of a simulated node's kubelet that name its pods and their devices: the Pods API and PodResourcesLister.
+
+`python -m sim.local_pods ROOT UID=GPU...` serves them in a process of its own, which a test can stop.
+"""
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +23,12 @@ from healthcheck.probes.pods_by_uid import PODS_API
 
 @contextmanager
 def serving_local_pods(root: Path, gpus: Mapping[str, str]) -> Iterator[None]:
-    """Serve one pod with one GPU for each pair of pod UID and GPU UUID. The pods have no tolerations."""
+    """Serve one pod with one GPU for each pair of pod UID and GPU UUID. The pods have no tolerations.
+
+    Each pod has the folder that a kubelet creates before its first container.
+    """
+    for uid in gpus:
+        (root / "var/lib/kubelet/pods" / uid).mkdir(parents=True, exist_ok=True)
     pods = [{"metadata": {"uid": uid, "namespace": "team", "name": uid}} for uid in gpus]
     held = [
         {
@@ -53,3 +63,14 @@ class _Answer(grpc.GenericRpcHandler):  # type: ignore[misc]
         if details.method != self._method:
             return None
         return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._raw)
+
+
+def main() -> None:
+    root, *pairs = sys.argv[1:]
+    with serving_local_pods(Path(root), dict(pair.split("=", 1) for pair in pairs)):
+        print("ready", flush=True)
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -102,8 +102,8 @@ _EVENTS = {
     "SwitchedOff": "Labels, the taint or conditions were removed because the settings switch them off.",
     "ConditionOwnedByOther": "Another program writes a condition of REPAIR_CONDITIONS; the agent does not write it.",
     "GateRefused": (
-        "The gate refused pods because of this finding: docs/gate.md. At most one Event per reason and hour, with the "
-        "number of pods since the last one."
+        "The gate refused pods because of this finding: docs/gate.md. One Event for each pod, at most 16 per hour; "
+        "further pods share one Event for each finding when the hour has passed."
     ),
     "Released": "A person's release was accepted: the findings that it lists no longer count.",
 }

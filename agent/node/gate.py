@@ -1,8 +1,9 @@
 """Endpoint of the gate: answers whether a pod of this node may start, from the agent's current verdict.
 
 A pod's UID is a lookup key, not a credential: an answer has verdicts only. Answers need no request to another program,
-except for a pod that is not known yet: its GPUs are read from the kubelet and the container runtime, at most once per
-second for all clients, and once per 10 s for each client's address.
+except for a pod that is not known yet: its GPUs are read from the kubelet and the container runtime, by one read at a
+time for all pods. A read is started only for a pod of which the kubelet has a folder. If the kubelet gives no sign of
+life within half a second, or no answer within one, all GPUs of the node count. Only pods of the kubelet are counted.
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ from urllib.parse import parse_qs
 import msgspec
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
+from agent.node.gate_counts import GateCounts
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
+from healthcheck.host.grpc_socket import want_greeting
 from healthcheck.host.http_server import Page
 from healthcheck.model import Host, ProbeError
 from healthcheck.node.state import NodeState
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.kubelet_pods import has_pod
 from healthcheck.probes.nvml.gpus import Gpus
 from healthcheck.probes.pod_gpus import gpus_of_pod
-from healthcheck.probes.pod_resources import PodDevices, read_pod_resources
-from healthcheck.probes.pods_by_uid import UID, LocalPod, read_pods
+from healthcheck.probes.pod_resources import PodDevices, kubelet_socket, read_pod_resources
+from healthcheck.probes.pods_by_uid import MOST_PODS, UID, LocalPod, read_pods
 from healthcheck.verdict.gate import (
-    Decision,
     GateAnswer,
     GateState,
     concerned,
@@ -42,26 +46,25 @@ from healthcheck.verdict.gate import (
     decide_node,
     tolerates_taint,
 )
-from healthcheck.verdict.gate_refusals import EVENT, refused_message
 from healthcheck.verdict.taint_decision import says_devices
 
 log = structlog.get_logger()
 
 PATH, SOCKET = "/gate/v1", "gate.sock"
 """Path of the endpoint, and name of the socket in the agent's folder where root reads the node's verdict."""
-READ_SECONDS, READ_OF_CLIENT_SECONDS = 1.0, 10.0
-"""Shortest interval between two reads of the node's pods, for all clients and for one."""
-MOST_CLIENTS = 256
-"""Most client addresses whose last read is remembered."""
+GREETING_SECONDS, PATIENCE_SECONDS = 0.5, 1.0
+"""Longest wait for the first byte of the kubelet, and for its answer and that of the container runtime.
+
+The gate itself waits 2 s. The processes that ask need half a second on a busy node.
+"""
+MOST_READS, READ_SECONDS, READ_OF_POD_SECONDS = 8, 1.0, 10.0
+"""Reads of the node's pods in a row, the interval in which one more is allowed, and the shortest one for a pod."""
 FRESH_SECONDS = 10.0
 """Age of a check cycle from which a request starts another one, which serves all requests of this interval."""
 _CYCLE_PATIENCE_SECONDS, _TAINT_PATIENCE_SECONDS = 0.3, 0.5
 """Longest wait for that cycle, and for the taint of a finding that is new."""
 _NEW_SECONDS = 2.0
 _POLL_SECONDS = 0.01
-_EVENT_SECONDS = 3600.0
-"""Shortest interval between two Events with the same reason of a finding."""
-_MOST_REASONS = 64
 _JSON = "application/json"
 _TOLERATES = {"true": True, "false": False, "": None}
 
@@ -80,6 +83,16 @@ class PodOnNode(Struct, frozen=True):
     devices: PodDevices | None
 
 
+class Lookup(Struct, frozen=True):
+    """Result of a search for a pod by its UID."""
+
+    pod: PodOnNode | None = None
+    is_local: bool = False
+    """Whether the kubelet of this node has the pod."""
+    in_time: bool = True
+    """False: it is unknown which GPUs the pod has, because the kubelet or the runtime did not answer in time."""
+
+
 class LocalPods:
     """Pods of this node by UID. All methods run in the event loop of the HTTP server."""
 
@@ -87,57 +100,90 @@ class LocalPods:
         self._root = root
         self._runtime_socket = runtime_socket
         self._pods: dict[str, PodOnNode] = {}
-        self._reading: asyncio.Future[dict[str, PodOnNode]] | None = None
-        self._read_at = -math.inf
-        self._clients: dict[str, float] = {}
-        """Time of the last read that each client caused."""
+        self._reading: asyncio.Future[None] | None = None
+        self._has_failed = False
+        """Whether the last read gave no answer."""
+        self._reads_at = -math.inf
+        """Time at which the reads so far would have ended at one per READ_SECONDS (monotonic)."""
+        self._asked: dict[str, float] = {}
+        """Time of the last read for each UID."""
 
-    async def find(self, uid: str, client: str) -> PodOnNode | None:
-        """Return the pod; None if it is not on this node, or could not be read."""
-        if uid not in self._pods and self._reading is not None:
-            await self._read()
-        if uid not in self._pods and self._may_read(client):
-            await asyncio.sleep(self._read_at + READ_SECONDS - time.monotonic())
-            await self._read()
-        return self._pods.get(uid)
+    async def find(self, uid: str) -> Lookup:
+        """Return the pod within PATIENCE_SECONDS; no read is started for a pod that the kubelet does not have."""
+        if (pod := self._pods.get(uid)) is not None:
+            return Lookup(pod, is_local=True)
+        has_folder = self._has_folder(uid)
+        if has_folder is False:
+            return Lookup()
+        in_time = True
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._search(uid)
+        except TimeoutError:
+            in_time = False
+        pod = self._pods.get(uid)
+        return Lookup(pod, pod is not None or bool(has_folder), pod is not None or (in_time and not self._has_failed))
 
-    def _may_read(self, client: str) -> bool:
+    def _has_folder(self, uid: str) -> bool | None:
+        try:
+            return has_pod(self._root, uid)
+        except ProbeError:
+            return None
+
+    async def _search(self, uid: str) -> None:
+        """Wait for the read that is running, and for another one if that began before the kubelet had the pod."""
+        if self._reading is not None:
+            await asyncio.shield(self._reading)
+            if self._has_failed:
+                return
+        if uid in self._pods or not self._may_read(uid):
+            return
+        await asyncio.sleep(self._reads_at - (MOST_READS - 1) * READ_SECONDS - time.monotonic())
+        await asyncio.shield(self._read())
+
+    def _may_read(self, uid: str) -> bool:
         now = time.monotonic()
-        if now - self._clients.get(client, -math.inf) < READ_OF_CLIENT_SECONDS:
+        if now - self._asked.get(uid, -math.inf) < READ_OF_POD_SECONDS:
             return False
-        self._clients.pop(client, None)
-        self._clients[client] = now
-        if len(self._clients) > MOST_CLIENTS:
-            del self._clients[next(iter(self._clients))]
+        self._asked.pop(uid, None)
+        self._asked[uid] = now
+        if len(self._asked) > MOST_PODS:
+            del self._asked[next(iter(self._asked))]
         return True
 
-    async def _read(self) -> None:
-        """Read the pods, or wait for the read that is running."""
+    def _read(self) -> asyncio.Future[None]:
+        """Return the end of the read that is running, or start one."""
         if self._reading is None:
-            self._read_at = time.monotonic()
             loop = asyncio.get_running_loop()
+            threading.Thread(target=self._read_in_thread, args=(loop,), name="gate-pods", daemon=True).start()
             self._reading = loop.create_future()
-            threading.Thread(
-                target=self._read_in_thread, args=(loop, self._reading), name="gate-pods", daemon=True
-            ).start()
-        reading = self._reading
-        self._pods = await asyncio.shield(reading)
-        if self._reading is reading:
-            self._reading = None
+            self._reads_at = max(self._reads_at, time.monotonic()) + READ_SECONDS
+        return self._reading
 
-    def _read_in_thread(self, loop: asyncio.AbstractEventLoop, reading: asyncio.Future[dict[str, PodOnNode]]) -> None:
+    def _finish(self, pods: dict[str, PodOnNode] | None) -> None:
+        """End the read. After a failure, each pod may cause another read."""
+        assert self._reading is not None
+        self._has_failed = pods is None
+        if pods is None:
+            self._asked.clear()
+        else:
+            self._pods = pods
+        self._reading.set_result(None)
+        self._reading = None
+
+    def _read_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        pods = None
         try:
             pods = self._read_all()
         except ProbeError as error:
             log.warning("the pods of this node can't be read for the gate", error=str(error))
-            pods = self._pods
         except Exception:  # a defect of ours: without an answer, each later request would wait for this read
             log.exception("a read of the pods for the gate failed")
-            pods = self._pods
-        loop.call_soon_threadsafe(reading.set_result, pods)
+        loop.call_soon_threadsafe(self._finish, pods)
 
     def _read_all(self) -> dict[str, PodOnNode]:
         """Return all pods with their devices. Raises ProbeError."""
+        want_greeting(self._root, kubelet_socket(self._root), GREETING_SECONDS)
         with ThreadPoolExecutor(1, "gate-devices") as pool:  # each question starts a child
             held = pool.submit(read_pod_resources, Host(self._root))
             pods = read_pods(self._root, self._runtime_socket())
@@ -156,17 +202,17 @@ class Gate:
         root: Path,
         cycles: Cycles,
         cycle_soon: Callable[[], None],
+        is_writing: Callable[[], bool],
     ) -> None:
         self._state = state
-        self._reporter = reporter
-        self._telemetry = telemetry
         self._cycles = cycles
         self._cycle_soon = cycle_soon
+        self._is_writing = is_writing
+        self._counts = GateCounts(reporter, telemetry)
         self._pods = LocalPods(root, self._runtime_socket)
         self._cycle_wanted_at = -math.inf
-        self._refused: dict[str, _Refusals] = {}
 
-    async def page(self, query: str, client: str) -> Page:
+    async def page(self, query: str) -> Page:
         """Return the answer to `pod=UID&tolerates=true|false`, or the node's verdict for an empty query, as JSON."""
         try:
             fields = parse_qs(query, max_num_fields=8)
@@ -176,26 +222,26 @@ class Gate:
         if query and not (UID.match(uid) and tolerates in _TOLERATES):
             return Page(HTTPStatus.BAD_REQUEST, _JSON, b'{"error": "allowed is pod=UID&tolerates=true|false"}')
         if query:
-            found, _ = await asyncio.gather(self._pods.find(uid, client), self._wait_for_cycle())
+            found, _ = await asyncio.gather(self._pods.find(uid), self._wait_for_cycle())
             answer = await self._answer(found, _TOLERATES[tolerates])
-            self._count(answer)
+            if found.is_local:
+                self._counts.count(uid, answer)
         else:
             await self._wait_for_cycle()
-            answer = decide_node(self._view(None, None))
+            answer = decide_node(self._view(Lookup(), None))
         return Page(HTTPStatus.OK, _JSON, msgspec.json.encode(answer))
 
-    async def _answer(self, found: PodOnNode | None, tolerates: bool | None) -> GateAnswer:
-        if found is not None and found.pod.tolerations is not None:
-            tolerates = tolerates_taint(found.pod.tolerations)
-        gpus = self._gpus(found)
-        state = self._view(gpus, tolerates)
+    async def _answer(self, found: Lookup, tolerates: bool | None) -> GateAnswer:
+        if found.pod is not None and found.pod.pod.tolerations is not None:
+            tolerates = tolerates_taint(found.pod.pod.tolerations)
+        state = self._view(found, tolerates)
         until = time.monotonic() + _TAINT_PATIENCE_SECONDS
         while self._taint_is_coming(state) and time.monotonic() < until:
             await asyncio.sleep(_POLL_SECONDS)
-            state = self._view(gpus, tolerates)
-        return decide_gate(state)
+            state = self._view(found, tolerates)
+        return decide_gate(replace(state, is_taint_delayed=self._is_taint_wanted(state) and self._is_writing()))
 
-    def _view(self, gpus: frozenset[str] | None, tolerates: bool | None) -> GateState:
+    def _view(self, found: Lookup, tolerates: bool | None) -> GateState:
         known = self._state.known
         standing = known.judgement.verdict.standing
         node = known.node or NodeState(self._state.node_name)
@@ -204,7 +250,8 @@ class Gate:
             standing,
             known.settings.values.gate_severity,
             time.monotonic() - self._cycles.ended_at if self._cycles.ended else None,
-            gpus,
+            self._gpus(found.pod),
+            found.in_time,
             node.tainted(),
             bool(standing) and says_devices(node),
             tolerates,
@@ -212,13 +259,15 @@ class Gate:
 
     def _taint_is_coming(self, state: GateState) -> bool:
         """Whether a finding is so new that the Node's taint may still be written."""
+        return self._is_taint_wanted(state, self._state.now().monotonic - _NEW_SECONDS)
+
+    def _is_taint_wanted(self, state: GateState, since: float = -math.inf) -> bool:
+        """Whether a finding since this time (monotonic) requires a taint that is not set."""
         rules = self._state.settings.values.rules
         if state.is_tainted or state.are_gpus_tainted or not rules.enable_taint:
             return False
-        now = self._state.now().monotonic
         return any(
-            active.finding.severity >= rules.taint_severity and now - active.last_at < _NEW_SECONDS
-            for active in concerned(state)
+            active.finding.severity >= rules.taint_severity and active.last_at > since for active in concerned(state)
         )
 
     def _gpus(self, found: PodOnNode | None) -> frozenset[str] | None:
@@ -243,26 +292,3 @@ class Gate:
     def _runtime_socket(self) -> str:
         last = self._state.last_look
         return last[CONTAINER_RUNTIME].socket if last is not None and last.unread(CONTAINER_RUNTIME) is None else ""
-
-    def _count(self, answer: GateAnswer) -> None:
-        self._telemetry.gate_answers.labels(answer.decision).inc()
-        if answer.decision == Decision.OPEN:
-            self._telemetry.gate_failed_open.inc()
-        if answer.decision != Decision.REFUSE:
-            return
-        if answer.reason not in self._refused and len(self._refused) >= _MOST_REASONS:
-            return
-        refusals = self._refused.setdefault(answer.reason, _Refusals())
-        refusals.count += 1
-        if (now := time.monotonic()) - refusals.reported_at >= _EVENT_SECONDS:
-            refusals.reported_at = now
-            self._reporter.warn(EVENT, refused_message(refusals.count, answer.reason, answer.message))
-            refusals.count = 0
-
-
-class _Refusals:
-    """Pods refused for one reason since the last Event."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.reported_at = -math.inf

@@ -63,6 +63,8 @@ class NodeWriter(threading.Thread):
         """Severity of the verdict whose write the server delayed."""
         self.verdict_stands = threading.Event()
         """Set when the Node has the verdict, and all requests have ended for which the verdict did not wait."""
+        self.is_writing = False
+        """Whether a write of the verdict has begun and the API server has not answered it yet."""
 
     @property
     def is_done(self) -> bool:
@@ -122,6 +124,7 @@ class NodeWriter(threading.Thread):
         if not self._is_due(self._state.judgement, released=released):
             return
         self._telemetry.pending.set(1)
+        self.is_writing = True
         if node is None or self._state.node is not node:
             node = self._state.node or self._update.read()
             self._take_in(node)
@@ -129,6 +132,7 @@ class NodeWriter(threading.Thread):
         known = self._state.known
         judgement = known.judgement
         stands = not (judgement.is_complete or _is_news_to(judgement.verdict, node)) or self._update.apply(known, node)
+        self.is_writing = False
         self._telemetry.pending.set(not stands)
         if judgement.is_complete and not judgement.verdict.settling and not self._update.slot.is_owed:
             self.verdict_stands.set()

@@ -133,14 +133,14 @@ class _Serving:
     def ready(self) -> bool:
         return self.agent is not None and self.agent.ready()
 
-    async def verdict(self, _query: str, client: str) -> Page:
+    async def verdict(self, _query: str) -> Page:
         """Return the node's verdict, for this machine's root: no pod's, which belongs to the other server's loop."""
-        return await self.gate("", client)
+        return await self.gate("")
 
-    async def gate(self, query: str, client: str) -> Page:
+    async def gate(self, query: str) -> Page:
         if self.agent is None:
             return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"the agent starts\n")
-        return await self.agent.gate.page(query, client)
+        return await self.agent.gate.page(query)
 
 
 def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:

@@ -108,6 +108,7 @@ class Agent:
             settings.host_root,
             self.host.cycle,
             self.schedule.look_soon,
+            lambda: self.cluster.node_writer.is_writing,
         )
         level_2 = Level2(settings.host_root, state)
         deep = DeepTests(state, cluster, level_2, self.schedule, telemetry, settings.state_dir, waits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ _PATIENCE_SECONDS = 1.0
 _LEFT_ALONE_SECONDS = 10.0
 """Additional lifetime of a child whose parent was killed."""
 _LONGEST_WORDS = 200
+_CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""Begin of a connection with an empty SETTINGS frame. The server must send such a frame first (RFC 9113, 3.4)."""
 
 
 @dataclass
@@ -46,6 +49,21 @@ class NodeSocket:
     def end(self) -> int | None:
         """End the running child. Returns its process ID if it cannot be ended."""
         return self._program.end()
+
+
+def want_greeting(root: Path, path: str, seconds: float) -> None:
+    """Raise ProbeError if the server at `path` does not begin a connection in time, as one that hangs."""
+    place = _socket(root, path)
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(seconds)
+            connection.connect(place)
+            connection.sendall(_CLIENT_PREFACE)
+            is_there = bool(connection.recv(1))
+    except OSError as error:  # includes TimeoutError, and BlockingIOError for a full queue
+        raise ProbeError(f"{path}: {error.strerror or error}") from error
+    if not is_there:
+        raise ProbeError(f"{path}: the server closed the connection")
 
 
 def _socket(root: Path, path: str) -> str:

@@ -60,8 +60,8 @@ class Page(NamedTuple):
 
 Pages = Mapping[str, Callable[[str], Page]]
 """Pages by path; each gets the request's Accept header."""
-Answers = Mapping[str, Callable[[str, str], Awaitable[Page]]]
-"""Coroutines by path, for answers that may wait; each gets the query and the client's network."""
+Answers = Mapping[str, Callable[[str], Awaitable[Page]]]
+"""Coroutines by path, for answers that may wait; each gets the query."""
 
 
 class HttpServer:
@@ -146,7 +146,7 @@ class HttpServer:
         if exchange.well_formed:
             path, _, query = exchange.path.partition("?")
             if answer := self._answers.get(path):
-                exchange.send(await answer(query, peer.network))
+                exchange.send(await answer(query))
             elif pace := self._paces.get(path):
                 exchange.send(await pace.page(exchange.headers.get("Accept", ""), peer))
             else:

@@ -24,6 +24,7 @@ from healthcheck.host.opening import entries_of
 from healthcheck.model import Host, Probe, ProbeError
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.processes import DEVICE_PLUGIN, KUBELET, VGPU_MONITOR, Process
+from healthcheck.probes.kubelet_pods import KUBELETS
 from healthcheck.probes.services import PROCESSES_HIDDEN
 from healthcheck.text.durations import duration
 
@@ -36,7 +37,6 @@ MIG_LOCK = "/tmp/hami/hami-mig-apply.lock"  # noqa: S108 - HAMi's
 _IMAGE_LIBRARIES = "/k8s-vgpu/lib/nvidia"
 _PLUGIN_SOCKETS = "/var/lib/kubelet/device-plugins"
 """Folder of sockets in the plugin's container. Its path on the host depends on the kubelet."""
-_KUBELETS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet")
 _UID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _OF_CONTAINER = re.compile(rf"({_UID})_.{{1,253}}", re.ASCII)
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})", re.ASCII)
@@ -263,7 +263,7 @@ def _leftovers(
 def _folders_of_pods(among: Sequence[Process]) -> Iterator[str]:
     """Yield the folders of pods of kubelets, first that of a running kubelet's flag."""
     messages = [process.flag("root-dir") for process in among if process.name == KUBELET]
-    yield from (f"{folder}/pods" for folder in (*filter(None, map(_path, messages)), *_KUBELETS))
+    yield from (f"{folder}/pods" for folder in (*filter(None, map(_path, messages)), *KUBELETS))
 
 
 def _pod_of(root: Path, process: Process) -> str:

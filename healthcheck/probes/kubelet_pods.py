@@ -10,6 +10,8 @@ from msgspec import Struct
 from healthcheck.host import host_files
 from healthcheck.host.opening import names_in
 
+KUBELETS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet")
+"""Folders of kubelets: the default, to which MicroK8s has a link, and that of k0s."""
 _LOGS = "/var/log/pods"
 """Folder in which the kubelet creates a folder for each pod: NAMESPACE_NAME_UID."""
 _POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?(?=/|$)", re.MULTILINE)
@@ -29,6 +31,16 @@ def uid_of(cgroup: bytes) -> str:
     """Return the pod's UID from the outermost group; '' for none or several. The pod can name inner groups freely."""
     first = {found[1] for line in cgroup.splitlines() if (found := _POD.search(line))}
     return first.pop().decode().replace("_", "-") if len(first) == 1 else ""
+
+
+def has_pod(root: Path, uid: str) -> bool | None:
+    """Whether a kubelet of this node has the pod; None if there is no folder of pods.
+
+    The kubelet creates a folder for each pod before its first container, and removes it after the pod's deletion
+    (makePodDataDirs and cleanupOrphanedPodDirs in pkg/kubelet). Raises ProbeError if this cannot be checked.
+    """
+    folders = [folder for kubelet in KUBELETS if host_files.is_there(root, folder := f"{kubelet}/pods")]
+    return any(host_files.is_there(root, f"{folder}/{uid}") for folder in folders) if folders else None
 
 
 def known_pods(root: Path) -> dict[str, KubeletPod]:

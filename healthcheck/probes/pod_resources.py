@@ -62,12 +62,16 @@ def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
 
     Raises ProbeError: failure to check never means that there are none.
     """
-    place = next((text for text in SOCKETS if host_files.is_there(host.root, text)), SOCKETS[0])
     socket = NodeSocket("pod-resources")
     try:
-        return read_answer(*socket.ask(host.root, place))
+        return read_answer(*socket.ask(host.root, kubelet_socket(host.root)))
     finally:
         socket.end()
+
+
+def kubelet_socket(root: Path) -> str:
+    """Return the socket of this node's kubelet. Raises ProbeError."""
+    return next((text for text in SOCKETS if host_files.is_there(root, text)), SOCKETS[0])
 
 
 def is_kubelet_here(root: Path) -> bool:

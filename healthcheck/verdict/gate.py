@@ -18,6 +18,7 @@ _POD_ENDS = (
     "the pod ends, so that its job starts it elsewhere; unless its restartPolicy is Never, delete the pod: it restarts "
     "on this node"
 )
+_SILENCE = "the kubelet did not answer in time, so all GPUs of the node count"
 MOST_FINDINGS = 16
 """Most findings in an answer, the worst first."""
 
@@ -54,6 +55,10 @@ class GateAnswer(Struct, frozen=True):
     findings: tuple[GateFinding, ...] = ()
     check_age_seconds: float | None = None
     """Age of the last check cycle. The kernel log is followed live."""
+    kubelet_answered: bool = True
+    """False: the pod's GPUs are unknown because the kubelet, or the container runtime, did not answer in time."""
+    taint_delayed: bool = False
+    """The pod will be refused once the API server has taken the node's taint: ask again."""
 
 
 class GateState(Struct, frozen=True):
@@ -66,11 +71,14 @@ class GateState(Struct, frozen=True):
     check_age_seconds: float | None
     gpus: frozenset[str] | None = None
     """Subjects of the pod's GPUs; None: unknown."""
+    kubelet_answered: bool = True
     is_tainted: bool = False
     are_gpus_tainted: bool = False
     """DeviceTaintRules keep new pods off faulty GPUs, in place of the Node's taint."""
     tolerates: bool | None = None
     """Whether the pod tolerates our taint; None: unknown."""
+    is_taint_delayed: bool = False
+    """Whether a required taint waits for the API server."""
 
 
 def decide_gate(state: GateState) -> GateAnswer:
@@ -91,10 +99,19 @@ def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision
     scope = "node" if state.gpus is None else "pod"
     age = state.check_age_seconds
     checked = "no check cycle has ended yet" if age is None else f"checked {age:.0f} s ago"
+    silence = "" if state.kubelet_answered else f"; {_SILENCE}"
     if not found:
         subject = "the node" if state.gpus is None else f"the pod's {len(state.gpus)} GPUs and the node's shared parts"
-        message = f"{state.node}: no finding of {state.severity.name} or worse on {subject}; {checked}"
-        return GateAnswer(1, state.node, Decision.START, message, scope, check_age_seconds=age)
+        message = f"{state.node}: no finding of {state.severity.name} or worse on {subject}{silence}; {checked}"
+        return GateAnswer(
+            1,
+            state.node,
+            Decision.START,
+            message,
+            scope,
+            check_age_seconds=age,
+            kubelet_answered=state.kubelet_answered,
+        )
     worst = found[0].finding
     index = worst.about.get("index", "")
     name = f"GPU {index} ({worst.subject})" if index else worst.subject
@@ -104,7 +121,7 @@ def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision
         1,
         state.node,
         decision,
-        f"{fault}{others}; {end}",
+        f"{fault}{others}{silence}; {end}",
         scope,
         worst.reason,
         tuple(
@@ -114,6 +131,8 @@ def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision
             for active in found[:MOST_FINDINGS]
         ),
         age,
+        state.kubelet_answered,
+        taint_delayed=decision == Decision.OPEN and _waits_for_taint(state),
     )
 
 
@@ -150,11 +169,18 @@ def _is_on(subject: str, gpus: frozenset[str] | None) -> bool:
     return "/".join(subject.split("/")[:2]) in gpus
 
 
+def _waits_for_taint(state: GateState) -> bool:
+    """Whether the taint is not set yet that would keep the pod's replacement away."""
+    return state.is_taint_delayed and state.tolerates is False
+
+
 def _why_open(state: GateState, found: Sequence[ActiveFinding]) -> str:
     """Return the reason why the pod starts in spite of the findings; '' to refuse it."""
     barred = state.is_tainted or (
         state.are_gpus_tainted and all(active.finding.subject.startswith("gpu/") for active in found)
     )
+    if not barred and _waits_for_taint(state):
+        return "the node's taint still waits for the API server"
     if not barred:
         return (
             "the node has no taint of ours (see TaintWithheld, ENABLE_TAINT), and the scheduler would choose it again"

@@ -45,7 +45,9 @@ class Stage:
         assert self.plane.request("POST", JOBS, {"metadata": {"name": "train"}, "spec": job}).status == 201
         eventually(lambda: [pod["spec"].get("nodeName") for pod in self.pods()] == [FIRST])
         self.cordon(SECOND, is_cordoned=False)
-        return str(self.pods()[0]["metadata"]["name"])
+        metadata = self.pods()[0]["metadata"]
+        (self.world.host.root / "var/lib/kubelet/pods" / metadata["uid"]).mkdir(parents=True)
+        return str(metadata["name"])
 
     def cordon(self, node: str, *, is_cordoned: bool) -> None:
         patch = {"spec": {"unschedulable": is_cordoned}}
@@ -114,7 +116,7 @@ def test_a_fault_between_binding_and_start_moves_the_pod_without_a_failure(stage
     assert eventually(stage.running) == [SECOND]
     assert stage.failed() == 0
     assert "Xid79 (REBOOT) on GPU 3" in stage.kubelets.log(first)
-    assert stage.world.wait_for_event("GateRefused")
+    assert "the gate refused 1 pod (Xid79)" in stage.world.wait_for_event("GateRefused")["message"]
 
 
 def test_a_fault_during_another_init_container_moves_the_pod_without_a_failure(stage: Stage, tmp_path: Path) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from healthcheck.memory.findings import ActiveFinding
+from healthcheck.model import Finding, Severity
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pod_gpus import gpus_of_pod
 from healthcheck.probes.pod_resources import read_answer
 from healthcheck.probes.pods_by_uid import Toleration
-from healthcheck.verdict.gate import tolerates_taint
+from healthcheck.verdict.gate import GateState, decide_gate, tolerates_taint
 from healthcheck.verdict.gate_refusals import refusals_in, refused_message
+from tests.examples import stands
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcde"
 GPUS = [Gpu(index, address=f"0000:0{index}:00.0", uuid=f"{UUID}{index}", minor=index) for index in range(8)]
 THIRD, FIFTH = (GPUS[index].subject for index in (3, 5))
+LOST_GPU = Finding("Xid79", Severity.REBOOT, THIRD, "GPU has fallen off the bus.")
 OURS = "gpu-healthcheck.aws-samples.io/unhealthy"
 
 
@@ -84,3 +89,40 @@ def test_refusals_are_counted_from_the_messages_that_report_them() -> None:
     hostile = ["", "the gate refused", "the gate refused 9999999 pods (Xid79): x", "the gate refused 1 pod (\x1b): x"]
 
     assert refusals_in([*messages, *hostile]) == {"Xid79": 31, "EfaDown": 2}
+
+
+@pytest.mark.parametrize(
+    ("is_tainted", "tolerates", "is_taint_delayed", "decision", "is_delayed"),
+    [
+        (True, False, False, "refuse", False),
+        (False, False, True, "open", True),
+        (False, False, False, "open", False),
+        (False, True, True, "open", False),
+        (False, None, True, "open", False),
+        (True, True, False, "open", False),
+    ],
+)
+def test_a_pod_waits_only_for_a_taint_that_will_refuse_it(
+    is_tainted: bool, tolerates: bool | None, is_taint_delayed: bool, decision: str, is_delayed: bool
+) -> None:
+    state = GateState(
+        "node",
+        [stands(LOST_GPU)],
+        Severity.RESET,
+        1.0,
+        is_tainted=is_tainted,
+        tolerates=tolerates,
+        is_taint_delayed=is_taint_delayed,
+    )
+    answer = decide_gate(state)
+
+    assert (answer.decision, answer.taint_delayed) == (decision, is_delayed)
+
+
+@pytest.mark.parametrize("standing", [[], [stands(LOST_GPU)]])
+def test_a_kubelet_without_an_answer_is_named(standing: list[ActiveFinding]) -> None:
+    state = GateState("node", standing, Severity.RESET, 1.0, tolerates=False)
+    answers = [decide_gate(replace(state, kubelet_answered=answered)) for answered in (True, False)]
+
+    assert [answer.kubelet_answered for answer in answers] == [True, False]
+    assert ["the kubelet did not answer in time" in answer.message for answer in answers] == [False, True]

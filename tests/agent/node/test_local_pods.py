@@ -3,33 +3,104 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.node import gate
-from agent.node.gate import LocalPods
+from agent.node.gate import LocalPods, Lookup
+from healthcheck.model import ProbeError
 from healthcheck.probes.pods_by_uid import LocalPod
 
+TRAIN = LocalPod("team", "train")
+Answer = ValueError | ProbeError | dict[str, LocalPod]
 
-def test_a_read_that_fails_unexpectedly_ends_and_the_next_one_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {"u": LocalPod("team", "train")}
-    answers: Iterator[ValueError | dict[str, LocalPod]] = iter((ValueError("a defect"), found))
 
-    def read(*_: object) -> dict[str, LocalPod]:
-        answer = next(answers)
-        if isinstance(answer, ValueError):
+class Node:
+    """A node whose kubelet and runtime give these answers, the last one repeatedly. `reads`: their number."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.answers: list[Answer] = [{}]
+        self.reads = 0
+        monkeypatch.setattr(gate, "read_pods", self._read)
+        monkeypatch.setattr(gate, "read_pod_resources", lambda _: ())
+        monkeypatch.setattr(gate, "want_greeting", lambda *_: None)
+        self.pods = LocalPods(root, lambda: "")
+
+    def admit(self, *uids: str) -> None:
+        for uid in uids:
+            (self.root / "var/lib/kubelet/pods" / uid).mkdir(parents=True)
+
+    def _read(self, *_: object) -> dict[str, LocalPod]:
+        self.reads += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(gate, "read_pods", read)
-    monkeypatch.setattr(gate, "read_pod_resources", lambda _: ())
 
-    async def find_twice() -> list[bool]:
-        pods = LocalPods(tmp_path, lambda: "")
-        return [await pods.find("u", client) is not None for client in ("10.0.0.1", "10.0.0.2")]
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr(gate, "PATIENCE_SECONDS", 60.0)
+    return Node(tmp_path, monkeypatch)
 
-    assert asyncio.run(find_twice()) == [False, True]
+
+def run(*finds: Coroutine[Any, Any, Lookup]) -> list[Lookup]:
+    async def each() -> list[Lookup]:
+        return [await find for find in finds]
+
+    return asyncio.run(each())
+
+
+@pytest.mark.parametrize("failure", [ValueError("a defect"), ProbeError("no answer")])
+def test_after_a_read_that_failed_the_same_pod_causes_the_next_one(node: Node, failure: Answer) -> None:
+    node.admit("u")
+    node.answers = [failure, {"u": TRAIN}]
+    failed, found = run(node.pods.find("u"), node.pods.find("u"))
+
+    assert failed == Lookup(None, is_local=True, in_time=False)
+    assert found.pod is not None
+    assert (found.pod.pod, found.is_local, found.in_time) == (TRAIN, True, True)
+
+
+def test_a_pod_that_the_kubelet_does_not_have_causes_no_read(node: Node) -> None:
+    node.admit("u")
+
+    assert run(*(node.pods.find(f"forged-{number}") for number in range(300))) == [Lookup()] * 300
+    assert node.reads == 0
+
+
+def test_a_pod_that_the_sockets_do_not_list_causes_one_read(node: Node) -> None:
+    """A pod that has ended keeps its folder for a time."""
+    node.admit("u")
+
+    assert run(*(node.pods.find("u") for _ in range(50))) == [Lookup(is_local=True)] * 50
+    assert node.reads == 1
+
+
+def test_without_a_folder_of_pods_the_sockets_decide(node: Node) -> None:
+    node.answers = [{"u": TRAIN}]
+    found, unknown = run(node.pods.find("u"), node.pods.find("v"))
+
+    assert (found.is_local, unknown) == (True, Lookup())
+
+
+def test_simultaneous_pods_share_a_read(node: Node) -> None:
+    uids = [f"u{number}" for number in range(100)]
+    node.admit(*uids)
+    node.answers = [dict.fromkeys(uids, TRAIN)]
+
+    async def at_once() -> list[Lookup]:
+        return await asyncio.gather(*(node.pods.find(uid) for uid in uids))
+
+    assert all(found.pod is not None for found in asyncio.run(at_once()))
+    assert node.reads == 1
+
+
+def test_the_kubelet_of_k0s_has_a_folder_elsewhere(node: Node) -> None:
+    (node.root / "var/lib/k0s/kubelet/pods/u").mkdir(parents=True)
+
+    assert [found.is_local for found in run(node.pods.find("u"), node.pods.find("v"))] == [True, False]
