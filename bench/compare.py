@@ -54,6 +54,8 @@ FIGURES = (
     Figure("start by the command, p50 s", "start", ("seconds_by_command", "p50")),
     Figure("memory alone, MiB", "memory", ("mib", "bare", "alone")),
     Figure("memory, PSS, MiB", "memory", ("mib", "bare", "pss")),
+    Figure("gate, a pod that is not known yet, p50 ms", "gate", ("cold_ms", "p50")),
+    Figure("gate, known pods, 50 at once, p50 ms", "gate", ("warm_ms", "p50")),
     Figure("memory alone after probes, MiB", "memory", ("mib", "probed", "alone")),
 )
 MEASURES = tuple(dict.fromkeys(one.measure for one in FIGURES))

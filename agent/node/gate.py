@@ -57,8 +57,11 @@ GREETING_SECONDS, PATIENCE_SECONDS = 0.5, 1.0
 
 The gate itself waits 2 s. The processes that ask need half a second on a busy node.
 """
-MOST_READS, READ_SECONDS, READ_OF_POD_SECONDS = 8, 1.0, 10.0
-"""Reads of the node's pods in a row, the interval in which one more is allowed, and the shortest one for a pod."""
+MOST_READS, READ_SECONDS, READ_OF_POD_SECONDS = 8, 1.0, 300.0
+"""Reads of the node's pods in a row, the interval in which one more is allowed, and the shortest one for a pod.
+
+A pod that asks is listed already: one that a read does not list has ended, and its folder remains for a time.
+"""
 FRESH_SECONDS = 10.0
 """Age of a check cycle from which a request starts another one, which serves all requests of this interval."""
 _CYCLE_PATIENCE_SECONDS, _TAINT_PATIENCE_SECONDS = 0.3, 0.5

@@ -18,7 +18,7 @@ _POD_ENDS = (
     "the pod ends, so that its job starts it elsewhere; unless its restartPolicy is Never, delete the pod: it restarts "
     "on this node"
 )
-_SILENCE = "the kubelet did not answer in time, so all GPUs of the node count"
+_SILENCE = "the pod's GPUs could not be read from the kubelet in time, so all GPUs of the node count"
 MOST_FINDINGS = 16
 """Most findings in an answer, the worst first."""
 

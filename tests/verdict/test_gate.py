@@ -125,4 +125,7 @@ def test_a_kubelet_without_an_answer_is_named(standing: list[ActiveFinding]) -> 
     answers = [decide_gate(replace(state, kubelet_answered=answered)) for answered in (True, False)]
 
     assert [answer.kubelet_answered for answer in answers] == [True, False]
-    assert ["the kubelet did not answer in time" in answer.message for answer in answers] == [False, True]
+    assert ["the pod's GPUs could not be read from the kubelet in time" in answer.message for answer in answers] == [
+        False,
+        True,
+    ]

@@ -37,7 +37,7 @@ ERROR = "GPU has fallen off the bus."
 THREE, FIVE, OTHER = "uid-of-gpu-3", "uid-of-gpu-5", "uid-without-devices"
 REFUSED, UNAVAILABLE = 75, 69
 ROOTS_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="only root asks for the verdict of its machine")
-SILENCE = "the kubelet did not answer in time, so all GPUs of the node count"
+SILENCE = "the pod's GPUs could not be read from the kubelet in time, so all GPUs of the node count"
 FLOODING = "127.0.0.9"
 """Address of a client that floods the agent."""
 
@@ -536,6 +536,7 @@ def test_a_slow_kubelet_gives_the_gpus_of_the_pod(gated: World, kubelet: Server)
 def test_a_pod_waits_for_a_taint_that_the_api_server_delays(gated: World) -> None:
     assert isinstance(gated.cluster, StandIn)
     api = gated.cluster.api
+    gate(gated.agent.port)  # the GPUs of the pods are known from now on
     api.hang()
     gated.host.xid(3, 79, ERROR)
     eventually(lambda: gated.agent.xids("79"))
