@@ -139,20 +139,18 @@ class LocalPods:
             await asyncio.shield(self._reading)
             if self._has_failed:
                 return
-        if uid in self._pods or not self._may_read(uid):
+        now = time.monotonic()
+        if uid in self._pods or now - self._asked.get(uid, -math.inf) < READ_OF_POD_SECONDS:
             return
-        await asyncio.sleep(self._reads_at - (MOST_READS - 1) * READ_SECONDS - time.monotonic())
+        await asyncio.sleep(self._reads_at - (MOST_READS - 1) * READ_SECONDS - now)
+        self._note_read(uid)
         await asyncio.shield(self._read())
 
-    def _may_read(self, uid: str) -> bool:
-        now = time.monotonic()
-        if now - self._asked.get(uid, -math.inf) < READ_OF_POD_SECONDS:
-            return False
+    def _note_read(self, uid: str) -> None:
         self._asked.pop(uid, None)
-        self._asked[uid] = now
+        self._asked[uid] = time.monotonic()
         if len(self._asked) > MOST_PODS:
             del self._asked[next(iter(self._asked))]
-        return True
 
     def _read(self) -> asyncio.Future[None]:
         """Return the end of the read that is running, or start one."""
@@ -179,7 +177,8 @@ class LocalPods:
         try:
             pods = self._read_all()
         except ProbeError as error:
-            log.warning("the pods of this node can't be read for the gate", error=str(error))
+            if not self._has_failed:
+                log.warning("the pods of this node can't be read for the gate", error=str(error))
         except Exception:  # a defect of ours: without an answer, each later request would wait for this read
             log.exception("a read of the pods for the gate failed")
         loop.call_soon_threadsafe(self._finish, pods)

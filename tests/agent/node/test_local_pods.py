@@ -81,6 +81,24 @@ def test_a_pod_that_the_sockets_do_not_list_causes_one_read(node: Node) -> None:
     assert node.reads == 1
 
 
+def test_a_pod_whose_read_was_not_started_in_time_causes_one_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.admit("u", "v")
+    node.answers = [{"v": TRAIN}, {"u": TRAIN}]
+    monkeypatch.setattr(gate, "READ_SECONDS", 1000.0)
+    monkeypatch.setattr(gate, "MOST_READS", 1)
+    monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.5)
+
+    async def find() -> list[Lookup]:
+        found = [await node.pods.find("v"), await node.pods.find("u")]
+        node.pods._reads_at = 0.0
+        monkeypatch.setattr(gate, "PATIENCE_SECONDS", 60.0)
+        return [*found, await node.pods.find("u")]
+
+    _, late, found = asyncio.run(find())
+    assert late == Lookup(None, is_local=True, in_time=False)
+    assert found.pod is not None
+
+
 def test_without_a_folder_of_pods_the_sockets_decide(node: Node) -> None:
     node.answers = [{"u": TRAIN}]
     found, unknown = run(node.pods.find("u"), node.pods.find("v"))
