@@ -54,10 +54,14 @@ class HostServices:
     def start(self, name: str, age_seconds: float) -> None:
         """Start or restart a service. `age_seconds`: the age of its process."""
         self.stop(name)
-        uptime = float((self._root / "proc/uptime").read_text().split()[0])
         self._pids[name] = next(pid for pid in count(1041) if pid not in self._pids.values())
-        self._write_process(self._pids[name], name, max(0.0, uptime - age_seconds))
+        self.run(self._pids[name], name, age_seconds)
         self._write(f"proc/{self._pids[name]}/cgroup", f"0::/system.slice/{name}.service")
+
+    def run(self, pid: int, name: str, age_seconds: float) -> None:
+        """Show a process with this age in place of an earlier one with its pid."""
+        uptime = float((self._root / "proc/uptime").read_text().split()[0])
+        self._write_process(pid, name, max(0.0, uptime - age_seconds))
 
     def start_in_container(self, pid: int, name: str, container: Container) -> None:
         """Start a process with any name in a pod or another container."""

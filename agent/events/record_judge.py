@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import structlog
 from msgspec.structs import replace
@@ -16,7 +17,10 @@ from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
 from healthcheck.checks import driver_messages
 from healthcheck.checks.examine import CHECK_FAILED, RECORD_SET_ASIDE, failure, judge
-from healthcheck.model import Evidence, Outcome, Unobserved
+from healthcheck.checks.xid import named_pid
+from healthcheck.memory.kernel_events import maybe_reused
+from healthcheck.model import Evidence, Outcome, ProbeError, Unobserved
+from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.kernel_log import RING, UNREADABLE, Record, RecordBatch
 from healthcheck.text.printable import printable
 
@@ -34,6 +38,7 @@ class RecordJudge:
 
     def __init__(
         self,
+        root: Path,
         state: AgentState,
         ledger: Ledger,
         reporter: Reporter,
@@ -41,6 +46,7 @@ class RecordJudge:
         telemetry: Telemetry,
         gpu_watch: GpuWatch,
     ) -> None:
+        self._root = root
         self._state = state
         self._ledger = ledger
         self._reporter = reporter
@@ -101,6 +107,8 @@ class RecordJudge:
         """
         self._processes.look_for(records)
         checks, expected = self._state.known.event_checks, self._state.expectation()
+        if ages := self._ages(records):
+            expected = replace(expected, ages=ages)
         outcomes = judge(checks, Evidence({RING: tuple(records)}), expected)
         failures = {outcome.check: why for outcome in outcomes if (why := _failure(outcome))}
         if failures and len(records) > 1:
@@ -123,6 +131,23 @@ class RecordJudge:
                 if outcome.sightings:
                     self._put_aside(records[0], outcome.check, failure(error))
             self._judge((), cursor)
+
+    def _ages(self, records: Sequence[Record]) -> dict[str, float]:
+        """Return the ages of the processes that the records name, by pid, if earlier records name the pid too.
+
+        A process that is younger than its first record is another one, which got the pid later.
+        """
+        named: dict[str, float] = {}
+        for record in records:
+            if pid := named_pid(record):
+                named.setdefault(pid, record.at)
+        reused = maybe_reused(self._state.memory, named, records[-1].at) if named else ()
+        try:
+            ages = processes.ages(self._root, reused) if reused else {}
+        except (OSError, ProbeError):
+            return {}
+        now = self._state.now().monotonic
+        return {pid: age for pid, age in ages.items() if age >= now - named[pid]}
 
     def _judge_each(self, records: Sequence[Record], cursor: int | None) -> None:
         for record in records:

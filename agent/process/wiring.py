@@ -74,7 +74,7 @@ class HostSide:
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
         self.deep_processes = DeepProcesses(root, state, reporter.report_defect)
         gpu_watch = GpuWatch(state, schedule.look_soon)
-        judge = RecordJudge(state, ledger, reporter, self.deep_processes, telemetry, gpu_watch)
+        judge = RecordJudge(root, state, ledger, reporter, self.deep_processes, telemetry, gpu_watch)
         self.kernel_log = Follower(root, state.memory.cursor, judge, facilities)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 
 from healthcheck.catalog.policy import Policy
@@ -29,5 +31,7 @@ class Expectation(Struct, frozen=True):
     """Required bus bandwidth of an all-reduce, in GB/s; 0: a share of the instance type's figure."""
     deep_run: DeepDiagnostic | None = None
     """Present or last deep diagnostic on the GPUs; None: none is known."""
+    ages: Mapping[str, float] = field(default_factory=dict)
+    """Ages in seconds of running processes that the judged records name, by pid."""
     is_capture: bool = False
     """Whether a saved log is the only evidence, so that the devices of its machine stay unknown."""

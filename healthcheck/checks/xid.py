@@ -26,18 +26,20 @@ _XID = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """Xid line of any driver version. The pattern is anchored, because text that quotes such a line is not an Xid."""
-_SHORT = r"(?:\\x[0-9a-f]{2}|.){0,15}(?=, [A-Z0-9])"
+_MESSAGE = r"(?=, (?:[A-Z0-9]|channel 0x))"
+_SHORT = rf"(?:\\x[0-9a-f]{{2}}|.){{0,15}}{_MESSAGE}"
 """Maximum length of a process name in the kernel (TASK_COMM_LEN). A byte that is not UTF-8 takes four characters."""
 _PROCESS = re.compile(
     r"pid=(?P<pid>'<unknown>'|[^\s,]{1,20})"
-    rf"(?:, name=(?P<name>(?:{_SHORT}|.{{0,64}}?(?=, [A-Z0-9])|.{{0,64}}?(?=, |\Z))))?(?:, |\Z)",
+    rf"(?:, name=(?P<name>(?:{_SHORT}|.{{0,64}}?{_MESSAGE}|.{{0,64}}?(?=, |\Z))))?(?:, |\Z)",
     re.DOTALL,
 )
 """A process name may contain commas and words like the driver's, so the longest possible name is matched.
 
-The driver's text then begins with a capital letter or a number. Older drivers print no name: `pid=7194, Contained: ...`
-(NVIDIA's memory error management of the A100).
+The driver's text then begins with a capital letter or a number, since R580 also with a channel. Older drivers print no
+name: `pid=7194, Contained: ...` (NVIDIA's memory error management of the A100).
 """
+_PID = re.compile(r"NVRM: Xid \([^)]{1,48}\): \d{1,5}, pid=(\d{1,10})\b", re.ASCII)
 _UNKNOWN = "<unknown>"
 _PLACE = re.compile(r"\((GPC \d{1,3}, TPC \d{1,3})\b")
 _FOLLOWS = re.compile(r"\bcaused by previous Xid \d{1,5}\s*\Z")
@@ -69,7 +71,8 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | 
     if found is None or address is None:
         return None
     code = int(found["code"])
-    process, text = _split_process(found["text"] or "")
+    pid, name, text = _split_process(found["text"] or "")
+    process = f"{pid} {name}" if pid and name else pid or name
     instance = f"/gi{int(found['gi'])}" if found["gi"] else ""
     ruling = rule_by_catalogue(code, text, expected.policy)
     subject = f"gpu/{address}{instance}"
@@ -77,7 +80,8 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | 
     finding = ruled(finding, expected.policy)
     recovery_action = recovery_of(code, text)
     place = _PLACE.search(text) if code == _GRAPHICS_EXCEPTION else None
-    of_a_test = _is_of_a_test(code, process, record.at, expected)
+    of_a_test = _is_of_a_test(code, pid, name, record.at, expected)
+    age = expected.ages.get(pid)
     return KernelEvent(
         reason=finding.reason,
         subject=subject,
@@ -86,7 +90,8 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | 
         finding=None if is_ignored(finding) or recovery_action == NONE or of_a_test else finding,
         detail=finding.detail,
         known=code in xid_table(),
-        process=process,
+        process=process if pid else "",
+        began=None if age is None else record.at - age,
         place=place[1] if place else "",
         follows=_FOLLOWS.search(text) is not None,
         recovery_action=recovery_action,
@@ -102,10 +107,15 @@ def may_be_of_a_test(record: kernel_log.Record) -> bool:
     return _XID_BEGINS in record.text and any(f"name={name}" in record.text for name in diagnostics.NAMES)
 
 
-def _is_of_a_test(code: int, process: str, at: float, expected: Expectation) -> bool:
+def named_pid(record: kernel_log.Record) -> str:
+    """Return the pid of the process that a record names as that of an Xid; '' if it names none at once."""
+    found = _PID.match(record.text)
+    return found[1] if found else ""
+
+
+def _is_of_a_test(code: int, pid: str, name: str, at: float, expected: Expectation) -> bool:
     run = expected.deep_run
-    pid, _, name = process.partition(" ")
-    if run is None or code not in TEST_XIDS or name not in diagnostics.NAMES or not pid.isdecimal():
+    if run is None or code not in TEST_XIDS or name not in diagnostics.NAMES or not pid:
         return False
     return run.is_by_a_test(int(pid), at)
 
@@ -130,16 +140,18 @@ def _finding(record: kernel_log.Record, code: int, subject: str, detail: str, ru
     )
 
 
-def _split_process(text: str) -> tuple[str, str]:
-    """Split a message into the process that the driver names and the rest of the message.
+def _split_process(text: str) -> tuple[str, str, str]:
+    """Split a message into the pid and the name that the driver prints, and the rest of the message.
 
-    The process is empty if the driver names none.
+    The pid is the number of the process on the host (`current->tgid`, os-interface.c), also for a process of a
+    container. The name is that of the thread that opened the GPU (client.c). Both are empty if the driver has none.
     """
     found = _PROCESS.match(text)
     if found is None:
-        return "", text
-    named = [word for word in (found["pid"].strip("'"), found["name"]) if word and word != _UNKNOWN]
-    return " ".join(named), text[found.end() :]
+        return "", "", text
+    pid, name = found["pid"].strip("'"), found["name"] or ""
+    is_number = pid.isascii() and pid.isdecimal()
+    return pid if is_number else "", "" if name == _UNKNOWN else name, text[found.end() :]
 
 
 def _detail(code: int, process: str, text: str) -> str:

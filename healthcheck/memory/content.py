@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
-from healthcheck.memory.findings import FirstObservation, Key, Memory, ProcessHit
+from healthcheck.memory.findings import FirstObservation, Key, Memory, ProcessHit, distinct
 from healthcheck.memory.rows import (
     AcknowledgementRow,
     FindingRow,
@@ -157,7 +157,7 @@ def _memory(content: _Content) -> Memory:
         gpus_boot_id=content.gpus_boot_id or "",
         recovery={address: int(action) for address, action in (content.recovery or {}).items()},
         last_xid={address: _seconds(at) for address, at in (content.last_xid or {}).items()},
-        hits=hits,
+        hits={key: distinct(entries) for key, entries in hits.items()},
         ended={(str(entry[0]), str(entry[1])): tuple(moment(at) for at in entry[2:]) for entry in content.ended or ()},
         first=_first(content.first, content.gpus or {}) if content.first else EarlierHardware(),
         instance_type=content.instance_type or "",

@@ -76,10 +76,11 @@ class FirstObservation(Struct, frozen=True):
 class CountedProcess(Struct, frozen=True):
     """A process that had an event, and the time of its last line in seconds of the finding's boot.
 
-    `name` is '' for lines in which the driver names no process.
+    `process` is its pid and name, or '' for lines in which the driver names no process. The name is only for earlier
+    versions, which compare it too: they may read this after a rollback.
     """
 
-    name: str
+    process: str
     at: float
 
 
@@ -114,12 +115,18 @@ class Suspect(Struct, frozen=True):
 
 
 class ProcessHit(Struct, frozen=True):
-    """A process that an Xid affected, and its place on the GPU. Both are '' if the driver did not name them."""
+    """A process that an Xid affected, and its place on the GPU. Both are '' if the driver did not name them.
+
+    `process` is as in `CountedProcess`.
+    """
 
     process: str
     place: str
     at: float
     seen: datetime
+
+
+ProcessEntry = TypeVar("ProcessEntry", CountedProcess, ProcessHit)
 
 
 class Memory(Struct, frozen=True):
@@ -158,6 +165,22 @@ class Memory(Struct, frozen=True):
     `standing`."""
     sights: Mapping[str, FirstObservation] = field(default_factory=dict)
     """First observations of the last release and of the last passed quarantine run, by kind."""
+
+
+def pid_of(process: str) -> str:
+    """Return the pid of `900 python`, which alone identifies the process, whatever its threads are called."""
+    return process.partition(" ")[0]
+
+
+def distinct(entries: Iterable[ProcessEntry]) -> tuple[ProcessEntry, ...]:
+    """Return the last entry of each process at each place: files of 0.3.0 have several if its threads have names."""
+    last: dict[object, ProcessEntry] = {}
+    for number, entry in enumerate(entries):
+        place = entry.place if isinstance(entry, ProcessHit) else ""
+        key = (pid_of(entry.process), place) if entry.process else number
+        last.pop(key, None)
+        last[key] = entry
+    return tuple(last.values())
 
 
 def gpu_address(subject: str) -> str:

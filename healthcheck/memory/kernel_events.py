@@ -5,7 +5,7 @@ Within a time window, it follows NVIDIA's Xid workflows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
@@ -20,9 +20,11 @@ from healthcheck.memory.findings import (
     ActiveFinding,
     CountedProcess,
     Memory,
+    ProcessEntry,
     ProcessHit,
     age_seconds,
     gpu_address,
+    pid_of,
     with_newest,
     worst_first,
 )
@@ -68,6 +70,8 @@ _LONGEST_DETAIL = 200
 _PCIE_SECONDS = 10.0
 """Maximum time from a fatal PCIe error to the line that the GPU's driver can't recover."""
 _MOST_HITS = 16
+_CLOCKS_DIFFER_SECONDS = 10.0
+"""Allowed difference of the log's clock from the clock of process ages, within `REPEATS_WITHIN_SECONDS`."""
 _ONE_EXCEPTION_SECONDS = 1.0
 """Maximum time between the lines of one exception."""
 
@@ -403,14 +407,43 @@ def _counted(known: ActiveFinding | None, sighting: KernelEvent, boot_id: str) -
     """Return the last processes with this event, including that of the line.
 
     Lines of one process are one. A line without a process belongs to the previous line if that is within the window,
-    so a storm without names counts once until it pauses.
+    so a storm without pids counts once until it pauses.
     """
-    processes = known.processes if known is not None and known.boot_id == boot_id else ()
-    name = sighting.process
-    if processes and abs(sighting.at - processes[-1].at) <= WINDOW_SECONDS and not (name and processes[-1].name):
-        name, processes = name or processes[-1].name, processes[:-1]
-    others = tuple(process for process in processes if not name or process.name != name)
-    return (*others, CountedProcess(name, sighting.at))[-MOST_COUNTED:]
+    counted = _ended(known.processes, sighting) if known is not None and known.boot_id == boot_id else ()
+    process = sighting.process
+    if counted and abs(sighting.at - counted[-1].at) <= WINDOW_SECONDS and not (process and counted[-1].process):
+        process, counted = process or counted[-1].process, counted[:-1]
+    pid = pid_of(process)
+    others = tuple(other for other in counted if not pid or pid_of(other.process) != pid)
+    return (*others, CountedProcess(process, sighting.at))[-MOST_COUNTED:]
+
+
+def _ended(entries: tuple[ProcessEntry, ...], sighting: KernelEvent) -> tuple[ProcessEntry, ...]:
+    """Mark the earlier lines of the same pid that are older than the process of the line: the pid was used again.
+
+    Without the start of the process, the same pid is the same process: one crash never counts as several.
+    """
+    if sighting.began is None:
+        return entries
+    pid, began = pid_of(sighting.process), sighting.began - _CLOCKS_DIFFER_SECONDS
+    return tuple(
+        replace(entry, process=f"{pid}@{entry.at:.0f}{entry.process[len(pid) :]}")
+        if entry.at < began and pid_of(entry.process) == pid
+        else entry
+        for entry in entries
+    )
+
+
+def maybe_reused(memory: Memory, pids: Collection[str], at: float) -> set[str]:
+    """Return the pids that earlier lines named, so long before this time that another process may have them now."""
+    before = at - _CLOCKS_DIFFER_SECONDS
+    known: list[tuple[CountedProcess | ProcessHit, ...]] = [
+        *memory.hits.values(),
+        *(active.processes for active in memory.standing),
+    ]
+    return {
+        pid for entries in known for entry in entries if entry.at < before and (pid := pid_of(entry.process)) in pids
+    }
 
 
 def _at_threshold(
@@ -444,8 +477,8 @@ def _place(memory: Memory, sighting: KernelEvent, address: str) -> str:
 def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memory:
     """Record the process that the Xid affected."""
     key = (sighting.reason, address)
-    known = memory.hits.get(key, ())
-    others = tuple(hit for hit in known if (hit.process, hit.place) != (sighting.process, sighting.place))
+    known, pid = _ended(memory.hits.get(key, ()), sighting), pid_of(sighting.process)
+    others = tuple(hit for hit in known if hit.place != sighting.place or pid_of(hit.process) != pid)
     hits = (*others, ProcessHit(sighting.process, sighting.place, sighting.at, _seen(sighting, now)))[-_MOST_HITS:]
     return replace(memory, hits=with_newest(memory.hits, key, hits, MOST_GPUS))
 
@@ -463,7 +496,8 @@ def _repeated(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> 
         for process_hit in memory.hits[sighting.reason, address]
         if process_hit.process and process_hit.place == sighting.place
     ]
-    if len({process_hit.process for process_hit in here if _is_recent(memory, process_hit, now)}) < REPEATS_FROM:
+    # Oldest first, and each process once.
+    if len(here) < REPEATS_FROM or not _is_recent(memory, here[-REPEATS_FROM], now):
         return None
     where = f" on {sighting.place}" if sighting.place else ""
     return Finding(

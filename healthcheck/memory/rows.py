@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from healthcheck.catalog.policy import MOST_COUNTED
 from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.findings import Acknowledgement, ActiveFinding, CountedProcess, Release
+from healthcheck.memory.findings import Acknowledgement, ActiveFinding, CountedProcess, Release, distinct
 from healthcheck.model import Finding, Nature, Severity
 from healthcheck.text.json_rows import NULL, JsonObject, names, one_of, seconds, text, whole, word, yes
 from healthcheck.text.moments import held, moment_or_none
@@ -88,7 +88,7 @@ class FindingRow(JsonObject, frozen=True):
             boot_id if self.boot_id is None else self.boot_id,
             self.at or 0.0,
             -1 if self.seq is None else self.seq,
-            tuple(CountedProcess(name, at) for name, at in self.processes or ()),
+            distinct(CountedProcess(process, at) for process, at in self.processes or ()),
         )
 
 
@@ -151,7 +151,7 @@ def whole_row(standing: ActiveFinding) -> FindingRow:
         seq=standing.seq if standing.seq >= 0 else None,
         boot_id=standing.boot_id,
         escalates=standing.finding.escalates,
-        processes=tuple((process.name, process.at) for process in standing.processes) or None,
+        processes=tuple((counted.process, counted.at) for counted in standing.processes) or None,
     )
 
 

@@ -239,7 +239,10 @@ class KernelEvent(Printable, frozen=True):
     known: bool = True
     """Whether the catalogue has a row for it."""
     process: str = ""
-    """Affected process, as pid and name; '' if the driver named none."""
+    """Affected process, as pid and name; '' if the driver named no pid. Only the pid identifies it: each thread chooses
+    its name."""
+    began: float | None = None
+    """Earliest possible start of this process, in seconds of the record's clock; None: unknown."""
     place: str = ""
     """Position on the GPU: `GPC 1, TPC 3`."""
     follows: bool = False

@@ -115,6 +115,28 @@ def test_a_flood_is_one_finding_with_its_count() -> None:
     assert (standing.last_seen - standing.first_seen).total_seconds() == pytest.approx(4.999)
 
 
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        (["900, name=worker-1", "900, name=worker-2", "900, name=x, pid=7"], {"Xid31"}),
+        (["'<unknown>', name=worker-1", "'<unknown>', name=worker-2", "'<unknown>', name=7 x"], {"Xid31"}),
+        (["900, name=a", "901, name=a", "", "900, name=b"], {"Xid31"}),
+        (["900, name=a", "901, name=a", "902, name=a"], {"Xid31", "Xid31Repeated"}),
+        (["900, name=a", "901, name=a", "boot", "902, name=a"], {"Xid31"}),
+    ],
+)
+def test_a_process_is_its_pid_in_one_boot(processes: list[str], expected: set[str]) -> None:
+    lines = [
+        "[    0.000000] Linux version 6.1.0-18-amd64 (a@b) (gcc-12) #1 SMP"
+        if process == "boot"
+        else f"[{at:12.6f}] NVRM: Xid (PCI:0000:05:00): 31, {f'pid={process}, ' if process else ''}channel 0x0000000a"
+        for at, process in enumerate(processes, 100)
+    ]
+    replay = judged("".join(f"{line}\n" for line in lines))
+
+    assert {active.finding.reason for active in replay.ended("", timedelta()).standing} == expected
+
+
 def test_a_log_without_dates_ends_when_it_was_saved() -> None:
     reader = KernelLogReader(SAVED, 1, PassedOver())
     replay = replayed(reader, f"[   10.000000] {OFF_BUS}\n[  110.000000] usb 1-1: gone\n".encode())

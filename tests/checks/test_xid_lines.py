@@ -7,6 +7,7 @@ import pytest
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import read_xid
+from healthcheck.memory.findings import pid_of
 from healthcheck.model import Finding, Severity
 from healthcheck.probes.kernel_log import Record, parse_record
 from tests.examples import finding_in
@@ -91,15 +92,28 @@ def test_every_documented_form_is_read(text: str, reason: str, subject: str) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("pid", ["1234", "'<unknown>'"])
-def test_a_process_may_be_called_anything(pid: str, name: str) -> None:
+def test_a_process_may_be_called_anything_and_is_its_pid(pid: str, name: str) -> None:
     seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): 79, pid={pid}, name={name}, {OFF_BUS}"), Expectation())
 
     assert seen
     assert seen.finding
     assert (seen.reason, seen.finding.severity, seen.subject) == ("Xid79", Severity.REBOOT, "gpu/0000:05:00.0")
-    assert seen.process == " ".join(word for word in (pid if pid == "1234" else "", name) if word)
+    assert pid_of(seen.process) == (pid if pid == "1234" else "")
+    assert seen.process == f"{pid} {name}".rstrip() if pid == "1234" else seen.process == ""
     assert seen.detail.startswith(f"ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS: {OFF_BUS}")
-    assert seen.process in seen.detail
+    assert name in seen.detail
+
+
+@pytest.mark.parametrize(
+    "message", ["channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS", "channel 0x0000000a"]
+)
+@pytest.mark.parametrize("name", [*NAMES, "x, pid=7", "x, GPU 0, Ch 1", "'<unknown>'", "a, channel 0x1"])
+def test_a_name_never_becomes_the_text_of_a_driver_that_begins_with_the_channel(name: str, message: str) -> None:
+    seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): 31, pid=1234, name={name}, {message}"), Expectation())
+
+    assert seen
+    assert (seen.reason, seen.subject, seen.process) == ("Xid31", "gpu/0000:05:00.0", f"1234 {name}".rstrip())
+    assert seen.detail.startswith(f"ROBUST_CHANNEL_FIFO_ERROR_MMU_ERR_FLT: {message} (process 1234")
 
 
 @pytest.mark.parametrize(

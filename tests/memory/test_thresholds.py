@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import OVERRIDDEN, Policy, parse_overrides, parse_thresholds
@@ -14,7 +16,7 @@ from healthcheck.checks.sxid import CHECK as SXID
 from healthcheck.checks.xid import CHECK as XID
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.exits import begin, recovered, release
-from healthcheck.memory.findings import Acknowledgement, Memory, Release
+from healthcheck.memory.findings import Acknowledgement, CountedProcess, Memory, ProcessHit, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.rows import finding_row
 from healthcheck.memory.severity_changes import in_force
@@ -57,6 +59,23 @@ def processes(*times: float, code: int = 43) -> list[Line]:
     return [(at, xid(code, f"{number} python")) for number, at in enumerate(times, 100)]
 
 
+def crash(pid: int | str, *names: str, code: int = 43, begin: float = 0.0) -> list[Line]:
+    """One line of each of the process's threads."""
+    return [(begin + number, xid(code, f"{pid} {name}")) for number, name in enumerate(names)]
+
+
+WORKERS = ("worker-1", "worker-2", "worker-3")
+CHOSEN = (
+    "x, pid=1",
+    "901 y",
+    "', pid=902",
+    "a\nb, pid=903",
+    "\xe9\u200b\udcff",
+    "NVRM: Xid (PCI",
+    "",
+    "<unknown>",
+    "z, Ch 0000",
+)
 SXID_LINE = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Non-fatal, Link 30 LTSSM Fault Up"
 STORM = [(number / 100, xid(43, "7 python")) for number in range(11_760)]
 
@@ -75,7 +94,23 @@ STORM = [(number / 100, xid(43, "7 python")) for number in range(11_760)]
             [(0, xid(43, "1 a")), (1, xid(43, "1 a", OTHER)), (2, xid(43, "2 a")), (3, xid(43, "3 a", OTHER))],
             {f"Xid43 {GPU}": PASS, f"Xid43 {OTHER}": PASS},
         ),
-        ("xid 43 = RESET after 2 in 10m", [(0, xid(43, "1 a")), (1, xid(43, "1 b"))], {f"Xid43 {GPU}": RESET}),
+        # Each thread has a name of its own: only the pid tells processes apart.
+        ("xid 43 = RESET after 2 in 10m", [(0, xid(43, "1 a")), (1, xid(43, "1 b"))], {f"Xid43 {GPU}": PASS}),
+        ("xid 43 = RESET after 2 in 10m", [(0, xid(43, "1 a")), (1, xid(43, "2 a"))], {f"Xid43 {GPU}": RESET}),
+        ("xid 43 = RESET after 3 in 10m", crash(900, *WORKERS), {f"Xid43 {GPU}": PASS}),
+        ("xid 43 = RESET after 3 in 10m", crash(900, *CHOSEN), {f"Xid43 {GPU}": PASS}),
+        ("xid 43 = RESET after 3 in 10m", crash("'<unknown>'", *CHOSEN), {f"Xid43 {GPU}": PASS}),
+        ("xid 31 = RESET after 3 in 10m", crash(900, *WORKERS, code=31), {f"Xid31 {GPU}": MONITOR}),
+        (
+            "xid 43 = RESET after 3 in 10m",
+            [*crash(900, *WORKERS), *crash(901, *WORKERS, begin=60)],
+            {f"Xid43 {GPU}": PASS},
+        ),
+        (
+            "xid 43 = RESET after 3 in 24h",
+            [*crash(900, *WORKERS), *crash(901, *WORKERS, begin=36_000), *crash(902, *WORKERS, begin=80_000)],
+            {f"Xid43 {GPU}": RESET},
+        ),
         ("xid 43 = PASS", processes(0, 1, 2), {f"Xid43 {GPU}": PASS}),
         ("xid 31 = RESET after 3 in 10m", processes(0, 1, code=31), {f"Xid31 {GPU}": MONITOR}),
         (
@@ -247,3 +282,90 @@ def test_a_tenant_with_many_processes_takes_no_memory() -> None:
     assert [len(active.processes) for active in memory.standing] == [16]
     assert len(dump(memory)) < 2000
     assert memory.standing[0].first_seen == WALL
+
+
+def test_a_pid_that_is_used_again_is_another_process_if_its_start_is_known() -> None:
+    def judged(lines: Iterable[tuple[float, float | None]], rule: str, code: int = 43) -> Memory:
+        memory = remembers()
+        for number, (at, age) in enumerate(lines):
+            seen = Expectation(policy=policy(rule), ages={} if age is None else {"900": age})
+            record = Record(number, MONOTONIC + at, 0, xid(code, f"900 {number}"))
+            memory = after_kernel_log(memory, judge((XID,), Evidence({RING: (record,)}), seen), later(at))
+            memory = parse(dump(memory))
+        return memory
+
+    def counts(*lines: tuple[float, float | None]) -> bool:
+        reached = f"Xid31Repeated {GPU}" in severities(judged(lines, "", 31))
+        assert severities(judged(lines, "xid 43 = RESET after 3 in 24h")) == {
+            f"Xid43 {GPU}": RESET if reached else PASS
+        }
+        return reached
+
+    assert counts((0, 50), (4000, 60), (8000, 70))
+    assert not counts((0, 50), (4000, 4050), (8000, 8050))
+    assert not counts((0, 50), (4000, 60), (8000, 4060))
+    # The process has ended before its line was judged: in doubt, the same pid is one process.
+    assert not counts((0, None), (4000, None), (8000, None))
+    assert not counts((0, None), (4000, 60), (8000, None))
+    assert counts((0, None), (4000, 60), (4000.1, None), (8000, 70), (8000.1, None))
+    # A process can't be younger than its last line by more than the clocks differ.
+    assert not counts((0, 50), (5, 1), (10, 2))
+
+
+def test_a_memory_of_an_earlier_version_has_each_process_once() -> None:
+    def earlier(*names: str) -> Memory:
+        memory = logged(crash(900, "worker-1"))
+        counted = tuple(CountedProcess(name, MONOTONIC + at) for at, name in enumerate(names))
+        standing = tuple(replace(active, processes=counted) for active in memory.standing)
+        hits = {
+            ("Xid31", GPU.removeprefix("gpu/")): tuple(ProcessHit(one.process, "", one.at, WALL) for one in counted)
+        }
+        return parse(dump(replace(memory, standing=standing, hits=hits)))
+
+    threads = earlier("900 worker-1", "900 worker-2")
+    others = earlier("900 worker-1", "901 worker-1")
+
+    for line, counts in ((crash(900, "c"), False), (crash(901, "c"), False), (crash(902, "c"), True)):
+        assert severities(logged(line, RULE, threads, 9)) == {f"Xid43 {GPU}": PASS}
+        assert severities(logged(line, RULE, others, 9)) == {f"Xid43 {GPU}": RESET if counts else PASS}
+    for line, counts in ((crash(900, "c", code=31), False), (crash(902, "c", code=31), True)):
+        assert f"Xid31Repeated {GPU}" not in severities(logged(line, RULE, threads, 9))
+        assert (f"Xid31Repeated {GPU}" in severities(logged(line, RULE, others, 9))) is counts
+
+
+def test_an_earlier_version_counts_a_process_of_this_one_once() -> None:
+    """It compares pid and name, so both are stored."""
+    memory = logged([*crash(900, "python"), *crash(900, "python", code=31)])
+
+    assert [one.process for active in memory.standing for one in active.processes] == ["900 python"] * 2
+    assert [hit.process for hits in memory.hits.values() for hit in hits] == ["900 python"]
+
+
+THREADS = st.text(st.characters(exclude_categories=["Cs"]), max_size=15)
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from([13, 31, 43, 45, 62]), st.sampled_from([None, 900, 901, 902]), st.integers(0, 90), THREADS
+    ),
+    max_size=12,
+)
+
+
+@given(EVENTS, st.lists(THREADS, min_size=12, max_size=12))
+def test_renamed_threads_change_no_verdict(events: list[tuple[int, int | None, int, str]], names: list[str]) -> None:
+    def verdict(threads: Iterable[str]) -> dict[str, tuple[Severity, int, str]]:
+        at, lines = 0, []
+        for (code, pid, pause, _), name in zip(events, threads, strict=False):
+            at += pause
+            text = "Graphics SM Warp Exception on (GPC 1, TPC 3, SM 0): x" if code == 13 else "channel 0x0000000a"
+            lines.append((float(at), xid(code, "" if pid is None else f"{pid} {name}", text=text)))
+        rules = policy("xid 43 = RESET after 3 in 10m\nxid 31 = RESET after 2 in 10m\nxid 45 = REBOOT after 3 in 10m")
+        return {
+            f"{active.finding.reason} {active.finding.subject}": (
+                active.finding.severity,
+                active.count,
+                active.finding.rule,
+            )
+            for active in (logged(lines, rules).standing if lines else ())
+        }
+
+    assert verdict(names) == verdict(name for *_, name in events) == verdict(["python"] * len(events))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -150,6 +150,22 @@ def booted(root: Path) -> float:
     if found is None:
         raise ProbeError("/proc/stat: no btime")
     return float(found[1])
+
+
+def ages(root: Path, pids: Iterable[str]) -> dict[str, float]:
+    """Return the ages in seconds of these processes of the host, by pid, except of those that have ended.
+
+    Raises OSError, and the errors of `uptime`.
+    """
+    if not are_the_hosts(root):
+        return {}
+    now = uptime(root)
+    folder = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        started = {pid: _state(_read(folder, f"{pid}/stat", 1024))[1] for pid in pids}
+    finally:
+        os.close(folder)
+    return {pid: max(now - since_boot, 0.0) for pid, since_boot in started.items() if since_boot is not None}
 
 
 def are_the_hosts(root: Path) -> bool:

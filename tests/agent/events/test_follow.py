@@ -28,6 +28,7 @@ from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, 
 from healthcheck.probes.kernel_log import RING
 from healthcheck.settings.declaration import NodeSettings
 from healthcheck.settings.reading import Settings
+from sim.kernel_log import monotonic_us
 from sim.node import SimulatedNode
 from tests.agent.parts import Reports
 from tests.waiting import eventually
@@ -152,7 +153,7 @@ class _Following:
         self.reports = Reports(self.state)
         processes = DeepProcesses(node.root, self.state, self.reports.report_defect)
         gpu_watch = GpuWatch(self.state, lambda: None)
-        judge = RecordJudge(self.state, self.ledger, self.reports, processes, self.telemetry, gpu_watch)
+        judge = RecordJudge(node.root, self.state, self.ledger, self.reports, processes, self.telemetry, gpu_watch)
         self.follower = Follower(node.root, self.state.memory.cursor, judge)
 
     def metric(self, name: str = "") -> float:
@@ -216,6 +217,65 @@ class TestFollowing:
         following.follower.end()
         assert (following.metric() - before, following.metric("refused_")) == (11, 1)
         assert following.state.memory.standing == ()
+
+
+class TestAProcess:
+    def reasons(self, following: _Following, node: SimulatedNode) -> set[str]:
+        """Return the findings after the whole log was judged."""
+        last = node.xid(1, 95, "the last")
+        eventually(lambda: following.state.memory.cursor == last.sequence)
+        return {active.finding.reason for active in following.state.memory.standing} - {"Xid95"}
+
+    @pytest.mark.parametrize(
+        ("processes", "expected"),
+        [
+            ([(900, "worker-1"), (900, "worker-2"), (900, "x, pid=7")], {"Xid31"}),
+            ([(900, "python"), (901, "python"), (902, "python")], {"Xid31", "Xid31Repeated"}),
+        ],
+    )
+    def test_is_its_pid_whatever_its_threads_are_called(
+        self, node: SimulatedNode, file: MemoryFile, processes: list[tuple[int, str]], expected: set[str]
+    ) -> None:
+        following = _Following(node, file)
+        following.follower.start()
+        for process in processes:
+            node.services.run(process[0], process[1], age_seconds=30)
+            node.xid(0, 31, "channel 0x0000000a", process=process)
+
+        assert self.reasons(following, node) == expected
+        following.follower.end()
+
+    @pytest.mark.parametrize(
+        ("ages", "visible", "expected"),
+        [
+            ((110, 30, 5), True, {"Xid31", "Xid31Repeated"}),  # the pid was used again, twice
+            ((110, 110, 110), True, {"Xid31"}),  # the same process
+            ((110, 30, 110), True, {"Xid31"}),
+            ((None, None, None), True, {"Xid31"}),  # already gone: in doubt, the same process
+            ((20, 4, 30), True, {"Xid31"}),  # younger than the line: another process, which got the pid later
+            ((110, 30, 5), False, {"Xid31"}),  # the pids that the agent sees are not those of the log
+        ],
+    )
+    def test_with_the_pid_of_an_earlier_one_is_known_by_its_start(
+        self, node: SimulatedNode, file: MemoryFile, ages: tuple[float | None, ...], visible: bool, expected: set[str]
+    ) -> None:
+        if not visible:
+            node.hide_host_processes()
+        following = _Following(node, file)
+        following.follower.start()
+        now = monotonic_us()
+        for age, seconds_ago in zip(ages, (100, 20, 0), strict=True):
+            if age is not None:
+                node.services.run(900, "python", age)
+            address = node.gpus[0].kernel_address
+            line = node.kernel_log.write(
+                f"NVRM: Xid (PCI:{address}): 31, pid=900, name=python, channel 0x0000000a",
+                timestamp_us=now - seconds_ago * 1_000_000,
+            )
+            eventually(lambda sequence=line.sequence: following.state.memory.cursor == sequence)  # type: ignore[misc]
+
+        assert self.reasons(following, node) == expected
+        following.follower.end()
 
 
 def _stumbling(check: Check, over: str) -> Check:

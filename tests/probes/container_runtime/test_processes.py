@@ -52,6 +52,24 @@ while True:
 Start = Callable[..., Process]
 
 
+def test_the_age_of_a_process_is_that_of_its_pid_whatever_it_is_called(node: SimulatedNode) -> None:
+    node.services.run(90000, "a) S 1 (", 12.5)
+
+    assert processes.ages(node.root, ["90000", "90001"]) == {"90000": pytest.approx(12.5, abs=0.01)}
+    node.hide_host_processes()
+    assert processes.ages(node.root, ["90000"]) == {}
+
+
+@pytest.mark.skipif(not processes.are_the_hosts(HOST), reason="the processes of this machine are hidden")
+def test_the_ages_of_real_processes_are_in_the_order_of_their_starts() -> None:
+    with subprocess.Popen(["sleep", "60"]) as young:
+        ages = processes.ages(HOST, [str(young.pid), "1", "4194305"])
+        young.kill()
+
+    assert ages.keys() == {str(young.pid), "1"}
+    assert 0 <= ages[str(young.pid)] < ages["1"]
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Real processes of any name, that listen on `--address=`, as `find` shows them; they end with the test."""
