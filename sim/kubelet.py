@@ -2,14 +2,15 @@
 
 A container's command starts with its variables, the token of its pod's account, `HOST_ROOT` of the simulated node, and
 that node's programs first in its PATH; its output is a file. A container without a command represents any workload: it
-runs until it is deleted. Init containers, then one container per pod; no images, volumes, probes or cgroups. A failed
-init container ends its pod.
+runs until it is deleted, which kills it. Init containers, then one container per pod; no images, volumes, probes or
+cgroups. A failed init container ends its pod.
 """
 
 from __future__ import annotations
 
 import http.client
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -30,6 +31,10 @@ from sim.control_plane.files import write_kubeconfig
 from sim.node import DCGM_PROGRAMS
 
 _LOOK_SECONDS = 0.1
+_TOKEN_SECONDS = 7 * 86400
+"""Lifetime of a pod's token: it is not renewed, and it ends with its pod."""
+_KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]\Z")
+_KILLED = 128 + signal.SIGTERM
 _BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 _GPU = "nvidia.com/gpu"
 _AWAY = (OSError, http.client.HTTPException, ControlPlaneError, ValueError)
@@ -206,15 +211,10 @@ class Kubelets:
 
     def _environment(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, str]:
         node, kubeconfig = pod["spec"]["nodeName"], self.folder / f"{pod['metadata']['name']}.kubeconfig"
-        token = self.plane.pod_token(pod)
+        token = self.plane.pod_token(pod, seconds=_TOKEN_SECONDS)
         write_kubeconfig(kubeconfig, url=self.plane.url, ca_file=self.plane.ca_file, token=token)
-        fields = {
-            "spec.nodeName": node,
-            "metadata.uid": pod["metadata"]["uid"],
-            "status.hostIP": self.addresses.get(node, "127.0.0.1"),
-        }
         own = {
-            entry["name"]: fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+            entry["name"]: self._field(pod, entry["valueFrom"]["fieldRef"]["fieldPath"])
             if entry.get("valueFrom")
             else entry.get("value", "")
             for entry in container.get("env", [])
@@ -228,6 +228,19 @@ class Kubelets:
         state = {"STATE_DIR": str(self.folder / f"{pod['metadata']['name']}.state")}  # not this machine's folder
         return {"PATH": path, "KUBECONFIG": str(kubeconfig), **state, **self.environment, **own, **root}
 
+    def _field(self, pod: Mapping[str, Any], path: str) -> str:
+        """Return a field of the pod for a variable, such as the completion index of an indexed Job's pod."""
+        metadata = pod["metadata"]
+        if keyed := _KEYED.match(path):
+            return str(metadata.get(keyed[1], {}).get(keyed[2], ""))
+        return {
+            "spec.nodeName": str(pod["spec"]["nodeName"]),
+            "metadata.name": str(metadata["name"]),
+            "metadata.namespace": str(metadata["namespace"]),
+            "metadata.uid": str(metadata["uid"]),
+            "status.hostIP": self.addresses.get(pod["spec"]["nodeName"], "127.0.0.1"),
+        }[path]
+
     def _tend(self, pod: _Pod) -> None:
         """End a deleted pod, by force after its grace period, and report its end."""
         if pod.ended:
@@ -236,7 +249,7 @@ class Kubelets:
         if _is_leaving(pod.object):
             grace = float(pod.object["metadata"].get("deletionGracePeriodSeconds") or 0)
             if pod.process is None:
-                code = 0
+                code = _KILLED
             elif code is None and not pod.killed_at:
                 pod.killed_at = time.monotonic()
                 os.killpg(pod.process.pid, signal.SIGTERM)

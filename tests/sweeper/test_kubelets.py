@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from sim.control_plane import Answer
 from sim.kubelet import Kubelets
-from tests.sweeper.world import PODS, Fleet
+from tests.sweeper.world import JOBS, PODS, Fleet
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -107,3 +108,46 @@ def test_a_lost_status_is_reported_again(
     assert kubelets.log("again") == "once\n"
     assert max(lost.values()) == 3
     request("DELETE", f"{path}?gracePeriodSeconds=0")
+
+
+def test_an_indexed_job_runs_with_its_indexes_and_ends(fleet: Fleet, kubelets: Kubelets) -> None:
+    program = "import os; print(os.environ['JOB_COMPLETION_INDEX'], os.environ['NAME'])"
+    named = {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['name']"}}}
+    container = {"name": "x", "image": "x", "command": ["python", "-uc", program], "env": [named]}
+    spec = {"nodeName": fleet.add("kubelet-ranks"), "restartPolicy": "Never", "containers": [container]}
+    job = {"completionMode": "Indexed", "completions": 2, "parallelism": 2, "backoffLimit": 0}
+    job["template"] = {"metadata": {"labels": {"name": "ranks"}}, "spec": spec}
+    assert fleet.plane.request("POST", JOBS, {"metadata": {"name": "ranks"}, "spec": job}).status == 201
+
+    eventually(lambda: status(fleet, f"{JOBS}/ranks").get("completedIndexes") == "0,1")
+    logs = [path.read_text() for path in kubelets.folder.glob("ranks-*.log")]
+    assert sorted(logs) == ["0 ranks\n", "1 ranks\n"]
+    fleet.plane.request("DELETE", f"{JOBS}/ranks?propagationPolicy=Background")
+
+
+def test_a_deleted_workload_of_a_job_has_failed(fleet: Fleet, kubelets: Kubelets) -> None:
+    container = {"name": "x", "image": "x"}
+    spec = {"nodeName": fleet.add("kubelet-work"), "restartPolicy": "Never", "containers": [container]}
+    job = {"backoffLimit": 0, "template": {"metadata": {"labels": {"name": "work"}}, "spec": spec}}
+    assert fleet.plane.request("POST", JOBS, {"metadata": {"name": "work"}, "spec": job}).status == 201
+    pods = f"{PODS}?labelSelector=name=work"
+    eventually(
+        lambda: [pod["status"]["phase"] for pod in fleet.plane.request("GET", pods).body["items"]] == ["Running"]
+    )
+
+    fleet.plane.request("DELETE", pods)
+
+    eventually(lambda: status(fleet, f"{JOBS}/work").get("failed") == 1)
+    assert "succeeded" not in status(fleet, f"{JOBS}/work")
+    fleet.plane.request("DELETE", f"{JOBS}/work?propagationPolicy=Background")
+
+
+def test_a_token_outlives_a_day(fleet: Fleet, kubelets: Kubelets, run: Callable[..., str]) -> None:
+    path = run("token", "print('runs')")
+    eventually(lambda: status(fleet, path)["phase"] == "Succeeded")
+
+    user = json.loads((kubelets.folder / "token.kubeconfig").read_text())["users"][0]["user"]
+    claims = user["token"].split(".")[1]
+    content = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
+    assert content["exp"] - content["iat"] > 86400
+    fleet.plane.request("DELETE", f"{path}?gracePeriodSeconds=0")
