@@ -111,8 +111,8 @@ class Cause(Struct, frozen=True, eq=False):
     """Whether the pod's node has to be changed; otherwise the object that a person wrote."""
     follows: tuple[str, ...] = ()
     """Names of causes that explain this one if they are found on the same object."""
-    urgent: bool = False
-    """Running work is failing: listed before all others of its severity."""
+    urgent: int = 0
+    """1: running work is failing; 2: new work is placed on a fault. Listed before all others of its severity."""
 
 
 class RowFields(TypedDict, total=False):
@@ -122,7 +122,7 @@ class RowFields(TypedDict, total=False):
     source: str
     of_node: bool
     follows: tuple[str, ...]
-    urgent: bool
+    urgent: int
 
 
 class Family:

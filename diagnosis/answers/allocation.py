@@ -39,6 +39,8 @@ from healthcheck.node.device_pools import is_whole
 from healthcheck.node.state import KEEPS_AWAY, MAINTENANCE, STARTUP, UNHEALTHY
 
 OUR_TAINTS = (UNHEALTHY, MAINTENANCE, STARTUP)
+FAULTY_OPEN = "faulty, without a taint"
+"""Why GPUs of a node are not free although new pods start there."""
 _Shared = tuple[str, tuple[CardUsage, ...]]
 _PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
 
@@ -97,7 +99,7 @@ class NodeAllocation(Struct, frozen=True):
     product: str
     gpus: int | None
     closed: str
-    """Why the node takes no new pods: not ready, cordoned, or our taint; '' if it does."""
+    """Why the node takes no new pods: not ready, cordoned, faulty, or our taint; '' if it does."""
     pools: tuple[Pool, ...]
     cpu_free: Decimal
     memory_free: Decimal
@@ -244,11 +246,13 @@ def _of_node(
 
 
 def why_closed(node: Node) -> str:
-    """Return why the node takes no new GPU pods, regardless of their tolerations; '' if it does."""
+    """Return why the node should or can take no new GPU pods, regardless of their tolerations; '' if it can."""
     if not node.ready:
         return "not ready"
     if node.cordoned:
         return "cordoned"
+    if node.accepts_work_on_faults:
+        return FAULTY_OPEN
     taint = next((one for one in node.taints if one.key in OUR_TAINTS and one.effect in KEEPS_AWAY), None)
     return f"our taint {taint.key.partition('/')[2]}" if taint is not None else ""
 

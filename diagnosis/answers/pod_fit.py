@@ -164,7 +164,7 @@ def _on(
 ) -> NodeAnswer:
     verdict, books = hami
     obstacles = (*refusals(spec, node), *shortages(asked, node, held))
-    if not obstacles and node.withheld and asks_for_gpus(spec):
+    if not obstacles and (node.withheld or node.accepts_work_on_faults) and asks_for_gpus(spec):
         obstacles = (Obstacle(ObstacleKind.FAULTY),)
     if verdict is None:
         return NodeAnswer(node.name, obstacles)

@@ -30,7 +30,7 @@ from diagnosis.causes.running import (
 from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.upkeep import REPORTED
-from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, explain, kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
@@ -443,7 +443,7 @@ def _because(some: Iterable[_Crash], causes: Mapping[str, list[Origin]], snapsho
     for crash in some:
         node = f"node/{crash.pod.spec.node}"
         if crash.known.cause in _OF_THE_GPU:
-            above += origins((WITHHELD, REPORTED, FAULTY), node)
+            above += origins((KEPT_FROM_WORK, REPORTED, FAULTY), node)
         if crash.known.cause is DRIVER_MISMATCH:
             above += origins((NOT_READY[Role.DRIVER],), node)
         if crash.known.cause in _MISSING_OTHERS:

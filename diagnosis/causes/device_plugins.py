@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
-from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import kubectl, logs, pods_on
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import (
@@ -36,7 +36,7 @@ from diagnosis.snapshot.pods import Pod
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
 _fault = Family(None)
 _scheduled = Family(Link.SCHEDULED)
-_BEFORE_OFFER = ("MigGeometryInvalid", "MigConfigFailed", WITHHELD.name)
+_BEFORE_OFFER = ("MigGeometryInvalid", "MigConfigFailed", KEPT_FROM_WORK.name)
 GEOMETRY = _fault(
     "MigGeometryInvalid",
     "The MIG strategy is single, and the node's cards have different profiles: the node offers none of them.",
@@ -82,7 +82,7 @@ FEWER = _fault(
     "A node offers fewer GPUs than GPU feature discovery has counted on it.",
     "Check whether a GPU has left the PCI bus since; if all are present, restart the device plugin pod.",
     severity=CauseSeverity.MEDIUM,
-    follows=(WITHHELD.name,),
+    follows=(KEPT_FROM_WORK.name,),
 )
 TWICE = _fault(
     "TwoDevicePlugins",

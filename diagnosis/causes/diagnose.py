@@ -159,11 +159,11 @@ def _sorted(causes: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(causes, key=_order))
 
 
-def _order(problem: Problem) -> tuple[int, bool, int, int, str, str]:
+def _order(problem: Problem) -> tuple[int, int, int, int, str, str]:
     found = problem.found
     return (
         -found.cause.severity,
-        not found.cause.urgent,
+        -found.cause.urgent,
         -found.certainty,
         -problem.reach,
         found.cause.name,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from diagnosis.causes.efa_plugins import efa_plugins, left_out_by
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.efa import NETWORK_DRIVERS, observed_efa
@@ -50,7 +50,7 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
         evidence = f"{node.subject}: capacity {there} {EFA}, allocatable {offered}"
         above = [*origins((NOT_READY[Role.EFA_PLUGIN],), node.subject, *(part.subject for part in plugins))]
         if offered < there:
-            above.append((WITHHELD.name, node.subject))
+            above.append((KEPT_FROM_WORK.name, node.subject))
             yield _efa(node, (evidence,), tuple(above), Certainty.PROVEN)
         elif not offered and plugins and snapshot.sees("Pod") and (proof := observed_efa(node, types)):
             absent = [plugin for plugin in plugins if plugin.meta.kind == "DaemonSet" and not _works_on(plugin, node)]
@@ -81,7 +81,7 @@ def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
                 f"{pod.subject} is ready on {node.subject}",
                 f"no ResourceSlice of {_GPU_DRIVER} lists {node.subject}",
             )
-            because = origins((NOT_READY[Role.DRIVER], WITHHELD), node.subject)
+            because = origins((NOT_READY[Role.DRIVER], KEPT_FROM_WORK), node.subject)
             remedy = (f"Read its log there: {logs(pod.meta, '-c', 'gpus', '--tail=50')}",)
             yield FoundCause(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
 

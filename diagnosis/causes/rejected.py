@@ -31,7 +31,7 @@ from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
-NO_DEVICES = ("NodeWithheld", "DevicePluginNotReady", "DevicePluginMissing", "GpusNotOffered", "UnhealthyGpus")
+NO_DEVICES = ("NodeKeptFromWork", "DevicePluginNotReady", "DevicePluginMissing", "GpusNotOffered", "UnhealthyGpus")
 """Causes that leave a kubelet without devices."""
 _DEVICE_MANAGER = "kubelet, pkg/kubelet/cm/devicemanager/manager.go"
 

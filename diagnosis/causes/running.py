@@ -14,7 +14,7 @@ from msgspec import Struct
 from diagnosis.causes.runtime_handlers import MISSING
 from diagnosis.causes.starting_causes import DOES_WITHOUT, NOT_INJECTED
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components, role_of
 from diagnosis.facts.gpu_nodes import is_device
@@ -84,7 +84,7 @@ DEVICE_FILES = _fault(
 _NO_GPU = [row for row in texts_in(TextSource.LOG, (NOT_INJECTED,)) if row[1] is not DOES_WITHOUT]
 DEVICE_FILE_REASONS = ("DeviceFileMissing", "DeviceFileWrong")
 """Reasons of the agent's findings."""
-_WITHOUT_GPU = (MISSING, NOT_READY[Role.TOOLKIT], NOT_READY[Role.DRIVER], WITHHELD)
+_WITHOUT_GPU = (MISSING, NOT_READY[Role.TOOLKIT], NOT_READY[Role.DRIVER], KEPT_FROM_WORK)
 """Causes that explain why the containers of a node have no GPU."""
 _LAST_LINES = 10
 """Log lines read of a running container: it may have recovered from earlier errors."""

@@ -8,7 +8,7 @@ _CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-too
 _EVENT = frozenset((TextSource.EVENT,))
 _IMAGE = frozenset((TextSource.EVENT, TextSource.WAITING))
 _CUDA = "CUDA driver API, CUresult"
-_FAULTY = ("NodeWithheld",)
+_FAULTY = ("NodeKeptFromWork",)
 """Causes that explain a consequence of a faulty GPU."""
 _FILES = ("RuntimeConfigMalformed", "RuntimeCriDisabled", "DefaultRuntimeUndefined")
 

@@ -73,7 +73,7 @@ REPORTED = _fault(
     "Another monitor of the cluster reports faulty accelerators by a condition of the node.",
     "Follow that monitor's advice: its repair may be automatic.",
     severity=CauseSeverity.HIGH,
-    follows=("NodeWithheld",),
+    follows=("NodeKeptFromWork",),
 )
 
 

@@ -1,4 +1,4 @@
-"""Find nodes with a taint of this system, each with its finding and the steps to return it to work."""
+"""Find faulty nodes, tainted or not, and nodes in maintenance, each with the steps to return it to work."""
 
 from __future__ import annotations
 
@@ -27,13 +27,23 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.gate_refusals import EVENT, refusals_in
 from healthcheck.verdict.record import RunRecord
 
+_MOST_FAULTS = 3
+_NO_SLOT = "its agent found no free slot of the fleet budget for the taint"
+_CORDON_INSTEAD = "it is cordoned; its agent found no free slot of the fleet budget for the taint"
 _FIRST_LOOK = 10.0
 """Minutes: a driver may be built first."""
 
 _fault = Family(None)
-WITHHELD = _fault(
-    "NodeWithheld",
-    "This system's verdict keeps work off a GPU node by a taint.",
+ACCEPTS_WORK = _fault(
+    "FaultyNodeAcceptsWork",
+    "A GPU node has a fault that requires a taint, and accepts new pods: the fleet budget has no slot for its taint.",
+    "Cordon the node. Then fix the nodes that hold slots, or raise MAX_UNHEALTHY_PERCENT if all faults are real.",
+    source="`taint` of the agent's record is `withheld`",
+    urgent=2,
+)
+KEPT_FROM_WORK = _fault(
+    "NodeKeptFromWork",
+    "A fault keeps work off a GPU node: by gpu-healthcheck's taint, or by a cordon instead of it.",
     "Follow the finding's action; after a repair, `gpu-healthcheck release` returns the node to work.",
 )
 IN_MAINTENANCE = _fault(
@@ -63,14 +73,18 @@ NOT_LOOKED = _fault(
 
 
 def find_taints(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield one result for each node with a taint of ours.
+    """Yield one result for each node with a taint of ours, or with a fault for which the budget has no slot.
 
     A deep diagnostic that may be active, or a first check cycle that may be due, yields nothing.
     """
     for node in snapshot.nodes:
+        if node.accepts_work_on_faults:
+            yield _accepting(node)
+        elif node.lacks_taint and node.cordoned:
+            yield _kept_from_work(node, _CORDON_INSTEAD, snapshot.events_about.get(node.subject, ()))
         for taint in node.taints:
             if taint.key == UNHEALTHY:
-                yield _withheld(node, snapshot.events_about.get(node.subject, ()))
+                yield _kept_from_work(node, f"taint {UNHEALTHY}", snapshot.events_about.get(node.subject, ()))
             elif taint.key == MAINTENANCE and claim_in(node.meta.annotations.get(RUN, ""), snapshot.now) is None:
                 evidence = (f"taint {taint}", f"annotation {RUN} names no run that may still be active")
                 yield FoundCause(IN_MAINTENANCE, node.subject, evidence, (_look_at_agent(node),))
@@ -108,23 +122,39 @@ def release_of(node: str) -> str:
     return command("gpu-healthcheck", "release", node, "--reason", "after repair")
 
 
-def _withheld(node: Node, events: Iterable[Event]) -> FoundCause:
+def _accepting(node: Node) -> FoundCause:
+    faults = [f"{fault.reason} {fault.severity} on {fault.subject}" for fault in node.faults[:_MOST_FAULTS]]
+    if (more := len(node.faults) - _MOST_FAULTS) > 0:
+        faults.append(f"and {counted(more, 'further finding')} of RESET or worse")
+    cordon = f"Keep new pods off the node: {command('kubectl', 'cordon', node.name)}"
+    return FoundCause(ACCEPTS_WORK, node.subject, (*faults, _NO_SLOT), (cordon, *_fixes(node), _uncordon(node)))
+
+
+def _kept_from_work(node: Node, by: str, events: Iterable[Event]) -> FoundCause:
     condition = node.condition(CONDITION)
-    evidence = [f"taint {UNHEALTHY}"]
+    evidence = [by]
     if condition is not None:
         evidence.append(f"condition {condition}")
     refused = refusals_in(event.message for event in events if event.reason == EVENT)
     evidence += (f"the gate refused {counted(pods, 'pod')} for {reason}" for reason, pods in refused.items())
-    remedy = []
+    own = () if node.withheld else (_uncordon(node),)
+    return FoundCause(KEPT_FROM_WORK, node.subject, tuple(evidence), (*_fixes(node), *own))
+
+
+def _fixes(node: Node) -> Iterator[str]:
+    condition = node.condition(CONDITION)
     if condition is not None and condition.reason:
-        remedy.append(f"See the action for {condition.reason}: {explain(condition.reason)}")
+        yield f"See the action for {condition.reason}: {explain(condition.reason)}"
     if any(finding.severity == Severity.RESET.name and finding.subject.startswith("gpu/") for finding in node.findings):
-        remedy.append(f"Reset its GPU: {command('gpu-healthcheck', 'reset', node.name)}")
-    remedy.append(f"When the node is fixed: {release_of(node.name)}")
-    return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
+        yield f"Reset its GPU: {command('gpu-healthcheck', 'reset', node.name)}"
+    yield f"When the node is fixed: {release_of(node.name)}"
+
+
+def _uncordon(node: Node) -> str:
+    return f"Then let it accept work again: {command('kubectl', 'uncordon', node.name)}"
 
 
 SEARCHES = (
-    Search((WITHHELD, IN_MAINTENANCE, NOT_LOOKED), ("Node",), find_taints),
+    Search((ACCEPTS_WORK, KEPT_FROM_WORK, IN_MAINTENANCE, NOT_LOOKED), ("Node",), find_taints),
     Search((OPERANDS_OFF, REBOOT_LEFT_OFF), ("Node",), find_unfinished_resets),
 )

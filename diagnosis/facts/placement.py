@@ -32,7 +32,7 @@ class ObstacleKind(Enum):
     ABSENT = "it offers none of a resource"
     TOO_SMALL = "its total is too small"
     IN_USE = "other pods use them"
-    FAULTY = "its GPUs have an active fault, although the pod tolerates our taint"
+    FAULTY = "its GPUs have an active fault, and no taint keeps the pod away"
 
 
 class Obstacle(Struct, frozen=True):

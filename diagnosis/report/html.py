@@ -52,7 +52,13 @@ def _legend(fills: dict[str, str]) -> list[tuple[str, str]]:
     """Return names with their colours: namespaces with a colour of their own, then the shared colours."""
     own = [(name, fill) for name, fill in fills.items() if fill != OTHERS]
     more = [("other namespaces", OTHERS)] if len(fills) > COLOURS else []
-    return [*own, *more, ("free", "free"), ("not offered", "lost")]
+    return [
+        *own,
+        *more,
+        ("free", "free"),
+        ("unused on a node that takes no pods, or unknown", "unknown"),
+        ("not offered", "lost"),
+    ]
 
 
 def _actions(problems: Iterable[ProblemGroup]) -> list[tuple[str, ProblemGroup, str]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from diagnosis.answers.allocation import Allocation, NamespaceAllocation, NodeAllocation, totals
+from diagnosis.answers.allocation import FAULTY_OPEN, Allocation, NamespaceAllocation, NodeAllocation, totals
 from diagnosis.answers.chain import Chain
 from diagnosis.answers.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.answers.hami_parts import HamiPart
@@ -92,7 +92,9 @@ def _status(cluster: Allocation) -> Iterator[str]:
     usable = sum(allocation.usable for allocation in cluster.nodes)
     yield from ("## Cluster GPU Status", "")
     kept = sum(allocation.closed.startswith("our taint") for allocation in cluster.nodes)
+    faulty = sum(allocation.closed == FAULTY_OPEN for allocation in cluster.nodes)
     text = f", {kept} with our taint" if kept else ""
+    text += f", {faulty} {FAULTY_OPEN}" if faulty else ""
     yield f"- Total GPU Nodes: {len(cluster.nodes)} ({usable} ready and not cordoned{text})"
     unknown = len(cluster.nodes) - len(known)
     yield f"- Total GPU Devices: {sum(known)}" + (

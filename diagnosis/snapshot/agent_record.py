@@ -52,6 +52,8 @@ class NodeRecord(JsonObject, frozen=True):
     severity: Annotated[str, _name] = ""
     timestamp: Annotated[datetime | None, moment_or_none] = None
     findings: Annotated[tuple[RecordFinding, ...] | None, rows(RecordFinding)] = ()
+    taint: Annotated[str, _name] = ""
+    """State of our taint: `set`, `devices`, `withheld`, `off`, or ''."""
     inventory: Annotated[Inventory, _inventory] = field(default_factory=Inventory)
     checks: Annotated[Mapping[str, str], _checks] = field(default_factory=dict)
     """Status by name of a group of checks."""

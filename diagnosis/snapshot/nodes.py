@@ -12,8 +12,9 @@ from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, condition_in, read_conditions
 from healthcheck.model import Severity
-from healthcheck.node.state import KEEPS_AWAY, RESULTS, UNHEALTHY
+from healthcheck.node.state import DEEP_CHECK, KEEPS_AWAY, RESULTS, UNHEALTHY
 from healthcheck.verdict.inventory import Inventory
+from healthcheck.verdict.taint_decision import WITHHELD
 
 _FAULTS = frozenset(one.name for one in Severity if one > Severity.MONITOR)
 
@@ -79,6 +80,17 @@ class Node(Struct, frozen=True):
     def withheld(self) -> bool:
         """Whether our own taint keeps new pods off the node."""
         return any(taint.key == UNHEALTHY and taint.effect in KEEPS_AWAY for taint in self.taints)
+
+    @property
+    def lacks_taint(self) -> bool:
+        """Whether the agent's verdict requires our taint, and the fleet budget has no slot for it."""
+        is_refused = self.record is not None and self.record.taint == WITHHELD
+        return is_refused and not self.withheld and self.meta.labels.get(DEEP_CHECK) != "InProgress"
+
+    @property
+    def accepts_work_on_faults(self) -> bool:
+        """Whether new pods start on the node although its verdict requires our taint."""
+        return self.lacks_taint and self.ready and not self.cordoned
 
     @property
     def ready(self) -> bool:

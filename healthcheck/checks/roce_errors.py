@@ -35,6 +35,12 @@ MOST_PER_SECOND = {
 MOST_CARRIER_CHANGES = 2
 """Most changes of a net device's link between two check cycles (NVSentinel, nic-health-monitor)."""
 _SOURCE = "NVSentinel, nic-health-monitor"
+
+
+def _rate(limit: float) -> str:
+    return f"{limit:g}" if limit >= 1 else f"{limit:.2g}"
+
+
 ERRORS = Reason(
     "RdmaLinkErrors",
     Severity.MONITOR,
@@ -43,7 +49,7 @@ ERRORS = Reason(
     " dead peer.",
     flickers=True,
     threshold=(
-        ", ".join(f"{name} {limit:.2g}/s" if limit else f"{name} any" for name, limit in MOST_PER_SECOND.items())
+        ", ".join(f"{name} {_rate(limit)}/s" if limit else f"{name} any" for name, limit in MOST_PER_SECOND.items())
         + f", {CARRIER_CHANGES} {MOST_CARRIER_CHANGES}"
     ),
     source=_SOURCE,
@@ -89,7 +95,7 @@ def _limit(name: str) -> str:
     if name == CARRIER_CHANGES:
         return f"{name} by more than {MOST_CARRIER_CHANGES} since the last check cycle"
     limit = MOST_PER_SECOND[name]
-    return f"{name} by more than {limit:.2g} a second" if limit else name
+    return f"{name} by more than {_rate(limit)} a second" if limit else name
 
 
 CHECK = Check("roce-errors", GROUP, NEEDS, judge, (ERRORS,))

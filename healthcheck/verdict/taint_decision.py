@@ -101,6 +101,11 @@ def decide_taint(view: AgentView, node: NodeState, *, by_devices: bool = False) 
     return TaintDecision(status, severity, word, kept, worst(others), complaints)
 
 
+def accepts_work(word: str | None, node: NodeState) -> bool:
+    """Whether a Node with this word in its record takes new pods because the budget has no slot for its taint."""
+    return word == WITHHELD and not node.tainted() and not node.cordoned and not is_tested(node)
+
+
 def says_devices(node: NodeState) -> bool:
     """Whether the record on the Node states that GPUs are tainted instead of the Node."""
     return records.on_node(AgentRecord, node, RESULTS).taint == DEVICES

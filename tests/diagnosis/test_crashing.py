@@ -175,7 +175,7 @@ def test_a_fault_of_the_node_outweighs_what_looks_like_the_programs() -> None:
 
     diagnosis = judged(sick, JOB, faults)
 
-    assert results(diagnosis) == [("NodeWithheld", "node/a")]
+    assert results(diagnosis) == [("NodeKeptFromWork", "node/a")]
     assert ("GpuHardwareFault", "node/a") in consequences(diagnosis.problems[0])
 
 

@@ -81,7 +81,7 @@ def causes(diagnosis: Diagnosis) -> list[str]:
 def test_a_pod_that_runs_on_a_node_with_a_fault_is_the_first_cause(severity: str) -> None:
     diagnosis = judged(faulty(finding(severity=severity)), pod("x", on="a"))
 
-    assert results(diagnosis) == [(FAULTY, "node/a"), ("NodeWithheld", "node/a")]
+    assert results(diagnosis) == [(FAULTY, "node/a"), ("NodeKeptFromWork", "node/a")]
     found = diagnosis.problems[0].found
     where, what = f"gpu/0000:18:00.0 ({DEAD})", "GPU has fallen off the bus."
     assert found.affected == ("pod/team/x",)
@@ -138,7 +138,7 @@ def test_a_taint_without_a_record_is_explained_by_the_condition() -> None:
     conditions = [condition("GpuHealthy", "False", "Xid79", "GPU has fallen off the bus", minutes=40)]
     diagnosis = judged(node("a", taints=[TAINT], conditions=conditions), pod("x", on="a"))
 
-    assert causes(diagnosis) == [FAULTY, "NodeWithheld"]
+    assert causes(diagnosis) == [FAULTY, "NodeKeptFromWork"]
     assert diagnosis.problems[0].found.evidence[0] == f"Xid79 on node/a since {ago(40)}: GPU has fallen off the bus"
 
 
@@ -183,7 +183,7 @@ def test_the_gpu_of_a_pod_is_known_or_the_node_counts(work: Object, evidence: st
     ids=["another GPU", "its replica", "by HAMi", "ended", "no GPU", "going", "our own test", "another node"],
 )
 def test_work_on_healthy_gpus_of_a_faulty_node_is_no_cause(work: Object) -> None:
-    assert causes(judged(faulty(finding()), node("b"), work)) == ["NodeWithheld"]
+    assert causes(judged(faulty(finding()), node("b"), work)) == ["NodeKeptFromWork"]
 
 
 @pytest.mark.parametrize("subject", ["node", "driver", "nvswitch/0000:85:00.0"])
@@ -257,8 +257,8 @@ def test_a_claimed_device_is_known_by_its_slice(reported: bool) -> None:
     on_dead = judged(faulty(finding()), *slices(), *claimed("x", "gpu-1", reported=reported))
     diagnosis = judged(faulty(finding()), *slices(), *claimed("x", "gpu-0", reported=reported))
 
-    assert causes(on_dead) == [FAULTY, "NodeWithheld"]
-    assert causes(diagnosis) == ["NodeWithheld"]
+    assert causes(on_dead) == [FAULTY, "NodeKeptFromWork"]
+    assert causes(diagnosis) == ["NodeKeptFromWork"]
 
 
 def test_a_claimed_device_that_the_kubelet_reports_as_unhealthy() -> None:

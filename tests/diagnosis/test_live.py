@@ -67,7 +67,7 @@ def test_a_live_cluster_is_diagnosed_and_its_saved_state_says_the_same(plane: Co
     live = run(plane.kubeconfig, "diagnose", "--json", "--save", str(saved))
     assert (live.returncode, live.stderr) == (1, "")
     assert [(entry["cause"], entry["subject"]) for entry in _document(live)["causes"]] == [
-        ("NodeWithheld", "node/withheld")
+        ("NodeKeptFromWork", "node/withheld")
     ]
     assert _document(live)["unobserved"] == []
     again = run(plane.kubeconfig, "diagnose", "--json", "--from", str(saved))

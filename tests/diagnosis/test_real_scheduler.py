@@ -98,7 +98,7 @@ PODS: list[tuple[dict[str, Any], ReasonSubject, str, str]] = [
     (_pod("fragments", "split", _gpus(4)), ReasonSubject.SHORT, "GpusFragmented", f"resource/{GPU}"),
     (_pod("too-many", "plain", _gpus(16)), ReasonSubject.SHORT, "MoreGpusThanAnyNodeHas", "pod/team/too-many"),
     (_pod("untolerated", "tainted", _gpus(1)), ReasonSubject.TAINT, "TaintNotTolerated", "pod/team/untolerated"),
-    (_pod("withheld", "ours", _gpus(1)), ReasonSubject.TAINT, "NodeWithheld", "node/ours"),
+    (_pod("withheld", "ours", _gpus(1)), ReasonSubject.TAINT, "NodeKeptFromWork", "node/ours"),
     (_pod("cordon", "cordoned", _gpus(1)), ReasonSubject.CORDON, "NodeCordoned", "node/cordoned"),
     (_pod("no-cpu", "cpu", _gpus(1) | {"cpu": "100"}), ReasonSubject.SHORT, "CpuOrMemoryUsedUp", "resource/cpu"),
     (

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
@@ -52,6 +53,16 @@ def hostile(words: str) -> Report:
 
 def rendered(text: str) -> Tags:
     return parsed(MarkdownIt("commonmark").enable("table").render(text))
+
+
+def test_each_colour_of_the_bars_is_in_the_legend() -> None:
+    closed = gpu_node("c", cordoned=True)
+    page = html.text(report(*state(), closed))
+    legend = page.partition('class="legend"')[2].partition("</p>")[0]
+    used = set(re.findall(r'<rect class="(\w+)" x=', page))
+
+    assert "unknown" in used
+    assert used <= set(re.findall(r'<rect class="(\w+)"', legend))
 
 
 @pytest.mark.parametrize("words", HOSTILE)

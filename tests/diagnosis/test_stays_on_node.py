@@ -147,7 +147,7 @@ def test_a_crash_on_a_faulty_node_follows_from_the_restarts_there() -> None:
     (restarts, withheld) = judged(bad(), JOB, restarting()).problems
 
     assert consequences(restarts) == [("ContainerCrashes", "job/team/train")]
-    assert withheld.found.cause.name == "NodeWithheld"
+    assert withheld.found.cause.name == "NodeKeptFromWork"
 
 
 def test_a_restart_on_a_faulty_node_is_named_first_with_its_way_out() -> None:

@@ -315,7 +315,7 @@ STATES: list[tuple[str, list[Object], str, str]] = [
             node("a", taints=[{"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}]),
             waits(f"1 node(s) had untolerated taint {{{UNHEALTHY}: true}}"),
         ],
-        "NodeWithheld",
+        "NodeKeptFromWork",
         "node/a",
     ),
     (
@@ -602,7 +602,7 @@ STATES: list[tuple[str, list[Object], str, str]] = [
             devices("gpu-0", "gpu-1"),
             taken("gpu-1"),
         ],
-        "NodeWithheld",
+        "NodeKeptFromWork",
         "node/a",
     ),
     (

@@ -6,8 +6,18 @@ import json
 
 import pytest
 
-from healthcheck.node.state import MAINTENANCE, RESET_COMMAND, RESET_RESULT, RUN, STARTUP, UNHEALTHY
-from tests.diagnosis.states import Object, ago, condition, event, judged, node, results
+from diagnosis.answers.allocation import allocation
+from healthcheck.node.state import (
+    DEEP_CHECK,
+    MAINTENANCE,
+    RESET_COMMAND,
+    RESET_RESULT,
+    RESULTS,
+    RUN,
+    STARTUP,
+    UNHEALTHY,
+)
+from tests.diagnosis.states import Object, ago, condition, event, judged, node, pod, results, snapshot
 
 
 def tainted(key: str, value: str = "", **changes: object) -> Object:
@@ -19,10 +29,55 @@ def run(minutes: float) -> dict[str, str]:
     return {RUN: json.dumps({"kind": "l2", "holder": "agent", "until": ago(minutes)})}
 
 
+FAULT = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0"}
+
+
+def faulty(taint: str, **changes: object) -> Object:
+    """Node with a fault; `taint`: state of the taint in the agent's record."""
+    record = {"schema": 1, "status": "fail", "severity": "REBOOT", "findings": [FAULT], "taint": taint}
+    return node("a", annotations={RESULTS: json.dumps(record)}, **changes)
+
+
+TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("state", "causes", "closed"),
+    [
+        (faulty("withheld"), ["FaultyNodeAcceptsWork"], "faulty, without a taint"),
+        (faulty("withheld", cordoned=True), ["NodeKeptFromWork"], "cordoned"),
+        (faulty("withheld", taints=[TAINT]), ["NodeKeptFromWork"], "our taint unhealthy"),
+        (faulty("set", taints=[TAINT]), ["NodeKeptFromWork"], "our taint unhealthy"),
+        (faulty("withheld", labels={DEEP_CHECK: "InProgress"}), [], ""),
+        (faulty("devices"), [], ""),
+        (faulty("off"), [], ""),
+        (node("a"), [], ""),
+    ],
+)
+def test_a_faulty_node_that_the_budget_leaves_untainted_is_no_free_node(
+    state: Object, causes: list[str], closed: str
+) -> None:
+    (usage,) = allocation(snapshot(state)).nodes
+
+    assert results(judged(state)) == [(cause, "node/a") for cause in causes]
+    assert (usage.closed, usage.pools[0].free) == (closed, 0 if closed else 8)
+
+
+def test_a_faulty_node_that_accepts_work_comes_first_and_is_cordoned_first() -> None:
+    work = [pod(f"w{number}", on="b") for number in range(3)]
+    running = node("b", annotations={RESULTS: json.dumps({"schema": 1, "status": "fail", "findings": [FAULT]})})
+    problems = judged(faulty("withheld"), running, *work).problems
+
+    assert [problem.found.cause.name for problem in problems] == ["FaultyNodeAcceptsWork", "PodOnFaultyGpu"]
+    assert problems[0].found.remedy[0] == "Keep new pods off the node: `kubectl cordon a`"
+    assert problems[0].found.remedy[-1] == "Then let it accept work again: `kubectl uncordon a`"
+    assert problems[0].found.evidence[0] == "Xid79 REBOOT on gpu/0000:18:00.0"
+
+
 @pytest.mark.parametrize(
     ("state", "causes"),
     [
-        (tainted(UNHEALTHY, "true", conditions=[condition("GpuHealthy", "False", "Xid79")]), "NodeWithheld"),
+        (tainted(UNHEALTHY, "true", conditions=[condition("GpuHealthy", "False", "Xid79")]), "NodeKeptFromWork"),
         (tainted(MAINTENANCE, "l2"), "NodeUnderDiagnosis"),
         (tainted(MAINTENANCE, "l2", annotations=run(5)), "NodeUnderDiagnosis"),
         (tainted(MAINTENANCE, "l2", annotations={RUN: "nonsense"}), "NodeUnderDiagnosis"),

@@ -15,7 +15,7 @@ from diagnosis.answers.pod_fit import WouldFit, would_fit_each
 from diagnosis.facts.wanted_pods import NoPodError, pods_in
 from diagnosis.report.would_fit import document
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.node.state import UNHEALTHY
+from healthcheck.node.state import RESULTS, UNHEALTHY
 from tests.diagnosis.hami.clusters import CORES, MEMORY, card, given, quota, scheduler, shared
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod, snapshot
 from tests.hostile import HOSTILE
@@ -45,6 +45,8 @@ def would_fit_answer(*objects: Object, ask: Any = None, **manifest: Any) -> Woul
 
 
 FAULTY = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
+UNTAINTED = {RESULTS: json.dumps({"schema": 1, "status": "fail", "severity": "REBOOT", "taint": "withheld"})}
+"""Record of a faulty node for whose taint the fleet budget has no slot."""
 ALL = [{"operator": "Exists"}]
 ONE = {GPU: "1", MEMORY: "20000"}
 BY_RULES: list[tuple[list[Object], dict[str, Any], dict[str, bool], tuple[str, ...]]] = [
@@ -54,6 +56,8 @@ BY_RULES: list[tuple[list[Object], dict[str, Any], dict[str, bool], tuple[str, .
     ([node("a", 8, taints=[FAULTY]), node("b", 8)], {"amounts": {GPU: "4"}}, {"a": False, "b": True}, ()),
     ([node("a", 8, taints=[FAULTY])], {"amounts": {GPU: "4"}, "tolerations": ALL}, {"a": False}, ()),
     ([node("a", 8, taints=[FAULTY])], {"amounts": {"cpu": "4"}, "tolerations": ALL}, {"a": True}, ()),
+    ([node("a", 8, annotations=UNTAINTED)], {"amounts": {GPU: "4"}}, {"a": False}, ()),
+    ([node("a", 8, annotations=UNTAINTED)], {"amounts": {"cpu": "4"}}, {"a": True}, ()),
     ([*HAMI, shared("a", card(0))], {"amounts": ONE}, {"a": True}, ("scheduler hami-scheduler",)),
     (
         [*HAMI, shared("a", card(0)), given("x", "a", "GPU-0,NVIDIA,20000,0:;")],

@@ -12,7 +12,7 @@ from diagnosis.causes.device_plugins import UNHEALTHY, missing_labels
 from diagnosis.causes.hami.hami_causes import codes
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.unready_components import NOT_READY, last_line
-from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
@@ -51,7 +51,7 @@ REGISTER_STALE = _fault(
     "HAMi's state lists a node's cards although its device plugin no longer advertises them: the kubelet offers none.",
     "Restore HAMi's device plugin on the node.",
     source=f"{_DEVICES}; hami.io/node-nvidia-register and the node's allocatable nvidia.com/gpu",
-    follows=("HamiDevicePluginNotReady", "HamiPluginNotOnNode", "UnhealthyGpus", "NodeWithheld", *_OF_NODE),
+    follows=("HamiDevicePluginNotReady", "HamiPluginNotOnNode", "UnhealthyGpus", "NodeKeptFromWork", *_OF_NODE),
 )
 REGISTER_UNREADABLE = _fault(
     "HamiVersionSkew",
@@ -86,7 +86,7 @@ CARD_UNHEALTHY = _scheduled(
     "Check the GPUs of the node: their plugin observed an Xid, or NVML does not respond.",
     codes("CardNotHealth", "CardUnhealthy"),
     source="CardNotHealth, CardUnhealthy",
-    follows=("HamiRegistrationStale", "UnhealthyGpus", "NodeWithheld"),
+    follows=("HamiRegistrationStale", "UnhealthyGpus", "NodeKeptFromWork"),
 )
 
 
@@ -348,7 +348,7 @@ def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[Origin, ...]
     return (
         *origins((REGISTER_UNREADABLE,), *(installation.subject for installation in every)),
         *origins((NOT_READY[Role.HAMI_PLUGIN],), *workloads),
-        *(origin for node in nodes for origin in origins((*own, UNHEALTHY, WITHHELD), node.subject)),
+        *(origin for node in nodes for origin in origins((*own, UNHEALTHY, KEPT_FROM_WORK), node.subject)),
     )
 
 

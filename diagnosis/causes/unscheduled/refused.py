@@ -10,7 +10,7 @@ from enum import Enum
 from diagnosis.causes.device_plugins import MIG_PENDING, OFFERS_NONE
 from diagnosis.causes.node_labels import UPGRADE_FAILED
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
-from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
+from diagnosis.causes.verdicts import IN_MAINTENANCE, KEPT_FROM_WORK, NOT_LOOKED, release_of
 from diagnosis.facts.commands import command, kubectl, pods_on
 from diagnosis.facts.gpu_nodes import changes
 from diagnosis.facts.placement import UNSCHEDULABLE, tolerates, untolerated
@@ -183,7 +183,7 @@ def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ..
     evidence, upgrade = f"taint {taint}", node.meta.labels.get(_UPGRADE, "")
     match kind:
         case TaintOwner.OURS:
-            cause = {UNHEALTHY: WITHHELD, MAINTENANCE: IN_MAINTENANCE}.get(taint.key, NOT_LOOKED)
+            cause = {UNHEALTHY: KEPT_FROM_WORK, MAINTENANCE: IN_MAINTENANCE}.get(taint.key, NOT_LOOKED)
             return FoundCause(cause, node.subject, (), (), affected)
         case TaintOwner.CORDON if upgrade not in _UPGRADED:
             message = f"cordoned while its GPU driver is upgraded: {_UPGRADE}={upgrade}"
