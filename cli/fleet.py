@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from cli import index
 from cli.cluster_config import unused_keys
@@ -33,7 +34,9 @@ from healthcheck.operations.next_step import NextStep
 from healthcheck.text.moments import moment_or_none, timestamp
 from healthcheck.verdict import budget, gate_refusals
 from healthcheck.verdict import record as records
+from healthcheck.verdict.gate_refusals import refusals_in
 from healthcheck.verdict.record import StandingRecord
+from healthcheck.verdict.taint_decision import accepts_work
 
 if TYPE_CHECKING:
     from healthcheck.cluster.client import Cluster
@@ -55,7 +58,9 @@ _WANTED = (
 )
 """Labels of the nodes that the DaemonSet selects."""
 _ABOUT = ("index", "uuid", "serial")
-_WORST_FIRST = (Status.FAIL, Status.UNKNOWN, "", Status.WARN, Status.PASS)
+SILENT, NO_VERDICT = "silent", "no verdict"
+"""Statuses of a node whose agent sends no heartbeat, and of a node without a report of an agent."""
+_WORST_FIRST = (Status.FAIL, Status.UNKNOWN, NO_VERDICT, SILENT, Status.WARN, Status.PASS)
 _GPU_GROUP = "0-nvidia-smi"
 """Group of the checks that compare GPUs."""
 _PLACES = {str(word): place for place, word in enumerate(_WORST_FIRST)}
@@ -108,7 +113,7 @@ class FleetRow(Struct, frozen=True):
     overdue: str
     """Reason why the last test is older than three intervals; '' if it is not."""
     since: str
-    """First observation of the worst active finding; without findings, the last transition of the condition."""
+    """Time from which the status and severity are known to be the present ones."""
     findings: tuple[FleetFinding, ...]
     """Active findings, worst first."""
     unobserved: tuple[str, ...]
@@ -116,8 +121,17 @@ class FleetRow(Struct, frozen=True):
     stops_pods: bool
     """Whether a finding keeps all GPU pods from starting."""
     next_step: NextStep
+    accepts_work: bool = False
+    """Whether the node takes new pods although its verdict requires a taint: no slot of the fleet budget is free."""
     not_compared: str = ""
     """Reason why the speed of the node's GPUs is unknown; '' if it is not."""
+
+    @property
+    def shown_status(self) -> str:
+        """The status that counts. A heartbeat that is missing ends no fault, but makes every other verdict old."""
+        if self.silent and self.status != Status.FAIL:
+            return SILENT
+        return self.status or NO_VERDICT
 
 
 class GateRefusals(Struct, frozen=True):
@@ -126,6 +140,8 @@ class GateRefusals(Struct, frozen=True):
     node: str
     reason: str
     pods: int
+    last: str = ""
+    """Time of the last of these Events."""
 
 
 class Fleet(Struct, frozen=True):
@@ -139,6 +155,14 @@ class Fleet(Struct, frozen=True):
     refused: list[GateRefusals] = []
     unused_settings: tuple[str, ...] = ()
     """Keys of the ConfigMap that are invalid or unknown."""
+
+
+class FleetTotals(Struct, frozen=True):
+    """Numbers of nodes: all, by status in the order of the rows, and with a live agent (None: no permission)."""
+
+    nodes: int
+    by_status: Mapping[str, int]
+    live_agents: int | None
 
 
 class NodeReport(Struct, frozen=True):
@@ -181,6 +205,18 @@ def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
     return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)), refused, unused)
 
 
+def totals_of(fleet: Fleet) -> FleetTotals:
+    unseen = any(row.heartbeat_age_seconds is None and row.status and not row.silent for row in fleet.nodes)
+    live = sum(row.heartbeat_age_seconds is not None and not row.silent for row in fleet.nodes)
+    numbers = Counter(row.shown_status for row in fleet.nodes)
+    return FleetTotals(len(fleet.nodes), numbers, None if unseen else live)
+
+
+def fleet_document(fleet: Fleet) -> dict[str, Any]:
+    """Return the fleet for programs."""
+    return {"totals": to_builtins(totals_of(fleet)), **to_builtins(fleet)}
+
+
 def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, interval: timedelta) -> list[FleetRow]:
     """Convert each node to a row when its page arrives: whole Nodes of a fleet would need too much memory."""
     rows, unheard = {}, {}
@@ -213,12 +249,17 @@ def _refused(cluster: Cluster, nodes: Collection[str]) -> list[GateRefusals]:
     """Return the refusals on these nodes, most pods first; none without permission to list Events."""
     events = _allowed(partial(cluster.events.list_of_nodes, gate_refusals.EVENT)) or {}
     found = [
-        GateRefusals(node, reason, pods)
-        for node, messages in events.items()
+        GateRefusals(node, reason, pods, _last(event.at for event in some if reason in refusals_in([event.message])))
+        for node, some in events.items()
         if node in nodes
-        for reason, pods in gate_refusals.refusals_in(messages).items()
+        for reason, pods in refusals_in(event.message for event in some).items()
     ]
     return sorted(found, key=lambda refusals: (-refusals.pods, refusals.node))
+
+
+def _last(times: Iterable[datetime | None]) -> str:
+    at = max(filter(None, times), default=None)
+    return timestamp(at) if at else ""
 
 
 def _heartbeats(cluster: Cluster) -> Beats | None:
@@ -247,7 +288,7 @@ def _is_overdue(node: NodeState, interval: timedelta, now: datetime) -> bool:
 def _worst_first(row: FleetRow) -> tuple[int, int, bool, str]:
     """Return the sort key of a node. A node without a record may be as bad as a node that could not be checked."""
     severity = Severity.__members__.get(row.severity, Severity.PASS)
-    return _PLACES.get(row.status, _PLACES[""]), -severity, not row.silent, row.node
+    return _PLACES.get(row.shown_status, _PLACES[NO_VERDICT]), -severity, not row.silent, row.node
 
 
 def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> FleetBudget:
@@ -308,6 +349,7 @@ def row_of_node(
         unobserved=tuple(dict.fromkeys(row.cause or "" for row in record.unobserved or ())),
         stops_pods=any(finding.reason in STOPS_PODS for finding in findings),
         next_step=node_step(node, record, silent, now),
+        accepts_work=accepts_work(record.taint, node),
         not_compared=_why_not_compared(node, record, silent),
     )
 
@@ -342,10 +384,15 @@ def _why_not_compared(node: NodeState, record: StandingRecord, silent: bool) -> 
 
 
 def _since(findings: Sequence[FindingRow], condition: Mapping[str, Any]) -> str:
+    """Return the start of the present severity: of its first finding, but no earlier than that of the Node's status.
+
+    A finding may be older than its severity: an override, a threshold or a recurrence raises it.
+    """
     worst = [
         finding.first_seen for finding in findings if finding.first_seen and finding.severity == findings[0].severity
     ]
-    at = min(worst, default=None) or moment_or_none(condition.get("lastTransitionTime"))
+    turned = moment_or_none(condition.get("lastTransitionTime"))
+    at = max(filter(None, (min(worst, default=None), turned)), default=None)
     return timestamp(at) if at else ""
 
 
@@ -358,6 +405,7 @@ def looked(row: FleetRow) -> str:
 
 
 def ago(seconds: float) -> str:
+    """Return an age. Another machine's clock may be ahead of this one's: its times are never in the future."""
     if seconds < 120:
-        return f"{seconds:.0f}s ago"
+        return f"{max(seconds, 0):.0f}s ago"
     return f"{seconds / 60:.0f}m ago" if seconds < 7200 else f"{seconds / 3600:.0f}h ago"

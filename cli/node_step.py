@@ -19,16 +19,26 @@ from healthcheck.operations.next_step import NextStep, cordon_of_card, next_step
 from healthcheck.text.moments import EARLIEST, timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord, StandingRecord
+from healthcheck.verdict.taint_decision import accepts_work
 
 _NAME = re.compile(r"[A-Za-z0-9]{1,63}\Z", re.ASCII)
 """Names from a record that may be part of a printed shell command: reasons and causes."""
 _STATUSES = frozenset(Status)
+_ACCEPTS_WORK = "It accepts new work: no slot for its taint is free. Cordon it; `kubectl uncordon` it when it is fixed."
 
 
 def node_step(node: NodeState, record: StandingRecord, silent: bool, now: datetime) -> NextStep:
-    status, run = node.labels.get(STATUS, ""), claim_on(node, now)
-    if run is not None:
+    """Return the next step. The first command is a cordon if the budget has no slot for a taint that the node needs."""
+    if (run := claim_on(node, now)) is not None:
         return NextStep(note=f"A deep run ({run.kind.value}) uses it until {timestamp(run.until)}.")
+    step = _step(node, record, silent)
+    if not accepts_work(record.taint, node):
+        return step
+    return NextStep((f"kubectl cordon {node.name}", *step.commands), f"{_ACCEPTS_WORK} {step.note}")
+
+
+def _step(node: NodeState, record: StandingRecord, silent: bool) -> NextStep:
+    status = node.labels.get(STATUS, "")
     if status == Status.FAIL:
         return _fixing_step(node, record)
     if silent or status not in _STATUSES:

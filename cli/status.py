@@ -18,7 +18,7 @@ from rich.live import Live
 from cli import completing
 from cli.access import cluster_of, listings_of
 from cli.acyclic import acyclic
-from cli.fleet import Fleet, NodeReport, read_fleet, read_node
+from cli.fleet import Fleet, NodeReport, fleet_document, read_fleet, read_node
 from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, node_names, one_of
 from cli.output.fleet_table import print_fleet, watched
 from cli.output.json_documents import write_as
@@ -119,7 +119,7 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
             rows = partial(_print_rows, output, access, wide=wide, headers=headers)
             in_place = partial(watched, wide=wide, headers=headers)
             read_all = partial(read_fleet, cluster, unread, selector)
-            _run(_View(read_all, output, to_builtins, rows, in_place), watch=watch)
+            _run(_View(read_all, output, fleet_document, rows, in_place), watch=watch)
     except NotFound as error:
         end("status", f"there is no node {nodes[0]}" if nodes else str(error), USAGE if nodes else COULD_NOT)
     except Refused as error:

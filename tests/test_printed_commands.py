@@ -51,6 +51,7 @@ CHANGES = {
     "annotate node * *=* --overwrite": "annotate node other example.com/lock=y --overwrite",
     "annotate node * *-": "annotate node other example.com/lock-",
     "cordon *": "cordon other",
+    "cordon * *": "cordon other gone",
     "create serviceaccount *": "-n work create serviceaccount missing",
     "delete * *": "delete validatingwebhookconfiguration broken",
     "delete job *": "-n work delete job done",

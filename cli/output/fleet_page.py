@@ -11,8 +11,9 @@ from itertools import islice
 from msgspec import Struct
 
 from cli import index
-from cli.fleet import Fleet, FleetFinding, FleetRow, looked
-from cli.node_groups import Concentration, concentration, dividing
+from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, looked, totals_of
+from cli.fleet_pattern import UNHEARD, fault_pattern, group_sentence, unheard_group
+from cli.node_groups import Concentration, dividing
 from cli.slow_gpus import SlowGpu, loss_text, rank
 from diagnosis.report.one_file import rendered
 from healthcheck.model import Severity, Status
@@ -42,7 +43,7 @@ KINDS = {
     "pass": "pass",
 }
 """CSS class of a square, and its meaning; worst first."""
-_FAULTY, _UNHEARD = ("isolate", "reboot", "reset"), ("unknown", "untold")
+_FAULTY = ("isolate", "reboot", "reset")
 
 
 class ReasonEntry(Struct, frozen=True):
@@ -56,6 +57,8 @@ class ReasonEntry(Struct, frozen=True):
     """Names of each subject; the page breaks lines between them."""
     left_out: int
     """Number of further subjects."""
+    first: str
+    """Time of its first observation, if that was before the present severity."""
 
 
 class NodeSquare(Struct, frozen=True):
@@ -141,8 +144,7 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
     link = _links()
     squares = [_square(place, row, groupings, link) for place, row in enumerate(fleet.nodes)]
     faulty = [square.place for square in squares if square.kind in _FAULTY]
-    unheard = [square.place for square in squares if square.kind in _UNHEARD or square.silent]
-    found = concentration(nodes, groupings, faulty)
+    pattern, silence = fault_pattern(fleet.nodes), unheard_group(fleet.nodes)
     reasons, slow = _spread(fleet.nodes, link), rank(fleet)
     places = {row.node: place for place, row in enumerate(fleet.nodes)}
     return rendered(
@@ -155,15 +157,16 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
         faulty=len(faulty),
         size="large" if len(squares) <= _LARGE else "middle" if len(squares) <= _MIDDLE else "small",
         legend=[(kind, KINDS[kind], number) for kind, number in _counted(squares)],
-        silent=sum(row.silent for row in fleet.nodes),
-        withheld=sum(row.taint == "withheld" for row in fleet.nodes),
+        totals=totals_of(fleet),
+        silent=sum(row.shown_status == SILENT for row in fleet.nodes),
+        accepting=sum(row.accepts_work for row in fleet.nodes),
         overdue=sum(bool(row.overdue) for row in fleet.nodes),
         budget=fleet.budget,
         concentrations=[
-            *_sentence(found, "faulty nodes"),
-            *_sentence(concentration(nodes, groupings, unheard), "nodes without a current verdict"),
+            *([(pattern.where, pattern.size)] if pattern else []),
+            *([group_sentence(silence, UNHEARD)] if silence else []),
         ],
-        views=list(_views(squares, nodes, groupings, found)),
+        views=list(_views(squares, nodes, groupings, pattern.found if pattern else None)),
         most_calm=_MOST_CALM,
         reasons=reasons[:_MOST_ROWS],
         reasons_left_out=max(len(reasons) - _MOST_ROWS, 0),
@@ -185,19 +188,12 @@ def _slow(gpu: SlowGpu, place: int, link: Callable[[str], str]) -> SlowRow:
     return SlowRow(place, gpu.node, loss_text(gpu), subject, reasons, gpu.since[:10], _shown(gpu.detail))
 
 
-def _sentence(found: Concentration | None, noun: str) -> Iterator[tuple[str, str]]:
-    """Yield the group in which the nodes concentrate, and how large it is."""
-    if found is not None:
-        where = f"{found.inside} of {found.among} {noun} are in {found.grouping} {_shown(found.group)}"
-        yield where, f", which has {found.size} of the {found.total} nodes."
-
-
 def _shown(words: str) -> str:
     return printable(words, _LONGEST)
 
 
 def _counted(squares: list[NodeSquare]) -> Iterator[tuple[str, int]]:
-    numbers = Counter(square.kind for square in squares)
+    numbers = Counter(square.kind for square in squares if not square.silent or square.kind in _FAULTY)
     return ((kind, numbers[kind]) for kind in KINDS if numbers[kind])
 
 
@@ -256,7 +252,7 @@ def _group(name: str, squares: list[NodeSquare], *, linked: bool, marked: bool) 
 def _square(place: int, row: FleetRow, groupings: list[str], link: Callable[[str], str]) -> NodeSquare:
     taint = "yes" if row.tainted else {"withheld": "withheld", DEVICES: "GPUs"}.get(row.taint, "")
     reasons = _reasons(row)
-    entries = tuple(_entry(name, found, link) for name, found in islice(reasons.items(), _MOST_REASONS))
+    entries = tuple(_entry(name, found, link, row.since) for name, found in islice(reasons.items(), _MOST_REASONS))
     left_out = max(len(reasons) - _MOST_REASONS, 0)
     host, dot, domain = _shown(row.node).partition(".")
     age = row.heartbeat_age_seconds
@@ -268,11 +264,11 @@ def _square(place: int, row: FleetRow, groupings: list[str], link: Callable[[str
         domain=dot + domain,
         instance_type=_shown(row.instance_type),
         groups=_where(row, groupings),
-        status=_shown(row.status) or "no report",
+        status=_status(row),
         severity="" if row.severity == Severity.PASS.name else _shown(row.severity),
         reasons=entries,
         left_out=left_out,
-        since=row.since.replace("T", " ").replace("Z", ""),
+        since=_time(row.since),
         taint=taint,
         tested=" ".join(filter(None, (row.test_result, row.tested_at[:10], "overdue" if row.overdue else ""))),
         looked=looked(row),
@@ -281,6 +277,11 @@ def _square(place: int, row: FleetRow, groupings: list[str], link: Callable[[str
         note=_step(row.next_step.note),
         commands=tuple(map(_step, row.next_step.commands)),
     )
+
+
+def _status(row: FleetRow) -> str:
+    status = _shown(row.status) or "no report"
+    return f"silent, last {status}" if row.shown_status == SILENT else status
 
 
 def _where(row: FleetRow, groupings: list[str]) -> tuple[str, ...]:
@@ -303,7 +304,7 @@ def _step(words: str) -> str:
 
 def _kind(row: FleetRow) -> str:
     if row.status == Status.FAIL:
-        return row.severity.lower() if row.severity.lower() in KINDS else "reset"
+        return row.severity.lower() if row.severity.lower() in _FAULTY else "reset"
     return row.status if row.status in KINDS else "untold"
 
 
@@ -322,11 +323,23 @@ def _reasons(row: FleetRow) -> dict[str, list[FleetFinding]]:
     return fields
 
 
-def _entry(reason: str, findings: list[FleetFinding], link: Callable[[str], str]) -> ReasonEntry:
+def _entry(reason: str, findings: list[FleetFinding], link: Callable[[str], str], since: str) -> ReasonEntry:
     subjects = [subject for finding in findings if (subject := _subject(finding))]
     severity = findings[0].severity if findings else _BLIND
     left_out = max(len(subjects) - _MOST_SUBJECTS, 0)
-    return ReasonEntry(_shown(reason), link(reason), _shown(severity), tuple(subjects[:_MOST_SUBJECTS]), left_out)
+    first = min((finding.since for finding in findings if finding.since), default="")
+    return ReasonEntry(
+        _shown(reason),
+        link(reason),
+        _shown(severity),
+        tuple(subjects[:_MOST_SUBJECTS]),
+        left_out,
+        _time(first) if first < since else "",
+    )
+
+
+def _time(at: str) -> str:
+    return at.replace("T", " ").replace("Z", "")
 
 
 def _subject(finding: FleetFinding) -> tuple[str, ...]:

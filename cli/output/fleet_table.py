@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from msgspec.structs import astuple
+from msgspec.structs import replace
 from rich.console import Group
 from rich.text import Text
 
-from cli.fleet import Fleet, FleetRow, ago, looked
+from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, GateRefusals, ago, looked, totals_of
+from cli.fleet_pattern import UNHEARD, FaultPattern, fault_pattern, group_sentence, unheard_group
 from cli.output import columns
 from cli.output.lines import COMMAND
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
@@ -18,6 +19,7 @@ from healthcheck.host.console import Screen
 from healthcheck.host.fitted_table import Cell, FittedTable, TableColumn, fitted_table
 from healthcheck.host.streams import write_document
 from healthcheck.model import Status, counted
+from healthcheck.operations.next_step import NextStep
 from healthcheck.text.moments import moment
 from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
@@ -25,6 +27,9 @@ from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
 
 _MOST_ROWS, _MOST_NAMED = 500, 20
 """Most named nodes: on a terminal, and in one sentence."""
+_SHARED = "First find what these nodes share: power, cooling, a switch, a rollout."
+_ONE_LINE = "Then one command line for all of them:"
+_EACH = "Then `gpu-healthcheck status -o wide` has the step of each."
 _STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
 _SEVERITY_STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _COLUMNS = (
@@ -43,9 +48,15 @@ _WIDE_COLUMNS = (*_COLUMNS, *map(TableColumn, ("since", "findings", "next step")
 
 def print_fleet(fleet: Fleet, *, wide: bool, headers: bool) -> None:
     """Print the table and the totals. On a terminal, a row has one line; in a pipe, every cell has a value."""
-    screen = Screen()
+    screen, pattern = Screen(), fault_pattern(fleet.nodes)
+    common = list(_common_lines(fleet, pattern))
     if screen.is_terminal:
-        table = _table(fleet.nodes[:_MOST_ROWS], screen, wide=wide, headers=headers)
+        if common and headers:
+            for sentence in common:
+                _print_sentence(sentence, screen)
+            screen.print()
+        shown = [_without_step(row, pattern) if headers else row for row in fleet.nodes[:_MOST_ROWS]]
+        table = _table(shown, screen, wide=wide, headers=headers)
         for line in table.lines:
             screen.print(line, soft_wrap=True)
         for note in (*table.notes, *_more(fleet, _MOST_ROWS)):
@@ -56,13 +67,40 @@ def print_fleet(fleet: Fleet, *, wide: bool, headers: bool) -> None:
         write_document(columns.text([*([titles] if headers else []), *rows]))
     if headers:
         screen.print()
-        for sentence in _totals(fleet):
-            screen.print_words(sentence, indent=2)
+        for sentence in (*(() if screen.is_terminal else common), *_totals(fleet)):
+            _print_sentence(sentence, screen)
+
+
+def _print_sentence(sentence: Text, screen: Screen) -> None:
+    """Print a sentence in lines, and a command without line breaks."""
+    if sentence.plain.startswith(COMMAND):
+        screen.print(sentence, soft_wrap=True)
+    else:
+        screen.print_words(sentence, indent=2)
+
+
+def _common_lines(fleet: Fleet, pattern: FaultPattern | None) -> Iterator[Text]:
+    """Yield what nodes have in common, and the command line that replaces one step for each of the faulty nodes."""
+    if silence := unheard_group(fleet.nodes):
+        yield Text("".join(group_sentence(silence, UNHEARD)), "magenta")
+    if pattern is not None:
+        yield Text(f"{pattern.where}{pattern.size}", "bold red")
+        yield Text(f"{_SHARED} {_ONE_LINE if pattern.command else _EACH}")
+        if pattern.command:
+            yield Text(f"{COMMAND}{pattern.command}")
+
+
+def _without_step(row: FleetRow, pattern: FaultPattern | None) -> FleetRow:
+    """Return the row without a step of its own if one command line is for all nodes of the pattern."""
+    if pattern is None or row.node not in pattern.nodes:
+        return row
+    return replace(row, next_step=NextStep(note="The command line above is for this node, too."))
 
 
 def watched(fleet: Fleet, screen: Screen, *, wide: bool, headers: bool) -> Group:
     """Return the worst nodes, and below them the totals: as many lines as the terminal shows, each in its width."""
-    totals = list(_totals(fleet))[: screen.height // 2] if headers else []
+    common = _common_lines(fleet, fault_pattern(fleet.nodes))
+    totals = [*common, *_totals(fleet)][: screen.height // 2] if headers else []
     room = max(screen.height - 1 - len(totals), 1)
     table = _table(fleet.nodes[:room], screen, wide=wide, headers=headers)
     more: list[Text] = []
@@ -87,21 +125,31 @@ def _more(fleet: Fleet, most: int) -> Iterator[Text]:
 
 def _totals(fleet: Fleet) -> Iterator[Text]:
     """Yield the number of nodes by status, worst first, the fleet budget, and nodes that need attention."""
+    totals = totals_of(fleet)
     if fleet.nodes:
-        numbers = Counter(row.status or "no verdict" for row in fleet.nodes)
-        by_status = ", ".join(f"{number} {status}" for status, number in numbers.items())
-        yield Text(f"{counted(len(fleet.nodes), 'node')}: {by_status}")
-    used, places, size = ("?" if entry is None else str(entry) for entry in astuple(fleet.budget))
-    have = "node has" if size == "1" else "nodes have"
-    yield Text(f"{used} of {places} slots for tainted nodes are in use; {size} {have} an agent")
-    withheld = [row.node for row in fleet.nodes if row.taint == WITHHELD]
-    if withheld:
-        yield Text(f"not tainted although their verdicts require it: {named(withheld, _MOST_NAMED)}", "bold red")
+        by_status = ", ".join(f"{number} {status}" for status, number in totals.by_status.items())
+        yield Text(f"{counted(totals.nodes, 'node')}: {by_status}")
+    used, places, live = (
+        "?" if number is None else number for number in (fleet.budget.used, fleet.budget.allowed, totals.live_agents)
+    )
+    have = "has" if totals.nodes == 1 else "have"
+    yield Text(
+        f"{live} of {counted(totals.nodes, 'node')} {have} a live agent; {used} of {places} slots for tainted nodes are"
+        " in use",
+        "" if live in ("?", totals.nodes) else "magenta",
+    )
+    accepting = [row.node for row in fleet.nodes if row.accepts_work]
+    if accepting:
+        which = f"the first {_MOST_NAMED}" if len(accepting) > _MOST_NAMED else "them"
+        accept, which = ("accepts", "it") if len(accepting) == 1 else ("accept", which)
+        message = f"{counted(len(accepting), 'faulty node')} {accept} new work: no slot for a taint is free."
+        yield Text(f"{message} Cordon {which}:", "bold red")
+        yield Text(f"{COMMAND}kubectl cordon {' '.join(accepting[:_MOST_NAMED])}")
     if fleet.unused_settings:
         keys = named(map(printable, fleet.unused_settings), _MOST_NAMED)
         yield Text(f"settings that are not used: {keys}; `gpu-healthcheck verify` has the reasons", "bold red")
     if fleet.refused:
-        pods = [f"{each.node} ({each.reason}, {counted(each.pods, 'pod')})" for each in fleet.refused]
+        pods = [f"{each.node} ({each.reason}, {counted(each.pods, 'pod')}{_last(each)})" for each in fleet.refused]
         yield Text(f"the gate refused pods: {named(pods, _MOST_NAMED)}", "magenta")
     stopped = [row.node for row in fleet.nodes if row.stops_pods]
     if stopped:
@@ -118,23 +166,37 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
         yield Text(f"skipped: {more} more: `-o json` lists them", "magenta")
 
 
+def _last(refusals: GateRefusals) -> str:
+    return f", last {_age(refusals.last)}" if refusals.last else ""
+
+
+def _age(at: str) -> str:
+    return ago((datetime.now(UTC) - moment(at)).total_seconds())
+
+
 def _cells(row: FleetRow, *, wide: bool) -> Iterator[Cell]:
-    is_pass = row.status == Status.PASS
+    is_pass, is_silent = row.status == Status.PASS, row.shown_status == SILENT
+    reason = "" if is_pass else row.reason
     yield row.node, ""
-    yield row.status or "-", _STATUS_STYLES.get(row.status, "")
+    yield (SILENT, "magenta") if is_silent else (row.status or "-", _STATUS_STYLES.get(row.status, ""))
     yield row.severity or "-", _SEVERITY_STYLES.get(row.severity, "")
     yield _taint(row)
     yield row.instance_type, ""
     yield looked(row), "magenta" if row.silent or row.heartbeat_age_seconds is None else ""
     yield _tested(row)
-    yield "" if is_pass else row.reason, ""
+    yield reason or (f"last report: {row.status}" if is_silent else ""), ""
     message = row.message.removeprefix(f"{row.reason} on ")
     yield (row.released and f"released {row.released}") if is_pass else message, ""
     if wide:
         yield row.since, ""
-        yield ", ".join(dict.fromkeys(f"{finding.reason} {finding.subject}" for finding in row.findings)), ""
+        yield ", ".join(dict.fromkeys(map(_finding, row.findings))), ""
         commands = " && ".join(row.next_step.commands)
         yield " ".join(filter(None, (row.next_step.note, commands and f"{COMMAND}{commands}"))), ""
+
+
+def _finding(finding: FleetFinding) -> str:
+    first = f" (first {_age(finding.since)})" if finding.since else ""
+    return f"{finding.reason} {finding.subject}{first}"
 
 
 def _taint(row: FleetRow) -> Cell:
@@ -147,6 +209,5 @@ def _tested(row: FleetRow) -> Cell:
     """Return the age and result of the last DCGM diagnostic."""
     if not row.tested_at:
         return ("overdue", "magenta") if row.overdue else ("never", "")
-    age = (datetime.now(UTC) - moment(row.tested_at)).total_seconds()
-    words = [f"{row.test_result} {ago(age)}", *(["overdue"] if row.overdue else [])]
+    words = [f"{row.test_result} {_age(row.tested_at)}", *(["overdue"] if row.overdue else [])]
     return ", ".join(words), "magenta" if row.overdue else _STATUS_STYLES.get(row.test_result, "")

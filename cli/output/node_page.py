@@ -10,12 +10,13 @@ from msgspec import to_builtins
 from rich.console import Group
 from rich.text import Text
 
-from cli.fleet import NodeReport, ago, looked
+from cli.fleet import NO_VERDICT, SILENT, NodeReport, ago, looked
 from cli.output.lines import COMMAND
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.deep.claim import claim_on
 from healthcheck.host.console import Screen, wrapped
 from healthcheck.memory.known_names import STOPS_PODS
+from healthcheck.model import Severity, Status
 from healthcheck.node.state import RESULTS, is_our_taint
 from healthcheck.operations.cordon import cordoned_by
 from healthcheck.text.json_rows import as_json
@@ -83,7 +84,12 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
     record = records.on_node(AgentRecord, node, RESULTS)
     version = f"version {record.agent_version}" if record.agent_version else ""
     since = f"since {row.since}{_age(row.since, now)}" if row.since else ""
-    yield "status", _joined(row.status or "no verdict", row.severity, since), _STATUS_STYLES.get(row.status, "bold")
+    old = "silent, last report: " if row.silent else ""
+    yield (
+        "status",
+        f"{old}{_joined(row.status or NO_VERDICT, row.severity, since)}",
+        "magenta" if row.shown_status == SILENT else _STATUS_STYLES.get(row.status, "bold"),
+    )
     yield "checked", _joined(looked(row), version), "magenta" if row.silent else "dim"
     yield "taint", _taint(report), "bold red" if row.taint == WITHHELD else "dim"
     if others := [str(taint.get("key")) for taint in node.taints if not is_our_taint(taint)]:
@@ -92,7 +98,7 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
         yield "cordon", f"by {cordoned_by(node) or 'a person or another program'}", "bold"
     if run := claim_on(node, now):
         yield "running", f"{run.kind.value} {run.holder} until {timestamp(run.until)}", "magenta"
-    for entries in _limited([list(_finding(fault)) for fault in faults_on(node)], most):
+    for entries in _limited([list(_finding(fault, now)) for fault in faults_on(node)], most):
         yield from entries
     blind = [[("no result", f"{row.check}: {row.cause}: {row.detail}", "magenta")] for row in record.unobserved or ()]
     for entries in _limited(blind, most):
@@ -109,14 +115,13 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
         yield "released", row.released, "dim"
 
 
-def _finding(fault: Fault) -> Iterator[Entry]:
+def _finding(fault: Fault, now: datetime) -> Iterator[Entry]:
     row = fault.row
     names = "".join(f", {name} {text}" for name, text in (row.about or {}).items())
     stops = "GPU pods can't start: " if fault.reason in STOPS_PODS else ""
     message = f"{fault.reason} on {fault.subject}{names}: {stops}{row.detail or ''}"
     yield fault.severity.name, message, SEVERITY_STYLES[fault.severity]
-    first = f"first {timestamp(row.first_seen)}" if row.first_seen else ""
-    last = f"last {timestamp(fault.seen)}" if fault.seen else ""
+    first, last = (f"{word} {_at(time, now)}" if time else "" for word, time in _times(fault))
     times = f"{row.count} times" if (row.count or 0) > 1 else ""
     ends = f"ends with: {row.exit}" if row.exit else "not adopted by the node's agent yet"
     yield "", _joined(first, last, times, ends), "dim"
@@ -125,16 +130,23 @@ def _finding(fault: Fault) -> Iterator[Entry]:
 def _deep_result(kind: str, record: RunRecord, most: int, now: datetime) -> Iterator[Entry]:
     at = printable(record.timestamp or "at an unknown time", _LONGEST_TIME)
     advice = f"recommends {record.recommendation}" if record.recommendation else ""
-    by = f"by {record.by}" if record.by else ""
-    result = _joined(f"{at}{_age(at, now)}", record.status or "no status", record.severity or "", advice, by)
-    yield (
-        kind,
-        "; ".join(filter(None, (result, _by_status(record.checks or ()), *(record.reasons or ())[:most]))),
-        "dim",
-    )
+    by = f"by {record.by}" if record.by and record.by != kind else ""
+    result = _joined(f"{at}{_age(at, now)}", *_outcome(kind, record), advice, by)
+    checks = _by_status(record.checks) if record.checks else ""
+    yield kind, "; ".join(filter(None, (result, checks, *(record.reasons or ())[:most]))), "dim"
     past = [[("history", _past(entry), "dim")] for entry in record.history or ()]
     for entries in _limited(past, most):
         yield from entries
+
+
+def _outcome(kind: str, record: RunRecord) -> tuple[str, ...]:
+    """Return the result of a run, with the severity of its findings if it has any."""
+    if record.running:
+        return (f"not ended, at the step '{record.running}'",)
+    severity = record.severity if record.severity not in (None, Severity.PASS.name) else ""
+    if record.status == Status.UNKNOWN:
+        return ("no GPU was reset" if kind == "reset" else "without a result", severity or "")
+    return (record.status or "no status", severity or "")
 
 
 def _past(entry: HistoryRow) -> str:
@@ -170,3 +182,14 @@ def _joined(*parts: str) -> str:
 def _age(text: str, now: datetime) -> str:
     at = moment_or_none(text)
     return f" ({ago((now - at).total_seconds())})" if at is not None and at <= now else ""
+
+
+def _times(fault: Fault) -> Iterator[tuple[str, datetime | None]]:
+    """Yield the first and the last observation of a finding."""
+    yield "first", fault.row.first_seen
+    yield "last", fault.seen
+
+
+def _at(at: datetime, now: datetime) -> str:
+    text = timestamp(at)
+    return f"{text}{_age(text, now)}"

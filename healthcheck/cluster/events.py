@@ -6,15 +6,25 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from msgspec import Struct
+
 from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.errors import Conflict
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.node.state import NodeState
-from healthcheck.text.moments import timestamp
+from healthcheck.text.moments import moment_or_none, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict.node_events import NodeEvent
 
 _LONGEST_NAME = 253
+_OF_PODS = "involvedObject.kind=Pod"
+
+
+class PastEvent(Struct, frozen=True):
+    """Message of an Event, and the time of its last occurrence."""
+
+    message: str
+    at: datetime | None
 
 
 class Events(Requests):
@@ -48,16 +58,30 @@ class Events(Requests):
         query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
         warnings = list(self._pages(f"/api/v1/namespaces/{namespace}/events", "events", query))
         warnings.sort(key=_last_seen)
-        return [printable(f"{warning.get('reason', '')}: {warning.get('message', '')}") for warning in warnings]
+        return [_words(warning) for warning in warnings]
 
-    def list_of_nodes(self, reason: str) -> dict[str, list[str]]:
-        """Return the messages of all Events about Nodes with this reason, by node name."""
-        messages: dict[str, list[str]] = {}
+    def last_of_pods(self, namespace: str) -> dict[str, str]:
+        """Return the last Event of each pod in the namespace as `reason: message`, by pod name."""
+        events = list(self._pages(f"/api/v1/namespaces/{namespace}/events", "events", {"fieldSelector": _OF_PODS}))
+        events.sort(key=_last_seen)
+        return {
+            printable(str((event.get("involvedObject") or {}).get("name", "")), _LONGEST_NAME): _words(event)
+            for event in events
+        }
+
+    def list_of_nodes(self, reason: str) -> dict[str, list[PastEvent]]:
+        """Return all Events about Nodes with this reason, by node name."""
+        events: dict[str, list[PastEvent]] = {}
         query = {"fieldSelector": f"involvedObject.kind=Node,reason={reason}"}
         for event in self._pages("/api/v1/namespaces/default/events", "events", query):
             node = printable(str((event.get("involvedObject") or {}).get("name", "")), _LONGEST_NAME)
-            messages.setdefault(node, []).append(printable(str(event.get("message", ""))))
-        return messages
+            past = PastEvent(printable(str(event.get("message", ""))), moment_or_none(_last_seen(event)))
+            events.setdefault(node, []).append(past)
+        return events
+
+
+def _words(event: Mapping[str, Any]) -> str:
+    return printable(f"{event.get('reason', '')}: {event.get('message', '')}")
 
 
 def _last_seen(event: Mapping[str, Any]) -> str:

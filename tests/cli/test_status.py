@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ import pytest
 import yaml
 
 from cli.access import cluster_of
+from cli.fleet import ago
 from cli.node_step import node_step
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.memory.known_names import LOCKED
 from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import NodeState
 from healthcheck.text.json_rows import row_in
+from healthcheck.text.moments import timestamp
 from healthcheck.verdict.gate_refusals import refused_message
 from healthcheck.verdict.node_events import NodeEvent
 from healthcheck.verdict.record import StandingRecord
@@ -64,18 +66,21 @@ def test_pods_that_the_gate_refused_are_counted_by_node_and_reason(tmp_path: Pat
     refused = (("gpu-node-1", 1, "Xid79"), ("gpu-node-1", 30, "Xid79"), ("gpu-node-2", 2, "EfaCountLow"))
     others = (("gpu-node-2", "GateRefused", "the gate refused many pods"), ("gpu-node-2", "Other", "of another reason"))
     ours = ((node, "GateRefused", refused_message(pods, reason, "x")) for node, pods, reason in refused)
+    at = datetime.now(UTC) - timedelta(minutes=7)
     with ApiStandIn(*NODES) as api:
         kubeconfig = api.kubeconfig(tmp_path / "config")
         cluster = cluster_of(Access(str(kubeconfig)), print)
         for number, (node, reason, message) in enumerate((*ours, *others)):
             event = NodeEvent(f"event-{number}", "Warning", reason, message)
-            cluster.events.create(NodeState(node), event, datetime.now(UTC))
+            cluster.events.create(NodeState(node), event, at)
         shown = status_output(kubeconfig)
         fleet = json.loads(status_output(kubeconfig, "-o", "json"))
 
-    line = "the gate refused pods: gpu-node-1 (Xid79, 31 pods), gpu-node-2 (EfaCountLow, 2 pods)"
+    line = (
+        "the gate refused pods: gpu-node-1 (Xid79, 31 pods, last 7m ago), gpu-node-2 (EfaCountLow, 2 pods, last 7m ago)"
+    )
     assert line in shown.splitlines()
-    assert fleet["refused"][0] == {"node": "gpu-node-1", "reason": "Xid79", "pods": 31}
+    assert fleet["refused"][0] == {"node": "gpu-node-1", "reason": "Xid79", "pods": 31, "last": timestamp(at)}
 
 
 def test_a_selector_that_nobody_can_read_is_wrong_use(kubeconfig: Path) -> None:
@@ -185,12 +190,12 @@ def test_a_node_is_shown_with_its_findings_records_and_next_step(tmp_path: Path)
         name = status_output(config, "a", "-o", "name")
 
     for words in (
-        "status      warn, MONITOR",
+        "status      silent, last report: warn, MONITOR",
         "MONITOR     NvidiaRuntimeMissing on runtime/containerd: GPU pods can't start: x\n",
         "            ends with: a cycle\n",
         "RESET       DeepDiagnosticFailed on node: sweep-result of 2026-11-21T01:02:03Z has severity RESET\n",
         "no result   8-hami: ProbeFailed: it can't be read",
-        "fail, PASS, recommends reset, by sweep",
+        "fail, recommends reset, by sweep",
         "history     2026-11-01T00:00:00Z: reset for Xid79 gpu/0, returned to service",
         "next step   ",
         "            $ kubectl get pods -n gpu-healthcheck",
@@ -200,6 +205,35 @@ def test_a_node_is_shown_with_its_findings_records_and_next_step(tmp_path: Path)
     assert [*in_json["records"]] == ["sweep-result", "quarantine-result", "results"]
     assert in_json["node"]["stops_pods"] is True
     assert in_yaml["records"] == in_json["records"]
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        (
+            {"status": "unknown", "reasons": ["still in use after 60 s: pid 7"]},
+            "no GPU was reset; still in use after 60 s: pid 7",
+        ),
+        ({"status": "unknown", "running": "free the GPUs"}, "not ended, at the step 'free the GPUs'"),
+        ({"status": "pass"}, "pass"),
+        ({"status": "fail", "severity": "REBOOT"}, "fail, REBOOT"),
+    ],
+)
+def test_the_result_of_a_reset_is_in_plain_words(tmp_path: Path, record: dict[str, Any], line: str) -> None:
+    at = timestamp(datetime.now(UTC) - timedelta(minutes=12))
+    whole = {"schema": 1, "timestamp": at, "severity": "PASS", "by": "reset", "checks": [], **record}
+    with ApiStandIn("a") as api:
+        api.edit_node("a", {"metadata": {"annotations": {f"{P}/reset-result": json.dumps(whole)}}})
+        text = status_output(api.kubeconfig(tmp_path / "config"), "a")
+
+    assert f"reset       {at} (12m ago), {line}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-0.3, "0s ago"), (-30, "0s ago"), (61, "61s ago"), (1740, "29m ago"), (7200, "2h ago")]
+)
+def test_an_age_is_never_negative(seconds: float, text: str) -> None:
+    assert ago(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
 from cli.output import fleet_page
@@ -72,6 +73,8 @@ def step(row: FleetRow) -> str:
     return cells[6] if len(cells) > 6 else ""
 
 
+ACCEPTS = "It accepts new work: no slot for its taint is free. Cordon it; `kubectl uncordon` it when it is fixed."
+COMMANDS = ("kubectl cordon a", "gpu-healthcheck reset a --reboot", "gpu-healthcheck quarantine a")
 REFUSED = "If its host refuses the reboot, use another way to reboot the drained machine."
 
 
@@ -86,7 +89,7 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
             "2026-11-21 09:00:00",
             "withheld",
             "30s ago",
-            f"Drain and reboot the node. {REFUSED}gpu-healthcheck reset a --reboot gpu-healthcheck quarantine a",
+            f"{ACCEPTS} Drain and reboot the node. {REFUSED}{' '.join(COMMANDS)}",
         ]
     ]
     assert titles(fleet_row) == ["a: fail, REBOOT, Xid79, withheld"]
@@ -173,7 +176,7 @@ def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled()
     ]
     words = " ".join("".join(parsed(page(*rows)).words).split())
 
-    for message in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 dashed: the heartbeat is overdue"):
+    for message in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 silent, dashed: the heartbeat is overdue"):
         assert message.replace(" ", "") in words.replace(" ", "")
     reasons = words.partition("Where")[2].partition("Facts")[0]
     assert reasons.strip() == "Xid79REBOOT1a NvLinkDownRESET2a, b DriverBeingChangedcould not check1c"
@@ -256,11 +259,42 @@ def test_faults_in_one_rack_are_named_and_the_squares_grouped_by_it() -> None:
     text = page(*fleet_with_a_bad_rack(32))
     words = " ".join(" ".join(parsed(text).words).split())
 
-    assert "7 of 8 faulty nodes are in rack r1 , which has 8 of the 32 nodes." in words
+    where = "7 of 8 faulty nodes are in rack r1 , which has 8 of the 32 nodes."
+    assert where in words
+    assert "have one reason" not in words
     assert re.findall(r'<label for="g\d">(.*?)</label>', text) == ["rack", "zone", "nothing"]
     assert re.findall(r"<h3>(r\d) ", text) == ["r1", "r0", "r2", "r3"]
     assert text.count("marked") == 2  # the style, and the group
     assert text.count('<a class="square') == 3 * 32
+
+
+def test_faults_of_one_reason_in_one_rack_say_so() -> None:
+    same = [replace(each, reason="Xid79") for each in fleet_with_a_bad_rack(32)]
+    mixed = [replace(each, reason=f"Xid{place}") for place, each in enumerate(same)]
+    texts = [" ".join(" ".join(parsed(page(*rows)).words).split()) for rows in (same, mixed)]
+
+    assert ["All 7 have one reason: Xid79." in text for text in texts] == [True, False]
+
+
+def test_silent_nodes_do_not_count_as_pass() -> None:
+    rows = [row(node("a", "fail", "RESET"), heard=7200), row(node("b", "pass"), heard=7200), row(node("c", "pass"))]
+    words = "".join("".join(parsed(page(*rows)).words).split())
+
+    for number in ("1fail:RESET", "1pass", "1silent,dashed", "1of3nodeshavealiveagent"):
+        assert number in words
+    assert [cells[1] for cells in facts(*rows)[:2]] == ["fail RESET", "silent, last pass"]
+
+
+def test_a_finding_that_is_older_than_its_severity_has_its_own_time() -> None:
+    condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid13", "lastTransitionTime": timestamp(NOW)}
+    state = node("a", "fail", "RESET", findings=[found("Xid13", "RESET")])
+    raised = NodeState("a", labels=state.labels, annotations=state.annotations, conditions=[condition])
+
+    assert facts(row(raised))[0][2:4] == [
+        "Xid13 RESETgpu/0000:18:00.0 first 2026-11-21 09:00:00",
+        "2026-11-21 12:00:00",
+    ]
+    assert facts(row(state))[0][2:4] == ["Xid13 RESETgpu/0000:18:00.0", "2026-11-21 09:00:00"]
 
 
 def test_a_fleet_without_topology_labels_has_one_view() -> None:
