@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.text import Text
 
 from cli import agent_pods, cluster_config
@@ -34,6 +36,7 @@ from healthcheck.verdict.record import AgentRecord
 if TYPE_CHECKING:
     from healthcheck.cluster.client import Cluster
 
+_NUMBER = re.compile(r"\d{1,6}\Z", re.ASCII)
 Timeout = Annotated[
     float,
     typer.Option(
@@ -44,7 +47,27 @@ Timeout = Annotated[
         help="Repeat failed checks for this time, as 90s or 2m; default: once.",
     ),
 ]
+
+
+def _number(text: str | int) -> int:
+    if isinstance(text, int) or _NUMBER.match(text):
+        return int(text)
+    raise typer.BadParameter("a number of nodes such as 2 is allowed")
+
+
+Allow = Annotated[
+    int,
+    typer.Option(
+        "--allow",
+        metavar="NUMBER",
+        parser=_number,
+        show_default=False,
+        help="Nodes that may be without a live agent; default: 0.",
+    ),
+]
 LACKING = 1
+_UNREADY = ("False", "Unknown")
+"""Values of the condition Ready of a node whose kubelet runs no pods."""
 _LOOK_AGAIN_SECONDS = 2.0
 _MOST_NAMED = 5
 
@@ -55,27 +78,34 @@ class Verification(Struct, frozen=True):
     about: str
     holds: bool
     said: str
+    is_allowed: bool = False
+    """Whether it concerns only nodes that may be without a live agent."""
 
 
 def verify(
-    timeout: Timeout = 0.0, context: Context = "", kubeconfig: Kubeconfig = "", request_timeout: RequestTimeout = None
+    timeout: Timeout = 0.0,
+    allow: Allow = 0,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+    request_timeout: RequestTimeout = None,
 ) -> None:
-    """Check the installation: policies are in force, GPU nodes have labels, and agents check them.
+    """Check the installation: policies are in force, GPU nodes have labels, and each of them has a live agent.
 
-    Exit code: 0 it works; 1 a part is missing; 2 could not check.
+    Exit code: 0 it works; 1 a part or an agent is missing; 2 could not check.
     """
     try:
-        answers = _answers(cluster_of(Access(kubeconfig, context, request_timeout)), time.monotonic() + timeout)
+        cluster = cluster_of(Access(kubeconfig, context, request_timeout))
+        answers = _answers(cluster, time.monotonic() + timeout, allow)
     except ClusterError as error:
         end("verify", explained(error), COULD_NOT)
     show(answers, Screen())
     raise typer.Exit(0 if _all_hold(answers) else LACKING)
 
 
-def _answers(cluster: Cluster, deadline: float) -> list[Verification]:
+def _answers(cluster: Cluster, deadline: float, allow: int) -> list[Verification]:
     """Return the last results: when all pass, or when the time is over. Report each failure when it is first found."""
     reported: set[str] = set()
-    while not _all_hold(answers := list(answers_of(cluster))) and time.monotonic() < deadline:
+    while not _all_hold(answers := list(answers_of(cluster, allow))) and time.monotonic() < deadline:
         for answer in answers:
             if not answer.holds and answer.said not in reported:
                 reported.add(answer.said)
@@ -88,8 +118,11 @@ def _all_hold(answers: list[Verification]) -> bool:
     return all(answer.holds for answer in answers)
 
 
-def answers_of(cluster: Cluster) -> Iterator[Verification]:
-    """Yield the results; each part depends on the parts before it. Raises ClusterError."""
+def answers_of(cluster: Cluster, allow: int = 0) -> Iterator[Verification]:
+    """Yield the results; each part depends on the parts before it. Raises ClusterError.
+
+    `allow`: number of nodes that may be without a live agent.
+    """
     missing = sorted(set(POLICIES) - cluster.policies.list_in_force())
     yield Verification(
         "policies",
@@ -103,35 +136,45 @@ def answers_of(cluster: Cluster) -> Iterator[Verification]:
     beats = cluster.leases.heartbeats(now)
     awake = {name for name, beat in beats.items() if now - beat.renewed <= timedelta(seconds=beat.seconds)}
     silent = sorted(nodes - awake)
-    others = f"; not on {named(silent, _MOST_NAMED)}" if silent else ""
-    yield Verification(
-        "agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} were checked in time{others}"
+    others = f"; without one: {named(silent, _MOST_NAMED)}" if silent else ""
+    have = "node has" if len(nodes) == 1 else "nodes have"
+    is_allowed = 0 < len(silent) <= allow and bool(nodes & awake)
+    message = f"{len(nodes & awake)} of {len(nodes)} {have} a live agent{others}"
+    yield Verification("agents", bool(nodes) and (not silent or is_allowed), message, is_allowed)
+    unready = {node.name for node in listed if (node.condition("Ready") or {}).get("status") in _UNREADY}
+    yield from agent_answers(
+        cluster, nodes, agent_pods.SilentNodes(silent, unready & set(silent)), is_allowed=is_allowed
     )
-    yield from agent_answers(cluster, any_silent=bool(silent))
     yield from settings_answers(cluster, listed)
     yield from crowd_answers(listed)
     yield from engine_answers(listed)
 
 
-def agent_answers(cluster: Cluster, *, any_silent: bool) -> Iterator[Verification]:
-    """Yield the reasons why agents do not run, and whether some run an earlier version.
+def agent_answers(
+    cluster: Cluster, nodes: Collection[str], silent: agent_pods.SilentNodes, *, is_allowed: bool
+) -> Iterator[Verification]:
+    """Yield the reason of each silent node, nodes without a first report, and agents of an earlier version.
 
-    The DaemonSet is read in any case, its Events and pods only if a node has no agent.
+    The DaemonSet is read in any case, pods and Events only if a node is silent.
     """
     try:
         daemon_set = cluster.pods.read_agent_daemon_set()
-        if any_silent:
+        if silent.names:
             uid = str(daemon_set["metadata"]["uid"])
             warnings, pods = cluster.events.list_warnings(NAMESPACE, uid), cluster.pods.list_agents()
-            for failure in agent_pods.start_failures(daemon_set, warnings, pods):
-                nodes = f" on {named(sorted(failure.nodes), _MOST_NAMED)}" if failure.nodes else ""
-                message = f"{failure.reason}{nodes}: {failure.message}. {failure.fix}"
-                yield Verification("agent pods", holds=False, said=message)
+            known = replace(silent, events=cluster.events.last_of_pods(NAMESPACE))
+            for failure in agent_pods.start_failures(daemon_set, warnings, pods, known):
+                where = f" on {named(sorted(failure.nodes), _MOST_NAMED)}" if failure.nodes else ""
+                message = f"{failure.reason}{where}: {failure.message}. {failure.fix}"
+                yield Verification("agent pods", is_allowed, message, is_allowed)
     except NotFound:
         yield Verification("agent pods", holds=False, said=f"there is no DaemonSet {AGENT} in {NAMESPACE}")
     except Forbidden as error:
-        yield Verification("agent pods", holds=not any_silent, said=f"could not check: {error}")
+        yield Verification("agent pods", holds=is_allowed or not silent.names, said=f"could not check: {error}")
     else:
+        if (more := agent_pods.selected(daemon_set) - len(nodes)) > 0:
+            message = f"no first report from {counted(more, 'further node')} that the DaemonSet selects"
+            yield Verification("agents", holds=False, said=message)
         earlier, count = agent_pods.outdated(daemon_set)
         if earlier:
             yield Verification("agent versions", holds=False, said=f"{earlier} of {count} {_EARLIER}")
@@ -211,7 +254,10 @@ _NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install
 
 
 def show(answers: Iterable[Verification], screen: Screen) -> None:
-    print_rows(screen, [[Text(one.about), Text(*_MARKS[one.holds]), Text(one.said)] for one in answers])
+    print_rows(screen, [[Text(one.about), Text(*_mark(one)), Text(one.said)] for one in answers])
 
 
-_MARKS = {True: ("ok", "green"), False: ("lacking", "bold red")}
+def _mark(answer: Verification) -> tuple[str, str]:
+    if answer.is_allowed:
+        return "allowed", "yellow"
+    return ("ok", "green") if answer.holds else ("lacking", "bold red")

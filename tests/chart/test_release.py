@@ -96,9 +96,9 @@ def verify_says_what_is_lacking(release: Release) -> None:
 
     assert "no node has a label" in eventually(lambda: said_by_verify(mine, 1))
     release.plane.create_node("gpu-node-1", labels={"nvidia.com/gpu.present": "true"})
-    assert "0 of 1 were checked in time; not on gpu-node-1" in said_by_verify(mine, 1)
+    assert "0 of 1 node has a live agent; without one: gpu-node-1" in said_by_verify(mine, 1)
     release.plane.request("POST", LEASES, heartbeat)
-    assert "1 of 1 were checked in time" in said_by_verify(mine, 0, words)
+    assert "1 of 1 node has a live agent" in said_by_verify(mine, 0, words)
     release.plane.request("PATCH", BINDING, {"spec": {"validationActions": ["Audit"]}})
     assert "not in force: gpu-healthcheck-agent-nodes" in said_by_verify(mine, 1)
     release.plane.kubectl("delete", "-f", "-", input=rights)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.agent_pods import outdated, start_failures
+from cli.agent_pods import SilentNodes, StartFailure, outdated, start_failures
 
 Json = dict[str, Any]
 PLACED = {"nodeName": "gpu-1"}
@@ -31,6 +31,10 @@ def daemon_set(desired: int = 1, current: int = 1, updated: int = 1) -> Json:
         "updatedNumberScheduled": updated,
     }
     return {"metadata": {"uid": "u"}, "status": status}
+
+
+def failures(daemon_set: Json, warnings: list[str], pods: list[Json], *silent: str, **more: Any) -> list[StartFailure]:
+    return start_failures(daemon_set, warnings, pods, SilentNodes(silent, **more))
 
 
 def pod(status: Json, spec: Json = PLACED) -> Json:
@@ -72,7 +76,7 @@ UNPLACED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_pod_that_does_not_start_is_an_obstacle_of_its_node(stuck: Json, reason: str, message: str, fix: str) -> None:
-    (found,) = start_failures(daemon_set(), (), [stuck])
+    (found,) = failures(daemon_set(), [], [stuck])
 
     assert (found.reason, found.message, found.nodes) == (reason, message, ("gpu-1",))
     assert fix in found.fix
@@ -88,7 +92,7 @@ def test_a_pod_that_does_not_start_is_an_obstacle_of_its_node(stuck: Json, reaso
     ],
 )
 def test_a_pod_that_runs_or_is_about_to_start_is_none(status: Json) -> None:
-    assert start_failures(daemon_set(), ["FailedCreate: of an hour ago"], [pod(status)]) == []
+    assert failures(daemon_set(), ["FailedCreate: of an hour ago"], [pod(status)]) == []
 
 
 QUOTA = 'Error creating: pods "gpu-healthcheck-agent-4x" is forbidden: exceeded quota: team, requested: pods=1'
@@ -109,7 +113,7 @@ WEBHOOK = 'Error creating: admission webhook "validate.kyverno.svc" denied the r
 def test_pods_that_are_never_created_are_found_by_the_events_of_the_daemon_set(message: str, fix: str) -> None:
     warnings = ["FailedCreate: earlier", f"FailedCreate: {message}", "Other: x"]
 
-    (found,) = start_failures(daemon_set(desired=8, current=0), warnings, ())
+    (found,) = failures(daemon_set(desired=8, current=0), warnings, [])
 
     assert (found.reason, found.message, found.nodes) == ("FailedCreate", message, ())
     assert fix in found.fix
@@ -119,17 +123,55 @@ def test_one_reason_on_many_nodes_is_one_obstacle_and_the_largest_is_first() -> 
     pods = [pod(waiting("ErrImagePull", PULL), {"nodeName": name}) for name in ("b", "a")]
     pods.append(pod(waiting("CrashLoopBackOff", "x"), {"nodeName": "c"}))
 
-    assert [(one.reason, one.nodes) for one in start_failures(daemon_set(), (), pods)] == [
+    assert [(one.reason, one.nodes) for one in failures(daemon_set(), [], pods)] == [
         ("ErrImagePull", ("b", "a")),
         ("CrashLoopBackOff", ("c",)),
     ]
 
 
 def test_a_message_from_outside_is_printable_and_bounded() -> None:
-    (found,) = start_failures(daemon_set(), (), [pod(waiting("ErrImagePull", "\x1b[2J" + "x" * 100_000))])
+    (found,) = failures(daemon_set(), [], [pod(waiting("ErrImagePull", "\x1b[2J" + "x" * 100_000))])
 
     assert "\x1b" not in found.message
     assert len(found.message) < 500
+
+
+RUNNING = {"phase": "Running", "containerStatuses": [{"name": "agent", "state": {"running": {}}}]}
+RESTARTED = {"phase": "Running", "containerStatuses": [{"name": "agent", "state": {"running": {}}, "lastState": EXIT}]}
+ENDED = {"phase": "Running", "containerStatuses": [{"name": "agent", "state": EXIT}]}
+PULLS = {"gpu-healthcheck-agent-x": "Pulling: Pulling image x"}
+
+
+@pytest.mark.parametrize(
+    ("pods", "events", "unready", "reason", "message"),
+    [
+        ([pod(RUNNING)], {}, (), "NoHeartbeat", "the agent runs and sends no heartbeat"),
+        ([pod(RESTARTED)], {}, (), "NoHeartbeat", "; its previous run: exit code 2 (Error)"),
+        ([pod(ENDED)], {}, (), "Error", "exit code 2 (Error): agent: CONFIG_DIR"),
+        ([pod(waiting("ContainerCreating"))], PULLS, (), "Pulling", "Pulling image x"),
+        ([pod({"phase": "Pending"}, BY_AFFINITY)], {}, (), "Pending", "the pod has not started yet"),
+        ([pod(RUNNING)], {}, ("gpu-1",), "NodeNotReady", "the kubelet has stopped reporting"),
+        ([], {}, (), "NoPod", "the DaemonSet has no pod there"),
+        ([pod(RUNNING, {"nodeName": "gpu-2"})], {}, (), "NoPod", "the DaemonSet has no pod there"),
+    ],
+)
+def test_each_silent_node_has_a_reason(
+    pods: list[Json], events: dict[str, str], unready: tuple[str, ...], reason: str, message: str
+) -> None:
+    (found,) = failures(daemon_set(), [], pods, "gpu-1", events=events, unready=unready)
+
+    assert (found.reason, found.nodes) == (reason, ("gpu-1",))
+    assert message in found.message
+    assert found.fix
+
+
+def test_before_the_controller_has_observed_a_new_template_all_agents_are_of_an_earlier_one() -> None:
+    new = daemon_set(8, 8, 8)
+    new["metadata"]["generation"], new["status"]["observedGeneration"] = 3, 2
+    assert outdated(new) == (8, 8)
+
+    new["status"]["observedGeneration"] = 3
+    assert outdated(new) == (0, 8)
 
 
 @pytest.mark.parametrize(("current", "updated", "expected"), [(8, 8, (0, 8)), (8, 5, (3, 8)), (0, 0, (0, 0))])

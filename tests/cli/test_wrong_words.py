@@ -34,6 +34,9 @@ WRONG: dict[str, tuple[tuple[str, str], ...]] = {
     "--max-workers": tuple(
         (one, "1 to 64 are allowed") for one in ("nonsense", "", "-5", "65", "1e1", "٣", "9" * 5000)
     ),
+    "--allow": tuple(
+        (one, "a number of nodes such as 2 is allowed") for one in ("nonsense", "", "-5", "1e1", "٣", "9" * 5000)
+    ),
     "--prometheus": (("nonsense", "it must start with http:// or https:// and have a host"),),
     "--probe-nodes": (
         ("", "'' is not a valid node name"),

@@ -62,6 +62,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "pods.list_unplaced": lambda c: c.pods.list_unplaced("ns", "a=b"),
     "pods.list_unplaced_since": lambda c: c.pods.list_unplaced_since(),
     "events.list_of_nodes": lambda c: c.events.list_of_nodes("GateRefused"),
+    "events.last_of_pods": lambda c: c.events.last_of_pods("ns"),
     "events.list_warnings": lambda c: c.events.list_warnings("ns", "u"),
     "jobs.list_workloads": lambda c: c.jobs.list_workloads("a=b"),
     "nodes.names_of_namespaces": lambda c: c.nodes.names_of_namespaces(),

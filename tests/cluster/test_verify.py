@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from healthcheck.text.moments import exact
 from sim.control_plane import MANIFESTS, ControlPlane
-from tests.cli.cluster import run_here
+from tests.cli.cluster import run, run_here
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -26,16 +29,71 @@ def plane(controllers: ControlPlane) -> Iterator[ControlPlane]:
         yield own
 
 
-def lines(plane: ControlPlane) -> str:
+def lines(plane: ControlPlane, *words: str, code: int = 1) -> str:
     """Return the output of `verify`, on one line."""
-    printed = run_here(plane.kubeconfig, "verify")
-    assert printed.returncode == 1, printed
+    printed = run_here(plane.kubeconfig, "verify", *words)
+    assert printed.returncode == code, printed
     return " ".join(printed.stdout.replace("│", " ").split())
 
 
 def agents(plane: ControlPlane) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = plane.request("GET", PODS).body["items"]
     return found
+
+
+def beat(plane: ControlPlane, node: str) -> None:
+    """Renew the heartbeat of the node's agent."""
+    body = {
+        "metadata": {"name": node, "namespace": "gpu-healthcheck"},
+        "spec": {"renewTime": exact(datetime.now(UTC)), "leaseDurationSeconds": 900},
+    }
+    answer = plane.request("POST", "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases", body)
+    assert answer.status == 201, answer.message
+
+
+def set_status(plane: ControlPlane, pod: dict[str, Any], state: dict[str, Any], phase: str) -> None:
+    container = {"name": "agent", "image": "x", "imageID": "", "ready": False, "restartCount": 0, **state}
+    body = {"status": {"phase": phase, "containerStatuses": [container]}}
+    path = f"{PODS}/{pod['metadata']['name']}/status"
+    assert plane.request("PATCH", path, body, content_type=STRATEGIC).status == 200
+
+
+def test_all_selected_nodes_need_a_live_agent_unless_some_are_allowed_to_lack_one(plane: ControlPlane) -> None:
+    names = ["gpu-1", "gpu-2", "gpu-3", "gpu-4"]
+    for name in names[1:]:
+        plane.create_node(name, labels={"nvidia.com/gpu.present": "true"})
+    plane.kubectl("apply", "-f", str(MANIFESTS))
+    pods = {}
+    assert eventually(lambda: len(agents(plane)) == len(names))
+    for pod in agents(plane):
+        terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        pods[terms["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]] = pod
+    ended = {"terminated": {"exitCode": 2, "reason": "Error", "message": "CONFIG_DIR: not a directory"}}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+    set_status(plane, pods["gpu-3"], {"state": waiting, "lastState": ended}, "Running")
+    set_status(plane, pods["gpu-4"], {"state": {"running": {}}}, "Running")
+    for name in names[:2]:
+        beat(plane, name)
+
+    found = lines(plane, "--allow", "1")
+    assert "agents lacking 2 of 4 nodes have a live agent; without one: gpu-3, gpu-4" in found
+    assert "agent pods lacking CrashLoopBackOff on gpu-3: exit code 2 (Error): CONFIG_DIR: not a directory" in found
+    assert "agent pods lacking NoHeartbeat on gpu-4: the agent runs and sends no heartbeat" in found
+
+    found = lines(plane, "--allow", "2", code=0)
+    assert "agents allowed 2 of 4 nodes have a live agent" in found
+    assert "agent pods allowed CrashLoopBackOff on gpu-3" in found
+
+    # `--timeout` waits until the last one is there.
+    with ThreadPoolExecutor(1) as threads:
+        waiting_for_all = threads.submit(run, plane.kubeconfig, "verify", "--timeout", "2m")
+        beat(plane, "gpu-3")
+        assert not waiting_for_all.done()
+        beat(plane, "gpu-4")
+        done = waiting_for_all.result()
+    assert done.returncode == 0, done
+    assert "4 of 4 nodes have a live agent" in done.stdout
+    assert "agent pods" not in done.stdout
 
 
 def test_the_daemon_set_that_is_missing_is_named(plane: ControlPlane) -> None:
@@ -55,13 +113,10 @@ def test_a_quota_that_refuses_the_pods_is_named_with_its_fix(plane: ControlPlane
 def test_an_image_that_cannot_be_pulled_is_named_and_a_started_pod_is_not(plane: ControlPlane) -> None:
     plane.kubectl("apply", "-f", str(MANIFESTS))
     assert eventually(lambda: agents(plane))
-    name = agents(plane)[0]["metadata"]["name"]
-    assert "agent pods" not in lines(plane)
+    assert "agent pods lacking Pending on gpu-1: the pod has not started yet" in lines(plane)
 
-    state = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "gpu-healthcheck:0.3.0"'}}
-    container = {"name": "agent", "image": "x", "imageID": "", "ready": False, "restartCount": 0, "state": state}
-    body = {"status": {"phase": "Pending", "containerStatuses": [container]}}
-    assert plane.request("PATCH", f"{PODS}/{name}/status", body, content_type=STRATEGIC).status == 200
+    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "gpu-healthcheck:0.3.0"'}
+    set_status(plane, agents(plane)[0], {"state": {"waiting": waiting}}, "Pending")
 
     found = lines(plane)
     assert 'ImagePullBackOff on gpu-1: Back-off pulling image "gpu-healthcheck:0.3.0"' in found
