@@ -169,7 +169,7 @@ def _answer(place: str, query: str, connect: Callable[[], socket.socket], second
                     break
                 received += portion
     except (OSError, UnicodeError) as error:
-        raise NoAnswerError(f"no answer from {place} within {seconds:g} s: {error}") from error
+        raise NoAnswerError(f"no answer from {place} within {round(seconds, 2):g} s: {error}") from error
     head, _, body = received.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:

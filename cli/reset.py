@@ -238,7 +238,8 @@ def show(result: ResetOutcome, console: Screen) -> None:
         console.print(Text(f"NVIDIA's bug report is on the node: {printable(record.bug_report)}"), soft_wrap=True)
     if _exit_code(result) == 0:
         how = "with" if any(row.step == Step.REBOOT for row in record.steps or ()) else "without"
-        console.print(Text(f"the GPUs work again after {result.seconds:.0f} s, {how} a reboot", "bold green"))
+        after = f" after {result.seconds:.0f} s" if round(result.seconds) else ""
+        console.print(Text(f"the GPUs work again{after}, {how} a reboot", "bold green"))
     elif result.status == Status.FAIL.value:
         again = [f"quarantine {result.node}", f"reset {result.node} --reboot"]
         is_rebooted = any(row.step == Step.REBOOT for row in record.steps or ())

@@ -11,9 +11,11 @@ from msgspec import Struct
 
 from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Forbidden, Refused
+from healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unauthorized
 
 log = structlog.get_logger()
+_UNAVAILABLE = "the API server is unavailable; the newest verdict is kept"
+_REJECTED = "the API server does not accept the agent's token; the newest verdict is kept"
 
 
 class Outage:
@@ -26,7 +28,7 @@ class Outage:
     def away(self, owner: str, error: ClusterError) -> None:
         with self._lock:
             if not self._waiting:
-                log.warning("the API server is unavailable; the newest verdict is kept", error=str(error))
+                log.warning(_REJECTED if isinstance(error, Unauthorized) else _UNAVAILABLE, error=str(error))
             self._waiting.add(owner)
 
     def back(self, owner: str) -> None:

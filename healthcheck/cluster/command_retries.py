@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from healthcheck.cluster import retry_limits
-from healthcheck.cluster.errors import Conflict, Unavailable
+from healthcheck.cluster.errors import Conflict, Unauthorized, Unavailable
 
 T = TypeVar("T")
 _ASK_SECONDS = 60.0
@@ -79,5 +79,6 @@ class CommandRetries:
 
     def _say_away(self, error: BaseException) -> None:
         if not self._away:
-            self._say(f"the API server does not answer; retrying: {error}")
+            state = "accept your credentials" if isinstance(error, Unauthorized) else "answer"
+            self._say(f"the API server does not {state}; retrying: {error}")
         self._away = True

@@ -20,7 +20,16 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 from msgspec.json import decode
 
-from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable, Unreadable
+from healthcheck.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    Refused,
+    Unauthorized,
+    Unavailable,
+    Unreadable,
+)
 from healthcheck.cluster.kubeconfig import Access, KubeconfigError, choose
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.node.state import FIELD_MANAGER
@@ -188,7 +197,7 @@ class Connection:
         match response.status:
             case 401:
                 self._connect_anew()
-                raise Unavailable(message)
+                raise Unauthorized(message)
             case 403:
                 raise Forbidden(message, verb, resource)
             case 404:

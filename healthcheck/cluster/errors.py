@@ -22,7 +22,7 @@ class ClusterError(Exception):
 
 
 class Unavailable(ClusterError):
-    """No answer, or an answer that asks for a retry (5xx, 429, an expired token)."""
+    """No answer, or an answer that asks for a retry (5xx, 429)."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -34,6 +34,10 @@ class Endless(ClusterError):
 
     Another try would take as long.
     """
+
+
+class Unauthorized(Unavailable):
+    """The server does not accept the token or certificate (401). A new one may be issued, so it is tried again."""
 
 
 class Conflict(ClusterError):

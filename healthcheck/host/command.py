@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from healthcheck.host.opening import refuse_shortage
 from healthcheck.host.process_tree import Descendants
+from healthcheck.text.durations import shown_seconds
 
 _LONGEST_ANSWER = 4 << 20
 _MOST_OUTPUT = 1 << 20
@@ -265,7 +266,7 @@ class Program:
         if self._stop.is_set() and not outputs.ended:
             raise StoppedOnRequest(f"stopped before it was done; {fate}")
         if not in_time:
-            raise MissedDeadline(f"no end within {deadline_seconds:g} s; {fate}", pid)
+            raise MissedDeadline(f"no end within {shown_seconds(deadline_seconds)} s; {fate}", pid)
         if outputs.flooded:
             raise ChildError(f"its output is longer than {self.most_output_bytes} bytes")
         return ProgramEnd(process.returncode, *outputs.texts)

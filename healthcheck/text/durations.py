@@ -20,6 +20,11 @@ def duration(text: str) -> timedelta | None:
     return timedelta(seconds=seconds) if 0 < seconds < _LONGEST.total_seconds() else None
 
 
+def shown_seconds(seconds: float) -> str:
+    """Return seconds for people: `900`, `0.75`."""
+    return f"{round(seconds, 2):g}"
+
+
 def timeout(text: str) -> float:
     """Parse a timeout in seconds as kubectl parses `--request-timeout`: `90`, `90s`, `2m`. Raises ValueError.
 

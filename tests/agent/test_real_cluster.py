@@ -211,7 +211,9 @@ def a_node_that_came_back_under_another_uid_owns_its_lease(plane: ControlPlane, 
 def a_token_that_ended_is_replaced_by_the_one_that_lies_there_now(plane: ControlPlane, world: World) -> None:
     pod = f"/api/v1/namespaces/gpu-healthcheck/pods/agent-on-{world.cluster.name}?gracePeriodSeconds=0"
     assert plane.request("DELETE", pod).status == 200
-    world.agent.wait_for_log("the API server is unavailable; the newest verdict is kept", error="401")
+    world.agent.wait_for_log(
+        "the API server does not accept the agent's token; the newest verdict is kept", error="401"
+    )
     world.host.xid(3, 79, ERROR)
     eventually(lambda: world.agent.metric("verdict_pending") == 1)
     assert world.agent.get("/healthz")[0] == 200

@@ -16,7 +16,8 @@ from sim.api_stand_in import ApiStandIn
 
 NODE = "gpu-node-1"
 KINDS = {
-    "Unavailable": (401, 410, 429, 500, 502, 503, 504),
+    "Unavailable": (410, 429, 500, 502, 503, 504),
+    "Unauthorized": (401,),
     "Forbidden": (403,),
     "NotFound": (404,),
     "Conflict": (409,),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted
-from healthcheck.cluster.errors import Unavailable
+from healthcheck.cluster.errors import Unauthorized, Unavailable
 
 
 def test_nothing_is_begun_any_more_after_ctrl_c() -> None:
@@ -61,3 +61,25 @@ def test_a_person_waits_no_longer_than_a_moment_for_a_busy_server(
 
     assert wait(CommandRetries(stopping, print, 0.0), look) == "seen"
     assert stopping.seconds == [10.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Unavailable("list nodes: 503: busy"), "the API server does not answer; retrying: list nodes: 503: busy"),
+        (
+            Unauthorized("list nodes: 401: Unauthorized"),
+            "the API server does not accept your credentials; retrying: list nodes: 401: Unauthorized",
+        ),
+    ],
+)
+def test_rejected_credentials_are_no_missing_answer(error: Unavailable, message: str) -> None:
+    answers, reported = iter([error]), list[str]()
+
+    def look() -> str:
+        for failure in answers:
+            raise failure
+        return "seen"
+
+    assert CommandRetries(_Passing(), reported.append, 0.0).until(look, 60.0) == "seen"
+    assert reported[:1] == [message]

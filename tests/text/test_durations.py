@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from healthcheck.text.durations import duration
+from healthcheck.text.durations import duration, shown_seconds
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,10 @@ from healthcheck.text.durations import duration
 )
 def test_a_duration_is_read_as_go_writes_it(text: str, seconds: float | None) -> None:
     assert duration(text) == (timedelta(seconds=seconds) if seconds is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.751088, "0.75"), (0.1, "0.1"), (2.0, "2"), (900.0, "900"), (9000.0, "9000")]
+)
+def test_seconds_have_no_digits_beyond_hundredths(seconds: float, text: str) -> None:
+    assert shown_seconds(seconds) == text

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.cluster
 
 ERROR = "GPU has fallen off the bus."
 AWAY = "the API server is unavailable; the newest verdict is kept"
+REJECTED = "the API server does not accept the agent's token; the newest verdict is kept"
 BACK = "the API server is available again; the Node is up to date"
 NODE = "/api/v1/nodes/gpu-node-1"
 HEARTBEATS = "/namespaces/gpu-healthcheck/leases"
@@ -50,7 +51,7 @@ def test_a_start_without_the_api_server_waits_for_it_looking(world: World, outag
     world.host.xid(3, 79, ERROR)
     eventually(lambda: agent.metric("node_severity") == 3)
     if outage != "hanging":
-        assert agent.wait_for_log(AWAY)["level"] == "warning"
+        assert agent.wait_for_log(REJECTED if outage == "401" else AWAY)["level"] == "warning"
     eventually(lambda: agent.metric("verdict_pending") == 1)
     eventually(lambda: agent.get("/readyz")[0] == 200)
     assert agent.get("/healthz")[0] == 200
@@ -332,7 +333,7 @@ class TestAKubeconfigThatGoesAway:
         agent = watched.agent
         assert agent.running
         assert agent.get("/healthz")[0] == 200
-        assert len(agent.logged(AWAY)) == 1
+        assert len([*agent.logged(AWAY), *agent.logged(REJECTED)]) == 1
         assert not [line for line in agent.lines if line["level"] == "error"]
 
         aside.rename(watched.kubeconfig)
