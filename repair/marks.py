@@ -35,6 +35,8 @@ log = structlog.get_logger()
 
 HELD = timedelta(minutes=15)
 """Duration of a claim between renewals: longer than every step before level 2."""
+LONGEST = timedelta(hours=2)
+"""Longest claim, which is the time of the Job: no reader accepts one of more than three hours."""
 HANDED_OVER = timedelta(minutes=10)
 """Duration of the claim after the last step, until the node is returned."""
 AGENT_SECONDS = 25.0
@@ -123,7 +125,7 @@ class ResetMarks:
     def tell(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:
         """Write the record and renew the claim. Raises NodeNotResettable if another run owns the node, ClusterError."""
         annotations = self._annotations(begun, progress)
-        if _AT_THE_START.ask(lambda: self._claimant.hold(_now() + held, annotations)) is None:
+        if _AT_THE_START.ask(lambda: self._claimant.hold(_now() + min(held, LONGEST), annotations)) is None:
             raise NodeNotResettable("another run has claimed the node, or it was returned")
 
     def note(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:

@@ -18,8 +18,6 @@ from healthcheck.text.moments import moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError
 
-FARTHEST = timedelta(days=3)
-"""Longest duration of a deep diagnostic. A later `until` is not from this project, and could block the node forever."""
 _EFFECT = "NoSchedule"
 _LONGEST_HOLDER = 320
 
@@ -31,6 +29,20 @@ class RunKind(StrEnum):
     SWEEP = "sweep"
     QUARANTINE = "quarantine"
     RESET = "reset"
+
+
+LONGEST: Mapping[RunKind, timedelta] = {
+    RunKind.L2: timedelta(days=1, hours=1),
+    RunKind.SWEEP: timedelta(days=2, hours=1),
+    RunKind.QUARANTINE: timedelta(days=1, hours=1),
+    RunKind.RESET: timedelta(hours=3),
+}
+"""Longest time until the end of a claim, by kind, with an hour for clocks that differ.
+
+A later `until` is of no run of this project, and could block the node, or all automatic resets. Such a claim counts as
+none, for all readers: cut to this time, it would never end. A run that is at work nonetheless has its lock on the node
+and uses the GPUs.
+"""
 
 
 class Claim(Struct, frozen=True):
@@ -78,7 +90,7 @@ def claim_in(annotation: str, now: datetime) -> Claim | None:
         claim = _parse(annotation)
     except RecordError:
         return None
-    return claim if now < claim.until <= now + FARTHEST else None
+    return claim if now < claim.until <= now + LONGEST[claim.kind] else None
 
 
 def why_unread(node: NodeState) -> Iterator[str]:

@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import FARTHEST, Claim, RunKind, claim_on, clear, give_back, is_marked, take
+from healthcheck.deep.claim import LONGEST, Claim, RunKind, claim_on, clear, give_back, is_marked, take
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
+from healthcheck.settings.declaration import NodeSettings, settings_of
+from quarantine.node_marks import HELD
+from repair.marks import LONGEST as LONGEST_OF_A_RESET
+
+
+def _bound(name: str) -> int:
+    """Return the largest value of this setting."""
+    (setting,) = (one for one in settings_of(NodeSettings).values() if one.name == name)
+    return int(setting.limits.le or 0)
+
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SWEEP = Claim(RunKind.SWEEP, "gpu-sweep-n-1", NOW + timedelta(hours=1))
@@ -83,6 +93,9 @@ def test_a_run_is_given_back_by_its_holder_only() -> None:
         json.dumps({"kind": "lunch", "holder": "x", "until": "2026-11-21T13:00:00Z"}),
         json.dumps({"kind": "sweep", "holder": "x", "until": "2026-11-21T13:00:00"}),
         json.dumps({"kind": "sweep", "holder": "x", "until": "9999-01-01T00:00:00Z"}),
+        json.dumps({"kind": "reset", "holder": "x", "until": "2026-11-24T12:00:00Z"}),
+        json.dumps({"kind": "reset", "holder": "x", "until": "-2026-11-21T13:00:00Z"}),
+        json.dumps({"kind": "reset", "holder": "x", "until": "2026-13-45T99:00:00Z"}),
         json.dumps({"kind": ["sweep"], "holder": "x", "until": 7}),
     ],
 )
@@ -108,9 +121,29 @@ def test_a_living_run_keeps_its_marks_and_loses_what_the_scripts_left() -> None:
     assert patched(with_left, clear(with_left, NOW)) == node
 
 
-def test_a_run_is_good_for_three_days_at_most() -> None:
-    assert claim_on(held(replace(SWEEP, until=NOW + FARTHEST)), NOW) is not None
-    assert claim_on(held(replace(SWEEP, until=NOW + FARTHEST + timedelta(seconds=1))), NOW) is None
+@pytest.mark.parametrize("kind", RunKind)
+def test_a_claim_lasts_no_longer_than_its_kind(kind: RunKind) -> None:
+    longest = replace(SWEEP, kind=kind, until=NOW + LONGEST[kind])
+    node = held(longest)
+    assert claim_on(node, NOW) == longest
+
+    beyond = NOW - timedelta(seconds=1)
+    assert claim_on(node, beyond) is None
+    assert take(node, L2, beyond) is not None
+    assert patched(node, clear(node, beyond)) == FREE
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest"),
+    [
+        (RunKind.L2, timedelta(seconds=_bound("dcgm_timeout_seconds"))),
+        (RunKind.SWEEP, timedelta(seconds=_bound("dcgm_timeout_seconds") + _bound("job_timeout_seconds"))),
+        (RunKind.QUARANTINE, HELD),
+        (RunKind.RESET, LONGEST_OF_A_RESET),
+    ],
+)
+def test_the_longest_claim_of_a_program_is_accepted_by_a_clock_that_differs(kind: RunKind, longest: timedelta) -> None:
+    assert longest + timedelta(minutes=50) <= LONGEST[kind]
 
 
 @given(st.text() | st.recursive(st.none() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(
