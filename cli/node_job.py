@@ -37,9 +37,10 @@ class NodeJob:
     """The Job of one node, which has a constant name. Raises CouldNot, ClusterError and Interrupted."""
 
     def __init__(
-        self, cluster: Cluster, kind: JobKind, name: str, patience: CommandRetries, voice: NodeProgress
+        self, cluster: Cluster, kind: JobKind, node: str, name: str, patience: CommandRetries, voice: NodeProgress
     ) -> None:
         self.name = name
+        self._node = node
         self._cluster = cluster
         self._kind = kind
         self._patience = patience
@@ -64,13 +65,19 @@ class NodeJob:
 
     def must_be_ours(self, job: JobState, template: Mapping[str, Any]) -> None:
         """Raise if a Job of that name is not this command's. Its result is not trusted, and it is not deleted."""
-        component = self._kind.component
-        if (job.component, job.account) == (component, account_of(template)):
+        component, account = self._kind.component, account_of(template)
+        if (job.component, job.account) != (component, account):
+            why = (
+                f"it has the component '{job.component}' and the account '{job.account}', "
+                f"where a {component}'s has '{component}' and '{account}'"
+            )
+        elif job.node != self._node:
+            why = f"its pods may run on another node than {self._node}"
+        else:
             return
         raise CouldNot(
             f"Job {job.namespace}/{job.name} is not a {component}'s; it is neither followed nor deleted",
-            f"it has the component '{job.component}' and the account '{job.account}', "
-            f"where a {component}'s has '{component}' and '{account_of(template)}'",
+            why,
             f"find its creator, then: kubectl delete job -n {job.namespace} {job.name}",
         )
 

@@ -102,7 +102,7 @@ class NodeQuarantine:
     ) -> None:
         self._cluster = cluster
         self._name = name
-        self._job = NodeJob(cluster, KIND, job_name(name), patience, voice)
+        self._job = NodeJob(cluster, KIND, name, job_name(name), patience, voice)
         self._drain = NodeDrain(cluster, name, self._job.name, options.allowed, patience, voice)
         self._options = options
         self._patience = patience

@@ -21,14 +21,17 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted
 from healthcheck.cluster.errors import ClusterError, NotFound
 from healthcheck.cluster.leases import Heartbeat
-from healthcheck.deep.claim import RunKind, claim_on
+from healthcheck.cluster.names import NAMESPACE
+from healthcheck.deep.claim import RunKind
 from healthcheck.deep.reset_command import OPERANDS
+from healthcheck.deep.reset_plan import reset_targets
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
 from healthcheck.model import Status
 from healthcheck.node.state import MODE
 from healthcheck.operations.drain import DrainPermissions
-from healthcheck.operations.idle_resets import MAY_NEED_RESET, is_left_off, why_not_automatic
+from healthcheck.operations.idle_resets import MAY_NEED_RESET, is_left_off, is_reset_now, why_not_automatic
+from healthcheck.operations.reset_job import AUTOMATION, job_name
 
 log = structlog.get_logger()
 
@@ -65,11 +68,13 @@ def _say(error: Exception) -> int:
 def _names(cluster: Cluster, now: datetime) -> Iterator[str]:
     """Yield the nodes to reset, or to return after an interrupted reset; none while another reset is active."""
     for node in cluster.nodes.select(f"{MODE}={RunKind.RESET.value}"):
-        if claim_on(node, now) is not None:
+        if is_reset_now(node, now):
             log.info("another reset is active", node=node.name)
             return
     for label in OPERANDS:
-        yield from (node.name for node in cluster.nodes.select(f"{label}=false") if is_left_off(node, now))
+        for node in cluster.nodes.select(f"{label}=false"):
+            if is_left_off(node, now) and not _foreign_job(cluster, node.name, is_new=bool(reset_targets(node, ()))):
+                yield node.name
     heartbeats = cache(partial(cluster.leases.heartbeats, now))
     skipped = 0
     for name in cluster.nodes.names(MAY_NEED_RESET):
@@ -87,8 +92,22 @@ def _why_not(cluster: Cluster, name: str, now: datetime) -> str:
         why = why_not_automatic(cluster.nodes.read(name), now)
     except NotFound:
         return "it is gone"
+    why = why or _foreign_job(cluster, name)
     pod = None if why else next(iter(cluster.pods.list_with_gpus(name)), None)
     return why or (f"in use: {pod}" if pod is not None else "")
+
+
+def _foreign_job(cluster: Cluster, name: str, *, is_new: bool = True) -> str:
+    """Return the reason if the node's Job is a person's; '' otherwise, or if it has ended and no new one is needed.
+
+    This account may not delete it.
+    """
+    try:
+        job = cluster.jobs.read(NAMESPACE, job_name(name))
+    except NotFound:
+        return ""
+    is_in_the_way = job.made_by != AUTOMATION and (is_new or not job.outcome)
+    return "" if not is_in_the_way else f"Job {job.namespace}/{job.name} of a person's reset is there"
 
 
 def _is_awake(beat: Heartbeat | None, now: datetime) -> bool:
@@ -99,7 +118,7 @@ def _reset(cluster: Cluster, name: str, stopping: threading.Event) -> ResetOutco
     voice = NodeProgress(lambda text, *_: log.info(text, node=name), lambda _: None)
     patience = CommandRetries(stopping, voice.say, LOOK_SECONDS)
     ending = CommandRetries(threading.Event(), voice.say, LOOK_SECONDS)
-    options = ResetOptions((), force=False, allowed=DrainPermissions(), seconds=_SECONDS)
+    options = ResetOptions((), force=False, allowed=DrainPermissions(), seconds=_SECONDS, is_automatic=True)
     reset = NodeReset(cluster, name, options, patience, ending, voice)
     return reset.run(reset.plan())
 

@@ -9,22 +9,20 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
-from msgspec.structs import replace
-
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep import reset_command
-from healthcheck.deep.reset_command import command_in, render, sign_of_life
-from healthcheck.node.state import RESET_COMMAND, NodeState, annotated
+from healthcheck.node.state import NodeState
 
 
 class SignOfLife(threading.Thread):
     """Thread that renews the annotation while it is on the Node, also during an eviction or an outage."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: Cluster, name: str, *, extends: bool = True) -> None:
         super().__init__(name="sign-of-life", daemon=True)
         self._cluster = cluster
         self._node = name
+        self._extends = extends
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
@@ -39,12 +37,8 @@ class SignOfLife(threading.Thread):
     def run(self) -> None:
         while not self._ended.is_set():
             with suppress(ClusterError):  # tried again
-                self._cluster.nodes.update(self._node, _renewed)
+                self._cluster.nodes.update(self._node, self._renewed)
             self._ended.wait(reset_command.RENEWED_SECONDS)
 
-
-def _renewed(node: NodeState) -> Mapping[str, Any] | None:
-    command = command_in(node.annotations)
-    if command is None:
-        return None
-    return annotated(node, {RESET_COMMAND: render(replace(command, renewed=sign_of_life(datetime.now(UTC))))})
+    def _renewed(self, node: NodeState) -> Mapping[str, Any] | None:
+        return reset_command.renewal(node, datetime.now(UTC), extends=self._extends)

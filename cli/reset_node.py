@@ -28,12 +28,11 @@ from healthcheck.cluster.rights import Right
 from healthcheck.deep.claim import Claim, RunKind, claim_on, take
 from healthcheck.deep.job import JobState
 from healthcheck.deep.reset_command import (
-    ResetCommand,
+    new_command,
     operands_before,
     render,
     restored,
     returned,
-    sign_of_life,
     switch_off,
     switched_off,
     with_labels,
@@ -64,7 +63,7 @@ from healthcheck.node.state import (
 )
 from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, plan_drain
 from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, is_dra_plugin, title
-from healthcheck.operations.reset_job import COMPONENT, CRON_JOB, job_name, reset_job
+from healthcheck.operations.reset_job import AUTOMATION, COMPONENT, CRON_JOB, job_name, reset_job
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -91,6 +90,8 @@ _HANDSHAKE, _DELETED = "hami.io/node-handshake", "Deleted"
 _BATCH = "batch"
 _MOST_JOBS = 4
 """Most Jobs of one run: the one of a reset, the one of the verification after a reboot, and two that a reboot ended."""
+_STEPS, _MOST_REPEATED = frozenset(Step), 2
+"""Names of the steps, and most Events about one of them in one run."""
 _RESULTS = (Status.PASS.value, Status.FAIL.value)
 _RIGHTS = (
     Right("get", "nodes"),
@@ -113,6 +114,7 @@ class ResetOptions(Struct, frozen=True):
     seconds: float
     reboot: bool = False
     """Whether the node may be drained and rebooted."""
+    is_automatic: bool = False
 
 
 class _Over(Exception):
@@ -181,9 +183,9 @@ class NodeReset:
         self._patience = patience
         self._ending = ending
         self._voice = voice
-        self._job = NodeJob(cluster, _KIND, job_name(name), patience, voice)
+        self._job = NodeJob(cluster, _KIND, name, job_name(name), patience, voice)
         self._operands_evicted = 0
-        self._reported: set[str] = set()
+        self._reported: dict[str, set[datetime | None]] = {}
         self._began = time.monotonic()
         self._last_said = ""
 
@@ -225,7 +227,7 @@ class NodeReset:
         )
 
     def run(self, plan: ResetPlan) -> ResetOutcome:
-        with SignOfLife(self._cluster, self._name):
+        with SignOfLife(self._cluster, self._name, extends=not self._options.is_automatic):
             return self._run(plan)
 
     def _run(self, plan: ResetPlan) -> ResetOutcome:
@@ -334,7 +336,7 @@ class NodeReset:
         )
 
     def _sign(self, operands: Mapping[str, str]) -> str:
-        return render(ResetCommand(self._job.name, operands, sign_of_life(datetime.now(UTC))))
+        return render(new_command(self._job.name, operands, datetime.now(UTC)))
 
     def _take_over(self) -> None:
         """Continue for a command that died while the node rebooted: the Job needs a living one."""
@@ -349,7 +351,8 @@ class NodeReset:
         self._voice.stage("creating its Job")
         gpus = [] if rebooted or plan.is_at_once else [target.name for target in plan.targets]
         reboot = rebooted or (plan.node.boot_id if self._options.reboot else "")
-        make = partial(reset_job, plan.template, plan.node, NAMESPACE, gpus, self._options.seconds, reboot)
+        made_by = AUTOMATION if self._options.is_automatic else ""
+        make = partial(reset_job, plan.template, plan.node, NAMESPACE, gpus, self._options.seconds, reboot, made_by)
         return self._job.started(plan.template, make)
 
     def _follow(self, plan: ResetPlan, job: JobState | None) -> str:
@@ -477,7 +480,7 @@ class NodeReset:
     def _go_on(self) -> None:
         """Continue with the retries that only a second Ctrl-C ends."""
         self._patience = self._ending
-        self._job = NodeJob(self._cluster, _KIND, self._job.name, self._ending, self._voice)
+        self._job = NodeJob(self._cluster, _KIND, self._name, self._job.name, self._ending, self._voice)
 
     def _end_job(self) -> None:
         """Delete the Job and wait for its end. A reset that it has begun is not interrupted."""
@@ -651,11 +654,12 @@ class NodeReset:
     # --- requests
 
     def _report_steps(self, node: NodeState, record: RunRecord) -> None:
+        """Report each step once, and again if another Job repeats it. A forged record names any number of steps."""
         for row in record.steps or ():
-            step = f"{row.step} {row.at}"
-            if step not in self._reported:
-                self._reported.add(step)
-                self._event("GpuResetStep", f"{row.step}: {row.detail}", record, step, node=node)
+            times = self._reported.setdefault(row.step or "", set())
+            if row.step in _STEPS and row.at not in times and len(times) < _MOST_REPEATED:
+                times.add(row.at)
+                self._event("GpuResetStep", f"{row.step}: {row.detail}", record, f"{row.step} {row.at}", node=node)
 
     def _event(
         self,

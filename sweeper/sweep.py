@@ -227,7 +227,7 @@ class Sweep:
 
     def _stop_stray(self, job: JobState) -> None:
         def stop() -> bool:
-            node = self._node(job.node)
+            node = self._node(job.node) if job.node else None
             run = claim_on(node, _now()) if node else None
             if run is not None and run.holder == job.name:
                 return False  # claimed after the Nodes were listed

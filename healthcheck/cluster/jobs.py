@@ -11,7 +11,15 @@ from msgspec import Struct
 
 from healthcheck.cluster.connection import Requests, created
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.deep.job import COMPONENT_LABEL, SHOWN, TESTED_NODE, JobState, account_of, claims_devices
+from healthcheck.deep.job import (
+    COMPONENT_LABEL,
+    MADE_BY_LABEL,
+    SHOWN,
+    JobState,
+    account_of,
+    claims_devices,
+    tested_node,
+)
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 
@@ -101,13 +109,14 @@ def _job(job: Mapping[str, Any]) -> JobState:
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
-        node=str((metadata.get("annotations") or {}).get(TESTED_NODE, "")),
+        node=tested_node(job),
         created=created(metadata) or datetime.now(UTC),
         outcome=_outcome(job),
         leaving="deletionTimestamp" in metadata,
         suspended=(job.get("spec") or {}).get("suspend") is True,
         unshown=(metadata.get("annotations") or {}).get(SHOWN) == "",
         component=str((metadata.get("labels") or {}).get(COMPONENT_LABEL, "")),
+        made_by=str((metadata.get("labels") or {}).get(MADE_BY_LABEL, "")),
         account=account_of(job),
         claims=claims_devices(job),
     )

@@ -21,12 +21,14 @@ TESTED_NODE = f"{PREFIX}/node"
 SHOWN = f"{PREFIX}/told"
 """Annotation of a quarantine Job that a command created and follows: time when the result was shown, or ''."""
 COMPONENT_LABEL = "app.kubernetes.io/component"
+MADE_BY_LABEL = "app.kubernetes.io/managed-by"
+"""Label of a Job that a program created for itself, with the name of its account."""
 _LONGEST_NAME, _DIGEST_LETTERS = 63, 10
 """Longest Job name, which is a label of its pods, and length of the digest in it."""
 
 
 class JobState(Struct, frozen=True):
-    """A Job as last read from the API server. `node` is the Node that it tests."""
+    """A Job as last read from the API server. `node` is the Node that it tests; '' if its pods may run on another."""
 
     name: str
     namespace: str
@@ -43,6 +45,8 @@ class JobState(Struct, frozen=True):
     """A command created it, and no command has shown its result."""
     component: str = ""
     """Value of its label `app.kubernetes.io/component`."""
+    made_by: str = ""
+    """Account of the program that created it; '' for a person."""
     account: str = ""
     """Service account of its pods."""
     claims: bool = False
@@ -93,6 +97,15 @@ def pod_of(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return pod, container
 
 
+def tested_node(job: Mapping[str, Any]) -> str:
+    """Return the Node that the Job names, if its pods can run on no other; '' otherwise."""
+    name = str((job["metadata"].get("annotations") or {}).get(TESTED_NODE, ""))
+    affinity = (_pod_in(job).get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    is_pinned = bool(terms) and all(_only(name) in (term.get("matchFields") or ()) for term in terms)
+    return name if is_pinned else ""
+
+
 def claims_devices(job: Mapping[str, Any]) -> bool:
     """Whether the Job's pods claim devices by dynamic resource allocation."""
     return bool(_pod_in(job).get("resourceClaims"))
@@ -129,11 +142,14 @@ def _pin(pod: dict[str, Any], node_name: str) -> None:
 
     A label could be missing or belong to another Node.
     """
-    field = {"key": "metadata.name", "operator": "In", "values": [node_name]}
     affinity = pod.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = required.get("nodeSelectorTerms") or [{}]
     # Terms are alternatives: each of the template's terms must be restricted to this node.
     required["nodeSelectorTerms"] = [
-        {**term, "matchFields": [*(term.get("matchFields") or ()), field]} for term in terms
+        {**term, "matchFields": [*(term.get("matchFields") or ()), _only(node_name)]} for term in terms
     ]
+
+
+def _only(node_name: str) -> dict[str, Any]:
+    return {"key": "metadata.name", "operator": "In", "values": [node_name]}

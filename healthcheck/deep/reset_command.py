@@ -1,20 +1,23 @@
 """Annotation of the command of a reset: labels of the GPU operator that it switched off, and its sign of life. Pure.
 
-Only the command writes it, with a person's permissions. The reset's Job and the agent restore exactly the labels that
-it lists, and may only remove it or empty its list (kubernetes/manifests/11-admission-policies-reset.yaml).
+Only the command writes it, with a person's permissions or as an automatic reset. The reset's Job and the agent restore
+exactly the labels that it lists, and may only remove it or empty its list. The permissions of the reset's accounts end
+at its `until` (kubernetes/manifests/11-admission-policies-reset.yaml).
 """
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back
 from healthcheck.deep.reset_steps import awaits_reboot
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, annotated
 from healthcheck.text.json_rows import JsonObject, names, row_in, word
+from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError, RunRecord
 
@@ -24,6 +27,9 @@ RENEWED_SECONDS = 5.0
 """Pause between two signs of life: after a lost connection of 40 s, the next one is in time."""
 _LONGEST_GAP_SECONDS = 10.0
 """Longest part of a pause between two reads that counts: during an outage of the API server, nobody can be heard."""
+
+LONGEST = timedelta(hours=3)
+"""Time that a reset may take: its Job has two hours. For a person's, it begins anew with each sign of life."""
 
 LOCK = "reset.lock"
 """File in the agent's state folder that the Job of a reset locks while it runs."""
@@ -35,17 +41,22 @@ OPERANDS = tuple(
 
 
 class ResetCommand(Struct, frozen=True):
-    """The annotation. `operands` are labels with their values before; `renewed` changes with each sign of life."""
+    """The annotation. `operands` are labels with their values before; `renewed` changes with each sign of life.
+
+    `until` is the end of the permissions that it gives, which only admission judges; '' in one of an earlier version.
+    """
 
     holder: str
     operands: Mapping[str, str]
     renewed: str
+    until: str = ""
 
 
 class _CommandRow(JsonObject, frozen=True):
     holder: Annotated[str | None, word] = None
     operands: Annotated[Mapping[str, str] | None, names] = None
     renewed: Annotated[str | None, word] = None
+    until: Annotated[str | None, word] = None
 
 
 class Silence(Struct):
@@ -74,16 +85,36 @@ def command_in(annotations: Mapping[str, str]) -> ResetCommand | None:
         row.must_have("holder", "renewed")
     except (RecordError, ValueError):
         return None
-    return ResetCommand(row.holder or "", row.operands or {}, row.renewed or "")
+    return ResetCommand(row.holder or "", row.operands or {}, row.renewed or "", row.until or "")
 
 
 def render(command: ResetCommand) -> str:
     fields = {"holder": command.holder, "operands": dict(command.operands), "renewed": command.renewed}
+    if command.until:
+        fields["until"] = command.until
     return json.dumps(fields, separators=(",", ":"))
 
 
 def sign_of_life(now: datetime) -> str:
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def new_command(holder: str, operands: Mapping[str, str], now: datetime) -> ResetCommand:
+    return ResetCommand(holder, operands, sign_of_life(now), timestamp(now + LONGEST))
+
+
+def renewal(node: NodeState, now: datetime, *, extends: bool) -> dict[str, Any] | None:
+    """Return the patch with a sign of life; None if the Node has no readable annotation.
+
+    A label that another client has switched on meanwhile is not restored any more. `extends`: the permissions last
+    longer, which an automatic reset may not request.
+    """
+    command = command_in(node.annotations)
+    if command is None:
+        return None
+    still_off = dict.fromkeys(switched_off(node.labels, node.annotations), _ON)
+    new = new_command(command.holder, still_off, now)
+    return annotated(node, {RESET_COMMAND: render(new if extends else replace(new, until=command.until))})
 
 
 def operands_before(node: NodeState) -> dict[str, str]:
@@ -118,7 +149,7 @@ def restored(node: NodeState, patch: Mapping[str, Any] | None = None) -> dict[st
     command = command_in(node.annotations)
     if command is None or not command.operands:
         return None if patch is None else dict(patch)
-    emptied = render(ResetCommand(command.holder, {}, command.renewed))
+    emptied = render(replace(command, operands={}))
     on = dict.fromkeys(switched_off(node.labels, node.annotations), _ON)
     return with_labels(annotated(node, {RESET_COMMAND: emptied}, patch), on)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from healthcheck.deep.claim import claim_on
+from healthcheck.deep.claim import RunKind, claim_on
 from healthcheck.deep.reset_command import OPERANDS, operands_before, switched_off
 from healthcheck.deep.reset_plan import reset_targets, why_not_reset
 from healthcheck.deep.reset_steps import may_have_begun
@@ -21,6 +21,12 @@ MAY_NEED_RESET = f"{SEVERITY} in ({Severity.RESET.name},{Severity.REBOOT.name},{
 """Selector of the nodes that a reset may help; a finding that recurs after resets is ISOLATE."""
 AGAIN = timedelta(hours=24)
 """Time after a reset of a node, by a person or a program, without an automatic one."""
+
+
+def is_reset_now(node: NodeState, now: datetime) -> bool:
+    """Whether a reset has the node. Any other claim says nothing about resets, whatever the label `mode`."""
+    run = claim_on(node, now)
+    return run is not None and (run.kind, run.holder) == (RunKind.RESET, job_name(node.name))
 
 
 def is_left_off(node: NodeState, now: datetime) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.operations.reset_job import job_name
+from healthcheck.node.state import NodeState
+from healthcheck.operations.reset_job import job_name, reset_job
 from sim.control_plane import ControlPlane
 from sim.device_plugin import DEPLOY, PLUGIN, DevicePlugin
 from sim.host_boot import HostBoot
@@ -176,6 +177,18 @@ class Workshop:
     def pods(self) -> set[str]:
         items = self.plane.request("GET", PODS).body["items"]
         return {pod["metadata"]["name"] for pod in items if pod["metadata"].get("labels", {}).get("app") != PLUGIN}
+
+    def job(self, node: str = "", **more: Any) -> str:
+        """Create the Job of this node's reset, as a person's command does, but on `node`. Return its name."""
+        cron_job = "/apis/batch/v1/namespaces/gpu-healthcheck/cronjobs/gpu-healthcheck-reset-node"
+        template = self.plane.request("GET", cron_job).body["spec"]["jobTemplate"]
+        target = NodeState(node or self.name, uid=self.object["metadata"]["uid"])
+        job = reset_job(template, target, "gpu-healthcheck", ["0"], 60)
+        job["metadata"] |= {"name": job_name(self.name), "ownerReferences": []}
+        job["spec"] |= more
+        answer = self.plane.request("POST", JOBS, job)
+        assert answer.status == 201, answer.message
+        return job_name(self.name)
 
     def has_job(self) -> bool:
         return self.plane.request("GET", f"{JOBS}/{job_name(self.name)}").status == 200

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
 import pytest
 
-from healthcheck.text.moments import moment
+from healthcheck.deep.reset_steps import Step
+from healthcheck.text.moments import moment, timestamp
 from sim.device_plugin import DEPLOY
 from sim.dra_plugin import XID_TAINT, DraPlugin
 from tests.cli.reset_world import P, Workshop
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("operator", [True, False], ids=["operator", "plain device plugin"])
@@ -56,6 +63,16 @@ class TestRefused:
         assert (code, workshop.is_untouched, workshop.has_job()) == (2, True, False), out
         return out
 
+    def test_with_a_job_of_its_name_that_runs_elsewhere(self, workshop: Workshop) -> None:
+        """It would report what another node's Job writes into its log."""
+        workshop.run_plugin(operator=True)
+        workshop.break_gpu(2)
+        name = workshop.job("evil.example.internal", suspend=True)
+        code, out = workshop.reset()
+        assert (code, workshop.is_untouched, workshop.has_job()) == (2, True, True), out
+        assert f"Job gpu-healthcheck/{name} is not a reset's; it is neither followed nor deleted" in out
+        assert f"its pods may run on another node than {workshop.name}" in out
+
     def test_without_a_finding_that_a_reset_ends(self, workshop: Workshop) -> None:
         eventually(lambda: workshop.annotation("results"))
         assert "no finding on it ends with the reset of a GPU" in self.refused(workshop)
@@ -88,6 +105,33 @@ def test_a_pod_that_may_not_be_evicted_undoes_all(workshop: Workshop) -> None:
 
     assert workshop.reset("--force")[0] == 0
     assert (workshop.pods(), workshop.allocatable) == (set(), 8)
+
+
+def test_a_forged_record_makes_few_events(workshop: Workshop) -> None:
+    """Each read of the record has other steps, of other times."""
+    workshop.run_plugin(operator=True)
+    workshop.add_pod("train-2", gpu=2, labels={"app": "train"})
+    workshop.add_budget("train")
+    workshop.break_gpu(2)
+    process = workshop.start(workshop.name)
+    eventually(lambda: workshop.record.get("pods"))
+
+    record, seconds = workshop.record, count()
+    names = [*Step, *(f"step {number}" for number in range(5))]
+
+    def forge() -> bool:
+        steps = [{"step": name, "at": timestamp(NOW + timedelta(seconds=next(seconds)))} for name in names]
+        text = json.dumps(record | {"steps": steps})
+        workshop.patch({"metadata": {"annotations": {f"{P}/reset-result": text}}})
+        return next(seconds) > 500
+
+    eventually(forge)
+    code, out = workshop.interrupt(process)
+
+    told = [event for event in workshop.events if event.startswith("GpuResetStep")]
+    assert (code, workshop.is_untouched) == (130, True), out
+    assert 3 < len(told) <= 2 * len(Step)
+    assert not any("step " in event for event in told)
 
 
 def test_a_foreign_process_stops_it_and_is_named(workshop: Workshop) -> None:

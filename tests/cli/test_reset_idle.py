@@ -105,6 +105,22 @@ def test_a_node_in_use_or_without_the_operator_is_left_as_it_is(workshop: Worksh
     assert "the GPU operator does not run its device plugin" in reasons(log)[workshop.name]
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_the_job_of_a_persons_reset_is_left_alone(workshop: Workshop, has_ended: bool) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.break_gpu(2)
+    job = workshop.job(suspend=True)
+    if has_ended:
+        at = timestamp(datetime.now(UTC))
+        ended = [{"type": kind, "status": "True", "lastTransitionTime": at} for kind in ("FailureTarget", "Failed")]
+        workshop.plane.request("PATCH", f"{JOBS}/{job_name(workshop.name)}/status", {"status": {"conditions": ended}})
+
+    code, log = run(workshop.plane)
+
+    assert (code, workshop.is_untouched, workshop.has_job()) == (0, True, True), log
+    assert f"Job gpu-healthcheck/{job} of a person's reset is there" in reasons(log)[workshop.name]
+
+
 def row(severity: str, subject: str = "gpu/0000:18:00.0", **more: Any) -> dict[str, Any]:
     return {"reason": "Xid62", "severity": severity, "subject": subject, "nature": "event", **more}
 
@@ -154,7 +170,7 @@ def test_other_nodes_are_left_alone_and_the_reason_is_reported(left: ControlPlan
 
 
 def test_one_node_is_reset_at_a_time(left: ControlPlane) -> None:
-    for minutes, is_active in ((5, True), (-5, False)):
+    for minutes, is_active in ((5, True), (-5, False), (3 * 24 * 60 - 5, False)):
         until = timestamp(datetime.now(UTC) + timedelta(minutes=minutes))
         claim = json.dumps({"kind": "reset", "holder": "gpu-reset-monitor", "until": until})
         marks = {"labels": {f"{P}/mode": "reset"}, "annotations": {f"{P}/run": claim}}

@@ -6,6 +6,7 @@ The templates in the cluster are irrelevant: without them, no request is refused
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import yaml
 from healthcheck.deep.reset_command import ResetCommand, render
 from healthcheck.node.state import NodeState
 from healthcheck.operations.quarantine_job import COMPONENT as QUARANTINE
-from healthcheck.operations.reset_job import reset_job
+from healthcheck.operations.reset_job import AUTOMATION, reset_job
+from healthcheck.text.moments import timestamp
 from sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
 from tests.cluster import test_quarantine_manifests as quarantine
 from tests.cluster import test_sweep_job_admission as sweeps
@@ -36,11 +38,13 @@ UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 MAINTENANCE = {"key": f"{P}/maintenance", "value": "reset", "effect": "NoSchedule"}
 
 
-def reset(change: Change = sweeps.same, namespace: str = "gpu-healthcheck") -> Job:
-    """Return the Job that the command creates from the template that we ship, changed."""
+def reset(
+    change: Change = sweeps.same, namespace: str = "gpu-healthcheck", node: str = "n", made_by: str = AUTOMATION
+) -> Job:
+    """Return the Job that the program creates from the template that we ship, changed."""
     template = yaml.safe_load((MANIFESTS / "13-reset.yaml").read_text())["spec"]["jobTemplate"]
     gpus = ["0000:18:00.0", "GPU-00000000-0000-4000-8000-000000000001", "3"]
-    job = reset_job(template, NodeState("n", uid="uid-1"), namespace, gpus, 300)
+    job = reset_job(template, NodeState(node, uid="uid-1"), namespace, gpus, 300, made_by=made_by)
     change(job)
     return job
 
@@ -92,6 +96,8 @@ INVALID = {"pods of others", "the containers' processes", "AppArmor as it was", 
 MAY_NOT: dict[str, tuple[Change, str]] = {
     **{name: (refused, "") for name, (_, refused, _) in sweeps.RULES.items() if name not in HARMLESS | INVALID},
     "another program's name": (metadata(name="gpu-quarantine-n"), "only Jobs of resets"),
+    "another node's name": (metadata(name="gpu-reset-m"), "must be called gpu-reset-n"),
+    "another node's name with a digest": (metadata(name="gpu-reset-n-0123456789"), "must be called gpu-reset-n"),
     "another label": (metadata(labels={**LABELS, "example.com/inject": "true"}), "example.com/inject"),
     "another owner": (metadata(ownerReferences=[{**OWNER, "name": "m"}]), "ownerReferences"),
     "pods of others": (of_job(manualSelector=True, selector={"matchLabels": LABELS}), "manualSelector"),
@@ -123,7 +129,7 @@ def apply(plane: ControlPlane) -> None:
 def token(installed: ControlPlane) -> Iterator[str]:
     apply(installed)
     for name, severity in ((FAULTY, "RESET"), (HEALTHY, "PASS")):
-        labels = {f"{P}/severity": severity, DEPLOY: "true", "nvidia.com/gpu.deploy.nvsm": "paused-for-driver-upgrade"}
+        labels = {f"{P}/severity": severity, DEPLOY: "true", PLUGIN: "true", NVSM: "paused-for-driver-upgrade"}
         installed.create_node(name, labels=labels, taints=[UNHEALTHY])
     token = unbound_token(installed, ACCOUNT)
     eventually(lambda: sweeps.said(installed, reset(), token=token) == "")
@@ -165,14 +171,51 @@ def test_the_token_is_bound_in_every_namespace(installed: ControlPlane, token: s
     installed.kubectl("delete", "rolebinding", ACCOUNT, "-n", "default")
 
 
-def test_the_automation_deletes_jobs_of_resets_only(installed: ControlPlane, token: str) -> None:
-    for change, status in ((metadata(ownerReferences=None), 200), (metadata(name="gpu-quarantine-n"), 403)):
-        job = reset(change)
-        metadata(ownerReferences=None)(job)  # without its Node, it would be deleted
-        assert installed.request("POST", sweeps.OURS, job).status == 201
-        path = f"{sweeps.OURS}/{job['metadata']['name']}?propagationPolicy=Background"
-        assert installed.request("DELETE", path, token=token).status == status
-        installed.request("DELETE", path)
+LONG = "ip-10-0-1-2.a-rather-long-domain-of-a-cluster.example.internal"
+READABLE = "gpu-reset-ip-10-0-1-2-a-rather-long-domain-of-a-clu"
+LONG_NAMES = {
+    reset(node=LONG)["metadata"]["name"]: "",
+    f"{READABLE}s-0123456789": "",
+    f"{READABLE}-0123456789": "must be called",
+    f"{READABLE.replace('1-2', '1-3')}s-0123456789": "must be called",
+    "gpu-reset-n": "must be called",
+    "gpu-reset-0123456789": "must be called",
+}
+
+
+@pytest.mark.parametrize(("name", "refusal"), LONG_NAMES.items(), ids=LONG_NAMES)
+def test_the_job_of_a_node_with_a_long_name_is_called_after_it(
+    installed: ControlPlane, token: str, name: str, refusal: str
+) -> None:
+    answer = sweeps.said(installed, reset(metadata(name=name), node=LONG), token=token)
+    assert (refusal in answer) if refusal else (answer == "")
+
+
+def test_the_shortened_name_ends_without_a_dash(installed: ControlPlane, token: str) -> None:
+    node = "a" * 41 + ".b" * 20
+    assert f"gpu-reset-{'a' * 41}-" in reset(node=node)["metadata"]["name"]
+    assert sweeps.said(installed, reset(node=node), token=token) == ""
+
+
+DELETIONS: dict[str, tuple[str, Change, str]] = {
+    "its own": (AUTOMATION, sweeps.same, ""),
+    "of a person": ("", sweeps.same, "only its own Jobs"),
+    "of Helm": ("Helm", sweeps.same, "only its own Jobs"),
+    "a quarantine's": (AUTOMATION, metadata(name="gpu-quarantine-n"), "only Jobs of resets"),
+}
+
+
+@pytest.mark.parametrize(("made_by", "change", "refusal"), DELETIONS.values(), ids=DELETIONS)
+def test_the_automation_deletes_only_jobs_of_its_own_resets(
+    installed: ControlPlane, token: str, made_by: str, change: Change, refusal: str
+) -> None:
+    job = reset(change, made_by=made_by)
+    metadata(ownerReferences=None)(job)  # without its Node, it would be deleted
+    assert installed.request("POST", sweeps.OURS, job).status == 201
+    path = f"{sweeps.OURS}/{job['metadata']['name']}?propagationPolicy=Background"
+    answer = installed.request("DELETE", path, token=token)
+    assert (answer.status, refusal in answer.message) == ((403, True) if refusal else (200, True))
+    installed.request("DELETE", path)
 
 
 def asked(plane: ControlPlane, token: str, patch: dict[str, Any], node: str) -> str:
@@ -186,15 +229,21 @@ CLAIM = annotated(f"{P}/run", RUN)
 COMMAND = f"{P}/reset-command"
 
 
-def begun(*operands: str, off: tuple[str, ...] = (), on: tuple[str, ...] = (), renewed: str = "0") -> dict[str, Any]:
+def after(**time: float) -> str:
+    return timestamp(datetime.now(UTC) + timedelta(**time))
+
+
+def begun(
+    *operands: str, off: tuple[str, ...] = (), on: tuple[str, ...] = (), renewed: str = "0", until: str = ""
+) -> dict[str, Any]:
     """Return a patch with the annotation of a command that lists these operands."""
     time = f"2026-11-21T00:00:00.00{renewed}Z"
-    text = render(ResetCommand("gpu-reset-x", dict.fromkeys(operands, "true"), time))
+    text = render(ResetCommand("gpu-reset-x", dict.fromkeys(operands, "true"), time, until))
     labels = {**dict.fromkeys(off, "false"), **dict.fromkeys(on, "true")}
     return {"metadata": {"annotations": {COMMAND: text}, "labels": labels}}
 
 
-NVSM = "nvidia.com/gpu.deploy.nvsm"
+NVSM, PLUGIN = "nvidia.com/gpu.deploy.nvsm", "nvidia.com/gpu.deploy.device-plugin"
 WRITES: dict[str, tuple[dict[str, Any], str]] = {
     "claim": (CLAIM, ""),
     "record": (annotated(f"{P}/reset-result", "{}"), ""),
@@ -203,7 +252,12 @@ WRITES: dict[str, tuple[dict[str, Any], str]] = {
     "operand off": (begun(DEPLOY, off=(DEPLOY,)), ""),
     "an unlisted operand": (labelled(DEPLOY, "false"), "only once"),
     "a paused operand": (begun(NVSM, off=(NVSM,)), "only once"),
+    "operand off for three hours": (begun(DEPLOY, off=(DEPLOY,), until=after(hours=3)), ""),
+    "operand off for three days": (begun(DEPLOY, off=(DEPLOY,), until=after(days=3)), "at most 4 hours from now"),
+    "operand off for ever": (begun(DEPLOY, off=(DEPLOY,), until="9999-12-31T23:59:59Z"), "at most 4 hours from now"),
+    "operand off until no time": (begun(DEPLOY, off=(DEPLOY,), until="2026-13-45T99:00:00Z"), "denied request"),
     "list a paused operand": (begun(NVSM), "may only remove its annotation"),
+    "list an operand that stays on": (begun(DEPLOY), "may only remove its annotation"),
     "an operand's value": (labelled(DEPLOY, "x"), "only once"),
     "a new operand": (labelled("nvidia.com/gpu.deploy.dcgm-exporter", "true"), "only once"),
     "another form": (annotated(COMMAND, '{"operands":{}}'), "may only remove its annotation"),
@@ -227,21 +281,116 @@ def test_a_stolen_token_writes_only_marks_of_a_reset_on_a_node_that_needs_one(
     assert asked(installed, token, patch, HEALTHY) != ""
 
 
-def test_a_node_is_returned_after_its_finding_has_ended(installed: ControlPlane, token: str) -> None:
-    path, claim, off = f"/api/v1/nodes/{HEALTHY}", annotated(f"{P}/run", RUN), labelled(DEPLOY, "false")
-    for own in (claim, annotated(f"{P}/reset-result", '{"running":"reset","operands":{}}')):
-        installed.request("PATCH", path, own)
+@pytest.fixture
+def healed(installed: ControlPlane, token: str) -> Iterator[str]:
+    """Yield the path of the node without a finding, on which nothing of a reset is left."""
+    yield (path := f"/api/v1/nodes/{HEALTHY}")
+    nothing = {COMMAND: None, f"{P}/run": None, f"{P}/reset-result": None}
+    labels = {DEPLOY: "true", f"{P}/severity": "PASS", f"{P}/mode": None}
+    installed.request("PATCH", path, {"metadata": {"annotations": nothing, "labels": labels}})
+
+
+RESULT = annotated(f"{P}/reset-result", '{"running":"reset","operands":{}}')
+RETURNED = {"metadata": {"annotations": {COMMAND: None, f"{P}/run": None}, "labels": {DEPLOY: "true"}}}
+OFF, ENDED = labelled(DEPLOY, "false"), "may only return the Node"
+
+
+def test_marks_of_a_reset_permit_none(installed: ControlPlane, token: str, healed: str) -> None:
+    for own in (CLAIM, RESULT, labelled(f"{P}/mode", "reset")):
+        installed.request("PATCH", healed, own)
         assert "with severity RESET" in asked(installed, token, begun(), HEALTHY)
+        assert "with severity RESET" in asked(installed, token, begun(DEPLOY, off=(DEPLOY,)), HEALTHY)
 
-    installed.request("PATCH", path, begun(DEPLOY, off=(DEPLOY,)))
-    patches = (begun(DEPLOY, renewed="1"), begun(on=(DEPLOY,)), claim, begun(NVSM, on=(DEPLOY,)), begun())
-    answers = [asked(installed, token, patch, HEALTHY) for patch in patches]
-    assert (answers[:3], "may only remove" in answers[3], "switched on" in answers[4]) == (["", "", ""], True, True)
 
-    installed.request("PATCH", path, begun(on=(DEPLOY,)))
-    assert "only once" in asked(installed, token, off, HEALTHY)
-    for key in (COMMAND, f"{P}/run", f"{P}/reset-result"):
-        installed.request("PATCH", path, annotated(key, None))
+@pytest.mark.parametrize(
+    ("until", "is_over"),
+    [({"hours": 1.0}, False), ({"seconds": -1.0}, True), (None, True)],
+    ids=["before", "after", "none"],
+)
+def test_permissions_end_at_the_time_of_their_command(
+    installed: ControlPlane, token: str, healed: str, until: dict[str, float] | None, is_over: bool
+) -> None:
+    """They began while the severity was RESET. Whatever the token writes, they end."""
+    end = after(**until) if until else ""
+    installed.request("PATCH", healed, begun(DEPLOY, off=(DEPLOY,), until=end))
+    work = (begun(DEPLOY, renewed="1", until=end), CLAIM, labelled(f"{P}/mode", "reset"))
+    taint = tainted(UNHEALTHY, MAINTENANCE)
+    assert [ENDED in answer if is_over else not answer for answer in _asked(installed, token, *work, taint)] == [
+        True
+    ] * 4
+
+    longer = begun(DEPLOY, renewed="1", until=after(hours=2))
+    plugin = begun(DEPLOY, PLUGIN, off=(PLUGIN,), renewed="1", until=end)
+    assert all(_asked(installed, token, longer, plugin, labelled(PLUGIN, "false"), RESULT))
+    assert _asked(installed, token, begun(on=(DEPLOY,), until=end), RETURNED) == ["", ""]
+
+    assert (
+        installed.request(
+            "PATCH", f"{healed}?fieldManager=gpu-healthcheck", begun(on=(DEPLOY,), until=end), token=token
+        ).status
+        == 200
+    )
+    renewed = asked(installed, token, begun(renewed="2", until=end), HEALTHY)
+    assert (ENDED in renewed) is is_over
+    assert "only once" in asked(installed, token, OFF, HEALTHY)
+
+
+def _asked(plane: ControlPlane, token: str, *patches: dict[str, Any]) -> list[str]:
+    return [asked(plane, token, patch, HEALTHY) for patch in patches]
+
+
+RECORDS = {
+    "of the begin": ('{"status":"unknown","severity":"PASS","checks":[],"findings":[],"running":"claim"}', True),
+    "empty": ("{}", True),
+    "finding": ('{"findings":[{"reason":"Xid62","subject":"gpu/0000:18:00.0"}]}', False),
+    "finding after a space": ('{"findings" :[{"reason":"Xid62","subject":"gpu/0000:18:00.0"}]}', False),
+    "finding after none": ('{"x":{"findings":[]},"findings":[{"reason":"Xid62"}]}', False),
+    "escaped finding": (r'{"x":{"findings":[]},"\u0066indings":[{"reason":"Xid62"}]}', False),
+    "severity": ('{"findings":[],"severity":"RESET"}', False),
+    "escaped severity": (r'{"findings":[],"severity":"RESE\u0054"}', False),
+    "result": ('{"findings":[],"status":"fail"}', False),
+}
+
+
+@pytest.mark.parametrize(("record", "is_allowed"), RECORDS.values(), ids=RECORDS)
+def test_no_record_of_the_automation_keeps_the_severity_that_permits_it(
+    installed: ControlPlane, token: str, record: str, is_allowed: bool
+) -> None:
+    answer = asked(installed, token, annotated(f"{P}/reset-result", record), FAULTY)
+    assert (answer == "") if is_allowed else ("without a finding or result" in answer)
+
+
+@pytest.mark.parametrize("forged", ["2000-01-01T00:00:00Z", "2036-01-01T00:00:00Z"])
+def test_a_forged_time_in_managed_fields_moves_no_end(
+    installed: ControlPlane, token: str, healed: str, forged: str
+) -> None:
+    fields: dict[str, Any] = {"f:metadata": {"f:annotations": {f"f:{key}": {} for key in (COMMAND, f"{P}/run")}}}
+    entry: dict[str, Any] = {"manager": "gpu-healthcheck", "operation": "Update", "apiVersion": "v1", "time": forged}
+    entry |= {"fieldsType": "FieldsV1", "fieldsV1": fields}
+    installed.request("PATCH", healed, begun(until=after(seconds=-1)))
+    there = installed.request("GET", healed).body["metadata"]["managedFields"]
+    for patch in (CLAIM, labelled(f"{P}/mode", "reset"), begun(renewed="1", until=after(seconds=-1))):
+        lying = {"metadata": {**patch["metadata"], "managedFields": [*there, entry]}}
+        assert ENDED in asked(installed, token, lying, HEALTHY)
+
+    installed.request("PATCH", healed, labelled(f"{P}/severity", "RESET"))
+    for hours, refusal in ((5, "at most 4 hours from now"), (3, "")):
+        patch = begun(renewed="1", until=after(hours=hours))
+        lying = {"metadata": {**patch["metadata"], "managedFields": [*there, entry]}}
+        answer = asked(installed, token, lying, HEALTHY)
+        assert (refusal in answer) if refusal else (answer == "")
+
+
+def test_an_operand_that_was_listed_while_it_was_on_is_not_switched_on_later(
+    installed: ControlPlane, token: str, healed: str
+) -> None:
+    """An administrator has switched it off after it was listed."""
+    installed.request("PATCH", healed, labelled(f"{P}/severity", "RESET"))
+    assert "may only remove" in asked(installed, token, begun(DEPLOY, until=after(hours=1)), HEALTHY)
+    installed.request("PATCH", healed, begun(until=after(hours=1), off=(DEPLOY,)))
+    on = begun(on=(DEPLOY,), until=after(hours=1))
+    assert all("only once" in answer for answer in _asked(installed, token, on, labelled(DEPLOY, "true"), RETURNED))
+    assert "may only remove" in asked(installed, token, begun(DEPLOY, until=after(hours=1)), HEALTHY)
 
 
 def rights(plane: ControlPlane, token: str) -> dict[str, set[str]]:

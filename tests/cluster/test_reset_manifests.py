@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import yaml
 
 from healthcheck.deep.reset_command import ResetCommand, render
+from healthcheck.text.moments import timestamp
 from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
 from tests.cluster import test_quarantine_manifests as quarantine
 from tests.cluster.node_patches import annotated, labelled
@@ -23,9 +25,9 @@ COMMAND, RECORD = f"{P}/reset-command", f"{P}/reset-result"
 RENEWED = "2026-11-21T00:00:00.000Z"
 
 
-def command(*operands: str, holder: str = "gpu-reset-own", renewed: str = RENEWED) -> str:
+def command(*operands: str, holder: str = "gpu-reset-own", renewed: str = RENEWED, until: str = "") -> str:
     """Return the annotation of a command that has switched off these operands."""
-    return render(ResetCommand(holder, dict.fromkeys(operands, "true"), renewed))
+    return render(ResetCommand(holder, dict.fromkeys(operands, "true"), renewed, until))
 
 
 def of_a_reset(value: Any) -> Any:
@@ -155,6 +157,39 @@ def test_an_emptied_list_restores_nothing_more(plane: ControlPlane, token: str) 
         plane, token, returning(command(renewed="2026-11-21T00:00:01.000Z"))
     )
     assert asked(plane, token, annotated(COMMAND, None)) == ""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("seconds", "is_over"), [(3600, False), (-1, True)], ids=["before", "after"])
+def test_a_resets_permissions_end_at_the_time_of_its_command(
+    plane: ControlPlane, token: str, seconds: int, is_over: bool
+) -> None:
+    until = timestamp(datetime.now(UTC) + timedelta(seconds=seconds))
+    path = f"/api/v1/nodes/{OWN}"
+    plane.request("PATCH", path, annotated(COMMAND, command(DCGM, until=until)))
+    take = of_a_reset(quarantine.TAKE)
+    marks = take["metadata"]
+    work = (
+        take,
+        annotated(f"{P}/run", marks["annotations"][f"{P}/run"]),
+        annotated(RECORD, '{"status":"pass"}'),
+        labelled(f"{P}/mode", "reset"),
+        {"spec": take["spec"]},
+        {"metadata": {**marks, "annotations": {**marks["annotations"], COMMAND: None}, "labels": {DCGM: "true"}}},
+    )
+    longer = annotated(COMMAND, command(DCGM, until=timestamp(datetime.now(UTC) + timedelta(hours=2))))
+
+    for patch in work:
+        answer = plane.request("PATCH", f"{path}?dryRun=All&fieldManager=gpu-healthcheck", patch, token=token)
+        assert (answer.status, "may only return the Node" in answer.message) == (403 if is_over else 200, is_over), (
+            patch
+        )
+    assert ("may only return the Node" if is_over else "may only remove its annotation") in asked(plane, token, longer)
+
+    plane.request("PATCH", path, take)
+    back = [returning(command(until=until), dcgm="true"), of_a_reset(quarantine.GIVE_BACK), returning(None)]
+    del back[1]["metadata"]["annotations"][RECORD]
+    assert [asked(plane, token, patch) for patch in back] == ["", "", ""]
 
 
 AGENT = {

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.node.state import TAINT, NodeState
-from healthcheck.operations.idle_resets import is_left_off, why_not_automatic
+from healthcheck.operations.idle_resets import is_left_off, is_reset_now, why_not_automatic
 from healthcheck.text.moments import timestamp
 
 P = "gpu-healthcheck.aws-samples.io"
@@ -72,3 +72,22 @@ def test_operands_that_a_dead_reset_left_off_are_found_once_its_claim_has_ended(
     by_a_person = replace(node(reset_result=last(1)), labels={DEPLOY: "false"})
     states = (off, returned, claimed, again, by_a_person, node())
     assert [is_left_off(state, NOW) for state in states] == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("run", "is_active"),
+    [
+        (RUN, True),
+        (RUN | {"until": timestamp(NOW + timedelta(hours=3))}, True),
+        (RUN | {"until": timestamp(NOW)}, False),
+        (RUN | {"until": timestamp(NOW + timedelta(days=3))}, False),
+        (RUN | {"until": "9999-12-31T23:59:59Z"}, False),
+        (RUN | {"until": "-0001-01-01T00:00:00Z"}, False),
+        (RUN | {"until": "soon"}, False),
+        (RUN | {"holder": "gpu-reset-m"}, False),
+        (RUN | {"kind": "l2"}, False),
+    ],
+)
+def test_only_a_possible_claim_of_a_reset_keeps_the_other_nodes_waiting(run: dict[str, Any], is_active: bool) -> None:
+    assert is_reset_now(node(run=run), NOW) is is_active
+    assert not is_reset_now(node(), NOW)

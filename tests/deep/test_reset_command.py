@@ -15,8 +15,10 @@ from healthcheck.deep.reset_command import (
     Silence,
     command_in,
     is_abandoned,
+    new_command,
     operands_before,
     render,
+    renewal,
     restored,
     returned,
     sign_of_life,
@@ -51,6 +53,36 @@ def test_the_annotation_survives_a_write_and_a_read() -> None:
     assert (
         render(command) == f'{{"holder":"{JOB}","operands":{{"{DCGM}":"true"}},"renewed":"2026-11-21T00:00:00.000Z"}}'
     )
+
+
+class TestRenewal:
+    LATER = NOW + timedelta(hours=1)
+
+    def renewed(self, state: NodeState, *, extends: bool) -> ResetCommand | None:
+        patch = renewal(state, self.LATER, extends=extends)
+        return command_in(patch["metadata"]["annotations"]) if patch is not None else None
+
+    def test_only_a_persons_extends_the_permissions(self) -> None:
+        state = node(render(new_command(JOB, {DCGM: "true"}, NOW)), labels={DCGM: "false"})
+        after = [self.renewed(state, extends=extends) for extends in (True, False)]
+        assert after == [
+            ResetCommand(JOB, {DCGM: "true"}, sign_of_life(self.LATER), until)
+            for until in ("2026-11-21T04:00:00Z", "2026-11-21T03:00:00Z")
+        ]
+
+    def test_one_of_an_earlier_version_has_no_end(self) -> None:
+        after = [self.renewed(node(text()), extends=extends) for extends in (True, False)]
+        assert [command.until for command in after if command is not None] == ["2026-11-21T04:00:00Z", ""]
+
+    def test_a_label_that_was_switched_on_meanwhile_is_no_longer_restored(self) -> None:
+        state = node(text({DCGM: "true", PLUGIN: "true"}), labels={DCGM: "true", PLUGIN: "false"})
+        after = self.renewed(state, extends=True)
+        assert after is not None
+        assert after.operands == {PLUGIN: "true"}
+
+    @pytest.mark.parametrize("state", [node(), node("{}")])
+    def test_without_a_readable_annotation_there_is_none(self, state: NodeState) -> None:
+        assert renewal(state, NOW, extends=True) is None
 
 
 @pytest.mark.parametrize("annotation", ["", "{}", "[]", "null", '{"holder":"x"}', text(renewed=None), "x" * 999_999])
