@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from msgspec.json import encode
+
 from bench.large_fleet import PODS_PER_NODE, Writer, fill
 from bench.one_run import OneRun, run_once
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
@@ -21,6 +23,9 @@ from healthcheck.text.moments import timestamp
 from sim.control_plane import ControlPlane, install
 
 AIM_SECONDS, AIM_MIB, AIM_ONE_SECONDS = 15.0, 350.0, 2.0
+AIM_RATIO = 2.5
+"""Longest diagnosis of twice as many pods with texts of their own: their number is a tenant's choice."""
+_OWN_PODS = 4000
 _TIMES = 3
 _TEAM = "stuck"
 _PODS = f"/api/v1/namespaces/{_TEAM}/pods"
@@ -88,11 +93,13 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     ones = {cause: _look(stage, plane, "pod", f"{_TEAM}/{cause.lower()}-0") for cause in _ALONE}
     held = _look(stage, plane, "pod", f"{_TEAM}/{_AMONG_OTHERS.lower()}-0")
     named = [cause["cause"] for cause in whole.runs[0].figures["causes"]]
-    rows = (*_of_all(stage, whole, named), *_of_one(stage, tuple(ones.values()), held))
+    own = _with_own_texts(stage, min(size, _OWN_PODS))
+    rows = (*_of_all(stage, whole, named), *_of_one(stage, tuple(ones.values()), held), *_of_own(stage, own))
     looks = {"whole": whole, **ones, _AMONG_OTHERS: held}
     raw = {
         "seconds": {what: summary(look.seconds) for what, look in looks.items()},
         "peak_mib": summary([run.peak_mib for run in whole.runs]),
+        "own_texts_cpu_seconds": {str(pods): summary(seconds) for pods, seconds in own.items()},
         "lists": {what: look.lists for what, look in looks.items()},
         "lacking": sorted(WANTED - set(named)),
         "more": sorted(set(named) - WANTED),
@@ -122,6 +129,36 @@ def _of_one(stage: Stage, ones: Sequence[Look], held: Look) -> Iterator[Row]:
     everywhere = sum(look.of_all_pods for look in ones)
     yield Row("its listings of the pods of all namespaces", "0", str(everywhere), met(not everywhere))
     yield Row("of a pod that waits for resources of other pods", "", _span(held.seconds))
+
+
+def _of_own(stage: Stage, seconds: Mapping[int, Sequence[float]]) -> Iterator[Row]:
+    (fewer, short), (more, long) = seconds.items()
+    ratio = min(long) / min(short)
+    what = f"diagnosis of {more} pending pods with texts of their own, compared with {fewer}"
+    figure = f"{ratio:.2f} times ({_span(short)}; {_span(long)})"
+    yield Row(what, f"≤ {AIM_RATIO:g} times", figure, stage.length.met(ratio <= AIM_RATIO))
+
+
+def _with_own_texts(stage: Stage, size: int) -> dict[int, list[float]]:
+    """Return the CPU time of diagnoses of saved states with `size` such pods, and with twice as many."""
+    found = {}
+    for pods in (size, 2 * size):
+        file = stage.folder / f"own-texts-{pods}.json"
+        file.write_bytes(encode({"kind": "List", "items": list(_own_texts(pods))}))
+        words = ("cli", "diagnose", "--from", str(file), "--json")
+        runs = [run_once(words, stage.bare_environment, _CAUSES_FOUND) for _ in range(_TIMES)]
+        found[pods] = [run.cpu_seconds for run in runs]
+    return found
+
+
+def _own_texts(pods: int) -> Iterator[dict[str, Any]]:
+    since = timestamp(datetime.now(UTC) - timedelta(minutes=30))
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": since}
+    for number in range(pods):
+        pod = _pod("OwnText", number, {}, {})
+        pod["metadata"] |= {"ownerReferences": [], "creationTimestamp": since}
+        message = f"0/4 nodes are available: 4 node(s) had reason {number}."
+        yield pod | {"status": {"phase": "Pending", "conditions": [{**unscheduled, "message": message}]}}
 
 
 def _span(seconds: Sequence[float]) -> str:

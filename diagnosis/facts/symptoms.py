@@ -165,8 +165,8 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
     if counted:
         return all(_ready(snapshot, workload) >= (workload.wanted or 0) for workload in counted)
     # A pod that was created earlier, as its peer, does not replace it.
-    working = _working(snapshot).get(above[-1], ()) if above and end is not None else ()
-    return bool(working) and working[-1] > end
+    working = _working(snapshot).get(above[-1], ()) if above else ()
+    return bool(working) and end is not None and working[-1] > end
 
 
 def _ready(snapshot: Snapshot, maker: Workload) -> int:

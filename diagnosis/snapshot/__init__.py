@@ -166,6 +166,11 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         return {pod.subject: pod for pod in self.pods}
 
     @cached_property
+    def namespace(self) -> Mapping[str, Meta]:
+        """Return the namespaces by name."""
+        return {meta.name: meta for meta in self.namespaces}
+
+    @cached_property
     def quotas_in(self) -> Mapping[str, Mapping[str, Quota]]:
         """Return the quotas by namespace and name."""
         return _by_name(self.quotas)

@@ -179,6 +179,14 @@ def terminating_pods(size: int) -> Iterator[Object]:
         yield refused(f"p{number}", f"{_SHORT} {number}", 9)
 
 
+def bound_to_missing_nodes(size: int) -> Iterator[Object]:
+    """The remedy deletes pods, which a finding of an agent may make useless."""
+    yield node("faulty", annotations=states.recorded("NvidiaRuntimeMissing"))
+    for number in range(size):
+        yield obj("Namespace", f"space{number}")
+        yield pod(f"p{number}", 1, on=f"missing{number}", phase="Pending", namespace=f"space{number}")
+
+
 def budgets_on_closed_nodes(size: int) -> Iterator[Object]:
     for number in range(size):
         yield node(f"c{number}", cordoned=True)
@@ -192,7 +200,7 @@ def budgets_on_closed_nodes(size: int) -> Iterator[Object]:
     [
         *(texts_of_their_own, selectors_and_resources, logs_and_ends, containers_of_one_pod, events_of_one_pod),
         *(device_claims, volume_claims, jobs_and_quotas, training_jobs, queues_and_groups, native_groups),
-        *(unknown_schedulers, pods_like_hami, terminating_pods, budgets_on_closed_nodes),
+        *(unknown_schedulers, pods_like_hami, terminating_pods, bound_to_missing_nodes, budgets_on_closed_nodes),
     ],
 )
 def test_work_grows_with_the_number_of_objects(shape: Callable[[int], Iterator[Object]]) -> None:

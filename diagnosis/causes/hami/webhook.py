@@ -137,7 +137,7 @@ _Known = tuple[Cause, str, str, tuple[str, ...]]
 def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
     """Return the cause if labels keep the API server from calling the webhook; None if they do not."""
     key, value = IGNORE
-    space = next((namespace for namespace in snapshot.namespaces if namespace.name == pod.meta.namespace), None)
+    space = snapshot.namespace.get(pod.meta.namespace)
     if pod.meta.labels.get(key) == value:
         remedy = (f"Remove {key}={value} from the labels of the pod template of {written}.",)
         return IGNORED, written, f"{pod.subject} has the label {key}={value}", remedy

@@ -133,8 +133,8 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, free: Decimal) -> Iterator[F
     """
     pod, name = waiting.pods[0], next(iter(waiting.devices), "")
     group, gang = group_of(pod), gang_of(snapshot, pod)
-    alone = GroupRequest(len(waiting.pods), waiting.asked.get(name, ZERO) * len(waiting.pods))
-    asked = _requests(snapshot).get((pod.meta.namespace, group, name), alone) if group else alone
+    own = GroupRequest(len(waiting.pods), waiting.asked.get(name, ZERO) * len(waiting.pods))
+    asked = _requests(snapshot).get((pod.meta.namespace, group, name), own) if group else own
     short = bool(group and name) and asked.pods > 1 and asked.total > free
     if not short and not is_gang(waiting):
         return
@@ -144,8 +144,7 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, free: Decimal) -> Iterator[F
         evidence.append(f"{asked.pods} pods that request {wanted} {name} wait; {left} free on eligible nodes")
     if gang is not None:
         evidence.append(f"{group_subject(pod)}: minCount {gang.least}, {gang.placed} of its pods have a node")
-    alone = waiting.pods[0].meta.owner is None
-    where = group_subject(waiting.pods[0]) if alone else ""
+    where = group_subject(pod) if pod.meta.owner is None else ""
     yield waiting.found(GANG, *evidence, subject=where)
 
 
