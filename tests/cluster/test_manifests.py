@@ -91,9 +91,15 @@ def test_agents_pods_are_admitted(controllers: ControlPlane, limited: tuple[str,
 
 @pytest.mark.cluster
 def test_applying_the_folder_again_changes_nothing(installed: ControlPlane) -> None:
-    printed = installed.kubectl("apply", "-f", str(MANIFESTS))
+    """kubectl reports the ConfigMap as configured, because the API server does not store an empty `data`."""
+    path = "/api/v1/namespaces/gpu-healthcheck/configmaps/gpu-healthcheck-config"
+    before = installed.request("GET", path).body["metadata"]["resourceVersion"]
+    printed = installed.kubectl("apply", "-f", str(MANIFESTS)).splitlines()
 
-    assert all(line.endswith(" unchanged") for line in printed.splitlines()), printed
+    assert [line for line in printed if not line.endswith(" unchanged")] == [
+        "configmap/gpu-healthcheck-config configured"
+    ]
+    assert installed.request("GET", path).body["metadata"]["resourceVersion"] == before
 
 
 @pytest.mark.cluster
