@@ -55,6 +55,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "nodes.select": lambda c: c.nodes.select(),
     "pods.list_of": lambda c: c.pods.list_of(JOB),
     "pods.list_on": lambda c: c.pods.list_on("n"),
+    "policies.list_gate": lambda c: c.policies.list_gate(),
     "policies.list_in_force": lambda c: c.policies.list_in_force(),
     "pods.list_refused": lambda c: c.pods.list_refused("ns", "a=b"),
     "settings.list_runtime_classes": lambda c: c.settings.list_runtime_classes(),

@@ -1,4 +1,4 @@
-"""The manifests on a real API server: they apply completely, have their effect, and contain the profiles' file."""
+"""The manifests on a real API server: they apply completely, and have their effect."""
 
 from __future__ import annotations
 
@@ -219,12 +219,6 @@ def test_rbac_gives_the_deep_tests_accounts_their_work_and_no_more(
     template = {"group": "batch", "resource": "cronjobs", "namespace": "gpu-healthcheck", "verb": "get"}
     named = {"name": "gpu-healthcheck-sweep-node"}
     assert may(installed, user, {**template, **named}) is ("batch/cronjobs" in granted)
-
-
-def test_the_config_map_carries_the_profiles_file_to_the_byte() -> None:
-    (config,) = documents("ConfigMap")
-
-    assert config["data"]["instance-profiles.conf"] == (ROOT / "instance-profiles.conf").read_text()
 
 
 def test_the_generated_part_of_the_config_map_is_fresh() -> None:
