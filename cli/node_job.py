@@ -184,7 +184,8 @@ class Following:
             return
         lines = self._lines.setdefault(pod.uid, LogLines())
         try:
-            for line in lines.take(self._cluster.pods.read_log_of(pod, lines.since)):
+            log = self._cluster.pods.read_log_of(pod, lines.since, lambda: self._patience.is_over)
+            for line in lines.take(log):
                 self._voice.stage(line)
                 self._voice.say(line)
                 self._last_line, self._last_notice = line, ""
