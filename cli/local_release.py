@@ -21,7 +21,7 @@ from healthcheck.memory.exit_table import RELEASE
 from healthcheck.memory.exits import begin, release
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
-from healthcheck.model import Shortage
+from healthcheck.model import Severity, Shortage
 from healthcheck.probes.kernel_log import RING
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
@@ -87,7 +87,8 @@ def _shown_rest(after: CheckResult, console: Screen) -> int:
         console.print("still active")
         _show(verdict.standing, console)
     console.print(f"this machine: {verdict.status.value}, severity {verdict.severity.name}")
-    return FAULT if verdict.standing else 0
+    is_active = any(active.finding.severity >= Severity.RESET for active in verdict.standing)
+    return FAULT if is_active else 0
 
 
 def _show(standing: Iterable[ActiveFinding], console: Screen) -> None:

@@ -25,7 +25,7 @@ from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, USAGE
 from healthcheck.host.streams import complain
 from healthcheck.memory.findings import Release
-from healthcheck.model import Status, counted
+from healthcheck.model import Severity, Status, counted
 from healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
 from healthcheck.operations.cordon import cordoned_by, lift, why_kept
 from healthcheck.text.moments import timestamp
@@ -125,8 +125,8 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
     With --local no cluster is used: the events of this machine's kernel log are released, for `check` here.
 
-    Exit code: 0 released, or nothing to release; 1 a finding is still active; 2 could not, or no agent answered in
-    time.
+    Exit code: 0 released, or nothing to release; 1 a finding of RESET or worse, or a released one, is active; 2 could
+    not, or no agent answered in time.
     """
     if local:
         if nodes or selector:
@@ -305,12 +305,17 @@ def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
 
 
 def _show_active(node: NodeState, word: Release, console: Screen) -> int:
-    """Print the findings that the release does not cover; a level fault ends only when a check cycle finds it gone."""
+    """Print the findings that the release does not cover; a level fault ends only when a check cycle finds it gone.
+
+    Return the exit code: a MONITOR finding of something else keeps no work away.
+    """
     rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
     if rest:
         console.print(f"{node.name}: still active")
         _show(rest, console)
-    return STILL_STANDS if rest else 0
+    released = {(one.reason, one.subject) for one in word.findings}
+    is_active = any(fault.severity >= Severity.RESET or (fault.reason, fault.subject) in released for fault in rest)
+    return STILL_STANDS if is_active else 0
 
 
 def _show_cordon(node: NodeState, options: ReleaseOptions, console: Screen) -> None:

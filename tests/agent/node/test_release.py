@@ -318,6 +318,15 @@ class TestTheCommand:
         node = failed.node()
         assert (node.status, node.tainted, set(node.findings)) == ("fail", True, {"GpuLost"})
 
+    def test_a_minor_finding_of_something_else_does_not_fail_it(self, failed: World) -> None:
+        failed.host.write_value("nvml/gpu5/persistence_mode", "0")
+        failed.restart()
+        failed.wait(lambda node: "PersistenceModeOff" in node.findings)
+        done = run(failed)
+
+        assert (done.returncode, "PersistenceModeOff" in done.stdout.partition("still active")[2]) == (0, True)
+        assert (failed.node().status, failed.node().tainted) == ("warn", False)
+
     def test_dry_runs_without_a_write(self, failed: World) -> None:
         before = failed.node().version
         done = run(failed, "--dry-run")
