@@ -60,12 +60,19 @@ in_use() { # ADDRESS
     exit 255
 }
 
+is_open() { # FDINFO of a file; with O_PATH, which is 010000000, the driver has not opened it
+    flags=$(sed -n 's/^flags:[[:space:]]*//p' "$1")
+    [ -n "$flags" ] && [ $((0$flags & 010000000)) -eq 0 ]
+}
+
 for name in $gpus; do
     gpu=$(folder_of "$name")
     [ -n "$gpu" ] || { echo "No devices were found" && exit 6; }
     address=$(cat "$gpu/bus_id")
     for fd in "$processes"/[0-9]*/fd/*; do
-        [ "$(readlink "$fd")" != "/dev/nvidia$(cat "$gpu/minor")" ] || in_use "$address"
+        if [ "$(readlink "$fd")" = "/dev/nvidia$(cat "$gpu/minor")" ] && is_open "${fd%/fd/*}/fdinfo/${fd##*/}"; then
+            in_use "$address"
+        fi
     done
     [ ! -e "$told/in-use" ] || in_use "$address"
     [ ! -e "$told/not-supported" ] || { echo "Resetting GPU $address is not supported." && exit 3; }
