@@ -9,19 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from healthcheck.host import node_file
-from healthcheck.host.opening import refuse_shortage
 from healthcheck.model import Shortage
-from healthcheck.text.printable import printable
-
-log = structlog.get_logger()
 
 _NAME = "settings.json"
 _LONGEST = 8 << 20
 """A ConfigMap has at most 1 MiB, and a character takes at most six bytes in JSON."""
-_LONGEST_ERROR = 200
 
 
 def load(folder: Path) -> dict[str, str]:
@@ -33,11 +27,6 @@ def load(folder: Path) -> dict[str, str]:
 
 
 def save(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write the texts if they changed. If they can't be written, a restart knows the earlier ones. Raises Shortage."""
-    if texts == load(folder):
-        return
-    try:
+    """Write the texts if they changed. Raises OSError; a restart then knows the earlier ones."""
+    if texts != load(folder):
         node_file.replace_whole(folder / _NAME, msgspec.json.encode(dict(texts)))
-    except OSError as error:
-        refuse_shortage(error)
-        log.warning("the last valid settings can't be saved", error=printable(str(error), _LONGEST_ERROR))

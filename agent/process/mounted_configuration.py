@@ -10,10 +10,14 @@ from agent.process.settings_reader import SettingsReader
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
+from healthcheck.host.opening import refuse_shortage
 from healthcheck.model import Shortage
 from healthcheck.settings.reading import BadValue, Seen, Settings, UnknownKeys, seen_in, unknown_keys
+from healthcheck.text.printable import printable
 
 log = structlog.get_logger()
+
+_LONGEST_ERROR = 200
 
 
 class MountedConfiguration:
@@ -58,7 +62,11 @@ class MountedConfiguration:
         self._settings = settings.keeping(in_force) if in_force.profiles else settings
         self._seen = settings.seen
         if settings.seen is not None and (folder := self._ledger.folder) is not None:
-            last_settings.save(folder, settings.texts)
+            try:
+                last_settings.save(folder, settings.texts)
+            except OSError as error:
+                refuse_shortage(error)
+                log.warning("the last valid settings can't be saved", error=printable(str(error), _LONGEST_ERROR))
 
     def _report_bad(self, bad: tuple[BadValue, ...]) -> None:
         if bad == self._bad:
