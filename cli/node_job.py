@@ -124,7 +124,7 @@ class NodeJob:
         self, job: JobState, template: Mapping[str, Any], meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[Following, JobState]:
         """Wait for the end of the Job. `meanwhile` is called before each read."""
-        following, seconds = Following(self._cluster, job, self._voice), _deadline_seconds(template)
+        following, seconds = Following(self._cluster, job, self._patience, self._voice), _deadline_seconds(template)
 
         def look() -> JobState | None:
             meanwhile()
@@ -139,9 +139,10 @@ class NodeJob:
 class Following:
     """One Job, polled for its pod, its log and its end."""
 
-    def __init__(self, cluster: Cluster, job: JobState, voice: NodeProgress) -> None:
+    def __init__(self, cluster: Cluster, job: JobState, patience: CommandRetries, voice: NodeProgress) -> None:
         self._cluster = cluster
         self._job = job
+        self._patience = patience
         self._voice = voice
         self._lines: dict[str, LogLines] = {}
         self._last_notice = ""
