@@ -15,7 +15,7 @@ from healthcheck.memory.known_names import LOCKED, STOPS_PODS
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState, is_of_another_machine
-from healthcheck.operations.next_step import NextStep, cordon_of_card, next_step
+from healthcheck.operations.next_step import NextStep, cordon_of_card, next_step, only_of_the_network
 from healthcheck.text.moments import EARLIEST, timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord, StandingRecord
@@ -77,12 +77,15 @@ def _advice_for(reason: str) -> str:
 def _fixing_step(node: NodeState, record: StandingRecord) -> NextStep:
     """Return the recommendation of a quarantine run if it still applies; otherwise the action of the severity."""
     findings = record.findings or ()
+    severity = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.RESET)
+    worst = [row for row in findings if row.severity is severity]
+    if (reason := only_of_the_network(worst)) is not None:
+        return _explained((reason,), _advice_for(reason))
     advice = _advice(node, record)
     step = next_step(advice, node, findings)
     if step != NextStep():
         return NextStep(step.commands, f"A quarantine run recommends {advice}. {step.note}".strip())
-    severity = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.RESET)
-    means = step_for(severity, (row.subject or "" for row in findings if row.severity is severity))
+    means = step_for(severity, (row.subject or "" for row in worst))
     # The command rejects a node whose agent reports no such finding.
     if severity in (Severity.RESET, Severity.REBOOT) and (needs_reboot(node) or reset_targets(node, ())):
         step = next_step(severity.name.lower(), node, findings)

@@ -336,6 +336,7 @@ def test_the_memory_names_checks_and_reasons_that_exist() -> None:
         known_names.SLOWER_THAN_SIBLINGS,
         *(known_names.FELL_OFF_BUS, known_names.NOT_RESPONDING, known_names.PCIE_ERROR),
         *(known_names.NVLINK_TRAINING, known_names.INIT_FAILED),
+        *known_names.OF_THE_NETWORK,
     }
 
     assert checks_named <= {check.name for check in ALL_CHECKS}

@@ -12,6 +12,7 @@ from healthcheck.checks.driver import being_changed
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.memory.findings import gpu_address
+from healthcheck.memory.known_names import OF_THE_NETWORK
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
 from healthcheck.node.state import RESULTS, NodeState, is_tested
@@ -83,7 +84,9 @@ def needs_reboot(node: NodeState) -> tuple[str, ...]:
     return tuple(
         printable(f"{row.reason} on {row.subject}")
         for row in records.on_node(AgentRecord, node, RESULTS).findings or ()
-        if row.severity in (Severity.RESET, Severity.REBOOT) and not ends_by_reset(row)
+        if row.severity in (Severity.RESET, Severity.REBOOT)
+        and not ends_by_reset(row)
+        and row.reason not in OF_THE_NETWORK
     )
 
 

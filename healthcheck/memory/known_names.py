@@ -23,6 +23,8 @@ NOT_COUNTED_YET = "mlx5_core: device not counted yet"
 RDMA = "rdma/"
 """Beginning of the subjects of RDMA devices."""
 RDMA_RATE_LOW = "RdmaRateLow"
+OF_THE_NETWORK = frozenset({"RdmaFabricDown"})
+"""Reasons of faults that neither a reset nor a reboot of the node is known to end: most often of a switch or cables."""
 REMAP_FAILED = "RowRemapFailed"
 REMAP_PENDING = "RowRemapPending"
 DRIVER_LOAD = "GpuInitFailed: probe"

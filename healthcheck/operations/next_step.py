@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from healthcheck.deep.gpu_resets import known_failure
+from healthcheck.memory.known_names import OF_THE_NETWORK
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
 from healthcheck.node.hami import CARDS, CORDON, UUID, cordoned
@@ -123,16 +124,25 @@ def _step(recommendation: str, node: NodeState, findings: Sequence[FindingRow]) 
 def _reset(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     """Return the step that resets the GPUs with findings of RESET.
 
-    A finding on something else, such as a switch, needs a reboot, and so does a platform on which resets fail.
+    A finding on something else, such as an NVSwitch, needs a reboot, and so does a platform on which resets fail.
     """
+    faults = [finding for finding in findings if finding.severity is Severity.RESET]
+    if (reason := only_of_the_network(faults)) is not None:
+        return NextStep((f"gpu-healthcheck explain {reason}",), _NETWORK)
     failure = known_failure(node.provider_id)
-    places = [finding.subject or "" for finding in findings if finding.severity is Severity.RESET]
+    places = [finding.subject or "" for finding in faults if finding.reason not in OF_THE_NETWORK]
     if failure is not None:
         step = _reboot(node)
         return replace(step, note=f"A reset is known to fail here: {failure.why}. {step.note}")
     if not places or not all(map(_GPU.match, places)):
         return _reboot(node)
     return NextStep((f"gpu-healthcheck reset {node.name}", _again(node)))
+
+
+def only_of_the_network(findings: Sequence[FindingRow]) -> str | None:
+    """Return the first reason if all findings are faults of the network, which no reset of the node ends."""
+    reasons = [finding.reason for finding in findings]
+    return reasons[0] if reasons and OF_THE_NETWORK.issuperset(reasons) else None
 
 
 def _reboot(node: NodeState) -> NextStep:
@@ -168,6 +178,7 @@ def _replace(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
 
 
 _STILL_TAINTED = "Its taint is still set: the agent lifts it when it has adopted the result."
+_NETWORK = "Its network is at fault, not its GPUs."
 _IF_RESERVED = (
     "GKE then deletes the machine and repairs its host, for A3 and A4 machines of a reservation; delete any other "
     "from its instance group."

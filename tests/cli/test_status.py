@@ -148,6 +148,18 @@ def test_the_step_of_an_xid_8_of_the_watchdog_is_a_reboot() -> None:
     )
 
 
+def test_the_step_of_a_fault_of_the_network_is_its_explanation() -> None:
+    row = finding("RdmaFabricDown") | {"severity": "RESET", "subject": "node"}
+    labels = {f"{P}/status": "fail", f"{P}/severity": "RESET"}
+    node = NodeState("a", labels=labels, annotations={f"{P}/results": json.dumps({"schema": 1, "findings": [row]})})
+    record = StandingRecord(findings=(row_in(FindingRow, row),))
+
+    step = node_step(node, record, silent=False, now=datetime.now(UTC))
+
+    assert step.commands == ("gpu-healthcheck explain RdmaFabricDown",)
+    assert step.note.startswith("Check the switch and the cables")
+
+
 @pytest.mark.parametrize(
     ("reason", "severity", "subject", "commands"),
     [

@@ -102,6 +102,7 @@ def test_force_overrules_judgement_and_not_another_run() -> None:
 
 BOOT, LOST = "b0074d00-0000-4000-8000-000000000001", row("Xid79", "REBOOT")
 SWITCH = row("SXid11004", "RESET", "nvswitch/0000:85:00.0")
+NETWORK = row("RdmaFabricDown", "RESET", "node")
 EC2 = "aws:///us-west-2a/i-0123"
 
 
@@ -114,6 +115,7 @@ EC2 = "aws:///us-west-2a/i-0123"
         ([LOST], {}, [], False, True),
         ([row(), LOST], {}, [], False, True),
         ([SWITCH], {}, [], False, True),
+        ([row(), NETWORK], {}, [], False, False),
         ([], {}, [], True, True),
         ([], {}, ["3"], True, False),
     ],
@@ -132,6 +134,8 @@ def test_which_nodes_are_rebooted_without_a_reset(
         ([LOST], BOOT, None, False, ""),
         ([SWITCH], BOOT, None, False, ""),
         ([row("RowRemapFailed", "ISOLATE")], BOOT, None, False, "no finding on it ends with a reset or a reboot"),
+        ([NETWORK], BOOT, None, False, "no finding on it ends with a reset or a reboot"),
+        ([NETWORK], BOOT, None, True, ""),
         ([], BOOT, None, False, "no finding on it ends with a reset or a reboot"),
         ([], BOOT, None, True, ""),
         ([LOST], "", None, False, "reports no boot id"),
@@ -152,6 +156,7 @@ def test_a_refusal_names_the_reboot() -> None:
     assert needs_reboot(node(LOST)) == (f"Xid79 on gpu/{ADDRESS}",)
     assert "add --reboot" in whys(node(LOST))
     assert whys(node(row(), LOST)) == ""
+    assert "--reboot" not in whys(node(NETWORK))
 
 
 def test_data_about_resets_has_sources() -> None:

@@ -128,6 +128,24 @@ def test_gpus_are_reset_by_the_command_and_anything_else_by_a_reboot(
     assert step == (NextStep(("gpu-healthcheck reset n", AGAIN)) if is_reset else next_step("reboot", ELSEWHERE, ()))
 
 
+@pytest.mark.parametrize(
+    ("others", "is_rebooted", "is_reset"),
+    [((), False, False), ((("RESET", "gpu/0000:18:00.0"),), False, True), ((("RESET", "driver"),), True, False)],
+)
+def test_a_fault_of_the_network_reboots_no_node(
+    others: tuple[tuple[str, str], ...], is_rebooted: bool, is_reset: bool
+) -> None:
+    rows = [{"reason": "RdmaFabricDown", "severity": "RESET", "subject": "node"}]
+    rows += [{"reason": "Xid62", "severity": severity, "subject": subject} for severity, subject in others]
+
+    step = next_step("reset", ELSEWHERE, [row_in(FindingRow, row) for row in rows])
+
+    assert any("--reboot" in command for command in step.commands) is is_rebooted
+    assert ("gpu-healthcheck reset n" in step.commands) is is_reset
+    if not others:
+        assert step.commands == ("gpu-healthcheck explain RdmaFabricDown",)
+
+
 def test_a_platform_on_which_resets_fail_is_rebooted() -> None:
     step = next_step("reset", EC2, [row_in(FindingRow, {"severity": "RESET", "subject": "gpu/0000:18:00.0"})])
 

@@ -14,9 +14,11 @@ import pytest
 from msgspec.structs import replace
 
 from cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
+from cli.fleet_pattern import fault_pattern
 from cli.output import fleet_page
 from healthcheck.cluster.leases import Heartbeat
 from healthcheck.node.state import INSTANCE_TYPE, NodeState
+from healthcheck.operations.next_step import NextStep
 from healthcheck.text.moments import timestamp
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import P, run_here
@@ -266,6 +268,13 @@ def test_faults_in_one_rack_are_named_and_the_squares_grouped_by_it() -> None:
     assert re.findall(r"<h3>(r\d) ", text) == ["r1", "r0", "r2", "r3"]
     assert text.count("marked") == 2  # the style, and the group
     assert text.count('<a class="square') == 3 * 32
+
+
+def test_a_rack_without_its_network_gets_no_command_line_that_reboots_it() -> None:
+    step = NextStep(("gpu-healthcheck explain RdmaFabricDown",))
+    pattern = fault_pattern([replace(each, next_step=step) for each in fleet_with_a_bad_rack(32)])
+    assert pattern is not None
+    assert (pattern.command, pattern.where) == ("", "7 of 8 faulty nodes are in rack r1")
 
 
 def test_faults_of_one_reason_in_one_rack_say_so() -> None:
