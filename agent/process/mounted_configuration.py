@@ -10,7 +10,6 @@ from agent.process.settings_reader import SettingsReader
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
-from healthcheck.host.opening import refuse_shortage
 from healthcheck.model import Shortage
 from healthcheck.settings.reading import BadValue, Seen, Settings, UnknownKeys, seen_in, unknown_keys
 from healthcheck.text.printable import printable
@@ -65,7 +64,6 @@ class MountedConfiguration:
             try:
                 last_settings.save(folder, settings.texts)
             except OSError as error:
-                refuse_shortage(error)
                 log.warning("the last valid settings can't be saved", error=printable(str(error), _LONGEST_ERROR))
 
     def _report_bad(self, bad: tuple[BadValue, ...]) -> None:

@@ -150,7 +150,9 @@ class Pods(Requests):
         try:
             while len(content) < _MOST_LOG_BYTES and (chunk := response.read1(_MOST_LOG_BYTES - len(content))):
                 content += chunk
-                if is_over() or time.monotonic() > ends_at:
+                if is_over():
+                    raise Endless("get pods/log: interrupted before its end")
+                if time.monotonic() > ends_at:
                     sent = f"the kubelet sent {len(content)} bytes in {seconds:g} s, without an end"
                     raise Endless(f"get pods/log: {sent}")
         except urllib3.exceptions.HTTPError as error:

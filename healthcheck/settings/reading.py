@@ -223,8 +223,8 @@ def _read_values(
         raise
     except ProbeError as error:
         folder, bad = None, (_not_readable(str(error).removeprefix(f"{directory}: "), directory),)
+    # Last valid texts, later without those that this version rejects.
     kept = {key: text for key, text in last.items() if key in settings_of(NodeSettings)}
-    """Last valid texts, without those that this version rejects."""
     for _ in ("all", "the readable", "instead of invalid", "accepted by this version", "the defaults"):
         keys = {value.key for value in bad}
         instead = {key: text for key, text in kept.items() if key in keys or _NO_KEY in keys}
