@@ -119,9 +119,10 @@ class TestSettingsOfARunningAgent:
         world.host.xid(4, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
         assert not world.wait(lambda node: "Xid48" in node.findings).tainted
 
-        world.restart()
-        world.wait_for_status("fail")
-        assert (world.agent.metric("bad_settings{ENABLE_TAINT}"), world.node().tainted) == (1, False)
+        restarted = world.restart()
+        eventually(lambda: restarted.metrics().get("bad_settings{ENABLE_TAINT}") == 1)
+        restarted.wait_for_looks()
+        assert (world.node().status, world.node().tainted) == ("fail", False)
 
         mount(world, CHECK_INTERVAL="10")
         world.wait_for_taint()
