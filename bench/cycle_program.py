@@ -13,7 +13,7 @@ from typing import Any
 
 from kubernetes.client import ApiClient
 
-from agent.process.settings_reader import SettingsReader
+from agent.process.settings import AgentSettings
 from agent.process.wiring import Agent
 from agent.telemetry import Telemetry
 from healthcheck.checks.examine import judge, look
@@ -21,17 +21,17 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.host.log import log_as_json
 from healthcheck.memory.file import MemoryFile
 from healthcheck.model import Host
+from healthcheck.settings.reading import read_variables
 
 
 def main() -> None:
-    reader = SettingsReader()
-    settings = reader.own()
+    settings = read_variables(AgentSettings)
     log_as_json(settings.log_level)
     file = MemoryFile(settings.state_dir)
     if not file.acquire():
         sys.exit("another agent has locked the memory")
     # A cluster without requests: the cycle ends before any report.
-    agent = Agent(reader, Cluster(ApiClient), file, Telemetry(), write=False)
+    agent = Agent(settings, Cluster(ApiClient), file, Telemetry(), write=False)
     agent.host.instance_metadata.ask()
     for line in sys.stdin:
         print(json.dumps(_judge(agent) if line.strip() == "judge" else _cycle(agent)), flush=True)

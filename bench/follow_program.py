@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from kubernetes.client import ApiClient
 
-from agent.process.settings_reader import SettingsReader
+from agent.process.settings import AgentSettings
 from agent.process.wiring import Agent
 from agent.telemetry import Telemetry, serve
 from bench.moment import age_ms
@@ -24,6 +24,7 @@ from healthcheck.cluster.connection import connect
 from healthcheck.host.log import log_as_json
 from healthcheck.memory.file import MemoryFile
 from healthcheck.model import KernelEvent
+from healthcheck.settings.reading import read_variables
 
 KERNEL, USER = 0, 1
 
@@ -43,8 +44,7 @@ class _Clocked(Telemetry):
 
 def main() -> None:
     read_all()
-    reader = SettingsReader()
-    settings = reader.own()
+    settings = read_variables(AgentSettings)
     log_as_json(settings.log_level)
     clients: list[ApiClient] = []
 
@@ -55,7 +55,7 @@ def main() -> None:
     cluster, telemetry, file = Cluster(connector), _Clocked(), MemoryFile(settings.state_dir)
     if not file.acquire():
         sys.exit("another agent has locked the memory")
-    agent = Agent(reader, cluster, file, telemetry, facilities=frozenset({KERNEL, USER}))
+    agent = Agent(settings, cluster, file, telemetry, facilities=frozenset({KERNEL, USER}))
     serve(telemetry, settings.metrics_port, agent.healthy, agent.ready, {})
     agent.start()
     for line in sys.stdin:

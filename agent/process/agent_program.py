@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 
 from agent.node.gate import PATH as GATE
 from agent.node.gate import SOCKET
-from agent.process.settings_reader import SettingsReader
+from agent.process.settings import AgentSettings
 from agent.process.wiring import Agent
 from agent.telemetry import Telemetry, serve
 from healthcheck.catalog.tables import read_all
@@ -31,7 +31,7 @@ from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import complain
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.model import Shortage
-from healthcheck.settings.reading import SettingsError, complain_of_environment
+from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
 
 log = structlog.get_logger()
 
@@ -50,11 +50,10 @@ _ONCE_SECONDS = 0.2
 _PORT_SECONDS = 1.0
 
 
-def main(arguments: list[str] | None = None, reader: SettingsReader | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    reader = reader or SettingsReader()
     try:
-        settings = reader.own()
+        settings = read_variables(AgentSettings)
     except SettingsError as error:
         return complain_of_environment("agent", error)
     log_as_json(settings.log_level)
@@ -66,7 +65,7 @@ def main(arguments: list[str] | None = None, reader: SettingsReader | None = Non
         return COULD_NOT
     threading.excepthook = _thread_failed
     read_all()
-    return _run(reader, cluster, stop_at_signals(), options)
+    return _run(settings, cluster, stop_at_signals(), options)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -78,8 +77,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(reader: SettingsReader, cluster: Cluster, stop: threading.Event, options: argparse.Namespace) -> int:
-    settings, telemetry = reader.own(), Telemetry()
+def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, options: argparse.Namespace) -> int:
+    telemetry = Telemetry()
     serving = _Serving()
     try:
         _serve(telemetry, settings.metrics_port, serving)
@@ -92,10 +91,10 @@ def _run(reader: SettingsReader, cluster: Cluster, stop: threading.Event, option
             complain("agent", "--once: another agent of this node is running")
             return COULD_NOT
         log.warning("another agent of this node holds the lock of the memory; checking without writes until it exits")
-        serving.agent = Agent(reader, cluster, None, telemetry, write=False)
+        serving.agent = Agent(settings, cluster, None, telemetry, write=False)
         _stand_by(serving.agent, file, telemetry, stop)
     if not stop.is_set():
-        serving.agent = Agent(reader, cluster, file, telemetry, write=not options.dry_run)
+        serving.agent = Agent(settings, cluster, file, telemetry, write=not options.dry_run)
         if file is not None:
             _serve_root(settings.state_dir, serving)
         _work(serving.agent, stop, once=options.once)

@@ -6,12 +6,12 @@ import structlog
 
 from agent.node.reporter import Reporter
 from agent.process import last_settings
-from agent.process.settings_reader import SettingsReader
+from agent.process.settings import AgentSettings
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
 from healthcheck.model import Shortage
-from healthcheck.settings.reading import BadValue, Seen, Settings, UnknownKeys, seen_in, unknown_keys
+from healthcheck.settings.reading import BadValue, Seen, Settings, UnknownKeys, read_settings, seen_in, unknown_keys
 from healthcheck.text.printable import printable
 
 log = structlog.get_logger()
@@ -23,10 +23,9 @@ class MountedConfiguration:
     """The mounted ConfigMap."""
 
     def __init__(
-        self, reader: SettingsReader, state: AgentState, ledger: Ledger, reporter: Reporter, telemetry: Telemetry
+        self, own: AgentSettings, state: AgentState, ledger: Ledger, reporter: Reporter, telemetry: Telemetry
     ) -> None:
-        self._reader = reader
-        self._directory = reader.own().config_dir
+        self._directory, self._last_values = own.config_dir, own.state_dir
         self._state = state
         self._ledger = ledger
         self._reporter = reporter
@@ -54,7 +53,8 @@ class MountedConfiguration:
     def _read(self) -> None:
         """Read the configuration. Raises Shortage: the last values stay, and the next call tries again."""
         self._seen = None
-        settings, unknown = self._reader.read(), unknown_keys(self._directory)
+        settings = read_settings(self._directory, last_settings.load(self._last_values))
+        unknown = unknown_keys(self._directory)
         self._report_bad(settings.bad)
         self._report_unknown(unknown)
         in_force = self._state.settings

@@ -43,8 +43,6 @@ def _proxies() -> dict[str, str]:
 UNUSED: tuple[ModuleType, ...] = (
     # Parts of the client: we send plain objects, and read watches ourselves.
     *(UnusedModule(f"kubernetes.{part}") for part in ("dynamic", "stream", "watch")),
-    # Used by the client for secrets in requests and for typed answers; a child reads our settings.
-    UnusedModule("pydantic", BaseModel=type("BaseModel", (), {}), Field=lambda *_, **__: None),
     # The client renews the OIDC login of a kubeconfig with these; requests and encoding detection depend on them.
     *(UnusedModule(name) for name in ("requests_oauthlib", "oauthlib", "oauthlib.oauth2")),
     *(UnusedModule(name) for name in ("dateutil", "dateutil.parser")),  # used by the client for times in typed objects

@@ -25,7 +25,7 @@ from agent.node.node_writer import NodeWriter
 from agent.node.reporter import Reporter
 from agent.process.mounted_configuration import MountedConfiguration
 from agent.process.schedule import Schedule
-from agent.process.settings_reader import SettingsReader
+from agent.process.settings import AgentSettings
 from agent.process.startup import StartState, start_from
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
@@ -58,7 +58,7 @@ class HostSide:
 
     def __init__(
         self,
-        reader: SettingsReader,
+        settings: AgentSettings,
         state: AgentState,
         ledger: Ledger,
         reporter: Reporter,
@@ -66,10 +66,9 @@ class HostSide:
         facilities: frozenset[int],
         schedule: Schedule,
     ) -> None:
-        settings = reader.own()
         root = settings.host_root
         self.sources = Sources.of(root, settings.state_dir)
-        self.configuration = MountedConfiguration(reader, state, ledger, reporter, telemetry)
+        self.configuration = MountedConfiguration(settings, state, ledger, reporter, telemetry)
         self.cycle = Cycle(self.sources, state, ledger, self.configuration.reload, telemetry)
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
         self.deep_processes = DeepProcesses(root, state, reporter.report_defect)
@@ -83,7 +82,7 @@ class Agent:
 
     def __init__(
         self,
-        reader: SettingsReader,
+        settings: AgentSettings,
         cluster: Cluster,
         file: MemoryFile | None,
         telemetry: Telemetry,
@@ -92,15 +91,14 @@ class Agent:
         facilities: frozenset[int] = KERNEL_FACILITY,
         waits: DeepIntervals = WAITS,
     ) -> None:
-        self._reader = reader
-        self.settings = settings = reader.own()
+        self.settings = settings
         start = start_from(file, settings.host_root, telemetry)
         self.state = state = AgentState(settings.node_name, start.memory)
         self.ledger = ledger = Ledger(state, file, telemetry)
         api = ApiServer(cluster, Permissions(telemetry), Outage(), write)
         self.cluster = ClusterSide(api, state, ledger, telemetry)
         self.schedule = Schedule(state, settings.config_dir)
-        self.host = HostSide(reader, state, ledger, self.cluster.reporter, telemetry, facilities, self.schedule)
+        self.host = HostSide(settings, state, ledger, self.cluster.reporter, telemetry, facilities, self.schedule)
         self.gate = Gate(
             state,
             self.cluster.reporter,
@@ -179,6 +177,5 @@ class Agent:
         self.ledger.save()
         self.cluster.node_watch.end()
         self.cluster.node_writer.end()
-        left = (*self.host.sources.end(), self._reader.end())
-        for pid in filter(None, left):
+        for pid in filter(None, self.host.sources.end()):
             log.warning("a process is stuck in the driver and remains", pid=pid)

@@ -289,7 +289,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def rules(self) -> Rules:
         from healthcheck.verdict.repair import RepairPolicy  # noqa: PLC0415
-        from healthcheck.verdict.taint_decision import Rules  # noqa: PLC0415 - unused in the child that reads settings
+        from healthcheck.verdict.taint_decision import Rules  # noqa: PLC0415
 
         return Rules(
             taint_severity=self.taint_severity,

@@ -249,7 +249,7 @@ def _read_values(
 
 @cache
 def _model(declared: type[Struct], left_out: frozenset[str] = frozenset()) -> type[Any]:
-    """Return pydantic's form of the declaration. pydantic is loaded here: it uses 8 MiB (docs/decisions/notes.md).
+    """Return pydantic's form of the declaration. pydantic is loaded here: commands that read no settings start faster.
 
     Settings that are left out have their defaults.
     """
@@ -300,11 +300,14 @@ def _bad_values(error: ValidationError, declared: type[Struct], directory: Path 
 
 
 def _unreadable(directory: Path | None) -> Iterator[BadValue]:
-    """Yield the files that are not text, as a ConfigMap's `binaryData` can create them, or can't be read."""
+    """Yield the files that are not text, as `binaryData` can create them, can't be read, or lie in another folder."""
     for key in settings_of(NodeSettings):
         path = directory / key if directory else None
         try:
             if path is None or not stat.S_ISREG(path.stat().st_mode):
+                continue
+            if not path.resolve().is_relative_to(path.parent.resolve()):
+                yield BadValue(key, "a link to a file elsewhere", "a file of this folder", str(path))
                 continue
             path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -9,22 +9,23 @@ from kubernetes.client import ApiClient
 
 from agent.node.api_server import ApiServer, Outage, Permissions
 from agent.node.reporter import Reporter
-from agent.process.settings_reader import SettingsReader
+from agent.process.settings import AgentSettings
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
+from healthcheck.settings.reading import read_variables
 
 
 def api_server(cluster: Cluster, telemetry: Telemetry | None = None) -> ApiServer:
     return ApiServer(cluster, Permissions(telemetry or Telemetry()), Outage())
 
 
-def reader(node: str, config: Path, **variables: object) -> SettingsReader:
-    """Return a reader for an agent with this Node and ConfigMap folder in its manifest."""
+def agent_settings(node: str, config: Path, **variables: object) -> AgentSettings:
+    """Return the settings of an agent with this Node and ConfigMap folder in its manifest."""
     with pytest.MonkeyPatch.context() as manifest:
         for key, value in {"NODE_NAME": node, "CONFIG_DIR": config, **variables}.items():
             manifest.setenv(key, str(value))
-        return SettingsReader()
+        return read_variables(AgentSettings)
 
 
 class Reports(Reporter):

@@ -89,3 +89,14 @@ def test_what_was_written_just_now_may_be_written_again_unseen(
     mocker.patch("time.time_ns", return_value=written + int(seconds * 10**9))
 
     assert read_settings(mounted).seen == (seen_in(mounted) if kept else None)
+
+
+def test_a_link_to_another_folder_is_an_invalid_value(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("77")
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/CHECK_INTERVAL").symlink_to(tmp_path / "elsewhere")
+
+    settings = read_settings(tmp_path / "config")
+
+    assert settings.values.check_interval_seconds == 300
+    assert [(value.key, value.allowed) for value in settings.bad] == [("CHECK_INTERVAL", "a file of this folder")]

@@ -39,7 +39,7 @@ from healthcheck.text.moments import timestamp
 from healthcheck.verdict.inventory import DcgmRow
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from sim.pod_resources import serving_pod_resources
-from tests.agent.parts import Reports, reader
+from tests.agent.parts import Reports, agent_settings
 from tests.host.grpc_server import answers_to, serving
 from tests.waiting import eventually
 
@@ -57,7 +57,7 @@ class Light:
         sources = Sources(node.root, self.driver, libfabric, RuntimeStatus(node.root), config)
         self.ledger = Ledger(self.state, None, self.telemetry)
         configuration = MountedConfiguration(
-            reader("n", config), self.state, self.ledger, Reports(self.state), self.telemetry
+            agent_settings("n", config), self.state, self.ledger, Reports(self.state), self.telemetry
         )
         configuration.reload()  # as an agent begins
         self.cycle = Cycle(sources, self.state, self.ledger, configuration.reload, self.telemetry)

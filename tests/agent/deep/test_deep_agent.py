@@ -17,7 +17,7 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.memory.file import MemoryFile
 from sim.host_services import Container
 from tests.agent.deep.test_deep import GPU_POD, MAINTENANCE, MODE, QUICK, SWEEP, Rig, answer, client, rig
-from tests.agent.parts import reader
+from tests.agent.parts import agent_settings
 from tests.agent.world import NOBODY, UNHEALTHY, NodeView, World
 from tests.host.test_command import is_gone
 from tests.probes.dcgm.documents import FAULTY
@@ -54,8 +54,8 @@ def running(world: World) -> Iterator[Agent]:
         "STATE_DIR": world.folder / "state",
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": NOBODY,
     }
-    settings = reader(world.cluster.name, world.config, **environment)
-    file = MemoryFile(settings.own().state_dir)
+    settings = agent_settings(world.cluster.name, world.config, **environment)
+    file = MemoryFile(settings.state_dir)
     assert file.acquire()
     agent = Agent(settings, Cluster(lambda: client(world.kubeconfig)), file, Telemetry(), waits=OFTEN)
     agent.start()

@@ -72,12 +72,6 @@ class TestLoading:
         assert {"structlog", "kubernetes.config.kube_config"} <= set(loaded)
         assert not {"rich", "requests", "websocket", *(part.__name__ for part in UNUSED)} & set(loaded)
 
-    def test_an_agent_at_work_holds_nothing_that_reads_settings(self, watched: World) -> None:
-        mapped = Path(f"/proc/{watched.agent.process.pid}/maps").read_text()
-
-        assert "msgspec" in mapped
-        assert "pydantic" not in mapped
-
     def test_what_is_imported_after_an_agent_has_begun_is_whole(self) -> None:
         message = subprocess.check_output([sys.executable, "-I", "-c", WHOLE_AGAIN], text=True)
 
