@@ -12,45 +12,51 @@ from typing import Annotated, Any, cast
 import typer
 
 import healthcheck
-from cli.command_help import COMPLETION, Command, Group, StoredHelp, help_texts
+from cli.command_help import COMPLETION, Command, Group
 from healthcheck.host.opening import shortage_behind
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import end_with_whoever_reads, say, take_any_text, write_document
 
-COMMANDS = (
-    "check",
-    "replay",
-    "status",
-    "diagnose",
-    "quarantine",
-    "reset",
-    "release",
-    "verify",
-    "uninstall",
-    "explain",
-    "completion",
-    "version",
-)
-"""Commands in the order of the help. Each is the function of that name in the file of that name."""
-PROGRAMS = ("agent", "sweep", "sweep-run", "quarantine-run", "reset-run", "reset-idle", "gate")
+COMMANDS = {
+    "check": "Check this node once and print the verdict.",
+    "replay": "Judge saved logs or evidence.",
+    "status": "Show every GPU node, worst first.",
+    "diagnose": "Show why GPU pods and nodes are stuck.",
+    "quarantine": "Cordon, drain and test nodes with a deep diagnostic, and recommend an action for each.",
+    "reset": "Reset faulty GPUs of a node without a reboot, and verify that pods can use them again.",
+    "release": "Release nodes: their present event findings are acknowledged and no longer count.",
+    "verify": "Check the installation: policies are in force, and each GPU node has labels and a live agent.",
+    "uninstall": "Remove our labels, taints, annotations and conditions from all nodes and GPUs.",
+    "explain": "Explain a code or reason: its meaning, NVIDIA's advice, and the settings of this cluster.",
+    "completion": "Print the completion script of a shell.",
+    "version": "Print the version.",
+}
+"""Commands in the order of the help, with its first line. Each is the function and the file of its name."""
+PROGRAMS = {
+    "agent": "Run the node agent. The DaemonSet starts it.",
+    "sweep": "Test the idle nodes that are due. The CronJob starts it.",
+    "sweep-run": "Test the node NODE_NAME. The pod of a sweep Job starts it.",
+    "quarantine-run": "Test this node for hours. The quarantine Job starts it.",
+    "reset-run": "Reset GPUs of this node. The pod of a reset Job starts it.",
+    "reset-idle": "Reset the GPUs of one idle node with RESET findings. The CronJob of that name starts it.",
+    "gate": "Ask this node's agent whether this pod may start: in an init container, or in Slurm's prolog.",
+}
 """Programs of the cluster and its nodes, each a function of `cli.cluster_programs`."""
 _OF_JOBS = ("sweep-run", "reset-run", "reset-idle")
 AS_PLUGIN = "kubectl-gpu_healthcheck"
 
 
 class _Commands(Group):
-    """Group of the commands. A command's file is imported when the command is called, not for its help."""
+    """Group of the commands. A command's file is imported when the command is called, not for the list of commands."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        texts = help_texts()
-        self.commands = {name: StoredHelp(name, texts.get(name)) for name in (*COMMANDS, *PROGRAMS)}
+        listed = {**COMMANDS, **PROGRAMS}
+        self.commands = {name: Command(name, help=listed[name], hidden=name in _OF_JOBS) for name in listed}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        if rest in (["-h"], ["--help"]) or name is None:
-            return name, command, rest
-        return name, command_of(name), rest
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, command_of(name) if name else None, rest
 
 
 def command_of(name: str) -> Command:

@@ -51,7 +51,7 @@ def reset_run(
 
 
 def reset_idle() -> None:
-    """Reset the GPUs of one idle node with RESET findings. The CronJob of overlays/reset-automation starts it."""
+    """Reset the GPUs of one idle node with RESET findings. The CronJob of that name starts it."""
 
 
 def gate(  # noqa: PLR0913, PLR0917 - each is an option of the program

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from pkgutil import get_data
+from collections.abc import Iterable
 from typing import Any
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -31,29 +29,6 @@ class Command(TyperCommand):
         for param in self.get_params(ctx):
             if isinstance(param, TyperArgument):
                 yield param.metavar or param.name or "", param.help or ""
-
-
-class StoredHelp(Command):
-    """Command with the help of help.json: its file, with all that the command needs, is not imported."""
-
-    def __init__(self, name: str, stored: Mapping[str, Any] | None) -> None:
-        """`stored` None: a new command, whose help is not generated yet."""
-        self._stored = stored or {"help": "", "hidden": False, "arguments": [], "options": []}
-        super().__init__(name, help=self._stored["help"], hidden=self._stored["hidden"], rich_markup_mode=None)
-
-    def options_of(self, ctx: Any) -> list[tuple[str, str]]:
-        del ctx
-        return [(typed, purpose) for typed, purpose in self._stored["options"]]
-
-    def arguments_of(self, ctx: Any) -> Iterable[tuple[str, str]]:
-        del ctx
-        return [(typed, purpose) for typed, purpose in self._stored["arguments"]]
-
-
-def help_texts() -> Mapping[str, Mapping[str, Any]]:
-    """Return the help of each command, from help.json, which `make docs` writes."""
-    texts: Mapping[str, Mapping[str, Any]] = json.loads(get_data("cli", "help.json") or b"{}")
-    return texts
 
 
 class Group(TyperGroup):

@@ -185,7 +185,10 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Show why GPU pods and nodes are stuck. Exit code: 0 no cause found, 1 causes found, 2 could not check."""
+    """Show why GPU pods and nodes are stuck.
+
+    Exit code: 0 no cause found, 1 causes found, 2 could not check.
+    """
     form = form_of(output, DiagnoseFormat.JSON, as_json=as_json) or DiagnoseFormat.TERMINAL
     namespace = "" if all_namespaces else namespace
     words, more = _apart(words or [], bool(saved))

@@ -86,7 +86,9 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Cordon, drain and test nodes with a deep diagnostic, and recommend an action for each. Takes an hour or more.
+    """Cordon, drain and test nodes with a deep diagnostic, and recommend an action for each.
+
+    This takes an hour or more.
 
     Ctrl-C leaves the test running; the same command follows it again, or shows its result. A person's own cordon is
     never lifted.

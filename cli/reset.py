@@ -115,7 +115,9 @@ def reset(  # noqa: PLR0913, PLR0917 - each is an option of the command
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Reset faulty GPUs of a node without a reboot, and verify that pods can use them again. Takes a minute or more.
+    """Reset faulty GPUs of a node without a reboot, and verify that pods can use them again.
+
+    This takes a minute or more.
 
     Only pods that hold these GPUs are evicted, and no process is killed. With --reboot, all pods are evicted before
     a reboot, except those of DaemonSets. Ctrl-C before the reset undoes everything; after it has begun, the node is

@@ -49,7 +49,7 @@ def uninstall(
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Remove our labels, taints, annotations and conditions from all nodes, and our device taints from GPUs.
+    """Remove our labels, taints, annotations and conditions from all nodes and GPUs.
 
     Other tools' values stay, and so does a person's cordon.
 

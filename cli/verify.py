@@ -89,7 +89,7 @@ def verify(
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Check the installation: policies are in force, GPU nodes have labels, and each of them has a live agent.
+    """Check the installation: policies are in force, and each GPU node has labels and a live agent.
 
     Exit code: 0 it works; 1 a part or an agent is missing; 2 could not check.
     """

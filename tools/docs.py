@@ -362,7 +362,6 @@ def rendered() -> dict[Path, str]:
     """Return every generated file with its content."""
     return {
         INDEX: index(),
-        man_page.HELP: man_page.help_json(),
         man_page.PAGE: man_page.page(),
         CHECKS_PAGE: checks_page(),
         METRICS_PAGE: metrics_page(),

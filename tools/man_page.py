@@ -1,20 +1,14 @@
-"""Help of all commands for the command line, cli/help.json, and the man page gpu-healthcheck(1).
-
-`make docs` writes both from the commands.
-"""
+"""Man page gpu-healthcheck(1), which `make docs` writes from the commands."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cli.app import COMMANDS, PROGRAMS, command_of
 
-HELP = Path(__file__).parents[1] / "cli" / "help.json"
 PAGE = Path(__file__).parents[1] / "cli" / "gpu-healthcheck.1"
 _HEAD = """\
 .\\" Generated from the commands by `make docs`.
@@ -46,18 +40,11 @@ Directory of the settings for check, replay and explain. Default: /etc/gpu\\-hea
 
 
 def page() -> str:
-    shown = {name: entry for name, entry in help_entries().items() if not entry["hidden"]}
+    shown = {name: entry for name, entry in _help_entries().items() if not entry["hidden"]}
     return _HEAD + "\n".join(line for name in shown for line in _section(name, shown[name])) + "\n" + _FOOT
 
 
-def help_json() -> str:
-    """Return cli/help.json, one line for each command."""
-    lines = (f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in help_entries().items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-@cache
-def help_entries() -> Mapping[str, Mapping[str, Any]]:
+def _help_entries() -> Mapping[str, Mapping[str, Any]]:
     """Return the help of each command, from the declaration of its arguments and options."""
     return {name: _entry(name) for name in (*COMMANDS, *PROGRAMS)}
 

@@ -52,7 +52,6 @@ def test_the_source_archive_has_no_tests(dist: Path) -> None:
     assert {
         "pyproject.toml",
         "cli/index.json",
-        "cli/help.json",
         "cli/gpu-healthcheck.1",
         "healthcheck/settings/reading.py",
     } <= names
