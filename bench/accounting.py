@@ -18,7 +18,7 @@ _PRESENT = 1 << 63
 _FRAME = (1 << 55) - 1
 
 
-def family(pid: int) -> list[int]:
+def _family(pid: int) -> list[int]:
     """Return the process and its living descendants."""
     try:
         return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
@@ -29,7 +29,7 @@ def family(pid: int) -> list[int]:
 def cpu_seconds(pid: int) -> float:
     """Return user and system time of the family, to the nanosecond, and of its reaped children, to the tick."""
     seconds = 0.0
-    for member in family(pid):
+    for member in _family(pid):
         try:
             times = psutil.Process(member).cpu_times()
             # clock_getcpuclockid(3): the scheduler's clock of another process, its ended threads included.
@@ -40,30 +40,23 @@ def cpu_seconds(pid: int) -> float:
     return seconds
 
 
-def rss_mib(pid: int) -> float:
-    """Return the RSS of the family, cheap enough for frequent reads."""
-    pages = (int(Path(f"/proc/{member}/statm").read_text().split()[1]) for member in family(pid))
-    return sum(pages) * _PAGE / 2**20
-
-
 def memory_mib(pid: int) -> dict[str, float]:
     """Return RSS and PSS of the process family, and its memory without shared files.
 
     PSS splits a shared page among all processes that map it, and the bench's own Python maps many of the agent's.
     """
-    members = family(pid)
-    sizes = {"rss": 0.0, "pss": 0.0, "private": 0.0}
+    members = _family(pid)
+    sizes = {"rss": 0.0, "pss": 0.0}
     for member in members:
         for line in Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()[1:]:
             name, kib = line.split()[0].rstrip(":").lower(), int(line.split()[1])
-            size = "private" if name in ("private_clean", "private_dirty") else name
-            if size in sizes:
-                sizes[size] += kib / 1024
-    sizes["alone"] = alone_mib(members)
+            if name in sizes:
+                sizes[name] += kib / 1024
+    sizes["alone"] = _alone_mib(members)
     return {name: round(size, 2) for name, size in sizes.items()}
 
 
-def alone_mib(members: Sequence[int]) -> float:
+def _alone_mib(members: Sequence[int]) -> float:
     """Return the number of distinct page frames of these processes; 0 without root."""
     frames: set[int] = set()
     for member in members:

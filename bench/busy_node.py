@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from healthcheck.checks.siblings import Figures
@@ -91,7 +91,6 @@ class Pod:
     windows_left: int
     demand: list[float]
     duty: list[float]
-    burst: list[bool] = field(default_factory=list)
 
 
 class BusyNode:
@@ -120,18 +119,18 @@ class BusyNode:
         self.slow = chance.randrange(self._sizes[0]) if fault is not None else -1
         self._pods = [self._start(size) for size in self._sizes]
 
-    def window(self) -> list[tuple[int, Work, list[Figures] | None]]:
-        """Return the first GPU, the work and the figures of each pod in the next window; None if it was not busy."""
-        found: list[tuple[int, Work, list[Figures] | None]] = []
+    def window(self) -> list[tuple[int, list[Figures] | None]]:
+        """Return the first GPU and the figures of each pod in the next window; None if it was not busy."""
+        found: list[tuple[int, list[Figures] | None]] = []
         first = 0
         for index, size in enumerate(self._sizes):
             pod = self._pods[index]
             pod.windows_left -= 1
             if pod.windows_left < 0:
                 pod = self._pods[index] = self._start(size)
-                found.append((first, pod.work, None))  # another pod at one end
+                found.append((first, None))  # another pod at one end
             else:
-                found.append((first, pod.work, self._figures(pod, first) if self._is_busy(pod) else None))
+                found.append((first, self._figures(pod, first) if self._is_busy(pod) else None))
             first += size
         return found
 

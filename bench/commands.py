@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from bench.large_fleet import node, pod
-from bench.one_run import run_once
+from bench.one_run import ignore, run_once
 from bench.outcome import Outcome, Row, percentile, summary
 from bench.stage import INSTANCE_TYPE, Stage
 
@@ -43,9 +42,9 @@ def measure(stage: Stage) -> Outcome:
 
 def _commands(stage: Stage, environment: Mapping[str, str]) -> Mapping[str, _Command]:
     """Return some commands of each kind; the last three read a saved cycle, log and cluster."""
-    tree, (log, look, state) = str(stage.make_node().root), _files(stage.folder)
+    tree, (log, evidence, state) = str(stage.make_node().root), _files(stage.folder)
     check = ("check", "--root", tree, "--instance-type", INSTANCE_TYPE)
-    _run(_Command((*check, "--save-evidence", str(look))), environment)
+    _run(_Command((*check, "--save-evidence", str(evidence))), environment)
     return {
         "-h": _Command(("-h",)),
         "version": _Command(("version",)),
@@ -54,7 +53,7 @@ def _commands(stage: Stage, environment: Mapping[str, str]) -> Mapping[str, _Com
         "explain 79": _Command(("explain", "79")),
         "explain": _Command(("explain",)),
         "replay of a log": _Command(("replay", str(log)), _FAULT),
-        "replay of a check cycle": _Command(("replay", str(look))),
+        "replay of a check cycle": _Command(("replay", str(evidence))),
         "check --root": _Command(check),
         f"diagnose --from {_NODES} nodes": _Command(("diagnose", "--from", str(state))),
     }
@@ -62,14 +61,14 @@ def _commands(stage: Stage, environment: Mapping[str, str]) -> Mapping[str, _Com
 
 def _files(folder: Path) -> tuple[Path, Path, Path]:
     """Create a log, a path for a saved check cycle, and a cluster's state."""
-    log, look, state = (folder / name for name in ("commands.log", "commands-look.json", "commands-state.json"))
+    log, evidence, state = (folder / name for name in ("commands.log", "commands-evidence.json", "commands-state.json"))
     log.write_text("\n".join(_LOG) + "\n")
     now = datetime.now(UTC)
     names = [f"node-{number}" for number in range(_NODES)]
     items = [{"apiVersion": "v1", "kind": "Node", **node(name, number, now)} for number, name in enumerate(names)]
     items += [pod(name, number, 0) for number, name in enumerate(names)]
     state.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    return log, look, state
+    return log, evidence, state
 
 
 def _seconds(command: _Command, environment: Mapping[str, str], times: int) -> list[float]:
@@ -78,11 +77,7 @@ def _seconds(command: _Command, environment: Mapping[str, str], times: int) -> l
 
 
 def _run(command: _Command, environment: Mapping[str, str]) -> float:
-    return run_once(("cli", *command.words), environment, command.exit_code, _nothing).cpu_seconds
-
-
-def _nothing(_: bytes) -> Mapping[str, Any]:
-    return {}
+    return run_once(("cli", *command.words), environment, (command.exit_code,), ignore).cpu_seconds
 
 
 def _row(stage: Stage, what: str, samples: list[float]) -> Row:

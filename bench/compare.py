@@ -34,33 +34,25 @@ _ROOT = Path(__file__).parents[1]
 _PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """Path of a figure in the results' file; less is better."""
-
-    what: str
-    measure: str
-    path: tuple[str, ...]
-
-
-FIGURES = (
-    Figure("detection, p50 ms", "detection", ("connected", "record_to_watch_ms", "p50")),
-    Figure("detection, until noticed, p50 ms", "detection", ("connected", "record_to_noticed_ms", "p50")),
-    Figure("detection over a new connection, p50 ms", "detection", ("reconnecting", "record_to_watch_ms", "p50")),
-    Figure("CPU of a light cycle, mean ms", "cycle", ("cpu_milliseconds", "mean")),
-    Figure("wall time of the same, mean ms", "cycle", ("wall_milliseconds", "mean")),
-    Figure("CPU of judging, mean ms", "cycle", ("judge_milliseconds", "mean")),
-    Figure("start of the agent, p50 s", "start", ("seconds", "p50")),
-    Figure("start by the command, p50 s", "start", ("seconds_by_command", "p50")),
-    Figure("memory alone, MiB", "memory", ("mib", "bare", "alone")),
-    Figure("memory, PSS, MiB", "memory", ("mib", "bare", "pss")),
-    Figure("gate, a pod that is not known yet, p50 ms", "gate", ("cold_ms", "p50")),
-    Figure("gate, known pods, 50 at once, p50 ms", "gate", ("warm_ms", "p50")),
-    Figure("memory alone after probes, MiB", "memory", ("mib", "probed", "alone")),
-)
-MEASURES = tuple(dict.fromkeys(one.measure for one in FIGURES))
+FIGURES: Mapping[str, tuple[str, ...]] = {
+    "detection, p50 ms": ("detection", "connected", "record_to_watch_ms", "p50"),
+    "detection, until noticed, p50 ms": ("detection", "connected", "record_to_noticed_ms", "p50"),
+    "detection over a new connection, p50 ms": ("detection", "reconnecting", "record_to_watch_ms", "p50"),
+    "CPU of a light cycle, mean ms": ("cycle", "cpu_milliseconds", "mean"),
+    "wall time of the same, mean ms": ("cycle", "wall_milliseconds", "mean"),
+    "CPU of judging, mean ms": ("cycle", "judge_milliseconds", "mean"),
+    "start of the agent, p50 s": ("start", "seconds", "p50"),
+    "start by the command, p50 s": ("start", "seconds_by_command", "p50"),
+    "memory alone, MiB": ("memory", "mib", "bare", "alone"),
+    "memory, PSS, MiB": ("memory", "mib", "bare", "pss"),
+    "gate, a pod that is not known yet, p50 ms": ("gate", "cold_ms", "p50"),
+    "gate, known pods, 50 at once, p50 ms": ("gate", "warm_ms", "p50"),
+    "memory alone after probes, MiB": ("memory", "mib", "probed", "alone"),
+}
+"""Measure and path of each compared figure in the results file; less is better."""
+MEASURES = tuple(dict.fromkeys(measure for measure, *_ in FIGURES.values()))
 Measured = Mapping[str, Any]
-"""Measures of a results' file."""
+"""Measures of a results file."""
 
 
 @dataclass(frozen=True)
@@ -124,19 +116,19 @@ def main() -> int:
 def ratios(rounds: Sequence[tuple[Measured, Measured]]) -> list[Ratio]:
     """Return the ratios of every figure that both sides have in each round; `rounds`: pairs of base and this tree."""
     found = []
-    for figure in FIGURES:
-        pairs = [(_figure(base, figure), _figure(here, figure)) for base, here in rounds]
+    for what, (measure, *path) in FIGURES.items():
+        pairs = [(_figure(base, measure, path), _figure(here, measure, path)) for base, here in rounds]
         entries = [(base, here) for base, here in pairs if base and here is not None]
         if entries and len(entries) == len(pairs):
             base, here = (statistics.median(side) for side in zip(*entries, strict=True))
-            found.append(Ratio(figure.what, base, here, tuple(ours / theirs for theirs, ours in entries)))
+            found.append(Ratio(what, base, here, tuple(ours / theirs for theirs, ours in entries)))
     return found
 
 
-def _figure(measured: Measured, figure: Figure) -> float | None:
+def _figure(measured: Measured, measure: str, path: Sequence[str]) -> float | None:
     """Return a figure; None if that commit does not measure it."""
-    raw = measured.get(figure.measure, {}).get("raw", {})
-    value = reduce(lambda part, key: part.get(key, {}) if isinstance(part, dict) else {}, figure.path, raw)
+    raw = measured.get(measure, {}).get("raw", {})
+    value = reduce(lambda part, key: part.get(key, {}) if isinstance(part, dict) else {}, path, raw)
     return float(value) if isinstance(value, int | float) else None
 
 

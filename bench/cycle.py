@@ -53,8 +53,8 @@ def _cycle_ms(program: Program, *, is_first: bool = False) -> tuple[float, float
     saw = json.loads(program.ask("cycle"))
     milliseconds = (cpu_seconds(program.pid) - before) * 1000
     # The thread that follows the kernel log does not run here.
-    looks_again = saw["again"] is not None and not is_first
-    if saw["standing"] or looks_again or set(saw["unobserved"]) - _OF_THE_KERNEL_LOG:
+    repeats = saw["again"] is not None and not is_first
+    if saw["active"] or repeats or set(saw["unobserved"]) - _OF_THE_KERNEL_LOG:
         raise CouldNotMeasure(f"the cycle did not report a healthy node: {saw}\n{program.tail()}")
     time.sleep(_REST_SECONDS)
     return milliseconds, saw["wall_ms"]
@@ -62,6 +62,6 @@ def _cycle_ms(program: Program, *, is_first: bool = False) -> tuple[float, float
 
 def _judge_ms(program: Program) -> float:
     saw = json.loads(program.ask("judge"))
-    if saw["blind"]:
-        raise CouldNotMeasure(f"checks that could not run: {saw['blind']}\n{program.tail()}")
+    if saw["unobserved"]:
+        raise CouldNotMeasure(f"checks that could not run: {saw['unobserved']}\n{program.tail()}")
     return float(saw["ms"])

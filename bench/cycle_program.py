@@ -45,8 +45,8 @@ def _cycle(agent: Agent) -> dict[str, Any]:
     seconds = time.monotonic() - began
     known = agent.state.known
     unobserved = [row.check for row in known.judgement.verdict.unobserved]
-    standing = [finding.finding.reason for finding in known.memory.standing]
-    return {"again": again_seconds, "standing": standing, "unobserved": unobserved, "wall_ms": seconds * 1000}
+    active = [finding.finding.reason for finding in known.memory.standing]
+    return {"again": again_seconds, "active": active, "unobserved": unobserved, "wall_ms": seconds * 1000}
 
 
 def _judge(agent: Agent) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _judge(agent: Agent) -> dict[str, Any]:
     seconds = time.process_time() - began
     return {
         "checks": len(outcomes),
-        "blind": [outcome.check for outcome in outcomes if not outcome.observed],
+        "unobserved": [outcome.check for outcome in outcomes if not outcome.observed],
         "ms": seconds * 1000,
     }
 

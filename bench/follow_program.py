@@ -1,45 +1,27 @@
 """Agent as started by `python -m agent`, but it accepts log records of user space as records of the kernel.
 
-This is an argument, not a setting, so that a running agent cannot be made to accept a forgery. Standard input:
-`reconnect` closes idle connections, as the API server does after 90 s; `noticed` prints for each Xid with a time how
-many milliseconds passed until it was judged and remembered; the end of input ends the agent.
+This is an argument, not a setting, so that a running agent cannot be made to accept a forgery. Each line of standard
+input closes idle connections, as the API server does after 90 s; the end of input ends the agent.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Mapping
 
 from kubernetes.client import ApiClient
 
 from agent.process.settings import AgentSettings
 from agent.process.wiring import Agent
 from agent.telemetry import Telemetry, serve
-from bench.moment import age_ms
 from healthcheck.catalog.tables import read_all
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.host.log import log_as_json
 from healthcheck.memory.file import MemoryFile
-from healthcheck.model import KernelEvent
 from healthcheck.settings.reading import read_variables
 
 KERNEL, USER = 0, 1
-
-
-class _Clocked(Telemetry):
-    """Telemetry with times: the follower counts a line after the ledger has adopted and, if new, stored it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.milliseconds: list[float] = []
-
-    def count(self, sighting: KernelEvent, gpus: Mapping[str, Mapping[str, str]]) -> None:
-        super().count(sighting, gpus)
-        if (milliseconds := age_ms(sighting.detail)) is not None:
-            self.milliseconds.append(milliseconds)
 
 
 def main() -> None:
@@ -52,16 +34,13 @@ def main() -> None:
         clients.append(connect())
         return clients[-1]
 
-    cluster, telemetry, file = Cluster(connector), _Clocked(), MemoryFile(settings.state_dir)
+    cluster, telemetry, file = Cluster(connector), Telemetry(), MemoryFile(settings.state_dir)
     if not file.acquire():
         sys.exit("another agent has locked the memory")
     agent = Agent(settings, cluster, file, telemetry, facilities=frozenset({KERNEL, USER}))
     serve(telemetry, settings.metrics_port, agent.healthy, agent.ready, {})
     agent.start()
-    for line in sys.stdin:
-        if line.strip() == "noticed":
-            print(json.dumps(telemetry.milliseconds), flush=True)
-            continue
+    for _ in sys.stdin:
         clients[-1].rest_client.pool_manager.clear()
         print("done", flush=True)
     agent.end()

@@ -35,9 +35,9 @@ def fill(plane: ControlPlane, size: int) -> None:
     writer = Writer(plane)
     writer.create("/api/v1/nodes", (node(name, number, now) for number, name in enumerate(names)))
     # Admission taints every new Node as not ready, and the controller that lifts it does not run here.
-    writer.untaint(names)
+    writer.patch((f"/api/v1/nodes/{name}", {"spec": {"taints": None}}) for name in names)
     writer.create(
-        f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases", (heartbeat(name, now) for name in names)
+        f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases", (_heartbeat(name, now) for name in names)
     )
     pods = (pod(name, number, place) for number, name in enumerate(names) for place in range(PODS_PER_NODE))
     writer.create(f"/api/v1/namespaces/{NAMESPACE}/pods", pods)
@@ -52,9 +52,6 @@ class Writer:
 
     def create(self, path: str, bodies: Iterable[Mapping[str, Any]]) -> None:
         self._all([("POST", path, json.dumps(body)) for body in bodies])
-
-    def untaint(self, names: Iterable[str]) -> None:
-        self.patch((f"/api/v1/nodes/{name}", {"spec": {"taints": None}}) for name in names)
 
     def patch(self, patches: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Send each object to its path."""
@@ -118,7 +115,7 @@ def _record(name: str, now: datetime) -> AgentRecord:
     )
 
 
-def heartbeat(name: str, now: datetime) -> dict[str, Any]:
+def _heartbeat(name: str, now: datetime) -> dict[str, Any]:
     renewed = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return {
         "apiVersion": "coordination.k8s.io/v1",

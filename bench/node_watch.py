@@ -24,7 +24,7 @@ Node = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Sighting:
+class Observation:
     """Node in one event of the watch. `at_ns`: CLOCK_MONOTONIC before the event was parsed."""
 
     at_ns: int
@@ -44,7 +44,7 @@ class NodeWatch:
         query = f"watch=true&fieldSelector=metadata.name={node_name}"
         self._connection.request("GET", f"/api/v1/nodes?{query}", None, _headers(plane.admin_token))
         self._response = self._connection.getresponse()
-        self._sightings: queue.Queue[Sighting] = queue.Queue()
+        self._observations: queue.Queue[Observation] = queue.Queue()
         self._node_name = node_name
         self._thread = threading.Thread(target=self._read, name="node-watch", daemon=True)
         self._thread.start()
@@ -60,16 +60,16 @@ class NodeWatch:
         self._thread.join(timeout=5)
         self._connection.close()
 
-    def wait_for(self, seen: Callable[[Node], bool], what: str, seconds: float = 30.0) -> Sighting:
+    def wait_for(self, seen: Callable[[Node], bool], what: str, seconds: float = 30.0) -> Observation:
         """Wait for the first event since the last returned one that matches `seen`."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                sighting = self._sightings.get(timeout=max(deadline - time.monotonic(), 0))
+                observation = self._observations.get(timeout=max(deadline - time.monotonic(), 0))
             except queue.Empty:
                 raise CouldNotMeasure(f"{what} was not seen on {self._node_name} within {seconds:g} s") from None
-            if seen(sighting.node):
-                return sighting
+            if seen(observation.node):
+                return observation
 
     def _read(self) -> None:
         rest = b""
@@ -78,7 +78,7 @@ class NodeWatch:
                 at_ns = time.monotonic_ns()
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    self._sightings.put(Sighting(at_ns, json.loads(line)["object"]))
+                    self._observations.put(Observation(at_ns, json.loads(line)["object"]))
 
 
 def _headers(token: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class OneRun:
 def run_once(
     words: tuple[str, ...],
     environment: Mapping[str, str],
-    exit_code: int = 0,
+    exit_codes: Container[int] = (0,),
     read: Callable[[bytes], Mapping[str, Any]] = json.loads,
 ) -> OneRun:
     """Run `python -m WORDS…`; `read` parses its output. Raises CouldNotMeasure for any other end."""
@@ -43,7 +43,12 @@ def run_once(
     raw = process.stdout.read()
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != exit_code:
+    if process.returncode not in exit_codes:
         raise CouldNotMeasure(f"{' '.join(words)} ended with {process.returncode}")
     seconds = time.monotonic() - began
     return OneRun(read(raw), seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+
+def ignore(_: bytes) -> Mapping[str, Any]:
+    """Read no output."""
+    return {}

@@ -18,7 +18,7 @@ from typing import Self
 from bench.outcome import CouldNotMeasure
 
 _ROOT = Path(__file__).parents[1]
-_PATIENCE_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
 
 
 class Program:
@@ -73,7 +73,7 @@ class Program:
 
     def logged(self, event: str) -> datetime:
         """Wait for this event in the program's log, and return the time of its last occurrence."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             lines = [line for line in self._log.read_text(errors="replace").splitlines(keepends=True) if line[0] == "{"]
             found = [entry for line in lines if line[-1] == "\n" and (entry := json.loads(line))["event"] == event]
@@ -87,10 +87,10 @@ class Program:
         if self._process.poll() is None:
             self._process.terminate()
         try:
-            self._process.wait(timeout=_PATIENCE_SECONDS)
+            self._process.wait(timeout=_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(timeout=_PATIENCE_SECONDS)
+            self._process.wait(timeout=_TIMEOUT_SECONDS)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None and not pipe.closed:
                 pipe.close()

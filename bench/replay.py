@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
+from bench.one_run import OneRun, ignore, run_once
+from bench.outcome import Outcome, Row, percentile, summary
 from bench.stage import Stage
 
 AIM_MB_PER_SECOND = 50.0
@@ -20,16 +16,12 @@ AIM_GROWTH_MIB = 16.0
 _CODES = (13, 31, 43, 45, 79, 94)
 _GPU_LINE_EVERY = 4000
 _BOOTED = datetime(2026, 11, 1, tzinfo=UTC)
+_EXIT_CODES = (0, 1)
+"""Without and with a fault in the log."""
 _NOTES = (
     "replay: the whole command including the start of Python; the file is in the page cache",
     "        invented kernel chatter, one line in 4,000 about a GPU",
 )
-
-
-@dataclass(frozen=True)
-class _Run:
-    seconds: float
-    peak_mib: float
 
 
 def measure(stage: Stage) -> Outcome:
@@ -38,9 +30,9 @@ def measure(stage: Stage) -> Outcome:
     raw: dict[str, object] = {}
     for form in ("dmesg", "syslog"):
         log, small = _written(stage.folder, form, size), _written(stage.folder, form, size // 100)
-        runs = [_run(log) for _ in range(stage.length.replays)]
+        runs = [_run(stage, log) for _ in range(stage.length.replays)]
         speeds = [log.stat().st_size / 1e6 / run.seconds for run in runs]
-        growth = max(run.peak_mib for run in runs) - _run(small).peak_mib
+        growth = max(run.peak_mib for run in runs) - _run(stage, small).peak_mib
         what = f"replay of a {size // 1_000_000} MB kernel log ({form})"
         rows += [
             Row(
@@ -61,19 +53,9 @@ def measure(stage: Stage) -> Outcome:
     return Outcome(tuple(rows), raw, _NOTES)
 
 
-def _run(log: Path) -> _Run:
-    began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cli", "replay", "--json", str(log)],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "CONFIG_DIR": str(log.parent)},
-        stdout=subprocess.DEVNULL,
-    )
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 1):
-        raise CouldNotMeasure(f"replay ended with {process.returncode}")
-    return _Run(time.monotonic() - began, used.ru_maxrss / 1024)
+def _run(stage: Stage, log: Path) -> OneRun:
+    environment = stage.bare_environment | {"CONFIG_DIR": str(stage.folder / "none")}
+    return run_once(("cli", "replay", "--json", str(log)), environment, _EXIT_CODES, ignore)
 
 
 def _written(folder: Path, form: str, size: int) -> Path:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.gpu_work import wait
+from bench.node_watch import is_tainted
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.stage import Stage
 from go_programs.build import ProgramError
-from healthcheck.model import PREFIX
 from sim.control_plane import ControlPlane, install
 from sim.device_plugin import DEPLOY, DevicePlugin
 from sim.kubelet import Kubelets
@@ -19,6 +19,7 @@ from sim.node import SimulatedNode
 
 AIM_SECONDS = 60.0
 """NVSentinel's objective for one GPU is 120 s."""
+_GIVE_UP_SECONDS = 120.0
 _NODE = "reset"
 _PODS, _ROOT = "/api/v1/namespaces/default/pods", Path(__file__).parents[1]
 _NOTES = (
@@ -54,7 +55,7 @@ def measure(stage: Stage) -> Outcome:
             plane.create_node(_NODE, labels=labels, provider_id="metal://reset")
             with DevicePlugin(plane, host, _NODE) as plugin:
                 plugin.install(operator=True)
-                seconds = [_reset(plane, host, plugin) for _ in range(stage.length.preemptions)]
+                seconds = [_reset(plane, host, plugin) for _ in range(stage.length.resets)]
     except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
     figure = f"p50 {percentile(seconds, 0.5):.1f}, max {max(seconds):.1f} s"
@@ -64,10 +65,10 @@ def measure(stage: Stage) -> Outcome:
 
 
 def _reset(plane: ControlPlane, host: SimulatedNode, plugin: DevicePlugin) -> float:
-    wait(lambda: _allocatable(plane) == len(host.gpus))
+    _wait(lambda: _allocatable(plane) == len(host.gpus))
     host.xid(2, 62, "Internal micro-controller halt")
     plugin.lost = 1
-    wait(lambda: _is_tainted(plane))
+    _wait(lambda: is_tainted(plane.request("GET", f"/api/v1/nodes/{_NODE}").body))
     began = time.monotonic()
     amounts = {"nvidia.com/gpu": str(len(host.gpus))}
     container = {"name": "work", "image": "x", "resources": {"limits": amounts, "requests": amounts}}
@@ -77,10 +78,10 @@ def _reset(plane: ControlPlane, host: SimulatedNode, plugin: DevicePlugin) -> fl
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CouldNotMeasure(f"the reset ended with exit code {done.returncode}: {done.stdout[-500:]}{done.stderr}")
-    wait(lambda: plane.request("GET", f"{_PODS}/work").body["status"].get("phase") == "Running")
+    _wait(lambda: plane.request("GET", f"{_PODS}/work").body["status"].get("phase") == "Running")
     seconds = time.monotonic() - began
     plane.request("DELETE", f"{_PODS}/work")
-    wait(lambda: plane.request("GET", f"{_PODS}/work").status != 200)
+    _wait(lambda: plane.request("GET", f"{_PODS}/work").status != 200)
     return seconds
 
 
@@ -89,6 +90,9 @@ def _allocatable(plane: ControlPlane) -> int:
     return int(status.get("allocatable", {}).get("nvidia.com/gpu", 0))
 
 
-def _is_tainted(plane: ControlPlane) -> bool:
-    taints = plane.request("GET", f"/api/v1/nodes/{_NODE}").body["spec"].get("taints") or ()
-    return any(taint["key"] == f"{PREFIX}/unhealthy" for taint in taints)
+def _wait(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _GIVE_UP_SECONDS
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise CouldNotMeasure(f"not done within {_GIVE_UP_SECONDS:g} s")
+        time.sleep(0.05)

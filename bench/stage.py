@@ -92,18 +92,10 @@ class Stage:
             raise CouldNotMeasure(str(error)) from error
         return plane
 
-    @cached_property
-    def kubernetes_version(self) -> str:
-        return str(self.plane.request("GET", "/version").body["gitVersion"])
-
     @property
     def bare_environment(self) -> dict[str, str]:
         """Return the environment that every program here needs."""
         return {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ}
-
-    @property
-    def has_plane(self) -> bool:
-        return "plane" in self.__dict__
 
     def make_node(self) -> SimulatedNode:
         """Create a healthy simulated machine, booted an hour ago."""

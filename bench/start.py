@@ -37,11 +37,11 @@ def _once(stage: Stage, node: SimulatedNode, words: tuple[str, ...]) -> float:
     seat = stage.seat(node)
     with stage.watch(seat) as watch, seat.run(*words) as program:
         try:
-            sighting = watch.wait_for(lambda node: bool(status(node)), "a first verdict")
+            observation = watch.wait_for(lambda node: bool(status(node)), "a first verdict")
         except CouldNotMeasure as error:
             raise CouldNotMeasure(f"{error}\n{program.tail()}") from error
-        if status(sighting.node) != "pass":
-            raise CouldNotMeasure(f"the first verdict was {status(sighting.node)!r}\n{program.tail()}")
-        seconds = (sighting.at_ns - program.started_ns) / 1e9
+        if status(observation.node) != "pass":
+            raise CouldNotMeasure(f"the first verdict was {status(observation.node)!r}\n{program.tail()}")
+        seconds = (observation.at_ns - program.started_ns) / 1e9
     stage.leave(seat)
     return seconds

@@ -38,7 +38,7 @@ def measure(stage: Stage) -> Outcome:
 
 
 def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
-    size = stage.length.sweep_nodes
+    size = stage.length.nodes
     fill(plane, size)
     since = datetime.now(UTC)
     token = plane.kubectl("create", "token", _ACCOUNT, f"--namespace={NAMESPACE}").strip()
