@@ -44,9 +44,8 @@ _ALL = {
 _HEADERS = {"reasons": ("reason", "means"), "xid": ("Xid", "means"), "dcgm": ("DCGM", "name")}
 _ALLOWED = (
     "an Xid (79, Xid79), an SXid (SXid20034), a DCGM error (dcgm 52) or a reason (GpuCountLow), as listed by "
-    "`gpu-healthcheck explain`; a term of our records, labels or Events (rerun, RunStopped, last-check), a setting "
-    "(CHECK_INTERVAL), a check (gpu-count), a metric or an alert; a term of HAMi "
-    "(CardInsufficientMemory, hami.io/bind-phase)"
+    "`gpu-healthcheck explain`; a cause (RunStopped, HamiCardMemoryShort), a severity (reset), a setting "
+    "(CHECK_INTERVAL), a check (gpu-count), a metric or an alert"
 )
 _STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _NO_WORDS = "{}: only Xid 74 and 144 to 150 have data words to decode"

@@ -9,7 +9,8 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ from healthcheck.memory.known_names import SLOW
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.settings.declaration import NodeSettings, settings_of
 from quarantine.recommendation import TABLE
-from tools import glossary, guides, man_page
+from tools import explain_index, man_page
 from tools.chart import values
-from tools.glossary import CAUSES
+from tools.explain_index import CAUSES
 from tools.manifests import DASHBOARD, RULES
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
@@ -331,7 +332,6 @@ def diagnoses_page() -> str:
             *([f"- source: {cause.source}"] if cause.source else []),
             "",
         ]
-    lines += guides.section(_explained())
     return "\n".join(lines)
 
 
@@ -342,12 +342,6 @@ def _family(module: str) -> str:
     return "\n".join((f"{heading[:1].upper()}{heading[1:]}", *rest))
 
 
-def _explained() -> dict[str, str]:
-    """Return the link target of each cause and reason, for docs/causes.md."""
-    reasons = {reason.name: f"findings.md#{reason.name.lower()}" for check in ALL_CHECKS for reason in check.reasons}
-    return reasons | {cause.name: f"#{cause.name.lower()}" for cause, _ in _diagnoses()}
-
-
 def _diagnoses() -> Iterator[tuple[Cause, str]]:
     """Yield each cause once, with the module of its family."""
     messages = set[str]()
@@ -355,7 +349,12 @@ def _diagnoses() -> Iterator[tuple[Cause, str]]:
         for cause in search.causes:
             if cause.name not in messages:
                 messages.add(cause.name)
-                yield cause, search.find.__module__
+                yield cause, _function_of(search.find).__module__
+
+
+def _function_of(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function itself of one that some arguments are bound to."""
+    return find.func if isinstance(find, partial) else find
 
 
 def rendered() -> dict[Path, str]:
@@ -377,10 +376,10 @@ def rendered() -> dict[Path, str]:
 
 def index() -> str:
     """Return the terms that `explain` knows, one line each: cli/index.json."""
-    reasons = [{**to_builtins(reason), "reason": _reason(reason.reason)} for reason in glossary.all_reasons()]
-    parts = {"words": to_builtins(list(glossary.all_words())), "reasons": reasons}
+    reasons = [{**to_builtins(reason), "reason": _reason(reason.reason)} for reason in explain_index.all_reasons()]
+    parts = {"words": to_builtins(list(explain_index.index_entries())), "reasons": reasons}
     lines = [f'"{name}": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]" for name, rows in parts.items()]
-    return "{\n" + ",\n".join([*lines, f'"defaults": {json.dumps(glossary.defaults())}']) + "\n}\n"
+    return "{\n" + ",\n".join([*lines, f'"defaults": {json.dumps(explain_index.defaults())}']) + "\n}\n"
 
 
 def _reason(reason: Reason) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+"""Reasons, causes, checks, settings, metrics and alerts that `explain` knows, for cli/index.json."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from agent.telemetry import Telemetry
+from cli.index import REASON, SETTING, Declared, IndexEntry
+from diagnosis.causes import CAUSES as DIAGNOSES
+from healthcheck import checks
+from healthcheck.captures import capture_files as captures
+from healthcheck.catalog.profiles import PROFILES_FILE
+from healthcheck.catalog.steps import RELOAD, STEPS
+from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
+from healthcheck.deep import causes as deep
+from healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM
+from healthcheck.model import Severity, UnobservedCause
+from healthcheck.settings.declaration import NodeSettings, by_key, settings_of, written
+from healthcheck.verdict.acknowledgement import UNTOLD
+
+_PROFILES = "Expected devices of an instance type, one type per line: type|gpus|efa|nvlink|provider[|roce]."
+_FINDINGS, _CAUSES, _ALERTS = "docs/findings.md", "docs/causes.md", "docs/alerts.md"
+_ROOT = Path(__file__).parents[1]
+
+
+CAUSES: tuple[UnobservedCause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
+"""All causes why a check could not run, in the order of docs/could-not-check.md."""
+
+_REPEATED = {
+    repeated: f"{REPEATS_FROM} processes met {xid} within a day on this GPU, and on no other: suspect the GPU, and "
+    "quarantine the node once it is free."
+    for xid, repeated in REPEATS.items()
+}
+
+
+def index_entries() -> Iterator[IndexEntry]:
+    for cause in CAUSES:
+        message = f"{cause.meaning} {cause.action}"
+        yield IndexEntry(cause.name, "reason why a check could not run", message, "docs/could-not-check.md")
+    for found in DIAGNOSES:
+        yield IndexEntry(
+            found.name,
+            "a cause that diagnose finds",
+            f"{found.means} {found.remedy}",
+            f"{_CAUSES}#{found.name.lower()}",
+        )
+    steps = {severity.name: f"Action: {step}." for severity, step in STEPS.items()}
+    steps[Severity.RESET.name] += f" For a switch or the driver: {RELOAD}."
+    yield from _of("a severity", steps, _FINDINGS)
+    yield from _alerts()
+    yield from _of("a group of checks", _groups(), "docs/checks.md")
+    yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")
+    yield from _checks()
+    yield from _of(SETTING, dict(_settings()), "docs/settings.md")
+    yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
+    yield from _of(REASON, _REPEATED, f"{_FINDINGS}#xid")
+    yield IndexEntry(
+        UNTOLD,
+        REASON,
+        "The record of a deep run has a severity without a readable finding for it.",
+        f"{_FINDINGS}#{UNTOLD.lower()}",
+    )
+
+
+def _of(kind: str, meanings: Mapping[str, str], more: str) -> Iterable[IndexEntry]:
+    return (IndexEntry(name, kind, meaning, more) for name, meaning in meanings.items())
+
+
+def _short_names() -> dict[str, str]:
+    names = {check.name for check in (*CHECKS, *DEEP_CHECKS)}
+    return {short: f"Short name of {name}." for short, name in SHORT_NAMES.items() if short not in names}
+
+
+def _alerts() -> Iterator[IndexEntry]:
+    """Yield each alert with its meaning and fix, by its heading in docs/alerts.md."""
+    page = (_ROOT / _ALERTS).read_text(encoding="utf-8")
+    for name, text in re.findall(r"(?ms)^### (\w+)\n\n(.*?)(?=^##|\Z)", page):
+        meaning, _, rest = _plain(text).partition(" - Check: ")
+        fix = rest.partition(" - Fix: ")[2]
+        yield IndexEntry(name, "an alert", f"{meaning} {fix[:1].upper()}{fix[1:]}", f"{_ALERTS}#{name.lower()}")
+
+
+def _plain(markdown: str) -> str:
+    """Return Markdown as one line without links and emphasis."""
+    return " ".join(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("**", "").split())
+
+
+def _checks() -> Iterator[IndexEntry]:
+    """Yield each check, explained by the summary of its module."""
+    for check in (*CHECKS, *DEEP_CHECKS):
+        what, _, _ = (sys.modules[check.judge.__module__].__doc__ or "").strip().partition("\n\n")
+        reasons = ", ".join(reason.name for reason in check.reasons)
+        message = f"{' '.join(what.split())} Group: {check.group}. Reasons: {reasons}."
+        yield IndexEntry(check.name, "a check", message, "docs/checks.md")
+
+
+def _metrics() -> dict[str, str]:
+    return {
+        metric.name: f"{metric.meaning} ({', by '.join((metric.kind, *metric.labels))})"
+        for metric in Telemetry().metrics
+    }
+
+
+def _groups() -> dict[str, str]:
+    """Return each group with its checks; a group without checks belongs to another program."""
+    checks = {
+        group: [check.name for check in (*CHECKS, *DEEP_CHECKS) if check.group == group] for group in GROUPS.values()
+    }
+    return {group: f"Its checks: {', '.join(names) or 'none yet'}." for group, names in checks.items()}
+
+
+def all_reasons() -> Iterator[Declared]:
+    """Yield every reason except Xids and SXids, which are found by number."""
+    for check in (*CHECKS, *DEEP_CHECKS):
+        by_error = check in (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4)
+        for reason in check.reasons:
+            if reason.name.lower() != check.name:
+                yield Declared(reason, check.name, check.group, by_error)
+
+
+def defaults() -> dict[str, str]:
+    return {key: written(value) for key, value in by_key(NodeSettings()).items()}
+
+
+def _settings() -> Iterator[tuple[str, str]]:
+    """Yield key and meaning of each key of the ConfigMap; the meaning ends with bounds and default."""
+    for key, setting in settings_of(NodeSettings).items():
+        details = [setting.allowed] if setting.bounds else []
+        if setting.default != "":
+            details.append(f"default {setting.written_default}")
+        yield key, f"{setting.meaning} ({', '.join(details)})" if details else setting.meaning
+    yield PROFILES_FILE, _PROFILES
