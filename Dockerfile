@@ -13,7 +13,7 @@
 #                                     the image is bit-identical each time: `make reproduce` (docs/releasing.md)
 
 # Both bases must have the same minor version of Python, because the virtual environment is copied into both. Ubuntu 24.04
-# has 3.12. A release rejects a base without a digest; `make pin-bases` writes the digests.
+# has 3.12. A release rejects a base without a digest; Renovate writes the digests.
 ARG PYTHON_IMAGE=docker.io/library/python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 ARG DCGM_IMAGE=nvcr.io/nvidia/cloud-native/dcgm:4.6.1-1-ubuntu24.04@sha256:48464e50aa76671f5b204264cb4999739591112bf74330a727523f5655c6d7f2
 ARG EFA_FROM=aws

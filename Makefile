@@ -8,7 +8,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-xid node-down demo bench bench-compare upgrade-try install-try matrix fuzz docs lock reproduce pin-bases release-dry-run clean
+.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-xid node-down demo bench bench-compare upgrade-try install-try matrix fuzz docs lock reproduce release-dry-run clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -38,7 +38,7 @@ check: setup ## Lint, types, layers, generated files, alerts
 	$(BIN)/python -m tools.docs --check
 	$(BIN)/python -m tools.rules
 	$(BIN)/python -m tools.structure
-	$(BIN)/python -m release.licences --check
+	$(BIN)/python -m tools.release.licences --check
 	$(BIN)/zizmor --offline --quiet .github
 
 PYTEST := $(BIN)/pytest --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder
@@ -101,7 +101,7 @@ fuzz: setup ## Search for inputs that break a probe, a check, the memory or its 
 docs: setup ## Regenerate docs/checks.md, causes.md and metrics.md, tables in README and other pages, the profiles, the PrometheusRule
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.manifests
-	$(BIN)/python -m release.licences
+	$(BIN)/python -m tools.release.licences
 
 lock: setup ## Resolve the dependencies again and lock them with hashes
 	$(COMPILE) --upgrade -o requirements/product.txt pyproject.toml
@@ -111,13 +111,11 @@ lock: setup ## Resolve the dependencies again and lock them with hashes
 	$(COMPILE) --upgrade -o requirements/go.txt requirements/go.in
 
 reproduce: setup ## Build images, wheel and source archive of HEAD twice and compare all bytes (Debian, root)
-	$(BIN)/python -m sim.release.reproduce
+	$(BIN)/python -m sim.reproduce
 
-pin-bases: setup ## Write the current digests of the base images to the Dockerfile
-	$(BIN)/python -m release pin-bases
-
-release-dry-run: setup ## Release HEAD to a local registry, signed with a temporary key pair (Debian, root)
-	$(BIN)/python -m sim.release
+release-dry-run: setup ## Write the files of a release of HEAD to dist/dry-run: chart, manifests, packages, checksums
+	rm -rf dist/dry-run
+	$(BIN)/python -m tools.release files --repository dry-run.invalid/gpu-healthcheck --out dist/dry-run
 
 clean: ## Remove all build results
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -15,10 +15,10 @@ from bench.large_fleet import PODS_PER_NODE, Writer, fill
 from bench.one_run import OneRun, run_once
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import Stage
-from go_programs.build import ProgramError
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.text.moments import timestamp
 from sim.control_plane import ControlPlane, install
+from tools.go_programs.build import ProgramError
 
 AIM_SECONDS, AIM_MIB, AIM_ONE_SECONDS = 15.0, 350.0, 2.0
 _TIMES = 3

@@ -31,7 +31,6 @@ from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import INSTANCE_TYPE, Stage
-from go_programs.build import ProgramError
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
@@ -45,6 +44,7 @@ from healthcheck.settings.declaration import NodeSettings
 from healthcheck.settings.reading import Settings
 from healthcheck.verdict import budget
 from sim.control_plane import ControlPlane, install
+from tools.go_programs.build import ProgramError
 
 AIM_REQUESTS, AIM_SECONDS = 10_000, 30.0
 PERCENT = 20

@@ -11,11 +11,11 @@ from pathlib import Path
 from bench.node_watch import is_tainted
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.stage import Stage
-from go_programs.build import ProgramError
 from sim.control_plane import ControlPlane, install
 from sim.device_plugin import DEPLOY, DevicePlugin
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
+from tools.go_programs.build import ProgramError
 
 AIM_SECONDS = 60.0
 """NVSentinel's objective for one GPU is 120 s."""

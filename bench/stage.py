@@ -19,7 +19,6 @@ from bench.length import Length
 from bench.node_watch import NodeWatch
 from bench.outcome import CouldNotMeasure
 from bench.program import Program
-from go_programs.build import ProgramError
 from healthcheck.cluster.names import BUDGET_NAMESPACE
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
@@ -30,6 +29,7 @@ from sim.control_plane.daemon import AfterUs
 from sim.control_plane.files import free_ports
 from sim.imds import SimulatedImds
 from sim.node import SimulatedNode
+from tools.go_programs.build import ProgramError
 
 INSTANCE_TYPE = "p5.48xlarge"
 """Instance type with 8 GPUs and 32 EFA devices."""

@@ -13,10 +13,10 @@ from bench.large_fleet import BUSY_PERCENT, PODS_PER_NODE, fill
 from bench.one_run import OneRun, run_once
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import Stage
-from go_programs.build import ProgramError
 from healthcheck.cluster.names import NAMESPACE
 from sim.control_plane import ControlPlane, install
 from sim.control_plane.files import write_kubeconfig
+from tools.go_programs.build import ProgramError
 
 AIM_SECONDS, AIM_MIB = 5.0, 250.0
 _ACCOUNT = f"{NAMESPACE}-sweeper"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from go_programs.build import NoProgramError
 from sim import containerd
 from sim.control_plane import ControlPlane, binaries, install, install_device_taints
 from sim.node import SimulatedNode
 from tests import tiers
+from tools.go_programs.build import NoProgramError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

@@ -14,8 +14,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from go_programs.build import ProgramError
 from sim.control_plane.build import minor_binaries, other_minors
+from tools.go_programs.build import ProgramError
 
 ROOT = Path(__file__).parents[1]
 TESTS = (

@@ -39,7 +39,7 @@ ROOMS = sorted(
     if file.parent.name != "healthcheck" and "diagnosis" not in file.parent.parts[len(ROOT.parts) : -1]
 )
 """Of a diagnosis the whole is one: its families are tried on states of a cluster, which meet them all."""
-OTHER_TESTS = {"chart", "e2e", "gate", "go_programs", "image", "monitoring", "release", "sim", "formats"}
+OTHER_TESTS = {"chart", "e2e", "gate", "image", "monitoring", "release", "sim", "formats"}
 """The folders of tests that are about no room of the product."""
 ALL_CHECKS = (*checks.CHECKS, *checks.DEEP_CHECKS)
 REASONS = [reason.name for reason in dict.fromkeys(one for check in ALL_CHECKS for one in check.reasons)]

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from healthcheck import __version__
-from release.check import VERSION
+from tools.release.check import VERSION
 
 ROOT = Path(__file__).parents[1]
 _PLACES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from go_programs.build import built, digest, go_build, home_of
+from tools.go_programs.build import built, digest, go_build, home_of
 
 RELEASES = {
     "1.7": "github.com/containerd/containerd/cmd/containerd",

@@ -6,9 +6,9 @@ import argparse
 import signal
 import sys
 
-from go_programs.build import ProgramError
 from sim.control_plane import ControlPlane, binaries
 from sim.control_plane.build import minor_binaries
+from tools.go_programs.build import ProgramError
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from go_programs.build import NoProgramError, ProgramError, built, digest, go_build, home_of
+from tools.go_programs.build import NoProgramError, ProgramError, built, digest, go_build, home_of
 
 REQUIRED = ("etcd", "kube-apiserver", "kubectl")
 """Programs that setup-envtest installs; controller-manager and scheduler are not among them."""

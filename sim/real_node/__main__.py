@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import sys
 
-from go_programs.build import ProgramError
-from go_programs.helm import program as helm
-from release.image import SLIM, TARGETS
 from sim.real_node import RealNode, RunningNode, images, needs
+from tools.go_programs.build import ProgramError
+from tools.go_programs.helm import program as helm
+from tools.release.image import SLIM, TARGETS
 
 
 def main() -> int:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from healthcheck import __version__
-from release.bases import bases, stages
-from release.image import SLIM
 from sim.c_library import find_compiler
 from sim.control_plane.build import ControlPlaneError, cache_folder
 from sim.real_node.needs import codename
+from tools.release.bases import bases, stages
+from tools.release.image import SLIM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,9 +6,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from go_programs.build import built, digest, go_build, home_of
 from sim.real_node.arguments import SOCKET
 from sim.real_node.running import RunningNode
+from tools.go_programs.build import built, digest, go_build, home_of
 
 _ROOM = Path(__file__).parent / "nvidia_ctk"
 

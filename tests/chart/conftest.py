@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from go_programs import helm as real_helm
-from go_programs.build import NoProgramError
 from tests import tiers
 from tools.chart import CHART
+from tools.go_programs import helm as real_helm
+from tools.go_programs.build import NoProgramError
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 

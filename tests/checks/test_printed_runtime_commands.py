@@ -15,7 +15,6 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from go_programs.build import NoProgramError
 from healthcheck.checks import CHECKS, gpu_runtime
 from healthcheck.model import Finding
 from healthcheck.model.node_facts import PodRuntimeClass
@@ -30,6 +29,7 @@ from sim.containerd import RELEASES, RunningContainerd
 from sim.real_node import nvidia_toolkit
 from tests import tiers
 from tests.checks.evidence import P5, finds
+from tools.go_programs.build import NoProgramError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="containerd and mount namespaces are root's alone")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from go_programs.build import NoProgramError
 from sim.control_plane import ControlPlane, binaries
 from tests.waiting import eventually
+from tools.go_programs.build import NoProgramError
 
 
 def is_alive(pid: int) -> bool:

@@ -8,13 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from go_programs.build import ProgramError
-from go_programs.helm import program as helm
 from sim.node import SimulatedNode
 from sim.real_node import RealNode, images
 from tests.newcomer.story import Newcomer
 from tests.newcomer.ways import WAYS
 from tests.node.stage import Stage
+from tools.go_programs.build import ProgramError
+from tools.go_programs.helm import program as helm
 
 
 def main() -> int:

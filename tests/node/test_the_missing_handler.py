@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from go_programs.build import NoProgramError
 from sim.real_node import nvidia_toolkit
 from sim.real_node.agent_pod import GIVE_UP_SECONDS
 from sim.real_node.arguments import CONTAINERD_CONFIGURATION
 from sim.real_node.images import PAUSE
 from tests.node.stage import GPU, advertise
+from tools.go_programs.build import NoProgramError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

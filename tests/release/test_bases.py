@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from release.bases import bases, pinned, stages, unnamed, unpinned
-from release.origin import REPOSITORY
+from tools.release.bases import bases, stages, unnamed, unpinned
+from tools.release.origin import REPOSITORY
 
 DIGEST = "sha256:" + "a1" * 32
 DOCKERFILE = f"""\
@@ -40,14 +40,6 @@ def test_a_base_without_a_whole_digest_is_not_pinned(image: str, refused: bool) 
     found = unpinned(f"ARG BASE={image}\nFROM ${{BASE}}\n")
 
     assert found == ({"BASE": image} if refused else {})
-
-
-def test_a_digest_comes_after_the_tag_and_replaces_the_one_before() -> None:
-    text = pinned(DOCKERFILE, {"BASE": "sha256:" + "b2" * 32, "OTHER": "sha256:" + "c3" * 32})
-
-    assert unpinned(text) == {}
-    assert bases(text)["OTHER"] == "nvcr.io/dcgm:4@sha256:" + "c3" * 32
-    assert stages(text) == stages(DOCKERFILE)
 
 
 def test_our_dockerfile_names_its_bases_by_arguments() -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from release.changelog import section
-from release.check import refusals
-from release.origin import REPOSITORY, version_of
-from release.running import ReleaseError
+from tools.release.check import refusals, section
+from tools.release.origin import REPOSITORY, version_of
+from tools.release.running import ReleaseError
 
 PINNED = "ARG BASE=nvcr.io/dcgm:4@sha256:" + "a1" * 32 + "\nFROM ${BASE}\n"
 CHANGELOG = """\
@@ -49,8 +48,8 @@ def test_sources_that_say_the_tags_version_and_pin_their_bases_are_a_release(tmp
     [
         ({}, "v1.2.1", "the tag is v1.2.1, but the sources have v1.2.0"),
         ({}, "1.2.0", "the tag is 1.2.0, but the sources have v1.2.0"),
-        ({"version": "1.3.0"}, "v1.3.0", "has no section of 1.3.0"),
-        ({"version": "1.0.0"}, "v1.0.0", "has no text below its heading of 1.0.0"),
+        ({"version": "1.3.0"}, "v1.3.0", "has no text of 1.3.0"),
+        ({"version": "1.0.0"}, "v1.0.0", "has no text of 1.0.0"),
         (
             {"changelog": CHANGELOG.replace("eleased\n", "eleased\n\n- More.\n")},
             "v1.2.0",
@@ -73,7 +72,7 @@ def test_a_release_is_refused(tmp_path: Path, changed: dict[str, str], tag: str,
 def test_the_notes_are_the_section_and_nothing_of_its_neighbours() -> None:
     assert section(CHANGELOG, "1.2.0") == "### Added\n\n- One thing.\n"
     assert section(CHANGELOG, "1.1.0") == "- Another.\n"
-    with pytest.raises(ReleaseError, match=r"no section of 1\.2:"):
+    with pytest.raises(ReleaseError, match=r"no text of 1\.2:"):
         section(CHANGELOG, "1.2")
 
 

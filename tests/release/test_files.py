@@ -1,4 +1,4 @@
-"""The files of a release: every image by its digest, checksums for `sha256sum`, and the provenance."""
+"""The files of a release: every image by its digest, and checksums for `sha256sum`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from release import chart
-from release.assets import write_checksums
-from release.manifests import others
-from release.origin import REPOSITORY, Origin
-from release.provenance import Builder, predicate
-from release.running import ReleaseError
 from tools.install_yaml import install_yaml
+from tools.release.files import other_images, values_by_digest, write_checksums
+from tools.release.origin import REPOSITORY
+from tools.release.running import ReleaseError
 
 DIGEST = "sha256:" + "a1" * 32
 IMAGE = f"registry.example.com/gpu-healthcheck@{DIGEST}"
@@ -33,15 +30,15 @@ IMAGE = f"registry.example.com/gpu-healthcheck@{DIGEST}"
 def test_every_container_of_the_install_file_runs_the_released_image(image: str, reference: str, refused: bool) -> None:
     text = f"kind: List\nitems:\n  - spec:\n      initContainers:\n        - image: {image}\n---\n"
 
-    assert others(text, reference) == ({image} if refused else set())
+    assert other_images(text, reference) == ({image} if refused else set())
 
 
 def test_our_manifests_as_one_file_run_nothing_else() -> None:
-    assert others(install_yaml(IMAGE), IMAGE) == set()
+    assert other_images(install_yaml(IMAGE), IMAGE) == set()
 
 
 def test_the_charts_values_name_both_images_by_digest() -> None:
-    text = chart.by_digest(
+    text = values_by_digest(
         (REPOSITORY / "charts/gpu-healthcheck/values.yaml").read_text(), "r/ours", DIGEST, "sha256:b2"
     )
     values = yaml.safe_load(text)
@@ -54,7 +51,7 @@ def test_the_charts_values_name_both_images_by_digest() -> None:
     }
     assert values["slim"]["digest"] == "sha256:b2"
     with pytest.raises(ReleaseError, match="the chart's values have no"):
-        chart.by_digest(text, "r/ours", DIGEST, "sha256:b2")
+        values_by_digest(text, "r/ours", DIGEST, "sha256:b2")
 
 
 def test_the_checksums_are_of_every_file_but_themselves(tmp_path: Path) -> None:
@@ -67,21 +64,3 @@ def test_the_checksums_are_of_every_file_but_themselves(tmp_path: Path) -> None:
 
     expected = [f"{hashlib.sha256(content).hexdigest()}  {name}" for name, content in files.items()]
     assert listed.read_text().splitlines() == expected
-
-
-def test_the_provenance_names_commit_time_and_bases() -> None:
-    made = predicate(
-        Origin("0.1.0", "c0ffee", 1_700_000_000, "https://example.com/sources"),
-        "slim",
-        {"BASE": f"docker.io/library/python:3.12-slim@{DIGEST}", "OTHER": "nvcr.io/dcgm:4"},
-        Builder("https://example.com/release.yml@refs/tags/v0.1.0", "https://example.com/runs/1"),
-    )
-
-    assert made["buildDefinition"]["resolvedDependencies"] == [  # type: ignore[index]
-        {"uri": "git+https://example.com/sources", "digest": {"gitCommit": "c0ffee"}},
-        {"uri": "docker://docker.io/library/python:3.12-slim", "digest": {"sha256": "a1" * 32}},
-        {"uri": "docker://nvcr.io/dcgm:4"},
-    ]
-    assert made["runDetails"]["builder"] == {  # type: ignore[index]
-        "id": "https://example.com/release.yml@refs/tags/v0.1.0"
-    }

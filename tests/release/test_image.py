@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from release.bases import stages
-from release.image import TARGETS, build_arguments, tag
-from release.layout import Layout, differences
-from release.origin import REPOSITORY, Origin
+from tools.release.bases import stages
+from tools.release.image import TARGETS, build_arguments
+from tools.release.layout import Layout, differences
+from tools.release.origin import REPOSITORY, Origin
 
 MADE_FROM = Origin("0.1.0", "c0ffee", 1_700_000_000, "https://example.com/sources")
 
@@ -52,10 +52,6 @@ def test_a_build_has_no_clock_and_no_name_of_its_builder(target: str) -> None:
     assert {"--timestamp=1700000000", "--identity-label=false", "--build-arg=SOURCE_DATE_EPOCH=1700000000"} < set(words)
     assert f"--target={target}" in words
     assert target in stages((REPOSITORY / "Dockerfile").read_text())
-
-
-def test_the_whole_image_has_the_plain_tag() -> None:
-    assert [tag("0.1.0", target) for target in TARGETS] == ["0.1.0", "0.1.0-slim"]
 
 
 def test_no_bytecode_goes_by_the_time_of_its_source() -> None:

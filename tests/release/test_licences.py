@@ -6,8 +6,8 @@ from email.message import Message
 
 import pytest
 
-from release.licences import PAGE, in_the_image, licence, page
-from release.running import ReleaseError
+from tools.release.licences import PAGE, in_the_image, licence, page
+from tools.release.running import ReleaseError
 
 LOCKED = """\
 aiohttp==3.14.5 \\

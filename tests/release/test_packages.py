@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from release.packages import even_out
+from tools.release.packages import even_out
 
 
 def an_sdist(path: Path, names: list[str], owner: str, time: int, mode: int) -> Path:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from release.__main__ import app
-from release.origin import REPOSITORY
+from tools.release.__main__ import app
+from tools.release.origin import REPOSITORY
 
 WORKFLOWS = sorted((REPOSITORY / ".github/workflows").glob("*.yml"))
 
@@ -49,10 +49,12 @@ def test_no_job_has_rights_that_it_does_not_name(file: Path) -> None:
     assert all("permissions" in job for job in workflow["jobs"].values())
 
 
-def test_one_job_may_sign_and_pull_requests_may_only_read() -> None:
+def test_two_jobs_may_sign_and_pull_requests_may_only_read() -> None:
     rights = {(file.stem, name): job["permissions"] for file in WORKFLOWS for name, job in read(file)["jobs"].items()}
 
-    assert [job for job, may in rights.items() if "id-token" in may] == [("release", "publish")]
+    assert [job for job, may in rights.items() if "id-token" in may] == [("release", "attest"), ("release", "publish")]
+    environments = {job: of.get("environment") for job, of in read(WORKFLOWS[1])["jobs"].items()}
+    assert [job for job, name in environments.items() if name == "release"] == ["attest", "publish"]
     assert {may for job, of in rights.items() if job[0] == "ci" for may in of.items()} == {("contents", "read")}
 
 
@@ -65,12 +67,13 @@ def test_a_checkout_leaves_no_token_behind(file: Path) -> None:
 
 
 def test_the_steps_that_the_workflow_calls_are_there() -> None:
-    called = set(re.findall(r"python -m release ([\w-]+)", (REPOSITORY / ".github/workflows/release.yml").read_text()))
+    called = set(
+        re.findall(r"python -m tools.release ([\w-]+)", (REPOSITORY / ".github/workflows/release.yml").read_text())
+    )
     known = {
         command.name or command.callback.__name__.replace("_", "-")
         for command in app.registered_commands
         if command.callback
     }
 
-    assert called == {"check", "image", "publish"}
-    assert called < known
+    assert called == known

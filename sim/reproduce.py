@@ -7,13 +7,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from go_programs.build import ProgramError
-from release import packages
-from release.image import NAME, TARGETS, build, build_arguments, layout
-from release.layout import Layout, differences
-from release.origin import exported, origin
-from release.running import ReleaseError
 from sim.real_node import images, needs
+from tools.go_programs.build import ProgramError
+from tools.release import packages
+from tools.release.image import NAME, TARGETS, build, build_arguments, layout
+from tools.release.layout import Layout, differences
+from tools.release.origin import exported, origin
+from tools.release.running import ReleaseError
 
 
 def twice(target: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m release.licences [--check]`: the licences of the image's Python packages, in docs/licences.md."""
+"""`python -m tools.release.licences [--check]`: the licences of the image's Python packages, in docs/licences.md."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from email.message import Message
 from importlib import metadata
 
-from release.origin import REPOSITORY
-from release.running import ReleaseError
+from tools.release.origin import REPOSITORY
+from tools.release.running import ReleaseError
 
 PAGE = REPOSITORY / "docs" / "licences.md"
 BEGIN, END = "<!-- packages: begin (make docs) -->\n", "<!-- packages: end -->\n"

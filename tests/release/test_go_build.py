@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from go_programs.build import ProgramError, built
+from tools.go_programs.build import ProgramError, built
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from go_programs.build import built
+from tools.go_programs.build import built
 
 def build(folder):
     folder.mkdir()

@@ -7,8 +7,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-from release.origin import Origin
-from release.running import run
+from tools.release.origin import Origin
+from tools.release.running import run
 
 _SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from go_programs.build import built, digest, go_build, home_of
+from tools.go_programs.build import built, digest, go_build, home_of
 
 _ROOM = Path(__file__).parent
 _KUBERNETES = "helm.sh/helm/v3/pkg/chartutil.k8sVersion"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from release.origin import Origin
-from release.running import run
+from tools.release.origin import Origin
+from tools.release.running import run
 
 SLIM, FULL = "slim", "full"
 TARGETS = (FULL, SLIM)
@@ -15,10 +15,6 @@ NAME = "localhost/gpu-healthcheck-release"
 """Name of the built image in the builder's store."""
 Buildah = Callable[..., str]
 """Function that runs buildah with these arguments and returns its output."""
-
-
-def tag(version: str, target: str) -> str:
-    return version if target == FULL else f"{version}-{target}"
 
 
 def buildah(*words: str) -> str:

@@ -32,12 +32,3 @@ def unnamed(dockerfile: str) -> list[str]:
     known = {*stages(dockerfile), "scratch"}
     used = [*(base for base, _ in _FROM.findall(dockerfile)), *_COPIED.findall(dockerfile)]
     return [entry for entry in used if "$" not in entry and entry not in known]
-
-
-def pinned(dockerfile: str, digests: dict[str, str]) -> str:
-    """Return the Dockerfile with the digests added to the tags of these images."""
-    for name, image in bases(dockerfile).items():
-        if name in digests:
-            tagged = image.partition("@")[0]
-            dockerfile = dockerfile.replace(f"ARG {name}={image}\n", f"ARG {name}={tagged}@{digests[name]}\n")
-    return dockerfile

@@ -1,6 +1,0 @@
-//go:build tools
-
-// Package tools imports the program, so that `go mod tidy` keeps its dependencies.
-package tools
-
-import _ "github.com/anchore/syft/cmd/syft"
