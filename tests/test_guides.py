@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 _FOLDERS = (
-    *("agent", "charts", "cli", "diagnosis", "docs", "healthcheck", "kubernetes", "monitoring", "quarantine", "sim"),
+    *("agent", "charts", "cli", "diagnosis", "docs", "healthcheck", "kubernetes", "quarantine", "sim"),
     *("sweeper", "tests", "tools"),
 )
 _BLOCK = re.compile(r"^ *```((?:python|toml)(?: \w+)?)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
@@ -28,8 +28,7 @@ _TWIN = {"NVIDIA H200": "NVIDIA H100 80GB HBM3", '"GpuModelDifferent"': '""', '"
 def copy(tmp_path: Path) -> Path:
     for folder in _FOLDERS:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "instance-profiles.conf"):
-        shutil.copy(ROOT / file, tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
 

@@ -35,7 +35,8 @@ from quarantine.recommendation import TABLE
 from tools import explain_index, man_page
 from tools.chart import values
 from tools.explain_index import CAUSES
-from tools.manifests import DASHBOARD, RULES
+from tools.manifests import DASHBOARD
+from tools.rules import plain_rules
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
@@ -230,9 +231,10 @@ def metrics_page() -> str:
 
 _SCRAPING = (
     "With the Prometheus operator, `kubectl apply -k kubernetes/overlays/monitoring` scrapes every agent and brings",
-    "[the rules](../monitoring/rules.yaml) and, for Grafana's sidecar,",
+    "[the rules](../kubernetes/overlays/monitoring/prometheus-rule.yaml) and, for Grafana's sidecar,",
     "[the dashboard](../charts/gpu-healthcheck/dashboard/gpu-healthcheck.json), which a person can import too. Without",
-    "the operator, add the rules to `rule_files`, and give the series the labels `node` and `namespace`:\n",
+    "the operator, write the rules to a file of `rule_files` (their head has the command), and give the series the",
+    "labels `node` and `namespace`:\n",
     "```yaml",
     "- job_name: gpu-healthcheck",
     "  kubernetes_sd_configs: [{role: pod, namespaces: {names: [gpu-healthcheck]}}]",
@@ -280,14 +282,14 @@ def settings_table() -> str:
 
 _PROFILES_MEANING = (
     "Expected hardware by instance type, one line each: adds rows to "
-    "[the table of this version](../instance-profiles.conf), or replaces them."
+    "[the table of this version](../healthcheck/instance-profiles.conf), or replaces them."
 )
 
 
 def uses_by_metric() -> dict[str, list[str]]:
     """Return, by metric name, the alerts (as links), recorded series and panels that use it."""
     uses: dict[str, list[str]] = defaultdict(list)
-    for group in yaml.safe_load(RULES.read_text())["groups"]:
+    for group in yaml.safe_load(plain_rules())["groups"]:
         for rule in group["rules"]:
             alert = rule.get("alert")
             message = f"[`{alert}`](alerts.md#{alert.lower()})" if alert else f"`{rule['record']}`"

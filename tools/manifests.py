@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Write generated parts of manifests; `--check` only lists outdated files.
 
-The ConfigMap gets the settings as comments, the overlay `monitoring` the rules as an object of the
-Prometheus operator; the Helm chart is generated from all.
+The ConfigMap gets the settings as comments; the Helm chart is generated from all manifests.
 """
 
 from __future__ import annotations
@@ -26,21 +25,7 @@ _PROFILES_LINES = f"""\
 {PROFILES_FILE}: |
   p5.48xlarge|8|32|true|efa
 """
-RULES = ROOT / "monitoring" / "rules.yaml"
-RULE_OBJECT = ROOT / "kubernetes" / "overlays" / "monitoring" / "prometheus-rule.yaml"
 DASHBOARD = chart.CHART / "dashboard" / "gpu-healthcheck.json"
-RULE_HEAD = """\
-# Generated from monitoring/rules.yaml by `make docs`.
-apiVersion: monitoring.coreos.com/v1
-kind: PrometheusRule
-metadata:
-  name: gpu-healthcheck
-  namespace: gpu-healthcheck
-  labels:
-    app.kubernetes.io/name: gpu-healthcheck
-    app.kubernetes.io/component: monitoring
-spec:
-"""
 
 
 def settings_block() -> str:
@@ -55,18 +40,9 @@ def render(manifest: str) -> str:
     return f"{before}{BEGIN}{settings_block()}{END}{after}"
 
 
-def rule_object(rules: str) -> str:
-    """Return the groups as a PrometheusRule: its `spec` has the content of a rules file."""
-    _, _, groups = rules.partition("\ngroups:\n")
-    return RULE_HEAD + indent(f"groups:\n{groups}", "  ")
-
-
 def rendered() -> dict[Path, str]:
     """Return every generated file with its content."""
-    return {
-        MANIFEST: render(MANIFEST.read_text()),
-        RULE_OBJECT: rule_object(RULES.read_text()),
-    }
+    return {MANIFEST: render(MANIFEST.read_text())}
 
 
 def stale() -> Iterator[tuple[Path, str]]:

@@ -1,6 +1,6 @@
 """Use of GPUs from Prometheus: the queries, and their results.
 
-The recording rules in monitoring/rules.yaml read the series of the DCGM exporter, whatever its release names them.
+The recording rules of the PrometheusRule read the series of the DCGM exporter, whatever its release names them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ USE = "GPU utilization"
 """Name in the list of kinds that may not be visible."""
 SERIES = "gpu_healthcheck:gpu_utilization:ratio"
 """Utilization of whole GPUs, with the names of the node and of the workload's pod."""
-RULES = "monitoring/rules.yaml"
+RULES = "kubernetes/overlays/monitoring/prometheus-rule.yaml"
 IDLE = f"max_over_time({SERIES}[1h]) == 0 and {SERIES} and {SERIES} offset 1h and count_over_time({SERIES}[1h]) >= 10"
 """Series at 0 in each sample of an hour, with samples at both ends and at least ten in total."""
 AN_HOUR_AGO = f"count({SERIES} offset 1h)"

@@ -19,6 +19,7 @@ from tests.overlays import OVERLAYS, folder_of
 from tools.chart import CHART
 from tools.chart.keys import ADDED, LABELLED
 from tools.chart.templates import HELMS_OWN, IMAGE
+from tools.rules import plain_rules as overlay_rules
 
 ROOT = Path(__file__).parents[2]
 DIGEST = f"sha256:{'0' * 64}"
@@ -78,7 +79,7 @@ def test_with_its_values_set_it_makes_an_overlays_objects_too(helm: Helm, overla
 def test_the_rules_follow_the_values_and_are_plain_rules_with_the_documented_command(
     helm: Helm, tmp_path: Path
 ) -> None:
-    assert plain_rules(helm) == yaml.safe_load((ROOT / "monitoring" / "rules.yaml").read_text())
+    assert plain_rules(helm) == yaml.safe_load(overlay_rules())
 
     file = tmp_path / "values.yaml"
     chosen = {

@@ -297,8 +297,8 @@ def test_cause_severity_setting_check_and_metric_are_explained(word: str, shown:
 
 
 def test_every_alert_is_explained_with_its_fix() -> None:
-    rules = yaml.safe_load((ROOT / "monitoring/rules.yaml").read_text())
-    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+    rules = yaml.safe_load((ROOT / "kubernetes/overlays/monitoring/prometheus-rule.yaml").read_text())
+    alerts = [rule["alert"] for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
 
     for alert in alerts:
         means = explained(alert)

@@ -18,8 +18,8 @@ from tests.prometheus import PrometheusStandIn, Series, series
 GPUS = [series(ratio, node="gpu-node-1", gpu=str(n), UUID=f"GPU-{n}") for n, ratio in enumerate((1, 0.5))]
 NOT_LOADED = (
     "scrapes the DCGM exporter but has no series gpu_healthcheck:gpu_utilization:ratio: could not check. Load the"
-    " recording rules in monitoring/rules.yaml into it (Prometheus operator: kubectl apply -k"
-    " kubernetes/overlays/monitoring), and try again after two minutes"
+    " recording rules in kubernetes/overlays/monitoring/prometheus-rule.yaml into it (Prometheus operator:"
+    " kubectl apply -k kubernetes/overlays/monitoring), and try again after two minutes"
 )
 NOT_SCRAPED = (
     "has no series gpu_healthcheck:gpu_utilization:ratio, and none of whole GPUs by the DCGM exporter: could not check."

@@ -30,7 +30,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources, dist = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
     for name in (*PROGRAMS, "kubernetes"):
         shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "instance-profiles.conf"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
     (sources / "tests").mkdir()
     (sources / "tests/test_of_ours.py").touch()

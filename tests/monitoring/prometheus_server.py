@@ -15,8 +15,8 @@ import yaml
 from healthcheck.cluster.prometheus import PrometheusError, instant
 from tests.tiers import cannot_run
 from tests.waiting import GIVE_UP_SECONDS, eventually
+from tools.rules import plain_rules
 
-RULES = Path(__file__).parents[2] / "monitoring" / "rules.yaml"
 CONFIGURATION = {
     "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
     "rule_files": ["rules.yaml"],
@@ -38,7 +38,7 @@ def at_once(rules: str) -> dict[str, Any]:
 class PrometheusServer:
     """A Prometheus that ends when it is closed. The kernel assigns its port, so that it is unique."""
 
-    def __init__(self, folder: Path, rules: str = RULES.read_text()) -> None:
+    def __init__(self, folder: Path, rules: str = plain_rules()) -> None:
         program = shutil.which("prometheus")
         if program is None:
             cannot_run("NOT TESTED with a real Prometheus (Debian: apt-get install prometheus)")

@@ -1,4 +1,4 @@
-"""monitoring/alertmanager.yaml: a configuration that Alertmanager accepts, and that inhibits alerts which exist."""
+"""The example for Alertmanager: a configuration that Alertmanager accepts, and that inhibits alerts which exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 from tests.monitoring.test_rules import ALERTS
 
-FILE = Path(__file__).parents[2] / "monitoring" / "alertmanager.yaml"
+FILE = Path(__file__).parents[2] / "kubernetes/alertmanager.yaml"
 CONFIGURATION: dict[str, Any] = yaml.safe_load(FILE.read_text())
 NAMES = {alert["alert"] for alert in ALERTS}
 MATCHER = re.compile(r'([a-z_]+)(=~|=)"([^"]+)"')

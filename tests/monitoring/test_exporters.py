@@ -155,6 +155,6 @@ def test_without_the_rules_diagnose_names_their_file(tmp_path: Path, undo: ExitS
 
     for reading in (with_use, with_idle):
         assert (
-            "could not check. Load the recording rules in monitoring/rules.yaml"
+            "could not check. Load the recording rules in kubernetes/overlays/monitoring/prometheus-rule.yaml"
             in reading(snapshot(), prometheus.url).missing[USE]
         )

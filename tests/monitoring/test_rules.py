@@ -1,4 +1,4 @@
-"""monitoring/rules.yaml against our metrics, docs/alerts.md, its own tests, and the overlay's objects.
+"""The alerting and recording rules against our metrics, docs/alerts.md, its own tests, and the overlay's objects.
 
 `make check` has promtool check the rules and run rules_test.yaml.
 """
@@ -23,14 +23,15 @@ from healthcheck.catalog.xid import xid_table
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, Nature, Severity, Status
 from tests.tiers import cannot_run
+from tools.rules import plain_rules
 
 ROOT = Path(__file__).parents[2]
 OVERLAY = ROOT / "kubernetes" / "overlays" / "monitoring"
-TEXT = (ROOT / "monitoring" / "rules.yaml").read_text()
+TEXT = plain_rules()
 GROUPS = yaml.safe_load(TEXT)["groups"]
 RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
-TESTED = (ROOT / "monitoring" / "rules_test.yaml").read_text()
+TESTED = Path(__file__).with_name("rules_test.yaml").read_text()
 DCGM = {
     *("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"),
     *("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE"),
@@ -151,11 +152,6 @@ def stories_hold(folder: Path, rules: str) -> bool:
     story = subprocess.run([promtool, "test", "rules", "rules_test.yaml"], cwd=folder, capture_output=True, check=False)
     assert (story.returncode == 0) is (b"FAILED" not in story.stdout + story.stderr), story
     return story.returncode == 0
-
-
-def test_the_overlay_has_the_same_rules() -> None:
-    rule = yaml.safe_load((OVERLAY / "prometheus-rule.yaml").read_text())
-    assert rule["spec"] == {"groups": GROUPS}
 
 
 def test_the_overlay_scrapes_the_agents_by_the_names_that_the_manifests_give_them() -> None:

@@ -30,6 +30,7 @@ from tests.newcomer.ways import (
 )
 from tests.node.stage import GPU
 from tests.node.test_suspect_node import ADDED, TEMPLATE
+from tools.rules import plain_rules
 
 if TYPE_CHECKING:
     from tests.node.stage import Stage
@@ -84,7 +85,7 @@ class Newcomer:
 
     def follow_the_alert(self) -> None:
         """To the heading that it names, and from there to the node's."""
-        rules = yaml.safe_load((REPOSITORY / "monitoring/rules.yaml").read_text())["groups"]
+        rules = yaml.safe_load(plain_rules())["groups"]
         (alert,) = (entry for group in rules for entry in group["rules"] if entry.get("alert") == "GpuNodeFault")
         page, _, anchor = alert["annotations"]["runbook_url"].partition("/blob/main/")[2].partition("#")
         assert (page, anchor) == (ALERTS, alert["alert"].lower())

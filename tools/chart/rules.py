@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tools.chart.manifest import Document, Edit, Steps
+from tools.rules import plain_rules
 
-RULES_FILE = Path(__file__).parents[2] / "monitoring" / "rules.yaml"
 PLACES: Mapping[str, str] = {
     ".Values.prometheusRule.runbookUrl": r"runbook_url: (\S+)#",
     ".Values.prometheusRule.namespace": r'namespace="(gpu-healthcheck)(?:-budget)?"',
@@ -29,8 +28,8 @@ PLACES: Mapping[str, str] = {
     'mul 3 (int64 (index .Values.settings "CHECK_INTERVAL"))': r"[<>]=? (900)\b",
     'int64 (index .Values.settings "MAX_UNHEALTHY_PERCENT")': r"\* (20) / 100",
 }
-"""The first group of each pattern is the default in monitoring/rules.yaml."""
-_ALL = [rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]]
+"""The first group of each pattern is the default in the overlay monitoring."""
+_ALL = [rule for group in yaml.safe_load(plain_rules())["groups"] for rule in group["rules"]]
 ALERTS: Mapping[str, str | None] = {rule["alert"]: rule.get("for") for rule in _ALL if "alert" in rule}
 """Waiting time of each alert; None if it fires at once."""
 
