@@ -213,7 +213,9 @@ def leads_nowhere(link: str, page: Path) -> bool:
     return anchor not in {title.replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda page: page.name
+)
 def test_a_link_leads_to_a_file_and_heading(page: Path) -> None:
     links = re.findall(r"\]\((?!\w+:)([^)\s]+)\)", without_code(page))
     assert [link for link in links if leads_nowhere(link, page)] == []

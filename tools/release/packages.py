@@ -43,6 +43,8 @@ def even_out(sdist: Path, epoch: int) -> None:
         tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as new,
     ):
         for member in sorted(old.getmembers(), key=lambda tar_info: tar_info.name):
+            if member.name.split("/")[1:2] == ["tests"]:
+                continue  # setuptools adds tests/test_*.py without the modules that they import
             member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             member.pax_headers = {}
