@@ -57,7 +57,7 @@ def write_files(
     source: str = "",
 ) -> None:
     """Write the files of a release: chart, manifests, wheel, source archive, krew's archives, notes, checksums."""
-    made_from = origin(source)
+    made_from, out = origin(source), out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     with exported(made_from.revision) as tree:
         files.write_all(made_from, tree, repository, full, slim, out)
