@@ -1,4 +1,4 @@
-"""Write the generated documentation: docs/checks.md, causes.md and metrics.md, tables in README.md and others.
+"""Write the generated documentation: docs/checks.md and causes.md, and tables in other pages.
 
 `--check` only lists outdated files.
 """
@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 from msgspec import to_builtins
 
-from agent.process.settings import AgentSettings
 from agent.telemetry import Telemetry
 from diagnosis.causes import SEARCHES
 from diagnosis.model import Cause
@@ -40,22 +39,8 @@ from tools.rules import plain_rules
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
-CHECKS_PAGE = ROOT / "docs" / "checks.md"
+DOCS = ROOT / "docs"
 INDEX = ROOT / "cli" / "index.json"
-FINDINGS_PAGE = ROOT / "docs" / "findings.md"
-COULD_NOT_CHECK_PAGE = ROOT / "docs" / "could-not-check.md"
-QUARANTINE_PAGE = ROOT / "docs" / "quarantine.md"
-METRICS_PAGE = ROOT / "docs" / "metrics.md"
-SETTINGS_PAGE = ROOT / "docs" / "settings.md"
-SETTINGS_MARKS = "<!-- settings: begin (make docs) -->", "<!-- settings: end -->"
-DIAGNOSES_PAGE = ROOT / "docs" / "causes.md"
-CHECKS_MARKS = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
-CAUSES_MARKS = "<!-- causes: begin (make docs) -->", "<!-- causes: end -->"
-INSTALL = ROOT / "docs" / "install.md"
-VALUES_MARKS = "<!-- values: begin (make docs) -->", "<!-- values: end -->"
-RECORD = ROOT / "docs" / "record.md"
-EXIT_MARKS = "<!-- exits: begin (make docs) -->", "<!-- exits: end -->"
-RECOMMENDATION_MARKS = "<!-- recommendation: begin (make docs) -->", "<!-- recommendation: end -->"
 
 
 def groups_table() -> str:
@@ -207,64 +192,15 @@ def _sxid_section() -> str:
     return "\n".join(lines) + "\n"
 
 
-def metrics_page() -> str:
-    """Return the whole of docs/metrics.md."""
-    port = settings_of(AgentSettings)["METRICS_PORT"].default
-    lines = [
-        "# Metrics\n",
-        "Generated from the code by `make docs`; a test fails when it is stale.\n",
-        f"Each agent serves `/metrics` in the format of Prometheus on port {port} of its node (`METRICS_PORT`), beside",
-        "`/healthz` (a light look ended within three intervals) and `/readyz` (the first one has ended). No label has",
-        "values that grow without bound. Unless its meaning says otherwise, a metric without labels is 0 until its",
-        "first event.\n",
-        *_SCRAPING,
-        "| metric | type | labels | meaning | used in |",
-        "|---|---|---|---|---|",
-    ]
+def metrics_table() -> str:
+    """Return one line per metric, with the alerts, recorded series and panels that use it."""
+    lines = ["| metric | type | labels | meaning | used in |", "|---|---|---|---|---|"]
     uses = uses_by_metric()
     for metric in sorted(Telemetry().metrics, key=lambda metric: metric.name):
         labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
         used = ", ".join(uses[metric.name]) or "-"
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} | {used} |")
-    return "\n".join(lines) + "\n"
-
-
-_SCRAPING = (
-    "With the Prometheus operator, `kubectl apply -k kubernetes/overlays/monitoring` scrapes every agent and brings",
-    "[the rules](../kubernetes/overlays/monitoring/prometheus-rule.yaml) and, for Grafana's sidecar,",
-    "[the dashboard](../charts/gpu-healthcheck/dashboard/gpu-healthcheck.json), which a person can import too. Without",
-    "the operator, write the rules to a file of `rule_files` (their head has the command), and give the series the",
-    "labels `node` and `namespace`:\n",
-    "```yaml",
-    "- job_name: gpu-healthcheck",
-    "  kubernetes_sd_configs: [{role: pod, namespaces: {names: [gpu-healthcheck]}}]",
-    "  relabel_configs:",
-    "    - {source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_component], regex: agent, action: keep}",
-    "    - {source_labels: [__meta_kubernetes_pod_node_name], target_label: node}",
-    "    - {source_labels: [__meta_kubernetes_namespace], target_label: namespace}",
-    "```\n",
-    "The table names the alerts, recorded series and *panels* of the dashboard that use each metric. The panels of",
-    "silent agents need kube-state-metrics. [alerts.md](alerts.md)",
-    "tells what each means and what to do. The first line of an Xid's code makes its",
-    "series, which `increase()` does not count ([why](decisions/notes.md#0037-alerts-use-findings-not-counters)):",
-    "`node_code:gpu_healthcheck_xids:increase5m` does.\n",
-    "The DCGM exporter's default series differ in names and units between its releases. The rules record them under",
-    "one name, by `node`, `gpu`, `UUID` and, if set, `cluster`: utilization also by the workload's `namespace` and",
-    "`pod`, used memory also by the MIG instance `GPU_I_ID`.\n",
-    "| recorded series | exporter up to 4.8 | exporter from 4.9.0 on |",
-    "|---|---|---|",
-    "| `gpu_healthcheck:gpu_utilization:ratio` | `DCGM_FI_DEV_GPU_UTIL` (percent) | `DCGM_FI_DEV_GPU_UTIL_RATIO` |",
-    (
-        "| `gpu_healthcheck:gpu_memory_busy:ratio` | `DCGM_FI_DEV_MEM_COPY_UTIL` (percent) |"
-        " `DCGM_FI_DEV_MEMORY_UTIL_RATIO` |"
-    ),
-    (
-        "| `gpu_healthcheck:gpu_memory_used:ratio` | `DCGM_FI_DEV_FB_USED`, `DCGM_FI_DEV_FB_FREE` (MiB) |"
-        " `DCGM_FI_DEV_FB_USED_BYTES`, `DCGM_FI_DEV_FB_FREE_BYTES` |"
-    ),
-    "| `gpu_healthcheck:gpu_temperature:celsius` | `DCGM_FI_DEV_GPU_TEMP` | `DCGM_FI_DEV_GPU_TEMP_CELSIUS` |",
-    "| `gpu_healthcheck:gpu_power:watts` | `DCGM_FI_DEV_POWER_USAGE` | `DCGM_FI_DEV_BOARD_POWER_WATTS` |\n",
-)
+    return "\n".join(lines)
 
 
 def settings_table() -> str:
@@ -364,15 +300,15 @@ def rendered() -> dict[Path, str]:
     return {
         INDEX: index(),
         man_page.PAGE: man_page.page(),
-        CHECKS_PAGE: checks_page(),
-        METRICS_PAGE: metrics_page(),
-        SETTINGS_PAGE: _with_table(SETTINGS_PAGE.read_text(), settings_table(), SETTINGS_MARKS),
-        DIAGNOSES_PAGE: diagnoses_page(),
-        RECORD: _with_table(RECORD.read_text(), exit_table(), EXIT_MARKS),
-        FINDINGS_PAGE: _with_table(FINDINGS_PAGE.read_text(), findings_table(), CHECKS_MARKS),
-        COULD_NOT_CHECK_PAGE: _with_table(COULD_NOT_CHECK_PAGE.read_text(), causes_table(), CAUSES_MARKS),
-        QUARANTINE_PAGE: _with_table(QUARANTINE_PAGE.read_text(), recommendation_table(), RECOMMENDATION_MARKS),
-        INSTALL: _with_table(INSTALL.read_text(), values.table(), VALUES_MARKS),
+        DOCS / "checks.md": checks_page(),
+        DOCS / "causes.md": diagnoses_page(),
+        **_with_table("metrics.md", "metrics", metrics_table()),
+        **_with_table("settings.md", "settings", settings_table()),
+        **_with_table("record.md", "exits", exit_table()),
+        **_with_table("findings.md", "checks", findings_table()),
+        **_with_table("could-not-check.md", "causes", causes_table()),
+        **_with_table("quarantine.md", "recommendation", recommendation_table()),
+        **_with_table("install.md", "values", values.table()),
     }
 
 
@@ -388,11 +324,12 @@ def _reason(reason: Reason) -> dict[str, Any]:
     return {**to_builtins(reason), "severity": reason.severity.name}
 
 
-def _with_table(text: str, table: str, marks: tuple[str, str]) -> str:
-    begin, end = marks
-    before, _, rest = text.partition(begin)
+def _with_table(page: str, name: str, table: str) -> dict[Path, str]:
+    """Return a page with the table between its marks."""
+    begin, end = f"<!-- {name}: begin (make docs) -->", f"<!-- {name}: end -->"
+    before, _, rest = (DOCS / page).read_text().partition(begin)
     _, _, after = rest.partition(end)
-    return f"{before}{begin}\n{table}\n{end}{after}"
+    return {DOCS / page: f"{before}{begin}\n{table}\n{end}{after}"}
 
 
 def main() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +13,6 @@ from tools.release import files
 from tools.release import image as images
 from tools.release.check import refusals
 from tools.release.image import buildah
-from tools.release.layout import Layout
 from tools.release.origin import REPOSITORY, exported, origin
 from tools.release.running import ReleaseError
 
@@ -39,13 +37,12 @@ def check(tag: str) -> None:
 def image(target: Target, source: str = "", push_to: Annotated[str, typer.Option(help="Repository:tag.")] = "") -> None:
     """Build the TARGET for this machine's architecture, push it if told where, and print its digest."""
     made_from = origin(source)
-    with exported(made_from.revision) as tree, tempfile.TemporaryDirectory() as folder:
+    with exported(made_from.revision) as tree:
         images.build(buildah, images.NAME, images.build_arguments(target, made_from), tree)
-        images.layout(buildah, images.NAME, Path(folder))
-        if push_to:
-            buildah("push", "--quiet", "--format=oci", images.NAME, f"docker://{push_to}")
-        buildah("rmi", images.NAME)
-        print(Layout(Path(folder)).digest)
+    print(images.digest(buildah, images.NAME))
+    if push_to:
+        buildah("push", "--quiet", "--format=oci", images.NAME, f"docker://{push_to}")
+    buildah("rmi", images.NAME)
 
 
 @app.command(name="files")

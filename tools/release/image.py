@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,6 +46,9 @@ def build(buildah: Buildah, name: str, words: Sequence[str], context: Path) -> N
     buildah("build", "--quiet", "--no-cache", f"--tag={name}", *words, str(context))
 
 
-def layout(buildah: Buildah, name: str, folder: Path) -> None:
-    """Write the image as an OCI layout, byte for byte as in a registry."""
-    buildah("push", "--quiet", "--format=oci", name, f"oci:{folder}")
+def digest(buildah: Buildah, name: str) -> str:
+    """Return the digest of the image's manifest, by which registries name it."""
+    with tempfile.TemporaryDirectory() as folder:
+        buildah("push", "--quiet", "--format=oci", name, f"oci:{folder}")
+        (manifest,) = json.loads((Path(folder) / "index.json").read_text())["manifests"]
+    return str(manifest["digest"])
