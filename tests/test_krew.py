@@ -15,12 +15,11 @@ from zipfile import ZipFile
 import jsonschema
 import pytest
 
-from tools.krew import archive, dependencies
-from tools.krew.manifest import manifest
-from tools.krew.platforms import PLATFORMS
+from tools import krew
+from tools.krew import PLATFORMS, manifest
 
 ROOT = Path(__file__).parents[1]
-LAUNCHER = ROOT / "tools/krew" / archive.PROGRAM
+LAUNCHER = krew.LAUNCHER
 
 TEXT = {"type": "string", "minLength": 1}
 # https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/, and krew's own validation of each field.
@@ -95,9 +94,9 @@ def test_only_locked_wheels_come_and_not_what_the_commands_can_do_without() -> N
     (of_the_image,) = re.findall(r"uninstall --yes --quiet \\\n(.*?) \\\n", (ROOT / "Dockerfile").read_text())
 
     names = {"==".join(entry) for entry in re.findall(r"^([\w-]+)==(\S+) \\$", locked, re.MULTILINE)}
-    kept = dependencies.wanted(locked)
-    assert set(of_the_image.split()) | {"grpcio", "protobuf"} == dependencies.LEFT_OUT
-    assert {name.partition("==")[0] for name in names if f"{name} " not in kept} == dependencies.LEFT_OUT
+    kept = krew.wanted(locked)
+    assert set(of_the_image.split()) | {"grpcio", "protobuf"} == krew.LEFT_OUT
+    assert {name.partition("==")[0] for name in names if f"{name} " not in kept} == krew.LEFT_OUT
     assert all("--hash=sha256:" in word for word in re.split(r"^(?=[\w-])", kept, flags=re.MULTILINE) if "==" in word)
 
 
@@ -109,7 +108,7 @@ def wheel(folder: Path, name: str, **members: str) -> Path:
 
 
 def packed(*wheels: Path) -> dict[str, bytes]:
-    return archive.files(wheels, LAUNCHER, ROOT / "LICENSE")
+    return krew.files(wheels, LAUNCHER, ROOT / "LICENSE")
 
 
 def test_compiled_modules_of_several_pythons_share_a_folder(tmp_path: Path) -> None:
@@ -131,18 +130,18 @@ def test_compiled_modules_of_several_pythons_share_a_folder(tmp_path: Path) -> N
 def test_two_wheels_that_disagree_are_refused(tmp_path: Path) -> None:
     two = [wheel(tmp_path, f"{text}.whl", **{"a/b.py": text}) for text in ("1", "2")]
 
-    with pytest.raises(archive.Clash, match=r"2\.whl: a/b\.py"):
+    with pytest.raises(krew.Clash, match=r"2\.whl: a/b\.py"):
         packed(*two)
 
 
 def test_the_same_files_are_the_same_archive(tmp_path: Path) -> None:
     held = packed(wheel(tmp_path, "a.whl", **{"a.py": "1", "b.py": "2"}))
-    archive.write(tmp_path / "one.tar.gz", held, 1_700_000_000)
-    archive.write(tmp_path / "other.tar.gz", dict(reversed(held.items())), 1_700_000_000)
+    krew.write(tmp_path / "one.tar.gz", held, 1_700_000_000)
+    krew.write(tmp_path / "other.tar.gz", dict(reversed(held.items())), 1_700_000_000)
 
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "other.tar.gz").read_bytes()
     with tarfile.open(tmp_path / "one.tar.gz") as tar:
-        assert {tar_info.name: tar_info.mode for tar_info in tar if tar_info.mode != 0o644} == {archive.PROGRAM: 0o755}
+        assert {tar_info.name: tar_info.mode for tar_info in tar if tar_info.mode != 0o644} == {krew.PROGRAM: 0o755}
         assert {(tar_info.uid, tar_info.gid, tar_info.mtime) for tar_info in tar} == {(0, 0, 1_700_000_000)}
 
 
@@ -154,8 +153,8 @@ def plugin(tmp_path: Path) -> Path:
     (tmp_path / "store/lib/__main__.py").write_text("import sys; print(*sys.argv[1:], sep='|')")
     shutil.copy(LAUNCHER, tmp_path / "store")
     (tmp_path / "bin").mkdir()
-    link = tmp_path / "bin" / archive.PROGRAM
-    link.symlink_to(f"../store/{archive.PROGRAM}")
+    link = tmp_path / "bin" / krew.PROGRAM
+    link.symlink_to(f"../store/{krew.PROGRAM}")
     return link
 
 
