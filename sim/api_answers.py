@@ -7,10 +7,8 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from sim.api_discovery import discovered
 from sim.api_gate import RequestGate
-from sim.api_node import node_table
-from sim.api_objects import NODES, Object, RefusedError, bad_request
+from sim.api_objects import Object, RefusedError, bad_request
 from sim.api_requests import Request, Target, parse_target
 from sim.api_store import patch_of
 from sim.loopback import LoopbackAnswers
@@ -32,13 +30,12 @@ class ApiAnswers(LoopbackAnswers):
         headers = dict(JSON)
         try:
             self._gate.admit(self.command, url.path)
-            if (answer := discovered(url.path)) is None:
-                target = parse_target(url.path, url.query)
-                if target.query.get("watch") in ("true", "1"):
-                    self._record(body, HTTPStatus.OK)
-                    self._stream(target)
-                    return
-                answer = self._do(target, body)
+            target = parse_target(url.path, url.query)
+            if target.query.get("watch") in ("true", "1"):
+                self._record(body, HTTPStatus.OK)
+                self._stream(target)
+                return
+            answer = self._do(target, body)
             status = HTTPStatus.CREATED if self.command == "POST" else HTTPStatus.OK
         except RefusedError as refused:
             answer, status = refused.status(), HTTPStatus(refused.code)
@@ -62,9 +59,7 @@ class ApiAnswers(LoopbackAnswers):
             case "GET" if target.name:
                 return self._store.get(*place, target.name)
             case "GET":
-                listing = self._listing(target)
-                as_table = target.resource == NODES and "as=Table" in self.headers.get("Accept", "")
-                return node_table(listing) if as_table else listing
+                return self._listing(target)
             case "POST":
                 return self._store.create(*place, _json_object(body))
             case "PUT":

@@ -1,4 +1,4 @@
-"""A Node of the API stand-in: as a kubelet registers it, and as kubectl's table shows it."""
+"""A Node of the API stand-in, as a kubelet registers it."""
 
 import uuid
 from datetime import UTC, datetime
@@ -48,28 +48,3 @@ def node_object(name: str, instance_type: str) -> Object:
             },
         },
     }
-
-
-def node_table(listing: Object) -> Object:
-    """Return a NodeList as the server-side table that kubectl prints."""
-    columns = [
-        {"name": name, "type": "string", "format": "name" if name == "Name" else "", "priority": 0}
-        for name in ("Name", "Status", "Version")
-    ]
-    return {
-        "kind": "Table",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": listing["metadata"],
-        "columnDefinitions": columns,
-        "rows": [{"cells": _cells(node), "object": node} for node in listing["items"]],
-    }
-
-
-def _cells(node: Object) -> list[str]:
-    ready = any(
-        condition["type"] == "Ready" and condition["status"] == "True" for condition in node["status"]["conditions"]
-    )
-    words = ["Ready" if ready else "NotReady"]
-    if node["spec"].get("unschedulable"):
-        words.append("SchedulingDisabled")
-    return [node["metadata"]["name"], ",".join(words), node["status"]["nodeInfo"]["kubeletVersion"]]

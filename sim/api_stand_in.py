@@ -1,6 +1,6 @@
 """In-memory stand-in of the Kubernetes API for the demo and the tests: nodes, events, leases and others.
 
-It implements the requests of the agent, the command line and `kubectl get nodes`, with the real server's codes and
+It implements the requests of the agent and the command line, with the real server's codes and
 messages. Users, admission, validation and managedFields are missing: tests of those use a real kube-apiserver.
 """
 

@@ -381,26 +381,6 @@ def test_a_bad_request_is_answered_with_a_status(
         assert json.loads(refused.value.read())["code"] == refused.value.code == code
 
 
-def test_kubectl_discovers_the_resources_and_gets_a_table(stand_in: ApiStandIn) -> None:
-    stand_in.edit_node("gpu-node-2", {"spec": {"unschedulable": True}})
-    request = urllib.request.Request(
-        f"{stand_in.endpoint}/api/v1/nodes", headers={"Accept": "application/json;as=Table"}
-    )
-    with _opener().open(request, timeout=60) as answer:
-        table = json.loads(answer.read())
-    listed = [
-        resource["name"]
-        for path in ("/api/v1", "/apis/coordination.k8s.io/v1")
-        for resource in json.loads(_get(stand_in.endpoint + path))["resources"]
-    ]
-
-    assert listed == ["nodes", "events", "configmaps", "pods", "leases"]
-    assert [row["cells"] for row in table["rows"]] == [
-        [NODE, "Ready", "v1.33.0"],
-        ["gpu-node-2", "Ready,SchedulingDisabled", "v1.33.0"],
-    ]
-
-
 def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
