@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, TookTooLong
-from healthcheck.cluster.errors import Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.pods import JOB_LABEL
 from healthcheck.cluster.rights import Right
-from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, budgets_on, plan_drain, what_holds
+from healthcheck.operations.drain import (
+    DrainPermissions,
+    DrainPlan,
+    EvictedPod,
+    budgets_on,
+    has_ended,
+    plan_drain,
+    what_holds,
+)
+from healthcheck.operations.pod_removal import (
+    OwnerRef,
+    Removal,
+    RemovalEffect,
+    RemovedPod,
+    Retries,
+    controller_of,
+    read_retries,
+    removal_effect,
+)
 
 _SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
 """Part of a message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""
@@ -31,6 +51,49 @@ def must_be_allowed(plan: DrainPlan) -> None:
         raise CouldNot(
             "some pods on it are evicted only with your permission", *(f"{title}: {why}" for title, why in plan.refused)
         )
+
+
+def eviction_effects(cluster: Cluster, pods: Iterable[Mapping[str, Any]]) -> dict[str, RemovalEffect]:
+    """Return, by UID of each pod, the effect on its workload if all these pods are evicted.
+
+    This system's own Jobs are left out: a drain ends them on purpose.
+    """
+    groups: dict[tuple[str, OwnerRef], list[Mapping[str, Any]]] = {}
+    for pod in pods:
+        owner, namespace = controller_of(pod), str(pod["metadata"]["namespace"])
+        if owner is not None and namespace != NAMESPACE and not has_ended(pod):
+            groups.setdefault((namespace, owner), []).append(pod)
+    effects = {}
+    for (namespace, owner), some in groups.items():
+        chain, unread = _chain(cluster, namespace, owner)
+        removed = [RemovedPod(*(pod["metadata"].get(key) or {} for key in ("labels", "annotations"))) for pod in some]
+        effect = removal_effect(Removal.EVICTION, removed, owner, chain, unread)
+        effects |= {str(pod["metadata"]["uid"]): effect for pod in some}
+    return effects
+
+
+def _chain(cluster: Cluster, namespace: str, owner: OwnerRef) -> tuple[list[Retries | None], str]:
+    """Read the controllers with rules, from the pods' one upwards; None for an unreadable one, with the reason."""
+    chain: list[Retries | None] = []
+    above: OwnerRef | None = owner
+    while above is not None and cluster.workloads.is_known(above.group, above.kind):
+        try:
+            raw = cluster.workloads.read(above.group, above.kind, namespace, above.name)
+        except Unavailable:
+            raise
+        except ClusterError as error:
+            return [*chain, None], str(error)
+        retries = read_retries(above.kind, raw)
+        if retries is None or retries.uid != above.uid:
+            return [*chain, None], f"another {above.kind} has its name"
+        chain.append(retries)
+        above = controller_of(raw)
+    return chain, ""
+
+
+def warnings_of(plan: DrainPlan) -> Iterator[str]:
+    """Yield the losses that the evictions of a plan cause or may cause, for each pod."""
+    return (f"will evict {pod.title} ({pod.warning})" for pod in plan.leaving if pod.warning)
 
 
 class Eviction:
@@ -120,7 +183,7 @@ class NodeDrain:
     def plan(self) -> DrainPlan:
         pods = self._patience.ask(partial(self._cluster.pods.list_on, self._node))
         others = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) != self._job]
-        return plan_drain(others, self._allowed)
+        return plan_drain(others, self._allowed, self._patience.ask(partial(eviction_effects, self._cluster, others)))
 
     def must_be_permitted(self, plan: DrainPlan) -> None:
         """Raise CouldNot if the user lacks a permission to evict these pods, in the cluster or by an option."""

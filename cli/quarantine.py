@@ -52,7 +52,10 @@ Drain = Annotated[
     bool,
     typer.Option("--drain/--no-drain", show_default=False, help="Evict the pods on it first (the default)."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Also evict pods that no controller recreates.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Also evict pods that are not recreated: of no controller, or whose Job fails by it."),
+]
 EmptyDir = Annotated[
     bool, typer.Option("--delete-emptydir-data", help="Also evict pods with an emptyDir; its data is lost.")
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from cli.eviction import CouldNot, NodeDrain, must_be_allowed
+from cli.eviction import CouldNot, NodeDrain, must_be_allowed, warnings_of
 from cli.node_job import Following, JobKind, NodeJob
 from cli.output.lines import COMMAND
 from cli.output.progress import NodeProgress
@@ -128,6 +128,8 @@ class NodeQuarantine:
         return plan
 
     def run(self, plan: QuarantinePlan) -> QuarantineOutcome:
+        for warning in warnings_of(plan.drain):
+            self._voice.say(warning)
         self._cordon()
         if self._options.drain and not plan.following:
             self._drain.run(self._options.drain_seconds)

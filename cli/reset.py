@@ -73,7 +73,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Also without such a finding, or where resets are known to fail; evict pods without a controller too.",
+        help="Also without such a finding, or where resets are known to fail; evict pods that are not recreated too.",
     ),
 ]
 Reboot = Annotated[
@@ -222,7 +222,7 @@ def _plan_words(plan: ResetPlan, options: ResetOptions) -> Iterable[str]:
     if plan.operands:
         yield f"would switch off until the reset has ended: {', '.join(plan.operands)}"
     if plan.holding and not plan.is_at_once:
-        yield f"would evict those of these pods that hold a GPU of the reset: {'; '.join(plan.holding)}"
+        yield f"would evict those of these pods that hold a GPU of the reset: {'; '.join(map(str, plan.holding))}"
     yield f"would create Job {job_name(plan.node.name)} and follow it"
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from cli.eviction import CouldNot, Eviction, NodeDrain, must_be_allowed
+from cli.eviction import CouldNot, Eviction, NodeDrain, eviction_effects, must_be_allowed, warnings_of
 from cli.node_job import JobKind, NodeJob
 from cli.output.progress import NodeProgress
 from cli.reset_life import SignOfLife
@@ -121,6 +121,16 @@ class _Over(Exception):
     """The Job has written its last record, or the node is about to reboot, which ends the Job."""
 
 
+class HoldingPod(Struct, frozen=True):
+    """Pod with GPUs. `warning` describes what its eviction does to its workload; '' if that just continues."""
+
+    shown: str
+    warning: str
+
+    def __str__(self) -> str:
+        return f"{self.shown} ({self.warning})" if self.warning else self.shown
+
+
 class ResetPlan(Struct, frozen=True):
     """Plan of a reset, from one read of the cluster. `following`: a Job that already runs on the node."""
 
@@ -128,7 +138,7 @@ class ResetPlan(Struct, frozen=True):
     template: Mapping[str, Any]
     targets: tuple[ResetTarget, ...]
     operands: tuple[str, ...]
-    holding: tuple[str, ...]
+    holding: tuple[HoldingPod, ...]
     """Pods with GPUs on the node, one of which may be evicted."""
     following: JobState | None = None
     is_unreturned: bool = False
@@ -212,13 +222,12 @@ class NodeReset:
         if is_new and self._options.reboot:
             drain = self._drain.plan()
             self._drain.must_be_permitted(drain)
-        holding = self._ask(lambda: list(self._cluster.pods.list_with_gpus(self._name)))
         return ResetPlan(
             node,
             template,
             targets,
             () if is_at_once else tuple(operands_before(node)),
-            tuple(map(str, holding)),
+            self._holding(),
             following,
             is_unreturned,
             is_rebooting,
@@ -226,7 +235,21 @@ class NodeReset:
             drain,
         )
 
+    def _holding(self) -> tuple[HoldingPod, ...]:
+        held = self._ask(lambda: list(self._cluster.pods.list_with_gpus(self._name)))
+        names = {f"{pod.namespace}/{pod.name}" for pod in held}
+        there = self._ask(lambda: self._cluster.pods.list_on(self._name)) if held else []
+        pods = {title(pod): pod for pod in there if title(pod) in names}
+        effects = self._ask(lambda: eviction_effects(self._cluster, pods.values()))
+        texts = {name: effects[uid].text for name, pod in pods.items() if (uid := pod["metadata"]["uid"]) in effects}
+        return tuple(HoldingPod(str(pod), texts.get(f"{pod.namespace}/{pod.name}", "")) for pod in held)
+
     def run(self, plan: ResetPlan) -> ResetOutcome:
+        for warning in warnings_of(plan.drain):
+            self._voice.say(warning)
+        for pod in plan.holding if not plan.is_at_once else ():
+            if pod.warning:
+                self._voice.say(f"will evict {pod} if its GPUs are reset")
         with SignOfLife(self._cluster, self._name, extends=not self._options.is_automatic):
             return self._run(plan)
 
@@ -392,7 +415,8 @@ class NodeReset:
         """Evict these pods if they are on the node and use GPUs: the Job's word alone does not suffice."""
         there = [pod for pod in self._cluster.pods.list_on(self._name) if title(pod) in named]
         kinds = [(pod, holder_kind(pod)) for pod in there]
-        plan = plan_drain((pod for pod, kind in kinds if kind is HolderKind.WORKLOAD), self._options.allowed)
+        workloads = [pod for pod, kind in kinds if kind is HolderKind.WORKLOAD]
+        plan = plan_drain(workloads, self._options.allowed, eviction_effects(self._cluster, workloads))
         must_be_allowed(plan)
         if plan.left:
             raise CouldNot("pods that stay on it use its GPUs", *(f"{name}: {why}" for name, why in plan.left))

@@ -37,6 +37,7 @@ _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]\Z")
 _KILLED = 128 + signal.SIGTERM
 _BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 _GPU = "nvidia.com/gpu"
+_BY_KEY = "application/strategic-merge-patch+json"
 _AWAY = (OSError, http.client.HTTPException, ControlPlaneError, ValueError)
 """The API server does not answer, or the requested object is missing, such as a pod deleted before its token."""
 
@@ -267,7 +268,8 @@ class Kubelets:
             pod.unreported |= _status(pod.object, "Failed" if code else "Succeeded", state, pod.inits)
 
     def _is_reported(self, pod: _Pod) -> bool:
-        answer = self.plane.request("PATCH", f"{pod.path}/status", {"status": pod.unreported})
+        # Conditions of others stay, such as the one that an eviction sets.
+        answer = self.plane.request("PATCH", f"{pod.path}/status", {"status": pod.unreported}, content_type=_BY_KEY)
         return answer.status in (http.client.OK, http.client.NOT_FOUND)
 
     def _remove(self, pod: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from healthcheck.cluster.nodes import Nodes
 from healthcheck.cluster.pods import Pods
 from healthcheck.cluster.policies import Policies
 from healthcheck.cluster.rights import Rights
+from healthcheck.cluster.workloads import Workloads
 
 
 class Cluster:
@@ -38,3 +39,4 @@ class Cluster:
         self.settings = ClusterSettings(connection)
         self.rights = Rights(connection)
         self.policies = Policies(connection)
+        self.workloads = Workloads(connection)

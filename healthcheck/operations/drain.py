@@ -11,6 +11,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from healthcheck.operations.pod_removal import Fate, RemovalEffect
+
 _MIRROR = "kubernetes.io/config.mirror"
 """Annotation of the kubelet on a static pod's API object. Deleting such an object has no effect."""
 _FINISHED = ("Succeeded", "Failed")
@@ -21,7 +23,7 @@ class DrainPermissions(Struct, frozen=True):
     """Permissions that a person grants beyond plain evictions."""
 
     force: bool = False
-    """Also evict pods without a controller: they are not recreated."""
+    """Also evict pods that are not recreated: without a controller, or of a workload that the eviction fails."""
     empty_dir: bool = False
     """Also evict pods with an emptyDir: its data is lost."""
 
@@ -51,8 +53,13 @@ class DrainPlan(Struct, frozen=True):
     refused: tuple[tuple[str, str], ...] = ()
 
 
-def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: DrainPermissions) -> DrainPlan:
-    """Decide for each pod of one node, given as API objects, whether it is evicted, kept or refused."""
+def plan_drain(
+    pods: Iterable[Mapping[str, Any]], allowed: DrainPermissions, effects: Mapping[str, RemovalEffect]
+) -> DrainPlan:
+    """Decide for each pod of one node, given as API objects, whether it is evicted, kept or refused.
+
+    `effects`: the effect of the evictions on the pod's workload, by the UID of the pod.
+    """
     leaving: list[EvictedPod] = []
     left: list[tuple[str, str]] = []
     refused: list[tuple[str, str]] = []
@@ -62,8 +69,9 @@ def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: DrainPermissions) -> 
         if why := _stays(pod):
             left.append((title, why))
             continue
-        losses = list(_losses(pod))
-        missing = [flag for flag, _ in losses if not (allowed.force if flag == FORCE else allowed.empty_dir)]
+        losses = list(_losses(pod, effects.get(str(metadata.get("uid", "")))))
+        granted = {"": True, FORCE: allowed.force, EMPTY_DIR: allowed.empty_dir}
+        missing = [flag for flag, _ in losses if not granted[flag]]
         if missing:
             message = ", ".join(f"{loss} (needs {flag})" for flag, loss in losses if flag in missing)
             refused.append((title, message))
@@ -129,15 +137,17 @@ def _stays(pod: Mapping[str, Any]) -> str:
     return ""
 
 
-def _losses(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Yield each loss that the eviction causes, with the flag that allows it.
+def _losses(pod: Mapping[str, Any], effect: RemovalEffect | None) -> Iterable[tuple[str, str]]:
+    """Yield each loss that the eviction causes or may cause, with the flag that allows it; '' if none is needed.
 
     Evicting a finished pod causes no loss.
     """
-    if _is_finished(pod) or "deletionTimestamp" in (pod.get("metadata") or {}):
+    if has_ended(pod):
         return
     if not _controller(pod):
         yield FORCE, "no controller recreates it"
+    elif effect is not None and effect.text:
+        yield FORCE if effect.fate is Fate.FAILS else "", effect.text
     volumes = (pod.get("spec") or {}).get("volumes") or []
     if any(isinstance(volume, Mapping) and "emptyDir" in volume for volume in volumes):
         yield EMPTY_DIR, "the data of its emptyDir is lost"
@@ -146,6 +156,11 @@ def _losses(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 def _controller(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     owners = (pod.get("metadata") or {}).get("ownerReferences") or []
     return next((owner for owner in owners if isinstance(owner, Mapping) and owner.get("controller")), {})
+
+
+def has_ended(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod is finished, or is being deleted already."""
+    return _is_finished(pod) or "deletionTimestamp" in (pod.get("metadata") or {})
 
 
 def _is_finished(pod: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, budgets_on, plan_drain, what_holds
+from healthcheck.operations.pod_removal import Fate, RemovalEffect
 
 NOTHING, EVERYTHING = DrainPermissions(), DrainPermissions(force=True, empty_dir=True)
 OF_A_JOB: dict[str, Any] = {"ownerReferences": [{"kind": "Job", "name": "train", "controller": True}]}
@@ -38,7 +39,7 @@ def pod(metadata: dict[str, Any] | None = None, spec: dict[str, Any] | None = No
     ],
 )
 def test_it_leaves(entry: Any, allowed: DrainPermissions, warning: str) -> None:
-    assert plan_drain([entry], allowed) == DrainPlan((EvictedPod("team", "p", "u", warning=warning),))
+    assert plan_drain([entry], allowed, {}) == DrainPlan((EvictedPod("team", "p", "u", warning=warning),))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,32 @@ def test_it_leaves(entry: Any, allowed: DrainPermissions, warning: str) -> None:
     ],
 )
 def test_it_needs_a_flag(entry: Any, allowed: DrainPermissions, message: str) -> None:
-    assert plan_drain([entry], allowed) == DrainPlan(refused=(("team/p", message),))
+    assert plan_drain([entry], allowed, {}) == DrainPlan(refused=(("team/p", message),))
+
+
+@pytest.mark.parametrize(
+    ("effect", "allowed", "plan"),
+    [
+        (RemovalEffect(Fate.FAILS, "this fails Job train: x"), NOTHING, "this fails Job train: x (needs --force)"),
+        (RemovalEffect(Fate.FAILS, "this fails Job train: x"), EVERYTHING, ""),
+        (RemovalEffect(Fate.MAY_FAIL, "this may fail Job train: x"), NOTHING, ""),
+        (RemovalEffect(Fate.UNKNOWN, "could not check whether this fails Job train: x"), NOTHING, ""),
+        (RemovalEffect(Fate.CONTINUES), NOTHING, ""),
+    ],
+)
+def test_an_eviction_that_fails_the_workload_needs_force(
+    effect: RemovalEffect, allowed: DrainPermissions, plan: str
+) -> None:
+    left = DrainPlan((EvictedPod("team", "p", "u", warning=effect.text),))
+    assert plan_drain([pod(OF_A_JOB)], allowed, {"u": effect}) == (
+        DrainPlan(refused=(("team/p", plan),)) if plan else left
+    )
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_finished_pod_of_a_failing_workload_needs_nothing(phase: str) -> None:
+    effect = RemovalEffect(Fate.FAILS, "this fails Job train: x")
+    assert plan_drain([pod(OF_A_JOB, phase=phase)], NOTHING, {"u": effect}).leaving == (EvictedPod("team", "p", "u"),)
 
 
 @pytest.mark.parametrize(
@@ -70,18 +96,18 @@ def test_it_needs_a_flag(entry: Any, allowed: DrainPermissions, message: str) ->
     ],
 )
 def test_it_stays_whatever_is_allowed(entry: Any, why: str) -> None:
-    assert plan_drain([entry], EVERYTHING) == DrainPlan(left=(("team/p", why),))
+    assert plan_drain([entry], EVERYTHING, {}) == DrainPlan(left=(("team/p", why),))
 
 
 def test_what_somebody_deleted_already_is_waited_for_and_needs_no_flag() -> None:
     gone = pod({"deletionTimestamp": "2026-11-21T00:00:00Z"}, SCRATCH)
 
-    assert plan_drain([gone], NOTHING) == DrainPlan((EvictedPod("team", "p", "u", terminating=True),))
+    assert plan_drain([gone], NOTHING, {}) == DrainPlan((EvictedPod("team", "p", "u", terminating=True),))
 
 
 @pytest.mark.parametrize("odd", [{}, {"metadata": None, "spec": None, "status": None}, {"spec": {"volumes": [None]}}])
 def test_an_object_without_its_parts_is_no_crash(odd: Any) -> None:
-    assert plan_drain([odd], EVERYTHING).leaving == (EvictedPod("", "", "", warning="no controller recreates it"),)
+    assert plan_drain([odd], EVERYTHING, {}).leaving == (EvictedPod("", "", "", warning="no controller recreates it"),)
 
 
 @pytest.mark.parametrize(
