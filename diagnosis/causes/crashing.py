@@ -31,9 +31,10 @@ from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, 
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.upkeep import REPORTED
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, explain, kubectl, logs
+from diagnosis.facts.commands import command, explain, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
+from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.recorded_gpus import all_respond_since, recorded_gpus
 from diagnosis.facts.symptoms import (
     Recognised,
@@ -510,7 +511,7 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
         for finding in node.faults[:1]:
             yield f"See the action for {finding.reason} on {node.subject}: {explain(finding.reason)}"
     if crash.known.cause is GATE_RESTARTS:
-        yield f"Delete the pod, so that its replacement starts on another node: {kubectl('delete', crash.pod.meta)}"
+        yield from steps_to_move(snapshot, [crash.pod], "healthy nodes", works=False)
     if crash.known.cause is HARDWARE and node is not None and _is_healthy_since(snapshot, crash):
         test = command("gpu-healthcheck", "quarantine", node.name)
         yield f"Test the node under load before more work runs there: {test}"

@@ -9,9 +9,10 @@ from functools import lru_cache
 from msgspec import Struct
 
 from diagnosis.causes.given_gpus import AllocatedGpu, given_gpus, unhealthy_gpus
-from diagnosis.facts.commands import command, explain, kubectl, pods_on
+from diagnosis.facts.commands import command, explain, pods_on
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_deep_test
+from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.quantity import counted
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Certainty, Family, FoundCause, Link, Search
@@ -29,16 +30,12 @@ FAULTY = _running(
     "PodOnFaultyGpu",
     "GPU pods run on a GPU or a node with an active fault: their work may hang, fail or be wrong, and the other ranks "
     "of their jobs wait for them.",
-    "End the pods there so that their jobs continue on healthy nodes, then follow the finding's action.",
+    "Move the pods to healthy nodes in a way that does not fail their jobs, then follow the finding's action.",
     source="A finding of the agent with severity RESET or worse; KEP-4680, `allocatedResourcesStatus` of a container",
     urgent=True,
 )
 _MILD = ("PASS", "MONITOR")
 _OPEN_NODE = "Keep new pods off the node first: "
-_END = (
-    "If the job still makes progress, let it write a checkpoint. Then delete its pods there, so that it continues on "
-    "healthy nodes: "
-)
 _PLUGIN = (
     "Check the GPU on the node; when it is healthy, restart the device plugin or DRA driver there, which reports it "
     "unhealthy until then: "
@@ -147,7 +144,7 @@ def _found(snapshot: Snapshot, node: Node, struck: Sequence[AffectedPod]) -> Fou
         FAULTY,
         node.subject,
         tuple(_evidence(snapshot, findings, struck)),
-        tuple(_remedy(node, findings, struck)),
+        tuple(_remedy(snapshot, node, findings, struck)),
         affected,
         Certainty.LIKELY if doubted else Certainty.PROVEN,
     )
@@ -205,12 +202,14 @@ def _rank(pod: Pod) -> str:
     return f" (rank {number})" if alone else f" (node rank {number})"
 
 
-def _remedy(node: Node, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]) -> Iterator[str]:
+def _remedy(
+    snapshot: Snapshot, node: Node, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]
+) -> Iterator[str]:
     for reason in dict.fromkeys(finding.reason for finding in findings[:_MOST_FINDINGS] if finding.reason.isalnum()):
         yield f"See the action for {reason}: {explain(reason)}"
     if not node.withheld and not node.cordoned:
         yield f"{_OPEN_NODE}{command('kubectl', 'cordon', node.name)}"
-    yield f"{_END}{kubectl('delete', struck[0].pod.meta)}"
+    yield from steps_to_move(snapshot, [affected.pod for affected in struck], "healthy nodes")
     if not findings:
         yield f"{_PLUGIN}{pods_on(node.name)}"
 

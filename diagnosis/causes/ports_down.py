@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from diagnosis.causes.faulty_gpus import is_gang
 from diagnosis.causes.unused_efa import jobs
-from diagnosis.facts.commands import command, explain, kubectl
+from diagnosis.facts.commands import command, explain
 from diagnosis.facts.efa import PORT_DOWN, is_rank
+from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
@@ -41,10 +42,12 @@ def find_under_jobs(snapshot: Snapshot) -> Iterator[FoundCause]:
         node = snapshot.by_node[name]
         down = [finding for finding in node.findings if finding.reason == PORT_DOWN]
         if len(down) >= _SEVERAL:
-            yield _found(node, down, some)
+            yield _found(snapshot, node, down, some)
 
 
-def _found(node: Node, down: Sequence[RecordFinding], some: Sequence[tuple[str, Pod]]) -> FoundCause:
+def _found(
+    snapshot: Snapshot, node: Node, down: Sequence[RecordFinding], some: Sequence[tuple[str, Pod]]
+) -> FoundCause:
     names = tuple(dict.fromkeys(job for job, _ in some))
     evidence = [f"{node.subject}: {len(down)} RDMA ports are down", *map(_shown, down[:_MOST])]
     evidence += [
@@ -53,10 +56,7 @@ def _found(node: Node, down: Sequence[RecordFinding], some: Sequence[tuple[str, 
     remedy = [f"See the action for {PORT_DOWN}: {explain(PORT_DOWN)}"]
     if not node.cordoned:
         remedy.append(f"Keep new pods off the node: {command('kubectl', 'cordon', node.name)}")
-    remedy.append(
-        "If the job still makes progress, let it write a checkpoint. Then delete its pods there, so that it continues "
-        f"on other nodes: {kubectl('delete', some[0][1].meta)}"
-    )
+    remedy += steps_to_move(snapshot, [pod for _, pod in some], "other nodes")
     affected = (*(pod.subject for _, pod in some), *names)
     return FoundCause(UNDER_JOB, node.subject, tuple(evidence), tuple(remedy), affected)
 

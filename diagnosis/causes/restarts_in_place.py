@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diagnosis.causes.faulty_gpus import AffectedPod, is_gang, struck_on
-from diagnosis.facts.commands import command, kubectl
+from diagnosis.facts.commands import command
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_requests import gpu_pods, is_deep_test
+from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.symptoms import ended_of, older, shortened
 from diagnosis.model import Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
@@ -20,7 +21,7 @@ IN_PLACE = _running(
     "RestartsOnFaultyNode",
     "A container fails on a node with an active fault, and the pod's restartPolicy starts it there again and again: a "
     "taint keeps new pods off, but does not move this one.",
-    "Delete the pod: its owner creates another one, on a healthy node. For a Job, `restartPolicy: Never` makes each "
+    "Move the pod to a healthy node in a way that does not fail its job. For a Job, `restartPolicy: Never` makes each "
     "retry a new pod.",
     source="https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy",
     urgent=True,
@@ -42,7 +43,7 @@ def find_in_place(snapshot: Snapshot) -> Iterator[FoundCause]:
         if node is not None and state is not None and _can_move(pod) and (struck := struck_on(snapshot, pod, node)):
             failing.append((snapshot.line(pod.meta)[-1], (struck, state, node)))
     for workload, some in grouped(failing).items():
-        yield _found(workload, some)
+        yield _found(snapshot, workload, some)
 
 
 def _can_move(pod: Pod) -> bool:
@@ -65,7 +66,7 @@ def _failing(snapshot: Snapshot, pod: Pod) -> ContainerState | None:
     return None
 
 
-def _found(workload: str, some: list[tuple[AffectedPod, ContainerState, Node]]) -> FoundCause:
+def _found(snapshot: Snapshot, workload: str, some: list[tuple[AffectedPod, ContainerState, Node]]) -> FoundCause:
     evidence = []
     for struck, state, node in some[:_MOST]:
         ended, pod = ended_of(state), struck.pod
@@ -78,7 +79,8 @@ def _found(workload: str, some: list[tuple[AffectedPod, ContainerState, Node]]) 
         evidence += (f"{node.subject}: {each.reason} {each.severity} on {each.subject}" for each in struck.findings[:2])
         evidence += (f"the kubelet reports {each.name} of {pod.subject} as Unhealthy" for each in struck.unhealthy[:2])
     first, node = some[0][0].pod, some[0][2]
-    remedy = [f"Delete the pod, so that its owner creates another one elsewhere: {kubectl('delete', first.meta)}"]
+    there = [struck.pod for struck, _, _ in some if struck.pod.spec.node == node.name]
+    remedy = [*steps_to_move(snapshot, there, "healthy nodes")]
     if not node.withheld and not node.cordoned:
         remedy.insert(0, f"Keep new pods off the node first: {command('kubectl', 'cordon', node.name)}")
     if is_gang(workload) and first.spec.restart_policy == "OnFailure":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import islice
+from typing import Any
 
 from healthcheck.text.moments import moment_or_none
 from healthcheck.text.printable import printable
@@ -29,6 +30,11 @@ class Fields:
 
     def __init__(self, raw: object) -> None:
         self._raw: dict[object, object] = raw if isinstance(raw, dict) else {}
+
+    @property
+    def raw(self) -> dict[Any, Any]:
+        """Return the object as it is, for a reader outside of this package."""
+        return self._raw
 
     def has(self, *path: str) -> bool:
         """Whether the path has a value other than null."""

@@ -1,4 +1,4 @@
-"""Owners of pods: Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs, and their own owners."""
+"""Owners of pods: Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs, their own owners, and Kubeflow's jobs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from msgspec import Struct, field
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, PodSpec, read_conditions, read_spec
+from healthcheck.operations.pod_removal import MPI_JOB, PYTORCH_JOB, Retries, read_retries
 
-KINDS = ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob", "JobSet", "LeaderWorkerSet")
+KINDS = (
+    *("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob", "JobSet", "LeaderWorkerSet"),
+    *(PYTORCH_JOB, MPI_JOB),
+)
 
 
 class Workload(Struct, frozen=True):
@@ -29,6 +33,8 @@ class Workload(Struct, frozen=True):
     ready: int | None = None
     suspended: bool = False
     conditions: tuple[Condition, ...] = ()
+    retries: Retries | None = None
+    """Failures that it survives; None for kinds without such rules."""
 
     @property
     def subject(self) -> str:
@@ -53,6 +59,7 @@ def read_workload(kind: str, raw: Fields) -> Workload:
         ready,
         raw.flag("spec", "suspend"),
         read_conditions(raw),
+        read_retries(kind, raw.raw),
     )
 
 

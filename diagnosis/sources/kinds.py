@@ -47,6 +47,8 @@ KINDS = (
     ApiKind("DaemonSet", "apis/apps/v1", "daemonsets"),
     ApiKind("Job", "apis/batch/v1", "jobs"),
     ApiKind("JobSet", "apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
+    ApiKind("PyTorchJob", "apis/kubeflow.org/v1", "pytorchjobs"),
+    ApiKind("MPIJob", "apis/kubeflow.org/v2beta1", "mpijobs"),
     ApiKind("LeaderWorkerSet", "apis/leaderworkerset.x-k8s.io/v1", "leaderworkersets"),
     ApiKind("ResourceQuota", "api/v1", "resourcequotas"),
     ApiKind("LimitRange", "api/v1", "limitranges"),

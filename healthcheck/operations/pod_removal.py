@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from healthcheck.model import counted
-from healthcheck.text.json_rows import names, whole, words
+from healthcheck.text.json_rows import whole, words
 from healthcheck.text.printable import printable
 
 JOB, JOB_SET, PYTORCH_JOB, MPI_JOB = "Job", "JobSet", "PyTorchJob", "MPIJob"
@@ -110,7 +110,8 @@ class Retries(Struct, frozen=True):
     kind: str
     name: str
     uid: str
-    labels: Mapping[str, str]
+    replicated_job: str
+    """Replicated Job of the JobSet to which a Job belongs."""
     limit: int | None
     """`backoffLimit`, or `maxRestarts` of a JobSet."""
     index_limit: int | None
@@ -144,7 +145,7 @@ def read_retries(kind: str, raw: Mapping[str, Any]) -> Retries | None:
         kind,
         printable(str(metadata.get("name", "")), _LONGEST_NAME),
         str(metadata.get("uid", "")),
-        names(metadata.get("labels")) or {},
+        str(_object(metadata.get("labels")).get(_REPLICATED_JOB) or ""),
         whole(limits.get(kind, _object(spec.get("runPolicy")).get("backoffLimit"))),
         whole(spec.get("backoffLimitPerIndex")),
         next((number for key in used if (number := whole(status.get(key))) is not None), 0),
@@ -261,11 +262,10 @@ def _of_job_set(job_set: Retries, job: Retries, reason: str) -> tuple[Fate, str]
     """Return the fate of a JobSet whose Job fails for this reason, and why."""
     if job_set.rules is None:
         return Fate.FAILS, "the JobSet has no failurePolicy"
-    replicated = job.labels.get(_REPLICATED_JOB, "")
     matching = (
         rule
         for rule in job_set.rules or ()
-        if reason in (rule.reasons or (reason,)) and replicated in (rule.targets or (replicated,))
+        if reason in (rule.reasons or (reason,)) and job.replicated_job in (rule.targets or (job.replicated_job,))
     )
     rule = next(matching, None)
     if rule is not None and (rule.has_patterns or rule.action not in _JOB_SET_ACTIONS):

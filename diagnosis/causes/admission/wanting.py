@@ -20,8 +20,8 @@ from healthcheck.text.moments import EARLIEST
 
 _MAKERS = frozenset(("ReplicaSet", "StatefulSet", "DaemonSet", "Job"))
 """Kinds that create pods themselves; other kinds create one of these."""
-_ABOVE = ("JobSet", "LeaderWorkerSet")
-"""Kinds that create one of the above, and record refusals in their own status."""
+_ABOVE = ("JobSet", "LeaderWorkerSet", "PyTorchJob", "MPIJob")
+"""Kinds that create one of the above, or pods, and record refusals in their own status."""
 _FAILED = frozenset(
     ("FailedCreate", "JobCreationFailed", "FailedCreatePod", "FailedToCreateWorkerPod", "FailedToCreateHeadPod")
 )
