@@ -7,6 +7,7 @@ from diagnosis.causes import (
     crashing,
     device_plugins,
     efa_plugins,
+    ended_jobs,
     faulty_gpus,
     idle_gpus,
     node_labels,
@@ -39,7 +40,7 @@ from diagnosis.model import Cause, Search
 _HAMI_FAMILIES = (webhook, control_plane, hami_configuration, hami_nodes, filtering, scheduling, allocating)
 _FAMILIES = (
     *(admission, unscheduled, rejected, runtime_handlers, not_started, crashing, faulty_gpus, restarts_in_place),
-    *(running, idle_gpus),
+    *(running, idle_gpus, ended_jobs),
     *(unready_nodes, unready_components, device_plugins),
     *_HAMI_FAMILIES,
     *(node_labels, upkeep, other_devices, efa_plugins, unused_efa, ports_down, verdicts),

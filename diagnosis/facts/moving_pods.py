@@ -51,7 +51,7 @@ def _steps(snapshot: Snapshot, pods: Sequence[Pod], where: str, checkpoint: str)
         yield f"Fix the node first: its DaemonSet {owner.name} creates {first.subject} there again."
     elif deletion.fate is Fate.CONTINUES:
         yield _sentence(f"{checkpoint}delete its pods there, so that it continues on {where}: {delete}")
-    elif deletion.fate is Fate.UNKNOWN:
+    elif deletion.fate is Fate.UNKNOWN and eviction.fate is not Fate.CONTINUES:
         yield f"Before a deletion of its pods: {deletion.text}."
         yield _sentence(
             f"{checkpoint}if it survives that, delete its pods there, so that it continues on {where}: {delete}"

@@ -13,9 +13,20 @@ from diagnosis.answers.drift import Change, changes
 from diagnosis.answers.hami_chain import hami_chains
 from diagnosis.answers.hami_parts import InstallationTable, installation_tables
 from diagnosis.answers.node_inventory import InventoryRow, inventory
-from diagnosis.answers.target import HAMI, Target, concerned, in_namespace, narrowed, of_causes, of_pods, pods_of
+from diagnosis.answers.target import (
+    HAMI,
+    Target,
+    concerned,
+    in_namespace,
+    narrowed,
+    of_causes,
+    of_pods,
+    pods_of,
+    touches,
+)
 from diagnosis.causes import HAMI_CAUSES
-from diagnosis.causes.diagnose import Diagnosis, diagnose
+from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
+from diagnosis.causes.ended_jobs import COMPLETE, ENDS
 from diagnosis.facts.components import ComponentRow, component_table
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.symptoms import is_stuck
@@ -71,7 +82,8 @@ def report_of(
     if pods:  # evidence and commands name the first pods
         names = {pod.subject for pod in pods}
         snapshot = replace(snapshot, pods=(*pods, *(pod for pod in snapshot.pods if pod.subject not in names)))
-    diagnosis = diagnose(snapshot)
+    found = diagnose(snapshot)
+    diagnosis = replace(found, problems=tuple(each for each in found.problems if _is_shown(each, target)))
     report = Report(diagnosis, changes=changes(old, snapshot) if old is not None else None)
     if overview and (target is None or target.kind not in ("Pod", HAMI)):
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
@@ -90,6 +102,15 @@ def report_of(
     own = frozenset(text for pod in pods for text in snapshot.line(pod.meta)) | {target.subject}
     diagnosis = of_pods(diagnosis, own, {pod.subject for pod in pods})
     return replace(report, diagnosis=diagnosis, chains=chains, own=own, unexplained=_unexplained(diagnosis, pods))
+
+
+def _is_shown(problem: Problem, target: Target | None) -> bool:
+    """Whether the report may have the problem: the end of a workload only for itself and, if it failed, its pods."""
+    if problem.found.cause not in ENDS:
+        return True
+    if target is None or problem.found.cause is COMPLETE:
+        return target is not None and problem.found.subject == target.subject
+    return touches(problem, frozenset((target.subject,)))
 
 
 def _unexplained(diagnosis: Diagnosis, pods: Iterable[Pod]) -> tuple[str, ...]:

@@ -1,0 +1,175 @@
+"""Report that a Job, JobSet, PyTorchJob or MPIJob has ended, why, and the finding of its last pod's node at that time.
+
+These causes are shown only for the workload itself and its pods: old Jobs are no problem of a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+
+from msgspec import Struct
+
+from diagnosis.facts.commands import explain, logs
+from diagnosis.facts.symptoms import shortened
+from diagnosis.model import CauseSeverity, Family, FoundCause, Search, origins
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
+from diagnosis.snapshot.grouping import grouped
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Condition, Pod, condition_in
+from diagnosis.snapshot.workloads import Workload
+from healthcheck.operations.pod_removal import WITH_RETRIES
+from healthcheck.text.moments import EARLIEST, timestamp
+
+_ended = Family(None)
+FAILED = _ended(
+    "JobFailed",
+    "A Job, JobSet, PyTorchJob or MPIJob has failed: it creates no further pods.",
+    "Fix the reason of its failure, then create it again.",
+    source="condition Failed",
+)
+COMPLETE = _ended(
+    "JobComplete",
+    "A Job, JobSet, PyTorchJob or MPIJob has completed: it creates no further pods.",
+    "To run it again, create it again from its manifest.",
+    severity=CauseSeverity.LOW,
+    source="condition Complete, Completed or Succeeded",
+)
+ENDS = frozenset((FAILED, COMPLETE))
+_COMPLETE = ("Complete", "Completed", "Succeeded")
+_AGAIN = "Then create it again from its manifest."
+_BY_REASON = {
+    "BackoffLimitExceeded": "To survive the loss of a pod, raise `backoffLimit`, and ignore evictions: docs/gate.md.",
+    "PodFailurePolicy": "Correct the program, or the rule of its podFailurePolicy that the message names.",
+    "DeadlineExceeded": "Raise `activeDeadlineSeconds`, or find out why it took longer.",
+}
+"""Fixes by the reason of the condition Failed (batch/v1, `JobReason…`)."""
+_CREATED = re.compile(r"Created pod: (\S{1,253})")
+_ASSIGNED = re.compile(r"Successfully assigned \S{1,320} to (\S{1,253})")
+_LATER = timedelta(minutes=5)
+"""The agent may report a fault in the check cycle after the failure that it causes."""
+_HEALTH_EVENT = "GpuHealth"
+_MOST_FINDINGS, _LONGEST = 3, 160
+
+
+class _LastPod(Struct, frozen=True):
+    """Last pod of an ended workload: `pod` is None if it is gone, and events name it."""
+
+    subject: str
+    node: str
+    pod: Pod | None = None
+
+
+def find_ended(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield the workloads that have failed or completed."""
+    for workload in snapshot.workloads:
+        if workload.meta.kind not in WITH_RETRIES:
+            continue
+        failed = condition_in(workload.conditions, "Failed", "True")
+        if failed is not None:
+            yield _failed(snapshot, workload, failed)
+            continue
+        complete = (condition_in(workload.conditions, kind, "True") for kind in _COMPLETE)
+        if (condition := next(filter(None, complete), None)) is not None:
+            yield FoundCause(COMPLETE, workload.subject, (_shown(condition),), (COMPLETE.remedy,))
+
+
+def _failed(snapshot: Snapshot, workload: Workload, condition: Condition) -> FoundCause:
+    pods = _pods_of(snapshot).get(workload.subject, ())
+    last = _last_pod(snapshot, workload, pods)
+    evidence, remedy = [_shown(condition)], []
+    if last is not None:
+        at = (_end(last.pod) if last.pod is not None else None) or condition.since
+        findings = _findings_at(snapshot.by_node.get(last.node), at)
+        then = [_then(last.node, finding) for finding in findings] or [_state_at(snapshot, last.node, at)]
+        evidence += (_last_shown(last), *then)
+        remedy += (f"See the action for {one.reason}: {explain(one.reason)}" for one in findings[:1])
+        remedy += [f"Read the log of its last pod: {logs(last.pod.meta, '--tail=100')}"] if last.pod else []
+    remedy += [*filter(None, (_BY_REASON.get(condition.reason),)), _AGAIN]
+    # A JobSet fails with one of its Jobs.
+    because = origins((FAILED,), *(one.subject for one in _beneath(snapshot).get(workload.subject, ())))
+    affected = tuple(pod.subject for pod in pods)
+    return FoundCause(FAILED, workload.subject, tuple(evidence), tuple(remedy), affected, because_of=because)
+
+
+@lru_cache(maxsize=1)
+def _pods_of(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
+    """Return pods by the subject of each of their owners."""
+    return grouped((owner, pod) for pod in snapshot.pods for owner in snapshot.line(pod.meta)[1:])
+
+
+@lru_cache(maxsize=1)
+def _beneath(snapshot: Snapshot) -> Mapping[str, Sequence[Workload]]:
+    return grouped((owner, one) for one in snapshot.workloads for owner in snapshot.line(one.meta)[1:2])
+
+
+def _last_pod(snapshot: Snapshot, workload: Workload, pods: Sequence[Pod]) -> _LastPod | None:
+    placed = [pod for pod in pods if pod.spec.node]
+    if placed:
+        # A pod that failed explains the end better than one that ended with the workload.
+        last = max(placed, key=lambda pod: (pod.phase == "Failed", _end(pod) or pod.meta.created or EARLIEST))
+        return _LastPod(last.subject, last.spec.node, last)
+    for event in reversed(snapshot.events_about.get(workload.subject, ())):
+        if event.uid in ("", workload.meta.uid) and (created := _CREATED.search(event.message)):
+            name = f"pod/{workload.meta.namespace}/{created[1]}"
+            about = (_ASSIGNED.search(one.message) for one in snapshot.events_about.get(name, ()))
+            node = next((assigned[1] for assigned in about if assigned), "")
+            return _LastPod(name, node) if node else None
+    return None
+
+
+def _end(pod: Pod) -> datetime | None:
+    ends = (state.ended.at for state in pod.states if state.ended is not None and state.ended.at is not None)
+    return max(ends, default=None)
+
+
+def _last_shown(last: _LastPod) -> str:
+    shown = f"its last pod {last.subject} ran on node/{last.node}"
+    if last.pod is None:
+        return f"{shown}, and is gone"
+    ends = (state.ended for state in last.pod.states if state.ended is not None and state.ended.exit_code)
+    if (ended := next(ends, None)) is not None:
+        shown += f", exit code {ended.exit_code}"
+        shown += f": {shortened(ended.message, _LONGEST)}" if ended.message else ""
+    return shown
+
+
+def _findings_at(node: Node | None, at: datetime | None) -> list[RecordFinding]:
+    """Return the node's findings that were active at that time, those of RESET or worse first."""
+    if node is None or at is None:
+        return []
+    then = [one for one in node.findings if one.first_seen is not None and one.first_seen <= at + _LATER]
+    return sorted(then, key=lambda one: one not in node.faults)[:_MOST_FINDINGS]
+
+
+def _then(node: str, finding: RecordFinding) -> str:
+    since = f" since {timestamp(finding.first_seen)}" if finding.first_seen is not None else ""
+    detail = f": {shortened(finding.detail, _LONGEST)}" if finding.detail else ""
+    return f"node/{node} had then: {finding.reason} {finding.severity} on {finding.subject}{since}{detail}"
+
+
+def _state_at(snapshot: Snapshot, name: str, at: datetime | None) -> str:
+    """Return what our agent's Events report of a node at that time, if its record has no finding from then."""
+    node = snapshot.by_node.get(name)
+    events = [
+        event
+        for event in snapshot.events_about.get(f"node/{name}", ())
+        if event.reason.startswith(_HEALTH_EVENT) and at is not None and (event.first or EARLIEST) <= at + _LATER
+    ]
+    if events and events[-1].warning:
+        return f"node/{name} had then, by its event {events[-1].reason}: {shortened(events[-1].message, _LONGEST)}"
+    if node is None or node.record is None:
+        why = "it is gone, or may not be read" if node is None else "no agent has written a record there"
+        return f"could not check what node/{name} had then: {why}"
+    return f"the record of node/{name} has no finding from then; findings that have ended are not kept in it"
+
+
+def _shown(condition: Condition) -> str:
+    since = f" since {timestamp(condition.since)}" if condition.since is not None else ""
+    return ": ".join(filter(None, (f"{condition.type}{since}", condition.reason, shortened(condition.message))))
+
+
+SEARCHES = (Search((FAILED, COMPLETE), ("Pod",), find_ended),)
