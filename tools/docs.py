@@ -18,7 +18,7 @@ import yaml
 from msgspec import to_builtins
 
 from agent.telemetry import Telemetry
-from diagnosis.causes import SEARCHES
+from diagnosis.causes import OF_WORKLOADS
 from diagnosis.model import Cause
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import FORM, PROFILES_FILE
@@ -283,7 +283,7 @@ def _family(module: str) -> str:
 def _diagnoses() -> Iterator[tuple[Cause, str]]:
     """Yield each cause once, with the module of its family."""
     messages = set[str]()
-    for search in SEARCHES:
+    for search in OF_WORKLOADS:
         for cause in search.causes:
             if cause.name not in messages:
                 messages.add(cause.name)

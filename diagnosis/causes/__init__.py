@@ -40,13 +40,15 @@ from diagnosis.model import Cause, Search
 _HAMI_FAMILIES = (webhook, control_plane, hami_configuration, hami_nodes, filtering, scheduling, allocating)
 _FAMILIES = (
     *(admission, unscheduled, rejected, runtime_handlers, not_started, crashing, faulty_gpus, restarts_in_place),
-    *(running, idle_gpus, ended_jobs),
+    *(running, idle_gpus),
     *(unready_nodes, unready_components, device_plugins),
     *_HAMI_FAMILIES,
     *(node_labels, upkeep, other_devices, efa_plugins, unused_efa, ports_down, verdicts),
 )
 """In the order in which a workload meets them."""
 SEARCHES: tuple[Search, ...] = tuple(search for family in _FAMILIES for search in family.SEARCHES)
+OF_WORKLOADS = (*SEARCHES, *ended_jobs.SEARCHES)
+"""Searches about a workload or pod: that an old Job has ended is no problem of a whole cluster."""
 HAMI_CAUSES = frozenset(
     (
         *(cause for family in _HAMI_FAMILIES for search in family.SEARCHES for cause in search.causes),
@@ -54,4 +56,4 @@ HAMI_CAUSES = frozenset(
     )
 )
 """Causes of HAMi: its parts, its cards, and its pods."""
-CAUSES: tuple[Cause, ...] = tuple(dict.fromkeys(cause for search in SEARCHES for cause in search.causes))
+CAUSES: tuple[Cause, ...] = tuple(dict.fromkeys(cause for search in OF_WORKLOADS for cause in search.causes))

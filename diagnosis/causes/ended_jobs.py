@@ -1,4 +1,4 @@
-"""Report that a Job, JobSet, PyTorchJob or MPIJob has ended, why, and the finding of its last pod's node at that time.
+"""Find Jobs, JobSets, PyTorchJobs and MPIJobs that have ended, with the finding of their last pod's node at that time.
 
 These causes are shown only for the workload itself and its pods: old Jobs are no problem of a cluster.
 """

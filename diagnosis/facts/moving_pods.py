@@ -52,26 +52,22 @@ def _steps(snapshot: Snapshot, pods: Sequence[Pod], where: str, checkpoint: str)
     elif deletion.fate is Fate.CONTINUES:
         yield _sentence(f"{checkpoint}delete its pods there, so that it continues on {where}: {delete}")
     elif deletion.fate is Fate.UNKNOWN and eviction.fate is not Fate.CONTINUES:
-        yield f"Before a deletion of its pods: {deletion.text}."
-        yield _sentence(
-            f"{checkpoint}if it survives that, delete its pods there, so that it continues on {where}: {delete}"
-        )
+        condition = f"if its retries allow it ({deletion.text})"
+        yield _sentence(f"{checkpoint}delete its pods there, so that it continues on {where}, {condition}: {delete}")
     else:
         yield f"Do not delete its pods there: {deletion.text}."
-        if owner is not None and eviction.fate < deletion.fate:
-            yield from _evict(snapshot, first, owner.uid, where, checkpoint)
-            if eviction.text:
-                yield f"Even then, {eviction.text}. To avoid that:"
         if eviction.fate is not Fate.CONTINUES:
             yield from _suspend(snapshot, first, where)
+            checkpoint = "If its pods do not wait for each other, instead "
+        if owner is not None and eviction.fate < deletion.fate:
+            selector = f"--pod-selector={_JOB_UID}={owner.uid}"
+            drain = command("kubectl", "drain", first.spec.node, selector, "--delete-emptydir-data")
+            evict = f"{checkpoint}evict its pods there, which it does not count"
+            yield _sentence(f"{evict}, so that it continues on {where}: {drain}")
+            yield from _uncordon(snapshot, first)
 
 
-def _evict(snapshot: Snapshot, pod: Pod, job_uid: str, where: str, checkpoint: str) -> Iterator[str]:
-    drain = ("kubectl", "drain", pod.spec.node, f"--pod-selector={_JOB_UID}={job_uid}", "--delete-emptydir-data")
-    yield _sentence(
-        f"{checkpoint}evict its pods there, which counts no failure of theirs, so that it continues on {where}: "
-        f"{command(*drain)}"
-    )
+def _uncordon(snapshot: Snapshot, pod: Pod) -> Iterator[str]:
     node = snapshot.by_node.get(pod.spec.node)
     if node is not None and node.withheld and not node.cordoned:
         uncordon = command("kubectl", "uncordon", node.name)

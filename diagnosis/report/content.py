@@ -24,9 +24,9 @@ from diagnosis.answers.target import (
     pods_of,
     touches,
 )
-from diagnosis.causes import HAMI_CAUSES
-from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
-from diagnosis.causes.ended_jobs import COMPLETE, ENDS
+from diagnosis.causes import HAMI_CAUSES, OF_WORKLOADS
+from diagnosis.causes.diagnose import Diagnosis, diagnose
+from diagnosis.causes.ended_jobs import ENDS
 from diagnosis.facts.components import ComponentRow, component_table
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.symptoms import is_stuck
@@ -82,8 +82,8 @@ def report_of(
     if pods:  # evidence and commands name the first pods
         names = {pod.subject for pod in pods}
         snapshot = replace(snapshot, pods=(*pods, *(pod for pod in snapshot.pods if pod.subject not in names)))
-    found = diagnose(snapshot)
-    diagnosis = replace(found, problems=tuple(each for each in found.problems if _is_shown(each, target)))
+    is_workload = target is not None and target.kind not in ("Node", HAMI)
+    diagnosis = diagnose(snapshot, OF_WORKLOADS) if is_workload else diagnose(snapshot)
     report = Report(diagnosis, changes=changes(old, snapshot) if old is not None else None)
     if overview and (target is None or target.kind not in ("Pod", HAMI)):
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
@@ -100,17 +100,15 @@ def report_of(
         return replace(report, diagnosis=diagnosis, node=inventory(snapshot, snapshot.by_node[target.name]))
     chains = (*chains_of(snapshot, pods, diagnosis.problems), *hami_chains(snapshot, pods, diagnosis.problems))
     own = frozenset(text for pod in pods for text in snapshot.line(pod.meta)) | {target.subject}
-    diagnosis = of_pods(diagnosis, own, {pod.subject for pod in pods})
+    diagnosis = of_pods(_without_other_ends(diagnosis, target), own, {pod.subject for pod in pods})
     return replace(report, diagnosis=diagnosis, chains=chains, own=own, unexplained=_unexplained(diagnosis, pods))
 
 
-def _is_shown(problem: Problem, target: Target | None) -> bool:
-    """Whether the report may have the problem: the end of a workload only for itself and, if it failed, its pods."""
-    if problem.found.cause not in ENDS:
-        return True
-    if target is None or problem.found.cause is COMPLETE:
-        return target is not None and problem.found.subject == target.subject
-    return touches(problem, frozenset((target.subject,)))
+def _without_other_ends(diagnosis: Diagnosis, target: Target) -> Diagnosis:
+    """Return the diagnosis without the ends of workloads below or above the target, such as a CronJob's old Jobs."""
+    own = frozenset((target.subject,))
+    kept = (each for each in diagnosis.problems if each.found.cause not in ENDS or touches(each, own))
+    return replace(diagnosis, problems=tuple(kept))
 
 
 def _unexplained(diagnosis: Diagnosis, pods: Iterable[Pod]) -> tuple[str, ...]:

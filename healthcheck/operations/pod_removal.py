@@ -211,13 +211,13 @@ def _of_job(
         fate, why = Fate.MAY_FAIL, f"{why}, which depends on the exit code"
     if fate is Fate.CONTINUES or not above:
         return _effect(fate, job.title, why)
-    parent = above[0]
+    parent, end = above[0], f"{'fails' if fate is Fate.FAILS else 'may fail'} ({why})"
     if parent is None:
-        return _effect(Fate.UNKNOWN, f"the owner of {job.title}", f"{why}; {unread}")
+        return _effect(Fate.UNKNOWN, f"the owner of {job.title}, which {end}", unread)
     if parent.kind != JOB_SET:  # an MPIJob, with the Job of its launcher
         return _effect(fate, f"{parent.title} with its {job.title}", why)
     upper, limit = _of_job_set(parent, job, reason)
-    return _effect(min(fate, upper), parent.title, f"{job.title}: {why}; {limit}")
+    return _effect(min(fate, upper), parent.title, f"its {job.title} {end}, and {limit}")
 
 
 def _of_exit(removal: Removal, pods: Sequence[RemovedPod], job: Retries, code: int) -> tuple[Fate, str, str]:

@@ -1,12 +1,17 @@
-"""Evictions of Jobs' pods by `quarantine`: real controllers count or ignore them, as the plan says."""
+"""Jobs whose pods leave a node, by `quarantine` or by the printed commands: real controllers count or ignore that."""
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from healthcheck.node.state import RESULTS
+from tests.cli.cluster import run
 from tests.cli.quarantine_world import ACCOUNT, DEFAULT_PODS, Hospital
 from tests.waiting import eventually
 
@@ -20,8 +25,8 @@ class Training:
 
     def __init__(self, hospital: Hospital) -> None:
         self.hospital = hospital
-        hospital.admit("first", labels={"example.com/first": "true"})
-        hospital.admit("second", labels={"example.com/first": "false"})
+        for name, is_first in (("first", "true"), ("second", "false")):
+            hospital.admit(name, labels={"example.com/first": is_first}, devices={"nvidia.com/gpu": "8"})
 
     def start(self, *rules: dict[str, Any], pods: int = 1, **spec: Any) -> None:
         wanted = {"key": "example.com/first", "operator": "In", "values": ["true"]}
@@ -37,7 +42,7 @@ class Training:
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,
             "affinity": {"nodeAffinity": affinity},
-            "containers": [{"name": "train", "image": "x"}],
+            "containers": [{"name": "train", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
         }
         policy = {"podFailurePolicy": {"rules": [*rules]}} if rules else {}
         body = {"backoffLimit": 0, "parallelism": pods, "template": {"spec": pod}, **policy, **spec}
@@ -45,11 +50,29 @@ class Training:
         assert answer.status == 201, answer.message
         eventually(lambda: self.nodes() == ["first"] * pods)
 
-    def nodes(self) -> list[str]:
-        """Return the nodes of the pods that run."""
+    def pods(self) -> dict[str, str]:
+        """Return the nodes of the pods that run, by name."""
         pods = self.hospital.plane.request("GET", DEFAULT_PODS).body["items"]
         running = [pod for pod in pods if pod["status"]["phase"] == "Running"]
-        return [pod["spec"]["nodeName"] for pod in running if "deletionTimestamp" not in pod["metadata"]]
+        there = [pod for pod in running if "deletionTimestamp" not in pod["metadata"]]
+        return {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in there}
+
+    def nodes(self) -> list[str]:
+        return [*self.pods().values()]
+
+    def break_first(self) -> None:
+        """Let the record of the first node have a fault, without a taint."""
+        found = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0"}
+        found["first_seen"] = "2026-01-01T00:00:00Z"
+        record = {"schema": 1, "status": "fail", "severity": "REBOOT", "findings": [found]}
+        path = "/api/v1/nodes/first"
+        self.hospital.plane.request("PATCH", path, {"metadata": {"annotations": {RESULTS: json.dumps(record)}}})
+
+    def diagnosed(self) -> list[dict[str, Any]]:
+        done = run(self.hospital.plane.kubeconfig, "diagnose", "job", "default/train", "--json")
+        causes: list[dict[str, Any]] = json.loads(done.stdout)["causes"]
+        assert (done.returncode, done.stderr) == (int(bool(causes)), ""), done.stdout
+        return causes
 
     def failed(self) -> list[str]:
         status = self.hospital.plane.request("GET", f"{JOBS}/train").body["status"]
@@ -118,3 +141,43 @@ def test_a_job_that_may_not_be_read_is_not_checked(training: Training) -> None:
 
     assert (code, err) == (0, ""), out
     assert "(could not check whether this fails Job train: get jobs: " in out
+
+
+@pytest.mark.parametrize(
+    ("rules", "spec", "verb"),
+    [((), {}, "patch"), ((DISRUPTION,), {}, "drain"), ((), {"backoffLimit": 2}, "delete")],
+    ids=["no retry is left", "evictions are ignored", "retries are left"],
+)
+def test_the_printed_commands_move_a_job_off_a_faulty_node(
+    training: Training, rules: tuple[dict[str, Any], ...], spec: dict[str, Any], verb: str
+) -> None:
+    training.start(*rules, **spec)
+    training.break_first()
+    first = training.diagnosed()[0]
+    commands = re.findall(r"`kubectl ([^`]+)`", " ".join(first["remedy"]))
+    assert verb in commands[1].split()
+
+    for line in commands:
+        if '"suspend":false' in line:
+            eventually(lambda: training.nodes() == [])
+        training.hospital.plane.kubectl(*shlex.split(line))
+
+    eventually(lambda: training.nodes() == ["second"])
+    assert training.failed() == []
+    assert "PodOnFaultyGpu" not in [cause["cause"] for cause in training.diagnosed()]
+
+
+def test_a_failed_job_reports_its_reason_and_the_finding_of_its_last_node(training: Training) -> None:
+    training.start()
+    training.break_first()
+    (name,) = training.pods()
+    training.hospital.plane.kubectl("delete", "pod", name)
+    eventually(training.failed)
+
+    (cause,) = training.diagnosed()
+
+    text = " ".join(cause["evidence"])
+    assert (cause["cause"], cause["subject"]) == ("JobFailed", "job/default/train")
+    assert "BackoffLimitExceeded: Job has reached the specified backoff limit" in text
+    assert f"its last pod pod/default/{name} ran on node/first, and is gone" in text
+    assert "node/first had then: Xid79 REBOOT on gpu/0000:18:00.0" in text

@@ -52,8 +52,8 @@ ROWS: list[tuple[str, list[Object], list[str], str]] = [
     (
         "it ignores evictions, and other ranks may fail",
         [job(0, DISRUPTION, pods=4), by("Job")],
-        [DRAIN, *suspend()],
-        "Even then, this may fail Job train: backoffLimit 0, and failures of its 3 other pods",
+        [*suspend(), DRAIN],
+        "If its pods do not wait for each other, instead evict its pods there",
     ),
     ("its JobSet has restarts left", [job(0, owner=SET), job_set(1), by("Job")], [DELETE], ""),
     (
@@ -66,9 +66,9 @@ ROWS: list[tuple[str, list[Object], list[str], str]] = [
         "its JobSet is gone",
         [job(0, owner=SET), by("Job")],
         [DELETE],
-        f"{UNCHECKED} the owner of Job train: backoffLimit 0",
+        f"{UNCHECKED} the owner of Job train, which fails (backoffLimit 0): it",
     ),
-    ("its Job was not listed", [by("Job")], [DELETE], f"{UNCHECKED} Job train: it was not found."),
+    ("its Job was not listed", [by("Job")], [DELETE], f"{UNCHECKED} Job train: it was not found"),
     ("a Job of another API", [job(6, uid="other"), by("Job")], [DELETE], f"{UNCHECKED} Job train"),
     (
         "a PyTorchJob with Never",

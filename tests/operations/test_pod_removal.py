@@ -108,7 +108,12 @@ def on_reason(reason: str) -> dict[str, Any]:
     [
         (job(), NO_POLICY, FAILS, "the JobSet has no failurePolicy"),
         (job(), job_set(used=2), CONTINUES, ""),
-        (job(), job_set(used=3), FAILS, "fails JobSet set: Job train: backoffLimit 0; 3 of maxRestarts 3 are used"),
+        (
+            job(),
+            job_set(used=3),
+            FAILS,
+            "fails JobSet set: its Job train fails (backoffLimit 0), and 3 of maxRestarts 3 are used",
+        ),
         (job(), {"metadata": {"name": "set"}, "spec": {"failurePolicy": {}}}, FAILS, "0 of maxRestarts 0"),
         (job(), on_reason("BackoffLimitExceeded"), FAILS, "rule FailJobSet"),
         (job(), on_reason("DeadlineExceeded"), CONTINUES, ""),
@@ -165,7 +170,10 @@ def test_an_mpi_job_fails_with_the_job_of_its_launcher() -> None:
     ("chain", "text"),
     [
         ([None], "could not check whether this fails Job train: forbidden"),
-        ([job(), None], "could not check whether this fails the owner of Job train: backoffLimit 0; forbidden"),
+        (
+            [job(), None],
+            "could not check whether this fails the owner of Job train, which fails (backoffLimit 0): forbidden",
+        ),
         ([job(backoffLimit=1), None], ""),
     ],
 )
