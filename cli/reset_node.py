@@ -249,7 +249,7 @@ class NodeReset:
             self._voice.say(warning)
         for pod in plan.holding if not plan.is_at_once else ():
             if pod.warning:
-                self._voice.say(f"will evict {pod} if its GPUs are reset")
+                self._voice.say(f"{pod.shown}, and is evicted if that is reset: {pod.warning}")
         with SignOfLife(self._cluster, self._name, extends=not self._options.is_automatic):
             return self._run(plan)
 

@@ -43,7 +43,7 @@ RUN_BY = {
     r"gpu-healthcheck quarantine \S+": "tests/cli/test_quarantine_story.py",
     r"gpu-healthcheck reset \S+": "tests/cli/test_reset.py",
     r"gpu-healthcheck reset \S+ --reboot": "tests/cli/test_reset_reboot.py",
-    r"kubectl (drain \* --pod-selector|patch \* \* --type=merge).*": "tests/cli/test_evicted_jobs.py",
+    r"kubectl (drain \* \* --delete-emptydir-data|patch \* \* --type=merge).*": "tests/cli/test_evicted_jobs.py",
     r"kubectl delete mutatingadmissionpolicybindings,\S+ -l \*": "tests/cluster/test_uninstall.py",
 }
 """Run by the test named, on the real containerd, the API server or the simulated node."""

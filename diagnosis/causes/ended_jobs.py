@@ -80,7 +80,8 @@ def find_ended(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _failed(snapshot: Snapshot, workload: Workload, condition: Condition) -> FoundCause:
     pods = _pods_of(snapshot).get(workload.subject, ())
     last = _last_pod(snapshot, workload, pods)
-    evidence, remedy = [_shown(condition)], []
+    evidence: list[str] = [_shown(condition)]
+    remedy: list[str] = []
     if last is not None:
         at = (_end(last.pod) if last.pod is not None else None) or condition.since
         findings = _findings_at(snapshot.by_node.get(last.node), at)
@@ -162,7 +163,7 @@ def _state_at(snapshot: Snapshot, name: str, at: datetime | None) -> str:
     if events and events[-1].warning:
         return f"node/{name} had then, by its event {events[-1].reason}: {shortened(events[-1].message, _LONGEST)}"
     if node is None or node.record is None:
-        why = "it is gone, or may not be read" if node is None else "no agent has written a record there"
+        why = "it is gone, or was not read" if node is None else "no agent has written a record there"
         return f"could not check what node/{name} had then: {why}"
     return f"the record of node/{name} has no finding from then; findings that have ended are not kept in it"
 

@@ -24,6 +24,7 @@ P = "gpu-healthcheck.aws-samples.io"
 ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/default/pods"
 JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs"
+WORK = "/apis/batch/v1/namespaces/default/jobs"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 BUDGET = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
 
@@ -69,6 +70,18 @@ class Workshop:
         body = {"metadata": {"name": name, "ownerReferences": [reference], **metadata}, "spec": spec}
         answer = self.plane.request("POST", PODS, body)
         assert answer.status == 201, answer.message
+
+    def add_job(self, name: str, **spec: Any) -> dict[str, Any]:
+        """Add a Job that no controller manages, and return the reference of its pods to it."""
+        pod = {"restartPolicy": "Never", "containers": [{"name": "work", "image": "x"}]}
+        body = {
+            "metadata": {"name": name},
+            "spec": {"managedBy": "example.com/tests", "template": {"spec": pod}, **spec},
+        }
+        answer = self.plane.request("POST", WORK, body)
+        assert answer.status == 201, answer.message
+        uid = answer.body["metadata"]["uid"]
+        return {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "controller": True}
 
     def add_budget(self, app: str) -> None:
         """Let no pod with this label be evicted."""
@@ -208,6 +221,7 @@ class Workshop:
         self.plane.request("DELETE", f"{JOBS}/{job_name(self.name)}?propagationPolicy=Background")
         self.plugin.remove()
         self.plane.request("DELETE", BUDGETS)
+        self.plane.request("DELETE", f"{WORK}?propagationPolicy=Background")
         self.plane.request("DELETE", f"{PODS}?gracePeriodSeconds=0")
         self.plane.request("DELETE", f"/api/v1/nodes/{self.name}")
         self.plane.request("DELETE", BUDGET)  # a tainted node keeps its slot

@@ -112,7 +112,7 @@ def test_a_job_that_ignores_disruptions_continues_on_another_node(training: Trai
     assert training.failed() == []
 
 
-def test_a_job_whose_other_pods_may_fail_is_named_and_evicted(training: Training) -> None:
+def test_a_job_with_retries_left_is_evicted_without_a_warning(training: Training) -> None:
     training.start(backoffLimit=2, pods=2)
 
     code, out, _ = training.hospital.quarantine("first")

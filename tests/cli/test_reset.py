@@ -107,6 +107,28 @@ def test_a_pod_that_may_not_be_evicted_undoes_all(workshop: Workshop) -> None:
     assert (workshop.pods(), workshop.allocatable) == (set(), 8)
 
 
+def test_a_job_that_the_eviction_fails_is_named_first_and_needs_force(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    owner = workshop.add_job("train", backoffLimit=0)
+    workshop.add_pod("train-2", gpu=2, ownerReferences=[owner])
+    workshop.break_gpu(2)
+
+    code, out = workshop.reset("--dry-run")
+    assert (code, "default/train-2 holds 1 nvidia.com/gpu (this fails Job train: backoffLimit 0)" in out) == (
+        0,
+        True,
+    ), out
+
+    code, out = workshop.reset()
+    assert (code, workshop.pods(), workshop.is_untouched) == (2, {"train-2"}, True), out
+    lines = [line for line in out.splitlines() if "train-2" in line or "claimed" in line]
+    assert "default/train-2 holds 1 nvidia.com/gpu, and is evicted if that is reset: this fails Job train" in lines[0]
+    assert "default/train-2: this fails Job train: backoffLimit 0 (needs --force)" in lines[-1]
+
+    code, out = workshop.reset("--force")
+    assert (code, workshop.pods()) == (0, set()), out
+
+
 def test_a_forged_record_makes_few_events(workshop: Workshop) -> None:
     """Each read of the record has other steps, of other times."""
     workshop.run_plugin(operator=True)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from diagnosis.sources.redaction import redacted
+from healthcheck.operations.pod_removal import read_retries
 from tests.diagnosis.states import Object, judged, node, obj, pod, recorded
 
 XID = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "detail": "fell off the bus"}
@@ -108,6 +110,11 @@ def test_pods_of_one_job_are_moved_by_one_command() -> None:
     remedy = judged(bad, job(2, pods=2), *ranks).problems[0].found.remedy
 
     assert remedy[-1].endswith("`kubectl -n team delete pod train-0 train-1`")
+
+
+def test_a_saved_job_keeps_its_rules() -> None:
+    raw = job(2, DISRUPTION, pods=4, owner=SET)
+    assert read_retries("Job", redacted(raw)) == read_retries("Job", raw)
 
 
 def test_unlisted_jobs_are_not_checked() -> None:
