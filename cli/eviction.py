@@ -63,7 +63,7 @@ def eviction_effects(cluster: Cluster, pods: Iterable[Mapping[str, Any]]) -> dic
         owner, namespace = controller_of(pod), str(pod["metadata"]["namespace"])
         if owner is not None and namespace != NAMESPACE and not has_ended(pod):
             groups.setdefault((namespace, owner), []).append(pod)
-    effects = {}
+    effects: dict[str, RemovalEffect] = {}
     for (namespace, owner), some in groups.items():
         chain, unread = _chain(cluster, namespace, owner)
         removed = [RemovedPod(*(pod["metadata"].get(key) or {} for key in ("labels", "annotations"))) for pod in some]
