@@ -105,7 +105,9 @@ class NodeJob:
                 self._voice.say(f"Job {job.namespace}/{job.name} created")
                 return job
             if not known.outcome and not known.leaving:
-                self._voice.say(f"Job {known.namespace}/{known.name} is running already, and is followed")
+                pods = self._cluster.pods.list_of(known)
+                state = f"exists already, and its pod {why}" if pods and (why := pods[-1].waiting) else "runs already"
+                self._voice.say(f"Job {known.namespace}/{known.name} {state}; it is followed")
                 return known
             if known.uid == unobserved and not known.leaving:
                 self._voice.say(
@@ -145,9 +147,11 @@ class Following:
         self._patience = patience
         self._voice = voice
         self._lines: dict[str, LogLines] = {}
+        self._waiting = ""
         self._last_notice = ""
         self._last_line = ""
         self.title = f"Job {job.namespace}/{job.name}"
+        self._end = f"kubectl delete job -n {job.namespace} {job.name}"
 
     @property
     def last_said(self) -> str:
@@ -179,9 +183,12 @@ class Following:
     def _look_at(self, pod: PodState) -> None:
         if pod.waits_for:
             # If the pod can't be scheduled, its condition has the same message as the Events.
-            why = "; ".join(filter(None, [pod.waits_for, self._warning(pod.uid) if pod.node else ""]))
-            self._voice.stage(f"its pod waits: {why}")
-            self._tell(f"pod {pod.name} waits: {why}")
+            more = self._warning(pod.uid) if pod.node else f"fix that, or end the run: {self._end}"
+            why = "; ".join(filter(None, [pod.waiting, more]))
+            self._voice.stage(f"its pod {why}")
+            if why == self._waiting:  # most pods start before the second look
+                self._tell(f"pod {pod.name} {why}")
+            self._waiting = why
             return
         lines = self._lines.setdefault(pod.uid, LogLines())
         try:

@@ -203,7 +203,7 @@ class ResetThread:
 
 def _plan_words(plan: ResetPlan, options: ResetOptions) -> Iterable[str]:
     if plan.following:
-        yield f"would follow Job {plan.following.namespace}/{plan.following.name}, which is already running on it"
+        yield f"would follow Job {plan.following.namespace}/{plan.following.name}, which has not ended"
         return
     if plan.is_unreturned:
         yield "would return the node after an earlier reset: its operands, its claim and its GPUs"

@@ -30,6 +30,11 @@ class PodState(Struct, frozen=True):
     ended: str = ""
     """Failure of the container, as text; '' while it runs, and after success."""
 
+    @property
+    def waiting(self) -> str:
+        """Return what the pod waits for, as the end of a sentence about it; '' once its container has started."""
+        return self.waits_for and f"waits{'' if self.node else ' to be scheduled'}: {self.waits_for}"
+
 
 def pod_state(pod: Mapping[str, Any]) -> PodState:
     """Return the parts of a pod's state that a user who follows the pod needs."""
@@ -45,15 +50,15 @@ def pod_state(pod: Mapping[str, Any]) -> PodState:
         created=str(metadata.get("creationTimestamp") or ""),
         container=name,
         node=str(spec.get("nodeName") or ""),
-        waits_for="" if {"running", "terminated"} & state.keys() else printable(_waits_for(status, state), _LONGEST),
+        waits_for="" if {"running", "terminated"} & state.keys() else printable(_waits_for(pod, state), _LONGEST),
         ended=printable(_ended(status, state), _LONGEST),
     )
 
 
-def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    placed = next(iter(_entries(status, "conditions", "PodScheduled", key="type")), {})
-    if placed.get("status") == "False":
-        return _words(placed)
+def _waits_for(pod: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    if not (pod.get("spec") or {}).get("nodeName"):
+        placed = next(iter(_entries(pod.get("status") or {}, "conditions", "PodScheduled", key="type")), {})
+        return _words(placed) or "no scheduler has tried it yet"
     return _words(state.get("waiting") or {}) or "its node's kubelet has not started it"
 
 

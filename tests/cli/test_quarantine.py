@@ -51,7 +51,7 @@ def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: 
         "gone: default/work",
         "drained",
         "Job gpu-healthcheck/gpu-quarantine-well created",
-        *[line for line in messages if "waits: " in line],
+        *[line for line in messages if " waits" in line],
         "test: started (test 4-dcgm-diag-l4)",
         "\\x1b[31mnot JSON at all [/red]",
         "test: ended (test 4-dcgm-diag-l4)",
@@ -207,7 +207,7 @@ def test_ctrl_c_says_what_stands_and_the_same_command_goes_on(hospital: Hospital
     job = hospital.jobs("resumed")
     again = hospital.start("resumed", "--release-on-pass")
     assert again.stdout is not None
-    while "is running already, and is followed" not in again.stdout.readline():
+    while "runs already; it is followed" not in again.stdout.readline():
         assert again.poll() is None
     hospital.let_go("resumed")
     again.communicate()
@@ -501,13 +501,17 @@ def test_a_second_ctrl_c_waits_for_no_api_server(hospital: Hospital) -> None:
 def test_a_pod_that_finds_no_place_says_why(hospital: Hospital) -> None:
     hospital.admit("full")
     hospital.plane.request("PATCH", f"{NODES}/full/status", {"status": {"allocatable": {"pods": "0"}}})
-    process = hospital.start("full")
-    assert process.stdout is not None
+    why = "waits to be scheduled: Unschedulable: 0/1 nodes are available: 1 Too many pods."
 
-    while "Too many pods" not in process.stdout.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    process.communicate()
+    process = hospital.start("full")
+    ends = until_it_says(process, why).strip().rpartition("; fix that, or end the run: ")[2]
+    interrupted(process)
+    again = hospital.start("full")
+    until_it_says(again, f"Job gpu-healthcheck/{job_name('full')} exists already, and its pod {why}")
+    interrupted(again)
+
+    hospital.plane.kubectl(*ends.split(" ")[1:])
+    assert not hospital.jobs("full")
 
 
 def test_a_pod_of_an_earlier_job_of_that_name_is_not_followed(hospital: Hospital) -> None:

@@ -17,27 +17,31 @@ def pod(container: dict[str, Any] | None = None, **status: Any) -> dict[str, Any
     states = [{"name": "sidecar", "state": {"running": {}}}]
     if container is not None:
         states.append({"name": "quarantine", "state": container})
+    node = {} if status.get("conditions", [PLACED])[0]["status"] == "False" else {"nodeName": "a"}
     return {
         "metadata": {"namespace": "n", "name": "p", "uid": "u", "creationTimestamp": "2026-11-21T12:00:00Z"},
-        "spec": {"containers": [{"name": "quarantine"}, {"name": "sidecar"}]},
+        "spec": {"containers": [{"name": "quarantine"}, {"name": "sidecar"}], **node},
         "status": {"containerStatuses": states, **status},
     }
 
 
 @pytest.mark.parametrize(
-    ("entry", "why"),
+    ("entry", "waiting"),
     [
-        (pod(conditions=[UNPLACED]), "Unschedulable: 0/3 nodes are available"),
-        (pod({"waiting": BACK_OFF}, conditions=[PLACED]), 'ImagePullBackOff: Back-off pulling image "x"'),
-        (pod({"waiting": {"reason": "ContainerCreating"}}), "ContainerCreating"),
-        (pod(conditions=[PLACED]), "its node's kubelet has not started it"),
+        (pod(conditions=[UNPLACED]), "waits to be scheduled: Unschedulable: 0/3 nodes are available"),
+        (pod({"waiting": BACK_OFF}, conditions=[PLACED]), 'waits: ImagePullBackOff: Back-off pulling image "x"'),
+        (pod({"waiting": {"reason": "ContainerCreating"}}), "waits: ContainerCreating"),
+        (pod(conditions=[PLACED]), "waits: its node's kubelet has not started it"),
         (pod({"running": {"startedAt": "t"}}, conditions=[PLACED]), ""),
         (pod({"terminated": {"exitCode": 0}}), ""),
-        (pod(conditions=[{**UNPLACED, "message": "x" * 10_000}]), f"Unschedulable: {'x' * 484}…"),
+        (
+            pod(conditions=[{**UNPLACED, "message": "x" * 10_000}]),
+            f"waits to be scheduled: Unschedulable: {'x' * 484}…",
+        ),
     ],
 )
-def test_what_it_waits_for(entry: dict[str, Any], why: str) -> None:
-    assert pod_state(entry).waits_for == why
+def test_a_waiting_pod_shows_whether_it_is_scheduled_and_why_it_waits(entry: dict[str, Any], waiting: str) -> None:
+    assert pod_state(entry).waiting == waiting
 
 
 @pytest.mark.parametrize(
@@ -59,4 +63,4 @@ def test_how_it_ended(entry: dict[str, Any], how: str) -> None:
 def test_a_pod_that_says_nothing_yet_is_no_crash() -> None:
     bare = pod_state({"metadata": {"namespace": "n", "name": "p", "uid": "u"}})
 
-    assert (bare.container, bare.ended, bare.waits_for) == ("", "", "its node's kubelet has not started it")
+    assert (bare.container, bare.ended, bare.waits_for) == ("", "", "no scheduler has tried it yet")
