@@ -15,7 +15,7 @@ from cli.access import cluster_of
 from cli.eviction import CouldNot
 from cli.options import Context, Kubeconfig, Nodes, RequestTimeout, TableFormat, TableJsonOrYaml, positive_seconds
 from cli.output.json_documents import write_as
-from cli.output.lines import COMMAND, print_line, print_rows
+from cli.output.lines import print_line, print_rows, print_step
 from cli.output.progress import ProgressDisplay
 from cli.quarantine_node import (
     LOOK_SECONDS,
@@ -261,10 +261,7 @@ def _check_rows(record: RunRecord) -> Iterator[list[Text]]:
 
 
 def _show_step(result: QuarantineOutcome, console: Screen) -> None:
-    if result.step.note:
-        console.print_words(Text(printable(result.step.note)))
-    for command in result.step.commands:
-        console.print(Text(f"  {COMMAND}{printable(command)}"), soft_wrap=True)
+    print_step(console, result.step)
     if result.recommendation == PASSED and result.step == NextStep():
         console.print("it is not cordoned: it accepts work again")
 

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from cli.eviction import CouldNot, NodeDrain, must_be_allowed, warnings_of
 from cli.node_job import Following, JobKind, NodeJob
+from cli.node_step import node_step
 from cli.output.lines import COMMAND
 from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
@@ -24,14 +25,15 @@ from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.claim import RunKind, claim_on
 from healthcheck.deep.job import JobState
-from healthcheck.node.state import QUARANTINE_RESULT, NodeState, PatchFor, is_tested
+from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchFor, is_tested
 from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.operations.drain import DrainPermissions, DrainPlan
 from healthcheck.operations.next_step import NextStep, next_step
 from healthcheck.operations.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RunRecord
+from healthcheck.verdict.acknowledgement import is_taken, taken_on
+from healthcheck.verdict.record import RunRecord, StandingRecord
 
 PASSED, _RERUN = "return-to-service", "rerun"
 LOOK_SECONDS = 2.0
@@ -213,7 +215,10 @@ class NodeQuarantine:
             node = self._uncordoned()
         with suppress(ClusterError):  # the request is repeated
             self._cluster.jobs.note_shown(ended, datetime.now(UTC))
-        step = next_step(recommendation, node, record.findings or ())
+        if is_taken(record, QUARANTINE_RESULT, taken_on(node)):
+            step = node_step(node, records.on_node(StandingRecord, node, RESULTS), silent=False, now=datetime.now(UTC))
+        else:
+            step = next_step(recommendation, node, record.findings or ())
         return QuarantineOutcome(self._name, recommendation, record, node.cordoned, step)
 
     def _uncordoned(self) -> NodeState:

@@ -24,7 +24,7 @@ from cli.options import (
     positive_seconds,
 )
 from cli.output.json_documents import write_as
-from cli.output.lines import COMMAND, print_line
+from cli.output.lines import print_line, print_step
 from cli.output.progress import ProgressDisplay
 from cli.reset_node import LOOK_SECONDS, NodeReset, ResetOptions, ResetOutcome, ResetPlan
 from cli.words import explained
@@ -32,7 +32,7 @@ from healthcheck.cluster.command_retries import CommandRetries, Interrupted
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.deep.reset_plan import gpu_name, needs_reboot
-from healthcheck.deep.reset_steps import Step, drained
+from healthcheck.deep.reset_steps import Step
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, FAULT, INTERRUPTED
 from healthcheck.model import Status
@@ -242,16 +242,10 @@ def show(result: ResetOutcome, console: Screen) -> None:
         how = "with" if any(row.step == Step.REBOOT for row in record.steps or ()) else "without"
         after = f" after {result.seconds:.0f} s" if round(result.seconds) else ""
         console.print(Text(f"the GPUs work again{after}, {how} a reboot", "bold green"))
-    elif result.status == Status.FAIL.value:
-        again = [f"quarantine {result.node}", f"reset {result.node} --reboot"]
-        is_rebooted = any(row.step == Step.REBOOT for row in record.steps or ())
-        if drained(record) and record.running is None and not is_rebooted:
-            console.print("the findings and their taint stay; reboot the machine in another way, or replace it; then:")
-            del again[1:]
-        else:
-            console.print("the findings and their taint stay; find the cause, or reboot the node:")
-        for line in again:
-            console.print(Text(f"  {COMMAND}gpu-healthcheck {line}"), soft_wrap=True)
+    else:
+        if result.status == Status.FAIL.value:
+            console.print("the findings and their taint stay")
+        print_step(console, result.step)
 
 
 def _exit_code(result: ResetOutcome) -> int:

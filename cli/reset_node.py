@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from cli.eviction import CouldNot, Eviction, NodeDrain, eviction_effects, must_be_allowed, warnings_of
 from cli.node_job import JobKind, NodeJob
+from cli.node_step import node_step
 from cli.output.progress import NodeProgress
 from cli.reset_life import SignOfLife
 from healthcheck.cluster.client import Cluster
@@ -25,6 +26,7 @@ from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
+from healthcheck.deep.attempts import is_rebooted_at_once
 from healthcheck.deep.claim import Claim, RunKind, claim_on, take
 from healthcheck.deep.job import JobState
 from healthcheck.deep.reset_command import (
@@ -40,7 +42,6 @@ from healthcheck.deep.reset_command import (
 from healthcheck.deep.reset_plan import (
     ResetTarget,
     ends_by_reset,
-    is_rebooted_at_once,
     needs_reboot,
     obstacles,
     reset_targets,
@@ -63,13 +64,14 @@ from healthcheck.node.state import (
 )
 from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, plan_drain
 from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, is_dra_plugin, title
+from healthcheck.operations.next_step import NextStep
 from healthcheck.operations.reset_job import AUTOMATION, COMPONENT, CRON_JOB, job_name, reset_job
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import has_taken
+from healthcheck.verdict.acknowledgement import has_taken, is_taken, taken_on
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name
-from healthcheck.verdict.record import AgentRecord, ResetStepRow, RunRecord
+from healthcheck.verdict.record import AgentRecord, ResetStepRow, RunRecord, StandingRecord
 
 T = TypeVar("T")
 LOOK_SECONDS = 1.0
@@ -160,6 +162,8 @@ class ResetOutcome(Struct, frozen=True):
     seconds: float = 0.0
     left: tuple[str, ...] = ()
     """What is left to do, as text."""
+    step: NextStep = field(default_factory=NextStep)
+    """Next step if the GPUs do not work again."""
     why_not: str = ""
     plan: tuple[str, ...] = ()
     """Planned actions of a dry run, as text."""
@@ -599,7 +603,7 @@ class NodeReset:
             ),
             *(needs_reboot(node) if is_rebooted else ()),
         ]:
-            return f"findings are still active: {', '.join(active)}; gpu-healthcheck quarantine {self._name} tests it"
+            return f"findings are still active: {', '.join(active)}"
         # Its last check of the GPUs may be from the middle of the reset. The claim lets it check again every 10 s.
         is_blind = bool(verdict.unobserved) or not findings
         if node.tainted() and is_blind and not any((row.severity or 0) >= Severity.RESET for row in findings):
@@ -631,7 +635,7 @@ class NodeReset:
                     self._restart(held.is_plugin)
                 continue
             return
-        yield f"{held.why}: gpu-healthcheck diagnose {self._name} shows why"
+        yield f"{held.why}: gpu-healthcheck diagnose node {self._name} shows why"
 
     def _withheld(self, node: NodeState, before: Mapping[str, int], record: RunRecord) -> _Withheld:
         """Return why pods can't request a GPU of the reset."""
@@ -673,7 +677,18 @@ class NodeReset:
         status = record.status or ""
         self._event("GpuResetDone" if is_well else "GpuResetFailed", words, record, "end", is_well=is_well)
         why_not = words if status not in _RESULTS else ""
-        return ResetOutcome(self._name, status, record, seconds, left, why_not)
+        step = NextStep() if is_well else self._next_step(record)
+        return ResetOutcome(self._name, status, record, seconds, left, step, why_not)
+
+    def _next_step(self, record: RunRecord) -> NextStep:
+        """Return the step of `status NODE`. An agent that has not adopted a passed reset counts as silent."""
+        try:
+            node = self._node()
+        except (CouldNot, ClusterError, Interrupted):
+            return NextStep()
+        has_passed = record.status == Status.PASS.value
+        silent = has_passed and RESULTS in node.annotations and not is_taken(record, RESET_RESULT, taken_on(node))
+        return node_step(node, records.on_node(StandingRecord, node, RESULTS), silent, datetime.now(UTC))
 
     # --- requests
 

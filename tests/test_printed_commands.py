@@ -61,6 +61,7 @@ CHANGES = {
     "delete pod *": "-n work delete pod stuck --wait=false",
     "delete pod * --force --grace-period=0": "-n work delete pod forced --force --grace-period=0",
     "delete pods --field-selector=status.phase=Failed": "-n work delete pods --field-selector=status.phase=Failed",
+    "drain * --ignore-daemonsets --delete-emptydir-data": "drain other --ignore-daemonsets --delete-emptydir-data",
     "label --overwrite namespace * *=privileged": "label --overwrite namespace work x.example/enforce=privileged",
     "label namespace gpu-healthcheck pod-security.kubernetes.io/enforce=privileged --overwrite": (
         "label namespace work pod-security.kubernetes.io/enforce=privileged --overwrite"

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from healthcheck.host.console import Screen
+from healthcheck.operations.next_step import NextStep
+from healthcheck.text.printable import printable
 
 COMMAND = "$ "
 """Prefix of a command that the user can copy."""
@@ -30,3 +32,11 @@ def print_rows(console: Screen, rows: Sequence[Sequence[Text]]) -> None:
         for cell, width in zip(cells, widths, strict=True):
             head.append_text(cell).append(" " * (width - cell.cell_len + 2))
         print_line(console, head[:-1], last)
+
+
+def print_step(console: Screen, step: NextStep) -> None:
+    """Print the next step: its note, then one command a line."""
+    if step.note:
+        console.print_words(Text(printable(step.note)))
+    for command in step.commands:
+        console.print(Text(f"  {COMMAND}{printable(command)}"), soft_wrap=True)

@@ -128,9 +128,3 @@ def why_not_reboot(
         yield "its kubelet reports no boot id, so a reboot could not be recognised"
     if not (force or needs_reboot(node) or any(target.reasons for target in targets)):
         yield "no finding on it ends with a reset or a reboot; --force reboots it anyway"
-
-
-def is_rebooted_at_once(node: NodeState, targets: Sequence[ResetTarget], *, force: bool) -> bool:
-    """Whether no reset is tried: no GPU to reset, a finding that only a reboot ends, or a known failure."""
-    is_known_to_fail = known_failure(node.provider_id) is not None and not force
-    return not targets or bool(needs_reboot(node)) or is_known_to_fail

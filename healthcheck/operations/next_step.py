@@ -1,4 +1,7 @@
-"""Commands that carry out the recommendation of a quarantine run, with the ids of the node.
+"""Commands that carry out a recommendation for a node, with its ids, by what was tried before.
+
+A reset that has not ended the faults is followed by a reboot, and a reboot by a replacement: no step is repeated for
+the same faults.
 
 Pure functions, no I/O. If a platform replaces and reboots nodes automatically, the commands request that from the
 platform. This project never runs the commands.
@@ -13,12 +16,14 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from healthcheck.deep.attempts import Attempt, Tried, last_attempt, run_on
 from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.memory.known_names import OF_THE_NETWORK
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
 from healthcheck.node.hami import CARDS, CORDON, UUID, cordoned
-from healthcheck.node.state import NodeState
+from healthcheck.node.state import CORDONED_BY, QUARANTINE_RESULT, NodeState
+from healthcheck.operations.cordon import cordoned_by
 
 _HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
 _HYPERPOD, _KARPENTER, _NODE_GROUP = "sagemaker.amazonaws.com/", "karpenter.sh/nodepool", "eks.amazonaws.com/nodegroup"
@@ -36,6 +41,9 @@ _GKE_WORDS = {
 _REGION = "topology.kubernetes.io/region"
 _INSTANCE = re.compile(r"aws:///[a-z0-9-]*/(i-[0-9a-f]{8,17})\Z", re.ASCII)
 _REGION_NAME = re.compile(r"[a-z]{2}(-[a-z]+)+-\d{1,2}\Z", re.ASCII)
+_PENDING_REBOOT = "UnschedulablePendingReboot"
+NAME = re.compile(r"[A-Za-z0-9]{1,63}\Z", re.ASCII)
+"""Names from a record that may be part of a printed shell command: reasons and causes."""
 _MENDS_A_GPU = ("reset", "reboot", "replace")
 _GPU = re.compile(r"gpu/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.ASCII)
 
@@ -108,17 +116,93 @@ def cordon_of_card(node: NodeState, findings: Iterable[FindingRow]) -> str:
 def _step(recommendation: str, node: NodeState, findings: Sequence[FindingRow]) -> NextStep:
     match recommendation:
         case "return-to-service":
-            commands = (f"kubectl uncordon {node.name}",) if node.cordoned else ()
-            return NextStep(commands, _STILL_TAINTED if node.tainted() else "")
-        case "reset":
-            return _reset(node, findings)
-        case "reboot":
-            return _reboot(node)
+            return _uncordon(node)
+        case "reset" | "reboot":
+            return _repair(recommendation, node, findings)
         case "replace":
-            return _replace(node, findings)
+            return replacement(node, findings)
         case "rerun":
-            return NextStep((_again(node),))
+            return rerun(node)
     return NextStep()
+
+
+def _uncordon(node: NodeState) -> NextStep:
+    note = _STILL_TAINTED if node.tainted() else ""
+    if not node.cordoned or cordoned_by(node):
+        return NextStep((f"kubectl uncordon {node.name}",) if node.cordoned else (), note)
+    if node.field_managers and not node.cordon_managers and CORDONED_BY in node.annotations:  # one of a listing
+        return NextStep((f"gpu-healthcheck status {node.name}",), "It is cordoned.")
+    return NextStep((), f"{note} {_OTHERS_CORDON} `kubectl uncordon {node.name}` if its reason has ended.".strip())
+
+
+def cordon_step(node: NodeState) -> NextStep:
+    """Return the step that ends the cordon of a node without a fault; a test first if the last one has not passed."""
+    if not node.cordoned:
+        return NextStep()
+    run, _ = run_on(node, QUARANTINE_RESULT)
+    if cordoned_by(node) and run.recommendation != "return-to-service":
+        return NextStep((_again(node),), "A quarantine cordoned it, and no passed test has followed.")
+    return _uncordon(node)
+
+
+def rerun(node: NodeState) -> NextStep:
+    """Return the step after a run that proved nothing: to read the cause of it, and to test again."""
+    run, _ = run_on(node, QUARANTINE_RESULT)
+    rows = [row for row in run.unobserved or () if row.cause and NAME.match(row.cause)]
+    why = f"{rows[0].check}: {rows[0].cause}: {rows[0].detail}" if rows else "; ".join(run.reasons or ())
+    back = f"; to return it untested, `kubectl uncordon {node.name}`" if cordoned_by(node) else ""
+    note = f"The last quarantine proved nothing ({why}). Fix that before the next one{back}."
+    return NextStep((f"gpu-healthcheck explain {rows[0].cause if rows else 'rerun'}", _again(node)), note)
+
+
+def _repair(recommendation: str, node: NodeState, findings: Sequence[FindingRow]) -> NextStep:
+    """Return the weakest step that was not tried for the active faults."""
+    faults = [row for row in findings if row.severity is not None and row.severity >= Severity.RESET]
+    if (reason := only_of_the_network(faults)) is not None:
+        return NextStep((f"gpu-healthcheck explain {reason}",), _NETWORK)
+    attempt = last_attempt(node)
+    first = _reset(node, findings) if recommendation == "reset" else _reboot(node)
+    match attempt.tried:
+        case Tried.REBOOT:
+            return _after_reboot(node, faults, attempt)
+        case Tried.REFUSED | Tried.NOT_REBOOTED:
+            return _reboot_by_hand(node, first, attempt)
+        case Tried.RESET:
+            step = _reboot(node)
+            return replace(step, note=f"A reset has not ended the fault{_because(attempt)}. {step.note}")
+    return first
+
+
+def _after_reboot(node: NodeState, faults: Sequence[FindingRow], attempt: Attempt) -> NextStep:
+    step = replacement(node, faults)
+    reason = next((row.reason for row in faults if row.reason and NAME.match(row.reason)), "")
+    explain = (f"gpu-healthcheck explain {reason}",) if reason else ()
+    return NextStep(
+        (*explain, *step.commands),
+        f"A reboot has not ended the fault{_because(attempt)}. Replace the node, unless the explanation names another "
+        f"fix. {step.note}",
+    )
+
+
+def _reboot_by_hand(node: NodeState, first: NextStep, attempt: Attempt) -> NextStep:
+    """Return the step for a machine that the command of a reset can't reset or reboot as it is."""
+    why, machine, drain = _because(attempt), f"the machine{_called(node)} in another way", ()
+    if attempt.tried is Tried.NOT_REBOOTED:
+        note = (
+            f"It was drained, but not rebooted{why}. Reboot {machine}, or replace it; then `{_again(node)}` tests it."
+        )
+    else:
+        drain = () if node.cordoned else (f"kubectl drain {node.name} --ignore-daemonsets --delete-emptydir-data",)
+        note = (
+            f"The last reset changed nothing{why}. Fix that and run `{first.commands[0]}` again; otherwise drain the "
+            f"node and reboot {machine}."
+        )
+    by_hand = _reboot_command(node)
+    return NextStep((*drain, *([by_hand] if by_hand else ())), note)
+
+
+def _because(attempt: Attempt) -> str:
+    return f" ({attempt.why})" if attempt.why else ""
 
 
 def _reset(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
@@ -127,8 +211,6 @@ def _reset(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     A finding on something else, such as an NVSwitch, needs a reboot, and so does a platform on which resets fail.
     """
     faults = [finding for finding in findings if finding.severity is Severity.RESET]
-    if (reason := only_of_the_network(faults)) is not None:
-        return NextStep((f"gpu-healthcheck explain {reason}",), _NETWORK)
     failure = known_failure(node.provider_id)
     places = [finding.subject or "" for finding in faults if finding.reason not in OF_THE_NETWORK]
     if failure is not None:
@@ -147,17 +229,16 @@ def only_of_the_network(findings: Sequence[FindingRow]) -> str | None:
 
 def _reboot(node: NodeState) -> NextStep:
     """Return the step that drains and reboots the node, which its host's systemd may refuse."""
-    if platform_of(node) is Platform.HYPERPOD:
-        return NextStep((_hyperpod(node, "UnschedulablePendingReboot"), _again(node)), _IF_AUTOMATIC)
-    instance = _instance(node)
-    by_hand = f"run `aws ec2 reboot-instances --instance-ids {instance}{_region(node)}`" if instance else ""
-    note = (
-        f"If its host refuses the reboot, {by_hand or f'use another way to reboot the drained machine{_called(node)}'}."
-    )
+    if platform_of(node) is Platform.HYPERPOD and node.labels.get(_HYPERPOD_HEALTH) != _PENDING_REBOOT:
+        return NextStep((_hyperpod(node, _PENDING_REBOOT), _again(node)), _IF_AUTOMATIC)
+    command = _reboot_command(node)
+    by_hand = f"run `{command}`" if command else f"use another way to reboot the drained machine{_called(node)}"
+    note = f"If its host refuses the reboot, {by_hand}."
     return NextStep((f"gpu-healthcheck reset {node.name} --reboot", _again(node)), note)
 
 
-def _replace(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
+def replacement(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
+    """Return the step that replaces the node, in the way of its platform."""
     instance = _instance(node)
     match platform_of(node):
         case Platform.HYPERPOD:
@@ -178,6 +259,7 @@ def _replace(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
 
 
 _STILL_TAINTED = "Its taint is still set: the agent lifts it when it has adopted the result."
+_OTHERS_CORDON = "It is cordoned by a person or another program:"
 _NETWORK = "Its network is at fault, not its GPUs."
 _IF_RESERVED = (
     "GKE then deletes the machine and repairs its host, for A3 and A4 machines of a reservation; delete any other "
@@ -208,6 +290,11 @@ def _instance(node: NodeState) -> str:
     """
     match = _INSTANCE.match(node.provider_id)
     return match[1] if match else ""
+
+
+def _reboot_command(node: NodeState) -> str:
+    instance = _instance(node)
+    return f"aws ec2 reboot-instances --instance-ids {instance}{_region(node)}" if instance else ""
 
 
 def _region(node: NodeState) -> str:

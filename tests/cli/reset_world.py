@@ -124,10 +124,10 @@ class Workshop:
         out, err = process.communicate(timeout=GIVE_UP_SECONDS)
         return process.returncode, out + err
 
-    def next_command(self) -> str:
-        """Return the first command that `status` recommends for the node."""
+    def next_commands(self) -> list[str]:
+        """Return the commands of the next step in `status`."""
         out, _ = self.start(self.name, "-o", "json", command="status").communicate(timeout=GIVE_UP_SECONDS)
-        return str(json.loads(out)["node"]["next_step"]["commands"][0])
+        return list(json.loads(out)["node"]["next_step"]["commands"])
 
     def interrupt(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         process.send_signal(signal.SIGINT)

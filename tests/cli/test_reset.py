@@ -27,7 +27,7 @@ def test_a_broken_gpu_works_again_and_the_pods_of_the_others_stay(workshop: Work
     workshop.add_pod("train-5", gpu=5)
     workshop.break_gpu(2)
     boot_id = workshop.node.boot_id
-    assert workshop.next_command() == f"gpu-healthcheck reset {workshop.name}"
+    assert workshop.next_commands()[0] == f"gpu-healthcheck reset {workshop.name}"
 
     code, out = workshop.reset()
 
@@ -177,7 +177,8 @@ def test_a_reset_that_fails_keeps_the_taint_and_returns_the_operands(workshop: W
 
     assert (code, workshop.record["status"], workshop.is_untouched) == (1, "fail", True), out
     assert "step 'reset': nvidia-smi --gpu-reset: failed" in out
-    assert f"gpu-healthcheck quarantine {workshop.name}" in out
+    assert "A reset has not ended the fault (step 'reset': nvidia-smi --gpu-reset: failed" in out
+    assert workshop.next_commands()[0] == f"gpu-healthcheck reset {workshop.name} --reboot"
     assert (workshop.is_tainted("unhealthy"), workshop.findings) == (True, ["Xid62"])
 
 
@@ -190,6 +191,7 @@ def test_a_device_plugin_that_the_taint_of_another_gpu_keeps_away_is_named(works
 
     assert (code, workshop.record["status"], workshop.is_untouched) == (1, "pass", True), out
     assert "pods can request no GPU of 8 nvidia.com/gpu while the taint of other findings stays" in out
+    assert workshop.next_commands()[0] == f"gpu-healthcheck reset {workshop.name}"
 
     assert workshop.reset()[0] == 0
     assert (workshop.findings, workshop.allocatable) == ([], 8)

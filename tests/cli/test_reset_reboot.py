@@ -63,7 +63,7 @@ def test_a_finding_that_no_reset_ends_is_a_target_with_reboot_only(workshop: Wor
     assert "but a reboot does: add --reboot" in out
 
     # The command that `status` recommends ends the finding.
-    assert workshop.next_command() == f"gpu-healthcheck reset {workshop.name} --reboot"
+    assert workshop.next_commands()[0] == f"gpu-healthcheck reset {workshop.name} --reboot"
     code, out = workshop.reset("--reboot")
 
     assert (code, workshop.findings, workshop.is_tainted("unhealthy")) == (0, [], False), out
@@ -87,7 +87,7 @@ def test_a_fault_that_returns_after_a_reset_and_a_reboot_escalates_on_its_gpu_al
     (isolated,) = (row for row in workshop.rows if row["severity"] == "ISOLATE")
     assert isolated["subject"] == f"gpu/{workshop.node.gpus[2].address}"
     assert "recurred after 2 resets or reboots in 7 days" in isolated["detail"]
-    assert workshop.next_command() == f"gpu-healthcheck quarantine {workshop.name}"
+    assert workshop.next_commands()[0] == f"gpu-healthcheck quarantine {workshop.name}"
 
 
 def test_a_dry_run_names_the_drain(workshop: Workshop) -> None:
@@ -130,7 +130,9 @@ class TestCouldNot:
         break_node(workshop)
         (workshop.node.root / "run/systemd/system").rmdir()
 
-        assert "the host does not run systemd" in self.refused(workshop)
+        out = self.refused(workshop)
+        assert "The last reset changed nothing (step 'plan': the host does not run systemd" in out
+        assert workshop.next_commands() == [f"kubectl drain {workshop.name} --ignore-daemonsets --delete-emptydir-data"]
         assert "REPAIR_CONDITIONS=GpuRebootRequired" in workshop.record["reasons"][0]
 
 
@@ -143,8 +145,9 @@ def test_a_reboot_that_systemd_refuses_keeps_the_taint_and_returns_the_node(work
 
     assert (code, workshop.record["status"], workshop.is_untouched) == (1, "fail", True), out
     assert "step 'reboot': systemd has not accepted the reboot: Failed to connect to bus" in out
-    assert "reboot the machine in another way, or replace it" in out
-    assert f"gpu-healthcheck reset {workshop.name} --reboot" not in out
+    assert "It was drained, but not rebooted (step 'reboot': systemd has not accepted the reboot" in out
+    assert "Reboot the machine (metal://a) in another way, or replace it; then" in out
+    assert (f"gpu-healthcheck reset {workshop.name} --reboot" in out, workshop.next_commands()) == (False, [])
     assert (workshop.is_tainted("unhealthy"), workshop.findings) == (True, ["Xid79"])
 
 
@@ -159,6 +162,7 @@ def test_a_gpu_that_does_not_return_from_the_reboot_is_a_failure(
 
     assert (code, workshop.record["status"]) == (1, "fail"), out
     assert "after the reboot: the node has 7 of 8 GPUs" in out
+    assert workshop.next_commands()[-1] == f"kubectl delete node {workshop.name}"
 
 
 def test_a_reboot_that_never_happens_is_named_and_requested_again(workshop: Workshop) -> None:

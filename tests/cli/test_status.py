@@ -134,7 +134,8 @@ def test_the_step_of_a_warning_is_of_its_worst_finding_that_can_be_acted_on(
 
     assert result.note.startswith(step[0])
     assert ("Nothing now" in result.note) is (reasons == ("Xid13",))
-    assert result.commands == (f"gpu-healthcheck explain {step[1]}",)
+    quarantine = ("gpu-healthcheck quarantine a",) if step[1] == "Xid13Repeated" else ()
+    assert result.commands == (f"gpu-healthcheck explain {step[1]}", *quarantine)
 
 
 def test_the_step_of_an_xid_8_of_the_watchdog_is_a_reboot() -> None:

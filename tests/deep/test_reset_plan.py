@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from healthcheck.deep.attempts import is_rebooted_at_once
 from healthcheck.deep.gpu_resets import KNOWN_FAILURES, SCOPES, ResetScope, scope_of
 from healthcheck.deep.reset_plan import (
-    is_rebooted_at_once,
     needs_reboot,
     reset_targets,
     why_not_reboot,

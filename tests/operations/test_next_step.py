@@ -6,12 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.memory.rows import FindingRow
-from healthcheck.node.state import TAINT, NodeState
+from healthcheck.node.state import CORDONED_BY, FIELD_MANAGER, TAINT, FieldManager, NodeState
 from healthcheck.operations.next_step import NextStep, Platform, cordon_of_card, next_step, platform_of
 from healthcheck.text.json_rows import row_in
+from healthcheck.text.moments import EARLIEST
 from quarantine.recommendation import Recommendation
 
 EC2 = NodeState("n", provider_id="aws:///us-west-2a/i-0123456789abcdef0")
+OURS = (FieldManager(FIELD_MANAGER, EARLIEST),)
+CORDONED = replace(
+    EC2, cordoned=True, annotations={CORDONED_BY: "gpu-quarantine-n"}, cordon_managers=OURS, mark_managers=OURS
+)
 REGION = {"topology.kubernetes.io/region": "us-west-2"}
 NODE_GROUP = replace(EC2, labels={**REGION, "eks.amazonaws.com/nodegroup": "gpus"})
 KARPENTER = replace(EC2, labels={**REGION, "karpenter.sh/nodepool": "gpus"})
@@ -156,7 +161,7 @@ def test_a_platform_on_which_resets_fail_is_rebooted() -> None:
 
 @pytest.mark.parametrize("cordoned", [False, True])
 def test_a_node_that_passed_only_has_to_be_uncordoned(cordoned: bool) -> None:
-    step = next_step("return-to-service", replace(EC2, cordoned=cordoned), ())
+    step = next_step("return-to-service", replace(CORDONED, cordoned=cordoned), ())
 
     assert (step.commands, step.note) == (("kubectl uncordon n",) if cordoned else (), "")
 
@@ -181,7 +186,7 @@ def test_what_no_platform_wrote_never_reaches_the_line_of_a_shell(provider_id: s
 
 @pytest.mark.parametrize("word", list(Recommendation))
 def test_every_word_of_the_record_has_a_step(word: Recommendation) -> None:
-    assert next_step(word.value, replace(EC2, cordoned=True), ()).commands
+    assert next_step(word.value, CORDONED, ()).commands
 
 
 def test_a_word_that_nobody_knows_has_none() -> None:
