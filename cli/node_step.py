@@ -8,7 +8,7 @@ from datetime import datetime
 from cli import index
 from healthcheck.catalog.steps import step_for
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.deep.attempts import Tried, came, last_attempt, run_on
+from healthcheck.deep.attempts import Attempt, came, last_attempt, run_on
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.reset_plan import needs_reboot, reset_targets
 from healthcheck.memory.known_names import LOCKED, SLOW, STOPS_PODS
@@ -145,7 +145,7 @@ def _fixing_step(node: NodeState, record: StandingRecord) -> NextStep:
     # The command rejects a node whose agent reports no such finding.
     if is_repairable and (needs_reboot(node) or reset_targets(node, ())):
         step = next_step(severity.name.lower(), node, findings)
-        if last_attempt(node).tried is not Tried.NOTHING:
+        if last_attempt(node) != Attempt():
             return step
     elif advice == "rerun":
         step = rerun(node)

@@ -21,6 +21,8 @@ from healthcheck.verdict.record import RunRecord, StandingRecord
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _LONGEST_WHY = 300
+_IN_USE = f"step '{Step.FREE}':"
+"""Beginning of the reason of a reset that waited in vain for the users of its GPUs."""
 _CLOCK_ERROR = timedelta(minutes=5)
 """Largest change of the clock within a boot that is no earlier boot."""
 
@@ -30,7 +32,7 @@ class Tried(Enum):
 
     NOTHING = auto()
     REFUSED = auto()
-    """The last reset ended before it touched a GPU."""
+    """The last reset ended before it touched a GPU, for another reason than its users."""
     RESET = auto()
     NOT_REBOOTED = auto()
     """The node was drained for a reboot, which was refused or did not happen."""
@@ -38,7 +40,7 @@ class Tried(Enum):
 
 
 class Attempt(Struct, frozen=True):
-    """The attempt, and the reasons why it failed, as text."""
+    """The attempt, and the reasons why it failed, as text. NOTHING with a reason: the GPUs were in use."""
 
     tried: Tried = Tried.NOTHING
     why: str = ""
@@ -73,7 +75,7 @@ def last_attempt(node: NodeState) -> Attempt:
 
 def _has_outlasted_a_boot(row: FindingRow) -> bool:
     """Whether the fault was observed before this boot of the machine, and in it."""
-    if row.boot_id is not None or None in (row.at, row.first_seen, row.last_seen):
+    if row.boot_id is not None or row.at is None or row.first_seen is None or row.last_seen is None:
         return False
     return row.first_seen + _CLOCK_ERROR < row.last_seen - timedelta(seconds=row.at)
 
@@ -87,7 +89,7 @@ def _tried(reset: RunRecord, older: list[FindingRow]) -> Tried:
     if reset.running is not None:
         return Tried.NOTHING  # it was interrupted, and the same command continues it
     if reset.status == Status.UNKNOWN:
-        return Tried.REFUSED
+        return Tried.NOTHING if (reset.reasons or ("",))[0].startswith(_IN_USE) else Tried.REFUSED
     addresses = {gpu.address for gpu in reset.gpus or ()}
     return Tried.RESET if any((ends_by_reset(row) or None) in addresses for row in older) else Tried.NOTHING
 

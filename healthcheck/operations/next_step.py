@@ -170,7 +170,8 @@ def _repair(recommendation: str, node: NodeState, findings: Sequence[FindingRow]
         case Tried.RESET:
             step = _reboot(node)
             return replace(step, note=f"A reset has not ended the fault{_because(attempt)}. {step.note}")
-    return first
+    note = f"The last reset changed nothing{_because(attempt)}. Fix that before the next one." if attempt.why else ""
+    return replace(first, note=f"{note} {first.note}".strip())
 
 
 def _after_reboot(node: NodeState, faults: Sequence[FindingRow], attempt: Attempt) -> NextStep:
@@ -186,16 +187,18 @@ def _after_reboot(node: NodeState, faults: Sequence[FindingRow], attempt: Attemp
 
 def _reboot_by_hand(node: NodeState, first: NextStep, attempt: Attempt) -> NextStep:
     """Return the step for a machine that the command of a reset can't reset or reboot as it is."""
-    why, machine, drain = _because(attempt), f"the machine{_called(node)} in another way", ()
+    why, machine = _because(attempt), f"the machine{_called(node)} in another way"
+    drain: tuple[str, ...] = ()
     if attempt.tried is Tried.NOT_REBOOTED:
         note = (
             f"It was drained, but not rebooted{why}. Reboot {machine}, or replace it; then `{_again(node)}` tests it."
         )
     else:
-        drain = () if node.cordoned else (f"kubectl drain {node.name} --ignore-daemonsets --delete-emptydir-data",)
+        if not node.cordoned:
+            drain = (f"kubectl drain {node.name} --ignore-daemonsets --delete-emptydir-data",)
         note = (
-            f"The last reset changed nothing{why}. Fix that and run `{first.commands[0]}` again; otherwise drain the "
-            f"node and reboot {machine}."
+            f"The last reset changed nothing{why}. Drain the node and reboot {machine}; or fix that, and run "
+            f"`{first.commands[0]}` again."
         )
     by_hand = _reboot_command(node)
     return NextStep((*drain, *([by_hand] if by_hand else ())), note)

@@ -113,14 +113,16 @@ class Walk:
             assert state not in seen, (step, self.commands)
             seen.add(state)
             before = repr(self._state())
+            if "Fix that before" in step.note and not self.fixable:
+                return PERSON
+            if "changed nothing (step 'free the GPUs'" in step.note:
+                self.reset = "works"
             for command in step.commands:
                 self.commands.append(command)
                 self.now += timedelta(minutes=10)
                 end = self._type(command)
                 if end == REPLACED:
                     return end
-                if "Fix that before" in step.note and repr(self._state()) == before:
-                    return PERSON
                 if end:  # it failed, and && runs no further command
                     break
             if all(map(READS.match, step.commands)) and repr(self._state()) == before:
@@ -295,7 +297,8 @@ class Walk:
                 return ""
             if outcome == "refused" or not reboots:
                 status = "unknown" if outcome == "refused" else "fail"
-                self._write("reset-result", status=status, steps=steps, gpus=gpus, reasons=[f"the reset: {outcome}"])
+                why = "step 'free the GPUs': in use by process 7" if outcome == "refused" else "step 'reset': failed"
+                self._write("reset-result", status=status, steps=steps, gpus=gpus, reasons=[why])
                 return outcome
         if self.reboot == "works":
             self._boot()
@@ -305,7 +308,7 @@ class Walk:
         if self.reboot == "fails":
             steps.append({"step": "drain the node", "at": _text(self.now), "detail": "8 pods evicted"})
         status = "fail" if self.reboot == "fails" else "unknown"
-        self._write("reset-result", status=status, steps=steps, gpus=gpus, reasons=[f"the reboot: {self.reboot}"])
+        self._write("reset-result", status=status, steps=steps, gpus=gpus, reasons=["step 'plan': no systemd"])
         return self.reboot
 
     def _end_by(self, way: str) -> None:

@@ -166,6 +166,8 @@ def test_a_foreign_process_stops_it_and_is_named(workshop: Workshop) -> None:
 
     assert (code, workshop.record["status"], workshop.is_untouched) == (2, "unknown", True), out
     assert "in use by process nvtop" in out
+    assert "Fix that before the next one." in out
+    assert workshop.next_commands()[0] == f"gpu-healthcheck reset {workshop.name}"
 
 
 def test_a_reset_that_fails_keeps_the_taint_and_returns_the_operands(workshop: Workshop) -> None:

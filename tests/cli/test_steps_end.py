@@ -60,7 +60,9 @@ def explain(word: str) -> str:
         (Walk([xid62()]), HEALTHY, [ONE, TEST, FREE]),
         (Walk([xid62()], reset="fails"), HEALTHY, [ONE, BOTH, TEST, FREE]),
         (Walk([xid62()], reset="fails", reboot="fails"), PERSON, [ONE, BOTH]),
-        (Walk([xid62()], reset="refused"), PERSON, [ONE, DRAIN]),
+        (Walk([xid62()], reset="fails", reboot="refused"), PERSON, [ONE, BOTH, DRAIN]),
+        (Walk([xid62()], reset="refused"), HEALTHY, [ONE, ONE, TEST, FREE]),
+        (Walk([xid62()], reset="refused", fixable=False), PERSON, [ONE]),
         (Walk([xid62()], **EC2), HEALTHY, [BOTH, TEST, FREE]),
         (Walk([xid62()], reboot="fails", **EC2), HEALTHY, [BOTH, BY_HAND]),
         (Walk([xid62()], reboot="refused", **EC2), PERSON, [BOTH, DRAIN, BY_HAND]),
@@ -135,7 +137,7 @@ HEARD = Fault("GpuSlowerThanSiblings", MONITOR, ("quarantine",))
     [
         (Walk([xid92()], untestable=CAUSE), REPLACED, [TEST, DELETE]),
         (Walk([HEARD], untestable=CAUSE), HEALTHY, [explain(HEARD.reason), TEST, *WHY, FREE]),
-        (Walk([HEARD], untestable=CAUSE, fixable=False), PERSON, [explain(HEARD.reason), TEST, WHY[0]]),
+        (Walk([HEARD], untestable=CAUSE, fixable=False), PERSON, [explain(HEARD.reason), TEST]),
         (Walk(cordon="ours", untestable=CAUSE, recommendation="rerun"), HEALTHY, [*WHY, FREE]),
         (Walk(cordon="person", untestable=CAUSE, recommendation="rerun"), PERSON, WHY),
     ],
@@ -191,11 +193,9 @@ FAULTS = (
 def test_no_step_is_repeated_in_an_unchanged_state(
     faults: tuple[Callable[[], Fault], ...], platform: dict[str, Any], reset: str, reboot: str
 ) -> None:
-    others = product(("", "ours", "person"), ("", "DcgmNotInstalled"), (False, True), (False, True))
-    for cordon, untestable, silent, withheld in others:
-        made = [make() for make in faults]
+    others = product(("", "ours", "person"), ("", CAUSE), (False, True), (False, True))
+    for cordon, untestable, silent, fixable in others:
         about = {**platform, "labels": dict(platform.get("labels", {}))}
-        walk = Walk(
-            made, reset, reboot, cordon, silent, untestable=untestable, withheld=withheld and not cordon, **about
-        )
+        made = [make() for make in faults]
+        walk = Walk(made, reset, reboot, cordon, silent, untestable=untestable, fixable=fixable, **about)
         assert walk.end() in (HEALTHY, REPLACED, PERSON)
