@@ -7,13 +7,17 @@ from itertools import product
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from cli.node_step import node_step
 from healthcheck.model import Severity
-from tests.cli.steps_world import HEALTHY, PERSON, REPLACED, Fault, Walk
+from healthcheck.verdict.record import StandingRecord
+from tests.cli.steps_world import BEGIN, HEALTHY, PERSON, REPLACED, Fault, Walk
 
-EC2 = {"provider": "aws:///us-west-2a/i-0123456789abcdef0"}
-HYPERPOD = {"provider": "aws:///x/sagemaker/cluster/a", "labels": {"sagemaker.amazonaws.com/node-health-status": "x"}}
-GKE = {"provider": "gce://p/z/n", "labels": {"cloud.google.com/gke-nodepool": "gpus"}}
+EC2: dict[str, Any] = {"provider": "aws:///us-west-2a/i-0123456789abcdef0"}
+HYPERPOD_STATUS = {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
+HYPERPOD: dict[str, Any] = {"provider": "aws:///x/sagemaker/cluster/a", "labels": HYPERPOD_STATUS}
+GKE: dict[str, Any] = {"provider": "gce://p/z/n", "labels": {"cloud.google.com/gke-nodepool": "gpus"}}
 RESET, REBOOT, ISOLATE, MONITOR = Severity.RESET, Severity.REBOOT, Severity.ISOLATE, Severity.MONITOR
 BY_RESET, BY_REBOOT = ("reset", "reboot", "quarantine"), ("reboot", "quarantine")
 
@@ -170,8 +174,9 @@ def test_a_warning_is_explained_and_the_quarantine_that_it_needs_is_a_command(
     assert (walk.end(), walk.commands) == (end, commands)
 
 
-PLATFORMS = ({}, EC2, HYPERPOD, GKE, {"labels": {"karpenter.sh/nodepool": "gpus"}})
-FAULTS = (
+KARPENTER: dict[str, Any] = {"labels": {"karpenter.sh/nodepool": "gpus"}}
+PLATFORMS: tuple[dict[str, Any], ...] = ({}, EC2, HYPERPOD, GKE, KARPENTER)
+FAULTS: tuple[tuple[Callable[[], Fault], ...], ...] = (
     (),
     (xid62,),
     (xid79,),
@@ -199,3 +204,9 @@ def test_no_step_is_repeated_in_an_unchanged_state(
         made = [make() for make in faults]
         walk = Walk(made, reset, reboot, cordon, silent, untestable=untestable, fixable=fixable, **about)
         assert walk.end() in (HEALTHY, REPLACED, PERSON)
+
+
+def test_a_listing_which_shows_no_owner_of_a_cordon_leads_to_the_node_itself() -> None:
+    listed = replace(Walk(cordon="ours").node(), cordon_managers=(), mark_managers=())
+
+    assert node_step(listed, StandingRecord(), silent=False, now=BEGIN).commands == ("gpu-healthcheck status n",)
