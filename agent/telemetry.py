@@ -25,7 +25,7 @@ MOST_FINDINGS = 64
 _LONGEST_LABEL = 128
 SET_ASIDE = (
     *("kernel-log-record", "event", "heartbeat"),
-    *("verdict", "watch", "slot", "device-rules", "judge", "deep-processes"),
+    *("verdict", "watch", "slot", "device-rules", "judge", "deep-processes", "pods"),
 )
 """Kinds of skipped input: one object, or what a part of the agent was doing when it failed."""
 _NAMESPACE = "gpu_healthcheck"

@@ -19,6 +19,7 @@ from functools import partial
 from http import HTTPStatus
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any
 
@@ -61,6 +62,9 @@ _NOTE = (
 )
 
 
+_NO_KUBELET = Path("/nonexistent")
+
+
 @dataclass(frozen=True)
 class Request:
     """Request that the API server answered to an agent."""
@@ -84,7 +88,7 @@ class Member:
         self.ledger.configure(SETTINGS)
         cluster = Cluster(lambda: connect(Access(kubeconfig=str(kubeconfig))))
         api = ApiServer(cluster, Permissions(telemetry), Outage())
-        self.node_writer = ClusterSide(api, state, self.ledger, telemetry).node_writer
+        self.node_writer = ClusterSide(api, state, self.ledger, telemetry, _NO_KUBELET).node_writer
         self.failed_at = self.written_at = 0.0
 
     def pass_first(self) -> None:

@@ -144,6 +144,10 @@ class SimulatedNode:
         for device, instance in instances.items():
             self.write_value(f"nvml/gpu{index}/mig/{device}", instance)
 
+    def mig_uuid(self, index: int, device: int) -> str:
+        """Return the UUID of a MIG device of the GPU."""
+        return f"MIG-{self.gpus[index].uuid[4:-2]}{device:02}"
+
     def work(self, indices: Sequence[int], mhz: int, watts: int) -> None:
         """Keep these GPUs busy at this clock and power, in all samples of the driver."""
         for index in indices:

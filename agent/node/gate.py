@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
@@ -25,19 +25,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.node.gate_counts import GateCounts
+from agent.node.pods_on_node import PodOnNode, read_pods_on_node, runtime_socket
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
-from healthcheck.host.grpc_socket import want_greeting
 from healthcheck.host.http_server import Page
-from healthcheck.model import Host, ProbeError
+from healthcheck.model import ProbeError
 from healthcheck.node.state import NodeState
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.kubelet_pods import has_pod
 from healthcheck.probes.nvml.gpus import Gpus
 from healthcheck.probes.pod_gpus import gpus_of_pod
-from healthcheck.probes.pod_resources import PodDevices, kubelet_socket, read_pod_resources
-from healthcheck.probes.pods_by_uid import MOST_PODS, UID, LocalPod, read_pods
+from healthcheck.probes.pods_by_uid import MOST_PODS, UID
 from healthcheck.verdict.gate import (
     GateAnswer,
     GateState,
@@ -52,8 +50,8 @@ log = structlog.get_logger()
 
 PATH, SOCKET = "/gate/v1", "gate.sock"
 """Path of the endpoint, and name of the socket in the agent's folder where root reads the node's verdict."""
-GREETING_SECONDS, PATIENCE_SECONDS = 0.5, 1.0
-"""Longest wait for the first byte of the kubelet, and for its answer and that of the container runtime.
+PATIENCE_SECONDS = 1.0
+"""Longest wait for the answers of the kubelet and the container runtime.
 
 The gate itself waits 2 s. The processes that ask need half a second on a busy node.
 """
@@ -77,13 +75,6 @@ class Cycles(Protocol):
 
     ended: int
     ended_at: float
-
-
-class PodOnNode(Struct, frozen=True):
-    """A pod of this node, with its devices; None: the kubelet lists none."""
-
-    pod: LocalPod
-    devices: PodDevices | None
 
 
 class Lookup(Struct, frozen=True):
@@ -175,22 +166,13 @@ class LocalPods:
     def _read_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         pods = None
         try:
-            pods = self._read_all()
+            pods = read_pods_on_node(self._root, self._runtime_socket())
         except ProbeError as error:
             if not self._has_failed:
                 log.warning("the pods of this node can't be read for the gate", error=str(error))
         except Exception:  # a defect of ours: without an answer, each later request would wait for this read
             log.exception("a read of the pods for the gate failed")
         loop.call_soon_threadsafe(self._finish, pods)
-
-    def _read_all(self) -> dict[str, PodOnNode]:
-        """Return all pods with their devices. Raises ProbeError."""
-        want_greeting(self._root, kubelet_socket(self._root), GREETING_SECONDS)
-        with ThreadPoolExecutor(1, "gate-devices") as pool:  # each question starts a child
-            held = pool.submit(read_pod_resources, Host(self._root))
-            pods = read_pods(self._root, self._runtime_socket())
-        devices = {(pod.namespace, pod.name): pod for pod in held.result()}
-        return {uid: PodOnNode(pod, devices.get((pod.namespace, pod.name))) for uid, pod in pods.items()}
 
 
 class Gate:
@@ -211,7 +193,7 @@ class Gate:
         self._cycle_soon = cycle_soon
         self._is_writing = is_writing
         self._counts = GateCounts(reporter, telemetry)
-        self._pods = LocalPods(root, self._runtime_socket)
+        self._pods = LocalPods(root, partial(runtime_socket, state))
         self._cycle_wanted_at = -math.inf
 
     async def page(self, query: str) -> Page:
@@ -290,7 +272,3 @@ class Gate:
         # The cycle ends in another thread.
         while self._cycles.ended == ended and time.monotonic() - began < _CYCLE_PATIENCE_SECONDS:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
-
-    def _runtime_socket(self) -> str:
-        last = self._state.last_look
-        return last[CONTAINER_RUNTIME].socket if last is not None and last.unread(CONTAINER_RUNTIME) is None else ""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from agent.node.api_server import ApiServer
 from agent.node.node_input import NodeInput
 from agent.node.node_update import NodeUpdate
+from agent.node.pod_reporter import PodReporter
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.state.judgement import Judgement
@@ -37,8 +38,8 @@ _POLL_SECONDS = 0.02
 class NodeWriter(threading.Thread):
     """One thread that writes the verdict, woken by changes of the state.
 
-    Events and the heartbeat (`reporter`) and the slot of the fleet budget (`slot-requests`) have their own threads, so
-    that none of their requests delays the verdict.
+    Events and the heartbeat (`reporter`), the pods of faulty GPUs (`pod-reporter`) and the slot of the fleet budget
+    (`slot-requests`) have their own threads, so that none of their requests delays the verdict.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class NodeWriter(threading.Thread):
         node_input: NodeInput,
         update: NodeUpdate,
         reporter: Reporter,
+        pods: PodReporter,
         telemetry: Telemetry,
     ) -> None:
         super().__init__(name="node-writer", daemon=True)
@@ -56,6 +58,7 @@ class NodeWriter(threading.Thread):
         self._input = node_input
         self._update = update
         self._reporter = reporter
+        self._pods = pods
         self._telemetry = telemetry
         self._stopping = threading.Event()
         self._not_before = 0.0
@@ -75,6 +78,7 @@ class NodeWriter(threading.Thread):
         super().start()
         if self._api.write:
             self._reporter.start()
+            self._pods.start()
             self._update.slot.start()
 
     def look_ended(self) -> None:
@@ -87,6 +91,7 @@ class NodeWriter(threading.Thread):
         self._stopping.set()
         self._state.news.set()
         self._reporter.end()
+        self._pods.end()
         self._update.slot.end()
 
     def run(self) -> None:
@@ -133,6 +138,7 @@ class NodeWriter(threading.Thread):
         judgement = known.judgement
         stands = not (judgement.is_complete or _is_news_to(judgement.verdict, node)) or self._update.apply(known, node)
         self.is_writing = False
+        self._pods.look()
         self._telemetry.pending.set(not stands)
         if judgement.is_complete and not judgement.verdict.settling and not self._update.slot.is_owed:
             self.verdict_stands.set()

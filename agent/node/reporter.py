@@ -18,10 +18,10 @@ from agent.node.api_server import ApiServer
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
 from healthcheck.checks.examine import failure
-from healthcheck.cluster.errors import ClusterError, NotFound, Unavailable
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.node.state import NodeState
 from healthcheck.text.printable import printable
-from healthcheck.verdict.node_events import NodeEvent, cut, event_name
+from healthcheck.verdict.node_events import InvolvedPod, NodeEvent, cut, event_name
 
 log = structlog.get_logger()
 
@@ -99,16 +99,21 @@ class Reporter(threading.Thread):
         """Queue an Event; the answer is set once it was written, forbidden or left out.
 
         The last Event of a reason in an hour mentions the limit, and later ones are left out. Other clients trigger
-        many Events by writing to the Node, and could trigger any number.
+        many Events by writing to the Node, and could trigger any number. Owners of pods cannot read that log.
         """
         left = self._shares[event.reason].take()
-        waiting = _Waiting(event if left else replace(event, message=cut(f"{_LAST_OF_THE_HOUR}: {event.message}")))
+        is_last = left == 0 and event.pod is None
+        waiting = _Waiting(replace(event, message=cut(f"{_LAST_OF_THE_HOUR}: {event.message}")) if is_last else event)
         if left < 0:
             waiting.done.set()
             return waiting.done
         (self._events.appendleft if first else self._events.append)(waiting)
         self._wake.set()
         return waiting.done
+
+    def may_queue(self, reason: str) -> bool:
+        """Whether another Event of this reason may be written within the hour."""
+        return self._shares[reason].left > 0
 
     def retry_now(self) -> None:
         """Retry at once, because the Node exists again."""
@@ -183,9 +188,19 @@ class Reporter(threading.Thread):
     def _write_event(self) -> None:
         self._tried = waiting = self._events[0]
         create = partial(self._api.cluster.events.create, self._node(), waiting.event, self._state.now().wall)
-        if not self._api.permissions.write("events", create):
+        if waiting.event.pod is not None:
+            self._write_about_pod(create, waiting.event.pod)
+        elif not self._api.permissions.write("events", create):
             self._forbidden.append(waiting)
         self._take_off(waiting)
+
+    @staticmethod
+    def _write_about_pod(create: Callable[[], None], pod: InvolvedPod) -> None:
+        """Write the Event once. A namespace that ends, or that has a quota for Events, accepts none."""
+        try:
+            create()
+        except (Forbidden, NotFound, Refused) as error:
+            log.warning("an Event about a pod is not accepted", pod=f"{pod.namespace}/{pod.name}", answer=str(error))
 
     def _node(self) -> NodeState:
         return self._state.node or self._api.cluster.nodes.read(self._state.node_name)
@@ -203,6 +218,11 @@ class _Share:
         self._lock = threading.Lock()
         self._began = -math.inf
         self._taken = 0
+
+    @property
+    def left(self) -> int:
+        is_over = time.monotonic() - self._began >= _HOUR_SECONDS
+        return MOST_PER_HOUR if is_over else MOST_PER_HOUR - self._taken
 
     def take(self) -> int:
         """Count an Event, and return how many more may be written; negative: this Event is too many."""

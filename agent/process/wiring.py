@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import structlog
 
@@ -22,6 +23,7 @@ from agent.node.node_input import NodeInput
 from agent.node.node_update import NodeUpdate
 from agent.node.node_watch import NodeWatch
 from agent.node.node_writer import NodeWriter
+from agent.node.pod_reporter import PodReporter
 from agent.node.reporter import Reporter
 from agent.process.mounted_configuration import MountedConfiguration
 from agent.process.schedule import Schedule
@@ -44,11 +46,12 @@ _FIRST_SIGHT_SECONDS = 1.0
 class ClusterSide:
     """The parts that talk to the API server."""
 
-    def __init__(self, api: ApiServer, state: AgentState, ledger: Ledger, telemetry: Telemetry) -> None:
+    def __init__(self, api: ApiServer, state: AgentState, ledger: Ledger, telemetry: Telemetry, root: Path) -> None:
         self.reporter = Reporter(api, state, telemetry)
         self.node_input = NodeInput(api, state, ledger, self.reporter)
         update = NodeUpdate(api, state, self.reporter, telemetry)
-        self.node_writer = NodeWriter(api, state, self.node_input, update, self.reporter, telemetry)
+        pods = PodReporter(state, self.reporter, root)
+        self.node_writer = NodeWriter(api, state, self.node_input, update, self.reporter, pods, telemetry)
         self.node_watch = NodeWatch(api.cluster, state, self.reporter)
         self.runtime_classes = RuntimeClasses(api, state)
 
@@ -96,7 +99,7 @@ class Agent:
         self.state = state = AgentState(settings.node_name, start.memory)
         self.ledger = ledger = Ledger(state, file, telemetry)
         api = ApiServer(cluster, Permissions(telemetry), Outage(), write)
-        self.cluster = ClusterSide(api, state, ledger, telemetry)
+        self.cluster = ClusterSide(api, state, ledger, telemetry, settings.host_root)
         self.schedule = Schedule(state, settings.config_dir)
         self.host = HostSide(settings, state, ledger, self.cluster.reporter, telemetry, facilities, self.schedule)
         self.gate = Gate(

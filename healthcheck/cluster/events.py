@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.errors import Conflict
@@ -31,13 +32,17 @@ class Events(Requests):
     """Writes Events and reads warnings."""
 
     def create(self, node: NodeState, event: NodeEvent, now: datetime) -> None:
-        """Create an Event for the Node. Creating the same Event twice has no further effect."""
+        """Create an Event about the Node or one of its pods. Creating the same Event twice has no further effect."""
         at = timestamp(now)
+        about = {"kind": "Node", "name": node.name, "uid": node.uid}
+        if event.pod is not None:
+            about = {"kind": "Pod", **asdict(event.pod)}
+        namespace = about.get("namespace", "default")
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": event.name, "namespace": "default"},
-            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid},
+            "metadata": {"name": event.name, "namespace": namespace},
+            "involvedObject": {"apiVersion": "v1", **about},
             "type": event.type,
             "reason": event.reason,
             "message": event.message,
@@ -49,7 +54,7 @@ class Events(Requests):
             "reportingInstance": node.name,
         }
         try:
-            self._json("create", "/api/v1/namespaces/default/events", "events", body)
+            self._json("create", f"/api/v1/namespaces/{namespace}/events", "events", body)
         except Conflict:
             return
 

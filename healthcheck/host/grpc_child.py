@@ -19,6 +19,11 @@ _LONGEST_WORDS = 200
 _Fields = tuple[tuple[str, int, str], ...]
 """Fields of a message that are read: name, number and type. `repeated` as in a .proto file."""
 
+_ANNOTATION: _Fields = (("key", 1, "string"), ("value", 2, "string"))  # encoding of a map
+ANNOTATIONS = frozenset({"hami.io/vgpu-devices-allocated"})
+"""Annotations of pods that are in the answer, up to a length. The others can be large, and concern nobody here."""
+_LONGEST_ANNOTATION = 4096
+
 CRI: dict[str, _Fields] = {
     "VersionRequest": (),
     "VersionResponse": (("runtime_name", 2, "string"), ("runtime_version", 3, "string")),
@@ -39,8 +44,13 @@ CRI: dict[str, _Fields] = {
     "RuntimeHandler": (("name", 1, "string"),),
     "ListPodSandboxRequest": (),
     "ListPodSandboxResponse": (("items", 1, "repeated PodSandbox"),),
-    "PodSandbox": (("metadata", 2, "PodSandboxMetadata"),),
+    "PodSandbox": (
+        ("metadata", 2, "PodSandboxMetadata"),
+        ("state", 3, "PodSandboxState"),
+        ("annotations", 6, "repeated Annotation"),
+    ),
     "PodSandboxMetadata": (("name", 1, "string"), ("uid", 2, "string"), ("namespace", 3, "string")),
+    "Annotation": _ANNOTATION,
 }
 """k8s.io/cri-api, pkg/apis/runtime/v1/api.proto, limited to the used fields."""
 
@@ -71,8 +81,13 @@ POD_RESOURCES: dict[str, _Fields] = {
 PODS: dict[str, _Fields] = {
     "ListPodsRequest": (),
     "ListPodsResponse": (("pods", 1, "repeated Pod"),),  # bytes of a Pod, which is the encoding of the message itself
-    "Pod": (("metadata", 1, "ObjectMeta"), ("spec", 2, "PodSpec")),
-    "ObjectMeta": (("name", 1, "string"), ("namespace", 3, "string"), ("uid", 5, "string")),
+    "Pod": (("metadata", 1, "ObjectMeta"), ("spec", 2, "PodSpec"), ("status", 3, "PodStatus")),
+    "ObjectMeta": (
+        *(("name", 1, "string"), ("namespace", 3, "string"), ("uid", 5, "string")),
+        ("annotations", 12, "repeated Annotation"),
+    ),
+    "Annotation": _ANNOTATION,
+    "PodStatus": (("phase", 1, "string"),),
     "PodSpec": (("tolerations", 22, "repeated Toleration"),),
     "Toleration": (("key", 1, "string"), ("operator", 2, "string"), ("value", 3, "string"), ("effect", 4, "string")),
 }
@@ -146,10 +161,29 @@ def _call(question: Question, path: str) -> dict[str, Any]:
                 method = channel.unary_unary(
                     f"/{question.package}.{call.method}", request.SerializeToString, answer.FromString
                 )
-                answers.append(MessageToDict(method(request(**call.values)), preserving_proto_field_name=True))
+                answers.append(
+                    without_others(MessageToDict(method(request(**call.values)), preserving_proto_field_name=True))
+                )
     except grpc.RpcError as error:
         return {"error": f"{error.code().name}: {error.details()}"[:_LONGEST_WORDS]}
     return {"answers": answers}
+
+
+def without_others(answer: Any) -> Any:
+    """Return the answer with only those annotations that are used."""
+    if isinstance(answer, list):
+        return [without_others(entry) for entry in answer]
+    if not isinstance(answer, dict):
+        return answer
+    return {key: _used(value) if key == "annotations" else without_others(value) for key, value in answer.items()}
+
+
+def _used(annotations: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [
+        entry
+        for entry in annotations
+        if entry.get("key") in ANNOTATIONS and len(entry.get("value", "")) <= _LONGEST_ANNOTATION
+    ]
 
 
 def message_classes(question: Question) -> dict[str, Any]:
@@ -167,7 +201,8 @@ def message_classes(question: Question) -> dict[str, Any]:
             if of in question.messages:
                 entry.type, entry.type_name = entry.TYPE_MESSAGE, f".{package}.{of}"
             else:
-                entry.type = {"string": entry.TYPE_STRING, "bool": entry.TYPE_BOOL}[of]
+                enum = {"PodSandboxState": entry.TYPE_INT32}  # encoded as a number
+                entry.type = ({"string": entry.TYPE_STRING, "bool": entry.TYPE_BOOL} | enum)[of]
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     classes = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in question.messages}

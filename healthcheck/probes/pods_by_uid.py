@@ -19,6 +19,11 @@ UID = re.compile(r"[0-9A-Za-z-]{1,64}\Z", re.ASCII)
 MOST_PODS = 2000
 """Most pods that are kept: more than a kubelet runs."""
 _LONGEST_NAME = 253
+_READY = 0
+"""SANDBOX_READY of PodSandboxState. The sandbox of a pod that has ended remains for a time."""
+_ENDED = ("Succeeded", "Failed")
+_GPU = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+"""UUID of a card in HAMi's annotation, with or without the position of a MIG instance behind it."""
 
 
 class Toleration(Struct, frozen=True):
@@ -36,6 +41,9 @@ class LocalPod(Struct, frozen=True):
     namespace: str
     name: str
     tolerations: tuple[Toleration, ...] | None = None
+    hami_gpus: frozenset[str] = frozenset()
+    """UUIDs of the GPUs that HAMi gave the pod: its scheduler writes them into an annotation before the pod starts."""
+    has_ended: bool = False
 
 
 def read_pods(root: Path, runtime_socket: str) -> dict[str, LocalPod]:
@@ -56,14 +64,28 @@ def pods_of_kubelet(answer: Mapping[str, Any]) -> Iterator[tuple[str, LocalPod]]
     for pod in answer.get("pods", ()):
         metadata = pod.get("metadata", {})
         tolerations = tuple(Toleration(**entry) for entry in pod.get("spec", {}).get("tolerations", ()))
-        yield metadata.get("uid", ""), LocalPod(metadata.get("namespace", ""), metadata.get("name", ""), tolerations)
+        has_ended = pod.get("status", {}).get("phase", "") in _ENDED
+        yield metadata.get("uid", ""), _pod(metadata, metadata, tolerations, has_ended=has_ended)
 
 
 def pods_of_runtime(answer: Mapping[str, Any]) -> Iterator[tuple[str, LocalPod]]:
     """Yield UID and pod of each entry of a ListPodSandboxResponse."""
     for sandbox in answer.get("items", ()):
         metadata = sandbox.get("metadata", {})
-        yield metadata.get("uid", ""), LocalPod(metadata.get("namespace", ""), metadata.get("name", ""))
+        yield metadata.get("uid", ""), _pod(metadata, sandbox, has_ended=sandbox.get("state", 0) != _READY)
+
+
+def _pod(
+    names: Mapping[str, Any],
+    annotated: Mapping[str, Any],
+    tolerations: tuple[Toleration, ...] | None = None,
+    *,
+    has_ended: bool,
+) -> LocalPod:
+    gpus = frozenset(
+        uuid for entry in annotated.get("annotations", ()) for uuid in _GPU.findall(entry.get("value", ""))
+    )
+    return LocalPod(names.get("namespace", ""), names.get("name", ""), tolerations, gpus, has_ended)
 
 
 def _ask(question: str, root: Path, path: str) -> list[dict[str, Any]]:
@@ -75,9 +97,14 @@ def _ask(question: str, root: Path, path: str) -> list[dict[str, Any]]:
 
 
 def by_uid(pods: Iterable[tuple[str, LocalPod]]) -> dict[str, LocalPod]:
-    """Return the first MOST_PODS pods with a valid UID and name."""
+    """Return the first MOST_PODS pods with a valid UID and name.
+
+    A pod may have several sandboxes: if one runs, the pod has not ended.
+    """
     found: dict[str, LocalPod] = {}
     for uid, pod in pods:
+        if uid in found and pod.has_ended:
+            continue
         if len(found) < MOST_PODS and UID.match(uid) and 0 < len(pod.name) <= _LONGEST_NAME >= len(pod.namespace):
             found[uid] = pod
     return found

@@ -141,7 +141,7 @@ def concerned(state: GateState) -> list[ActiveFinding]:
     found = [
         active
         for active in state.standing
-        if active.finding.severity >= state.severity and _is_on(active.finding.subject, state.gpus)
+        if active.finding.severity >= state.severity and is_on(active.finding.subject, state.gpus)
     ]
     return sorted(found, key=lambda active: (-active.finding.severity, active.first_seen))
 
@@ -162,11 +162,14 @@ def tolerates_taint(tolerations: Iterable[Toleration]) -> bool:
     )
 
 
-def _is_on(subject: str, gpus: frozenset[str] | None) -> bool:
-    """Whether a finding on this subject concerns the pod. A MIG instance's subject begins with that of its GPU."""
+def is_on(subject: str, gpus: frozenset[str] | None) -> bool:
+    """Whether a finding on this subject concerns the pod.
+
+    A MIG instance's subject begins with that of its GPU. Two instances of one GPU do not concern each other.
+    """
     if gpus is None or not subject.startswith("gpu/"):
         return True
-    return "/".join(subject.split("/")[:2]) in gpus
+    return any(f"{subject}/".startswith(f"{gpu}/") or gpu.startswith(f"{subject}/") for gpu in gpus)
 
 
 def _waits_for_taint(state: GateState) -> bool:

@@ -29,8 +29,16 @@ _EVENT_REASONS = {
 CONDITION_STATUS = {Status.PASS: "True", Status.WARN: "True", Status.FAIL: "False", Status.UNKNOWN: "Unknown"}
 
 
+class InvolvedPod(Printable, frozen=True):
+    """Pod that an Event is about."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
 class NodeEvent(Printable, frozen=True):
-    """An Event about the Node.
+    """An Event about the Node, or about one of its pods.
 
     `name` is derived from its content, so that reporting it twice creates one Event.
     """
@@ -39,6 +47,8 @@ class NodeEvent(Printable, frozen=True):
     type: str
     reason: str
     message: str
+    pod: InvolvedPod | None = None
+    """None: the Event is about the Node."""
 
 
 def headline(

@@ -446,8 +446,20 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
 
 /* -- one GPU ---------------------------------------------------------------------------------------------- */
 
+/* That of the GPU, with the index of the MIG device as its last two digits. */
+static nvmlReturn_t mig_uuid(MigDevice *mig, char *uuid, unsigned length)
+{
+    char whole[VALUE_SIZE];
+    ENTER(enter_mig("nvmlDeviceGetUUID", mig));
+    ENTER(gpu_text(&gpus[mig->number], "uuid", whole, sizeof whole));
+    snprintf(uuid, length, "MIG-%.*s%02u", (int)strlen(whole) - 6, whole + 4, mig->index);
+    return SUCCESS;
+}
+
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t gpu, char *uuid, unsigned length)
 {
+    if ((MigDevice *)gpu >= mig_devices[0] && (MigDevice *)gpu < (MigDevice *)(mig_devices + MAX_GPUS))
+        return mig_uuid((MigDevice *)gpu, uuid, length);
     ENTER(enter_gpu(__func__, gpu));
     return gpu_text(gpu, "uuid", uuid, length);
 }

@@ -6,6 +6,7 @@ import sys
 
 from agent.cycle import check_cycle as cycle
 from agent.deep import abandoned_reset
+from agent.node import pod_reporter
 from agent.process import schedule
 from agent.process.agent_program import main
 from healthcheck.checks import driver_reasons
@@ -25,6 +26,7 @@ def hurry() -> None:
     """Shorten the delay of repeated observations accordingly."""
     vars(schedule)["_Every"] = _Sooner
     vars(cycle)["AGAIN_SECONDS"] = cycle.AGAIN_SECONDS / TIMES
+    vars(pod_reporter)["REREAD_SECONDS"] = 1.0
     vars(reset_command)["SILENT_SECONDS"] = 2.0
     vars(abandoned_reset)["_LOOK_SECONDS"] = 0.2
     vars(driver_reasons)["MISMATCH_SECONDS"] = 3 * vars(cycle)["AGAIN_SECONDS"]

@@ -32,6 +32,7 @@ HEARTBEATS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
 SLOTS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
 DIGEST = "0123456789ab"
 EVENTS = "/api/v1/namespaces/default/events"
+POD_EVENTS = "/api/v1/namespaces/kube-public/events"
 NEW_EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
@@ -67,10 +68,13 @@ LEASE_LABELS = "a slot must have the label holder with its own node's name, and 
 LEASE_RELABELLED = "an agent may not change the labels of a Lease"
 LEASE_FIELDS = "an agent's Lease may contain only its holder"
 LEASE_TIMES = "a heartbeat may last at most 259200 seconds, and its renewTime must be between 1970 and 2099"
-EVENT = "an agent may write Events only about its own Node: the token belongs to 'admission-own'"
+EVENT = (
+    "an agent may write Events only about its own Node, and new warnings GpuUnhealthy about pods: "
+    "the token belongs to 'admission-own'"
+)
 EVENT_SOURCE = "the source of an agent's Event must be gpu-healthcheck on its own node"
 EVENT_NAME = "the name of an agent's Event must be its own node's name and twelve hexadecimal digits"
-EVENT_FIELDS = "an agent's Event may contain only reason, message, type, times, count, source and the Node"
+EVENT_FIELDS = "an agent's Event may contain only reason, message, type, times, count, source and the Node or pod"
 EVENT_WORDS = "an agent's Event must have a reason in PascalCase and the type Normal or Warning"
 EVENT_LENGTH = "an agent's Event may have a message of at most 1,024 bytes"
 EVENT_CHANGED = "an agent may change only its own Events"
@@ -182,6 +186,13 @@ def event(
         "reportingInstance": node,
         "count": 1,
     }
+
+
+def pod_event(name: str, node: str = OWN, /, *, namespace: str = "kube-public", **pod: str) -> dict[str, Any]:
+    """Return the Event about a pod of a faulty GPU. `pod` changes the reference."""
+    about = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": "train", "uid": "uid-1"}
+    named = {"metadata": {"name": f"{node}.{name}", "namespace": namespace}, "involvedObject": about | pod}
+    return event(name, node) | named | {"reason": "GpuUnhealthy"}
 
 
 def new_event(name: str, node: str, reporter: str = "gpu-healthcheck") -> dict[str, Any]:
@@ -698,6 +709,18 @@ ELSEWHERE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 OTHERS_HEARTBEAT = ((HEARTBEATS, lease(OTHER, OTHER)),)
 OTHERS_SLOT = ((SLOTS, lease("slot-1", OTHER)),)
 OWN_SLOT = ((SLOTS, lease("slot-1", OWN)),)
+
+
+@pytest.mark.parametrize("namespace", ["kube-public", "default"])
+def test_an_agent_warns_a_pod_of_a_faulty_gpu(cluster: Cluster, namespace: str) -> None:
+    """Admission does not see whether the pod runs on the agent's node, or exists."""
+    path = f"/api/v1/namespaces/{namespace}/events"
+    answer = cluster.ask("POST", path, pod_event("0123456789ab", namespace=namespace))
+    cluster.plane.request("DELETE", f"{path}/{OWN}.0123456789ab")
+
+    assert answer.status == 201, answer.message
+
+
 OTHERS_EVENT = ((EVENTS, event(DIGEST, OTHER)),)
 STRANGERS_EVENT = ((EVENTS, event(DIGEST, OWN, source="kubelet", reporter="kubelet")),)
 OTHER_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -758,6 +781,24 @@ OTHER_EVENTS: dict[str, tuple[dict[str, Any], str]] = {
         EVENT_FIELDS,
     ),
 }
+OTHER_POD_EVENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "of its finding": (pod_event(DIGEST) | {"reason": "Xid79"}, EVENT),
+    "that all is well": (pod_event(DIGEST) | {"type": "Normal"}, EVENT),
+    "in another's name": (
+        pod_event(DIGEST) | {"metadata": {"name": f"{OTHER}.{DIGEST}", "namespace": "kube-public"}},
+        EVENT_NAME,
+    ),
+    "from another's host": (
+        pod_event(DIGEST) | {"source": {"component": "gpu-healthcheck", "host": OTHER}},
+        EVENT_SOURCE,
+    ),
+    "as the kubelet": (pod_event(DIGEST) | {"source": {"component": "kubelet"}}, EVENT_SOURCE),
+    "without its UID": (pod_event(DIGEST, uid=""), EVENT),
+    "by its field": (pod_event(DIGEST, fieldPath="spec.containers{main}"), EVENT_FIELDS),
+    "of a long message": (pod_event(DIGEST) | {"message": "x" * 1025}, EVENT_LENGTH),
+    "that is a Job": (pod_event(DIGEST, kind="Job"), EVENT),
+    "that is its Node": (pod_event(DIGEST, kind="Node", name=OWN), EVENT),
+}
 
 REFUSED_REQUESTS = [
     Request("make another's heartbeat", "POST", HEARTBEATS, lease(OTHER, OTHER), HEARTBEAT),
@@ -801,13 +842,24 @@ REFUSED_REQUESTS = [
     ),
     Request("touch the kubelet's lease", "POST", ELSEWHERE, lease(OWN, OWN), 'cannot create resource "leases"'),
     Request("tell an event about another node", "POST", EVENTS, event(DIGEST, OTHER), EVENT),
+    *(Request(f"tell a pod {what}", "POST", POD_EVENTS, *refused) for what, refused in OTHER_POD_EVENTS.items()),
     Request(
-        "tell an event about a pod",
-        "POST",
-        EVENTS,
-        event(DIGEST, OWN) | {"involvedObject": {"kind": "Pod", "name": OWN, "namespace": "default"}},
+        "count up an event about a pod",
+        "PATCH",
+        f"{EVENTS}/{OWN}.{DIGEST}",
+        {"count": 2},
         EVENT,
+        ((EVENTS, pod_event(DIGEST, namespace="default")),),
     ),
+    Request(
+        "change an event in another namespace",
+        "PATCH",
+        f"{POD_EVENTS}/{OWN}.{DIGEST}",
+        {"count": 2},
+        'cannot patch resource "events"',
+        ((POD_EVENTS, pod_event(DIGEST)),),
+    ),
+    Request("read events", "GET", POD_EVENTS, None, 'cannot list resource "events"'),
     Request("tell an event as the kubelet", "POST", EVENTS, event(DIGEST, OWN, source="kubelet"), EVENT_SOURCE),
     Request("tell an event as nobody", "POST", EVENTS, event(DIGEST, OWN, source="", reporter=""), EVENT_SOURCE),
     Request(

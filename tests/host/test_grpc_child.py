@@ -17,7 +17,7 @@ import pytest
 
 from healthcheck.host import grpc_child
 from healthcheck.host.command import isolated
-from healthcheck.host.grpc_child import QUESTIONS
+from healthcheck.host.grpc_child import QUESTIONS, without_others
 from healthcheck.host.grpc_socket import NodeSocket
 from healthcheck.model import ProbeError
 from tests.host.grpc_server import answers_to, serving
@@ -62,9 +62,17 @@ def test_every_field_is_numbered_as_its_authors_number_it(question: str) -> None
     entry = {"key": (1, "string"), "value": (2, "string")}  # protobuf.dev, Maps: how every map travels
     for message, fields in QUESTIONS[question].messages.items():
         for name, number, kind in fields:
-            written = kind.replace("repeated InfoEntry", "map<string, string>")
-            known = {entry[name]} if message == "InfoEntry" else theirs[message, name]
+            written = re.sub("repeated (InfoEntry|Annotation)", "map<string, string>", kind)
+            known = {entry[name]} if message in ("InfoEntry", "Annotation") else theirs[message, name]
             assert (message, name, known) == (message, name, {(number, written)})
+
+
+def test_only_the_annotations_that_are_used_leave_the_child() -> None:
+    kept = {"key": "hami.io/vgpu-devices-allocated", "value": "GPU-1,NVIDIA,3000,30:;"}
+    others = [{"key": "example.com/large", "value": "x" * 200_000}, {"key": kept["key"], "value": "x" * 5000}, {}]
+    pod = {"metadata": {"name": "p"}, "annotations": [kept, *others]}
+
+    assert without_others({"items": [pod]}) == {"items": [{"metadata": {"name": "p"}, "annotations": [kept]}]}
 
 
 def test_only_questions_that_change_nothing_are_known() -> None:

@@ -47,6 +47,37 @@ def test_a_pod_of_the_runtime_has_unknown_tolerations() -> None:
     assert found == LocalPod("n", "p", None)
 
 
+CARD = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+CARDS = frozenset({CARD})
+HAMIS = {"annotations": [{"key": "hami.io/vgpu-devices-allocated", "value": f"{CARD}[0-2],NVIDIA,3000,30:;"}]}
+
+
+@pytest.mark.parametrize(
+    ("read", "answer", "expected"),
+    [
+        (pods_of_runtime, {"items": [entry() | HAMIS]}, LocalPod("n", "p", None, CARDS)),
+        (
+            pods_of_kubelet,
+            {"pods": [{"metadata": entry()["metadata"] | HAMIS}]},
+            LocalPod("n", "p", (), CARDS),
+        ),
+        (pods_of_runtime, {"items": [entry() | {"state": 1}]}, LocalPod("n", "p", has_ended=True)),
+        (pods_of_runtime, {"items": [entry(), entry() | {"state": 1}]}, LocalPod("n", "p")),
+        (pods_of_runtime, {"items": [entry() | {"state": 1}, entry()]}, LocalPod("n", "p")),
+        (
+            pods_of_kubelet,
+            {"pods": [entry() | {"status": {"phase": "Failed"}}]},
+            LocalPod("n", "p", (), has_ended=True),
+        ),
+        (pods_of_kubelet, {"pods": [entry() | {"status": {"phase": "Running"}}]}, LocalPod("n", "p", ())),
+    ],
+)
+def test_hamis_gpus_and_the_end_of_a_pod_are_known(
+    read: Callable[..., Any], answer: dict[str, Any], expected: LocalPod
+) -> None:
+    assert by_uid(read(answer)) == {"u": expected}
+
+
 def test_a_socket_that_the_kubelet_left_behind_is_no_obstacle(short_root: Path) -> None:
     left = short_root / PODS_API.lstrip("/")
     left.parent.mkdir(parents=True)

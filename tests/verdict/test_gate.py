@@ -16,7 +16,17 @@ from healthcheck.verdict.gate_refusals import refusals_in, refused_message
 from tests.examples import stands
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcde"
-GPUS = [Gpu(index, address=f"0000:0{index}:00.0", uuid=f"{UUID}{index}", minor=index) for index in range(8)]
+MIG = "MIG-01234567-89ab-cdef-0123-456789abcde"
+GPUS = [
+    Gpu(
+        index,
+        address=f"0000:0{index}:00.0",
+        uuid=f"{UUID}{index}",
+        minor=index,
+        mig_devices={f"{MIG}{index}": 5} if index == 3 else None,
+    )
+    for index in range(8)
+]
 THIRD, FIFTH = (GPUS[index].subject for index in (3, 5))
 LOST_GPU = Finding("Xid79", Severity.REBOOT, THIRD, "GPU has fallen off the bus.")
 OURS = "gpu-healthcheck.aws-samples.io/unhealthy"
@@ -39,6 +49,8 @@ def gpus_of(resource: str, *ids: str, driver: str = "") -> frozenset[str] | None
         ("nvidia.com/gpu", [f"{UUID}3", f"{UUID}5"], "", {THIRD, FIFTH}),
         ("nvidia.com/gpu.shared", [f"{UUID}3::7"], "", {THIRD}),
         ("nvidia.com/mig-1g.5gb", [f"MIG-{UUID}3/7/0"], "", {THIRD}),
+        ("nvidia.com/mig-1g.5gb", [f"{MIG}3"], "", {f"{THIRD}/gi5"}),
+        ("nvidia.com/mig-1g.5gb.shared", [f"{MIG}3::2"], "", {f"{THIRD}/gi5"}),
         ("nvidia.com/gpu", ["nvidia3"], "", {THIRD}),
         ("nvidia.com/gpu", ["nvidia3/gi7"], "", {THIRD}),
         ("nvidia.com/gpu", ["nvidia3/vgpu1"], "", {THIRD}),

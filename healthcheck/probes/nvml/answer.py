@@ -167,6 +167,10 @@ def _nvlinks(raw: Any) -> list[tuple[int, int | None]]:
     return [(_unsigned(state), version_of(version)) for state, version in _listed(raw, _MOST_NVLINKS)]
 
 
+def _mig_devices(raw: Any) -> dict[str, int]:
+    return {_text(uuid): _unsigned(instance) for uuid, instance in map(_listed, _listed(raw))}
+
+
 def _nvlink_counters(raw: Any) -> dict[int, dict[str, int]]:
     return {int(link): {name: _count(value) for name, value in counts.items()} for link, counts in raw.items()}
 
@@ -225,6 +229,7 @@ _OPTIONAL: Mapping[str, Callable[[Any], Any]] = {
     "load": _made(Load, *[_perhaps(_count)] * 6, *[_perhaps(_samples)] * 3),
     "unrepairable_memory": _flag,
     "sram_unique": _made(SramUnique, _unsigned, _unsigned),
+    "mig_devices": _mig_devices,
 }
 """Parsers of the optional readings: an invalid one is omitted."""
 

@@ -283,6 +283,8 @@ class Gpu(Struct, frozen=True):
     unrepairable_memory: bool | None = None
     """Whether memory is faulty that no repair can replace (Hopper and later, R580 and later)."""
     sram_unique: SramUnique | None = None
+    mig_devices: Mapping[str, int] | None = None
+    """GPU instance of each MIG device, by the UUID that a device plugin shows."""
 
     @property
     def subject(self) -> str:

@@ -129,6 +129,8 @@ class GpuHandle:
         self.is_r615 = release >= _R615
         self.uuid = ""
         self.mig_mode: list[int] | None = None
+        self.mig_handles: list[tuple[Any, int]] = []
+        """Handle of each MIG device, and its GPU instance."""
         self.links: list[list[int | None]] = []
         self.sram: Any = None
         """The last nvmlEccSramErrorStatus_t; None without one."""
@@ -240,8 +242,9 @@ def _instances(gpu: GpuHandle) -> list[int] | None:
     most = gpu.ask("nvmlDeviceGetMaxMigDeviceCount")
     if most > _MOST_INSTANCES:
         return None
-    devices = [_mig_device(gpu, index) for index in range(most)]
-    return sorted({gpu.nvml.nvmlDeviceGetGpuInstanceId(device) for device in devices if device is not None})
+    devices = [device for index in range(most) if (device := _mig_device(gpu, index)) is not None]
+    gpu.mig_handles = [(device, gpu.nvml.nvmlDeviceGetGpuInstanceId(device)) for device in devices]
+    return sorted({instance for _, instance in gpu.mig_handles})
 
 
 def _mig_device(gpu: GpuHandle, index: int) -> Any:
@@ -255,6 +258,15 @@ def _mig_device(gpu: GpuHandle, index: int) -> Any:
         if error.value == _NOT_FOUND:
             return None
         raise
+
+
+def _mig_devices(gpu: GpuHandle) -> list[tuple[str, int]] | None:
+    """Return UUID and GPU instance of each MIG device."""
+    try:
+        devices = [(text(gpu.nvml.nvmlDeviceGetUUID(device)), instance) for device, instance in gpu.mig_handles]
+    except gpu.nvml.NVMLError:
+        return None
+    return devices or None
 
 
 def _sram_threshold(gpu: GpuHandle) -> int:
@@ -568,6 +580,7 @@ OPTIONAL: dict[str, Callable[[GpuHandle], Any]] = {
     "load": _load,
     "unrepairable_memory": _unrepairable_memory,
     "sram_unique": _sram_unique,
+    "mig_devices": _mig_devices,
 }
 """Functions by field like READINGS, called after them. They raise no error: a value is None if its call fails.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.node import gate
+from agent.node import gate, pods_on_node
 from agent.node.gate import LocalPods, Lookup
 from healthcheck.model import ProbeError
 from healthcheck.probes.pods_by_uid import LocalPod
@@ -25,9 +25,9 @@ class Node:
         self.root = root
         self.answers: list[Answer] = [{}]
         self.reads = 0
-        monkeypatch.setattr(gate, "read_pods", self._read)
-        monkeypatch.setattr(gate, "read_pod_resources", lambda _: ())
-        monkeypatch.setattr(gate, "want_greeting", lambda *_: None)
+        monkeypatch.setattr(pods_on_node, "read_pods", self._read)
+        monkeypatch.setattr(pods_on_node, "read_pod_resources", lambda _: ())
+        monkeypatch.setattr(pods_on_node, "want_greeting", lambda *_: None)
         self.pods = LocalPods(root, lambda: "")
 
     def admit(self, *uids: str) -> None:

@@ -51,6 +51,7 @@ NO_OPTIONAL_READINGS: dict[str, tuple[object, ...]] = {
     "load": (0, [0] * 10, [*[0] * 8, [100, 1], None, None], [*[0] * 8, [0, 0, 0], None, None]),
     "unrepairable_memory": NO_NUMBERS,
     "sram_unique": (0, [0], [0, -1], [0, 0, 0]),
+    "mig_devices": (1, ["MIG-1"], [["MIG-1", "0"]], [[1, 0]], [["MIG-1", 0, 1]], [["MIG-1", 0]] * 65),
 }
 
 

@@ -1008,7 +1008,9 @@ class TestInstances:
 
         seen = gpus(driver.look())
 
-        assert seen[2] == replace(healthy(node)[2], instances=(1, 5, 9), mig_mode=Mode(current=True, pending=True))
+        uuids = {node.mig_uuid(2, device): instance for device, instance in {0: 9, 1: 5, 4: 5, 6: 1}.items()}
+        mode = Mode(current=True, pending=True)
+        assert seen[2] == replace(healthy(node)[2], instances=(1, 5, 9), mig_mode=mode, mig_devices=uuids)
         assert seen[:2] + seen[3:] == healthy(node)[:2] + healthy(node)[3:]
 
     def test_mig_mode_without_instances_has_none(self, node: SimulatedNode, driver: Driver) -> None:
@@ -1045,6 +1047,15 @@ class TestInstances:
         assert answered == {
             error: replace(unknown, errors={} if error in ABSENT else {"instances": error}) for error in answered
         }
+
+    def test_an_unknown_uuid_of_an_instance_is_no_error(self, node: SimulatedNode, driver: Driver) -> None:
+        node.divide_gpu(2, {0: 1})
+        known = gpus(driver.look())[2]
+        node.write_value("nvml/gpu2/mig/0", 1)
+        node.write_value("nvml/gpu2/error.nvmlDeviceGetGpuInstanceId", 999)
+
+        assert known.mig_devices == {node.mig_uuid(2, 0): 1}
+        assert gpus(driver.look())[2].mig_devices is None
 
     def test_a_count_that_no_gpu_has_can_t_say(self, node: SimulatedNode, driver: Driver) -> None:
         node.divide_gpu(2, {0: 1})

@@ -1,0 +1,139 @@
+"""Write an Event about each pod that uses a faulty GPU, so that its owners learn of the fault in their own namespace.
+
+The pods are read from the kubelet and the container runtime only while a finding of RESET or worse is active: at once
+for a new finding, then once per check interval, because a pod may start later. Each pod gets one Event per finding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from agent.node.pods_on_node import read_pods_on_node, runtime_socket
+from agent.node.reporter import Reporter
+from agent.state.agent_state import AgentKnowledge, AgentState
+from healthcheck.model import ProbeError
+from healthcheck.probes.nvml.gpus import SUCCESS, Gpu, Gpus
+from healthcheck.probes.pod_gpus import gpus_of_pod
+from healthcheck.probes.pod_resources import holds_gpus
+from healthcheck.probes.pods_by_uid import LocalPod
+from healthcheck.verdict.node_events import InvolvedPod, NodeEvent
+from healthcheck.verdict.pod_events import GPU_UNHEALTHY, pod_events, reported
+
+log = structlog.get_logger()
+
+REREAD_SECONDS, RETRY_SECONDS = 10.0, 60.0
+"""Shortest time from a read of the pods to one for a new finding, and to one after a failure."""
+_NAMESPACE = re.compile(r"[a-z0-9-]{1,63}\Z", re.ASCII)
+_NAME = re.compile(r"[a-z0-9.-]{1,253}\Z", re.ASCII)
+
+
+class PodReporter(threading.Thread):
+    """One thread that waits for the kubelet, so that nothing else does. `reporter` writes the Events."""
+
+    def __init__(self, state: AgentState, reporter: Reporter, root: Path) -> None:
+        super().__init__(name="pod-reporter", daemon=True)
+        self._state = state
+        self._reporter = reporter
+        self._root = root
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._gpus: dict[str, Gpu] = {}
+        """Last reading of each GPU that answered, by subject: a faulty GPU may not answer any more."""
+        self._read_for: frozenset[str] = frozenset()
+        """Identities of the findings for which the pods were read last."""
+        self._read_at = self._not_before = -math.inf
+        """Time of that read, and the earliest time of the next one (monotonic)."""
+        self._queued: frozenset[str] = frozenset()
+        """Names of the Events that were queued for the present pods and findings."""
+        self._failure = ""
+
+    def look(self) -> None:
+        """Report what is new. Called after each write of the verdict."""
+        self._wake.set()
+
+    def end(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+
+    def run(self) -> None:
+        seconds = None
+        while not self._stopping.is_set():
+            self._wake.wait(seconds)
+            self._wake.clear()
+            seconds = None
+            try:
+                seconds = self._report(self._state.known)
+            except ProbeError as error:
+                seconds = self._put_off(RETRY_SECONDS)
+                self._note_failure(str(error))
+            except Exception as error:  # noqa: BLE001 - a defect of ours: the agent works without these Events
+                self._reporter.report_defect("pods", error)
+
+    def _report(self, known: AgentKnowledge) -> float | None:
+        """Report what is due, and return the seconds until a new finding may be reported; None: nothing waits.
+
+        Raises ProbeError.
+        """
+        reading = known.driver_look
+        if reading is not None and isinstance(reading.answer, Gpus):
+            self._gpus |= {gpu.subject: gpu for gpu in reading.answer.gpus if gpu.error == SUCCESS}
+        found = reported(known.judgement.verdict.standing)
+        identities = frozenset(f"{active.key} {active.first_seen}" for active in found)
+        is_new = not identities <= self._read_for
+        if not found:
+            self._read_for = self._queued = frozenset()
+        if not is_new and (
+            not found or time.monotonic() - self._read_at < known.settings.values.check_interval_seconds
+        ):
+            return None
+        if (left := self._not_before - time.monotonic()) > 0:
+            return left if is_new else None
+        self._put_off(REREAD_SECONDS)
+        pods = self._pods(known)
+        self._read_for, self._read_at = identities, time.monotonic()
+        self._note_failure("")
+        is_tainted = known.node is not None and known.node.tainted()
+        self._queue(pod_events(self._state.node_name, found, pods, is_tainted=is_tainted))
+        return None
+
+    def _put_off(self, seconds: float) -> float:
+        self._not_before = time.monotonic() + seconds
+        return seconds
+
+    def _queue(self, events: Sequence[NodeEvent]) -> None:
+        """Queue what was not queued yet, as far as the limit of the hour permits."""
+        queued = self._queued & {event.name for event in events}
+        for event in events:
+            if event.name not in queued and self._reporter.may_queue(GPU_UNHEALTHY):
+                self._reporter.queue(event)
+                queued |= {event.name}
+        self._queued = queued
+
+    def _pods(self, known: AgentKnowledge) -> dict[InvolvedPod, frozenset[str] | None]:
+        """Return the running pods with GPUs, and the subjects of these. Raises ProbeError."""
+        former = {about["uuid"]: f"gpu/{address}" for address, about in known.memory.gpus.items() if "uuid" in about}
+        pods = {}
+        for uid, found in read_pods_on_node(self._root, runtime_socket(self._state)).items():
+            pod, devices = found.pod, found.devices
+            if devices is not None and holds_gpus((devices,)) and not pod.has_ended and _is_valid(pod):
+                gpus = gpus_of_pod(devices, self._gpus.values(), former, pod.hami_gpus)
+                pods[InvolvedPod(pod.namespace, pod.name, uid)] = gpus
+        return pods
+
+    def _note_failure(self, why: str) -> None:
+        """Log a failure once while it lasts."""
+        if why and not self._failure:
+            log.warning("the pods of the faulty GPUs can't be read, so they get no Event", error=why)
+        self._failure = why
+
+
+def _is_valid(pod: LocalPod) -> bool:
+    """Whether the names can be those of a pod in the API."""
+    return bool(_NAMESPACE.match(pod.namespace) and _NAME.match(pod.name))
