@@ -33,7 +33,7 @@ from diagnosis.sources.bundle import Bundle
 from diagnosis.sources.kinds import KINDS
 from diagnosis.sources.saved import NoSavedStateError, SavedStateError, read_saved
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.kubeconfig import Access, namespace_of
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, INTERRUPTED
@@ -41,6 +41,8 @@ from healthcheck.host.streams import complain, say, write_document
 from healthcheck.text.printable import printable
 
 CAUSES = 1
+_NO_CONTEXT = "default"
+"""Namespace of a target without one in a saved state, to which no context belongs."""
 _WORKERS, _MOST_WORKERS = 8, 64
 _NEEDED = frozenset(("Node", "Pod", USE, SAVED_STATE))
 """Inputs without which "no cause found" is not certain; `USE` only if it was requested."""
@@ -81,7 +83,7 @@ Namespace = Annotated[
         "-n",
         metavar="NAME",
         autocompletion=completing.namespaces,
-        help="Only causes in this namespace or of its pods; default: all namespaces.",
+        help="Only causes in this namespace or of its pods; default: all, for KIND NAME that of the context.",
     ),
 ]
 AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces, even with -n.")]
@@ -202,13 +204,15 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
             "diagnose",
             "--would-fit allows no KIND NAME, --since, --prometheus or --probe-nodes, and prints text, JSON or YAML",
         )
-    pods = _read_wanted(wanted, namespace) if wanted else ()
     access = Access(kubeconfig, context, request_timeout)
+    own = namespace or (_NO_CONTEXT if saved else namespace_of(access))
+    pods = _read_wanted(wanted, own) if wanted else ()
     try:
-        target = parse_target(words, namespace)
+        target = parse_target(words, own)
         old = _read_old(since) if since else None
         is_near = target is not None and target.kind == "Pod" and not (save or since or probe_nodes)
-        snapshot = read_saved(saved) if saved else _read_live(access, target, namespace, save, is_near=is_near)
+        fallback = "" if all_namespaces else own
+        snapshot = read_saved(saved) if saved else _read_live(access, target, fallback, save, is_near=is_near)
         if probe_nodes:
             snapshot = _with_probes(snapshot, access, probe_nodes, probe_image, probe_namespace, max_workers)
     except (TargetError, NoSavedStateError) as error:
@@ -217,6 +221,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         end("diagnose", str(error), COULD_NOT)
     except OSError as error:
         end("diagnose", f"{save}: {error.strerror}")
+    namespace = namespace or _only_namespace(snapshot, target)
     _must_have(snapshot, namespace or (target.namespace if target else ""))
     if pods:
         raise typer.Exit(_would_fit(snapshot, pods, None if saved else access, form))
@@ -255,12 +260,13 @@ def _read_old(path: Path) -> Snapshot:
 def _read_live(access: Access, target: Target | None, namespace: str, save: Path | None, *, is_near: bool) -> Snapshot:
     """Read the state, and save it. `is_near`: the dependencies of one pod are enough.
 
+    `namespace`: the namespace to list if listing all namespaces is forbidden, and the target has none.
     Raises ClusterError, and OSError if it can't be saved.
     """
     from cli.output.progress import progress_bar  # noqa: PLC0415 - only if there is something to wait for
 
     bundle = Bundle() if save else None
-    namespace = namespace or (target.namespace if target else "")
+    namespace = (target.namespace if target else "") or namespace
     with progress_bar("Listing", None if is_near else len(KINDS)) as advance:  # near a pod, their number is unknown
         keep = bundle.keep if bundle else None
         snapshot = read_cluster(listings_of(access), namespace, target if is_near else None, keep, advance)
@@ -344,6 +350,14 @@ def _must_exist(snapshot: Snapshot, target: Target | None) -> None:
     if hidden is None:
         end("diagnose", f"there is no {target.subject}")
     end("diagnose", f"{target.subject} can't be read: {snapshot.missing[hidden]}", COULD_NOT)
+
+
+def _only_namespace(snapshot: Snapshot, target: Target | None) -> str:
+    """Return the namespace to which the permissions limit a diagnosis of the cluster, and report it; '' if none."""
+    if target is not None or not snapshot.only_in:
+        return ""
+    say(f"only namespace {snapshot.only_in}: you may not list the pods of all namespaces")
+    return snapshot.only_in
 
 
 def _must_have(snapshot: Snapshot, namespace: str) -> None:

@@ -164,12 +164,14 @@ class FoundCause(Struct, frozen=True):
 class Unchecked(Struct, frozen=True):
     """Part of the cluster that could not be checked.
 
-    `why` is the reason; `hides` describes the results that are missing as a consequence.
+    `why` is the reason; `hides` describes the results that are missing as a consequence. `denied`: the user lacks the
+    permission.
     """
 
     kind: str
     why: str
     hides: str
+    denied: bool = False
 
 
 Find = Callable[["Snapshot"], Iterable[FoundCause]]

@@ -19,12 +19,13 @@ from agent.node.pods_on_node import read_pods_on_node, runtime_socket
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentKnowledge, AgentState
 from healthcheck.model import ProbeError
+from healthcheck.node.state import GPU_UNHEALTHY
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu, Gpus
 from healthcheck.probes.pod_gpus import gpus_of_pod
 from healthcheck.probes.pod_resources import holds_gpus
 from healthcheck.probes.pods_by_uid import LocalPod
 from healthcheck.verdict.node_events import InvolvedPod, NodeEvent
-from healthcheck.verdict.pod_events import GPU_UNHEALTHY, pod_events, reported
+from healthcheck.verdict.pod_events import pod_events, reported
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from diagnosis.answers.target import touches
-from diagnosis.causes.diagnose import Problem
+from diagnosis.causes.diagnose import Problem, why_hidden
 from diagnosis.facts.symptoms import of_events, standing_events
 from diagnosis.model import Link
 from diagnosis.snapshot import Snapshot
@@ -29,6 +29,8 @@ class LinkState(Enum):
     BROKEN = "broken"
     WAITING = "not yet"
     """The pod is at this link; no cause was found for the delay."""
+    UNKNOWN = "not checked"
+    """The pod has passed the link, but what may break it now is not visible."""
     NOT_REACHED = "not reached"
 
 
@@ -53,7 +55,8 @@ class Chain(Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        return all(step.state is LinkState.FINE for step in self.steps)
+        """Whether no link is broken, or waits."""
+        return all(step.state in (LinkState.FINE, LinkState.UNKNOWN) for step in self.steps)
 
 
 def chains_of(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
@@ -61,8 +64,8 @@ def chains_of(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Proble
 
     Most of the pods break at the same link.
     """
-    shown = tuple(problems)
-    return broken_first(Chain(pod.subject, chain(pod, shown, _newest_warning(snapshot, pod))) for pod in pods)
+    shown, hidden = tuple(problems), why_hidden(snapshot, Link.RUNNING)
+    return broken_first(Chain(pod.subject, chain(pod, shown, _newest_warning(snapshot, pod), hidden)) for pod in pods)
 
 
 def broken_first(chains: Iterable[Chain]) -> tuple[Chain, ...]:
@@ -70,11 +73,15 @@ def broken_first(chains: Iterable[Chain]) -> tuple[Chain, ...]:
     return tuple(sorted(chains, key=lambda chain: (chain.is_whole, chain.pod))[:_MOST_CHAINS])
 
 
-def chain(pod: Pod, problems: Iterable[Problem], warning: str = "") -> tuple[Step, ...]:
-    """Return every link in order. A link with a problem is broken, even if the pod has passed it before."""
+def chain(pod: Pod, problems: Iterable[Problem], warning: str = "", hidden: str = "") -> tuple[Step, ...]:
+    """Return every link in order. A link with a problem is broken, even if the pod has passed it before.
+
+    `hidden`: what is not visible, without which a running pod does not show that its GPUs work.
+    """
     waits_for = "; ".join(filter(None, (_why_waiting(pod), warning)))
     broken = ((problem.found.cause.link, problem) for problem in touching(problems, pod))
-    return tuple(steps(tuple(Link), dict(_passed(pod)), broken, waits_for))
+    unproven = hidden if pod.phase != "Succeeded" else ""
+    return tuple(steps(tuple(Link), dict(_passed(pod)), broken, waits_for, unproven))
 
 
 def touching(problems: Iterable[Problem], pod: Pod) -> Iterator[Problem]:
@@ -87,10 +94,12 @@ def steps(
     passed: Mapping[AnyLink, str],
     problems: Iterable[tuple[AnyLink | None, Problem]],
     waiting: str,
+    hidden: str = "",
 ) -> Iterator[Step]:
     """Yield the steps in order; no link is reached after a broken link, or a link at which the pod waits.
 
-    A problem without a link, as the fault of a node or component, stops the pod at its current link.
+    A problem without a link, as the fault of a node or component, stops the pod at its current link. `hidden`: why it
+    is unknown whether the last link, if passed, is fine now.
     """
     current = next((link for link in links if link not in passed), links[-1])
     broken = grouped((link or current, problem) for link, problem in problems)
@@ -102,6 +111,8 @@ def steps(
         elif here:
             stopped = link is not links[-1]
             yield Step(link, LinkState.BROKEN, passed.get(link, ""), here)
+        elif link in passed and hidden and link is links[-1]:
+            yield Step(link, LinkState.UNKNOWN, f"{passed[link]}, but {hidden}")
         elif link in passed:
             yield Step(link, LinkState.FINE, passed[link])
         else:

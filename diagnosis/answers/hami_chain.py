@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
 from diagnosis.answers.chain import Chain, broken_first, steps, touching
-from diagnosis.causes.diagnose import Problem
+from diagnosis.causes.diagnose import Problem, why_hidden
 from diagnosis.causes.hami import control_plane, filtering, hami_nodes, scheduling, webhook
 from diagnosis.causes.hami.hami_nodes import LOCK_STALE
 from diagnosis.causes.hami.scheduling import EXTENDER, EXTENDER_SLOW
@@ -54,7 +54,8 @@ def hami_chain(snapshot: Snapshot, pod: Pod, problems: Iterable[Problem]) -> Cha
     broken = ((_link(problem.found.cause), problem) for problem in own)
     waiting = scheduling.newest_event(snapshot, (pod,))
     message = f"{waiting.reason}: {waiting.message}" if waiting is not None else "there is no message about it"
-    return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message)))
+    hidden = why_hidden(snapshot, Link.RUNNING) if pod.phase != "Succeeded" else ""
+    return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message, hidden)))
 
 
 def _passed(snapshot: Snapshot, own: Installation, pod: Pod) -> Iterator[tuple[HamiLink, str]]:

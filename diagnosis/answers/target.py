@@ -68,7 +68,7 @@ def parse_target(words: Sequence[str], namespace: str) -> Target | None:
     if known == "Node":
         return Target(known, "", name)
     own, slash, rest = name.partition("/")
-    return Target(known, own, rest) if slash else Target(known, namespace or "default", name)
+    return Target(known, own, rest) if slash else Target(known, namespace, name)
 
 
 def pods_of(snapshot: Snapshot, target: Target) -> tuple[Pod, ...]:

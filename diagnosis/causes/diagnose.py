@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from diagnosis.causes import SEARCHES
 from diagnosis.causes.first_fixes import with_fixes_first
-from diagnosis.model import FoundCause, Origin, Search, Unchecked, origins
+from diagnosis.model import FoundCause, Link, Origin, Search, Unchecked, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 
@@ -63,7 +63,7 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
         lacking = [kind for kind in search.needs if not snapshot.sees(kind)]
         if lacking:
             names = ", ".join(cause.name for cause in search.causes)
-            unseen += (Unchecked(kind, snapshot.missing[kind], names) for kind in lacking)
+            unseen += (Unchecked(kind, snapshot.missing[kind], names, kind in snapshot.denied) for kind in lacking)
         else:
             found += (with_fixes_first(snapshot, result) for result in search.find(snapshot))
     return Diagnosis(snapshot.now, arranged(found), together(unseen))
@@ -86,8 +86,18 @@ def arranged(found: Iterable[FoundCause]) -> tuple[Problem, ...]:
 
 def together(unseen: Iterable[Unchecked]) -> tuple[Unchecked, ...]:
     """Return one entry for each kind and reason."""
-    hides = grouped(((unchecked.kind, unchecked.why), unchecked.hides) for unchecked in unseen)
-    return tuple(Unchecked(kind, why, ", ".join(dict.fromkeys(what))) for (kind, why), what in sorted(hides.items()))
+    hides = grouped(((each.kind, each.why, each.denied), each.hides) for each in unseen)
+    return tuple(
+        Unchecked(kind, why, ", ".join(dict.fromkeys(what)), denied)
+        for (kind, why, denied), what in sorted(hides.items())
+    )
+
+
+def why_hidden(snapshot: Snapshot, link: Link, searches: tuple[Search, ...] = SEARCHES) -> str:
+    """Return what is not visible, so that some causes that break this link can't be excluded; '' if nothing lacks."""
+    breaking = (search for search in searches if any(cause.link is link for cause in search.causes))
+    lacking = dict.fromkeys(kind for search in breaking for kind in search.needs if not snapshot.sees(kind))
+    return f"{' and '.join(f'{kind}s' for kind in lacking)} are not visible" if lacking else ""
 
 
 def _merged(found: Iterable[FoundCause]) -> dict[Origin, FoundCause]:

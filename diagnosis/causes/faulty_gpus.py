@@ -18,10 +18,12 @@ from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import AllocatedDevice, Pod
-from healthcheck.node.state import CONDITION, SEVERITY, UNHEALTHY
+from healthcheck.cluster.names import COMPONENT
+from healthcheck.node.state import CONDITION, GPU_UNHEALTHY, SEVERITY, UNHEALTHY
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 
@@ -40,7 +42,8 @@ _PLUGIN = (
     "Check the GPU on the node; when it is healthy, restart the device plugin or DRA driver there, which reports it "
     "unhealthy until then: "
 )
-_MOST_FINDINGS, _MOST_JOBS, _MOST_PODS, _LONGEST = 3, 4, 8, 160
+_ASK = "Name the node to an administrator of the cluster, who sees the fault and its fix with "
+_MOST_FINDINGS, _MOST_JOBS, _MOST_PODS, _LONGEST, _LONGEST_EVENT = 3, 4, 8, 160, 400
 _INDEPENDENT = frozenset(("pod", "deployment", "replicaset", "statefulset", "daemonset"))
 """Kinds whose pods do not depend on each other."""
 RANK_KEYS = (
@@ -52,18 +55,39 @@ _REPLICA, _REPLICA_TYPE = "training.kubeflow.org/replica-index", "training.kubef
 
 
 class AffectedPod(Struct, frozen=True):
-    """Pod affected by findings of its node, or of its own GPUs if `gpus` are known."""
+    """Pod affected by findings of its node, or of its own GPUs if `gpus` are known.
+
+    `warnings` are those of the agent about the pod. They count only while the Node's record is not visible.
+    """
 
     pod: Pod
     findings: tuple[RecordFinding, ...]
     unhealthy: tuple[AllocatedDevice, ...] = ()
     gpus: tuple[AllocatedGpu, ...] | None = None
+    warnings: tuple[Event, ...] = ()
 
 
 def find_faulty(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each node with faulty GPUs that pods use."""
     for name, struck in struck_pods(snapshot).items():
-        yield _found(snapshot, snapshot.by_node[name], struck)
+        yield _found(snapshot, name, struck)
+
+
+def find_reported(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield one result for each node on which the kubelet or the agent reports pods' GPUs as unhealthy.
+
+    This needs no Nodes: for users who see only their own namespace.
+    """
+    if snapshot.sees("Node"):
+        return
+    struck = (_reported(snapshot, pod) for pod in gpu_pods(snapshot) if _is_at_work(pod))
+    by_node = grouped((each.pod.spec.node, each) for each in struck if each.unhealthy or each.warnings)
+    yield from (_found(snapshot, name, pods) for name, pods in by_node.items())
+
+
+def _reported(snapshot: Snapshot, pod: Pod) -> AffectedPod:
+    events = (event for event in snapshot.events_of(pod) if event.reason == GPU_UNHEALTHY and event.by == COMPONENT)
+    return AffectedPod(pod, (), tuple(unhealthy_gpus(pod)), warnings=tuple(events))
 
 
 @lru_cache(maxsize=1)
@@ -134,17 +158,22 @@ def _concerns(finding: RecordFinding, gpus: tuple[AllocatedGpu, ...] | None) -> 
     return any(gpu.has(finding) is not False for gpu in gpus)
 
 
-def _found(snapshot: Snapshot, node: Node, struck: Sequence[AffectedPod]) -> FoundCause:
-    findings = [each for each in _faults(node) if any(each in affected_pod.findings for affected_pod in struck)]
+def _found(snapshot: Snapshot, name: str, struck: Sequence[AffectedPod]) -> FoundCause:
+    node = snapshot.by_node.get(name)
+    faults = _faults(node) if node is not None else ()
+    findings = [each for each in faults if any(each in affected_pod.findings for affected_pod in struck)]
     lines = [snapshot.line(affected_pod.pod.meta)[-1] for affected_pod in struck]
     affected = (*(affected_pod.pod.subject for affected_pod in struck), *dict.fromkeys(filter(is_gang, lines)))
-    # The kubelet repeats the last report of a device plugin or driver, which may be older than our verdict.
-    doubted = not findings and node.record is not None and node.record.status == "pass"
+    if node is not None:
+        # The kubelet repeats the last report of a device plugin or driver, which may be older than our verdict.
+        doubted = not findings and node.record is not None and node.record.status == "pass"
+    else:  # the fault that an Event reports may have ended
+        doubted = not any(affected.unhealthy for affected in struck)
     return FoundCause(
         FAULTY,
-        node.subject,
+        f"node/{name}",
         tuple(_evidence(snapshot, findings, struck)),
-        tuple(_remedy(snapshot, node, findings, struck)),
+        tuple(_remedy(snapshot, name, node, findings, struck)),
         affected,
         Certainty.LIKELY if doubted else Certainty.PROVEN,
     )
@@ -158,12 +187,15 @@ def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Seq
         for device in affected.unhealthy[:_MOST_FINDINGS]:
             message = f": {shortened(device.message, _LONGEST)}" if device.message else ""
             yield f"the kubelet reports {device.resource} {device.name} of {affected.pod.subject} as Unhealthy{message}"
+        for warning in affected.warnings[-_MOST_FINDINGS:]:
+            yield f"{affected.pod.subject}: Event {warning.reason}: {shortened(warning.message, _LONGEST_EVENT)}"
     jobs = grouped((snapshot.line(affected.pod.meta)[-1], affected) for affected in struck)
     for workload, some in list(jobs.items())[:_MOST_JOBS]:
         yield _job(snapshot, workload, some)
     if len(jobs) > _MOST_JOBS:
         yield f"and pods of {len(jobs) - _MOST_JOBS} more workloads"
-    if any(each.gpus is None for each in struck) and all(finding.subject.startswith("gpu/") for finding in findings):
+    is_on_gpus = all(finding.subject.startswith("gpu/") for finding in findings)
+    if findings and is_on_gpus and any(each.gpus is None for each in struck):
         yield "the GPUs of each pod are unknown, so every GPU pod on the node is listed"
 
 
@@ -203,15 +235,17 @@ def _rank(pod: Pod) -> str:
 
 
 def _remedy(
-    snapshot: Snapshot, node: Node, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]
+    snapshot: Snapshot, name: str, node: Node | None, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]
 ) -> Iterator[str]:
     for reason in dict.fromkeys(finding.reason for finding in findings[:_MOST_FINDINGS] if finding.reason.isalnum()):
         yield f"See the action for {reason}: {explain(reason)}"
-    if not node.withheld and not node.cordoned:
+    if node is not None and not node.withheld and not node.cordoned:
         yield f"{_OPEN_NODE}{command('kubectl', 'cordon', node.name)}"
     yield from steps_to_move(snapshot, [affected.pod for affected in struck], "healthy nodes")
-    if not findings:
-        yield f"{_PLUGIN}{pods_on(node.name)}"
+    if node is None:
+        yield f"{_ASK}{command('gpu-healthcheck', 'status', name)}"
+    elif not findings:
+        yield f"{_PLUGIN}{pods_on(name)}"
 
 
-SEARCHES = (Search((FAULTY,), ("Node", "Pod"), find_faulty),)
+SEARCHES = (Search((FAULTY,), ("Node", "Pod"), find_faulty), Search((FAULTY,), ("Pod",), find_reported))

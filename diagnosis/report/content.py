@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from diagnosis.answers.target import (
 from diagnosis.causes import HAMI_CAUSES, OF_WORKLOADS
 from diagnosis.causes.diagnose import Diagnosis, diagnose
 from diagnosis.causes.ended_jobs import ENDS
+from diagnosis.facts.commands import command
 from diagnosis.facts.components import ComponentRow, component_table
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.symptoms import is_stuck
@@ -37,6 +39,8 @@ from healthcheck.text.naming import named
 _EXPLAIN = ("Event", "Node", "Pod")
 """Kinds that show why a pod does not run."""
 _MOST = 3
+_VIEWER = "gpu-healthcheck-viewer"
+"""ClusterRole with the permissions that a diagnosis needs (kubernetes/manifests)."""
 
 
 class Report(Struct, frozen=True):
@@ -57,6 +61,8 @@ class Report(Struct, frozen=True):
     """GPU pods that do not run and have no cause, if parts that may show it are not visible."""
     own: frozenset[str] | None = None
     """Subjects of the requested pods, and of their owners; None if the report is about other objects too."""
+    user: str = ""
+    """User whom the API server denied a listing; '' if it denied none."""
 
     @property
     def nothing(self) -> str:
@@ -68,6 +74,30 @@ class Report(Struct, frozen=True):
         if any(not chain.is_whole for chain in self.chains):
             return "No cause was found" + (" in the visible part of the cluster." if unseen else ".")
         return "Nothing found in the visible part of the cluster." if unseen else "Nothing found."
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Return what is not visible: one sentence for all that the user may not list, one for each other kind."""
+        denied = [each for each in self.diagnosis.unseen if each.denied]
+        others = (each for each in self.diagnosis.unseen if not each.denied)
+        sentences = [f"{each.kind}: {each.why}; hides {_causes(each.hides.split(', '))}" for each in others]
+        if denied:
+            kinds = sorted((each.kind for each in denied), key=lambda kind: (kind not in _EXPLAIN, kind))
+            hidden = dict.fromkeys(name for each in denied for name in each.hides.split(", "))
+            grant = command(
+                *("kubectl", "create", "clusterrolebinding", f"{_VIEWER}-{re.sub('[/%]', '-', self.user or 'USER')}"),
+                *(f"--clusterrole={_VIEWER}", f"--user={self.user or 'USER'}"),
+            )
+            sentences.insert(
+                0,
+                f"You may not list {named(kinds, _MOST)} in the whole cluster; this hides {_causes(list(hidden))}. An "
+                f"administrator of the cluster permits it: {grant}",
+            )
+        return tuple(sentences)
+
+
+def _causes(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _MOST else f"{len(names)} possible causes"
 
 
 def report_of(
@@ -84,7 +114,7 @@ def report_of(
         snapshot = replace(snapshot, pods=(*pods, *(pod for pod in snapshot.pods if pod.subject not in names)))
     is_workload = target is not None and target.kind not in ("Node", HAMI)
     diagnosis = diagnose(snapshot, OF_WORKLOADS) if is_workload else diagnose(snapshot)
-    report = Report(diagnosis, changes=changes(old, snapshot) if old is not None else None)
+    report = Report(diagnosis, changes=changes(old, snapshot) if old is not None else None, user=snapshot.user)
     if overview and (target is None or target.kind not in ("Pod", HAMI)):
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
     if target is not None and target.kind == HAMI:

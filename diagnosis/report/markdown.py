@@ -230,8 +230,7 @@ def _chain(chain: Chain) -> Iterator[tuple[str, ...]]:
 def _rest(report: Report) -> Iterator[str]:
     if report.diagnosis.unseen:
         yield from ("## Not Visible", "")
-        for unseen in report.diagnosis.unseen:
-            yield f"- {escaped(unseen.kind)}: {escaped(unseen.why)}; hides {escaped(unseen.hides)}"
+        yield from (f"- {sentence(text)}" for text in report.unseen)
         yield ""
     if report.changes is not None:
         yield from ("## Changed", "")

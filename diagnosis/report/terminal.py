@@ -23,11 +23,18 @@ from healthcheck.host.console import wrapped
 from healthcheck.text.naming import named
 
 _STYLES = {CauseSeverity.HIGH: "bold red", CauseSeverity.MEDIUM: "bold yellow", CauseSeverity.LOW: "bold blue"}
-_MARKS = {LinkState.FINE: "✓", LinkState.BROKEN: "✗", LinkState.WAITING: "…", LinkState.NOT_REACHED: "·"}
+_MARKS = {
+    LinkState.FINE: "✓",
+    LinkState.BROKEN: "✗",
+    LinkState.WAITING: "…",
+    LinkState.UNKNOWN: "?",
+    LinkState.NOT_REACHED: "·",
+}
 _STATE_STYLES = {
     LinkState.FINE: "green",
     LinkState.BROKEN: "bold red",
     LinkState.WAITING: "yellow",
+    LinkState.UNKNOWN: "yellow",
     LinkState.NOT_REACHED: "dim",
 }
 _HEALTH_STYLES = {Health.WORKING: "green", Health.PARTLY: "bold yellow", Health.DOWN: "bold red"}
@@ -56,8 +63,8 @@ def page(report: Report, width: int) -> Iterator[Text]:
         yield from (Text(), _count(diagnosis.problems))
     if diagnosis.unseen:
         yield Text("Not visible", "bold")
-        for unseen in diagnosis.unseen:
-            yield from _lines(f"{unseen.kind}: {unseen.why}; hides {unseen.hides}", width, 2)
+        for sentence in report.unseen:
+            yield from _lines(sentence, width, 2)
     if report.changes is not None:
         yield Text("Changed since" if report.changes else "No change that affects GPU pods.", "bold")
         for change in report.changes:

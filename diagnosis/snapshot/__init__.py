@@ -113,7 +113,8 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
 
     Because of this, results that many searches derive from a snapshot are cached for it (`lru_cache`). `now` is the
     time of collection. `missing` holds each kind that could not be listed, with the reason; its empty tuple then means
-    nothing. `odd` are objects that could not be parsed.
+    nothing. `denied` are those of them that the API server denied to `user`. `only_in` is the namespace whose objects
+    were listed because those of all namespaces are denied. `odd` are objects that could not be parsed.
     """
 
     now: datetime
@@ -151,6 +152,9 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     share_use: tuple[ShareUse, ...] = ()
     """Memory and cores in use of HAMi's shares, if Prometheus was queried."""
     missing: Mapping[str, str] = field(default_factory=dict)
+    denied: frozenset[str] = frozenset()
+    user: str = ""
+    only_in: str = ""
     odd: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     """Damaged parts of a saved state, with unknown content."""

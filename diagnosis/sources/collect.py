@@ -5,6 +5,7 @@ A kind whose listing is forbidden or fails is not visible; other kinds are not a
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ _AT_ONCE = 4
 _MOST_LOGS, _MOST_OF_COMPONENTS, _MOST_WITH_EFA = 40, 15, 8
 _MOST_LINES, _LONGEST_LINE = 200, 1024
 _SHOW_HAMI = ("Node", "Pod", "Deployment", "DaemonSet", "MutatingWebhookConfiguration")
+_USER = re.compile(r'is forbidden: User "([^"\s]{1,253})" cannot ')
 ReadLog = Callable[[str, str, str, bool], str]
 """Read the log of namespace, pod and container; True: of its previous run. Raises ClusterError."""
 
@@ -66,6 +68,8 @@ class Collector:
         self._whole: set[str] = set()
         """Kinds that were listed completely, and are not listed again."""
         self.missing: dict[str, str] = {}
+        self._denied: set[str] = set()
+        self._user = self._only_in = ""
 
     def collect(self, where: Where = everywhere, namespace: str = "") -> Snapshot:
         """List all kinds, and return the snapshot. A second call adds to the first.
@@ -77,8 +81,9 @@ class Collector:
         with ThreadPoolExecutor(_AT_ONCE, "list") as pool:
             plain = [api_kind for api_kind in self._kinds if not api_kind.names and api_kind.kind not in self._whole]
             errors = list(pool.map(lambda kind: self._take(kind, where, namespace), plain))
-        if all(errors) and not self._whole:
-            raise next(error for error in errors if error is not None)
+        failed = {kind.kind: error for kind, error in zip(plain, errors, strict=True) if error is not None}
+        if len(failed) == len(plain) and not self._whole:
+            raise failed.get(POD.kind) or next(iter(failed.values()))
         seen = self._built(now)
         places = _of_hami(seen)
         for kind in (api_kind for api_kind in self._kinds if api_kind.names):
@@ -88,7 +93,8 @@ class Collector:
     def _built(self, now: datetime) -> Snapshot:
         for kind, why in self.missing.items():
             self._builder.lacks(kind, why)
-        return self._builder.build(now)
+        denied = frozenset(self._denied.intersection(self.missing))
+        return replace(self._builder.build(now), denied=denied, user=self._user, only_in=self._only_in)
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return the present state of the pod; None if it does not exist. Raises ClusterError."""
@@ -120,11 +126,16 @@ class Collector:
             error = self._list(kind, where(kind))
             if error is None and list(where(kind)) == list(everywhere(kind)):
                 self._whole.add(kind.kind)
+            if isinstance(error, Forbidden):
+                self._denied.add(kind.kind)
+                self._user = _user_in(str(error)) or self._user
             if isinstance(error, Forbidden) and namespace and kind.namespaced:
                 # Use the same queries: only ConfigMaps with our names are relevant.
                 error = self._list(kind, [(namespace, query) for _, query in where(kind)])
                 if error is None and kind.kind in OF_COMPONENTS:
                     self.missing[kind.kind] = f"only those of namespace {namespace} may be listed"
+                if error is None and kind is POD:
+                    self._only_in = namespace
         finally:
             self._listed(kind)
         if error is not None:
@@ -227,6 +238,12 @@ def _log(read: ReadLog, silent: set[str], pod: Pod, container: str, previous: bo
     except ClusterError:
         return ""
     return "\n".join(printable(line, _LONGEST_LINE) for line in lines)
+
+
+def _user_in(message: str) -> str:
+    """Return the user whom the API server's message names; '' for another message."""
+    found = _USER.search(message)
+    return found[1] if found else ""
 
 
 def _why(error: ClusterError, kind: ApiKind) -> str:

@@ -17,11 +17,13 @@ from msgspec import Struct
 from healthcheck.host.opening import is_absent, is_there
 from healthcheck.model import ProbeError
 from healthcheck.text.naming import named
+from healthcheck.text.printable import printable
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _ADDRESS = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 _OF_A_PERSON = "~/.kube/config"
 _MOST_NAMED = 20
+_DEFAULT, _LONGEST_NAMESPACE = "default", 63
 
 
 class KubeconfigError(Exception):
@@ -43,12 +45,13 @@ class Access(Struct, frozen=True):
 class SelectedContext(Struct, frozen=True):
     """The chosen context and its files.
 
-    `user` is the user name in the kubeconfig, or empty if it names none.
+    `user` and `namespace` are those of the kubeconfig, or empty if it names none.
     """
 
     files: tuple[str, ...]
     context: str
     user: str = ""
+    namespace: str = ""
 
 
 def choose(access: Access | None) -> SelectedContext | None:
@@ -92,6 +95,16 @@ def user_name(access: Access | None) -> str:
     except KubeconfigError:
         return ""
     return chosen.user if chosen else ""
+
+
+def namespace_of(access: Access | None) -> str:
+    """Return the namespace of the context or of this pod, by kubectl's rules: `default` if none is set."""
+    try:
+        chosen = choose(access)
+        namespace = chosen.namespace if chosen else (_ACCOUNT.parent / "namespace").read_text(encoding="utf-8").strip()
+    except (KubeconfigError, OSError, UnicodeDecodeError):
+        return _DEFAULT
+    return printable(namespace, _LONGEST_NAMESPACE) or _DEFAULT
 
 
 def _is_in_pod() -> bool:
@@ -155,8 +168,9 @@ def _named(context: str, read: list[tuple[str, dict[str, Any]]], places: list[st
     if context not in known:
         there = f"there are {named(sorted(known), _MOST_NAMED)}" if known else "there is none"
         raise KubeconfigError(f"no context {context!r} in {named(places, _MOST_NAMED)}: {there}")
-    user = known[context].get("user") if isinstance(known[context], dict) else ""
-    return SelectedContext(tuple(str(_path(place)) for place, _ in read), context, str(user or ""))
+    content = known[context] if isinstance(known[context], dict) else {}
+    user, namespace = (str(content.get(key) or "") for key in ("user", "namespace"))
+    return SelectedContext(tuple(str(_path(place)) for place, _ in read), context, user, namespace)
 
 
 def _contexts(read: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:

@@ -32,6 +32,8 @@ TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
 KEEPS_AWAY = ("NoSchedule", "NoExecute")
 """Taint effects that keep new work off a Node or device."""
 CONDITION = "GpuHealthy"
+GPU_UNHEALTHY = "GpuUnhealthy"
+"""Reason of the agent's Events about pods that use a faulty GPU."""
 REPAIR_CONDITIONS = (REBOOT_REQUIRED, REPLACEMENT_REQUIRED, HARDWARE_READY) = (
     "GpuRebootRequired",
     "GpuReplacementRequired",

@@ -14,11 +14,11 @@ from healthcheck.catalog.xid import xid_table
 from healthcheck.checks.listed import CHECKS, DEEP_CHECKS
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Severity
+from healthcheck.node.state import GPU_UNHEALTHY
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.gate import is_on
 from healthcheck.verdict.node_events import InvolvedPod, NodeEvent, cut, event_name
 
-GPU_UNHEALTHY = "GpuUnhealthy"
 LEAST = Severity.RESET
 """Least severity that is reported to pods: below it, the GPU still works."""
 _XID = re.compile(r"Xid([0-9]{1,5})\Z", re.ASCII)

@@ -17,6 +17,7 @@ from healthcheck.cluster.kubeconfig import (
     choose,
     context_name,
     context_names,
+    namespace_of,
     user_name,
 )
 
@@ -41,6 +42,40 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(kubeconfig, "_ACCOUNT", tmp_path / "token")
     (tmp_path / "token").write_text("token")
     return tmp_path / "token"
+
+
+@pytest.mark.parametrize(
+    ("contexts", "options", "expected"),
+    [
+        ({"one": "team"}, {}, "team"),
+        ({"one": "team", "other": "vision"}, {"context": "other"}, "vision"),
+        ({"one": None}, {}, "default"),
+        ({"one": ""}, {}, "default"),
+        ({}, {}, "default"),
+    ],
+)
+def test_the_namespace_is_that_of_the_context(
+    home: Path, contexts: dict[str, str | None], options: dict[str, str], expected: str
+) -> None:
+    content = {
+        "current-context": next(iter(contexts), ""),
+        "contexts": [
+            {
+                "name": name,
+                "context": {"cluster": "c", "user": "u"} | ({} if namespace is None else {"namespace": namespace}),
+            }
+            for name, namespace in contexts.items()
+        ],
+    }
+    (home / ".kube/config").write_text(yaml.safe_dump(content))
+
+    assert namespace_of(Access(**options)) == expected
+
+
+def test_the_namespace_of_a_pod_is_that_of_its_account(pod: Path) -> None:
+    (pod.parent / "namespace").write_text("jobs\n")
+
+    assert namespace_of(Access()) == "jobs"
 
 
 def write(path: Path, *contexts: str, current: str | None = "") -> str:

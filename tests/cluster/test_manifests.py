@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from agent.process.settings import AgentSettings
+from diagnosis.sources.kinds import KINDS
 from healthcheck import __version__
 from healthcheck.cluster.names import POLICIES
 from healthcheck.settings.declaration import settings_of
@@ -181,6 +182,22 @@ def test_rbac_gives_the_agents_account_its_work_and_no_more(
         "namespace": namespace,
     }
     assert may(installed, AGENT, asked) is allowed
+
+
+def test_the_viewers_role_grants_what_a_diagnosis_lists_and_no_more() -> None:
+    (role,) = (found for found in documents("ClusterRole") if found["metadata"]["name"] == "gpu-healthcheck-viewer")
+    bindings = [*documents("ClusterRoleBinding"), *documents("RoleBinding")]
+    rights = {(group, name) for rule in role["rules"] for group in rule["apiGroups"] for name in rule["resources"]}
+    named = {name for rule in role["rules"] for name in rule.get("resourceNames", ())}
+
+    groups = {kind: kind.group.partition("/")[2].partition("/")[0] for kind in KINDS}
+    listed = {("" if kind.group == "api/v1" else groups[kind], kind.resource) for kind in KINDS}
+    assert rights == listed
+    assert named == {"gpu-healthcheck-config", *(name for kind in KINDS for name in kind.names)}
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list"}
+    assert "aggregationRule" not in role
+    assert not [name for name in role["metadata"]["labels"] if "aggregate" in name]
+    assert not [found for found in bindings if found["roleRef"]["name"] == "gpu-healthcheck-viewer"]
 
 
 def may(plane: ControlPlane, account: str, asked: dict[str, str]) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from diagnosis.answers.target import Target, concerned, narrowed
 from diagnosis.causes.diagnose import Diagnosis, diagnose
+from diagnosis.model import Certainty
 from diagnosis.snapshot import Snapshot
 from healthcheck.node.state import MAINTENANCE, RUN, SEVERITY, UNHEALTHY
 from tests.diagnosis.states import (
@@ -17,6 +18,7 @@ from tests.diagnosis.states import (
     ago,
     condition,
     consequences,
+    event,
     judged,
     node,
     obj,
@@ -215,6 +217,39 @@ def test_what_the_kubelet_reports_as_unhealthy_is_a_cause_by_itself() -> None:
     assert problem.found.evidence[0] == f"the kubelet reports {GPU} {DEAD} of pod/team/x as Unhealthy"
     assert not causes(judged(node("a"), given("x", DEAD, health="Unknown")))
     assert not causes(judged(node("a"), given("x", "rdmap16s0", health="Unhealthy", resource="vpc.amazonaws.com/efa")))
+
+
+def warned(work: Object, **changes: Any) -> Object:
+    text = f"GPU 1 of the node ({DEAD}), which this pod uses, is faulty"
+    return event(work, "GpuUnhealthy", text, **{"by": "gpu-healthcheck", **changes})
+
+
+def test_without_nodes_the_pods_own_status_shows_its_unhealthy_gpu() -> None:
+    diagnosis = diagnose(snapshot(given("x", DEAD, health="Unhealthy"), given("y", HEALTHY), missing=["Node"]))
+
+    assert results(diagnosis) == [(FAULTY, "node/a")]
+    found = diagnosis.problems[0].found
+    assert (found.affected, found.certainty) == (("pod/team/x",), Certainty.PROVEN)
+    assert found.evidence[0] == f"the kubelet reports {GPU} {DEAD} of pod/team/x as Unhealthy"
+    assert "`gpu-healthcheck status a`" in found.remedy[-1]
+    assert not any("cordon" in step for step in found.remedy)
+
+
+def test_without_nodes_an_event_of_the_agent_shows_the_faulty_gpu_of_a_pod() -> None:
+    struck, twin, other = given("x", DEAD), given("y", HEALTHY), given("z", HEALTHY)
+    events = [warned(struck), warned(twin, by="tenant"), warned(other, uid="of-an-earlier-pod-of-this-name")]
+    diagnosis = diagnose(snapshot(struck, twin, other, *events, missing=["Node"]))
+
+    assert results(diagnosis) == [(FAULTY, "node/a")]
+    found = diagnosis.problems[0].found
+    assert (found.affected, found.certainty) == (("pod/team/x",), Certainty.LIKELY)
+    assert found.evidence[0].startswith("pod/team/x: Event GpuUnhealthy: GPU 1 of the node (")
+
+
+def test_a_visible_record_outranks_an_event_of_the_agent() -> None:
+    work = given("x", DEAD)
+
+    assert not causes(judged(node("a", annotations=recorded()), work, warned(work)))
 
 
 def claimed(name: str, device: str, *, reported: bool = False, health: str = "Healthy") -> list[Object]:

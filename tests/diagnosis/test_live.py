@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +18,7 @@ from healthcheck.cluster.connection import Connection, connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.listings import Listings
 from healthcheck.node.state import RESULTS
-from sim.control_plane import ControlPlane
+from sim.control_plane import MANIFESTS, ControlPlane
 from sim.control_plane.files import write_kubeconfig
 from tests.cli.cluster import run
 from tests.waiting import eventually
@@ -28,6 +30,7 @@ _DEAD, _HEALTHY = (f"GPU-8dbf1c52-{part}-4c5e-9b1f-0123456789ab" for part in ("1
 _FINDING = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "about": {"uuid": _DEAD}}
 _RECORD = json.dumps({"schema": 1, "status": "fail", "severity": "REBOOT", "findings": [_FINDING]})
 _READER = "diagnosis-reader"
+TEAM, POD_OF_TEAM, TWIN = "team", "trainer-0", "server-0"
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,7 @@ def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     with ControlPlane() as own:
         own.create_node("withheld", devices={"nvidia.com/gpu": "8"}, taints=[_UNHEALTHY])
         own.create_node("healthy", devices={"nvidia.com/gpu": "8"})
+        own.kubectl("create", "namespace", TEAM)
         yield own
 
 
@@ -115,9 +119,9 @@ def test_the_gpu_that_the_kubelet_reports_of_a_pod_decides(
         plane.kubectl("annotate", "node", "withheld", f"{RESULTS}-")
 
 
-def _status(device: str) -> str:
+def _status(device: str, health: str = "Healthy") -> str:
     """Of a pod that runs, as the kubelet of Kubernetes 1.36 writes it."""
-    devices = [{"name": "nvidia.com/gpu", "resources": [{"resourceID": device, "health": "Healthy"}]}]
+    devices = [{"name": "nvidia.com/gpu", "resources": [{"resourceID": device, "health": health}]}]
     state = {"name": "main", "image": "x", "imageID": "x", "ready": True, "restartCount": 0}
     state |= {"state": {"running": {"startedAt": "2026-11-22T11:00:00Z"}}, "allocatedResourcesStatus": devices}
     return json.dumps({"status": {"phase": "Running", "containerStatuses": [state]}})
@@ -163,6 +167,108 @@ def test_who_may_see_one_namespace_hears_of_it_and_of_no_component_that_he_could
     assert (done.returncode, _document(done)["causes"]) == (2, [])
     assert unseen["Node"] == "the right to list nodes is missing"
     assert "Pod" not in unseen
+
+
+@pytest.fixture
+def member(plane: ControlPlane, tmp_path: Path) -> Iterator[Path]:
+    """Yield the kubeconfig of a member of a team: `view` in its namespace, which is that of the context.
+
+    Two pods of a Job of the team run on the node `withheld`; the kubelet reports the GPU of one as unhealthy.
+    """
+    for name in ("member", "default"):
+        plane.kubectl("create", "serviceaccount", name, f"--namespace={TEAM}")
+    # The rules of `view`, which the controller-manager copies into it.
+    rules = "--clusterrole=system:aggregate-to-view"
+    plane.kubectl("create", "rolebinding", "member", rules, f"--serviceaccount={TEAM}:member", f"--namespace={TEAM}")
+    box = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    job = {
+        "metadata": {"name": "train", "namespace": TEAM},
+        "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [box]}}},
+    }
+    uid = plane.request("POST", f"/apis/batch/v1/namespaces/{TEAM}/jobs", job).body["metadata"]["uid"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": uid, "controller": True}
+    for name, health in ((POD_OF_TEAM, "Unhealthy"), (TWIN, "Healthy")):
+        spec = {"nodeName": "withheld", "containers": [box], "tolerations": [{"operator": "Exists"}]}
+        body = {"metadata": {"name": name, "ownerReferences": [owner] if health == "Unhealthy" else []}, "spec": spec}
+        answer = plane.request("POST", f"/api/v1/namespaces/{TEAM}/pods", body)
+        assert answer.status == 201, answer.message
+        status = _status(_DEAD, health)
+        plane.kubectl("-n", TEAM, "patch", "pod", name, "--subresource=status", "--type=merge", "-p", status)
+    token = plane.kubectl("create", "token", "member", f"--namespace={TEAM}").strip()
+    path = write_kubeconfig(tmp_path / "member.kubeconfig", url=plane.url, ca_file=plane.ca_file, token=token)
+    content = json.loads(path.read_text())
+    content["contexts"][0]["context"]["namespace"] = TEAM
+    path.write_text(json.dumps(content))
+    _until_he_may(plane, f"/api/v1/namespaces/{TEAM}/pods", path)
+    yield path
+    for name in (POD_OF_TEAM, TWIN):
+        plane.request("DELETE", f"/api/v1/namespaces/{TEAM}/pods/{name}?gracePeriodSeconds=0")
+    named = ("job/train", "rolebinding/member", "serviceaccount/member", "serviceaccount/default")
+    plane.kubectl("-n", TEAM, "delete", *named)
+
+
+def test_a_member_of_a_team_diagnoses_its_pods_with_view_alone(plane: ControlPlane, member: Path) -> None:
+    """Each target without a namespace is in that of the context; what needs Nodes is unknown and never fine."""
+    reported = "allocatedResourcesStatus" in plane.kubectl("-n", TEAM, "get", "pod", POD_OF_TEAM, "-o=json")
+    for words in (("pod", POD_OF_TEAM), ("job", "train"), (), ("-n", TEAM)):
+        done = run(member, "diagnose", *words)
+        found = "PodOnFaultyGpu node/withheld" in done.stdout
+        assert (done.returncode, found) == ((1, True) if reported else (2, False)), done.stdout + done.stderr
+        assert "✓ CUDA" not in done.stdout
+
+    twin = run(member, "diagnose", "pod", TWIN)
+    assert (twin.returncode, "PodOnFaultyGpu" in twin.stdout) == (2, False)
+    assert "? CUDA works in its containers: its containers run, but Nodes are not visible" in _in_one_line(twin.stdout)
+    elsewhere = run(member, "diagnose", "job", "train", "-n", "default")
+    assert (elsewhere.returncode, 'pods" in API group "" in the namespace "default"' in elsewhere.stderr) == (2, True)
+    assert "only namespace team: you may not list the pods of all namespaces" in run(member, "diagnose").stderr
+
+
+def test_an_event_of_the_agent_shows_a_member_the_fault(plane: ControlPlane, member: Path) -> None:
+    pod = plane.request("GET", f"/api/v1/namespaces/{TEAM}/pods/{TWIN}").body
+    about = {"apiVersion": "v1", "kind": "Pod", "namespace": TEAM, "name": TWIN, "uid": pod["metadata"]["uid"]}
+    text = "GPU 3 of the node (GPU-1), which this pod uses, is faulty"
+    event = {
+        "metadata": {"name": "withheld.0123456789ab"},
+        "involvedObject": about,
+        "type": "Warning",
+        "reason": "GpuUnhealthy",
+        "message": text,
+        "source": {"component": "gpu-healthcheck", "host": "withheld"},
+    }
+    assert plane.request("POST", f"/api/v1/namespaces/{TEAM}/events", event).status == 201
+    done = run(member, "diagnose", "pod", TWIN)
+    plane.request("DELETE", f"/api/v1/namespaces/{TEAM}/events/withheld.0123456789ab")
+
+    assert (done.returncode, "PodOnFaultyGpu node/withheld" in done.stdout) == (1, True)
+    assert f"Event GpuUnhealthy: {text}" in _in_one_line(done.stdout)
+
+
+def test_the_printed_command_gives_a_member_the_whole_answer(plane: ControlPlane, member: Path) -> None:
+    before = _in_one_line(run(member, "diagnose", "pod", TWIN).stdout)
+    found = re.search(
+        r"An administrator of the cluster permits it: `(kubectl create clusterrolebinding [^`]*)`", before
+    )
+    assert found is not None, before
+    binding = shlex.split(found[1])
+    plane.kubectl("apply", "-f", str(MANIFESTS / "14-rbac-viewer.yaml"))
+    plane.kubectl("annotate", "node", "withheld", f"{RESULTS}={_RECORD}", "--overwrite")
+    plane.kubectl(*binding[1:])
+    try:
+        _until_he_may(plane, "/api/v1/nodes", member)
+        done = run(member, "diagnose", "pod", TWIN, "--json")
+        status = run(member, "status")
+    finally:
+        plane.kubectl("delete", "clusterrolebinding", binding[3])
+        plane.kubectl("delete", "clusterrole", "gpu-healthcheck-viewer")
+        plane.kubectl("annotate", "node", "withheld", f"{RESULTS}-")
+    assert (_document(done)["unobserved"], done.returncode) == ([], 1)
+    assert _document(done)["causes"][0]["subject"] == "node/withheld"
+    assert (status.returncode, status.stderr) == (0, "")
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from diagnosis.answers.chain import LinkState, chain, chains_of
 from diagnosis.answers.target import Target, TargetError, concerned, parse_target, pods_of
@@ -27,7 +29,7 @@ UNSCHEDULED = Cause("Unscheduled", CauseSeverity.HIGH, Link.SCHEDULED, "no node"
         ([], "", None),
         (["pod", "team/x"], "", Target("Pod", "team", "x")),
         (["pod", "x"], "team", Target("Pod", "team", "x")),
-        (["pod/x"], "", Target("Pod", "default", "x")),
+        (["job/x"], "default", Target("Job", "default", "x")),
         (["pods", "team/x"], "", Target("Pod", "team", "x")),
         (["deploy/x"], "team", Target("Deployment", "team", "x")),
         (["jobset", "team/x"], "", Target("JobSet", "team", "x")),
@@ -103,6 +105,44 @@ def test_a_pod_that_nothing_explains_is_not_fine(state: str, missing: list[str],
     report = report_of(seen, Target("Pod", "team", "x"), "", None, overview=False)
 
     assert sentence in report.nothing
+
+
+@pytest.mark.parametrize(
+    ("work", "missing", "last"),
+    [
+        (pod("x", on="a"), [], LinkState.FINE),
+        (pod("x", on="a"), ["Event", "ReplicaSet"], LinkState.FINE),
+        (pod("x", on="a"), ["Node"], LinkState.UNKNOWN),
+        (pod("x", on="a", phase="Succeeded"), ["Node"], LinkState.FINE),
+    ],
+)
+def test_cuda_works_only_if_what_may_break_it_is_visible(
+    work: dict[str, Any], missing: list[str], last: LinkState
+) -> None:
+    state = snapshot(work, *([] if "Node" in missing else [node("a")]), missing=missing)
+    report = report_of(state, Target("Pod", "team", "x"), "", None, overview=False)
+    (chain,) = report.chains
+
+    assert {step.state for step in chain.steps[:-1]} == {LinkState.FINE}
+    assert chain.steps[-1].state is last
+    shown = "  ? CUDA works in its containers: its containers run, but Nodes are not visible\n"
+    assert (shown in _printed(report)) is (last is LinkState.UNKNOWN)
+
+
+def test_missing_permissions_are_one_sentence_with_the_command_that_grants_them() -> None:
+    state = snapshot(pod("x", on="a"), missing=["DaemonSet", "Event", "Node"])
+    denied = replace(state, denied=frozenset({"Node", "DaemonSet"}), user="https://idp#ann/team")
+    report = report_of(denied, Target("Pod", "team", "x"), "", None, overview=False)
+    first, *others = report.unseen
+
+    assert first.startswith("You may not list Node, DaemonSet in the whole cluster; this hides ")
+    assert first.endswith(
+        " possible causes. An administrator of the cluster permits it: `kubectl create clusterrolebinding "
+        "'gpu-healthcheck-viewer-https:--idp#ann-team' --clusterrole=gpu-healthcheck-viewer "
+        "'--user=https://idp#ann/team'`"
+    )
+    assert others
+    assert not [sentence for sentence in others if "Event" not in sentence or len(sentence) > 200]
 
 
 def _printed(report: Report) -> str:
