@@ -335,7 +335,7 @@ class Builder:
     def build(self, now: datetime, unseen: str = "", logs: Mapping[tuple[str, str], str] | None = None) -> Snapshot:
         """Build the snapshot. `unseen` is the reason for kinds that no file or listing mentions."""
         missing = {kind: unseen for kind in KINDS if unseen and kind not in self._seen} | self._missing
-        facts = {place: tuple(found) for place, found in self._facts.items()}
+        facts: dict[str, Any] = {place: tuple(found) for place, found in self._facts.items()}
         return Snapshot(now, **facts, logs=dict(logs or {}), missing=missing, odd=tuple(self._odd))
 
 

@@ -14,8 +14,12 @@ from typing import Any
 
 import pytest
 
+from healthcheck.probes.pod_resources import SOCKETS
+from healthcheck.probes.pods_by_uid import PODS_API
 from sim.control_plane import MANIFESTS, ControlPlane, install
+from tests.agent.node.test_gate import devices
 from tests.agent.world import UNHEALTHY, P, RealCluster, World
+from tests.host.grpc_server import answers_to, serving
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -252,6 +256,44 @@ def lived(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_that(story: Story, lived: dict[Story, Future[None]]) -> None:
     lived[story].result()
+
+
+def test_a_pod_of_the_faulty_gpu_is_warned_and_no_other_one(installed: ControlPlane, short_root: Path) -> None:
+    plane = installed
+    with watched_on(plane, "real-pods", short_root) as world:
+        root = world.host.root
+        held = {"trainer": world.host.gpus[3].uuid, "server": world.host.gpus[5].uuid}
+        plane.kubectl("create", "namespace", "team")
+        plane.kubectl("create", "serviceaccount", "worker", "--namespace=team")
+        uids = {}
+        for name in held:
+            box = {"name": "main", "image": "x"}
+            spec = {"nodeName": world.cluster.name, "serviceAccountName": "worker", "containers": [box]}
+            body = {"metadata": {"name": name}, "spec": spec}
+            answer = plane.request("POST", "/api/v1/namespaces/team/pods", body)
+            assert answer.status == 201, answer.message
+            uids[name] = answer.body["metadata"]["uid"]
+        pods = [{"metadata": {"uid": uid, "namespace": "team", "name": name}} for name, uid in uids.items()]
+        with (
+            serving(root / PODS_API[1:], answers_to("pods", {"pods": pods})),
+            serving(root / SOCKETS[0][1:], devices(**held)),
+        ):
+            world.host.xid(3, 79, ERROR)
+            described = eventually(lambda: _described(plane, "trainer"))
+
+        assert "GPU 3 of the node" in described
+        assert not _described(plane, "server")
+        events = plane.request("GET", "/api/v1/namespaces/team/events").body["items"]
+        assert [event["involvedObject"]["name"] for event in events if event["reason"] == "GpuUnhealthy"] == ["trainer"]
+        assert world.agent.metrics().get("forbidden{events}", 0) == 0
+        for name in held:
+            plane.request("DELETE", f"/api/v1/namespaces/team/pods/{name}?gracePeriodSeconds=0")
+
+
+def _described(plane: ControlPlane, name: str) -> str:
+    """Return what `kubectl describe pod` shows of the warning; '' without one."""
+    printed = plane.kubectl("-n", "team", "describe", "pod", name)
+    return next((line for line in printed.splitlines() if "GpuUnhealthy" in line and "gpu-healthcheck" in line), "")
 
 
 def test_a_server_that_hangs_delays_the_telling_and_nothing_else(troubled: ControlPlane, tmp_path: Path) -> None:

@@ -45,17 +45,17 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("contexts", "options", "expected"),
+    ("contexts", "context", "expected"),
     [
-        ({"one": "team"}, {}, "team"),
-        ({"one": "team", "other": "vision"}, {"context": "other"}, "vision"),
-        ({"one": None}, {}, "default"),
-        ({"one": ""}, {}, "default"),
-        ({}, {}, "default"),
+        ({"one": "team"}, "", "team"),
+        ({"one": "team", "other": "vision"}, "other", "vision"),
+        ({"one": None}, "", "default"),
+        ({"one": ""}, "", "default"),
+        ({}, "", "default"),
     ],
 )
 def test_the_namespace_is_that_of_the_context(
-    home: Path, contexts: dict[str, str | None], options: dict[str, str], expected: str
+    home: Path, contexts: dict[str, str | None], context: str, expected: str
 ) -> None:
     content = {
         "current-context": next(iter(contexts), ""),
@@ -69,7 +69,7 @@ def test_the_namespace_is_that_of_the_context(
     }
     (home / ".kube/config").write_text(yaml.safe_dump(content))
 
-    assert namespace_of(Access(**options)) == expected
+    assert namespace_of(Access(context=context)) == expected
 
 
 def test_the_namespace_of_a_pod_is_that_of_its_account(pod: Path) -> None:
