@@ -27,9 +27,10 @@ from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refuse
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.attempts import is_rebooted_at_once
-from healthcheck.deep.claim import Claim, RunKind, claim_on, take
+from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back, take
 from healthcheck.deep.job import JobState
 from healthcheck.deep.reset_command import (
+    command_in,
     new_command,
     operands_before,
     render,
@@ -37,7 +38,6 @@ from healthcheck.deep.reset_command import (
     returned,
     switch_off,
     switched_off,
-    with_labels,
 )
 from healthcheck.deep.reset_plan import (
     ResetTarget,
@@ -45,6 +45,7 @@ from healthcheck.deep.reset_plan import (
     needs_reboot,
     obstacles,
     reset_targets,
+    why_not_offered,
     why_not_reboot,
     why_not_reset,
 )
@@ -70,7 +71,7 @@ from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import has_taken, is_taken, taken_on
-from healthcheck.verdict.node_events import NodeEvent, cut, event_name
+from healthcheck.verdict.node_events import cut
 from healthcheck.verdict.record import AgentRecord, ResetStepRow, RunRecord, StandingRecord
 
 T = TypeVar("T")
@@ -92,8 +93,6 @@ _HANDSHAKE, _DELETED = "hami.io/node-handshake", "Deleted"
 _BATCH = "batch"
 _MOST_JOBS = 4
 """Most Jobs of one run: the one of a reset, the one of the verification after a reboot, and two that a reboot ended."""
-_STEPS, _MOST_REPEATED = frozenset(Step), 2
-"""Names of the steps, and most Events about one of them in one run."""
 _RESULTS = (Status.PASS.value, Status.FAIL.value)
 _RIGHTS = (
     Right("get", "nodes"),
@@ -199,7 +198,6 @@ class NodeReset:
         self._voice = voice
         self._job = NodeJob(cluster, _KIND, name, job_name(name), patience, voice)
         self._operands_evicted = 0
-        self._reported: dict[str, set[datetime | None]] = {}
         self._began = time.monotonic()
         self._last_said = ""
 
@@ -266,7 +264,7 @@ class NodeReset:
             if plan.is_rebooting:
                 self._take_over()
             elif job is None:
-                self._claim(plan)
+                self._claim()
                 job = self._created(plan)
             late = self._follow(plan, job)
         except (Interrupted, CouldNot, ClusterError) as error:
@@ -275,7 +273,7 @@ class NodeReset:
                 self._voice.say(f"not reset: {printable(str(error) or 'interrupted')}")
                 self._end_job()
                 if not self._has_begun(plan):
-                    self._undo()
+                    self._undo(plan, printable(str(error) or "interrupted"))
                     raise
             self._voice.say("the reset has begun, so it ends first: Ctrl-C again leaves the rest to another run")
             late = self._follow(plan, self._job.read())
@@ -283,12 +281,12 @@ class NodeReset:
         return self._not_rebooted(late) if late else self._return(plan)
 
     def _is_unreturned(self, node: NodeState) -> bool:
-        """Whether a run that has ended left its claim, operands switched off, or GPUs that pods can't request."""
+        """Whether a run that has ended left its claim or its annotation, or GPUs that pods can't request."""
         is_reset = self._record(node).status == Status.PASS.value
         # On a tainted node a later fault may be the reason, and a restarted device plugin would not be scheduled.
         is_withheld = node.gpus != node.gpu_capacity and not node.tainted()
-        is_off = bool(switched_off(node.labels, node.annotations))
-        return self._has_claim(node) or is_off or (is_reset and is_withheld)
+        is_left = self._has_claim(node) or command_in(node.annotations) is not None
+        return is_left or (is_reset and is_withheld)
 
     def _has_claim(self, node: NodeState) -> bool:
         run = claim_on(node, datetime.now(UTC))
@@ -316,35 +314,30 @@ class NodeReset:
 
     # --- before the reset
 
-    def _claim(self, plan: ResetPlan) -> None:
-        """Claim the node and switch the operator's operands off, in one write."""
+    def _claim(self) -> None:
+        """Claim the node. Operands that an earlier run has switched off stay off."""
         self._voice.stage("is claimed")
         why: list[str] = []
-        off: dict[str, str] = {}
 
         def claiming(node: NodeState) -> Mapping[str, Any] | None:
-            nonlocal why, off
+            nonlocal why
             now = datetime.now(UTC)
             claim = Claim(RunKind.RESET, self._job.name, now + _CLAIMED)
             why = list(obstacles(node, self._job.name, now))
             patch = None if why else take(node, claim, now, claim.is_same_run)
             if patch is None:
                 return None
-            off = {} if plan.is_at_once else operands_before(node)
             texts = {
-                RESET_RESULT: records.dump(self._first_record(node, now, off)),
-                RESET_COMMAND: self._sign(off or _still_off(node)),
+                RESET_RESULT: records.dump(self._first_record(node, now)),
+                RESET_COMMAND: self._sign(_still_off(node)),
             }
-            return annotated(node, texts, with_labels(patch, switch_off(off)))
+            return annotated(node, texts, patch)
 
         if self._patched(claiming) is None:
             raise CouldNot("the node can't be claimed", *(why or ["another run has just claimed it"]))
-        self._voice.say("claimed" + (f"; operands switched off: {', '.join(off)}" if off else ""))
+        self._voice.say("claimed")
 
-    def _first_record(self, node: NodeState, now: datetime, operands: Mapping[str, str]) -> RunRecord:
-        detail = (
-            f"switched off: {', '.join(operands)}" if operands else "no operand of the GPU operator is switched off"
-        )
+    def _first_record(self, node: NodeState, now: datetime) -> RunRecord:
         return RunRecord(
             schema=records.SCHEMA,
             timestamp=timestamp(now),
@@ -359,7 +352,7 @@ class NodeReset:
             findings=(),
             unobserved=(),
             running=Step.CLAIM.value,
-            steps=(ResetStepRow(step=Step.CLAIM.value, at=now, detail=detail),),
+            steps=(ResetStepRow(step=Step.CLAIM.value, at=now, detail="a taint keeps new pods away"),),
         )
 
     def _sign(self, operands: Mapping[str, str]) -> str:
@@ -403,11 +396,12 @@ class NodeReset:
         return f"step '{Step.REBOOT}': its Job has ended {_MOST_JOBS} times without a result: {self._last_said}"
 
     def _meanwhile(self) -> None:
-        """Report the Job's new steps, and evict the pods that it names."""
+        """Evict the pods that the Job names, and switch the operands off once no other pod has the GPUs."""
         node = self._node()
         record = self._record(node)
-        self._report_steps(node, record)
-        if record.running == Step.FREE.value and record.pods:
+        if record.running == Step.OPERANDS:
+            self._switch_off()
+        if record.running in (Step.FREE, Step.OPERANDS) and record.pods:
             self._evict(set(record.pods))
         if record.running == Step.DRAIN.value and not drained(record):
             self._drain_node()
@@ -415,8 +409,21 @@ class NodeReset:
         if awaits_reboot(record, node.boot_id) or (record.started is not None and record.running is None):
             raise _Over
 
+    def _switch_off(self) -> None:
+        """Switch the operator's operands off, and list their labels in the same write."""
+
+        def switching_off(node: NodeState) -> Mapping[str, Any] | None:
+            return switch_off(node) if self._record(node).running == Step.OPERANDS else None
+
+        node = self._patched(switching_off)
+        if node is not None:
+            self._voice.say(f"operands switched off: {', '.join(switched_off(node.labels, node.annotations))}")
+
     def _evict(self, named: set[str]) -> None:
-        """Evict these pods if they are on the node and use GPUs: the Job's word alone does not suffice."""
+        """Evict these pods if they are on the node and use GPUs: the Job's word alone does not suffice.
+
+        Components of NVIDIA leave last: the device plugin may not return to a tainted node if the run ends early.
+        """
         there = [pod for pod in self._cluster.pods.list_on(self._name) if title(pod) in named]
         kinds = [(pod, holder_kind(pod)) for pod in there]
         workloads = [pod for pod, kind in kinds if kind is HolderKind.WORKLOAD]
@@ -424,7 +431,7 @@ class NodeReset:
         must_be_allowed(plan)
         if plan.left:
             raise CouldNot("pods that stay on it use its GPUs", *(f"{name}: {why}" for name, why in plan.left))
-        operands = [pod["metadata"] for pod, kind in kinds if kind is HolderKind.OPERAND]
+        operands = [pod["metadata"] for pod, kind in kinds if kind is HolderKind.OPERAND and not plan.leaving]
         self._operands_evicted += len(operands)
         if self._operands_evicted > _MOST_OPERANDS:
             raise CouldNot("a component of NVIDIA returns after each eviction, and uses the GPUs", *named)
@@ -518,14 +525,37 @@ class NodeReset:
             self._ask(partial(self._cluster.jobs.delete, job))
             self._patience.until(lambda: True if self._job.read() is None else None, _JOB_ENDS_SECONDS)
 
-    def _undo(self) -> None:
+    def _undo(self, plan: ResetPlan, why: str) -> None:
+        """Return the node, and wait for the GPUs if a component of NVIDIA was stopped."""
         self._voice.stage("is released")
-        self._restore()
+        is_restored = self._restore()
         self._release()
-        self._voice.say("undone: its operands and its claim are as before; evicted pods do not come back by themselves")
+        left = self._why_not_offered(plan) if is_restored or self._operands_evicted else ""
+        self._finish(f"undone: {why}", *filter(None, [left]))
+        what = "its claim is released" + (", its operands are switched on" if is_restored else "")
+        self._voice.say(f"undone: {what}; evicted pods do not come back by themselves")
+        if left:
+            self._voice.say(f"left: {left}")
 
-    def _restore(self) -> None:
-        """Switch the operands on that this or an earlier run switched off, unless the Job has done it."""
+    def _why_not_offered(self, plan: ResetPlan) -> str:
+        """Wait until pods can request as many GPUs as before the run, and return why they can't; '' if they can."""
+        self._voice.stage("waiting until pods can request its GPUs")
+        why = ""
+
+        def are_offered() -> bool | None:
+            nonlocal why
+            why = why_not_offered(self._node(), plan.node)
+            return None if why else True
+
+        with suppress(TookTooLong):
+            self._patience.until(are_offered, _UNAIDED_SECONDS)
+        return why
+
+    def _restore(self) -> bool:
+        """Switch the operands on that this or an earlier run switched off, unless the Job has done it.
+
+        Return whether any was off.
+        """
         on: tuple[str, ...] = ()
 
         def restoring(node: NodeState) -> Mapping[str, Any] | None:
@@ -536,9 +566,24 @@ class NodeReset:
         self._patched(restoring)
         if on:
             self._voice.say(f"operands switched on: {', '.join(on)}")
+        return bool(on)
 
     def _release(self) -> None:
-        self._patched(lambda node: returned(node, self._job.name, datetime.now(UTC)))
+        """Release the claim and its taint: a device plugin does not start before."""
+        self._patched(lambda node: give_back(node, Claim(RunKind.RESET, self._job.name, datetime.now(UTC))))
+
+    def _finish(self, *left: str) -> None:
+        """End the command's permissions, and record what is left to do."""
+
+        def finishing(node: NodeState) -> Mapping[str, Any] | None:
+            patch, record = returned(node, self._job.name, datetime.now(UTC)), self._record(node)
+            if patch is None or not left or record.holder is None:
+                return patch
+            reasons = (*(record.reasons or ()), *(cut(text) for text in left))
+            ended = records.within_limit(replace(record, running=None, reasons=reasons))
+            return annotated(node, {RESET_RESULT: records.dump(ended)}, patch)
+
+        self._patched(finishing)
 
     # --- after the reset
 
@@ -546,7 +591,6 @@ class NodeReset:
         """Return the node: operands, findings, claim, and the GPUs that pods can request."""
         node = self._node()
         record = self._record(node)
-        self._report_steps(node, record)
         self._restore()
         left: list[str] = []
         if record.status == Status.PASS.value:
@@ -554,6 +598,9 @@ class NodeReset:
         self._release()
         if record.status == Status.PASS.value:
             left += self._wait_for_gpus(plan.node.gpu_capacity, record)
+        elif why := self._why_not_offered(plan):
+            left.append(why)
+        self._finish(*left)
         self._wait_for_job()
         return self._ended(record, tuple(left))
 
@@ -675,7 +722,6 @@ class NodeReset:
         is_well = record.status == Status.PASS.value and not left
         words = "the GPUs work again" if is_well else "; ".join([*(record.reasons or ()), *left]) or self._last_said
         status = record.status or ""
-        self._event("GpuResetDone" if is_well else "GpuResetFailed", words, record, "end", is_well=is_well)
         why_not = words if status not in _RESULTS else ""
         step = NextStep() if is_well else self._next_step(record)
         return ResetOutcome(self._name, status, record, seconds, left, step, why_not)
@@ -691,32 +737,6 @@ class NodeReset:
         return node_step(node, records.on_node(StandingRecord, node, RESULTS), silent, datetime.now(UTC))
 
     # --- requests
-
-    def _report_steps(self, node: NodeState, record: RunRecord) -> None:
-        """Report each step once, and again if another Job repeats it. A forged record names any number of steps."""
-        for row in record.steps or ():
-            times = self._reported.setdefault(row.step or "", set())
-            if row.step in _STEPS and row.at not in times and len(times) < _MOST_REPEATED:
-                times.add(row.at)
-                self._event("GpuResetStep", f"{row.step}: {row.detail}", record, f"{row.step} {row.at}", node=node)
-
-    def _event(
-        self,
-        reason: str,
-        message: str,
-        record: RunRecord,
-        key: str,
-        *,
-        is_well: bool = True,
-        node: NodeState | None = None,
-    ) -> None:
-        """Create an Event about the Node. Without the permission, the record has the same."""
-        name = event_name(self._name, "reset", str(record.started), key)
-        event = NodeEvent(name, "Normal" if is_well else "Warning", reason, cut(printable(message)))
-        try:
-            self._cluster.events.create(node or self._node(), event, datetime.now(UTC))
-        except (ClusterError, Interrupted):
-            return
 
     def _record(self, node: NodeState) -> RunRecord:
         """Return the record of this node's resets; an empty one if it is another program's."""

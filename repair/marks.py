@@ -19,12 +19,11 @@ from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep import reset_command
 from healthcheck.deep.claim import RunKind
 from healthcheck.deep.claimant import Annotations, Claimant
-from healthcheck.deep.reset_command import LOCK, restored, returned
-from healthcheck.deep.reset_plan import obstacles
+from healthcheck.deep.reset_command import LOCK, restored, returned, switched_off, switched_on
+from healthcheck.deep.reset_plan import obstacles, why_not_offered
 from healthcheck.deep.reset_steps import drained
 from healthcheck.host import node_file
 from healthcheck.model import Status
-from healthcheck.node.gpu_resources import listed
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, PatchFor, annotated
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
@@ -108,6 +107,14 @@ class ResetMarks:
         """Return the pods on the node. Raises ClusterError."""
         return list(_AT_THE_START.ask(lambda: self._cluster.pods.list_on(self._node)))
 
+    def operands(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the operator's labels that are on, and those that the command has switched off.
+
+        Raises ClusterError.
+        """
+        node = _AT_THE_START.ask(self._read)
+        return switched_on(node.labels), switched_off(node.labels, node.annotations)
+
     def drained(self) -> str:
         """Return how the command drained the node; '' if it has not. Raises NodeNotResettable, ClusterError."""
         node = _AT_THE_START.ask(self._read)
@@ -171,21 +178,12 @@ class ResetMarks:
         return progress
 
     def _wait_for_plugin(self, before: NodeState, stopping: threading.Event, *, is_reset: bool) -> str:
-        """Return why pods can't request all GPUs, with what only a person may do; '' if they can."""
+        """Return why pods can't request the GPUs that they could before, or all after a reset; '' if they can."""
         ends = time.monotonic() + PLUGIN_SECONDS
         while True:
-            node = _AT_THE_END.ask(self._read)
-            # The kubelet forgets the capacity some minutes after the end of a device plugin.
-            capacity = {**before.gpu_capacity, **node.gpu_capacity}
-            if node.gpus == capacity:
-                return ""
-            # The findings of a GPU that was not reset stay, and so does their taint.
-            stays = node.tainted() and not is_reset
-            if stays or time.monotonic() >= ends or stopping.wait(_LOOK_SECONDS):
-                words = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
-                if node.tainted():
-                    return f"{words} while the taint of its findings stays: gpu-healthcheck status {node.name}"
-                return f"{words}; gpu-healthcheck reset {node.name} restarts its device plugin"
+            why = why_not_offered(_AT_THE_END.ask(self._read), before, is_reset=is_reset)
+            if not why or time.monotonic() >= ends or stopping.wait(_LOOK_SECONDS):
+                return why
 
     def _annotations(self, begun: ResetStart, progress: ResetProgress) -> Annotations:
         self._at = max(_now(), self._at + timedelta(seconds=1))

@@ -130,8 +130,7 @@ class ResetRun(Struct):
         smi = NvidiaSmi.find(self.own.host_root)
         selection = self._choose(node)
         with ExitStack() as undo:
-            self._free(smi, selection, undo)
-            self._enter(Step.RESET, "the GPUs are free")
+            self._enter(Step.RESET, self._free(smi, selection, undo))
             self.touched = True
             at, message = self._reset(smi, selection)
             self._ended(Step.RESET, message, Step.VERIFY)
@@ -163,8 +162,12 @@ class ResetRun(Struct):
         self.marks.tell(self.begun, self.progress)
         return selection
 
-    def _free(self, smi: NvidiaSmi, selection: Selection, undo: ExitStack) -> None:
-        """Wait until nothing uses the GPUs. Raises NodeNotResettable if something else than pods with GPUs does."""
+    def _free(self, smi: NvidiaSmi, selection: Selection, undo: ExitStack) -> str:
+        """Wait until nothing uses the GPUs, and return the message. Raises NodeNotResettable if a foreign process does.
+
+        The operator's operands are switched off last: after an earlier end, a tainted node may not get the device
+        plugin's pod back.
+        """
         undo.callback(self._attempt, "agent's NVML", partial(end_pause, self.own.state_dir))
         for uuid in [gpu.uuid for gpu in selection.gpus if gpu.persistence and gpu.uuid]:
             undo.callback(self._attempt, "persistence mode", partial(smi.set_persistence, uuid, on=True))
@@ -183,25 +186,37 @@ class ResetRun(Struct):
         while True:
             self._pause(_PAUSED_SECONDS)
             found = holders(open_in(self.own.host_root, minors), assigned(self.own.host_root, uuids), self.marks.pods())
-            if not found:
-                return
+            is_used = any(holder.kind in (HolderKind.WORKLOAD, HolderKind.FOREIGN) for holder in found)
+            on, off = ((), ()) if is_used else self.marks.operands()
+            if not (found or on):
+                return f"the GPUs are free; switched off: {', '.join(off)}" if off else "the GPUs are free"
             now = time.monotonic()
             unknown = [holder for holder in found if holder.kind is HolderKind.FOREIGN]
             unknown_since = (unknown_since or now) if unknown else None
             if unknown_since is not None and now - unknown_since >= FOREIGN_SECONDS:
                 raise NodeNotResettable(f"in use by {_listed(unknown)}, which this command does not end")
-            self.marks.must_have_command(f"the GPUs are in use by {_listed(found)}")
+            users = _listed(found) if found else f"operands that are switched on: {', '.join(on)}"
+            self.marks.must_have_command(f"the GPUs are in use by {users}")
             if now >= ends:
-                raise NodeNotResettable(f"still in use after {self.wait_seconds:.0f} s: {_listed(found)}")
-            if found != reported or now - reported_at >= _RENEWED_SECONDS:
-                log.info("waiting until the GPUs are free", holders=[str(holder) for holder in found[:_MOST_NAMED]])
-                evicted = (HolderKind.WORKLOAD, HolderKind.OPERAND)
-                pods = dict.fromkeys(holder.pod for holder in found if holder.kind in evicted)
-                self.progress = replace(self.progress, pods=tuple(pods))
-                self.marks.tell(self.begun, self.progress)
-                reported, reported_at = found, now
+                raise NodeNotResettable(f"still in use after {self.wait_seconds:.0f} s: {users}")
+            state = (bool(on or off), found)
+            if state != reported or now - reported_at >= _RENEWED_SECONDS:
+                log.info("waiting until the GPUs are free", users=users)
+                self._name_users(found, is_operated=bool(on or off))
+                reported, reported_at = state, now
             if self.stopping.wait(_PAUSE_SECONDS):
                 raise NodeNotResettable("stopped before the reset")
+
+    def _name_users(self, found: Sequence[Holder], *, is_operated: bool) -> None:
+        """Record the pods that the command is to evict: workloads first. `is_operated`: it switches operands off."""
+        for kind in (HolderKind.WORKLOAD, HolderKind.OPERAND):
+            if pods := tuple(dict.fromkeys(holder.pod for holder in found if holder.kind is kind)):
+                break
+        self.progress = replace(self.progress, pods=pods)
+        if is_operated and self.progress.running is not Step.OPERANDS:
+            self._step(Step.FREE, "no pod with these GPUs is left")
+        self.progress = replace(self.progress, running=Step.OPERANDS if is_operated else Step.FREE)
+        self.marks.tell(self.begun, self.progress)
 
     def _reset(self, smi: NvidiaSmi, selection: Selection) -> tuple[float, str]:
         self._pause(RESET_SECONDS + WORKS_SECONDS)
@@ -423,7 +438,7 @@ class ResetRun(Struct):
         if self.stopping.is_set():
             raise NodeNotResettable("stopped before the reset")
         self.progress = replace(self.progress, pods=())
-        self._step(Step.FREE, detail)
+        self._step(self.progress.running or Step.FREE, detail)
         self.progress = replace(self.progress, running=step)
         self.marks.tell(self.begun, self.progress)
 

@@ -10,7 +10,6 @@ import structlog
 from agent.cycle.check_cycle import Cycle, Sources
 from agent.cycle.instance_metadata import InstanceMetadata
 from agent.cycle.runtime_class_lister import RuntimeClasses
-from agent.deep.abandoned_reset import AbandonedReset
 from agent.deep.deep_processes import DeepProcesses
 from agent.deep.deep_runs import WAITS, DeepIntervals, DeepTests
 from agent.deep.level_2 import Level2
@@ -25,6 +24,7 @@ from agent.node.node_watch import NodeWatch
 from agent.node.node_writer import NodeWriter
 from agent.node.pod_reporter import PodReporter
 from agent.node.reporter import Reporter
+from agent.node.reset_watch import ResetWatch
 from agent.process.mounted_configuration import MountedConfiguration
 from agent.process.schedule import Schedule
 from agent.process.settings import AgentSettings
@@ -114,9 +114,7 @@ class Agent:
         level_2 = Level2(settings.host_root, state)
         deep = DeepTests(state, cluster, level_2, self.schedule, telemetry, settings.state_dir, waits)
         self.deep = deep if write and file is not None else None
-        reporter = self.cluster.reporter
-        abandoned = AbandonedReset(state, cluster, settings.state_dir, reporter.warn, reporter.report_defect)
-        self.abandoned_reset = abandoned if write else None
+        self.reset_watch = ResetWatch(state, cluster, settings.state_dir, self.cluster.reporter) if write else None
         self._begin_with(start)
 
     def _begin_with(self, start: StartState) -> None:
@@ -135,8 +133,8 @@ class Agent:
         self.host.kernel_log.start()
         self.cluster.node_watch.start()
         self.cluster.node_writer.start()
-        if self.abandoned_reset is not None:
-            self.abandoned_reset.start()
+        if self.reset_watch is not None:
+            self.reset_watch.start()
         self.schedule.start(self.look, self._ask_others, self.deep.attempt if self.deep else None)
 
     def look(self) -> float | None:
@@ -173,8 +171,8 @@ class Agent:
         self.schedule.end()
         if self.deep is not None:
             self.deep.end()
-        if self.abandoned_reset is not None:
-            self.abandoned_reset.end()
+        if self.reset_watch is not None:
+            self.reset_watch.end()
         self.host.kernel_log.end()
         self.host.deep_processes.end()
         self.ledger.save()

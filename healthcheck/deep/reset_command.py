@@ -130,8 +130,19 @@ def switched_off(labels: Mapping[str, str], annotations: Mapping[str, str]) -> t
     return tuple(label for label in OPERANDS if operands.get(label) == _ON and labels.get(label) == _OFF)
 
 
-def switch_off(operands: Mapping[str, str]) -> dict[str, str]:
-    return dict.fromkeys(operands, _OFF)
+def switched_on(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the operator's labels of a Node whose operands run."""
+    return tuple(label for label in OPERANDS if labels.get(label) == _ON)
+
+
+def switch_off(node: NodeState) -> dict[str, Any] | None:
+    """Return the patch that switches the operands off and lists their labels; None if none is switched on."""
+    command = command_in(node.annotations)
+    if command is None or not switched_on(node.labels):
+        return None
+    operands = operands_before(node)
+    listed = render(replace(command, operands=operands))
+    return with_labels(annotated(node, {RESET_COMMAND: listed}), dict.fromkeys(operands, _OFF))
 
 
 def with_labels(patch: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:

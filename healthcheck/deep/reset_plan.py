@@ -15,7 +15,8 @@ from healthcheck.memory.findings import gpu_address
 from healthcheck.memory.known_names import OF_THE_NETWORK
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
-from healthcheck.node.state import RESULTS, NodeState, is_tested
+from healthcheck.node.gpu_resources import listed
+from healthcheck.node.state import RESULTS, UNHEALTHY, NodeState, is_tested
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -128,3 +129,19 @@ def why_not_reboot(
         yield "its kubelet reports no boot id, so a reboot could not be recognised"
     if not (force or needs_reboot(node) or any(target.reasons for target in targets)):
         yield "no finding on it ends with a reset or a reboot; --force reboots it anyway"
+
+
+def why_not_offered(node: NodeState, before: NodeState, *, is_reset: bool = False) -> str:
+    """Return why pods can request fewer GPUs than `before` the run, or fewer than all after a reset; '' otherwise."""
+    # The kubelet forgets the capacity some minutes after the end of a device plugin.
+    capacity = {**before.gpu_capacity, **node.gpu_capacity}
+    least = capacity if is_reset else {name: max(before.gpus.get(name, 0), 1) for name in capacity}
+    if all(node.gpus.get(name, 0) >= number for name, number in least.items()):
+        return ""
+    words = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
+    if node.tainted():
+        return (
+            f"{words}: the device plugin does not start before the taint {UNHEALTHY} is gone, unless its DaemonSet "
+            f"tolerates it; gpu-healthcheck status {node.name} shows the next step"
+        )
+    return f"{words}; gpu-healthcheck reset {node.name} restarts its device plugin"

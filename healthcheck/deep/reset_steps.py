@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from healthcheck.model import Status
+from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 from healthcheck.verdict.record import RunRecord
 
 
@@ -14,18 +20,20 @@ class Step(StrEnum):
     CLAIM = "claim"
     PLAN = "plan"
     FREE = "free the GPUs"
+    OPERANDS = "operands"
     RESET = "reset"
     DRAIN = "drain the node"
     REBOOT = "reboot"
     VERIFY = "verify"
     LEVEL_2 = "level 2"
     LOAD = "load"
-    OPERANDS = "operands"
-    RETURN = "return"
 
 
-_BEFORE = (Step.CLAIM.value, Step.PLAN.value, Step.FREE.value, Step.DRAIN.value)
+_BEFORE = (Step.CLAIM.value, Step.PLAN.value, Step.FREE.value, Step.OPERANDS.value, Step.DRAIN.value)
 _RESULTS = (Status.PASS.value, Status.FAIL.value)
+_NAMES = frozenset(Step)
+_KEPT = timedelta(hours=1)
+"""Time for which the API server keeps Events by default: an Event is not created twice within it."""
 
 
 def may_have_begun(record: RunRecord) -> bool:
@@ -42,3 +50,26 @@ def awaits_reboot(record: RunRecord, boot_id: str) -> bool:
 def drained(record: RunRecord) -> str:
     """Return the detail of the ended drain; '' if it has not ended."""
     return next((row.detail or "" for row in record.steps or () if row.step == Step.DRAIN.value), "")
+
+
+def step_events(node: NodeState, now: datetime) -> Iterator[NodeEvent]:
+    """Yield an Event for each step in the Node's record, and one for its end once the node is returned.
+
+    The same step always has the same name. Steps older than an hour are left out: they have been reported.
+    """
+    record = records.on_node(RunRecord, node, RESET_RESULT)
+    run = (node.name, "reset", str(record.started))
+    for row in record.steps or ():
+        if row.step in _NAMES and row.at is not None and now - row.at < _KEPT:
+            message = cut(printable(": ".join(filter(None, (row.step, row.detail)))))
+            yield NodeEvent(event_name(*run, f"{row.step} {row.at}"), "Normal", "GpuResetStep", message)
+    ended = records.time_of(record)
+    if record.running or RESET_COMMAND in node.annotations or ended is None or now - ended >= _KEPT:
+        return
+    why = "; ".join(record.reasons or ())
+    if record.status == Status.PASS and not why:
+        yield NodeEvent(event_name(*run, "end"), "Normal", "GpuResetDone", "the GPUs work again")
+    else:
+        default = "a GPU does not work" if record.status == Status.FAIL else "no GPU was reset"
+        message = cut(printable(why or default))
+        yield NodeEvent(event_name(*run, "end"), "Warning", "GpuResetFailed", message)

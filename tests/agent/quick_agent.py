@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 from agent.cycle import check_cycle as cycle
-from agent.deep import abandoned_reset
-from agent.node import pod_reporter
+from agent.node import pod_reporter, reset_watch
 from agent.process import schedule
 from agent.process.agent_program import main
 from healthcheck.checks import driver_reasons
@@ -28,7 +27,7 @@ def hurry() -> None:
     vars(cycle)["AGAIN_SECONDS"] = cycle.AGAIN_SECONDS / TIMES
     vars(pod_reporter)["REREAD_SECONDS"] = 1.0
     vars(reset_command)["SILENT_SECONDS"] = 2.0
-    vars(abandoned_reset)["_LOOK_SECONDS"] = 0.2
+    vars(reset_watch).update(_LOOK_SECONDS=0.2, _PLUGIN_SECONDS=1.0)
     vars(driver_reasons)["MISMATCH_SECONDS"] = 3 * vars(cycle)["AGAIN_SECONDS"]
 
 

@@ -93,14 +93,34 @@ def test_an_unreadable_annotation_lists_no_label(annotation: str) -> None:
 
 class TestOperands:
     def test_those_that_run_are_switched_off_and_on_again(self) -> None:
-        operands = operands_before(node(labels={DCGM: "true", PLUGIN: "false", DRIVER: "true"}))
-        assert (operands, switch_off(operands)) == ({DCGM: "true"}, {DCGM: "false"})
+        patch = switch_off(node(text(), labels={DCGM: "true", PLUGIN: "false", DRIVER: "true"}))
+        assert patch is not None
+        annotation = patch["metadata"]["annotations"][RESET_COMMAND]
+        command = command_in({RESET_COMMAND: annotation})
+        assert command is not None
+        assert (command.operands, command.renewed, patch["metadata"]["labels"]) == (
+            {DCGM: "true"},
+            "2026-11-21T00:00:00.000Z",
+            {DCGM: "false"},
+        )
 
-        after = node(text(operands), labels={DCGM: "false", PLUGIN: "false"})
+        after = node(annotation, labels={DCGM: "false", PLUGIN: "false"})
+        assert switch_off(after) is None
         patch = restored(after)
         assert operands_before(after) == {DCGM: "true"}
         assert patch is not None
         assert patch["metadata"]["labels"] == {DCGM: "true"}
+
+    def test_operands_of_an_earlier_run_stay_listed(self) -> None:
+        patch = switch_off(node(text({PLUGIN: "true"}), labels={DCGM: "true", PLUGIN: "false"}))
+        assert patch is not None
+        after = command_in(patch["metadata"]["annotations"])
+        assert after is not None
+        assert after.operands == {PLUGIN: "true", DCGM: "true"}
+
+    @pytest.mark.parametrize("annotation", [None, "{}"])
+    def test_without_a_command_none_is_switched_off(self, annotation: str | None) -> None:
+        assert switch_off(node(annotation, labels={DCGM: "true"})) is None
 
     def test_they_are_restored_once(self) -> None:
         patch = restored(node(text({DCGM: "true"}), labels={DCGM: "false"}))

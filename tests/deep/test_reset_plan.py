@@ -13,11 +13,12 @@ from healthcheck.deep.gpu_resets import KNOWN_FAILURES, SCOPES, ResetScope, scop
 from healthcheck.deep.reset_plan import (
     needs_reboot,
     reset_targets,
+    why_not_offered,
     why_not_reboot,
     why_not_reset,
 )
-from healthcheck.deep.reset_steps import Step, awaits_reboot, drained, may_have_begun
-from healthcheck.node.state import NodeState
+from healthcheck.deep.reset_steps import Step, awaits_reboot, drained, may_have_begun, step_events
+from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, TAINT, NodeState
 from healthcheck.operations.gpu_holders import HolderKind, holder_kind
 from healthcheck.operations.reset_job import job_name, reset_job
 from healthcheck.text.moments import timestamp
@@ -213,6 +214,93 @@ def test_a_reboot_is_awaited_in_its_own_boot_only() -> None:
     assert [awaits_reboot(requested, boot_id) for boot_id in (BOOT, "another", "")] == [True, False, False]
     assert not awaits_reboot(RunRecord(running="drain the node", boot_id=BOOT), BOOT)
     assert drained(RunRecord()) == ""
+
+
+def offering(gpus: int, *, tainted: bool = False) -> NodeState:
+    amounts = {"nvidia.com/gpu": gpus} if gpus else {}
+    return NodeState("n", gpus=amounts, gpu_capacity={"nvidia.com/gpu": 8}, taints=(TAINT,) if tainted else ())
+
+
+WITHOUT_TOLERATION = (
+    "the device plugin does not start before the taint gpu-healthcheck.aws-samples.io/unhealthy is gone"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_reset", "why"),
+    [
+        (offering(8), offering(8, tainted=True), False, ""),
+        (offering(7), offering(7, tainted=True), False, ""),  # the plugin had lost the faulty GPU before
+        (
+            offering(7),
+            offering(0, tainted=True),
+            False,
+            f"pods can request no GPU of 8 nvidia.com/gpu: {WITHOUT_TOLERATION}",
+        ),
+        (
+            offering(0),
+            offering(0, tainted=True),
+            False,
+            f"pods can request no GPU of 8 nvidia.com/gpu: {WITHOUT_TOLERATION}",
+        ),
+        (
+            offering(7),
+            offering(7),
+            True,
+            "pods can request 7 nvidia.com/gpu of 8 nvidia.com/gpu; gpu-healthcheck reset n",
+        ),
+        (offering(7), offering(8), True, ""),
+        (NodeState("n"), NodeState("n"), True, ""),  # its GPUs are allocated by DRA
+    ],
+)
+def test_gpus_that_a_run_has_left_unavailable(before: NodeState, now: NodeState, is_reset: bool, why: str) -> None:
+    found = why_not_offered(now, before, is_reset=is_reset)
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
+
+
+def recorded(*, returned: bool = True, **more: Any) -> NodeState:
+    at = timestamp(NOW - timedelta(minutes=2))
+    steps = [{"step": "claim", "at": at, "detail": "x"}, {"step": "reset", "at": at, "detail": "\x1b[31mred"}]
+    record = {"holder": JOB, "started": at, "timestamp": at, "steps": steps, **more}
+    annotations = {RESET_RESULT: json.dumps(record)} | ({} if returned else {RESET_COMMAND: "{}"})
+    return NodeState("n", annotations=annotations)
+
+
+class TestEvents:
+    def test_each_step_has_one_and_always_the_same(self) -> None:
+        first = list(step_events(recorded(running="reset", returned=False), NOW))
+        assert [(event.reason, event.message) for event in first] == [
+            ("GpuResetStep", "claim: x"),
+            ("GpuResetStep", "reset: \\x1b[31mred"),
+        ]
+        again = list(step_events(recorded(status="pass"), NOW))
+        assert [event.name for event in again[:2]] == [event.name for event in first]
+        assert len({event.name for event in again}) == 3
+
+    @pytest.mark.parametrize(
+        ("record", "reason", "message"),
+        [
+            ({"status": "pass"}, "GpuResetDone", "the GPUs work again"),
+            ({"status": "pass", "reasons": ["no GPU of 8"]}, "GpuResetFailed", "no GPU of 8"),
+            ({"status": "fail", "reasons": ["a", "b"]}, "GpuResetFailed", "a; b"),
+            ({"status": "fail"}, "GpuResetFailed", "a GPU does not work"),
+            ({"status": "unknown"}, "GpuResetFailed", "no GPU was reset"),
+        ],
+    )
+    def test_the_end_has_one_once_the_node_is_returned(self, record: dict[str, Any], reason: str, message: str) -> None:
+        *_, end = step_events(recorded(**record), NOW)
+        assert (end.reason, end.message) == (reason, message)
+        assert [event.reason for event in step_events(recorded(returned=False, **record), NOW)] == ["GpuResetStep"] * 2
+
+    def test_steps_of_an_hour_ago_and_unknown_ones_have_none(self) -> None:
+        assert list(step_events(recorded(status="pass"), NOW + timedelta(hours=1))) == []
+        steps = [{"step": "evil", "at": timestamp(NOW)}, {"step": "reset"}, {}]
+        assert list(step_events(recorded(running="reset", steps=steps), NOW)) == []
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"steps":7}', '{"steps":[{"step":"reset","at":"x"}]}'])
+    def test_an_unreadable_record_has_none(self, text: str) -> None:
+        assert list(step_events(NodeState("n", annotations={RESET_RESULT: text}), NOW)) == []
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from healthcheck.deep.reset_command import ResetCommand, render, sign_of_life
+from healthcheck.node.state import RESET_COMMAND
 from healthcheck.probes.nvml.pause import is_paused
 from healthcheck.text.moments import timestamp
 from sim.api_objects import PODS
+from sim.device_plugin import DEPLOY as PLUGIN
+from sim.device_plugin import PLUGIN as DAEMON_SET
 from sim.node import LIBRARY_DIRECTORY, SimulatedNode
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
@@ -206,6 +210,29 @@ class TestHolders:
             world.host.services.end_process(5001)
             process.wait(GIVE_UP_SECONDS)
         assert process.returncode == 0
+
+    def test_operands_are_switched_off_after_the_last_pod_has_left(self, world: ResetWorld) -> None:
+        world.stand_in.edit_node(NODE, {"metadata": {"labels": {PLUGIN: "true"}}})
+        world.add_pod(1, "train-0", gpus=1)
+        world.run_process(5001, "plugin", world.add_pod(2, "plugin-x", labels={"app": DAEMON_SET}), gpu=0)
+        with world.started(f"--gpu={world.host.gpus[0].uuid}", program="repair") as process:
+            assert eventually(lambda: world.record.get("pods")) == ["default/train-0"]
+            assert world.record["running"] == "free the GPUs"
+            world.stand_in.store.delete(PODS, "default", "train-0")
+            eventually(lambda: world.record.get("running") == "operands")
+            assert world.record["pods"] == ["default/plugin-x"]
+            world.host.services.end_process(5001)
+            eventually(lambda: "pods" not in world.record)
+            assert world.record["running"] == "operands"  # the label is still on
+            command = render(ResetCommand(JOB, {PLUGIN: "true"}, sign_of_life(datetime.now(UTC))))
+            edit = {"labels": {PLUGIN: "false"}, "annotations": {RESET_COMMAND: command}}
+            world.stand_in.edit_node(NODE, {"metadata": edit})
+            process.wait(GIVE_UP_SECONDS)
+
+        assert (process.returncode, world.record["status"]) == (0, "pass")
+        assert steps(world)[:4] == ["plan", "free the GPUs", "operands", "reset"]
+        assert world.record["steps"][2]["detail"] == f"the GPUs are free; switched off: {PLUGIN}"
+        assert world.node["metadata"]["labels"][PLUGIN] == "true"
 
     @pytest.mark.parametrize("pod", ["", "watcher"])
     def test_anything_else_stops_it_and_is_named(self, world: ResetWorld, pod: str) -> None:

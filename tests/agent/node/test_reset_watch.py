@@ -1,4 +1,4 @@
-"""The agent and a reset whose command is dead: the node is returned unless the command or the Job lives."""
+"""The agent and a reset: an Event for each step, and the return of the node unless the command or the Job lives."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from agent.node.reporter import MOST_PER_HOUR
 from healthcheck.deep.reset_command import LOCK, ResetCommand, render
+from healthcheck.deep.reset_steps import Step
 from healthcheck.host import node_file
 from healthcheck.node.state import MAINTENANCE, MODE, RESET_COMMAND, RESET_RESULT, RUN
+from healthcheck.node.state import TAINT as UNHEALTHY
 from healthcheck.text.moments import timestamp
 from tests.agent.world import World
 from tests.waiting import eventually
@@ -60,6 +63,47 @@ def test_an_abandoned_reset_is_returned_and_reported(quick: World, running: str 
     message = quick.wait_for_event("GpuResetAbandoned")["message"]
     assert message.startswith(f"step '{running or 'end'}': neither its command nor its Job is left")
     assert message.endswith(f"operands switched on: {DCGM}")
+
+
+def test_gpus_that_the_tainted_node_does_not_offer_again_are_named(quick: World) -> None:
+    quick.host.xid(0, 62, "Internal micro-controller halt")
+    eventually(lambda: UNHEALTHY in quick.node().taints)
+    quick.cluster.edit({"status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "0"}}})
+    begin(quick)
+    message = quick.wait_for_event("GpuResetAbandoned")["message"]
+    assert "; pods can request no GPU of 8 nvidia.com/gpu: the device plugin does not start before the taint" in message
+
+
+def record(**more: Any) -> str:
+    at = timestamp(datetime.now(UTC))
+    return json.dumps({"holder": JOB, "started": at, "timestamp": at, **more})
+
+
+def steps(world: World) -> list[str]:
+    return [event["message"] for event in world.events("GpuResetStep")]
+
+
+def test_each_step_is_reported_once_whoever_performs_it(quick: World) -> None:
+    at = timestamp(datetime.now(UTC))
+    rows = [{"step": step, "at": at, "detail": "done"} for step in ("claim", "reset")]
+    begin(quick, "reset")
+    text = record(running="reset", steps=rows)
+    quick.cluster.edit({"metadata": {"annotations": {RESET_RESULT: text}}})
+    eventually(lambda: sorted(steps(quick)) == ["claim: done", "reset: done"])
+    quick.restart()  # the next agent does not report them again
+    texts = {RESET_RESULT: record(started=json.loads(text)["started"], status="pass", steps=rows)}
+    quick.cluster.edit({"metadata": {"annotations": {**texts, RESET_COMMAND: None}}})
+    assert quick.wait_for_event("GpuResetDone")["message"] == "the GPUs work again"
+    assert sorted(steps(quick)) == ["claim: done", "reset: done"]
+
+
+def test_a_forged_record_makes_few_events(quick: World) -> None:
+    for number in range(12):
+        rows = [{"step": step, "at": timestamp(datetime.now(UTC) - timedelta(seconds=number))} for step in Step]
+        quick.cluster.edit({"metadata": {"annotations": {RESET_RESULT: record(running="reset", steps=rows)}}})
+        eventually(lambda: len(steps(quick)) >= min(len(Step) * (number + 1), MOST_PER_HOUR))  # noqa: B023
+    quick.agent.wait_for_looks(2)
+    assert len(steps(quick)) == MOST_PER_HOUR
 
 
 def test_a_command_that_lives_keeps_its_node(quick: World) -> None:
