@@ -526,14 +526,13 @@ class NodeReset:
             self._patience.until(lambda: True if self._job.read() is None else None, _JOB_ENDS_SECONDS)
 
     def _undo(self, plan: ResetPlan, why: str) -> None:
-        """Return the node, and wait for the GPUs if a component of NVIDIA was stopped."""
+        """Return the node, and wait until pods can request its GPUs as before."""
         self._voice.stage("is released")
-        is_restored = self._restore()
+        self._restore()
         self._release()
-        left = self._why_not_offered(plan) if is_restored or self._operands_evicted else ""
+        left = self._why_not_offered(plan)
         self._finish(f"undone: {why}", *filter(None, [left]))
-        what = "its claim is released" + (", its operands are switched on" if is_restored else "")
-        self._voice.say(f"undone: {what}; evicted pods do not come back by themselves")
+        self._voice.say("undone: its labels and its claim are as before; evicted pods do not come back by themselves")
         if left:
             self._voice.say(f"left: {left}")
 
@@ -551,11 +550,8 @@ class NodeReset:
             self._patience.until(are_offered, _UNAIDED_SECONDS)
         return why
 
-    def _restore(self) -> bool:
-        """Switch the operands on that this or an earlier run switched off, unless the Job has done it.
-
-        Return whether any was off.
-        """
+    def _restore(self) -> None:
+        """Switch the operands on that this or an earlier run switched off, unless the Job has done it."""
         on: tuple[str, ...] = ()
 
         def restoring(node: NodeState) -> Mapping[str, Any] | None:
@@ -566,7 +562,6 @@ class NodeReset:
         self._patched(restoring)
         if on:
             self._voice.say(f"operands switched on: {', '.join(on)}")
-        return bool(on)
 
     def _release(self) -> None:
         """Release the claim and its taint: a device plugin does not start before."""

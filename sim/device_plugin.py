@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from healthcheck.model import PREFIX
 from sim.control_plane import ControlPlane
 from sim.host_services import Container
 from sim.node import SimulatedNode
@@ -30,6 +32,8 @@ class DevicePlugin:
     node: SimulatedNode
     name: str
     lost: int = 0
+    tolerates: Sequence[str] = ()
+    """Our taints that it tolerates, besides NVIDIA's own."""
     _uid: str = ""
     _stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -68,10 +72,13 @@ class DevicePlugin:
         self.plane.request("PATCH", f"/api/v1/nodes/{self.name}/status", {"status": amounts})
 
     def install(self, *, operator: bool) -> None:
-        """Create the DaemonSet, selected by the operator's label if `operator`. It tolerates NVIDIA's own taint."""
+        """Create the DaemonSet, selected by the operator's label if `operator`."""
         labels = {"app": PLUGIN}
         spec: dict[str, Any] = {
-            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "tolerations": [
+                {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+                for key in ("nvidia.com/gpu", *(f"{PREFIX}/{key}" for key in self.tolerates))
+            ],
             "terminationGracePeriodSeconds": 0,
             "containers": [{"name": "plugin", "image": "x"}],
         }

@@ -132,16 +132,19 @@ def why_not_reboot(
 
 
 def why_not_offered(node: NodeState, before: NodeState, *, is_reset: bool = False) -> str:
-    """Return why pods can request fewer GPUs than `before` the run, or fewer than all after a reset; '' otherwise."""
+    """Return why pods can request no GPU, or fewer than all after a reset; '' if they can.
+
+    `before`: the Node before the run. Without a reset, the device plugin may keep faulty GPUs back.
+    """
     # The kubelet forgets the capacity some minutes after the end of a device plugin.
     capacity = {**before.gpu_capacity, **node.gpu_capacity}
-    least = capacity if is_reset else {name: max(before.gpus.get(name, 0), 1) for name in capacity}
+    least = capacity if is_reset else dict.fromkeys(capacity, 1)
     if all(node.gpus.get(name, 0) >= number for name, number in least.items()):
         return ""
     words = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
     if node.tainted():
         return (
-            f"{words}: the device plugin does not start before the taint {UNHEALTHY} is gone, unless its DaemonSet "
-            f"tolerates it; gpu-healthcheck status {node.name} shows the next step"
+            f"{words}: a device plugin that does not tolerate the taint {UNHEALTHY} does not start before it is gone; "
+            f"gpu-healthcheck status {node.name} shows the next step"
         )
     return f"{words}; gpu-healthcheck reset {node.name} restarts its device plugin"

@@ -16,6 +16,7 @@ from healthcheck.operations.reset_job import job_name, reset_job
 from sim.control_plane import ControlPlane
 from sim.device_plugin import DEPLOY, PLUGIN, DevicePlugin
 from sim.host_boot import HostBoot
+from sim.host_services import Container
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
 from tests.waiting import GIVE_UP_SECONDS, eventually
@@ -82,6 +83,16 @@ class Workshop:
         assert answer.status == 201, answer.message
         uid = answer.body["metadata"]["uid"]
         return {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "controller": True}
+
+    def add_exporter(self, gpu: int) -> None:
+        """Add a component of NVIDIA that has the GPU open, and that may not be evicted."""
+        self.add_pod("exporter", gpu, labels={"app": "nvidia-dcgm-exporter"})
+        del self.given["exporter"]  # it requests none
+        self.add_budget("nvidia-dcgm-exporter")
+        pod = self.plane.request("GET", f"{PODS}/exporter").body["metadata"]
+        group = Container(f"0::/kubepods.slice/kubepods-pod{pod['uid'].replace('-', '_')}.slice/x")
+        self.node.services.start_in_container(7001, "dcgm-exporter", group)
+        self.node.open_gpu(gpu, 7001)
 
     def add_budget(self, app: str) -> None:
         """Let no pod with this label be evicted."""
@@ -216,6 +227,24 @@ class Workshop:
         return [
             f"{event['reason']} {event['message']}" for event in items if event["involvedObject"]["name"] == self.name
         ]
+
+    @property
+    def steps(self) -> list[str]:
+        """Return the steps of the record."""
+        return [row["step"] for row in self.record["steps"]]
+
+    @property
+    def reported(self) -> list[str]:
+        """Return the steps with an Event, in the order of the record, and the reason of the Event about the end."""
+        events = self.events
+        steps = [step for step in self.steps for event in events if event.startswith(f"GpuResetStep {step}: ")]
+        reasons = [event.split()[0] for event in events]
+        return [*steps, *(reason for reason in reasons if reason in ("GpuResetDone", "GpuResetFailed"))]
+
+    def plugin_pod(self) -> str:
+        """Return the UID of the device plugin's pod; '' without one."""
+        items = self.plane.request("GET", f"{PODS}?labelSelector=app%3D{PLUGIN}").body["items"]
+        return "".join(pod["metadata"]["uid"] for pod in items if pod["spec"]["nodeName"] == self.name)
 
     def close(self) -> None:
         self.plane.request("DELETE", f"{JOBS}/{job_name(self.name)}?propagationPolicy=Background")

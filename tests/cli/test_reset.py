@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime, timedelta
-from itertools import count
-
 import pytest
 
-from healthcheck.deep.reset_steps import Step
-from healthcheck.text.moments import moment, timestamp
+from healthcheck.text.moments import moment
 from sim.device_plugin import DEPLOY
 from sim.dra_plugin import XID_TAINT, DraPlugin
 from tests.cli.reset_world import P, Workshop
@@ -17,7 +12,7 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
 
-NOW = datetime(2026, 11, 21, tzinfo=UTC)
+WITHOUT_TOLERATION = f"a device plugin that does not tolerate the taint {P}/unhealthy does not start before it is gone"
 
 
 @pytest.mark.parametrize("operator", [True, False], ids=["operator", "plain device plugin"])
@@ -37,8 +32,8 @@ def test_a_broken_gpu_works_again_and_the_pods_of_the_others_stay(workshop: Work
     assert (workshop.is_tainted("unhealthy"), workshop.is_untouched, workshop.node.boot_id) == (False, True, boot_id)
     record = workshop.record
     assert (record["status"], record["scope"], [gpu["index"] for gpu in record["gpus"]]) == ("pass", "one", ["2"])
-    reasons = [event.split()[0] for event in workshop.events]
-    assert reasons.count("GpuResetStep") == 7
+    assert ("operands" in workshop.steps, len(workshop.steps)) == (operator, 7 + operator)
+    eventually(lambda: workshop.reported == [*workshop.steps, "GpuResetDone"])
     assert "GpuResetDone the GPUs work again" in workshop.events
 
 
@@ -129,33 +124,6 @@ def test_a_job_that_the_eviction_fails_is_named_first_and_needs_force(workshop: 
     assert (code, workshop.pods()) == (0, set()), out
 
 
-def test_a_forged_record_makes_few_events(workshop: Workshop) -> None:
-    """Each read of the record has other steps, of other times."""
-    workshop.run_plugin(operator=True)
-    workshop.add_pod("train-2", gpu=2, labels={"app": "train"})
-    workshop.add_budget("train")
-    workshop.break_gpu(2)
-    process = workshop.start(workshop.name)
-    eventually(lambda: workshop.record.get("pods"))
-
-    record, seconds = workshop.record, count()
-    names = [*Step, *(f"step {number}" for number in range(5))]
-
-    def forge() -> bool:
-        steps = [{"step": name, "at": timestamp(NOW + timedelta(seconds=next(seconds)))} for name in names]
-        text = json.dumps(record | {"steps": steps})
-        workshop.patch({"metadata": {"annotations": {f"{P}/reset-result": text}}})
-        return next(seconds) > 500
-
-    eventually(forge)
-    code, out = workshop.interrupt(process)
-
-    told = [event for event in workshop.events if event.startswith("GpuResetStep")]
-    assert (code, workshop.is_untouched) == (130, True), out
-    assert 3 < len(told) <= 2 * len(Step)
-    assert not any("step " in event for event in told)
-
-
 def test_a_foreign_process_stops_it_and_is_named(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
@@ -181,6 +149,7 @@ def test_a_reset_that_fails_keeps_the_taint_and_returns_the_operands(workshop: W
     assert "step 'reset': nvidia-smi --gpu-reset: failed" in out
     assert "A reset has not ended the fault (step 'reset': nvidia-smi --gpu-reset: failed" in out
     assert workshop.next_commands()[0] == f"gpu-healthcheck reset {workshop.name} --reboot"
+    assert f"pods can request no GPU of 8 nvidia.com/gpu: {WITHOUT_TOLERATION}" in out
     assert (workshop.is_tainted("unhealthy"), workshop.findings) == (True, ["Xid62"])
 
 
@@ -262,17 +231,53 @@ class TestCtrlC:
         workshop.add_pod("train-2", gpu=2, labels={"app": "train"})
         workshop.add_budget("train")
         workshop.break_gpu(2)
+        plugin = workshop.plugin_pod()
         process = workshop.start(workshop.name)
         eventually(lambda: workshop.record.get("pods"))
-        assert workshop.labels[DEPLOY] == "false"
+        assert workshop.labels[DEPLOY] == "true"
 
         code, out = workshop.interrupt(process)
 
         assert (code, workshop.is_untouched, workshop.has_job(), workshop.pods()) == (130, True, False, {"train-2"}), (
             out
         )
-        assert "undone" in out
+        assert ("undone: its labels and its claim are as before" in out, "left: " in out) == (True, False)
+        assert (workshop.plugin_pod(), workshop.allocatable) == (plugin, 7)
         assert [line for line in asked(workshop) if "gpu-reset" in line] == []
+        eventually(lambda: workshop.reported == [*workshop.steps, "GpuResetFailed"])
+
+    def test_with_the_operands_off_what_is_left_is_said(self, workshop: Workshop) -> None:
+        """The device plugin does not tolerate the taint of the finding."""
+        workshop.run_plugin(operator=True)
+        workshop.add_exporter(gpu=2)
+        workshop.break_gpu(2)
+        process = workshop.start(workshop.name)
+        eventually(lambda: workshop.labels[DEPLOY] == "false" and workshop.allocatable == 0)
+
+        code, out = workshop.interrupt(process)
+
+        assert (code, workshop.is_untouched, workshop.has_job(), workshop.allocatable) == (130, True, False, 0), out
+        left = f"pods can request no GPU of 8 nvidia.com/gpu: {WITHOUT_TOLERATION}"
+        assert f"left: {left}" in out
+        assert workshop.record["reasons"][-1].startswith(left)
+        eventually(lambda: any(left in event for event in workshop.events if event.startswith("GpuResetFailed")))
+
+        workshop.node.services.end_process(7001)
+        assert workshop.next_command() == f"gpu-healthcheck reset {workshop.name}"
+        code, out = workshop.reset()
+        assert (code, workshop.allocatable, workshop.findings) == (0, 8, []), out
+
+    def test_with_a_device_plugin_that_tolerates_the_taint_nothing_is_left(self, workshop: Workshop) -> None:
+        workshop.plugin.tolerates = ("unhealthy", "maintenance")
+        workshop.run_plugin(operator=True)
+        workshop.add_exporter(gpu=2)
+        workshop.break_gpu(2)
+        process = workshop.start(workshop.name)
+        eventually(lambda: workshop.labels[DEPLOY] == "false" and workshop.allocatable == 0)
+
+        code, out = workshop.interrupt(process)
+
+        assert (code, workshop.is_untouched, workshop.allocatable, "left: " in out) == (130, True, 8, False), out
 
     def test_after_it_has_begun_the_node_is_returned_first(self, workshop: Workshop) -> None:
         workshop.run_plugin(operator=True)

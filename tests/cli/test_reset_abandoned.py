@@ -10,7 +10,7 @@ import pytest
 
 from sim.device_plugin import DEPLOY
 from tests.cli.reset_world import JOBS, Workshop
-from tests.cli.test_reset import asked
+from tests.cli.test_reset import WITHOUT_TOLERATION, asked
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.parametrize("workshop", ["tests.cli.hurried"], indirect=True)]
@@ -50,6 +50,7 @@ def test_after_the_reset_the_job_finishes(workshop: Workshop, reached: Callable[
     record = workshop.record
     assert (record["status"], "running" in record, record.get("reasons", [])) == ("pass", False, [])
     assert not workshop.is_tainted("unhealthy")
+    eventually(lambda: workshop.reported == [*workshop.steps, "GpuResetDone"])
     eventually(workshop.has_ended_job)  # until then, another run would follow it
     assert workshop.reset()[0] == 2  # nothing is left to do
 
@@ -61,18 +62,33 @@ def test_before_the_reset_the_job_takes_everything_back_and_names_what_is_left(w
     workshop.break_gpu(2)
     process = workshop.start(workshop.name)
     eventually(lambda: workshop.record.get("pods"))
-    assert workshop.labels[DEPLOY] == "false"
+    plugin = workshop.plugin_pod()
     kill(process)
 
-    # The operator's device plugin does not tolerate the taint of the finding.
+    eventually(lambda: workshop.is_untouched)
+
+    (why,) = workshop.record["reasons"]
+    assert "the command has given no sign of life" in why
+    assert "default/train-2" in why
+    assert (workshop.record["status"], workshop.findings, workshop.pods()) == ("unknown", ["Xid62"], {"train-2"})
+    assert (workshop.plugin_pod(), workshop.allocatable, has_reset(workshop)) == (plugin, 7, False)
+    eventually(lambda: workshop.reported == [*workshop.steps, "GpuResetFailed"])
+
+
+def test_with_the_operands_off_the_job_names_the_gpus_that_are_left(workshop: Workshop) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.add_exporter(gpu=2)
+    workshop.break_gpu(2)
+    process = workshop.start(workshop.name)
+    eventually(lambda: workshop.labels[DEPLOY] == "false" and workshop.allocatable == 0)
+    kill(process)
+
     eventually(lambda: workshop.is_untouched)
 
     why, left = workshop.record["reasons"]
-    assert "the command has given no sign of life" in why
-    assert "default/train-2" in why
-    assert "pods can request no GPU of 8 nvidia.com/gpu while the taint of its findings stays" in left
-    assert (workshop.record["status"], workshop.findings, workshop.pods()) == ("unknown", ["Xid62"], {"train-2"})
-    assert not has_reset(workshop)
+    assert "step 'operands': the command has given no sign of life" in why
+    assert f"pods can request no GPU of 8 nvidia.com/gpu: {WITHOUT_TOLERATION}" in left
+    eventually(lambda: any(left in event for event in workshop.events if event.startswith("GpuResetFailed")))
 
 
 def test_before_its_job_the_agent_takes_everything_back(workshop: Workshop) -> None:
@@ -80,14 +96,12 @@ def test_before_its_job_the_agent_takes_everything_back(workshop: Workshop) -> N
     workshop.break_gpu(2)
     process = workshop.start(workshop.name, KILL_AT="1 after")
     assert process.wait(GIVE_UP_SECONDS) == -signal.SIGKILL
-    assert (workshop.labels[DEPLOY], workshop.has_job()) == ("false", False)
+    assert (workshop.labels[DEPLOY], workshop.has_job()) == ("true", False)
 
     eventually(lambda: workshop.is_untouched)
 
     event = eventually(lambda: [event for event in workshop.events if event.startswith("GpuResetAbandoned")])
-    assert event == [
-        "GpuResetAbandoned step 'claim': neither its command nor its Job is left; operands switched on: " + DEPLOY
-    ]
+    assert event == ["GpuResetAbandoned step 'claim': neither its command nor its Job is left; its claim is released"]
     assert workshop.reset()[0] == 0
 
 
@@ -104,25 +118,28 @@ def test_a_command_that_lives_keeps_the_node(workshop: Workshop) -> None:
         return len(signs) > 20  # one in half a second
 
     eventually(is_longer_alive_than_the_silence)
-    assert (workshop.labels[DEPLOY], workshop.record["running"]) == ("false", "free the GPUs")
+    assert (workshop.labels[DEPLOY], workshop.record["running"]) == ("true", "free the GPUs")
     code, out = workshop.interrupt(process)
     assert (code, workshop.is_untouched) == (130, True), out
 
 
 def test_without_its_job_and_after_a_restart_the_agent_restores_the_operands(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
-    workshop.add_pod("train-2", gpu=2, labels={"app": "train"})
-    workshop.add_budget("train")
+    workshop.add_exporter(gpu=2)
     workshop.break_gpu(2)
     process = workshop.start(workshop.name)
-    eventually(lambda: workshop.record.get("pods"))
+    eventually(lambda: workshop.labels[DEPLOY] == "false" and workshop.allocatable == 0)
     workshop.kubelets.kill_on(workshop.name, "reset-run")
     kill(process)
     workshop.kubelets.kill_on(workshop.name, "agent")
 
     eventually(lambda: workshop.is_untouched)
 
-    assert (workshop.record["running"], workshop.pods()) == ("free the GPUs", {"train-2"})
+    event = eventually(lambda: [event for event in workshop.events if event.startswith("GpuResetAbandoned")])
+    assert (
+        f"operands switched on: {DEPLOY}; pods can request no GPU of 8 nvidia.com/gpu: {WITHOUT_TOLERATION}" in event[0]
+    )
+    assert (workshop.record["running"], workshop.pods()) == ("operands", {"exporter"})
     assert workshop.plane.request("GET", JOBS).status == 200
 
 

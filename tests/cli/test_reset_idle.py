@@ -70,6 +70,7 @@ def test_an_idle_node_is_reset_once_a_day(workshop: Workshop) -> None:
     assert code == 0, log
     assert (workshop.findings, workshop.allocatable, workshop.is_untouched) == ([], 8, True), log
     assert not workshop.is_tainted("unhealthy")
+    eventually(lambda: workshop.reported == [*workshop.steps, "GpuResetDone"])
 
     workshop.break_gpu(2)
     code, log = run(workshop.plane)

@@ -221,16 +221,14 @@ def offering(gpus: int, *, tainted: bool = False) -> NodeState:
     return NodeState("n", gpus=amounts, gpu_capacity={"nvidia.com/gpu": 8}, taints=(TAINT,) if tainted else ())
 
 
-WITHOUT_TOLERATION = (
-    "the device plugin does not start before the taint gpu-healthcheck.aws-samples.io/unhealthy is gone"
-)
+WITHOUT_TOLERATION = "a device plugin that does not tolerate the taint gpu-healthcheck.aws-samples.io/unhealthy"
 
 
 @pytest.mark.parametrize(
     ("before", "now", "is_reset", "why"),
     [
         (offering(8), offering(8, tainted=True), False, ""),
-        (offering(7), offering(7, tainted=True), False, ""),  # the plugin had lost the faulty GPU before
+        (offering(8), offering(7, tainted=True), False, ""),  # the plugin keeps the faulty GPU back
         (
             offering(7),
             offering(0, tainted=True),

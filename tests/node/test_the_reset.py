@@ -205,19 +205,19 @@ def test_each_failure_of_a_reset_is_named_and_keeps_the_taint(workshop: Workshop
 
 def test_ctrl_c_undoes_everything_before_the_reset_and_returns_the_node_after_it(workshop: Workshop) -> None:
     stage = workshop.stage
-    before = workshop.pods()
+    before, plugin = workshop.pods(), workshop.plugin.pods()
     stage.node.kubectl("create", "--filename=-", input=json.dumps(BUDGET))
     workshop.break_gpu()
 
     with running(stage, *words_of(stage, "reset"), until="not yet: default/train-") as process:
-        assert stage.view().labels[DEPLOY] == "false"
+        assert stage.view().labels[DEPLOY] == "true"
         interrupt(process)
         rest, _ = process.communicate()
 
     print(rest)
     assert (process.returncode, workshop.resets, workshop.is_untouched) == (130, [], True), rest
-    assert "undone: its operands and its claim are as before" in rest
-    assert workshop.pods() == before
+    assert ("undone: its labels and its claim are as before" in rest, "left: " in rest) == (True, False)
+    assert (workshop.pods(), workshop.plugin.pods()) == (before, plugin)
     jobs = json.loads(stage.kubectl("get", "jobs", "--output=json"))["items"]
     assert (jobs, stage.view().tainted) == ([], True)
 
