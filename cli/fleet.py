@@ -16,6 +16,7 @@ from cli.node_groups import groups_of
 from cli.node_step import node_step
 from healthcheck.cluster.errors import Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
+from healthcheck.deep.claim import claim_on
 from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.memory.known_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow, ReleaseRow
@@ -125,6 +126,9 @@ class FleetRow(Struct, frozen=True):
     """Whether the node takes new pods although its verdict requires a taint: no slot of the fleet budget is free."""
     not_compared: str = ""
     """Reason why the speed of the node's GPUs is unknown; '' if it is not."""
+    cordoned: bool = False
+    run: str = ""
+    """Kind of the run that has claimed the node: `sweep`, `l2`, `quarantine`, `reset`; '' without one."""
 
     @property
     def shown_status(self) -> str:
@@ -351,6 +355,8 @@ def row_of_node(
         next_step=node_step(node, record, silent, now),
         accepts_work=accepts_work(record.taint, node),
         not_compared=_why_not_compared(node, record, silent),
+        cordoned=node.cordoned,
+        run=claim.kind.value if (claim := claim_on(node, now)) is not None else "",
     )
 
 

@@ -251,6 +251,7 @@ def _group(name: str, squares: list[NodeSquare], *, linked: bool, marked: bool) 
 
 def _square(place: int, row: FleetRow, groupings: list[str], link: Callable[[str], str]) -> NodeSquare:
     taint = "yes" if row.tainted else {"withheld": "withheld", DEVICES: "GPUs"}.get(row.taint, "")
+    taint = ", ".join(filter(None, (taint, "cordoned" if row.cordoned else "", row.run)))
     reasons = _reasons(row)
     entries = tuple(_entry(name, found, link, row.since) for name, found in islice(reasons.items(), _MOST_REASONS))
     left_out = max(len(reasons) - _MOST_REASONS, 0)

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from healthcheck.model import Status
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState
+from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name
@@ -58,18 +59,19 @@ def step_events(node: NodeState, now: datetime) -> Iterator[NodeEvent]:
     The same step always has the same name. Steps older than an hour are left out: they have been reported.
     """
     record = records.on_node(RunRecord, node, RESET_RESULT)
-    run = (node.name, "reset", str(record.started))
     for row in record.steps or ():
         if row.step in _NAMES and row.at is not None and now - row.at < _KEPT:
             message = cut(printable(": ".join(filter(None, (row.step, row.detail)))))
-            yield NodeEvent(event_name(*run, f"{row.step} {row.at}"), "Normal", "GpuResetStep", message)
+            yield NodeEvent(
+                event_name(node.name, "reset", row.step or "", timestamp(row.at)), "Normal", "GpuResetStep", message
+            )
     ended = records.time_of(record)
     if record.running or RESET_COMMAND in node.annotations or ended is None or now - ended >= _KEPT:
         return
-    why = "; ".join(record.reasons or ())
+    name, why = event_name(node.name, "reset", "end", timestamp(ended)), "; ".join(record.reasons or ())
     if record.status == Status.PASS and not why:
-        yield NodeEvent(event_name(*run, "end"), "Normal", "GpuResetDone", "the GPUs work again")
+        yield NodeEvent(name, "Normal", "GpuResetDone", "the GPUs work again")
     else:
         default = "a GPU does not work" if record.status == Status.FAIL else "no GPU was reset"
         message = cut(printable(why or default))
-        yield NodeEvent(event_name(*run, "end"), "Warning", "GpuResetFailed", message)
+        yield NodeEvent(name, "Warning", "GpuResetFailed", message)

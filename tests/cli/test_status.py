@@ -83,6 +83,25 @@ def test_pods_that_the_gate_refused_are_counted_by_node_and_reason(tmp_path: Pat
     assert fleet["refused"][0] == {"node": "gpu-node-1", "reason": "Xid79", "pods": 31, "last": timestamp(at)}
 
 
+def test_cordoned_nodes_and_runs_are_named(tmp_path: Path) -> None:
+    until = timestamp(datetime.now(UTC) + timedelta(minutes=10))
+    claim = json.dumps({"kind": "quarantine", "holder": "x", "until": until})
+    with ApiStandIn(*NODES) as api:
+        kubeconfig = api.kubeconfig(tmp_path / "config")
+        idle = status_output(kubeconfig)
+        marks = {"metadata": {"annotations": {f"{P}/run": claim}}, "spec": {"unschedulable": True}}
+        api.edit_node("gpu-node-2", marks)
+        shown = status_output(kubeconfig)
+        fleet = json.loads(status_output(kubeconfig, "-o", "json"))
+
+    lines = {"cordoned: gpu-node-2", "a deep test or a reset has claimed: gpu-node-2 (quarantine)"}
+    assert (lines <= {*shown.splitlines()}, lines & {*idle.splitlines()}) == (True, set())
+    assert sorted((row["node"], row["cordoned"], row["run"]) for row in fleet["nodes"]) == [
+        ("gpu-node-1", False, ""),
+        ("gpu-node-2", True, "quarantine"),
+    ]
+
+
 def test_a_selector_that_nobody_can_read_is_wrong_use(kubeconfig: Path) -> None:
     done = run_here(kubeconfig, "status", "-l", "pool notin (a)")
 

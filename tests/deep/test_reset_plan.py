@@ -272,7 +272,9 @@ class TestEvents:
             ("GpuResetStep", "claim: x"),
             ("GpuResetStep", "reset: \\x1b[31mred"),
         ]
-        again = list(step_events(recorded(status="pass"), NOW))
+        again = list(
+            step_events(recorded(status="pass", started=timestamp(NOW)), NOW)
+        )  # the Job began after the command
         assert [event.name for event in again[:2]] == [event.name for event in first]
         assert len({event.name for event in again}) == 3
 

@@ -80,6 +80,14 @@ COMMANDS = ("kubectl cordon a", "gpu-healthcheck reset a --reboot", "gpu-healthc
 REFUSED = "If its host refuses the reboot, use another way to reboot the drained machine."
 
 
+def test_a_cordon_and_a_run_are_shown_with_the_taint() -> None:
+    until = timestamp(NOW + timedelta(minutes=10))
+    claim = json.dumps({"kind": "reset", "holder": "x", "until": until})
+    state = node("a", "fail", "RESET", findings=[found("Xid62", "RESET")])
+    state = replace(state, cordoned=True, taints=(OUR_TAINT,), annotations={**state.annotations, RUN: claim})
+    assert facts(row(state))[0][4] == "yes, cordoned, reset"
+
+
 def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
     fleet_row = row(node("a", "fail", "REBOOT", findings=[found("Xid79", "REBOOT")], taint="withheld"))
 
