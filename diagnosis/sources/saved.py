@@ -5,6 +5,7 @@ These are files of `kubectl get … -o json`, `kubectl cluster-info dump` and `-
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from diagnosis.snapshot import KINDS, Builder, Snapshot
 from diagnosis.sources.archive import LONGEST, Archive, ArchiveError, is_archive
 from diagnosis.sources.bundle import HEADER
 from diagnosis.sources.dump_logs import DumpError, files_below, read_dump_logs
-from healthcheck.captures.blocks import CaptureError, InputFile, as_utf8
+from healthcheck.captures.blocks import CaptureError, InputFile
 from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable
@@ -208,7 +209,7 @@ def _read(file: Path, state: _State) -> None:
                 archive = Archive(chain((head,), chunks), _SUFFIX)
                 state.take_archive(str(file), archive, source)
             else:
-                state.take(str(file), _whole(as_utf8(chain((head,), chunks)), source))
+                state.take(str(file), _whole(chain((head,), chunks), source))
     except (_NoStateError, ArchiveError, CaptureError, JsonCostError) as error:
         raise SavedStateError(f"{file}: {error}") from error
     except OSError as error:
@@ -216,7 +217,7 @@ def _read(file: Path, state: _State) -> None:
 
 
 def _whole(chunks: Iterator[bytes], source: InputFile) -> bytearray:
-    """Return the content of a file within the limit. Raises _NoStateError, CaptureError."""
+    """Return the content of a file within the limit, in UTF-8. Raises _NoStateError, CaptureError."""
     content = bytearray()
     for chunk in chunks:
         content += chunk
@@ -224,7 +225,9 @@ def _whole(chunks: Iterator[bytes], source: InputFile) -> bytearray:
             raise _NoStateError(f"over {LONGEST >> 20} MiB, which is the limit for a file")
     if source.cut:
         raise _NoStateError(source.cut)
-    return content
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # of kubectl in Windows PowerShell
+        return bytearray(content.decode("utf-16", "replace").encode("utf-8", "replace"))
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def _documents(content: bytearray) -> Iterator[tuple[_Document, _Part]]:

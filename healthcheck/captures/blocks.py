@@ -1,8 +1,7 @@
-"""Reader of a saved file, packed or plain, in any supported encoding: blocks of whole lines, in bounded memory."""
+"""Reader of a saved file, packed or plain: blocks of whole lines, in bounded memory."""
 
 from __future__ import annotations
 
-import codecs
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,7 +20,7 @@ _EFFORTS, _SYSTEMS = frozenset((0, 2, 4)), frozenset((*range(20), 255))
 """Values of the fields XFL and OS in a gzip head: those of RFC 1952, and the systems of zlib's zutil.h."""
 _UTF8_MARK = b"\xef\xbb\xbf"
 _OTHER_PACKERS = {b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
-_UTF16_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class CaptureError(ProbeError):
@@ -44,7 +43,7 @@ class InputFile:
     def blocks(self) -> Iterator[bytes]:
         """Yield blocks of whole lines. The end of a line longer than LONGEST_LINE is dropped. Raises CaptureError."""
         rest, skipping = b"", False
-        for block in as_utf8(self.unpacked()):
+        for block in self.text():
             if skipping:
                 _, newline, block = block.partition(b"\n")  # noqa: PLW2901 - drops the rest of an endless line
                 if not newline:
@@ -68,7 +67,7 @@ class InputFile:
         Raises CaptureError if the content is damaged or longer than `most` bytes.
         """
         plain = bytearray()
-        for chunk in as_utf8(self.unpacked()):
+        for chunk in self.text():
             plain += chunk
             if len(plain) > most:
                 raise CaptureError(f"more than {most >> 20} MiB")
@@ -79,9 +78,19 @@ class InputFile:
     def beginning(self) -> bytes:
         """Return the first bytes, unpacked; empty bytes if the file cannot be read."""
         try:
-            return next(as_utf8(self.unpacked()), b"")
+            return next(self.text(), b"")
         except CaptureError:
             return b""
+
+    def text(self) -> Iterator[bytes]:
+        """Yield the unpacked content without a byte order mark. Raises CaptureError, also for UTF-16."""
+        chunks = self.unpacked()
+        first = next(chunks, b"")
+        # Without a mark, the first character in UTF-16 has exactly one NUL. A crash leaves more of them.
+        if first.startswith(_UTF16_MARKS) or first[:2].count(0) == 1:
+            raise CaptureError("UTF-16 text: save it as UTF-8")
+        yield first.removeprefix(_UTF8_MARK)
+        yield from chunks
 
     def unpacked(self) -> Iterator[bytes]:
         """Yield the content in blocks, unpacked if the file is a gzip file.
@@ -143,20 +152,6 @@ class InputFile:
             raise CaptureError(error.strerror or str(error)) from error
 
 
-def as_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Re-encode UTF-16 text as UTF-8, and pass text in an ASCII-compatible encoding through."""
-    first = next(chunks, b"")
-    encoding = _encoding(first)
-    if not encoding:
-        yield first.removeprefix(_UTF8_MARK)
-        yield from chunks
-        return
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
-    yield decoder.decode(first).removeprefix("\ufeff").encode("utf-8", "replace")
-    for chunk in chunks:
-        yield decoder.decode(chunk).encode("utf-8", "replace")
-
-
 def _has_damaged_head(packed: bytes) -> bool:
     """Whether the head of a gzip member has a value that no packer writes. Few packers add a checksum of the head."""
     if len(packed) < 12:
@@ -187,17 +182,3 @@ def _up_to_damage(unpacker: zlib._Decompress, packed: bytes) -> bytes:
             plain += unpacker.decompress(packed, _STEP)
             packed = unpacker.unconsumed_tail
     return plain
-
-
-def _encoding(first: bytes) -> str:
-    """Return the name of the UTF-16 variant, as Windows tools save it; '' for encodings compatible with ASCII."""
-    for mark, name in _UTF16_MARKS.items():
-        if first.startswith(mark):
-            return name
-    sample = first[:4096]
-    if len(sample) >= 8:
-        if sample[1::2].count(0) > 0.4 * len(sample) > 8 * sample[0::2].count(0):
-            return "utf-16-le"
-        if sample[0::2].count(0) > 0.4 * len(sample) > 8 * sample[1::2].count(0):
-            return "utf-16-be"
-    return ""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from itertools import pairwise, product
+from itertools import pairwise
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -269,24 +269,9 @@ def _kernel_start(since_boot: Iterable[KernelRecord], dated: Iterable[KernelReco
 
     It is derived from the records that also occur in a section with dates. None if there are none.
     """
-    walls: dict[str, list[float]] = defaultdict(list)
-    for record in dated:
-        walls[record.text].append(record.moment.wall.timestamp())
-    clocks: dict[str, list[float]] = defaultdict(list)
-    for record in since_boot:
-        clocks[record.text].append(record.moment.monotonic)
-    votes: Counter[int] = Counter()
-    starts: dict[int, list[float]] = defaultdict(list)
-    for text, seconds in clocks.items():
-        for wall, second in product(walls[text][-_MOST_PAIRS:], seconds[-_MOST_PAIRS:]):
-            bucket = int((wall - second) // _BUCKET_SECONDS)
-            votes[bucket] += 1
-            starts[bucket].append(wall - second)
-    if not votes:
-        return None
-    # If the same records match two boots equally often, dmesg belongs to the newer boot.
-    most = max(votes.values())
-    return starts[max(bucket for bucket, count in votes.items() if count == most)][0]
+    newest_wall = {record.text: record.moment.wall.timestamp() for record in dated}
+    newest_second = {record.text: record.moment.monotonic for record in since_boot}
+    return max((newest_wall[text] - newest_second[text] for text in newest_wall.keys() & newest_second), default=None)
 
 
 def _in_batches(name: str, boot: int, events: list[_Event], span: tuple[float, float]) -> Iterator[BootRecords]:

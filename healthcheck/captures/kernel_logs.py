@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.captures.blocks import CaptureError
 from healthcheck.captures.log_lines import (
     YEARS,
     LogLine,
@@ -53,10 +52,7 @@ _EARLY_SECONDS = 60.0
 _REORDERED_SECONDS = 5.0
 """Largest difference between the times of reordered lines: lines of different processors can be out of order."""
 _BACK_SECONDS = 60.0
-_BACK_FOR_SURE = 3
 _HALF_A_YEAR = timedelta(days=180)
-_ENOUGH_FOR_A_MARGIN = 65536
-_BLANKS_AT_FIRST = re.compile(rb"\A((?:[ \t\r]*\n)*)[ \t]+(?=\S)")
 LONGEST_STEP_SECONDS = 10 * 365 * 86400.0
 
 
@@ -173,35 +169,6 @@ class Clock:
         return full
 
 
-class Direction:
-    """Direction of time from line to line.
-
-    `journalctl -r` prints the newest line first, and the end of a boot above its beginning.
-    """
-
-    def __init__(self) -> None:
-        self._previous = Stamp()
-        self._forth = self._back = 0
-
-    @property
-    def is_back(self) -> bool:
-        return self._back > self._forth and self._back >= _BACK_FOR_SURE
-
-    def follow(self, stamp: Stamp) -> None:
-        step = _step(self._previous, stamp)
-        self._forth += step > 0
-        self._back += step < 0
-        self._previous = stamp
-
-
-def _step(stamp: Stamp, other: Stamp) -> float:
-    if stamp.wall is not None and other.wall is not None:
-        return (other.wall - stamp.wall).total_seconds()
-    if stamp.monotonic is not None and other.monotonic is not None:
-        return other.monotonic - stamp.monotonic
-    return 0.0
-
-
 def _later(wall: datetime, seconds: float) -> datetime:
     """Add the seconds to a time.
 
@@ -241,7 +208,6 @@ class KernelLogReader:
         self._of_a_syslog = False
         """Whether the last prefix has a date and a host. No line then begins with text of a message."""
         self._searched = 0
-        self._direction = Direction()
         self._joiner = Joiner()
         self._lines: list[Line] = []
         self._in_boot = 0
@@ -249,18 +215,15 @@ class KernelLogReader:
         self._name = ""
 
     def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[BootRecords]:
-        """Yield the records of the next file. Raises CaptureError if the file cannot be judged completely."""
+        """Yield the records of the next file."""
         self._name, self._prefixed, self.recognised, self._searched = name, False, False, 0
         self._of_a_syslog = False
-        self._direction = Direction()
         number = 1
-        for block in _without_margin(blocks):
+        for block in blocks:
             for line, raw in numbered(block, self._wanted(block), number):
                 self._take(raw, line)
             number += block.count(b"\n")
             yield from self._handed_over()
-        if self._direction.is_back:
-            raise CaptureError("its newest line is first (journalctl -r): save it with the oldest line first")
         self._tell(self._joiner.end())
         self._end_batch()
         yield from self._handed_over()
@@ -291,7 +254,6 @@ class KernelLogReader:
         if line.refused:
             self._passed_over.refused += marked and is_of_a_fault(raw)
             return
-        self._direction.follow(line.stamp)
         self._mind_the_boot(line)
         moment = self.clock.read(line.stamp)
         self._began = self._began or moment.wall
@@ -366,26 +328,9 @@ class KernelLogReader:
         yield from ready
 
 
-def _without_margin(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Remove the indentation shared by all lines, and the blanks before the first line."""
-    margin: bytes | None = None
-    for block in blocks:
-        if margin is None:
-            margin = _margin(block[:_ENOUGH_FOR_A_MARGIN])
-            # The first line cannot be a continuation line, because no line precedes it.
-            block = _BLANKS_AT_FIRST.sub(rb"\1", block, count=1)  # noqa: PLW2901
-        yield block.removeprefix(margin).replace(b"\n" + margin, b"\n") if margin else block
-
-
 def lines_of(block: bytes) -> list[int]:
     """Return the offset of each line in the block."""
     return [0, *(found.end() for found in re.finditer(rb"\n(?=.|\n)", block))]
-
-
-def _margin(text: bytes) -> bytes:
-    blanks = [line[: len(line) - len(line.lstrip(b" \t"))] for line in text.split(b"\n") if line.strip()]
-    shortest = min(blanks, key=len, default=b"")
-    return shortest if all(blank.startswith(shortest) for blank in blanks) else b""
 
 
 def numbered(block: bytes, starts: Iterable[int], number: int) -> Iterator[tuple[int, bytes]]:

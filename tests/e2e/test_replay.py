@@ -323,15 +323,12 @@ def test_a_line_about_a_fault_that_no_rule_reads_makes_a_capture_unknown(text: s
     assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", message)}
 
 
-@pytest.mark.parametrize("margin", [b"    ", b"\t"])
 @pytest.mark.parametrize("name", FORMS)
-def test_blanks_in_front_of_a_whole_file_change_nothing(name: str, margin: bytes, saved: Any) -> None:
+def test_an_indented_log_is_unknown(name: str, saved: Any) -> None:
     lines = capture(FORMS[name], FAULTY).splitlines(keepends=True)
-    pasted = saved(b"\n\n" + b"".join(margin + line for line in lines))
+    code, out, _ = run("--json", saved(b"".join(b"    " + line for line in lines)))
 
-    assert found(replayed(pasted)) == found(judged(FAULTY))
-    first_line_alone = saved(b"\n" + margin + b"".join(lines), "first")
-    assert found(replayed(first_line_alone)) == found(judged(FAULTY))
+    assert (code, json.loads(out)["status"]) == (2, "unknown")
 
 
 def test_several_files_are_one_story(saved: Any) -> None:
