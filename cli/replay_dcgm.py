@@ -58,7 +58,7 @@ def judge_document(name: str, raw: bytes, saved_at: datetime, expected: Expectat
     """
     answer = read_answer(raw)
     if not answer.documents and not answer.cut_off and not any(map(return_of_text, answer.said)):
-        raise CaptureError(f"{name}: not the output of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4")
+        raise CaptureError(f"{name}: not the output of dcgmi diag -j; expected is its JSON, of DCGM 3.3 to 4")
     check = _LEVELS[level_of(answer)]
     outcomes = judge((check,), Evidence({check.needs[0]: DcgmReading(answer)}), expected)
     texts = {in_words(error): error.text for row in rows_of(answer) for error in row.errors if error.text}

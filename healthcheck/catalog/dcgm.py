@@ -158,29 +158,10 @@ def return_of_text(text: str) -> DcgmReturn | None:
     return next(by_number, next(by_words, None))
 
 
-class _Message(Struct, frozen=True):
-    id: int
-    pattern: re.Pattern[str]
-
-
-@cache
-def dcgm_messages() -> tuple[_Message, ...]:
-    rows = [row for _, row in read_rows("dcgm_messages.csv")]
-    return tuple(_Message(int(row["id"]), re.compile(row["pattern"], re.IGNORECASE)) for row in rows)
-
-
-def ids_of_text(text: str) -> tuple[int, ...]:
-    """Return the IDs of the errors whose words occur in a text.
-
-    Before DCGM 3.2 the output had no IDs, and several errors shared one text.
-    """
-    return tuple(dict.fromkeys(message.id for message in dcgm_messages() if message.pattern.search(text)))
-
-
 def rule_dcgm(error_id: int, stated: str | int | None, policy: Policy) -> Ruling:
     """Return the ruling for an error of the diagnostic on this cluster.
 
-    `stated` is the severity in the output, as a word or number, or None: before DCGM 3.3 the output had none. It takes
+    `stated` is the severity in the output, as a word or number, or None. It takes
     precedence over the table, because it belongs to the installed version of DCGM.
     """
     reason = f"Dcgm{error_id}"

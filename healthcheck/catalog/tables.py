@@ -11,7 +11,7 @@ TABLES = (
     *(xid.actions, xid.xid_table, sxid.sxid_table, recovery.recovery_actions),
     *(nvlink.nvlink4_table, nvlink.nvlink5_table, fabrics.fabrics, all_reduce.all_reduce_table),
     *(eks_reasons.eks_words, gpu_speeds.gpu_speed_table),
-    *(dcgm.dcgm_table, dcgm.dcgm_tests, dcgm.dcgm_returns, dcgm.dcgm_messages),
+    *(dcgm.dcgm_table, dcgm.dcgm_tests, dcgm.dcgm_returns),
 )
 
 

@@ -18,13 +18,12 @@ from healthcheck.catalog import dcgm_causes
 from healthcheck.catalog.dcgm import (
     dcgm_table,
     dcgm_tests,
-    ids_of_text,
     return_of_code,
     return_of_text,
     rule_dcgm,
 )
 from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.ruling import Ruling, worst
+from healthcheck.catalog.ruling import Ruling
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
@@ -289,8 +288,7 @@ def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) ->
     """
     if cause := why_not_run(error):
         return cause
-    ids = _ids(error)
-    may_come_of_use = (row.kind, row.index) in in_use and ids and set(ids) <= _OF_A_GPU_IN_USE
+    may_come_of_use = (row.kind, row.index) in in_use and error.id in _OF_A_GPU_IN_USE
     return dcgm_causes.IN_USE if may_come_of_use and not _OF_THE_HARDWARE.search(error.text) else None
 
 
@@ -311,29 +309,15 @@ def _failed_alone(test: str) -> Ruling:
 
 
 def rule_of(error: DiagError, policy: Policy) -> Ruling:
-    """Return the ruling for an error by its ID, or by the worst of the errors that its text names.
-
-    The text is used only if the error has no ID.
-    """
-    return worst([rule_dcgm(number, error.severity, policy) for number in _ids(error) or (_UNTOLD,)])
-
-
-def _ids(error: DiagError) -> tuple[int, ...]:
-    """Return the ID of an error, or the IDs that match its text.
-
-    DCGM 3.2 reports no severities, and uses one ID for texts that several errors share.
-    """
-    if error.id is not None and error.severity is not None:
-        return (error.id,)
-    return tuple(dict.fromkeys((*(() if error.id is None else (error.id,)), *ids_of_text(error.text))))
+    return rule_dcgm(_UNTOLD if error.id is None else error.id, error.severity, policy)
 
 
 def why_not_run(error: DiagError) -> UnobservedCause | None:
     """Return the cause for which a test could not run, or None if it ran and found a fault."""
-    known = [dcgm_table()[number] for number in _ids(error) if number in dcgm_table()]
-    if known and all(dcgm_error.could_not_run for dcgm_error in known):
-        return _CAUSES.get(known[0].id, dcgm_causes.TEST_NOT_RUN)
-    if all(dcgm_error.id in _MORE_WITHOUT_SAYING for dcgm_error in known):
+    known = None if error.id is None else dcgm_table().get(error.id)
+    if known is not None and known.could_not_run:
+        return _CAUSES.get(known.id, dcgm_causes.TEST_NOT_RUN)
+    if known is None or known.id in _MORE_WITHOUT_SAYING:
         return next((cause for pattern, cause in _COULD_NOT_RUN if pattern.search(error.text)), None)
     return None
 
@@ -353,19 +337,15 @@ def in_words(error: DiagError) -> str:
 
 
 def _name(error: DiagError) -> str:
-    """Return the ID and name of an error, such as `error 52 FAULTY_MEMORY`.
-
-    For an error without an ID, return the names of the errors that match its text.
-    """
-    names = [f"{number} {dcgm_table()[number].name}" for number in _ids(error)[:_MOST_NAMED] if number in dcgm_table()]
+    """Return the ID and name of an error, such as `error 52 FAULTY_MEMORY`."""
     if error.id is None:
-        return f"an error in the words of {' and '.join(names)}" if names else "an error without a number"
-    return f"error {names[0]}" if names else f"error {error.id}"
+        return "an error without a number"
+    known = dcgm_table().get(error.id)
+    return f"error {error.id} {known.name}" if known else f"error {error.id}"
 
 
 def _over_reports(error: DiagError) -> bool:
-    ids = _ids(error)
-    return bool(ids) and set(ids) <= _OVER_REPORTING_ERRORS
+    return error.id in _OVER_REPORTING_ERRORS
 
 
 def _came_to_nothing(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:

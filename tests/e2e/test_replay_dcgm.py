@@ -141,7 +141,7 @@ def test_what_is_no_document_is_a_wrong_use(content: bytes, saved: Any) -> None:
     code, out, err = run("--as", "dcgm", saved(content))
 
     assert (code, out) == (3, "")
-    assert "not the output of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4" in err
+    assert "not the output of dcgmi diag -j; expected is its JSON, of DCGM 3.3 to 4" in err
 
 
 def test_it_is_judged_by_itself(saved: Any) -> None:

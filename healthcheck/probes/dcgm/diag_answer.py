@@ -1,6 +1,6 @@
-"""Parser of the output of `dcgmi diag -j` from DCGM 2 to 4, with any text outside the documents.
+"""Parser of the output of `dcgmi diag -j` from DCGM 3.3 to 4, with any text outside the documents.
 
-The formats are those of dcgmi/Diag.cpp and nvvs/include/NvvsJsonStrings.h, tags 2.1.4 to 4.6.0. Arrays are filled by
+The formats are those of dcgmi/Diag.cpp and nvvs/include/NvvsJsonStrings.h, tags 3.3.0 to 4.6.0. Arrays are filled by
 index, so that any array can contain a null. A test that did not run can be missing. WARN is printed as `Fail`.
 """
 
@@ -27,7 +27,6 @@ _MOST_FALSE_STARTS = 32
 """Most braces that do not begin a document: in a banner, in shell output, or in a truncated document."""
 _MOST_DOCUMENTS, _MOST_RESULTS, _MOST_ERRORS, _MOST_SERIALS = 256, 4096, 64, 256
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_SAID = 600, 64, 8
-_MOST_GPUS = 1024
 _DEPLOYMENT = "deployment"
 _TEXT_KEYS = ("warning", "warnings")
 """Keys of an error's text. DCGM 3.3.3 to 3.3.9 write the second key for the software tests."""
@@ -43,26 +42,6 @@ _SAME_TEST = {
     "pulse": "pulse_test",
     "nccl": "nccl_tests",
 }
-_SOFTWARE_TESTS = frozenset(
-    (
-        "blacklist",
-        "denylist",
-        "nvml_library",
-        "cuda_main_library",
-        "cuda_toolkit_library",
-        "cuda_runtime_library",
-        "permissions_and_os_blocks",
-        "permissions_and_os_related_blocks",
-        "persistence_mode",
-        "environment_variables",
-        "page_retirement",
-        "page_retirement_row_remap",
-        "graphics_processes",
-        "inforom",
-        SOFTWARE,
-    )
-)
-"""Separate tests of older versions that DCGM 4 combines as `software`."""
 _STATUSES = {
     "pass": "pass",
     "fail": "fail",
@@ -76,10 +55,7 @@ _STATUSES = {
 
 
 class DiagError(Struct, frozen=True):
-    """One error of a test. None means that the output lacks the value.
-
-    Severities are present since DCGM 3.3, ids since 3.2.
-    """
+    """One error of a test. None means that the output lacks the value."""
 
     text: str
     id: int | None = None
@@ -227,66 +203,45 @@ def _rows(raw: Mapping[str, Any], name: str, own_name: str) -> Iterator[DiagResu
     """Yield a result for each device that the raw result covers."""
     status = _status(raw.get("status"))
     errors = _errors(raw) or (_said_of_a_failure(raw) if status == "fail" else ())
-    kind, indices = _entities(raw)
+    kind, index = _entity(raw)
     if name == SOFTWARE and own_name.lower() != SOFTWARE:
         # DCGM 4 puts the name of the old test before the text.
         named = (replace(error, text=f"{own_name}: {error.text}"[:_LONGEST_TEXT]) for error in errors)
-        yield from _rows_of_software(status, tuple(named), indices)
-    elif len(indices) > 1:
-        yield from _rows_by_text(name, status, errors, indices)
+        yield from _rows_of_software(status, tuple(named), index)
     else:
-        yield DiagResult(name, status, kind if indices else "", next(iter(indices), None), errors)
+        yield DiagResult(name, status, "" if index is None else kind, index, errors)
 
 
-def _rows_of_software(status: str, errors: Sequence[DiagError], indices: Sequence[int]) -> Iterator[DiagResult]:
+def _rows_of_software(status: str, errors: Sequence[DiagError], index: int | None) -> Iterator[DiagResult]:
     """Yield results of the software test before DCGM 4.
 
-    Its output has one result for all GPUs, whose `gpu_id` is that of the last error only.
+    Its output has one result for all GPUs, whose `gpu_id` is that of the last error only. The GPU of each of several
+    errors appears only in its text.
     """
-    if len(errors) == 1 and len(indices) == 1:
-        yield DiagResult(SOFTWARE, status, "gpu", indices[0], tuple(errors))
-    elif errors:
-        yield from _rows_by_text(SOFTWARE, status, errors, ())
-    else:
-        yield from _rows_by_text(SOFTWARE, status, (), indices)
-
-
-def _rows_by_text(name: str, status: str, errors: Sequence[DiagError], indices: Sequence[int]) -> Iterator[DiagResult]:
-    """Yield results of several GPUs. The GPU of an error appears only in its text."""
-    by_gpu: dict[int | None, list[DiagError]] = {} if errors or status == "fail" else {index: [] for index in indices}
+    if len(errors) == 1 and index is not None:
+        yield DiagResult(SOFTWARE, status, "gpu", index, tuple(errors))
+        return
+    by_gpu: dict[int | None, list[DiagError]] = {}
     for error in errors:
         found = _NAMES_A_GPU.search(error.text)
         by_gpu.setdefault(int(found[1]) if found else None, []).append(error)
-    for index, own in (by_gpu or {None: []}).items():
-        yield DiagResult(name, status, "" if index is None else "gpu", index, tuple(own))
+    for gpu, own in (by_gpu or {None: []}).items():
+        yield DiagResult(SOFTWARE, status, "" if gpu is None else "gpu", gpu, tuple(own))
 
 
 def _errors(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
-    """Return the errors of a result: a text, a list of texts, or a list of objects.
+    """Return the errors of a result, each an object of `warnings`.
 
-    DCGM 3.2 and 3.3.0 put the ids next to the texts.
+    DCGM 3.3.0 and 3.3.1 put the text and the numbers of a software test's error next to each other in the result.
     """
-    result = raw.get("warnings", raw.get("warning"))
-    if isinstance(result, str | dict):
-        result = [result]
+    listed = _list(raw.get("warnings", raw.get("warning")))[: 4 * _MOST_ERRORS]
+    entries: list[Mapping[str, Any]] = [entry for entry in listed if isinstance(entry, dict)]
     found: dict[DiagError, None] = {}
-    for entry in _list(result)[: 4 * _MOST_ERRORS]:
-        source = entry if isinstance(entry, dict) else raw
-        text = (
-            next((_text(entry.get(key)) for key in _TEXT_KEYS if entry.get(key)), "")
-            if source is entry
-            else _text(entry)
-        )
-        error = DiagError(
-            text,
-            _number(source.get("error_id")),
-            _number(source.get("error_category")),
-            _number(source.get("error_severity")),
-        )
-        if text or (isinstance(entry, dict) and error.id is not None):
+    for entry in entries or [raw]:
+        text = next((_text(entry[key]) for key in _TEXT_KEYS if entry.get(key)), "")
+        error = DiagError(text, *(_number(entry.get(f"error_{key}")) for key in ("id", "category", "severity")))
+        if text or error.id:
             found[error] = None
-    if not found and _number(raw.get("error_id")):
-        found[DiagError("", *(_number(raw.get(f"error_{key}")) for key in ("id", "category", "severity")))] = None
     return tuple(found)[:_MOST_ERRORS]
 
 
@@ -300,24 +255,18 @@ def _said_of_a_failure(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
     return tuple(DiagError(text) for text in dict.fromkeys(texts) if text)
 
 
-def _entities(raw: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
-    """Return the kind of device, and DCGM's numbers of the devices that a result covers."""
+def _entity(raw: Mapping[str, Any]) -> tuple[str, int | None]:
+    """Return the kind of device and DCGM's number of it; None if the result names no device."""
     if "entity_id" in raw:
         kind = "".join(_LETTERS.findall(_text(raw.get("entity_group")).lower()))[:16]
-        index = _number(raw["entity_id"])
-        return _KINDS.get(kind, kind), () if index is None or kind == "none" else (index,)
-    for key, kind in _ENTITY_KEYS:
-        if key in raw:
-            value = raw[key]
-            numbers = value.split(",")[:_MOST_GPUS] if isinstance(value, str) else [value]
-            return kind, tuple(dict.fromkeys(number for number in map(_number, numbers) if number is not None))
-    return "", ()
+        return _KINDS.get(kind, kind), None if kind == "none" else _number(raw["entity_id"])
+    return next(((kind, _number(raw[key])) for key, kind in _ENTITY_KEYS if key in raw), ("", None))
 
 
 def _canonical(name: str, category: str) -> str:
     """Return DCGM 4's name of a test with any version's name; '' for a test without a name."""
     words = "_".join(_WORDS.findall(name.lower()))
-    if words in _SOFTWARE_TESTS or (category == _DEPLOYMENT and words != "context_create"):
+    if words == SOFTWARE or (category == _DEPLOYMENT and words != "context_create"):
         return SOFTWARE
     return _SAME_TEST.get(words, words)
 

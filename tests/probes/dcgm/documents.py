@@ -59,25 +59,6 @@ PARTS = (
 PART_OF = {25: "Graphics Processes", 29: "Persistence Mode", 9: "Inforom", 22: "CUDA Main Library"}
 
 
-def dcgm_2(story: Story) -> dict[str, Any]:
-    """2.x to 3.1: texts only."""
-    return _old(story, lambda gpu: {"gpu_ids": str(gpu)}, _joined, lambda _, errors: _joined(errors))
-
-
-def dcgm_3_1_8(story: Story) -> dict[str, Any]:
-    return dcgm_2(story) | {"version": "3.1.8", "Driver Version Detected": "525.125.06", "GPU Device IDs": ["2330"]}
-
-
-def dcgm_3_2(story: Story) -> dict[str, Any]:
-    """The id of the first error in a field of its own."""
-
-    def reported_errors(errors: Sequence[Said]) -> dict[str, Any]:
-        return _joined(errors) | ({"error_id": errors[0].id} if errors else {})
-
-    old = _old(story, lambda gpu: {"gpu_ids": str(gpu)}, reported_errors, lambda _, errors: reported_errors(errors))
-    return old | {"version": "3.2.6", "Driver Version Detected": "535.54.03"}
-
-
 def dcgm_3_3_1(story: Story) -> dict[str, Any]:
     def separate_errors(_: Sequence[int], errors: Sequence[Said]) -> dict[str, Any]:
         return {"warnings": errors[0].text, **_numbers(errors[0])} if errors else {}
@@ -114,9 +95,6 @@ def dcgm_4_5(story: Story) -> dict[str, Any]:
 
 
 SHAPES: dict[str, Callable[[Story], dict[str, Any]]] = {
-    "2.4": dcgm_2,
-    "3.1.8": dcgm_3_1_8,
-    "3.2.6": dcgm_3_2,
     "3.3.1": dcgm_3_3_1,
     "3.3.9": dcgm_3_3_9,
     "4.2.3": dcgm_4,
@@ -161,26 +139,8 @@ def _numbers(error: Said) -> dict[str, int]:
     return {"error_id": error.id, "error_category": error.category, "error_severity": error.severity}
 
 
-def _joined(errors: Sequence[Said]) -> dict[str, Any]:
-    return {"warnings": ", ".join(error.text for error in errors)} if errors else {}
-
-
 def _newer_old(
     story: Story, software: Callable[[Sequence[int], Sequence[Said]], dict[str, Any]], version: str
-) -> dict[str, Any]:
-    def listed(errors: Sequence[Said]) -> dict[str, Any]:
-        return {"warnings": [{"warning": error.text, **_numbers(error)} for error in errors]} if errors else {}
-
-    serials = {str(gpu): f"165012300{gpu}" for gpu in range(story.gpus)}
-    old = _old(story, lambda gpu: {"gpu_id": str(gpu)}, listed, software)
-    return old | {"version": version, "Driver Version Detected": "535.129.03", "GPU Device Serials": serials}
-
-
-def _old(
-    story: Story,
-    name: Callable[[int], dict[str, Any]],
-    errors_of: Callable[[Sequence[Said]], dict[str, Any]],
-    software: Callable[[Sequence[int], Sequence[Said]], dict[str, Any]],
 ) -> dict[str, Any]:
     categories: dict[str, list[Any]] = {}
     for test in story.tests:
@@ -188,13 +148,21 @@ def _old(
             categories["Deployment"] = [_part(story, part, software) for part in PARTS]
             continue
         category, old_name = OLD_NAMES[test]
-        results = [
-            name(gpu) | {"status": story.status(test, gpu), "info": ""} | errors_of(story.errors.get((test, gpu), ()))
-            for gpu in range(story.gpus)
-        ]
+        results = [_result_of_3_3(story, test, gpu) for gpu in range(story.gpus)]
         categories.setdefault(category, []).append({"name": old_name, "results": results})
-    top = {"test_categories": [{"category": c, "tests": t} for c, t in categories.items()]}
-    return {"DCGM GPU Diagnostic": top}
+    return {
+        "DCGM GPU Diagnostic": {"test_categories": [{"category": c, "tests": t} for c, t in categories.items()]},
+        "version": version,
+        "Driver Version Detected": "535.129.03",
+        "GPU Device Serials": {str(gpu): f"165012300{gpu}" for gpu in range(story.gpus)},
+    }
+
+
+def _result_of_3_3(story: Story, test: str, gpu: int) -> dict[str, Any]:
+    result: dict[str, Any] = {"gpu_id": str(gpu), "status": story.status(test, gpu), "info": ""}
+    if errors := story.errors.get((test, gpu)):
+        result["warnings"] = [{"warning": error.text, **_numbers(error)} for error in errors]
+    return result
 
 
 def _part(
