@@ -46,12 +46,9 @@ UNUSED: tuple[ModuleType, ...] = (
     # The client renews the OIDC login of a kubeconfig with these; requests and encoding detection depend on them.
     *(UnusedModule(name) for name in ("requests_oauthlib", "oauthlib", "oauthlib.oauth2")),
     *(UnusedModule(name) for name in ("dateutil", "dateutil.parser")),  # used by the client for times in typed objects
-    # Process pools of the client and of APScheduler; we use threads.
+    # Process pools of the client; we use threads.
     UnusedModule("multiprocessing", cpu_count=os.cpu_count),
-    *(UnusedModule(name) for name in ("multiprocessing.pool", "concurrent.futures.process", "pickle")),
-    # APScheduler searches all installed packages for plugins; we have none. It also reads its own version, and runs
-    # without it.
-    UnusedModule("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError),
+    *(UnusedModule(name) for name in ("multiprocessing.pool", "pickle")),
     *(UnusedModule(name) for name in ("bz2", "lzma")),  # used by shutil for archives
     # Used by inspect for signatures of C functions; since 3.14 also for annotations.
     *(UnusedModule(name) for name in ("ast",) if sys.version_info < (3, 14)),

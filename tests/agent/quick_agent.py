@@ -6,7 +6,7 @@ import sys
 
 from agent.cycle import check_cycle as cycle
 from agent.node import pod_reporter, reset_watch
-from agent.process import schedule
+from agent.process import schedule, wiring
 from agent.process.agent_program import main
 from healthcheck.checks import driver_reasons
 from healthcheck.deep import reset_command
@@ -14,16 +14,18 @@ from healthcheck.deep import reset_command
 TIMES = 5
 
 
-class _Sooner(schedule._Every):
-    """Shortened interval of each periodic job, including the read of the ConfigMap's files."""
+class _ShortSchedule(schedule.Schedule):
+    """Schedule with a shortened interval."""
 
-    def __init__(self, seconds: float, jitter_seconds: int = 0) -> None:
-        super().__init__(seconds / TIMES, jitter_seconds)
+    def _seconds_to_next(self, again_seconds: float | None, elapsed_seconds: float) -> float:
+        seconds = super()._seconds_to_next(again_seconds, elapsed_seconds)
+        return seconds if seconds == again_seconds else seconds / TIMES
 
 
 def hurry() -> None:
-    """Shorten the delay of repeated observations accordingly."""
-    vars(schedule)["_Every"] = _Sooner
+    """Shorten the delays of repeated observations, and of the read of the ConfigMap's files, accordingly."""
+    vars(wiring)["Schedule"] = _ShortSchedule
+    vars(schedule)["CONFIG_LOOK_SECONDS"] = schedule.CONFIG_LOOK_SECONDS / TIMES
     vars(cycle)["AGAIN_SECONDS"] = cycle.AGAIN_SECONDS / TIMES
     vars(pod_reporter)["REREAD_SECONDS"] = 1.0
     vars(reset_command)["SILENT_SECONDS"] = 2.0
