@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
-from agent.telemetry import MOST_FINDINGS, DeepRun, Telemetry
+from agent.telemetry import MOST_FINDINGS, DeepRun, MetricsText, Telemetry
 from healthcheck import __version__
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, KernelEvent, Nature, Severity, Status
@@ -24,11 +29,14 @@ def finding(severity: Severity = Severity.REBOOT, subject: str = "gpu/0000:18:00
     return Finding("Xid79", severity, subject, "fallen off the bus", about)
 
 
+def active(entry: Finding) -> ActiveFinding:
+    return ActiveFinding(entry, "xid", Nature.EVENT, FIRST, FIRST, 1, "boot", 0.0)
+
+
 def shown(*findings: Finding) -> Telemetry:
     telemetry = Telemetry()
     worst = max((finding.severity for finding in findings), default=Severity.PASS)
-    active = [ActiveFinding(entry, "xid", Nature.EVENT, FIRST, FIRST, 1, "boot", 0.0) for entry in findings]
-    telemetry.show_verdict(worst, Status.FAIL, active, {"0-nvidia-smi": False})
+    telemetry.show_verdict(worst, Status.FAIL, [*map(active, findings)], {"0-nvidia-smi": False})
     return telemetry
 
 
@@ -179,3 +187,40 @@ def test_a_page_has_no_series_that_says_nothing(accept: str) -> None:
     assert f'gpu_healthcheck_build_info{{version="{__version__}"}} 1.0' in text
     assert "_created" not in text
     assert Status.NOT_CONFIGURED.value not in text
+
+
+def test_requests_that_wait_for_the_metrics_get_one_encoding() -> None:
+    collected: list[None] = []
+
+    class Slow(Collector):
+        def collect(self) -> Iterable[Family]:
+            time.sleep(0.002)
+            collected.append(None)
+            return ()
+
+    registry = CollectorRegistry()
+    registry.register(Slow())
+    text = MetricsText(registry, "")
+
+    async def ask_endlessly() -> None:
+        await text.page()
+        await asyncio.gather(*(text.page() for _ in range(100)))
+
+    collected.clear()
+    asyncio.run(ask_endlessly())
+
+    assert len(collected) == 2
+
+
+def test_metrics_are_as_new_as_their_request() -> None:
+    telemetry = shown()
+    text = MetricsText(telemetry.registry, "")
+
+    async def ask_around_a_finding() -> tuple[bytes, bytes]:
+        before = await text.page()
+        telemetry.show_verdict(Severity.REBOOT, Status.FAIL, [active(finding())], {})
+        return before.body, (await text.page()).body
+
+    before, after = asyncio.run(ask_around_a_finding())
+
+    assert (b"Xid79" in before, b"Xid79" in after) == (False, True)

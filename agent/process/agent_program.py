@@ -24,7 +24,7 @@ from healthcheck.catalog.tables import read_all
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.host import root_socket
-from healthcheck.host.http_server import HttpServer, Page
+from healthcheck.host.http_server import HttpServer, Page, Request
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, USAGE, Options
 from healthcheck.host.signals import stop_at_signals
@@ -132,14 +132,14 @@ class _Serving:
     def ready(self) -> bool:
         return self.agent is not None and self.agent.ready()
 
-    async def verdict(self, _query: str) -> Page:
+    async def verdict(self, _: Request) -> Page:
         """Return the node's verdict, for this machine's root: no pod's, which belongs to the other server's loop."""
-        return await self.gate("")
+        return await self.gate(Request())
 
-    async def gate(self, query: str) -> Page:
+    async def gate(self, request: Request) -> Page:
         if self.agent is None:
             return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"the agent starts\n")
-        return await self.agent.gate.page(query)
+        return await self.agent.gate.page(request.query)
 
 
 def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
@@ -167,7 +167,7 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
 def _serve_root(folder: Path, serving: _Serving) -> None:
     """Serve the node's verdict to root's `gate --local`, which without it checks the machine itself."""
     try:
-        HttpServer({}, root_socket.listen(folder / SOCKET), {GATE: serving.verdict}).start()
+        HttpServer({GATE: serving.verdict}, root_socket.listen(folder / SOCKET)).start()
     except OSError as error:
         log.warning("gate --local can't ask this agent", socket=str(folder / SOCKET), error=str(error))
 

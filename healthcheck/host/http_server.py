@@ -1,11 +1,8 @@
 """HTTP server for a place that untrusted clients can reach, with bounded resource use.
 
 One thread keeps a short table of connections, each for one request, and accepts a limited number per second. When
-the table is full, the server drops the oldest connection of the address with the most connections, among those of the
-network with the most connections. The newest connection, which may be the kubelet's probe, is therefore always
-accepted, and no client displaces another. Clients take turns: only one request of each address and of each network
-waits for a page at a time. The network is the address itself for IPv4, and the /64 for IPv6: a host may use all of its
-addresses.
+the table is full, the server drops the oldest connection of the address with the most connections. The newest
+connection, which may be the kubelet's probe, is therefore always accepted, and no client displaces another.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -42,12 +38,8 @@ is dropped only when later connections have filled the table."""
 _MORE_SECONDS = 0.05
 """Pause between two reads of one request, which limits the cost of clients that send byte by byte."""
 _STARVED_SECONDS = 0.1
-_REST = 9
-"""Rest after each page, as a multiple of its duration: endless requests use a tenth of a core."""
 _END = b"\r\n\r\n"
 _RESET = struct.pack("ii", 1, 0)
-_MAPPED_IPV4 = bytes(10) + b"\xff\xff"
-"""First bytes of an IPv4 address in IPv6 (RFC 4291, 2.5.5.2), which a listener for both gets."""
 
 
 class Page(NamedTuple):
@@ -58,21 +50,25 @@ class Page(NamedTuple):
     body: bytes
 
 
-Pages = Mapping[str, Callable[[str], Page]]
-"""Pages by path; each gets the request's Accept header."""
-Answers = Mapping[str, Callable[[str], Awaitable[Page]]]
-"""Coroutines by path, for answers that may wait; each gets the query."""
+class Request(NamedTuple):
+    """The parts of a request that a page may use: the query of its path, and the header Accept."""
+
+    query: str = ""
+    accept: str = ""
+
+
+Pages = Mapping[str, Callable[[Request], Awaitable[Page]]]
+"""Pages by path. A page may wait, but must not compute for long: all connections share a thread."""
 
 
 class HttpServer:
-    """Serves `pages` and `answers` in a separate thread, at a port or a listening socket.
+    """Serves `pages` in a separate thread, at a port or a listening socket.
 
     Raises OSError if the port is in use.
     """
 
-    def __init__(self, pages: Pages, place: int | socket.socket, answers: Answers | None = None) -> None:
-        self._paces = {path: _Pace(make) for path, make in pages.items()}
-        self._answers = answers or {}
+    def __init__(self, pages: Pages, place: int | socket.socket) -> None:
+        self._pages = pages
         self._listener = _listen(place) if isinstance(place, int) else place
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # accepted connections inherit it
         self._listener.setblocking(False)
@@ -100,8 +96,7 @@ class HttpServer:
                 while len(self._talks) >= MOST_CONNECTIONS:
                     self._give_up_oldest()
                     await asyncio.sleep(0)
-                host = address[0] if address else ""  # a client of a Unix socket has none
-                peer = _Peer(connection, host, network_of(host))
+                peer = _Peer(connection, address[0] if address else "")  # a client of a Unix socket has none
                 task = self._loop.create_task(self._talk(peer))
                 self._talks[task] = peer
                 task.add_done_callback(self._ended)
@@ -110,13 +105,8 @@ class HttpServer:
             await asyncio.sleep(max(-left / _ACCEPTED_PER_SECOND, 0.0))
 
     def _give_up_oldest(self) -> bool:
-        """Cancel the oldest request of the address with the most requests in the network with the most requests.
-
-        Returns whether there was one.
-        """
-        peers = self._talks.values()
-        crowded = Counter(peer.network for peer in peers).most_common(1)
-        most = Counter(peer.address for peer in peers if peer.network == crowded[0][0]).most_common(1)
+        """Cancel the oldest request of the address with the most requests. Returns whether there was one."""
+        most = Counter(peer.address for peer in self._talks.values()).most_common(1)
         oldest = next((task for task, peer in self._talks.items() if peer.address == most[0][0]), None)
         return oldest is not None and oldest.cancel()
 
@@ -139,16 +129,14 @@ class HttpServer:
                 if not portion:
                     return
                 request += portion
-            await self._loop.sock_sendall(peer.connection, await self._answer(bytes(request), peer))
+            await self._loop.sock_sendall(peer.connection, await self._answer(bytes(request)))
 
-    async def _answer(self, request: bytes, peer: _Peer) -> bytes:
+    async def _answer(self, request: bytes) -> bytes:
         exchange = _Exchange(request)
         if exchange.well_formed:
             path, _, query = exchange.path.partition("?")
-            if answer := self._answers.get(path):
-                exchange.send(await answer(query))
-            elif pace := self._paces.get(path):
-                exchange.send(await pace.page(exchange.headers.get("Accept", ""), peer))
+            if page := self._pages.get(path):
+                exchange.send(await page(Request(query, exchange.headers.get("Accept", ""))))
             else:
                 exchange.send_error(HTTPStatus.NOT_FOUND)
         return exchange.answer
@@ -161,43 +149,9 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
 
 
-def network_of(address: str) -> str:
-    """Return the network of an address: itself for IPv4, also if mapped into IPv6; the /64 for IPv6."""
-    if ":" not in address:
-        return f"{address}/32"
-    packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    if packed.startswith(_MAPPED_IPV4):
-        return f"{socket.inet_ntop(socket.AF_INET, packed[len(_MAPPED_IPV4) :])}/32"
-    return f"{socket.inet_ntop(socket.AF_INET6, packed[:8].ljust(16, bytes(1)))}/64"
-
-
 class _Peer(NamedTuple):
     connection: socket.socket
     address: str
-    network: str
-
-
-class _Pace:
-    """A page that is generated for one request at a time, with pauses between. Clients and their networks alternate."""
-
-    def __init__(self, make: Callable[[str], Page]) -> None:
-        self._make = make
-        self._turn = asyncio.Lock()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Waiting requests by address and by network."""
-        self._rested_at = 0.0
-
-    async def page(self, accept: str, peer: _Peer) -> Page:
-        turns = [self._turns.setdefault(key, asyncio.Lock()) for key in (peer.address, peer.network)]
-        async with turns[0], turns[1], self._turn:
-            began = time.monotonic()
-            if began < self._rested_at:
-                await asyncio.sleep(self._rested_at - began)
-                began = time.monotonic()
-            page = self._make(accept)
-            ended = time.monotonic()
-            self._rested_at = ended + _REST * (ended - began)
-            return page
 
 
 class _Exchange(BaseHTTPRequestHandler):

@@ -8,7 +8,6 @@ import os
 import resource
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http import HTTPStatus
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.host import http_server
-from healthcheck.host.http_server import MOST_CONNECTIONS, MOST_REQUEST_BYTES, HttpServer, Page, network_of
+from healthcheck.host.http_server import MOST_CONNECTIONS, MOST_REQUEST_BYTES, HttpServer, Page, Request
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 BIG = b"x" * 8_000_000
@@ -25,14 +24,21 @@ BIG = b"x" * 8_000_000
 THREADS = Path("/proc/self/task")
 
 
+async def well(request: Request) -> Page:
+    return Page(HTTPStatus.OK, request.accept or "text/plain", b"ok\n")
+
+
+async def big(_: Request) -> Page:
+    return Page(HTTPStatus.OK, "text/plain", BIG)
+
+
+async def broken(_: Request) -> Page:
+    raise ZeroDivisionError
+
+
 @pytest.fixture
 def server() -> HttpServer:
-    pages = {
-        "/well": lambda accept: Page(HTTPStatus.OK, accept or "text/plain", b"ok\n"),
-        "/big": lambda _: Page(HTTPStatus.OK, "text/plain", BIG),
-        "/broken": lambda _: Page(HTTPStatus.OK, "text/plain", b"%d" % (1 // 0)),
-    }
-    server = HttpServer(pages, 0)
+    server = HttpServer({"/well": well, "/big": big, "/broken": broken}, 0)
     server.start()
     return server
 
@@ -126,7 +132,7 @@ def test_a_kubelet_of_an_ipv6_cluster_is_answered(server: HttpServer) -> None:
 
 def test_a_kernel_without_ipv6_serves_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
-    server = HttpServer({"/well": lambda _: Page(HTTPStatus.OK, "text/plain", b"ok\n")}, 0)
+    server = HttpServer({"/well": well}, 0)
     server.start()
 
     assert ask(server)[0] == HTTPStatus.OK
@@ -166,115 +172,25 @@ class TestAFullTable:
 
 
 class TestPeers:
-    """The pages of /crowded are made one after the other, so that a request waits for all before it."""
-
-    CROWD = "127.0.0.2"
-    REQUEST = b"GET /crowded HTTP/1.1\r\nHost: x\r\nAccept: crowd\r\n\r\n"
-
-    @pytest.fixture
-    def made(self) -> list[str]:
-        return []
-
-    @pytest.fixture
-    def slash_24(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Addresses of loopback with one network for each /24: IPv6 has only one address there."""
-        monkeypatch.setattr(http_server, "network_of", lambda address: f"{address.rpartition('.')[0]}.0/24")
-
-    @pytest.fixture
-    def crowded(self, made: list[str]) -> HttpServer:
-        def make(accept: str) -> Page:
-            made.append(accept)
-            time.sleep(0.003)
-            return Page(HTTPStatus.OK, "text/plain", b"ok\n")
-
-        server = HttpServer({"/crowded": make}, 0)
-        server.start()
-        return server
-
-    def test_one_address_that_asks_without_end_does_not_take_another_ones_turn(
-        self, crowded: HttpServer, made: list[str]
-    ) -> None:
-        ended = threading.Event()
-
-        def crowd() -> None:
-            with ExitStack() as stack:
-                while not ended.wait(0.002):
-                    self._send(crowded, stack, self.CROWD)
-
-        flood = threading.Thread(target=crowd, daemon=True)
-        flood.start()
-        eventually(lambda: len(made) > MOST_CONNECTIONS // 4)
-        try:
-            for _ in range(10):
-                assert ask(crowded, "/crowded", headers={"Accept": "scrape"})[0] == 200
-        finally:
-            ended.set()
-            flood.join()
-
-    @pytest.mark.usefixtures("slash_24")
-    def test_one_network_of_many_addresses_does_not_take_another_ones_turn(
-        self, crowded: HttpServer, made: list[str]
-    ) -> None:
-        with ExitStack() as stack:
-            for number in range(1, MOST_CONNECTIONS // 2):
-                self._send(crowded, stack, f"127.0.1.{number}")
-            eventually(lambda: len(made) > 1)
-            assert ask(crowded, "/crowded", headers={"Accept": "scrape"})[0] == 200
-
-        assert made.count("crowd") < MOST_CONNECTIONS // 4
-
-    @pytest.mark.usefixtures("slash_24")
-    def test_a_crowded_network_gives_up_a_connection_of_its_own(self, server: HttpServer, open_: ExitStack) -> None:
-        first = [connect(server, open_, b"GET "), connect(server, open_, b"GET ")]
-        crowd = [self._send(server, open_, f"127.0.1.{number}", b"GET ") for number in range(1, MOST_CONNECTIONS + 1)]
-        eventually(lambda: is_given_up(crowd[0]))
-        eventually(lambda: is_given_up(crowd[1]))
-
-        assert not any(map(is_given_up, [*first, crowd[-1]]))
-
-    @pytest.mark.usefixtures("slash_24")
-    def test_a_crowd_gives_up_no_neighbour_in_its_network(self, server: HttpServer, open_: ExitStack) -> None:
-        neighbour = self._send(server, open_, "127.0.1.200", b"GET ")
-        crowd = [self._send(server, open_, "127.0.1.1", b"GET ") for _ in range(MOST_CONNECTIONS)]
-        eventually(lambda: is_given_up(crowd[0]))
-
-        assert not is_given_up(neighbour)
-        assert not is_given_up(crowd[-1])
-
-    def test_a_crowded_table_gives_up_a_connection_of_the_crowd(self, server: HttpServer, open_: ExitStack) -> None:
+    def test_a_crowd_gives_up_a_connection_of_its_own(self, server: HttpServer, open_: ExitStack) -> None:
         first = connect(server, open_, b"GET ")
-        crowd = [self._send(server, open_, self.CROWD, b"GET ") for _ in range(MOST_CONNECTIONS)]
+        crowd = [_connect_from("127.0.0.2", server, open_) for _ in range(MOST_CONNECTIONS)]
         eventually(lambda: is_given_up(crowd[0]))
 
         assert not is_given_up(first)
         assert not is_given_up(crowd[-1])
 
     def test_an_address_alone_has_the_whole_table(self, server: HttpServer, open_: ExitStack) -> None:
-        crowd = [self._send(server, open_, self.CROWD, b"GET ") for _ in range(MOST_CONNECTIONS)]
+        crowd = [_connect_from("127.0.0.2", server, open_) for _ in range(MOST_CONNECTIONS)]
 
         assert ask(server)[0] == 200
         assert not any(map(is_given_up, crowd[1:]))
 
-    def _send(self, server: HttpServer, stack: ExitStack, address: str, sent: bytes = REQUEST) -> socket.socket:
-        peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), source_address=(address, 0)))
-        peer.sendall(sent)
-        return peer
 
-
-@pytest.mark.parametrize(
-    ("address", "network"),
-    [
-        ("10.0.0.1", "10.0.0.1/32"),
-        ("::ffff:10.0.0.1", "10.0.0.1/32"),
-        ("2001:db8:0:1::1", "2001:db8:0:1::/64"),
-        ("2001:db8:0:1:ffff:ffff:ffff:ffff", "2001:db8:0:1::/64"),
-        ("2001:db8:0:2::1", "2001:db8:0:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("::1", "::/64"),
-    ],
-)
-def test_the_network_of_an_address(address: str, network: str) -> None:
-    assert network_of(address) == network
+def _connect_from(address: str, server: HttpServer, stack: ExitStack) -> socket.socket:
+    peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), source_address=(address, 0)))
+    peer.sendall(b"GET ")
+    return peer
 
 
 class TestPatience:
