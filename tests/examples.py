@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from healthcheck.checks.examine import with_policy
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import read_xid
 from healthcheck.memory.cycles import JudgedCycle, after_look
@@ -43,7 +44,7 @@ def fault(reason: str = "Xid79", severity: Severity = Severity.REBOOT, subject: 
 def finding_in(record: Record, expected: Expectation) -> Finding | None:
     """Return the meaning of a single kernel log record."""
     read = read_xid(record, expected)
-    return read.finding if read else None
+    return with_policy(read, expected.policy).finding if read else None
 
 
 def sighting(finding: Finding, **more: Any) -> KernelEvent:

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.severities import is_ignored, ruled
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import clock
@@ -122,7 +123,7 @@ def _judgements(check: Check, evidence: Evidence, expected: Expectation) -> Iter
             if isinstance(word, Finding):
                 yield ruled(word, expected.policy)
             else:
-                yield _sighting_with_policy(word, expected) if isinstance(word, KernelEvent) else word
+                yield with_policy(word, expected.policy) if isinstance(word, KernelEvent) else word
     except Exception as error:  # noqa: BLE001 - boundary of the judges: a failed judge must not stop the others
         yield Unobserved(CHECK_FAILED, f"{check.name}: {failure(error)}")
 
@@ -134,8 +135,9 @@ def failure(error: Exception) -> str:
     return printable(f"{type(error).__name__}: {error}", _LONGEST_FAILURE) + where
 
 
-def _sighting_with_policy(sighting: KernelEvent, expected: Expectation) -> KernelEvent:
+def with_policy(sighting: KernelEvent, policy: Policy) -> KernelEvent:
+    """Return the event with this cluster's severity and threshold, and without the finding if it is no fault here."""
     if sighting.finding is None:
         return sighting
-    finding, threshold = ruled(sighting.finding, expected.policy), expected.policy.thresholds.get(sighting.reason)
+    finding, threshold = ruled(sighting.finding, policy), policy.thresholds.get(sighting.reason)
     return replace(sighting, finding=None if is_ignored(finding) else finding, threshold=threshold)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthcheck.catalog.severities import is_ignored, ruled
 from healthcheck.catalog.sxid import ADVICE, SWITCH, rule_by_table, sxid_table
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
@@ -31,14 +30,14 @@ FAMILY = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     for record in seen[kernel_log.RING]:
-        if record.text.startswith(_BEGINS) and (sighting := read_sxid(record, expected)):
+        if record.text.startswith(_BEGINS) and (sighting := read_sxid(record)):
             yield sighting
 
 
-def read_sxid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:
-    """Parse one kernel record into an event of any severity.
+def read_sxid(record: kernel_log.Record) -> KernelEvent | None:
+    """Parse one kernel record into an event with the severity of the tables.
 
     None if it is not an SXid, or only continues the previous one.
     """
@@ -54,13 +53,12 @@ def read_sxid(record: kernel_log.Record, expected: Expectation) -> KernelEvent |
     reason, subject = f"SXid{code}", f"{SWITCH}/{address}"
     detail = (f"{name}: {text}" if text else name)[:_LONGEST_DETAIL]
     finding = Finding(reason, ruling.severity, subject, detail, rule=ruling.rule, seq=record.seq, at=record.at)
-    finding = ruled(finding, expected.policy)
     return KernelEvent(
         reason=reason,
         subject=subject,
         seq=record.seq,
         at=record.at,
-        finding=None if is_ignored(finding) else finding,
+        finding=finding,
         detail=detail,
         known=row is not None,
     )

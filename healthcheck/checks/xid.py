@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.recovery import NONE, recovery_action_in
 from healthcheck.catalog.ruling import Ruling
-from healthcheck.catalog.severities import is_ignored, ruled
 from healthcheck.catalog.xid import RECOVERY_CODE, recovery_of, rule_by_catalogue, xid_table
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
@@ -64,7 +63,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:
-    """Parse one kernel record into an event of any severity; None if it is not an Xid."""
+    """Parse one kernel record into an event with the severity of the tables; None if it is not an Xid."""
     glued = _GLUED.match(record.text)
     found = None if kernel_log.is_packet_filters(record.text) else _XID.match(record.text, glued.end() if glued else 0)
     address = normalise_address(found["address"]) if found else None
@@ -77,7 +76,6 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | 
     ruling = rule_by_catalogue(code, text, expected.policy)
     subject = f"gpu/{address}{instance}"
     finding = _finding(record, code, _place_of(code, subject, text), _detail(code, process, text), ruling)
-    finding = ruled(finding, expected.policy)
     recovery_action = recovery_of(code, text)
     place = _PLACE.search(text) if code == _GRAPHICS_EXCEPTION else None
     of_a_test = _is_of_a_test(code, pid, name, record.at, expected)
@@ -87,7 +85,7 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | 
         subject=subject,
         seq=record.seq,
         at=record.at,
-        finding=None if is_ignored(finding) or recovery_action == NONE or of_a_test else finding,
+        finding=None if recovery_action == NONE or of_a_test else finding,
         detail=finding.detail,
         known=code in xid_table(),
         process=process if pid else "",

@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
-from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.examine import with_policy
 from healthcheck.checks.sxid import read_sxid
 from healthcheck.model import Finding, KernelEvent, Severity
 from healthcheck.probes.kernel_log import Record
@@ -16,7 +16,8 @@ SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): "
 
 
 def read(text: str, policy: Policy | None = None) -> KernelEvent | None:
-    return read_sxid(Record(7, 12.5, 0, text), Expectation(policy=policy or Policy()))
+    event = read_sxid(Record(7, 12.5, 0, text))
+    return with_policy(event, policy or Policy()) if event else None
 
 
 def severity(text: str, policy: Policy | None = None) -> Severity:

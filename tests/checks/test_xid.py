@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import Policy
+from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK
-from healthcheck.model import KernelEvent, Nature, Severity
+from healthcheck.model import Evidence, KernelEvent, Nature, Severity
 from healthcheck.model.node_facts import DeepDiagnostic
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says
@@ -19,8 +20,8 @@ def ring(*texts: str) -> tuple[Record, ...]:
 
 
 def found(expected: Expectation, *texts: str) -> list[tuple[str, Severity, str]]:
-    said = says(CHECK, expected, {RING: ring(*texts)})
-    findings = [event.finding for event in said if isinstance(event, KernelEvent) and event.finding]
+    (outcome,) = judge([CHECK], Evidence({RING: ring(*texts)}), expected)
+    findings = [event.finding for event in outcome.sightings if event.finding]
     return [(finding.reason, finding.severity, finding.subject) for finding in findings]
 
 
