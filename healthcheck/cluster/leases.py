@@ -15,7 +15,7 @@ from healthcheck.cluster.names import BUDGET_NAMESPACE, NAMESPACE
 from healthcheck.model import PREFIX
 from healthcheck.node.state import NodeState
 from healthcheck.text.moments import exact, is_future, moment
-from healthcheck.verdict.budget import Slot, former_holder_label, holder_label
+from healthcheck.verdict.budget import Slot, holder_label
 
 LONGEST_BEAT_SECONDS = 3 * 86400
 """Longest valid heartbeat, in seconds: three of the longest check intervals that can be set."""
@@ -59,8 +59,7 @@ class Leases(Requests):
 
     def slots(self, node_name: str = "") -> Iterator[Slot]:
         """Yield the occupied slots of all nodes, or of one node; read in pages."""
-        marks = f"{holder_label(node_name)},{former_holder_label(node_name)}"
-        selector = f"{_HOLDER} in ({marks})" if node_name else ""
+        selector = f"{_HOLDER}={holder_label(node_name)}" if node_name else ""
         leases = self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector})
         for slot in self._each("leases", leases, _slot):
             if node_name in ("", slot.holder):

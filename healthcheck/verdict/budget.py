@@ -7,7 +7,6 @@ one holder do not reduce the slots of other nodes.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -114,8 +113,3 @@ def holder_label(node_name: str) -> str:
     A node name that is too long for a label is cut. Nodes whose names begin alike then also list each other's slots.
     """
     return node_name if len(node_name) <= _LONGEST_LABEL else f"{node_name[: _LONGEST_LABEL - 1]}0"
-
-
-def former_holder_label(node_name: str) -> str:
-    """Return the label value of earlier versions, so that a slot acquired by them is found and released."""
-    return hashlib.blake2s(node_name.encode(), digest_size=16).hexdigest()

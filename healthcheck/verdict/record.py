@@ -357,11 +357,8 @@ def time_of(record: Record) -> datetime | None:
 
 
 def is_ours(record: Record) -> bool:
-    """Whether a program of this project wrote the record, not the bash suite (the scripts that it replaces).
-
-    Deep diagnostics of 0.1.0 wrote records without a schema, but with start and author, which the suite never writes.
-    """
-    return record.schema is not None or (isinstance(record, RunRecord) and None not in (record.started, record.by))
+    """Whether a program of this project wrote the record, not the bash suite (the scripts that it replaces)."""
+    return record.schema is not None
 
 
 def severity_of(record: Record) -> Severity:

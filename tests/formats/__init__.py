@@ -1,1 +1,5 @@
-"""Formats of earlier versions, read by this one; and this version's formats, by the rule of earlier readers."""
+"""Files of earlier versions, as `python -m tests.upgrade FROM --save FOLDER` captured them."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent

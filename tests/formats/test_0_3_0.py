@@ -17,7 +17,7 @@ from healthcheck.model import Severity
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import AgentRecord
 from tests.examples import BOOT, MACHINE, NOW
-from tests.formats.saved import FOLDER
+from tests.formats import FOLDER
 
 SAVED: dict[str, Any] = json.loads((FOLDER / "0.3.0/every-finding.json").read_text())
 OF_THE_FILE = {(row["reason"], row["subject"]): row for row in json.loads(SAVED["memory"].split("\n")[1])["findings"]}

@@ -22,10 +22,10 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import dump_release, release_of
 from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, BOOT, GPU, IDENTITY, MACHINE, NODE, WALL, fault, node, remembers, says, stands
-from tests.formats.saved import FOLDER
+from tests.formats import FOLDER
 from tests.memory.test_file import MEMORY
 
-BEFORE = "0.1.0"
+BEFORE = "0.3.0"
 LEVEL = stands(fault("RowRemapPending"), Nature.LEVEL, check="row-remap")
 
 

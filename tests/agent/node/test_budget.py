@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from healthcheck.verdict.budget import former_holder_label, holder_label
+from healthcheck.verdict.budget import holder_label
 from sim.api_objects import LEASES
 from tests.agent.conftest import MakeWorld
 from tests.agent.node.test_release import by_command, resume
@@ -130,22 +130,6 @@ class TestAPlace:
         tainted.wait_for_status("pass")
 
         eventually(lambda: holders(tainted) == [])
-
-    def test_that_an_agent_of_before_took_is_found_and_given_back(self, watched: World) -> None:
-        """Its label was another then."""
-        fail(watched)
-        watched.wait_for_taint()
-        assert watched.agent.terminate() == 0
-        (slot,) = slots(watched)
-        label = {f"{P}/holder": former_holder_label(watched.cluster.name)}
-        watched.api.store.delete(*RESOURCE, "slot-0")
-        before = slot | {"metadata": {**slot["metadata"], "labels": label}}
-        watched.api.store.create(*RESOURCE, before)
-        watched.start()
-        by_command(watched)
-        watched.wait_for_status("pass")
-
-        eventually(lambda: holders(watched) == [])
 
     def test_of_which_another_is_left_is_kept_once(self, tainted: World) -> None:
         """A slot doubled by a crash: the sweeper deleted the one that the agent knew."""
