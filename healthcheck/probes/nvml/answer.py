@@ -6,45 +6,25 @@ An invalid value in one reading of a GPU does not affect its other readings.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, convert
+from msgspec.structs import fields, replace
 
 from healthcheck.host.opening import is_shortage
 from healthcheck.model import PROBE_FAILED, Unobserved
 from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml.gpus import (
-    NONSENSE,
-    SUCCESS,
-    EccCounts,
-    Fabric,
-    Gpu,
-    Gpus,
-    Load,
-    MemoryErrors,
-    MemoryUse,
-    Mode,
-    NvLink,
-    P2p,
-    PcieLink,
-    PendingRepair,
-    RetiredPages,
-    RowRemap,
-    Samples,
-    SramUnique,
-    Temperature,
-    ThrottledTime,
-)
+from healthcheck.probes.nvml.gpus import NONSENSE, SUCCESS, Fabric, Gpu, Gpus, NvLink, P2p
+from healthcheck.probes.nvml.readings import NAMES, OPTIONAL, READINGS
 from healthcheck.probes.pci import normalise_address
 
 _MOST_NVLINKS = 36
 """Value of NVML_NVLINK_MAX_LINKS in the newest nvml.h."""
 _TRAFFIC_DISABLED = 3
 """Value of NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h of R615)."""
-_MOST_SAMPLES = 1024
-"""Most samples that the child reads of one buffer."""
 
 
 class DriverAnswer(Struct, frozen=True):
@@ -84,10 +64,10 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
     if not isinstance(index, int) or not isinstance(code, int):
         raise TypeError(f"GPU {index!r}: error {code!r}")
     errors = {str(name): _signed(error) for name, error in raw.get("errors", {}).items()}
-    names, unnamed = _read(_NAMES, raw)
-    readings, unread = _read(_READINGS, raw)
+    names, unnamed = _read(NAMES, raw)
+    readings, unread = _read([name for name in READINGS if name not in NAMES], raw)
     errors |= dict.fromkeys(unread, NONSENSE)
-    readings |= _read(_OPTIONAL, raw)[0]
+    readings |= _read(OPTIONAL, raw)[0]  # an invalid one is omitted
     counters = readings.pop("nvlink_counters", {})
     if "nvlinks" in readings:
         numbers = enumerate(readings["nvlinks"])
@@ -105,18 +85,38 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
     )
 
 
-def _read(table: Mapping[str, Callable[[Any], Any]], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the readings of a GPU that the table lists, and the names of those with invalid values."""
-    numbers = {}
-    nonsense = [name for name in _listed(raw.get("nonsense", [])) if name in table]
-    for name, read in table.items():
+def _read(names: Collection[str], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return these readings of a GPU, and the names of those with invalid values."""
+    readings = {}
+    nonsense = [name for name in _listed(raw.get("nonsense", [])) if name in names]
+    for name in names:
         if raw.get(name) is None:
             continue
         try:
-            numbers[name] = read(raw[name])
+            readings[name] = _PARSERS[name](raw[name]) if name in _PARSERS else parse_reading(_TYPES[name], raw[name])
         except (ValueError, TypeError, AttributeError):
             nonsense.append(name)
-    return numbers, nonsense
+    return readings, nonsense
+
+
+def parse_reading(kind: Any, raw: Any) -> Any:
+    """Return a reading of this type. Raises ValueError or TypeError for an invalid value.
+
+    The child sends the fields of a Struct as a list, and flags as numbers.
+    """
+    return convert(_with_names(kind, raw), kind)
+
+
+def _with_names(kind: Any, raw: Any) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        return None if raw is None else _with_names(get_args(kind)[0], raw)
+    if kind is bool:
+        return _unsigned(raw) != 0
+    if kind is int:
+        return _count(raw)
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return {part.name: _with_names(part.type, one) for part, one in zip(fields(kind), _listed(raw), strict=True)}
+    return raw
 
 
 def _integer(least: int, most: int) -> Callable[[Any], int]:
@@ -131,11 +131,6 @@ def _integer(least: int, most: int) -> Callable[[Any], int]:
 _unsigned = _integer(0, 2**32 - 1)
 _signed = _integer(-(2**31), 2**31 - 1)
 _count = _integer(0, 2**64 - 1)
-_celsius = _integer(-300, 1000)
-
-
-def _flag(raw: Any) -> bool:
-    return _unsigned(raw) != 0
 
 
 def _listed(raw: Any, most: int = 64) -> list[Any]:
@@ -144,27 +139,12 @@ def _listed(raw: Any, most: int = 64) -> list[Any]:
     return raw
 
 
-def _numbers(raw: Any) -> tuple[int, ...]:
-    return tuple(_unsigned(entry) for entry in _listed(raw))
-
-
-def _made(what: Callable[..., Any], *parts: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a reader that passes the elements of a list to a class."""
-
-    def read(raw: Any) -> Any:
-        return what(*(part(value) for part, value in zip(parts, _listed(raw), strict=True)))
-
-    return read
-
-
-def _perhaps(part: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda raw: None if raw is None else part(raw)
-
-
 def _nvlinks(raw: Any) -> list[tuple[int, int | None]]:
     """Return state and version of each link."""
-    version_of = _perhaps(_unsigned)
-    return [(_unsigned(state), version_of(version)) for state, version in _listed(raw, _MOST_NVLINKS)]
+    return [
+        (_unsigned(state), None if version is None else _unsigned(version))
+        for state, version in _listed(raw, _MOST_NVLINKS)
+    ]
 
 
 def _mig_devices(raw: Any) -> dict[str, int]:
@@ -188,50 +168,21 @@ def _address(raw: Any) -> str:
     return address
 
 
-def _cluster(raw: Any) -> str:
-    """Return a UUID in its usual form; '' for zeros, which mean that the GPU is not in a cluster of several nodes."""
-    return str(UUID(raw)) if _text(raw).strip("0") else ""
+def _fabric(raw: Any) -> Fabric:
+    """Return the fabric, with a UUID in its usual form; '' for zeros: the GPU is in no cluster of several nodes."""
+    fabric: Fabric = parse_reading(Fabric, raw)
+    return replace(fabric, cluster_uuid=str(UUID(fabric.cluster_uuid)) if fabric.cluster_uuid.strip("0") else "")
 
 
-_NAMES: Mapping[str, Callable[[Any], Any]] = {"address": _address, "uuid": _text, "serial": _text, "name": _text}
-_READINGS: Mapping[str, Callable[[Any], Any]] = {
-    "minor": _unsigned,
-    "recovery_action": _unsigned,
-    "instances": _numbers,
-    "persistence": _flag,
-    "ecc_mode": _made(Mode, _flag, _flag),
-    "mig_mode": _made(Mode, _flag, _flag),
-    "ecc": _made(EccCounts, _count, _count, _count, _count),
-    "sram_threshold_exceeded": _flag,
-    "row_remap": _made(RowRemap, _unsigned, _unsigned, _flag, _flag, _perhaps(_count)),
-    "exhausted_banks": _unsigned,
-    "retired_pages": _made(RetiredPages, _count, _count, _flag),
-    "repair": _made(PendingRepair, _flag, _flag),
-    "clock_reasons": _count,
-    "temperature": _made(Temperature, *[_perhaps(_celsius)] * 4),
-    "inforom_valid": _flag,
-    "memory": _made(MemoryUse, _count, _count, _count),
-    "processes": _unsigned,
-    "pcie": _made(PcieLink, _unsigned, _unsigned, _perhaps(_unsigned), _perhaps(_unsigned)),
-    "pcie_replays": _unsigned,
+_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "address": _address,
+    "fabric": _fabric,
+    "mig_devices": _mig_devices,
     "nvlinks": _nvlinks,
     "nvlink_counters": _nvlink_counters,
-    "fabric": _made(Fabric, _unsigned, _signed, _unsigned, _cluster, *[_perhaps(_unsigned)] * 2),
 }
-"""Parser of each reading of the child. The readings of the links are combined later.
-
-Numbers outside the range of NVML's types are invalid.
-"""
-_samples = _made(Samples, _integer(1, _MOST_SAMPLES), _count, _count)
-_OPTIONAL: Mapping[str, Callable[[Any], Any]] = {
-    "memory_errors": _made(MemoryErrors, *[_perhaps(_count)] * 2),
-    "throttled": _made(ThrottledTime, *[_perhaps(_count)] * 4),
-    "load": _made(Load, *[_perhaps(_count)] * 6, *[_perhaps(_samples)] * 3),
-    "unrepairable_memory": _flag,
-    "sram_unique": _made(SramUnique, _unsigned, _unsigned),
-    "mig_devices": _mig_devices,
-}
-"""Parsers of the optional readings: an invalid one is omitted."""
+"""Parsers of the readings whose type is not that of their field. The readings of the links are combined later."""
+_TYPES: Mapping[str, Any] = {part.name: part.type for part in fields(Gpu)}
 
 
 def _p2p(raw: Any, gpus: tuple[Gpu, ...]) -> Iterator[P2p]:

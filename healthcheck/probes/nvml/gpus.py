@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
@@ -28,6 +29,13 @@ _PARTITION_SHIFT, _MANAGER_SHIFT = 12, 14
 They have two bits: 0 means not supported, 1 yes or connected, 2 no or disconnected.
 """
 
+MOST_SAMPLES = 1024
+"""Most samples that are read of one buffer."""
+Unsigned = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Signed = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+"""Numbers of 32 bits. A plain `int` in a reading is an unsigned number of 64 bits."""
+Celsius = Annotated[int, Meta(ge=-300, le=1000)]
+
 
 class Mode(Struct, frozen=True):
     """A mode of the GPU now, and after the next reset or reboot."""
@@ -48,8 +56,8 @@ class EccCounts(Struct, frozen=True):
 class RowRemap(Struct, frozen=True):
     """Rows of memory replaced by spare ones (Ampere and later)."""
 
-    corrected: int
-    uncorrected: int
+    corrected: Unsigned
+    uncorrected: Unsigned
     pending: bool
     """Whether replacements take effect only after a reset of the GPU."""
     failed: bool
@@ -67,8 +75,8 @@ class MemoryErrors(Struct, frozen=True):
 class SramUnique(Struct, frozen=True):
     """Most different addresses with uncorrectable errors in one bank of the SRAM, by its protection."""
 
-    parity: int
-    secded: int
+    parity: Unsigned
+    secded: Unsigned
 
 
 class ThrottledTime(Struct, frozen=True):
@@ -86,7 +94,7 @@ class ThrottledTime(Struct, frozen=True):
 class Samples(Struct, frozen=True):
     """A buffer of the driver with recent samples, seconds apart at most."""
 
-    count: int
+    count: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
     span_microseconds: int
     """Time between the oldest and the newest sample."""
     total: int
@@ -144,10 +152,10 @@ class Temperature(Struct, frozen=True):
     `margin` is the distance from its limit (Hopper and later).
     """
 
-    celsius: int | None = None
-    slowdown_celsius: int | None = None
-    margin_celsius: int | None = None
-    slowdown_margin_celsius: int | None = None
+    celsius: Celsius | None = None
+    slowdown_celsius: Celsius | None = None
+    margin_celsius: Celsius | None = None
+    slowdown_margin_celsius: Celsius | None = None
     """Margin at which the GPU slows down, 0 or below."""
 
 
@@ -162,10 +170,10 @@ class MemoryUse(Struct, frozen=True):
 class PcieLink(Struct, frozen=True):
     """Lanes and generation. The maxima are those that GPU and slot support together. None means not reported."""
 
-    width: int
-    max_width: int
-    generation: int | None = None
-    max_generation: int | None = None
+    width: Unsigned
+    max_width: Unsigned
+    generation: Unsigned | None = None
+    max_generation: Unsigned | None = None
 
     @property
     def at_highest_generation(self) -> bool:
@@ -193,14 +201,14 @@ class Fabric(Struct, frozen=True):
     A value is None if an older structure lacks it.
     """
 
-    state: int
+    state: Unsigned
     """State by nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed."""
-    status: int
+    status: Signed
     """Result of the registration (nvmlReturn_t)."""
-    clique: int = 0
+    clique: Unsigned = 0
     cluster_uuid: str = ""
-    health_mask: int | None = None
-    health_summary: int | None = None
+    health_mask: Unsigned | None = None
+    health_summary: Unsigned | None = None
 
     @property
     def partition_assigned(self) -> bool | None:
@@ -228,9 +236,9 @@ class P2p(Struct, frozen=True):
 class Gpu(Struct, frozen=True):
     """One GPU by NVML's index.
 
-    `error` is the nvmlReturn_t of its handle, of a required call, or of any call that reports a broken GPU. It is
-    NONSENSE if a name was invalid, else 0. A reading is None if this GPU or driver lacks it, or if it failed. `errors`
-    lists the failures.
+    The types of the fields validate the child's answer. `error` is the nvmlReturn_t of its handle, of a required call,
+    or of any call that reports a broken GPU. It is NONSENSE if a name was invalid, else 0. A reading is None if this
+    GPU or driver lacks it, or if it failed. `errors` lists the failures.
     """
 
     index: int
@@ -239,11 +247,11 @@ class Gpu(Struct, frozen=True):
     uuid: str = ""
     serial: str = ""
     name: str = ""
-    recovery_action: int | None = None
+    recovery_action: Unsigned | None = None
     """nvmlDeviceGpuRecoveryAction_t, field 230; None if this driver has none, or if it could not be read."""
     recovery_error: int = SUCCESS
     """Error of the recovery action: an nvmlReturn_t or NONSENSE; 0 if there is none, or if the driver has no action."""
-    instances: tuple[int, ...] | None = None
+    instances: Annotated[tuple[Unsigned, ...], Meta(max_length=64)] | None = None
     """Ids of the MIG GPU instances with a compute instance; `()` without MIG mode; None if unknown."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors by name of the reading: an nvmlReturn_t or NONSENSE. An unsupported reading is not an error.
@@ -251,7 +259,7 @@ class Gpu(Struct, frozen=True):
     The names are the fields of this class, "nvlink_counters" (the states in `nvlinks` are then still known), and "p2p"
     for the pairs with this GPU.
     """
-    minor: int | None = None
+    minor: Unsigned | None = None
     """Minor number of its device file."""
     persistence: bool | None = None
     ecc_mode: Mode | None = None
@@ -259,7 +267,7 @@ class Gpu(Struct, frozen=True):
     ecc: EccCounts | None = None
     sram_threshold_exceeded: bool | None = None
     row_remap: RowRemap | None = None
-    exhausted_banks: int | None = None
+    exhausted_banks: Unsigned | None = None
     """Number of memory banks without a spare row."""
     retired_pages: RetiredPages | None = None
     repair: PendingRepair | None = None
@@ -269,10 +277,10 @@ class Gpu(Struct, frozen=True):
     inforom_valid: bool | None = None
     """Whether the InfoROM is valid. A valid InfoROM is tested again after an hour."""
     memory: MemoryUse | None = None
-    processes: int | None = None
+    processes: Unsigned | None = None
     """Number of processes with a context of any kind on the GPU."""
     pcie: PcieLink | None = None
-    pcie_replays: int | None = None
+    pcie_replays: Unsigned | None = None
     """Cumulative number of PCIe replays."""
     nvlinks: tuple[NvLink, ...] | None = None
     fabric: Fabric | None = None

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from healthcheck.model import Unobserved
-from healthcheck.probes.nvml.answer import _OPTIONAL, read_answer
+from healthcheck.probes.nvml.answer import read_answer
 from healthcheck.probes.nvml.gpus import NONSENSE, Gpu, Gpus, NvLink
-from healthcheck.probes.nvml.readings import OPTIONAL
+from healthcheck.probes.nvml.readings import OPTIONAL, READINGS
 
 
 def line(**changes: object) -> bytes:
@@ -115,8 +115,9 @@ def test_an_optional_reading_that_makes_no_sense_is_omitted(name: str, value: ob
     assert read(**{name: value}) == read()
 
 
-def test_the_optional_readings_of_the_child_are_known() -> None:
-    assert _OPTIONAL.keys() == OPTIONAL.keys() == NO_OPTIONAL_READINGS.keys()
+def test_the_readings_of_the_child_are_fields_of_a_gpu() -> None:
+    assert READINGS.keys() | OPTIONAL.keys() <= {"nvlink_counters", *Gpu.__struct_fields__}
+    assert OPTIONAL.keys() == NO_OPTIONAL_READINGS.keys()
 
 
 @pytest.mark.parametrize("name", ["address", "uuid", "serial", "name"])
