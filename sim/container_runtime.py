@@ -415,6 +415,8 @@ class ContainerRuntime:
         self._write = write
         self._laid_out = DISTRIBUTIONS["eks-al2023"]
         self._pids: list[int] = []
+        self.runs = False
+        """Whether the processes start at a boot: on a node without them, no check asks for a container runtime."""
 
     def install(self, distribution: str) -> None:
         """Replace the existing runtime; no process runs before `start`."""
@@ -452,6 +454,7 @@ class ContainerRuntime:
     def start(self, age_seconds: float) -> None:
         """Start the processes of the runtime with this age."""
         self.stop()
+        self.runs = True
         uptime = float((self._root / "proc/uptime").read_text().split()[0])
         started = int(max(0.0, uptime - age_seconds) * _TICKS_PER_SECOND)
         self._link("proc/1/ns/mnt", _MOUNTS_OF_HOST)
@@ -465,6 +468,7 @@ class ContainerRuntime:
         for pid in self._pids:
             shutil.rmtree(self._root / f"proc/{pid}", ignore_errors=True)
         self._pids.clear()
+        self.runs = False
 
     def _forget_empty(self, folder: Path) -> None:
         """Remove the folder and its empty parents: some distributions are detected by a folder."""

@@ -539,7 +539,8 @@ class SimulatedNode:
     def _boot(self, driver_age_seconds: int) -> None:
         self.write_value("proc/sys/kernel/random/boot_id", uuid.uuid4())
         self.services.boot(driver_age_seconds + 30)
-        self.container_runtime.start(driver_age_seconds)
+        if self.container_runtime.runs:
+            self.container_runtime.start(driver_age_seconds)
         if self.instance_type in IMEX_RUNS_ON:
             self.start_imex()
         self.kernel_log.write(

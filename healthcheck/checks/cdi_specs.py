@@ -42,13 +42,13 @@ def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation)
 def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
     for spec in specs:
         if spec.problem is not None and not spec.problem.only_ours:
-            yield found(MALFORMED, used, f"{gpu_runtime.in_words(spec.problem)}; {_again(runtime, used, spec)}")
+            yield found(MALFORMED, runtime, f"{gpu_runtime.in_words(spec.problem)}; {_again(runtime, spec)}")
         elif spec.missing and not _is_hidden(spec, specs, used.cdi_folders):
             missing = named(spec.missing, _MOST_NAMED)
             yield found(
                 STALE,
-                used,
-                f"{spec.path} ({spec.kind}) names {missing}, not found; {_again(runtime, used, spec)}",
+                runtime,
+                f"{spec.path} ({spec.kind}) names {missing}, not found; {_again(runtime, spec)}",
             )
 
 
@@ -81,14 +81,14 @@ def _place(spec: CdiSpec, folders: Sequence[str]) -> int:
     return [*folders].index(_folder(spec)) if _folder(spec) in folders else len(folders)
 
 
-def _again(runtime: ContainerRuntime, used: RuntimeConfiguration, spec: CdiSpec) -> str:
+def _again(runtime: ContainerRuntime, spec: CdiSpec) -> str:
     """Return the advice that regenerates a specification.
 
     The device plugin writes its specification when it starts; nvidia-ctk writes the others.
     """
     if "k8s.device-plugin" in f"{spec.kind} {spec.path}":
         remedy = "delete the pod of NVIDIA's device plugin on this node: it writes the file when it starts"
-        return runtime_restart.make_pod_anew(runtime, used, remedy)
+        return runtime_restart.make_pod_anew(runtime, remedy)
     return runtime_fixes.generate_spec(spec.path)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, of_nvidia, where
+from healthcheck.checks.gpu_runtime import found, of_nvidia
 from healthcheck.model import Finding, Judgement, Observation
 from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, ContainerRuntime, Handler, RuntimeConfiguration
 
@@ -21,69 +21,59 @@ MISMATCH = gpu_runtime.reason(
 
 
 def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, expected: Expectation) -> Iterator[Judgement]:
-    wanted = _wanted(runtime, used)
-    if wanted is None:
+    driver = _kubelets(runtime, used)
+    if driver is None:
         yield Observation("the kubelet uses the runtime's cgroup driver, or its own is unknown")
         return
-    yield from find_faults(runtime, used, [each.handler for each in expected.runtime_classes or ()])
-    yield Observation(f"the kubelet's cgroup driver is {_NAMES[wanted]}", "the same in the runtime")
+    yield from find_faults(runtime, [each.handler for each in expected.runtime_classes or ()])
+    yield Observation(f"the kubelet's cgroup driver is {_NAMES[driver]}", "the same in the runtime")
 
 
-def find_faults(
-    runtime: ContainerRuntime, used: RuntimeConfiguration, of_classes: Container[str] = ()
-) -> Iterator[Finding]:
-    """Yield a finding if a handler or the runtime has another cgroup driver than the kubelet.
+def find_faults(runtime: ContainerRuntime, of_classes: Container[str] = ()) -> Iterator[Finding]:
+    """Yield a finding if a handler has another cgroup driver than the kubelet.
 
     `of_classes`: handlers of the cluster's RuntimeClasses.
     """
-    wanted = _wanted(runtime, used)
-    if wanted is not None:
-        yield from _of_all(runtime, used, wanted)
-        yield from gpu_runtime.together(_of_handlers(runtime, used, wanted, of_classes))
+    used = runtime.used
+    driver = _kubelets(runtime, used) if used is not None else None
+    if used is not None and driver is not None:
+        yield from gpu_runtime.together(_of_handlers(runtime, used, driver, of_classes))
 
 
-def _wanted(runtime: ContainerRuntime, used: RuntimeConfiguration) -> bool | None:
+def _kubelets(runtime: ContainerRuntime, used: RuntimeConfiguration) -> bool | None:
     """Return whether the kubelet's cgroup driver is systemd; None if unknown.
 
-    A kubelet that queries containerd 2 gets the driver of the default handler.
+    A runtime that can report its driver decides it (KubeletCgroupDriverFromCRI): containerd since 2.0, CRI-O since
+    1.28. The kubelet asks since 1.31, and no file on the node shows its version.
     """
-    kubelets = runtime.kubelet.systemd_cgroup if runtime.kubelet else None
-    if kubelets is not None or not used.is_containerd_2:
-        return kubelets
+    if runtime.kind != CONTAINERD:
+        return None
+    if not runtime.is_containerd_2:
+        return runtime.kubelet.systemd_cgroup if runtime.kubelet else None
     # containerd reports the driver of the default handler or, if its options set no driver, of the first handler by
     # name whose options do.
     handlers = sorted(used.handlers, key=lambda handler: (handler.name != used.default, handler.name))
     return next((handler.systemd_cgroup for handler in handlers if handler.systemd_cgroup is not None), None)
 
 
-def _of_all(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
-    """Yield the finding for CRI-O and Docker, which have one driver for all handlers."""
-    if used.systemd_cgroup not in (None, wanted):
-        message = f"{used.path}: the cgroup driver is {_NAMES[not wanted]}, but the kubelet's is {_NAMES[wanted]}"
-        yield found(MISMATCH, used, f"{message}; {runtime_fixes.correct(runtime, used, used.path)}")
-
-
 def _of_handlers(
-    runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool, of_classes: Container[str]
+    runtime: ContainerRuntime, used: RuntimeConfiguration, driver: bool, of_classes: Container[str]
 ) -> Iterator[Finding]:
     ours = {handler.name for handler in of_nvidia(used.handlers)}
-    # `containerd config dump` also lists runc beside another default (EKS). Pods then need a RuntimeClass for it.
+    # containerd also lists runc beside another default (EKS). Pods then need a RuntimeClass for it.
     if used.default == RUNC or RUNC in of_classes:
         ours.add(RUNC)
-    for handler in used.handlers if used.kind == CONTAINERD else ():
-        if handler.name in ours and _starts_runc(handler) and bool(handler.systemd_cgroup) is not wanted:
-            message = f"{where(handler)}: SystemdCgroup of {handler.name} is {_said(handler)}"
-            fix = runtime_fixes.correct(runtime, used, handler.file)
-            yield found(MISMATCH, used, f"{message}, but the kubelet's driver is {_NAMES[wanted]}; {fix}")
+    for handler in used.handlers:
+        if handler.name in ours and _starts_runc(handler) and bool(handler.systemd_cgroup) is not driver:
+            named = "true" if handler.systemd_cgroup else "false or not set"
+            message = f"{runtime.path}: SystemdCgroup of {handler.name} is {named}"
+            fix = runtime_fixes.correct(runtime)
+            yield found(MISMATCH, runtime, f"{message}, but the kubelet's driver is {_NAMES[driver]}; {fix}")
 
 
 def _starts_runc(handler: Handler) -> bool:
     """Whether the handler starts runc. Other shims have no option SystemdCgroup."""
-    return handler.runtime_type in ("", gpu_runtime.OLDEST_SHIM) or handler.runtime_type.startswith(gpu_runtime.SHIMS)
-
-
-def _said(handler: Handler) -> str:
-    return "true" if handler.systemd_cgroup else "false or not set"
+    return not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
 
 
 CHECK = gpu_runtime.check("cgroup-driver", judge, MISMATCH)

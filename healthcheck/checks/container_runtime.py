@@ -1,7 +1,4 @@
-"""Check: the kubelet's container runtime can read its configuration, and its CRI is enabled.
-
-NVIDIA's handlers must be in a table that the runtime reads.
-"""
+"""Check: the runtime's own loader accepts its files, with its CRI enabled and NVIDIA's handlers taken from them."""
 
 from __future__ import annotations
 
@@ -10,136 +7,117 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
-from healthcheck.model import Finding, Judgement, Observation, Unobserved
-from healthcheck.probes.container_runtime.facts import (
-    CONTAINERD,
-    UNREADABLE,
-    ContainerRuntime,
-    Misplaced,
-    RuntimeConfiguration,
-)
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, TooEarly, Unobserved
+from healthcheck.probes.container_runtime import cri
+from healthcheck.probes.container_runtime.facts import DOCKER, UNREADABLE, ContainerRuntime, RuntimeConfiguration
+
+_MOST_NAMED = 8
 
 MALFORMED = gpu_runtime.reason(
     "RuntimeConfigMalformed",
-    "The configuration of the kubelet's container runtime can't be read: the runtime can't restart with it.",
-    "Correct the file at the position in the detail before the runtime or the node restarts.",
-    source="the runtime's own loader, which refuses such a file",
+    "The container runtime's own loader refuses its configuration: the runtime can't restart with it.",
+    "Correct what the detail quotes before the runtime or the node restarts.",
+    source="the runtime's own loader: `containerd config dump`, `crio config`",
 )
 MISPLACED = gpu_runtime.reason(
     "RuntimeConfigMisplaced",
-    "NVIDIA's handler is in a table that containerd does not read in a file of this version, or with the other files.",
+    "A file of the kubelet's container runtime defines NVIDIA's handler where the runtime does not take it from.",
     "Move it to the table in the detail, or write the file again with `nvidia-ctk runtime configure`.",
-    source="containerd's configuration schemas 1 to 4",
+    source="the output of the runtime's own loader, which lacks the handler",
 )
 CRI_DISABLED = gpu_runtime.reason(
     "RuntimeCriDisabled",
     "The kubelet's containerd is configured without its CRI plugin: after a restart the kubelet can't use it.",
-    "Remove the CRI plugin from disabled_plugins in the file in the detail (Docker's package of containerd adds it); "
+    "Remove the CRI plugin from disabled_plugins (Docker's package of containerd adds it); "
     "`nvidia-ctk runtime configure` does not remove it.",
     source="kubelet: `unknown service runtime.v1.RuntimeService`",
 )
 
 
-def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
-    problem = used.problem
-    if problem is not None and problem.only_ours:
-        yield Unobserved(UNREADABLE, in_words(problem), subject(used))
-    yield from find_faults(runtime, used)
+def judge(runtime: ContainerRuntime, _: RuntimeConfiguration, __: Expectation) -> Iterator[Judgement]:
+    yield from _not_checked(runtime)
+    yield from find_faults(runtime)
     unsaid = (
         "; without /sys the GPUs are unknown, and the node is judged as one with GPUs"
         if runtime.for_gpus is None
         else ""
     )
-    yield Observation(f"{_summary(runtime, used)}{unsaid}", "", _known(runtime))
+    yield Observation(f"{_summary(runtime)}{unsaid}", "", runtime.known_from)
 
 
-def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def _not_checked(runtime: ContainerRuntime) -> Iterator[Judgement]:
+    """Yield the reason why the files could not be judged."""
+    if runtime.on_disk is not None or runtime.refusal is not None:
+        return
+    if cri.NOT_YET in (runtime.why_not_live, runtime.why_not_loaded):
+        yield TooEarly(cri.NOT_YET, subject(runtime))
+    elif runtime.kind == DOCKER:
+        yield NotConfigured("Docker's files are not judged")
+    else:
+        yield Unobserved(UNREADABLE, runtime.why_not_loaded, subject(runtime))
+
+
+def find_faults(runtime: ContainerRuntime) -> Iterator[Finding]:
     """Yield the findings about the files as a whole, worst first."""
-    problem = used.problem
-    if problem is None:
-        yield from _disabled(runtime, used)
-        yield from gpu_runtime.together(_misplaced(runtime, used))
-    elif not problem.only_ours:
-        yield found(MALFORMED, used, f"{in_words(problem)}; {runtime_fixes.correct(runtime, used, problem.file)}")
+    refusal, files = runtime.refusal, runtime.on_disk
+    if refusal is not None:
+        fix = runtime_fixes.correct(runtime, refusal.file)
+        yield found(MALFORMED, runtime, f"{in_words(refusal)}; {_version_advice(runtime, refusal.message)}{fix}")
+    elif files is not None and files.cri_disabled:
+        message = f"{runtime.path}: disabled_plugins contains the CRI plugin"
+        yield found(CRI_DISABLED, runtime, f"{message}; {runtime_fixes.correct(runtime)}")
+    elif files is not None:
+        yield from _misplaced(runtime, files)
 
 
-def _misplaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    defined = {handler.name for handler in used.handlers}
-    for spot in used.misplaced:
-        ours = [one for one in of_nvidia(spot.handlers) if one.name not in defined]
-        if ours:
-            names = ", ".join(dict.fromkeys(one.name for one in ours))
-            place = gpu_runtime.place(spot.file, next((one.line for one in ours if one.line), 0))
-            yield found(
-                MISPLACED,
-                used,
-                f'{place}: {names} under plugins."{spot.section}"{_why_unread(used, spot)};'
-                f' version {spot.right_schema} needs plugins."{spot.right_section}";'
-                f" {runtime_fixes.correct(runtime, used, spot.file)}",
-            )
-
-
-def _why_unread(used: RuntimeConfiguration, spot: Misplaced) -> str:
-    """Return why the merge ignores a table that is valid for the version of its file."""
-    if spot.right_schema == spot.schema:
+def _version_advice(runtime: ContainerRuntime, message: str) -> str:
+    """Return how files of different schemas become readable together."""
+    if "config version" not in message:
         return ""
-    text = f'with plugins."{spot.right_section}" of {spot.handler_file}' if spot.handler_file else "with these files"
-    later = f" ({spot.read_from} and later read it)" if spot.read_from else ""
-    return f", which {gpu_runtime.reader(used)} does not read {text}{later}"
+    return (
+        f"all files need a version that {gpu_runtime.release(runtime)} reads, none above that of {runtime.path}: "
+        "containerd config migrate prints that file with the newest one, and with RUNTIME_CONFIG_SOURCE=file NVIDIA's "
+        "toolkit keeps to the file's version; "
+    )
 
 
-def _disabled(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    if used.disabled_in:
-        message = f"{used.disabled_in}: disabled_plugins contains the CRI plugin"
-        yield found(CRI_DISABLED, used, f"{message}; {runtime_fixes.correct(runtime, used, used.disabled_in)}")
+def _misplaced(runtime: ContainerRuntime, files: RuntimeConfiguration) -> Iterator[Finding]:
+    """Yield the finding if none of NVIDIA's handlers in the files arrives in the runtime's configuration."""
+    own = [one for one in runtime.definitions if one.config == runtime.path]
+    if not own or of_nvidia(files.handlers):
+        return
+    file = own[0].file
+    names = ", ".join(dict.fromkeys(one.handler for one in own if one.file == file))
+    right = f'version {files.schema} with plugins."{files.section}"' if files.section else "another table"
+    yield found(
+        MISPLACED,
+        runtime,
+        f"{file} defines {names}, but {gpu_runtime.release(runtime)} does not take it from there: it needs {right}, in "
+        f"a file that no later one replaces; {runtime_fixes.correct(runtime, file)}",
+    )
 
 
-def _known(runtime: ContainerRuntime) -> str:
-    """Return the evidence that the kubelet uses this runtime, marked as assumed if uncertain."""
-    unsaid = runtime.assumed and not runtime.known_from.startswith("assumed")
-    return f"assumed: {runtime.known_from}" if unsaid else runtime.known_from
-
-
-def _summary(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _summary(runtime: ContainerRuntime) -> str:
     """Return the runtime with its version, socket, files and handlers, and the default handler marked."""
-    version = (runtime.live.version if runtime.live else "") or used.version
-    owner = f"{used.kind} {version}".rstrip()
     where = f" of {runtime.distribution}" if runtime.distribution else ""
-    at = f" at {runtime.socket}" if runtime.socket else ""
-    return f"{owner}{where}{at}, {_files(used)}{_reader(used)}: {_handlers(runtime, used)}"
+    made = f" (made from {runtime.template})" if runtime.template else ""
+    files = ", ".join(file.path for file in runtime.files) or f"no {runtime.path}, so its defaults apply"
+    return f"{gpu_runtime.release(runtime)}{where} at {runtime.socket}, {files}{made}: {_handlers(runtime)}"
 
 
-def _files(used: RuntimeConfiguration) -> str:
-    named = ", ".join(file.path for file in used.files)
-    made = f" (made from {used.template})" if used.template else ""
-    return f"{named}{made}" if named else f"no {used.path}, so its defaults apply"
-
-
-def _reader(used: RuntimeConfiguration) -> str:
-    """Return the containerd version by whose rules several files are merged, if the version is only assumed.
-
-    containerd 1 and containerd 2 merge the files differently.
-    """
-    if used.kind != CONTAINERD or used.version or len(used.files) < 2:
-        return ""
-    reader = "containerd 2" if used.is_containerd_2 else "containerd 1"
-    return f" (merged like {reader}, assumed from version {used.schema})"
-
-
-def _handlers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    live = runtime.live
-    names = [name for name in live.handlers if name] if live and live.handlers is not None else []
-    if not names and used.problem is None:
-        names = [handler.name for handler in used.handlers]
+def _handlers(runtime: ContainerRuntime) -> str:
+    known = runtime.in_force or runtime.on_disk
+    names = [handler.name for handler in known.handlers if handler.name] if known else []
     marked = [f"{name} (default)" if name == runtime.running_default else name for name in names]
-    bare = sorted(handler.name for handler in used.handlers if handler.privileged_without_host_devices)
+    handlers = runtime.on_disk.handlers if runtime.on_disk else ()
+    bare = [handler.name for handler in handlers if handler.privileged_without_host_devices][:_MOST_NAMED]
     kinds = dict.fromkeys(spec.kind or spec.path for spec in gpu_runtime.cdi_specs(runtime) if spec.problem is None)
-    messages = [
+    parts = [
         ", ".join(marked) or "no handler",
         *([f"CDI with {', '.join(kinds)}"] if kinds else []),
         *([f"privileged containers see only their own devices under {', '.join(bare)}"] if bare else []),
     ]
-    return "; ".join(messages)
+    return "; ".join(parts)
 
 
-CHECK = gpu_runtime.check("container-runtime", judge, MALFORMED, CRI_DISABLED, MISPLACED, also_unreadable=True)
+CHECK = gpu_runtime.check("container-runtime", judge, MALFORMED, CRI_DISABLED, MISPLACED, also_refused=True)

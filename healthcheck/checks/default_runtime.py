@@ -8,7 +8,7 @@ from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Finding, Judgement, Observation
-from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, ContainerRuntime, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, RuntimeConfiguration
 
 _MOST_NAMED = 8
 
@@ -21,32 +21,22 @@ UNDEFINED = gpu_runtime.reason(
 
 
 def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
-    yield from find_faults(runtime, used)
-    yield Observation(used.default, f"one of {', '.join(_defined(used)[:_MOST_NAMED])}")
+    yield from find_faults(runtime)
+    yield Observation(used.default or "the runtime's own default", f"one of {_defined(used)}")
 
 
-def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    """Yield the finding if no file defines the default handler."""
-    defined = _defined(used)
-    if used.default not in defined:
-        file = used.default_in or used.path
-        message = f"{file}: the default is {used.default!r}; defined are {', '.join(defined)}"
-        yield found(UNDEFINED, used, f"{message}; {runtime_fixes.correct(runtime, used, file)}")
+def find_faults(runtime: ContainerRuntime) -> Iterator[Finding]:
+    """Yield the finding if containerd's files do not define the default handler. CRI-O's own loader refuses them."""
+    files = runtime.on_disk
+    if files is None or files.kind != CONTAINERD or not files.default or files.cri_disabled:
+        return
+    if files.default not in {handler.name for handler in files.handlers}:
+        message = f"{runtime.path}: the default is {files.default!r}; defined are {_defined(files)}"
+        yield found(UNDEFINED, runtime, f"{message}; {runtime_fixes.correct(runtime)}")
 
 
-def _defined(used: RuntimeConfiguration) -> list[str]:
-    return list(dict.fromkeys([*(handler.name for handler in used.handlers), *_built_in(used)]))
-
-
-def _built_in(used: RuntimeConfiguration) -> tuple[str, ...]:
-    """Return the handlers that are built into the container runtime.
-
-    Docker and CRI-O have `runc` or `crun`; those of containerd depend on its release. An unknown release is assumed to
-    have `runc`, because it may be containerd 2.
-    """
-    if used.kind != CONTAINERD:
-        return RUNC, "crun"
-    return used.built_in if used.version else (RUNC,)
+def _defined(used: RuntimeConfiguration) -> str:
+    return ", ".join([handler.name for handler in used.handlers][:_MOST_NAMED]) or "none"
 
 
 CHECK = gpu_runtime.check("default-runtime", judge, UNDEFINED)

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Severity, TooEarly, Unobserved
+from healthcheck.probes.container_runtime import cri
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import (
+    DOCKER,
     NOT_FOUND,
     UNREADABLE,
     CdiSpec,
@@ -19,11 +21,8 @@ from healthcheck.probes.container_runtime.facts import (
     Handler,
     RuntimeConfiguration,
 )
+from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
 
-NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
-"""Names of NVIDIA's handlers in the toolkit and in the RuntimeClasses of the GPU operator."""
-PROGRAM = "nvidia-container-runtime"
-"""Name of the program, a prefix of its variants' names, and the handler's name on AKS and MicroK8s."""
 SHIMS = "io.containerd.runc."
 """Prefix of containerd's runtime types that start runc or the program in BinaryName."""
 OLDEST_SHIM = "io.containerd.runtime.v1.linux"
@@ -40,11 +39,11 @@ def reason(name: str, meaning: str, action: str, source: str, threshold: str = "
     return Reason(name, Severity.MONITOR, meaning, action, flickers=True, threshold=threshold, source=source)
 
 
-def check(name: str, judge: Judge, *reasons: Reason, also_unreadable: bool = False) -> Check:
+def check(name: str, judge: Judge, *reasons: Reason, also_refused: bool = False) -> Check:
     """Return the check whose `judge` gets the kubelet's container runtime on a node with GPUs for containers.
 
-    A malformed file leaves its content unknown: unless `also_unreadable`, the active findings then stay.
-    `container-runtime` reports the file itself.
+    Files that the runtime's loader refuses leave their content unknown: unless `also_refused`, active findings stay.
+    `container-runtime` reports the refusal.
     """
 
     @functools.wraps(judge)
@@ -53,33 +52,44 @@ def check(name: str, judge: Judge, *reasons: Reason, also_unreadable: bool = Fal
         used = runtime.used
         if runtime.for_gpus is False:
             yield NotConfigured("no NVIDIA GPU that containers can use")
-        elif used is None:
+        elif not runtime.path:
             blind = runtime.not_found and runtime.for_gpus
             yield Unobserved(NOT_FOUND, runtime.why_none) if blind else NotConfigured(runtime.why_none)
-        elif used.problem is None or also_unreadable:
-            yield from judge(runtime, used, expected)
-        elif used.problem.only_ours:
-            yield Unobserved(UNREADABLE, in_words(used.problem), subject(used))
+        elif runtime.why_not_live == cri.NOT_HERE:
+            yield NotConfigured(f"could not check: {cri.NOT_HERE}")
+        elif also_refused or (used is not None and runtime.refusal is None):
+            yield from judge(runtime, used or RuntimeConfiguration(runtime.path, runtime.kind), expected)
+        elif runtime.refusal is not None:
+            yield TooEarly(f"{runtime.kind}'s own loader refuses {runtime.refusal.file}", subject(runtime))
         else:
-            yield TooEarly(f"{used.kind} can't read {used.problem.file}", subject(used))
+            yield from unknown(runtime)
 
     return Check(name, "7-container-runtime", (CONTAINER_RUNTIME,), judge_evidence, reasons)
 
 
-def subject(used: RuntimeConfiguration) -> str:
+def unknown(runtime: ContainerRuntime) -> Iterator[Judgement]:
+    """Yield the reason why neither the running runtime nor its loader reported a configuration."""
+    if runtime.why_not_live == cri.NOT_YET:
+        yield TooEarly(cri.NOT_YET, subject(runtime))
+    elif runtime.live is not None and runtime.kind == DOCKER:
+        yield NotConfigured("Docker does not report its handlers over the CRI")
+    else:
+        yield Unobserved(UNREADABLE, "; ".join(filter(None, (runtime.why_not_live, runtime.why_not_loaded))))
+
+
+def subject(runtime: ContainerRuntime) -> str:
     """Return the subject of findings: `runtime/containerd`, `runtime/cri-o` or `runtime/docker`."""
-    return f"runtime/{used.kind.lower()}"
+    return f"runtime/{runtime.kind.lower()}"
 
 
-def reader(used: RuntimeConfiguration) -> str:
-    """Return the containerd release whose rules apply to the merge of its files."""
-    assumed = "" if used.version else f" (assumed from version {used.schema})"
-    return f"containerd {used.generation}{assumed}"
+def release(runtime: ContainerRuntime) -> str:
+    """Return the runtime with its version, if it is known."""
+    return f"{runtime.kind} {runtime.live.version if runtime.live else ''}".rstrip()
 
 
-def found(reason: Reason, used: RuntimeConfiguration, detail: str) -> Finding:
+def found(reason: Reason, runtime: ContainerRuntime, detail: str) -> Finding:
     """Return a finding with this reason on this runtime."""
-    return Finding(reason.name, reason.severity, subject(used), detail, flickers=reason.flickers)
+    return Finding(reason.name, reason.severity, subject(runtime), detail, flickers=reason.flickers)
 
 
 def together(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -97,19 +107,8 @@ def together(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def of_nvidia(handlers: Iterable[Handler]) -> list[Handler]:
-    """Return the handlers that start NVIDIA's runtime, by their exact name or by their program.
-
-    A name that is only similar does not count.
-    """
+    """Return the handlers that start NVIDIA's runtime. A name that is only similar does not count."""
     return [handler for handler in handlers if is_nvidias(handler.name, handler.binary)]
-
-
-def is_nvidias(handler: str, program: str) -> bool:
-    return handler in NAMES or is_nvidias_program(program)
-
-
-def is_nvidias_program(path: str) -> bool:
-    return path.rpartition("/")[2].startswith(PROGRAM)
 
 
 def cdi_specs(runtime: ContainerRuntime) -> tuple[CdiSpec, ...]:
@@ -133,8 +132,3 @@ def place(file: str, line: int = 0, column: int = 0) -> str:
 def in_words(problem: ConfigurationProblem) -> str:
     """Return the position of the problem and the message of the runtime."""
     return f"{place(problem.file, problem.line, problem.column)}: {problem.message}"
-
-
-def where(handler: Handler) -> str:
-    """Return the file and line that define a handler."""
-    return place(handler.file, handler.line)

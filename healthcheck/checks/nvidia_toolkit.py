@@ -41,30 +41,30 @@ def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation)
     elif not of_nvidia(used.handlers):
         yield NotConfigured(f"no handler starts the program that reads {toolkit.path}")
     elif toolkit.problem is not None and toolkit.problem.only_ours:
-        yield Unobserved(UNREADABLE, in_words(toolkit.problem), subject(used))
+        yield Unobserved(UNREADABLE, in_words(toolkit.problem), subject(runtime))
     else:
-        yield from _findings(runtime, used, toolkit)
+        yield from _findings(runtime, toolkit)
         yield Observation(_summary(toolkit))
 
 
-def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, toolkit: Toolkit) -> Iterator[Finding]:
+def _findings(runtime: ContainerRuntime, toolkit: Toolkit) -> Iterator[Finding]:
     if toolkit.problem is not None:
-        yield found(MALFORMED, used, f"{in_words(toolkit.problem)}; correct it, no restart is needed")
+        yield found(MALFORMED, runtime, f"{in_words(toolkit.problem)}; correct it, no restart is needed")
         return
     if toolkit.mode and toolkit.mode not in MODES:
         what = f"{toolkit.path}: mode is {toolkit.mode!r}; valid modes are {', '.join(MODES)}"
-        yield found(MODE_UNKNOWN, used, f"{what}; {_set_mode(runtime, used, toolkit.path)}")
+        yield found(MODE_UNKNOWN, runtime, f"{what}; {_set_mode(runtime, toolkit.path)}")
     if toolkit.missing:
         named = ", ".join(toolkit.missing[:_MOST_NAMED])
         yield found(
-            PATH_MISSING, used, f"{toolkit.path} names {named}, not found; correct it, or install the driver there"
+            PATH_MISSING, runtime, f"{toolkit.path} names {named}, not found; correct it, or install the driver there"
         )
 
 
-def _set_mode(runtime: ContainerRuntime, used: RuntimeConfiguration, path: str) -> str:
+def _set_mode(runtime: ContainerRuntime, path: str) -> str:
     remedy = runtime_fixes.set_mode(path)
     # The GPU operator's toolkit pod restarts the container runtime when the pod starts.
-    return remedy if "`" in remedy else runtime_restart.make_pod_anew(runtime, used, remedy)
+    return remedy if "`" in remedy else runtime_restart.make_pod_anew(runtime, remedy)
 
 
 def _summary(toolkit: Toolkit) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, of_nvidia, where
+from healthcheck.checks.gpu_runtime import found, of_nvidia
 from healthcheck.model import Finding, Judgement, Observation, Reason
 from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Handler, RuntimeConfiguration
 
@@ -30,51 +30,43 @@ FOREIGN = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
-    yield from find_faults(runtime, used)
+def judge(runtime: ContainerRuntime, _: RuntimeConfiguration, __: Expectation) -> Iterator[Judgement]:
+    yield from find_faults(runtime)
     paths = dict.fromkeys(program.path or f"no {program.named}" for program in runtime.programs)
-    named = any(handler.binary for handler in used.handlers)
-    yield Observation(
-        ", ".join(paths) or ("this captured tree does not contain the named programs" if named else "no program named")
-    )
+    yield Observation(", ".join(paths) or "no program named")
 
 
-def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def find_faults(runtime: ContainerRuntime) -> Iterator[Finding]:
     """Return the findings on NVIDIA's handlers, one for each reason."""
+    used = runtime.used
+    return gpu_runtime.together(_findings(runtime, used) if used is not None else ())
+
+
+def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     ours = [handler for handler in of_nvidia(used.handlers) if _starts_a_program(handler, used)]
-    return gpu_runtime.together(_findings(runtime, used, ours))
-
-
-def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, ours: Sequence[Handler]) -> Iterator[Finding]:
     can_run = any(_fault(runtime, one) is None for one in ours if one.binary)
     for handler in ours:
+        fault = _fault(runtime, handler) if handler.binary else None
         if not handler.binary:
-            yield from _without(runtime, used, handler)
-        elif not (can_run and _is_offered(handler, used)):
-            yield from _unfit(runtime, used, handler)
+            yield from _without(runtime, handler)
+        elif fault is not None and not (can_run and _is_offered(handler, used)):
+            reason, message = fault
+            yield found(reason, runtime, f"{runtime.path}: {handler.name} starts {handler.binary}, {message}")
 
 
 def _starts_a_program(handler: Handler, used: RuntimeConfiguration) -> bool:
     return used.kind != CONTAINERD or not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
 
 
-def _without(runtime: ContainerRuntime, used: RuntimeConfiguration, handler: Handler) -> Iterator[Finding]:
+def _without(runtime: ContainerRuntime, handler: Handler) -> Iterator[Finding]:
     """Yield the finding for a handler without BinaryName.
 
     It starts runc, which gives a pod its GPUs only through CDI.
     """
-    if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(runtime):
-        message = f"{where(handler)}: {handler.name} has no BinaryName, so it starts runc"
+    if runtime.kind == CONTAINERD and runtime.on_disk is not None and not gpu_runtime.cdi_specs(runtime):
+        message = f"{runtime.path}: {handler.name} has no BinaryName, so it starts runc"
         name = "set BinaryName to NVIDIA's program, /usr/bin/nvidia-container-runtime"
-        yield found(MISSING, used, f"{message}; {name}: {runtime_fixes.correct(runtime, used, handler.file)}")
-
-
-def _unfit(runtime: ContainerRuntime, used: RuntimeConfiguration, handler: Handler) -> Iterator[Finding]:
-    fault = _fault(runtime, handler)
-    if fault is not None:
-        reason, message = fault
-        starts = f"{where(handler)}: {handler.name} starts {handler.binary}"
-        yield found(reason, used, f"{starts}, {message}")
+        yield found(MISSING, runtime, f"{message}; {name}: {runtime_fixes.correct(runtime)}")
 
 
 def _fault(runtime: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | None:
@@ -84,8 +76,7 @@ def _fault(runtime: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | 
         return None  # could not be checked
     if not program.path:
         nowhere = "" if "/" in handler.binary else " in any usual folder of programs"
-        install = "reinstall the NVIDIA container toolkit"
-        return MISSING, f"which does not exist{nowhere}; {install}"
+        return MISSING, f"which does not exist{nowhere}; reinstall the NVIDIA container toolkit"
     if not program.executable:
         return NOT_EXECUTABLE, f"which is not executable; run {runtime_fixes.make_executable(program.path)}"
     if program.architecture and runtime.architecture and program.architecture != runtime.architecture:

@@ -57,13 +57,15 @@ def _undefined(runtime: ContainerRuntime, used: RuntimeConfiguration, ours: list
         message = f"RuntimeClass {pod_runtime_class.name} names the handler {pod_runtime_class.handler}"
         if like is not None:
             yield found(
-                UNDEFINED, used, f"{message}, but {used.path} defines {like}: case matters; {_rename(runtime, used)}"
+                UNDEFINED,
+                runtime,
+                f"{message}, but {used.path} defines {like}: case matters; {runtime_fixes.correct(runtime)}",
             )
         elif _is_needed(pod_runtime_class, runtime):
             yield found(
                 UNDEFINED,
-                used,
-                f"{message}; {_defined(used, defined)}: {_fixing_step(pod_runtime_class, runtime, used)}",
+                runtime,
+                f"{message}; {_defined(used, defined)}: {_fixing_step(pod_runtime_class, runtime)}",
             )
 
 
@@ -75,18 +77,14 @@ def _is_needed(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime) ->
     return gpu_runtime.gives_gpus(runtime) and (pod_runtime_class.handler == _USUAL or pod_runtime_class.for_this_node)
 
 
-def _rename(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    return runtime_fixes.correct(runtime, used, used.path)
-
-
 def _defined(used: RuntimeConfiguration, defined: Mapping[str, str]) -> str:
     return f"{used.kind} here has {', '.join([*defined][:_MOST_NAMED])}"
 
 
-def _fixing_step(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _fixing_step(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime) -> str:
     if pod_runtime_class.handler == _USUAL:
-        return runtime_restart.give_handler(runtime, used)
-    return f"define it, or exclude this node with the class's nodeSelector; {_rename(runtime, used)}"
+        return runtime_restart.give_handler(runtime)
+    return f"define it, or exclude this node with the class's nodeSelector; {runtime_fixes.correct(runtime)}"
 
 
 CHECK = gpu_runtime.check("runtime-classes", judge, UNDEFINED)

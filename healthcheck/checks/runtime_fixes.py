@@ -12,9 +12,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 
-from healthcheck.probes.container_runtime import crio
 from healthcheck.probes.container_runtime.distributions import (
     BOTTLEROCKET,
+    CRIO_FOLDER,
     EKS_AL2023,
     K0S,
     K3S,
@@ -23,7 +23,7 @@ from healthcheck.probes.container_runtime.distributions import (
     RKE2,
     TALOS,
 )
-from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, ContainerRuntime, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, ContainerRuntime
 
 OPERATORS_FOLDER = "/usr/local/nvidia/"
 """Folder on the host where the GPU operator installs its toolkit (Helm value toolkit.installDir)."""
@@ -40,40 +40,41 @@ _UNITS = {
 _UNITS_OF_KINDS = {CRIO: "crio", DOCKER: "docker"}
 
 
-def restart(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def restart(runtime: ContainerRuntime) -> str:
     """Return the command that restarts the runtime, so that it reads its files again."""
     unit = runtime.unit.removesuffix(".service") or _UNITS.get(
-        runtime.distribution, _UNITS_OF_KINDS.get(used.kind, "containerd")
+        runtime.distribution, _UNITS_OF_KINDS.get(runtime.kind, "containerd")
     )
     if unit.startswith("snap."):
         return f"snap restart {shlex.quote(unit.removeprefix('snap.'))}"
     return f"systemctl restart {shlex.quote(unit)}"
 
 
-def correct(runtime: ContainerRuntime, used: RuntimeConfiguration, file: str) -> str:
-    """Return the advice to edit a file so that the change persists.
+def correct(runtime: ContainerRuntime, file: str = "") -> str:
+    """Return the advice to edit a file, by default the runtime's own, so that the change persists.
 
     The advice contains no restart command: a restart before the edit would load the fault. If the running runtime must
     load the corrected file, the finding `RuntimeConfigNotLoaded` names the command.
     """
+    file = file or runtime.path
     if runtime.distribution == BOTTLEROCKET:
         return "its files can't be changed: use `apiclient set`, or another variant of the image"
-    if file == used.path and used.template:
-        return f"correct {used.template}, the template of {file}, then restart the service that generates {file}"
+    if file == runtime.path and runtime.template:
+        return f"correct {runtime.template}, the template of {file}, then restart the service that generates {file}"
     return f"correct {file}"
 
 
-def give_handler(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def give_handler(runtime: ContainerRuntime) -> str:
     """Return the advice that adds NVIDIA's handler to this runtime.
 
     It uses the toolkit that the node has, or offers both toolkits.
     """
-    if used.kind in _OF_KINDS:
-        return _OF_KINDS[used.kind](runtime, used)
+    if runtime.kind in _OF_KINDS:
+        return _OF_KINDS[runtime.kind](runtime)
     special = _OF_DISTRIBUTIONS.get(runtime.distribution)
     if special is not None:
-        return special(runtime, used)
-    return _with_either(runtime, _operators(runtime, used, {}), _hosts(runtime, used))
+        return special(runtime)
+    return _with_either(runtime, _operators(runtime, {}), _hosts(runtime))
 
 
 def make_executable(path: str) -> str:
@@ -119,49 +120,49 @@ def _with_either(runtime: ContainerRuntime, operators: str, hosts: str) -> str:
 
     The operator's toolkit has a separate folder. A toolkit on the host does not prove that the operator is absent.
     """
-    others = [handler.binary for configuration in runtime.others for handler in configuration.handlers]
     named = [program.path for program in runtime.programs] + ([runtime.toolkit.path] if runtime.toolkit else [])
-    if any(path.startswith(OPERATORS_FOLDER) for path in [*named, *others]):
+    named += [definition.binary for definition in runtime.definitions]
+    if any(path.startswith(OPERATORS_FOLDER) for path in named):
         return operators
     return f"with the GPU operator {operators}; with the toolkit on the host {hosts}"
 
 
-def _operators(runtime: ContainerRuntime, used: RuntimeConfiguration, more: dict[str, str]) -> str:
-    values = {"CONTAINERD_CONFIG": used.path, "CONTAINERD_SOCKET": runtime.socket, **more}
+def _operators(runtime: ContainerRuntime, more: dict[str, str]) -> str:
+    values = {"CONTAINERD_CONFIG": runtime.path, "CONTAINERD_SOCKET": runtime.socket, **more}
     return f"`{helm_values(values)}`"
 
 
-def _hosts(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(used.path)}"
-    return f"`{configure} && {restart(runtime, used)}`"
+def _hosts(runtime: ContainerRuntime) -> str:
+    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(runtime.path)}"
+    return f"`{configure} && {restart(runtime)}`"
 
 
-def _ranchers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _ranchers(runtime: ContainerRuntime) -> str:
     """Return the advice for k3s and RKE2.
 
     Both detect the program when they start, and define the handler themselves.
     """
-    made = f"it writes {used.path} at each start, so edits there are lost"
-    template = f" (other changes: {used.template})" if used.template else ""
+    made = f"it writes {runtime.path} at each start, so edits there are lost"
+    template = f" (other changes: {runtime.template})" if runtime.template else ""
     socket = helm_values({"CONTAINERD_SOCKET": runtime.socket})
     install = f"install nvidia-container-toolkit on the host, or the GPU operator with `{socket}`"
-    return f"{install}; then `{restart(runtime, used)}`: {made}{template}"
+    return f"{install}; then `{restart(runtime)}`: {made}{template}"
 
 
-def _microk8s(_: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    template = used.template or "containerd-template.toml in the same folder"
-    return f"`microk8s enable nvidia`; {used.path} is generated from {template}, so edits there are lost"
+def _microk8s(runtime: ContainerRuntime) -> str:
+    template = runtime.template or "containerd-template.toml in the same folder"
+    return f"`microk8s enable nvidia`; {runtime.path} is generated from {template}, so edits there are lost"
 
 
-def _k8s_snap(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    drop_in = f"{used.path.rpartition('/')[0]}/conf.d/99-nvidia.toml"
-    operators = _operators(runtime, used, {"RUNTIME_DROP_IN_CONFIG": drop_in})
-    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(used.path)}"
-    hosts = f"`{configure} --drop-in-config={shlex.quote(drop_in)} && {restart(runtime, used)}`"
-    return f"{_with_either(runtime, operators, hosts)}; {used.path} belongs to the snap, so edits there are lost"
+def _k8s_snap(runtime: ContainerRuntime) -> str:
+    drop_in = f"{runtime.path.rpartition('/')[0]}/conf.d/99-nvidia.toml"
+    operators = _operators(runtime, {"RUNTIME_DROP_IN_CONFIG": drop_in})
+    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(runtime.path)}"
+    hosts = f"`{configure} --drop-in-config={shlex.quote(drop_in)} && {restart(runtime)}`"
+    return f"{_with_either(runtime, operators, hosts)}; {runtime.path} belongs to the snap, so edits there are lost"
 
 
-def _k0s(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _k0s(runtime: ContainerRuntime) -> str:
     drop_in = "/etc/k0s/containerd.d/nvidia.toml"
     values = {
         "RUNTIME_CONFIG": drop_in,
@@ -169,42 +170,36 @@ def _k0s(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
         "RUNTIME_EXECUTABLE_PATH": "/var/lib/k0s/bin/containerd",
     }
     configure = f"nvidia-ctk runtime configure --runtime=containerd --config={drop_in} --config-source=file"
-    return _with_either(runtime, f"`{helm_values(values)}`", f"`{configure} && {restart(runtime, used)}`")
+    return _with_either(runtime, f"`{helm_values(values)}`", f"`{configure} && {restart(runtime)}`")
 
 
-def _bottlerocket(_: ContainerRuntime, __: RuntimeConfiguration) -> str:
+def _bottlerocket(_: ContainerRuntime) -> str:
     return (
         "start the node from Bottlerocket's variant for NVIDIA (`aws-k8s-VERSION-nvidia`): its files can't be changed"
     )
 
 
-def _eks(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    either = _with_either(runtime, _operators(runtime, used, {}), _hosts(runtime, used))
-    return f"start the node from the EKS AMI for NVIDIA, or {either}; nodeadm rewrites {used.path} at each boot"
+def _eks(runtime: ContainerRuntime) -> str:
+    either = _with_either(runtime, _operators(runtime, {}), _hosts(runtime))
+    return f"start the node from the EKS AMI for NVIDIA, or {either}; nodeadm rewrites {runtime.path} at each boot"
 
 
-def _talos(_: ContainerRuntime, __: RuntimeConfiguration) -> str:
+def _talos(_: ContainerRuntime) -> str:
     return "boot Talos with the extension nvidia-container-toolkit-production: its files can't be changed"
 
 
-def _crio(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _crio(runtime: ContainerRuntime) -> str:
     # CRI-O does not read the toolkit's default path (toolkit releases 1.18 to 1.19.0).
-    drop_in = f"--drop-in-config={crio.STANDARD_FOLDER}/99-nvidia.toml"
-    hosts = f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(runtime, used)}`"
+    drop_in = f"--drop-in-config={CRIO_FOLDER}/99-nvidia.toml"
+    hosts = f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(runtime)}`"
     # The operator detects CRI-O automatically and writes to its standard folder.
     return _with_either(
         runtime, "`kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`", hosts
     )
 
 
-def _docker(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    # cri-dockerd has no handlers: Docker's default runtime starts every pod.
-    file = f"--config={shlex.quote(used.path)}"
-    return f"`nvidia-ctk runtime configure --runtime=docker {file} --set-as-default && {restart(runtime, used)}`"
-
-
-_Advice = Callable[[ContainerRuntime, RuntimeConfiguration], str]
-_OF_KINDS: dict[str, _Advice] = {CRIO: _crio, DOCKER: _docker}
+_Advice = Callable[[ContainerRuntime], str]
+_OF_KINDS: dict[str, _Advice] = {CRIO: _crio}
 _OF_DISTRIBUTIONS: dict[str, _Advice] = {
     K3S: _ranchers,
     RKE2: _ranchers,

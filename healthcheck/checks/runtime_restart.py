@@ -1,8 +1,7 @@
-"""Advice to restart a container runtime: no printed command loads a file in which a check found a fault."""
+"""Advice to restart a container runtime: no printed command loads files that the runtime or a check refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 
 from msgspec.structs import replace
@@ -16,8 +15,8 @@ from healthcheck.checks import (
     runtime_fixes,
     runtime_type,
 )
-from healthcheck.model import Finding
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import ContainerRuntime
+from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
 
 _OF_FILES = (container_runtime, default_runtime, runtime_type, runtime_binary, cgroup_driver)
 REASONS = tuple(reason.name for one in _OF_FILES for reason in one.CHECK.reasons)
@@ -27,47 +26,47 @@ The advice of each is an edit, without a command.
 """
 
 
-def restart(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def restart(runtime: ContainerRuntime) -> str:
     """Return the advice to restart: the command, or the correction that must come first."""
-    lost = ", ".join(lost_handlers(runtime, used)) or ("CDI" if _loses_gpus(runtime) else "")
+    lost = ", ".join(lost_handlers(runtime)) or ("CDI" if _loses_gpus(runtime) else "")
     hold = f"first define {lost} in its files again: after a restart pods would not get it" if lost else ""
-    return _hold(runtime, used) or hold or f"`{runtime_fixes.restart(runtime, used)}`"
+    return _hold(runtime) or hold or f"`{runtime_fixes.restart(runtime)}`"
 
 
-def give_handler(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def give_handler(runtime: ContainerRuntime) -> str:
     """Return the advice that adds NVIDIA's handler to the runtime; its commands restart the runtime."""
-    return _hold(runtime, used) or runtime_fixes.give_handler(runtime, used)
+    return _hold(runtime) or runtime_fixes.give_handler(runtime)
 
 
-def make_pod_anew(runtime: ContainerRuntime, used: RuntimeConfiguration, remedy: str) -> str:
+def make_pod_anew(runtime: ContainerRuntime, remedy: str) -> str:
     """Return the advice to delete a pod, if the runtime can start its replacement."""
     not_ready = runtime.live is not None and runtime.live.not_ready
-    return _hold(runtime, used) or (
+    return _hold(runtime) or (
         "first follow the advice of RuntimeNotReady: no pod can start now" if not_ready else remedy
     )
 
 
-def lost_handlers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> list[str]:
+def lost_handlers(runtime: ContainerRuntime) -> list[str]:
     """Return NVIDIA's handlers that the running runtime has but its files do not define."""
+    if runtime.on_disk is None:
+        return []
     running = runtime.running_handlers
-    defined = {handler.name for handler in used.handlers}
-    return [name for name in running if name not in defined and gpu_runtime.is_nvidias(name, running[name])]
+    defined = {handler.name for handler in runtime.on_disk.handlers}
+    return [name for name in running if name not in defined and is_nvidias(name, running[name])]
 
 
 def _loses_gpus(runtime: ContainerRuntime) -> bool:
     """Whether pods get a GPU now, but would get none with the configuration in the files."""
-    return gpu_runtime.gives_gpus(runtime) and not gpu_runtime.gives_gpus(replace(runtime, live=None))
+    return runtime.on_disk is not None and (
+        gpu_runtime.gives_gpus(runtime) and not gpu_runtime.gives_gpus(replace(runtime, live=None))
+    )
 
 
-def _hold(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _hold(runtime: ContainerRuntime) -> str:
     """Return the reason why a restart must wait, or an empty string if the files may be loaded."""
-    if used.problem is not None and used.problem.only_ours:
-        return f"first check {used.problem.file}, which could not be read here: a restart would load it"
-    names = ", ".join(dict.fromkeys(fault.reason for fault in _faults(runtime, used)))
+    if runtime.on_disk is None and runtime.refusal is None:
+        return f"first check {runtime.path}, which its own loader could not judge here: a restart would load it"
+    of_files = (container_runtime,) if runtime.refusal is not None else _OF_FILES
+    faults = chain.from_iterable(one.find_faults(runtime) for one in of_files)
+    names = ", ".join(dict.fromkeys(fault.reason for fault in faults))
     return f"first correct the faults {names} in its files: a restart would load them" if names else ""
-
-
-def _faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    """Yield the findings with these reasons. If a file can't be read, only `container_runtime` can judge."""
-    of_files = _OF_FILES if used.problem is None else (container_runtime,)
-    return chain.from_iterable(file.find_faults(runtime, used) for file in of_files)

@@ -6,12 +6,20 @@ from collections.abc import Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, of_nvidia, where
+from healthcheck.checks.gpu_runtime import OLDEST_SHIM, SHIMS, found, of_nvidia
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation
-from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Handler, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, RuntimeConfiguration
+from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias_program
 
-_NOT_IN_2 = (gpu_runtime.OLDEST_SHIM, "io.containerd.runc.v1")
+_NOT_IN_2 = (OLDEST_SHIM, "io.containerd.runc.v1")
+_FIX = 'set runtime_type = "io.containerd.runc.v2"'
 
+MISSING = gpu_runtime.reason(
+    "RuntimeTypeMissing",
+    "A handler has no runtime_type: no sandbox starts with it.",
+    "Set runtime_type to io.containerd.runc.v2.",
+    source="containerd: `container.Runtime.Name must be set`",
+)
 REMOVED = gpu_runtime.reason(
     "RuntimeTypeRemoved",
     "A handler has a runtime_type that this containerd no longer supports: no container starts with it.",
@@ -22,7 +30,7 @@ IGNORES_PROGRAM = gpu_runtime.reason(
     "RuntimeTypeIgnoresBinary",
     "A handler names NVIDIA's program, but has a runtime_type that does not start it: its pods get no GPU.",
     "Set runtime_type to io.containerd.runc.v2.",
-    source=f"containerd: only {gpu_runtime.SHIMS}* has the option BinaryName",
+    source=f"containerd: only {SHIMS}* has the option BinaryName",
 )
 
 
@@ -30,43 +38,35 @@ def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation)
     if used.kind != CONTAINERD:
         yield NotConfigured(f"{used.kind} has no runtime types")
         return
-    yield from find_faults(runtime, used)
+    yield from find_faults(runtime)
     types = dict.fromkeys(handler.runtime_type for handler in used.handlers if handler.runtime_type)
-    yield Observation(", ".join(f"{text}{_without(text)}" for text in types) or "none named")
+    yield Observation(", ".join(types) or "none named")
 
 
-def _without(kind: str) -> str:
-    """Return a note on the containerd release that removes this runtime type, or an empty string."""
-    return " (not in containerd 2)" if kind in _NOT_IN_2 else ""
-
-
-def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def find_faults(runtime: ContainerRuntime) -> Iterator[Finding]:
     """Return one finding for each reason; none for a runtime without runtime types."""
-    return gpu_runtime.together(_unfit(runtime, used) if used.kind == CONTAINERD else ())
+    used = runtime.used
+    is_containerd = used is not None and used.kind == CONTAINERD
+    return gpu_runtime.together(_unfit(runtime, used) if is_containerd and used is not None else ())
 
 
 def _unfit(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     ours = {one.name for one in of_nvidia(used.handlers)}
     for handler in used.handlers:
+        kind = handler.runtime_type
         if handler.name not in ours and handler.name != used.default:
             continue
-        message = f"{where(handler)}: {handler.name} has runtime_type {handler.runtime_type}"
-        fix = runtime_fixes.correct(runtime, used, handler.file)
-        if handler.runtime_type in _NOT_IN_2 and used.is_containerd_2:
-            yield found(REMOVED, used, f"{message}, which containerd 2 does not have; {fix}")
-        elif gpu_runtime.is_nvidias_program(ignored := _ignored(handler)):
-            yield found(IGNORES_PROGRAM, used, f"{message}, which does not start {ignored}; {fix}")
+        fix = f"{_FIX}; {runtime_fixes.correct(runtime)}"
+        if not kind:
+            # A running runtime may not report the type.
+            if runtime.on_disk is not None:
+                yield found(MISSING, runtime, f"{runtime.path}: {handler.name} has no runtime_type; {fix}")
+            continue
+        message = f"{runtime.path}: {handler.name} has runtime_type {kind}"
+        if kind in _NOT_IN_2 and runtime.is_containerd_2:
+            yield found(REMOVED, runtime, f"{message}, which containerd 2 does not have; {fix}")
+        elif is_nvidias_program(handler.binary) and kind != OLDEST_SHIM and not kind.startswith(SHIMS):
+            yield found(IGNORES_PROGRAM, runtime, f"{message}, which does not start {handler.binary}; {fix}")
 
 
-def _ignored(handler: Handler) -> str:
-    """Return the program in BinaryName that this runtime type does not start.
-
-    It is empty if the type starts NVIDIA's program through another option.
-    """
-    if handler.runtime_type == gpu_runtime.OLDEST_SHIM:
-        return "" if gpu_runtime.is_nvidias_program(handler.binary) else handler.ignored_binary
-    starts_it = not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
-    return "" if starts_it else handler.binary
-
-
-CHECK = gpu_runtime.check("runtime-type", judge, REMOVED, IGNORES_PROGRAM)
+CHECK = gpu_runtime.check("runtime-type", judge, MISSING, REMOVED, IGNORES_PROGRAM)

@@ -50,17 +50,16 @@ def _device_files(files: DeviceFiles) -> DeviceFilesRow | None:
 
 def _runtime(runtime: ContainerRuntime) -> RuntimeRow:
     used = runtime.used
-    configurations = (*([used] if used is not None else []), *runtime.others)
+    defining = {definition.config for definition in runtime.definitions} - {runtime.path}
+    own = [runtime.path] if used is not None and any(map(_is_nvidias, used.handlers)) else []
     return RuntimeRow(
-        config=used.path if used is not None else None,
+        config=runtime.path or None,
         socket=runtime.socket or None,
         default=runtime.running_default or None,
         cdi=runtime.cdi_is_on if used is not None or runtime.live is not None else None,
         handlers=tuple(sorted(runtime.running_handlers)) or None,
-        others=tuple(configuration.path for configuration in runtime.others) or None,
-        nvidia_in=tuple(
-            configuration.path for configuration in configurations if any(map(_is_nvidias, configuration.handlers))
-        ),
+        others=runtime.others or None,
+        nvidia_in=(*own, *(path for path in runtime.others if path in defining)),
     )
 
 

@@ -10,9 +10,10 @@ from tools.go_programs.build import built, digest, go_build, home_of
 RELEASES = {
     "1.7": "github.com/containerd/containerd/cmd/containerd",
     "2.2": "github.com/containerd/containerd/v2/cmd/containerd",
+    "2.3": "github.com/containerd/containerd/v2/cmd/containerd",
     "2.4": "github.com/containerd/containerd/v2/cmd/containerd",
 }
-"""One release per way to merge files: 2.0 and 2.1 merge like 2.2, 2.3 like 2.4. Each has its own go.mod."""
+"""Releases whose loaders differ: 2.0 and 2.1 merge like 2.2, and only 2.3 refuses a drop-in above the first file."""
 _ROOM = Path(__file__).parent
 _TAGS = "no_aufs,no_btrfs,no_devmapper,no_zfs"
 """Snapshotters that need cgo or that no test uses."""

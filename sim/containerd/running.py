@@ -89,17 +89,17 @@ class RunningContainerd:
             (folder / name).write_text(text)
 
     @property
-    def started(self) -> float:
-        """Return the time of containerd's last start, in seconds of UTC."""
-        return self._pid.stat().st_mtime
+    def pid(self) -> int:
+        """Return the process of its last start."""
+        return int(self._pid.read_text())
 
     @property
     def is_up(self) -> bool:
-        return self._pid.exists() and Path(f"/proc/{self._pid.read_text().strip()}/exe").exists()
+        return self._pid.exists() and Path(f"/proc/{self.pid}/exe").exists()
 
     def _end(self) -> None:
         if self.is_up:
-            pid = int(self._pid.read_text())
+            pid = self.pid
             os.kill(pid, 15)
             subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], check=True)
         self._pid.unlink(missing_ok=True)

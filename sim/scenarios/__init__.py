@@ -13,9 +13,9 @@ With `outages` (device name and seconds ago, each) the memory has these outages 
 With `windows` that many check cycles, 300 s apart, observe the faults and values before the judged one. `[pods]` are
 the pods that hold GPUs, each with the GPUs' indices.
 
-With `[running]` the container runtime answers on its socket with these values (`Live`). `runtime_classes` are the
-cluster's, as name, handler and whether the nodeSelector selects this node. `check --root` uses neither: these nodes are
-judged as by the agent.
+With `[runtime]` the container runtime and its loader answer with these values (`RuntimeAnswer`). `runtime_classes` are
+the cluster's, as name, handler and whether the nodeSelector selects this node. `check --root` uses neither: these nodes
+are judged as by the agent.
 
 With `from_within`, `check` treats the node as its own machine, as in the agent's pod, and finds its programs
 (`fi_info`); with `--root` no program runs.
@@ -57,7 +57,7 @@ class Scenario:
     kernel_log: list[str]
     write: dict[str, str]
     pods: dict[str, list[int]]
-    running: dict[str, Any]
+    runtime: dict[str, Any]
     runtime_classes: list[list[Any]]
     outages: list[list[Any]]
     expect: Expected
@@ -77,7 +77,7 @@ class Scenario:
             kernel_log=fields.get("kernel_log", []),
             write=fields.get("write", {}),
             pods=fields.get("pods", {}),
-            running=fields.get("running", {}),
+            runtime=fields.get("runtime", {}),
             runtime_classes=fields.get("runtime_classes", []),
             outages=fields.get("outages", []),
             expect=Expected(**fields["expect"]),
@@ -91,7 +91,7 @@ class Scenario:
     @property
     def is_seen_by_check(self) -> bool:
         """Whether a single check cycle of the node's files shows the fault."""
-        return not (self.healthy_before or self.windows or self.running or self.runtime_classes)
+        return not (self.healthy_before or self.windows or self.runtime or self.runtime_classes)
 
     def build(self, path: Path) -> SimulatedNode:
         """Create the node with its faults."""

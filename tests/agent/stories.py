@@ -248,30 +248,6 @@ def a_missing_efa_device_counts_only_after_three_more_looks(world: World) -> Non
     assert world.node().tainted
 
 
-def a_container_runtime_that_lost_nvidias_handler_is_warned_of_until_it_is_mended(world: World) -> None:
-    file = "etc/containerd/config.toml"
-    right = (world.host.root / file).read_text()
-    counts_only_after_three_more_looks(
-        world, lambda: world.host.put_file(file, "version = 3\n"), "NvidiaRuntimeMissing", "warn"
-    )
-    assert (world.node().severity, world.node().tainted) == ("MONITOR", False)
-
-    before, looks = now(world), [world.agent.metric("looks_total")]
-    world.host.put_file(file, right)
-
-    def is_reported() -> bool:
-        ended = world.agent.metric("looks_total")
-        if world.node().status != "pass":
-            looks.append(ended)  # so many cycles without a report
-        return world.node().status == "pass"
-
-    eventually(is_reported)
-    world.wait_for_status("pass")
-    # The running cycle may still have observed it, and the next one's result may be on its way to the Node.
-    assert looks[-1] <= looks[0] + 2
-    assert {node.status for node in past(world, before)} == {"pass"}
-
-
 def counts_only_after_three_more_looks(world: World, remove: Callable[[], None], reason: str, status: str) -> None:
     before, looks = now(world), world.agent.metric("looks_total")
     remove()
@@ -417,7 +393,6 @@ STORIES = (
     a_gpu_missing_in_one_cycle_is_never_reported,
     a_missing_gpu_counts_only_after_three_more_looks,
     a_missing_efa_device_counts_only_after_three_more_looks,
-    a_container_runtime_that_lost_nvidias_handler_is_warned_of_until_it_is_mended,
     a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs,
     a_healthy_node_is_written_no_more_than_its_heartbeat,
     a_slow_look_at_nvml_is_no_hung_driver,

@@ -192,27 +192,21 @@ _problems = st.builds(facts.ConfigurationProblem, _paths, words, numbers, number
 
 
 _read_files = _few(st.builds(facts.ReadFile, _paths, seconds))
-_handlers = _few(st.builds(facts.Handler, _handler_names, _shims, _paths, _flags, _paths, numbers, st.booleans()))
-_misplaced = _few(st.builds(facts.Misplaced, _paths, numbers, words, words, _handlers))
+_kinds = st.sampled_from([facts.CONTAINERD, facts.CRIO, facts.DOCKER])
+_handlers = _few(st.builds(facts.Handler, _handler_names, _shims, _paths, _flags, st.booleans()))
 _configurations = st.builds(
     facts.RuntimeConfiguration,
     _paths,
-    kind=st.sampled_from([facts.CONTAINERD, facts.CRIO, facts.DOCKER]),
-    version=_versions,
-    schema=st.integers(0, 4),
-    files=_read_files,
-    handlers=_handlers,
-    default=_handler_names,
-    cdi=st.booleans(),
-    cdi_folders=_few(words),
-    misplaced=_misplaced,
-    problem=st.sampled_from([None, None, None]) | _problems,
-    systemd_cgroup=_flags,
-    disabled_in=_paths,
-    unread_handlers=_handlers,
-    built_in=_few(_handler_names),
-    template=_paths,
+    _kinds,
+    _handlers,
+    _handler_names,
+    st.booleans(),
+    _few(words),
+    st.booleans(),
+    st.integers(0, 4),
+    words,
 )
+_definitions = _few(st.builds(facts.NvidiaDefinition, _paths, _handler_names, _paths, _kinds, _paths))
 _live = st.builds(
     facts.Live,
     words,
@@ -223,6 +217,8 @@ _live = st.builds(
     _flags,
     _few(words),
     words,
+    _few(st.tuples(_handler_names, st.booleans())),
+    _few(st.tuples(_handler_names, _shims)),
 )
 _programs = _few(
     st.builds(facts.RuntimeBinary, _paths, _paths, st.booleans(), st.sampled_from(["", "x86_64", "aarch64"]))
@@ -234,25 +230,30 @@ _toolkits = st.builds(
 _distributions = st.sampled_from(sorted({one.distribution for one in distributions.LAYOUTS} | {"GKE", "Bottlerocket"}))
 _runtimes = st.builds(
     facts.ContainerRuntime,
-    _perhaps(_configurations) | _configurations,
-    words,
-    words,
-    words,
-    _few(words),
-    st.booleans(),
-    _perhaps(seconds),
-    _perhaps(seconds),
-    st.sampled_from(["", "k3s-agent.service", "snap.k8s.containerd.service"]) | words,
-    _distributions | words,
-    _perhaps(st.builds(facts.Kubelet, words, numbers, _paths, _flags)),
-    _few(_configurations),
-    _programs,
-    _specs,
-    _perhaps(_toolkits),
-    _perhaps(_live),
-    words,
-    st.sampled_from(["", "x86_64", "aarch64"]),
-    _flags,
+    path=_paths,
+    kind=_kinds,
+    why_none=words,
+    socket=words,
+    known_from=words,
+    how=_few(words),
+    unit=st.sampled_from(["", "k3s-agent.service", "snap.k8s.containerd.service"]) | words,
+    distribution=_distributions | words,
+    template=_paths,
+    kubelet=_perhaps(st.builds(facts.Kubelet, words, numbers, _paths, _flags)),
+    files=_read_files,
+    others=_few(_paths),
+    definitions=_definitions,
+    programs=_programs,
+    cdi_specs=_specs,
+    toolkit=_perhaps(_toolkits),
+    live=_perhaps(_live),
+    why_not_live=words,
+    on_disk=_perhaps(_configurations),
+    refusal=_perhaps(_problems),
+    why_not_loaded=words,
+    architecture=st.sampled_from(["", "x86_64", "aarch64"]),
+    for_gpus=_flags,
+    not_found=st.booleans(),
 )
 
 _uncounted = st.builds(

@@ -1,4 +1,4 @@
-"""A container runtime's facts as the probe hands them to the checks: containerd 1 with NVIDIA's handler, well."""
+"""A container runtime's facts for the checks: containerd with NVIDIA's handler, as its loader prints it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from healthcheck.probes.container_runtime.facts import (
     ContainerRuntime,
     Handler,
     Kubelet,
+    Live,
     ReadFile,
     RuntimeBinary,
     RuntimeConfiguration,
@@ -24,40 +25,50 @@ from tests.checks.evidence import P5, finds, tells
 FILE, DROP_IN = "/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml"
 SOCKET = "/run/containerd/containerd.sock"
 PROGRAM = "/usr/bin/nvidia-container-runtime"
-RUNC = Handler("runc", "io.containerd.runc.v2", "", True, FILE, 7)
-NVIDIA = Handler("nvidia", "io.containerd.runc.v2", PROGRAM, True, FILE, 12)
+V2 = "io.containerd.runc.v2"
+RUNC = Handler("runc", V2, "", True)
+NVIDIA = Handler("nvidia", V2, PROGRAM, True)
 AKS = replace(NVIDIA, name="nvidia-container-runtime")
 OFFERED = replace(AKS, binary="nvidia-container-runtime")
-STARTED = 1_750_000_000.0
 SPEC = CdiSpec("/var/run/cdi/nvidia.yaml", "nvidia.com/gpu", ("0", "all"))
-BROKEN = ConfigurationProblem(FILE, "Expected ']'", 3, 7)
-UNREADABLE = ConfigurationProblem(FILE, "more than 1 MiB", only_ours=True)
+BROKEN = ConfigurationProblem(FILE, "expected ']'", 3, 7)
 RESTART = "`systemctl restart containerd`"
-MEND = f"correct {FILE}"
+FIX = f"correct {FILE}"
 _RUNTIME_FIELDS = set(ContainerRuntime.__struct_fields__)
 
 
-def configuration(*handlers: Handler, **more: Any) -> RuntimeConfiguration:
-    base = RuntimeConfiguration(
-        FILE, version="1.7.27", schema=2, files=(ReadFile(FILE, STARTED - 60),), handlers=handlers
-    )
-    return replace(base, **{"built_in": ("runc",), "cdi_folders": ("/etc/cdi", "/var/run/cdi"), **more})
-
-
 def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
-    """A runtime with those handlers; `more` changes its surroundings or its configuration."""
+    """A runtime whose files define these handlers; `more` changes its surroundings or its configuration."""
     fields = {key: more.pop(key) for key in [*more] if key in _RUNTIME_FIELDS}
+    files = RuntimeConfiguration(
+        fields.get("path", FILE),
+        kind=fields.get("kind", "containerd"),
+        handlers=handlers,
+        **{"default": "runc", "cdi_folders": ("/etc/cdi", "/var/run/cdi"), "schema": 2, "section": "s", **more},
+    )
     base = ContainerRuntime(
-        configuration(*handlers, **more),
+        FILE,
         socket=SOCKET,
         known_from="--container-runtime-endpoint of kubelet",
-        started=STARTED,
+        files=(ReadFile(FILE, 1_750_000_000.0),),
         kubelet=Kubelet("kubelet", 902, systemd_cgroup=True),
         programs=(RuntimeBinary(PROGRAM, PROGRAM, True, "x86_64"),),
+        on_disk=files,
         architecture="x86_64",
         for_gpus=True,
     )
     return replace(base, **fields)
+
+
+def running(*handlers: Handler, **more: Any) -> Live:
+    """The report of a running containerd 1.7 with these handlers."""
+    return Live(
+        "containerd",
+        more.pop("version", "1.7.27"),
+        tuple(handler.name for handler in handlers),
+        tuple((handler.name, handler.binary) for handler in handlers if handler.binary),
+        **{"default": "runc", "cdi": False, **more},
+    )
 
 
 def judge(check: Check, runtime: ContainerRuntime, expected: Expectation = P5) -> list[Judgement]:

@@ -93,13 +93,13 @@ def test_the_device_plugins_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"live": Live("containerd", "1.7.27", not_ready="x")}, "first follow the advice of RuntimeNotReady"),
-        ({"disabled_in": SPEC.path}, "first correct the faults RuntimeCriDisabled"),
+        ({"live": Live("containerd", "1.7.27", cdi=True, not_ready="x")}, "first follow the advice of RuntimeNotReady"),
+        ({"cri_disabled": True}, "first correct the faults RuntimeCriDisabled"),
     ],
 )
 def test_its_pod_is_not_deleted_where_none_would_take_its_place(more: dict[str, Any], message: str) -> None:
     spec = replace(STALE, path=PLUGINS, kind="k8s.device-plugin.nvidia.com/gpu")
-    [found] = judge(CHECK, runtime(NVIDIA, cdi=True, cdi_specs=(spec,), **more))
+    [found] = judge(CHECK, runtime(RUNC, NVIDIA, cdi=True, cdi_specs=(spec,), **more))
     assert message in str(found)
     assert "delete" not in str(found)
 

@@ -1,4 +1,4 @@
-"""The files of the kubelet's container runtime, and the line that names the runtime."""
+"""Judgements of the container runtime: its loader's words, its report, and the handlers of both."""
 
 from __future__ import annotations
 
@@ -7,202 +7,429 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import CHECKS
-from healthcheck.checks.container_runtime import CHECK
-from healthcheck.model import Check, NotConfigured, Observation, TooEarly, Unobserved, UnobservedCause
-from healthcheck.probes.container_runtime.distributions import K3S
-from healthcheck.probes.container_runtime.facts import ConfigurationProblem, ContainerRuntime, Live, Misplaced, ReadFile
+from healthcheck.checks import (
+    CHECKS,
+    cgroup_driver,
+    container_runtime,
+    default_runtime,
+    nvidia_runtime,
+    nvidia_toolkit,
+    runtime_binary,
+    runtime_loaded,
+    runtime_type,
+)
+from healthcheck.checks.runtime_fixes import give_handler
+from healthcheck.model import Check, Judgement, NotConfigured, Observation, TooEarly, Unobserved
+from healthcheck.model.node_facts import PodRuntimeClass
+from healthcheck.probes.container_runtime.cri import NOT_HERE, NOT_YET
+from healthcheck.probes.container_runtime.distributions import GKE, K3S
+from healthcheck.probes.container_runtime.facts import (
+    CRIO,
+    DOCKER,
+    NOT_FOUND,
+    UNREADABLE,
+    ConfigurationProblem,
+    ContainerRuntime,
+    Handler,
+    Kubelet,
+    Live,
+    NvidiaDefinition,
+    RuntimeBinary,
+    Toolkit,
+)
+from tests.checks.evidence import P5
 from tests.checks.runtimes import (
+    AKS,
     BROKEN,
     DROP_IN,
     FILE,
-    MEND,
+    FIX,
     NVIDIA,
+    OFFERED,
+    PROGRAM,
+    RESTART,
     RUNC,
     SOCKET,
     SPEC,
-    STARTED,
-    UNREADABLE,
     finding,
     judge,
+    reasons,
+    running,
     runtime,
     seen,
 )
 
-GROUP = [check for check in CHECKS if check.group == CHECK.group]
-OF_THE_FILES = [check for check in GROUP if check.name not in ("container-runtime", "runtime-loaded")]
+FILES, LOADED, NVIDIAS = container_runtime.CHECK, runtime_loaded.CHECK, nvidia_runtime.CHECK
+DEFAULT, TYPE, BINARY = default_runtime.CHECK, runtime_type.CHECK, runtime_binary.CHECK
+CGROUP, TOOLKIT = cgroup_driver.CHECK, nvidia_toolkit.CHECK
+GROUP = [check for check in CHECKS if check.group == "7-container-runtime"]
+OF_CONTENT = [check for check in GROUP if check not in (FILES, LOADED)]
+GIVE = give_handler(runtime(RUNC))
+KATA, OLDEST = "io.containerd.kata.v2", "io.containerd.runtime.v1.linux"
+TYPED = 'set runtime_type = "io.containerd.runc.v2"'
+TOOLKIT_FILE = "/etc/nvidia-container-runtime/config.toml"
+CONTAINERD_2 = Live("containerd", "2.1.4")
+OTHER, OTHERS_FILE = "/etc/other/config.toml", "/etc/other/conf.d/99-nvidia.toml"
 
 
-@pytest.mark.parametrize(
-    ("problem", "message"),
-    [
-        (BROKEN, f"{FILE}, line 3, column 7: Expected ']'; {MEND}"),
-        (ConfigurationProblem(FILE, "a", 3), f"{FILE}, line 3: a; {MEND}"),
+def defined(file: str, config: str, kind: str = "containerd") -> tuple[NvidiaDefinition]:
+    return (NvidiaDefinition(file, "nvidia", config, kind),)
+
+
+def of_type(kind: str, **more: Any) -> ContainerRuntime:
+    return runtime(RUNC, replace(NVIDIA, runtime_type=kind), **more)
+
+
+def refused(message: str, line: int = 0, column: int = 0, **more: Any) -> ContainerRuntime:
+    return runtime(on_disk=None, refusal=ConfigurationProblem(FILE, message, line, column), **more)
+
+
+FOUND: list[tuple[Check, ContainerRuntime, str, str]] = [
+    (FILES, refused("expected ']'", 3, 7), "RuntimeConfigMalformed", f"{FILE}, line 3, column 7: expected ']'; {FIX}"),
+    (
+        FILES,
+        refused("drop-in config version 3 higher than root config version 2", live=CONTAINERD_2),
+        "RuntimeConfigMalformed",
         (
-            ConfigurationProblem(DROP_IN, "imported, but does not exist"),
-            f"{DROP_IN}: imported, but does not exist; {MEND.replace(FILE, DROP_IN)}",
+            f"{FILE}: drop-in config version 3 higher than root config version 2; all files need a version that "
+            f"containerd 2.1.4 reads, none above that of {FILE}: containerd config migrate prints that file with the "
+            "newest one, and "
+            f"with RUNTIME_CONFIG_SOURCE=file NVIDIA's toolkit keeps to the file's version; {FIX}"
         ),
-    ],
-)
-def test_a_file_that_it_cannot_take_is_found_with_its_place(problem: ConfigurationProblem, message: str) -> None:
-    assert judge(CHECK, runtime(problem=problem)) == [finding("RuntimeConfigMalformed", message)]
+    ),
+    (
+        FILES,
+        runtime(NVIDIA, RUNC, cri_disabled=True),
+        "RuntimeCriDisabled",
+        f"{FILE}: disabled_plugins contains the CRI plugin; {FIX}",
+    ),
+    (
+        FILES,
+        runtime(RUNC, definitions=defined(DROP_IN, FILE), live=CONTAINERD_2, schema=3, section="io.x"),
+        "RuntimeConfigMisplaced",
+        (
+            f"{DROP_IN} defines nvidia, but containerd 2.1.4 does not take it from there: it needs version 3 with "
+            f'plugins."io.x", in a file that no later one replaces; correct {DROP_IN}'
+        ),
+    ),
+    (
+        LOADED,
+        runtime(NVIDIA, RUNC, live=running(RUNC)),
+        "RuntimeConfigNotLoaded",
+        f"{FILE}: nvidia is defined, but the running containerd does not know it; {RESTART}",
+    ),
+    (
+        LOADED,
+        runtime(NVIDIA, RUNC, live=running(replace(NVIDIA, binary="/old"), RUNC)),
+        "RuntimeConfigNotLoaded",
+        f"{FILE}: nvidia starts {PROGRAM}, but in the running containerd /old; {RESTART}",
+    ),
+    (
+        LOADED,
+        runtime(NVIDIA, RUNC, live=running(NVIDIA, RUNC, types=(("nvidia", KATA),))),
+        "RuntimeConfigNotLoaded",
+        f"{FILE}: nvidia has runtime_type io.containerd.runc.v2, but in the running containerd {KATA}; {RESTART}",
+    ),
+    (
+        LOADED,
+        runtime(NVIDIA, RUNC, live=running(NVIDIA, RUNC, systemd_cgroups=(("nvidia", False),))),
+        "RuntimeConfigNotLoaded",
+        f"{FILE}: SystemdCgroup of nvidia is true, but in the running containerd false; {RESTART}",
+    ),
+    (
+        LOADED,
+        runtime(NVIDIA, RUNC, default="nvidia", live=running(NVIDIA, RUNC)),
+        "RuntimeConfigNotLoaded",
+        f"{FILE}: the default is nvidia, but in the running containerd runc; {RESTART}",
+    ),
+    (
+        LOADED,
+        runtime(NVIDIA, RUNC, cdi=True, live=running(NVIDIA, RUNC)),
+        "RuntimeConfigNotLoaded",
+        f"{FILE}: CDI is on, but in the running containerd off; {RESTART}",
+    ),
+    (
+        LOADED,
+        runtime(RUNC, live=running(NVIDIA, RUNC)),
+        "NvidiaRuntimeNotKept",
+        f"{FILE} no longer defines nvidia, but the runtime still runs with it: {GIVE}",
+    ),
+    (LOADED, runtime(NVIDIA, RUNC, live=running(NVIDIA, RUNC, not_ready="x")), "RuntimeNotReady", f"x; {RESTART}"),
+    (NVIDIAS, runtime(RUNC), "NvidiaRuntimeMissing", f"{FILE}: {GIVE}"),
+    (
+        NVIDIAS,
+        runtime(RUNC, definitions=defined(DROP_IN, "")),
+        "NvidiaRuntimeMissing",
+        f"{DROP_IN} has it, but no file imports that file: name it in `imports` of {FILE}; {FIX}",
+    ),
+    (
+        NVIDIAS,
+        runtime(RUNC, kind=CRIO, path="/etc/crio/crio.conf", definitions=defined("/etc/crio/conf.d/99.toml", "", CRIO)),
+        "NvidiaRuntimeMissing",
+        "/etc/crio/conf.d/99.toml has it, but CRI-O does not read that folder: move it to /etc/crio/crio.conf.d",
+    ),
+    (
+        NVIDIAS,
+        runtime(RUNC, definitions=defined(OTHERS_FILE, OTHER)),
+        "NvidiaRuntimeElsewhere",
+        f"{OTHERS_FILE} has it, but another containerd reads that file; the kubelet's containerd reads {FILE}: {GIVE}",
+    ),
+    (
+        NVIDIAS,
+        runtime(RUNC, definitions=defined(OTHERS_FILE, OTHER, CRIO)),
+        "NvidiaRuntimeElsewhere",
+        f"{OTHERS_FILE} has it, but CRI-O reads that file; the kubelet's containerd reads {FILE}: {GIVE}",
+    ),
+    (
+        DEFAULT,
+        runtime(RUNC, default="nvidia"),
+        "DefaultRuntimeUndefined",
+        f"{FILE}: the default is 'nvidia'; defined are runc; {FIX}",
+    ),
+    (TYPE, of_type(""), "RuntimeTypeMissing", f"{FILE}: nvidia has no runtime_type; {TYPED}; {FIX}"),
+    (
+        TYPE,
+        of_type("io.containerd.runc.v1", live=CONTAINERD_2),
+        "RuntimeTypeRemoved",
+        f"{FILE}: nvidia has runtime_type io.containerd.runc.v1, which containerd 2 does not have; {TYPED}; {FIX}",
+    ),
+    (
+        TYPE,
+        of_type(KATA),
+        "RuntimeTypeIgnoresBinary",
+        f"{FILE}: nvidia has runtime_type {KATA}, which does not start {PROGRAM}; {TYPED}; {FIX}",
+    ),
+    (
+        BINARY,
+        runtime(NVIDIA, programs=(RuntimeBinary(PROGRAM),)),
+        "RuntimeBinaryMissing",
+        f"{FILE}: nvidia starts {PROGRAM}, which does not exist; reinstall the NVIDIA container toolkit",
+    ),
+    (
+        BINARY,
+        runtime(replace(NVIDIA, binary="")),
+        "RuntimeBinaryMissing",
+        f"{FILE}: nvidia has no BinaryName, so it starts runc; set BinaryName to NVIDIA's program, {PROGRAM}: {FIX}",
+    ),
+    (
+        BINARY,
+        runtime(NVIDIA, programs=(RuntimeBinary(PROGRAM, PROGRAM),)),
+        "RuntimeBinaryNotExecutable",
+        f"{FILE}: nvidia starts {PROGRAM}, which is not executable; run `chmod 0755 {PROGRAM}`",
+    ),
+    (
+        BINARY,
+        runtime(NVIDIA, programs=(RuntimeBinary(PROGRAM, PROGRAM, True, "aarch64"),)),
+        "RuntimeBinaryOfAnotherArchitecture",
+        (
+            f"{FILE}: nvidia starts {PROGRAM}, built for aarch64 on a machine with x86_64; install the NVIDIA "
+            "container toolkit for x86_64"
+        ),
+    ),
+    (
+        CGROUP,
+        runtime(replace(NVIDIA, systemd_cgroup=False)),
+        "CgroupDriverMismatch",
+        f"{FILE}: SystemdCgroup of nvidia is false or not set, but the kubelet's driver is systemd; {FIX}",
+    ),
+    (
+        CGROUP,
+        runtime(RUNC, replace(NVIDIA, systemd_cgroup=None), live=CONTAINERD_2),
+        "CgroupDriverMismatch",
+        f"{FILE}: SystemdCgroup of nvidia is false or not set, but the kubelet's driver is systemd; {FIX}",
+    ),
+    (
+        TOOLKIT,
+        runtime(NVIDIA, toolkit=Toolkit(TOOLKIT_FILE, problem=ConfigurationProblem(TOOLKIT_FILE, "a", 2, 1))),
+        "ToolkitConfigMalformed",
+        f"{TOOLKIT_FILE}, line 2, column 1: a; correct it, no restart is needed",
+    ),
+    (
+        TOOLKIT,
+        runtime(NVIDIA, toolkit=Toolkit(TOOLKIT_FILE, "CDI")),
+        "ToolkitModeUnknown",
+        (
+            f"{TOOLKIT_FILE}: mode is 'CDI'; valid modes are auto, cdi, csv, jit-cdi, legacy; `nvidia-ctk config "
+            f"--config={TOOLKIT_FILE} --set nvidia-container-runtime.mode=auto --in-place`"
+        ),
+    ),
+    (
+        TOOLKIT,
+        runtime(NVIDIA, toolkit=Toolkit(TOOLKIT_FILE, missing=("/run/driver",))),
+        "ToolkitPathMissing",
+        f"{TOOLKIT_FILE} names /run/driver, not found; correct it, or install the driver there",
+    ),
+]
 
 
-def test_a_file_that_we_cannot_read_is_no_fault() -> None:
-    assert judge(CHECK, runtime(problem=UNREADABLE)) == [
-        Unobserved(UnobservedCause.named("RuntimeConfigUnreadable"), f"{FILE}: more than 1 MiB", "runtime/containerd")
-    ]
-
-
-@pytest.mark.parametrize("check", OF_THE_FILES, ids=lambda check: check.name)
-def test_the_content_of_a_malformed_file_is_unknown(check: Check) -> None:
-    assert judge(check, runtime(problem=BROKEN)) == [TooEarly(f"containerd can't read {FILE}", "runtime/containerd")]
-    [blind] = judge(check, runtime(problem=UNREADABLE))
-    assert isinstance(blind, Unobserved)
-
-
-def test_where_the_file_is_made_from_a_template_that_one_is_named() -> None:
-    template = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl"
-
-    findings = judge(CHECK, runtime(problem=BROKEN, template=template, distribution=K3S, unit="k3s-agent.service"))
-
-    assert findings == [
-        finding(
-            "RuntimeConfigMalformed",
-            f"{FILE}, line 3, column 7: Expected ']'; correct {template}, the template of {FILE}, then restart"
-            f" the service that generates {FILE}",
-        )
-    ]
-
-
-OLD, NEW = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
-PLACE = Misplaced(FILE, 3, OLD, NEW, (RUNC, NVIDIA), 3)
-
-
-def test_a_handler_in_a_table_that_is_not_read_is_found_with_its_line() -> None:
-    assert judge(CHECK, runtime(misplaced=(PLACE,))) == [
-        finding(
-            "RuntimeConfigMisplaced",
-            f'{FILE}, line 12: nvidia under plugins."io.containerd.grpc.v1.cri";'
-            f' version 3 needs plugins."io.containerd.cri.v1.runtime"; {MEND}',
-        )
-    ]
-
-
-@pytest.mark.parametrize(
-    ("version", "reader"), [("2.1.4", "containerd 2.1"), ("", "containerd 2.1 (assumed from version 2)")]
-)
-@pytest.mark.parametrize(
-    ("text", "read_from", "why"),
-    [
-        (FILE, "2.3", f'with plugins."{NEW}" of {FILE} (2.3 and later read it)'),
-        (FILE, "", f'with plugins."{NEW}" of {FILE}'),
-        ("", "2.3", "with these files (2.3 and later read it)"),
-    ],
-)
-def test_in_a_table_of_its_own_version_the_other_files_are_why_it_is_not_read(
-    version: str, reader: str, text: str, read_from: str, why: str
+@pytest.mark.parametrize(("check", "observed", "reason", "detail"), FOUND)
+def test_fault_is_reported_with_its_file_and_fix(
+    check: Check, observed: ContainerRuntime, reason: str, detail: str
 ) -> None:
-    nvidia = replace(NVIDIA, file=DROP_IN, line=4)
-    place = Misplaced(DROP_IN, 2, OLD, NEW, (nvidia,), 3, text, read_from)
-    assert judge(CHECK, runtime(RUNC, misplaced=(place,), version=version, generation="2.1")) == [
-        finding(
-            "RuntimeConfigMisplaced",
-            f'{DROP_IN}, line 4: nvidia under plugins."{OLD}", which {reader} does not read {why};'
-            f' version 3 needs plugins."{NEW}"; {MEND.replace(FILE, DROP_IN)}',
-        )
-    ]
+    assert judge(check, observed) == [finding(reason, detail, f"{observed.kind.lower()}")]
 
 
-@pytest.mark.parametrize("place", [PLACE, replace(PLACE, handlers=(RUNC,))])
-def test_what_is_also_in_its_right_place_or_not_nvidias_is_not(place: Misplaced) -> None:
-    assert judge(CHECK, runtime(RUNC, NVIDIA, misplaced=(place,))) == []
+HEALTHY: list[tuple[Check, ContainerRuntime]] = [
+    *((check, runtime(NVIDIA, RUNC, live=running(NVIDIA, RUNC))) for check in GROUP),
+    (FILES, runtime(NVIDIA, definitions=defined(FILE, FILE))),
+    (FILES, runtime(RUNC, definitions=defined(DROP_IN, ""))),
+    (LOADED, runtime(NVIDIA, RUNC, live=Live("containerd", "1.5", default="runc"))),
+    (LOADED, runtime(NVIDIA, RUNC, live=running(NVIDIA, RUNC, Handler("kata"), cdi=None))),
+    (NVIDIAS, runtime(AKS)),
+    (NVIDIAS, runtime(RUNC, cdi=True, cdi_specs=(SPEC,))),
+    (NVIDIAS, runtime(RUNC, distribution=GKE)),
+    (NVIDIAS, runtime(RUNC, definitions=defined(DROP_IN, FILE))),
+    (NVIDIAS, runtime(RUNC, live=running(NVIDIA, RUNC))),
+    (NVIDIAS, runtime(NVIDIA, definitions=defined(OTHERS_FILE, OTHER))),
+    (DEFAULT, runtime(NVIDIA, default="")),
+    (DEFAULT, runtime(NVIDIA, kind=CRIO, default="crun")),
+    (DEFAULT, runtime(default="nvidia", cri_disabled=True)),
+    (TYPE, of_type("io.containerd.runc.v1")),
+    (TYPE, of_type(OLDEST)),
+    (TYPE, runtime(NVIDIA, RUNC, Handler("kata"))),
+    (TYPE, runtime(on_disk=None, live=running(NVIDIA, RUNC))),
+    (BINARY, runtime(NVIDIA, programs=())),
+    (BINARY, runtime(NVIDIA, replace(OFFERED, name="offered"), programs=(RuntimeBinary(PROGRAM, PROGRAM, True),))),
+    (BINARY, runtime(replace(NVIDIA, binary=""), cdi=True, cdi_specs=(SPEC,))),
+    (BINARY, runtime(replace(NVIDIA, runtime_type=KATA), programs=())),
+    (CGROUP, runtime(replace(NVIDIA, systemd_cgroup=False), kubelet=Kubelet("kubelet", 1, systemd_cgroup=False))),
+    (CGROUP, runtime(replace(NVIDIA, systemd_cgroup=False), kubelet=Kubelet("kubelet", 1))),
+    (CGROUP, runtime(NVIDIA, replace(RUNC, systemd_cgroup=False), default="nvidia")),
+    (CGROUP, runtime(replace(NVIDIA, systemd_cgroup=False), kind=CRIO)),
+    (CGROUP, runtime(replace(NVIDIA, systemd_cgroup=False, runtime_type=KATA))),
+    (TOOLKIT, runtime(NVIDIA, toolkit=Toolkit(TOOLKIT_FILE, "cdi"))),
+]
 
 
-@pytest.mark.parametrize("file", ["", FILE])
-def test_without_the_cri_plugin_no_kubelet_can_use_it(file: str) -> None:
-    disabled = finding("RuntimeCriDisabled", f"{FILE}: disabled_plugins contains the CRI plugin; {MEND}")
-    assert judge(CHECK, runtime(NVIDIA, disabled_in=file)) == ([disabled] if file else [])
+@pytest.mark.parametrize(("check", "observed"), HEALTHY)
+def test_healthy_or_unknown_value_is_not_reported(check: Check, observed: ContainerRuntime) -> None:
+    expected = replace(P5, runtime_classes=(PodRuntimeClass("nvidia", "nvidia", for_this_node=True),))
+    assert reasons(judge(check, observed, expected)) == []
 
 
-# Nodes on which no check of the group judges the runtime.
+@pytest.mark.parametrize(("handler", "found"), [("runc", ["CgroupDriverMismatch"]), ("kata", [])])
+def test_runc_is_judged_with_another_default_if_a_runtime_class_names_it(handler: str, found: list[str]) -> None:
+    expected = replace(P5, runtime_classes=(PodRuntimeClass("a", handler, for_this_node=True),))
+    observed = runtime(NVIDIA, replace(RUNC, systemd_cgroup=False), default="nvidia")
+    assert reasons(judge(CGROUP, observed, expected)) == found
 
 
-@pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
-def test_without_a_gpu_for_containers_it_is_nobodys_business(check: Check) -> None:
-    assert judge(check, runtime(RUNC, for_gpus=False)) == [NotConfigured("no NVIDIA GPU that containers can use")]
+def test_handlers_with_the_same_fault_are_one_finding() -> None:
+    observed = runtime(replace(NVIDIA, runtime_type=""), replace(AKS, runtime_type=""))
+    (only,) = judge(TYPE, observed)
+    assert only == finding(
+        "RuntimeTypeMissing",
+        f"{FILE}: nvidia has no runtime_type; {TYPED}; {FIX}; "
+        f"{FILE}: nvidia-container-runtime has no runtime_type; {TYPED}; {FIX}",
+    )
 
 
-@pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
-def test_where_nothing_tells_of_gpus_it_is_judged_as_with_some(check: Check) -> None:
-    assert judge(check, runtime(RUNC, for_gpus=None)) == judge(check, runtime(RUNC))
+FAULTS: list[tuple[dict[str, Any], str]] = [
+    ({"cri_disabled": True}, "RuntimeCriDisabled"),
+    ({"default": "kata"}, "DefaultRuntimeUndefined"),
+    ({"programs": (RuntimeBinary(PROGRAM),)}, "RuntimeBinaryMissing"),
+    ({"kubelet": Kubelet("kubelet", 1, systemd_cgroup=False)}, "CgroupDriverMismatch"),
+]
 
 
-def test_that_nothing_tells_of_gpus_is_said() -> None:
-    (observation,) = seen(CHECK, runtime(NVIDIA, for_gpus=None))
-    assert observation.what.endswith("; without /sys the GPUs are unknown, and the node is judged as one with GPUs")
+@pytest.mark.parametrize(("fault", "reason"), FAULTS)
+def test_no_restart_is_advised_with_a_fault_in_the_files(fault: dict[str, Any], reason: str) -> None:
+    (only,) = judge(LOADED, runtime(NVIDIA, RUNC, Handler("kata2"), live=running(NVIDIA, RUNC), **fault))[:1]
+    assert "`" not in str(only)
+    assert reason in str(only)
 
 
-@pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
-def test_without_a_runtime_of_the_kubelets_it_says_why(check: Check) -> None:
-    none = ContainerRuntime(None, "no kubelet runs on this node")
-    assert judge(check, none) == [NotConfigured("no kubelet runs on this node")]
-
-
-@pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
-@pytest.mark.parametrize("for_gpus", [True, False, None])
-def test_a_containerd_that_nobody_found_could_not_be_looked_at_where_gpus_are(
-    check: Check, for_gpus: bool | None
+@pytest.mark.parametrize(
+    ("observed", "message"),
+    [
+        (refused("a"), "first correct the faults RuntimeConfigMalformed in its files: a restart would load them"),
+        (
+            runtime(on_disk=None, why_not_loaded="y"),
+            f"first check {FILE}, which its own loader could not judge here: a restart would load it",
+        ),
+    ],
+)
+def test_no_restart_is_advised_with_files_that_the_loader_did_not_accept(
+    observed: ContainerRuntime, message: str
 ) -> None:
-    lost = ContainerRuntime(None, "at /run/foo/containerd.sock", for_gpus=for_gpus, not_found=True)
-    (judgement,) = judge(check, lost)
-    assert isinstance(judgement, Unobserved if for_gpus else NotConfigured)
-    assert for_gpus is False or judgement.detail == "at /run/foo/containerd.sock"
+    not_ready = replace(observed, live=running(NVIDIA, RUNC, not_ready="x"))
+    assert judge(LOADED, not_ready)[0] == finding("RuntimeNotReady", f"x; {message}")
 
 
-# The line for people.
-
-AT = f"containerd 1.7.27 at {SOCKET}"
-UNKNOWN = f"containerd at {SOCKET}"
-TWO_FILES = (ReadFile(FILE, STARTED), ReadFile(DROP_IN, STARTED))
+def test_no_restart_takes_away_the_only_way_to_a_gpu() -> None:
+    observed = runtime(RUNC, Handler("kata"), live=running(RUNC, cdi=True), cdi_specs=(SPEC,))
+    assert "first define CDI in its files again" in str(judge(LOADED, observed)[0])
 
 
+@pytest.mark.parametrize("check", OF_CONTENT, ids=lambda check: check.name)
+def test_content_of_refused_files_is_unknown(check: Check) -> None:
+    observed = runtime(on_disk=None, refusal=BROKEN)
+    assert judge(check, observed) == [TooEarly(f"containerd's own loader refuses {FILE}", "runtime/containerd")]
+
+
+@pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
 @pytest.mark.parametrize(
-    ("observed", "what"),
+    ("fields", "expected"),
     [
-        (runtime(RUNC, NVIDIA), f"{AT}, {FILE}: runc (default), nvidia"),
-        (runtime(NVIDIA, files=TWO_FILES, default="nvidia"), f"{AT}, {FILE}, {DROP_IN}: nvidia (default)"),
-        (
-            runtime(NVIDIA, files=TWO_FILES, version=""),
-            f"{UNKNOWN}, {FILE}, {DROP_IN} (merged like containerd 1, assumed from version 2): nvidia",
-        ),
-        (runtime(cdi=True, cdi_specs=(SPEC,)), f"{AT}, {FILE}: no handler; CDI with nvidia.com/gpu"),
-        (runtime(files=()), f"{AT}, no {FILE}, so its defaults apply: no handler"),
-        (
-            runtime(NVIDIA, template="/t.tmpl", distribution=K3S),
-            f"containerd 1.7.27 of k3s at {SOCKET}, {FILE} (made from /t.tmpl): nvidia",
-        ),
-        (
-            runtime(RUNC, live=Live("containerd", "1.7.28", ("runc", "nvidia"), default="nvidia")),
-            f"containerd 1.7.28 at {SOCKET}, {FILE}: runc, nvidia (default)",
-        ),
-        (
-            runtime(replace(NVIDIA, privileged_without_host_devices=True)),
-            f"{AT}, {FILE}: nvidia; privileged containers see only their own devices under nvidia",
-        ),
+        ({"for_gpus": False}, NotConfigured("no NVIDIA GPU that containers can use")),
+        ({"path": "", "why_none": "no kubelet"}, NotConfigured("no kubelet")),
+        ({"path": "", "why_none": "gone", "not_found": True}, Unobserved(NOT_FOUND, "gone")),
+        ({"on_disk": None, "why_not_live": NOT_HERE}, NotConfigured(f"could not check: {NOT_HERE}")),
     ],
 )
-def test_it_tells_the_runtime_the_files_and_the_handlers(observed: ContainerRuntime, what: str) -> None:
-    assert seen(CHECK, observed) == [Observation(what, "", "--container-runtime-endpoint of kubelet")]
+def test_runtime_that_cannot_be_judged_has_its_reason(
+    fields: dict[str, Any], expected: Judgement, check: Check
+) -> None:
+    assert judge(check, runtime(**fields)) == [expected]
 
 
-@pytest.mark.parametrize(
-    ("fields", "source"),
-    [
-        ({"assumed": True, "known_from": "the place of k3s"}, "assumed: the place of k3s"),
-        ({"assumed": True, "known_from": "assumed, since no kubelet"}, "assumed, since no kubelet"),
-        ({"known_from": "default of kubelet"}, "default of kubelet"),
-    ],
-)
-def test_what_is_only_likely_is_said_to_be(fields: dict[str, Any], source: str) -> None:
-    assert seen(CHECK, runtime(NVIDIA, **fields))[0].source == source
+@pytest.mark.parametrize("check", OF_CONTENT, ids=lambda check: check.name)
+def test_without_any_answer_the_content_could_not_be_checked(check: Check) -> None:
+    silent = runtime(on_disk=None, why_not_live="x: refused", why_not_loaded="y")
+    assert judge(check, silent) == [Unobserved(UNREADABLE, "x: refused; y")]
+    waiting = runtime(on_disk=None, why_not_live=NOT_YET, why_not_loaded=NOT_YET)
+    assert judge(check, waiting) == [TooEarly(NOT_YET, "runtime/containerd")]
+    docker = runtime(on_disk=None, kind=DOCKER, live=Live("docker", "27.3.1"), why_not_loaded="y")
+    assert judge(check, docker) == [NotConfigured("Docker does not report its handlers over the CRI")]
+
+
+def test_files_that_the_loader_could_not_judge_are_unobserved() -> None:
+    observed = runtime(on_disk=None, why_not_loaded="its loader could not be asked: x", live=running(NVIDIA))
+    assert judge(FILES, observed) == [Unobserved(UNREADABLE, "its loader could not be asked: x", "runtime/containerd")]
+
+
+OBSERVED = [
+    (
+        FILES,
+        runtime(NVIDIA, RUNC, live=running(NVIDIA, RUNC)),
+        f"containerd 1.7.27 at {SOCKET}, {FILE}: nvidia, runc (default)",
+    ),
+    (
+        FILES,
+        runtime(RUNC, distribution=K3S, template="/t", for_gpus=None, files=()),
+        (
+            f"containerd of k3s at {SOCKET}, no {FILE}, so its defaults apply (made from /t): runc (default); without "
+            "/sys the GPUs are unknown, and the node is judged as one with GPUs"
+        ),
+    ),
+    (
+        FILES,
+        runtime(replace(NVIDIA, privileged_without_host_devices=True), cdi=True, cdi_specs=(SPEC,)),
+        (
+            f"containerd at {SOCKET}, {FILE}: nvidia; CDI with nvidia.com/gpu; privileged containers see only "
+            "their own devices under nvidia"
+        ),
+    ),
+    (LOADED, runtime(NVIDIA, live=running(NVIDIA)), "containerd 1.7.27 answers with nvidia"),
+    (NVIDIAS, runtime(NVIDIA, live=running(NVIDIA)), "handler nvidia as it runs"),
+    (DEFAULT, runtime(NVIDIA, RUNC), "runc"),
+    (TYPE, runtime(NVIDIA, RUNC), "io.containerd.runc.v2"),
+    (BINARY, runtime(NVIDIA, RUNC), PROGRAM),
+]
+
+
+@pytest.mark.parametrize(("check", "observed", "text"), OBSERVED)
+def test_observation_names_the_runtime_and_its_handlers(check: Check, observed: ContainerRuntime, text: str) -> None:
+    (only,) = seen(check, observed)
+    assert isinstance(only, Observation)
+    assert only.what == text

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import Struct
@@ -18,12 +19,12 @@ from msgspec.structs import replace
 from healthcheck.checks import CHECKS, gpu_runtime
 from healthcheck.model import Finding
 from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.probes.container_runtime import runtime_binaries
+from healthcheck.probes.container_runtime import nvidia_definitions, processes, runtime_binaries
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.containerd import read_configuration
 from healthcheck.probes.container_runtime.cri import RuntimeStatus
 from healthcheck.probes.container_runtime.distributions import AKS, EKS_AL2023, K3S, K8S_SNAP, RKE2
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, Kubelet, Live
+from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Kubelet, RuntimeAnswer
+from healthcheck.probes.container_runtime.loader import Loader
 from sim.container_runtime import V2, V3, default, handler
 from sim.containerd import RELEASES, RunningContainerd
 from sim.real_node import nvidia_toolkit
@@ -38,7 +39,7 @@ PROGRAM, PACKAGES = f"{FOLDER}/bin/nvidia-container-runtime", "/usr/bin/nvidia-c
 """NVIDIA's, as the node's files name it, and as `nvidia-ctk` does."""
 GROUP = [check for check in CHECKS if check.group == "7-container-runtime"]
 EXPECTED = replace(P5, runtime_classes=(PodRuntimeClass("nvidia", "nvidia", for_this_node=True),))
-RELEASES_OWN = {"1.7": (2, V2), "2.2": (3, V3), "2.4": (4, V3)}
+RELEASES_OWN = {"1.7": (2, V2), "2.2": (3, V3), "2.3": (4, V3), "2.4": (4, V3)}
 OPERATORS = """#!/bin/bash
 # What the GPU operator's toolkit does on the node with the variables that a person gives it by Helm.
 [ "$1" = list ] && echo gpu-operator && exit
@@ -159,10 +160,10 @@ STATES = {
     "no handler": State(without, without, {"NvidiaRuntimeMissing"}, GIVE),
     "a handler that is not kept": State(good, without, {"NvidiaRuntimeNotKept"}, GIVE),
     "one handler gone, one new": State(good, swapped, {"NvidiaRuntimeNotKept", "RuntimeConfigNotLoaded"}, GIVE),
-    "CRI off, and an edit": State(good, disabled, {"RuntimeCriDisabled", "RuntimeConfigNotLoaded"}),
-    "CRI off, and no handler kept": State(good, disabled_without, {"RuntimeCriDisabled", "NvidiaRuntimeNotKept"}),
+    "CRI off, and an edit": State(good, disabled, {"RuntimeCriDisabled"}),
+    "CRI off, and no handler kept": State(good, disabled_without, {"RuntimeCriDisabled"}),
     "CRI off, and no handler": State(without, disabled_without, {"RuntimeCriDisabled", "NvidiaRuntimeMissing"}),
-    "Docker's own file": State(good, dockers, {"RuntimeCriDisabled", "NvidiaRuntimeNotKept"}),
+    "Docker's own file": State(good, dockers, {"RuntimeCriDisabled"}),
     "Docker's own file, loaded": State(good, dockers, {"RuntimeCriDisabled", "NvidiaRuntimeMissing"}, restarted=True),
     "no such default, and an edit": State(good, undefined, {"DefaultRuntimeUndefined", "RuntimeConfigNotLoaded"}),
     "no such default, loaded": State(good, undefined, {"DefaultRuntimeUndefined"}, restarted=True),
@@ -171,12 +172,16 @@ STATES = {
     ),
     "no TOML": State(good, malformed, {"RuntimeConfigMalformed"}),
     "no such import": State(good, unimportable, {"RuntimeConfigMalformed"}),
-    "no TOML, loaded": State(good, malformed, {"RuntimeConfigMalformed"}, restarted=True),
+    "no TOML, loaded": State(good, malformed, set(), restarted=True),
     "another driver, and an edit": State(good, cgroupfs, {"CgroupDriverMismatch", "RuntimeConfigNotLoaded"}),
     "a program that is not there": State(good, other_program, {"RuntimeBinaryMissing", "RuntimeConfigNotLoaded"}),
     "a program that nobody may run": State(good, good, {"RuntimeBinaryNotExecutable"}, ("chmod 0755",), mode=0o644),
     "a handler in a table that is not read": State(good, misplaced, {"RuntimeConfigMisplaced", "NvidiaRuntimeNotKept"}),
 }
+
+
+def _of_loader(answer: RuntimeAnswer) -> dict[str, Any]:
+    return {"on_disk": answer.on_disk, "refusal": answer.refusal, "why_not_loaded": answer.why_not_loaded}
 
 
 class Node:
@@ -193,24 +198,26 @@ class Node:
             self.containerd.run("systemctl restart containerd")
 
     def facts(self) -> ContainerRuntime:
-        asked = ContainerRuntime(None, socket=SOCKET, since_boot=self.containerd.started)
-        live = RuntimeStatus(self.containerd.root).ask(asked)
-        known = live if isinstance(live, Live) else None
-        used = read_configuration(self.containerd.root, f"{FOLDER}/{MAIN}", known.version if known else "")
-        return replace(
-            asked,
-            used=used,
-            live=known,
-            why_not_live="" if known else str(live),
-            started=self.containerd.started,
+        root, path = self.containerd.root, f"{FOLDER}/{MAIN}"
+        files, missing = nvidia_definitions.files_of(root, path, CONTAINERD)
+        own = next((one for one in processes.find(Path("/")).processes if one.pid == self.containerd.pid), None)
+        asked = ContainerRuntime(
+            path,
+            socket=SOCKET,
+            pid=own.pid if own is not None else 0,
+            since_boot=own.since_boot if own is not None else None,
             kubelet=Kubelet("kubelet", 1, systemd_cgroup=True),
-            programs=tuple(
-                runtime_binaries.find(self.containerd.root, handler.binary)
-                for handler in used.handlers
-                if handler.binary
-            ),
+            files=tuple(nvidia_definitions.with_times(root, files)),
+            missing_imports=tuple(missing),
+            definitions=tuple(nvidia_definitions.definitions(root, files, path, CONTAINERD)),
             for_gpus=True,
         )
+        answer = RuntimeStatus(root).ask(asked)
+        assert answer is not None
+        loaded = Loader(Path("/")).load(asked)
+        seen = replace(asked, live=answer.live, why_not_live=answer.why_not_live, **_of_loader(loaded))
+        named = [handler.binary for handler in seen.used.handlers if handler.binary] if seen.used else []
+        return replace(seen, programs=tuple(runtime_binaries.find(root, name) for name in named))
 
     def _whole(self, files: Files) -> Files:
         return {**files, "bin/nvidia-container-runtime": "#!/bin/sh\n"}

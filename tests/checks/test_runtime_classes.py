@@ -15,11 +15,10 @@ from tests.checks.evidence import P5
 from tests.checks.runtimes import (
     AKS,
     FILE,
-    MEND,
+    FIX,
     NVIDIA,
     RUNC,
     SPEC,
-    configuration,
     finding,
     judge,
     reasons,
@@ -37,7 +36,7 @@ def named(handler: str, *, for_this_node: bool = False) -> PodRuntimeClass:
 
 
 CDI = {"cdi": True, "cdi_specs": (SPEC,)}
-GIVE = give_handler(runtime(RUNC), configuration(RUNC))
+GIVE = give_handler(runtime(RUNC))
 
 
 def test_the_usual_handler_is_expected_wherever_gpus_are_given() -> None:
@@ -72,9 +71,7 @@ def test_classes_of_others_are_nobodys_business(handler: str) -> None:
     ("defined", "asked"), [("Nvidia", "nvidia"), ("NVIDIA", "nvidia"), ("nvidia-CDI", "nvidia-cdi")]
 )
 def test_a_handler_in_other_letters_is_always_found(defined: str, asked: str) -> None:
-    message = (
-        f"RuntimeClass class-{asked} names the handler {asked}, but {FILE} defines {defined}: case matters; {MEND}"
-    )
+    message = f"RuntimeClass class-{asked} names the handler {asked}, but {FILE} defines {defined}: case matters; {FIX}"
     assert judged(runtime(RUNC, replace(NVIDIA, name=defined)), named(asked)) == [
         finding("RuntimeClassHandlerUndefined", message)
     ]

@@ -23,11 +23,9 @@ from healthcheck.probes.container_runtime.distributions import (
 )
 from healthcheck.probes.container_runtime.facts import (
     CRIO,
-    DOCKER,
     ContainerRuntime,
-    Handler,
+    NvidiaDefinition,
     RuntimeBinary,
-    RuntimeConfiguration,
     Toolkit,
 )
 
@@ -39,16 +37,14 @@ HOSTS, OPERATORS = "/usr/bin/nvidia-container-runtime", "/usr/local/nvidia/toolk
 
 
 def runtime_at(path: str = FILE, **more: Any) -> ContainerRuntime:
-    used = RuntimeConfiguration(path, kind=more.pop("kind", "containerd"), template=more.pop("template", ""))
-    base = ContainerRuntime(used, socket=more.pop("socket", SOCKET))
+    base = ContainerRuntime(path, socket=SOCKET)
     toolkit = more.pop("of", "")
     programs = (RuntimeBinary(toolkit, toolkit, executable=True),) if toolkit else ()
     return replace(base, programs=programs, **more)
 
 
 def give(runtime: ContainerRuntime) -> str:
-    assert runtime.used is not None
-    return runtime_fixes.give_handler(runtime, runtime.used)
+    return runtime_fixes.give_handler(runtime)
 
 
 def values(**env: str) -> str:
@@ -78,10 +74,10 @@ def test_in_the_standard_place_by_the_toolkit_that_the_node_has(distribution: st
 
 
 def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too() -> None:
-    other = RuntimeConfiguration("/x", handlers=(Handler("nvidia", "", OPERATORS, None, "/x"),))
+    other = NvidiaDefinition("/x", "nvidia", "/x", binary=OPERATORS)
     operators = Toolkit("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
 
-    assert give(runtime_at(others=(other,))) == STANDARD
+    assert give(runtime_at(definitions=(other,))) == STANDARD
     assert give(runtime_at(toolkit=operators)) == STANDARD
     assert give(runtime_at(toolkit=Toolkit("/etc/nvidia-container-runtime/config.toml"))) == EITHER
 
@@ -138,10 +134,6 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
             [f"`nvidia-ctk runtime configure --runtime=crio {CRIOS_DROP_IN} && systemctl restart crio`"],
         ),
         (runtime_at(kind=CRIO, of=OPERATORS), ["rollout restart ds/nvidia-container-toolkit-daemonset`"]),
-        (
-            runtime_at("/etc/docker/daemon.json", kind=DOCKER),
-            ["--runtime=docker --config=/etc/docker/daemon.json --set-as-default && systemctl restart docker`"],
-        ),
     ],
 )
 def test_each_distribution_has_its_own(runtime: ContainerRuntime, parts: list[str]) -> None:
@@ -161,8 +153,7 @@ def test_each_distribution_has_its_own(runtime: ContainerRuntime, parts: list[st
     ],
 )
 def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, command: str) -> None:
-    assert runtime.used is not None
-    assert runtime_fixes.restart(runtime, runtime.used) == command
+    assert runtime_fixes.restart(runtime) == command
 
 
 @pytest.mark.parametrize(
@@ -179,8 +170,7 @@ def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, comman
     ],
 )
 def test_a_file_is_corrected_where_it_stays(runtime: ContainerRuntime, file: str, message: str) -> None:
-    assert runtime.used is not None
-    assert runtime_fixes.correct(runtime, runtime.used, file).startswith(message)
+    assert runtime_fixes.correct(runtime, file).startswith(message)
 
 
 @pytest.mark.parametrize("path", ["/a b", "/$(reboot)", "/a'b", "/a,b{c}", "/`x`"])
@@ -189,7 +179,7 @@ def test_a_path_never_breaks_out_of_a_command(path: str) -> None:
     escaped = "".join(f"\\{letter}" if letter in ",{}" else letter for letter in path)
     assert words[-1] == f"toolkit.env[0].name=CONTAINERD_CONFIG,toolkit.env[0].value={escaped}"
     assert shlex.split(runtime_fixes.make_executable(path).strip("`"))[-1] == path
-    configured = give(runtime_at(path, kind=DOCKER)).strip("`").partition(" && ")[0]
+    configured = give(runtime_at(path, distribution=K8S_SNAP)).rpartition("`nvidia-ctk ")[2].partition(" && ")[0]
     assert shlex.split(configured)[-2] == f"--config={path}"
 
 

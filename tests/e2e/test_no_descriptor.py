@@ -35,8 +35,7 @@ NOW = Now(datetime(2026, 11, 22, tzinfo=UTC), 1000.0)
 
 @pytest.fixture(autouse=True)
 def clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("services", "container_runtime.configuration"):
-        monkeypatch.setattr(f"healthcheck.probes.{module}.now", lambda: NOW)
+    monkeypatch.setattr("healthcheck.probes.services.now", lambda: NOW)
 
 
 @pytest.fixture

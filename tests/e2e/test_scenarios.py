@@ -21,8 +21,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.rdma_ports import after_ports
 from healthcheck.model import Evidence, Host, Nature
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.facts import Live
+from healthcheck.probes.container_runtime.facts import RuntimeAnswer
 from healthcheck.probes.gpu_pods import GpuPodsReader
 from healthcheck.probes.nvml import driver as nvml_driver
 from healthcheck.probes.nvml.driver import Driver
@@ -47,16 +46,6 @@ ONE_LOOK = [scenario for scenario in scenarios() if scenario.is_seen_by_check]
 MORE_THAN_A_LOOK = [scenario for scenario in scenarios() if not scenario.is_seen_by_check]
 
 
-def answered(seen: Evidence, scenario: Scenario) -> Evidence:
-    """The same look, with the container runtime's own answer."""
-    if not scenario.running:
-        return seen
-    facts = {probe: seen.unread(probe) or seen[probe] for probe in seen.probes}
-    live = convert(scenario.running, Live)
-    facts[CONTAINER_RUNTIME] = replace(seen[CONTAINER_RUNTIME], live=live)
-    return Evidence(facts, seen.at, seen.before, seen.seconds)
-
-
 def had(scenario: Scenario, before: Evidence, at: float) -> EarlierHardware:
     """Return the GPU positions and RDMA ports of the healthy node, with the scenario's outages."""
     places = {
@@ -78,7 +67,13 @@ class Cycles:
         self._at = 1000.0
         self._driver = Driver(node.root, deadline_seconds, use_loader=False, clock=lambda: self._at)
         self._pods = GpuPodsReader(node.root, lambda _: tuple(self._pods_of(node)))
-        self.host = Host(node.root, self._read, ask_gpu_pods=lambda: self._pods.look(self._reading))
+        answer = convert(scenario.runtime, RuntimeAnswer) if scenario.runtime else None
+        self.host = Host(
+            node.root,
+            self._read,
+            ask_container_runtime=(lambda _: answer) if answer else None,
+            ask_gpu_pods=lambda: self._pods.look(self._reading),
+        )
 
     def pass_windows(self) -> None:
         for _ in range(self._scenario.windows):
@@ -151,7 +146,7 @@ def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, 
         before.at -= scenario.healthy_before
         scenario.befall(node)
         cycles.pass_windows()
-        now = answered(look(cycles.host, CHECKS, before), scenario)
+        now = look(cycles.host, CHECKS, before)
         cycles.end()
 
     outcomes = judge(CHECKS, now, expectation(scenario, had(scenario, before, now.at)))
@@ -186,7 +181,7 @@ def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) ->
         cycles.pass_windows()
         said = []
         for seconds in (0.0, 1.0):
-            now = answered(look(cycles.host, LEVELS, healthy), scenario)
+            now = look(cycles.host, LEVELS, healthy)
             now.at += scenario.healthy_before + seconds
             outcomes = judge(LEVELS, now, expected)
             said.append([(outcome.findings, outcome.unobserved) for outcome in outcomes])

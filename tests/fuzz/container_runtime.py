@@ -1,49 +1,43 @@
-"""Trees of containerd's files: of words that mean something to it, in any order and with any damage."""
+"""Outputs of a container runtime's loader: words that mean something to it, in any order and with any damage."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
 from hypothesis import strategies as st
 
-from healthcheck.probes.container_runtime.containerd import read_configuration
-from tests.fuzz.damage import damaged
+from healthcheck.host.command import ProgramEnd
+from healthcheck.model import ProbeError
+from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, ContainerRuntime
+from healthcheck.probes.container_runtime.loader import _answer
+from healthcheck.text.documents import MalformedError
+from tests.fuzz.damage import byte_damages, damaged
 
-MAIN = "config.toml"
-RELEASES = ("", "1.6.20", "1.7.28", "2.1.4", "2.3.0", "2.4.2")
-_NAMES = (MAIN, "a.toml", "b.toml", "c.toml")
-_sections = st.sampled_from(["cri", "'io.containerd.grpc.v1.cri'", "'io.containerd.cri.v1.runtime'"])
-_levels = st.sampled_from(["", *(f".containerd{text}" for text in ("", ".runtimes", ".runtimes.nvidia"))])
-_keys = ["enable_cdi", "cdi_spec_dirs", "systemd_cgroup", "containerd", "default_runtime_name", "runtimes", "runc"]
-_keys += ["runtime_type", "options", "options.BinaryName", "options.SystemdCgroup"]
-_values = ["1", "'x'", "'nvidia'", "'io.containerd.runc.v2'", "true", "[]", "['/a']", "{}"]
-_settings = st.one_of(
-    st.builds("[plugins.{}{}]\n{} = {}".format, _sections, _levels, st.sampled_from(_keys), st.sampled_from(_values)),
-    st.just("[grpc]\naddress = '/run/a.sock'"),
-    st.just("[plugins.'io.containerd.server.v1.grpc']\naddress = '/run/b.sock'"),
-    st.text(max_size=20),
-)
-_heads = st.builds(
-    "version = {}\nimports = {}\ndisabled_plugins = {}\n".format,
-    st.integers(1, 4),
-    st.lists(st.sampled_from([*_NAMES, "*.toml"]), max_size=2),
-    st.sampled_from([[], ["cri"], ["io.containerd.grpc.v1.cri"]]),
-)
-_files = st.builds(lambda lines: "\n".join([*lines, ""]), st.lists(_settings, max_size=5))
-any_trees = st.fixed_dictionaries(dict.fromkeys(_NAMES, _files | st.builds("{}{}".format, _heads, _files)))
+_sections = st.sampled_from(["plugins.cri", "plugins.'io.containerd.cri.v1.runtime'", "crio.runtime", "crio"])
+_levels = st.sampled_from(["", ".containerd", ".containerd.runtimes", ".containerd.runtimes.nvidia"])
+_keys = ["enable_cdi", "cdi_spec_dirs", "containerd", "default_runtime_name", "runtimes", "runc", "default_runtime"]
+_keys += ["runtime_type", "runtime_path", "options", "options.BinaryName", "options.SystemdCgroup"]
+_values = ["1", "'x'", "'nvidia'", "'io.containerd.runc.v2'", "true", "[]", "['/a', 1]", "{}"]
+_tables = st.builds("[{}{}]\n{} = {}\n".format, _sections, _levels, st.sampled_from(_keys), st.sampled_from(_values))
+_heads = st.sampled_from(["", "version = 3\ndisabled_plugins = ['cri', 1]\n", "version = '2'\nplugins = 1\n"])
+_errors = st.sampled_from(["containerd: ", "level=fatal msg=", "file=/a/b.toml row=3\n", "at row 3 column 9", "(3, 2)"])
+outputs = {
+    "kind": st.sampled_from([CONTAINERD, CRIO]),
+    "code": st.sampled_from([0, 1, 2, -9]),
+    "out": st.builds(lambda head, tables: head + "".join(tables), _heads, st.lists(_tables, max_size=4)),
+    "errors": st.lists(_errors | st.text(max_size=10), max_size=4).map("".join),
+    "damages": st.lists(byte_damages, max_size=4),
+}
 
 
-def any_tree_is_read(tree: Mapping[str, str], damages: Sequence[tuple[int, int, bytes]], release: str) -> None:
-    """Or there is a reason; and a second read gives the same."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        for name, text in tree.items():
-            raw = text.encode("utf-8", "surrogatepass")
-            (root / name).write_bytes(damaged(raw, list(damages)) if name == MAIN else raw)
-        seen = read_configuration(root, f"/{MAIN}", release)
-        assert seen == read_configuration(root, f"/{MAIN}", release)
-    assert (seen.version, len(seen.files) >= 1) == (release, True)
-    assert seen.problem is None or seen.handlers == ()
-    assert {handler.file for handler in seen.handlers} <= {file.path for file in seen.files}
+def any_output_is_read(kind: str, code: int, out: str, errors: str, damages: list[tuple[int, int, bytes]]) -> None:
+    """Return a configuration or a refusal, both printable, or raise an expected error."""
+    raw = damaged(out.encode("utf-8", "surrogatepass"), list(damages))
+    ended = ProgramEnd(code, raw, errors.encode("utf-8", "surrogatepass"))
+    try:
+        answer = _answer(ContainerRuntime("/c", kind), ended)
+    except (ProbeError, MalformedError):
+        return
+    assert (answer.on_disk is None) != (answer.refusal is None)
+    texts = [answer.refusal.message, answer.refusal.file] if answer.refusal is not None else []
+    for handler in answer.on_disk.handlers if answer.on_disk is not None else ():
+        texts += [handler.name, handler.binary, handler.runtime_type]
+    assert all(text.isprintable() for text in texts)

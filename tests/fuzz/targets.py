@@ -267,15 +267,7 @@ TARGETS = (
         hardware.any_counters_have_a_rate,
         {"before": hardware.counters, "now": hardware.counters, "seconds": st.floats(0, 1e6)},
     ),
-    Target(
-        "containerd",
-        container_runtime.any_tree_is_read,
-        {
-            "tree": container_runtime.any_trees,
-            "damages": st.lists(byte_damages, max_size=4),
-            "release": st.sampled_from(container_runtime.RELEASES),
-        },
-    ),
+    Target("loader", container_runtime.any_output_is_read, container_runtime.outputs),
     Target("archive", archives.any_archive_is_read_or_refused, archives.archives),
     Target("capture", captures.any_log_is_read, captures.logs),
     Target("unread", captures.no_line_of_the_driver_s_goes_uncounted, captures.one_line),

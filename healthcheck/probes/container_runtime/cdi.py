@@ -15,8 +15,8 @@ from typing import Any
 from msgspec import Struct
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import config_files, named_paths
-from healthcheck.probes.container_runtime.facts import CdiSpec
+from healthcheck.probes.container_runtime import named_paths
+from healthcheck.probes.container_runtime.facts import CdiSpec, ConfigurationProblem
 from healthcheck.text import documents
 from healthcheck.text.documents import MalformedError
 
@@ -55,7 +55,7 @@ def _specs(root: Path, folders: Sequence[str]) -> Iterator[CdiSpec]:
                 missing = named_paths.missing(root, content.needed)[:_MOST_MISSING]
                 yield CdiSpec(path, content.kind, content.devices, missing)
         elif content is not None and _is_named_after_nvidia(path):
-            yield CdiSpec(path, problem=config_files.problem(content, path))
+            yield CdiSpec(path, problem=ConfigurationProblem.of(content, path))
 
 
 def _read(root: Path, path: str) -> _Content | MalformedError | None:

@@ -1,4 +1,4 @@
-"""Status of the running container runtime, over the kubelet's own socket (CRI: Version and Status)."""
+"""Configuration in force of the running container runtime (CRI: Version and Status), with its loader's answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
 from healthcheck.host.latest_answer import LatestAnswer, TimedAnswer
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, ReadFile
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, RuntimeAnswer
+from healthcheck.probes.container_runtime.loader import Loader
 from healthcheck.text.printable import printable
 
 ASKED_AGAIN_SECONDS = 3600.0
@@ -30,71 +31,79 @@ _MOST_NAMES = 256
 
 @dataclass
 class RuntimeStatus:
-    """Status of the runtime, requested at the start, after a change of its process or its files, and hourly.
+    """Answers of the runtime and of its loader.
 
-    After a failure, the next request follows soon. Between requests, the last answer is returned.
+    Both are requested at the start, after a change of the process or the files, and hourly; the loader again only after
+    such a change. After a failure, the next request follows soon. Between requests, the last answer is returned.
     """
 
     root: Path
     deadline_seconds: float = LONGEST_SECONDS
     clock: Callable[[], float] = time.monotonic
     _socket: NodeSocket = field(init=False)
-    _answers: LatestAnswer[ContainerRuntime, Live | str] = field(init=False)
+    _loader: Loader = field(init=False)
+    _loaded: tuple[object, RuntimeAnswer] | None = field(default=None, init=False)
+    """Last answer of the loader, with the process and the files that it is for."""
+    _answers: LatestAnswer[ContainerRuntime, RuntimeAnswer] = field(init=False)
 
     def __post_init__(self) -> None:
         self._socket = NodeSocket("container-runtime", self.deadline_seconds)
+        self._loader = Loader(self.root)
         self._answers = LatestAnswer("container-runtime", self._ask, _is_outdated, self.clock)
 
-    def look(self, facts: ContainerRuntime) -> Live | str | None:
-        """Return the last answer of this runtime, or the reason for its absence; None before the first.
+    def look(self, facts: ContainerRuntime) -> RuntimeAnswer | None:
+        """Return the last answer of this runtime; None before the first.
 
         If a new answer is due, a thread requests it, and the caller does not wait.
         """
         return self._look(facts, wait=False)
 
-    def ask(self, facts: ContainerRuntime) -> Live | str | None:
-        """Request the status now and wait for the answer."""
+    def ask(self, facts: ContainerRuntime) -> RuntimeAnswer | None:
+        """Request both answers now and wait for them."""
         return self._look(facts, wait=True)
 
     def end(self) -> int | None:
-        """Stop the running child process. Return its pid if it can't be stopped."""
-        return self._socket.end()
+        """Stop the running child processes. Return the pid of one that can't be stopped."""
+        return self._socket.end() or self._loader.end()
 
-    def _look(self, facts: ContainerRuntime, *, wait: bool) -> Live | str | None:
+    def _look(self, facts: ContainerRuntime, *, wait: bool) -> RuntimeAnswer | None:
         asked = self._answers.look(facts, wait=wait)
-        return asked.answer if asked and _is_same_process(asked.question, facts) else None
+        return asked.answer if asked and _process(asked.question) == _process(facts) else None
 
-    def _ask(self, facts: ContainerRuntime) -> Live | str:
+    def _ask(self, facts: ContainerRuntime) -> RuntimeAnswer:
+        question = (_process(facts), facts.files)
+        if self._loaded is None or self._loaded[0] != question or self._loaded[1].why_not_loaded:
+            self._loaded = question, self._loader.load(facts)
+        answer = self._loaded[1]
         try:
-            return read_status(*self._socket.ask(self.root, facts.socket))
+            return replace(answer, live=read_status(*self._socket.ask(self.root, facts.socket)))
         except ProbeError as error:
-            return printable(str(error))
+            return replace(answer, why_not_live=printable(str(error)))
 
 
-def _is_outdated(asked: TimedAnswer[ContainerRuntime, Live | str], facts: ContainerRuntime, now: float) -> bool:
+def _is_outdated(asked: TimedAnswer[ContainerRuntime, RuntimeAnswer], facts: ContainerRuntime, now: float) -> bool:
     before = asked.question
-    if not _is_same_process(before, facts) or _files(before) != _files(facts):
+    if (_process(before), before.files) != (_process(facts), facts.files):
         return True
-    return now - asked.at >= (ASKED_AGAIN_SECONDS if _is_settled(asked.answer, facts) else TRIED_AGAIN_SECONDS)
+    return now - asked.at >= (ASKED_AGAIN_SECONDS if _is_settled(asked.answer) else TRIED_AGAIN_SECONDS)
 
 
-def _is_same_process(before: ContainerRuntime, facts: ContainerRuntime) -> bool:
-    return (before.socket, before.since_boot) == (facts.socket, facts.since_boot)
+def _process(facts: ContainerRuntime) -> tuple[str, int, float | None]:
+    return facts.socket, facts.pid, facts.since_boot
 
 
-def with_live(host: Host, facts: ContainerRuntime) -> ContainerRuntime:
-    """Return the facts with the running runtime's report, or with the reason for its absence.
+def with_answer(host: Host, facts: ContainerRuntime) -> ContainerRuntime:
+    """Return the facts with the answers of the running runtime and of its loader, or the reasons for their absence.
 
     Without a socket, the facts are returned unchanged.
     """
     if not facts.socket:
         return facts
     if host.ask_container_runtime is None:
-        return replace(facts, why_not_live=NOT_HERE)
-    answer = host.ask_container_runtime(facts)
-    if isinstance(answer, Live):
-        return replace(facts, live=answer)
-    return replace(facts, why_not_live=answer or NOT_YET)
+        return replace(facts, why_not_live=NOT_HERE, why_not_loaded=NOT_HERE)
+    answer: RuntimeAnswer | None = host.ask_container_runtime(facts)
+    answer = answer or RuntimeAnswer(why_not_live=NOT_YET, why_not_loaded=NOT_YET)
+    return replace(facts, **asdict(answer))
 
 
 def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
@@ -120,6 +129,7 @@ def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
         cdi_folders=tuple(_texts(config.get("cdiSpecDirs") or crio.get("CDISpecDirs"))),
         not_ready="" if conditions[_READY].get("status") else _why_not_ready(conditions[_READY]),
         systemd_cgroups=tuple(sorted(_systemd_cgroups(runtimes))[:_MOST_NAMES]),
+        types=tuple(sorted(_types(runtimes))[:_MOST_NAMES]),
     )
 
 
@@ -161,6 +171,15 @@ def _systemd_cgroups(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
             yield _text(name), is_systemd
 
 
+def _types(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each handler's type: `runtimeType` of containerd, `RuntimeType` of CRI-O."""
+    for name in runtimes:
+        runtime = _table(runtimes, name)
+        kind = runtime.get("runtimeType") or runtime.get("RuntimeType")
+        if kind:
+            yield _text(name), _text(kind)
+
+
 def _why_not_ready(condition: Mapping[str, Any]) -> str:
     words = [_text(condition.get(key)) for key in ("reason", "message")]
     return ": ".join(word for word in words if word) or f"{_READY} is false"
@@ -180,12 +199,9 @@ def _texts(value: object) -> Iterator[str]:
         yield from (_text(text) for text in value[:_MOST_NAMES] if isinstance(text, str))
 
 
-def _files(facts: ContainerRuntime) -> frozenset[ReadFile]:
-    return frozenset(facts.used.files if facts.used else ())
-
-
-def _is_settled(answer: Live | str, facts: ContainerRuntime) -> bool:
-    if isinstance(answer, str) or answer.not_ready:
+def _is_settled(answer: RuntimeAnswer) -> bool:
+    live = answer.live
+    if live is None or live.not_ready:
         return False
-    defined = {handler.name for handler in facts.used.handlers} if facts.used else set()
-    return answer.handlers is None or defined <= set(answer.handlers)
+    defined = {handler.name for handler in answer.on_disk.handlers} if answer.on_disk else set()
+    return live.handlers is None or defined <= set(live.handlers)

@@ -8,8 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import containerd, crio, docker
-from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER, SCHEMA_OF_2
+from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO
 from healthcheck.probes.container_runtime.processes import K0S as K0S_PROGRAM
 from healthcheck.probes.container_runtime.processes import K3S as K3S_PROGRAM
 from healthcheck.probes.container_runtime.processes import KUBELITE, Process
@@ -18,9 +17,12 @@ from healthcheck.probes.container_runtime.processes import RKE2 as RKE2_PROGRAM
 K3S, RKE2, MICROK8S, K0S, K8S_SNAP = "k3s", "RKE2", "MicroK8s", "k0s", "Canonical Kubernetes"
 GKE, AKS, BOTTLEROCKET, TALOS, OPENSHIFT = "GKE", "AKS", "Bottlerocket", "Talos", "OpenShift"
 EKS_AL2023, EKS_AL2, EKS_UBUNTU, KUBEADM = "EKS AL2023", "EKS AL2", "EKS Ubuntu", "kubeadm"
-STANDARD_SOCKET = "/run/containerd/containerd.sock"
-"""Default of the kubelet's --container-runtime-endpoint on Linux."""
-CRI_DOCKERD_SOCKET = "/run/cri-dockerd.sock"
+STANDARD_FILE, STANDARD_SOCKET = "/etc/containerd/config.toml", "/run/containerd/containerd.sock"
+"""Defaults of containerd's --config, and of the kubelet's --container-runtime-endpoint on Linux."""
+CRIO_FILE, CRIO_FOLDER, CRIO_SOCKET = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d", "/run/crio/crio.sock"
+CRIO_UNREAD = "/etc/crio/conf.d"
+"""Folder that CRI-O does not read, and the default of `nvidia-ctk` 1.18 to 1.19.0 (nvidia-container-toolkit pull 1829).
+"""
 _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")
 """Templates for schema 3 and schema 2, next to the file that k3s and RKE2 generate. The first existing one is used."""
 
@@ -28,8 +30,7 @@ _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")
 class RuntimePaths(Struct, frozen=True):
     """Paths of the file and the socket of a container runtime that a distribution includes.
 
-    `kubelet_folder` contains the kubelet's drop-ins. `kubelet_arguments` and `runtime_arguments` contain the flags of
-    both (in snaps). `variables` are the variables in them that name folders.
+    `kubelet_folder` contains the kubelet's drop-ins. `variables` name folders in the flags of a snap.
     """
 
     distribution: str
@@ -37,8 +38,6 @@ class RuntimePaths(Struct, frozen=True):
     socket: str
     kind: str = CONTAINERD
     kubelet_folder: str = ""
-    kubelet_arguments: str = ""
-    runtime_arguments: str = ""
     variables: tuple[tuple[str, str], ...] = ()
 
 
@@ -51,18 +50,10 @@ def _ranchers(distribution: str, name: str) -> RuntimePaths:
 
 
 def _k8s_snap(base: str) -> RuntimePaths:
-    arguments = "/var/snap/k8s/common/args"
-    return RuntimePaths(
-        K8S_SNAP,
-        f"{base}/etc/containerd/config.toml",
-        f"{base}/run/containerd/containerd.sock",
-        kubelet_arguments=f"{arguments}/kubelet",
-        runtime_arguments=f"{arguments}/containerd",
-    )
+    return RuntimePaths(K8S_SNAP, f"{base}{STANDARD_FILE}", f"{base}{STANDARD_SOCKET}")
 
 
 _MICROK8S_DATA, _MICROK8S_COMMON = "/var/snap/microk8s/current", "/var/snap/microk8s/common"
-STANDARD = RuntimePaths("", containerd.STANDARD_FILE, STANDARD_SOCKET)
 LAYOUTS = (
     _ranchers(K3S, "k3s"),
     _ranchers(RKE2, "rke2"),
@@ -70,8 +61,6 @@ LAYOUTS = (
         MICROK8S,
         f"{_MICROK8S_DATA}/args/containerd.toml",
         f"{_MICROK8S_COMMON}/run/containerd.sock",
-        kubelet_arguments=f"{_MICROK8S_DATA}/args/kubelet",
-        runtime_arguments=f"{_MICROK8S_DATA}/args/containerd",
         variables=(("SNAP_DATA", _MICROK8S_DATA), ("SNAP_COMMON", _MICROK8S_COMMON)),
     ),
     RuntimePaths(K0S, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock"),
@@ -79,14 +68,10 @@ LAYOUTS = (
     _k8s_snap("/var/lib/k8s-containerd/k8s-containerd"),
     _k8s_snap("/var/lib/k8s-containerd"),
     RuntimePaths(TALOS, "/etc/cri/containerd.toml", STANDARD_SOCKET),
-    STANDARD,
-    RuntimePaths("", crio.STANDARD_FILE, crio.STANDARD_SOCKET, CRIO),
-    RuntimePaths("", docker.STANDARD_FILE, CRI_DOCKERD_SOCKET, DOCKER),
+    RuntimePaths("", STANDARD_FILE, STANDARD_SOCKET),
+    RuntimePaths("", CRIO_FILE, CRIO_SOCKET, CRIO),
 )
-"""Layouts in order of precedence. Distributions with their own runtime come first.
-
-On their nodes, a runtime at the standard paths belongs to another program.
-"""
+"""Layouts of container runtimes. A distribution with its own runtime comes before the standard paths."""
 _PROGRAMS = {K3S_PROGRAM: K3S, RKE2_PROGRAM: RKE2, KUBELITE: MICROK8S, K0S_PROGRAM: K0S}
 _FOLDERS = (
     ("/var/lib/rancher/rke2/", RKE2),
@@ -147,7 +132,7 @@ def layout_of(distribution: str) -> RuntimePaths | None:
     return next((layout for layout in LAYOUTS if layout.distribution == distribution and distribution), None)
 
 
-def template_of(root: Path, distribution: str, config: str, schema: int) -> str:
+def template_of(root: Path, distribution: str, config: str) -> str:
     """Return the template from which the service generates `config` at its start; '' without one.
 
     The template need not exist.
@@ -157,6 +142,5 @@ def template_of(root: Path, distribution: str, config: str, schema: int) -> str:
         return f"{folder}/containerd-template.toml"
     if distribution not in (K3S, RKE2):
         return ""
-    names = _TEMPLATES if schema >= SCHEMA_OF_2 else _TEMPLATES[1:]
-    there = [name for name in names if host_files.exists(root, f"{folder}/{name}")]
-    return f"{folder}/{[*there, names[0]][0]}"
+    there = [name for name in _TEMPLATES if host_files.exists(root, f"{folder}/{name}")]
+    return f"{folder}/{[*there, _TEMPLATES[0]][0]}"

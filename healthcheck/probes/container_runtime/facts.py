@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
+from typing import Self
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from healthcheck.model import UnobservedCause
+from healthcheck.text.documents import MalformedError
 
 CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
 """Supported container runtimes. The kubelet uses Docker through cri-dockerd."""
@@ -18,36 +18,23 @@ SCHEMA_OF_2 = 3
 
 UNREADABLE = UnobservedCause(
     "RuntimeConfigUnreadable",
-    "A file of the container runtime's configuration is too large, is not readable, or is missing in a saved tree.",
-    "Check the file named in the message.",
+    "Neither the running container runtime nor its own loader could be asked for its configuration.",
+    "Read the reason in the message: the runtime's socket, its process, or the limits of this program.",
 )
 
 NOT_FOUND = UnobservedCause(
     "RuntimeNotFound",
-    "The kubelet is configured for containerd, but neither its process nor its configuration was found.",
+    "The kubelet is configured for containerd, but no process that listens on its socket was found.",
     "Find the process that listens on the socket in the message, and the configuration file that it reads.",
 )
 
-_MOMENTS = ("written", "started")
-
-
-def _moment(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(" ", "seconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{seconds} s"
-
 
 class _Fact(Struct, frozen=True, repr_omit_defaults=True):
-    """Base class of facts. A person sees them without default values, and with timestamps as dates."""
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        entries = super().__rich_repr__()
-        return [(name, _moment(value) if name in _MOMENTS else value) for name, value in entries]
+    """Base class of facts. A person sees them without default values."""
 
 
 class ReadFile(_Fact, frozen=True):
-    """A file that was read. `written` is the time of its last change, in seconds of UTC."""
+    """A file of the configuration. `written` is the time of its last change, in seconds of UTC."""
 
     path: str
     written: float
@@ -63,85 +50,50 @@ class ConfigurationProblem(_Fact, frozen=True):
     only_ours: bool = False
     """Whether only the limits of this program prevent reading. The runtime may be able to read the file."""
 
+    @classmethod
+    def of(cls, error: MalformedError, file: str) -> Self:
+        return cls(file, error.message, error.line, error.column, error.only_ours)
+
 
 class Handler(_Fact, frozen=True):
-    """A runtime handler with which a pod can be started, and its file and line of definition (0: unknown)."""
+    """A runtime handler with which a pod can be started."""
 
     name: str
-    runtime_type: str
-    binary: str
-    systemd_cgroup: bool | None
+    runtime_type: str = ""
+    binary: str = ""
+    systemd_cgroup: bool | None = None
     """Whether the cgroup driver is systemd; None if it is not set, as for a containerd handler without options."""
-    file: str
-    line: int = 0
     privileged_without_host_devices: bool = False
-    """Whether a privileged container gets only the devices assigned to it (containerd, CRI-O)."""
-    ignored_binary: str = ""
-    """The program in BinaryName if containerd's oldest shim reads another option instead."""
-
-
-class Misplaced(_Fact, frozen=True):
-    """Handlers in a table that the runtime ignores because of the file's schema or of the other files."""
-
-    file: str
-    schema: int
-    section: str
-    right_section: str
-    handlers: tuple[Handler, ...]
-    right_schema: int
-    """Schema of `right_section`. If it differs from the file's schema, all files together determine it."""
-    handler_file: str = field(default="", name="beside")
-    """File whose handlers are in `right_section`; '' if there is none. Saved evidence calls it `beside`."""
-    read_from: str = ""
-    """First release that also reads `section`, as `2.3`; '' if none does."""
+    """Whether a privileged container gets only the devices assigned to it."""
 
 
 class RuntimeConfiguration(_Fact, frozen=True):
-    """Effective configuration of one container runtime; `files` are in the runtime's own order.
-
-    Without any file, the runtime's defaults apply.
-    """
+    """Configuration of one container runtime, as its own loader or the running runtime reports it."""
 
     path: str
     kind: str = CONTAINERD
-    version: str = ""
-    """Version reported by the running runtime, as `2.1.4`; '' without an answer."""
-    schema: int = 1
-    """containerd's `version`; 0 for other runtimes."""
-    files: tuple[ReadFile, ...] = ()
     handlers: tuple[Handler, ...] = ()
-    default: str = "runc"
+    default: str = ""
+    """Handler of pods that name none; '' if it is not reported."""
     cdi: bool = False
     cdi_folders: tuple[str, ...] = ()
-    misplaced: tuple[Misplaced, ...] = ()
-    problem: ConfigurationProblem | None = None
-    address: str = ""
-    """Socket in the file; '' if it is not set."""
-    systemd_cgroup: bool | None = None
-    """Whether the cgroup driver of all handlers is systemd (CRI-O, Docker); None if each handler has its own driver."""
-    disabled_in: str = ""
-    """File that disables the CRI plugin (containerd's disabled_plugins)."""
-    generation: str = ""
-    """containerd release by whose rules the files were merged, as `1.7`; assumed if `version` is ''."""
-    built_in: tuple[str, ...] = ()
-    """Handlers in addition to those of the files: `runc`, unless containerd 1 read a table of handlers."""
-    template: str = ""
-    """Template from which the distribution generates `path` at its start. Edits of `path` are lost."""
-    unread_handlers: tuple[Handler, ...] = ()
-    """Handlers in files of drop-in folders that the runtime does not read."""
-    default_in: str = ""
-    """File that sets `default`; '' if none does."""
-    replaced: tuple[Handler, ...] = ()
-    """Handlers of other files that `replaced_by` does not define: containerd 1 keeps only the last file's table."""
-    replaced_by: str = ""
+    cri_disabled: bool = False
+    """Whether the CRI plugin is disabled (containerd's disabled_plugins)."""
+    schema: int = 0
+    """containerd's `version`, as its loader prints it; 0 if unknown."""
+    section: str = ""
+    """Plugin in whose table containerd's loader prints the handlers."""
 
-    @property
-    def is_containerd_2(self) -> bool:
-        """Whether the runtime is containerd 2 or later, by its version, or by the schema if the version is unknown."""
-        if self.kind != CONTAINERD:
-            return False
-        major = self.version.partition(".")[0]
-        return int(major) >= 2 if major.isdecimal() and len(major) < 9 else self.schema >= SCHEMA_OF_2
+
+class NvidiaDefinition(_Fact, frozen=True):
+    """A table in a file on disk that defines NVIDIA's handler, whether or not a runtime takes it from there."""
+
+    file: str
+    handler: str
+    config: str
+    """Configuration file of the runtime that reads `file`; '' if no known runtime does."""
+    kind: str = CONTAINERD
+    binary: str = ""
 
 
 class RuntimeBinary(_Fact, frozen=True):
@@ -197,7 +149,7 @@ class Kubelet(_Fact, frozen=True):
 
 
 class Live(_Fact, frozen=True):
-    """Report of the running runtime over its socket (CRI Status): the configuration that it loaded."""
+    """Report of the running runtime over its socket (CRI Status): the configuration in force."""
 
     name: str = ""
     """The RuntimeName: `containerd`, `cri-o`, `docker`."""
@@ -213,45 +165,106 @@ class Live(_Fact, frozen=True):
     """Reason and message of the condition RuntimeReady if it is false."""
     systemd_cgroups: tuple[tuple[str, bool], ...] = ()
     """Name and SystemdCgroup of the handlers, as far as reported."""
+    types: tuple[tuple[str, str], ...] = ()
+    """Name and runtime type of the handlers, as far as reported."""
+
+
+class RuntimeAnswer(_Fact, frozen=True):
+    """Answers of the running runtime and of its loader, each with the reason if there is none."""
+
+    live: Live | None = None
+    why_not_live: str = ""
+    on_disk: RuntimeConfiguration | None = None
+    refusal: ConfigurationProblem | None = None
+    """Words of the loader if it refuses the files."""
+    why_not_loaded: str = ""
 
 
 class ContainerRuntime(_Fact, frozen=True):
-    """Container runtimes of a node. `used` is the configuration of the kubelet's runtime; None with `why_none`."""
+    """Container runtimes of a node: the kubelet's own, and the files of others."""
 
-    used: RuntimeConfiguration | None
+    path: str = ""
+    """Configuration file of the kubelet's runtime; '' if the runtime is unknown (`why_none`)."""
+    kind: str = CONTAINERD
     why_none: str = ""
     socket: str = ""
     known_from: str = ""
     """Source of the information that the kubelet uses this runtime."""
     how: tuple[str, ...] = ()
     """Evidence for this, step by step, for people: process, flag or file, socket, owner of the socket."""
-    assumed: bool = False
-    """Whether the runtime is assumed from the distribution's known layout, without a process as evidence."""
-    started: float | None = None
-    """Start time of the runtime, in seconds of UTC."""
+    pid: int = 0
+    """Process that listens on the socket; 0 if it is not visible or not the host's."""
     since_boot: float | None = None
     """Start time in seconds after the boot. Changes of the clock do not affect it, so it identifies the process."""
+    flags: tuple[str, ...] = ()
+    """Flags of the process that its loader needs too."""
     unit: str = ""
     """The runtime's systemd unit, from its cgroup: `snap.k8s.containerd.service`."""
     distribution: str = ""
     """Kubernetes distribution; '' if unknown."""
+    template: str = ""
+    """Template from which the distribution generates `path` at its start. Edits of `path` are lost."""
     kubelet: Kubelet | None = None
-    others: tuple[RuntimeConfiguration, ...] = ()
-    """Configurations of other container runtimes on the node, running or not."""
+    files: tuple[ReadFile, ...] = ()
+    """Files that the runtime reads: `path`, its imports or its drop-ins."""
+    missing_imports: tuple[str, ...] = ()
+    """Imports that are named without a pattern and do not exist."""
+    others: tuple[str, ...] = ()
+    """Configuration files of other container runtimes on the node, running or not."""
+    definitions: tuple[NvidiaDefinition, ...] = ()
     programs: tuple[RuntimeBinary, ...] = ()
-    """Programs of the handlers in `used`, each once, without those that a captured tree may merely lack."""
+    """Programs of the handlers in `used`, each once."""
     cdi_specs: tuple[CdiSpec, ...] = ()
     """Specifications of NVIDIA's devices for pods, in the folders of `used`, without those for the operator's pods."""
     toolkit: Toolkit | None = None
     live: Live | None = None
     """Report of the running runtime; None without an answer (`why_not_live`)."""
     why_not_live: str = ""
+    on_disk: RuntimeConfiguration | None = None
+    """Configuration in the files, as the runtime's own loader prints it; None without one (`why_not_loaded`)."""
+    refusal: ConfigurationProblem | None = None
+    """Words of the loader that refuses the files: the runtime would not start with them."""
+    why_not_loaded: str = ""
     architecture: str = ""
-    """Architecture of the host as in uname; in a captured tree, from its programs; '' if unknown."""
+    """Architecture of the host as in uname."""
     for_gpus: bool | None = None
     """Whether the node has GPUs for containers; None in a captured tree without /sys."""
     not_found: bool = False
-    """Whether the kubelet is configured for containerd, but `used` is None because it was not found."""
+    """Whether the kubelet is configured for containerd, but its process was not found."""
+
+    @property
+    def used(self) -> RuntimeConfiguration | None:
+        """Return the configuration in the files, else that in force; None if neither is known."""
+        return self.on_disk or self.in_force
+
+    @property
+    def in_force(self) -> RuntimeConfiguration | None:
+        """Return the configuration of the running runtime; None if it does not report its handlers."""
+        live = self.live
+        if live is None or live.handlers is None:
+            return None
+        types, binaries, drivers = dict(live.types), dict(live.binaries), dict(live.systemd_cgroups)
+        handlers = (
+            Handler(name, types.get(name, ""), binaries.get(name, ""), drivers.get(name)) for name in live.handlers
+        )
+        return RuntimeConfiguration(
+            self.path,
+            self.kind,
+            tuple(handlers),
+            live.default,
+            bool(live.cdi),
+            live.cdi_folders,
+        )
+
+    @property
+    def is_containerd_2(self) -> bool:
+        """Whether the runtime is containerd 2 or later, by its version or by the schema that its loader prints."""
+        if self.kind != CONTAINERD:
+            return False
+        major = self.live.version.partition(".")[0] if self.live is not None else ""
+        if major.isdecimal() and len(major) < 9:
+            return int(major) >= 2
+        return self.on_disk is not None and self.on_disk.schema >= SCHEMA_OF_2
 
     @property
     def running_handlers(self) -> dict[str, str]:
@@ -259,20 +272,20 @@ class ContainerRuntime(_Fact, frozen=True):
 
         The running runtime's report outranks its files. `runc` is built in.
         """
-        if self.live is not None and self.live.handlers is not None:
-            programs = dict(self.live.binaries)
-            return {RUNC: "", **{name: programs.get(name, "") for name in self.live.handlers if name}}
-        return {RUNC: "", **{handler.name: handler.binary for handler in self.used.handlers}} if self.used else {}
+        known = self.in_force or self.on_disk
+        return (
+            {RUNC: "", **{handler.name: handler.binary for handler in known.handlers if handler.name}} if known else {}
+        )
 
     @property
     def running_default(self) -> str:
         """Return the handler of pods that name none; '' if it is unknown."""
-        message = self.live.default if self.live is not None else ""
-        return message or (self.used.default if self.used is not None else "")
+        known = self.in_force or self.on_disk
+        return known.default if known is not None else ""
 
     @property
     def cdi_is_on(self) -> bool:
         """Whether the runtime itself puts devices into containers by their CDI names."""
         if self.live is not None and self.live.cdi is not None:
             return self.live.cdi
-        return self.used is not None and self.used.cdi
+        return self.on_disk is not None and self.on_disk.cdi

@@ -6,13 +6,16 @@ order of their names. Kubernetes: kubelet-config-file, and mergeKubeletConfigura
 
 from __future__ import annotations
 
+import functools
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import config_files, distributions, processes
+from healthcheck.probes.container_runtime import distributions, processes
 from healthcheck.probes.container_runtime.distributions import RuntimePaths
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import K0S, K3S, KUBELET, KUBELITE, RKE2, Process, flag_of
@@ -26,29 +29,11 @@ _ROLES = ("server", "agent", "worker", "controller")
 """Roles of k3s, RKE2 and k0s. Without a role, the process is a short-lived command of a person."""
 _ENDPOINT, _CGROUP_DRIVER = "containerRuntimeEndpoint", "cgroupDriver"
 _SYSTEMD = "systemd"
-_KIND = "KubeletConfiguration"
 _DROP_IN = ".conf"
 _LONGEST = 1024
-_CONFIGS = (
-    "/var/lib/kubelet/config.yaml",
-    "/etc/kubernetes/kubelet/config.json",
-    "/etc/kubernetes/kubelet/kubelet-config.json",
-    "/etc/kubernetes/kubelet/config",
-    "/etc/kubernetes/kubelet.yaml",
-    "/etc/kubernetes/kubelet.conf",
-    "/home/kubernetes/kubelet-config.yaml",
-    "/var/lib/k0s/kubelet-config.yaml",
-)
-"""Usual paths: kubeadm, EKS, Bottlerocket, Talos, OpenShift, GKE, k0s. kubeadm's kubelet.conf is not such a file."""
-_CONFIG_FOLDERS = ("/etc/kubernetes/kubelet/config.json.d", "/etc/kubernetes/kubelet.conf.d")
-_ARGUMENTS = (
-    "/var/lib/kubelet/kubeadm-flags.env",
-    "/etc/eks/kubelet/environment",
-    "/etc/default/kubelet",
-    "/etc/sysconfig/kubelet",
-    "/var/snap/kubelet-eks/current/args",
-)
-"""Files with flags of the kubelet's service. Later files outrank earlier ones (kubeadm's 10-kubeadm.conf)."""
+_LONGEST_LINE = 1 << 14
+"""Most characters of a line of flags."""
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _OPTIONS_OF_K3S = ("/etc/rancher/k3s/config.yaml", "/etc/rancher/rke2/config.yaml")
 _DOCKER_IN_K3S = "/run/k3s/cri-dockerd/cri-dockerd.sock"
 """Socket of k3s with `docker: true`, in which k3s connects the kubelet to Docker."""
@@ -97,24 +82,6 @@ def settings_of(root: Path, kubelet: Process) -> KubeletSettings:
     folder = flag_of(arguments, "config-dir") or (layout.kubelet_folder if layout else "")
     default = layout.socket if layout else distributions.STANDARD_SOCKET
     return _settings(own, arguments, (flag_of(arguments, "config"), folder), (kubelet.name, default), steps)
-
-
-def settings_on_disk(root: Path, layout: RuntimePaths) -> KubeletSettings | None:
-    """Return the settings of a kubelet started from these files; None if none of the files exists."""
-    files = [layout.kubelet_arguments] if layout.kubelet_arguments else []
-    if not layout.distribution:
-        files += _ARGUMENTS
-    files = [file for file in files if host_files.exists(root, file)]
-    arguments = [word for file in files for word in _flags_in(root, file, layout)]
-    # Values that only systemd or a script inserts are unknown.
-    arguments = ["" if word.startswith("$") else word for word in arguments]
-    config = flag_of(arguments, "config") or next((text for text in _CONFIGS if _is_config(root, text)), "")
-    folders = (flag_of(arguments, "config-dir"), layout.kubelet_folder, *_CONFIG_FOLDERS)
-    folder = next((text for text in folders if text and host_files.exists(root, text)), "")
-    if not arguments and not config and not folder:
-        return None
-    steps = [f"no kubelet is visible; its flags: {', '.join(files) or 'unknown'}"]
-    return _settings(root, arguments, (config, folder), (KUBELET, layout.socket), steps)
 
 
 def _settings(
@@ -189,7 +156,7 @@ def _of_k3s(root: Path) -> tuple[str, str] | None:
 def _flags_in(root: Path, file: str, layout: RuntimePaths | None) -> tuple[str, ...]:
     """Return the words in a file of flags, with the variables of a snap replaced by its folders."""
     try:
-        words = config_files.arguments(host_files.read(root, file)[0])
+        words = _arguments(host_files.read(root, file)[0])
     except OSError:
         return ()
     for name, folder in layout.variables if layout else ():
@@ -197,16 +164,23 @@ def _flags_in(root: Path, file: str, layout: RuntimePaths | None) -> tuple[str, 
     return words
 
 
-def runtime_flags(root: Path, layout: RuntimePaths) -> tuple[str, ...]:
-    """Return the flags with which a snap starts its containerd."""
-    return _flags_in(root, layout.runtime_arguments, layout) if layout.runtime_arguments else ()
+@functools.lru_cache(maxsize=32)
+def _arguments(raw: bytes) -> tuple[str, ...]:
+    """Return the words of a file of flags: one flag per line, or systemd's form `NAME="--flag=value …"`."""
+    words: list[str] = []
+    for line in raw.decode("utf-8", "replace").splitlines():
+        for word in _words(line):
+            words += _words(word.partition("=")[2]) if _VARIABLE.match(word) else [word]
+    return tuple(printable(word) for word in words)
 
 
-def _is_config(root: Path, file: str) -> bool:
+def _words(line: str) -> list[str]:
+    if len(line) > _LONGEST_LINE:
+        return []
     try:
-        return documents.yaml_object(host_files.read(root, file)[0]).get("kind") == _KIND
-    except (OSError, MalformedError):
-        return False
+        return shlex.split(line, comments=True)
+    except ValueError:  # an unclosed quotation mark
+        return line.split()
 
 
 def _program(process: Process) -> str:

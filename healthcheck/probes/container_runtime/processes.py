@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -35,9 +36,10 @@ _BY_COMM = {name[:_LONGEST_COMM].encode(): name for name in _NAMES}
 MOST = 256
 """Most processes of one name that are read: far more than any node runs outside of pods."""
 _UPTIME = re.compile(rb"(\d{1,12}\.\d\d) ")
-_BOOTED = re.compile(rb"^btime (\d{1,12})$", re.MULTILINE)
 _TICKS_PER_SECOND = 100
 """USER_HZ, the unit of times in /proc/PID/stat: 100 on every architecture that has NVIDIA GPUs."""
+_ONLY_ROOT = re.compile(rb"^Uid:\t0\t0\t0\t0$", re.MULTILINE)
+"""Line of /proc/PID/status with the real, effective, saved and file-system user ID."""
 _DEAD = (b"Z", b"X", b"x")
 _LONGEST_COMMAND = 1 << 16
 _LONGEST_CGROUP = 1 << 14
@@ -144,14 +146,6 @@ def uptime(root: Path) -> float:
     return float(found[1])
 
 
-def booted(root: Path) -> float:
-    """Return the boot time of the tree's own machine, in seconds of UTC. Raises the errors of `uptime`."""
-    found = _BOOTED.search(host_files.read_whole(root, "/proc/stat", _LONGEST_LIST))
-    if found is None:
-        raise ProbeError("/proc/stat: no btime")
-    return float(found[1])
-
-
 def ages(root: Path, pids: Iterable[str]) -> dict[str, float]:
     """Return the ages in seconds of these processes of the host, by pid, except of those that have ended.
 
@@ -195,7 +189,7 @@ def root_of(root: Path, process: Process) -> Path:
     if not is_elsewhere(root, process):
         return root
     if own.is_symlink():
-        return own if _is_kernels(root / f"proc/{process.pid}/ns/mnt", process.namespace) else root
+        return own if _is_kernels(own.parent) else root
     return own if own.is_dir() else root
 
 
@@ -222,6 +216,49 @@ def listens_on(root: Path, pid: int) -> tuple[str, ...]:
     lines = host_files.read_whole(root, f"/proc/{pid}/net/unix", _LONGEST_LIST).splitlines()[1:]
     rows = (line.split(None, 7) for line in lines)
     return tuple(os.fsdecode(row[7]) for row in rows if len(row) == 8 and row[3] == _LISTENING)
+
+
+@contextmanager
+def opened(root: Path, pid: int) -> Iterator[int]:
+    """Yield the process's folder in /proc. While it is open, it never shows a later process with the same pid.
+
+    Raises OSError.
+    """
+    folder = open_file(root / f"proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def runs_as_root(folder: int, of: Path) -> bool:
+    """Whether the process of an opened folder has root's user IDs only, in the user namespace of the process `of`.
+
+    Raises OSError.
+    """
+    users = os.readlink("ns/user", dir_fd=folder)
+    return (
+        users == str((of / "ns/user").readlink())
+        and _ONLY_ROOT.search(read("status", _LONGEST_CGROUP, folder)) is not None
+    )
+
+
+def is_hosts_root(root: Path, folder: int, since_boot: float | None) -> bool:
+    """Whether the process of an opened folder, with that start time, runs as the host's root outside of all containers.
+
+    The folder must be the kernel's own, not one of a captured tree, and this process must run in the host's user
+    namespace, as in a privileged pod. Raises OSError.
+    """
+    own = Path(f"/proc/{os.getpid()}")
+    if not _is_kernels(own / f"fd/{folder}") or not runs_as_root(folder, own):
+        return False
+    proc = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        origin = Origins(proc).of("", read("cgroup", _LONGEST_CGROUP, folder))
+    finally:
+        os.close(proc)
+    # The state is read last: a process that has ended has no start time.
+    return origin is Origin.HOST and since_boot is not None and _state(read("stat", 1024, folder))[1] == since_boot
 
 
 def _found(folder: int) -> KnownProcesses:
@@ -336,11 +373,11 @@ def _unit(cgroup: bytes) -> str:
     return found[-1].decode() if found else ""
 
 
-def _is_kernels(link: Path, text: str) -> bool:
-    """Whether this is a link of the kernel's /proc: its text contains the inode number of the file at its target."""
-    named = _NAMESPACE.fullmatch(text)
+def _is_kernels(folder: Path) -> bool:
+    """Whether this folder of a process is the kernel's own: its namespaces lead to their files."""
     try:
-        return named is not None and link.stat().st_ino == int(named[1])
+        named = _NAMESPACE.fullmatch(str((folder / "ns/mnt").readlink()))
+        return named is not None and (folder / "ns/mnt").stat().st_ino == int(named[1])
     except OSError:
         return False
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from healthcheck.host import host_files
 from healthcheck.host.opening import open_file
-from healthcheck.probes.container_runtime import named_paths
 from healthcheck.probes.container_runtime.facts import RuntimeBinary
 
 SEARCHED = (
@@ -40,17 +39,6 @@ def find(root: Path, named: str) -> RuntimeBinary:
     if not path:
         return RuntimeBinary(named)
     return RuntimeBinary(named, path, host_files.is_executable(root, path), architecture(root, path))
-
-
-def can_be_missing(root: Path, named: str) -> bool:
-    """Whether a program that was not found is missing on the host. A captured tree may lack the programs' folders.
-
-    A tree with /sys counts as complete, except for top-level folders that are empty or missing.
-    """
-    folders = [named.rpartition("/")[0]] if "/" in named else SEARCHED
-    if any(named_paths.has_entries(root, folder) for folder in folders):
-        return True
-    return (root / "sys").exists() and any(named_paths.has_entries(root, text.split("/")[1]) for text in folders)
 
 
 def architecture(root: Path, path: str) -> str:

@@ -1,4 +1,4 @@
-"""Parser of external TOML files, with limits, the lines of tables and the positions of errors."""
+"""Parser of external TOML files, with limits and the positions of errors."""
 
 from __future__ import annotations
 
@@ -48,60 +48,3 @@ def _malformed(text: str, message: str) -> MalformedError:
     end = text.rstrip("\n")
     message = message.removesuffix(" (at end of document)")
     return MalformedError(message, end.count("\n") + 1, len(end) - end.rfind("\n"))
-
-
-def table_line(raw: bytes, path: tuple[str, ...]) -> int:
-    """Return the line of the header of the table or of its first sub-table; 0 for an inline table."""
-    return _headers(raw).get(path, 0)
-
-
-def key_line(raw: bytes, path: tuple[str, ...]) -> int:
-    """Return the line of the key, or of the table of that name; 0 if neither has its own line."""
-    above = _headers(raw).get(path[:-1], 0)
-    if line := _headers(raw).get(path):
-        return line
-    if path[:-1] and not above:
-        return 0
-    for number, line_of_text in enumerate(_lines(raw)[above:], above + 1):
-        if _begins_a_table(line_of_text):
-            return 0
-        if _alone(f"{line_of_text.partition('=')[0]}=0") == path[-1:]:
-            return number
-    return 0
-
-
-@functools.lru_cache(maxsize=32)
-def _headers(raw: bytes) -> Mapping[tuple[str, ...], int]:
-    """Return the line that first opens each table or a table in it."""
-    found: dict[tuple[str, ...], int] = {}
-    implied: dict[tuple[str, ...], int] = {}
-    for number, line in enumerate(_lines(raw), 1):
-        if _begins_a_table(line) and (path := _alone(line)):
-            found.setdefault(path, number)
-            for end in range(1, len(path)):
-                implied.setdefault(path[:end], number)
-    return implied | found
-
-
-def _lines(raw: bytes) -> list[str]:
-    return [line.removesuffix("\r") for line in raw.decode(errors="replace").split("\n")]
-
-
-def _begins_a_table(line: str) -> bool:
-    return line.lstrip().startswith("[")
-
-
-def _alone(line: str) -> tuple[str, ...]:
-    """Return the keys in a header or at the start of a key's line, outermost first; () for other lines."""
-    try:
-        value: Any = tomllib.loads(line)
-    except (ValueError, RecursionError):
-        return ()
-    path: list[str] = []
-    while value and isinstance(value, dict | list):
-        if isinstance(value, dict):
-            path.append(next(iter(value)))
-            value = value[path[-1]]
-        else:
-            value = value[0]
-    return tuple(path)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import config_files, named_paths, toml_file
+from healthcheck.probes.container_runtime import named_paths, toml_file
 from healthcheck.probes.container_runtime.facts import ConfigurationProblem, Toolkit
 from healthcheck.probes.container_runtime.toml_file import Table
 from healthcheck.text.documents import MalformedError
@@ -22,10 +22,10 @@ _OPERATORS_FOLDER = "/usr/local/nvidia/toolkit/"
 _RUNTIME, _CLI = "nvidia-container-runtime", "nvidia-container-cli"
 _ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
-_TYPES: Mapping[str, type] = {
-    **dict.fromkeys((_CLI, _RUNTIME), dict),
-    **dict.fromkeys(("root", "ldconfig", "mode"), str),
-    **dict.fromkeys((_ENVVAR, _VOLUME_MOUNTS), bool),
+_TYPES: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys((_CLI, _RUNTIME), (dict, "a table")),
+    **dict.fromkeys(("root", "ldconfig", "mode"), (str, "a string")),
+    **dict.fromkeys((_ENVVAR, _VOLUME_MOUNTS), (bool, "true or false")),
 }
 
 
@@ -51,10 +51,19 @@ def _read(root: Path, path: str) -> Toolkit | None:
         return Toolkit(path, problem=ConfigurationProblem(path, f"can't be read: {error.strerror}", only_ours=True))
     try:
         table = toml_file.parse(raw)
-        config_files.check_types(raw, table, _TYPES)
+        for name in ("", _CLI, _RUNTIME):
+            _check_types(table.get(name, {}) if name else table)
     except MalformedError as error:
-        return Toolkit(path, problem=config_files.problem(error, path))
+        return Toolkit(path, problem=ConfigurationProblem.of(error, path))
     return _from_table(root, path, table)
+
+
+def _check_types(table: Table) -> None:
+    """Raise MalformedError for the first value of another type than NVIDIA's loader expects."""
+    for key, value in table.items():
+        kind, noun = _TYPES.get(key, (object, ""))
+        if not isinstance(value, kind):
+            raise MalformedError(f"{key} is not {noun}")
 
 
 def _from_table(root: Path, path: str, table: Table) -> Toolkit:

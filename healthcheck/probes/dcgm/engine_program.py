@@ -10,7 +10,6 @@ Its file and all folders above it belong to root, and no other user can write to
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +17,6 @@ from pathlib import Path
 
 from healthcheck.host import host_files
 from healthcheck.host.kernel_files import read
-from healthcheck.host.opening import open_file
 from healthcheck.model import ProbeError
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.origins import Origin
@@ -30,10 +28,7 @@ _CHROOT = ("chroot", "--userspec=+65534:+65534", "--groups=")
 """`+` marks numbers: chroot then searches no names, for which it would load libraries of that root as root."""
 NOT_STARTED = (125, 126, 127)
 """Exit codes of chroot and of the dynamic loader for a program that did not start; dcgmi has none of them."""
-_ONLY_ROOT = re.compile(rb"^Uid:\t0\t0\t0\t0$", re.MULTILINE)
-"""Line of /proc/PID/status with the real, effective, saved and file-system user ID."""
 _WRITABLE_BY_OTHERS, _EXECUTABLE, _SETS_IDS = 0o022, 0o111, stat.S_ISUID | stat.S_ISGID
-_LONGEST_STATUS = 1 << 14
 
 
 @contextmanager
@@ -50,8 +45,7 @@ def own_dcgmi(root: Path, engine: Engine) -> Iterator[tuple[str, ...]]:
 
 
 def _command(root: Path, engine: Engine, opened: ExitStack) -> tuple[str, ...]:
-    process = open_file(root / f"proc/{engine.pid}", os.O_RDONLY | os.O_DIRECTORY)
-    opened.callback(os.close, process)
+    process = opened.enter_context(processes.opened(root, engine.pid))
     # The engine is proven by its pid. The open folder shows the same process until its end, so a process that is alive
     # after the proof is the proven one.
     found = processes.find(root)
@@ -72,8 +66,7 @@ def _command(root: Path, engine: Engine, opened: ExitStack) -> tuple[str, ...]:
 
 def _root_of_container(root: Path, proven: processes.Process, process: int, opened: ExitStack) -> Path | None:
     """Return the root of the operator's engine, held open; None unless the engine runs as the host's root."""
-    users, of_host = os.readlink("ns/user", dir_fd=process), (root / "proc/1/ns/user").readlink()
-    if users != str(of_host) or not _ONLY_ROOT.search(read("status", _LONGEST_STATUS, process)):
+    if not processes.runs_as_root(process, root / "proc/1"):
         return None
     is_link = stat.S_ISLNK(os.stat("root", dir_fd=process, follow_symlinks=False).st_mode)
     if is_link and processes.root_of(root, proven) == root:  # a file of a captured tree, which leads anywhere

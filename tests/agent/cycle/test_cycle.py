@@ -256,6 +256,7 @@ def test_a_later_look_has_what_the_runtime_says(short_root: Path, config: Path, 
         closing(SimulatedNode.create(short_root / "node", "p5.48xlarge")) as node,
         serving(node.root / "run/containerd/containerd.sock", answers),
     ):
+        node.run_kubernetes("eks-al2023")
         light = Light(node, config, mocker)
         soon = light.cycle.run()
         assert (light.evidence[CONTAINER_RUNTIME].why_not_live, soon) == (NOT_YET, AGAIN_SECONDS)

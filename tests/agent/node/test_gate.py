@@ -24,7 +24,8 @@ from cli import gate as gate_command
 from cli.gate import ask
 from healthcheck.probes.pod_resources import SOCKETS
 from healthcheck.probes.pods_by_uid import PODS_API
-from tests.agent.cycle.test_container_runtime import WITH_NVIDIA, runs_with
+from tests.agent.cycle.test_container_runtime import SOCKET as RUNTIME
+from tests.agent.cycle.test_container_runtime import dockers_status
 from tests.agent.world import StandIn, World
 from tests.host.grpc_server import Server, answers_to, serving
 from tests.waiting import GIVE_UP_SECONDS, eventually
@@ -77,10 +78,10 @@ def gated(short_root: Path) -> Iterator[World]:
     """Yield a node whose pods `gpu-3` and `gpu-5` have these GPUs, with an agent that reported `pass`."""
     with ExitStack() as undo:
         world = undo.enter_context(World(short_root / "world", StandIn("node", "p5.48xlarge")))
-        world.host.put_file("/etc/containerd/config.toml", WITH_NVIDIA)
+        world.host.run_kubernetes("docker")
         root = world.host.root
-        answers = {**runs_with("runc", "nvidia"), **sandboxes(THREE, FIVE, OTHER)}
-        undo.enter_context(serving(root / "run/containerd/containerd.sock", answers))
+        answers = {**dockers_status(ready=True), **sandboxes(THREE, FIVE, OTHER)}
+        undo.enter_context(serving(root / RUNTIME, answers))
         held = devices(gpu_3=gpu_uuid(world, 3), gpu_5=gpu_uuid(world, 5))
         undo.enter_context(serving(root / SOCKETS[0].lstrip("/"), held))
         admit(world, THREE, FIVE, OTHER)

@@ -97,4 +97,4 @@ def test_anything_else_in_the_place_of_a_file_leaves_facts(distribution: str, no
         finally:
             file.rmdir() if kind == "folder" else file.unlink(missing_ok=True)
             aside.rename(file)
-        assert seen is None or seen.used is None or seen.used.path
+        assert seen is None or seen.why_none or seen.path

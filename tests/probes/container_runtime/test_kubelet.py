@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.container_runtime import distributions
-from healthcheck.probes.container_runtime.distributions import LAYOUTS, STANDARD, STANDARD_SOCKET
-from healthcheck.probes.container_runtime.kubelet import KubeletSettings, choose, settings_of, settings_on_disk
+from healthcheck.probes.container_runtime.distributions import STANDARD_SOCKET
+from healthcheck.probes.container_runtime.kubelet import choose, settings_of
 from healthcheck.probes.container_runtime.processes import Process
 
 K3S_SOCKET = "/run/k3s/containerd/containerd.sock"
-CONFIG = "kind: KubeletConfiguration\n"
 
 
 def kubelet(*arguments: str, name: str = "kubelet", pid: int = 7, mounts: str = "") -> Process:
@@ -178,43 +176,17 @@ def test_a_command_of_a_persons_is_no_kubelet(words: tuple[str, ...], tmp_path: 
     assert choose(tmp_path, [kubelet(*words, name="k3s")]) is None
 
 
-# Without a process: the settings that a start would use.
-
-
 @pytest.mark.parametrize(
-    ("files", "endpoint"),
+    ("flags", "socket"),
     [
-        (
-            {"var/lib/kubelet/kubeadm-flags.env": 'A="--container-runtime-endpoint=unix:///run/a.sock --x=y"'},
-            "/run/a.sock",
-        ),
-        (
-            {
-                "var/lib/kubelet/kubeadm-flags.env": 'A="--container-runtime-endpoint=/a"',
-                "etc/default/kubelet": "KUBELET_EXTRA_ARGS=--container-runtime-endpoint=/b\n",
-            },
-            "/b",
-        ),
-        ({"var/lib/kubelet/config.yaml": f"{CONFIG}containerRuntimeEndpoint: /c\n"}, "/c"),
-        ({"etc/kubernetes/kubelet.conf": "kind: Config\ncontainerRuntimeEndpoint: /c\n"}, None),
-        ({"var/lib/kubelet/config.yaml": "kind: [\n"}, None),
-        ({"etc/default/kubelet": '"' * 99 + "\n" + "x" * 99999}, STANDARD_SOCKET),
-        ({}, None),
+        ('--container-runtime-endpoint="${SNAP_COMMON}/run/x.sock"\n# --container-runtime-endpoint=/no\n', None),
+        ('A="--container-runtime-endpoint=/var/snap/microk8s/common/run/x.sock --x=y"', None),
+        ('"' * 99 + "\n" + "x" * 99999, "/var/snap/microk8s/common/run/containerd.sock"),
     ],
 )
-def test_the_service_files_give_the_flags_of_a_stopped_service(
-    files: dict[str, str | bytes], endpoint: str | None, tmp_path: Path
-) -> None:
-    seen = settings_on_disk(put(tmp_path, files), STANDARD)
+def test_a_snaps_file_of_flags_is_read_with_its_variables(flags: str, socket: str | None, tmp_path: Path) -> None:
+    put(tmp_path, {"args": flags})
 
-    assert (seen.endpoint if seen else None) == endpoint
+    seen = settings_of(tmp_path, kubelet("--kubelet-args-file=/args", name="kubelite"))
 
-
-def test_the_files_of_a_snap_tell_it_with_their_variables(tmp_path: Path) -> None:
-    layout = next(paths for paths in LAYOUTS if paths.distribution == distributions.MICROK8S)
-    flags = '--container-runtime-endpoint="${SNAP_COMMON}/run/x.sock"\n# --container-runtime-endpoint=/no\n'
-
-    seen = settings_on_disk(put(tmp_path, {"var/snap/microk8s/current/args/kubelet": flags}), layout)
-
-    assert isinstance(seen, KubeletSettings)
-    assert seen.endpoint == "/var/snap/microk8s/common/run/x.sock"
+    assert seen.endpoint == (socket or "/var/snap/microk8s/common/run/x.sock")

@@ -125,22 +125,18 @@ def test_the_switches_are_read(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("[nvidia-container-runtime]\nmode = auto\n", ConfigurationProblem(STANDARD_FILE, "Invalid value", 2, 8)),
-        ("[nvidia-container-runtime]\nmode = 7\n", ConfigurationProblem(STANDARD_FILE, "mode is not a string", 2)),
+        ("[nvidia-container-runtime]\nmode = 7\n", ConfigurationProblem(STANDARD_FILE, "mode is not a string")),
         (
             "nvidia-container-cli = 7\n",
-            ConfigurationProblem(STANDARD_FILE, "nvidia-container-cli is not a table", 1),
+            ConfigurationProblem(STANDARD_FILE, "nvidia-container-cli is not a table"),
         ),
         (
             "\naccept-nvidia-visible-devices-as-volume-mounts = 1\n",
-            ConfigurationProblem(
-                STANDARD_FILE, "accept-nvidia-visible-devices-as-volume-mounts is not true or false", 2
-            ),
+            ConfigurationProblem(STANDARD_FILE, "accept-nvidia-visible-devices-as-volume-mounts is not true or false"),
         ),
     ],
 )
-def test_an_unsupported_value_is_reported_with_its_line(
-    text: str, problem: ConfigurationProblem, tmp_path: Path
-) -> None:
+def test_invalid_value_is_reported(text: str, problem: ConfigurationProblem, tmp_path: Path) -> None:
     assert read(tmp_path, text).problem == problem
 
 
