@@ -24,6 +24,7 @@ from diagnosis.causes.starting_causes import (
     CONFIG_MISSING,
     CREATION_FAILS,
     DRIVER_NOT_LOADED,
+    HANDLER_TYPELESS,
     IMAGE_ABSENT,
     IMAGE_FAILS,
     IMAGE_NEEDS_DRIVER,
@@ -76,7 +77,7 @@ _VOLUMES = ((DRIVER_NOT_LOADED, NO_DEVICE_FILE), *texts_in(_EVENT, (VOLUME_ELSEW
 _ATTACHING = ((ATTACH, ATTACH.texts[0]),)
 _DEFERRED, _ATTACHES = "NetworkDeviceAttachDeferred", 5.0
 """Event while DRANET still attaches the devices, and the minutes that this may take."""
-_SANDBOXES = texts_in(_EVENT, (RUNTIME_SILENT, NETWORK, SANDBOX))
+_SANDBOXES = texts_in(_EVENT, (RUNTIME_SILENT, HANDLER_TYPELESS, NETWORK, SANDBOX))
 """Texts of FailedCreatePodSandBox and NetworkNotReady; a missing handler has its own family."""
 _IMAGE_REASONS = frozenset(
     ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")

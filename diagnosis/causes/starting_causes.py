@@ -147,6 +147,12 @@ CGROUP_DRIVERS = _runtime_on_node(
     "neither; restart both.",
     starting(r"expected cgroupsPath to be of format", "runc"),
 )
+HANDLER_TYPELESS = _runtime_on_node(
+    "RuntimeTypeMissing",
+    "A handler in the configuration of the node's containerd has no runtime_type: no sandbox starts with it.",
+    'Set `runtime_type = "io.containerd.runc.v2"` in the table of the handler on the node, then restart containerd.',
+    starting(r"container\.Runtime\.Name must be set", _CONTAINERD),
+)
 NETWORK = _runtime_on_node(
     "PodNetworkFails",
     "The network plugin fails to set up the pod's network.",
@@ -267,6 +273,7 @@ CAUSES = (
         RUNTIME_SILENT,
         CGROUP_DRIVERS,
         ATTACH,
+        HANDLER_TYPELESS,
         NETWORK,
         SANDBOX,
         IMAGE_REFUSED,

@@ -135,7 +135,7 @@ def removed_type(release: Release) -> Files:
 
 
 def cgroupfs(release: Release) -> Files:
-    tables = (release.runc(systemd_cgroup=False), release.nvidia(systemd_cgroup=False))
+    tables = (release.runc(), release.nvidia(systemd_cgroup=False))
     return {MAIN: release.file(*tables, handler(release.section, "kata"))}
 
 

@@ -218,6 +218,12 @@ EVENTS = [
     ("FailedCreatePodSandBox", SANDBOX.format(OCI + CGROUPS), "CgroupDriverMismatched", "node/a"),
     ("FailedCreatePodSandBox", SANDBOX.format("cgroups: cgroup deleted"), "SandboxNotCreated", "node/a"),
     (
+        "FailedCreatePodSandBox",
+        SANDBOX.format("create container failed validation: container.Runtime.Name must be set: invalid argument"),
+        "RuntimeTypeMissing",
+        "node/a",
+    ),
+    (
         "FailedPrepareDynamicResources",
         "Failed to prepare dynamic resources: NodePrepareResources failed for claim team/x: rpc error: timed out",
         "ClaimNotPrepared",
