@@ -16,7 +16,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks import CHECKS, gpu_runtime
+from healthcheck.checks import CHECKS
 from healthcheck.model import Finding
 from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.probes.container_runtime import nvidia_definitions, processes, runtime_binaries
@@ -260,7 +260,9 @@ def ways(runtime: ContainerRuntime) -> set[str]:
     """Return the ways in which a pod gets a GPU now, if it can be started at all."""
     running = runtime.running_handlers
     return (
-        {text for text in running if gpu_runtime.is_nvidias(text, running[text])} if runtime.live is not None else set()
+        {text for text in running if nvidia_definitions.is_nvidias(text, running[text])}
+        if runtime.live is not None
+        else set()
     )
 
 

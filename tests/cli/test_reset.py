@@ -263,7 +263,7 @@ class TestCtrlC:
         eventually(lambda: any(left in event for event in workshop.events if event.startswith("GpuResetFailed")))
 
         workshop.node.services.end_process(7001)
-        assert workshop.next_command() == f"gpu-healthcheck reset {workshop.name}"
+        assert workshop.next_commands()[0] == f"gpu-healthcheck reset {workshop.name}"
         code, out = workshop.reset()
         assert (code, workshop.allocatable, workshop.findings) == (0, 8, []), out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 
 from healthcheck.probes.pod_resources import SOCKETS
 from sim.api_objects import EVENTS
-from tests.agent.cycle.test_container_runtime import WITH_NVIDIA, runs_with
 from tests.agent.world import StandIn, World
 from tests.host.grpc_server import answers_to, serving
 from tests.waiting import eventually
@@ -21,6 +21,17 @@ pytestmark = pytest.mark.cluster
 ERROR = "GPU has fallen off the bus."
 RUNTIME = "run/containerd/containerd.sock"
 Json = dict[str, Any]
+
+
+def runs_with(*handlers: str) -> dict[str, bytes]:
+    """Return the answers of a containerd with these handlers."""
+    runtimes = {name: {"runtimeType": "io.containerd.runc.v2"} for name in handlers}
+    config = {"containerd": {"defaultRuntimeName": "runc", "runtimes": runtimes}, "enableCDI": True}
+    status: Json = {
+        "status": {"conditions": [{"type": "RuntimeReady", "status": True}]},
+        "info": [{"key": "config", "value": json.dumps(config)}],
+    }
+    return answers_to("container-runtime", {"runtime_name": "containerd", "runtime_version": "v2.1.4"}, status)
 
 
 class Pods:
@@ -77,7 +88,6 @@ def pods(short_root: Path) -> Iterator[Pods]:
     """Yield the pods of a healthy node, whose agent has not started."""
     with ExitStack() as undo:
         world = undo.enter_context(World(short_root / "world", StandIn("node", "p5.48xlarge")))
-        world.host.put_file("/etc/containerd/config.toml", WITH_NVIDIA)
         yield Pods(world, undo)
 
 
