@@ -431,7 +431,13 @@ class NodeReset:
         must_be_allowed(plan)
         if plan.left:
             raise CouldNot("pods that stay on it use its GPUs", *(f"{name}: {why}" for name, why in plan.left))
-        operands = [pod["metadata"] for pod, kind in kinds if kind is HolderKind.OPERAND and not plan.leaving]
+        # An automatic reset may evict none: the operator ends those whose labels are off.
+        may_end = not (plan.leaving or self._options.is_automatic)
+        operands = [
+            pod["metadata"]
+            for pod, kind in kinds
+            if kind is HolderKind.OPERAND and may_end and "deletionTimestamp" not in pod["metadata"]
+        ]
         self._operands_evicted += len(operands)
         if self._operands_evicted > _MOST_OPERANDS:
             raise CouldNot("a component of NVIDIA returns after each eviction, and uses the GPUs", *named)
