@@ -258,12 +258,9 @@ def first_words(command: str) -> str:
 
 def ways(runtime: ContainerRuntime) -> set[str]:
     """Return the ways in which a pod gets a GPU now, if it can be started at all."""
-    running = runtime.running_handlers
-    return (
-        {text for text in running if nvidia_definitions.is_nvidias(text, running[text])}
-        if runtime.live is not None
-        else set()
-    )
+    if runtime.live is None:
+        return set()
+    return {name for name, program in runtime.running_handlers.items() if nvidia_definitions.is_nvidias(name, program)}
 
 
 OWN_WAYS = {
