@@ -451,13 +451,18 @@ class ContainerRuntime:
         file.chmod(0o755)
         os.utime(file, (IMAGE_MADE, IMAGE_MADE))
 
+    def boot(self, age_seconds: float) -> None:
+        """Show the host's mounts, and start the processes if they run on this node."""
+        self._link("proc/1/ns/mnt", _MOUNTS_OF_HOST)
+        if self.runs:
+            self.start(age_seconds)
+
     def start(self, age_seconds: float) -> None:
         """Start the processes of the runtime with this age."""
         self.stop()
         self.runs = True
         uptime = float((self._root / "proc/uptime").read_text().split()[0])
         started = int(max(0.0, uptime - age_seconds) * _TICKS_PER_SECOND)
-        self._link("proc/1/ns/mnt", _MOUNTS_OF_HOST)
         sockets = [path for process in self._laid_out.processes for path in process.listens]
         inodes = {path: inode for inode, path in enumerate(sockets, _FIRST_INODE)}
         for pid, process in enumerate(self._laid_out.processes, _FIRST_PID):

@@ -405,12 +405,6 @@ class SimulatedNode:
         """Write a file of the image, which every process has read."""
         self.container_runtime.put(path, text)
 
-    def edit_file(self, path: str, text: str, age_seconds: float = SETTLED_DRIVER_SECONDS / 2) -> None:
-        """Change a file at that age, without a restart of its readers."""
-        self.write_value(path, text)
-        edited = time.time() - age_seconds
-        os.utime(self.root / path, (edited, edited))
-
     def remove_file(self, path: str) -> None:
         (self.root / path).unlink()
 
@@ -539,8 +533,7 @@ class SimulatedNode:
     def _boot(self, driver_age_seconds: int) -> None:
         self.write_value("proc/sys/kernel/random/boot_id", uuid.uuid4())
         self.services.boot(driver_age_seconds + 30)
-        if self.container_runtime.runs:
-            self.container_runtime.start(driver_age_seconds)
+        self.container_runtime.boot(driver_age_seconds)
         if self.instance_type in IMEX_RUNS_ON:
             self.start_imex()
         self.kernel_log.write(

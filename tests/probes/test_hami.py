@@ -218,6 +218,7 @@ def test_its_delay_is_read_as_go_writes_it(message: str, seconds: float, node: S
 
 
 def test_another_kubelets_folder_is_known_by_hamis_own_pod(node: SimulatedNode) -> None:
+    node.run_kubernetes("eks-al2023")
     node.install_hami("2.10")
     node.hami_container(GONE, age_seconds=3600)
     (node.root / f"var/lib/kubelet/pods/{POD}").rmdir()
