@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, TooEarly, Unobserved
+from healthcheck.model import Finding, Judgement, Observation, TooEarly, Unobserved
 from healthcheck.probes.container_runtime import cri
 from healthcheck.probes.container_runtime.facts import DOCKER, UNREADABLE, ContainerRuntime, RuntimeConfiguration
 
@@ -47,12 +47,10 @@ def judge(runtime: ContainerRuntime, _: RuntimeConfiguration, __: Expectation) -
 
 def _not_checked(runtime: ContainerRuntime) -> Iterator[Judgement]:
     """Yield the reason why the files could not be judged."""
-    if runtime.on_disk is not None or runtime.refusal is not None:
+    if runtime.on_disk is not None or runtime.refusal is not None or runtime.kind == DOCKER:
         return
     if cri.NOT_YET in (runtime.why_not_live, runtime.why_not_loaded):
         yield TooEarly(cri.NOT_YET, subject(runtime))
-    elif runtime.kind == DOCKER:
-        yield NotConfigured("Docker's files are not judged")
     else:
         yield Unobserved(UNREADABLE, runtime.why_not_loaded, subject(runtime))
 
@@ -102,6 +100,7 @@ def _summary(runtime: ContainerRuntime) -> str:
     where = f" of {runtime.distribution}" if runtime.distribution else ""
     made = f" (made from {runtime.template})" if runtime.template else ""
     files = ", ".join(file.path for file in runtime.files) or f"no {runtime.path}, so its defaults apply"
+    files = "whose files are not judged" if runtime.kind == DOCKER else files
     return f"{gpu_runtime.release(runtime)}{where} at {runtime.socket}, {files}{made}: {_handlers(runtime)}"
 
 

@@ -334,7 +334,8 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fault", "reason"), FAULTS)
 def test_no_restart_is_advised_with_a_fault_in_the_files(fault: dict[str, Any], reason: str) -> None:
-    (only,) = judge(LOADED, runtime(NVIDIA, RUNC, Handler("kata2"), live=running(NVIDIA, RUNC), **fault))[:1]
+    live = running(NVIDIA, RUNC, not_ready="x")
+    (only,) = judge(LOADED, runtime(NVIDIA, RUNC, live=live, **fault))[:1]
     assert "`" not in str(only)
     assert reason in str(only)
 
