@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from healthcheck.catalog.plain_words import plain_words
 from healthcheck.model import PREFIX, Grace, Reason, Severity
 
 SETTING = "a setting"
@@ -60,6 +61,19 @@ def without_prefix(message: str) -> str:
 def reasons() -> dict[str, Declared]:
     """Return all reasons except Xids and SXids, which are found by number; keys are in lower case."""
     return {entry["reason"]["name"].lower(): _declared(entry) for entry in _content()["reasons"]}
+
+
+def in_plain_words(reason: str, subject: str, about: Mapping[str, str]) -> str:
+    """Return a finding in plain words: `GPU 2 fell off the bus`."""
+    return plain_words(reason, subject, about, _meanings())
+
+
+@cache
+def _meanings() -> Mapping[str, str]:
+    others = (entry for entries in words().values() for entry in entries if entry.kind == REASON)
+    return {declared.reason.name: declared.reason.meaning for declared in reasons().values()} | {
+        entry.name: entry.meaning for entry in others
+    }
 
 
 def defaults() -> Mapping[str, str]:

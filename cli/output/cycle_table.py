@@ -15,7 +15,8 @@ from cli.options import OutputFormat
 from cli.output.json_documents import write_as
 from cli.output.lines import print_rows
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
-from healthcheck.checks import DEEP_CHECKS
+from healthcheck.catalog.plain_words import plain_words
+from healthcheck.checks import DEEP_CHECKS, MEANINGS
 from healthcheck.host.console import Screen
 from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import Check, Evidence, Nature, Observation, Outcome, Severity, Status, Unobserved, counted
@@ -133,8 +134,11 @@ def _seen_line(seen: Observation) -> Text:
 def _finding_line(standing: ActiveFinding) -> Text:
     finding = standing.finding
     times = f" ({standing.count} times)" if standing.count > 1 else ""
+    words = plain_words(finding.reason, finding.subject, finding.about, MEANINGS)
     severity = (f"{finding.reason} {finding.severity.name}", SEVERITY_STYLES[finding.severity])
-    return Text.assemble(severity, printable(f" on {finding.subject}: {finding.detail}{times}"))
+    return Text.assemble(
+        printable(words), " (", severity, printable(f" on {finding.subject}): {finding.detail}{times}")
+    )
 
 
 def _show_evidence(console: Screen, evidence: Evidence) -> None:

@@ -16,7 +16,7 @@ from cli.fleet_pattern import UNHEARD, fault_pattern, group_sentence, unheard_gr
 from cli.node_groups import Concentration, dividing
 from cli.slow_gpus import SlowGpu, loss_text, rank
 from diagnosis.report.one_file import rendered
-from healthcheck.model import Severity, Status
+from healthcheck.model import Severity, Status, counted
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict.taint_decision import DEVICES
@@ -49,6 +49,8 @@ _FAULTY = ("isolate", "reboot", "reset")
 class ReasonEntry(Struct, frozen=True):
     """One reason of a node, and its subjects."""
 
+    words: str
+    """What happened, in plain words; '' for a check that could not run."""
     reason: str
     link: str
     """Address of the reason in the documentation; '' if it has none."""
@@ -330,6 +332,7 @@ def _entry(reason: str, findings: list[FleetFinding], link: Callable[[str], str]
     left_out = max(len(subjects) - _MOST_SUBJECTS, 0)
     first = min((finding.since for finding in findings if finding.since), default="")
     return ReasonEntry(
+        _in_plain_words(findings),
         _shown(reason),
         link(reason),
         _shown(severity),
@@ -337,6 +340,15 @@ def _entry(reason: str, findings: list[FleetFinding], link: Callable[[str], str]
         left_out,
         _time(first) if first < since else "",
     )
+
+
+def _in_plain_words(findings: list[FleetFinding]) -> str:
+    """Return what happened to the first device, and the number of further ones; '' for a check that could not run."""
+    if not findings or not findings[0].subject:
+        return ""
+    words = index.in_plain_words(findings[0].reason, findings[0].subject, findings[0].about)
+    more = f" (and {counted(len(findings) - 1, 'other')})" if len(findings) > 1 else ""
+    return _shown(f"{words}{more}")
 
 
 def _time(at: str) -> str:

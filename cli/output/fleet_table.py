@@ -38,10 +38,10 @@ _COLUMNS = (
     TableColumn("severity", least=8, leaves=6),
     TableColumn("taint", leaves=5),
     TableColumn("type", least=16, leaves=1),
-    TableColumn("checked", leaves=4),
+    TableColumn("checked", leaves=3),
     TableColumn("tested", leaves=2),
     TableColumn("reason", least=36),
-    TableColumn("message", least=20, leaves=3),
+    TableColumn("message", least=20, leaves=4),
 )
 _WIDE_COLUMNS = (*_COLUMNS, *map(TableColumn, ("since", "findings", "next step")))
 
@@ -189,8 +189,7 @@ def _cells(row: FleetRow, *, wide: bool) -> Iterator[Cell]:
     yield looked(row), "magenta" if row.silent or row.heartbeat_age_seconds is None else ""
     yield _tested(row)
     yield reason or (f"last report: {row.status}" if is_silent else ""), ""
-    message = row.message.removeprefix(f"{row.reason} on ")
-    yield (row.released and f"released {row.released}") if is_pass else message, ""
+    yield (row.released and f"released {row.released}") if is_pass else row.message, ""
     if wide:
         yield row.since, ""
         yield ", ".join(dict.fromkeys(map(_finding, row.findings))), ""

@@ -10,6 +10,7 @@ from msgspec import to_builtins
 from rich.console import Group
 from rich.text import Text
 
+from cli import index
 from cli.fleet import NO_VERDICT, SILENT, NodeReport, ago, looked
 from cli.output.lines import COMMAND
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
@@ -118,8 +119,9 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
 def _finding(fault: Fault, now: datetime) -> Iterator[Entry]:
     row = fault.row
     names = "".join(f", {name} {text}" for name, text in (row.about or {}).items())
-    stops = "GPU pods can't start: " if fault.reason in STOPS_PODS else ""
-    message = f"{fault.reason} on {fault.subject}{names}: {stops}{row.detail or ''}"
+    stops = "GPU pods can't start. " if fault.reason in STOPS_PODS else ""
+    words = index.in_plain_words(fault.reason, fault.subject, row.about or {})
+    message = f"{stops}{words} ({fault.reason} on {fault.subject}{names}): {row.detail or ''}"
     yield fault.severity.name, message, SEVERITY_STYLES[fault.severity]
     first, last = (f"{word} {_at(time, now)}" if time else "" for word, time in _times(fault))
     times = f"{row.count} times" if (row.count or 0) > 1 else ""

@@ -18,7 +18,8 @@ _MOST_NAMED = 4
 
 STALE = gpu_runtime.reason(
     "CdiSpecStale",
-    "A CDI specification names devices or files that the node does not have: no pod can get its devices.",
+    "A CDI specification is outdated: it names devices or files that the node does not have. No pod can get its "
+    "devices.",
     "Generate it again with the command in the detail: it is older than the driver or the last boot.",
     source="containerd: `failed to stat CDI host device`; runc: a mount's source, a hook's program",
 )

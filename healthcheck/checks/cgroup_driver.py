@@ -14,7 +14,7 @@ _NAMES = {True: "systemd", False: "cgroupfs"}
 
 MISMATCH = gpu_runtime.reason(
     "CgroupDriverMismatch",
-    "The kubelet and its container runtime use different cgroup drivers: pods fail under load, or lose their GPUs.",
+    "Kubelet and container runtime use different cgroup drivers: pods fail under load, or lose their GPUs.",
     "Set both to systemd, as the detail describes.",
     source="Kubernetes, Container Runtimes: cgroup drivers",
 )

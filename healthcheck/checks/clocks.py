@@ -40,7 +40,8 @@ _MOST_SHARE = 1.1
 HARDWARE = Reason(
     "ClocksHardwareSlowdown",
     Severity.MONITOR,
-    "The GPU's hardware holds its clocks at half or less, and reports neither heat nor power brake as the cause.",
+    "A GPU is slowed down by its hardware: its clocks are held at half or less, and it reports neither heat nor "
+    "power brake as the cause.",
     "Check power draw and temperature; move work away, and replace the node if the slowdown persists.",
     flickers=True,
     threshold=f"bit {_HARDWARE_SLOWDOWN:#x}, alone",
@@ -49,7 +50,7 @@ HARDWARE = Reason(
 THERMAL = Reason(
     "ClocksThermalSlowdown",
     Severity.MONITOR,
-    "The GPU's hardware holds its clocks at half or less because it is too hot.",
+    "A GPU is too hot: its hardware holds its clocks at half or less.",
     "Check temperature and fans; move work away, and replace the node if the slowdown persists.",
     flickers=True,
     threshold=f"bit {_THERMAL_SLOWDOWN:#x}, or over {MOST_HARDWARE_SHARE:.0%} of two windows of at least "
@@ -59,7 +60,7 @@ THERMAL = Reason(
 POWER_BRAKE = Reason(
     "PowerBrake",
     Severity.MONITOR,
-    "The machine's power supply makes the GPU hold its clocks at half or less.",
+    "A GPU is slowed down by the power supply: the machine makes it hold its clocks at half or less.",
     "Move work away; replace the node if the slowdown persists: its power supply is at fault, not the GPU.",
     flickers=True,
     threshold=f"bit {_POWER_BRAKE:#x}, or over {MOST_HARDWARE_SHARE:.0%} of two windows of at least "
@@ -69,7 +70,7 @@ POWER_BRAKE = Reason(
 THROTTLING = Reason(
     "ThermalThrottling",
     Severity.MONITOR,
-    "The driver reduces the GPU's clocks for a large part of the time because it is too hot.",
+    "A GPU is slowed down by heat: the driver reduces its clocks for a large part of the time.",
     "Compare the temperatures of the other GPUs; check fans and airflow, and replace the node if it persists.",
     threshold=f"over {MOST_SOFTWARE_SHARE:.0%} of at least {SOFTWARE_SECONDS:.0f} s under load",
     source="NVML's counter of software thermal slowdown, else violation policy THERMAL",

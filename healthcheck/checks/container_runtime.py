@@ -21,7 +21,7 @@ MALFORMED = gpu_runtime.reason(
 )
 MISPLACED = gpu_runtime.reason(
     "RuntimeConfigMisplaced",
-    "A file of the kubelet's container runtime defines NVIDIA's handler where the runtime does not take it from.",
+    "The container runtime does not read NVIDIA's handler: its file defines it in another place.",
     "Move it to the table in the detail, or write the file again with `nvidia-ctk runtime configure`.",
     source="the output of the runtime's own loader, which lacks the handler",
 )

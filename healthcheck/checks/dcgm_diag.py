@@ -116,7 +116,7 @@ _WORD = re.compile(r"[a-z0-9]+")
 FAMILY = Reason(
     "DcgmDiag",
     Severity.MONITOR,
-    "A DCGM test that is newer than this program failed; the finding has the test's name, for instance DcgmDiagNew.",
+    "A new DCGM test failed: it is newer than this program. The finding has the test's name, for instance DcgmDiagNew.",
     "Read the error in the detail: it sets the severity of the finding.",
     threshold=_THRESHOLD,
 )

@@ -14,7 +14,7 @@ _MOST_NAMED = 8
 
 UNDEFINED = gpu_runtime.reason(
     "DefaultRuntimeUndefined",
-    "The default handler of the kubelet's container runtime is not defined: its CRI does not load.",
+    "The container runtime's default handler is undefined: the CRI of the kubelet's runtime does not load.",
     "Define the handler, or set the default to a defined handler.",
     source="containerd: `no corresponding runtime configured in containerd.runtimes`",
 )

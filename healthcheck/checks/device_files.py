@@ -29,8 +29,8 @@ _SOURCE = "NVIDIA/nvidia-modprobe, nvidia-modprobe-utils.c"
 MISSING = Reason(
     "DeviceFileMissing",
     Severity.MONITOR,
-    "A device file of the loaded driver exists neither in the host's /dev nor in the driver container's: pods that get "
-    "it through CDI do not start, or CUDA finds no device in them.",
+    "A device file of the driver is missing: it exists neither in the host's /dev nor in the driver container's. "
+    "Pods that get it through CDI do not start, or CUDA finds no device in them.",
     "Run `nvidia-modprobe -c0 -u` on the node (`-c` with the GPU's minor number), or restart its driver container.",
     # The program that loads the driver creates the files a moment later.
     flickers=True,
@@ -40,7 +40,8 @@ MISSING = Reason(
 WRONG = Reason(
     "DeviceFileWrong",
     Severity.MONITOR,
-    "A device file of the driver is not a character device, or has another driver's number: programs can't open it.",
+    "A device file of the driver is wrong: it is not a character device, or has another driver's number. Programs "
+    "can't open it.",
     "Remove it on the node, then run `nvidia-modprobe -c0 -u`; find its cause, such as a `mknod` at boot with a fixed "
     "number, or a hostPath volume that created a folder.",
     flickers=True,

@@ -19,7 +19,7 @@ APART_SECONDS = 30.0
 UNRESPONSIVE = Reason(
     "DriverUnresponsive",
     Severity.REBOOT,
-    "NVML did not answer within its deadline, twice: a call hangs in the driver.",
+    "The driver does not answer: NVML missed its deadline twice, because a call hangs in the driver.",
     "Drain and reboot the node: a process that hangs in the driver can't be killed.",
     threshold=f"two deadlines missed, at least {APART_SECONDS:.0f} s apart",
 )
@@ -29,7 +29,7 @@ UNRESPONSIVE = Reason(
 VERSION_MISMATCH = Reason(
     "DriverVersionMismatch",
     Severity.MONITOR,
-    "No driver library on the node has the version of the loaded kernel module: new programs can't use the GPUs.",
+    "No driver library of the node matches the loaded kernel module: new programs can't use the GPUs.",
     "After a driver upgrade, reboot or reload the module. Otherwise install the library of the module's version.",
     flickers=True,
     threshold="the versions differ",

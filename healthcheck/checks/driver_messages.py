@@ -30,20 +30,21 @@ from healthcheck.probes.pci import normalise_address
 FELL_OFF_BUS = Reason(
     "GpuFellOffBus",
     Severity.REBOOT,
-    "The driver can no longer reach a GPU over PCIe, while it runs or when it detects GPUs.",
+    "A GPU fell off the bus: the driver can no longer reach it over PCIe, while it runs or when it detects GPUs.",
     "Drain and reboot the node; replace it when the GPU is lost again.",
 )
 RESET_REQUIRED = Reason(
     "DriverResetRequired",
     Severity.RESET,
-    "The driver rejects work with NV_ERR_RESET_REQUIRED: a GPU must be reset first.",
+    "A GPU takes no work until it is reset: the driver rejects work with NV_ERR_RESET_REQUIRED.",
     "Drain the node and reload the driver, or reboot: the line names no GPU. If you only reset GPUs, release the node: "
     "it can't detect that the right GPU was reset.",
 )
 REBOOT_REQUIRED = Reason(
     "DriverRebootRequired",
     Severity.REBOOT,
-    "The driver's memory manager (UVM) had a fatal error: every new CUDA program on the node fails until a reboot.",
+    "CUDA programs fail until the node reboots: the driver's memory manager (UVM) had a fatal error. Every new "
+    "program fails.",
     "Drain and reboot the node; find the Xid before this line in the kernel log.",
     source="open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/nv_gpu_ops.c, nvGpuOpsReportFatalError: the driver"
     " sets the recovery action of every GPU to reboot",
@@ -51,8 +52,8 @@ REBOOT_REQUIRED = Reason(
 NOT_RESPONDING = Reason(
     "GpuNotResponding",
     Severity.MONITOR,
-    "The driver waits for a GPU or its firmware (GSP) in vain: its watchdog, a heartbeat, a GSP timeout, the end of all"
-    " channels, or a wait that repeats for minutes.",
+    "A GPU does not respond: the driver waits for it or its firmware (GSP) in vain. Signs are its watchdog, a "
+    "heartbeat, a GSP timeout, the end of all channels, or a wait that repeats for minutes.",
     "Find out whether programs or nvidia-smi hang on a GPU; if they do, or if the line recurs, drain and reboot the"
     " node.",
     threshold="a line, at once; a wait of nvidia-modeset: 3 lines within 60 s or more, none 60 s after the last",
@@ -61,7 +62,7 @@ NOT_RESPONDING = Reason(
 NVLINK_TRAINING = Reason(
     "NvLinkTrainingFailed",
     Severity.MONITOR,
-    "The driver can't detect or train NVLinks of a GPU in any try.",
+    "A GPU's NVLinks do not start: the driver can't detect or train them in any try.",
     "Check `nvidia-smi nvlink --status`; if it hangs or a link is down, drain and reboot the node: the links stay down"
     " until then.",
     threshold="3 lines, at most 10 min apart: a single retry at start is no fault",
@@ -70,7 +71,7 @@ NVLINK_TRAINING = Reason(
 PCIE_ERROR = Reason(
     "GpuPcieError",
     Severity.REBOOT,
-    "A fatal PCIe error (AER or DPC) reset the link of a GPU, and the GPU's driver can't recover from that.",
+    "A GPU's PCIe link had a fatal error: AER or DPC reset the link, and the GPU's driver can't recover from that.",
     "Drain and reboot the node; replace it if the error recurs.",
     threshold="the line of a fatal error, and within 10 s a line that the GPU's driver can't recover",
     source="Linux, drivers/pci/pcie/err.c, aer.c and dpc.c",
@@ -78,7 +79,7 @@ PCIE_ERROR = Reason(
 OTHER_DRIVER = Reason(
     "GpuBoundToOtherDriver",
     Severity.MONITOR,
-    "Another kernel module holds a GPU, so that NVIDIA's driver can't use it. The GPU is sound.",
+    "A GPU is held by another kernel module: NVIDIA's driver can't use it. The GPU is sound.",
     "Block the module that the detail names (blacklist it in the node's image, rebuild its initramfs) and reboot.",
     source="open-gpu-kernel-modules, kernel-open/nvidia/nv-pci.c, check_for_bound_driver",
 )

@@ -17,7 +17,7 @@ MOST_PARITY, MOST_SECDED = 4, 2
 UNCORRECTED = Reason(
     "EccUncorrected",
     Severity.RESET,
-    "ECC could not correct an error since the driver was loaded: a GPU's memory lost data.",
+    "A GPU's memory lost data: since the driver was loaded, it had an error that ECC could not correct.",
     "Drain the node and reset the GPU, or reboot; replace the GPU if the error recurs.",
     threshold=f"more than {MOST_UNCORRECTED} since the driver was loaded",
     source="nvml.h, NVML_VOLATILE_ECC; DCGM's error 4, VOLATILE_DBE_DETECTED",
@@ -25,7 +25,8 @@ UNCORRECTED = Reason(
 SRAM_THRESHOLD = Reason(
     "SramThresholdExceeded",
     Severity.ISOLATE,
-    "A GPU's on-chip memory (SRAM) had more uncorrectable errors than NVIDIA's limit (Ampere and later).",
+    "A GPU's on-chip memory (SRAM) has too many errors: more uncorrectable ones than NVIDIA's limit (Ampere and "
+    "later).",
     "Keep work away from the node and replace the GPU.",
     threshold=f"NVML's flag, or a bank with parity errors at over {MOST_PARITY} addresses, or SEC-DED errors at over "
     f"{MOST_SECDED}",

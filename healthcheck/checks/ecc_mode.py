@@ -13,7 +13,7 @@ from healthcheck.probes.nvml import gpus as nvml
 OFF = Reason(
     "EccModeOff",
     Severity.MONITOR,
-    "ECC is off, although it is on by default for this instance type: memory errors corrupt results undetected.",
+    "A GPU runs without ECC: for this instance type it is on by default. Memory errors corrupt results undetected.",
     "Drain the node, run `nvidia-smi -e 1`, then reset the GPU or reboot.",
     source="DCGM 55, DCGM_FR_ECC_DISABLED",
 )

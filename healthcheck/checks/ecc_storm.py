@@ -33,7 +33,7 @@ MOST_DRAM, MOST_SRAM = 20_000_000, 10_000
 STORM = Reason(
     "EccCorrectedStorm",
     Severity.MONITOR,
-    "ECC continuously corrects errors of a GPU's memory: no data is lost, but the GPU and its monitoring slow down.",
+    "A GPU's memory needs constant error correction: no data is lost, but the GPU and its monitoring slow down.",
     "Quarantine the node when it is free, then reset the GPU. Replace the GPU if the errors recur.",
     flickers=True,
     threshold=f"from {LEAST_PER_SECOND:g} corrected DRAM errors a second, or more than {MOST_DRAM:,} in DRAM or "

@@ -21,8 +21,8 @@ COUNT_LOW = Reason(
 BELOW_PROFILE = Reason(
     "EfaBelowProfile",
     Severity.MONITOR,
-    "Fewer EFA devices than the instance type supports, since the first check cycle: the launch template attaches"
-    " fewer, or a device was lost before.",
+    "The node has fewer EFA devices than its instance type: since the first check cycle, so the launch template "
+    "attaches fewer, or a device was lost before.",
     "Compare with the launch template; enter the number that it attaches in instance-profiles.conf.",
     flickers=True,
     threshold="some, and fewer than in instance-profiles.conf",

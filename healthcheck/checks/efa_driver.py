@@ -12,14 +12,14 @@ from healthcheck.probes.efa import infiniband
 NOT_LOADED = Reason(
     "EfaDriverNotLoaded",
     Severity.MONITOR,
-    "PCI shows EFA devices, but the efa kernel module is not loaded.",
+    "The EFA driver is not loaded: PCI shows EFA devices, but the efa kernel module is missing.",
     "Install the EFA driver in the node's image, or load it.",
     flickers=True,
 )
 NO_UVERBS = Reason(
     "EfaVerbsMissing",
     Severity.MONITOR,
-    "An EFA device has no uverbs device, so programs can't open it.",
+    "An EFA device can't be opened by programs: it has no uverbs device.",
     "Load the kernel module ib_uverbs; if it is loaded, read the kernel log for efa and reboot.",
     flickers=True,
 )

@@ -40,7 +40,8 @@ _SOURCE = "EKS node monitoring agent"
 RATE = Reason(
     "EfaErrorRate",
     Severity.MONITOR,
-    "An EFA device drops or retransmits so many packets, or has so many failed operations, that jobs are slow or fail.",
+    "An EFA device has too many errors: it drops or retransmits so many packets, or has so many failed operations, "
+    "that jobs are slow or fail.",
     "Compare the nodes of the job: a single device points to this machine, many devices to the network or a dead peer.",
     flickers=True,
     threshold=(

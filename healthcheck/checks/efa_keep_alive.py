@@ -25,7 +25,7 @@ one machine are compared. They send at the same rate: by chance a device can sen
 STALLED = Reason(
     "EfaKeepAliveStalled",
     Severity.MONITOR,
-    "An EFA device sent its driver no keep-alive while others of the machine did: the device or its interrupt is dead.",
+    "An EFA device sends no keep-alive: others of the machine do, so the device or its interrupt is dead.",
     "Read the kernel log for efa; test the node with a quarantine run, reboot it, and replace it if the fault recurs.",
     # The reason has no `flickers`: two check cycles 10 s apart may be too close together to show anything.
     threshold=f"{KEEP_ALIVES} does not rise, while it rises by at least {ENOUGH} on another device",

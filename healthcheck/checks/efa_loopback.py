@@ -45,7 +45,7 @@ CORRUPT = Reason(
 SLOW = Reason(
     "EfaLoopbackSlow",
     Severity.REBOOT,
-    "The bandwidth of an EFA device to itself is lower than this cluster requires.",
+    "An EFA device is too slow: its bandwidth to itself is lower than this cluster requires.",
     "Reboot the node and quarantine it again; replace it if the device is slow again.",
     threshold=f"below {SETTING} at the largest message; not judged if {SETTING} is 0",
 )

@@ -11,7 +11,7 @@ from healthcheck.probes.efa.infiniband import RDMA
 EXCLUSIVE = Reason(
     "EfaNamespacesExclusive",
     Severity.MONITOR,
-    "RDMA devices belong to one network namespace, and the EFA driver can't move its devices: pods can't use EFA.",
+    "Pods can't use EFA: RDMA devices belong to one network namespace, and the EFA driver can't move its devices.",
     "Set `rdma system set netns shared`, or remove `netns_mode=0` of the module ib_core from the node's image, and"
     " reboot.",
     flickers=True,

@@ -22,7 +22,8 @@ from healthcheck.text.naming import named
 MISSING = Reason(
     "EfaProviderMissing",
     Severity.MONITOR,
-    "libfabric's EFA provider does not list an EFA device that programs can open: jobs run without it, or fail.",
+    "An EFA device is invisible to libfabric: programs can open it, but the EFA provider does not list it. Jobs run "
+    "without it, or fail.",
     "Run `fi_info -p efa` with FI_LOG_LEVEL=warn on the node; it names the device that it can't open.",
     flickers=True,
     threshold="fewer `-rdm` domains than EFA devices with a uverbs device",

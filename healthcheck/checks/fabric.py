@@ -62,7 +62,7 @@ NOT_READY = Reason(
 ERROR = Reason(
     "FabricError",
     Severity.RESET,
-    "A GPU's registration with its NVLink fabric ended with an error.",
+    "A GPU could not join its NVLink fabric: its registration ended with an error.",
     "Drain the node, reset all its GPUs and restart the fabric manager; replace the node if the error recurs.",
     flickers=True,
     source="nvml.h, nvmlGpuFabricInfo_t; azurehpc-health-checks pull request 506",
@@ -70,7 +70,7 @@ ERROR = Reason(
 UNHEALTHY = Reason(
     "FabricUnhealthy",
     Severity.RESET,
-    "NVML reports that a GPU's connection to the NVLink fabric is degraded, unhealthy or misconfigured.",
+    "A GPU has a bad connection to the NVLink fabric: NVML reports it as degraded, unhealthy or misconfigured.",
     "Drain the node and reset all its GPUs; replace the node if the fault recurs.",
     flickers=True,
     threshold=f"a field of the health mask at {_YES}, its configuration at {_CONFIGURATION_FAULT} or more, "
@@ -92,7 +92,7 @@ PARTITION_MISSING = Reason(
 LIMITED = Reason(
     "FabricLimitedCapacity",
     Severity.MONITOR,
-    "NVML's fabric health summary is limited capacity: NVLink works with less bandwidth.",
+    "A GPU has less NVLink bandwidth: NVML's fabric health summary is limited capacity.",
     "Compare the all-reduce bandwidth with a healthy node; reset the node's GPUs when the node can be drained.",
     flickers=True,
     threshold=f"the summary at {LIMITED_SUMMARY} and no field of the mask at fault",

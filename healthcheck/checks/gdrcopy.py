@@ -12,7 +12,7 @@ from healthcheck.probes.gdrcopy import GDRCOPY, MODULE
 NOT_READY = Reason(
     "GdrcopyNotReady",
     Severity.MONITOR,
-    "GDRCopy is set up on the host but does not work: small messages from GPU memory use a slower path.",
+    "GDRCopy does not work: it is set up on the host, but small messages from GPU memory use a slower path.",
     f"Run `modprobe {MODULE}` on the node; after an upgrade of the driver or the kernel, rebuild the module.",
     flickers=True,
     source="NVIDIA/gdrcopy, README and insmod.sh; the bash suite's check 2",

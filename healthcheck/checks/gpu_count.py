@@ -29,7 +29,7 @@ from healthcheck.probes.nvml import gpus as nvml
 LOST = Reason(
     "GpuLost",
     Severity.REBOOT,
-    "NVML answers GPU_IS_LOST for a GPU: it fell off the bus.",
+    "A GPU fell off the bus: NVML answers GPU_IS_LOST for it.",
     "Drain and reboot the node; replace it if the GPU is lost again.",
     # NVML gives the same answer for some seconds while an administrator resets the GPU. The driver logs a real loss at
     # once: Xid 79, or the line of GpuFellOffBus.
@@ -39,7 +39,7 @@ LOST = Reason(
 RESET_REQUIRED = Reason(
     "GpuResetRequired",
     Severity.RESET,
-    "NVML answers RESET_REQUIRED for a GPU.",
+    "A GPU needs a reset: NVML answers RESET_REQUIRED for it.",
     "Drain the node and reset the GPU, or reboot.",
     # NVML also gives this answer for some seconds while a GPU is being reset.
     flickers=True,
@@ -48,21 +48,23 @@ RESET_REQUIRED = Reason(
 POWER_INSUFFICIENT = Reason(
     "GpuPowerInsufficient",
     Severity.ISOLATE,
-    "NVML answers INSUFFICIENT_POWER for a GPU: its power cable is not attached correctly.",
+    "A GPU gets too little power: NVML answers INSUFFICIENT_POWER for it, because its power cable is not attached "
+    "correctly.",
     "Keep work away and replace the node: the repair needs physical access to the machine.",
     source="nvml.h, error 8; the same fault as Xid 54, CHECK_MECHANICALS in NVIDIA's catalogue",
 )
 IRQ_ISSUE = Reason(
     "GpuIrqIssue",
     Severity.REBOOT,
-    "NVML answers IRQ_ISSUE for a GPU: the kernel found a fault in its interrupts.",
+    "A GPU's interrupts are faulty: the kernel found the fault, and NVML answers IRQ_ISSUE.",
     "Drain and reboot the node; replace it if the fault recurs.",
     source="nvml.h, error 11",
 )
 COUNT_LOW = Reason(
     "GpuCountLow",
     Severity.REBOOT,
-    "Fewer GPUs than on PCI, than in the instance type's profile, or, without a profile, than this machine had before.",
+    "GPUs are missing: there are fewer than on PCI, than in the instance type's profile, or, without a profile, than "
+    "this machine had before.",
     "Drain and reboot the node; replace it if a GPU is still missing. If GPUs were removed on purpose, release the node"
     " (without a profile), or correct the profile.",
     flickers=True,
@@ -74,7 +76,7 @@ COUNT_LOW = Reason(
 UNBOUND = Reason(
     "GpuUnbound",
     Severity.MONITOR,
-    "A GPU on PCI is bound to no driver, while other GPUs are bound to the NVIDIA driver.",
+    "A GPU is bound to no driver: PCI shows it, and other GPUs are bound to the NVIDIA driver.",
     "Read in the kernel log why the driver rejected it; bind it, or reboot the node.",
     flickers=True,
     grace=DRIVER_GRACE,

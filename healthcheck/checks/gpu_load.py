@@ -38,7 +38,7 @@ _LIMIT = (
 COMPUTE_SLOW = Reason(
     "GpuComputeSlow",
     Severity.MONITOR,
-    "A GPU calculates slower than the other GPUs of its node, or than is published for its product.",
+    "A GPU calculates too slowly: slower than the other GPUs of its node, or than is published for its product.",
     "Check its clocks, power and cooling, then quarantine the node again; replace the GPU if it is slow again.",
     threshold=f"FP32 or BF16 {_LIMIT}",
     source=_SOURCE,
@@ -46,7 +46,7 @@ COMPUTE_SLOW = Reason(
 COPY_SLOW = Reason(
     "GpuCopySlow",
     Severity.MONITOR,
-    "A GPU copies slower than the other GPUs of its node, or than is published for its product.",
+    "A GPU copies too slowly: slower than the other GPUs of its node, or than is published for its product.",
     "Check its PCIe link and NVLinks, then quarantine the node again; replace the GPU if it is slow again.",
     threshold=f"copies from or to the machine's memory, or to other GPUs over NVLink, {_LIMIT}",
     source=_SOURCE,
@@ -54,7 +54,7 @@ COPY_SLOW = Reason(
 FAILED = Reason(
     "GpuLoadFailed",
     Severity.RESET,
-    "A GPU gives wrong results under load, or fails with an error that only faulty hardware gives a correct program.",
+    "A GPU fails under load: it gives wrong results, or an error that only faulty hardware gives a correct program.",
     "Reset the GPU and quarantine the node again; replace it if it fails again.",
     threshold="one wrong sum or changed byte; a CUDA error of memory, of an NVLink or of the GPU's execution",
     source="cuda.h, CUresult",

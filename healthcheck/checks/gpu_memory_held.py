@@ -16,7 +16,8 @@ MOST_WITHOUT_A_PROCESS = _GIB
 HELD = Reason(
     "GpuMemoryHeld",
     Severity.MONITOR,
-    "GPU memory is in use although no process has a context on the GPU: the next job gets less memory than it expects.",
+    "A GPU's memory is in use without a process: none has a context on the GPU, and the next job gets less memory "
+    "than it expects.",
     "Find containers that do not end and processes in state D; drain the node and reset the GPU.",
     # NVML stops listing an ending process before its memory is free.
     flickers=True,

@@ -13,7 +13,7 @@ from healthcheck.probes import pci
 MOVED = Reason(
     "GpuMoved",
     Severity.MONITOR,
-    "A GPU is at another PCI switch or NUMA node than in this machine's first check cycle.",
+    "A GPU is at another PCI switch or NUMA node: in this machine's first check cycle it was elsewhere.",
     "Compare `nvidia-smi topo -m` with a healthy node of the type; work bound to cores or network cards near its GPU "
     "runs slower until the node is replaced.",
     # If a function disappears during the probe, its position may be unreadable although its name was read.

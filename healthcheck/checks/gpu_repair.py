@@ -12,21 +12,21 @@ from healthcheck.probes.nvml import gpus as nvml
 CHANNEL = Reason(
     "ChannelRepairPending",
     Severity.RESET,
-    "A memory channel of a GPU is faulty; a spare one replaces it at the next reset of the GPU.",
+    "A GPU's memory has a faulty channel: a spare one replaces it at the next reset of the GPU.",
     "Drain the node, let its work end, and reset the GPU, or reboot.",
     source="nvml.h, nvmlRepairStatus_t.bChannelRepairPending",
 )
 TPC = Reason(
     "TpcRepairPending",
     Severity.RESET,
-    "A processing unit (TPC) of a GPU is faulty; a spare one replaces it at the next reset of the GPU.",
+    "A GPU has a faulty processing unit (TPC): a spare one replaces it at the next reset of the GPU.",
     "Drain the node, let its work end, and reset the GPU, or reboot.",
     source="nvml.h, nvmlRepairStatus_t.bTpcRepairPending",
 )
 UNREPAIRABLE = Reason(
     "MemoryUnrepairable",
     Severity.ISOLATE,
-    "A GPU has faulty memory that no repair can replace (Hopper and later).",
+    "A GPU has faulty memory that can't be repaired: no spare part can replace it (Hopper and later).",
     "Keep work away from the node and replace the GPU.",
     source="NVML, nvmlDeviceGetUnrepairableMemoryFlag_v1 (R590 and later); DCGM's field 1507",
 )

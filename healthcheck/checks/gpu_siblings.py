@@ -43,7 +43,7 @@ _LIMITED_BY_SETTING = 0x2
 SLOWER = Reason(
     "GpuSlowerThanSiblings",
     Severity.MONITOR,
-    "A GPU is slower than the other GPUs of its pod, without an error. A job that uses them together waits for it.",
+    "A GPU is slower than the other GPUs of its pod: it has no error, but a job that uses them together waits for it.",
     "Quarantine the node: its tests measure each GPU. Check cooling, power supply, power limit and clock settings.",
     threshold=(
         f"more than {siblings.MOST_DEVIATIONS:g} standard deviations and {100 * LEAST_DIFFERENCE:g} % from "

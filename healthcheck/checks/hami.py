@@ -38,7 +38,8 @@ _RESTART = "delete the pod of its device plugin on the node (`kubectl -n NAMESPA
 NOT_INSTALLED = Reason(
     "HamiLibraryNotInstalled",
     Severity.MONITOR,
-    "HAMi's library is missing at the path that its device plugin mounts: new containers run without their limits.",
+    "HAMi's library is missing: it is not at the path that HAMi's device plugin mounts. New containers run without "
+    "their limits.",
     f"Remove a folder at its path, then {_RESTART}: the plugin copies the file when it starts. If it stays missing, "
     "set the chart's `devicePlugin.libPath` to the path in `global.gpuHookPath` followed by `/vgpu`.",
     flickers=True,
@@ -48,8 +49,8 @@ NOT_INSTALLED = Reason(
 PRELOAD_WRONG = Reason(
     "HamiPreloadWrong",
     Severity.MONITOR,
-    "HAMi's ld.so.preload is missing or names another path than that of its library in containers: limits of memory "
-    "and cores do not apply in new containers.",
+    "HAMi's limits do not apply in new containers: its ld.so.preload is missing, or names another path than that of "
+    "its library in containers. The limits are those of memory and cores.",
     f"Remove a folder at its path, then {_RESTART}. Older releases ignore `global.gpuHookPath` and write "
     "/usr/local/vgpu into it: correct the file on the node, or upgrade.",
     flickers=True,
@@ -59,7 +60,8 @@ PRELOAD_WRONG = Reason(
 NOT_SERVING = Reason(
     "HamiPluginNotServing",
     Severity.MONITOR,
-    "HAMi runs on the node, but its device plugin has no socket for the kubelet: no pod gets a share of a GPU.",
+    "HAMi's device plugin does not serve: HAMi runs on the node, but the plugin has no socket for the kubelet. No "
+    "pod gets a share of a GPU.",
     f"Read its log, then {_RESTART}.",
     flickers=True,
     source="HAMi, plugin/server.go; the kubelet's device plugin API",
@@ -68,7 +70,7 @@ NOT_SERVING = Reason(
 LEFTOVERS = Reason(
     "HamiLeftovers",
     Severity.MONITOR,
-    "HAMi's monitor does not remove the folders of containers whose pods are gone: they accumulate on the disk.",
+    "HAMi's monitor does not clean up: the folders of containers whose pods are gone accumulate on the disk.",
     "Read the log of `vgpu-monitor` in HAMi's pod on the node; the chart's `devicePlugin.monitor.ctrPath` must be the "
     "folder in the detail.",
     flickers=True,
@@ -78,7 +80,7 @@ LEFTOVERS = Reason(
 LOCKED = Reason(
     "HamiMigLockStale",
     Severity.MONITOR,
-    "HAMi's lock for changes of MIG instances was not removed: HAMi's monitor is blocked while the lock exists.",
+    "HAMi's monitor is blocked by an old lock: HAMi did not remove its lock for changes of MIG instances.",
     f"Make sure that no `nvidia-mig-parted` runs on the node, then remove {MIG_LOCK} there.",
     flickers=True,
     threshold=f"{_LONGEST_APPLY:g} s after its creation",

@@ -21,7 +21,8 @@ from healthcheck.probes import services
 NOT_RUNNING = Reason(
     "ImexNotRunning",
     Severity.MONITOR,
-    "nvidia-imex is enabled on this node but does not run: jobs can't share GPU memory with other nodes of the rack.",
+    "nvidia-imex does not run: it is enabled on this node, and without it jobs can't share GPU memory with other "
+    "nodes of the rack.",
     "Start nvidia-imex and read its log; if the DRA driver runs IMEX for jobs, disable nvidia-imex on the host.",
     flickers=True,
     source="NVIDIA IMEX guide; NVSentinel issue 1471 for nodes without it",

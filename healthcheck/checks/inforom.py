@@ -23,7 +23,8 @@ from healthcheck.probes.nvml import gpus as nvml
 CORRUPTED = Reason(
     "InforomCorrupted",
     Severity.RESET,
-    "The checksum of the GPU's InfoROM is wrong: its settings and its list of retired memory are unreliable.",
+    "A GPU's InfoROM is corrupted: its checksum is wrong, so the GPU's settings and its list of retired memory are "
+    "unreliable.",
     "Drain the node and reset the GPU, or reboot; replace the node if the fault persists.",
     source="nvml.h, error 14; DCGM 9, DCGM_FR_CORRUPT_INFOROM",
 )

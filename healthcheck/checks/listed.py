@@ -188,6 +188,11 @@ _NAMED: Mapping[str, tuple[Check, ...]] = {
 _LIGHT_GROUPS = {check.group for check in CHECKS}
 _LIGHT = tuple(group for group in GROUPS.values() if group in _LIGHT_GROUPS)
 
+MEANINGS: Mapping[str, str] = {
+    reason.name: reason.meaning for check in (*CHECKS, *DEEP_CHECKS) for reason in check.reasons
+}
+"""Meanings of all reasons but Xids and SXids."""
+
 
 def checks_named(word: str) -> tuple[Check, ...]:
     """Return the light and deep checks for a group's number or name, or for a check's name.

@@ -13,7 +13,7 @@ from healthcheck.probes.nvml import gpus as nvml
 PENDING = Reason(
     "MigModePending",
     Severity.MONITOR,
-    "The GPU's MIG mode was changed, but the change needs a reset: the GPU does not have the requested mode.",
+    "A GPU does not have the requested MIG mode: the change needs a reset.",
     "Drain the node and reset the GPU, or reboot; or revert the change.",
     flickers=True,
 )
@@ -22,7 +22,7 @@ PENDING = Reason(
 INCONSISTENT = Reason(
     "MigModeInconsistent",
     Severity.MONITOR,
-    "MIG is on for this GPU and off for others of the node, but this GPU has no instance: nothing can run on it.",
+    "A GPU can't run anything: MIG is on for it and off for others of the node, but it has no instance.",
     "Apply the MIG configuration again (label nvidia.com/mig.config), or turn MIG off for this GPU.",
     flickers=True,
 )

@@ -30,7 +30,7 @@ from healthcheck.probes import kernel_log
 UNRECOVERABLE = Reason(
     "Mlx5Unrecoverable",
     Severity.REBOOT,
-    "The driver could not recover an mlx5 device of the GPU fabric, or the device reports a hardware error.",
+    "An mlx5 device of the GPU fabric failed: the driver could not recover it, or it reports a hardware error.",
     "Drain and reboot the node; power it off and on, or replace it, if the message recurs. It ends by itself when the"
     " driver reports a later recovery.",
     threshold="a line of the driver, at once; MONITOR until a check cycle has shown the devices of the GPU fabric",
@@ -39,7 +39,8 @@ UNRECOVERABLE = Reason(
 NOT_RESPONDING = Reason(
     "Mlx5NotResponding",
     Severity.MONITOR,
-    "The firmware of an mlx5 device of the GPU fabric stopped its heartbeat, or did not finish a command in time.",
+    "An mlx5 device of the GPU fabric does not respond: its firmware stopped its heartbeat, or did not finish a "
+    "command in time.",
     "Watch the port: drain and reboot the node if it is down or the message recurs.",
     threshold="a line of the driver, at once",
     source="kernel, drivers/net/ethernet/mellanox/mlx5/core/health.c and cmd.c",

@@ -38,7 +38,7 @@ WRONG = Reason(
 FAILED = Reason(
     "NcclFailed",
     Severity.RESET,
-    "An all-reduce over the node's GPUs failed with an error of a GPU or a link, or did not end.",
+    "An all-reduce over the node's GPUs failed: a GPU or a link had an error, or it did not end.",
     "Reset the GPUs and quarantine the node again; replace it if that fails again.",
     threshold="a CUDA error that a correct program gets only on faulty hardware, or no end within NCCL_TIMEOUT",
     source="CUDA runtime, cudaError; DCGM's NCCL_ERROR is RESET",
@@ -46,7 +46,8 @@ FAILED = Reason(
 SLOW = Reason(
     "NcclSlow",
     Severity.RESET,
-    "An all-reduce over the node's GPUs is slower than the cluster requires, or than usual for the instance type.",
+    "An all-reduce over the node's GPUs is too slow: slower than the cluster requires, or than usual for the "
+    "instance type.",
     "Check the NVLinks and the fabric manager, reset the GPUs and quarantine the node again; replace it if still slow.",
     threshold=f"below {SETTING}; if that is 0, below {SHARE:.0%} of the type's figure in all_reduce.csv",
     source="all_reduce.csv; DCGM's LOW_BANDWIDTH is TRIAGE, RESET on our ladder",

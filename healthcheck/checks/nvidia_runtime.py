@@ -14,13 +14,14 @@ from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
 
 MISSING = gpu_runtime.reason(
     "NvidiaRuntimeMissing",
-    "The kubelet's container runtime has neither an NVIDIA handler nor a CDI specification: it can't give pods a GPU.",
+    "The container runtime can't give pods a GPU: the kubelet's runtime has neither an NVIDIA handler nor a CDI "
+    "specification.",
     "Add the handler with the command in the detail, which is for this distribution.",
     source='containerd: `no runtime for "nvidia" is configured`',
 )
 ELSEWHERE = gpu_runtime.reason(
     "NvidiaRuntimeElsewhere",
-    "NVIDIA's runtime is configured for another container runtime than the kubelet's.",
+    "NVIDIA's runtime is configured for the wrong runtime: the kubelet uses another container runtime.",
     "Configure the toolkit for the kubelet's container runtime with the command in the detail.",
     source='containerd: `no runtime for "nvidia" is configured`',
 )

@@ -22,13 +22,14 @@ MALFORMED = gpu_runtime.reason(
 )
 MODE_UNKNOWN = gpu_runtime.reason(
     "ToolkitModeUnknown",
-    "The configuration of NVIDIA's runtime program sets an unknown mode: no GPU container starts.",
+    "NVIDIA's runtime program has an unknown mode: its configuration sets it, and no GPU container starts.",
     "Set the mode to `auto`.",
     source="nvidia-container-runtime: `invalid runtime mode`",
 )
 PATH_MISSING = gpu_runtime.reason(
     "ToolkitPathMissing",
-    "The configuration of NVIDIA's runtime program names a driver root or an ldconfig that does not exist on the node.",
+    "NVIDIA's runtime program uses a path that is missing: its configuration names a driver root or an ldconfig that "
+    "does not exist on the node.",
     "Correct the path, or install the driver there: the GPU operator's driver container mounts it while it runs.",
     source="nvidia-container-cli: `load library failed`, `ldcache error`",
 )

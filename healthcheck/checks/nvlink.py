@@ -25,7 +25,7 @@ VERSION_NAMES = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: 
 DOWN = Reason(
     "NvLinkDown",
     Severity.RESET,
-    "An NVLink of a GPU is inactive: work over several GPUs is slower, or does not start.",
+    "A GPU has an inactive NVLink: work over several GPUs is slower, or does not start.",
     "Drain the node and reset the GPU (with NVSwitches all GPUs together), or reboot; replace the node if the link "
     "goes down again.",
     flickers=True,
@@ -36,7 +36,7 @@ DOWN = Reason(
 TRAFFIC_DISABLED = Reason(
     "NvLinkTrafficDisabled",
     Severity.MONITOR,
-    "An NVLink of a GPU is active but carries no traffic: work over several GPUs is slower, or does not start.",
+    "A GPU has an NVLink without traffic: the link is active, but work over several GPUs is slower, or does not start.",
     "Compare `nvidia-smi nvlink -s` with a healthy node, and read the fabric manager's log. Unless a person limited "
     "the GPU's NVLink bandwidth, drain the node, reset its GPUs and restart the fabric manager.",
     flickers=True,
@@ -57,7 +57,8 @@ COUNT_LOW = Reason(
 VERSION_LOW = Reason(
     "NvLinkVersionLow",
     Severity.MONITOR,
-    "An NVLink runs with an older protocol version than the instance type's GPUs have, and is therefore slower.",
+    "A GPU has an NVLink with an old protocol version: the instance type's GPUs have a newer one, and the link is "
+    "slower.",
     "Compare `nvidia-smi nvlink -s` with a healthy node of the type; update driver and fabric manager, or reboot.",
     flickers=True,
     threshold="an older version than the instance type's row in fabrics.csv",

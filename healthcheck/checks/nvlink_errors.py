@@ -37,7 +37,8 @@ _READINGS = {"nvlinks": "NVLinks", "nvlink_counters": "NVLink counters"}
 RATE = Reason(
     "NvLinkErrorRate",
     Severity.MONITOR,
-    "An NVLink continuously recovers, resends data or receives wrong symbols: it may soon go down.",
+    "A GPU has an NVLink with too many errors: it continuously recovers, resends data or receives wrong symbols. It "
+    "may soon go down.",
     "Watch the GPU, and quarantine the node when it is free; check for Xid 74 or 144-150 at the same time.",
     flickers=True,
     threshold=f"from {LEAST_CRC_PER_SECOND:g} CRC errors a second, or {LEAST_PER_MINUTE:g} replay, recovery or symbol "

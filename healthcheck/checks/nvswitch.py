@@ -14,7 +14,7 @@ from healthcheck.probes import pci
 MISSING = Reason(
     "NvSwitchMissing",
     Severity.MONITOR,
-    "PCI shows fewer NVSwitches than the instance type's board has.",
+    "NVSwitches are missing: PCI shows fewer than the instance type's board has.",
     "Compare with a healthy node of the type; drain and reboot, and replace the node if a switch is still missing.",
     flickers=True,
     threshold="fewer than fabrics.csv has for the type",

@@ -30,7 +30,7 @@ _NO_FAULT = frozenset({OK, DISABLED_BY_REGKEY, UNKNOWN})
 BROKEN = Reason(
     "P2pBroken",
     Severity.RESET,
-    "A GPU can't reach others over NVLink, although switches connect all GPUs of the instance type.",
+    "A GPU can't reach others over NVLink: switches connect all GPUs of the instance type.",
     "Check the NVLinks and the fabric manager first; then drain the node and reset all GPUs together, or reboot.",
     flickers=True,
     threshold="a pair whose NVLink status is neither OK, nor disabled by the driver's settings, nor unknown",

@@ -30,7 +30,7 @@ WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
 WIDTH_LOW = Reason(
     "PcieWidthLow",
     Severity.RESET,
-    "A GPU's PCIe link runs on fewer lanes than GPU and slot support: every copy to and from the host is slower.",
+    "A GPU's PCIe link runs on too few lanes: GPU and slot support more. Every copy to and from the host is slower.",
     "Drain the node and reset the GPU, or reboot, which retrains the link; replace the node if the fault recurs.",
     flickers=True,
     threshold="fewer lanes than GPU and slot both support, at the highest generation or in use",

@@ -29,7 +29,7 @@ The PCI Express specification allows that bit error rate, and DCGM's health watc
 RATE = Reason(
     "PcieReplayRate",
     Severity.MONITOR,
-    "A GPU's PCIe link resends packets more often than the specification allows: its signal is bad.",
+    "A GPU's PCIe link has a bad signal: it resends packets more often than the specification allows.",
     "Watch the GPU; if the rate persists, quarantine the node to measure the link's bandwidth.",
     flickers=True,
     threshold=f"more than {MOST_PER_MINUTE:g} replays a minute",

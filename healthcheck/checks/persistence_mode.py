@@ -12,8 +12,8 @@ from healthcheck.probes.nvml import gpus as nvml
 OFF = Reason(
     "PersistenceModeOff",
     Severity.MONITOR,
-    "Persistence mode is off: when the last process on a GPU ends, its driver state is lost and must be rebuilt, which "
-    "takes seconds.",
+    "A GPU's persistence mode is off: when the last process on it ends, its driver state is lost and must be "
+    "rebuilt, which takes seconds.",
     "Run nvidia-persistenced on the node; until then run `nvidia-smi -pm 1`.",
     # Persistence mode is off while the node boots: nvidia-persistenced starts after the driver.
     flickers=True,

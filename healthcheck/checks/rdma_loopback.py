@@ -28,7 +28,7 @@ from healthcheck.probes.loopback_result import Broken, Loopback, Measured
 FAILED = Reason(
     "RdmaLoopbackFailed",
     Severity.REBOOT,
-    "An active RDMA port can't write to itself, while another port of the node can.",
+    "An RDMA port can't write to itself: it is active, and another port of the node can.",
     "Reboot the node and quarantine it again; replace it if the port fails again.",
     threshold="ib_write_bw reports a completion with an error, or does not end within EFA_TEST_TIMEOUT",
     source="perftest, src/perftest_resources.c (NOTIFY_COMP_ERROR_SEND), run_perftest_loopback",

@@ -17,7 +17,7 @@ _SOURCE = "nvml.h, field 230"
 WANTED = Reason(
     "GpuRecoveryAction",
     Severity.RESET,
-    "The driver requests a recovery of a GPU, by a reset or a reboot.",
+    "A GPU needs a reset or a reboot: the driver requests its recovery.",
     "Do the action in the detail: drain the node and reset the GPU, or reboot.",
     threshold="any action except None",
     source=f"{_SOURCE}; drivers from R565 on",
@@ -27,7 +27,8 @@ WANTED = Reason(
 IMEX = Reason(
     "ImexRecoveryRequired",
     Severity.MONITOR,
-    "The driver requests a recovery of the node's IMEX domain: GPU memory of other nodes (over NVLink) was lost.",
+    "The node's IMEX domain needs a recovery: the driver requests it, because GPU memory of other nodes (over "
+    "NVLink) was lost.",
     "Restart the node's IMEX daemon: delete the pod of the DRA driver's ComputeDomain on this node, or restart the "
     "host's nvidia-imex service.",
     threshold="the action Recover IMEX Domain on any GPU",

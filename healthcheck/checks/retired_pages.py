@@ -14,14 +14,14 @@ SETTING = "MAX_RETIRED_PAGES_SBE"
 PENDING = Reason(
     "RetiredPagesPending",
     Severity.RESET,
-    "Faulty pages of a GPU's memory wait for retirement: they stay in use until the GPU is reset.",
+    "A GPU's memory has faulty pages: they wait for retirement, and stay in use until the GPU is reset.",
     "Drain the node and reset the GPU, or reboot.",
     source="nvml.h, nvmlDeviceGetRetiredPagesPendingStatus; DCGM's error 6, PENDING_PAGE_RETIREMENTS",
 )
 LIMIT = Reason(
     "RetiredPagesLimit",
     Severity.ISOLATE,
-    "The table of retired memory pages of a GPU, with 64 entries, is nearly full: its memory wears out.",
+    "A GPU's memory wears out: its table of retired pages, with 64 entries, is nearly full.",
     "Keep work away from the node and replace the GPU.",
     threshold=f"more than {SETTING} pages, by default {Expectation().max_retired_pages_sbe}",
     source="DCGM's error 7, RETIRED_PAGES_LIMIT",

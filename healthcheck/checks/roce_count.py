@@ -14,7 +14,7 @@ from healthcheck.probes.mlx5 import MLX5
 GONE = Reason(
     "RdmaDeviceGone",
     Severity.REBOOT,
-    "An mlx5 device of the GPU fabric is gone from PCI although its driver runs.",
+    "An mlx5 device of the GPU fabric is gone: PCI does not show it, although its driver runs.",
     "Drain and reboot the node; replace it if the device is still missing. If it was removed on purpose, release the"
     " node.",
     flickers=True,
@@ -24,7 +24,7 @@ GONE = Reason(
 BELOW_PROFILE = Reason(
     "RdmaBelowProfile",
     Severity.MONITOR,
-    "Fewer RoCE devices than the instance type has, since the first check cycle.",
+    "The node has fewer RoCE devices than its instance type: it is so since the first check cycle.",
     "Compare with other nodes of the type; replace the node, or enter its number in instance-profiles.conf.",
     flickers=True,
     threshold="some, and fewer than in instance-profiles.conf",

@@ -44,7 +44,7 @@ def _rate(limit: float) -> str:
 ERRORS = Reason(
     "RdmaLinkErrors",
     Severity.MONITOR,
-    "A port of the GPU fabric has so many errors that jobs over several nodes are slow or fail.",
+    "A port of the GPU fabric has too many errors: jobs over several nodes are slow or fail.",
     "Compare the nodes of the job: for a single port, check its cable and transceiver; many point to the network or a"
     " dead peer.",
     flickers=True,

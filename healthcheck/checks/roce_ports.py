@@ -29,7 +29,8 @@ MOST_OUTAGES = 2
 DOWN = Reason(
     "RdmaPortDown",
     Severity.MONITOR,
-    "A port of the GPU fabric that was active has no link or no RDMA device: jobs over several nodes fail.",
+    "A port of the GPU fabric is down: it was active, and has no link or no RDMA device now. Jobs over several nodes "
+    "fail.",
     "Check cable, transceiver and switch port; reboot the node if they are good. If the port is no longer used, release"
     " the node.",
     flickers=True,
@@ -39,8 +40,8 @@ DOWN = Reason(
 MOST_DOWN = Reason(
     "RdmaFabricDown",
     Severity.RESET,
-    "Half or more of the ports of the GPU fabric that were active are down at once: jobs over several nodes fail, or"
-    " use TCP.",
+    "Half or more of the ports of the GPU fabric are down: they were active before. Jobs over several nodes fail, or "
+    "use TCP.",
     "Check the switch and the cables that these ports share; reboot the node if they are good. The finding ends once"
     " more than half of the ports are active. If they are no longer used, release the node.",
     flickers=True,
@@ -59,7 +60,7 @@ FLAPPING = Reason(
 RATE_LOW = Reason(
     "RdmaRateLow",
     Severity.MONITOR,
-    "A port of the GPU fabric is slower than it was, or than most ports of the same model: jobs run at its speed.",
+    "A port of the GPU fabric is too slow: it was faster, or most ports of the same model are. Jobs run at its speed.",
     "Check cable, transceiver and the speed of the switch port. If the lower speed is intended, release the node.",
     flickers=True,
     threshold="less than its highest speed so far, or than the speed of most ports of its model",

@@ -16,21 +16,23 @@ MOST_REMAPPED_ROWS = 511
 FAILED = Reason(
     "RowRemapFailed",
     Severity.ISOLATE,
-    "A faulty row of a GPU's memory could not be replaced by a spare one, and stays in use. No reset clears this.",
+    "A GPU's memory has a faulty row that can't be replaced: no spare row took its place, and it stays in use. No "
+    "reset clears this.",
     "Keep work away from the node and replace the GPU.",
     source="nvml.h, nvmlDeviceGetRemappedRows; NVIDIA's GPU memory error management guide: the criterion for an RMA",
 )
 PENDING = Reason(
     "RowRemapPending",
     Severity.RESET,
-    "Faulty rows of a GPU's memory wait for their replacement by spare ones, at the next reset of the GPU.",
+    "A GPU's memory has faulty rows: spare ones replace them at the next reset of the GPU.",
     "Drain the node, let its work end, and reset the GPU, or reboot.",
     source="nvml.h, nvmlDeviceGetRemappedRows; DCGM's error 85, PENDING_ROW_REMAP",
 )
 EXHAUSTED = Reason(
     "RowBanksExhausted",
     Severity.MONITOR,
-    "A bank of a GPU's memory has no spare row left, or all of them: the next faulty row can't be replaced.",
+    "A GPU's memory is short of spare rows: one of its banks, or all of them, has none left. The next faulty row "
+    "can't be replaced.",
     "Plan to replace the GPU; the next faulty row of that bank causes RowRemapFailed.",
     threshold=f"more than {MOST_EXHAUSTED_BANKS} banks without a spare row, or {MOST_REMAPPED_ROWS} rows replaced",
     source="nvml.h, nvmlRowRemapperHistogramValues_t.none; NVIDIA's RMA policy",

@@ -12,19 +12,19 @@ from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRunt
 
 MISSING = gpu_runtime.reason(
     "RuntimeBinaryMissing",
-    "An NVIDIA handler names no program, or a program that does not exist on the node.",
+    "An NVIDIA handler's program is missing: it names none, or one that does not exist on the node.",
     "Install the NVIDIA container toolkit, or correct BinaryName in the file in the detail.",
     source="containerd's runc shim, which starts the program in BinaryName",
 )
 NOT_EXECUTABLE = gpu_runtime.reason(
     "RuntimeBinaryNotExecutable",
-    "The program of an NVIDIA handler exists, but is not executable.",
+    "An NVIDIA handler's program is not executable: no container starts with it.",
     "Run `chmod 0755` on it, or reinstall the NVIDIA container toolkit.",
     source="execve(2): EACCES",
 )
 FOREIGN = gpu_runtime.reason(
     "RuntimeBinaryOfAnotherArchitecture",
-    "The program of an NVIDIA handler is built for another processor architecture than this machine's.",
+    "An NVIDIA handler's program is for another processor: it is built for another architecture than this machine's.",
     "Install the NVIDIA container toolkit for this machine's architecture.",
     source="execve(2): ENOEXEC, `exec format error`",
 )

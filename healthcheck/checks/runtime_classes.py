@@ -22,7 +22,7 @@ _MOST_NAMED = 8
 
 UNDEFINED = gpu_runtime.reason(
     "RuntimeClassHandlerUndefined",
-    "An NVIDIA RuntimeClass names a handler that this node's container runtime does not have with this exact name.",
+    "An NVIDIA RuntimeClass names an unknown handler: this node's container runtime has none with this exact name.",
     "Use the same handler name in the RuntimeClass and in the container runtime's file.",
     source='containerd: `no runtime for "…" is configured`',
 )

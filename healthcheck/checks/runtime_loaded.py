@@ -15,20 +15,22 @@ _MOST_NAMED = 8
 
 NOT_LOADED = gpu_runtime.reason(
     "RuntimeConfigNotLoaded",
-    "The kubelet's container runtime runs with another configuration than that in its files.",
+    "The container runtime has not loaded its configuration: the kubelet's runtime runs with another one than that "
+    "in its files.",
     "Restart it with the command in the detail.",
     threshold="its status differs from what its own loader prints",
     source="containerd and CRI-O read their handlers once, at their start",
 )
 NOT_KEPT = gpu_runtime.reason(
     "NvidiaRuntimeNotKept",
-    "The kubelet's container runtime runs with an NVIDIA handler that its files no longer define.",
+    "NVIDIA's handler is lost at the next restart: the kubelet's container runtime runs with it, but its files no "
+    "longer define it.",
     "Define the handler in its files before the next restart or reboot: after that, GPU containers can't start.",
     source="comparison of the CRI's status with the files",
 )
 NOT_READY = gpu_runtime.reason(
     "RuntimeNotReady",
-    "The kubelet's container runtime reports that it is not ready: no container can start.",
+    "The container runtime is not ready: so the kubelet's runtime reports, and no container can start.",
     "Read the cause in its log, and restart it.",
     source="the CRI's condition RuntimeReady",
 )

@@ -22,13 +22,13 @@ MISSING = gpu_runtime.reason(
 )
 REMOVED = gpu_runtime.reason(
     "RuntimeTypeRemoved",
-    "A handler has a runtime_type that this containerd no longer supports: no container starts with it.",
+    "A handler's runtime_type is no longer supported: this containerd starts no container with it.",
     "Set runtime_type to io.containerd.runc.v2.",
     source=f"containerd 2.0 dropped {' and '.join(_NOT_IN_2)}",
 )
 IGNORES_PROGRAM = gpu_runtime.reason(
     "RuntimeTypeIgnoresBinary",
-    "A handler names NVIDIA's program, but has a runtime_type that does not start it: its pods get no GPU.",
+    "A handler's pods get no GPU: it names NVIDIA's program, but has a runtime_type that does not start it.",
     "Set runtime_type to io.containerd.runc.v2.",
     source=f"containerd: only {SHIMS}* has the option BinaryName",
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from healthcheck import checks
+from healthcheck.catalog.plain_words import plain_words
 from healthcheck.memory.findings import Release
 from healthcheck.memory.known_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow
@@ -18,7 +20,7 @@ from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import Verdict
 
 _LONGEST_MESSAGE = 1024
-_STOPPED = "GPU pods can't start: "
+_STOPPED = "GPU pods can't start. "
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,62}\Z", re.ASCII)
 _EVENT_REASONS = {
     Status.PASS: "GpuHealthPass",
@@ -60,6 +62,8 @@ def headline(
 ) -> tuple[str, str]:
     """Return the condition's reason and message: worst finding first, then checks that could not run.
 
+    A finding begins with plain words, because tables show only the beginning of a message.
+
     Of findings with the same severity, those that keep GPU pods from starting come first. `kept` are the ended findings
     for which the taint stays. `undescribed` names the deep records with a worse severity than all findings.
     """
@@ -68,7 +72,8 @@ def headline(
         key=lambda finding: (-finding.severity, finding.reason not in STOPS_PODS),
     )
     messages = [
-        f"{finding.reason} on {finding.subject}: {_STOPPED if finding.reason in STOPS_PODS else ''}{finding.detail}"
+        f"{_STOPPED if finding.reason in STOPS_PODS else ''}{_words(finding.reason, finding.subject, finding.about)} "
+        f"({finding.reason} on {finding.subject}): {finding.detail}"
         for finding in findings
     ]
     blind = [f"{row.check} could not check: {row.cause.detail}" for row in verdict.unobserved]
@@ -82,6 +87,10 @@ def headline(
     if severity > Severity.PASS:
         return UNTOLD, cut("; ".join([*undescribed, *messages]))
     return "NoFault", "every check that applies to this node ran and found no fault"
+
+
+def _words(reason: str, subject: str, about: Mapping[str, str]) -> str:
+    return plain_words(reason, subject, about, checks.MEANINGS)
 
 
 def cut(message: str) -> str:
@@ -105,7 +114,8 @@ def new_findings(record: AgentRecord, before: AgentRecord | None, node: NodeStat
     for finding in record.findings or ():
         if _identity(finding) not in known:
             severity = finding.severity or Severity.PASS
-            message = cut(f"{severity.name}: {finding.subject}: {finding.detail}")
+            words = _words(str(finding.reason), str(finding.subject), finding.about or {})
+            message = cut(f"{words} ({severity.name}, {finding.subject}): {finding.detail}")
             yield NodeEvent(
                 event_name(node.name, *_identity(finding)), "Warning", _reason(str(finding.reason)), message
             )

@@ -221,11 +221,13 @@ def test_a_node_is_shown_with_its_findings_records_and_next_step(tmp_path: Path)
         (in_json, in_yaml) = (yaml.safe_load(status_output(config, "a", "-o", form)) for form in ("json", "yaml"))
         name = status_output(config, "a", "-o", "name")
 
+    missing = "The container runtime can't give pods a GPU"
+    untold = "A deep test failed without a readable finding (DeepDiagnosticFailed on node)"
     for words in (
         "status      silent, last report: warn, MONITOR",
-        "MONITOR     NvidiaRuntimeMissing on runtime/containerd: GPU pods can't start: x\n",
+        f"MONITOR     GPU pods can't start. {missing} (NvidiaRuntimeMissing on runtime/containerd): x\n",
         "            ends with: a cycle\n",
-        "RESET       DeepDiagnosticFailed on node: sweep-result of 2026-11-21T01:02:03Z has severity RESET\n",
+        f"RESET       {untold}: sweep-result of 2026-11-21T01:02:03Z has severity RESET\n",
         "no result   8-hami: ProbeFailed: it can't be read",
         "fail, recommends reset, by sweep",
         "history     2026-11-01T00:00:00Z: reset for Xid79 gpu/0, returned to service",

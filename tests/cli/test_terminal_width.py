@@ -142,7 +142,8 @@ def test_one_node_is_shown_on_one_screen(fleet: tuple[list[str], Path], width: i
     assert lines[0].startswith(f"{nodes[0]}  ")
     assert len(lines) <= 24
     text = " ".join(" ".join(lines).split())
-    for words in (f"MONITOR {REASONS[0]} on gpu/0000:18:00.0: GPU pods can't start: ", "ends with: reboot, release"):
+    fault = "MONITOR GPU pods can't start. GPU 0000:18:00.0: an NVIDIA handler's program is for another processor"
+    for words in (f"{fault} ({REASONS[0]} on gpu/0000:18:00.0): it failed ", "ends with: reboot, release"):
         assert words in text
     assert re.search(r"next step .*\$ ", text)
 

@@ -163,7 +163,7 @@ def next_step_of(memory: Memory) -> NextStep:
     results = json.dumps({"schema": 1, "findings": [as_json(row) for row in record.findings or ()]})
     node = NodeState("n", labels={STATUS: status, SEVERITY: severity.name}, annotations={RESULTS: results})
     [event] = new_findings(record, None, node)
-    assert event.message.startswith(f"{severity.name}: {memory.standing[0].finding.subject}: ")
+    assert f" ({severity.name}, {memory.standing[0].finding.subject}): " in event.message
     return node_step(node, StandingRecord(findings=record.findings), silent=False, now=WALL)
 
 

@@ -622,10 +622,13 @@ class TestOtherRecords:
         findings = [fault("Xid13", MONITOR), fault("NvidiaRuntimeMissing", MONITOR, "runtime/containerd")]
         condition = plan_for(node(), remembers(*map(stands, findings))).condition
 
+        missing = "The container runtime can't give pods a GPU"
         assert condition is not None
         assert (condition["status"], condition["reason"]) == ("True", "NvidiaRuntimeMissing")
-        assert condition["message"].startswith("NvidiaRuntimeMissing on runtime/containerd: GPU pods can't start: ")
-        assert "; Xid13 on " in condition["message"]
+        assert condition["message"].startswith(
+            f"GPU pods can't start. {missing} (NvidiaRuntimeMissing on runtime/containerd): "
+        )
+        assert "; GPU 0000:53:00.0: a program's kernel did something illegal (Xid13 on gpu/" in condition["message"]
 
     def test_a_deep_fault_is_reported_once_without_labels(self) -> None:
         rules = Rules(enable_label=False)
@@ -752,8 +755,9 @@ class TestCondition:
         condition = condition_of(plan_for(node(), memory, blind=BLIND))
 
         assert condition["message"] == (
-            "Xid54 on gpu/0000:53:00.0: power; Xid13 on gpu/0000:53:00.0: warp; 0-nvidia-smi could not "
-            "check: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)"
+            "GPU 0000:53:00.0's extra power connector does not deliver (Xid54 on gpu/0000:53:00.0): power; "
+            "GPU 0000:53:00.0: a program's kernel did something illegal (Xid13 on gpu/0000:53:00.0): warp; "
+            "0-nvidia-smi could not check: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)"
         )
 
     @pytest.mark.parametrize("letter", ["x", "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{EURO SIGN}", "\N{FIRE}"])
@@ -780,9 +784,10 @@ class TestEvents:
 
         change = plan_for(state, memory)
 
+        words = "GPU 0000:53:00.0 reported Xid3"
         assert [(event.type, event.reason, event.message) for event in change.events] == [
-            ("Warning", "GpuHealthFail", "Xid3 on gpu/0000:53:00.0: GPU has fallen off the bus."),
-            ("Warning", "Xid3", "REBOOT: gpu/0000:53:00.0: GPU has fallen off the bus."),
+            ("Warning", "GpuHealthFail", f"{words} (Xid3 on gpu/0000:53:00.0): GPU has fallen off the bus."),
+            ("Warning", "Xid3", f"{words} (REBOOT, gpu/0000:53:00.0): GPU has fallen off the bus."),
         ]
         assert plan_for(written(state, change), memory).events == ()
 

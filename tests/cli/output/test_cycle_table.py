@@ -73,7 +73,7 @@ def test_what_is_wrong_stands_under_it(capsys: pytest.CaptureFixture[str]) -> No
 
     assert [line.split()[:3] for line in messages[:1]] == [["3", "nvlink", "fail"]]
     assert [line.strip() for line in messages[1:3]] == [
-        "NvLinkInactive RESET on gpu/0000:53:00.0: link 7 is inactive",
+        "GPU 0000:53:00.0 reported NvLinkInactive (NvLinkInactive RESET on gpu/0000:53:00.0): link 7 is inactive",
         "DriverNotLoaded: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)",
     ]
     assert messages[3].split(maxsplit=3) == ["3", "driver", "unknown", "DriverNotLoaded: as above"]
@@ -84,7 +84,8 @@ def test_without_an_observation_the_first_fault_is_shown_with_the_check(
 ) -> None:
     messages = lines(capsys, look(check("nvlink", INACTIVE)))
 
-    assert messages[0] == "3 nvlink  fail  NvLinkInactive RESET on gpu/0000:53:00.0: link 7 is inactive"
+    words = "GPU 0000:53:00.0 reported NvLinkInactive (NvLinkInactive RESET on gpu/0000:53:00.0)"
+    assert messages[0] == f"3 nvlink  fail  {words}: link 7 is inactive"
 
 
 def test_what_does_not_belong_to_the_node_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +105,7 @@ def test_a_cause_shown_above_is_named_at_the_end_of_the_line(capsys: pytest.Capt
     messages = lines(capsys, look(check("gpu-count", BLIND), check("nvlink", SEEN, INACTIVE, BLIND)))
 
     assert messages[1].endswith("(p5.48xlarge in instance-profiles.conf); DriverNotLoaded: as above")
-    assert messages[2].strip().startswith("NvLinkInactive RESET")
+    assert messages[2].strip().startswith("GPU 0000:53:00.0 reported NvLinkInactive (NvLinkInactive RESET on ")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
         [
             "ap5.48xlarge",
             "fail REBOOT",
-            "Xid79 REBOOTgpu/0000:18:00.0",
+            "GPU 0000:18:00.0 fell off the bus Xid79 REBOOTgpu/0000:18:00.0",
             "2026-11-21 09:00:00",
             "withheld",
             "30s ago",
@@ -190,7 +190,10 @@ def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled()
         assert message.replace(" ", "") in words.replace(" ", "")
     reasons = words.partition("Where")[2].partition("Facts")[0]
     assert reasons.strip() == "Xid79REBOOT1a NvLinkDownRESET2a, b DriverBeingChangedcould not check1c"
-    assert facts(*rows)[0][2] == "Xid79 REBOOTgpu/0000:18:00.0 NvLinkDown RESETgpu/0000:18:00.0 gpu/0000:2a:00.0"
+    assert facts(*rows)[0][2] == (
+        "GPU 0000:18:00.0 fell off the bus Xid79 REBOOTgpu/0000:18:00.0 GPU 0000:18:00.0 has an inactive NVLink (and 1 "
+        "other) NvLinkDown RESETgpu/0000:18:00.0 gpu/0000:2a:00.0"
+    )
 
 
 def test_a_node_without_a_record_has_the_reason_of_its_condition() -> None:
@@ -307,11 +310,9 @@ def test_a_finding_that_is_older_than_its_severity_has_its_own_time() -> None:
     state = node("a", "fail", "RESET", findings=[found("Xid13", "RESET")])
     raised = NodeState("a", labels=state.labels, annotations=state.annotations, conditions=[condition])
 
-    assert facts(row(raised))[0][2:4] == [
-        "Xid13 RESETgpu/0000:18:00.0 first 2026-11-21 09:00:00",
-        "2026-11-21 12:00:00",
-    ]
-    assert facts(row(state))[0][2:4] == ["Xid13 RESETgpu/0000:18:00.0", "2026-11-21 09:00:00"]
+    words = "GPU 0000:18:00.0: a program's kernel did something illegal Xid13 RESETgpu/0000:18:00.0"
+    assert facts(row(raised))[0][2:4] == [f"{words} first 2026-11-21 09:00:00", "2026-11-21 12:00:00"]
+    assert facts(row(state))[0][2:4] == [words, "2026-11-21 09:00:00"]
 
 
 def test_a_fleet_without_topology_labels_has_one_view() -> None:
@@ -338,7 +339,7 @@ def test_nodes_that_pass_are_folded_unless_their_agent_is_silent() -> None:
 def test_a_finding_names_the_gpu_and_links_to_the_runbook() -> None:
     rows = fleet_with_a_bad_rack(32)
 
-    assert facts(*rows)[0][2] == "Xid79 REBOOTGPU 3 at 0000:18:00.0 serial 165 GPU-1234"
+    assert facts(*rows)[0][2] == "GPU 3 fell off the bus Xid79 REBOOTGPU 3 at 0000:18:00.0 serial 165 GPU-1234"
     links = {str(value) for name, value in parsed(page(*rows)).attributes if name == "href"}
     assert {link for link in links if link.startswith("http")} == {f"{PAGES}findings.md#xid"}
 
