@@ -131,10 +131,11 @@ class Telemetry:
             "tainted", "1 while our taint is on the node or on its faulty GPUs. Absent until the Node is read."
         )
         self._slots_used = shown(
-            "budget_slots_used", "Slots of the fleet budget in use, at this agent's last count. Absent before it."
+            "budget_slots_used", "Nodes that count as tainted, at this agent's last count. Absent before it."
         )
         self._slots_allowed = shown(
-            "budget_slots_allowed", "Slots of the fleet budget for the fleet's size, at that count. Absent before it."
+            "budget_slots_allowed",
+            "Most tainted nodes for the fleet's size (MAX_UNHEALTHY_PERCENT), at that count. Absent before it.",
         )
         self._efa_errors = shown(
             "efa_errors_total",
@@ -225,7 +226,9 @@ class Telemetry:
             "Time from the first observation of a fault to our taint on the Node.",
             _TAINT_BUCKETS,
         )
-        self.withheld = gauge("taint_withheld", "1 while the fleet budget has no slot for this node's taint.")
+        self.withheld = gauge(
+            "taint_withheld", "1 while this faulty node has no taint, because the limit of tainted nodes is reached."
+        )
         self.device_taints = gauge(
             "device_taints", "DeviceTaintRules, or cordons of HAMi, that replace this node's taint."
         )

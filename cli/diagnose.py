@@ -285,7 +285,7 @@ def _with_probes(
 
     chosen = chosen_nodes(snapshot, names)
     if not chosen:
-        say("no suspect node lacks an agent's record")
+        say("every suspect node has an agent's record")
     for node in chosen:
         if not answers(node):
             say(f"node {node.name} was not checked: its kubelet does not answer")

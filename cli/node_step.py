@@ -33,13 +33,16 @@ from healthcheck.verdict.taint_decision import accepts_work
 
 _QUARANTINE = "quarantine"
 _STATUSES = frozenset(Status)
-_ACCEPTS_WORK = "It accepts new work: no slot for its taint is free. Cordon it; `kubectl uncordon` it when it is fixed."
+_ACCEPTS_WORK = (
+    "It accepts new work, because the limit of tainted nodes is reached. Cordon it; `kubectl uncordon` it when it is "
+    "fixed."
+)
 
 
 def node_step(node: NodeState, record: StandingRecord, silent: bool, now: datetime) -> NextStep:
     """Return the next step. The first command is a cordon if the budget has no slot for a taint that the node needs."""
     if (run := claim_on(node, now)) is not None:
-        return NextStep(note=f"A deep run ({run.kind.value}) uses it until {timestamp(run.until)}.")
+        return NextStep(note=f"A deep test ({run.kind.value}) uses it until {timestamp(run.until)}.")
     step = _step(node, record, silent)
     if not accepts_work(record.taint, node):
         return step

@@ -93,7 +93,7 @@ class QuarantineOutcome(Struct, frozen=True):
 def must_have_rights(cluster: Cluster) -> None:
     """Raise CouldNot with the permissions that every node needs and the user lacks. Raises ClusterError."""
     if missing := [str(right) for right in _RIGHTS if not cluster.rights.is_allowed(right)]:
-        raise CouldNot("you lack permissions that it needs, and nothing was changed", *missing)
+        raise CouldNot("your permissions are not enough, and nothing was changed", *missing)
 
 
 class NodeQuarantine:

@@ -206,7 +206,7 @@ def _plan_words(plan: ResetPlan, options: ResetOptions) -> Iterable[str]:
         yield f"would follow Job {plan.following.namespace}/{plan.following.name}, which has not ended"
         return
     if plan.is_unreturned:
-        yield "would return the node after an earlier reset: its operands, its claim and its GPUs"
+        yield "would give the node back after an earlier reset: the GPU operator's pods, the marks and the GPUs"
         return
     if plan.is_rebooting:
         yield "would wait until the node has rebooted, as an earlier run requested, and verify its GPUs"

@@ -206,7 +206,7 @@ class NodeReset:
         if missing := [
             str(right) for right in _RIGHTS if not self._ask(partial(self._cluster.rights.is_allowed, right))
         ]:
-            raise CouldNot("you lack permissions that it needs, and nothing was changed", *missing)
+            raise CouldNot("your permissions are not enough, and nothing was changed", *missing)
         node, template, job = self._node(), self._job.template(), self._job.read()
         if job is not None:
             self._job.must_be_ours(job, template)
@@ -417,7 +417,9 @@ class NodeReset:
 
         node = self._patched(switching_off)
         if node is not None:
-            self._voice.say(f"operands switched off: {', '.join(switched_off(node.labels, node.annotations))}")
+            self._voice.say(
+                f"the GPU operator's pods switched off: {', '.join(switched_off(node.labels, node.annotations))}"
+            )
 
     def _evict(self, named: set[str]) -> None:
         """Evict these pods if they are on the node and use GPUs: the Job's word alone does not suffice.
@@ -538,7 +540,9 @@ class NodeReset:
         self._release()
         left = self._why_not_offered(plan)
         self._finish(f"undone: {why}", *filter(None, [left]))
-        self._voice.say("undone: its labels and its claim are as before; evicted pods do not come back by themselves")
+        self._voice.say(
+            "undone: the node's labels and marks are as before; evicted pods do not come back by themselves"
+        )
         if left:
             self._voice.say(f"left: {left}")
 
@@ -567,7 +571,7 @@ class NodeReset:
 
         self._patched(restoring)
         if on:
-            self._voice.say(f"operands switched on: {', '.join(on)}")
+            self._voice.say(f"the GPU operator's pods switched on again: {', '.join(on)}")
 
     def _release(self) -> None:
         """Release the claim and its taint: a device plugin does not start before."""

@@ -260,4 +260,4 @@ def show(answers: Iterable[Verification], screen: Screen) -> None:
 def _mark(answer: Verification) -> tuple[str, str]:
     if answer.is_allowed:
         return "allowed", "yellow"
-    return ("ok", "green") if answer.holds else ("lacking", "bold red")
+    return ("ok", "green") if answer.holds else ("not ok", "bold red")

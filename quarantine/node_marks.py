@@ -82,7 +82,7 @@ class QuarantineMarks:
         claim = self._claimant.claim_on(node)
         if claim is not None:
             until = timestamp(claim.until)
-            return f"a deep run ({claim.kind.value}, {claim.holder}) owns the node until {until}"
+            return f"a deep test ({claim.kind.value}, {claim.holder}) owns the node until {until}"
         if is_tested(node):
             return "HyperPod tests the node"
         if changed := being_changed(node.labels):
@@ -100,7 +100,7 @@ class QuarantineMarks:
             self._refuse(why)
         taken = self._claimant.hold(_now() + HELD)
         if taken is None:
-            raise NodeNotTestable("another deep run has just claimed the node")
+            raise NodeNotTestable("another deep test has just taken the node")
         # By now, the API server lists a pod that was bound before the taint was set.
         if why := self.why_not(taken, force=force):
             self._refuse(why)

@@ -195,7 +195,7 @@ class ResetRun(Struct):
             unknown_since = (unknown_since or now) if unknown else None
             if unknown_since is not None and now - unknown_since >= FOREIGN_SECONDS:
                 raise NodeNotResettable(f"in use by {_listed(unknown)}, which this command does not end")
-            users = _listed(found) if found else f"operands that are switched on: {', '.join(on)}"
+            users = _listed(found) if found else f"pods of the GPU operator that are switched on: {', '.join(on)}"
             self.marks.must_have_command(f"the GPUs are in use by {users}")
             if now >= ends:
                 raise NodeNotResettable(f"still in use after {self.wait_seconds:.0f} s: {users}")

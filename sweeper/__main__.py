@@ -121,7 +121,7 @@ def _log_plan(plan: SweepPlan) -> None:
         unowned=len(plan.unowned),
     )
     for name in plan.without_agent[:_MOST_NAMED]:
-        log.warning("a node without an agent keeps our taint and its slot of the fleet budget", node=name)
+        log.warning("a node without an agent keeps our taint and counts towards the limit of tainted nodes", node=name)
     for decision in [decision for decision in overdue if decision.why][:_MOST_NAMED]:
         log.warning(
             "a node is overdue for its deep test", node=decision.node.name, why=decision.why, tested=_tested(decision)
@@ -138,11 +138,11 @@ def _cells(decision: Decision) -> list[Cell]:
 
 def _of_the_budget(plan: SweepPlan) -> Iterator[str]:
     for freed in plan.unowned[:_MOST_NAMED]:
-        yield f"{freed.slot.name}, a slot of the fleet budget of {freed.slot.holder}, has no owner: {freed.why}"
+        yield f"the Lease {freed.slot.name}, which counts {freed.slot.holder} as tainted, has no owner: {freed.why}"
     if len(plan.unowned) > _MOST_NAMED:
-        yield f"and {len(plan.unowned) - _MOST_NAMED} more slots"
+        yield f"and {len(plan.unowned) - _MOST_NAMED} more such Leases"
     for name in plan.without_agent[:_MOST_NAMED]:
-        yield f"{name} has no agent, and keeps our taint and its slot of the fleet budget"
+        yield f"{name} has no agent, keeps our taint, and counts towards the limit of tainted nodes"
 
 
 def _tested(decision: Decision) -> str:

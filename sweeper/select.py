@@ -115,7 +115,7 @@ def select(
         allowed = max(1, of_type[node.instance_type] * limits.percent // 100)
         if not why and used[node.instance_type] >= allowed:
             named = node.instance_type or "unknown type"
-            why = f"{used[node.instance_type]} of {of_type[node.instance_type]} nodes ({named}) have a deep run"
+            why = f"{used[node.instance_type]} of {of_type[node.instance_type]} nodes ({named}) have a deep test"
         if not why and places <= 0:
             why = f"it is tested later: MAX_NODES_PER_SWEEP is {limits.nodes}"
         if not why:

@@ -51,7 +51,7 @@ def _unowned_of(slots: list[Slot], node: SlotOwner | None, now: datetime) -> Ite
         if slot.node_uid not in ("", node.uid):
             yield FreedSlot(slot, "it belongs to an earlier node of this name")
     own = oldest_first(slot for slot in slots if slot.node_uid in ("", node.uid))
-    yield from (FreedSlot(slot, "its node has another slot") for slot in own[1:])
+    yield from (FreedSlot(slot, "its node is counted by another Lease") for slot in own[1:])
     is_young = own and own[0].created is not None and now - own[0].created < _YOUNG
     if own and not node.tainted and node.is_silent(now) and not is_young:
         yield FreedSlot(own[0], "its node has no taint of ours, and no agent with a valid heartbeat")

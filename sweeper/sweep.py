@@ -183,7 +183,7 @@ class Sweep:
             return tuple(self._cluster.leases.slots())
         except Forbidden as error:
             # The role may be older than this program; the tests still run.
-            log.warning("the slots of the fleet budget can't be read", error=str(error))
+            log.warning("the Leases that count tainted nodes can't be read", error=str(error))
             return ()
 
     def _by_claims(self) -> AllocatedDevices:
@@ -258,7 +258,7 @@ class Sweep:
         if found := patiently(gone):
             names, whys = [freed.slot.name for freed in found], sorted({freed.why for freed in found})
             log.warning(
-                "released slots of the fleet budget without an owner",
+                "deleted Leases of tainted nodes without an owner",
                 node=holder,
                 places=names[:_MOST_NAMED],
                 number=len(names),

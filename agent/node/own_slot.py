@@ -118,7 +118,7 @@ class OwnSlot:
         if taken.surplus:
             self._known = _Known.UNVERIFIED
         if not self._take_one_of(draw_free(taken, places, node.name, self._draw), node):
-            return SlotGrant(held=False, why=f"no free slot was found among the fleet's {places} for tainted nodes")
+            return SlotGrant(held=False, why=f"at most {places} nodes may be tainted, and so many are")
         return self._verified(places, node) if taken.surplus else HELD
 
     def _verified(self, places: int, node: NodeState) -> SlotGrant:
@@ -126,7 +126,7 @@ class OwnSlot:
         grant = HELD
         if occupancy(self._cluster.leases.slots()).before(node.name) >= places:
             self._release()
-            why = f"another node just acquired the last of the fleet's {places} slots for tainted nodes"
+            why = f"another node was just tainted as the last of at most {places}"
             grant = SlotGrant(held=False, why=why)
         self._known = _Known.YES
         return grant
@@ -197,4 +197,4 @@ class OwnSlot:
 
 
 def _full(used: int, places: int) -> SlotGrant:
-    return SlotGrant(held=False, why=f"{used} of the fleet's {places} slots for tainted nodes are in use")
+    return SlotGrant(held=False, why=f"{used} of at most {places} nodes are tainted already")

@@ -113,7 +113,7 @@ class ResetWatch(threading.Thread):
         finally:
             node_file.unlock(lock)
         step = records.on_node(RunRecord, node, RESET_RESULT).running or "end"
-        what = f"operands switched on: {', '.join(off)}" if off else "its claim is released"
+        what = f"the GPU operator's pods switched on again: {', '.join(off)}" if off else "its claim is released"
         left = self._wait_for_plugin(node) if off else ""
         log.warning("an abandoned reset: the node is returned", step=step, operands=off, left=left)
         message = f"step '{step}': neither its command nor its Job is left; {what}"

@@ -29,8 +29,8 @@ returned."""
 _SPREAD_SECONDS_PER_PLACE = 0.25
 """Delay after a refused slot before all slots are listed for nodes with several. If a whole fleet fails, its nodes
 must not list all slots at the same moment."""
-_UNANSWERED = "it is unknown whether the budget has a free slot: "
-_FORBIDDEN = SlotGrant(held=False, why="the cluster forbids acquiring a slot of the fleet budget")
+_UNANSWERED = "it is unknown how many nodes are tainted already: "
+_FORBIDDEN = SlotGrant(held=False, why="the agent may not write the Lease that counts tainted nodes")
 
 
 class SlotState(enum.Enum):

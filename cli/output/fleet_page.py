@@ -19,7 +19,7 @@ from diagnosis.report.one_file import rendered
 from healthcheck.model import Severity, Status, counted
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
-from healthcheck.verdict.taint_decision import DEVICES
+from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
 
 _MOST_REASONS, _MOST_SUBJECTS = 6, 8
 """Most reasons shown for one node, and most subjects of one reason."""
@@ -252,7 +252,7 @@ def _group(name: str, squares: list[NodeSquare], *, linked: bool, marked: bool) 
 
 
 def _square(place: int, row: FleetRow, groupings: list[str], link: Callable[[str], str]) -> NodeSquare:
-    taint = "yes" if row.tainted else {"withheld": "withheld", DEVICES: "GPUs"}.get(row.taint, "")
+    taint = "yes" if row.tainted else {WITHHELD: "none: limit reached", DEVICES: "GPUs"}.get(row.taint, "")
     taint = ", ".join(filter(None, (taint, "cordoned" if row.cordoned else "", row.run)))
     reasons = _reasons(row)
     entries = tuple(_entry(name, found, link, row.since) for name, found in islice(reasons.items(), _MOST_REASONS))
@@ -294,7 +294,7 @@ def _where(row: FleetRow, groupings: list[str]) -> tuple[str, ...]:
 
 
 def _title(row: FleetRow, taint: str, reasons: list[str], left_out: int) -> str:
-    tainted = {"yes": "tainted", "GPUs": "GPUs tainted"}.get(taint, taint)
+    tainted = {"yes": "tainted", "GPUs": "GPUs tainted"}.get(taint, "no taint: limit reached" if taint else "")
     silent = "its heartbeat is overdue" if row.silent else ""
     messages = ("" if row.status == Status.PASS else row.severity, *reasons, f"{left_out} more" if left_out else "")
     words = filter(None, (row.status or KINDS["untold"], *messages, tainted, silent))

@@ -134,15 +134,14 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
     )
     have = "has" if totals.nodes == 1 else "have"
     yield Text(
-        f"{live} of {counted(totals.nodes, 'node')} {have} a live agent; {used} of {places} slots for tainted nodes are"
-        " in use",
+        f"{live} of {counted(totals.nodes, 'node')} {have} a live agent; {used} of at most {places} tainted nodes",
         "" if live in ("?", totals.nodes) else "magenta",
     )
     accepting = [row.node for row in fleet.nodes if row.accepts_work]
     if accepting:
         which = f"the first {_MOST_NAMED}" if len(accepting) > _MOST_NAMED else "them"
         accept, which = ("accepts", "it") if len(accepting) == 1 else ("accept", which)
-        message = f"{counted(len(accepting), 'faulty node')} {accept} new work: no slot for a taint is free."
+        message = f"{counted(len(accepting), 'faulty node')} {accept} new work: the limit of tainted nodes is reached."
         yield Text(f"{message} Cordon {which}:", "bold red")
         yield Text(f"{COMMAND}kubectl cordon {' '.join(accepting[:_MOST_NAMED])}")
     if cordoned := [row.node for row in fleet.nodes if row.cordoned]:
@@ -205,7 +204,7 @@ def _finding(finding: FleetFinding) -> str:
 def _taint(row: FleetRow) -> Cell:
     if row.tainted:
         return "yes", ""
-    return ("withheld", "bold red") if row.taint == WITHHELD else ("GPUs" if row.taint == DEVICES else "", "")
+    return ("limit", "bold red") if row.taint == WITHHELD else ("GPUs" if row.taint == DEVICES else "", "")
 
 
 def _tested(row: FleetRow) -> Cell:

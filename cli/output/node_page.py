@@ -38,7 +38,7 @@ _LONGEST_ON_A_SCREEN = 5
 _STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
 _LONGEST_TIME = 40
 _TAINTS = {
-    WITHHELD: "withheld although the verdict requires it: no slot was free",
+    WITHHELD: "none, although its fault requires one: the limit of tainted nodes is reached",
     DEVICES: "on single GPUs instead of the node: kubectl get devicetaintrules",
     "off": "none: ENABLE_TAINT is false",
 }
@@ -160,7 +160,7 @@ def _taint(report: NodeReport) -> str:
     used, allowed = ("?" if number is None else number for number in (report.budget.used, report.budget.allowed))
     own = f"with {', '.join(report.slots)}" if report.slots else ""
     state = "set" if report.row.tainted else _TAINTS.get(report.row.taint, "none")
-    return _joined(state, own, f"{used} of {allowed} slots of the fleet budget are in use")
+    return _joined(state, own, f"{used} of at most {allowed} nodes are tainted")
 
 
 def _by_status(checks: Iterable[CheckRow]) -> str:

@@ -246,7 +246,7 @@ def _partly(node: Node) -> Iterator[FoundCause]:
             lost = there - offered
             evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_seen(node))
             again = "restart the device plugin pod on the node: it does not advertise them again on its own"
-            why = f"Find out why the plugin withholds {counted(lost, 'GPU')}: {kubectl('describe', node.meta)}"
+            why = f"Find out why the plugin does not offer {counted(lost, 'GPU')}: {kubectl('describe', node.meta)}"
             respond = _all_respond(node, there)
             when = "All GPUs respond by now, so" if respond else "When the GPUs are healthy,"
             remedy = (*(() if respond else (why,)), f"{when} {again}. Its name: {pods_on(node.name)}")

@@ -152,17 +152,17 @@ NOT_READY: Mapping[Role, Cause] = {
     ),
     Role.AGENT: Family(None, of_node=True)(
         "HealthAgentNotReady",
-        "This system's agent does not work on a node, so its GPUs are not checked.",
+        "The agent of gpu-healthcheck does not work on a node, so its GPUs are not checked.",
         "Fix what `gpu-healthcheck verify` names: the image, a quota, an admission policy, or the error in its log.",
         severity=CauseSeverity.MEDIUM,
     ),
     Role.SWEEPER: _cause(
-        "SweeperNotReady", CauseSeverity.LOW, "This system's sweeper does not run, so no deep diagnostics start."
+        "SweeperNotReady", CauseSeverity.LOW, "The sweeper of gpu-healthcheck does not run, so no deep tests start."
     ),
 }
 VALIDATION = Family(None, source=_OPERATOR)(
     "ValidationHangs",
-    "Operands wait in their init containers for a stage of the GPU stack that does not become ready on the node.",
+    "The GPU operator's pods wait for a stage of the GPU stack that does not become ready on the node.",
     "Fix the stage that they wait for: driver, then toolkit, then CUDA, then the device plugin.",
 )
 _WAITED_FOR = {

@@ -46,7 +46,7 @@ _fault = Family(None, severity=CauseSeverity.MEDIUM)
 POLICY = _fault(
     "ClusterPolicyNotReady",
     "The GPU operator reports that its ClusterPolicy is not applied completely.",
-    "Read its conditions and the operator's log; operands that are not ready are reported separately.",
+    "Read its conditions and the operator's log; its pods that are not ready are reported separately.",
     source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",
 )
 GPU_CLUSTER = _fault(
@@ -201,7 +201,7 @@ def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[O
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
     evidence += [f"condition {condition}" for condition in conditions]
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
-    remedy = (f"Read why it waits: {kubectl('describe', policy.meta)}", f"Check the operands: {pods}")
+    remedy = (f"Read why it waits: {kubectl('describe', policy.meta)}", f"Check the GPU operator's pods: {pods}")
     cause = GPU_CLUSTER if policy.meta.kind == "GPUCluster" else POLICY
     return FoundCause(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
 

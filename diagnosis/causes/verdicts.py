@@ -28,16 +28,16 @@ from healthcheck.verdict.gate_refusals import EVENT, refusals_in
 from healthcheck.verdict.record import RunRecord
 
 _MOST_FAULTS = 3
-_NO_SLOT = "its agent found no free slot of the fleet budget for the taint"
-_CORDON_INSTEAD = "it is cordoned; its agent found no free slot of the fleet budget for the taint"
+_NO_SLOT = "it has no taint, because the limit of tainted nodes is reached"
+_CORDON_INSTEAD = "it is cordoned; it has no taint, because the limit of tainted nodes is reached"
 _FIRST_LOOK = 10.0
 """Minutes: a driver may be built first."""
 
 _fault = Family(None)
 ACCEPTS_WORK = _fault(
     "FaultyNodeAcceptsWork",
-    "A GPU node has a fault that requires a taint, and accepts new pods: the fleet budget has no slot for its taint.",
-    "Cordon the node. Then fix the nodes that hold slots, or raise MAX_UNHEALTHY_PERCENT if all faults are real.",
+    "A GPU node has a fault that requires a taint, and accepts new pods: the limit of tainted nodes is reached.",
+    "Cordon the node. Then fix the tainted nodes, or raise MAX_UNHEALTHY_PERCENT if all faults are real.",
     source="`taint` of the agent's record is `withheld`",
     urgent=2,
 )
@@ -48,13 +48,13 @@ KEPT_FROM_WORK = _fault(
 )
 IN_MAINTENANCE = _fault(
     "NodeUnderDiagnosis",
-    "A deep diagnostic of this system occupies the node.",
+    "A deep test of gpu-healthcheck uses the node.",
     "Wait: the taint is removed when the run ends. If the run is gone, the node's agent removes the taint.",
     severity=CauseSeverity.LOW,
 )
 OPERANDS_OFF = _fault(
     "OperandsSwitchedOff",
-    "A reset of a GPU ended before it restored the GPU operator's labels, so its operands do not run on the node.",
+    "A reset ended before it switched the GPU operator's pods on again, so they do not run on the node.",
     "Run the reset again: it continues, and restores the labels.",
     severity=CauseSeverity.HIGH,
 )
@@ -66,7 +66,7 @@ REBOOT_LEFT_OFF = _fault(
 )
 NOT_LOOKED = _fault(
     "NodeAwaitsFirstLook",
-    "A new node gets no work until this system's first check.",
+    "A new node gets no work until gpu-healthcheck's first check.",
     "Check the agent pod on the node.",
     severity=CauseSeverity.MEDIUM,
 )

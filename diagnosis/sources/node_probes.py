@@ -79,7 +79,7 @@ def _must_have_rights(cluster: Cluster, namespace: str) -> None:
     wanted = [Right(verb, "pods", namespace=namespace) for verb in _VERBS]
     wanted.append(Right("get", "pods/log", namespace=namespace))
     if missing := [str(right) for right in wanted if not cluster.rights.is_allowed(right)]:
-        raise NodeProbeError("\n  ".join(["you lack permissions that it needs, and no pod was created", *missing]))
+        raise NodeProbeError("\n  ".join(["your permissions are not enough, and no pod was created", *missing]))
 
 
 class NodeProbes:

@@ -84,14 +84,14 @@ def _threshold(reason: str, text: str, line: str) -> Threshold:
         raise ValueError(f"{line}`after` counts Xid and SXid lines of the kernel log, as in {_EXAMPLE}")
     found = _AFTER.match(text)
     if found is None:
-        raise ValueError(f"{line}write `SEVERITY after COUNT in WINDOW`, as in {_EXAMPLE}")
+        raise ValueError(f"{line}write `SEVERITY after COUNT in TIME`, as in {_EXAMPLE}")
     seconds, count = int(found["window"]) * _UNITS[found["unit"]], int(found["count"])
     if found["severity"] not in _RAISED:
         raise ValueError(f"{line}severities with `after` are {', '.join(_RAISED)}, as in {_EXAMPLE}")
     if not 2 <= count <= MOST_COUNTED:
         raise ValueError(f"{line}the count is 2 to {MOST_COUNTED}, as in {_EXAMPLE}")
     if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
-        raise ValueError(f"{line}the window is 1m to 24h, as in {_EXAMPLE}")
+        raise ValueError(f"{line}the time is 1m to 24h, as in {_EXAMPLE}")
     return Threshold(Severity[found["severity"]], count, seconds)
 
 

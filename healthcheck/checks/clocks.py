@@ -53,7 +53,7 @@ THERMAL = Reason(
     "A GPU is too hot: its hardware holds its clocks at half or less.",
     "Check temperature and fans; move work away, and replace the node if the slowdown persists.",
     flickers=True,
-    threshold=f"bit {_THERMAL_SLOWDOWN:#x}, or over {MOST_HARDWARE_SHARE:.0%} of two windows of at least "
+    threshold=f"bit {_THERMAL_SLOWDOWN:#x}, or over {MOST_HARDWARE_SHARE:.0%} of two measurements of at least "
     f"{nvml.SNAPSHOT_SECONDS:.0f} s under load",
     source="nvml.h, nvmlClocksEventReasonHwThermalSlowdown and its counter",
 )
@@ -63,7 +63,7 @@ POWER_BRAKE = Reason(
     "A GPU is slowed down by the power supply: the machine makes it hold its clocks at half or less.",
     "Move work away; replace the node if the slowdown persists: its power supply is at fault, not the GPU.",
     flickers=True,
-    threshold=f"bit {_POWER_BRAKE:#x}, or over {MOST_HARDWARE_SHARE:.0%} of two windows of at least "
+    threshold=f"bit {_POWER_BRAKE:#x}, or over {MOST_HARDWARE_SHARE:.0%} of two measurements of at least "
     f"{nvml.SNAPSHOT_SECONDS:.0f} s under load",
     source="nvml.h, nvmlClocksEventReasonHwPowerBrakeSlowdown and its counter",
 )
@@ -121,7 +121,7 @@ def _judge_hardware(reason: Reason, gpu: nvml.Gpu, seen: Evidence, expected: Exp
         return
     before = None if first is None or second is None else _share(counter, first[0], second[0], second[1] - first[1])
     if newest is None or second is None or before is None:
-        yield TooEarly("two windows of its slowdown are not measured yet", gpu.subject, (reason.name,))
+        yield TooEarly("its slowdown was not measured twice yet", gpu.subject, (reason.name,))
     elif before > MOST_HARDWARE_SHARE:
         detail = f"{_over(newest, MOST_HARDWARE_SHARE)}: clocks slowed down by {_CAUSES[_BITS[reason]]}"
         yield _unless_tested(replace(found(reason, gpu, detail), flickers=False), second[1], seen, expected)

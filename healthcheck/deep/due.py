@@ -120,7 +120,7 @@ def obstacle(node: NodeState, heard: datetime | None, now: datetime) -> str:
 def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterator[str]:
     run = claim_on(node, now)
     if run is not None:
-        yield f"a deep run ({run.kind.value}) uses it until {timestamp(run.until)}"
+        yield f"a deep test ({run.kind.value}) uses it until {timestamp(run.until)}"
     if not node.gpus and node.devices is None:
         yield "offers no GPUs to pods"
     elif node.devices is not None and node.devices.why_not:

@@ -47,7 +47,7 @@ def _reasons(node: NodeState, now: datetime) -> Iterator[str]:
         yield printable(f"{worse.reason} on {worse.subject} needs more than a reset")
     yield from why_not_reset(node, reset_targets(node, ()), job_name(node.name), now, force=False)
     if not node.tainted():
-        yield "it has no taint of the verdict: no slot of the fleet budget, or taints are off"
+        yield "its fault set no taint: the limit of tainted nodes is reached, or taints are off"
     if node.has_device_plugin and OPERANDS[0] not in operands_before(node):
         yield "the GPU operator does not run its device plugin, and no pod is evicted"
     if node.cordoned:

@@ -161,7 +161,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         int,
         Meta(ge=1, le=100),
         "Maximum share of the nodes with an agent that carry the taint at the same time, in percent; one "
-        "node always may. Beyond it, the agent writes the verdict and withholds the taint until a slot is "
+        "node always may. Beyond it, the agent writes the verdict without a taint until a slot is "
         "free.",
     ] = field(default=20, name="MAX_UNHEALTHY_PERCENT")
     repair_conditions: Annotated[

@@ -197,7 +197,7 @@ def a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free(wo
     # A verdict waits 2 s for its slot. If the listing takes longer, as on a loaded machine, the Event gives that
     # reason.
     fields = world.wait_for_event("TaintWithheld")
-    whys = ("2 of the fleet's 2 slots for tainted nodes are in use", "the API server has not answered yet")
+    whys = ("2 of at most 2 nodes are tainted already", "the API server has not answered yet")
     assert any(why in fields["message"] for why in whys)
 
     # It is tried again in each cycle, and neither written nor reported again.

@@ -57,10 +57,10 @@ def test_who_is_withheld_and_how_many_places_are_taken(withheld: World) -> None:
     assert fleet["budget"] == {"used": 2, "allowed": 2, "fleet": 10}
     assert (node["node"], node["tainted"], node["taint"]) == ("gpu-node-1", False, "withheld")
     lines = run(withheld).stdout.splitlines()
-    assert lines[1].split()[:4] == ["gpu-node-1", "fail", "REBOOT", "withheld"]
+    assert lines[1].split()[:4] == ["gpu-node-1", "fail", "REBOOT", "limit"]
     assert lines[-3:] == [
-        "1 of 1 node has a live agent; 2 of 2 slots for tainted nodes are in use",
-        "1 faulty node accepts new work: no slot for a taint is free. Cordon it:",
+        "1 of 1 node has a live agent; 2 of at most 2 tainted nodes",
+        "1 faulty node accepts new work: the limit of tainted nodes is reached. Cordon it:",
         "$ kubectl cordon gpu-node-1",
     ]
 

@@ -118,7 +118,7 @@ def slowed(reason: str, share: str) -> Finding:
 
 
 def early(reason: str) -> TooEarly:
-    text = "two windows of its slowdown are not measured yet"
+    text = "its slowdown was not measured twice yet"
     if reason == "ThermalThrottling":
         text = "its slowdown is not measured for long enough"
     return TooEarly(text, SUBJECT, (reason,))

@@ -120,7 +120,7 @@ def on_a_terminal(words: list[str], variables: dict[str, str]) -> str:
         with suppress(OSError):  # the other end is closed
             while chunk := os.read(ours, 1 << 16):
                 raw += chunk
-                if "--watch" in words and b"slots for tainted nodes" in raw:
+                if "--watch" in words and b"tainted nodes" in raw:
                     shown.terminate()
     os.close(ours)
     return raw.decode()

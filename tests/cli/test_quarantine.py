@@ -537,7 +537,7 @@ def test_missing_rights_are_named_and_nothing_is_changed(hospital: Hospital) -> 
     code, out, err = hospital.quarantine("guarded", kubeconfig=kubeconfig)
 
     assert (code, out, hospital.cordon("guarded")) == (2, "", (False, None))
-    assert "you lack permissions that it needs, and nothing was changed:" in err
+    assert "your permissions are not enough, and nothing was changed:" in err
     assert "  list pods in the whole cluster\n" in err
     assert "  create jobs.batch in gpu-healthcheck\n" in err
 

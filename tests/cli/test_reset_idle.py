@@ -137,7 +137,7 @@ LEFT: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "reboot": ("REBOOT", row("REBOOT"), {}, f"{ON_THE_GPU} needs more than a reset"),
     "of-no-gpu": ("RESET", row("RESET", "node"), {}, "no reset of a GPU ends Xid62 on node"),
     "again": ("RESET", row("RESET"), {"reset-result": before(23)}, "less than 24 h ago"),
-    "budget": ("RESET", row("RESET"), {"taints": []}, "no slot of the fleet budget"),
+    "budget": ("RESET", row("RESET"), {"taints": []}, "the limit of tainted nodes is reached"),
     "cordoned": ("RESET", row("RESET"), {"unschedulable": True}, "it is cordoned"),
     "silent": ("RESET", row("RESET"), {"reset-result": before(25)}, "its agent is silent"),
 }

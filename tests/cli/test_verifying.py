@@ -44,7 +44,7 @@ def test_on_a_narrow_terminal_no_name_is_broken() -> None:
     show(answers(*(node(name, dcgm={"cause": "DcgmEngineEmbedded"}) for name in names)), screen)
 
     text = screen.file.getvalue()  # type: ignore[attr-defined]
-    assert text.startswith("deep tests  lacking  left out on ")
+    assert text.startswith("deep tests  not ok  left out on ")
     assert [name for name in names if name not in text] == []
 
 

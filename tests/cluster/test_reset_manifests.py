@@ -196,7 +196,7 @@ AGENT = {
     "restore and remove": (returning(None, dcgm="true"), ""),
     "restore and empty": (returning(command(), dcgm="true"), "labels under"),
     "restore": (labelled(DCGM, "true"), "labels under"),
-    "remove": (returning(None), "only when the operands that it lists are switched on"),
+    "remove": (returning(None), "only when the pods of the GPU operator that it lists are switched on"),
     "what an administrator switched off": (returning(None, dcgm="true", device_plugin="true"), "labels under"),
     "another value": (returning(None, dcgm="x"), "labels under"),
     "write": (annotated(COMMAND, command(PLUGIN)), "an agent may change annotations"),

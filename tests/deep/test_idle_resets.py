@@ -50,7 +50,7 @@ RUN = {"kind": "reset", "holder": "gpu-reset-n", "until": timestamp(LATER)}
         (node(row("MONITOR")), "no finding on it ends"),
         (node(row(subject="node")), "no reset of a GPU ends"),
         (node(run=RUN | {"kind": "quarantine", "holder": "q"}), "quarantine q uses it"),
-        (replace(node(), taints=()), "no slot of the fleet budget"),
+        (replace(node(), taints=()), "the limit of tainted nodes is reached"),
         (replace(node(), cordoned=True), "it is cordoned"),
         (replace(node(), labels={}), "does not run its device plugin"),
         (replace(node(), labels={}, has_device_plugin=False), ""),

@@ -98,7 +98,7 @@ def test_the_overlay_and_the_chart_read_the_one_file_where_grafanas_sidecar_find
 
 
 @pytest.mark.parametrize(
-    "title", ["Findings", "Silent agents", "Nodes with a withheld taint", "Oldest deep diagnostics"]
+    "title", ["Findings", "Silent agents", "Faulty nodes without a taint", "Oldest deep diagnostics"]
 )
 def test_a_node_in_a_table_links_to_its_row_and_the_log_of_its_agent(title: str) -> None:
     for panel in (panel for panel in PANELS if panel["title"] == title):
@@ -183,7 +183,12 @@ def test_a_real_prometheus_answers_it(prometheus: PrometheusServer, query: str) 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("title", "number"),
-    [("Taints withheld", 1), ("Checks that could not run", 0), ("Deep diagnostics overdue", 0), ("Agents silent", 9)],
+    [
+        ("Faulty, not tainted", 1),
+        ("Checks that could not run", 0),
+        ("Deep diagnostics overdue", 0),
+        ("Agents silent", 9),
+    ],
 )
 def test_a_number_is_that_of_the_cluster(prometheus: PrometheusServer, title: str, number: int) -> None:
     (target,) = next(entry for entry in FLEET if entry["title"] == title)["targets"]

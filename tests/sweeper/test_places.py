@@ -108,8 +108,8 @@ def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None
 
     assert code == 0, message
     assert held(budget) == {"slot-7": "greedy", "slot-9": "faulty", "slot-8": "left"}
-    assert "released slots of the fleet budget without an owner" in message
-    assert "a node without an agent keeps our taint and its slot of the fleet budget" in message
+    assert "deleted Leases of tainted nodes without an owner" in message
+    assert "a node without an agent keeps our taint and counts towards the limit of tainted nodes" in message
 
 
 @pytest.mark.cluster

@@ -132,7 +132,7 @@ def test_every_waiting_node_has_its_reason() -> None:
 
     assert fields == {
         "a": "",
-        "b": "1 of 2 nodes (p5.48xlarge) have a deep run",
+        "b": "1 of 2 nodes (p5.48xlarge) have a deep test",
         "c": "it is tested later: MAX_NODES_PER_SWEEP is 1",
     }
 

@@ -42,7 +42,7 @@ FOREIGN_TAINTS = [
     {"key": f"{PREFIX}/maintenance", "value": "l2", "effect": "NoSchedule"},
 ]
 STARTUP_TAINT = {"key": f"{PREFIX}/startup", "effect": "NoSchedule"}
-FULL = SlotGrant(held=False, why="3 of the fleet's 3 slots for tainted nodes are in use")
+FULL = SlotGrant(held=False, why="3 of at most 3 nodes are tainted already")
 OTHER_EFFECT = {"key": TAINT["key"], "value": "true", "effect": "NoExecute"}
 FOREIGN_LABELS = {"team": "a", f"{PREFIX}/enabled": "true", f"{PREFIX}/mode": "sweep", "kubernetes.io/os": "linux"}
 RULES = Rules()

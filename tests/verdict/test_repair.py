@@ -33,7 +33,7 @@ from tests.examples import BLIND, WALL, fault, node, planned, remembers, says, s
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 ALL = Rules(repair=RepairPolicy(REPAIR_CONDITIONS))
-FULL = SlotGrant(held=False, why="3 of the fleet's 3 slots for tainted nodes are in use")
+FULL = SlotGrant(held=False, why="3 of at most 3 nodes are tainted already")
 LATER = WALL + timedelta(hours=1)
 THEIRS = {"type": HARDWARE_READY, "status": "True", "reason": "NvidiaAcceleratedHardwareIsReady", "message": "GPU"}
 Json = dict[str, Any]

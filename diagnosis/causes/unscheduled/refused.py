@@ -94,7 +94,7 @@ _MOST = 8
 class TaintOwner(Enum):
     """Class of a taint by its owner, which decides the object to change."""
 
-    OURS = "this system's"
+    OURS = "gpu-healthcheck's"
     CORDON = "a person's"
     NOT_READY = "the cluster's own"
     LEAVING = "the platform's"

@@ -226,7 +226,7 @@ class TestAHolderOfMany:
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
         message = patient.wait_for_event("TaintWithheld")["message"]
-        assert "of the fleet's 4 slots for tainted nodes are in use" in message
+        assert "of at most 4 nodes are tainted already" in message
         # After a refusal from the count alone, the agent soon lists all slots, and still acquires none.
         eventually(
             lambda: [
@@ -261,7 +261,7 @@ class TestAFullBudget:
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
         message = patient.wait_for_event("TaintWithheld")["message"]
-        assert "3 of the fleet's 2 slots for tainted nodes are in use" in message
+        assert "3 of at most 2 nodes are tainted already" in message
 
     def test_a_fleet_of_unknown_size_has_one_slot(self, make_world: MakeWorld) -> None:
         world = make_world()

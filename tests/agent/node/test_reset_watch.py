@@ -62,7 +62,7 @@ def test_an_abandoned_reset_is_returned_and_reported(quick: World, running: str 
     eventually(lambda: is_returned(quick))
     message = quick.wait_for_event("GpuResetAbandoned")["message"]
     assert message.startswith(f"step '{running or 'end'}': neither its command nor its Job is left")
-    assert message.endswith(f"operands switched on: {DCGM}")
+    assert message.endswith(f"the GPU operator's pods switched on again: {DCGM}")
 
 
 def test_gpus_that_the_tainted_node_does_not_offer_again_are_named(quick: World) -> None:

@@ -75,7 +75,10 @@ def step(row: FleetRow) -> str:
     return cells[6] if len(cells) > 6 else ""
 
 
-ACCEPTS = "It accepts new work: no slot for its taint is free. Cordon it; `kubectl uncordon` it when it is fixed."
+ACCEPTS = (
+    "It accepts new work, because the limit of tainted nodes is reached. Cordon it; `kubectl uncordon` it when it is "
+    "fixed."
+)
 COMMANDS = ("kubectl cordon a", "gpu-healthcheck reset a --reboot", "gpu-healthcheck quarantine a")
 REFUSED = "If its host refuses the reboot, use another way to reboot the drained machine."
 
@@ -97,12 +100,12 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
             "fail REBOOT",
             "GPU 0000:18:00.0 fell off the bus Xid79 REBOOTgpu/0000:18:00.0",
             "2026-11-21 09:00:00",
-            "withheld",
+            "none: limit reached",
             "30s ago",
             f"{ACCEPTS} Drain and reboot the node. {REFUSED}{' '.join(COMMANDS)}",
         ]
     ]
-    assert titles(fleet_row) == ["a: fail, REBOOT, Xid79, withheld"]
+    assert titles(fleet_row) == ["a: fail, REBOOT, Xid79, no taint: limit reached"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_a_node_that_is_tested_now_is_left_to_its_test() -> None:
     run = {"kind": "quarantine", "holder": "x", "until": timestamp(NOW + timedelta(hours=1))}
     fleet_row = row(NodeState("a", labels=state.labels, annotations={**state.annotations, RUN: json.dumps(run)}))
 
-    assert step(fleet_row) == "A deep run (quarantine) uses it until 2026-11-21T13:00:00Z."
+    assert step(fleet_row) == "A deep test (quarantine) uses it until 2026-11-21T13:00:00Z."
 
 
 def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled() -> None:
