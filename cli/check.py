@@ -15,10 +15,11 @@ from cli.level_2_run import Level2Run, who_uses
 from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, form_of, path
 from cli.output.cycle_table import show
 from cli.this_machine import check_once, find_root, instance_type_of, probing, usable_settings
+from cli.two_reads import after_first_read
 from cli.words import EXIT_CODES, end
 from healthcheck.captures import evidence_file
 from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
-from healthcheck.checks import dcgm_diag
+from healthcheck.checks import dcgm_diag, gpu_siblings
 from healthcheck.host.program import COULD_NOT, INTERRUPTED
 from healthcheck.host.streams import complain, say
 from healthcheck.model import Host
@@ -45,6 +46,17 @@ SaveEvidence = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Run level 2 although pods or processes use the GPUs.")]
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 20, 600
+"""Limits of --interval. The driver's samples cover about 20 s."""
+Now = Annotated[
+    bool,
+    typer.Option(
+        "--now", help="With `siblings`: read the GPUs twice while a job runs, and compare the GPUs of each pod at once."
+    ),
+]
+Interval = Annotated[
+    int, typer.Option("--interval", metavar="SECONDS", help="Time between the two reads of --now, 20 to 600 s.")
+]
 
 
 def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
@@ -56,6 +68,8 @@ def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
     verbose: Verbose = False,
     save_evidence: SaveEvidence = None,
     force: Force = False,
+    compare_now: Now = False,
+    interval: Interval = 60,
 ) -> None:
     """Check this node once and print the verdict.
 
@@ -63,6 +77,12 @@ def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
     """
     form = form_of(output, OutputFormat.JSON, as_json=as_json)
     settings, checks = usable_settings(names or [], root)
+    if compare_now:
+        if checks != (gpu_siblings.CHECK,) or root is not None or save_evidence:
+            raise typer.BadParameter("--now is for `check siblings`, without other checks, --root and --save-evidence")
+        if not _SHORTEST_SECONDS <= interval <= _LONGEST_SECONDS:
+            raise typer.BadParameter(f"--interval is {_SHORTEST_SECONDS} to {_LONGEST_SECONDS} seconds")
+        checks = (gpu_siblings.NOW,)
     if save_evidence and (reason := evidence_file.why_not(save_evidence)):
         end("check", f"--save-evidence: {reason}")
     host_root, here = find_root(root), root is None
@@ -72,6 +92,8 @@ def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
         if level_2 is not None:
             _must_be_idle(host, force=force)
         asked = replace(host, ask_dcgm=level_2.run if level_2 else None)
+        if compare_now:
+            asked = after_first_read(asked, interval)
         cycle = check_once(asked, checks, instance_type, settings, here=here)
     result = judged(cycle)
     show(result, form, verbose=verbose)

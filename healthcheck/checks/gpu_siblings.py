@@ -1,16 +1,17 @@
 """Check: no GPU is slower than the other GPUs that the same pod holds.
 
-Two reads of the driver at least four minutes apart are a window. It is judged if the samples of the driver at both ends
-show that the GPUs were busy, and if the kubelet names the same pod for them at both ends. While the node's busy GPUs do
-not differ, the kubelet is not asked, and no GPU is slower.
+Two reads of the driver at least four minutes apart are a measurement. It is judged if the samples of the driver at both
+ends show that the GPUs were busy, and if the kubelet names the same pod for them at both ends. While the node's busy
+GPUs do not differ, the kubelet is not asked, and no GPU is slower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.checks import siblings
 from healthcheck.checks.expectation import Expectation
@@ -27,10 +28,11 @@ from healthcheck.model import (
     Severity,
     TooEarly,
     Unobserved,
+    UnobservedCause,
     counted,
 )
 from healthcheck.model.node_facts import DeepDiagnostic
-from healthcheck.probes.gpu_pods import GPU_PODS, LEAST_DIFFERENCE, is_busy, is_due
+from healthcheck.probes.gpu_pods import GPU_PODS, LEAST_DIFFERENCE, GpuPods, is_busy, is_due
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus, Snapshot
 
 LONGEST_WINDOW_SECONDS = 1800.0
@@ -47,10 +49,15 @@ SLOWER = Reason(
     "Quarantine the node: its tests measure each GPU. Check cooling, power supply, power limit and clock settings.",
     threshold=(
         f"more than {siblings.MOST_DEVIATIONS:g} standard deviations and {100 * LEAST_DIFFERENCE:g} % from "
-        f"the median, in {OUTLIERS} of {WINDOWS} windows between check cycles, among {LEAST_SIBLINGS} or more busy "
-        "GPUs of one pod"
+        f"the median, in {OUTLIERS} of {WINDOWS} measurements between check cycles, among {LEAST_SIBLINGS} or more "
+        "busy GPUs of one pod"
     ),
     source="robust outliers as in Guard (arXiv 2605.17879) and Megatron-LM's straggler detection (PR 4662)",
+)
+NOT_COMPARED = UnobservedCause(
+    "GpusNotCompared",
+    "`check siblings --now` could not compare the GPUs: too few GPUs of one pod were busy all the time.",
+    f"Run it again while one pod keeps {LEAST_SIBLINGS} or more GPUs busy.",
 )
 
 
@@ -73,16 +80,12 @@ class _Judged(Struct, frozen=True):
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
-    whole = [gpu for gpu in gpus if not (gpu.mig_mode is not None and gpu.mig_mode.current) and not gpu.instances]
-    if not gpus:
-        return
-    if len(whole) < LEAST_SIBLINGS:
-        yield NotConfigured(f"fewer than {LEAST_SIBLINGS} GPUs without MIG")
+    gpus, whole = yield from _comparable(seen)
+    if not whole:
         return
     run, reading, pods = expected.deep_run, seen[NVML], seen[GPU_PODS]
     if run is not None and run.until is None:
-        yield TooEarly("a deep diagnostic uses the GPUs")
+        yield TooEarly("a deep test uses the GPUs")
         return
     if len(pods) >= _LEAST_FAILURES and all(entry.error for entry in pods):
         yield Unobserved(PROBE_FAILED, f"the kubelet does not name the pods of the GPUs: {pods[-1].error}")
@@ -90,9 +93,51 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     judged = _judged(_windows(reading, run), {entry.at: entry.pods for entry in pods}, whole)
     for gpu in whole:
         yield from _judge_gpu(gpu, judged[gpu.subject], reading)
+    yield _compared(
+        judged, len(gpus), f"none more than {100 * LEAST_DIFFERENCE:g} % slower in {OUTLIERS} of {WINDOWS} measurements"
+    )
+
+
+def judge_now(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    """Judge the GPUs by one measurement: the last snapshot of the driver's history and this read."""
+    gpus, whole = yield from _comparable(seen)
+    if not whole:
+        return
+    reading, pods = seen[NVML], seen[GPU_PODS]
+    ends = (*reading.history[-1:], Snapshot(reading.read_at, tuple(whole)))
+    held = {entry.at: entry.pods for entry in pods if not entry.error}
+    judged = _judged(pairwise(ends), held, whole)
+    for gpu in whole:
+        for entry in judged[gpu.subject]:
+            if entry.slower:
+                yield found(SLOWER, gpu, _detail([entry], 1))
+    yield _compared(judged, len(gpus), f"none more than {100 * LEAST_DIFFERENCE:g} % slower")
+    if not any(judged.values()):
+        yield Unobserved(NOT_COMPARED, f"could not compare: {_why_not_compared(ends, len(whole), pods)}")
+
+
+def _why_not_compared(ends: Sequence[Snapshot], gpus: int, pods: Iterable[GpuPods]) -> str:
+    if len(ends) == 1:
+        return "the driver did not answer at the first read"
+    at_first, at_last = ({gpu.uuid for gpu in end.gpus if is_busy(gpu)} for end in ends)
+    busy = f"{len(at_first & at_last)} of {counted(gpus, 'GPU')} were busy at both reads"
+    error = next((f"; the kubelet does not name their pods: {entry.error}" for entry in pods if entry.error), "")
+    return f"{busy}, and {LEAST_SIBLINGS} of one pod are needed{error}"
+
+
+def _comparable(seen: Evidence) -> Generator[Judgement, None, tuple[tuple[Gpu, ...], list[Gpu]]]:
+    """Return the GPUs, and those without MIG; none of the latter if they are too few."""
+    gpus = yield from answering(seen)
+    whole = [gpu for gpu in gpus if not (gpu.mig_mode is not None and gpu.mig_mode.current) and not gpu.instances]
+    if gpus and len(whole) < LEAST_SIBLINGS:
+        yield NotConfigured(f"fewer than {LEAST_SIBLINGS} GPUs without MIG")
+        return gpus, []
+    return gpus, whole
+
+
+def _compared(judged: Mapping[str, list[_Judged]], gpus: int, expectation: str) -> Observation:
     compared = sum(bool(entries) for entries in judged.values())
-    expectation = f"none more than {100 * LEAST_DIFFERENCE:g} % slower in {OUTLIERS} of {WINDOWS} windows"
-    yield Observation(f"{compared} of {counted(len(gpus), 'GPU')} compared with other busy GPUs", expectation)
+    return Observation(f"{compared} of {counted(gpus, 'GPU')} compared with other busy GPUs", expectation)
 
 
 def _judge_gpu(gpu: Gpu, judged: list[_Judged], reading: DriverReading) -> Iterator[Judgement]:
@@ -105,7 +150,7 @@ def _judge_gpu(gpu: Gpu, judged: list[_Judged], reading: DriverReading) -> Itera
     if is_slow and judged[0].at == newest:
         yield found(SLOWER, gpu, _detail([entry for entry in judged if entry.slower], len(judged)))
     elif is_slow is not False:
-        yield TooEarly(f"{len(judged)} of {WINDOWS} windows of work in one pod in the last hour", gpu.subject)
+        yield TooEarly(f"{len(judged)} of {WINDOWS} measurements of work in one pod in the last hour", gpu.subject)
 
 
 def _windows(reading: DriverReading, run: DeepDiagnostic | None) -> Iterator[tuple[Snapshot, Snapshot]]:
@@ -228,7 +273,7 @@ def _detail(slow: list[_Judged], windows: int) -> str:
             f"({_stepped(usual, 15)} MHz)"
         )
     explanations = list(_explain(slow[0]))
-    return f"{first}, in {len(slow)} of {windows} windows{'; ' if explanations else ''}{', '.join(explanations)}"
+    return f"{first}, in {len(slow)} of {windows} measurements{'; ' if explanations else ''}{', '.join(explanations)}"
 
 
 def _explain(judged: _Judged) -> Iterator[str]:
@@ -331,4 +376,6 @@ _EXPLANATIONS: tuple[tuple[Callable[[float, float], str], Callable[[Work], float
     ),
 )
 
-CHECK = Check("gpu-siblings", "0-nvidia-smi", (NVML, GPU_PODS), judge, (SLOWER,))
+CHECK = Check("gpu-siblings", "0-nvidia-smi", (NVML, GPU_PODS), judge, (SLOWER,), causes=(NOT_COMPARED,))
+NOW = replace(CHECK, judge=judge_now)
+"""The same check by one measurement, for `check siblings --now`."""

@@ -176,13 +176,14 @@ SHORT_NAMES: Mapping[str, str] = {
     "efa": "2-efa-enumeration",
     "topology": "3-topology-check",
     "dcgm-l4": "4-dcgm-diag-l4",
+    "siblings": gpu_siblings.CHECK.name,
 }
-"""Names of groups without their numbers, and the names that the earlier scripts used."""
+"""Names of groups without their numbers, the names that the earlier scripts used, and the short name of a check."""
 
 _BY_NUMBER = {name: number for number, name in GROUPS.items()}
 _NAMED: Mapping[str, tuple[Check, ...]] = {
-    word: tuple(check for check in (*CHECKS, *DEEP_CHECKS) if check.group == group)
-    for word, group in (*GROUPS.items(), *((name, name) for name in GROUPS.values()), *SHORT_NAMES.items())
+    word: tuple(check for check in (*CHECKS, *DEEP_CHECKS) if name in (check.group, check.name))
+    for word, name in (*GROUPS.items(), *((name, name) for name in GROUPS.values()), *SHORT_NAMES.items())
 } | {check.name: (check,) for check in (*CHECKS, *DEEP_CHECKS)}
 """Checks by any name. If a check and its group have the same short name, the name means the check."""
 _LIGHT_GROUPS = {check.group for check in CHECKS}

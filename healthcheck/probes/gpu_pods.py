@@ -82,7 +82,7 @@ class GpuPodsReader:
             gpus = [gpu for gpu in reading.answer.gpus if gpu.error == SUCCESS]
             busy = [gpu for gpu in gpus if is_busy(gpu)]
             if len(busy) >= LEAST_BUSY_GPUS and self._matter(reading, busy):
-                self._kept += (self._ask(reading.read_at, gpus),)
+                self._kept += (read_pods_of(self._host, reading.read_at, gpus, self._read),)
         return self._kept
 
     def _matter(self, reading: DriverReading, busy: list[Gpu]) -> bool:
@@ -91,12 +91,19 @@ class GpuPodsReader:
             self._differed_at = reading.read_at
         return self._differed_at is not None and reading.read_at - self._differed_at < _ASKED_SECONDS
 
-    def _ask(self, at: float, gpus: list[Gpu]) -> GpuPods:
-        try:
-            pods = self._read(self._host)
-        except ProbeError as error:
-            return GpuPods(at, error=printable(str(error)))
-        return GpuPods(at, pods_by_gpu(pods, gpus))
+
+def read_pods_of(
+    host: Host,
+    at: float,
+    gpus: list[Gpu],
+    read: Callable[[Host], tuple[PodDevices, ...]] = read_pod_resources,
+) -> GpuPods:
+    """Ask the kubelet for the pods of these GPUs, read at this time."""
+    try:
+        pods = read(host)
+    except ProbeError as error:
+        return GpuPods(at, error=printable(str(error)))
+    return GpuPods(at, pods_by_gpu(pods, gpus))
 
 
 def is_due(reading: DriverReading) -> bool:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.gpu_siblings import CHECK
+from healthcheck.checks.gpu_siblings import CHECK, NOT_COMPARED, NOW
 from healthcheck.model import (
     PROBE_FAILED,
+    Check,
     Evidence,
     Finding,
     Judgement,
@@ -71,6 +72,7 @@ def judge(
     pods: Sequence[dict[str, str] | None] | None = None,
     run: DeepDiagnostic | None = None,
     window: float = WINDOW,
+    check: Check = CHECK,
 ) -> list[Judgement]:
     """Judge reads in a row, with the pods at each; without pods, one pod holds all GPUs.
 
@@ -85,7 +87,7 @@ def judge(
         for at, one in zip(times, held, strict=True)
         if one is not NOT_ASKED
     )
-    found = CHECK.judge(Evidence({NVML: reading, GPU_PODS: asked}), replace(P5, deep_run=run))
+    found = check.judge(Evidence({NVML: reading, GPU_PODS: asked}), replace(P5, deep_run=run))
     return [judgement for judgement in found if not isinstance(judgement, Observation)]
 
 
@@ -107,10 +109,10 @@ def test_a_slow_gpu_is_found_in_the_third_window_with_its_figures() -> None:
     early = of(judge(reads("xxx")))
     (found,) = (one for one in judge(reads("xxxx")) if isinstance(one, Finding))
 
-    assert early == [TooEarly("2 of 6 windows of work in one pod in the last hour", SUBJECT)]
+    assert early == [TooEarly("2 of 6 measurements of work in one pod in the last hour", SUBJECT)]
     assert (found.reason, found.severity.name, found.subject) == ("GpuSlowerThanSiblings", "MONITOR", SUBJECT)
     assert found.detail == (
-        "SM clock 1410 MHz, 30 % below the median of its 7 siblings (1980 MHz), in 3 of 3 windows; power 400 W "
+        "SM clock 1410 MHz, 30 % below the median of its 7 siblings (1980 MHz), in 3 of 3 measurements; power 400 W "
         "(siblings 650 W), software thermal slowdown 60 % of the time (0 %), hardware thermal slowdown 30 % of the "
         "time (0 %), 0 °C from its temperature limit (50 °C)"
     )
@@ -128,7 +130,7 @@ def test_time_in_a_power_brake_is_found_without_a_lower_clock_in_the_samples() -
 
     assert found.detail == (
         "45 % of the time in hardware thermal slowdown or power brake, the median of its 7 siblings 0 %, in 4 of 4 "
-        "windows; power brake 45 % of the time (0 %)"
+        "measurements; power brake 45 % of the time (0 %)"
     )
 
 
@@ -213,7 +215,7 @@ def test_mig_is_not_compared() -> None:
 def test_a_deep_diagnostic_is_no_work_and_begins_the_windows_anew() -> None:
     running, ended = DeepDiagnostic("quarantine", 0.0), DeepDiagnostic("quarantine", 0.0, 3 * WINDOW)
 
-    assert judge(reads("xxxxx"), run=running) == [TooEarly("a deep diagnostic uses the GPUs")]
+    assert judge(reads("xxxxx"), run=running) == [TooEarly("a deep test uses the GPUs")]
     assert [type(one) for one in of(judge(reads("xxxxx"), run=ended))] == [TooEarly]
     assert [type(one) for one in of(judge(reads("xxxxxxxxx"), run=ended))] == [Finding]
 
@@ -235,3 +237,53 @@ def test_a_single_cycle_judges_nothing() -> None:
     found = list(CHECK.judge(Evidence({NVML: reading, GPU_PODS: ()}), P5))
 
     assert {type(one) for one in found} == {TooEarly, Observation}
+
+
+MINUTE = 60.0
+FEW = "8 of 8 GPUs were busy at both reads, and 4 of one pod are needed"
+
+
+@pytest.mark.parametrize(
+    ("states", "pods", "detail"),
+    [
+        ("xx", [IN_ONE] * 2, ""),
+        ("x", [IN_ONE], "the driver did not answer at the first read"),
+        ("ii", [IN_ONE] * 2, "0 of 8 GPUs were busy at both reads, and 4 of one pod are needed"),
+        ("ix", [IN_ONE] * 2, "0 of 8 GPUs were busy at both reads, and 4 of one pod are needed"),
+        ("xx", [IN_ONE, {}], FEW),
+        (
+            "xx",
+            [dict(list(IN_ONE.items())[4:7])] * 2,
+            "8 of 8 GPUs were busy at both reads, and 4 of one pod are needed",
+        ),
+        (
+            "xx",
+            [None, IN_ONE],
+            f"{FEW}; the kubelet does not name their pods: refused",
+        ),
+        ("..", [IN_ONE] * 2, None),
+        ("..", [None, None], None),  # GPUs that do not differ need no pods
+    ],
+)
+def test_one_measurement_shows_a_slow_gpu_or_why_none_was_compared(
+    states: str, pods: list[dict[str, str] | None], detail: str | None
+) -> None:
+    reads_now = [node(MINUTE * at, slow=state == "x") for at, state in enumerate(states, 1)]
+    reads_now = [tuple(map(healthy, range(8))) if s == "i" else gpus for s, gpus in zip(states, reads_now, strict=True)]
+    judgements = judge(reads_now, pods, window=MINUTE, check=NOW)
+
+    if detail:
+        assert judgements == [Unobserved(NOT_COMPARED, f"could not compare: {detail}")]
+    elif detail is None:
+        assert judgements == []
+    else:
+        (found,) = judgements
+        assert isinstance(found, Finding)
+        assert (found.reason, found.subject) == ("GpuSlowerThanSiblings", SUBJECT)
+        assert "(1980 MHz), in 1 of 1 measurements; power" in found.detail
+
+
+def test_one_measurement_of_too_few_gpus_without_mig_is_not_configured() -> None:
+    mig = [node(MINUTE * at, mig_mode=Mode(True, True)) for at in (1, 2)]
+
+    assert [type(one) for one in judge(mig, window=MINUTE, check=NOW)] == [NotConfigured]

@@ -261,3 +261,69 @@ def test_where_there_is_no_hami_its_group_is_no_part_of_the_verdict(world: World
 @pytest.mark.parametrize("words", [(), ("efa-count", "7-container-runtime")])
 def test_no_record_is_without_a_check(world: World, words: tuple[str, ...]) -> None:
     assert len(world.record(*words)["checks"]) > 0
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds between the reads, which do not pass."""
+    seconds: list[float] = []
+    monkeypatch.setattr("cli.two_reads.sleep", seconds.append)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("speeds", "code", "words"),
+    [
+        ({1980: range(5), 1410: [5], 1981: [6, 7]}, 0, "GPU 5 is slower than the other GPUs of its pod (GpuSlower"),
+        ({1980: range(8)}, 0, "8 of 8 GPUs compared with other busy GPUs"),
+        ({}, 2, "GpusNotCompared: could not compare: 0 of 8 GPUs were busy at both reads, and 4 of one pod are needed"),
+        ({1980: [0, 1, 2]}, 2, "GpusNotCompared: could not compare: 3 of 8 GPUs were busy at both reads"),
+    ],
+    ids=["slow", "equal", "idle", "uneven"],
+)
+def test_siblings_are_compared_now(
+    world: World, waits: list[float], speeds: dict[int, list[int]], code: int, words: str
+) -> None:
+    for mhz, indices in speeds.items():
+        world.host.work(list(indices), mhz, 300)
+    pods = [("team", "train-0", [gpu.uuid for gpu in world.host.gpus])]
+    with serving_pod_resources(world.host.root, lambda: pods):
+        done = world.run("siblings", "--now")
+
+    assert (done.returncode, waits) == (code, [60])
+    assert words in done.stdout
+    assert "the second read is in 60 s" in done.stderr
+
+
+def test_without_a_kubelet_gpus_that_differ_are_not_compared(world: World, waits: list[float]) -> None:
+    world.host.work(range(7), 1980, 300)
+    world.host.work([7], 1410, 200)
+    done = world.run("siblings", "--now", "--interval", "20")
+
+    assert (done.returncode, waits) == (2, [20])
+    assert "the kubelet does not name their pods: " in done.stdout
+
+
+def test_siblings_without_now_are_one_cycle_of_the_check(world: World, waits: list[float]) -> None:
+    assert world.run("siblings").stdout == world.run("gpu-siblings").stdout
+    assert waits == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--now",), ("0", "--now"), ("siblings", "clocks", "--now"), ("siblings", "--now", "--interval", "5")],
+    ids=" ".join,
+)
+def test_now_is_for_the_siblings_alone(world: World, waits: list[float], words: tuple[str, ...]) -> None:
+    assert (world.run(*words).returncode, waits) == (3, [])
+
+
+def test_ctrl_c_ends_the_wait_between_the_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cli.two_reads.sleep", interrupt)
+    done = world.run("siblings", "--now")
+
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr

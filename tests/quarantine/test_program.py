@@ -262,7 +262,7 @@ class TestARefusalTestsNothingAndChangesNothing:
     @pytest.mark.parametrize("kind", ["l2", "sweep"])
     def test_while_another_run_has_the_node(self, world: World, kind: str) -> None:
         world.annotate(run=run_of(kind, 10))
-        assert f"a deep run ({kind}, somebody) owns the node until" in self.refused(world, "--force")
+        assert f"a deep test ({kind}, somebody) owns the node until" in self.refused(world, "--force")
 
     def test_but_not_for_one_that_is_over_its_time(self, world: World) -> None:
         world.annotate(run=run_of("l2", -1))
