@@ -49,7 +49,8 @@ Beats: TypeAlias = "Mapping[str, Heartbeat]"
 _MOST = 10**9
 """Upper limit for the numbers of the ConfigMap that are read here."""
 _NOT_YET = (
-    "it was never idle during a sweep, or other nodes came first; `gpu-healthcheck sweep --dry-run` shows the order"
+    "no sweep has tested it yet: it was never idle, or other nodes came first; `gpu-healthcheck sweep --dry-run` shows "
+    "the order"
 )
 _WANTED = (
     f"{PREFIX}/enabled=true",

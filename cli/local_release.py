@@ -12,7 +12,7 @@ from rich.text import Text
 from cli.judged_cycle import CheckResult, judged
 from cli.output.lines import print_line
 from cli.this_machine import light_cycle, state_dir
-from cli.words import SEVERITY_STYLES
+from cli.words import SEVERITY_STYLES, severity_words
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, FAULT
@@ -38,7 +38,7 @@ def release_here(by: str, reason: str, *, dry_run: bool) -> int:
     events = [finding for finding in before.memory.standing if RELEASE.is_open_to(finding)]
     console = Screen(soft_wrap=True)
     if not events:
-        console.print("nothing to release: no event finding is active on this machine")
+        console.print("nothing to release: no finding on this machine needs one")
         return _shown_rest(before, console)
     console.print("this machine: would release" if dry_run else "this machine: releasing")
     _show(events, console)
@@ -86,7 +86,8 @@ def _shown_rest(after: CheckResult, console: Screen) -> int:
     if verdict.standing:
         console.print("still active")
         _show(verdict.standing, console)
-    console.print(f"this machine: {verdict.status.value}, severity {verdict.severity.name}")
+    words = severity_words(verdict.status, verdict.severity.name)
+    console.print(f"this machine: {', '.join(filter(None, (verdict.status.value, words)))}")
     is_active = any(active.finding.severity >= Severity.RESET for active in verdict.standing)
     return FAULT if is_active else 0
 

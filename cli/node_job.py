@@ -111,7 +111,7 @@ class NodeJob:
                 return known
             if known.uid == unobserved and not known.leaving:
                 self._voice.say(
-                    f"Job {known.namespace}/{known.name} ended unobserved: this is its result; the same "
+                    f"Job {known.namespace}/{known.name} has ended already: this is its result; the same "
                     "command tests again"
                 )
                 return known

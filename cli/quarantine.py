@@ -215,7 +215,7 @@ def _plan_words(plan: QuarantinePlan, options: QuarantineOptions) -> Iterable[st
         yield f"is cordoned already, {f'by {by}' if by else 'by another owner: it stays cordoned'}"
     if plan.following:
         how = "show the result of" if plan.following.outcome else "follow"
-        which = "which ended unobserved" if plan.following.outcome else "which has not ended"
+        which = "which has ended already" if plan.following.outcome else "which has not ended"
         yield f"would {how} Job {plan.following.namespace}/{plan.following.name}, {which}"
         return
     yield from (f"would evict {pod.title}{f' ({pod.warning})' if pod.warning else ''}" for pod in plan.drain.leaving)

@@ -189,7 +189,7 @@ class NodeQuarantine:
         held = self._patience.ask(lambda: list(self._cluster.pods.list_with_gpus(self._name)))
         staying = [str(pod) for pod in held if f"{pod.namespace}/{pod.name}" not in going]
         if staying:
-            raise CouldNot("pods that stay on it use its GPUs, so the test would not start", *staying)
+            raise CouldNot("the test would not start, because pods that stay on it use its GPUs", *staying)
 
     # --- the steps
 

@@ -218,9 +218,11 @@ def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Scre
         console.print(f"{name}: {'would release' if options.dry_run else 'releasing'}")
         _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
     elif node.tainted():
-        console.print(f"{name}: no event finding is active; its agent lifts the taint unless a level finding keeps it")
+        console.print(
+            f"{name}: no finding needs a release; its agent lifts the taint, unless a check still shows a fault"
+        )
     else:
-        console.print(f"{name}: nothing to release: no event finding is active, and the node has no taint of ours")
+        console.print(f"{name}: nothing to release: no finding needs one, and the node has no taint of gpu-healthcheck")
     if not options.dry_run:
         node, word = _write(cluster, name, options)
     _show_cordon(node, options, console)

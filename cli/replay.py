@@ -11,7 +11,7 @@ from rich.text import Text
 from cli.local_settings import LocalSettings, read_here
 from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, form_of, one_of
 from cli.output.json_documents import write_as
-from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, end
+from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, end, severity_words
 from healthcheck.captures.blocks import CaptureError
 from healthcheck.captures.capture_files import Captures
 from healthcheck.captures.kind import InputKind
@@ -137,7 +137,8 @@ def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
     for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
         console.print(Text(f"could not check: {cause.cause.name}: {printable(cause.detail)}", "magenta"))
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
-    console.print(Text.assemble(f"{printable(name, _LONGEST_SHOWN)}: ", status, f", severity {verdict.severity.name}"))
+    words = severity_words(verdict.status, verdict.severity.name)
+    console.print(Text.assemble(f"{printable(name, _LONGEST_SHOWN)}: ", status, f", {words}" if words else ""))
 
 
 def _finding(standing: ActiveFinding) -> Text:

@@ -173,7 +173,7 @@ def agent_answers(
         yield Verification("agent pods", holds=is_allowed or not silent.names, said=f"could not check: {error}")
     else:
         if (more := agent_pods.selected(daemon_set) - len(nodes)) > 0:
-            message = f"no first report from {counted(more, 'further node')} that the DaemonSet selects"
+            message = f"no report yet from {counted(more, 'further node')} on which an agent should run"
             yield Verification("agents", holds=False, said=message)
         earlier, count = agent_pods.outdated(daemon_set)
         if earlier:
@@ -239,18 +239,18 @@ _CROWDED = (
     ' \'{"metadata":{"managedFields":[{}]}}\'`'
 )
 _EARLIER = (
-    "agents run an earlier pod template; the policies are already the new ones and may reject their writes. Wait for"
+    "agents still run the earlier version, whose writes the new admission policies may refuse. Wait for"
     f" `kubectl rollout status daemonset/{AGENT} -n {NAMESPACE}`"
 )
-_KEPT = "agents keep the last valid values of these keys, other programs use their defaults; all other keys act"
+_KEPT = "for these keys, agents keep the last valid value and other programs use the default; all other keys act"
 
 
 def _valid(keys: int) -> str:
     return f"{counted(keys, 'key')} set, all valid" if keys else "every setting has its default"
 
 
-_NODES = "with DEVICE_TAINTS, each faulty GPU taints its node"
-_NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install.md)"
+_NODES = "DEVICE_TAINTS has no effect: a faulty GPU taints its whole node"
+_NO_NODE = "no node has a label by which the DaemonSet finds GPU nodes (docs/install.md)"
 
 
 def show(answers: Iterable[Verification], screen: Screen) -> None:

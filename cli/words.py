@@ -46,6 +46,13 @@ def confirmed(command: str, question: str) -> bool:
         raise
 
 
+def severity_words(status: str, severity: str, noun: str = "severity ") -> str:
+    """Return what follows a status: the severity of its findings, or that an unknown status is none about hardware."""
+    if severity not in ("", Severity.PASS.name):
+        return f"{noun}{severity}"
+    return "something could not be checked" if status == Status.UNKNOWN else ""
+
+
 def end(command: str, message: str, code: int = USAGE) -> NoReturn:
     """Print the error, and end the command."""
     complain(command, message)

@@ -101,7 +101,9 @@ class ResetRun(Struct):
             selection = self._after_boot(node) if is_rebooted else self._end_fault(node)
             if selection is None:
                 return self.progress
-            self._ended(Step.VERIFY, "the GPUs answer NVML without a pending action", Step.LEVEL_2)
+            self._ended(
+                Step.VERIFY, "the GPUs answer, and the driver requests no further reset or reboot", Step.LEVEL_2
+            )
             self._level_2(node, selection)
             self._load(node)
         except (ProbeError, NodeNotResettable, ClusterError) as error:

@@ -30,7 +30,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 _NO_ATTEMPT = Attempt(_NEVER)
 _SHARING, _MPS = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-sharing-strategy"), "mps"
 """Labels of NVIDIA's feature discovery and of GKE."""
-_BY_MPS = "its GPUs are shared by MPS, where a pod gets one replica: only an agent of the full image can run level 2"
+_BY_MPS = "MPS shares its GPUs, so a test's pod gets a part of one: only an agent of the full image can run level 2"
 
 
 class SweepLimits(Struct, frozen=True):

@@ -14,7 +14,7 @@ from cli.judged_cycle import CheckResult
 from cli.options import OutputFormat
 from cli.output.json_documents import write_as
 from cli.output.lines import print_rows
-from cli.words import SEVERITY_STYLES, STATUS_STYLES
+from cli.words import SEVERITY_STYLES, STATUS_STYLES, severity_words
 from healthcheck.catalog.plain_words import plain_words
 from healthcheck.checks import DEEP_CHECKS, MEANINGS
 from healthcheck.host.console import Screen
@@ -25,7 +25,7 @@ from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.inventory_seen import seen_in
 from healthcheck.verdict.record import AgentRecord, Identity
-from healthcheck.verdict.verdict import status_of, worst
+from healthcheck.verdict.verdict import Verdict, status_of, worst
 
 _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
 """Limits of a list, a text and a line of the printed evidence: a kernel log has thousands of lines."""
@@ -58,8 +58,13 @@ def _show_table(console: Screen, judged: CheckResult) -> None:
     kind = look.expected.instance_type or "unknown instance type: no expectation"
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
     console.print()
-    text = Text.assemble(printable(f"{look.hostname} ({kind}): "), status, f", severity {verdict.severity.name}")
+    text = Text.assemble(printable(f"{look.hostname} ({kind}): "), status, _more(verdict))
     console.print(text, soft_wrap=True)
+
+
+def _more(verdict: Verdict) -> str:
+    words = severity_words(verdict.status, verdict.severity.name)
+    return f", {words}" if words else ""
 
 
 def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) -> Iterator[list[Text]]:

@@ -296,7 +296,11 @@ def _where(row: FleetRow, groupings: list[str]) -> tuple[str, ...]:
 def _title(row: FleetRow, taint: str, reasons: list[str], left_out: int) -> str:
     tainted = {"yes": "tainted", "GPUs": "GPUs tainted"}.get(taint, "no taint: limit reached" if taint else "")
     silent = "its heartbeat is overdue" if row.silent else ""
-    messages = ("" if row.status == Status.PASS else row.severity, *reasons, f"{left_out} more" if left_out else "")
+    messages = (
+        "" if row.severity == Severity.PASS.name else row.severity,
+        *reasons,
+        f"{left_out} more" if left_out else "",
+    )
     words = filter(None, (row.status or KINDS["untold"], *messages, tainted, silent))
     return printable(f"{row.node}: {', '.join(words)}", 3 * _LONGEST)
 

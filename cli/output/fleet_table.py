@@ -18,7 +18,7 @@ from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.host.console import Screen
 from healthcheck.host.fitted_table import Cell, FittedTable, TableColumn, fitted_table
 from healthcheck.host.streams import write_document
-from healthcheck.model import Status, counted
+from healthcheck.model import Severity, Status, counted
 from healthcheck.operations.next_step import NextStep
 from healthcheck.text.moments import moment
 from healthcheck.text.naming import named
@@ -182,7 +182,8 @@ def _cells(row: FleetRow, *, wide: bool) -> Iterator[Cell]:
     reason = "" if is_pass else row.reason
     yield row.node, ""
     yield (SILENT, "magenta") if is_silent else (row.status or "-", _STATUS_STYLES.get(row.status, ""))
-    yield row.severity or "-", _SEVERITY_STYLES.get(row.severity, "")
+    is_unknown = row.status == Status.UNKNOWN and row.severity == Severity.PASS.name
+    yield ("-", "") if is_unknown else (row.severity or "-", _SEVERITY_STYLES.get(row.severity, ""))
     yield _taint(row)
     yield row.instance_type, ""
     yield looked(row), "magenta" if row.silent or row.heartbeat_age_seconds is None else ""

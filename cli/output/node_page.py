@@ -13,7 +13,7 @@ from rich.text import Text
 from cli import index
 from cli.fleet import NO_VERDICT, SILENT, NodeReport, ago, looked
 from cli.output.lines import COMMAND
-from cli.words import SEVERITY_STYLES, STATUS_STYLES
+from cli.words import SEVERITY_STYLES, STATUS_STYLES, severity_words
 from healthcheck.deep.claim import claim_on
 from healthcheck.host.console import Screen, wrapped
 from healthcheck.memory.known_names import STOPS_PODS
@@ -88,7 +88,7 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
     old = "silent, last report: " if row.silent else ""
     yield (
         "status",
-        f"{old}{_joined(row.status or NO_VERDICT, row.severity, since)}",
+        f"{old}{_joined(row.status or NO_VERDICT, severity_words(row.status, row.severity, ''), since)}",
         "magenta" if row.shown_status == SILENT else _STATUS_STYLES.get(row.status, "bold"),
     )
     yield "checked", _joined(looked(row), version), "magenta" if row.silent else "dim"
@@ -125,7 +125,7 @@ def _finding(fault: Fault, now: datetime) -> Iterator[Entry]:
     yield fault.severity.name, message, SEVERITY_STYLES[fault.severity]
     first, last = (f"{word} {_at(time, now)}" if time else "" for word, time in _times(fault))
     times = f"{row.count} times" if (row.count or 0) > 1 else ""
-    ends = f"ends with: {row.exit}" if row.exit else "not adopted by the node's agent yet"
+    ends = f"ends with: {row.exit}" if row.exit else "the node's agent has not read it yet"
     yield "", _joined(first, last, times, ends), "dim"
 
 

@@ -34,7 +34,7 @@ class Idleness(Struct, frozen=True):
         """
         look = self.last_look()
         if look is None or look.unread(NVML):
-            raise ProbeError("no light check cycle has read NVML yet")
+            raise ProbeError("the agent has not read the GPUs yet")
         answer = look[NVML].answer
         if isinstance(answer, Unobserved):
             raise ProbeError(answer.detail)

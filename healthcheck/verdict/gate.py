@@ -185,13 +185,11 @@ def _why_open(state: GateState, found: Sequence[ActiveFinding]) -> str:
     if not barred and _waits_for_taint(state):
         return "the node's taint still waits for the API server"
     if not barred:
-        return (
-            "the node has no taint of ours (see TaintWithheld, ENABLE_TAINT), and the scheduler would choose it again"
-        )
+        return "the node has no taint (see TaintWithheld, ENABLE_TAINT), so the scheduler would choose it again"
     if state.tolerates is None:
         return "its tolerations are unknown: set --tolerates"
     if state.tolerates:
-        return "it tolerates our taint, and the scheduler could choose this node again"
+        return "it tolerates the taint of gpu-healthcheck, so the scheduler could choose this node again"
     return ""
 
 

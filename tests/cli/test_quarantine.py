@@ -279,7 +279,7 @@ def test_an_unseen_result_is_reported_before_a_new_test(
     assert ("would show the result of Job" in hospital.quarantine("unseen", "--dry-run")[1]) == is_flag
     seen = hospital.quarantine("unseen")
     assert (seen[0], f"recommendation: {recommendation}" in seen[1]) == (code, True)
-    assert ("ended unobserved" in seen[1], hospital.jobs("unseen") == first) == (is_flag, is_flag)
+    assert ("has ended already" in seen[1], hospital.jobs("unseen") == first) == (is_flag, is_flag)
 
     hospital.quarantine("unseen")
     assert hospital.jobs("unseen") != first

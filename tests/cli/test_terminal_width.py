@@ -39,7 +39,7 @@ WHYS = (
     "",
     "tested at 2026-11-25T10:00:00Z",
     "its taint gpu-healthcheck.aws-samples.io/unhealthy keeps the sweep away",
-    "its GPUs are shared by MPS, where a pod gets one replica: only an agent of the full image can run level 2",
+    "MPS shares its GPUs, so a test's pod gets a part of one: only an agent of the full image can run level 2",
 )
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
 _ERASED = "\x1b[2K"

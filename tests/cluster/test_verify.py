@@ -133,7 +133,9 @@ def test_invalid_and_unknown_settings_are_named(plane: ControlPlane) -> None:
     found = lines(plane)
     assert "settings lacking CHECK_INTERVAL = '5': " in found
     assert "unknown settings, which have no effect: CHECK_INTERVALL (did you mean CHECK_INTERVAL?); " in found
-    assert "agents keep the last valid values of these keys, other programs use their defaults; all other keys" in found
+    assert (
+        "for these keys, agents keep the last valid value and other programs use the default; all other keys" in found
+    )
     status = run_here(plane.kubeconfig, "status").stdout
     assert "settings that are not used: CHECK_INTERVAL, CHECK_INTERVALL; `gpu-healthcheck verify`" in status
 
@@ -153,5 +155,5 @@ def test_device_taints_that_the_cluster_does_not_serve_are_named(plane: ControlP
 
     assert (
         "device taints lacking the API server serves no DeviceTaintRules of resource.k8s.io/v1, as Kubernetes 1.37 and"
-        " newer do by default; with DEVICE_TAINTS, each faulty GPU taints its node"
+        " newer do by default; DEVICE_TAINTS has no effect: a faulty GPU taints its whole node"
     ) in lines(plane)

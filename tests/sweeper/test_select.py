@@ -233,7 +233,7 @@ def test_a_node_without_exclusive_gpus_is_left_to_its_agent(labels: dict[str, st
     found = node(gpus={"nvidia.com/gpu.shared": 32})
     obstacle = reduced(replace(found, labels={**found.labels, **labels})).obstacle
 
-    assert ("shared by MPS" in obstacle, bool(obstacle)) == (is_left, is_left)
+    assert ("MPS shares its GPUs" in obstacle, bool(obstacle)) == (is_left, is_left)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_line_per_check_says_what_was_seen_what_was_expected_and_by_whom(capsy
         f"3 nvlink     pass  8 GPUs, 143 of 144 NVLinks active; {expected}",
         "3 pcie-link  pass  16 lanes each (NVML)",
         "",
-        f"{NODE} (p5.48xlarge): pass, severity PASS",
+        f"{NODE} (p5.48xlarge): pass",
     ]
 
 
@@ -150,7 +150,7 @@ def test_a_reason_that_the_cluster_passes_over_is_no_line(capsys: pytest.Capture
     messages = lines(capsys, look(check("nvlink", SEEN, INACTIVE), expected=expected))
 
     assert len(messages) == 3
-    assert messages[-1] == f"{NODE} (unknown instance type: no expectation): pass, severity PASS"
+    assert messages[-1] == f"{NODE} (unknown instance type: no expectation): pass"
 
 
 @pytest.mark.parametrize(("width", "broken"), [(80, True), (120, False), (200, False)])

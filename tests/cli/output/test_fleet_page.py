@@ -117,7 +117,7 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
         (
             node("a", "unknown", unobserved=[{"check": "driver", "cause": "DriverBeingChanged"}]),
             30,
-            "a: unknown, PASS, DriverBeingChanged",
+            "a: unknown, DriverBeingChanged",
             "A check could not run.gpu-healthcheck explain DriverBeingChanged",
         ),
         (
