@@ -76,9 +76,9 @@ def test_all_selected_nodes_need_a_live_agent_unless_some_are_allowed_to_lack_on
         beat(plane, name)
 
     found = lines(plane, "--allow", "1")
-    assert "agents lacking 2 of 4 nodes have a live agent; without one: gpu-3, gpu-4" in found
-    assert "agent pods lacking CrashLoopBackOff on gpu-3: exit code 2 (Error): CONFIG_DIR: not a directory" in found
-    assert "agent pods lacking NoHeartbeat on gpu-4: the agent runs and sends no heartbeat" in found
+    assert "agents not ok 2 of 4 nodes have a live agent; without one: gpu-3, gpu-4" in found
+    assert "agent pods not ok CrashLoopBackOff on gpu-3: exit code 2 (Error): CONFIG_DIR: not a directory" in found
+    assert "agent pods not ok NoHeartbeat on gpu-4: the agent runs and sends no heartbeat" in found
 
     found = lines(plane, "--allow", "2", code=0)
     assert "agents allowed 2 of 4 nodes have a live agent" in found
@@ -113,7 +113,7 @@ def test_a_quota_that_refuses_the_pods_is_named_with_its_fix(plane: ControlPlane
 def test_an_image_that_cannot_be_pulled_is_named_and_a_started_pod_is_not(plane: ControlPlane) -> None:
     plane.kubectl("apply", "-f", str(MANIFESTS))
     assert eventually(lambda: agents(plane))
-    assert "agent pods lacking Pending on gpu-1: the pod has not started yet" in lines(plane)
+    assert "agent pods not ok Pending on gpu-1: the pod has not started yet" in lines(plane)
 
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "gpu-healthcheck:0.3.0"'}
     set_status(plane, agents(plane)[0], {"state": {"waiting": waiting}}, "Pending")
@@ -131,7 +131,7 @@ def test_invalid_and_unknown_settings_are_named(plane: ControlPlane) -> None:
     assert plane.request("PATCH", CONFIG, {"data": data}).status == 200
 
     found = lines(plane)
-    assert "settings lacking CHECK_INTERVAL = '5': " in found
+    assert "settings not ok CHECK_INTERVAL = '5': " in found
     assert "unknown settings, which have no effect: CHECK_INTERVALL (did you mean CHECK_INTERVAL?); " in found
     assert (
         "for these keys, agents keep the last valid value and other programs use the default; all other keys" in found
@@ -154,6 +154,6 @@ def test_device_taints_that_the_cluster_does_not_serve_are_named(plane: ControlP
         plane.serve_device_taints(served=False)
 
     assert (
-        "device taints lacking the API server serves no DeviceTaintRules of resource.k8s.io/v1, as Kubernetes 1.37 and"
+        "device taints not ok the API server serves no DeviceTaintRules of resource.k8s.io/v1, as Kubernetes 1.37 and"
         " newer do by default; DEVICE_TAINTS has no effect: a faulty GPU taints its whole node"
     ) in lines(plane)

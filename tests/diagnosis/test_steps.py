@@ -159,7 +159,7 @@ def test_a_report_that_a_newer_record_contradicts_is_not_certain(
 
 
 @pytest.mark.parametrize(
-    ("nvml", "step"), [(8, "All GPUs respond by now, so restart"), (7, "Find out why the plugin withholds 1 GPU:")]
+    ("nvml", "step"), [(8, "All GPUs respond by now, so restart"), (7, "Find out why the plugin does not offer 1 GPU:")]
 )
 def test_gpus_that_respond_are_not_called_missing(nvml: int, step: str) -> None:
     annotations = recorded(status="pass", severity="PASS", inventory={"pci": 8, "nvml": nvml})

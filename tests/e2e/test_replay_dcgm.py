@@ -75,7 +75,7 @@ def test_a_person_sees_each_test_gpu_error_and_what_it_means(saved: Any) -> None
         f"{name}: fail, severity ISOLATE",
     ):
         assert line in out.splitlines()
-    assert "Data read from the GPU's memory differed from the written data" in out
+    assert "A GPU's memory failed DCGM's test: data read from it differed from the written data" in out
     rule = next(line for line in out.splitlines() if line.startswith("  rule dcgm_errors.csv:52, "))
     number = int(rule.rpartition(":")[2])
     assert "Found 3 faulty memory" in Path(name).read_text().splitlines()[number - 1]
