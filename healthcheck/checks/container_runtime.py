@@ -17,7 +17,7 @@ MALFORMED = gpu_runtime.reason(
     "RuntimeConfigMalformed",
     "The container runtime's own loader refuses its configuration: the runtime can't restart with it.",
     "Correct what the detail quotes before the runtime or the node restarts.",
-    source="the runtime's own loader: `containerd config dump`, `crio config`",
+    source="the runtime's own loader, which refuses such files",
 )
 MISPLACED = gpu_runtime.reason(
     "RuntimeConfigMisplaced",
