@@ -24,7 +24,7 @@ READS = (
     r"kubectl (get|describe|logs|auth can-i|rollout status)\b.*",
     r"kubectl( --tail=100 \*)?",
     r"kubectl exec \S+ -- ls -l /dev",
-    r"gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
+    r"(kubectl )?gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
     r"systemctl status\b.*",
     r"docker buildx imagetools inspect \*",
     r"nvidia-smi (-L|-q|nvlink (-s|--status)|topo -m)\b.*",
@@ -44,6 +44,7 @@ RUN_BY = {
     r"gpu-healthcheck reset \S+": "tests/cli/test_reset.py",
     r"gpu-healthcheck reset \S+ --reboot": "tests/cli/test_reset_reboot.py",
     r"kubectl (drain \* \* --delete-emptydir-data|patch \* \* --type=merge).*": "tests/cli/test_evicted_jobs.py",
+    r"kubectl create clusterrolebinding \* .*": "tests/diagnosis/test_live.py",
     r"kubectl delete mutatingadmissionpolicybindings,\S+ -l \*": "tests/cluster/test_uninstall.py",
 }
 """Run by the test named, on the real containerd, the API server or the simulated node."""

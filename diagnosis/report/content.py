@@ -84,9 +84,10 @@ class Report(Struct, frozen=True):
         if denied:
             kinds = sorted((each.kind for each in denied), key=lambda kind: (kind not in _EXPLAIN, kind))
             hidden = dict.fromkeys(name for each in denied for name in each.hides.split(", "))
+            user = self.user or "USER"
+            binding = f"{_VIEWER}-{re.sub('[/%]', '-', user)}"  # a name must not contain these
             grant = command(
-                *("kubectl", "create", "clusterrolebinding", f"{_VIEWER}-{re.sub('[/%]', '-', self.user or 'USER')}"),
-                *(f"--clusterrole={_VIEWER}", f"--user={self.user or 'USER'}"),
+                "kubectl", "create", "clusterrolebinding", binding, f"--clusterrole={_VIEWER}", f"--user={user}"
             )
             sentences.insert(
                 0,
