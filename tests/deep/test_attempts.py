@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep.attempts import Attempt, Tried, last_attempt
+from healthcheck.deep.attempts import Attempt, Tried, is_rebooted_at_once, last_attempt
+from healthcheck.deep.reset_plan import reset_targets
 from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.exits import begin
 from healthcheck.memory.findings import Memory
@@ -86,3 +87,17 @@ def test_the_record_of_a_reset_shows_what_an_older_fault_has_outlasted(run: dict
     newer = last_attempt(node_of(memory, NOW, **{RESET_RESULT: earlier}))
 
     assert (attempt.tried, attempt.why, newer) == (tried, "; ".join(run.get("reasons", ())), Attempt())
+
+
+@pytest.mark.parametrize(
+    ("status", "force", "at_once"), [("pass", False, True), ("fail", False, True), ("fail", True, False)]
+)
+def test_a_reset_that_has_ended_nothing_is_not_repeated_before_a_reboot(
+    status: str, force: bool, at_once: bool
+) -> None:
+    memory = remembers(stands(fault("Xid62", Severity.RESET)))
+    run = {"schema": 1, "timestamp": f"{later(600).wall:%Y-%m-%dT%H:%M:%SZ}", "gpus": [{"address": ADDRESS}]}
+    untried, tried = node_of(memory, NOW), node_of(memory, NOW, **{RESET_RESULT: {**run, "status": status}})
+
+    assert not is_rebooted_at_once(untried, reset_targets(untried, ()), force=force)
+    assert is_rebooted_at_once(tried, reset_targets(tried, ()), force=force) is at_once
