@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -48,14 +49,27 @@ SaveEvidence = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Run level 2 although pods or processes use the GPUs.")]
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 20, 600
 """Limits of --interval. The driver's samples cover about 20 s."""
+_DIGITS = re.compile("[0-9]{2,3}")
 Now = Annotated[
     bool,
     typer.Option(
         "--now", help="With `siblings`: read the GPUs twice while a job runs, and compare the GPUs of each pod at once."
     ),
 ]
+
+
+def _interval(text: str | int) -> int:
+    """Parse the option --interval. Raises typer.BadParameter."""
+    if _DIGITS.fullmatch(str(text)) and _SHORTEST_SECONDS <= int(text) <= _LONGEST_SECONDS:
+        return int(text)
+    raise typer.BadParameter(f"{_SHORTEST_SECONDS} to {_LONGEST_SECONDS} seconds are allowed")
+
+
 Interval = Annotated[
-    int, typer.Option("--interval", metavar="SECONDS", help="Time between the two reads of --now, 20 to 600 s.")
+    int,
+    typer.Option(
+        "--interval", metavar="SECONDS", parser=_interval, help="Time between the two reads of --now, 20 to 600 s."
+    ),
 ]
 
 
@@ -80,8 +94,6 @@ def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
     if compare_now:
         if checks != (gpu_siblings.CHECK,) or root is not None or save_evidence:
             raise typer.BadParameter("--now is for `check siblings`, without other checks, --root and --save-evidence")
-        if not _SHORTEST_SECONDS <= interval <= _LONGEST_SECONDS:
-            raise typer.BadParameter(f"--interval is {_SHORTEST_SECONDS} to {_LONGEST_SECONDS} seconds")
         checks = (gpu_siblings.NOW,)
     if save_evidence and (reason := evidence_file.why_not(save_evidence)):
         end("check", f"--save-evidence: {reason}")

@@ -60,7 +60,7 @@ def index_entries() -> Iterator[IndexEntry]:
     yield IndexEntry(
         UNTOLD,
         REASON,
-        "The record of a deep run has a severity without a readable finding for it.",
+        "A deep test failed without a readable finding: its record has only a severity.",
         f"{_FINDINGS}#{UNTOLD.lower()}",
     )
 

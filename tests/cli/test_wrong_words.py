@@ -37,6 +37,7 @@ WRONG: dict[str, tuple[tuple[str, str], ...]] = {
     "--allow": tuple(
         (one, "a number of nodes such as 2 is allowed") for one in ("nonsense", "", "-5", "1e1", "٣", "9" * 5000)
     ),
+    "--interval": tuple((one, "20 to 600 seconds are allowed") for one in ("nonsense", "", "-5", "19", "601", "1e2")),
     "--prometheus": (("nonsense", "it must start with http:// or https:// and have a host"),),
     "--probe-nodes": (
         ("", "'' is not a valid node name"),

@@ -57,6 +57,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "pods.list_on": lambda c: c.pods.list_on("n"),
     "policies.list_gate": lambda c: c.policies.list_gate(),
     "policies.list_in_force": lambda c: c.policies.list_in_force(),
+    "workloads.is_known": lambda c: c.workloads.is_known("batch", "Job"),
+    "workloads.read": lambda c: c.workloads.read("batch", "Job", "ns", "j"),
     "pods.list_refused": lambda c: c.pods.list_refused("ns", "a=b"),
     "settings.list_runtime_classes": lambda c: c.settings.list_runtime_classes(),
     "leases.slots": lambda c: c.leases.slots(),

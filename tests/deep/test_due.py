@@ -155,4 +155,4 @@ def test_a_node_under_a_run_is_not_tested() -> None:
     patch = take(NODE, Claim(RunKind.L2, "agent", NOW + HOUR), NOW)
     assert patch is not None
     held = replace(NODE, annotations=patch["metadata"]["annotations"])
-    assert obstacle(held, NOW + HOUR, NOW) == "a deep run (l2) uses it until 2026-11-21T13:00:00Z"
+    assert obstacle(held, NOW + HOUR, NOW) == "a deep test (l2) uses it until 2026-11-21T13:00:00Z"

@@ -58,8 +58,8 @@ def test_of_several_a_holder_keeps_the_one_that_it_took_first() -> None:
     found = unowned(slots, nodes, NOW)
 
     assert [(freed.slot.name, freed.why) for freed in found] == [
-        ("slot-2", "its node has another slot"),
-        ("slot-1", "its node has another slot"),
+        ("slot-2", "its node is counted by another Lease"),
+        ("slot-1", "its node is counted by another Lease"),
     ]
 
 
@@ -103,7 +103,7 @@ def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None
     assert budget.plane.request("DELETE", lease).status == 200
 
     code, printed, _ = budget.sweep("--dry-run")
-    assert (code, printed.count("its node has another slot"), len(held(budget))) == (0, 6, 9), printed
+    assert (code, printed.count("its node is counted by another Lease"), len(held(budget))) == (0, 6, 9), printed
     code, _, message = budget.sweep()
 
     assert code == 0, message

@@ -30,7 +30,7 @@ def test_the_pod_on_the_faulty_gpu_gets_one_event_in_plain_words() -> None:
     assert (event.pod, event.type, event.reason) == (POD, "Warning", "GpuUnhealthy")
     for part in (
         "GPU 3 of the node (GPU-3), which this pod uses, is faulty since ",
-        "The driver can't reach the GPU over PCIe any more: it fell off the bus (Xid79, REBOOT).",
+        "The GPU fell off the bus: the driver can't reach it over PCIe any more (Xid79, REBOOT).",
         "an administrator of the cluster has to drain and reboot the node: ask them, and name the node, node-1. Until",
         "no new pod starts on the node. `kubectl gpu-healthcheck diagnose pod team/train` shows",
     ):
