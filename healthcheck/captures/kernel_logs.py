@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from healthcheck.captures.blocks import CaptureError
 from healthcheck.captures.log_lines import (
     YEARS,
     LogLine,
@@ -52,6 +53,7 @@ _EARLY_SECONDS = 60.0
 _REORDERED_SECONDS = 5.0
 """Largest difference between the times of reordered lines: lines of different processors can be out of order."""
 _BACK_SECONDS = 60.0
+_BACK_FOR_SURE = 3
 _HALF_A_YEAR = timedelta(days=180)
 LONGEST_STEP_SECONDS = 10 * 365 * 86400.0
 
@@ -169,6 +171,32 @@ class Clock:
         return full
 
 
+class Direction:
+    """Direction of time from line to line: `journalctl -r` prints the newest line first."""
+
+    def __init__(self) -> None:
+        self._previous = Stamp()
+        self._forth = self._back = 0
+
+    @property
+    def is_back(self) -> bool:
+        return self._back > self._forth and self._back >= _BACK_FOR_SURE
+
+    def follow(self, stamp: Stamp) -> None:
+        step = _step(self._previous, stamp)
+        self._forth += step > 0
+        self._back += step < 0
+        self._previous = stamp
+
+
+def _step(stamp: Stamp, other: Stamp) -> float:
+    if stamp.wall is not None and other.wall is not None:
+        return (other.wall - stamp.wall).total_seconds()
+    if stamp.monotonic is not None and other.monotonic is not None:
+        return other.monotonic - stamp.monotonic
+    return 0.0
+
+
 def _later(wall: datetime, seconds: float) -> datetime:
     """Add the seconds to a time.
 
@@ -208,6 +236,7 @@ class KernelLogReader:
         self._of_a_syslog = False
         """Whether the last prefix has a date and a host. No line then begins with text of a message."""
         self._searched = 0
+        self._direction = Direction()
         self._joiner = Joiner()
         self._lines: list[Line] = []
         self._in_boot = 0
@@ -215,15 +244,18 @@ class KernelLogReader:
         self._name = ""
 
     def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[BootRecords]:
-        """Yield the records of the next file."""
+        """Yield the records of the next file. Raises CaptureError for a file with its newest line first."""
         self._name, self._prefixed, self.recognised, self._searched = name, False, False, 0
         self._of_a_syslog = False
+        self._direction = Direction()
         number = 1
         for block in blocks:
             for line, raw in numbered(block, self._wanted(block), number):
                 self._take(raw, line)
             number += block.count(b"\n")
             yield from self._handed_over()
+        if self._direction.is_back:
+            raise CaptureError("its newest line is first (journalctl -r): save it with the oldest line first")
         self._tell(self._joiner.end())
         self._end_batch()
         yield from self._handed_over()
@@ -254,6 +286,7 @@ class KernelLogReader:
         if line.refused:
             self._passed_over.refused += marked and is_of_a_fault(raw)
             return
+        self._direction.follow(line.stamp)
         self._mind_the_boot(line)
         moment = self.clock.read(line.stamp)
         self._began = self._began or moment.wall

@@ -584,6 +584,16 @@ def test_two_records_of_one_moment_stay_two() -> None:
     assert len(read.texts) == 3
 
 
+@pytest.mark.parametrize("name", sorted(set(FORMS) - WITHOUT_TIMES - TO_THE_MINUTE))
+def test_a_log_with_its_newest_line_first_is_not_judged_backwards(name: str) -> None:
+    backwards = [
+        Record(seq, 500.0 - 100 * seq, 0, text) for seq, text in enumerate((OFF_BUS, MIG, "usb", SWITCH, BANNER))
+    ]
+
+    with pytest.raises(CaptureError, match="newest line is first"):
+        Reading(capture(FORMS[name], backwards))
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_text_in_utf_16_is_refused(encoding: str) -> None:
     with pytest.raises(CaptureError, match="save it as UTF-8"):
