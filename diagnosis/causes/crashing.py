@@ -37,6 +37,8 @@ from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.recorded_gpus import all_respond_since, recorded_gpus
 from diagnosis.facts.symptoms import (
+    GATE_REFUSAL,
+    GATE_WORDS,
     Recognised,
     Symptom,
     ended_of,
@@ -202,7 +204,7 @@ GATE_RESTARTS = _running(
     "GateRestartsOnFaultyNode",
     "The gate refuses the pod because its node is faulty, but the pod's restartPolicy starts it there again and again.",
     "In the job's template, set `restartPolicy: Never` and a podFailurePolicy that ignores exit code 75: docs/gate.md.",
-    failing(r"the pod ends, so that its job starts it elsewhere", "the gate"),
+    failing(GATE_WORDS, "the gate"),
     severity=CauseSeverity.HIGH,
     source="init container gpu-gate, exit code 75",
 )
@@ -244,8 +246,6 @@ _MISSING_OTHERS = (NCCL, CRASHES, SIGNAL)
 _MISSING_NAMES = frozenset(cause.name for cause in _MISSING_OTHERS)
 _OF_THE_GPU = (HARDWARE, FABRIC, DRIVER_MISMATCH, CUDA_UNKNOWN, PROGRAM, NCCL)
 """Consequences of a faulty GPU."""
-_REFUSED = ("gpu-gate", 75)
-"""Container of the gate, and its exit code for a pod that may not start."""
 _SIGNALS = (132, 134, 135, 136, 139)
 _TERMINATED = 143
 """Ended by SIGTERM: a requested end, unless it repeats."""
@@ -393,7 +393,7 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
 
 def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
     if state.init:
-        return GATE_RESTARTS if (state.name, ended.exit_code) == _REFUSED else INIT_FAILS
+        return GATE_RESTARTS if (state.name, ended.exit_code) == GATE_REFUSAL else INIT_FAILS
     if ended.exit_code == 0:
         return ENDS
     return SIGNAL if ended.exit_code in _SIGNALS else CRASHES

@@ -1,6 +1,6 @@
-"""Find Jobs, JobSets, PyTorchJobs and MPIJobs that have ended, with the finding of their last pod's node at that time.
+"""Find workloads that have ended, with the finding of their last pod's node then, and pods that the gate has refused.
 
-These causes are shown only for the workload itself and its pods: old Jobs are no problem of a cluster.
+These causes are shown only for the workload itself and its pods: old Jobs and pods are no problem of a cluster.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import lru_cache
 from msgspec import Struct
 
 from diagnosis.facts.commands import explain, logs
-from diagnosis.facts.symptoms import shortened
-from diagnosis.model import CauseSeverity, Family, FoundCause, Search, origins
+from diagnosis.facts.symptoms import GATE_REFUSAL, GATE_WORDS, shortened
+from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.grouping import grouped
@@ -39,6 +39,12 @@ COMPLETE = _ended(
     source="condition Complete, Completed or Succeeded",
 )
 ENDS = frozenset((FAILED, COMPLETE))
+REFUSED = Family(Link.STARTED)(
+    "GateRefusedPod",
+    "The gate refused the pod before its start, because its node is faulty. A refused pod does not start again.",
+    "Its job starts another pod elsewhere. A pod without a job: create it again; the taint keeps it off this node.",
+    source="init container gpu-gate, exit code 75",
+)
 _COMPLETE = ("Complete", "Completed", "Succeeded")
 _AGAIN = "Then create it again from its manifest."
 _BY_REASON = {
@@ -173,4 +179,14 @@ def _shown(condition: Condition) -> str:
     return ": ".join(filter(None, (f"{condition.type}{since}", condition.reason, shortened(condition.message))))
 
 
-SEARCHES = (Search((FAILED, COMPLETE), ("Pod",), find_ended),)
+def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield the failed pods whose gate refused them, with its message."""
+    for pod in snapshot.pods:
+        for state in pod.states if pod.phase == "Failed" else ():
+            ended = state.ended
+            if ended is not None and ((state.name, ended.exit_code) == GATE_REFUSAL or GATE_WORDS in ended.message):
+                message = shortened(ended.message) or f"container {state.name}: exit code {ended.exit_code}"
+                yield FoundCause(REFUSED, pod.subject, (message,), (REFUSED.remedy,))
+
+
+SEARCHES = (Search((FAILED, COMPLETE), ("Pod",), find_ended), Search((REFUSED,), ("Pod",), find_refused))

@@ -28,6 +28,10 @@ _MOST_LOG = 64 * 1024
 _PAST = timedelta(days=1)
 _DONE = frozenset(("Complete", "Completed", "SuccessCriteriaMet"))
 """Conditions of a finished Job or JobSet."""
+GATE_REFUSAL = ("gpu-gate", 75)
+"""Container of the gate, and its exit code for a pod that may not start."""
+GATE_WORDS = "the pod ends, so that its job starts it elsewhere"
+"""Words of the gate about such a pod, also in a container of another name."""
 _COUNTED = frozenset(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"))
 """Kinds with interchangeable pods, of which the ready ones are counted."""
 Row = tuple[Cause, Signature]

@@ -157,3 +157,27 @@ def test_a_job_set_fails_because_of_its_job() -> None:
 
     assert problem.found.subject == "job/team/train"
     assert [each.found.subject for each in problem.consequences] == ["jobset/team/set"]
+
+
+GATES_MESSAGE = "a: Xid79 (REBOOT) on GPU 5; the pod ends, so that its job starts it elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message", "shown"),
+    [
+        ("gpu-gate", 75, GATES_MESSAGE, GATES_MESSAGE),
+        ("gpu-gate", 75, "", "container gpu-gate: exit code 75"),
+        ("own-name", 75, GATES_MESSAGE, GATES_MESSAGE),
+        ("gpu-gate", 69, "no answer within 2 s", None),
+        ("own-name", 75, "out of cheese", None),
+    ],
+)
+def test_a_pod_that_the_gate_refused_has_its_message(name: str, code: int, message: str, shown: str | None) -> None:
+    init = {"name": name, "state": {"terminated": terminated(code, message=message)}}
+    refused = pod("train-x", 8, on="a", phase="Failed", states=[], status={"initContainerStatuses": [init]})
+
+    problems = asked("pod team/train-x", bad(), refused).diagnosis.problems
+
+    found = [one.found for one in problems if one.found.cause.name == "GateRefusedPod"]
+    assert [(one.subject, one.evidence) for one in found] == ([("pod/team/train-x", (shown,))] if shown else [])
+    assert "GateRefusedPod" not in {one.found.cause.name for one in judged(bad(), refused).problems}
