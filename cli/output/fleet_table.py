@@ -134,7 +134,7 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
     )
     have = "has" if totals.nodes == 1 else "have"
     yield Text(
-        f"{live} of {counted(totals.nodes, 'node')} {have} a live agent; {used} of at most {places} tainted nodes",
+        f"{live} of {counted(totals.nodes, 'node')} {have} a live agent; tainted nodes: {used}, at most {places}",
         "" if live in ("?", totals.nodes) else "magenta",
     )
     accepting = [row.node for row in fleet.nodes if row.accepts_work]

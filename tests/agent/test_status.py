@@ -59,7 +59,7 @@ def test_who_is_withheld_and_how_many_places_are_taken(withheld: World) -> None:
     lines = run(withheld).stdout.splitlines()
     assert lines[1].split()[:4] == ["gpu-node-1", "fail", "REBOOT", "limit"]
     assert lines[-3:] == [
-        "1 of 1 node has a live agent; 2 of at most 2 tainted nodes",
+        "1 of 1 node has a live agent; tainted nodes: 2, at most 2",
         "1 faulty node accepts new work: the limit of tainted nodes is reached. Cordon it:",
         "$ kubectl cordon gpu-node-1",
     ]

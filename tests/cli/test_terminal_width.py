@@ -127,7 +127,7 @@ def test_a_watch_shows_the_worst_and_the_totals_on_one_screen(fleet: tuple[list[
     assert len(lines) < 16
     assert max(map(len, lines)) <= width
     assert any(re.match(r"\d+ nodes?: ", line) for line in lines)
-    assert any(" tainted nodes" in line for line in lines)
+    assert any(" tainted nodes: " in line for line in lines)
     rows = [line for line in lines if " MONITOR " in line or " REBOOT " in line]
     left_out = [int(line.split()[2]) for line in lines if line.startswith("… and ")]
     assert len(rows) + sum(left_out) == len(nodes)
