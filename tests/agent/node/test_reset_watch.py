@@ -98,8 +98,9 @@ def test_each_step_is_reported_once_whoever_performs_it(quick: World) -> None:
 
 
 def test_a_forged_record_makes_few_events(quick: World) -> None:
+    now = datetime.now(UTC)
     for number in range(12):
-        rows = [{"step": step, "at": timestamp(datetime.now(UTC) - timedelta(seconds=number))} for step in Step]
+        rows = [{"step": step, "at": timestamp(now - timedelta(seconds=number))} for step in Step]
         quick.cluster.edit({"metadata": {"annotations": {RESET_RESULT: record(running="reset", steps=rows)}}})
         eventually(lambda: len(steps(quick)) >= min(len(Step) * (number + 1), MOST_PER_HOUR))  # noqa: B023
     quick.agent.wait_for_looks(2)
