@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,8 @@ import pytest
 
 from healthcheck.probes.pod_resources import SOCKETS
 from sim.api_objects import EVENTS
+from tests.agent.cycle.test_container_runtime import SOCKET as RUNTIME
+from tests.agent.cycle.test_container_runtime import dockers_status
 from tests.agent.world import StandIn, World
 from tests.host.grpc_server import answers_to, serving
 from tests.waiting import eventually
@@ -19,19 +20,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.cluster
 
 ERROR = "GPU has fallen off the bus."
-RUNTIME = "run/containerd/containerd.sock"
 Json = dict[str, Any]
-
-
-def runs_with(*handlers: str) -> dict[str, bytes]:
-    """Return the answers of a containerd with these handlers."""
-    runtimes = {name: {"runtimeType": "io.containerd.runc.v2"} for name in handlers}
-    config = {"containerd": {"defaultRuntimeName": "runc", "runtimes": runtimes}, "enableCDI": True}
-    status: Json = {
-        "status": {"conditions": [{"type": "RuntimeReady", "status": True}]},
-        "info": [{"key": "config", "value": json.dumps(config)}],
-    }
-    return answers_to("container-runtime", {"runtime_name": "containerd", "runtime_version": "v2.1.4"}, status)
 
 
 class Pods:
@@ -62,7 +51,7 @@ class Pods:
         ]
         for path in (RUNTIME, SOCKETS[0].lstrip("/")):
             (root / path).unlink(missing_ok=True)
-        answers = {**runs_with("runc", "nvidia"), **answers_to("pod-sandboxes", {"items": entries})}
+        answers = {**dockers_status(ready=True), **answers_to("pod-sandboxes", {"items": entries})}
         self._undo.enter_context(serving(root / RUNTIME, answers))
         held_devices = answers_to("pod-resources", {"pod_resources": devices})
         self._undo.enter_context(serving(root / SOCKETS[0].lstrip("/"), held_devices))
@@ -88,6 +77,7 @@ def pods(short_root: Path) -> Iterator[Pods]:
     """Yield the pods of a healthy node, whose agent has not started."""
     with ExitStack() as undo:
         world = undo.enter_context(World(short_root / "world", StandIn("node", "p5.48xlarge")))
+        world.host.run_kubernetes("docker")
         yield Pods(world, undo)
 
 
