@@ -241,7 +241,7 @@ class TestCtrlC:
         assert (code, workshop.is_untouched, workshop.has_job(), workshop.pods()) == (130, True, False, {"train-2"}), (
             out
         )
-        assert ("undone: its labels and its claim are as before" in out, "left: " in out) == (True, False)
+        assert ("undone: the node's labels and marks are as before" in out, "left: " in out) == (True, False)
         assert (workshop.plugin_pod(), workshop.allocatable) == (plugin, 7)
         assert [line for line in asked(workshop) if "gpu-reset" in line] == []
         eventually(lambda: workshop.reported == [*workshop.steps, "GpuResetFailed"])

@@ -136,9 +136,8 @@ def test_without_its_job_and_after_a_restart_the_agent_restores_the_operands(wor
     eventually(lambda: workshop.is_untouched)
 
     event = eventually(lambda: [event for event in workshop.events if event.startswith("GpuResetAbandoned")])
-    assert (
-        f"operands switched on: {DEPLOY}; pods can request no GPU of 8 nvidia.com/gpu: {WITHOUT_TOLERATION}" in event[0]
-    )
+    left = f"pods can request no GPU of 8 nvidia.com/gpu: {WITHOUT_TOLERATION}"
+    assert f"the GPU operator's pods switched on again: {DEPLOY}; {left}" in event[0]
     assert (workshop.record["running"], workshop.pods()) == ("operands", {"exporter"})
     assert workshop.plane.request("GET", JOBS).status == 200
 

@@ -216,7 +216,7 @@ def test_ctrl_c_undoes_everything_before_the_reset_and_returns_the_node_after_it
 
     print(rest)
     assert (process.returncode, workshop.resets, workshop.is_untouched) == (130, [], True), rest
-    assert ("undone: its labels and its claim are as before" in rest, "left: " in rest) == (True, False)
+    assert ("undone: the node's labels and marks are as before" in rest, "left: " in rest) == (True, False)
     assert (workshop.pods(), workshop.plugin.pods()) == (before, plugin)
     jobs = json.loads(stage.kubectl("get", "jobs", "--output=json"))["items"]
     assert (jobs, stage.view().tainted) == ([], True)
