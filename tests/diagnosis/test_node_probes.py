@@ -260,7 +260,7 @@ def test_missing_permissions_are_named(world: World, tmp_path: Path) -> None:
         plane.kubectl("delete", "clusterrolebinding", account)
         plane.kubectl("delete", "clusterrole", account)
         plane.kubectl("delete", "serviceaccount", account, "--namespace=default")
-    assert "you lack permissions that it needs, and no pod was created" in done.stderr
+    assert "your permissions are not enough, and no pod was created" in done.stderr
     for right in ("create pods", "delete pods", "get pods/log"):
         assert f"{right} in {NAMESPACE}" in done.stderr
     assert "get pods in" not in done.stderr

@@ -159,4 +159,4 @@ def test_a_pod_that_tolerates_the_taint_starts_on_the_faulty_node(stage: Stage) 
     stage.start()
 
     assert eventually(stage.running) == [FIRST]
-    assert "the pod starts, because it tolerates our taint" in stage.kubelets.log(first)
+    assert "the pod starts, because it tolerates the taint of gpu-healthcheck" in stage.kubelets.log(first)

@@ -280,7 +280,7 @@ class TestAFullBudget:
         node = watched.wait_for_status("fail")
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
-        assert "it is unknown whether the budget has a free slot" in watched.wait_for_event("TaintWithheld")["message"]
+        assert "it is unknown how many nodes are tainted already" in watched.wait_for_event("TaintWithheld")["message"]
         watched.api.recover()
         assert watched.wait(lambda node: node.tainted).record["taint"] == "set"  # long before the next check cycle
 
