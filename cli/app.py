@@ -24,7 +24,7 @@ COMMANDS = {
     "diagnose": "Show why GPU pods and nodes are stuck.",
     "quarantine": "Cordon, drain and test nodes with a deep diagnostic, and recommend an action for each.",
     "reset": "Reset faulty GPUs of a node without a reboot, and verify that pods can use them again.",
-    "release": "Release nodes: their present event findings are acknowledged and no longer count.",
+    "release": "Release nodes: their present findings of logged errors (Xids) no longer count.",
     "verify": "Check the installation: policies are in force, and each GPU node has labels and a live agent.",
     "uninstall": "Remove our labels, taints, annotations and conditions from all nodes and GPUs.",
     "explain": "Explain a code or reason: its meaning, NVIDIA's advice, and the settings of this cluster.",

@@ -68,8 +68,8 @@ class NodeJob:
         component, account = self._kind.component, account_of(template)
         if (job.component, job.account) != (component, account):
             why = (
-                f"it has the component '{job.component}' and the account '{job.account}', "
-                f"where a {component}'s has '{component}' and '{account}'"
+                f"its component is '{job.component}' and its account '{job.account}'; expected are '{component}' and "
+                f"'{account}'"
             )
         elif job.node != self._node:
             why = f"its pods may run on another node than {self._node}"
@@ -111,8 +111,8 @@ class NodeJob:
                 return known
             if known.uid == unobserved and not known.leaving:
                 self._voice.say(
-                    f"Job {known.namespace}/{known.name} has ended already: this is its result; the same "
-                    "command tests again"
+                    f"Job {known.namespace}/{known.name} has ended: this is its result. Run the same "
+                    "command again to repeat it"
                 )
                 return known
             if not known.leaving:

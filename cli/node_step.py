@@ -42,7 +42,7 @@ _ACCEPTS_WORK = (
 def node_step(node: NodeState, record: StandingRecord, silent: bool, now: datetime) -> NextStep:
     """Return the next step. The first command is a cordon if the budget has no slot for a taint that the node needs."""
     if (run := claim_on(node, now)) is not None:
-        return NextStep(note=f"A deep test ({run.kind.value}) uses it until {timestamp(run.until)}.")
+        return NextStep(note=f"Wait: a {run.kind.value} uses it, until {timestamp(run.until)} at most.")
     step = _step(node, record, silent)
     if not accepts_work(record.taint, node):
         return step
@@ -87,7 +87,7 @@ def agent_step(node: NodeState) -> NextStep:
         return NextStep(commands, "No agent has reported on it.")
     if node.condition("Ready") is not None and not node.is_ready:
         return NextStep((f"kubectl describe node {node.name}",), "Its kubelet is not Ready, so its agent can't work.")
-    fault = " Its fault ends only with the agent." if node.labels[STATUS] == Status.FAIL else ""
+    fault = " Only a live agent ends its fault." if node.labels[STATUS] == Status.FAIL else ""
     return NextStep(commands, f"Find out why its agent sends no heartbeat.{fault}")
 
 

@@ -54,7 +54,7 @@ Drain = Annotated[
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Also evict pods that are not recreated: of no controller, or whose Job fails by it."),
+    typer.Option("--force", help="Also evict pods that are not recreated: no controller, or their Job then fails."),
 ]
 EmptyDir = Annotated[
     bool, typer.Option("--delete-emptydir-data", help="Also evict pods with an emptyDir; its data is lost.")

@@ -81,7 +81,7 @@ MaybeNodes = Annotated[
 By = Annotated[
     str, typer.Option("--by", metavar="NAME", help="Your name; default: the kubeconfig's user, else the local user.")
 ]
-KeepCordoned = Annotated[bool, typer.Option("--keep-cordoned", help="Also leave the cordon of a quarantine run.")]
+KeepCordoned = Annotated[bool, typer.Option("--keep-cordoned", help="Do not remove the cordon of a quarantine run.")]
 Wait = Annotated[
     bool,
     typer.Option(
@@ -116,7 +116,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Release nodes: their present event findings are acknowledged and no longer count.
+    """Release nodes: their present findings of logged errors (Xids) no longer count.
 
     A fault that persists is found again.
 

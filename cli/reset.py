@@ -73,7 +73,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Also without such a finding, or where resets are known to fail; evict pods that are not recreated too.",
+        help="Reset without such a finding, or despite known failures. Also evict pods that are not recreated.",
     ),
 ]
 Reboot = Annotated[
@@ -120,8 +120,8 @@ def reset(  # noqa: PLR0913, PLR0917 - each is an option of the command
     This takes a minute or more.
 
     Only pods that hold these GPUs are evicted, and no process is killed. With --reboot, all pods are evicted before
-    a reboot, except those of DaemonSets. Ctrl-C before the reset undoes everything; after it has begun, the node is
-    returned first. If this program is killed, the node is returned without it after a minute.
+    a reboot, except those of DaemonSets. Ctrl-C before the reset restores the node, but not evicted
+    pods; later, it waits for the reset. If this program is killed, the Job restores the node after a minute.
 
     Exit code: 0 the GPUs work; 1 they do not; 2 nothing was reset; 130 Ctrl-C.
     """
@@ -206,7 +206,7 @@ def _plan_words(plan: ResetPlan, options: ResetOptions) -> Iterable[str]:
         yield f"would follow Job {plan.following.namespace}/{plan.following.name}, which has not ended"
         return
     if plan.is_unreturned:
-        yield "would give the node back after an earlier reset: the GPU operator's pods, the marks and the GPUs"
+        yield "would restore the node after an earlier reset: the GPU operator's pods, annotations, taint and GPUs"
         return
     if plan.is_rebooting:
         yield "would wait until the node has rebooted, as an earlier run requested, and verify its GPUs"
@@ -222,7 +222,7 @@ def _plan_words(plan: ResetPlan, options: ResetOptions) -> Iterable[str]:
     if plan.operands:
         yield f"would switch off until the reset has ended: {', '.join(plan.operands)}"
     if plan.holding and not plan.is_at_once:
-        yield f"would evict those of these pods that hold a GPU of the reset: {'; '.join(map(str, plan.holding))}"
+        yield f"would evict each of these pods that uses a GPU of the reset: {'; '.join(map(str, plan.holding))}"
     yield f"would create Job {job_name(plan.node.name)} and follow it"
 
 

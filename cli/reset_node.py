@@ -275,7 +275,7 @@ class NodeReset:
                 if not self._has_begun(plan):
                     self._undo(plan, printable(str(error) or "interrupted"))
                     raise
-            self._voice.say("the reset has begun, so it ends first: Ctrl-C again leaves the rest to another run")
+            self._voice.say("the reset has begun: waiting for its end. After another Ctrl-C, run reset again")
             late = self._follow(plan, self._job.read())
         self._go_on()
         return self._not_rebooted(late) if late else self._return(plan)
@@ -334,7 +334,7 @@ class NodeReset:
             return annotated(node, texts, patch)
 
         if self._patched(claiming) is None:
-            raise CouldNot("the node can't be claimed", *(why or ["another run has just claimed it"]))
+            raise CouldNot("the node is in use", *(why or ["another run has just begun: try again later"]))
         self._voice.say("claimed")
 
     def _first_record(self, node: NodeState, now: datetime) -> RunRecord:
@@ -464,7 +464,7 @@ class NodeReset:
     def _drain_node(self) -> None:
         """Drain the node, and record this for the Job. The taint of the claim keeps new pods away."""
         if not self._options.reboot:
-            self._voice.stage("its Job waits for a run with --reboot, which drains the node")
+            self._voice.stage("its Job waits: run the same command again with --reboot")
             return
         plan = self._drain.run(self._left_seconds())
         detail = f"{counted(len(plan.leaving), 'pod')} evicted; {len(plan.left)} of DaemonSets and static ones stay"
@@ -644,7 +644,7 @@ class NodeReset:
         if RESULTS not in node.annotations:
             return ""
         if not has_taken(node, _RECORD, record.timestamp):
-            return "the agent has not taken over the result: check its pod"
+            return "the agent has not read the result: check its pod"
         verdict = records.on_node(AgentRecord, node, RESULTS)
         findings = verdict.findings or ()
         if active := [
@@ -659,7 +659,7 @@ class NodeReset:
         # Its last check of the GPUs may be from the middle of the reset. The claim lets it check again every 10 s.
         is_blind = bool(verdict.unobserved) or not findings
         if node.tainted() and is_blind and not any((row.severity or 0) >= Severity.RESET for row in findings):
-            return f"the taint of the verdict stays: gpu-healthcheck status {self._name} shows why"
+            return f"the node's taint stays: gpu-healthcheck status {self._name} shows why"
         return ""
 
     def _wait_for_gpus(self, before: Mapping[str, int], record: RunRecord) -> Iterator[str]:

@@ -201,7 +201,7 @@ def _say_what_runs(running: Sequence[PodOwner]) -> None:
 def _say_what_remains(gone: Sequence[Removal], console: Screen) -> None:
     console.print(f"No node has anything of gpu-healthcheck any more. This deletes the rest:\n  {DELETE_REST}")
     console.print(
-        f"The nodes' disks keep the agents' memory and NVIDIA's reports. Delete them on each node:\n  {DELETE_FILES}"
+        f"The nodes' disks keep the agents' files and NVIDIA's reports. Delete them on each node:\n  {DELETE_FILES}"
     )
     if any(taint.startswith(STARTUP) for removal in gone for taint in removal.taints):
         console.print(f"Remove {STARTUP} from the configuration that creates nodes: new nodes would keep it.")

@@ -125,7 +125,7 @@ TABLE = (
     ),
     RecommendationRow(
         Recommendation.REPLACE,
-        "a fault of RESET or worse recurs that a run of the last 7 days had found, after the node's return",
+        "a fault of RESET or worse is back, which a run of the last 7 days had found before the node's return",
         "The action taken then did not fix it.",
         _came_back,
     ),
@@ -142,15 +142,15 @@ TABLE = (
         Recommendation.RESET,
         "a fault of RESET was found, or is still active",
         (
-            "A reset of the GPU fixes it, according to NVIDIA's tables and DCGM; an NVSwitch needs a reload of the "
-            "driver or a reboot, and RDMA ports need their link. Quarantine the node again afterwards."
+            "Reset the GPU. For an NVSwitch, reload the driver or reboot. For RDMA ports, repair the link. Then "
+            "quarantine the node again."
         ),
         _faults_of(Severity.RESET),
     ),
     RecommendationRow(
         Recommendation.RERUN,
         "a test did not finish",
-        "The run was killed, or the node was lost. The next run judges earlier findings.",
+        "The run was killed, or the node was lost: run it again.",
         _tests_that_are(None),
     ),
     RecommendationRow(
@@ -174,13 +174,13 @@ TABLE = (
     RecommendationRow(
         Recommendation.RETURN_TO_SERVICE,
         "a fault of MONITOR was found, or is still active",
-        "It is monitored, and no reason to keep work away. docs/findings.md has the action.",
+        "It does not keep work away. docs/findings.md has the action.",
         _faults_of(Severity.MONITOR),
     ),
     RecommendationRow(
         Recommendation.RETURN_TO_SERVICE,
         "tests ended, and found no fault of RESET or worse",
-        "No row above applies: the node can return to work. A passed run ends the findings of its tests.",
+        "The node can return to work. A passed run ends the findings of its tests.",
         _tests_that_are(Status.PASS, Status.WARN),
     ),
 )

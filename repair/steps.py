@@ -196,7 +196,7 @@ class ResetRun(Struct):
             unknown = [holder for holder in found if holder.kind is HolderKind.FOREIGN]
             unknown_since = (unknown_since or now) if unknown else None
             if unknown_since is not None and now - unknown_since >= FOREIGN_SECONDS:
-                raise NodeNotResettable(f"in use by {_listed(unknown)}, which this command does not end")
+                raise NodeNotResettable(f"in use by {_listed(unknown)}: end that yourself, then run this again")
             users = _listed(found) if found else f"pods of the GPU operator that are switched on: {', '.join(on)}"
             self.marks.must_have_command(f"the GPUs are in use by {users}")
             if now >= ends:

@@ -147,7 +147,7 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
     if cordoned := [row.node for row in fleet.nodes if row.cordoned]:
         yield Text(f"cordoned: {named(cordoned, _MOST_NAMED)}", "magenta")
     if running := [f"{row.node} ({row.run})" for row in fleet.nodes if row.run]:
-        yield Text(f"a deep test or a reset has claimed: {named(running, _MOST_NAMED)}")
+        yield Text(f"a deep test or a reset runs on: {named(running, _MOST_NAMED)}")
     if fleet.unused_settings:
         keys = named(map(printable, fleet.unused_settings), _MOST_NAMED)
         yield Text(f"settings that are not used: {keys}; `gpu-healthcheck verify` has the reasons", "bold red")

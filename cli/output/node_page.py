@@ -125,7 +125,7 @@ def _finding(fault: Fault, now: datetime) -> Iterator[Entry]:
     yield fault.severity.name, message, SEVERITY_STYLES[fault.severity]
     first, last = (f"{word} {_at(time, now)}" if time else "" for word, time in _times(fault))
     times = f"{row.count} times" if (row.count or 0) > 1 else ""
-    ends = f"ends with: {row.exit}" if row.exit else "the node's agent has not read it yet"
+    ends = f"ends by: {row.exit.replace(', ', ' or ')}" if row.exit else "the node's agent has not read it yet"
     yield "", _joined(first, last, times, ends), "dim"
 
 

@@ -48,8 +48,8 @@ KEPT_FROM_WORK = _fault(
 )
 IN_MAINTENANCE = _fault(
     "NodeUnderDiagnosis",
-    "A deep test of gpu-healthcheck uses the node.",
-    "Wait: the taint is removed when the run ends. If the run is gone, the node's agent removes the taint.",
+    "A test or reset of gpu-healthcheck has ended and left its taint: no new pod starts on the node.",
+    "Find out why the node's agent does not remove the taint.",
     severity=CauseSeverity.LOW,
 )
 OPERANDS_OFF = _fault(
@@ -100,11 +100,11 @@ def find_unfinished_resets(snapshot: Snapshot) -> Iterator[FoundCause]:
             continue
         record = records.on_node(RunRecord, NodeState("", annotations=annotations), RESET_RESULT)
         if record.running == Step.REBOOT:
-            shown = (f"annotation {RESET_RESULT} has the step '{Step.REBOOT}' of a reset without a claim",)
+            shown = (f"annotation {RESET_RESULT} has the step '{Step.REBOOT}' of a reset that has ended",)
             again = command("gpu-healthcheck", "reset", node.name, "--reboot")
             yield FoundCause(REBOOT_LEFT_OFF, node.subject, shown, (f"Continue the reset: {again}",))
         if off := switched_off(node.meta.labels, annotations):
-            evidence = tuple(f"label {label}=false, set by a reset that has no claim any more" for label in off)
+            evidence = tuple(f"label {label}=false, set by a reset that has ended" for label in off)
             again = command("gpu-healthcheck", "reset", node.name)
             labels = (kubectl("label", node.meta, f"{label}=true", "--overwrite") for label in off)
             remedy = (f"Continue the reset: {again}", *(f"Or restore it: {line}" for line in labels))

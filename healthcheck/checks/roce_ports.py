@@ -42,8 +42,8 @@ MOST_DOWN = Reason(
     Severity.RESET,
     "Half or more of the ports of the GPU fabric are down: they were active before. Jobs over several nodes fail, or "
     "use TCP.",
-    "Check the switch and the cables that these ports share; reboot the node if they are good. The finding ends once"
-    " more than half of the ports are active. If they are no longer used, release the node.",
+    "Check the switch and the cables that these ports share; reboot the node if they are good. The finding ends when"
+    " more than half of the ports are active. If the ports are unused, release the node.",
     flickers=True,
     threshold="half of the ports or more, and at least two",
     source="NCCL, net_ib: only active ports are used",

@@ -144,7 +144,7 @@ def why_not_offered(node: NodeState, before: NodeState, *, is_reset: bool = Fals
     words = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
     if node.tainted():
         return (
-            f"{words}: a device plugin that does not tolerate the taint {UNHEALTHY} does not start before it is gone; "
+            f"{words}: without a toleration, a device plugin starts only when the taint {UNHEALTHY} is gone; "
             f"gpu-healthcheck status {node.name} shows the next step"
         )
     return f"{words}; gpu-healthcheck reset {node.name} restarts its device plugin"

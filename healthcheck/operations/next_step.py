@@ -108,9 +108,7 @@ def cordon_of_card(node: NodeState, findings: Iterable[FindingRow]) -> str:
     if not known or uuid in listed or not all(map(UUID.fullmatch, (uuid, *listed))):
         return ""
     command = f"kubectl annotate node {node.name} {CORDON}={','.join((*listed, uuid))} --overwrite"
-    return (
-        f"HAMi shares its GPUs: from HAMi 2.10 on `{command}` keeps new pods off that one on a node that is released."
-    )
+    return f"To release the node but keep new pods off this GPU, run `{command}` (needs HAMi 2.10 or newer)."
 
 
 def _step(recommendation: str, node: NodeState, findings: Sequence[FindingRow]) -> NextStep:
@@ -197,8 +195,8 @@ def _reboot_by_hand(node: NodeState, first: NextStep, attempt: Attempt) -> NextS
         if not node.cordoned:
             drain = (f"kubectl drain {node.name} --ignore-daemonsets --delete-emptydir-data",)
         note = (
-            f"The last reset changed nothing{why}. Drain the node and reboot {machine}; or fix that, and run "
-            f"`{first.commands[0]}` again."
+            f"The last reset changed nothing{why}. Fix that and run `{first.commands[0]}` again; or drain the node and "
+            f"reboot {machine}."
         )
     by_hand = _reboot_command(node)
     return NextStep((*drain, *([by_hand] if by_hand else ())), note)
@@ -261,12 +259,12 @@ def replacement(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     return NextStep((f"kubectl delete node {node.name}",), f"First take the machine{_called(node)} out of service.")
 
 
-_STILL_TAINTED = "Its taint is still set: the agent lifts it when it has adopted the result."
+_STILL_TAINTED = "It is still tainted. Wait: the agent removes the taint when it has read the result."
 _OTHERS_CORDON = "It is cordoned by a person or another program:"
 _NETWORK = "Its network is at fault, not its GPUs."
 _IF_RESERVED = (
-    "GKE then deletes the machine and repairs its host, for A3 and A4 machines of a reservation; delete any other "
-    "from its instance group."
+    "GKE then deletes A3 and A4 machines of a reservation and repairs their host; delete any other machine from its "
+    "instance group."
 )
 _IF_AUTOMATIC = "HyperPod acts on the label where the cluster's NodeRecovery is Automatic."
 

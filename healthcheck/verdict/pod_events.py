@@ -54,9 +54,9 @@ def _event(node: str, pod: InvolvedPod, active: ActiveFinding, *, is_tainted: bo
     taint = " Until then, no new pod starts on the node." if is_tainted else ""
     message = (
         f"{_subject(active)} is faulty since {since}: {_meaning(finding.reason)} ({finding.reason}, "
-        f"{finding.severity.name}). {_WORK} If the job still makes progress, let it write a checkpoint. To end the "
-        f"fault, an administrator of the cluster has to {step}: ask them, and name the node, {node}.{taint} "
-        f"`kubectl gpu-healthcheck diagnose pod {pod.namespace}/{pod.name}` shows how the job continues elsewhere."
+        f"{finding.severity.name}). {_WORK} If the job still makes progress, let it write a checkpoint. Ask an "
+        f"administrator of the cluster to {step}, and name the node, {node}.{taint} "
+        f"`kubectl gpu-healthcheck diagnose pod {pod.namespace}/{pod.name}` shows how to move the job."
     )
     name = event_name(node, pod.uid, finding.reason, finding.subject, active.first_seen.isoformat())
     return NodeEvent(name, "Warning", GPU_UNHEALTHY, cut(message), pod)

@@ -26,7 +26,7 @@ class TestAHealthyNode:
             ("0-nvidia-smi", "pass"),
             ("2-efa-enumeration", "pass"),
             ("3-topology-check", "pass"),
-            ("7-container-runtime", "pass"),
+            ("7-container-runtime", "not-configured"),
             ("8-hami", "not-configured"),
             ("9-roce", "not-configured"),
         ]
@@ -65,7 +65,7 @@ class TestAHealthyNode:
             "0-nvidia-smi": "pass",
             "2-efa-enumeration": "not-configured",
             "3-topology-check": "pass",
-            "7-container-runtime": "pass",
+            "7-container-runtime": "not-configured",
             "8-hami": "not-configured",
             "9-roce": "not-configured",
         }

@@ -324,7 +324,7 @@ def test_a_job_of_that_name_that_is_no_quarantines_is_refused(hospital: Hospital
     assert (
         "Job gpu-healthcheck/gpu-quarantine-imitated is not a quarantine's; it is neither followed nor deleted" in out
     )
-    assert f"it has the component '{component}' and the account '{account}'" in out
+    assert f"its component is '{component}' and its account '{account}'" in out
     assert f"where a quarantine's has 'quarantine' and '{ACCOUNT}'" in out
 
 

@@ -12,7 +12,7 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
 
-WITHOUT_TOLERATION = f"a device plugin that does not tolerate the taint {P}/unhealthy does not start before it is gone"
+WITHOUT_TOLERATION = f"without a toleration, a device plugin starts only when the taint {P}/unhealthy is gone"
 
 
 @pytest.mark.parametrize("operator", [True, False], ids=["operator", "plain device plugin"])
@@ -289,7 +289,7 @@ class TestCtrlC:
         code, out = workshop.interrupt(process)
 
         assert (code, workshop.record["status"], workshop.is_untouched) == (130, "pass", True), out
-        assert "the reset has begun, so it ends first" in out
+        assert "the reset has begun: waiting for its end" in out
         assert (workshop.findings, workshop.is_tainted("unhealthy"), workshop.allocatable) == ([], False, 8)
 
 

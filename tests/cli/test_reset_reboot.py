@@ -211,7 +211,7 @@ class TestCtrlC:
         out, err = process.communicate(timeout=GIVE_UP_SECONDS)
 
         assert (process.returncode, workshop.findings, workshop.is_untouched) == (130, [], True), out + err
-        assert "the reset has begun, so it ends first" in out
+        assert "the reset has begun: waiting for its end" in out
 
     def test_twice_leaves_the_rest_to_another_run(self, workshop: Workshop) -> None:
         workshop.run_plugin(operator=True)

@@ -94,7 +94,7 @@ def test_cordoned_nodes_and_runs_are_named(tmp_path: Path) -> None:
         shown = status_output(kubeconfig)
         fleet = json.loads(status_output(kubeconfig, "-o", "json"))
 
-    lines = {"cordoned: gpu-node-2", "a deep test or a reset has claimed: gpu-node-2 (quarantine)"}
+    lines = {"cordoned: gpu-node-2", "a deep test or a reset runs on: gpu-node-2 (quarantine)"}
     assert (lines <= {*shown.splitlines()}, lines & {*idle.splitlines()}) == (True, set())
     assert sorted((row["node"], row["cordoned"], row["run"]) for row in fleet["nodes"]) == [
         ("gpu-node-1", False, ""),
@@ -226,7 +226,7 @@ def test_a_node_is_shown_with_its_findings_records_and_next_step(tmp_path: Path)
     for words in (
         "status      silent, last report: warn, MONITOR",
         f"MONITOR     GPU pods can't start. {missing} (NvidiaRuntimeMissing on runtime/containerd): x\n",
-        "            ends with: a cycle\n",
+        "            ends by: a cycle\n",
         f"RESET       {untold}: sweep-result of 2026-11-21T01:02:03Z has severity RESET\n",
         "no result   8-hami: ProbeFailed: it can't be read",
         "fail, recommends reset, by sweep",

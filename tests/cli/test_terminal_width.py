@@ -143,7 +143,7 @@ def test_one_node_is_shown_on_one_screen(fleet: tuple[list[str], Path], width: i
     assert len(lines) <= 24
     text = " ".join(" ".join(lines).split())
     fault = "MONITOR GPU pods can't start. GPU 0000:18:00.0: an NVIDIA handler's program is for another processor"
-    for words in (f"{fault} ({REASONS[0]} on gpu/0000:18:00.0): it failed ", "ends with: reboot, release"):
+    for words in (f"{fault} ({REASONS[0]} on gpu/0000:18:00.0): it failed ", "ends by: reboot or release"):
         assert words in text
     assert re.search(r"next step .*\$ ", text)
 

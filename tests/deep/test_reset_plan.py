@@ -221,7 +221,9 @@ def offering(gpus: int, *, tainted: bool = False) -> NodeState:
     return NodeState("n", gpus=amounts, gpu_capacity={"nvidia.com/gpu": 8}, taints=(TAINT,) if tainted else ())
 
 
-WITHOUT_TOLERATION = "a device plugin that does not tolerate the taint gpu-healthcheck.aws-samples.io/unhealthy"
+WITHOUT_TOLERATION = (
+    "without a toleration, a device plugin starts only when the taint gpu-healthcheck.aws-samples.io/unhealthy"
+)
 
 
 @pytest.mark.parametrize(

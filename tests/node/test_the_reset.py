@@ -230,7 +230,7 @@ def test_ctrl_c_undoes_everything_before_the_reset_and_returns_the_node_after_it
 
     print(rest)
     assert (process.returncode, len(workshop.resets), workshop.is_untouched) == (130, 1, True), rest
-    assert "the reset has begun, so it ends first" in rest
+    assert "the reset has begun: waiting for its end" in rest
     stage.wait(lambda node: not node.tainted and node.object["status"]["allocatable"][GPU] == "8")
     workshop.wait_for_work()
 

@@ -169,7 +169,7 @@ def test_a_node_that_passed_only_has_to_be_uncordoned(cordoned: bool) -> None:
 def test_a_taint_that_still_stands_is_said_to_be_the_agents() -> None:
     step = next_step("return-to-service", replace(EC2, taints=[TAINT]), ())
 
-    assert "the agent lifts it" in step.note
+    assert "the agent removes the taint" in step.note
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_of_cards_that_hami_shares_a_bad_one_can_be_cordoned_alone(
 ) -> None:
     command = f"kubectl annotate node n {CORDON}={value} --overwrite"
 
-    assert f"from HAMi 2.10 on `{command}`" in next_step(recommended, node, findings).note
+    assert f"run `{command}` (needs HAMi 2.10" in next_step(recommended, node, findings).note
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,8 @@ class TestHolders:
         owner = " of pod default/watcher" if pod else ""
         assert (ended.code, world.record["status"]) == (2, "unknown")
         assert (
-            f"in use by process nvtop (pid 5001){owner}, which this command does not end" in world.record["reasons"][0]
+            f"in use by process nvtop (pid 5001){owner}: end that yourself, then run this again"
+            in world.record["reasons"][0]
         )
         assert [line for line in world.asked if "reset" in line] == []
         assert world.asked[-1].endswith("-pm 1")

@@ -31,7 +31,7 @@ def test_the_pod_on_the_faulty_gpu_gets_one_event_in_plain_words() -> None:
     for part in (
         "GPU 3 of the node (GPU-3), which this pod uses, is faulty since ",
         "The GPU fell off the bus: the driver can't reach it over PCIe any more (Xid79, REBOOT).",
-        "an administrator of the cluster has to drain and reboot the node: ask them, and name the node, node-1. Until",
+        "Ask an administrator of the cluster to drain and reboot the node, and name the node, node-1. Until",
         "no new pod starts on the node. `kubectl gpu-healthcheck diagnose pod team/train` shows",
     ):
         assert part in event.message
@@ -82,5 +82,5 @@ def test_each_reason_has_a_meaning_and_every_text_is_whole(reason: str) -> None:
     (event,) = events(replace(LOST, reason=reason), tainted=True)
 
     assert "a check of the node failed" not in event.message
-    assert event.message.endswith("elsewhere.")
+    assert event.message.endswith("shows how to move the job.")
     assert len(event.message.encode()) <= 1024

@@ -71,7 +71,7 @@ def test_gpus_that_the_tainted_node_does_not_offer_again_are_named(quick: World)
     quick.cluster.edit({"status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "0"}}})
     begin(quick)
     message = quick.wait_for_event("GpuResetAbandoned")["message"]
-    assert "; pods can request no GPU of 8 nvidia.com/gpu: a device plugin that does not tolerate the taint" in message
+    assert "; pods can request no GPU of 8 nvidia.com/gpu: without a toleration, a device plugin starts" in message
 
 
 def record(**more: Any) -> str:
