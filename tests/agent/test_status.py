@@ -87,7 +87,7 @@ def test_what_one_may_not_see_is_left_open(withheld: World) -> None:
     withheld.api.fail_with(403, path_part=BUDGET)
 
     assert asked(withheld)["budget"]["used"] is None
-    assert "? of 2 slots" in run(withheld).stdout
+    assert "tainted nodes: ?, at most 2" in run(withheld).stdout
 
 
 def test_a_cluster_without_the_config_map_has_no_number(watched: World) -> None:
