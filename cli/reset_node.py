@@ -26,7 +26,7 @@ from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
-from healthcheck.deep.attempts import is_rebooted_at_once
+from healthcheck.deep.attempts import INTERRUPTED, is_rebooted_at_once
 from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back, take
 from healthcheck.deep.job import JobState
 from healthcheck.deep.reset_command import (
@@ -270,10 +270,10 @@ class NodeReset:
         except (Interrupted, CouldNot, ClusterError) as error:
             self._go_on()
             if not self._has_begun(plan):
-                self._voice.say(f"not reset: {printable(str(error) or 'interrupted')}")
+                self._voice.say(f"not reset: {printable(str(error)) or 'interrupted'}")
                 self._end_job()
                 if not self._has_begun(plan):
-                    self._undo(plan, printable(str(error) or "interrupted"))
+                    self._undo(plan, f"undone: {printable(str(error))}" if str(error) else INTERRUPTED)
                     raise
             self._voice.say("the reset has begun: waiting for its end. After another Ctrl-C, run reset again")
             late = self._follow(plan, self._job.read())
@@ -539,7 +539,7 @@ class NodeReset:
         self._restore()
         self._release()
         left = self._why_not_offered(plan)
-        self._finish(f"undone: {why}", *filter(None, [left]))
+        self._finish(why, *filter(None, [left]))
         self._voice.say(
             "undone: the node's labels and marks are as before; evicted pods do not come back by themselves"
         )

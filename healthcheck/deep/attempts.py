@@ -23,6 +23,8 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 _LONGEST_WHY = 300
 _IN_USE = f"step '{Step.FREE}':"
 """Beginning of the reason of a reset that waited in vain for the users of its GPUs."""
+INTERRUPTED = "undone: interrupted"
+"""Reason of a reset that a person ended before it touched a GPU."""
 _CLOCK_ERROR = timedelta(minutes=5)
 """Largest change of the clock within a boot that is no earlier boot."""
 
@@ -69,6 +71,8 @@ def last_attempt(node: NodeState) -> Attempt:
     if any(map(_has_outlasted_a_boot, faults)):
         return Attempt(Tried.REBOOT)
     reset, at = run_on(node, RESET_RESULT)
+    if INTERRUPTED in (reset.reasons or ()):
+        return Attempt()
     older = [row for row in faults if came(row) <= at]
     return Attempt(_tried(reset, older), "; ".join(reset.reasons or ())[:_LONGEST_WHY]) if older else Attempt()
 

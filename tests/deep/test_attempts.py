@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep.attempts import Attempt, Tried, is_rebooted_at_once, last_attempt
+from healthcheck.deep.attempts import INTERRUPTED, Attempt, Tried, is_rebooted_at_once, last_attempt
 from healthcheck.deep.reset_plan import reset_targets
 from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.exits import begin
@@ -87,6 +87,15 @@ def test_the_record_of_a_reset_shows_what_an_older_fault_has_outlasted(run: dict
     newer = last_attempt(node_of(memory, NOW, **{RESET_RESULT: earlier}))
 
     assert (attempt.tried, attempt.why, newer) == (tried, "; ".join(run.get("reasons", ())), Attempt())
+
+
+def test_a_reset_that_a_person_ended_counts_as_none() -> None:
+    memory = remembers(stands(fault("Xid62", Severity.RESET)))
+    reasons = [INTERRUPTED, "pods can request no GPU of 8 nvidia.com/gpu"]
+    run = {"schema": 1, "by": "reset", "timestamp": f"{later(600).wall:%Y-%m-%dT%H:%M:%SZ}", "status": "unknown"}
+
+    for record, tried in ((run | {"reasons": reasons}, Attempt()), (run, Attempt(Tried.REFUSED))):
+        assert last_attempt(node_of(memory, NOW, **{RESET_RESULT: record})) == tried
 
 
 @pytest.mark.parametrize(
