@@ -43,6 +43,11 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
     """Return the next step. The first command is a cordon if the budget has no slot for a taint that the node needs."""
     if (run := claim_on(node, now)) is not None:
         return NextStep(note=f"Wait: a {run.kind.value} uses it, until {timestamp(run.until)} at most.")
+    return idle_step(node, record, silent)
+
+
+def idle_step(node: NodeState, record: StandingRecord, silent: bool) -> NextStep:
+    """Return the next step of a node that no deep test or reset uses, whatever claim an ended one has left."""
     step = _step(node, record, silent)
     if not accepts_work(record.taint, node):
         return step

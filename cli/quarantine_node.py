@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from cli.eviction import CouldNot, NodeDrain, must_be_allowed, warnings_of
 from cli.node_job import Following, JobKind, NodeJob
-from cli.node_step import node_step
+from cli.node_step import idle_step
 from cli.output.lines import COMMAND
 from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
@@ -216,7 +216,7 @@ class NodeQuarantine:
         with suppress(ClusterError):  # the request is repeated
             self._cluster.jobs.note_shown(ended, datetime.now(UTC))
         if is_taken(record, QUARANTINE_RESULT, taken_on(node)):
-            step = node_step(node, records.on_node(StandingRecord, node, RESULTS), silent=False, now=datetime.now(UTC))
+            step = idle_step(node, records.on_node(StandingRecord, node, RESULTS), silent=False)
         else:
             step = next_step(recommendation, node, record.findings or ())
         return QuarantineOutcome(self._name, recommendation, record, node.cordoned, step)

@@ -141,7 +141,7 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
     if accepting:
         which = f"the first {_MOST_NAMED}" if len(accepting) > _MOST_NAMED else "them"
         accept, which = ("accepts", "it") if len(accepting) == 1 else ("accept", which)
-        message = f"{counted(len(accepting), 'faulty node')} {accept} new work: the limit of tainted nodes is reached."
+        message = f"{counted(len(accepting), 'faulty node')} {accept} new work (limit of tainted nodes)."
         yield Text(f"{message} Cordon {which}:", "bold red")
         yield Text(f"{COMMAND}kubectl cordon {' '.join(accepting[:_MOST_NAMED])}")
     if cordoned := [row.node for row in fleet.nodes if row.cordoned]:

@@ -83,7 +83,7 @@ def test_a_faulty_node_without_a_slot_is_to_be_cordoned_first(plane: ControlPlan
     assert text.index(f"kubectl cordon {accepting}") < text.index("gpu-healthcheck explain")
     assert "0 of 16 free" in run_here(plane.kubeconfig, "status", "--allocation").stdout
     lines = shown(plane.kubeconfig, 80, "status")
-    assert "1 faulty node accepts new work: the limit of tainted nodes is reached. Cordon it:" in lines
+    assert "1 faulty node accepts new work (limit of tainted nodes). Cordon it:" in lines
     assert first_commands(lines)[-1] == f"kubectl cordon {accepting}"
     commands = first_commands(shown(plane.kubeconfig, 80, "status", accepting))
     assert commands[:2] == [f"kubectl cordon {accepting}", f"gpu-healthcheck reset {accepting} --reboot"]

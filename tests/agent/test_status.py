@@ -60,7 +60,7 @@ def test_who_is_withheld_and_how_many_places_are_taken(withheld: World) -> None:
     assert lines[1].split()[:4] == ["gpu-node-1", "fail", "REBOOT", "limit"]
     assert lines[-3:] == [
         "1 of 1 node has a live agent; tainted nodes: 2, at most 2",
-        "1 faulty node accepts new work: the limit of tainted nodes is reached. Cordon it:",
+        "1 faulty node accepts new work (limit of tainted nodes). Cordon it:",
         "$ kubectl cordon gpu-node-1",
     ]
 
