@@ -50,7 +50,7 @@ def version_0_3_0() -> str:
     config = yaml.safe_load(MANIFEST.read_text())
     del config["metadata"]["annotations"]
     defaults = {key: setting.written_default for key, setting in settings_of(NodeSettings).items()}
-    config["data"] = defaults | {PROFILES_FILE: (ROOT / PROFILES_FILE).read_text()}
+    config["data"] = defaults | {PROFILES_FILE: (ROOT / "healthcheck" / PROFILES_FILE).read_text()}
     return yaml.safe_dump(config)
 
 

@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from cli.access import cluster_of
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.node.state import NodeState
 from sim.control_plane import ControlPlane
 from tests.cli.cluster import P, run_here
 from tests.cli.test_terminal_width import shown
@@ -19,6 +23,7 @@ pytestmark = pytest.mark.cluster
 RACK = "topology.k8s.aws/network-node-layer-3"
 NODES, PER_RACK = 36, 12
 STRATEGIC = "application/strategic-merge-patch+json"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
 CHOSEN = ("-l", "fleet=racks")
 Break = Callable[[set[int]], None]
 
@@ -26,8 +31,11 @@ Break = Callable[[set[int]], None]
 @pytest.fixture
 def break_nodes(installed: ControlPlane) -> Iterator[Break]:
     """Yield the function that gives nodes of a healthy fleet an Xid 79, by their numbers."""
+    leases = cluster_of(Access(str(installed.kubeconfig)), print).leases
     for number in range(NODES):
         installed.create_node(name(number), labels={"fleet": "racks", RACK: f"r{number // PER_RACK}"})
+        uid = installed.request("GET", f"/api/v1/nodes/{name(number)}").body["metadata"]["uid"]
+        leases.renew_heartbeat(NodeState(name(number), uid=uid), datetime.now(UTC), 900)
 
     def write(faulty: set[int]) -> None:
         for number in range(NODES):
@@ -36,6 +44,7 @@ def break_nodes(installed: ControlPlane) -> Iterator[Break]:
     yield write
     for number in range(NODES):
         installed.request("DELETE", f"/api/v1/nodes/{name(number)}")
+        installed.request("DELETE", f"{LEASES}/{name(number)}")
 
 
 def name(number: int) -> str:

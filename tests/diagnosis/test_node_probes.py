@@ -271,7 +271,7 @@ def test_missing_permissions_are_named(world: World, tmp_path: Path) -> None:
     [
         (("--probe-nodes", NODE), 0, "set --probe-image"),
         (("--probe-nodes", "gone"), 3, "--probe-nodes: there is no node/gone"),
-        (("--probe-nodes", "all-suspects"), 0, "no suspect node lacks an agent's record"),
+        (("--probe-nodes", "all-suspects"), 0, "every suspect node has an agent's record"),
     ],
 )
 def test_what_can_not_be_probed_is_said(world: World, words: tuple[str, ...], code: int, message: str) -> None:
