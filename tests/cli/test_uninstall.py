@@ -84,7 +84,7 @@ def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: 
     assert done.stdout.splitlines()[-4:] == [
         "No node has anything of gpu-healthcheck any more. This deletes the rest:",
         f"  {DELETE_REST}",
-        "The nodes' disks keep the agents' memory and NVIDIA's reports. Delete them on each node:",
+        "The nodes' disks keep the agents' files and NVIDIA's reports. Delete them on each node:",
         f"  {DELETE_FILES}",
     ]
 

@@ -176,7 +176,7 @@ def test_a_node_that_is_tested_now_is_left_to_its_test() -> None:
     run = {"kind": "quarantine", "holder": "x", "until": timestamp(NOW + timedelta(hours=1))}
     fleet_row = row(NodeState("a", labels=state.labels, annotations={**state.annotations, RUN: json.dumps(run)}))
 
-    assert step(fleet_row) == "A deep test (quarantine) uses it until 2026-11-21T13:00:00Z."
+    assert step(fleet_row) == "Wait: a quarantine uses it, until 2026-11-21T13:00:00Z at most."
 
 
 def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled() -> None:
