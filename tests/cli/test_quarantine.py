@@ -279,7 +279,7 @@ def test_an_unseen_result_is_reported_before_a_new_test(
     assert ("would show the result of Job" in hospital.quarantine("unseen", "--dry-run")[1]) == is_flag
     seen = hospital.quarantine("unseen")
     assert (seen[0], f"recommendation: {recommendation}" in seen[1]) == (code, True)
-    assert ("has ended already" in seen[1], hospital.jobs("unseen") == first) == (is_flag, is_flag)
+    assert ("has ended: this is its result" in seen[1], hospital.jobs("unseen") == first) == (is_flag, is_flag)
 
     hospital.quarantine("unseen")
     assert hospital.jobs("unseen") != first
@@ -325,7 +325,7 @@ def test_a_job_of_that_name_that_is_no_quarantines_is_refused(hospital: Hospital
         "Job gpu-healthcheck/gpu-quarantine-imitated is not a quarantine's; it is neither followed nor deleted" in out
     )
     assert f"its component is '{component}' and its account '{account}'" in out
-    assert f"where a quarantine's has 'quarantine' and '{ACCOUNT}'" in out
+    assert f"expected are 'quarantine' and '{ACCOUNT}'" in out
 
 
 def test_one_that_comes_while_pods_go_is_refused_too(hospital: Hospital) -> None:
