@@ -221,7 +221,7 @@ class TestCtrlC:
         eventually(lambda: workshop.host.is_down)
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
-        assert any("it ends first" in line for line in process.stdout)
+        assert any("waiting for its end" in line for line in process.stdout)
         code, out = workshop.interrupt(process)
         assert (code, workshop.record["running"], workshop.is_tainted("maintenance")) == (130, "reboot", True), out
 
