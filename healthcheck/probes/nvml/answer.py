@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 from uuid import UUID
@@ -115,8 +116,14 @@ def _with_names(kind: Any, raw: Any) -> Any:
     if kind is int:
         return _count(raw)
     if isinstance(kind, type) and issubclass(kind, Struct):
-        return {part.name: _with_names(part.type, one) for part, one in zip(fields(kind), _listed(raw), strict=True)}
+        return {name: _with_names(part, one) for (name, part), one in zip(_parts(kind), _listed(raw), strict=True)}
     return raw
+
+
+@cache
+def _parts(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    """Return name and type of each field. Reading the annotations costs more than all else that is done with a GPU."""
+    return tuple((part.name, part.type) for part in fields(kind))
 
 
 def _integer(least: int, most: int) -> Callable[[Any], int]:
