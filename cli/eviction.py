@@ -23,6 +23,7 @@ from healthcheck.operations.drain import (
     what_holds,
 )
 from healthcheck.operations.pod_removal import (
+    MOST_RULES,
     OwnerRef,
     Removal,
     RemovalEffect,
@@ -56,7 +57,7 @@ def must_be_allowed(plan: DrainPlan) -> None:
 def eviction_effects(cluster: Cluster, pods: Iterable[Mapping[str, Any]]) -> dict[str, RemovalEffect]:
     """Return, by UID of each pod, the effect on its workload if all these pods are evicted.
 
-    This system's own Jobs are left out: a drain ends them on purpose.
+    Jobs of gpu-healthcheck are left out: a drain ends them on purpose.
     """
     groups: dict[tuple[str, OwnerRef], list[Mapping[str, Any]]] = {}
     for pod in pods:
@@ -76,7 +77,8 @@ def _chain(cluster: Cluster, namespace: str, owner: OwnerRef) -> tuple[list[Retr
     """Read the controllers with rules, from the pods' one upwards; None for an unreadable one, with the reason."""
     chain: list[Retries | None] = []
     above: OwnerRef | None = owner
-    while above is not None and cluster.workloads.is_known(above.group, above.kind):
+    # Owner references can form a circle.
+    while above is not None and len(chain) < MOST_RULES and cluster.workloads.is_known(above.group, above.kind):
         try:
             raw = cluster.workloads.read(above.group, above.kind, namespace, above.name)
         except Unavailable:

@@ -10,6 +10,7 @@ from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Pod
 from healthcheck.operations.pod_removal import (
+    MOST_RULES,
     WITH_RETRIES,
     Fate,
     OwnerRef,
@@ -21,7 +22,7 @@ from healthcheck.operations.pod_removal import (
 )
 
 _CHECKPOINT = "If the job still makes progress, let it write a checkpoint. Then "
-_MOST_WORKLOADS, _MOST_PODS, _MOST_OWNERS = 4, 8, 4
+_MOST_WORKLOADS, _MOST_PODS = 4, 8
 _JOB_UID = "batch.kubernetes.io/controller-uid"
 _SUSPEND = {
     **dict.fromkeys(("job", "jobset", "trainjob"), '{"spec":{"suspend":true}}'),
@@ -98,7 +99,7 @@ def _chain(snapshot: Snapshot, pod: Pod) -> tuple[list[Retries | None], str]:
     """Return the rules of the pod's controllers; None for one that was not read, with the reason."""
     chain: list[Retries | None] = []
     owner = pod.meta.owner
-    while owner is not None and owner.kind in WITH_RETRIES and len(chain) < _MOST_OWNERS:
+    while owner is not None and owner.kind in WITH_RETRIES and len(chain) < MOST_RULES:
         workload = snapshot.workload.get(subject(owner.kind, pod.meta.namespace, owner.name))
         # Another API may have a kind of this name, such as Volcano's Job.
         if workload is None or (owner.uid and workload.meta.uid not in ("", owner.uid)):

@@ -22,6 +22,8 @@ from healthcheck.text.printable import printable
 JOB, JOB_SET, PYTORCH_JOB, MPI_JOB = "Job", "JobSet", "PyTorchJob", "MPIJob"
 WITH_RETRIES = (JOB, JOB_SET, PYTORCH_JOB, MPI_JOB)
 """Kinds whose objects state how many failures they survive."""
+MOST_RULES = 2
+"""Controllers above a pod whose rules count: a Job, and its JobSet or MPIJob."""
 _RECREATED = frozenset(("ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet"))
 _JOB_DEFAULT = 6
 """`backoffLimit` of a Job and of an MPIJob's launcher that state none."""
@@ -178,8 +180,8 @@ def removal_effect(
 ) -> RemovalEffect:
     """Return the effect of removing these pods of one controller, all at once.
 
-    `chain`: the rules of the controller, of its own controller, and so on; None for an unreadable one, with the reason
-    `unread`. A controller whose kind has no such rules, such as a CronJob, ends it.
+    `chain`: the rules of the controller and of its own controller, at most MOST_RULES; None for an unreadable one, with
+    the reason `unread`. A controller whose kind has no such rules, such as a CronJob, ends it.
     """
     if owner is None:
         return RemovalEffect(Fate.GONE, "no controller recreates it")

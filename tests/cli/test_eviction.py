@@ -1,0 +1,33 @@
+"""Effects of evictions, read from the controllers of the pods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cli.access import cluster_of
+from cli.eviction import eviction_effects
+from healthcheck.cluster.kubeconfig import Access
+from sim.api_objects import JOBS
+from sim.api_stand_in import ApiStandIn
+
+
+def test_controllers_that_own_each_other_are_no_endless_chain(tmp_path: Path) -> None:
+    def owned_by(job: dict[str, Any]) -> list[dict[str, Any]]:
+        uid, name = job["metadata"]["uid"], job["metadata"]["name"]
+        return [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "controller": True}]
+
+    with ApiStandIn() as api:
+        spec = {"backoffLimit": 0}
+        first = api.store.create(JOBS, "team", {"metadata": {"name": "first"}, "spec": spec})
+        second = api.store.create(
+            JOBS, "team", {"metadata": {"name": "second", "ownerReferences": owned_by(first)}, "spec": spec}
+        )
+        circle = {**first, "metadata": {**first["metadata"], "ownerReferences": owned_by(second)}}
+        api.store.patch(JOBS, "team", "first", lambda _: circle)
+        pod = {"metadata": {"name": "p", "namespace": "team", "uid": "u", "ownerReferences": owned_by(first)}}
+        cluster = cluster_of(Access(str(api.kubeconfig(tmp_path / "config"))), print)
+
+        (effect,) = eviction_effects(cluster, [pod]).values()
+
+    assert effect.text.startswith("this fails Job second with its Job first")
