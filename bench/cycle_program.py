@@ -45,7 +45,7 @@ def _cycle(agent: Agent) -> dict[str, Any]:
     seconds = time.monotonic() - began
     known = agent.state.known
     unobserved = [row.check for row in known.judgement.verdict.unobserved]
-    active = [finding.finding.reason for finding in known.memory.standing]
+    active = [finding.finding.reason for finding in known.memory.active]
     return {"again": again_seconds, "active": active, "unobserved": unobserved, "wall_ms": seconds * 1000}
 
 

@@ -45,7 +45,7 @@ def _check() -> Any:
         verdict = judged(cycle).verdict
     except typer.Exit:
         return _unknown("the settings are invalid")
-    answer = decide_node(GateState(cycle.hostname, verdict.standing, settings.values.gate_severity, 0.0))
+    answer = decide_node(GateState(cycle.hostname, verdict.active, settings.values.gate_severity, 0.0))
     if answer.decision == Decision.START and verdict.status is Status.UNKNOWN:
         return _unknown("; ".join(f"{check.cause.cause.name}: {check.cause.detail}" for check in verdict.unobserved))
     return answer

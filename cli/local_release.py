@@ -35,7 +35,7 @@ def release_here(by: str, reason: str, *, dry_run: bool) -> int:
         return COULD_NOT
     folder = state_dir(root)
     before = judged(look)
-    events = [finding for finding in before.memory.standing if RELEASE.is_open_to(finding)]
+    events = [finding for finding in before.memory.active if RELEASE.is_open_to(finding)]
     console = Screen(soft_wrap=True)
     if not events:
         console.print("nothing to release: no finding on this machine needs one")
@@ -83,12 +83,12 @@ def _write(folder: Path, look: EvidenceCycle, word: Release) -> None:
 def _shown_rest(after: CheckResult, console: Screen) -> int:
     """Print the findings that are still active; a level fault ends only with its cause."""
     verdict = after.verdict
-    if verdict.standing:
+    if verdict.active:
         console.print("still active")
-        _show(verdict.standing, console)
+        _show(verdict.active, console)
     words = severity_words(verdict.status, verdict.severity.name)
     console.print(f"this machine: {', '.join(filter(None, (verdict.status.value, words)))}")
-    is_active = any(active.finding.severity >= Severity.RESET for active in verdict.standing)
+    is_active = any(active.finding.severity >= Severity.RESET for active in verdict.active)
     return FAULT if is_active else 0
 
 

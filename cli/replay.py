@@ -101,8 +101,8 @@ def _judge_cycle(name: str, raw: bytes, expected: Expectation, form: OutputForma
         raise CaptureError(f"{name}: {error}") from error
     except (ArithmeticError, ValueError) as error:  # such as 1e300 seconds: valid JSON, but never a probe's value
         raise CaptureError(f"{name}: its values are invalid: {error}") from error
-    standing = tuple(_sourced(finding, name) for finding in result.memory.standing)
-    result = replace(result, memory=replace(result.memory, standing=standing))
+    standing = tuple(_sourced(finding, name) for finding in result.memory.active)
+    result = replace(result, memory=replace(result.memory, active=standing))
     show(result, form, verbose=verbose)
     return EXIT_CODES[result.verdict.status]
 
@@ -129,7 +129,7 @@ def _judge_log(name: str, captures: Captures, replayed: Replay, instance_type: s
 def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
     """Print three lines per finding: the finding, its rule with the place of the log line, and that line."""
     console = Screen(soft_wrap=True)
-    for standing in verdict.standing:
+    for standing in verdict.active:
         console.print(_finding(standing))
         rule, source = standing.finding.rule or "none", printable(standing.finding.source, _LONGEST_SHOWN)
         line = printable(replayed.line_of(standing), _LONGEST_SHOWN)

@@ -109,7 +109,7 @@ def _show(name: str, verdict: Verdict, answer: DiagAnswer, policy: Policy) -> No
         console.print(line)
     console.print()
     explained: set[str] = set()
-    for standing in verdict.standing:
+    for standing in verdict.active:
         for line in _finding(standing, explained):
             console.print(line)
     for cause in dict.fromkeys(row.cause for row in verdict.unobserved):

@@ -152,13 +152,11 @@ def advise(begun: RunStart, progress: QuarantineProgress, node: NodeState) -> Ad
     if progress.passed:
         memory = exits.passed(memory, begun.started)
     carried = [_finding(row) for row in _still_carried(begun, progress)]
-    now = [finding.finding for finding in memory.standing if finding.nature is Nature.LEVEL]
+    now = [finding.finding for finding in memory.active if finding.nature is Nature.LEVEL]
     ours = [
-        finding for finding in memory.standing if finding.finding.source == KIND and finding.last_seen >= begun.started
+        finding for finding in memory.active if finding.finding.source == KIND and finding.last_seen >= begun.started
     ]
-    standing = [
-        finding.finding for finding in memory.standing if finding.nature is Nature.EVENT and finding not in ours
-    ]
+    standing = [finding.finding for finding in memory.active if finding.nature is Nature.EVENT and finding not in ours]
     return recommend(
         RunResult(
             tests=tuple(GroupResult(check.group, _status(progress, check)) for check in TESTS),

@@ -66,7 +66,7 @@ def stands(
 
 
 def remembers(*standing: ActiveFinding, **more: Any) -> Memory:
-    return Memory(machine=MACHINE, boot_id=BOOT, standing=standing, **more)
+    return Memory(machine=MACHINE, boot_id=BOOT, active=standing, **more)
 
 
 def says(*findings: Finding, blind: Unobserved | None = None, check: str = "gpu-count", **more: Any) -> Outcome:

@@ -107,7 +107,7 @@ class Cycle:
         answer = driver_look.answer if driver_look is not None else None
         has_no_driver = answer == NO_GPUS or (isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER)
         self._state.see_look(evidence, no_driver=has_no_driver)
-        before = {finding.key for finding in self._state.memory.standing}
+        before = {finding.key for finding in self._state.memory.active}
         expected = self._state.expectation()
         outcomes = judge(checks, evidence, expected)
         self._show_sources(evidence)
@@ -126,7 +126,7 @@ class Cycle:
         changing = any(cause.cause in _PASSING for outcome in outcomes for cause in outcome.unobserved)
         changing = changing or _waits_for_the_runtime(evidence)
         # A GPU is lost for some seconds during a reset: one such observation must not stay active for a whole interval.
-        new = any(finding.nature is Nature.LEVEL and finding.key not in before for finding in after.standing)
+        new = any(finding.nature is Nature.LEVEL and finding.key not in before for finding in after.active)
         return AGAIN_SECONDS if after.suspects or changing or new or self._state.is_watching_gpus else None
 
     def _also_read(self) -> tuple[Probe[Any], ...]:

@@ -227,17 +227,17 @@ class Gate:
 
     def _view(self, found: Lookup, tolerates: bool | None) -> GateState:
         known = self._state.known
-        standing = known.judgement.verdict.standing
+        active = known.judgement.verdict.active
         node = known.node or NodeState(self._state.node_name)
         return GateState(
             self._state.node_name,
-            standing,
+            active,
             known.settings.values.gate_severity,
             time.monotonic() - self._cycles.ended_at if self._cycles.ended else None,
             self._gpus(found.pod),
             found.in_time,
             node.tainted(),
-            bool(standing) and says_devices(node),
+            bool(active) and says_devices(node),
             tolerates,
         )
 

@@ -107,7 +107,7 @@ class NodeUpdate:
     def _measure_taint(self, view: AgentView, *, was_tainted: bool, node: NodeState) -> None:
         slots = self.slot.usage(view.rules.max_unhealthy_percent)
         self._telemetry.show_taint(tainted=self._taint.stands(node), slots=slots)
-        faults = [entry for entry in view.verdict.standing if entry.finding.severity >= view.rules.taint_severity]
+        faults = [entry for entry in view.verdict.active if entry.finding.severity >= view.rules.taint_severity]
         if faults and node.tainted() and not was_tainted:
             first = min(entry.first_seen for entry in faults)
             self._telemetry.fault_to_taint.observe(max((self._state.now().wall - first).total_seconds(), 0.0))

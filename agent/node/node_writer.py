@@ -225,7 +225,7 @@ class NodeWriter(threading.Thread):
     def _measure(self, verdict: Verdict) -> None:
         unseen = {row.check for row in verdict.unobserved}
         blind = {group.check: group.check in unseen for group in verdict.groups}
-        self._telemetry.show_verdict(verdict.severity, verdict.status, verdict.standing, blind)
+        self._telemetry.show_verdict(verdict.severity, verdict.status, verdict.active, blind)
 
 
 def _is_news_to(verdict: Verdict, node: NodeState) -> bool:

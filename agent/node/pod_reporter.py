@@ -85,7 +85,7 @@ class PodReporter(threading.Thread):
         reading = known.driver_look
         if reading is not None and isinstance(reading.answer, Gpus):
             self._gpus |= {gpu.subject: gpu for gpu in reading.answer.gpus if gpu.error == SUCCESS}
-        found = reported(known.judgement.verdict.standing)
+        found = reported(known.judgement.verdict.active)
         identities = frozenset(f"{active.key} {active.first_seen}" for active in found)
         is_new = not identities <= self._read_for
         if not found:

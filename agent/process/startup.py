@@ -68,7 +68,5 @@ def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
     if file is not None and before.machine and machine and before.machine != machine:
         log.warning("the memory belongs to another machine and is not used", was=file.set_aside("other-machine"))
     memory = begin(before, machine, boot, clock.now())
-    log.info(
-        "memory", boot_id=boot, cursor=memory.cursor, standing=[finding.finding.reason for finding in memory.standing]
-    )
+    log.info("memory", boot_id=boot, cursor=memory.cursor, active=[finding.finding.reason for finding in memory.active])
     return memory

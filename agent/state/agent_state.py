@@ -92,7 +92,7 @@ class AgentKnowledge(Struct, frozen=True):
     @property
     def severity(self) -> Severity:
         """Return the worst severity of all active findings."""
-        return worst(finding.finding.severity for finding in self.memory.standing)
+        return worst(finding.finding.severity for finding in self.memory.active)
 
     def severity_on(self, node: NodeState) -> Severity:
         """Return the worst severity of the Node's records and of this agent's active findings."""

@@ -191,9 +191,9 @@ class Ledger:
 
 def _new(before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
     """Return the findings that are new or have a higher severity."""
-    known = {finding.key: finding.finding.severity for finding in before.standing}
+    known = {finding.key: finding.finding.severity for finding in before.active}
     return tuple(
-        finding for finding in after.standing if known.get(finding.key, Severity.PASS) < finding.finding.severity
+        finding for finding in after.active if known.get(finding.key, Severity.PASS) < finding.finding.severity
     )
 
 
@@ -205,8 +205,8 @@ def _log_found(new: Iterable[ActiveFinding]) -> None:
 
 def _only_counted(before: Memory, after: Memory) -> bool:
     """Whether only counts and times differ."""
-    known = {finding.key: finding.finding.severity for finding in before.standing}
-    stands = {finding.key: finding.finding.severity for finding in after.standing}
+    known = {finding.key: finding.finding.severity for finding in before.active}
+    stands = {finding.key: finding.finding.severity for finding in after.active}
     return (known, before.gpus, before.recovery, before.ended, before.driver_loaded_at) == (
         stands,
         after.gpus,

@@ -70,7 +70,7 @@ def _more(verdict: Verdict) -> str:
 def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) -> Iterator[list[Text]]:
     unobserveds: set[Unobserved] = set()
     for check, outcome in zip(checks, outcomes, strict=True):
-        counted = (finding for finding in memory.standing if finding.finding.severity is not Severity.PASS)
+        counted = (finding for finding in memory.active if finding.finding.severity is not Severity.PASS)
         standing = [finding for finding in counted if finding.check == outcome.check]
         status = status_of(
             worst(finding.finding.severity for finding in standing), could_not_check=not outcome.observed

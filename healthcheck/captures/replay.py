@@ -117,7 +117,7 @@ class Replay(Struct):
         self.now = batch.now
         if batch.lines:
             self.memory = after_kernel_log(self.memory, self._judged(batch.lines), batch.now, self.escalate_after)
-            for active in self.memory.standing:
+            for active in self.memory.active:
                 if active.finding.severity is not Severity.PASS:
                     self.ignored.pop(active.key, None)  # lines that are no fault alone, and reached a threshold
         self.memory = expired(self.memory, batch.now, self.monitor_ttl_seconds)
@@ -139,7 +139,7 @@ class Replay(Struct):
         if count:
             lines = f"{counted(count, 'line')} of the driver reporting an error that no rule judges"
             blind += (Unobserved(LINES_NOT_READ, f"{lines}, the first at {first}"),)
-        found = {finding.check for finding in self.memory.standing}
+        found = {finding.check for finding in self.memory.active}
         checks = [check for check in self.checks if check is not mlx5_messages.CHECK or check.name in found]
         return tuple(Outcome(check.name, check.group, unobserved=blind) for check in checks)
 
@@ -149,7 +149,7 @@ class Replay(Struct):
         An event that has to recur to be a fault counts while the log ends before it is over.
         """
         self._errors.end_run()
-        active = {finding.key for finding in self.memory.standing}
+        active = {finding.key for finding in self.memory.active}
         now = self.now.monotonic if self.now else 0.0
         open_ends = [
             event for key, event in self._recurring.items() if key not in active and now - event.last_at <= _RUN_SECONDS
@@ -162,8 +162,8 @@ class Replay(Struct):
 
         `shift` is added to the times, to correct those of a capture without dates.
         """
-        standing = tuple(self._rested(finding, shift) for finding in self.memory.standing)
-        return replace(self.memory, boot_id=boot_id, standing=standing)
+        standing = tuple(self._rested(finding, shift) for finding in self.memory.active)
+        return replace(self.memory, boot_id=boot_id, active=standing)
 
     def line_of(self, standing: ActiveFinding) -> str:
         """Return the source line of a finding, unchanged."""
@@ -243,5 +243,5 @@ class Replay(Struct):
         )
 
     def _forget_what_left(self) -> None:
-        keys = {finding.key for finding in self.memory.standing}
+        keys = {finding.key for finding in self.memory.active}
         self._first = {key: first for key, first in self._first.items() if key in keys}

@@ -80,26 +80,22 @@ def after_look(memory: Memory, look: JudgedCycle, now: Now, rules: MemoryRules =
     silent = memory.gpus.keys() - {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
     for outcome in look.outcomes:
         memory = _after_outcome(memory, outcome, silent, now, rules)
-    return expired(replace(memory, standing=worst_first(memory.standing)), now, rules.monitor_ttl_seconds)
+    return expired(replace(memory, active=worst_first(memory.active)), now, rules.monitor_ttl_seconds)
 
 
 def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now: Now, rules: MemoryRules) -> Memory:
-    standing = {active.key: active for active in memory.standing}
+    active = {level.key: level for level in memory.active}
     suspects = dict(memory.suspects)
     shown = {(finding.reason, finding.subject): finding for finding in outcome.findings}
-    gone = [
-        active
-        for active in standing.values()
-        if _is_gone(active, outcome, shown) and not _is_of(silent, active, memory)
-    ]
-    for active in gone:
-        del standing[active.key]
-        memory = _gone(memory, active, now)
+    gone = [level for level in active.values() if _is_gone(level, outcome, shown) and not _is_of(silent, level, memory)]
+    for level in gone:
+        del active[level.key]
+        memory = _gone(memory, level, now)
     for check, key in list(suspects):
         if check == outcome.check and key not in shown:
             _not_seen(suspects, (check, key), outcome)
     for key, finding in shown.items():
-        known = standing.get(key)
+        known = active.get(key)
         before = suspects.pop((outcome.check, key), Suspect(0))
         if known is not None and known.nature is Nature.EVENT and known.finding.severity >= finding.severity:
             continue  # the log reported the same fault, which ends by the event's exit
@@ -108,18 +104,18 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
             continue
         named = replace(finding, about=finding.about or memory.gpus.get(gpu_address(finding.subject), {}))
         worse = _as_worse(memory, known, escalated(memory, named, now, rules.escalate_after))
-        standing[key] = _seen_again(known, worse, outcome.check, memory.boot_id, now)
-    return replace(memory, standing=tuple(standing.values()), suspects=suspects)
+        active[key] = _seen_again(known, worse, outcome.check, memory.boot_id, now)
+    return replace(memory, active=tuple(active.values()), suspects=suspects)
 
 
 def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
     """Return the memory without the levels of checks that are not selected any more."""
     names = set(selected)
-    kept = tuple(finding for finding in memory.standing if finding.nature is Nature.EVENT or finding.check in names)
+    kept = tuple(finding for finding in memory.active if finding.nature is Nature.EVENT or finding.check in names)
     suspects = {key: suspect for key, suspect in memory.suspects.items() if key[0] in names}
-    if (len(kept), len(suspects)) == (len(memory.standing), len(memory.suspects)):
+    if (len(kept), len(suspects)) == (len(memory.active), len(memory.suspects)):
         return memory
-    return replace(memory, standing=kept, suspects=suspects)
+    return replace(memory, active=kept, suspects=suspects)
 
 
 def first_seen(known: EarlierHardware, seen: Evidence) -> EarlierHardware:

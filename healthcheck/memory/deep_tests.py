@@ -61,17 +61,17 @@ def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after
     A test that could not run changes nothing.
     """
     memory = retested(memory, _passed(memory, result), min(result.began, now.wall))
-    standing = {finding.key: finding for finding in memory.standing}
+    active = {finding.key: finding for finding in memory.active}
     for found in result.found:
         if _was_released(memory, found):
             continue
-        finding = _standing(memory, found, min(found.seen or result.at, now.wall), now, escalate_after)
+        finding = _as_active(memory, found, min(found.seen or result.at, now.wall), now, escalate_after)
         if memory.boot_id not in ("", finding.boot_id) and REBOOT.is_open_to(finding):
             memory = ended_by_reset(memory, finding, now.wall)  # a reboot since the test has ended the finding
         else:
-            standing[finding.key] = _found_again(standing.get(finding.key), finding)
-    kept = (finding for finding in standing.values() if not _is_released(memory, finding))
-    return replace(memory, standing=worst_first(kept))
+            active[finding.key] = _found_again(active.get(finding.key), finding)
+    kept = (finding for finding in active.values() if not _is_released(memory, finding))
+    return replace(memory, active=worst_first(kept))
 
 
 def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
@@ -79,11 +79,11 @@ def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
     for passed_result in result.passed:
         yield replace(passed_result, subject=located(memory.gpus, passed_result.subject))
     if result.all_passed:
-        reasons = {finding.finding.reason for finding in memory.standing}
+        reasons = {finding.finding.reason for finding in memory.active}
         yield from (Passed(reason) for reason in reasons - SLOW)  # a speed passes only by its own measurement
 
 
-def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, escalate_after: int) -> ActiveFinding:
+def _as_active(memory: Memory, found: DeepFinding, seen: datetime, now: Now, escalate_after: int) -> ActiveFinding:
     """Return the fault as an event of this boot, or of the earlier boot that it names."""
     about = found.finding.about
     subject = located(memory.gpus, found.finding.subject, about)

@@ -144,8 +144,8 @@ def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -
     )
     if _is_other_hardware(memory, answering.values()):
         # The machine has no readable ID, but its GPUs show that it was replaced.
-        kept = tuple(finding for finding in memory.standing if finding.boot_id == memory.boot_id)
-        memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=EarlierHardware())
+        kept = tuple(finding for finding in memory.active if finding.boot_id == memory.boot_id)
+        memory = replace(memory, active=kept, gpus={}, ended={}, recovery={}, first=EarlierHardware())
     # If fewer GPUs answer than before, a GPU that answers nowhere may be present but silent.
     are_all_here = len(answering) >= len(memory.gpus)
     memory = relocated(memory, answering)
@@ -162,7 +162,7 @@ def driver_loaded(memory: Memory, at: float) -> Memory:
 
     If it has just reported GPUs that it could not initialise, they failed in this load. Otherwise it initialised all.
     """
-    logged = [finding for finding in memory.standing if TAKEN.is_open_to(finding) and finding.boot_id == memory.boot_id]
+    logged = [finding for finding in memory.active if TAKEN.is_open_to(finding) and finding.boot_id == memory.boot_id]
     has_failed = any(abs(at - finding.last_at) <= SAME_LOAD_SECONDS for finding in logged)
     return replace(memory if has_failed else every_gpu_taken(memory, at), driver_loaded_at=at)
 
@@ -217,7 +217,7 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     sight, before = FirstObservation(_name_of(word), now.wall), memory.sights.get(_RELEASE)
     if before is not None and before.name == sight.name:
         return memory
-    known = {finding.key: finding.last_seen for finding in memory.standing}
+    known = {finding.key: finding.last_seen for finding in memory.active}
     named = (replace(row, subject=located(memory.gpus, row.subject)) for row in word.findings)
     rows = tuple(dict.fromkeys((*word.findings, *named)))
 
@@ -232,7 +232,7 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     # If the clock was set back, findings may have times later than now. They were observed too.
     seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
     kept = [acknowledgement for acknowledgement in memory.acknowledged if acknowledgement not in seen]
-    released = [active.finding for active in memory.standing if is_released(active)]
+    released = [active.finding for active in memory.active if is_released(active)]
     losses = [finding for finding in released if finding.source == ONCE_HAD]
     of_ports = [finding for finding in losses if finding.subject.startswith(RDMA)]
     first = replace(memory.first, rdma=accepted(memory.first.rdma, of_ports)) if of_ports else memory.first
@@ -255,7 +255,7 @@ def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
     """
     sight = memory.sights.get(_PASSED)
     if sight is None or sight.name != name:
-        places = (finding.seq for finding in memory.standing if finding.boot_id == memory.boot_id)
+        places = (finding.seq for finding in memory.active if finding.boot_id == memory.boot_id)
         sight = FirstObservation(
             name, now.wall, memory.boot_id, max((-1 if memory.cursor is None else memory.cursor, *places))
         )
@@ -282,10 +282,10 @@ def within_log(memory: Memory) -> Memory:
         else acknowledgement
         for acknowledgement in memory.acknowledged
     )
-    standing = tuple(
-        replace(finding, seq=end) if is_beyond(finding.boot_id, finding.seq) else finding for finding in memory.standing
+    active = tuple(
+        replace(finding, seq=end) if is_beyond(finding.boot_id, finding.seq) else finding for finding in memory.active
     )
-    return replace(memory, acknowledged=acknowledged, standing=standing)
+    return replace(memory, acknowledged=acknowledged, active=active)
 
 
 def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
@@ -312,10 +312,10 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
             and is_acknowledged(memory, finding.key, finding.boot_id, finding.seq, finding.last_seen)
         ),
     )
-    standing = {finding.key: finding for finding in other.standing}
-    for finding in memory.standing:
-        standing[finding.key] = _worse_of(finding, standing.get(finding.key))
-    return replace(memory, standing=worst_first(standing.values()))
+    active = {finding.key: finding for finding in other.active}
+    for finding in memory.active:
+        active[finding.key] = _worse_of(finding, active.get(finding.key))
+    return replace(memory, active=worst_first(active.values()))
 
 
 def _worse_of(finding: ActiveFinding, other: ActiveFinding | None) -> ActiveFinding:
@@ -345,7 +345,7 @@ def _by_now(other: Memory, now: Now) -> Memory:
     released = other.released
     return replace(
         other,
-        standing=tuple(map(seen, other.standing)),
+        active=tuple(map(seen, other.active)),
         acknowledged=tuple(
             replace(acknowledgement, last_seen=min(acknowledgement.last_seen, now.wall))
             for acknowledgement in other.acknowledged
@@ -402,7 +402,7 @@ def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) ->
 
     Return '' if a reset must be tried first.
     """
-    if any(active.key == (REMAP_FAILED, f"gpu/{gpu_address(finding.subject)}") for active in memory.standing):
+    if any(active.key == (REMAP_FAILED, f"gpu/{gpu_address(finding.subject)}") for active in memory.active):
         return f"together with {REMAP_FAILED}"
     if ends and _can_escalate(finding):
         return f"recurred after {ends} resets or reboots"
@@ -451,11 +451,11 @@ def _in_its_place(memory: Memory, address: str, gpu: Gpu, are_all_here: bool) ->
         replace(finding, finding=replace(finding.finding, about=_named(finding.finding.about, gpu.about)))
         if is_its_own(finding)
         else finding
-        for finding in memory.standing
+        for finding in memory.active
     )
     known = memory.gpus.get(address, {})
     about = gpu.about if differs(known, gpu.about) else _named(known, gpu.about)
-    return replace(memory, standing=named, gpus=with_newest(memory.gpus, address, about, MOST_GPUS))
+    return replace(memory, active=named, gpus=with_newest(memory.gpus, address, about, MOST_GPUS))
 
 
 def _named(known: Mapping[str, str], seen: Mapping[str, str]) -> Mapping[str, str]:
@@ -474,7 +474,7 @@ def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: No
     loaded = memory.driver_loaded_at
     if any(
         finding.finding.reason == RECOVERY_XID and gpu_address(finding.finding.subject) == address
-        for finding in memory.standing
+        for finding in memory.active
         if _is_after(finding, began, memory)
     ):
         # NVML may have answered before the log announced the action.
@@ -512,8 +512,8 @@ def _counted_from(memory: Memory, is_of: Callable[[ActiveFinding], bool], at: fl
         kept = tuple(process for process in finding.processes if process.at > at)
         return finding if kept == finding.processes else replace(finding, processes=kept)
 
-    standing = tuple(map(counted, memory.standing))
-    return replace(memory, standing=standing) if standing != memory.standing else memory
+    active = tuple(map(counted, memory.active))
+    return replace(memory, active=active) if active != memory.active else memory
 
 
 def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
@@ -528,7 +528,7 @@ def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
         return memory
     waiting = (REMAP_PENDING, gpu.subject)
     seen = [
-        finding.last_at for finding in memory.standing if finding.key == waiting and finding.boot_id == memory.boot_id
+        finding.last_at for finding in memory.active if finding.key == waiting and finding.boot_id == memory.boot_id
     ]
 
     def is_past(finding: ActiveFinding) -> bool:
@@ -555,16 +555,14 @@ def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:
 
 def _end(memory: Memory, ends: Callable[[ActiveFinding], bool], wall: datetime) -> Memory:
     """Remove the findings that a reset or a reboot ends, and count these ends in case the findings recur."""
-    gone = [finding for finding in memory.standing if ends(finding)]
+    gone = [finding for finding in memory.active if ends(finding)]
     for finding in gone:
         memory = ended_by_reset(memory, finding, wall)
     return (
-        replace(memory, standing=tuple(finding for finding in memory.standing if finding not in gone))
-        if gone
-        else memory
+        replace(memory, active=tuple(finding for finding in memory.active if finding not in gone)) if gone else memory
     )
 
 
 def _without(memory: Memory, gone: Callable[[ActiveFinding], bool]) -> Memory:
-    kept = tuple(finding for finding in memory.standing if not gone(finding))
-    return memory if len(kept) == len(memory.standing) else replace(memory, standing=kept)
+    kept = tuple(finding for finding in memory.active if not gone(finding))
+    return memory if len(kept) == len(memory.active) else replace(memory, active=kept)

@@ -137,7 +137,7 @@ class Memory(Struct, frozen=True):
     cursor: int | None = None
     driver_loaded_at: float | None = None
     """Time of the driver load by the log, in seconds of this boot's monotonic clock."""
-    standing: tuple[ActiveFinding, ...] = ()
+    active: tuple[ActiveFinding, ...] = ()
     suspects: Mapping[tuple[str, Key], Suspect] = field(default_factory=dict)
     """Findings that can flicker and are not confirmed yet, by check, reason and subject."""
     released: Release | None = None
@@ -233,6 +233,6 @@ def with_newest(known: Mapping[K, V], key: K, value: V, most: int) -> dict[K, V]
     return dict([*others[-(most - 1) :], (key, value)])
 
 
-def worst_first(standing: Iterable[ActiveFinding]) -> tuple[ActiveFinding, ...]:
-    ordered = sorted(standing, key=lambda finding: (-finding.finding.severity, finding.first_seen, finding.key))
+def worst_first(findings: Iterable[ActiveFinding]) -> tuple[ActiveFinding, ...]:
+    ordered = sorted(findings, key=lambda finding: (-finding.finding.severity, finding.first_seen, finding.key))
     return tuple(ordered[:MOST_STANDING])

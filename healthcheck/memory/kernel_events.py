@@ -84,7 +84,7 @@ def after_kernel_log(memory: Memory, outcomes: Iterable[Outcome], now: Now, esca
     reading = _Reading(memory, now, escalate_after)
     for sighting, check in sorted(sightings, key=lambda pair: pair[0].seq):
         reading.add(sighting, check)
-    return replace(reading.memory, standing=worst_first(reading.standing.values()))
+    return replace(reading.memory, active=worst_first(reading.active.values()))
 
 
 class _Reading:
@@ -96,9 +96,9 @@ class _Reading:
     def __init__(self, memory: Memory, now: Now, escalate_after: int) -> None:
         self.memory = memory
         """The memory, except its field `standing`, which is outdated during the batch."""
-        self.standing = {finding.key: finding for finding in memory.standing}
-        self._cleanups = {key for key in self.standing if key[0] == CONSEQUENCE}
-        self._symptoms = {key for key in self.standing if key[0] in SYMPTOMS}
+        self.active = {finding.key: finding for finding in memory.active}
+        self._cleanups = {key for key in self.active if key[0] == CONSEQUENCE}
+        self._symptoms = {key for key in self.active if key[0] in SYMPTOMS}
         self._acknowledged = {acknowledgement.key for acknowledgement in memory.acknowledged}
         self._now = now
         self._escalate_after = escalate_after
@@ -122,9 +122,9 @@ class _Reading:
     def _add_of_rdma(self, sighting: KernelEvent) -> None:
         """Apply a message about an RDMA device that is not a fault: its recovery, or its link."""
         if sighting.reason == MLX5_RECOVERED:
-            for key, finding in list(self.standing.items()):
+            for key, finding in list(self.active.items()):
                 if key[1] == sighting.subject and DEVICE_RECOVERED.is_open_to(finding):
-                    del self.standing[key]
+                    del self.active[key]
         elif sighting.reason in MLX5_LINKS:
             ports = with_link(self.memory.first.rdma, sighting.subject, sighting.at, up=MLX5_LINKS[sighting.reason])
             if ports is not self.memory.first.rdma:
@@ -136,9 +136,9 @@ class _Reading:
             hits = (ProcessHit("", "", sighting.at, _seen(sighting, self._now)),)
             self.memory = replace(self.memory, hits=with_newest(self.memory.hits, (PCIE_FATAL, ""), hits, MOST_GPUS))
             return
-        for key, finding in list(self.standing.items()):
+        for key, finding in list(self.active.items()):
             if key[0] == PCIE_ERROR and self._is_now(finding) and sighting.at - finding.last_at <= WINDOW_SECONDS:
-                del self.standing[key]
+                del self.active[key]
 
     def _recover(self, address: str, at: float) -> None:
         # The next check cycle observes the same reset again. It must not count as a second reset, or end later events.
@@ -147,13 +147,13 @@ class _Reading:
 
     def _change(self, change: Callable[[Memory], Memory]) -> None:
         """Apply a change to the whole memory, including the active findings."""
-        self.memory = change(replace(self.memory, standing=tuple(self.standing.values())))
-        self.standing = {finding.key: finding for finding in self.memory.standing}
+        self.memory = change(replace(self.memory, active=tuple(self.active.values())))
+        self.active = {finding.key: finding for finding in self.memory.active}
 
     def _read(self, sighting: KernelEvent, check: str, address: str) -> None:
         finding = sighting.finding
         if sighting.reason == SMOOTHING_ON:
-            self.standing.pop((SMOOTHING_OFF, sighting.subject), None)
+            self.active.pop((SMOOTHING_OFF, sighting.subject), None)
         if sighting.recovery_action and address:
             pending = with_newest(self.memory.recovery, address, sighting.recovery_action, MOST_GPUS)
             self.memory = replace(self.memory, recovery=pending)
@@ -179,12 +179,12 @@ class _Reading:
 
         The driver logs it just before the failure (poll_health in health.c), and as long as the failure lasts.
         """
-        failure, missed = (self.standing.get((name, subject)) for name in (MLX5_UNRECOVERABLE, MLX5_NOT_RESPONDING))
+        failure, missed = (self.active.get((name, subject)) for name in (MLX5_UNRECOVERABLE, MLX5_NOT_RESPONDING))
         if failure is None or missed is None or failure.boot_id != missed.boot_id:
             return
         is_one_event = failure.first_seen - missed.first_seen <= timedelta(seconds=WINDOW_SECONDS)
         if is_one_event and missed.finding.severity <= failure.finding.severity:
-            del self.standing[missed.key]
+            del self.active[missed.key]
 
     def _is_news(self, sighting: KernelEvent) -> bool:
         """Whether the event is a fault by itself: it recurred as required, and no active finding explains it."""
@@ -200,7 +200,7 @@ class _Reading:
                 return False
         explaining = [
             finding
-            for finding in self.standing.values()
+            for finding in self.active.values()
             if self._is_now(finding)
             and _explains(finding, sighting.reason, sighting.subject, sighting.detail, sighting.at)
         ]
@@ -229,7 +229,7 @@ class _Reading:
         address = gpu_address(sighting.subject)
         unsupported = [
             finding
-            for (reason, subject), finding in self.standing.items()
+            for (reason, subject), finding in self.active.items()
             if reason == INIT_FAILED
             and finding.finding.base[0] is Severity.MONITOR
             and self._is_now(finding)
@@ -240,16 +240,16 @@ class _Reading:
 
     def _explain_symptoms(self, reason: str, subject: str) -> None:
         """Withdraw the symptoms shortly before a finding that explains them."""
-        cause = self.standing.get((reason, subject))
+        cause = self.active.get((reason, subject))
         if cause is None:
             return
         for key in list(self._symptoms):
-            symptom = self.standing.get(key)
+            symptom = self.active.get(key)
             if symptom is None or key == cause.key or not self._is_now(symptom):
                 continue
             if _explains(cause, *key, symptom.finding.detail, symptom.last_at):
                 self._add_detail(cause, symptom.finding.detail)
-                del self.standing[key]
+                del self.active[key]
                 self._symptoms.discard(key)
 
     def _add_detail(self, cause: ActiveFinding, symptom: str) -> None:
@@ -257,7 +257,7 @@ class _Reading:
         finding = cause.finding
         if finding.reason == _STOPPED and _WATCHDOG in symptom and LOCKED not in finding.detail:
             detail = f"{finding.detail[: _LONGEST_DETAIL - len(LOCKED) - 2]}; {LOCKED}"
-            self.standing[cause.key] = replace(cause, finding=replace(finding, detail=detail))
+            self.active[cause.key] = replace(cause, finding=replace(finding, detail=detail))
 
     def _stand(self, finding: Finding, sighting: KernelEvent, check: str, escalate_after: int) -> None:
         """Add a new event, or count a known event again. An event that a person has released is skipped."""
@@ -266,7 +266,7 @@ class _Reading:
         if key in self._acknowledged and is_acknowledged(self.memory, key, boot_id, sighting.seq, seen):
             return
         about = finding.about or self.memory.gpus.get(gpu_address(finding.subject), {})
-        known = self.standing.get(key)
+        known = self.active.get(key)
         finding = replace(finding, about=about or (known.finding.about if known else finding.about))
         if sighting.reason != RECOVERY_XID:
             finding = _at_tier(finding, self._announced(gpu_address(finding.subject), sighting.at))
@@ -290,7 +290,7 @@ class _Reading:
                 seq=sighting.seq,
                 processes=processes,
             )
-        self.standing[key] = active
+        self.active[key] = active
         if finding.reason == CONSEQUENCE:
             self._cleanups.add(key)
         if finding.reason in SYMPTOMS:
@@ -299,7 +299,7 @@ class _Reading:
 
     def _announced(self, address: str, at: float) -> Severity | None:
         """Return the tier of the recovery action that Xid 154 announced for this GPU within the window."""
-        finding = self.standing.get((RECOVERY_XID, f"gpu/{address}"))
+        finding = self.active.get((RECOVERY_XID, f"gpu/{address}"))
         if finding is None or finding.boot_id != self.memory.boot_id or abs(at - finding.last_at) > WINDOW_SECONDS:
             return None
         return finding.finding.severity if finding.finding.severity in _TIERS_OF_ACTIONS else None
@@ -307,20 +307,20 @@ class _Reading:
     def _apply_action(self, sighting: KernelEvent, address: str) -> None:
         """Set the GPU's events in the window to the tier of the action that was announced just now."""
         tier = self._announced(address, sighting.at)
-        for key, finding in list(self.standing.items()):
+        for key, finding in list(self.active.items()):
             is_code = finding.check == DRIVER_MESSAGES or key[0].removeprefix("Xid").isdecimal()
             if not is_code or key[0] == RECOVERY_XID or gpu_address(key[1]) != address:
                 continue
             if tier is not None and _is_milder_alone(finding, sighting.at, tier, self.memory):
-                self.standing[key] = replace(finding, finding=_at_tier(finding.finding, tier))
+                self.active[key] = replace(finding, finding=_at_tier(finding.finding, tier))
 
     def _explain_cleanups(self, sighting: KernelEvent, address: str) -> None:
         """Withdraw the cleanups shortly before another Xid, which explains them."""
         for key in list(self._cleanups):
-            finding = self.standing.get(key)
+            finding = self.active.get(key)
             if finding is None or gpu_address(key[1]) != address or not _is_withdrawn(finding, sighting, self.memory):
                 continue
-            del self.standing[key]
+            del self.active[key]
             self._cleanups.discard(key)
 
 
@@ -439,7 +439,7 @@ def maybe_reused(memory: Memory, pids: Collection[str], at: float) -> set[str]:
     before = at - _CLOCKS_DIFFER_SECONDS
     known: list[tuple[CountedProcess | ProcessHit, ...]] = [
         *memory.hits.values(),
-        *(active.processes for active in memory.standing),
+        *(active.processes for active in memory.active),
     ]
     return {
         pid for entries in known for entry in entries if entry.at < before and (pid := pid_of(entry.process)) in pids

@@ -24,7 +24,7 @@ def relocated(memory: Memory, answering: Mapping[str, Gpu]) -> Memory:
     may_be_silent = len(answering) < len(memory.gpus)
     by_name = _by_name(answering)
     active: dict[Key, ActiveFinding] = {}
-    for finding in memory.standing:
+    for finding in memory.active:
         moved = _moved(_named_anew(finding, memory, answering), by_name)
         if moved is finding and may_be_silent:
             moved = _displaced(finding, answering)
@@ -33,9 +33,9 @@ def relocated(memory: Memory, answering: Mapping[str, Gpu]) -> Memory:
             active[moved.key] = moved
     gone = {address for address, about in memory.gpus.items() if _place(about, by_name) not in (None, address)}
     gpus = {address: about for address, about in memory.gpus.items() if address not in gone or address in answering}
-    if len(gpus) == len(memory.gpus) and all(active.get(finding.key) is finding for finding in memory.standing):
+    if len(gpus) == len(memory.gpus) and all(active.get(finding.key) is finding for finding in memory.active):
         return memory
-    return replace(memory, standing=worst_first(active.values()), gpus=gpus)
+    return replace(memory, active=worst_first(active.values()), gpus=gpus)
 
 
 def _by_name(answering: Mapping[str, Gpu]) -> Mapping[tuple[str, str], str]:

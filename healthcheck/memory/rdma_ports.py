@@ -59,13 +59,13 @@ def settled(memory: Memory, seen: Evidence) -> Memory:
     Those of other devices are removed.
     """
     ports = memory.first.rdma
-    if ports is None or all(finding.finding.base[1] != NOT_COUNTED_YET for finding in memory.standing):
+    if ports is None or all(finding.finding.base[1] != NOT_COUNTED_YET for finding in memory.active):
         return memory
     fabric = seen[MLX5].fabric if not seen.unread(MLX5) and ports else ()
     names = {f"{RDMA}{device.address}": device.name for device in fabric}
     names |= {f"{RDMA}{address}": port.name for address, port in ports.items()}
-    kept = (_settled(finding, names) for finding in memory.standing)
-    return replace(memory, standing=worst_first(finding for finding in kept if finding is not None))
+    kept = (_settled(finding, names) for finding in memory.active)
+    return replace(memory, active=worst_first(finding for finding in kept if finding is not None))
 
 
 def _settled(active: ActiveFinding, names: Mapping[str, str]) -> ActiveFinding | None:

@@ -57,7 +57,7 @@ class FindingRow(JsonObject, frozen=True):
     processes: Annotated[tuple[tuple[str, float], ...] | None, _processes] = None
     """Only in the file: name and time of each counted process."""
 
-    def standing(self, boot_id: str = "") -> ActiveFinding:
+    def active_finding(self, boot_id: str = "") -> ActiveFinding:
         """Return the finding, with the given boot if the row has none.
 
         Raises ValueError if the row is not a complete finding.
@@ -138,28 +138,28 @@ def row_of(finding: Finding, nature: Nature) -> FindingRow:
     )
 
 
-def whole_row(standing: ActiveFinding) -> FindingRow:
+def whole_row(active: ActiveFinding) -> FindingRow:
     """Return the row of a recorded finding with full precision, for the file."""
     return replace(
-        row_of(standing.finding, standing.nature),
-        first_seen=standing.first_seen,
-        last_seen=standing.last_seen,
-        count=standing.count,
-        exit=exit_words(standing),
-        check=standing.check,
-        at=standing.last_at,
-        seq=standing.seq if standing.seq >= 0 else None,
-        boot_id=standing.boot_id,
-        escalates=standing.finding.escalates,
-        processes=tuple((counted.process, counted.at) for counted in standing.processes) or None,
+        row_of(active.finding, active.nature),
+        first_seen=active.first_seen,
+        last_seen=active.last_seen,
+        count=active.count,
+        exit=exit_words(active),
+        check=active.check,
+        at=active.last_at,
+        seq=active.seq if active.seq >= 0 else None,
+        boot_id=active.boot_id,
+        escalates=active.finding.escalates,
+        processes=tuple((counted.process, counted.at) for counted in active.processes) or None,
     )
 
 
-def finding_row(standing: ActiveFinding) -> FindingRow:
+def finding_row(active: ActiveFinding) -> FindingRow:
     """Return the row of a recorded finding for the Node's record, without its boot and with rounded times."""
-    first, last = _second(standing.first_seen), _second(standing.last_seen)
-    at = round(standing.last_at, 3)
-    row = replace(whole_row(standing), first_seen=first, last_seen=last, at=at, boot_id=None)
+    first, last = _second(active.first_seen), _second(active.last_seen)
+    at = round(active.last_at, 3)
+    row = replace(whole_row(active), first_seen=first, last_seen=last, at=at, boot_id=None)
     return replace(row, escalates=None, catalogued_rule=None, processes=None)
 
 

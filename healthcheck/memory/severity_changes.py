@@ -15,11 +15,11 @@ def in_force(memory: Memory, policy: Policy) -> Memory:
 
     A finding that an override sets to PASS stays until its exit, but does not count. Removing the override restores it.
     """
-    findings = [_ruled(finding, policy) for finding in memory.standing]
-    if all(new is finding.finding for new, finding in zip(findings, memory.standing, strict=True)):
+    findings = [_ruled(finding, policy) for finding in memory.active]
+    if all(new is finding.finding for new, finding in zip(findings, memory.active, strict=True)):
         return memory
-    active = (replace(finding, finding=new) for new, finding in zip(findings, memory.standing, strict=True))
-    return replace(memory, standing=worst_first(active))
+    active = (replace(finding, finding=new) for new, finding in zip(findings, memory.active, strict=True))
+    return replace(memory, active=worst_first(active))
 
 
 def _ruled(active: ActiveFinding, policy: Policy) -> Finding:

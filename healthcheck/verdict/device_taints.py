@@ -90,7 +90,7 @@ def gpus_to_taint(view: AgentView, decision: TaintDecision, node: NodeState) -> 
     # A deep diagnostic's record names no GPU. Device plugins other than HAMi's ignore taints of devices.
     if (node.has_device_plugin and not hami.is_shared(node)) or decision.deep_severity >= rules.taint_severity:
         return None
-    bad = [finding.finding for finding in view.verdict.standing if finding.finding.severity >= rules.taint_severity]
+    bad = [finding.finding for finding in view.verdict.active if finding.finding.severity >= rules.taint_severity]
     addresses = {gpu_address(finding.subject) for finding in bad}
     if any(normalise_address(address) != address for address in addresses):
         return None

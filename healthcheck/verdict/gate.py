@@ -65,7 +65,7 @@ class GateState(Struct, frozen=True):
     """State of the node and of the pod at one request."""
 
     node: str
-    standing: Sequence[ActiveFinding]
+    active: Sequence[ActiveFinding]
     severity: Severity
     """GATE_SEVERITY."""
     check_age_seconds: float | None
@@ -140,7 +140,7 @@ def concerned(state: GateState) -> list[ActiveFinding]:
     """Return the findings of GATE_SEVERITY or worse on the pod's GPUs or on shared parts, the worst first."""
     found = [
         active
-        for active in state.standing
+        for active in state.active
         if active.finding.severity >= state.severity and is_on(active.finding.subject, state.gpus)
     ]
     return sorted(found, key=lambda active: (-active.finding.severity, active.first_seen))

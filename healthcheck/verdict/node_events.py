@@ -68,7 +68,7 @@ def headline(
     for which the taint stays. `undescribed` names the deep records with a worse severity than all findings.
     """
     findings = sorted(
-        (standing.finding for standing in verdict.standing),
+        (active.finding for active in verdict.active),
         key=lambda finding: (-finding.severity, finding.reason not in STOPS_PODS),
     )
     messages = [

@@ -26,10 +26,10 @@ _WORK = "Work on it may hang, fail or give wrong results, and the other pods of 
 _PARTS = {"nvswitch": "an NVSwitch", "driver": "the GPU driver", "efa": "the EFA network", "rdma": "the RDMA network"}
 
 
-def reported(standing: Iterable[ActiveFinding]) -> tuple[ActiveFinding, ...]:
+def reported(active: Iterable[ActiveFinding]) -> tuple[ActiveFinding, ...]:
     """Return the findings that are reported to pods, the worst first."""
-    found = (active for active in standing if active.finding.severity >= LEAST)
-    return tuple(sorted(found, key=lambda active: (-active.finding.severity, active.first_seen)))
+    found = (finding for finding in active if finding.finding.severity >= LEAST)
+    return tuple(sorted(found, key=lambda finding: (-finding.finding.severity, finding.first_seen)))
 
 
 def pod_events(

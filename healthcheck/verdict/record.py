@@ -283,7 +283,7 @@ def render_text(
                 checks=tuple(
                     CheckRow(group.check, group.status.value, group.severity.name) for group in verdict.groups
                 ),
-                findings=tuple(_row_of(standing, memory.boot_id) for standing in verdict.standing),
+                findings=tuple(_row_of(active, memory.boot_id) for active in verdict.active),
                 unobserved=tuple(
                     CauseRow(cause.check, cause.cause.cause.name, cause.cause.detail[:_LONGEST_DETAIL])
                     for cause in verdict.unobserved
@@ -397,7 +397,7 @@ def remembered(record: AgentRecord) -> Memory:
             machine=record.machine or "",
             boot_id=boot_id,
             cursor=record.cursor,
-            standing=tuple(finding.standing(boot_id) for finding in record.findings or ()),
+            active=tuple(row.active_finding(boot_id) for row in record.findings or ()),
             released=record.released.release() if record.released else None,
             acknowledged=tuple(
                 acknowledgement for group in record.acknowledged or () for acknowledgement in _acknowledged_in(group)
@@ -426,9 +426,9 @@ def passed_since(record: RunRecord) -> datetime | None:
     return began(record) if is_passed and is_ours(record) else None
 
 
-def _row_of(standing: ActiveFinding, boot_id: str) -> FindingRow:
-    row = finding_row(standing)
-    return row if standing.boot_id == boot_id else replace(row, boot_id=standing.boot_id)
+def _row_of(active: ActiveFinding, boot_id: str) -> FindingRow:
+    row = finding_row(active)
+    return row if active.boot_id == boot_id else replace(row, boot_id=active.boot_id)
 
 
 def _groups(acknowledged: Iterable[Acknowledgement]) -> Iterator[AcknowledgedRow]:

@@ -128,7 +128,7 @@ def kept_findings(verdict: Verdict, node: NodeState, rules: Rules) -> tuple[Find
     """
     if read_release(node, gestures=rules.enable_label)[0] is not None:
         return ()
-    active = {finding.key for finding in verdict.standing}
+    active = {finding.key for finding in verdict.active}
     kept = [
         row
         for row in _behind_the_taint(node)

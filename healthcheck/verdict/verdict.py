@@ -30,7 +30,7 @@ class Verdict(Struct, frozen=True):
 
     status: Status
     severity: Severity
-    standing: tuple[ActiveFinding, ...]
+    active: tuple[ActiveFinding, ...]
     unobserved: tuple[CheckCause, ...]
     groups: tuple[GroupVerdict, ...]
     blind: frozenset[tuple[str, str]] = frozenset()
@@ -44,9 +44,9 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
 
     Without any outcome, the verdict is not a pass.
     """
-    severity = worst(standing.finding.severity for standing in memory.standing)
+    severity = worst(active.finding.severity for active in memory.active)
     # A finding that an override sets to PASS is remembered, but is not part of the verdict.
-    counted = tuple(finding for finding in memory.standing if finding.finding.severity is not Severity.PASS)
+    counted = tuple(finding for finding in memory.active if finding.finding.severity is not Severity.PASS)
     unobserved = tuple(
         CheckCause(outcome.group, cause)
         for outcome in outcomes
@@ -92,7 +92,7 @@ def merge(own: Verdict, others: Iterable[Severity]) -> tuple[Status, Severity]:
 def _group(name: str, memory: Memory, outcomes: Sequence[Outcome]) -> GroupVerdict:
     members = [outcome for outcome in outcomes if outcome.group == name]
     checks = {outcome.check for outcome in members}
-    severity = worst(finding.finding.severity for finding in memory.standing if finding.check in checks)
+    severity = worst(finding.finding.severity for finding in memory.active if finding.check in checks)
     if severity is Severity.PASS and not any(outcome.configured for outcome in members):
         return GroupVerdict(name, Status.NOT_CONFIGURED, severity)
     unseen = any(outcome.unobserved for outcome in members)

@@ -35,7 +35,7 @@ def in_the_verdict() -> None:
     """Fail each verdict on a finding that contains the poison text."""
 
     def planted(memory: Any, outcomes: Any) -> Any:
-        if any(POISON in entry.finding.detail for entry in memory.standing):
+        if any(POISON in entry.finding.detail for entry in memory.active):
             stumble()
         return decide(memory, outcomes)
 

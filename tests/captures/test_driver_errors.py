@@ -71,7 +71,7 @@ def judged(content: bytes, reader: type[KernelLogReader | BugReportReader] = Ker
 
 def answer(log: Log, form: str = "dmesg") -> tuple[str, list[str]]:
     verdict = judged(capture(FORMS[form], records((0.0, BANNER), (1.0, LOADED), *log)))
-    return verdict.status.value, [one.finding.reason for one in verdict.standing]
+    return verdict.status.value, [one.finding.reason for one in verdict.active]
 
 
 @pytest.mark.parametrize("form", sorted(FORMS))
@@ -142,7 +142,7 @@ def test_the_source_of_an_unsupported_gpu_is_the_line_that_names_the_reason() ->
     log = capture(FORMS["dmesg"], records((0.0, BANNER), (9.0, OPEN), (9.0, RM_FAILED)))
     for batch in KernelLogReader(SAVED, 1, PassedOver()).read("log", InputFile(io.BytesIO(log)).blocks()):
         replay.take(batch)
-    (active,) = replay.ended("", timedelta()).standing
+    (active,) = replay.ended("", timedelta()).active
 
     assert active.finding.source == "log:2"
     assert "The NVIDIA GPU" in replay.line_of(active)

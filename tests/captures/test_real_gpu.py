@@ -21,7 +21,7 @@ EVIDENCE = (Path(__file__).with_name("h200") / "evidence.json").read_bytes()
 def test_programs_that_fail_are_no_fault_of_the_gpu() -> None:
     verdict = judged(evidence_file.read(EVIDENCE)).verdict
 
-    found = {finding.finding.reason for finding in verdict.standing}
+    found = {finding.finding.reason for finding in verdict.active}
     assert found == {"Xid31", "Xid31Repeated", "Xid13", "Xid13Repeated"}
     assert (verdict.status, verdict.severity, verdict.unobserved) == (Status.WARN, Severity.MONITOR, ())
 
@@ -32,4 +32,4 @@ def test_without_them_every_check_that_applies_passes() -> None:
     seen[kernel_log.RING] = tuple(record for record in seen[kernel_log.RING] if "Xid" not in record.text)
     quiet = replace(cycle, evidence=Evidence(seen, cycle.evidence.at))
 
-    assert (judged(quiet).verdict.status, judged(quiet).verdict.standing) == (Status.PASS, ())
+    assert (judged(quiet).verdict.status, judged(quiet).verdict.active) == (Status.PASS, ())

@@ -100,7 +100,7 @@ def test_any_bytes_give_a_record(content: bytes, reader: type[KernelLogReader | 
 def test_the_worst_line_is_the_source_and_the_first_of_its_kind() -> None:
     milder, worse = RECOVERY.format("0x9 (Unknown)"), RECOVERY.format("0x2 (Node Reboot Required)")
     replay = judged("".join(f"[{at:12.6f}] {text}\n" for at, text in enumerate((milder, worse, worse, milder))))
-    (standing,) = replay.ended("", timedelta()).standing
+    (standing,) = replay.ended("", timedelta()).active
 
     assert (standing.finding.severity, standing.count) == (Severity.REBOOT, 4)
     assert standing.finding.source == "log:2"
@@ -109,7 +109,7 @@ def test_the_worst_line_is_the_source_and_the_first_of_its_kind() -> None:
 
 def test_a_flood_is_one_finding_with_its_count() -> None:
     replay = judged("".join(f"[{at / 1000:12.6f}] {OFF_BUS}\n" for at in range(5000)))
-    (standing,) = replay.ended("", timedelta()).standing
+    (standing,) = replay.ended("", timedelta()).active
 
     assert (standing.count, standing.finding.source) == (5000, "log:1")
     assert (standing.last_seen - standing.first_seen).total_seconds() == pytest.approx(4.999)
@@ -134,12 +134,12 @@ def test_a_process_is_its_pid_in_one_boot(processes: list[str], expected: set[st
     ]
     replay = judged("".join(f"{line}\n" for line in lines))
 
-    assert {active.finding.reason for active in replay.ended("", timedelta()).standing} == expected
+    assert {active.finding.reason for active in replay.ended("", timedelta()).active} == expected
 
 
 def test_a_log_without_dates_ends_when_it_was_saved() -> None:
     reader = KernelLogReader(SAVED, 1, PassedOver())
     replay = replayed(reader, f"[   10.000000] {OFF_BUS}\n[  110.000000] usb 1-1: gone\n".encode())
-    (standing,) = replay.ended("", SAVED - reader.clock.wall).standing
+    (standing,) = replay.ended("", SAVED - reader.clock.wall).active
 
     assert standing.first_seen == SAVED - timedelta(seconds=100)

@@ -611,16 +611,16 @@ def found(*stories: tuple[Story, int]) -> Memory:
 def standing(memory: Memory) -> list[tuple[str, str, Severity, int]]:
     return [
         (finding.finding.reason, finding.finding.subject, finding.finding.severity, finding.count)
-        for finding in memory.standing
+        for finding in memory.active
     ]
 
 
 def test_a_deep_finding_is_an_event_with_its_own_exit() -> None:
-    (finding,) = found((FAILED, 2)).standing
+    (finding,) = found((FAILED, 2)).active
 
     assert (finding.nature, finding.check) == (Nature.EVENT, "dcgm-diag-l2")
     assert "a later level 2 in which the same test passes" in exit_words(finding)
-    (of_level_4,) = found((FAILED, 4)).standing
+    (of_level_4,) = found((FAILED, 4)).active
     assert "level 2" not in exit_words(of_level_4)
 
 
@@ -651,7 +651,7 @@ def test_a_run_that_came_to_nothing_changes_nothing() -> None:
     nothing = outcome(read_answer(runtime_error("Return: (-39) already running")))
 
     assert after_deep_test(before, deep_result([nothing], LATER.wall, LATER.wall), LATER) == before
-    assert after_deep_test(Memory(), deep_result([nothing], LATER.wall, LATER.wall), LATER).standing == ()
+    assert after_deep_test(Memory(), deep_result([nothing], LATER.wall, LATER.wall), LATER).active == ()
 
 
 def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None:
@@ -661,7 +661,7 @@ def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None
     assert not any(reason == "DcgmDiagSoftware" for reason, _ in passed(answer(SHAPES["3.3.9"](not_persistent))))
     before = found((not_persistent, 2))
     well = outcome(answer(SHAPES["3.3.9"](WELL)))
-    assert after_deep_test(before, deep_result([well], LATER.wall, LATER.wall), LATER).standing == ()
+    assert after_deep_test(before, deep_result([well], LATER.wall, LATER.wall), LATER).active == ()
 
 
 # The list.

@@ -129,19 +129,19 @@ def after(memory: Memory, now: Gpu, before: Gpu) -> Memory:
 
 def test_a_storm_lasts_while_the_gpu_is_idle_and_ends_by_a_reset_or_by_clean_work() -> None:
     memory = after(remembers(), gpu(60_000), gpu(0))
-    assert [active.finding.reason for active in memory.standing] == ["EccCorrectedStorm"]
+    assert [active.finding.reason for active in memory.active] == ["EccCorrectedStorm"]
     idle = after(memory, gpu(60_000, busy=False), gpu(60_000))
-    assert len(idle.standing) == 1
+    assert len(idle.active) == 1
 
-    assert after(idle, gpu(60_100), gpu(60_000, busy=False)).standing == ()
+    assert after(idle, gpu(60_100), gpu(60_000, busy=False)).active == ()
     at_reset = after(idle, gpu(0, busy=False), gpu(60_000))
-    assert len(at_reset.standing) == 1
-    assert after(at_reset, gpu(0, busy=False), gpu(0, busy=False)).standing == ()
+    assert len(at_reset.active) == 1
+    assert after(at_reset, gpu(0, busy=False), gpu(0, busy=False)).active == ()
 
 
 def test_a_total_ends_by_a_reset() -> None:
     memory = after(remembers(), gpu(30_000_000), gpu(30_000_000))
-    assert len(memory.standing) == 1
+    assert len(memory.active) == 1
 
     at_reset = after(memory, gpu(0, busy=False), gpu(30_000_000))
-    assert after(at_reset, gpu(0, busy=False), gpu(0, busy=False)).standing == ()
+    assert after(at_reset, gpu(0, busy=False), gpu(0, busy=False)).active == ()

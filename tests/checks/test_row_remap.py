@@ -129,16 +129,16 @@ def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None
 def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
     fault = RowRemap(0, 9, pending=True, failed=True)
     memory = _after(remembers(), healthy(3, row_remap=fault, exhausted_banks=1))
-    assert [finding.finding.reason for finding in memory.standing] == [
+    assert [finding.finding.reason for finding in memory.active] == [
         "RowRemapFailed",
         "RowRemapPending",
         "RowBanksExhausted",
     ]
 
     memory = _after(memory, healthy(3, row_remap=None, exhausted_banks=None))
-    assert [finding.finding.reason for finding in memory.standing] == ["RowRemapFailed", "RowBanksExhausted"]
+    assert [finding.finding.reason for finding in memory.active] == ["RowRemapFailed", "RowBanksExhausted"]
 
-    assert _after(memory, healthy(3)).standing == ()
+    assert _after(memory, healthy(3)).active == ()
 
 
 def _after(memory: Memory, gpu: Gpu) -> Memory:

@@ -81,7 +81,7 @@ def after(memory: Memory, now: Now = NOW, escalate_after: int = 0, **annotations
 
 
 def reasons(memory: Memory) -> set[tuple[str, str]]:
-    return {finding.key for finding in memory.standing}
+    return {finding.key for finding in memory.active}
 
 
 def knows(*standing: Any, **more: Any) -> Memory:
@@ -92,7 +92,7 @@ class TestTaking:
     def test_makes_the_findings_events_of_our_own(self) -> None:
         memory = after(knows(), at(5), sweep=run(row(last_seen=moment(-1)), minutes=0))
 
-        (finding,) = memory.standing
+        (finding,) = memory.active
         assert (finding.check, finding.nature, finding.boot_id, finding.last_at) == (
             "dcgm-diag-l2",
             Nature.EVENT,
@@ -125,7 +125,7 @@ class TestTaking:
         ],
     )
     def test_names_a_gpu_by_its_address(self, subject: str, about: dict[str, Any], wanted: str) -> None:
-        (finding,) = after(knows(), sweep=run(row(subject=subject, about=about))).standing
+        (finding,) = after(knows(), sweep=run(row(subject=subject, about=about))).active
 
         assert finding.finding.subject == wanted
         assert (finding.finding.about == ABOUT) is wanted.startswith(GPU)
@@ -142,7 +142,7 @@ class TestTaking:
         assert after(memory, at(60), sweep=text) == memory
 
     def test_a_severity_without_a_finding_names_its_record_and_time(self) -> None:
-        (found,) = after(knows(), sweep=run({"reason": PCIE}, severity="ISOLATE")).standing
+        (found,) = after(knows(), sweep=run({"reason": PCIE}, severity="ISOLATE")).active
 
         assert found.finding.detail == f"sweep-result of {moment()} has severity ISOLATE"
 
@@ -189,28 +189,28 @@ class TestTaking:
 
     def test_bounds_what_somebody_wrote(self) -> None:
         long = "x" * 5000
-        (finding,) = after(knows(), sweep=run(row(subject=f"gpu/{long}", detail=long, about={"uuid": long}))).standing
+        (finding,) = after(knows(), sweep=run(row(subject=f"gpu/{long}", detail=long, about={"uuid": long}))).active
 
         assert max(len(finding.finding.subject), len(finding.finding.detail), len(finding.finding.about["uuid"])) <= 500
 
     def test_takes_no_finding_for_worse_than_its_own_run_says(self) -> None:
-        (finding,) = after(knows(), sweep=run(row(severity="ISOLATE"), severity="MONITOR")).standing
+        (finding,) = after(knows(), sweep=run(row(severity="ISOLATE"), severity="MONITOR")).active
 
         assert finding.finding.severity is MONITOR
 
     def test_puts_nothing_into_the_future(self) -> None:
-        (finding,) = after(knows(), sweep=run(row(), minutes=9000)).standing
+        (finding,) = after(knows(), sweep=run(row(), minutes=9000)).active
 
         assert (finding.last_seen, finding.last_at) == (WALL, NOW.monotonic)
 
     def test_leaves_what_a_look_shows_to_the_looks(self) -> None:
         lost = stands(fault("GpuLost", REBOOT), Nature.LEVEL, check="gpu-count")
 
-        assert after(knows(lost), sweep=run(row("GpuLost", "REBOOT"))).standing == (lost,)
+        assert after(knows(lost), sweep=run(row("GpuLost", "REBOOT"))).active == (lost,)
 
     def test_counts_a_fault_that_the_next_run_finds_again(self) -> None:
         memory = after(knows(), sweep=run(row()))
-        (finding,) = after(memory, at(60), sweep=run(row(detail="again"), minutes=60)).standing
+        (finding,) = after(memory, at(60), sweep=run(row(detail="again"), minutes=60)).active
 
         assert (finding.count, finding.first_seen, finding.last_seen) == (2, WALL, WALL + timedelta(minutes=60))
         assert finding.finding.detail == "again"
@@ -270,12 +270,12 @@ class TestItsExits:
     def test_a_passed_level_2_ends_nothing_but_deep_findings(self) -> None:
         xid = stands(fault("Xid79", REBOOT))
 
-        assert after(knows(xid), at(60), sweep=run(minutes=60)).standing == (xid,)
+        assert after(knows(xid), at(60), sweep=run(minutes=60)).active == (xid,)
 
     def test_a_quarantine_run_that_passed(self) -> None:
         memory = after(knows(), sweep=run(row(severity="ISOLATE")))
 
-        assert exits.passed(memory, WALL + timedelta(seconds=1)).standing == ()
+        assert exits.passed(memory, WALL + timedelta(seconds=1)).active == ()
 
     def test_1_a_light_look_clears_no_deep_verdict(self) -> None:
         memory = after(knows(), sweep=run(row(), row(UNTOLD, "MONITOR", "node")))
@@ -298,28 +298,28 @@ class TestItsExits:
     def test_another_gpu_in_its_place(self) -> None:
         memory = after(knows(), sweep=run(row(severity="ISOLATE")))
 
-        assert exits.gpus_answered(memory, [_gpu(uuid="GPU-9", serial="1659999"), *_others()], 1.0, NOW).standing == ()
+        assert exits.gpus_answered(memory, [_gpu(uuid="GPU-9", serial="1659999"), *_others()], 1.0, NOW).active == ()
 
     def test_another_gpu_that_is_there_already(self) -> None:
         memory = after(knows(), sweep=run(row(severity="ISOLATE", about={"uuid": "GPU-8"})))
 
-        assert exits.gpus_answered(memory, [_gpu(), *_others()], 1.0, NOW).standing == ()
+        assert exits.gpus_answered(memory, [_gpu(), *_others()], 1.0, NOW).active == ()
         fewer = exits.gpus_answered(memory, [_gpu()], 1.0, NOW)
-        assert [finding.finding.subject for finding in fewer.standing] == ["gpu/GPU-8"]
+        assert [finding.finding.subject for finding in fewer.active] == ["gpu/GPU-8"]
 
     @pytest.mark.parametrize(("severity", "stays"), [("MONITOR", 0), ("RESET", 0), ("REBOOT", 0), ("ISOLATE", 1)])
     def test_a_reboot(self, severity: str, stays: int) -> None:
         memory = after(knows(), sweep=run(row(severity=severity)))
         rebooted = exits.begin(memory, memory.machine, EARLIER_BOOT, at(60))
 
-        assert len(rebooted.standing) == stays
+        assert len(rebooted.active) == stays
         assert after(rebooted, at(61), sweep=run(row(severity=severity))) == rebooted
 
     @pytest.mark.parametrize(("severity", "stays"), [("RESET", 0), ("REBOOT", 0), ("ISOLATE", 1)])
     def test_a_reboot_before_the_record_was_taken(self, severity: str, stays: int) -> None:
         memory = after(knows(), sweep=run(row(severity=severity), boot_id=EARLIER_BOOT))
 
-        assert len(memory.standing) == stays
+        assert len(memory.active) == stays
 
     def test_time_for_the_mildest(self) -> None:
         memory = after(knows(), sweep=run(row(severity="MONITOR"), row(PCIE)))
@@ -332,7 +332,7 @@ class TestItsExits:
         key = {(SLOW, GPU)}
         fit = {SLOW: [GPU]}
 
-        assert exit_words(memory.standing[0]) == (
+        assert exit_words(memory.active[0]) == (
             "a later quarantine run that measures a sufficient speed, release, another GPU in its place"
         )
         rebooted = exits.begin(memory, memory.machine, EARLIER_BOOT, at(60))
@@ -352,20 +352,20 @@ class TestItsExits:
             assert reasons(same) == key
 
         for ended in (memory, rebooted):
-            assert after(ended, at(60), quarantine=run(minutes=60, passed=fit, status="unknown")).standing == ()
+            assert after(ended, at(60), quarantine=run(minutes=60, passed=fit, status="unknown")).active == ()
         assert reasons(after(knows(), quarantine=run(row(SLOW, severity), boot_id=EARLIER_BOOT))) == key
 
     def test_another_machine_inherits_neither_the_findings_nor_the_records(self) -> None:
         text = run(row(severity="ISOLATE"))
         memory = exits.begin(after(knows(), sweep=text), "another", EARLIER_BOOT, at(60))
 
-        assert after(memory, at(61), sweep=text).standing == ()
+        assert after(memory, at(61), sweep=text).active == ()
 
     def test_what_comes_back_after_two_resets_is_sent_away(self) -> None:
         memory = knows()
         for minutes in (0, 60, 120):
             memory = after(memory, at(minutes), 2, sweep=run(row(), minutes=minutes))
-            severity = memory.standing[0].finding.severity
+            severity = memory.active[0].finding.severity
             memory = exits.recovered(memory, ADDRESS, at(minutes + 1).monotonic, at(minutes + 1))
 
         assert severity is ISOLATE
@@ -379,7 +379,7 @@ class TestARelease:
         memory = exits.release(knows(), release_of(state, "mia", "swapped", WALL + timedelta(minutes=5)), later(3600))
 
         memory = after(memory, at(6), sweep=text)
-        assert (memory.standing, memory.taken) == ((), {"sweep-result": moment()})
+        assert (memory.active, memory.taken) == ((), {"sweep-result": moment()})
 
     @pytest.mark.parametrize("subject", [GPU, "gpu/3"])
     def test_of_the_node_as_it_was_before_it_was_taken(self, subject: str) -> None:
@@ -388,7 +388,7 @@ class TestARelease:
         word = release_of(state, "mia", "swapped", WALL + timedelta(minutes=5))
 
         memory = exits.release(after(knows(), sweep=text), word, later(3600))
-        assert (memory.standing, after(memory, at(6), sweep=text)) == ((), memory)
+        assert (memory.active, after(memory, at(6), sweep=text)) == ((), memory)
 
     def test_after_it_was_taken_lasts_until_a_later_run_finds_it_again(self) -> None:
         text = run(row(severity="ISOLATE", subject="gpu/3"))
@@ -396,7 +396,7 @@ class TestARelease:
         word = release_of(_recorded(memory, text), "mia", "swapped", WALL + timedelta(minutes=5))
 
         memory = exits.release(memory, word, later(3600))
-        assert after(memory, at(6), sweep=text).standing == ()
+        assert after(memory, at(6), sweep=text).active == ()
         again = run(row(severity="ISOLATE", subject="gpu/3"), minutes=60)
         assert reasons(after(memory, at(60), sweep=again)) == {(MEMORY, GPU)}
 
@@ -467,7 +467,7 @@ class TestWritingOne:
         found = fault(PCIE, RESET, "gpu/3", about={"serial": "1650003"}, detail="slow")
         outcome = self.outcome(found, passed=(Passed(MEMORY, "gpu/3"),))
 
-        (finding,) = after(memory, at(5), sweep=self.written(outcome)).standing
+        (finding,) = after(memory, at(5), sweep=self.written(outcome)).active
         assert (finding.key, finding.finding.detail, finding.count) == ((PCIE, GPU), "slow", 2)
 
     @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ class TestWritingOne:
         text = run(row(severity="ISOLATE"), machine="another")
 
         memory = after(knows(), sweep=text)
-        assert (memory.standing, memory.taken) == ((), {"sweep-result": moment()})
+        assert (memory.active, memory.taken) == ((), {"sweep-result": moment()})
 
 
 class TestReset:
@@ -570,16 +570,16 @@ class TestReset:
             address, about = gpus[index]
             start = 1440 * days
             memory = self.logged(memory, address, about, at(start))
-            assert [finding.finding.severity for finding in memory.standing] == [RESET]
+            assert [finding.finding.severity for finding in memory.active] == [RESET]
             if how == "boot":
                 memory = exits.begin(memory, memory.machine, f"boot {number}", at(start + 5))
             else:
                 row = {"boot_id": memory.boot_id, "gpus": [{"uuid": about["uuid"], "address": address}]}
                 text = run(minutes=start + 5, reset_at=at(start + 4).monotonic, checks=[], **row)
                 memory = after(memory, at(start + 6), reset=text)
-            assert memory.standing == ()
+            assert memory.active == ()
 
-        (finding,) = self.logged(memory, ADDRESS, ABOUT, at(1440 * 7 - 5)).standing
+        (finding,) = self.logged(memory, ADDRESS, ABOUT, at(1440 * 7 - 5)).active
         assert finding.finding.severity is severity
 
     def logged(self, memory: Memory, address: str, about: dict[str, str], now: Now) -> Memory:
@@ -598,12 +598,12 @@ class TestReset:
 
     def test_twice_is_once(self) -> None:
         memory = self.took(knows(stands(fault("Xid62", RESET))))
-        again = replace(memory, standing=(stands(fault("Xid62", RESET)),))
+        again = replace(memory, active=(stands(fault("Xid62", RESET)),))
         assert reasons(self.took(again)) == {("Xid62", GPU)}
 
     def test_a_fault_under_load_ends_by_the_next_reset_and_by_no_level_2(self) -> None:
         memory = self.took(knows(), findings=[row("GpuLoadFailed")], status="fail", severity="RESET")
-        assert exit_words(memory.standing[0]) == (
+        assert exit_words(memory.active[0]) == (
             "reset of the GPU, reboot, a passed quarantine run, release, another GPU in its place"
         )
 

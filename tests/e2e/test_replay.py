@@ -65,7 +65,7 @@ def replayed(*files: str) -> list[ActiveFinding]:
     replay = Replay(EVENTS, Expectation(), 86400.0)
     for batch in captures.batches():
         replay.take(batch)
-    return list(replay.ended(captures.boot_id, captures.undated_by).standing)
+    return list(replay.ended(captures.boot_id, captures.undated_by).active)
 
 
 def judged(records: Sequence[Record]) -> list[ActiveFinding]:
@@ -73,7 +73,7 @@ def judged(records: Sequence[Record]) -> list[ActiveFinding]:
     replay = Replay(EVENTS, Expectation(), 86400.0)
     lines = tuple(Line(record, f"record:{record.seq}", record.text) for record in records)
     replay.take(BootRecords(1, "", lines, BOOTED, Now(BOOTED, records[-1].at)))
-    return list(replay.ended("", timedelta()).standing)
+    return list(replay.ended("", timedelta()).active)
 
 
 def found(standing: list[ActiveFinding]) -> set[tuple[str, str, str, int]]:

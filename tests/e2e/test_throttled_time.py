@@ -49,7 +49,7 @@ class Agent:
         self.before = evidence
         outcomes = judge([clocks.CHECK], evidence, P5)
         self.memory = after_look(self.memory, JudgedCycle(outcomes), later(self.seconds))
-        return [active.finding.reason for active in self.memory.standing]
+        return [active.finding.reason for active in self.memory.active]
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ def check(memory: Memory, rows: list[dict[str, Any]]) -> None:
     expected = {
         (row["reason"], row["subject"]): "PASS" if row["reason"] == NO_FAULT_SINCE else row["severity"] for row in rows
     }
-    seen = {finding.key: finding.finding.severity.name for finding in memory.standing}
+    seen = {finding.key: finding.finding.severity.name for finding in memory.active}
 
-    assert max(Counter(finding.key for finding in memory.standing).values()) == 1
+    assert max(Counter(finding.key for finding in memory.active).values()) == 1
     assert {key: (seen.get(key), tier) for key, tier in expected.items() if seen.get(key) != tier} == {}
     assert seen.keys() == expected.keys()
 
@@ -62,11 +62,11 @@ def test_a_second_read_changes_nothing() -> None:
 
 def test_every_finding_that_an_override_sets_to_pass_is_back_without_it() -> None:
     once = started(content.parse(SAVED["memory"].encode()))
-    policy = Policy({finding.finding.reason: Severity.PASS for finding in once.standing})
+    policy = Policy({finding.finding.reason: Severity.PASS for finding in once.active})
 
     hidden = content.parse(content.dump(in_force(once, policy)))
 
-    assert {finding.finding.severity for finding in hidden.standing} == {Severity.PASS}
-    assert sorted(in_force(hidden, Policy()).standing, key=lambda finding: finding.key) == sorted(
-        once.standing, key=lambda finding: finding.key
+    assert {finding.finding.severity for finding in hidden.active} == {Severity.PASS}
+    assert sorted(in_force(hidden, Policy()).active, key=lambda finding: finding.key) == sorted(
+        once.active, key=lambda finding: finding.key
     )

@@ -96,7 +96,7 @@ def released(memory: Memory) -> Memory:
         Acknowledgement(
             finding.finding.reason, finding.finding.subject, finding.boot_id, None, WALL + timedelta(hours=1)
         )
-        for finding in memory.standing
+        for finding in memory.active
     ]
     return release(memory, Release("ops", "reset", WALL, tuple(rows)), later(300))
 
@@ -141,45 +141,45 @@ def driver_lines() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize(("name", "line", "advice"), list(driver_lines()), ids=lambda value: str(value)[:20])
 def test_every_way_that_the_advice_names_ends_the_event(name: str, line: str, advice: str) -> None:
     memory = heard(read(remembers(), -10), line, 10)
-    assert [finding.finding.reason for finding in memory.standing] == [name]
+    assert [finding.finding.reason for finding in memory.active] == [name]
 
     assert_followed(memory, advice)
     assert ways_in(advice)
-    assert released(memory).standing == ()
+    assert released(memory).active == ()
 
 
 def assert_followed(memory: Memory, advice: str) -> None:
     """Each way in the text ends all findings, or the text names the release that does so afterwards."""
     for way in ways_in(advice):
         after = WAYS[way](memory)
-        assert after.standing == () or ("release" in advice and released(after).standing == ()), (way, advice)
+        assert after.active == () or ("release" in advice and released(after).active == ()), (way, advice)
 
 
 def next_step_of(memory: Memory) -> NextStep:
     """The next step in `status NODE`, from the record that the agent writes."""
-    record = AgentRecord(findings=tuple(map(finding_row, memory.standing)))
-    severity = memory.standing[0].finding.severity
+    record = AgentRecord(findings=tuple(map(finding_row, memory.active)))
+    severity = memory.active[0].finding.severity
     status = "fail" if severity >= Severity.RESET else "warn"
     results = json.dumps({"schema": 1, "findings": [as_json(row) for row in record.findings or ()]})
     node = NodeState("n", labels={STATUS: status, SEVERITY: severity.name}, annotations={RESULTS: results})
     [event] = new_findings(record, None, node)
-    assert f" ({severity.name}, {memory.standing[0].finding.subject}): " in event.message
+    assert f" ({severity.name}, {memory.active[0].finding.subject}): " in event.message
     return node_step(node, StandingRecord(findings=record.findings), silent=False, now=WALL)
 
 
 def assert_one_step(memory: Memory, explanation: Explanation) -> None:
     """`explain`, `status NODE` and the record's exit name steps that end the only finding."""
-    [standing] = memory.standing
+    [standing] = memory.active
     severity, step = standing.finding.severity, step_for(standing.finding.severity, (standing.finding.subject,))
     shown = next_step_of(memory)
 
     assert ways_in(step)
-    assert all(WAYS[way](memory).standing == () for way in ways_in(step)), step
+    assert all(WAYS[way](memory).active == () for way in ways_in(step)), step
     if explanation.here.severity is severity and standing.finding.subject != "node":  # an IMEX domain of Xid 154
         assert explanation.step == step
     assert shown.note.lower().startswith("nothing now" if severity is Severity.MONITOR else step.lower())
     if severity in (Severity.RESET, Severity.REBOOT):
-        assert WAYS["reboot" if "--reboot" in shown.commands[0] else "reset"](memory).standing == ()
+        assert WAYS["reboot" if "--reboot" in shown.commands[0] else "reset"](memory).active == ()
     assert all(words in exit_words(standing) for way, words in EXITS_OF_WAYS.items() if way in ways_in(step))
 
 
@@ -201,7 +201,7 @@ def test_the_step_for_every_sxid_is_the_same_everywhere_and_ends_it(text: str, o
         assert_one_step(memory, explanation)
         assert explanation.advice == ("do", sxid.FAMILY.action)
         advice = dict(zip(("RESET", "MONITOR"), sxid.FAMILY.action.split(" MONITOR: "), strict=True))
-        assert_followed(memory, advice.get(memory.standing[0].finding.severity.name, ""))
+        assert_followed(memory, advice.get(memory.active[0].finding.severity.name, ""))
 
 
 def xid_lines() -> Iterator[tuple[int, str]]:
@@ -224,7 +224,7 @@ def test_the_step_for_every_xid_is_the_same_everywhere_and_ends_it(policy: Polic
     for code, text in xid_lines():
         memory = heard(read(remembers(), -10), f"NVRM: Xid (PCI:{ADDRESS}): {code}, pid=1, name=x, {text}", 10, policy)
         row = xid_table().get(code)
-        if not memory.standing:
+        if not memory.active:
             is_ignored = explain_xid(code, (), policy).here.severity is Severity.PASS
             assert is_ignored or "(None)" in text.rpartition(" to ")[2]
             continue
@@ -283,10 +283,10 @@ def test_a_level_ends_with_the_check_that_meets_the_node_as_the_advice_leaves_it
     scenario: Scenario, tmp_path: Path
 ) -> None:
     memory = after(remembers(), seen(tmp_path / "faulty", scenario, faulty=True), scenario, 0)
-    reasons = {finding.finding.reason for finding in memory.standing}
+    reasons = {finding.finding.reason for finding in memory.active}
     assert scenario.stands_for in reasons
 
     memory = after(memory, seen(tmp_path / "fixed", scenario, faulty=False), scenario, 60)
 
-    assert scenario.stands_for not in {finding.finding.reason for finding in memory.standing}
+    assert scenario.stands_for not in {finding.finding.reason for finding in memory.active}
     assert any(word in LEVELS[scenario.stands_for].action.lower() for word in ("reset", "reboot", "replace", "start"))

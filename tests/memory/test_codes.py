@@ -38,7 +38,7 @@ def reads(*texts: str, memory: Memory | None = None, policy: Policy = POLICY) ->
 def active(memory: Memory) -> list[str]:
     return [
         f"{finding.finding.reason} {finding.finding.severity.name} {finding.finding.subject}"
-        for finding in memory.standing
+        for finding in memory.active
     ]
 
 

@@ -47,25 +47,25 @@ def answers(**more: object) -> list[Gpu]:
 def released(memory: Memory) -> Memory:
     rows = [
         Acknowledgement(finding.finding.reason, finding.finding.subject, finding.boot_id, None, WALL)
-        for finding in memory.standing
+        for finding in memory.active
     ]
     return release(memory, Release("ops", "seen", WALL, tuple(rows)), NOW)
 
 
 def re_engaged(memory: Memory) -> Memory:
-    subjects = {finding.finding.subject for finding in memory.standing}
+    subjects = {finding.finding.subject for finding in memory.active}
     again = [sighting(fault("Xid162", Severity.MONITOR, subject)) for subject in subjects]
     log = after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=tuple(again))], later(60))
-    return replace(log, standing=tuple(finding for finding in log.standing if finding.finding.reason != "Xid162"))
+    return replace(log, active=tuple(finding for finding in log.active if finding.finding.reason != "Xid162"))
 
 
 def device_recovered(memory: Memory) -> Memory:
-    again = [KernelEvent("Mlx5Recovered", finding.finding.subject, 99, SOON) for finding in memory.standing]
+    again = [KernelEvent("Mlx5Recovered", finding.finding.subject, 99, SOON) for finding in memory.active]
     return after_kernel_log(memory, [Outcome("mlx5-messages", "9-roce", sightings=tuple(again))], later(60))
 
 
 def retest(memory: Memory) -> Memory:
-    well = [Passed(finding.finding.reason, finding.finding.subject) for finding in memory.standing]
+    well = [Passed(finding.finding.reason, finding.finding.subject) for finding in memory.active]
     return retested(memory, well, WALL + timedelta(seconds=1))
 
 
@@ -107,7 +107,7 @@ def test_an_exit_ends_what_names_it_and_nothing_else(taken: tuple[str, ...]) -> 
             continue
         names_it = any(words in exit_words(finding).split(", ") for words in taken)
         left = EVIDENCE[taken](remembers(finding))
-        assert (left.standing == ()) == names_it, (finding, exit_words(finding))
+        assert (left.active == ()) == names_it, (finding, exit_words(finding))
 
 
 def test_each_exit_but_a_look_has_its_evidence_here() -> None:

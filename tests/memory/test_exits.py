@@ -53,7 +53,7 @@ def gpu(**more: object) -> Gpu:
 
 
 def reasons(memory: Memory) -> list[str]:
-    return [finding.finding.reason for finding in memory.standing]
+    return [finding.finding.reason for finding in memory.active]
 
 
 def comes(memory: Memory, finding: Finding, at: float = MONOTONIC, escalate_after: int = 2) -> Memory:
@@ -84,7 +84,7 @@ class TestReset:
     def test_a_reset_of_a_gpu_ends_its_own_resets_and_nothing_worse(self, finding: Finding, stays: bool) -> None:
         after = recovered(remembers(stands(finding)), ADDRESS, MONOTONIC + 1, later(1))
 
-        assert bool(after.standing) is stays
+        assert bool(after.active) is stays
 
     def test_what_came_after_the_reset_stands(self) -> None:
         memory = remembers(stands(fault("Xid95", RESET), at=MONOTONIC + 5))
@@ -136,7 +136,7 @@ class TestReset:
     ) -> None:
         memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
 
-        assert bool(gpus_answered(memory, seen, MONOTONIC + 30, later(30)).standing) is stays
+        assert bool(gpus_answered(memory, seen, MONOTONIC + 30, later(30)).active) is stays
 
     def test_a_look_that_began_before_the_driver_was_loaded_proves_nothing(self) -> None:
         memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
@@ -164,7 +164,7 @@ class TestRowsThatWaitForAReset:
     def met_after(self, memory: Memory, remap: RowRemap | None, **more: object) -> set[str]:
         """Return the findings apart from the level, which a cycle ends."""
         after = gpus_answered(memory, [gpu(row_remap=remap, **more)], self.LATEST + 300, later(600))
-        return {finding.finding.reason for finding in after.standing} - {"RowRemapPending"}
+        return {finding.finding.reason for finding in after.active} - {"RowRemapPending"}
 
     @pytest.mark.parametrize(
         ("finding", "stays"),
@@ -241,7 +241,7 @@ class TestAnotherGpu:
         memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
 
         memory = gpus_answered(memory, [gpu(**less)], MONOTONIC + 1, later(1))
-        assert (memory.standing[0].finding.about, reasons(memory)) == (ABOUT, ["Xid54"])
+        assert (memory.active[0].finding.about, reasons(memory)) == (ABOUT, ["Xid54"])
 
         assert reasons(gpus_answered(memory, [gpu(serial="999", uuid="GPU-999")], MONOTONIC + 2, later(2))) == []
 
@@ -251,14 +251,14 @@ class TestAnotherGpu:
         assert gpus_answered(memory, [Gpu(0, 15)], MONOTONIC + 1, later(1)) == memory
 
     def test_a_finding_learns_the_names_of_its_gpu(self) -> None:
-        (finding,) = gpus_answered(remembers(stands(fault())), [gpu()], MONOTONIC + 1, later(1)).standing
+        (finding,) = gpus_answered(remembers(stands(fault())), [gpu()], MONOTONIC + 1, later(1)).active
 
         assert finding.finding.about == ABOUT
 
     def test_a_fault_of_a_missing_gpu_is_reported_with_its_former_names(self) -> None:
         memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
 
-        (finding,) = comes(memory, fault("Xid79", REBOOT), MONOTONIC + 5).standing
+        (finding,) = comes(memory, fault("Xid79", REBOOT), MONOTONIC + 5).active
 
         assert finding.finding.about == ABOUT
 
@@ -277,7 +277,7 @@ class TestAnotherGpu:
         old = stands(fault("SXid20034", ISOLATE, "nvswitch/0000:85:00.0"), boot_id="the boot before")
         new = stands(fault("SXid11004", RESET, "nvswitch/0000:85:00.0"))
 
-        after = gpus_answered(replace(memory, standing=(old, new)), [gpu(serial="77", uuid="GPU-77")], MONOTONIC, NOW)
+        after = gpus_answered(replace(memory, active=(old, new)), [gpu(serial="77", uuid="GPU-77")], MONOTONIC, NOW)
 
         assert reasons(after) == ["SXid11004"]
 
@@ -315,7 +315,7 @@ class TestEscalation:
 
     @pytest.mark.parametrize(("reboots", "severity"), [(0, REBOOT), (1, REBOOT), (2, ISOLATE), (3, ISOLATE)])
     def test_the_same_fault_of_a_gpu_after_two_reboots_is_isolated(self, reboots: int, severity: Severity) -> None:
-        (finding,) = self.again(fault("Xid79", REBOOT), reboots).standing
+        (finding,) = self.again(fault("Xid79", REBOOT), reboots).active
 
         assert finding.finding.severity is severity
 
@@ -330,7 +330,7 @@ class TestEscalation:
         ids=["milder", "an application's", "no GPU", "a GPU that nobody can tell from another"],
     )
     def test_what_never_escalates(self, finding: Finding) -> None:
-        (active,) = self.again(finding, 5).standing
+        (active,) = self.again(finding, 5).active
 
         assert active.finding.severity is finding.severity
 
@@ -339,7 +339,7 @@ class TestEscalation:
     def test_a_failed_remap_that_a_reboot_did_not_repair_is_isolated(
         self, escalate_after: int, reboots: int, severity: Severity
     ) -> None:
-        (finding,) = self.again(fault("Xid64", RESET), reboots, escalate_after).standing
+        (finding,) = self.again(fault("Xid64", RESET), reboots, escalate_after).active
 
         assert finding.finding.severity is severity
 
@@ -348,7 +348,7 @@ class TestEscalation:
         for number in range(5):
             memory = comes(memory, fault("Xid64", RESET), MONOTONIC + number)
 
-        (finding,) = memory.standing
+        (finding,) = memory.active
         assert (finding.finding.severity, finding.count) == (RESET, 5)
 
     @pytest.mark.parametrize(
@@ -362,14 +362,14 @@ class TestEscalation:
             remembers(stands(fault(reason, ISOLATE, subject), Nature.LEVEL, check="row-remap")), fault("Xid64", RESET)
         )
 
-        assert [finding.finding.severity for finding in memory.standing if finding.finding.reason == "Xid64"] == [
+        assert [finding.finding.severity for finding in memory.active if finding.finding.reason == "Xid64"] == [
             severity
         ]
 
     def test_it_can_be_switched_off_and_set(self) -> None:
-        assert self.again(fault("Xid79", REBOOT), 5, escalate_after=0).standing[0].finding.severity is REBOOT
-        assert self.again(fault("Xid79", REBOOT), 3, escalate_after=4).standing[0].finding.severity is REBOOT
-        assert self.again(fault("Xid79", REBOOT), 4, escalate_after=4).standing[0].finding.severity is ISOLATE
+        assert self.again(fault("Xid79", REBOOT), 5, escalate_after=0).active[0].finding.severity is REBOOT
+        assert self.again(fault("Xid79", REBOOT), 3, escalate_after=4).active[0].finding.severity is REBOOT
+        assert self.again(fault("Xid79", REBOOT), 4, escalate_after=4).active[0].finding.severity is ISOLATE
 
     def test_resets_count_as_reboots_do(self) -> None:
         memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
@@ -378,7 +378,7 @@ class TestEscalation:
             memory = recovered(memory, ADDRESS, MONOTONIC + 10 * number + 5, later(10 * number + 5))
             assert reasons(memory) == []
 
-        (finding,) = comes(memory, fault("Xid95", RESET), MONOTONIC + 50).standing
+        (finding,) = comes(memory, fault("Xid95", RESET), MONOTONIC + 50).active
 
         assert (finding.finding.severity, finding.finding.rule) == (ISOLATE, "ESCALATE_AFTER")
         assert "after 2 resets or reboots" in finding.finding.detail
@@ -393,7 +393,7 @@ class TestEscalation:
     def test_another_fault_of_the_same_gpu_has_its_own_count(self) -> None:
         memory = self.again(fault("Xid79", REBOOT), 2)
 
-        assert comes(memory, fault("Xid95", RESET)).standing[-1].finding.severity is RESET
+        assert comes(memory, fault("Xid95", RESET)).active[-1].finding.severity is RESET
 
     def test_a_level_that_is_back_after_reboots_is_isolated_until_it_is_gone(self) -> None:
         lost = fault("GpuLost", REBOOT)
@@ -402,13 +402,13 @@ class TestEscalation:
             memory = boots(after_look(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2)), number)
             memory = after_look(memory, JudgedCycle([says()], [gpu()]), NOW, MemoryRules(escalate_after=2))
         memory = after_look(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2))
-        assert memory.standing[0].finding.severity is ISOLATE
+        assert memory.active[0].finding.severity is ISOLATE
 
         eight_days = later(8 * 86400)
         memory = after_look(memory, JudgedCycle([says(lost)]), eight_days, MemoryRules(escalate_after=2))
-        assert memory.standing[0].finding.severity is ISOLATE
+        assert memory.active[0].finding.severity is ISOLATE
         assert (
-            after_look(memory, JudgedCycle([says()], [gpu()]), eight_days, MemoryRules(escalate_after=2)).standing == ()
+            after_look(memory, JudgedCycle([says()], [gpu()]), eight_days, MemoryRules(escalate_after=2)).active == ()
         )
 
     def test_a_release_clears_the_count(self) -> None:
@@ -422,7 +422,7 @@ class TestEscalation:
         memory = remembers()
         for number in range(2000):
             finding = fault(f"Xid{number % 400}", REBOOT, about={"serial": str(number % 7)})
-            memory = begin(replace(memory, standing=(stands(finding),)), MACHINE, f"boot {number}", NOW)
+            memory = begin(replace(memory, active=(stands(finding),)), MACHINE, f"boot {number}", NOW)
 
         assert len(memory.ended) == 256
         assert max(len(ends) for ends in memory.ended.values()) <= 16
@@ -456,7 +456,7 @@ class TestQuarantine:
     def test_a_gpu_that_still_asks_for_recovery_is_not_well(self, severity: Severity, stays: bool) -> None:
         memory = remembers(stands(fault("Xid1", severity)), recovery={ADDRESS: 2})
 
-        assert bool(passed(memory, WALL + timedelta(hours=1)).standing) is stays
+        assert bool(passed(memory, WALL + timedelta(hours=1)).active) is stays
 
 
 class TestRelease:
@@ -530,16 +530,16 @@ class TestRelease:
 
         after = adopted(ring_read_anew, remembers(stands(fault("Xid154"), seq=80)), later(3600))
 
-        assert [(finding.finding.severity, finding.seq) for finding in after.standing] == [(REBOOT, 90)]
+        assert [(finding.finding.severity, finding.seq) for finding in after.active] == [(REBOOT, 90)]
 
     def test_a_lost_file_learns_from_the_node_since_when_a_level_stands(self) -> None:
         """Where the Node was read late, a look had seen it meanwhile."""
-        (row,) = remembers(stands(fault("RowRemapPending", RESET), nature=Nature.LEVEL)).standing
+        (row,) = remembers(stands(fault("RowRemapPending", RESET), nature=Nature.LEVEL)).active
         seen_anew = replace(row, first_seen=later(3600).wall)
 
         after = adopted(remembers(seen_anew), remembers(row), later(3600))
 
-        assert [finding.first_seen for finding in after.standing] == [row.first_seen]
+        assert [finding.first_seen for finding in after.active] == [row.first_seen]
 
 
 class TestTheFuture:
@@ -565,7 +565,7 @@ class TestTheFuture:
     def test_a_passed_run_ends_what_stood_at_its_first_sight_whenever_it_is_seen_again(self) -> None:
         memory = quarantined(remembers(stands(fault("Xid54", ISOLATE))), "run", self.AHEAD, later(1))
         found = replace(stands(fault("Xid79", ISOLATE)), last_seen=later(5).wall)
-        again = replace(memory, standing=(found,))
+        again = replace(memory, active=(found,))
 
         assert reasons(memory) == []
         assert reasons(quarantined(again, "run", self.AHEAD, later(10))) == ["Xid79"]
@@ -587,13 +587,13 @@ class TestTheFuture:
         after = within_log(memory)
 
         assert [acknowledgement.cursor for acknowledgement in after.acknowledged] == [7, 10**15]
-        assert [finding.seq for finding in after.standing] == [7]
-        assert [finding.seq for finding in within_log(replace(memory, cursor=None)).standing] == [-1]
+        assert [finding.seq for finding in after.active] == [7]
+        assert [finding.seq for finding in within_log(replace(memory, cursor=None)).active] == [-1]
 
 
 def test_nothing_of_reset_or_worse_passes_by_time_whatever_the_clock_says() -> None:
     memory = remembers(*(stands(fault(f"Xid{number}", severity)) for number, severity in enumerate(Severity) if number))
 
     for jump in (-3600.0, 3600.0, 86400.0 * 3650):
-        kept = expired(memory, later(10 * 86400, wall_jumps_by=jump), 86400).standing
+        kept = expired(memory, later(10 * 86400, wall_jumps_by=jump), 86400).active
         assert [finding.finding.severity for finding in kept] == [RESET, REBOOT, ISOLATE]

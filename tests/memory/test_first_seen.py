@@ -127,15 +127,15 @@ def test_a_release_accepts_the_smaller_count_and_only_where_it_names_the_finding
 
     def released(reason: str, standing: ActiveFinding = missing) -> Memory:
         rows = (Acknowledgement(reason, "node", BOOT, None, WALL - timedelta(hours=1)),)
-        return release(replace(memory, standing=(standing,)), Release("ops", "sold", WALL, rows), NOW)
+        return release(replace(memory, active=(standing,)), Release("ops", "sold", WALL, rows), NOW)
 
     accepted = released("GpuCountLow")
-    assert (accepted.standing, accepted.first.gpus, accepted.first.efa) == ((), 0, 32)
+    assert (accepted.active, accepted.first.gpus, accepted.first.efa) == ((), 0, 32)
     assert first_seen(accepted.first, seen(functions(*ADDRESSES[:7]), 32)).gpus == 7
-    assert (released("Xid79").standing, released("Xid79").first) == ((missing,), KNOWN)
+    assert (released("Xid79").active, released("Xid79").first) == ((missing,), KNOWN)
     # A fault against PCI or the profile recurs at once, and so never ends.
     by_profile = stands(LOW, Nature.LEVEL, check="gpu-count")
-    assert (released("GpuCountLow", by_profile).standing, released("GpuCountLow", by_profile).first) == (
+    assert (released("GpuCountLow", by_profile).active, released("GpuCountLow", by_profile).first) == (
         (by_profile,),
         KNOWN,
     )

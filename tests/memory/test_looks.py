@@ -49,7 +49,7 @@ LOST = fault("GpuLost", REBOOT, detail="NVML error 15")
 
 
 def reasons(memory: Memory) -> list[str]:
-    return [finding.finding.reason for finding in memory.standing]
+    return [finding.finding.reason for finding in memory.active]
 
 
 def event(reason: str, severity: Severity, at: float = MONOTONIC, **more: str) -> Finding:
@@ -65,7 +65,7 @@ class TestLevels:
     def test_a_level_stands_from_the_first_look_that_shows_it(self) -> None:
         after = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        assert after.standing == (stands(LOST, Nature.LEVEL, check="gpu-count"),)
+        assert after.active == (stands(LOST, Nature.LEVEL, check="gpu-count"),)
 
     def test_a_level_leaves_when_a_look_shows_it_gone(self) -> None:
         before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
@@ -83,7 +83,7 @@ class TestLevels:
 
         after = after_look(before, JudgedCycle([says(other, blind=BLIND)]), later(10))
 
-        assert sorted(finding.finding.subject for finding in after.standing) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
+        assert sorted(finding.finding.subject for finding in after.active) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
 
     def test_a_level_stays_active_while_only_its_fault_is_unobserved(self) -> None:
         before = after_look(remembers(), JudgedCycle([says(LOST), says(PENDING, check="row-remap")]), NOW)
@@ -110,7 +110,7 @@ class TestLevels:
     def test_a_level_seen_again_keeps_when_it_was_first_seen(self) -> None:
         before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        (again,) = after_look(before, JudgedCycle([says(LOST)]), later(300)).standing
+        (again,) = after_look(before, JudgedCycle([says(LOST)]), later(300)).active
 
         assert (again.first_seen, again.last_seen) == (WALL, WALL + timedelta(seconds=300))
 
@@ -118,7 +118,7 @@ class TestLevels:
         memory = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
         memory = after_look(memory, JudgedCycle([says()]), later(10))
 
-        (again,) = after_look(memory, JudgedCycle([says(LOST)]), later(20)).standing
+        (again,) = after_look(memory, JudgedCycle([says(LOST)]), later(20)).active
 
         assert again.first_seen == WALL + timedelta(seconds=20)
 
@@ -149,17 +149,17 @@ class TestAFaultThatTheLogReportsToo:
         shown = says(fault("GpuInitFailed", RESET, flickers=True))
 
         memory = after_look(remembers(logged), JudgedCycle([shown]), later(10))
-        assert memory.standing == after_look(memory, JudgedCycle([says()]), later(20)).standing == (logged,)
+        assert memory.active == after_look(memory, JudgedCycle([says()]), later(20)).active == (logged,)
 
     def test_where_a_look_shows_it_worse_it_is_a_level(self) -> None:
         logged = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
         shown = says(fault("DriverLibraryMismatch", RESET, "driver"))
 
         memory = after_look(remembers(logged), JudgedCycle([shown]), later(10))
-        assert [(finding.nature, finding.finding.severity, finding.first_seen) for finding in memory.standing] == [
+        assert [(finding.nature, finding.finding.severity, finding.first_seen) for finding in memory.active] == [
             (Nature.LEVEL, RESET, WALL)
         ]
-        assert after_look(memory, JudgedCycle([says()]), later(20)).standing == ()
+        assert after_look(memory, JudgedCycle([says()]), later(20)).active == ()
 
 
 class TestFlickering:
@@ -234,7 +234,7 @@ class TestFlickering:
 
 class TestEvents:
     def test_an_event_stands_with_the_time_that_its_record_has(self) -> None:
-        (finding,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).standing
+        (finding,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).active
 
         assert (finding.first_seen, finding.last_seen) == (WALL - timedelta(seconds=90),) * 2
         assert (finding.nature, finding.count, finding.boot_id, finding.last_at) == (
@@ -245,7 +245,7 @@ class TestEvents:
         )
 
     def test_an_event_is_never_from_the_future(self) -> None:
-        (finding,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).standing
+        (finding,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).active
 
         assert finding.first_seen == WALL
 
@@ -253,7 +253,7 @@ class TestEvents:
         memory = after_kernel_log(remembers(), read([event("Xid79", REBOOT)]), NOW)
         memory = after_kernel_log(memory, read([event("Xid79", REBOOT, MONOTONIC + 60)]), later(60))
 
-        (finding,) = memory.standing
+        (finding,) = memory.active
         assert (finding.count, finding.first_seen, finding.last_seen) == (2, WALL, WALL + timedelta(seconds=60))
 
     def test_a_milder_event_of_the_same_reason_hides_no_worse_one(self) -> None:
@@ -262,7 +262,7 @@ class TestEvents:
 
         memory = after_kernel_log(after_kernel_log(remembers(), read([worse]), NOW), read([milder]), later(5))
 
-        (finding,) = memory.standing
+        (finding,) = memory.active
         assert (finding.finding.severity, finding.finding.detail, finding.count) == (
             REBOOT,
             "to 0x2 (Node Reboot Required)",
@@ -274,7 +274,7 @@ class TestEvents:
 
         memory = after_kernel_log(after_kernel_log(remembers(), read([milder]), NOW), read([worse]), later(5))
 
-        assert [finding.finding.severity for finding in memory.standing] == [REBOOT]
+        assert [finding.finding.severity for finding in memory.active] == [REBOOT]
 
     def test_events_of_two_gpus_stand_apart_and_the_worst_is_first(self) -> None:
         found = [
@@ -286,7 +286,7 @@ class TestEvents:
 
         memory = after_kernel_log(remembers(), read(found), NOW)
 
-        assert [(finding.finding.reason, finding.finding.subject) for finding in memory.standing] == [
+        assert [(finding.finding.reason, finding.finding.subject) for finding in memory.active] == [
             ("Xid54", GPU),
             ("Xid48", GPU),
             ("Xid48", "gpu/0000:64:00.0"),
@@ -297,8 +297,8 @@ class TestEvents:
         memory = remembers(stands(fault()))
 
         assert (
-            after_look(memory, JudgedCycle([says(), says(check="xid"), says(check="driver")]), later(300)).standing
-            == memory.standing
+            after_look(memory, JudgedCycle([says(), says(check="xid"), says(check="driver")]), later(300)).active
+            == memory.active
         )
 
     @pytest.mark.parametrize(
@@ -312,8 +312,8 @@ class TestEvents:
 
         restarted, rebooted = begin(memory, MACHINE, BOOT, NOW), begin(memory, MACHINE, "another boot", NOW)
 
-        assert bool(restarted.standing) is after_restart
-        assert bool(rebooted.standing) is after_reboot
+        assert bool(restarted.active) is after_restart
+        assert bool(rebooted.active) is after_reboot
         assert restarted == memory
         assert (rebooted.boot_id, rebooted.cursor, rebooted.driver_loaded_at) == ("another boot", None, None)
 
@@ -322,8 +322,8 @@ class TestEvents:
 
         memory = after_kernel_log(remembers(), read([*flood, event("Xid79", REBOOT)]), NOW)
 
-        assert len(memory.standing) == 512
-        assert memory.standing[0].finding.reason == "Xid79"
+        assert len(memory.active) == 512
+        assert memory.active[0].finding.reason == "Xid79"
 
     @pytest.mark.parametrize(
         ("nature", "severity", "words"),
@@ -351,7 +351,7 @@ class TestMachines:
 
     @pytest.mark.parametrize(("before", "now"), [("", MACHINE), (MACHINE, ""), ("", "")])
     def test_a_machine_that_cannot_tell_its_name_is_taken_for_the_same(self, before: str, now: str) -> None:
-        memory = Memory(before, BOOT, standing=(stands(fault()),))
+        memory = Memory(before, BOOT, active=(stands(fault()),))
 
         after = begin(memory, now, BOOT, NOW)
 
@@ -367,7 +367,7 @@ class TestTime:
     def test_a_monitor_event_passes_by_the_monotonic_clock_alone(self, age: float, stays: bool, jump: float) -> None:
         memory = remembers(stands(fault("Xid13", MONITOR)))
 
-        assert bool(expired(memory, later(age, wall_jumps_by=jump), DAY).standing) is stays
+        assert bool(expired(memory, later(age, wall_jumps_by=jump), DAY).active) is stays
 
     @pytest.mark.parametrize("severity", [RESET, REBOOT, ISOLATE])
     @pytest.mark.parametrize("jump", [-HOUR, HOUR, 3650 * DAY])
@@ -387,7 +387,7 @@ class TestTime:
     def test_a_monitor_event_of_another_boot_passes_by_the_wall_clock(self, wall_age: float, stays: bool) -> None:
         memory = remembers(stands(fault("Xid13", MONITOR), boot_id="the boot before", at=1e9))
 
-        assert bool(expired(memory, later(wall_age), DAY).standing) is stays
+        assert bool(expired(memory, later(wall_age), DAY).active) is stays
 
     @pytest.mark.parametrize("jump", [-HOUR, HOUR])
     def test_a_clock_that_jumps_while_an_event_stands_leaves_its_first_time(self, jump: float) -> None:
@@ -395,7 +395,7 @@ class TestTime:
 
         after = after_kernel_log(memory, read([event("Xid79", REBOOT, MONOTONIC + 5)]), later(5, wall_jumps_by=jump))
 
-        (finding,) = after.standing
+        (finding,) = after.active
         assert finding.first_seen == WALL
         assert finding.last_seen == max(WALL, WALL + timedelta(seconds=5 + jump))
 
@@ -413,7 +413,7 @@ class TestLook:
 
         after = after_look(known, JudgedCycle([says(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
 
-        assert [(finding.finding.reason, finding.finding.about["serial"]) for finding in after.standing] == [
+        assert [(finding.finding.reason, finding.finding.about["serial"]) for finding in after.active] == [
             ("GpuLost", "2")
         ]
 
@@ -446,7 +446,7 @@ def test_a_slow_gpu_that_is_idle_stays_for_a_day_and_ends_when_it_is_equal() -> 
     kept = after_look(memory, JudgedCycle([idle]), later(86_000), rules)
     again = after_look(kept, JudgedCycle([says(slow, check="gpu-siblings")]), later(86_300), rules)
 
-    assert [finding.last_seen for finding in kept.standing] == [NOW.wall]
-    assert after_look(kept, JudgedCycle([idle]), later(86_400), rules).standing == ()
-    assert after_look(again, JudgedCycle([idle]), later(100_000), rules).standing != ()
-    assert after_look(kept, JudgedCycle([says(check="gpu-siblings")]), later(86_100), rules).standing == ()
+    assert [finding.last_seen for finding in kept.active] == [NOW.wall]
+    assert after_look(kept, JudgedCycle([idle]), later(86_400), rules).active == ()
+    assert after_look(again, JudgedCycle([idle]), later(100_000), rules).active != ()
+    assert after_look(kept, JudgedCycle([says(check="gpu-siblings")]), later(86_100), rules).active == ()

@@ -35,7 +35,7 @@ def rebooted(memory: Memory) -> Memory:
 def places(memory: Memory) -> list[tuple[str, str, str]]:
     return sorted(
         (finding.finding.reason, finding.finding.subject, finding.finding.about.get("serial", ""))
-        for finding in memory.standing
+        for finding in memory.active
     )
 
 
@@ -83,7 +83,7 @@ class TestAfterAReboot:
     def test_an_instance_moves_with_its_board(self) -> None:
         memory = answered(rebooted(known(isolated(A, part="/gi5"))), gpu(A, "2"), gpu(B, "1"))
 
-        assert [finding.finding.subject for finding in memory.standing] == [f"gpu/{B}/gi5"]
+        assert [finding.finding.subject for finding in memory.active] == [f"gpu/{B}/gi5"]
 
     def test_without_a_serial_the_uuid_decides(self) -> None:
         of = (gpu(A, "", uuid="GPU-a"), gpu(B, "", uuid="GPU-b"))
@@ -91,7 +91,7 @@ class TestAfterAReboot:
 
         memory = answered(memory, gpu(A, "", uuid="GPU-b"), gpu(B, "", uuid="GPU-a"))
 
-        assert [finding.finding.subject for finding in memory.standing] == [f"gpu/{B}"]
+        assert [finding.finding.subject for finding in memory.active] == [f"gpu/{B}"]
 
     def test_two_gpus_on_one_board_are_distinguished_by_uuid(self) -> None:
         of = (gpu(A, "7", uuid="GPU-a"), gpu(B, "7", uuid="GPU-b"))
@@ -100,8 +100,8 @@ class TestAfterAReboot:
         same = answered(memory, *of)
         swapped = answered(memory, gpu(A, "7", uuid="GPU-b"), gpu(B, "7", uuid="GPU-a"))
 
-        assert [finding.finding.subject for finding in same.standing] == [f"gpu/{A}"]
-        assert [finding.finding.subject for finding in swapped.standing] == [f"gpu/{B}"]
+        assert [finding.finding.subject for finding in same.active] == [f"gpu/{A}"]
+        assert [finding.finding.subject for finding in swapped.active] == [f"gpu/{B}"]
 
     def test_what_was_logged_before_nvml_answered_is_about_the_gpu_that_is_there(self) -> None:
         memory = rebooted(known(isolated(A)))
@@ -116,7 +116,7 @@ class TestAfterAReboot:
     def test_a_board_in_its_place_keeps_everything(self, nature: Nature) -> None:
         memory = known(stands(fault("RowRemapFailed", ISOLATE, f"gpu/{A}"), nature))
 
-        assert answered(rebooted(memory), gpu(A, "1"), gpu(B, "2")).standing == rebooted(memory).standing
+        assert answered(rebooted(memory), gpu(A, "1"), gpu(B, "2")).active == rebooted(memory).active
 
 
 def test_a_reset_of_another_board_in_its_place_ends_no_finding_of_a_silent_one() -> None:

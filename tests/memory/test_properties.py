@@ -171,12 +171,12 @@ def lived(steps: list[Step]) -> World:
 
 
 def severities(memory: Memory) -> dict[tuple[str, str], Severity]:
-    return {finding.key: finding.finding.severity for finding in memory.standing}
+    return {finding.key: finding.finding.severity for finding in memory.active}
 
 
 def gone(before: Memory, after: Memory) -> list[ActiveFinding]:
     left = severities(after)
-    return [finding for finding in before.standing if left.get(finding.key, Severity.PASS) < finding.finding.severity]
+    return [finding for finding in before.active if left.get(finding.key, Severity.PASS) < finding.finding.severity]
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_a_severity_falls_by_a_written_exit_alone(
 @given(steps=histories)
 def test_rows_that_wait_no_more_end_what_the_log_said_of_them_and_nothing_else(steps: list[Step]) -> None:
     world = lived(steps)
-    rows = {finding.key: finding for finding in world.memory.standing if finding.finding.reason in REMAP_XIDS}
-    waited = any(finding.key == ("RowRemapPending", f"gpu/{ADDRESSES[0]}") for finding in world.memory.standing)
+    rows = {finding.key: finding for finding in world.memory.active if finding.finding.reason in REMAP_XIDS}
+    waited = any(finding.key == ("RowRemapPending", f"gpu/{ADDRESSES[0]}") for finding in world.memory.active)
 
     memory, whole = (
         _meet(ADDRESSES[0], "1", None, 0, remap)(world).memory
@@ -239,8 +239,8 @@ def test_rows_that_wait_no_more_end_what_the_log_said_of_them_and_nothing_else(s
 def test_everything_that_must_leave_leaves(steps: list[Step]) -> None:
     world = lived(steps)
 
-    assert all(finding.nature is Nature.LEVEL for finding in _release(world).memory.standing)
-    rebooted = _reboot(world).memory.standing
+    assert all(finding.nature is Nature.LEVEL for finding in _release(world).memory.active)
+    rebooted = _reboot(world).memory.active
     assert all(finding.nature is Nature.LEVEL or finding.finding.severity is Severity.ISOLATE for finding in rebooted)
 
 
@@ -283,8 +283,8 @@ def test_the_file_gives_back_what_it_was_given(tmp_path_factory: pytest.TempPath
     file.unlock()
 
     assert read
-    assert [(finding.key, finding.finding, finding.count, finding.boot_id) for finding in read.standing] == [
-        (finding.key, _as_recorded(finding.finding), finding.count, finding.boot_id) for finding in memory.standing
+    assert [(finding.key, finding.finding, finding.count, finding.boot_id) for finding in read.active] == [
+        (finding.key, _as_recorded(finding.finding), finding.count, finding.boot_id) for finding in memory.active
     ]
     assert {key: len(ends) for key, ends in read.ended.items()} == {key: len(e) for key, e in memory.ended.items()}
     assert (read.gpus, read.recovery, read.last_xid) == (memory.gpus, memory.recovery, memory.last_xid)
@@ -321,7 +321,7 @@ def test_a_record_always_fits_is_one_and_tells_the_worst(
         for finding in findings
     )
     row = Acknowledgement("Xid79", "gpu/0000:53:00.0", "b", 1, WALL)
-    memory = Memory(MACHINE, "b", 7, standing=tuple(sorted(standing, key=lambda finding: -finding.finding.severity)))
+    memory = Memory(MACHINE, "b", 7, active=tuple(sorted(standing, key=lambda finding: -finding.finding.severity)))
     memory = replace(memory, acknowledged=(row,) * acknowledged, released=Release("a" * 999, "b" * 999, WALL, ()))
 
     record = render(decide(memory, ()), memory, IDENTITY, WALL)
@@ -330,6 +330,6 @@ def test_a_record_always_fits_is_one_and_tells_the_worst(
     assert len(text.encode()) <= LONGEST
     jsonschema.validate(load(text), SCHEMA)
     severities = [finding.severity for finding in record.findings or ()]
-    assert severities[:1] == [finding.finding.severity for finding in memory.standing[:1]]
-    assert len(severities) + ((record.cut.findings or 0) if record.cut else 0) == len(memory.standing)
-    assert len(remembered(parse(AgentRecord, text)).standing) == len(severities)
+    assert severities[:1] == [finding.finding.severity for finding in memory.active[:1]]
+    assert len(severities) + ((record.cut.findings or 0) if record.cut else 0) == len(memory.active)
+    assert len(remembered(parse(AgentRecord, text)).active) == len(severities)

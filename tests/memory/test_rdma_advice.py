@@ -50,7 +50,7 @@ class Machine:
 
     @property
     def findings(self) -> list[str]:
-        return [f"{one.finding.reason} {one.finding.subject}" for one in self.memory.standing]
+        return [f"{one.finding.reason} {one.finding.subject}" for one in self.memory.active]
 
     def cycle(self, times: int = 1, seconds: float = CYCLE_SECONDS) -> None:
         for _ in range(times):
@@ -77,7 +77,7 @@ class Machine:
         at = later(self.at + 1).wall
         rows = [
             Acknowledgement(one.finding.reason, one.finding.subject, one.boot_id, None, at)
-            for one in self.memory.standing
+            for one in self.memory.active
         ]
         self.memory = release(self.memory, Release("ops", "on purpose", at, tuple(rows)), later(self.at))
 
@@ -156,7 +156,7 @@ def failed_loopback(machine: Machine) -> None:
     """A quarantine found that the port can't write to itself."""
     finding = fault("RdmaLoopbackFailed", Severity.REBOOT, "rdma/mlx5_3")
     active = stands(finding, check="rdma-loopback", at=MONOTONIC + machine.at)
-    machine.memory = replace(machine.memory, standing=(active,))
+    machine.memory = replace(machine.memory, active=(active,))
 
 
 def wait(hours: float) -> Step:

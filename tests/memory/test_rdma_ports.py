@@ -54,7 +54,7 @@ def ports(memory: Memory) -> dict[str, RdmaPort]:
 
 
 def active(memory: Memory) -> list[tuple[str, str, Severity]]:
-    return [(one.finding.reason, one.finding.subject, one.finding.severity) for one in memory.standing]
+    return [(one.finding.reason, one.finding.subject, one.finding.severity) for one in memory.active]
 
 
 class TestAdded:
@@ -153,7 +153,7 @@ class TestRelease:
         row = Acknowledgement(reason, "rdma/mlx5_3", BOOT, None, WALL)
         memory = release(memory, Release("ops", "moved", WALL, (row,)), NOW)
         part = SPEED if reason == "RdmaRateLow" else LINK
-        assert memory.standing == ()
+        assert memory.active == ()
         assert memory.first == replace(first, rdma={RAILS[3]: replace(PORT, rate=0.0, released=part), RAILS[4]: other})
         assert parse(dump(memory)).first == memory.first
 

@@ -53,43 +53,43 @@ def test_an_override_reaches_an_active_finding_and_taking_it_back_restores_it(
     line: str, own: Severity, severity: Severity
 ) -> None:
     before = logged(line, Policy())
-    reason = before.standing[0].finding.reason
+    reason = before.active[0].finding.reason
     policy = Policy({reason: severity})
 
     overridden = in_force(before, policy)
     from_the_start = logged(line, policy)
 
     for memory in (overridden, from_the_start):
-        assert [finding.finding.severity for finding in memory.standing] == [severity]
+        assert [finding.finding.severity for finding in memory.active] == [severity]
         assert decide(memory, [says()]).severity is severity
-        assert [finding.finding.rule for finding in memory.standing] == [OVERRIDDEN]
+        assert [finding.finding.rule for finding in memory.active] == [OVERRIDDEN]
         assert in_force(parse(dump(memory)), policy) == parse(dump(memory))
         restored = in_force(parse(dump(memory)), Policy())
-        assert [(finding.finding.severity, finding.finding.rule) for finding in restored.standing] == [
-            (own, before.standing[0].finding.rule)
+        assert [(finding.finding.severity, finding.finding.rule) for finding in restored.active] == [
+            (own, before.active[0].finding.rule)
         ]
 
 
 def test_one_that_is_set_to_pass_is_no_part_of_the_verdict() -> None:
     verdict = decide(logged(xid(62), Policy({"Xid62": PASS})), [says()])
 
-    assert (verdict.status, verdict.standing) == (Status.PASS, ())
+    assert (verdict.status, verdict.active) == (Status.PASS, ())
 
 
 def test_one_that_is_set_to_pass_ends_by_its_own_exit() -> None:
     hidden = logged(xid(62), Policy({"Xid62": PASS}))
 
-    assert recovered(hidden, ADDRESS, MONOTONIC + 5, later(5)).standing == ()
-    assert begin(hidden, MACHINE, "boot-2", later(5)).standing == ()
+    assert recovered(hidden, ADDRESS, MONOTONIC + 5, later(5)).active == ()
+    assert begin(hidden, MACHINE, "boot-2", later(5)).active == ()
     isolated = logged(xid(54), Policy({"Xid54": PASS}))
-    assert begin(isolated, MACHINE, "boot-2", later(5)).standing != ()
+    assert begin(isolated, MACHINE, "boot-2", later(5)).active != ()
 
 
 def test_a_code_that_nvidia_ignores_is_remembered_only_where_a_cluster_counts_it() -> None:
-    assert logged(xid(43), Policy()).standing == ()
+    assert logged(xid(43), Policy()).active == ()
     raised = logged(xid(43), Policy({"Xid43": RESET}))
-    assert [finding.finding.severity for finding in raised.standing] == [RESET]
-    assert [finding.finding.severity for finding in in_force(raised, Policy()).standing] == [PASS]
+    assert [finding.finding.severity for finding in raised.active] == [RESET]
+    assert [finding.finding.severity for finding in in_force(raised, Policy()).active] == [PASS]
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_the_clusters_defaults_reach_an_active_finding(
 ) -> None:
     memory = in_force(logged(line, before), after)
 
-    assert [finding.finding.severity for finding in memory.standing] == [severity]
-    assert memory.standing == in_force(logged(line, after), after).standing
+    assert [finding.finding.severity for finding in memory.active] == [severity]
+    assert memory.active == in_force(logged(line, after), after).active
 
 
 def test_an_escalated_finding_stays_isolate_unless_an_override_is_milder_than_reset() -> None:
     memory = remembers(stands(replace(fault("Xid62", ISOLATE), rule=ESCALATED)))
 
     severities = {
-        override: in_force(memory, Policy({"Xid62": override})).standing[0].finding.severity for override in Severity
+        override: in_force(memory, Policy({"Xid62": override})).active[0].finding.severity for override in Severity
     }
 
     assert severities == {PASS: PASS, MONITOR: MONITOR, RESET: ISOLATE, REBOOT: ISOLATE, ISOLATE: ISOLATE}
@@ -127,8 +127,8 @@ def test_a_memory_of_0_3_0_takes_the_tables_severity_for_what_an_override_had_se
     assert "catalogued" not in json.loads(body)["findings"][0]
     memory = parse(head + b"\n" + body)
 
-    assert [finding.finding.severity for finding in in_force(memory, Policy({"Xid62": MONITOR})).standing] == [MONITOR]
-    assert [finding.finding.severity for finding in in_force(memory, Policy()).standing] == [RESET]
+    assert [finding.finding.severity for finding in in_force(memory, Policy({"Xid62": MONITOR})).active] == [MONITOR]
+    assert [finding.finding.severity for finding in in_force(memory, Policy()).active] == [RESET]
 
 
 def test_nothing_changes_where_nothing_is_overridden() -> None:

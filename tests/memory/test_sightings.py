@@ -47,7 +47,7 @@ def reads(memory: Memory, *lines: KernelEvent, after: float = 0.0) -> Memory:
 
 
 def observed(memory: Memory) -> list[tuple[str, int]]:
-    return [(finding.finding.reason, finding.count) for finding in memory.standing]
+    return [(finding.finding.reason, finding.count) for finding in memory.active]
 
 
 class TestCleanup:
@@ -64,7 +64,7 @@ class TestCleanup:
     def test_with_another_xid_it_is_a_consequence(self, other: KernelEvent, cleanup_at: float) -> None:
         after = reads(remembers(), *sorted([other, self.cleanup(cleanup_at)], key=lambda event: event.at), after=70)
 
-        assert "Xid45" not in [finding.finding.reason for finding in after.standing]
+        assert "Xid45" not in [finding.finding.reason for finding in after.active]
 
     @pytest.mark.parametrize("cleanup_at", [-56.0, 66.0])
     def test_further_away_it_stands_for_itself(self, cleanup_at: float) -> None:
@@ -167,17 +167,17 @@ class TestAPendingActionByTheText:
     def test_ends_when_nvml_shows_none_after_it(self, action: int | None, began: float, left: set[str]) -> None:
         memory = gpus_answered(self.failed(), [self.gpu(action)], MONOTONIC + began, later(began))
 
-        assert {finding.finding.reason for finding in memory.standing} == left
+        assert {finding.finding.reason for finding in memory.active} == left
 
     def test_the_next_read_ends_it_where_one_came_too_early(self) -> None:
         early = gpus_answered(self.failed(), [self.gpu(0)], MONOTONIC + 1.5, later(2))
 
-        assert gpus_answered(early, [self.gpu(0)], MONOTONIC + 12, later(12)).standing == ()
+        assert gpus_answered(early, [self.gpu(0)], MONOTONIC + 12, later(12)).active == ()
 
     def test_another_gpu_ends_nothing(self) -> None:
         other = self.gpu(0, "0000:64:00.0")
 
-        assert len(gpus_answered(self.failed(), [other], MONOTONIC + 300, later(300)).standing) == 2
+        assert len(gpus_answered(self.failed(), [other], MONOTONIC + 300, later(300)).active) == 2
 
     def test_the_reset_counts_for_escalation(self) -> None:
         memory = self.failed()
@@ -188,15 +188,15 @@ class TestAPendingActionByTheText:
             outcomes = judge((XID,), Evidence({RING: (record, text)}), Expectation())
             memory = after_kernel_log(memory, outcomes, later(at + 2), 2)
 
-        assert {finding.finding.reason: finding.finding.severity.name for finding in memory.standing}[
+        assert {finding.finding.reason: finding.finding.severity.name for finding in memory.active}[
             "Xid62"
         ] == "ISOLATE"
 
     def test_a_quarantine_that_passed_ends_it_where_the_driver_has_no_recovery_action(self) -> None:
         memory = gpus_answered(self.failed(), [self.gpu(None)], MONOTONIC + 300, later(300))
 
-        assert passed(memory, WALL + timedelta(hours=1)).standing == ()
-        assert len(passed(self.failed(), WALL + timedelta(hours=1)).standing) > 0
+        assert passed(memory, WALL + timedelta(hours=1)).active == ()
+        assert len(passed(self.failed(), WALL + timedelta(hours=1)).active) > 0
 
 
 class TestRepeats:
@@ -213,7 +213,7 @@ class TestRepeats:
 
         three = reads(two, self.hit(3, reason), after=3)
 
-        repeated = next(finding for finding in three.standing if finding.finding.reason == f"{reason}Repeated")
+        repeated = next(finding for finding in three.active if finding.finding.reason == f"{reason}Repeated")
         assert (repeated.finding.severity, repeated.finding.subject, repeated.nature) == (MONITOR, GPU, Nature.EVENT)
         assert "quarantine" in repeated.finding.detail
 
@@ -269,7 +269,7 @@ class TestRepeats:
 
         memory = after_kernel_log(remembers(), outcomes, later(80))
 
-        assert {finding.finding.reason for finding in memory.standing} == expected
+        assert {finding.finding.reason for finding in memory.active} == expected
 
     def test_on_two_gpus_it_is_the_programs(self) -> None:
         lines = [self.hit(0, subject=OTHER), *(self.hit(number) for number in range(1, 9))]
@@ -344,7 +344,7 @@ class TestWhatIsNoFault:
     def test_the_uuid_that_the_driver_tells_names_the_finding(self) -> None:
         memory = reads(remembers(), line("GpuNamed", None, 1, uuid="GPU-7"), line("Xid79", REBOOT, 2), after=2)
 
-        assert memory.standing[0].finding.about == {"uuid": "GPU-7"}
+        assert memory.active[0].finding.about == {"uuid": "GPU-7"}
 
     def test_a_uuid_that_nvml_reports_too_removes_nothing(self) -> None:
         about = {"index": "3", "uuid": "GPU-7", "serial": "165"}
@@ -374,14 +374,14 @@ def test_a_flood_of_many_faults_is_bounded_and_keeps_the_worst() -> None:
 
     memory = reads(remembers(), *lines, line("Xid79", REBOOT, 2), after=3)
 
-    assert (len(memory.standing), memory.standing[0].finding.reason) == (512, "Xid79")
+    assert (len(memory.active), memory.active[0].finding.reason) == (512, "Xid79")
 
 
 def test_nothing_read_changes_nothing() -> None:
     memory = remembers()
 
     assert after_kernel_log(memory, [Outcome("xid", "0")], NOW) is memory
-    assert fault() not in [finding.finding for finding in memory.standing]
+    assert fault() not in [finding.finding for finding in memory.active]
 
 
 def test_what_hit_a_deep_test_is_no_sign_of_anything() -> None:

@@ -52,7 +52,7 @@ def heard(memory: Memory, *lines: tuple[float, str]) -> Memory:
 def found(memory: Memory) -> list[str]:
     return sorted(
         f"{one.finding.reason} {one.finding.severity.name} {one.finding.subject.removeprefix('gpu/0000:')}"
-        for one in memory.standing
+        for one in memory.active
     )
 
 
@@ -146,7 +146,7 @@ def test_a_sound_gpu_that_the_driver_does_not_support_needs_no_reset(
 
 @pytest.mark.parametrize("lines", [[(0, WATCHDOG), (1, xid(8))], [(0, xid(8)), (1, WATCHDOG)]])
 def test_an_xid_8_of_the_watchdog_names_a_reboot(lines: list[tuple[float, str]]) -> None:
-    (active,) = heard(remembers(), *lines).standing
+    (active,) = heard(remembers(), *lines).active
 
     assert LOCKED in active.finding.detail
     assert len(active.finding.detail) <= 200
@@ -155,15 +155,15 @@ def test_an_xid_8_of_the_watchdog_names_a_reboot(lines: list[tuple[float, str]])
 def test_each_symptom_ends_as_its_record_says() -> None:
     lines = [(0.0, WATCHDOG), (1.0, LINK), (2.0, LINK), (3.0, LINK), (4.0, FATAL), (4.1, NOT_RECOVERED)]
     memory = heard(remembers(), *lines)
-    assert len(memory.standing) == 3
+    assert len(memory.active) == 3
 
     assert found(expired(memory, later(90_000), 86400.0)) == ["GpuPcieError REBOOT 53:00.0"]
-    assert begin(memory, MACHINE, "boot-2", later(200)).standing == ()
+    assert begin(memory, MACHINE, "boot-2", later(200)).active == ()
 
 
 def test_a_released_symptom_stays_ended_when_it_is_read_again() -> None:
     memory = heard(remembers(), (0, LOST))
-    (active,) = memory.standing
+    (active,) = memory.active
     rows = (Acknowledgement(active.finding.reason, active.finding.subject, active.boot_id, 1, WALL),)
     memory = release(memory, Release("ops", "checked", WALL, rows), later(300))
 

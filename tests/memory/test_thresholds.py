@@ -51,7 +51,7 @@ def logged(lines: Iterable[Line], by: Policy = RULE, memory: Memory | None = Non
 
 
 def severities(memory: Memory) -> dict[str, Severity]:
-    return {f"{active.finding.reason} {active.finding.subject}": active.finding.severity for active in memory.standing}
+    return {f"{active.finding.reason} {active.finding.subject}": active.finding.severity for active in memory.active}
 
 
 def processes(*times: float, code: int = 43) -> list[Line]:
@@ -179,18 +179,18 @@ def test_a_cleanup_of_another_xid_counts_nothing() -> None:
 def test_below_the_threshold_an_ignored_code_is_no_finding() -> None:
     verdict = decide(logged(processes(0, 1)), [says()])
 
-    assert (verdict.status, verdict.standing) == (Status.PASS, ())
+    assert (verdict.status, verdict.active) == (Status.PASS, ())
 
 
 def test_at_the_threshold_it_is_an_event_with_its_rule_until_the_gpu_is_reset() -> None:
     memory = logged(processes(0, 1, 2))
-    (active,) = memory.standing
+    (active,) = memory.active
 
     assert (active.nature, active.finding.rule) == (Nature.EVENT, f"{OVERRIDDEN}: after 3 in 600s")
     assert (active.finding.catalogued, active.finding.catalogued_rule) == (PASS, "xid.csv:43")
     assert "reset of the GPU" in (finding_row(active).exit or "")
     assert finding_row(active).processes is None
-    assert recovered(memory, GPU.removeprefix("gpu/"), MONOTONIC + 5, later(5)).standing == ()
+    assert recovered(memory, GPU.removeprefix("gpu/"), MONOTONIC + 5, later(5)).active == ()
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_a_new_threshold_counts_the_processes_of_an_active_finding() -> None:
 
 def test_a_reached_threshold_stays_reached_without_the_processes_that_reached_it() -> None:
     memory = logged(processes(0, 1, 2, *range(3600, 3600 * 20, 3600)))
-    on_the_node = replace(memory, standing=tuple(finding_row(one).standing(BOOT) for one in memory.standing))
+    on_the_node = replace(memory, active=tuple(finding_row(one).active_finding(BOOT) for one in memory.active))
 
-    assert [len(active.processes) for active in memory.standing] == [16]
+    assert [len(active.processes) for active in memory.active] == [16]
     for known in (memory, on_the_node):
         assert severities(in_force(known, RULE)) == {f"Xid43 {GPU}": RESET}
         assert severities(in_force(known, policy("xid 43 = REBOOT after 2 in 10m"))) == {f"Xid43 {GPU}": REBOOT}
@@ -250,19 +250,19 @@ def test_a_release_begins_the_count_anew_and_read_again_its_lines_count_nothing(
     again = logged(lines, RULE, memory)
     after = logged([(4, xid(43, "8 a")), (5, xid(43, "9 a"))], RULE, again, 3)
 
-    assert (memory.standing, again.standing) == ((), ())
+    assert (memory.active, again.active) == ((), ())
     assert severities(after) == {f"Xid43 {GPU}": PASS}
 
 
 def test_a_reboot_ends_the_count_and_an_isolated_gpu_counts_anew() -> None:
     isolates = policy("xid 43 = ISOLATE after 3 in 10m")
-    assert begin(logged(processes(0, 1)), MACHINE, "boot-2", later(90)).standing == ()
+    assert begin(logged(processes(0, 1)), MACHINE, "boot-2", later(90)).active == ()
 
     memory = begin(logged(processes(0, 1, 2), isolates), MACHINE, "boot-2", later(90))
     memory = logged([(-40_000, xid(43, "1 a"))], isolates, memory)
 
     assert severities(memory) == {f"Xid43 {GPU}": ISOLATE}
-    assert [len(active.processes) for active in memory.standing] == [1]
+    assert [len(active.processes) for active in memory.active] == [1]
     assert severities(in_force(memory, isolates)) == {f"Xid43 {GPU}": ISOLATE}
 
 
@@ -279,9 +279,9 @@ def test_a_tenant_with_many_processes_takes_no_memory() -> None:
 
     memory = logged(lines)
 
-    assert [len(active.processes) for active in memory.standing] == [16]
+    assert [len(active.processes) for active in memory.active] == [16]
     assert len(dump(memory)) < 2000
-    assert memory.standing[0].first_seen == WALL
+    assert memory.active[0].first_seen == WALL
 
 
 def test_a_pid_that_is_used_again_is_another_process_if_its_start_is_known() -> None:
@@ -316,11 +316,11 @@ def test_a_memory_of_an_earlier_version_has_each_process_once() -> None:
     def earlier(*names: str) -> Memory:
         memory = logged(crash(900, "worker-1"))
         counted = tuple(CountedProcess(name, MONOTONIC + at) for at, name in enumerate(names))
-        standing = tuple(replace(active, processes=counted) for active in memory.standing)
+        standing = tuple(replace(active, processes=counted) for active in memory.active)
         hits = {
             ("Xid31", GPU.removeprefix("gpu/")): tuple(ProcessHit(one.process, "", one.at, WALL) for one in counted)
         }
-        return parse(dump(replace(memory, standing=standing, hits=hits)))
+        return parse(dump(replace(memory, active=standing, hits=hits)))
 
     threads = earlier("900 worker-1", "900 worker-2")
     others = earlier("900 worker-1", "901 worker-1")
@@ -337,7 +337,7 @@ def test_an_earlier_version_counts_a_process_of_this_one_once() -> None:
     """It compares pid and name, so both are stored."""
     memory = logged([*crash(900, "python"), *crash(900, "python", code=31)])
 
-    assert [one.process for active in memory.standing for one in active.processes] == ["900 python"] * 2
+    assert [one.process for active in memory.active for one in active.processes] == ["900 python"] * 2
     assert [hit.process for hits in memory.hits.values() for hit in hits] == ["900 python"]
 
 
@@ -365,7 +365,7 @@ def test_renamed_threads_change_no_verdict(events: list[tuple[int, int | None, i
                 active.count,
                 active.finding.rule,
             )
-            for active in (logged(lines, rules).standing if lines else ())
+            for active in (logged(lines, rules).active if lines else ())
         }
 
     assert verdict(names) == verdict(name for *_, name in events) == verdict(["python"] * len(events))

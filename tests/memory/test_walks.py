@@ -94,7 +94,7 @@ class Node:
 
     @property
     def reasons(self) -> set[str]:
-        return {finding.finding.reason for finding in self.memory.standing}
+        return {finding.finding.reason for finding in self.memory.active}
 
     def swap(self, gpu: int, **other: Any) -> None:
         self.gpus[gpu] = replace(self.gpus[gpu], **other)
@@ -122,7 +122,7 @@ def test_a_driver_upgrade_that_leaves_one_gpu_behind(node: Node) -> None:
     node.swap(2, error=15)
 
     assert node.look() is RESET
-    assert {finding.finding.subject for finding in node.memory.standing} == {f"gpu/{ADDRESSES[2]}.0"}
+    assert {finding.finding.subject for finding in node.memory.active} == {f"gpu/{ADDRESSES[2]}.0"}
 
 
 def test_a_boot_with_the_driver_still_installing(node: Node) -> None:
@@ -255,7 +255,7 @@ def test_a_node_that_comes_back_under_its_name_on_other_hardware(node: Node) -> 
 
     node.memory = begin(node.memory, "another machine", "its boot", node.now)
 
-    assert (node.severity, node.memory.standing) == (PASS, ())
+    assert (node.severity, node.memory.active) == (PASS, ())
 
 
 def test_a_board_that_was_swapped(node: Node) -> None:
@@ -265,7 +265,7 @@ def test_a_board_that_was_swapped(node: Node) -> None:
     node.swap(2, serial="1659999", uuid="GPU-new")
 
     assert node.look() is ISOLATE
-    assert {finding.finding.subject for finding in node.memory.standing} == {f"gpu/{ADDRESSES[1]}.0"}
+    assert {finding.finding.subject for finding in node.memory.active} == {f"gpu/{ADDRESSES[1]}.0"}
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0, 400 * DAY, -400 * DAY])
@@ -278,7 +278,7 @@ def test_a_clock_that_jumps(node: Node, jump: float) -> None:
     node.wait(DAY)
     assert node.look() is REBOOT
     assert node.reasons == {"Xid79"}
-    assert all(finding.first_seen <= finding.last_seen for finding in node.memory.standing)
+    assert all(finding.first_seen <= finding.last_seen for finding in node.memory.active)
 
 
 @pytest.mark.parametrize("reboots", [False, True])
@@ -306,7 +306,7 @@ def test_a_storm_of_user_code(node: Node) -> None:
 
     assert node.severity is MONITOR
     assert node.reasons == {"Xid13"}
-    assert {finding.count for finding in node.memory.standing} == {50}
+    assert {finding.count for finding in node.memory.active} == {50}
 
 
 def test_a_gpu_on_which_every_program_fails(node: Node) -> None:
@@ -323,7 +323,7 @@ def test_a_teardown_storm(node: Node) -> None:
         f"NVRM: Xid (PCI:{address}): 45, pid=7, name=a, Ch {n:08x}" for n in range(250) for address in ADDRESSES
     ]
     assert node.log(*cleanups) is MONITOR
-    assert {finding.count for finding in node.memory.standing} == {250}
+    assert {finding.count for finding in node.memory.active} == {250}
     for gpu in range(4):
         node.xid(gpu, 31, "pid=7, name=a, Ch 00000001, intr 00000000. MMU Fault")
 
@@ -336,8 +336,8 @@ def test_a_gpu_lost_in_every_way_at_once_and_mended_by_a_reboot(node: Node) -> N
     assert node.xid(1, 154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)") is REBOOT
     node.swap(1, error=15)
     assert node.look(Finding("GpuLost", REBOOT, f"gpu/{ADDRESSES[1]}.0", "x")) is REBOOT
-    assert len(node.memory.standing) == 3, "Xid 79 explains the line without a number"
-    assert {finding.finding.about["serial"] for finding in node.memory.standing} == {"1650001"}
+    assert len(node.memory.active) == 3, "Xid 79 explains the line without a number"
+    assert {finding.finding.about["serial"] for finding in node.memory.active} == {"1650001"}
     assert node.reboot() is REBOOT  # the level stays active until the next cycle
     node.swap(1, error=0)
     assert node.look() is PASS

@@ -241,8 +241,8 @@ def test_what_a_record_keeps_is_read_back(words: Words) -> None:
     assert (records.is_whole(message), records.signature(read)) == (True, records.signature(record))
     assert len(message.encode()) <= records.LONGEST
     if "cut" not in json.loads(message):
-        assert [kept(finding) for finding in again.standing] == [
-            kept(finding) for finding in decide(memory, [says()]).standing
+        assert [kept(finding) for finding in again.active] == [
+            kept(finding) for finding in decide(memory, [says()]).active
         ]
         assert len(again.acknowledged) == len({(a.key, a.boot_id, a.cursor) for a in memory.acknowledged})
 
@@ -256,7 +256,7 @@ def kept(entry: Any) -> tuple[Any, ...]:
 @example(words=HOSTILE)
 def test_no_word_speaks_of_what_comes_after_it_was_seen(words: Words) -> None:
     memory = heeded(words)
-    assert all(finding.last_seen <= NOW.wall for finding in memory.standing)
+    assert all(finding.last_seen <= NOW.wall for finding in memory.active)
     assert all(acknowledgement.last_seen <= NOW.wall for acknowledgement in memory.acknowledged)
     event = fault(seq=CURSOR + 1, at=NOW.monotonic + 5)
 
@@ -267,7 +267,7 @@ def test_no_word_speaks_of_what_comes_after_it_was_seen(words: Words) -> None:
     if word is not None:
         after = exits.within_log(exits.release(replace(after, cursor=CURSOR + 1), word, later(30)))
 
-    assert ("Xid79", GPU) in {finding.key for finding in after.standing}
+    assert ("Xid79", GPU) in {finding.key for finding in after.active}
 
 
 @given(words=WORDS)

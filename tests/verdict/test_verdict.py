@@ -59,7 +59,7 @@ def test_no_finding_hides_another(standing: list[tuple[str, Severity]], severity
     verdict = decide(memory, [says()])
 
     assert (verdict.status, verdict.severity) == (Status.FAIL, severity)
-    assert [finding.finding.reason for finding in verdict.standing] == [reason for reason, _ in standing]
+    assert [finding.finding.reason for finding in verdict.active] == [reason for reason, _ in standing]
 
 
 def test_each_group_shows_its_own_worst_finding() -> None:

@@ -172,19 +172,19 @@ def test_a_gpu_lost_without_an_xid_is_a_finding_within_45_seconds_of_the_kernels
     if noticed_after == 0.0:
         node.write_value("nvml/gpu0/error", 15)
     for seconds in line.cycles():
-        if light.state.memory.standing:
+        if light.state.memory.active:
             break
         if seconds + AGAIN_SECONDS > noticed_after:  # before the next cycle
             node.write_value("nvml/gpu0/error", 15)
 
     assert seconds == found_after
-    (found,) = light.state.memory.standing
+    (found,) = light.state.memory.active
     assert (found.finding.reason, found.finding.subject) == ("GpuLost", f"gpu/{node.gpus[0].address}")
 
 
 def test_a_gpu_that_answers_after_the_kernels_line_is_checked_three_times_more(light: Light) -> None:
     assert list(KernelLine(light).cycles()) == [0.0, 10.0, 20.0, 30.0]
-    assert light.state.memory.standing == ()
+    assert light.state.memory.active == ()
 
 
 def test_throttled_time_is_shown_by_gpu_and_reason_without_zeros(light: Light, node: SimulatedNode) -> None:
@@ -280,7 +280,7 @@ def test_a_gpu_slower_than_those_of_its_pod_is_found_while_they_work_and_kept_wh
             for _ in range(5):
                 light.look()
                 seconds += 300
-                active.append([finding.finding.subject for finding in light.state.memory.standing])
+                active.append([finding.finding.subject for finding in light.state.memory.active])
             for gpu in range(8):
                 node.write_value(f"nvml/gpu{gpu}/samples/1", "120 166000 0")
             light.look()
@@ -288,7 +288,7 @@ def test_a_gpu_slower_than_those_of_its_pod_is_found_while_they_work_and_kept_wh
 
     slow = [f"gpu/{node.gpus[5].address}"]
     assert active == [[], [], [], slow, slow]
-    assert [finding.finding.subject for finding in light.state.memory.standing] == slow
+    assert [finding.finding.subject for finding in light.state.memory.active] == slow
 
 
 def test_what_the_node_allows_is_expected(light: Light) -> None:
@@ -328,11 +328,11 @@ def test_a_node_that_cannot_be_read_for_a_moment_is_still_of_its_type(light: Lig
     node.remove_gpu(3)
     for _ in range(4):
         light.look()
-    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuCountLow"]
+    assert [finding.finding.reason for finding in light.state.memory.active] == ["GpuCountLow"]
 
     light.state.set_node(None)
     assert light.look()[1].instance_type == "p5.48xlarge"
-    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuCountLow"]
+    assert [finding.finding.reason for finding in light.state.memory.active] == ["GpuCountLow"]
 
     light.state.set_node(NodeState("n"))
     assert light.look()[1].instance_type == ""
@@ -378,10 +378,10 @@ def test_a_gpu_being_reset_is_no_fault_of_it_nor_of_its_peers(
         node.write_value(link, 1)
     for state in (2, 2, 3):
         node.write_value("nvml/gpu3/fabric_state", state)
-        assert light.state.memory.standing == ()
+        assert light.state.memory.active == ()
         light.look()
 
-    assert (light.state.memory.standing, light.state.memory.suspects) == ((), {})
+    assert (light.state.memory.active, light.state.memory.suspects) == ((), {})
 
 
 def test_a_gpu_that_stays_lost_is_a_finding_of_the_fourth_look(light: Light, node: SimulatedNode) -> None:
@@ -389,10 +389,10 @@ def test_a_gpu_that_stays_lost_is_a_finding_of_the_fourth_look(light: Light, nod
     node.lose_gpu(3)
     for _ in range(3):
         assert light.cycle.run() == AGAIN_SECONDS
-        assert light.state.memory.standing == ()
+        assert light.state.memory.active == ()
     light.look()
 
-    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuLost"]
+    assert [finding.finding.reason for finding in light.state.memory.active] == ["GpuLost"]
 
 
 @pytest.mark.parametrize(("interval", "timeout"), [("10", "900"), ("300", "1"), ("10", "1")])
@@ -413,21 +413,21 @@ def test_a_narrow_pcie_link_counts_in_use_and_stays_when_the_gpu_goes_idle(
     node.write_value("nvml/gpu3/pcie_width", 8)
     for _ in range(5):
         light.look()
-        assert (light.state.memory.standing, light.state.memory.suspects) == ((), {})
+        assert (light.state.memory.active, light.state.memory.suspects) == ((), {})
 
     node.write_value("nvml/gpu3/pcie_generation", 5)
     for _ in range(4):
         light.look()
-    assert [finding.finding.reason for finding in light.state.memory.standing] == ["PcieWidthLow"]
+    assert [finding.finding.reason for finding in light.state.memory.active] == ["PcieWidthLow"]
 
     node.write_value("nvml/gpu3/pcie_generation", 1)
     for _ in range(5):
         light.look()
-    assert [finding.finding.reason for finding in light.state.memory.standing] == ["PcieWidthLow"]
+    assert [finding.finding.reason for finding in light.state.memory.active] == ["PcieWidthLow"]
 
     node.write_value("nvml/gpu3/pcie_width", 16)
     light.look()
-    assert light.state.memory.standing == ()
+    assert light.state.memory.active == ()
 
 
 def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNode) -> None:
@@ -435,7 +435,7 @@ def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNo
     node.want_recovery(3, 1)
 
     assert [light.cycle.run(), light.cycle.run()] == [AGAIN_SECONDS, None]
-    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuRecoveryAction"]
+    assert [finding.finding.reason for finding in light.state.memory.active] == ["GpuRecoveryAction"]
 
 
 def just_loaded() -> KernelEvent:

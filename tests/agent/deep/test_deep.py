@@ -306,7 +306,7 @@ def failed(rig: Rig) -> None:
     finding = Finding("Xid95", Severity.RESET, "gpu/0000:53:00.0", "x")
     now = clock.now()
     standing = ActiveFinding(finding, "xid", Nature.EVENT, now.wall, now.wall, 1, "boot-1", now.monotonic)
-    rig.state.remember(rig.state.judgement.after(replace(rig.state.memory, standing=(standing,))))
+    rig.state.remember(rig.state.judgement.after(replace(rig.state.memory, active=(standing,))))
 
 
 def unknown(rig: Rig) -> None:

@@ -127,7 +127,7 @@ def test_an_xid_of_a_pod_that_calls_itself_a_test_counts_during_a_run(rig: Rig) 
 def standing(agent: Agent) -> dict[str, set[str]]:
     """Return the subjects of active findings in its memory, by reason."""
     found: dict[str, set[str]] = {}
-    for finding in agent.state.memory.standing:
+    for finding in agent.state.memory.active:
         found.setdefault(finding.finding.reason, set()).add(finding.finding.subject)
     return found
 

@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Iterator[MemoryFile]:
 
 def counted(file: MemoryFile) -> int:
     memory = file.read()
-    return sum(finding.count for finding in memory.standing) if memory else 0
+    return sum(finding.count for finding in memory.active) if memory else 0
 
 
 class TestTheFile:
@@ -116,8 +116,8 @@ class TestTheFile:
             self.xid(Ledger(again, None, Telemetry()), seq)
 
         assert (
-            [finding.count for finding in again.memory.standing]
-            == [finding.count for finding in state.memory.standing]
+            [finding.count for finding in again.memory.active]
+            == [finding.count for finding in state.memory.active]
             == [5]
         )
 
@@ -163,7 +163,7 @@ class _Following:
         return self.metric("lost_") == records
 
     def has_counted(self, times: int) -> bool:
-        return [finding.count for finding in self.state.memory.standing] == [times]
+        return [finding.count for finding in self.state.memory.active] == [times]
 
 
 class TestFollowing:
@@ -216,7 +216,7 @@ class TestFollowing:
         eventually(lambda: following.state.memory.cursor == last.sequence)
         following.follower.end()
         assert (following.metric() - before, following.metric("refused_")) == (11, 1)
-        assert following.state.memory.standing == ()
+        assert following.state.memory.active == ()
 
 
 class TestAProcess:
@@ -224,7 +224,7 @@ class TestAProcess:
         """Return the findings after the whole log was judged."""
         last = node.xid(1, 95, "the last")
         eventually(lambda: following.state.memory.cursor == last.sequence)
-        return {active.finding.reason for active in following.state.memory.standing} - {"Xid95"}
+        return {active.finding.reason for active in following.state.memory.active} - {"Xid95"}
 
     @pytest.mark.parametrize(
         ("processes", "expected"),
@@ -301,11 +301,11 @@ class TestARecordThatCannotBeTaken:
     def test_is_set_aside_by_name_and_the_others_count(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = self.following(node, file)
         following.follower.start()
-        eventually(lambda: len(following.state.memory.standing) == 3)
+        eventually(lambda: len(following.state.memory.active) == 3)
         eventually(lambda: following.state.memory.cursor == following.follower._cursor)
         following.follower.end()
 
-        assert {finding.finding.subject for finding in following.state.memory.standing} == {
+        assert {finding.finding.subject for finding in following.state.memory.active} == {
             f"gpu/{node.gpus[number].address}" for number in (0, 2, 3)
         }
         assert {reason for reason, _ in following.reports.warnings} == {"KernelLogRecordSetAside"}
@@ -320,9 +320,9 @@ class TestARecordThatCannotBeTaken:
     def test_still_blinds_its_check_after_the_next_good_one(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = self.following(node, file)
         following.follower.start()
-        eventually(lambda: len(following.state.memory.standing) == 3)
+        eventually(lambda: len(following.state.memory.active) == 3)
         node.xid(4, 79, "good")
-        eventually(lambda: len(following.state.memory.standing) == 4)
+        eventually(lambda: len(following.state.memory.active) == 4)
         following.follower.end()
 
         causes = {cause.cause.cause.name for cause in following.state.known.judgement.verdict.unobserved}
@@ -333,7 +333,7 @@ class TestARecordThatCannotBeTaken:
         node.xid(0, 95, "the last")
         following = _Following(node, file, EVENT_CHECKS)
         following.follower.start()
-        eventually(lambda: len(following.state.memory.standing) == 1)
+        eventually(lambda: len(following.state.memory.active) == 1)
         eventually(lambda: following.state.memory.cursor == following.follower._cursor)
         following.follower.end()
 
@@ -348,7 +348,7 @@ class TestARecordThatCannotBeTaken:
         node.xid(0, 95, "the last")
         following = _Following(node, file, EVENT_CHECKS)
         following.follower.start()
-        eventually(lambda: len(following.state.memory.standing) == 1)
+        eventually(lambda: len(following.state.memory.active) == 1)
         eventually(lambda: following.state.memory.cursor == following.follower._cursor)
         following.follower.end()
 
@@ -385,7 +385,7 @@ class TestARecordThatCannotBeTaken:
         following = self.following(node, file)
         following.ledger.configure(selecting(EVENT_CHECKS))
         following.follower.start()
-        eventually(lambda: len(following.state.memory.standing) == 3)
+        eventually(lambda: len(following.state.memory.active) == 3)
         eventually(lambda: following.reports.warnings)
         following.follower.end()
 

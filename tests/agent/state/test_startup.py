@@ -29,14 +29,14 @@ def test_a_memory_that_triggers_a_defect_is_renamed_and_reported(
     file: MemoryFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(memory: Memory, *rest: Any) -> Memory:
-        if memory.standing:
+        if memory.active:
             raise OverflowError("date value out of range")
         return begin(memory, *rest)
 
     monkeypatch.setattr(startup, "begin", fails)
     start = start_from(file, tmp_path, Telemetry())
 
-    assert (start.memory.standing, start.was_lost, file.path.exists()) == ((), True, False)
+    assert (start.memory.active, start.was_lost, file.path.exists()) == ((), True, False)
     assert "OverflowError: date value out of range" in start.unreadable
     assert start.unreadable.endswith("renamed to memory.unreadable")
 
