@@ -32,7 +32,7 @@ from healthcheck.operations.next_step import NextStep, next_step
 from healthcheck.operations.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import is_taken, taken_on
+from healthcheck.verdict.acknowledgement import adopted_records_on, is_adopted
 from healthcheck.verdict.record import RunRecord, StandingRecord
 
 PASSED, _RERUN = "return-to-service", "rerun"
@@ -215,7 +215,7 @@ class NodeQuarantine:
             node = self._uncordoned()
         with suppress(ClusterError):  # the request is repeated
             self._cluster.jobs.note_shown(ended, datetime.now(UTC))
-        if is_taken(record, QUARANTINE_RESULT, taken_on(node)):
+        if is_adopted(record, QUARANTINE_RESULT, adopted_records_on(node)):
             step = idle_step(node, records.on_node(StandingRecord, node, RESULTS), silent=False)
         else:
             step = next_step(recommendation, node, record.findings or ())

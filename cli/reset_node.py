@@ -70,7 +70,7 @@ from healthcheck.operations.reset_job import AUTOMATION, COMPONENT, CRON_JOB, jo
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import has_taken, is_taken, taken_on
+from healthcheck.verdict.acknowledgement import adopted_records_on, has_adopted, is_adopted
 from healthcheck.verdict.node_events import cut
 from healthcheck.verdict.record import AgentRecord, ResetStepRow, RunRecord, StandingRecord
 
@@ -643,7 +643,7 @@ class NodeReset:
         """Return what the agent has not done yet; '' if nothing, or if the node has no agent."""
         if RESULTS not in node.annotations:
             return ""
-        if not has_taken(node, _RECORD, record.timestamp):
+        if not has_adopted(node, _RECORD, record.timestamp):
             return "the agent has not read the result: check its pod"
         verdict = records.on_node(AgentRecord, node, RESULTS)
         findings = verdict.findings or ()
@@ -738,7 +738,11 @@ class NodeReset:
         except (CouldNot, ClusterError, Interrupted):
             return NextStep()
         has_passed = record.status == Status.PASS.value
-        silent = has_passed and RESULTS in node.annotations and not is_taken(record, RESET_RESULT, taken_on(node))
+        silent = (
+            has_passed
+            and RESULTS in node.annotations
+            and not is_adopted(record, RESET_RESULT, adopted_records_on(node))
+        )
         return node_step(node, records.on_node(StandingRecord, node, RESULTS), silent, datetime.now(UTC))
 
     # --- requests

@@ -26,7 +26,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchF
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import has_taken
+from healthcheck.verdict.acknowledgement import has_adopted
 from healthcheck.verdict.record import RunRecord
 from quarantine.quarantine_record import KIND, QuarantineProgress, RunStart, render
 
@@ -139,7 +139,7 @@ class QuarantineMarks:
             node = self._cluster.nodes.read(self._node)
         except ClusterError:
             return False
-        return RESULTS not in node.annotations or has_taken(node, KIND, timestamp(self._at))
+        return RESULTS not in node.annotations or has_adopted(node, KIND, timestamp(self._at))
 
     def finish(self, begun: RunStart, progress: QuarantineProgress) -> RunRecord:
         """Write the last record and release the node in one write, with retries.

@@ -24,7 +24,7 @@ from healthcheck.model import Check, Finding, Nature, Outcome, Passed, Severity,
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import Fault, counts, deep_faults, is_taken, taken_on
+from healthcheck.verdict.acknowledgement import Fault, adopted_records_on, counts, deep_faults, is_adopted
 from healthcheck.verdict.record import DEEP, AgentRecord, CauseRow, CheckRow, RecordError, RunRecord
 from healthcheck.verdict.verdict import status_of, worst
 from quarantine.history import History
@@ -111,7 +111,7 @@ def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[FindingRow,
     """
     try:
         record = records.parse(RunRecord, node.annotations.get(QUARANTINE_RESULT, "{}"))
-        is_void = is_taken(record, QUARANTINE_RESULT, taken_on(node)) or not counts(record, node)
+        is_void = is_adopted(record, QUARANTINE_RESULT, adopted_records_on(node)) or not counts(record, node)
         faults = () if is_void else deep_faults(record, DEEP[QUARANTINE_RESULT])
     except RecordError:
         return ()

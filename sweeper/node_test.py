@@ -42,7 +42,7 @@ from healthcheck.settings.reading import SettingsError, complain_of_environment,
 from healthcheck.text.json_rows import as_json
 from healthcheck.text.moments import is_future
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import taken_on
+from healthcheck.verdict.acknowledgement import adopted_records_on
 from healthcheck.verdict.record import RunRecord
 from sweeper.settings import NodeTestSettings, cluster_values
 
@@ -188,7 +188,7 @@ def why_not(node: NodeState, record: RunRecord, now: datetime) -> str:
         return ""
     if ended is not None and ended < at and not is_future(at, now):
         return "it is newer: the node was tested again before this result could be written"
-    if is_verdict(standing) and not is_verdict(record) and taken_on(node).get(_KIND) != standing.timestamp:
+    if is_verdict(standing) and not is_verdict(record) and adopted_records_on(node).get(_KIND) != standing.timestamp:
         return "the agent has not adopted its verdict yet, and this test has no verdict"
     return ""
 

@@ -30,7 +30,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import has_taken
+from healthcheck.verdict.acknowledgement import has_adopted
 from healthcheck.verdict.record import RunRecord
 
 log = structlog.get_logger()
@@ -299,7 +299,7 @@ class DeepTests:
         deadline = self._state.now().monotonic + self._waits.taken
         while self._state.now().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
             node = self._state.node
-            if node is not None and has_taken(node, KIND, record.timestamp):
+            if node is not None and has_adopted(node, KIND, record.timestamp):
                 return
 
     def _record(self, outcome: Outcome, started: datetime) -> RunRecord:

@@ -23,7 +23,7 @@ from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep.claim import Claim, RunKind
 from healthcheck.deep.claimant import Claimant
-from healthcheck.deep.deep_record import deep_record, untaken
+from healthcheck.deep.deep_record import deep_record, records_to_adopt
 from healthcheck.deep.due import keeping_verdict, obstacle
 from healthcheck.model import Now, ProbeError
 from healthcheck.node.devices import NodeDevices
@@ -146,7 +146,7 @@ class DeepTestMarks:
             self._kept.drop()
             return
         now = self._clock().wall
-        standing = [one for one in untaken(self._node.read(), {}) if one.kind == KIND]
+        standing = [one for one in records_to_adopt(self._node.read(), {}) if one.kind == KIND]
         if any(kept.result.at <= one.result.at and not is_future(one.result.at, now) for one in standing):
             self._kept.drop()
             self.clear()

@@ -62,10 +62,10 @@ class _Inbox:
             self._changed.wait_for(lambda: self._closed or self._waiting is not None, seconds)
             if self._closed or self._waiting is None:
                 return None
-            taken = replace(self._waiting, records=tuple(self._records))
+            batch = replace(self._waiting, records=tuple(self._records))
             self._records, self._waiting = [], None
             self._changed.notify_all()
-            return taken
+            return batch
 
     def close(self) -> None:
         with self._changed:
@@ -130,7 +130,7 @@ class Follower:
                 if batch.ended:
                     raise _LogEnded(f"{self._path}: it ended")
                 if not batch.more:
-                    seconds_a_record = (read_at - before) / max(batch.taken + batch.refused, 1)
+                    seconds_a_record = (read_at - before) / max(batch.accepted + batch.refused, 1)
                     self._stopping.wait(min(_PORTION * seconds_a_record, _MOST_REST_SECONDS))
                     if not poll.poll(0):
                         poll.poll()
@@ -153,7 +153,7 @@ def _joined(first: RecordBatch, then: RecordBatch) -> RecordBatch:
     """Return both batches as one, without records."""
     return RecordBatch(
         (),
-        first.taken + then.taken,
+        first.accepted + then.accepted,
         first.lost + then.lost,
         first.unreadable + then.unreadable,
         first.refused + then.refused,

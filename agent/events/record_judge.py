@@ -89,7 +89,7 @@ class RecordJudge:
 
     def _count(self, batch: RecordBatch) -> None:
         telemetry = self._telemetry
-        telemetry.records.inc(batch.taken)
+        telemetry.records.inc(batch.accepted)
         telemetry.refused.inc(batch.refused)
         telemetry.unreadable.inc(batch.unreadable)
         telemetry.lost.inc(batch.lost)

@@ -10,7 +10,7 @@ from agent.node.api_server import ApiServer
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
-from healthcheck.deep.deep_record import passed_run, untaken, void_record
+from healthcheck.deep.deep_record import passed_run, records_to_adopt, void_record
 from healthcheck.memory.findings import Release
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.verdict import record as records
@@ -57,7 +57,7 @@ class NodeInput:
 
     def take_deep_runs(self, node: NodeState) -> None:
         """Adopt the findings and passed tests of deep runs."""
-        deep = list(untaken(node, self._state.memory.taken))
+        deep = list(records_to_adopt(node, self._state.memory.adopted_records))
         for record in deep:
             if record.void:
                 self._reporter.queue(void_record(node, record))

@@ -112,14 +112,14 @@ class OwnSlot:
 
     def _take_free(self, places: int, node: NodeState) -> SlotGrant:
         """List all slots if none was free at random. A node with several slots counts once."""
-        taken = occupancy(self._cluster.leases.slots())
-        if len(taken.since) >= places:
-            return _full(len(taken.since), places)
-        if taken.surplus:
+        in_use = occupancy(self._cluster.leases.slots())
+        if len(in_use.since) >= places:
+            return _full(len(in_use.since), places)
+        if in_use.surplus:
             self._known = _Known.UNVERIFIED
-        if not self._take_one_of(draw_free(taken, places, node.name, self._draw), node):
+        if not self._take_one_of(draw_free(in_use, places, node.name, self._draw), node):
             return SlotGrant(held=False, why=f"at most {places} nodes may be tainted, and so many are")
-        return self._verified(places, node) if taken.surplus else HELD
+        return self._verified(places, node) if in_use.surplus else HELD
 
     def _verified(self, places: int, node: NodeState) -> SlotGrant:
         """Check the order of all slots: a name beyond the allowed number could be acquired, too."""

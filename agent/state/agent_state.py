@@ -96,7 +96,7 @@ class AgentKnowledge(Struct, frozen=True):
 
     def severity_on(self, node: NodeState) -> Severity:
         """Return the worst severity of the Node's records and of this agent's active findings."""
-        return worst((self.severity, *other_severities(node, self.memory.acknowledged, self.memory.taken)[0]))
+        return worst((self.severity, *other_severities(node, self.memory.acknowledged, self.memory.adopted_records)[0]))
 
     def deep_run(self, now: Now) -> DeepDiagnostic | None:
         """Return the current deep run on the node, or the last run."""

@@ -25,7 +25,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, NodeState, i
 from healthcheck.text.moments import held, moment, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import UNTOLD, Fault, counts, deep_faults, is_taken, severity_message
+from healthcheck.verdict.acknowledgement import UNTOLD, Fault, counts, deep_faults, is_adopted, severity_message
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 from healthcheck.verdict.record import DEEP, CauseRow, CheckRow, RunRecord
 from healthcheck.verdict.verdict import status_of, worst
@@ -174,14 +174,14 @@ def _resets(record: RunRecord) -> Iterator[GpuReset]:
                 yield GpuReset(gpu.uuid, record.boot_id, record.reset_at)
 
 
-def untaken(node: NodeState, taken: Mapping[str, str]) -> Iterator[DeepRecord]:
+def records_to_adopt(node: NodeState, adopted_records: Mapping[str, str]) -> Iterator[DeepRecord]:
     """Yield the records on the Node that the agent has not transferred yet, those of level 2 first.
 
     A record that is unreadable, or has an unreadable time, is skipped and takes effect without a transfer.
     """
     for annotation, kind in DEEP.items():
         record = records.on_node(RunRecord, node, annotation)
-        if is_taken(record, annotation, taken):
+        if is_adopted(record, annotation, adopted_records):
             continue
         try:
             yield deep_record(record, kind) if counts(record, node) else _void(record, kind)
@@ -202,7 +202,7 @@ def _void(record: RunRecord, kind: str) -> DeepRecord:
 
 def after_deep_record(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Memory:
     """Add the result of a deep diagnostic to the memory. The same record a second time changes nothing."""
-    if memory.taken.get(deep.kind) == deep.timestamp:
+    if memory.adopted_records.get(deep.kind) == deep.timestamp:
         return memory
     # Findings of the previous machine with this Node name do not belong to this machine.
     is_ours = not (deep.machine and memory.machine) or deep.machine.lower() == memory.machine.lower()
@@ -211,7 +211,7 @@ def after_deep_record(memory: Memory, deep: DeepRecord, now: Now, escalate_after
         for reset in deep.resets:
             after = _after_reset(after, reset, now)
         after = after_deep_test(after, deep.result, now, escalate_after)
-    return replace(after, taken={**memory.taken, deep.kind: deep.timestamp})
+    return replace(after, adopted_records={**memory.adopted_records, deep.kind: deep.timestamp})
 
 
 def _after_reset(memory: Memory, reset: GpuReset, now: Now) -> Memory:

@@ -117,7 +117,7 @@ def _content(memory: Memory) -> _Content:
         cursor=memory.cursor,
         driver_loaded_at=memory.driver_loaded_at,
         instance_type=memory.instance_type,
-        taken=memory.taken,
+        taken=memory.adopted_records,
         findings=tuple(map(whole_row, memory.active)),
         released=release_row(memory.released) if memory.released else None,
         acknowledged=tuple(map(acknowledgement_row, memory.acknowledged)),
@@ -161,7 +161,7 @@ def _memory(content: _Content) -> Memory:
         ended={(str(entry[0]), str(entry[1])): tuple(moment(at) for at in entry[2:]) for entry in content.ended or ()},
         first=_first(content.first, content.gpus or {}) if content.first else EarlierHardware(),
         instance_type=content.instance_type or "",
-        taken=content.taken or {},
+        adopted_records=content.taken or {},
         sights=_sights(content),
     )
 

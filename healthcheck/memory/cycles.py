@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from healthcheck.catalog.severities import ESCALATED
-from healthcheck.memory.exits import ended_by_reset, escalated, every_gpu_taken, expired, gpus_answered
+from healthcheck.memory.exits import ended_by_reset, escalated, every_gpu_initialised, expired, gpus_answered
 from healthcheck.memory.findings import (
     MOST_GPUS,
     ActiveFinding,
@@ -73,7 +73,7 @@ def after_look(memory: Memory, look: JudgedCycle, now: Now, rules: MemoryRules =
     if look.gpus:
         memory = gpus_answered(memory, look.gpus, look.began, now)
         if _shows_every_gpu(look):
-            memory = every_gpu_taken(memory, look.began)
+            memory = every_gpu_initialised(memory, look.began)
     known = EarlierHardware() if _is_resized(memory, look) else memory.first
     memory = replace(memory, first=first_seen(known, look.evidence), instance_type=look.instance_type)
     memory = settled(memory, look.evidence)

@@ -75,7 +75,7 @@ LIBRARY_FITS = Exit(
     "NVML can be opened, which requires the same version of library and module",
     lambda one: _is_event(one) and one.finding.reason == LIBRARY_MISMATCH,
 )
-TAKEN = Exit(
+DRIVER_LOADED = Exit(
     "a load of the driver that initialises every GPU",
     "`GpuInitFailed` that the driver logged while it was loaded",
     "the driver is loaded again without such a line, or every GPU on PCI not bound to another driver answers NVML",
@@ -165,7 +165,7 @@ OTHER_GPU = Exit(
 EXITS = (
     LOOK,
     LIBRARY_FITS,
-    TAKEN,
+    DRIVER_LOADED,
     TIME,
     RECOVERED,
     RE_ENGAGED,

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from healthcheck.catalog.severities import ESCALATED
 from healthcheck.memory.exit_table import (
     ALL_RESET,
+    DRIVER_LOADED,
     INSTANCE_GONE,
     LEVEL_2_PASSED,
     LIBRARY_FITS,
@@ -26,7 +27,6 @@ from healthcheck.memory.exit_table import (
     RECOVERY_XID,
     RELEASE,
     RESET,
-    TAKEN,
     TIME,
 )
 from healthcheck.memory.findings import (
@@ -75,7 +75,7 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
     """
     if before.machine and machine and before.machine != machine:
         # A deep record that was adopted belongs to the previous machine.
-        return Memory(machine, boot_id, taken=before.taken)
+        return Memory(machine, boot_id, adopted_records=before.adopted_records)
     if before.boot_id == boot_id:
         return replace(before, machine=machine or before.machine)
     memory = _end(before, REBOOT.is_open_to, now.wall)
@@ -162,14 +162,16 @@ def driver_loaded(memory: Memory, at: float) -> Memory:
 
     If it has just reported GPUs that it could not initialise, they failed in this load. Otherwise it initialised all.
     """
-    logged = [finding for finding in memory.active if TAKEN.is_open_to(finding) and finding.boot_id == memory.boot_id]
+    logged = [
+        finding for finding in memory.active if DRIVER_LOADED.is_open_to(finding) and finding.boot_id == memory.boot_id
+    ]
     has_failed = any(abs(at - finding.last_at) <= SAME_LOAD_SECONDS for finding in logged)
-    return replace(memory if has_failed else every_gpu_taken(memory, at), driver_loaded_at=at)
+    return replace(memory if has_failed else every_gpu_initialised(memory, at), driver_loaded_at=at)
 
 
-def every_gpu_taken(memory: Memory, at: float) -> Memory:
+def every_gpu_initialised(memory: Memory, at: float) -> Memory:
     """Return the memory after evidence from `at` (monotonic) that the driver has initialised all its GPUs."""
-    return _without(memory, lambda finding: TAKEN.is_open_to(finding) and not _is_after(finding, at, memory))
+    return _without(memory, lambda finding: DRIVER_LOADED.is_open_to(finding) and not _is_after(finding, at, memory))
 
 
 def passed(memory: Memory, began: datetime, seen: FirstObservation | None = None) -> Memory:
@@ -302,7 +304,7 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
         memory,
         released=memory.released or other.released,
         acknowledged=_newest((*acknowledged, *memory.acknowledged)),
-        taken={**other.taken, **memory.taken},
+        adopted_records={**other.adopted_records, **memory.adopted_records},
     )
     # The log was read before the Node, so events that a person had released are in the memory again.
     memory = _without(

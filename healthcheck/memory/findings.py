@@ -160,7 +160,7 @@ class Memory(Struct, frozen=True):
     """Hardware that this machine once had, in any boot."""
     instance_type: str = ""
     """Instance type in the last check cycle; '' if unknown so far."""
-    taken: Mapping[str, str] = field(default_factory=dict)
+    adopted_records: Mapping[str, str] = field(default_factory=dict)
     """Timestamp of the last adopted deep record by the name of its annotation; its findings are or were in
     `standing`."""
     sights: Mapping[str, FirstObservation] = field(default_factory=dict)

@@ -76,7 +76,7 @@ class RecordBatch(Struct, frozen=True):
 
     records: tuple[Record, ...]
     """Records with one of the requested beginnings."""
-    taken: int = 0
+    accepted: int = 0
     """Number of the kernel's records, with any beginning."""
     lost: int = 0
     unreadable: int = 0
@@ -154,7 +154,7 @@ class KernelLog:
     def read(self) -> RecordBatch:
         """Read the available records, up to a limit, without waiting."""
         records: list[Record] = []
-        taken = lost = unreadable = refused = 0
+        accepted = lost = unreadable = refused = 0
         chunks, last = self._chunks()
         for line in self._lines(chunks):
             head = _HEAD.match(line)
@@ -170,10 +170,10 @@ class KernelLog:
             if int(head[1]) >> 3 not in self._facilities:
                 refused += 1
                 continue
-            taken += 1
+            accepted += 1
             if line.startswith(self._begins, head.end()):
                 records.append(_record(head, line))
-        return RecordBatch(tuple(records), taken, lost, unreadable, refused, last == b"", bool(last), self._after)
+        return RecordBatch(tuple(records), accepted, lost, unreadable, refused, last == b"", bool(last), self._after)
 
     def unfinished(self) -> Record | None:
         """Return the last record of a saved log whose newline was cut off. A live log completes such a record later."""

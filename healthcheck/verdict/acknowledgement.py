@@ -143,22 +143,22 @@ def released_at(node: NodeState, now: datetime) -> datetime | None:
 
 
 def other_severities(
-    node: NodeState, acknowledged: Iterable[Acknowledgement], taken: Mapping[str, str] | None = None
+    node: NodeState, acknowledged: Iterable[Acknowledgement], adopted_records: Mapping[str, str] | None = None
 ) -> tuple[list[Severity], tuple[str, ...]]:
     """Return the severities of deep records without released findings, and errors of unreadable records.
 
-    A record that the agent has adopted does not count separately. `taken` lists the adopted records; None means that
+    A record that the agent has adopted does not count separately. `adopted_records` lists the adopted records; None means that
     the agent's record on the Node lists them.
     """
     severities, complaints = [], []
     known = tuple(acknowledged)
-    taken = taken_on(node) if taken is None else taken
+    adopted_records = adopted_records_on(node) if adopted_records is None else adopted_records
     for annotation in DEEP:
         try:
             if annotation not in node.annotations:
                 continue
             record = records.parse(RunRecord, node.annotations[annotation])
-            if is_taken(record, annotation, taken):
+            if is_adopted(record, annotation, adopted_records):
                 continue
             if is_counted := counts(record, node):
                 standing = [
@@ -173,11 +173,15 @@ def other_severities(
     return severities, tuple(complaints)
 
 
-def undescribed_records(node: NodeState, taken: Mapping[str, str]) -> Iterator[str]:
+def undescribed_records(node: NodeState, adopted_records: Mapping[str, str]) -> Iterator[str]:
     """Yield annotation, time and severity of each counting deep record whose findings the agent has not adopted."""
     for annotation, kind in DEEP.items():
         record = records.on_node(RunRecord, node, annotation)
-        if annotation in node.annotations and not is_taken(record, annotation, taken) and counts(record, node):
+        if (
+            annotation in node.annotations
+            and not is_adopted(record, annotation, adopted_records)
+            and counts(record, node)
+        ):
             yield severity_message(kind, record.timestamp, record.severity)
 
 
@@ -233,17 +237,17 @@ def _gesture(node: NodeState) -> Release | None:
     return Release(person.name, GESTURE, at, tuple(map(_whole_second, findings))) if has_something else None
 
 
-def is_taken(record: RunRecord, annotation: str, taken: Mapping[str, str]) -> bool:
+def is_adopted(record: RunRecord, annotation: str, adopted_records: Mapping[str, str]) -> bool:
     """Whether the agent has adopted the findings of this deep record."""
-    return record.timestamp is not None and taken.get(DEEP[annotation]) == record.timestamp
+    return record.timestamp is not None and adopted_records.get(DEEP[annotation]) == record.timestamp
 
 
-def taken_on(node: NodeState) -> Mapping[str, str]:
+def adopted_records_on(node: NodeState) -> Mapping[str, str]:
     """Return the timestamps of the deep records that the agent's record has adopted, by kind of record."""
     return _own_record(node).taken or {}
 
 
-def has_taken(node: NodeState, kind: str, timestamp: str | None) -> bool:
+def has_adopted(node: NodeState, kind: str, timestamp: str | None) -> bool:
     """Whether the agent's record has adopted that deep record, and any taint that it requests is set.
 
     The verdict waits only briefly for a slot of the fleet budget, so the taint may follow the record.
@@ -266,11 +270,11 @@ def _own_faults(node: NodeState) -> list[Fault]:
 
 
 def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
-    taken = taken_on(node)
+    adopted_records = adopted_records_on(node)
     for annotation in DEEP:
         try:
             record = records.parse(RunRecord, node.annotations.get(annotation, "{}"))
-            if not is_taken(record, annotation, taken) and counts(record, node):
+            if not is_adopted(record, annotation, adopted_records) and counts(record, node):
                 yield from deep_faults(record, DEEP[annotation])
         except RecordError:
             continue

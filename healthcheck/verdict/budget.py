@@ -84,14 +84,14 @@ def draw(places: int, source: random.Random) -> Sequence[str]:
     return [slot_name(number) for number in source.sample(range(places), min(TRIES, places))]
 
 
-def draw_free(taken: Occupancy, places: int, node_name: str, source: random.Random) -> Sequence[str]:
+def draw_free(occupancy: Occupancy, places: int, node_name: str, source: random.Random) -> Sequence[str]:
     """Return the slots to try, from a listing of the holders.
 
     Extra slots of a holder add to the available number. If every number is used, the node's own name is the last
     option: no other node may use it.
     """
-    numbers = range(min(places + taken.surplus, MOST_NUMBERS))
-    free = [name for name in map(slot_name, numbers) if name not in taken.names]
+    numbers = range(min(places + occupancy.surplus, MOST_NUMBERS))
+    free = [name for name in map(slot_name, numbers) if name not in occupancy.names]
     return source.sample(free, min(TRIES, len(free))) or [node_name]
 
 

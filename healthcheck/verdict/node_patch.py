@@ -88,7 +88,7 @@ def plan(
     # Foreign content in our record is removed.
     is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
     news = _is_news(patch, record, before if is_ours else None, rules, now)
-    undescribed = undescribed_records(node, view.memory.taken)
+    undescribed = undescribed_records(node, view.memory.adopted_records)
     reason, message = headline(status, severity, verdict, record.kept or (), undescribed)
     # The Event of the transition comes first, so that the limit never drops it.
     events = (

@@ -295,7 +295,7 @@ def render_text(
                 cursor=memory.cursor,
                 released=short_release_row(memory.released) if memory.released else None,
                 acknowledged=tuple(_groups(memory.acknowledged)) or None,
-                taken=dict(memory.taken) or None,
+                taken=dict(memory.adopted_records) or None,
                 inventory=identity.inventory,
                 taint=taint or None,
                 kept=kept or None,
@@ -402,7 +402,7 @@ def remembered(record: AgentRecord) -> Memory:
             acknowledged=tuple(
                 acknowledgement for group in record.acknowledged or () for acknowledgement in _acknowledged_in(group)
             ),
-            taken=record.taken or {},
+            adopted_records=record.taken or {},
         )
     except ValueError as error:
         raise RecordError(f"not a record of schema {SCHEMA}: {error}") from None

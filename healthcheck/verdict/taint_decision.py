@@ -94,7 +94,7 @@ class TaintDecision(Struct, frozen=True):
 def decide_taint(view: AgentView, node: NodeState, *, by_devices: bool = False) -> TaintDecision:
     """Return the decision as if every slot of the budget were free. `by_devices`: rules taint GPUs of the node now."""
     memory, rules = view.memory, view.rules
-    others, complaints = other_severities(node, memory.acknowledged, memory.taken)
+    others, complaints = other_severities(node, memory.acknowledged, memory.adopted_records)
     status, severity = merge(view.verdict, others)
     kept = kept_findings(view.verdict, node, rules)
     word = _word(severity, node, rules, kept=bool(kept), tainted=by_devices or node.tainted())

@@ -18,7 +18,7 @@ from healthcheck.checks import gpu_count
 from healthcheck.cluster import nodes
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.claim import claim_on
-from healthcheck.deep.deep_record import untaken
+from healthcheck.deep.deep_record import records_to_adopt
 from healthcheck.host import node_file
 from healthcheck.node.state import STATUS
 from healthcheck.verdict.verdict import decide
@@ -46,9 +46,9 @@ def in_a_deep_record() -> None:
     def planted(node: Any, taken: Any) -> Any:
         if any(POISON in text for text in node.annotations.values()):
             stumble()
-        return untaken(node, taken)
+        return records_to_adopt(node, taken)
 
-    vars(node_input)["untaken"] = planted
+    vars(node_input)["records_to_adopt"] = planted
 
 
 def once_in_a_deep_record() -> None:
@@ -59,9 +59,9 @@ def once_in_a_deep_record() -> None:
         if left and any(POISON in text for text in node.annotations.values()):
             left.pop()
             stumble()
-        return untaken(node, taken)
+        return records_to_adopt(node, taken)
 
-    vars(node_input)["untaken"] = planted
+    vars(node_input)["records_to_adopt"] = planted
 
 
 def in_a_run() -> None:

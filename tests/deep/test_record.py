@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.deep_record import CompletedRun, after_deep_record, render, untaken
+from healthcheck.deep.deep_record import CompletedRun, after_deep_record, records_to_adopt, render
 from healthcheck.memory import exits
 from healthcheck.memory import file as memory_file
 from healthcheck.memory.cycles import JudgedCycle, after_look
@@ -75,7 +75,7 @@ def after(memory: Memory, now: Now = NOW, escalate_after: int = 0, **annotations
     """Return the memory after the agent has read these records from the Node."""
     keys = {"sweep": SWEEP_RESULT, "quarantine": QUARANTINE_RESULT, "reset": RESET_RESULT}
     state = node(annotations={keys[kind]: text for kind, text in annotations.items()})
-    for record in untaken(state, memory.taken):
+    for record in records_to_adopt(state, memory.adopted_records):
         memory = after_deep_record(memory, record, now, escalate_after)
     return memory
 
@@ -102,7 +102,7 @@ class TestTaking:
         assert (finding.finding.severity, finding.finding.subject, finding.finding.about) == (RESET, GPU, ABOUT)
         assert (finding.finding.detail, finding.finding.source) == ("bits flipped", "sweep-result")
         assert "a later level 2 in which the same test passes" in exit_words(finding)
-        assert memory.taken == {"sweep-result": moment()}
+        assert memory.adopted_records == {"sweep-result": moment()}
 
     @pytest.mark.parametrize(
         ("subject", "about", "wanted"),
@@ -150,7 +150,7 @@ class TestTaking:
         memory = after(knows(), sweep=run(row()), quarantine=run(row(PCIE)))
 
         assert reasons(memory) == {(MEMORY, GPU), (PCIE, GPU)}
-        assert memory.taken == {"sweep-result": moment(), "quarantine-result": moment()}
+        assert memory.adopted_records == {"sweep-result": moment(), "quarantine-result": moment()}
 
     @pytest.mark.parametrize(
         ("text", "wanted"),
@@ -169,7 +169,7 @@ class TestTaking:
     def test_takes_what_can_be_read_of_a_damaged_record(self, text: str, wanted: set[tuple[str, str]]) -> None:
         memory = after(knows(), sweep=text)
 
-        assert (reasons(memory), memory.taken) == (wanted, {"sweep-result": moment()})
+        assert (reasons(memory), memory.adopted_records) == (wanted, {"sweep-result": moment()})
 
     @pytest.mark.parametrize(
         "text",
@@ -225,7 +225,7 @@ class TestTheMerge:
 
         # A reader with only the Node, and the agent with an older record there.
         assert other_severities(state, ()) == ([RESET], ())
-        assert other_severities(node(annotations=deep), (), memory.taken) == ([RESET], ())
+        assert other_severities(node(annotations=deep), (), memory.adopted_records) == ([RESET], ())
         assert [fault.reason for fault in faults_on(state)] == [MEMORY, PCIE]
 
     def test_counts_a_newer_record_of_the_same_kind(self) -> None:
@@ -379,7 +379,7 @@ class TestARelease:
         memory = exits.release(knows(), release_of(state, "mia", "swapped", WALL + timedelta(minutes=5)), later(3600))
 
         memory = after(memory, at(6), sweep=text)
-        assert (memory.active, memory.taken) == ((), {"sweep-result": moment()})
+        assert (memory.active, memory.adopted_records) == ((), {"sweep-result": moment()})
 
     @pytest.mark.parametrize("subject", [GPU, "gpu/3"])
     def test_of_the_node_as_it_was_before_it_was_taken(self, subject: str) -> None:
@@ -418,7 +418,7 @@ class TestTheMemory:
 
         read = file.read()
         assert read is not None
-        assert (read.taken, reasons(read)) == (memory.taken, reasons(memory))
+        assert (read.adopted_records, reasons(read)) == (memory.adopted_records, reasons(memory))
 
     def test_is_rebuilt_from_the_node(self) -> None:
         text = run(row(severity="ISOLATE"))
@@ -426,13 +426,16 @@ class TestTheMemory:
         lost = records.remembered(records.parse(AgentRecord, _recorded(memory, text).annotations[RESULTS]))
 
         rebuilt = exits.adopted(knows(), lost, later(3600))
-        assert (rebuilt.taken, reasons(rebuilt)) == (memory.taken, {(MEMORY, GPU)})
+        assert (rebuilt.adopted_records, reasons(rebuilt)) == (memory.adopted_records, {(MEMORY, GPU)})
         assert after(rebuilt, at(5), sweep=text) == rebuilt
 
     def test_that_knows_more_than_the_node_keeps_it(self) -> None:
-        newer = knows(taken={"sweep-result": moment(60)})
+        newer = knows(adopted_records={"sweep-result": moment(60)})
 
-        assert exits.adopted(newer, knows(taken={"sweep-result": moment()}), later(3600)).taken == newer.taken
+        assert (
+            exits.adopted(newer, knows(adopted_records={"sweep-result": moment()}), later(3600)).adopted_records
+            == newer.adopted_records
+        )
 
 
 def _gpu(uuid: str = "GPU-3", serial: str = "1650003") -> Gpu:
@@ -506,7 +509,7 @@ class TestWritingOne:
         text = run(row(severity="ISOLATE"), machine="another")
 
         memory = after(knows(), sweep=text)
-        assert (memory.active, memory.taken) == ((), {"sweep-result": moment()})
+        assert (memory.active, memory.adopted_records) == ((), {"sweep-result": moment()})
 
 
 class TestReset:
@@ -525,7 +528,7 @@ class TestReset:
 
         assert reasons(memory) == {other.key, isolated.key}
         assert memory.ended
-        assert memory.taken == {"reset-result": moment(5)}
+        assert memory.adopted_records == {"reset-result": moment(5)}
 
     @pytest.mark.parametrize(
         "fields",

@@ -86,7 +86,7 @@ EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
     (table.RE_ENGAGED.words,): re_engaged,
     (table.DEVICE_RECOVERED.words,): device_recovered,
     (table.ALL_RESET.words, table.LIBRARY_FITS.words): reloaded,
-    (table.TAKEN.words,): lambda memory: driver_loaded(memory, SOON),
+    (table.DRIVER_LOADED.words,): lambda memory: driver_loaded(memory, SOON),
     (table.QUARANTINE.words,): lambda memory: passed(memory, WALL + timedelta(seconds=1)),
     (table.RELEASE.words,): released,
     (table.LEVEL_2_PASSED.words, table.MEASURED.words): retest,

@@ -121,7 +121,7 @@ class TestFiles:
         with KernelLog(tmp_path / "kmsg", begins=("NVRM: ", "nvidia-nvswitch")) as log:
             batch = log.read()
 
-        assert (seqs(batch), batch.taken, batch.refused, batch.lost, batch.cursor) == ([4, 5], 6, 1, 1, 8)
+        assert (seqs(batch), batch.accepted, batch.refused, batch.lost, batch.cursor) == ([4, 5], 6, 1, 1, 8)
 
     def test_gaps_in_the_sequence_are_counted_as_lost(self, tmp_path: Path) -> None:
         with log_of(tmp_path / "kmsg", numbered(10, 11, 15, 16, 116)) as log:

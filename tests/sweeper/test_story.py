@@ -61,7 +61,7 @@ def outcome(fleet: Fleet) -> str:
     return next(str(condition["type"]) for condition in conditions if condition["type"] in ("Complete", "Failed"))
 
 
-def is_taken(pod: Pod) -> bool:
+def is_adopted(pod: Pod) -> bool:
     """Whether the agent's record says that it has the sweep's."""
     taken = json.loads(pod.annotations.get(RESULTS, "{}")).get("taken", {})
     return SWEEP in pod.annotations and taken.get("sweep-result") == pod.record["timestamp"]
@@ -70,7 +70,7 @@ def is_taken(pod: Pod) -> bool:
 def test_a_node_that_passes_stays_in_service_and_is_not_due_again(fleet: Fleet, story: Story) -> None:
     swept(fleet)
 
-    eventually(lambda: is_taken(story))
+    eventually(lambda: is_adopted(story))
     node = story.world.node()
     assert (story.record["status"], story.record["by"], outcome(fleet)) == ("pass", "sweep", "Complete")
     assert (node.status, node.severity, node.tainted, story.asked) == ("pass", "PASS", False, ["2"])
@@ -103,7 +103,7 @@ def test_a_test_that_could_not_run_is_neither_fault_nor_pass(fleet: Fleet, story
     story.dcgm(answer=ALREADY_RUNNING, code="217")
     swept(fleet)
 
-    eventually(lambda: is_taken(story))
+    eventually(lambda: is_adopted(story))
     node = story.world.node()
     assert (story.record["status"], story.causes, outcome(fleet)) == ("unknown", {"DcgmAlreadyRunning"}, "Failed")
     assert (node.status, node.tainted, fleet.tested()) == ("pass", False, {})

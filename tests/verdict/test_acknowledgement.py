@@ -29,7 +29,7 @@ from healthcheck.verdict.acknowledgement import (
     acknowledgements,
     dump_release,
     faults_on,
-    has_taken,
+    has_adopted,
     other_severities,
     parse_release,
     read_release,
@@ -361,7 +361,7 @@ def test_a_deep_record_is_taken_once_the_taint_that_the_agent_wants_stands(
     record = {"schema": 1, "taken": {"sweep-result": "2026-11-21T01:02:03Z"}, **own}
     state = node(annotations={RESULTS: json.dumps(record)}, taints=taints)
 
-    assert has_taken(state, "sweep-result", "2026-11-21T01:02:03Z") is taken
+    assert has_adopted(state, "sweep-result", "2026-11-21T01:02:03Z") is taken
 
 
 def test_the_prefix_of_the_annotation_is_the_documented_one() -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from cli.fleet import row_of_node
 from healthcheck.cluster.leases import Heartbeat
 from healthcheck.deep.claim import claim_on, why_unread
-from healthcheck.deep.deep_record import after_deep_record, passed_run, untaken
+from healthcheck.deep.deep_record import after_deep_record, passed_run, records_to_adopt
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
@@ -207,7 +207,7 @@ def heeded(words: Words) -> Memory:
     word, _ = read_release(state, gestures=True)
     if word is not None:
         memory = exits.release(memory, word, NOW)
-    for record in untaken(state, memory.taken):
+    for record in records_to_adopt(state, memory.adopted_records):
         memory = after_deep_record(memory, record, NOW, 2)
     if (passed := passed_run(state)) is not None:
         memory = exits.quarantined(memory, passed.name, passed.began, NOW)

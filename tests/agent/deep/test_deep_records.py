@@ -35,7 +35,7 @@ def tell(world: World, fields: Json, kind: str = SWEEP) -> Json:
     return fields
 
 
-def is_taken(world: World, fields: Json, kind: str = SWEEP) -> Json:
+def is_adopted(world: World, fields: Json, kind: str = SWEEP) -> Json:
     """The agent's record names it; the finding in the record."""
     node = world.wait(
         lambda node: node.record.get("taken", {}).get(kind) == fields["timestamp"] and MEMORY in node.findings
@@ -87,7 +87,7 @@ class TestARecordOfTheBashSuite:
 class TestADeepRecord:
     def test_becomes_a_finding_of_the_agents_own_at_once(self, watched: World) -> None:
         watched.host.hang()  # no check cycle ends from now on
-        finding = is_taken(watched, tell(watched, failed_record()))
+        finding = is_adopted(watched, tell(watched, failed_record()))
         node = watched.wait_for_taint()
 
         assert (node.severity, node.tainted, node.condition["reason"]) == ("ISOLATE", True, MEMORY)
@@ -97,7 +97,7 @@ class TestADeepRecord:
         assert watched.wait_for_event(MEMORY)["type"] == "Warning"
 
     def test_1_is_not_cleared_by_a_light_pass(self, quick: World) -> None:
-        is_taken(quick, tell(quick, failed_record()))
+        is_adopted(quick, tell(quick, failed_record()))
         quick.wait_for_taint()
         versions = len(quick.stand_in.past())
 
@@ -109,7 +109,7 @@ class TestADeepRecord:
         assert {(node.status, node.tainted) for node in quick.stand_in.past()[versions:]} <= {("fail", True)}
 
     def test_ends_with_a_later_run_in_which_the_test_passed(self, watched: World) -> None:
-        is_taken(watched, tell(watched, failed_record()))
+        is_adopted(watched, tell(watched, failed_record()))
         watched.wait_for_taint()
         passed = tell(watched, record(minutes_ago=1))
 
@@ -117,22 +117,22 @@ class TestADeepRecord:
         assert (node.tainted, node.record["taken"]) == (False, {SWEEP: passed["timestamp"]})
 
     def test_does_not_end_with_a_run_that_could_not_run(self, watched: World) -> None:
-        is_taken(watched, tell(watched, failed_record()))
+        is_adopted(watched, tell(watched, failed_record()))
         busy = {"check": "1-dcgm-diag-l2", "cause": "DcgmBusy", "detail": "in use"}
         fields = tell(watched, record(minutes_ago=1, status="unknown", unobserved=[busy]))
 
-        is_taken(watched, fields)
+        is_adopted(watched, fields)
         watched.wait_for_taint()
 
     def test_ends_with_the_reset_of_its_gpu(self, quick: World) -> None:
-        is_taken(quick, tell(quick, failed_record("RESET")))
+        is_adopted(quick, tell(quick, failed_record("RESET")))
         quick.wait_for_taint()
         quick.host.xid(3, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
 
         assert not quick.wait_for_status("pass").tainted
 
     def test_ends_with_a_reboot_and_does_not_come_back_with_its_record(self, watched: World) -> None:
-        is_taken(watched, tell(watched, failed_record("REBOOT")))
+        is_adopted(watched, tell(watched, failed_record("REBOOT")))
         watched.wait_for_taint()
         assert watched.agent.terminate() == 0
         watched.host.reboot()
@@ -147,12 +147,12 @@ class TestADeepRecord:
         watched.host.kernel_log.replay()
         watched.start()
 
-        is_taken(watched, fields, QUARANTINE)
+        is_adopted(watched, fields, QUARANTINE)
         watched.wait_for_taint()
 
     def test_is_remembered_by_the_node_when_the_memory_file_is_lost(self, watched: World) -> None:
         fields = tell(watched, failed_record())
-        is_taken(watched, fields)
+        is_adopted(watched, fields)
         watched.wait_for_taint()
         versions = len(watched.stand_in.past())
         assert watched.agent.terminate() == 0
@@ -162,13 +162,13 @@ class TestADeepRecord:
         eventually(lambda: watched.agent.metric("looks_total") >= 1)
 
         eventually(lambda: watched.memory_file.exists() and MEMORY in watched.memory_file.read_text())
-        assert is_taken(watched, fields)["count"] == 1
+        assert is_adopted(watched, fields)["count"] == 1
         assert {(node.status, node.tainted) for node in watched.stand_in.past()[versions:]} <= {("fail", True)}
 
     @pytest.mark.parametrize("gesture", [by_command, by_label])
     def test_that_was_released_stays_away(self, quick: World, gesture: Any) -> None:
         fields = tell(quick, failed_record())
-        is_taken(quick, fields)
+        is_adopted(quick, fields)
         quick.wait_for_taint()
         gesture(quick)
         node = quick.wait_for_status("pass")
@@ -178,7 +178,7 @@ class TestADeepRecord:
         tell(quick, fields)  # the same one, written again
         quick.agent.wait_for_looks(1)
         assert (quick.node().status, quick.node().findings) == ("pass", {})
-        is_taken(quick, tell(quick, failed_record(minutes_ago=0)))
+        is_adopted(quick, tell(quick, failed_record(minutes_ago=0)))
 
     @pytest.mark.parametrize("done", [False, True], ids=["not told", "told, and not answered"])
     def test_is_neither_lost_nor_doubled_by_a_kill_between_taking_and_telling(self, watched: World, done: bool) -> None:
@@ -191,6 +191,6 @@ class TestADeepRecord:
         watched.host.kernel_log.replay()
         watched.start()
 
-        finding = is_taken(watched, fields)
+        finding = is_adopted(watched, fields)
         watched.wait_for_taint()
         assert finding["count"] == 1
