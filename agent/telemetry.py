@@ -368,14 +368,14 @@ class Telemetry:
         """Remove the values of the last driver, because no driver answers."""
         self._snapshot.tell({name: {} for name in (self._driver, self._limits, self._throttled, self._ecc_corrected)})
 
-    def count(self, sighting: KernelEvent, gpus: Mapping[str, Mapping[str, str]]) -> None:
+    def count(self, event: KernelEvent, gpus: Mapping[str, Mapping[str, str]]) -> None:
         """Count one line of the log, whether it is a fault or not. `gpus`: the node's GPUs by address."""
-        reason = sighting.reason
-        code = reason.partition("Xid")[2] if sighting.known else "unknown"
+        reason = event.reason
+        code = reason.partition("Xid")[2] if event.known else "unknown"
         if reason.startswith("SXid"):
             self.sxids.labels(code).inc()
         elif reason.startswith("Xid"):
-            gpu = gpus.get(sighting.subject.removeprefix("gpu/"), {})
+            gpu = gpus.get(event.subject.removeprefix("gpu/"), {})
             self.xids.labels(code, _label(gpu.get("index", "")), _label(gpu.get("uuid", ""))).inc()
         else:
             self.driver_lines.labels(reason).inc()

@@ -107,7 +107,7 @@ class Member:
         finding = Finding("Xid79", Severity.REBOOT, "gpu/0000:53:00.0", "GPU has fallen off the bus.", seq=2)
         seen = KernelEvent(finding.reason, finding.subject, 2, clock.now().monotonic, finding)
         (check,) = (check for check in self.state.known.event_checks if check.name == "xid")
-        self.ledger.kernel_log_judged([Looked(check.name, check.group, sightings=(seen,))], 2)
+        self.ledger.kernel_log_judged([Looked(check.name, check.group, events=(seen,))], 2)
 
 
 def _until_written(members: Iterable[Member]) -> None:

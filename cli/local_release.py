@@ -18,7 +18,7 @@ from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, FAULT
 from healthcheck.host.streams import complain
 from healthcheck.memory.exit_table import RELEASE
-from healthcheck.memory.exits import begin, release
+from healthcheck.memory.exits import after_release, begin
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.model import Severity, Shortage
@@ -75,7 +75,7 @@ def _write(folder: Path, look: EvidenceCycle, word: Release) -> None:
             complain("release", str(error))
             known = None
         memory = begin(known or Memory(), look.machine, look.boot_id, look.now)
-        file.write(release(memory, word, look.now))
+        file.write(after_release(memory, word, look.now))
     finally:
         file.unlock()
 

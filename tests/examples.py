@@ -47,7 +47,7 @@ def finding_in(record: Record, expected: Expectation) -> Finding | None:
     return with_policy(read, expected.policy).finding if read else None
 
 
-def sighting(finding: Finding, **more: Any) -> KernelEvent:
+def kernel_event(finding: Finding, **more: Any) -> KernelEvent:
     """The log record that gave this finding."""
     at = MONOTONIC if finding.at is None else finding.at
     return KernelEvent(finding.reason, finding.subject, finding.seq, at, finding, **more)

@@ -128,7 +128,7 @@ class RecordJudge:
                 self._judge_each(records, cursor)
                 return
             for outcome in outcomes:
-                if outcome.sightings:
+                if outcome.events:
                     self._put_aside(records[0], outcome.check, failure(error))
             self._judge((), cursor)
 
@@ -175,8 +175,8 @@ class RecordJudge:
         self._ledger.kernel_log_judged(outcomes, cursor)
         gpus = self._state.memory.gpus
         for outcome in outcomes:
-            for sighting in outcome.sightings:
-                self._telemetry.count(sighting, gpus)
+            for event in outcome.events:
+                self._telemetry.count(event, gpus)
 
     def _with_set_aside(self, outcome: Outcome) -> Outcome:
         """Keep a check unobserved for a while after its record was set aside: later records do not replace it."""

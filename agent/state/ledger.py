@@ -70,8 +70,8 @@ class Ledger:
         """
         outcomes = list(outcomes)
         self._failures.account(outcomes)
-        found = any(outcome.sightings for outcome in outcomes)
-        without_lines = [replace(one, sightings=()) for one in outcomes]
+        found = any(outcome.events for outcome in outcomes)
+        without_lines = [replace(one, events=()) for one in outcomes]
         with self._changing:
             before, now = self._state.memory, self._state.now()
             after = after_kernel_log(before, outcomes, now, self._rules.escalate_after) if found else before
@@ -121,7 +121,7 @@ class Ledger:
     def release(self, release: Release) -> None:
         """Store a person's release, on the disk before the Node confirms it."""
         with self._changing:
-            after = exits.release(self._state.memory, release, self._state.now())
+            after = exits.after_release(self._state.memory, release, self._state.now())
             if after is not self._state.memory:
                 self._keep(self._bounded(after))
 

@@ -119,9 +119,7 @@ def _asides(outcome: Outcome, unobserveds: set[Unobserved]) -> Iterator[str]:
 def _lines_read(check: Check, outcome: Outcome) -> tuple[Observation, ...]:
     """Return the lines that an event check read; informational lines are not counted as faults."""
     noun = check.reasons[0].name if len(check.reasons) == 1 else "fault message"
-    reasons = Counter(
-        sighting.reason for sighting in outcome.sightings if not (sighting.driver_loaded or sighting.uuid)
-    )
+    reasons = Counter(event.reason for event in outcome.events if not (event.driver_loaded or event.uuid))
     names = ", ".join(f"{reason} {count} times" if count > 1 else reason for reason, count in reasons.items())
     message = (
         f"{counted(reasons.total(), noun)} in the kernel log: {names}" if reasons else f"no {noun} in the kernel log"

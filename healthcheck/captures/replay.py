@@ -188,7 +188,7 @@ class Replay(Struct):
         return tuple(
             replace(
                 outcome,
-                sightings=tuple(self._sourced(sighting, by_seq[sighting.seq]) for sighting in outcome.sightings),
+                events=tuple(self._sourced(event, by_seq[event.seq]) for event in outcome.events),
             )
             for outcome in outcomes
         )
@@ -199,7 +199,7 @@ class Replay(Struct):
         for outcome in outcomes:
             if outcome.check != driver_messages.CHECK.name:
                 continue
-            for event in outcome.sightings:
+            for event in outcome.events:
                 if event.recurs is not None:
                     self._add_recurring(event, by_seq[event.seq])
                 elif event.finding is not None:
@@ -216,18 +216,18 @@ class Replay(Struct):
         else:
             self._recurring[key] = _Recurring(known.count + 1, known.first, event.at)
 
-    def _sourced(self, sighting: KernelEvent, line: Line) -> KernelEvent:
-        finding = sighting.finding
+    def _sourced(self, event: KernelEvent, line: Line) -> KernelEvent:
+        finding = event.finding
         if finding is None or finding.severity is Severity.PASS:
-            self._count(sighting)
-            return replace(sighting, source=line.source)
+            self._count(event)
+            return replace(event, source=line.source)
         key = (finding.reason, finding.subject)
         self._first.setdefault(key, {}).setdefault(finding.severity, _FirstLine(line.source, line.shown))
-        return replace(sighting, source=line.source)
+        return replace(event, source=line.source)
 
-    def _count(self, sighting: KernelEvent) -> None:
-        key = (sighting.reason, sighting.subject)
-        is_news_of_the_driver = sighting.driver_loaded or sighting.recovery_action == 0 or sighting.uuid
+    def _count(self, event: KernelEvent) -> None:
+        key = (event.reason, event.subject)
+        is_news_of_the_driver = event.driver_loaded or event.recovery_action == 0 or event.uuid
         if not is_news_of_the_driver and (key in self.ignored or len(self.ignored) < _MOST_COUNTED):
             self.ignored[key] += 1
 

@@ -311,10 +311,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             and 0 <= record.at - not_probed_at <= SAME_LOAD_SECONDS
         ):
             continue  # all GPUs are bound to another driver
-        elif sighting := read_message(record):
+        elif event := read_message(record):
             not_probed_at = None
             is_dump = record.text.startswith(_CRASH_DUMP)
-            yield _on_described(sighting, ring[max(number - _MOST_BETWEEN, 0) : number]) if is_dump else sighting
+            yield _on_described(event, ring[max(number - _MOST_BETWEEN, 0) : number]) if is_dump else event
 
 
 def read_message(record: kernel_log.Record) -> KernelEvent | None:
@@ -411,7 +411,7 @@ def unread(
     records: Iterable[kernel_log.Record], outcomes: Iterable[Outcome]
 ) -> tuple[list[kernel_log.Record], list[kernel_log.Record]]:
     """Return the records about an Xid or a GPU off the bus that no check could parse, and those of other errors."""
-    read = {sighting.seq for outcome in outcomes for sighting in outcome.sightings}
+    read = {event.seq for outcome in outcomes for event in outcome.events}
     faults: list[kernel_log.Record] = []
     errors: list[kernel_log.Record] = []
     for record in records:

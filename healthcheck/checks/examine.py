@@ -103,7 +103,7 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
         check.group,
         # If a cluster sets a reason to PASS, there is no finding.
         findings=tuple(finding for finding in words.get(Finding, ()) if finding.severity is not Severity.PASS),
-        sightings=tuple(words.get(KernelEvent, ())),
+        events=tuple(words.get(KernelEvent, ())),
         unobserved=tuple(words.get(Unobserved, ())),
         configured=NotConfigured not in words,
         seen=tuple(seen),
@@ -135,9 +135,9 @@ def failure(error: Exception) -> str:
     return printable(f"{type(error).__name__}: {error}", _LONGEST_FAILURE) + where
 
 
-def with_policy(sighting: KernelEvent, policy: Policy) -> KernelEvent:
+def with_policy(event: KernelEvent, policy: Policy) -> KernelEvent:
     """Return the event with this cluster's severity and threshold, and without the finding if it is no fault here."""
-    if sighting.finding is None:
-        return sighting
-    finding, threshold = ruled(sighting.finding, policy), policy.thresholds.get(sighting.reason)
-    return replace(sighting, finding=None if is_ignored(finding) else finding, threshold=threshold)
+    if event.finding is None:
+        return event
+    finding, threshold = ruled(event.finding, policy), policy.thresholds.get(event.reason)
+    return replace(event, finding=None if is_ignored(finding) else finding, threshold=threshold)

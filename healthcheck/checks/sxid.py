@@ -32,8 +32,8 @@ FAMILY = Reason(
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     for record in seen[kernel_log.RING]:
-        if record.text.startswith(_BEGINS) and (sighting := read_sxid(record)):
-            yield sighting
+        if record.text.startswith(_BEGINS) and (event := read_sxid(record)):
+            yield event
 
 
 def read_sxid(record: kernel_log.Record) -> KernelEvent | None:

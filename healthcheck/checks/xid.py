@@ -58,8 +58,8 @@ FAMILY = Reason(
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     for record in seen[kernel_log.RING]:
         # The substring test comes first, because a log has thousands of other lines for each Xid line.
-        if _XID_BEGINS in record.text and (sighting := read_xid(record, expected)):
-            yield sighting
+        if _XID_BEGINS in record.text and (event := read_xid(record, expected)):
+            yield event
 
 
 def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:

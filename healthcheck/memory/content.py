@@ -121,10 +121,10 @@ def _content(memory: Memory) -> _Content:
         findings=tuple(map(whole_row, memory.active)),
         released=release_row(memory.released) if memory.released else None,
         acknowledged=tuple(map(acknowledgement_row, memory.acknowledged)),
-        sights={kind: (observation.name, observation.at) for kind, observation in memory.sights.items()},
+        sights={kind: (observation.name, observation.at) for kind, observation in memory.first_observations.items()},
         sight_places={
             kind: (observation.boot_id, observation.cursor)
-            for kind, observation in memory.sights.items()
+            for kind, observation in memory.first_observations.items()
             if observation.boot_id
         },
         gpus=memory.gpus,
@@ -162,21 +162,21 @@ def _memory(content: _Content) -> Memory:
         first=_first(content.first, content.gpus or {}) if content.first else EarlierHardware(),
         instance_type=content.instance_type or "",
         adopted_records=content.taken or {},
-        sights=_sights(content),
+        first_observations=_first_observations(content),
     )
 
 
-def _sights(content: _Content) -> dict[str, FirstObservation]:
+def _first_observations(content: _Content) -> dict[str, FirstObservation]:
     """Return the recorded observations.
 
     Earlier versions of this program wrote them without their positions in the kernel log.
     """
     places = content.sight_places or {}
-    numbers = {}
+    observations = {}
     for kind, (name, at) in (content.sights or {}).items():
         boot_id, cursor = places.get(kind, ("", -1))
-        numbers[kind] = FirstObservation(str(name), moment(at), str(boot_id), int(cursor))
-    return numbers
+        observations[kind] = FirstObservation(str(name), moment(at), str(boot_id), int(cursor))
+    return observations
 
 
 def _first(row: _FirstRow, gpus: Mapping[str, Mapping[str, str]]) -> EarlierHardware:
@@ -213,10 +213,10 @@ def _identity(about: Mapping[str, str]) -> str:
 
 
 def _seconds(value: object) -> float:
-    numbers = seconds(value)
-    if numbers is None:
+    number = seconds(value)
+    if number is None:
         raise ValueError("it must be a number of seconds")
-    return numbers
+    return number
 
 
 def _digest(content: bytes) -> str:

@@ -210,18 +210,19 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
     return _without(memory, is_well)
 
 
-def release(memory: Memory, word: Release, now: Now) -> Memory:
+def after_release(memory: Memory, release: Release, now: Now) -> Memory:
     """Return the memory after a person's release: the named findings end, and reset counts are cleared.
 
     Applying the same release again changes nothing. A release covers events observed here before the release itself was
     observed, whatever its date. A deep test's record may name a GPU by something other than its address.
     """
-    sight, before = FirstObservation(_name_of(word), now.wall), memory.sights.get(_RELEASE)
-    if before is not None and before.name == sight.name:
+    observation = FirstObservation(_name_of(release), now.wall)
+    known = memory.first_observations.get(_RELEASE)
+    if known is not None and known.name == observation.name:
         return memory
-    known = {finding.key: finding.last_seen for finding in memory.active}
-    named = (replace(row, subject=located(memory.gpus, row.subject)) for row in word.findings)
-    rows = tuple(dict.fromkeys((*word.findings, *named)))
+    last_seen = {finding.key: finding.last_seen for finding in memory.active}
+    located_rows = (replace(row, subject=located(memory.gpus, row.subject)) for row in release.findings)
+    rows = tuple(dict.fromkeys((*release.findings, *located_rows)))
 
     def is_released(finding: ActiveFinding) -> bool:
         # A level is observed in every cycle, but the record is not written each time.
@@ -232,8 +233,10 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
         )
 
     # If the clock was set back, findings may have times later than now. They were observed too.
-    seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
-    kept = [acknowledgement for acknowledgement in memory.acknowledged if acknowledgement not in seen]
+    acknowledged = [
+        replace(row, last_seen=min(row.last_seen, max(now.wall, last_seen.get(row.key, now.wall)))) for row in rows
+    ]
+    kept = [acknowledgement for acknowledgement in memory.acknowledged if acknowledgement not in acknowledged]
     released = [active.finding for active in memory.active if is_released(active)]
     losses = [finding for finding in released if finding.source == ONCE_HAD]
     of_ports = [finding for finding in losses if finding.subject.startswith(RDMA)]
@@ -243,10 +246,10 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     return replace(
         _without(memory, is_released),
         first=first,
-        released=Release(word.by, word.reason, min(word.at, now.wall), ()),
-        acknowledged=_newest((*kept, *seen)),
+        released=Release(release.by, release.reason, min(release.at, now.wall), ()),
+        acknowledged=_newest((*kept, *acknowledged)),
         ended={},
-        sights={**memory.sights, _RELEASE: sight},
+        first_observations={**memory.first_observations, _RELEASE: observation},
     )
 
 
@@ -255,14 +258,14 @@ def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
 
     `name` identifies the run.
     """
-    sight = memory.sights.get(_PASSED)
-    if sight is None or sight.name != name:
+    observation = memory.first_observations.get(_PASSED)
+    if observation is None or observation.name != name:
         places = (finding.seq for finding in memory.active if finding.boot_id == memory.boot_id)
-        sight = FirstObservation(
+        observation = FirstObservation(
             name, now.wall, memory.boot_id, max((-1 if memory.cursor is None else memory.cursor, *places))
         )
-        memory = replace(memory, sights={**memory.sights, _PASSED: sight})
-    return passed(memory, min(began, sight.at), sight)
+        memory = replace(memory, first_observations={**memory.first_observations, _PASSED: observation})
+    return passed(memory, min(began, observation.at), observation)
 
 
 def _was_logged_after(finding: ActiveFinding, seen: FirstObservation, memory: Memory) -> bool:

@@ -78,12 +78,12 @@ _ONE_EXCEPTION_SECONDS = 1.0
 
 def after_kernel_log(memory: Memory, outcomes: Iterable[Outcome], now: Now, escalate_after: int = 0) -> Memory:
     """Return the memory after new log records were applied in log order."""
-    sightings = [(event, outcome.check) for outcome in outcomes for event in outcome.sightings]
-    if not sightings:
+    events = [(event, outcome.check) for outcome in outcomes for event in outcome.events]
+    if not events:
         return memory
     reading = _Reading(memory, now, escalate_after)
-    for sighting, check in sorted(sightings, key=lambda pair: pair[0].seq):
-        reading.add(sighting, check)
+    for event, check in sorted(events, key=lambda pair: pair[0].seq):
+        reading.add(event, check)
     return replace(reading.memory, active=worst_first(reading.active.values()))
 
 
@@ -103,41 +103,41 @@ class _Reading:
         self._now = now
         self._escalate_after = escalate_after
 
-    def add(self, sighting: KernelEvent, check: str) -> None:
-        if check == MLX5_MESSAGES and sighting.finding is None:
-            self._add_of_rdma(sighting)
+    def add(self, event: KernelEvent, check: str) -> None:
+        if check == MLX5_MESSAGES and event.finding is None:
+            self._add_of_rdma(event)
             return
-        address = gpu_address(sighting.subject)
-        if sighting.driver_loaded:
-            self._change(lambda whole: driver_loaded(whole, sighting.at))
-        elif sighting.uuid:
-            self.memory = _named(self.memory, address, sighting.uuid)
-        elif sighting.reason in (PCIE_FATAL, PCIE_RECOVERED):
-            self._add_of_pcie(sighting)
-        elif sighting.recovery_action == NONE:
-            self._recover(address, sighting.at)
-        elif not sighting.of_a_test:
-            self._read(sighting, check, address)
+        address = gpu_address(event.subject)
+        if event.driver_loaded:
+            self._change(lambda whole: driver_loaded(whole, event.at))
+        elif event.uuid:
+            self.memory = _named(self.memory, address, event.uuid)
+        elif event.reason in (PCIE_FATAL, PCIE_RECOVERED):
+            self._add_of_pcie(event)
+        elif event.recovery_action == NONE:
+            self._recover(address, event.at)
+        elif not event.of_a_test:
+            self._read(event, check, address)
 
-    def _add_of_rdma(self, sighting: KernelEvent) -> None:
+    def _add_of_rdma(self, event: KernelEvent) -> None:
         """Apply a message about an RDMA device that is not a fault: its recovery, or its link."""
-        if sighting.reason == MLX5_RECOVERED:
+        if event.reason == MLX5_RECOVERED:
             for key, finding in list(self.active.items()):
-                if key[1] == sighting.subject and DEVICE_RECOVERED.is_open_to(finding):
+                if key[1] == event.subject and DEVICE_RECOVERED.is_open_to(finding):
                     del self.active[key]
-        elif sighting.reason in MLX5_LINKS:
-            ports = with_link(self.memory.first.rdma, sighting.subject, sighting.at, up=MLX5_LINKS[sighting.reason])
+        elif event.reason in MLX5_LINKS:
+            ports = with_link(self.memory.first.rdma, event.subject, event.at, up=MLX5_LINKS[event.reason])
             if ports is not self.memory.first.rdma:
                 self.memory = replace(self.memory, first=replace(self.memory.first, rdma=ports))
 
-    def _add_of_pcie(self, sighting: KernelEvent) -> None:
+    def _add_of_pcie(self, event: KernelEvent) -> None:
         """Record a fatal error of a PCIe port, or withdraw the error from which the port has recovered."""
-        if sighting.reason == PCIE_FATAL:
-            hits = (ProcessHit("", "", sighting.at, _seen(sighting, self._now)),)
+        if event.reason == PCIE_FATAL:
+            hits = (ProcessHit("", "", event.at, _seen(event, self._now)),)
             self.memory = replace(self.memory, hits=with_newest(self.memory.hits, (PCIE_FATAL, ""), hits, MOST_GPUS))
             return
         for key, finding in list(self.active.items()):
-            if key[0] == PCIE_ERROR and self._is_now(finding) and sighting.at - finding.last_at <= WINDOW_SECONDS:
+            if key[0] == PCIE_ERROR and self._is_now(finding) and event.at - finding.last_at <= WINDOW_SECONDS:
                 del self.active[key]
 
     def _recover(self, address: str, at: float) -> None:
@@ -150,29 +150,29 @@ class _Reading:
         self.memory = change(replace(self.memory, active=tuple(self.active.values())))
         self.active = {finding.key: finding for finding in self.memory.active}
 
-    def _read(self, sighting: KernelEvent, check: str, address: str) -> None:
-        finding = sighting.finding
-        if sighting.reason == SMOOTHING_ON:
-            self.active.pop((SMOOTHING_OFF, sighting.subject), None)
-        if sighting.recovery_action and address:
-            pending = with_newest(self.memory.recovery, address, sighting.recovery_action, MOST_GPUS)
+    def _read(self, event: KernelEvent, check: str, address: str) -> None:
+        finding = event.finding
+        if event.reason == SMOOTHING_ON:
+            self.active.pop((SMOOTHING_OFF, event.subject), None)
+        if event.recovery_action and address:
+            pending = with_newest(self.memory.recovery, address, event.recovery_action, MOST_GPUS)
             self.memory = replace(self.memory, recovery=pending)
-        if finding is not None and not _is_consequence(self.memory, sighting, address) and self._is_news(sighting):
-            self._stand(finding, sighting, check, self._escalate_after)
+        if finding is not None and not _is_consequence(self.memory, event, address) and self._is_news(event):
+            self._stand(finding, event, check, self._escalate_after)
         if check == MLX5_MESSAGES:
-            self._withdraw_missed_heartbeat(sighting.subject)
-        if address and sighting.reason.startswith("Xid") and sighting.reason != CONSEQUENCE:
-            self._explain_cleanups(sighting, address)
-            self._explain_symptoms(sighting.reason, sighting.subject)
-            self.memory = _with_reset(self.memory, address, sighting.at)
-        if address and sighting.reason == RECOVERY_XID:
-            self._apply_action(sighting, address)
-        if sighting.reason in REPEATS:
-            sighting = replace(sighting, place=_place(self.memory, sighting, address))
-            self.memory = _hit(self.memory, sighting, address, self._now)
-            repeated = _repeated(self.memory, sighting, address, self._now)
+            self._withdraw_missed_heartbeat(event.subject)
+        if address and event.reason.startswith("Xid") and event.reason != CONSEQUENCE:
+            self._explain_cleanups(event, address)
+            self._explain_symptoms(event.reason, event.subject)
+            self.memory = _with_reset(self.memory, address, event.at)
+        if address and event.reason == RECOVERY_XID:
+            self._apply_action(event, address)
+        if event.reason in REPEATS:
+            event = replace(event, place=_place(self.memory, event, address))
+            self.memory = _hit(self.memory, event, address, self._now)
+            repeated = _repeated(self.memory, event, address, self._now)
             if repeated is not None:
-                self._stand(repeated, sighting, check, 0)
+                self._stand(repeated, event, check, 0)
 
     def _withdraw_missed_heartbeat(self, subject: str) -> None:
         """Withdraw the missed heartbeat, or the unfinished command, of an RDMA device that failed: both are one event.
@@ -186,57 +186,56 @@ class _Reading:
         if is_one_event and missed.finding.severity <= failure.finding.severity:
             del self.active[missed.key]
 
-    def _is_news(self, sighting: KernelEvent) -> bool:
+    def _is_news(self, event: KernelEvent) -> bool:
         """Whether the event is a fault by itself: it recurred as required, and no active finding explains it."""
-        if sighting.recurs is not None and not self._has_recurred(sighting):
+        if event.recurs is not None and not self._has_recurred(event):
             return False
-        if sighting.reason == INIT_FAILED:
-            return not self._is_of_unsupported_gpus(sighting)
-        if sighting.reason not in SYMPTOMS:
+        if event.reason == INIT_FAILED:
+            return not self._is_of_unsupported_gpus(event)
+        if event.reason not in SYMPTOMS:
             return True
-        if sighting.reason == PCIE_ERROR:
+        if event.reason == PCIE_ERROR:
             fatal = self.memory.hits.get((PCIE_FATAL, ""), ())
-            if not any(0 <= sighting.at - hit.at <= _PCIE_SECONDS for hit in fatal):
+            if not any(0 <= event.at - hit.at <= _PCIE_SECONDS for hit in fatal):
                 return False
         explaining = [
             finding
             for finding in self.active.values()
-            if self._is_now(finding)
-            and _explains(finding, sighting.reason, sighting.subject, sighting.detail, sighting.at)
+            if self._is_now(finding) and _explains(finding, event.reason, event.subject, event.detail, event.at)
         ]
         for finding in explaining:
-            self._add_detail(finding, sighting.detail)
+            self._add_detail(finding, event.detail)
         return not explaining
 
     def _is_now(self, finding: ActiveFinding) -> bool:
         return finding.nature is Nature.EVENT and finding.boot_id == self.memory.boot_id
 
-    def _has_recurred(self, sighting: KernelEvent) -> bool:
+    def _has_recurred(self, event: KernelEvent) -> bool:
         """Whether this line completes the recurrence of its event. The first lines and the last one are recorded."""
-        recurs, key = sighting.recurs, (sighting.reason, gpu_address(sighting.subject))
+        recurs, key = event.recurs, (event.reason, gpu_address(event.subject))
         assert recurs is not None
         hits = self.memory.hits.get(key, ())
-        if hits and sighting.at - hits[-1].at > recurs.pause:
+        if hits and event.at - hits[-1].at > recurs.pause:
             hits = ()
-        hits = (*hits[: recurs.count - 1], ProcessHit("", "", sighting.at, _seen(sighting, self._now)))
+        hits = (*hits[: recurs.count - 1], ProcessHit("", "", event.at, _seen(event, self._now)))
         self.memory = replace(self.memory, hits=with_newest(self.memory.hits, key, hits, MOST_GPUS))
-        return len(hits) >= recurs.count and sighting.at - hits[0].at >= recurs.seconds
+        return len(hits) >= recurs.count and event.at - hits[0].at >= recurs.seconds
 
-    def _is_of_unsupported_gpus(self, sighting: KernelEvent) -> bool:
+    def _is_of_unsupported_gpus(self, event: KernelEvent) -> bool:
         """Whether a failure to start GPUs is that of sound GPUs for which the driver named what they require."""
-        if sighting.finding is None or sighting.finding.base[0] is Severity.MONITOR:
+        if event.finding is None or event.finding.base[0] is Severity.MONITOR:
             return False
-        address = gpu_address(sighting.subject)
+        address = gpu_address(event.subject)
         unsupported = [
             finding
             for (reason, subject), finding in self.active.items()
             if reason == INIT_FAILED
             and finding.finding.base[0] is Severity.MONITOR
             and self._is_now(finding)
-            and abs(sighting.at - finding.last_at) <= WINDOW_SECONDS
+            and abs(event.at - finding.last_at) <= WINDOW_SECONDS
             and (not address or gpu_address(subject) in (address, ""))
         ]
-        return len(unsupported) >= sighting.devices
+        return len(unsupported) >= event.devices
 
     def _explain_symptoms(self, reason: str, subject: str) -> None:
         """Withdraw the symptoms shortly before a finding that explains them."""
@@ -259,23 +258,23 @@ class _Reading:
             detail = f"{finding.detail[: _LONGEST_DETAIL - len(LOCKED) - 2]}; {LOCKED}"
             self.active[cause.key] = replace(cause, finding=replace(finding, detail=detail))
 
-    def _stand(self, finding: Finding, sighting: KernelEvent, check: str, escalate_after: int) -> None:
+    def _stand(self, finding: Finding, event: KernelEvent, check: str, escalate_after: int) -> None:
         """Add a new event, or count a known event again. An event that a person has released is skipped."""
-        seen = _seen(sighting, self._now)
+        seen = _seen(event, self._now)
         key, boot_id = (finding.reason, finding.subject), self.memory.boot_id
-        if key in self._acknowledged and is_acknowledged(self.memory, key, boot_id, sighting.seq, seen):
+        if key in self._acknowledged and is_acknowledged(self.memory, key, boot_id, event.seq, seen):
             return
         about = finding.about or self.memory.gpus.get(gpu_address(finding.subject), {})
         known = self.active.get(key)
         finding = replace(finding, about=about or (known.finding.about if known else finding.about))
-        if sighting.reason != RECOVERY_XID:
-            finding = _at_tier(finding, self._announced(gpu_address(finding.subject), sighting.at))
-        processes = _counted(known, sighting, boot_id) if finding.reason == sighting.reason else ()
-        finding = _at_threshold(finding, known, sighting, processes)
+        if event.reason != RECOVERY_XID:
+            finding = _at_tier(finding, self._announced(gpu_address(finding.subject), event.at))
+        processes = _counted(known, event, boot_id) if finding.reason == event.reason else ()
+        finding = _at_threshold(finding, known, event, processes)
         if known is None or _rank(known.finding) < _rank(finding):
             finding = escalated(self.memory, finding, self._now, escalate_after)
         if known is None:
-            active = ActiveFinding(finding, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
+            active = ActiveFinding(finding, check, Nature.EVENT, seen, seen, 1, boot_id, event.at, event.seq)
             active = replace(active, processes=processes)
         else:
             # The same reason can recur with a milder severity (Xid 154 names an action). The worse one is still active.
@@ -286,8 +285,8 @@ class _Reading:
                 last_seen=max(known.last_seen, seen),
                 count=known.count + 1,
                 boot_id=boot_id,
-                last_at=sighting.at,
-                seq=sighting.seq,
+                last_at=event.at,
+                seq=event.seq,
                 processes=processes,
             )
         self.active[key] = active
@@ -304,21 +303,21 @@ class _Reading:
             return None
         return finding.finding.severity if finding.finding.severity in _TIERS_OF_ACTIONS else None
 
-    def _apply_action(self, sighting: KernelEvent, address: str) -> None:
+    def _apply_action(self, event: KernelEvent, address: str) -> None:
         """Set the GPU's events in the window to the tier of the action that was announced just now."""
-        tier = self._announced(address, sighting.at)
+        tier = self._announced(address, event.at)
         for key, finding in list(self.active.items()):
             is_code = finding.check == DRIVER_MESSAGES or key[0].removeprefix("Xid").isdecimal()
             if not is_code or key[0] == RECOVERY_XID or gpu_address(key[1]) != address:
                 continue
-            if tier is not None and _is_milder_alone(finding, sighting.at, tier, self.memory):
+            if tier is not None and _is_milder_alone(finding, event.at, tier, self.memory):
                 self.active[key] = replace(finding, finding=_at_tier(finding.finding, tier))
 
-    def _explain_cleanups(self, sighting: KernelEvent, address: str) -> None:
+    def _explain_cleanups(self, event: KernelEvent, address: str) -> None:
         """Withdraw the cleanups shortly before another Xid, which explains them."""
         for key in list(self._cleanups):
             finding = self.active.get(key)
-            if finding is None or gpu_address(key[1]) != address or not _is_withdrawn(finding, sighting, self.memory):
+            if finding is None or gpu_address(key[1]) != address or not _is_withdrawn(finding, event, self.memory):
                 continue
             del self.active[key]
             self._cleanups.discard(key)
@@ -382,18 +381,18 @@ def _named(memory: Memory, address: str, uuid: str) -> Memory:
     return replace(memory, gpus=with_newest(memory.gpus, address, {"uuid": uuid}, MOST_GPUS))
 
 
-def _is_consequence(memory: Memory, sighting: KernelEvent, address: str) -> bool:
-    if sighting.reason != CONSEQUENCE or sighting.finding is None or sighting.finding.severity >= Severity.RESET:
+def _is_consequence(memory: Memory, event: KernelEvent, address: str) -> bool:
+    if event.reason != CONSEQUENCE or event.finding is None or event.finding.severity >= Severity.RESET:
         return False
     last = memory.last_xid.get(address)
-    return sighting.follows or (last is not None and abs(sighting.at - last) <= WINDOW_SECONDS)
+    return event.follows or (last is not None and abs(event.at - last) <= WINDOW_SECONDS)
 
 
-def _is_withdrawn(finding: ActiveFinding, sighting: KernelEvent, memory: Memory) -> bool:
+def _is_withdrawn(finding: ActiveFinding, event: KernelEvent, memory: Memory) -> bool:
     return (
         finding.finding.severity < Severity.RESET
         and finding.boot_id == memory.boot_id
-        and sighting.at - finding.last_at <= WINDOW_SECONDS
+        and event.at - finding.last_at <= WINDOW_SECONDS
         and finding.last_seen - finding.first_seen <= timedelta(seconds=WINDOW_SECONDS)
     )
 
@@ -403,29 +402,29 @@ def _with_reset(memory: Memory, address: str, at: float) -> Memory:
     return replace(memory, last_xid=with_newest(memory.last_xid, address, at, MOST_GPUS))
 
 
-def _counted(known: ActiveFinding | None, sighting: KernelEvent, boot_id: str) -> tuple[CountedProcess, ...]:
+def _counted(known: ActiveFinding | None, event: KernelEvent, boot_id: str) -> tuple[CountedProcess, ...]:
     """Return the last processes with this event, including that of the line.
 
     Lines of one process are one. A line without a process belongs to the previous line if that is within the window,
     so a storm without pids counts once until it pauses.
     """
-    counted = _ended(known.processes, sighting) if known is not None and known.boot_id == boot_id else ()
-    process = sighting.process
-    if counted and abs(sighting.at - counted[-1].at) <= WINDOW_SECONDS and not (process and counted[-1].process):
+    counted = _ended(known.processes, event) if known is not None and known.boot_id == boot_id else ()
+    process = event.process
+    if counted and abs(event.at - counted[-1].at) <= WINDOW_SECONDS and not (process and counted[-1].process):
         process, counted = process or counted[-1].process, counted[:-1]
     pid = pid_of(process)
     others = tuple(other for other in counted if not pid or pid_of(other.process) != pid)
-    return (*others, CountedProcess(process, sighting.at))[-MOST_COUNTED:]
+    return (*others, CountedProcess(process, event.at))[-MOST_COUNTED:]
 
 
-def _ended(entries: tuple[ProcessEntry, ...], sighting: KernelEvent) -> tuple[ProcessEntry, ...]:
+def _ended(entries: tuple[ProcessEntry, ...], event: KernelEvent) -> tuple[ProcessEntry, ...]:
     """Mark the earlier lines of the same pid that are older than the process of the line: the pid was used again.
 
     Without the start of the process, the same pid is the same process: one crash never counts as several.
     """
-    if sighting.began is None:
+    if event.began is None:
         return entries
-    pid, began = pid_of(sighting.process), sighting.began - _CLOCKS_DIFFER_SECONDS
+    pid, began = pid_of(event.process), event.began - _CLOCKS_DIFFER_SECONDS
     return tuple(
         replace(entry, process=f"{pid}@{entry.at:.0f}{entry.process[len(pid) :]}")
         if entry.at < began and pid_of(entry.process) == pid
@@ -447,68 +446,68 @@ def maybe_reused(memory: Memory, pids: Collection[str], at: float) -> set[str]:
 
 
 def _at_threshold(
-    finding: Finding, known: ActiveFinding | None, sighting: KernelEvent, processes: tuple[CountedProcess, ...]
+    finding: Finding, known: ActiveFinding | None, event: KernelEvent, processes: tuple[CountedProcess, ...]
 ) -> Finding:
     """Return the finding at the cluster's threshold if its processes reach it. Its source is the line that did."""
-    threshold = sighting.threshold
+    threshold = event.threshold
     if threshold is None or not is_reached(threshold, finding, [process.at for process in processes]):
         return finding
     reached = raised(finding, threshold)
     if reached is finding:
         return finding
-    source = known.finding.source if known is not None and known.finding.rule == reached.rule else sighting.source
+    source = known.finding.source if known is not None and known.finding.rule == reached.rule else event.source
     return replace(reached, source=source)
 
 
-def _place(memory: Memory, sighting: KernelEvent, address: str) -> str:
+def _place(memory: Memory, event: KernelEvent, address: str) -> str:
     """Return the only place on the GPU where the process of the line failed; '' if unknown or several.
 
     R580 writes the places of an exception into lines without a process, and milliseconds later the process into a line
     without a place (driver 580.159.04 on an H200).
     """
-    if sighting.place or not sighting.process:
-        return sighting.place
-    hits = memory.hits.get((sighting.reason, address), ())
-    recent = [hit for hit in hits if not hit.process and 0 <= sighting.at - hit.at <= _ONE_EXCEPTION_SECONDS]
+    if event.place or not event.process:
+        return event.place
+    hits = memory.hits.get((event.reason, address), ())
+    recent = [hit for hit in hits if not hit.process and 0 <= event.at - hit.at <= _ONE_EXCEPTION_SECONDS]
     places = {hit.place for hit in recent if hit.place}
     return places.pop() if len(places) == 1 else ""
 
 
-def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memory:
+def _hit(memory: Memory, event: KernelEvent, address: str, now: Now) -> Memory:
     """Record the process that the Xid affected."""
-    key = (sighting.reason, address)
-    known, pid = _ended(memory.hits.get(key, ()), sighting), pid_of(sighting.process)
-    others = tuple(hit for hit in known if hit.place != sighting.place or pid_of(hit.process) != pid)
-    hits = (*others, ProcessHit(sighting.process, sighting.place, sighting.at, _seen(sighting, now)))[-_MOST_HITS:]
+    key = (event.reason, address)
+    known, pid = _ended(memory.hits.get(key, ()), event), pid_of(event.process)
+    others = tuple(hit for hit in known if hit.place != event.place or pid_of(hit.process) != pid)
+    hits = (*others, ProcessHit(event.process, event.place, event.at, _seen(event, now)))[-_MOST_HITS:]
     return replace(memory, hits=with_newest(memory.hits, key, hits, MOST_GPUS))
 
 
-def _repeated(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Finding | None:
+def _repeated(memory: Memory, event: KernelEvent, address: str, now: Now) -> Finding | None:
     """Return a finding on this GPU if the Xid recently affected three processes here and none on another GPU."""
-    if not sighting.process or (sighting.reason == "Xid13" and not sighting.place):
+    if not event.process or (event.reason == "Xid13" and not event.place):
         return None
-    elsewhere = (hits for key, hits in memory.hits.items() if key[0] == sighting.reason and key[1] != address)
+    elsewhere = (hits for key, hits in memory.hits.items() if key[0] == event.reason and key[1] != address)
     # Newest first: in a storm over several GPUs the newest hit decides, and this test runs for each log line.
     if any(_is_recent(memory, hit, now) for hits in elsewhere for hit in reversed(hits)):
         return None
     here = [
         process_hit
-        for process_hit in memory.hits[sighting.reason, address]
-        if process_hit.process and process_hit.place == sighting.place
+        for process_hit in memory.hits[event.reason, address]
+        if process_hit.process and process_hit.place == event.place
     ]
     # Oldest first, and each process once.
     if len(here) < REPEATS_FROM or not _is_recent(memory, here[-REPEATS_FROM], now):
         return None
-    where = f" on {sighting.place}" if sighting.place else ""
+    where = f" on {event.place}" if event.place else ""
     return Finding(
-        REPEATS[sighting.reason],
+        REPEATS[event.reason],
         Severity.MONITOR,
         f"gpu/{address}",
         f"{REPEATS_FROM} or more processes{where} within 24 h, but on no other GPU; quarantine the node to test it",
-        rule=f"{REPEATS[sighting.reason]}: {REPEATS_FROM} processes",
-        source=sighting.source,
-        seq=sighting.seq,
-        at=sighting.at,
+        rule=f"{REPEATS[event.reason]}: {REPEATS_FROM} processes",
+        source=event.source,
+        seq=event.seq,
+        at=event.at,
     )
 
 
@@ -516,6 +515,6 @@ def _is_recent(memory: Memory, hit: ProcessHit, now: Now) -> bool:
     return age_seconds(memory, now, memory.boot_id, hit.at, hit.seen) < REPEATS_WITHIN_SECONDS
 
 
-def _seen(sighting: KernelEvent, now: Now) -> datetime:
+def _seen(event: KernelEvent, now: Now) -> datetime:
     """Return the wall time of the event from its monotonic time, never in the future: the wall clock may jump."""
-    return ago(now.wall, max(now.monotonic - sighting.at, 0.0))
+    return ago(now.wall, max(now.monotonic - event.at, 0.0))

@@ -433,7 +433,7 @@ class Outcome(Struct, frozen=True):
     check: str
     group: str
     findings: tuple[Finding, ...] = ()
-    sightings: tuple[KernelEvent, ...] = ()
+    events: tuple[KernelEvent, ...] = ()
     """Events that an event check read in the log, oldest first."""
     unobserved: tuple[Unobserved, ...] = ()
     configured: bool = True

@@ -147,8 +147,8 @@ def other_severities(
 ) -> tuple[list[Severity], tuple[str, ...]]:
     """Return the severities of deep records without released findings, and errors of unreadable records.
 
-    A record that the agent has adopted does not count separately. `adopted_records` lists the adopted records; None means that
-    the agent's record on the Node lists them.
+    A record that the agent has adopted does not count separately. `adopted_records` lists the adopted records; None
+    means that the agent's record on the Node lists them.
     """
     severities, complaints = [], []
     known = tuple(acknowledged)

@@ -633,9 +633,9 @@ def test_messages_with_nothing_between_them_are_taken_apart_again() -> None:
 def test_a_sentence_may_be_joined_without_the_driver_s_word(joint: str) -> None:
     read = Reading(f"{STAMP}{FALLEN}".replace("\nNVRM: ", joint).encode())
 
-    sighting = driver_messages.read_message(read.records[0])
-    assert sighting is not None
-    assert (sighting.reason, sighting.subject) == ("GpuFellOffBus", "gpu/0000:b3:00.0")
+    event = driver_messages.read_message(read.records[0])
+    assert event is not None
+    assert (event.reason, event.subject) == ("GpuFellOffBus", "gpu/0000:b3:00.0")
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,6 @@ def test_a_cluster_overrides_a_reason() -> None:
     ring = (Record(0, 0.0, 0, API_MISMATCH),)
 
     (outcome,) = judge((CHECK,), Evidence({RING: ring}), expected)
-    (seen,) = outcome.sightings
+    (seen,) = outcome.events
     assert seen.finding
     assert (seen.finding.severity, seen.finding.rule) == (RESET, "severity-overrides")

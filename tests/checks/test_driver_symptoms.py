@@ -84,7 +84,7 @@ UNSUPPORTED = {
 def event(*texts: str) -> KernelEvent | None:
     ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
     (outcome,) = judge((CHECK,), Evidence({RING: ring}), Expectation())
-    return outcome.sightings[-1] if outcome.sightings else None
+    return outcome.events[-1] if outcome.events else None
 
 
 @pytest.mark.parametrize(

@@ -45,22 +45,18 @@ BEGINNINGS = (
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
 
 
-def sightings(*texts: str) -> list[KernelEvent]:
+def events(*texts: str) -> list[KernelEvent]:
     ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
-    return [
-        sighting
-        for outcome in judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation())
-        for sighting in outcome.sightings
-    ]
+    return [event for outcome in judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation()) for event in outcome.events]
 
 
 def faults(*texts: str) -> list[str]:
-    return [sighting.reason for sighting in sightings(*texts) if sighting.finding]
+    return [event.reason for event in events(*texts) if event.finding]
 
 
 @given(xid_lines())
 def test_an_xid_is_read_in_every_form(line: Line) -> None:
-    (seen,) = sightings(line.text)
+    (seen,) = events(line.text)
 
     assert (seen.reason, seen.subject, seen.process) == (f"Xid{line.code}", line.subject, printable(line.process))
     assert seen.known
@@ -73,12 +69,12 @@ def test_an_xid_is_read_in_every_form(line: Line) -> None:
 def test_every_row_of_the_xid_table_is_read_in_any_form(code: int, data: st.DataObject) -> None:
     line = data.draw(xid_lines(st.just(code)))
 
-    assert [(sighting.reason, sighting.subject) for sighting in sightings(line.text)] == [(f"Xid{code}", line.subject)]
+    assert [(event.reason, event.subject) for event in events(line.text)] == [(f"Xid{code}", line.subject)]
 
 
 @given(sxid_lines())
 def test_an_sxid_is_read_in_every_form(line: Line) -> None:
-    (seen,) = sightings(line.text)
+    (seen,) = events(line.text)
 
     assert (seen.reason, seen.subject, seen.known) == (f"SXid{line.code}", line.subject, True)
     assert line.message in seen.detail
@@ -98,12 +94,12 @@ def test_a_line_without_a_number_is_one_fault(text: str) -> None:
 
 @given(quoted_lines())
 def test_text_that_only_quotes_a_line_is_no_fault(text: str) -> None:
-    assert sightings(text) == []
+    assert events(text) == []
 
 
 @given(kernels_lines())
 def test_what_the_kernel_writes_of_a_process_or_a_packet_is_never_the_drivers(text: str) -> None:
-    assert sightings(text) == []
+    assert events(text) == []
 
 
 @pytest.mark.parametrize("form", [*BY_THE_KERNEL, PACKET])
@@ -111,7 +107,7 @@ def test_what_the_kernel_writes_of_a_process_or_a_packet_is_never_the_drivers(te
 def test_a_name_that_begins_as_the_driver_does_makes_no_line_of_it(begin: str, form: str) -> None:
     name = begin if form is PACKET else begin[:LONGEST_COMM]
 
-    assert sightings(form.replace("{}", name)) == []
+    assert events(form.replace("{}", name)) == []
 
 
 @given(fault_lines())
@@ -137,7 +133,7 @@ def test_a_raw_record_says_what_its_text_says(text: str) -> None:
 @example(["NVRM: The NVIDIA GPU 0000:05:00.0" + " \nNVRM: " * 3000])
 @example(["NVRM: nvAssertOk: Assertion failed: " + "a " * 5000])
 def test_any_text_at_all_is_judged(texts: list[str]) -> None:
-    seen = sightings(*texts)
+    seen = events(*texts)
 
     assert all(len(event.detail) <= 200 for event in seen)
     assert len(seen) <= len(texts)

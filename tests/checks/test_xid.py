@@ -21,7 +21,7 @@ def ring(*texts: str) -> tuple[Record, ...]:
 
 def found(expected: Expectation, *texts: str) -> list[tuple[str, Severity, str]]:
     (outcome,) = judge([CHECK], Evidence({RING: ring(*texts)}), expected)
-    findings = [event.finding for event in outcome.sightings if event.finding]
+    findings = [event.finding for event in outcome.events if event.finding]
     return [(finding.reason, finding.severity, finding.subject) for finding in findings]
 
 

@@ -256,11 +256,11 @@ def test_a_line_of_another_form_is_no_xid(text: str) -> None:
 def test_an_ignored_code_is_counted_though_it_is_no_finding() -> None:
     text = "NVRM: Xid (PCI:0000:05:00): 43, pid=7, name=python, Ch 00000008"
 
-    sighting = read_xid(record(text), Expectation())
+    event = read_xid(record(text), Expectation())
 
-    assert sighting
-    assert (sighting.reason, sighting.known) == ("Xid43", True)
-    assert with_policy(sighting, Policy()).finding is None
+    assert event
+    assert (event.reason, event.known) == ("Xid43", True)
+    assert with_policy(event, Policy()).finding is None
 
 
 def test_a_finding_keeps_where_and_when_its_record_stood() -> None:

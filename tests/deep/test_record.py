@@ -32,11 +32,11 @@ from tests.examples import (
     NOW,
     WALL,
     fault,
+    kernel_event,
     later,
     node,
     remembers,
     says,
-    sighting,
     stands,
 )
 
@@ -376,7 +376,9 @@ class TestARelease:
     def test_before_it_was_taken(self, subject: str) -> None:
         text = run(row(severity="ISOLATE", subject=subject))
         state = node(annotations={SWEEP_RESULT: text})
-        memory = exits.release(knows(), release_of(state, "mia", "swapped", WALL + timedelta(minutes=5)), later(3600))
+        memory = exits.after_release(
+            knows(), release_of(state, "mia", "swapped", WALL + timedelta(minutes=5)), later(3600)
+        )
 
         memory = after(memory, at(6), sweep=text)
         assert (memory.active, memory.adopted_records) == ((), {"sweep-result": moment()})
@@ -387,7 +389,7 @@ class TestARelease:
         state = node(annotations={SWEEP_RESULT: text})
         word = release_of(state, "mia", "swapped", WALL + timedelta(minutes=5))
 
-        memory = exits.release(after(knows(), sweep=text), word, later(3600))
+        memory = exits.after_release(after(knows(), sweep=text), word, later(3600))
         assert (memory.active, after(memory, at(6), sweep=text)) == ((), memory)
 
     def test_after_it_was_taken_lasts_until_a_later_run_finds_it_again(self) -> None:
@@ -395,7 +397,7 @@ class TestARelease:
         memory = after(knows(), sweep=text)
         word = release_of(_recorded(memory, text), "mia", "swapped", WALL + timedelta(minutes=5))
 
-        memory = exits.release(memory, word, later(3600))
+        memory = exits.after_release(memory, word, later(3600))
         assert after(memory, at(6), sweep=text).active == ()
         again = run(row(severity="ISOLATE", subject="gpu/3"), minutes=60)
         assert reasons(after(memory, at(60), sweep=again)) == {(MEMORY, GPU)}
@@ -588,7 +590,7 @@ class TestReset:
     def logged(self, memory: Memory, address: str, about: dict[str, str], now: Now) -> Memory:
         """Return the memory after the driver has logged Xid 62 on this GPU."""
         found = fault("Xid62", RESET, f"gpu/{address}", about=about, at=now.monotonic)
-        return after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=(sighting(found),))], now, 2)
+        return after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", events=(kernel_event(found),))], now, 2)
 
     def test_an_event_after_it_stays(self) -> None:
         memory = knows(stands(fault("Xid62", RESET), at=MONOTONIC + 61))

@@ -31,7 +31,7 @@ from healthcheck.verdict.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
 from tests.checks.evidence import untimed
 from tests.checks.grammar import fault_lines, quoted_lines
-from tests.examples import IDENTITY, MACHINE, MONOTONIC, NOW, WALL, fault, later, says, sighting
+from tests.examples import IDENTITY, MACHINE, MONOTONIC, NOW, WALL, fault, kernel_event, later, says
 from tests.fuzz import archives, captures, container_runtime, hardware
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
 from tests.memory import test_properties as properties
@@ -56,7 +56,7 @@ def outcomes_of(records: Sequence[Record]) -> list[Outcome]:
 
 def any_bytes_are_judged(line: bytes) -> None:
     record = parse_record(line)
-    events = [sighting for outcome in outcomes_of([record] if record else []) for sighting in outcome.sightings]
+    events = [event for outcome in outcomes_of([record] if record else []) for event in outcome.events]
     assert len(events) <= 1
     assert all(len(event.detail) <= 200 for event in events)
 
@@ -161,7 +161,7 @@ def _is_usable(memory: Memory) -> None:
     gpus = (Gpu(0, address="0000:53:00.0", uuid="GPU-1", serial="1"),)
     memory = after_look(memory, JudgedCycle([says()], gpus), later(10))
     event = fault(seq=1, at=NOW.monotonic)
-    memory = after_kernel_log(memory, [says(sightings=(sighting(event),), check="xid")], later(20))
+    memory = after_kernel_log(memory, [says(events=(kernel_event(event),), check="xid")], later(20))
     render(decide(memory, [says()]), memory, IDENTITY, WALL)
     dump_memory(memory)
 

@@ -23,7 +23,7 @@ from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
 from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.exits import begin, expired, gpus_answered, passed, release
+from healthcheck.memory.exits import after_release, begin, expired, gpus_answered, passed
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.rows import finding_row
@@ -98,7 +98,7 @@ def released(memory: Memory) -> Memory:
         )
         for finding in memory.active
     ]
-    return release(memory, Release("ops", "reset", WALL, tuple(rows)), later(300))
+    return after_release(memory, Release("ops", "reset", WALL, tuple(rows)), later(300))
 
 
 def quarantined(memory: Memory) -> Memory:

@@ -12,12 +12,21 @@ from msgspec.structs import replace
 from healthcheck.checks.driver_reasons import PROBE_FAILED
 from healthcheck.memory import exit_table as table
 from healthcheck.memory.exit_table import EXITS, Exit, exit_words
-from healthcheck.memory.exits import begin, driver_loaded, expired, gpus_answered, passed, recovered, release, retested
+from healthcheck.memory.exits import (
+    after_release,
+    begin,
+    driver_loaded,
+    expired,
+    gpus_answered,
+    passed,
+    recovered,
+    retested,
+)
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import KernelEvent, Nature, Outcome, Passed, Severity
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
-from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, remembers, sighting, stands
+from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, kernel_event, later, remembers, stands
 
 ADDRESS = GPU.removeprefix("gpu/")
 ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
@@ -49,19 +58,19 @@ def released(memory: Memory) -> Memory:
         Acknowledgement(finding.finding.reason, finding.finding.subject, finding.boot_id, None, WALL)
         for finding in memory.active
     ]
-    return release(memory, Release("ops", "seen", WALL, tuple(rows)), NOW)
+    return after_release(memory, Release("ops", "seen", WALL, tuple(rows)), NOW)
 
 
 def re_engaged(memory: Memory) -> Memory:
     subjects = {finding.finding.subject for finding in memory.active}
-    again = [sighting(fault("Xid162", Severity.MONITOR, subject)) for subject in subjects]
-    log = after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=tuple(again))], later(60))
+    again = [kernel_event(fault("Xid162", Severity.MONITOR, subject)) for subject in subjects]
+    log = after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", events=tuple(again))], later(60))
     return replace(log, active=tuple(finding for finding in log.active if finding.finding.reason != "Xid162"))
 
 
 def device_recovered(memory: Memory) -> Memory:
     again = [KernelEvent("Mlx5Recovered", finding.finding.subject, 99, SOON) for finding in memory.active]
-    return after_kernel_log(memory, [Outcome("mlx5-messages", "9-roce", sightings=tuple(again))], later(60))
+    return after_kernel_log(memory, [Outcome("mlx5-messages", "9-roce", events=tuple(again))], later(60))
 
 
 def retest(memory: Memory) -> Memory:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
 from healthcheck.memory.exits import (
     adopted,
+    after_release,
     begin,
     escalated,
     expired,
@@ -18,7 +19,6 @@ from healthcheck.memory.exits import (
     passed,
     quarantined,
     recovered,
-    release,
     within_log,
 )
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
@@ -33,10 +33,10 @@ from tests.examples import (
     NOW,
     WALL,
     fault,
+    kernel_event,
     later,
     remembers,
     says,
-    sighting,
     stands,
 )
 
@@ -58,7 +58,7 @@ def reasons(memory: Memory) -> list[str]:
 
 def comes(memory: Memory, finding: Finding, at: float = MONOTONIC, escalate_after: int = 2) -> Memory:
     """Return the memory after the log reported it."""
-    read = Outcome("xid", "0-nvidia-smi", sightings=(sighting(replace(finding, at=at)),))
+    read = Outcome("xid", "0-nvidia-smi", events=(kernel_event(replace(finding, at=at)),))
     return after_kernel_log(memory, [read], later(at - MONOTONIC), escalate_after)
 
 
@@ -413,7 +413,7 @@ class TestEscalation:
 
     def test_a_release_clears_the_count(self) -> None:
         memory = self.again(fault("Xid79", REBOOT), 2)
-        memory = release(memory, Release("ann", "seen to", WALL, ()), later(3600))
+        memory = after_release(memory, Release("ann", "seen to", WALL, ()), later(3600))
         memory = boots(memory, 9)
 
         assert memory.ended == {}
@@ -469,54 +469,57 @@ class TestRelease:
     def test_what_it_names_is_gone_and_stays_gone_when_the_log_is_read_again(self) -> None:
         memory = remembers(stands(fault(), seq=90))
 
-        after = release(memory, self.word(self.row()), later(3600))
+        after = after_release(memory, self.word(self.row()), later(3600))
         again = comes(after, fault(seq=90))
 
         assert (reasons(after), reasons(again)) == ([], [])
         assert after.released == replace(self.word(self.row()), findings=())
 
     def test_the_same_fault_after_it_stands(self) -> None:
-        after = release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
+        after = after_release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
 
         assert reasons(comes(after, fault(seq=101))) == ["Xid79"]
 
     def test_a_fault_that_arrives_at_the_same_moment_stands(self) -> None:
         memory = remembers(stands(fault(), seq=101), stands(fault("Xid95", RESET), seq=99))
 
-        assert reasons(release(memory, self.word(self.row(), self.row("Xid62")), later(3600))) == ["Xid79", "Xid95"]
+        assert reasons(after_release(memory, self.word(self.row(), self.row("Xid62")), later(3600))) == [
+            "Xid79",
+            "Xid95",
+        ]
 
     def test_the_same_place_in_the_log_of_another_boot_is_another_event(self) -> None:
         memory = remembers(stands(fault(), seq=90))
 
-        assert reasons(release(memory, self.word(self.row(boot_id="the boot before")), later(3600))) == ["Xid79"]
+        assert reasons(after_release(memory, self.word(self.row(boot_id="the boot before")), later(3600))) == ["Xid79"]
 
     def test_a_level_is_not_released(self) -> None:
         memory = remembers(stands(fault("GpuLost"), Nature.LEVEL))
 
-        assert reasons(release(memory, self.word(self.row("GpuLost", cursor=None)), later(3600))) == ["GpuLost"]
+        assert reasons(after_release(memory, self.word(self.row("GpuLost", cursor=None)), later(3600))) == ["GpuLost"]
 
     def test_records_without_a_sequence_number_are_distinguished_by_time(self) -> None:
         memory = remembers(stands(fault("DcgmDiagMemory", ISOLATE)))
         row = self.row("DcgmDiagMemory", cursor=None)
 
-        assert reasons(release(memory, self.word(row), later(3600))) == []
+        assert reasons(after_release(memory, self.word(row), later(3600))) == []
         earlier = replace(row, last_seen=WALL - timedelta(seconds=1))
-        assert reasons(release(memory, self.word(earlier), later(3600))) == ["DcgmDiagMemory"]
+        assert reasons(after_release(memory, self.word(earlier), later(3600))) == ["DcgmDiagMemory"]
 
     def test_the_same_release_again_changes_nothing(self) -> None:
-        once = release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
+        once = after_release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
 
-        assert release(once, self.word(self.row()), later(3600)) == once
+        assert after_release(once, self.word(self.row()), later(3600)) == once
 
     def test_a_reboot_forgets_what_was_said_of_the_old_log(self) -> None:
-        memory = release(remembers(), self.word(self.row(), self.row("DcgmDiagMemory", cursor=None)), later(3600))
+        memory = after_release(remembers(), self.word(self.row(), self.row("DcgmDiagMemory", cursor=None)), later(3600))
 
         assert [acknowledgement.reason for acknowledgement in begin(memory, MACHINE, "boot 2", NOW).acknowledged] == [
             "DcgmDiagMemory"
         ]
 
     def test_a_lost_file_learns_from_the_node_what_was_released_and_what_stood(self) -> None:
-        on_the_node = release(remembers(stands(fault("Xid54", ISOLATE))), self.word(self.row()), later(3600))
+        on_the_node = after_release(remembers(stands(fault("Xid54", ISOLATE))), self.word(self.row()), later(3600))
         ring_read_anew = remembers(stands(fault(), seq=90), stands(fault("Xid95", RESET), seq=120))
 
         after = adopted(ring_read_anew, on_the_node, later(3600))
@@ -554,13 +557,13 @@ class TestTheFuture:
     def test_a_release_ends_what_stands_and_nothing_later(self, cursor: int | None) -> None:
         before = remembers(stands(fault(), seq=90 if cursor else -1), cursor=100)
 
-        memory = within_log(release(before, self.word(cursor), NOW))
+        memory = within_log(after_release(before, self.word(cursor), NOW))
         again = comes(memory, fault(seq=101), MONOTONIC + 1)
 
         assert (reasons(memory), reasons(again)) == ([], ["Xid79"])
         assert memory.released is not None
         assert memory.released.at == WALL
-        assert reasons(within_log(release(again, self.word(cursor), later(3)))) == ["Xid79"]
+        assert reasons(within_log(after_release(again, self.word(cursor), later(3)))) == ["Xid79"]
 
     def test_a_passed_run_ends_what_stood_at_its_first_sight_whenever_it_is_seen_again(self) -> None:
         memory = quarantined(remembers(stands(fault("Xid54", ISOLATE))), "run", self.AHEAD, later(1))
@@ -575,7 +578,7 @@ class TestTheFuture:
         seen = replace(stands(fault("DcgmDiagMemory", ISOLATE)), last_seen=later(3600).wall)
         row = Acknowledgement("DcgmDiagMemory", GPU, BOOT, None, later(3600).wall)
 
-        memory = release(remembers(seen), Release("x", "x", WALL, (row,)), NOW)
+        memory = after_release(remembers(seen), Release("x", "x", WALL, (row,)), NOW)
 
         assert reasons(memory) == []
         assert is_acknowledged(memory, seen.key, BOOT, -1, seen.last_seen)

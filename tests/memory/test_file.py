@@ -283,7 +283,7 @@ def test_whatever_releases_say_the_memory_with_them_is_read_back(file: MemoryFil
     memory = Memory("machine", BOOT)
     for number in range(40):
         rows = [Acknowledgement(f"{number}-{row}{'😀' * 4000}", "😀" * 4000, BOOT, None, WALL) for row in range(7)]
-        memory = exits.release(memory, Release("x", f"{number}", WALL, tuple(rows)), Now(WALL, float(number)))
+        memory = exits.after_release(memory, Release("x", f"{number}", WALL, tuple(rows)), Now(WALL, float(number)))
 
     file.write(memory)
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.cycles import JudgedCycle, after_look, first_seen
-from healthcheck.memory.exits import begin, gpus_answered, release
+from healthcheck.memory.exits import after_release, begin, gpus_answered
 from healthcheck.memory.findings import MOST_GPUS, Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.model import Evidence, Nature, Probe, Severity, Unobserved, UnobservedCause
 from healthcheck.model.node_facts import ONCE_HAD, EarlierHardware, GpuPosition
@@ -127,7 +127,7 @@ def test_a_release_accepts_the_smaller_count_and_only_where_it_names_the_finding
 
     def released(reason: str, standing: ActiveFinding = missing) -> Memory:
         rows = (Acknowledgement(reason, "node", BOOT, None, WALL - timedelta(hours=1)),)
-        return release(replace(memory, active=(standing,)), Release("ops", "sold", WALL, rows), NOW)
+        return after_release(replace(memory, active=(standing,)), Release("ops", "sold", WALL, rows), NOW)
 
     accepted = released("GpuCountLow")
     assert (accepted.active, accepted.first.gpus, accepted.first.efa) == ((), 0, 32)

@@ -32,10 +32,10 @@ from tests.examples import (
     NOW,
     WALL,
     fault,
+    kernel_event,
     later,
     remembers,
     says,
-    sighting,
     stands,
 )
 
@@ -58,7 +58,7 @@ def event(reason: str, severity: Severity, at: float = MONOTONIC, **more: str) -
 
 def read(findings: Iterable[Finding]) -> list[Outcome]:
     """Return the outcome of the xid check for these findings."""
-    return [Outcome("xid", "0-nvidia-smi", sightings=tuple(sighting(finding) for finding in findings))]
+    return [Outcome("xid", "0-nvidia-smi", events=tuple(kernel_event(finding) for finding in findings))]
 
 
 class TestLevels:

@@ -9,7 +9,7 @@ from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Nature, Outcome, Severity
 from healthcheck.probes.nvml.gpus import Gpu
-from tests.examples import MACHINE, MONOTONIC, fault, later, remembers, sighting, stands
+from tests.examples import MACHINE, MONOTONIC, fault, kernel_event, later, remembers, stands
 
 ISOLATE, RESET = Severity.ISOLATE, Severity.RESET
 A, B, C, D = "0000:53:00.0", "0000:64:00.0", "0000:75:00.0", "0000:86:00.0"
@@ -105,8 +105,8 @@ class TestAfterAReboot:
 
     def test_what_was_logged_before_nvml_answered_is_about_the_gpu_that_is_there(self) -> None:
         memory = rebooted(known(isolated(A)))
-        new = sighting(fault("Xid62", RESET, f"gpu/{B}", seq=3, at=20.0))
-        memory = after_kernel_log(memory, [Outcome("xid", "0", sightings=(new,))], later(61))
+        new = kernel_event(fault("Xid62", RESET, f"gpu/{B}", seq=3, at=20.0))
+        memory = after_kernel_log(memory, [Outcome("xid", "0", events=(new,))], later(61))
 
         memory = answered(memory, gpu(A, "2"), gpu(B, "1"))
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
-from healthcheck.memory.exits import REMAP_XIDS, begin, expired, gpus_answered, recovered, release
+from healthcheck.memory.exits import REMAP_XIDS, after_release, begin, expired, gpus_answered, recovered
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release, gpu_address
 from healthcheck.memory.kernel_events import after_kernel_log
@@ -73,7 +73,7 @@ def _event(
         place = "GPC 0, TPC 1" if reason == "Xid13" else ""
         line = KernelEvent(reason, subject, world.seq, world.now.monotonic, finding, process=process, place=place)
         line = replace(line, threshold=threshold)
-        outcome = Outcome("xid", "0-nvidia-smi", sightings=(line,))
+        outcome = Outcome("xid", "0-nvidia-smi", events=(line,))
         return replace(world, memory=after_kernel_log(world.memory, [outcome], world.now, 2), seq=world.seq + 1)
 
     return step
@@ -134,7 +134,7 @@ def _release(world: World) -> World:
     record = render(decide(memory, ()), memory, IDENTITY, world.now.wall)
     node = NodeState("n", annotations={RESULTS: dump(record)})
     word = parse_release(dump_release(release_of(node, "ann", "seen to", world.now.wall)))
-    return replace(world, memory=release(world.memory, word, world.now))
+    return replace(world, memory=after_release(world.memory, word, world.now))
 
 
 addresses = st.sampled_from(ADDRESSES)

@@ -14,7 +14,7 @@ from healthcheck.checks import CHECKS, efa_namespaces, rdma_loopback
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.cycles import LOOKS_TO_CONFIRM, JudgedCycle, MemoryRules, after_look
-from healthcheck.memory.exits import begin, passed, release
+from healthcheck.memory.exits import after_release, begin, passed
 from healthcheck.memory.findings import Acknowledgement, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Host, Nature, Severity
@@ -79,7 +79,7 @@ class Machine:
             Acknowledgement(one.finding.reason, one.finding.subject, one.boot_id, None, at)
             for one in self.memory.active
         ]
-        self.memory = release(self.memory, Release("ops", "on purpose", at, tuple(rows)), later(self.at))
+        self.memory = after_release(self.memory, Release("ops", "on purpose", at, tuple(rows)), later(self.at))
 
     def quarantine(self) -> None:
         self.memory = passed(self.memory, later(self.at + 1).wall)

@@ -12,7 +12,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.memory import known_names
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.cycles import JudgedCycle, after_look
-from healthcheck.memory.exits import begin, release
+from healthcheck.memory.exits import after_release, begin
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.rdma_ports import MOST_PORTS, after_ports
@@ -43,9 +43,9 @@ def cycle(memory: Memory, facts: dict[Probe[Any], Any], at: float = 0.0) -> Memo
 
 def logged(memory: Memory, *lines: tuple[float, str]) -> Memory:
     records = tuple(Record(seq, MONOTONIC + at, 0, text) for seq, (at, text) in enumerate(lines, 900))
-    events = mlx5_messages.CHECK.judge(Evidence({RING: records}), Expectation(first=memory.first))
-    sightings = tuple(event for event in events if isinstance(event, KernelEvent))
-    outcome = Outcome("mlx5-messages", "9-roce", sightings=sightings)
+    judgements = mlx5_messages.CHECK.judge(Evidence({RING: records}), Expectation(first=memory.first))
+    events = tuple(event for event in judgements if isinstance(event, KernelEvent))
+    outcome = Outcome("mlx5-messages", "9-roce", events=events)
     return after_kernel_log(memory, [outcome], later(lines[-1][0]))
 
 
@@ -151,7 +151,7 @@ class TestRelease:
         first = EarlierHardware(0, {}, 8, {RAILS[3]: PORT, RAILS[4]: other})
         memory = remembers(stands(finding, Nature.LEVEL, check="roce-ports"), first=first)
         row = Acknowledgement(reason, "rdma/mlx5_3", BOOT, None, WALL)
-        memory = release(memory, Release("ops", "moved", WALL, (row,)), NOW)
+        memory = after_release(memory, Release("ops", "moved", WALL, (row,)), NOW)
         part = SPEED if reason == "RdmaRateLow" else LINK
         assert memory.active == ()
         assert memory.first == replace(first, rdma={RAILS[3]: replace(PORT, rate=0.0, released=part), RAILS[4]: other})

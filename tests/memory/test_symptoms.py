@@ -7,7 +7,7 @@ import pytest
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.exits import begin, expired, release
+from healthcheck.memory.exits import after_release, begin, expired
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.known_names import LOCKED
@@ -165,7 +165,7 @@ def test_a_released_symptom_stays_ended_when_it_is_read_again() -> None:
     memory = heard(remembers(), (0, LOST))
     (active,) = memory.active
     rows = (Acknowledgement(active.finding.reason, active.finding.subject, active.boot_id, 1, WALL),)
-    memory = release(memory, Release("ops", "checked", WALL, rows), later(300))
+    memory = after_release(memory, Release("ops", "checked", WALL, rows), later(300))
 
     assert found(heard(memory, (0, LOST))) == []
 

@@ -15,7 +15,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.sxid import CHECK as SXID
 from healthcheck.checks.xid import CHECK as XID
 from healthcheck.memory.content import dump, parse
-from healthcheck.memory.exits import begin, recovered, release
+from healthcheck.memory.exits import after_release, begin, recovered
 from healthcheck.memory.findings import Acknowledgement, CountedProcess, Memory, ProcessHit, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.rows import finding_row
@@ -245,7 +245,7 @@ def test_a_reset_of_the_gpu_begins_the_count_anew(code: int, own: Severity) -> N
 def test_a_release_begins_the_count_anew_and_read_again_its_lines_count_nothing() -> None:
     lines = processes(0, 1, 2)
     row = Acknowledgement("Xid43", GPU, BOOT, 2, later(2).wall)
-    memory = release(logged(lines), Release("ann", "seen to", later(3).wall, (row,)), later(3))
+    memory = after_release(logged(lines), Release("ann", "seen to", later(3).wall, (row,)), later(3))
 
     again = logged(lines, RULE, memory)
     after = logged([(4, xid(43, "8 a")), (5, xid(43, "9 a"))], RULE, again, 3)

@@ -12,7 +12,7 @@ from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
-from healthcheck.memory.exits import begin, quarantined, release
+from healthcheck.memory.exits import after_release, begin, quarantined
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
@@ -199,7 +199,7 @@ def test_a_level_that_came_back_too_often_and_was_released_is_what_it_was(node: 
     assert node.look(bad) is ISOLATE
     assert node.look(bad) is ISOLATE
 
-    node.memory = release(node.memory, Release("somebody", "mended", node.now.wall, ()), node.now)
+    node.memory = after_release(node.memory, Release("somebody", "mended", node.now.wall, ()), node.now)
     assert node.look(bad) is RESET
 
 

@@ -341,7 +341,7 @@ class TestRealDevice:
             pytest.skip("this kernel says nothing of a crash (debug.exception-trace), or said too much just before")
         assert (said[0].facility, said[0].text.startswith(begin[:15])) == (0, True)
         outcomes = judge(EVENT_CHECKS, Evidence({RING: tuple(said)}), Expectation())
-        assert [outcome.sightings for outcome in outcomes if outcome.sightings] == []
+        assert [outcome.events for outcome in outcomes if outcome.events] == []
 
     def test_a_cursor_skips_what_was_judged(self, device: Path) -> None:
         with KernelLog(device) as log:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory.exits import release
+from healthcheck.memory.exits import after_release
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.model import PREFIX, Nature, Severity
 from healthcheck.node.state import (
@@ -107,7 +107,7 @@ class TestTheAnnotation:
         word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
 
         assert [(finding.boot_id, finding.cursor) for finding in word.findings] == [(EARLIER_BOOT, 5000)]
-        assert release(memory, word, later(3600)).active == ()
+        assert after_release(memory, word, later(3600)).active == ()
 
     def test_ends_what_it_names_though_the_record_cuts_its_times_to_the_second(self) -> None:
         seen = WALL.replace(microsecond=654_321)
@@ -116,7 +116,7 @@ class TestTheAnnotation:
 
         word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
 
-        assert release(memory, word, later(3600)).active == ()
+        assert after_release(memory, word, later(3600)).active == ()
 
     # A fault that arrives at the same moment is another one.
     @pytest.mark.parametrize(("seq", "stays"), [(900, False), (1200, False), (1201, True)])
@@ -124,7 +124,7 @@ class TestTheAnnotation:
         state = node(annotations={RESULTS: recorded(remembers(xid79(), cursor=1200))})
         word = release_of(state, "mia", "swapped", LATER)
 
-        assert bool(release(remembers(xid79(seq), cursor=seq), word, later(3600)).active) is stays
+        assert bool(after_release(remembers(xid79(seq), cursor=seq), word, later(3600)).active) is stays
 
     @pytest.mark.parametrize(
         "text",

@@ -41,11 +41,11 @@ from tests.examples import (
     NOW,
     WALL,
     fault,
+    kernel_event,
     later,
     node,
     remembers,
     says,
-    sighting,
     stands,
 )
 from tests.fuzz.damage import forge, json_values, places
@@ -96,7 +96,7 @@ def own(memory: Memory) -> dict[str, Any]:
 DEEP_FAULT = stands(fault("DcgmDiagMemory", Severity.ISOLATE), check="dcgm-diag-l4")
 KNOWN = remembers(replace(stands(fault()), seq=900), DEEP_FAULT, cursor=CURSOR)
 WORD = release_of(node(annotations={RESULTS: json.dumps(own(KNOWN))}), "mia", "swapped", WALL)
-RELEASED = exits.release(KNOWN, WORD, NOW)
+RELEASED = exits.after_release(KNOWN, WORD, NOW)
 DEEP_ROW = {
     "reason": "DcgmDiagPcie",
     "subject": GPU,
@@ -206,7 +206,7 @@ def heeded(words: Words) -> Memory:
         pass
     word, _ = read_release(state, gestures=True)
     if word is not None:
-        memory = exits.release(memory, word, NOW)
+        memory = exits.after_release(memory, word, NOW)
     for record in records_to_adopt(state, memory.adopted_records):
         memory = after_deep_record(memory, record, NOW, 2)
     if (passed := passed_run(state)) is not None:
@@ -260,12 +260,12 @@ def test_no_word_speaks_of_what_comes_after_it_was_seen(words: Words) -> None:
     assert all(acknowledgement.last_seen <= NOW.wall for acknowledgement in memory.acknowledged)
     event = fault(seq=CURSOR + 1, at=NOW.monotonic + 5)
 
-    after = after_kernel_log(memory, [says(sightings=(sighting(event),), check="xid")], later(10))
+    after = after_kernel_log(memory, [says(events=(kernel_event(event),), check="xid")], later(10))
     if (passed := passed_run(words.node)) is not None:
         after = exits.quarantined(after, passed.name, passed.began, later(20))
     word, _ = read_release(words.node, gestures=True)
     if word is not None:
-        after = exits.within_log(exits.release(replace(after, cursor=CURSOR + 1), word, later(30)))
+        after = exits.within_log(exits.after_release(replace(after, cursor=CURSOR + 1), word, later(30)))
 
     assert ("Xid79", GPU) in {finding.key for finding in after.active}
 

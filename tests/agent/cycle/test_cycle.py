@@ -343,7 +343,7 @@ def test_a_node_that_comes_up_is_looked_at_again_soon(light: Light, node: Simula
     assert light.cycle.run() is None
 
     node.write_value("nvml/gpu3/persistence_mode", 0)
-    light.ledger.kernel_log_judged([Outcome("driver-messages", "0-nvidia-smi", sightings=(just_loaded(),))], 1)
+    light.ledger.kernel_log_judged([Outcome("driver-messages", "0-nvidia-smi", events=(just_loaded(),))], 1)
     assert light.cycle.run() == AGAIN_SECONDS
 
 

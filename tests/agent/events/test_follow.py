@@ -69,7 +69,7 @@ class TestTheFile:
     def xid(self, ledger: Ledger, seq: int, code: int = 95, severity: Severity = Severity.RESET) -> None:
         finding = Finding(f"Xid{code}", severity, GPU, "x", seq=seq, at=1.0)
         line = KernelEvent(f"Xid{code}", GPU, seq, 1.0, finding)
-        ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", sightings=(line,))], seq)
+        ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", events=(line,))], seq)
 
     def test_what_is_new_is_written_at_once(self, ledger: Ledger, file: MemoryFile) -> None:
         self.xid(ledger, 1)
@@ -377,7 +377,7 @@ class TestARecordThatCannotBeTaken:
         self, node: SimulatedNode, file: MemoryFile, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fails(memory: Memory, outcomes: list[Outcome], *rest: Any) -> Memory:
-            if any("poison" in sighting.detail for outcome in outcomes for sighting in outcome.sightings):
+            if any("poison" in event.detail for outcome in outcomes for event in outcome.events):
                 raise OverflowError("date value out of range")
             return after_kernel_log(memory, outcomes, *rest)
 
@@ -403,6 +403,6 @@ def test_what_no_file_can_hold_never_becomes_the_memory(file: MemoryFile, monkey
     monkeypatch.setattr(file, "write", fails)
     line = KernelEvent("Xid79", GPU, 1, 1.0, Finding("Xid79", Severity.REBOOT, GPU, "x", seq=1, at=1.0))
     with pytest.raises(ValueError, match="year 1"):
-        ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", sightings=(line,))], 1)
+        ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", events=(line,))], 1)
 
     assert state.memory == Memory(boot_id="b")

@@ -43,7 +43,7 @@ def line(
 
 
 def reads(memory: Memory, *lines: KernelEvent, after: float = 0.0) -> Memory:
-    return after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=lines)], later(after))
+    return after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", events=lines)], later(after))
 
 
 def observed(memory: Memory) -> list[tuple[str, int]]:
@@ -363,8 +363,8 @@ class TestWhatIsNoFault:
 
 
 def test_records_of_several_checks_are_taken_in_the_logs_order() -> None:
-    loads = Outcome("driver-messages", "0", sightings=(line("Xid154", None, 5, recovery_action=0),))
-    fault_before = Outcome("xid", "0", sightings=(line("Xid95", RESET, 1), line("Xid62", RESET, 6)))
+    loads = Outcome("driver-messages", "0", events=(line("Xid154", None, 5, recovery_action=0),))
+    fault_before = Outcome("xid", "0", events=(line("Xid95", RESET, 1), line("Xid62", RESET, 6)))
 
     assert observed(after_kernel_log(remembers(), [loads, fault_before], later(6))) == [("Xid62", 1)]
 
