@@ -190,12 +190,12 @@ class Telemetry:
 
     def _make_metrics(self) -> None:
         counter, gauge = self._counter, self._gauge
-        self.look_seconds = gauge("look_duration_seconds", "Duration of the last light check cycle.")
+        self.cycle_seconds = gauge("look_duration_seconds", "Duration of the last light check cycle.")
         self.check_failures = counter(
             "check_failures_total", "Judgements that failed by a defect of this program.", ("check",)
         )
-        self.look_time = gauge("last_look_timestamp_seconds", "End of the last light check cycle.")
-        self.looks = counter("looks_total", "Completed light check cycles.")
+        self.cycle_time = gauge("last_look_timestamp_seconds", "End of the last light check cycle.")
+        self.cycles = counter("looks_total", "Completed light check cycles.")
         self.missed = counter("driver_deadlines_missed_total", "NVML reads that exceeded their deadline.")
         self.stuck = gauge("stuck_children", "Processes that are stuck in the driver and can't be ended.")
         self.records = counter("kernel_log_records_total", "Kernel log records read.")

@@ -16,7 +16,7 @@ from kubernetes.client import ApiClient
 from agent.process.settings import AgentSettings
 from agent.process.wiring import Agent
 from agent.telemetry import Telemetry
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.cluster.client import Cluster
 from healthcheck.host.log import log_as_json
 from healthcheck.memory.file import MemoryFile
@@ -51,9 +51,9 @@ def _cycle(agent: Agent) -> dict[str, Any]:
 
 def _judge(agent: Agent) -> dict[str, Any]:
     checks = agent.state.known.level_checks
-    host = Host(agent.settings.host_root, agent.host.sources.driver.look)
+    host = Host(agent.settings.host_root, agent.host.sources.driver.read)
     expected = agent.state.expectation()
-    evidence = look(host, checks, look(host, checks))
+    evidence = read_probes(host, checks, read_probes(host, checks))
     judge(checks, evidence, expected)
     began = time.process_time()
     outcomes = judge(checks, evidence, expected)

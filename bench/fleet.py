@@ -95,9 +95,9 @@ class Member:
         """End the first cycle without a fault and report it with the heartbeat; this opens the connection."""
         known = self.state.known
         self.ledger.kernel_log_judged(_well(known.event_checks), 1)
-        self.ledger.look_ended(JudgedCycle(_well(known.level_checks)))
+        self.ledger.cycle_ended(JudgedCycle(_well(known.level_checks)))
         self.node_writer.start()
-        self.node_writer.look_ended()
+        self.node_writer.cycle_ended()
         _until_written([self])
 
     def fail(self) -> None:

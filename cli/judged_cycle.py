@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.checks import DEEP_CHECKS
 from healthcheck.checks.examine import judge
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look, first_seen
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle, first_seen
 from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.exits import expired
 from healthcheck.memory.findings import Memory
@@ -42,9 +42,9 @@ def judged(look: EvidenceCycle) -> CheckResult:
     pairs = list(zip(outcomes, look.checks, strict=True))
     levels = [outcome for outcome, check in pairs if check.nature is Nature.LEVEL]
     tests = [outcome for outcome, check in pairs if check in DEEP_CHECKS]
-    before, rules = Memory(look.machine, look.boot_id, acknowledged=look.acknowledged), MemoryRules(looks_to_confirm=1)
+    before, rules = Memory(look.machine, look.boot_id, acknowledged=look.acknowledged), MemoryRules(cycles_to_confirm=1)
     memory = after_kernel_log(before, outcomes, look.now)
-    memory = after_look(memory, JudgedCycle(levels, _gpus(look.evidence), look.now.monotonic), look.now, rules)
+    memory = after_cycle(memory, JudgedCycle(levels, _gpus(look.evidence), look.now.monotonic), look.now, rules)
     memory = settled(replace(memory, first=first_seen(memory.first, look.evidence)), look.evidence)
     memory = after_deep_test(memory, deep_result(tests, look.now.wall, look.now.wall), look.now)
     return CheckResult(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from healthcheck.catalog import dcgm_causes
 from healthcheck.checks import driver
-from healthcheck.checks.examine import look
+from healthcheck.checks.examine import read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.deep.diagnostic import with_doubts_settled
 from healthcheck.deep.idle import Idleness
@@ -28,7 +28,7 @@ _BEGINS = "DCGM's level 2 takes minutes, {} s at most; Ctrl-C ends it"
 
 def who_uses(host: Host) -> str:
     """Return the users of the GPUs of this machine, or the reason why they are unknown; '' without users."""
-    seen = look(host, (driver.CHECK,))
+    seen = read_probes(host, (driver.CHECK,))
     # In a pod there is a kubelet, even if its folder is not mounted.
     is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
 

@@ -15,7 +15,7 @@ from cli.words import end
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, groups_in
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.host.clock import now
@@ -67,7 +67,7 @@ def probing(root: Path, *, here: bool) -> Iterator[Host]:
     """Yield the host with its probes in child processes. `here`: the node is this machine."""
     nvml, libfabric, runtime = Driver(root, use_loader=here), Libfabric(root), RuntimeStatus(root)
     try:
-        host = Host(root, nvml.look)
+        host = Host(root, nvml.read)
         if here:
             host = replace(host, ask_libfabric=libfabric.ask, ask_container_runtime=runtime.ask)
         yield host
@@ -153,7 +153,7 @@ def check_once(
     # DCGM numbers its GPUs. NVML is read first and maps the numbers to GPUs.
     # The GPUs that answer show which events of the log a reset has ended.
     event_checks = (driver.CHECK,) if any(check.nature is Nature.EVENT for check in checks) else ()
-    evidence = look(host, (*event_checks, *checks))
+    evidence = read_probes(host, (*event_checks, *checks))
     machine_id = machine.machine_id(host.root)
     return EvidenceCycle(
         hostname=os.environ.get("NODE_NAME") or ("" if here else machine.hostname(host.root)) or platform.node(),
@@ -177,6 +177,6 @@ def check_once(
 def _driver_age(host: Host, evidence: Evidence, moment: Now) -> float:
     """Return seconds since the driver was loaded, by its line in the kernel log; without that line, since boot."""
     if kernel_log.RING not in evidence.probes:
-        evidence = look(host, (driver_messages.CHECK,))
+        evidence = read_probes(host, (driver_messages.CHECK,))
     outcomes = judge((driver_messages.CHECK,), evidence, Expectation())
     return moment.monotonic - (after_kernel_log(Memory(), outcomes, moment).driver_loaded_at or 0.0)

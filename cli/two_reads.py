@@ -7,7 +7,7 @@ from time import sleep
 from msgspec.structs import replace
 
 from healthcheck.checks import gpu_siblings
-from healthcheck.checks.examine import look
+from healthcheck.checks.examine import read_probes
 from healthcheck.host.streams import say
 from healthcheck.model import Host
 from healthcheck.probes.gpu_pods import GpuPods, read_pods_of
@@ -30,7 +30,7 @@ def after_first_read(host: Host, seconds: float) -> Host:
         return tuple(pods)
 
     measured = replace(host, ask_driver=ask_driver, ask_gpu_pods=ask_gpu_pods)
-    look(measured, (gpu_siblings.CHECK,))
+    read_probes(measured, (gpu_siblings.CHECK,))
     say(f"the GPUs were read once; the second read is in {seconds:g} s, Ctrl-C ends it")
     sleep(seconds)
     return measured

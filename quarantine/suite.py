@@ -11,9 +11,9 @@ import structlog
 from msgspec.structs import replace
 
 from healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce, rdma_loopback
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.diagnostic import Diagnostic, look_deeply
+from healthcheck.deep.diagnostic import Diagnostic, run_diagnostic
 from healthcheck.model import Check, Evidence, Host, Outcome, Probe, ProbeError, Unobserved
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK
 from healthcheck.probes.efa.loopback_run import EfaLoopback
@@ -23,7 +23,7 @@ from healthcheck.probes.ib_loopback import RDMA_LOOPBACK
 from healthcheck.probes.ib_loopback_run import RdmaLoopback
 from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult
 from healthcheck.probes.nccl import AllReduce, AllReduceReading
-from healthcheck.probes.nvml.driver import look_once
+from healthcheck.probes.nvml.driver import read_driver_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from quarantine.quarantine_record import TESTS, QuarantineProgress, QuarantineTestResult, finding_lines, outcome_status
 
@@ -60,7 +60,7 @@ class Suite:
         self.loopback.tell = lambda result: self._tell_device(efa_loopback.CHECK, EFA_LOOPBACK, result)
         self.rdma.tell = lambda result: self._tell_device(rdma_loopback.CHECK, RDMA_LOOPBACK, result)
         tests = {
-            dcgm_diag.LEVEL_4: lambda: look_deeply(self.diagnostic, self.expected, {NVML: self._names()}, level=4),
+            dcgm_diag.LEVEL_4: lambda: run_diagnostic(self.diagnostic, self.expected, {NVML: self._names()}, level=4),
             efa_loopback.CHECK: lambda: self._look(
                 efa_loopback.CHECK, Host(self.root, ask_efa_loopback=self.loopback.run)
             ),
@@ -106,13 +106,13 @@ class Suite:
 
     def _names(self) -> DriverReading:
         """Return NVML's names of the GPUs, read before DCGM uses them: all other parts use these names."""
-        look = look_once(self.root, _NVML_SECONDS)
+        look = read_driver_once(self.root, _NVML_SECONDS)
         if look.stuck_pid is not None:
             log.warning("a process is stuck in the driver and remains", pid=look.stuck_pid)
         return look
 
     def _look(self, check: Check, host: Host) -> Outcome:
-        (outcome,) = judge((check,), look(host, (check,)), self.expected)
+        (outcome,) = judge((check,), read_probes(host, (check,)), self.expected)
         return outcome
 
     def _load(self) -> LoadReading:

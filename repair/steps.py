@@ -23,10 +23,10 @@ from msgspec.structs import replace
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import gpu_load
 from healthcheck.checks.dcgm_diag import LEVEL_2
-from healthcheck.checks.examine import CHECK_FAILED, failure, judge, look
+from healthcheck.checks.examine import CHECK_FAILED, failure, judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.deep.diagnostic import look_deeply
+from healthcheck.deep.diagnostic import run_diagnostic
 from healthcheck.deep.gpu_resets import ResetScope
 from healthcheck.deep.reset_steps import Step
 from healthcheck.host.nvidia_report import BugReport
@@ -37,7 +37,7 @@ from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.gpu_load.load_run import SHORT_DEADLINE_SECONDS, SHORT_SECONDS, GpuLoad
 from healthcheck.probes.kernel_log import boot_id
-from healthcheck.probes.nvml.driver import look_once
+from healthcheck.probes.nvml.driver import read_driver_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from healthcheck.probes.nvml.pause import LONGEST_SECONDS, end_pause, start_pause
 from healthcheck.probes.pci import read_functions
@@ -355,7 +355,7 @@ class ResetRun(Struct):
                 libraries=libraries,
             )
             threading.Thread(target=self._stop_at_signal, args=(dcgm,), daemon=True).start()
-            return look_deeply(dcgm, expected, {NVML: DriverReading(self._nvml())})
+            return run_diagnostic(dcgm, expected, {NVML: DriverReading(self._nvml())})
 
         outcome = self._outcome(LEVEL_2, test)
         faulty = any(finding.severity >= Severity.RESET for finding in outcome.findings)
@@ -385,7 +385,7 @@ class ResetRun(Struct):
         def test(libraries: Path) -> Outcome:
             load = GpuLoad(self.own.host_root, addresses, 0.0, SHORT_SECONDS, SHORT_DEADLINE_SECONDS, libraries)
             threading.Thread(target=self._stop_at_signal, args=(load,), daemon=True).start()
-            evidence = look(Host(self.own.host_root, ask_gpu_load=load.run), (gpu_load.CHECK,))
+            evidence = read_probes(Host(self.own.host_root, ask_gpu_load=load.run), (gpu_load.CHECK,))
             return judge((gpu_load.CHECK,), evidence, expected)[0]
 
         outcome = self._outcome(gpu_load.CHECK, test)
@@ -469,7 +469,7 @@ class ResetRun(Struct):
 
     def _nvml(self) -> Gpus:
         """Read NVML once, and close it. Raises ProbeError."""
-        look = look_once(self.own.host_root, _NVML_SECONDS)
+        look = read_driver_once(self.own.host_root, _NVML_SECONDS)
         if look.stuck_pid is not None:
             raise ProbeError(f"process {look.stuck_pid} is stuck in the driver and can't be killed")
         if not isinstance(look.answer, Gpus):

@@ -24,7 +24,7 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep.deep_record import CompletedRun, render
-from healthcheck.deep.diagnostic import look_deeply
+from healthcheck.deep.diagnostic import run_diagnostic
 from healthcheck.deep.due import is_verdict, keeping_verdict
 from healthcheck.host import clock
 from healthcheck.host.log import log_as_json
@@ -35,7 +35,7 @@ from healthcheck.model import ProbeError, Unobserved
 from healthcheck.node.state import SWEEP_RESULT, NodeState, annotated
 from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import boot_id
-from healthcheck.probes.nvml.driver import look_once
+from healthcheck.probes.nvml.driver import read_driver_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.settings.declaration import NodeSettings
 from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
@@ -99,16 +99,16 @@ class NodeTest:
     def run(self) -> RunRecord:
         """Test the node, write the record and return it. Raises ClusterError if it could not be written."""
         node = self._patiently(partial(self.cluster.nodes.read, self.settings.node_name))
-        record = self._look(node)
+        record = self._test(node)
         self._has_verdict = is_verdict(record)
         log.info("tested", node=node.name, record=as_json(record))
         self._patiently(partial(self._tell, node.uid, record))
         return record
 
-    def _look(self, node: NodeState) -> RunRecord:
+    def _test(self, node: NodeState) -> RunRecord:
         started = clock.now().wall
-        fields = {NVML: self._names()}
-        outcome = look_deeply(self._diagnostic, Expectation(policy=self.values.policy), fields)
+        nvml_facts = {NVML: self._names()}
+        outcome = run_diagnostic(self._diagnostic, Expectation(policy=self.values.policy), nvml_facts)
         if not outcome.configured:
             # Without DCGM a sweep tests nothing, so the result is not a pass.
             outcome = replace(outcome, unobserved=(Unobserved(dcgm_causes.NOT_INSTALLED, _WITHOUT_DCGM),))
@@ -117,10 +117,10 @@ class NodeTest:
 
     def _names(self) -> DriverReading:
         """Return NVML's names of the GPUs, read before DCGM uses them: all other parts use these names."""
-        look = look_once(self.settings.host_root, _NVML_SECONDS)
-        if look.stuck_pid is not None:
-            log.warning("a process is stuck in the driver and remains", pid=look.stuck_pid)
-        return look
+        reading = read_driver_once(self.settings.host_root, _NVML_SECONDS)
+        if reading.stuck_pid is not None:
+            log.warning("a process is stuck in the driver and remains", pid=reading.stuck_pid)
+        return reading
 
     def _boot_id(self) -> str:
         try:

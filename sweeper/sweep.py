@@ -98,7 +98,7 @@ class Sweep:
 
     def plan(self) -> SweepPlan:
         """Read the cluster once, and plan. Changes nothing."""
-        view, now = patiently(self._look), _now()
+        view, now = patiently(self._read_cluster), _now()
         left = find_leftovers(view.marked, view.jobs, now)
         jobs = sorted(view.jobs, key=lambda job: job.created)
         tried = {job.node: Attempt(job.created, view.refused.get(job.name, "")) for job in jobs}
@@ -151,7 +151,7 @@ class Sweep:
 
     # --- reading: one listing each of heartbeats, Nodes, pods and Jobs
 
-    def _look(self) -> ClusterView:
+    def _read_cluster(self) -> ClusterView:
         """Read the cluster. Jobs are listed last, so that each claim on a listed Node already has its Job."""
         tolerated = tolerations(self._template)
         slots = self._slots()

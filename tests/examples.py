@@ -8,7 +8,7 @@ from typing import Any
 from healthcheck.checks.examine import with_policy
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import read_xid
-from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import PREFIX, Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import NodeState
@@ -80,7 +80,7 @@ def node(**more: Any) -> NodeState:
 
 def looked_at(*findings: Finding) -> Memory:
     """The memory after one look that showed these."""
-    return after_look(remembers(), JudgedCycle([says(*findings)]), NOW)
+    return after_cycle(remembers(), JudgedCycle([says(*findings)]), NOW)
 
 
 def planned(

@@ -25,7 +25,7 @@ from healthcheck.catalog.profiles import FORM, PROFILES_FILE
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
-from healthcheck.memory.cycles import LOOKS_TO_CONFIRM
+from healthcheck.memory.cycles import CYCLES_TO_CONFIRM
 from healthcheck.memory.exit_table import EXITS
 from healthcheck.memory.known_names import SLOW
 from healthcheck.model import Check, Reason, Severity
@@ -124,7 +124,7 @@ def _section(check: Check) -> str:
 
 def _counts(reason: Reason) -> str:
     """Return the threshold of a reason, and when it is judged."""
-    grace, again = reason.grace, LOOKS_TO_CONFIRM - 1
+    grace, again = reason.grace, CYCLES_TO_CONFIRM - 1
     words = (
         reason.threshold,
         f"not in the first {grace.seconds:g} s after {grace.since}" if grace else "",

@@ -15,7 +15,7 @@ from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
 from healthcheck.checks import driver_reasons
 from healthcheck.checks.driver import being_changed
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.per_gpu import FABRIC_COMING_UP
 from healthcheck.checks.temperature import slowdown_celsius
 from healthcheck.memory.cycles import JudgedCycle
@@ -90,8 +90,8 @@ class Cycle:
         self._host = Host(
             sources.root,
             self._ask_driver,
-            sources.libfabric.look,
-            sources.runtime.look,
+            sources.libfabric.read,
+            sources.runtime.read,
             ask_gpu_pods=self._ask_gpu_pods,
         )
         self.ended_at = time.monotonic()
@@ -102,11 +102,11 @@ class Cycle:
         began = time.monotonic()
         self._reload_settings()
         checks = self._state.known.level_checks
-        evidence = look(self._host, checks, self._state.last_look, also=self._also_read())
-        driver_look = evidence[NVML] if evidence.unread(NVML) is None else None
-        answer = driver_look.answer if driver_look is not None else None
+        evidence = read_probes(self._host, checks, self._state.last_evidence, also=self._also_read())
+        reading = evidence[NVML] if evidence.unread(NVML) is None else None
+        answer = reading.answer if reading is not None else None
         has_no_driver = answer == NO_GPUS or (isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER)
-        self._state.see_look(evidence, no_driver=has_no_driver)
+        self._state.store_evidence(evidence, no_driver=has_no_driver)
         before = {finding.key for finding in self._state.memory.active}
         expected = self._state.expectation()
         outcomes = judge(checks, evidence, expected)
@@ -117,11 +117,11 @@ class Cycle:
         else:
             self._telemetry.show_times({}, {})
         gpus = answer.gpus if isinstance(answer, Gpus) else ()
-        after = self._ledger.look_ended(JudgedCycle(outcomes, gpus, began, evidence, expected.instance_type))
+        after = self._ledger.cycle_ended(JudgedCycle(outcomes, gpus, began, evidence, expected.instance_type))
         self._account(began)
-        if driver_look is not None and driver_look.missed:
+        if reading is not None and reading.missed:
             return MISSED_AGAIN_SECONDS
-        if driver_look is not None and (left := _until_mismatch_counts(driver_look)) > 0:
+        if reading is not None and (left := _until_mismatch_counts(reading)) > 0:
             return max(left, AGAIN_SECONDS)
         changing = any(cause.cause in _PASSING for outcome in outcomes for cause in outcome.unobserved)
         changing = changing or _waits_for_the_runtime(evidence)
@@ -140,7 +140,7 @@ class Cycle:
             self._telemetry.show_no_driver()
             self._reading = None
             return DriverReading(Unobserved(error_causes.DRIVER_BEING_CHANGED, paused))
-        answer = self._reading = self._driver.look()
+        answer = self._reading = self._driver.read()
         if answer.missed:
             self._telemetry.missed.inc()
             log.warning("the driver did not answer", detail=str(answer.answer), stuck_pid=answer.stuck_pid)
@@ -152,7 +152,7 @@ class Cycle:
         return answer
 
     def _ask_gpu_pods(self) -> tuple[GpuPods, ...]:
-        return self._gpu_pods.look(self._reading) if self._reading is not None else ()
+        return self._gpu_pods.read(self._reading) if self._reading is not None else ()
 
     def _why_paused(self) -> str:
         """Return why NVML must not be opened now, or an empty string.
@@ -200,14 +200,14 @@ class Cycle:
     def _account(self, began: float) -> None:
         self.ended_at = time.monotonic()
         self.ended += 1
-        self._telemetry.looks.inc()
-        self._telemetry.look_seconds.set(self.ended_at - began)
-        self._telemetry.look_time.set_to_current_time()
+        self._telemetry.cycles.inc()
+        self._telemetry.cycle_seconds.set(self.ended_at - began)
+        self._telemetry.cycle_time.set_to_current_time()
 
 
-def _until_mismatch_counts(look: DriverReading) -> float:
+def _until_mismatch_counts(reading: DriverReading) -> float:
     """Return the seconds until a mismatched driver library becomes a finding; 0 without one, or if it already is."""
-    return 0.0 if look.mismatch_seconds is None else driver_reasons.MISMATCH_SECONDS - look.mismatch_seconds
+    return 0.0 if reading.mismatch_seconds is None else driver_reasons.MISMATCH_SECONDS - reading.mismatch_seconds
 
 
 def _waits_for_the_runtime(evidence: Evidence) -> bool:

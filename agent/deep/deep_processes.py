@@ -13,7 +13,7 @@ from healthcheck.model import ProbeError
 from healthcheck.probes import diagnostics
 from healthcheck.probes.kernel_log import Record
 
-_LOOK_SECONDS = 2.0
+_READ_SECONDS = 2.0
 """Pause between two reads during a run: a test that ends by its own error may be gone before its line is judged."""
 
 
@@ -27,7 +27,7 @@ class DeepProcesses(threading.Thread):
         self._report_defect = report_defect
         self._stopping = False
 
-    def look(self) -> None:
+    def read(self) -> None:
         """Read the processes of deep diagnostics. If they can't be read, the kernel log lines alone decide."""
         try:
             found = diagnostics.find(self._root, NAMESPACE)
@@ -38,11 +38,11 @@ class DeepProcesses(threading.Thread):
             return
         self._state.see_deep_processes(found)
 
-    def look_for(self, records: Iterable[Record]) -> None:
+    def read_for(self, records: Iterable[Record]) -> None:
         """Read the processes before these lines are judged: a process that a line names may end soon."""
         run = self._state.deep_run()
         if run is not None and any(may_be_of_a_test(record) and run.covers(record.at) for record in records):
-            self.look()
+            self.read()
 
     def end(self) -> None:
         self._stopping = True
@@ -54,6 +54,6 @@ class DeepProcesses(threading.Thread):
             run = self._state.deep_run()
             goes_on = run is not None and run.until is None
             if goes_on:
-                self.look()
-            changed.wait(_LOOK_SECONDS if goes_on else None)
+                self.read()
+            changed.wait(_READ_SECONDS if goes_on else None)
             changed.clear()

@@ -23,7 +23,7 @@ from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep.deep_record import CompletedRun, render
-from healthcheck.deep.diagnostic import Diagnostic, look_deeply
+from healthcheck.deep.diagnostic import Diagnostic, run_diagnostic
 from healthcheck.deep.due import OVERDUE_INTERVALS, is_overdue, is_swept, last_deep_test
 from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
@@ -35,7 +35,7 @@ from healthcheck.verdict.record import RunRecord
 
 log = structlog.get_logger()
 
-LOOK_AGAIN_SECONDS = 300.0
+CHECK_AGAIN_SECONDS = 300.0
 """Retry delay when the node was busy or could not be tested."""
 NOT_HERE_SECONDS = 3600.0
 """Delay until the next check for dcgmi or for a non-zero interval."""
@@ -49,7 +49,7 @@ WATCH_SECONDS = 1.0
 """Pause between two checks for a pod that arrived in spite of the taint; its GPUs are assigned before it starts."""
 _MARGIN_SECONDS = 300.0
 """Margin of a run's deadline beyond DCGM's own time, to end and report it."""
-_TAKEN_SECONDS = 10.0
+_ADOPTION_SECONDS = 10.0
 """Longest wait until the node writer has set the taint of a result."""
 _WRITE_AGAIN_SECONDS = 10.0
 """Retry delay of a result while the API server does not answer."""
@@ -58,10 +58,10 @@ _LAST_SECONDS = 50.0
 """
 _JITTER = 0.1
 _POLL_SECONDS = 0.1
-_LOOK_SECONDS = 60.0
+_CYCLE_SECONDS = 60.0
 """Longest wait for a light cycle, which may wait for another cycle or for the driver."""
 _RUNS = {SWEEP_RESULT: "sweep", QUARANTINE_RESULT: "quarantine"}
-_BLIND_SECONDS = 15.0
+_KUBELET_SILENCE_SECONDS = 15.0
 """Longest time without an answer of the kubelet during a test, which loads the node. The kubelet may also restart."""
 
 
@@ -69,12 +69,12 @@ class DeepIntervals(Struct, frozen=True):
     """Durations in seconds; tests use shorter ones."""
 
     settle: float = SETTLE_SECONDS
-    look_again: float = LOOK_AGAIN_SECONDS
+    check_again: float = CHECK_AGAIN_SECONDS
     maintenance: float = MAINTENANCE_SECONDS
     watch: float = WATCH_SECONDS
-    look: float = _LOOK_SECONDS
-    blind: float = _BLIND_SECONDS
-    taken: float = _TAKEN_SECONDS
+    cycle: float = _CYCLE_SECONDS
+    kubelet_silence: float = _KUBELET_SILENCE_SECONDS
+    adoption: float = _ADOPTION_SECONDS
 
 
 WAITS = DeepIntervals()
@@ -83,7 +83,7 @@ WAITS = DeepIntervals()
 class LightCycles(Protocol):
     """The scheduler of check cycles."""
 
-    def look_soon(self) -> None:
+    def start_cycle_soon(self) -> None:
         """Start a check cycle soon: its process list shows who uses the GPUs."""
 
 
@@ -95,14 +95,14 @@ class DeepTests:
         state: AgentState,
         cluster: Cluster,
         level_2: Level2,
-        looks: LightCycles,
+        cycles: LightCycles,
         telemetry: Telemetry,
         folder: Path | None,
         waits: DeepIntervals = WAITS,
     ) -> None:
         self._state = state
         self._level_2 = level_2
-        self._looks = looks
+        self._cycles = cycles
         self._telemetry = telemetry
         self._failures = Failures(telemetry)
         self._waits = waits
@@ -122,12 +122,12 @@ class DeepTests:
         self._at_rest.clear()
         try:
             if self._stopping.is_set():
-                return self._waits.look_again
+                return self._waits.check_again
             self._marks.tell_kept()
             return self._attempt()
         except ClusterError as error:
             self._log("the cluster does not answer", error=str(error))
-            return _WRITE_AGAIN_SECONDS if self._marks.has_kept else self._waits.look_again
+            return _WRITE_AGAIN_SECONDS if self._marks.has_kept else self._waits.check_again
         finally:
             self._at_rest.set()
 
@@ -152,12 +152,12 @@ class DeepTests:
         if not interval or self._level_2.is_absent():
             return NOT_HERE_SECONDS
         if node is None:
-            return self._waits.look_again
+            return self._waits.check_again
         if (seconds := self._seconds_until_due(node, interval, now)) > 0:
             return min(seconds, NOT_HERE_SECONDS)
         if why := self._hindrance(node):
             self._log("no deep test now", why=why)
-            return self._waits.look_again
+            return self._waits.check_again
         if (blocked := self._level_2.engine().blocked) is not None:
             return self._leave_out(blocked)
         return self._run()
@@ -199,7 +199,7 @@ class DeepTests:
         try:
             run = self._marks.take(longest)
             if run is None:
-                return self._waits.look_again
+                return self._waits.check_again
             log.info("deep test: claimed the node", until=timestamp(run.until))
             return self._test()
         finally:
@@ -210,12 +210,12 @@ class DeepTests:
         self._stopping.wait(self._waits.maintenance)
         if self._stopping.is_set() or (why := _users_or_why(self._used_now)):
             self._log("no deep test now", why="the agent is stopping" if self._stopping.is_set() else why)
-            return self._waits.look_again
+            return self._waits.check_again
         started = self._state.now().wall
         outcome = self._diagnose()
         if outcome is None:
             self._telemetry.deep_runs.labels("stopped").inc()
-            return self._waits.look_again
+            return self._waits.check_again
         self._failures.account((outcome,))
         if not outcome.configured:
             return NOT_HERE_SECONDS
@@ -229,9 +229,9 @@ class DeepTests:
     def _used_now(self) -> str:
         """Return the users of the GPUs, by a cycle that starts after this call. Raises ProbeError."""
         asked = self._state.now().monotonic
-        self._looks.look_soon()
-        while (last := self._state.last_look) is None or last.at < asked:
-            late = self._state.now().monotonic - asked >= self._waits.look
+        self._cycles.start_cycle_soon()
+        while (last := self._state.last_evidence) is None or last.at < asked:
+            late = self._state.now().monotonic - asked >= self._waits.cycle
             if late or self._stopping.wait(_POLL_SECONDS):
                 raise ProbeError("no check cycle has ended since the taint was set")
         return self._level_2.users()
@@ -245,7 +245,7 @@ class DeepTests:
 
         def work() -> None:
             try:
-                outcomes.append(look_deeply(diagnostic, self._state.expectation(), self._nvml()))
+                outcomes.append(run_diagnostic(diagnostic, self._state.expectation(), self._nvml()))
             except Exception as error:  # noqa: BLE001 - raised below, after the release of the node
                 failed.append(error)
 
@@ -271,7 +271,7 @@ class DeepTests:
         try:
             held_by = self._level_2.pods()
         except ProbeError as error:
-            blind = now - self._answered >= self._waits.blind
+            blind = now - self._answered >= self._waits.kubelet_silence
             return f"it is unknown whether a pod was started: {error}" if blind else ""
         self._answered = now
         return held_by
@@ -296,7 +296,7 @@ class DeepTests:
             return
         # The taint of the verdict must be set before the taint of the test is removed.
         self._marks.tell(record, give_back=False)
-        deadline = self._state.now().monotonic + self._waits.taken
+        deadline = self._state.now().monotonic + self._waits.adoption
         while self._state.now().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
             node = self._state.node
             if node is not None and has_adopted(node, KIND, record.timestamp):
@@ -316,8 +316,8 @@ class DeepTests:
 
     def _nvml(self) -> dict[Probe[Any], Any]:
         """Return the NVML reading of the last cycle; it shows a GPU that DCGM leaves out."""
-        look = self._state.known.driver_look
-        return {NVML: look} if look is not None else {}
+        reading = self._state.known.driver_reading
+        return {NVML: reading} if reading is not None else {}
 
     def _measure(self, node: NodeState, now: datetime) -> None:
         test = last_deep_test(node, now)

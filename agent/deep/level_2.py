@@ -21,7 +21,7 @@ class Level2:
         self._host = Host(root)
         self._state = state
         self.path = path
-        self._idleness = Idleness(self._pods, lambda: state.last_look)
+        self._idleness = Idleness(self._pods, lambda: state.last_evidence)
 
     def is_absent(self) -> bool:
         """Whether there is no dcgmi; costs nothing."""

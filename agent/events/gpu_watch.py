@@ -40,9 +40,9 @@ _LINE = re.compile(
 class GpuWatch:
     """Watch of the GPUs' PCI functions. Only the thread `judge` calls it."""
 
-    def __init__(self, state: AgentState, look_soon: Callable[[], None]) -> None:
+    def __init__(self, state: AgentState, start_cycle_soon: Callable[[], None]) -> None:
         self._state = state
-        self._look_soon = look_soon
+        self._start_cycle_soon = start_cycle_soon
 
     def read(self, records: Iterable[Record]) -> None:
         """Start a check cycle if a record concerns a GPU. If repeats follow already, only prolong their time.
@@ -58,7 +58,7 @@ class GpuWatch:
             return
         log.info("the kernel reports a GPU's PCI function", text=printable(record.text, _LONGEST_LINE))
         if not self._state.memory.suspects:  # their next repeat is due within 10 s, and no sooner
-            self._look_soon()
+            self._start_cycle_soon()
 
     def _is_being_changed(self) -> bool:
         node = self._state.node
@@ -66,7 +66,7 @@ class GpuWatch:
 
     def _addresses(self) -> set[str]:
         """Return the addresses of the GPUs and of the ports above them, by the last check cycle."""
-        last = self._state.last_look
+        last = self._state.last_evidence
         functions = last[FUNCTIONS] if last is not None and last.unread(FUNCTIONS) is None else ()
         return {
             address

@@ -105,7 +105,7 @@ class RecordJudge:
 
         This is the boundary of the kernel log: a record that fails a check or the memory ends nothing.
         """
-        self._processes.look_for(records)
+        self._processes.read_for(records)
         checks, expected = self._state.known.event_checks, self._state.expectation()
         if ages := self._ages(records):
             expected = replace(expected, ages=ages)

@@ -97,7 +97,7 @@ class DeviceRules:
         self._reported = ("", "")
         self.stand = stand
 
-    def look_ended(self) -> None:
+    def cycle_ended(self) -> None:
         """Check the rules again after a cycle.
 
         Another client may have deleted a rule, or the devices may be published anew.

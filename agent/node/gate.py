@@ -255,7 +255,7 @@ class Gate:
         )
 
     def _gpus(self, found: PodOnNode | None) -> frozenset[str] | None:
-        reading = self._state.known.driver_look
+        reading = self._state.known.driver_reading
         if found is None or found.devices is None or reading is None or not isinstance(reading.answer, Gpus):
             return None
         return gpus_of_pod(found.devices, reading.answer.gpus)

@@ -62,8 +62,8 @@ class NodeUpdate:
         """Names of Events about repair conditions that still apply."""
         self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
 
-    def look_ended(self) -> None:
-        self._taint.look_ended()
+    def cycle_ended(self) -> None:
+        self._taint.cycle_ended()
         self._record.may_try = True
 
     def put_off_seconds(self) -> float | None:

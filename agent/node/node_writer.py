@@ -81,9 +81,9 @@ class NodeWriter(threading.Thread):
             self._pods.start()
             self._update.slot.start()
 
-    def look_ended(self) -> None:
+    def cycle_ended(self) -> None:
         """Renew the heartbeat, and write the results of the cycle."""
-        self._update.look_ended()
+        self._update.cycle_ended()
         self._reporter.renew_heartbeat()
         self._state.news.set()
 
@@ -138,7 +138,7 @@ class NodeWriter(threading.Thread):
         judgement = known.judgement
         stands = not (judgement.is_complete or _is_news_to(judgement.verdict, node)) or self._update.apply(known, node)
         self.is_writing = False
-        self._pods.look()
+        self._pods.wake()
         self._telemetry.pending.set(not stands)
         if judgement.is_complete and not judgement.verdict.settling and not self._update.slot.is_owed:
             self.verdict_stands.set()

@@ -55,7 +55,7 @@ class PodReporter(threading.Thread):
         """Names of the Events that were queued for the present pods and findings."""
         self._failure = ""
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Report what is new. Called after each write of the verdict."""
         self._wake.set()
 
@@ -82,7 +82,7 @@ class PodReporter(threading.Thread):
 
         Raises ProbeError.
         """
-        reading = known.driver_look
+        reading = known.driver_reading
         if reading is not None and isinstance(reading.answer, Gpus):
             self._gpus |= {gpu.subject: gpu for gpu in reading.answer.gpus if gpu.error == SUCCESS}
         found = reported(known.judgement.verdict.active)

@@ -37,5 +37,5 @@ def read_pods_on_node(root: Path, runtime_socket: str) -> dict[str, PodOnNode]:
 
 def runtime_socket(state: AgentState) -> str:
     """Return the socket of the container runtime that the last check cycle found; '' if it found none."""
-    last = state.last_look
+    last = state.last_evidence
     return last[CONTAINER_RUNTIME].socket if last is not None and last.unread(CONTAINER_RUNTIME) is None else ""

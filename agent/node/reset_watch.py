@@ -27,7 +27,7 @@ from healthcheck.verdict.record import RunRecord
 
 log = structlog.get_logger()
 
-_LOOK_SECONDS = 5.0
+_INTERVAL_SECONDS = 5.0
 _PLUGIN_SECONDS = 20.0
 """Time in which a device plugin may advertise the GPUs again."""
 
@@ -61,15 +61,15 @@ class ResetWatch(threading.Thread):
         self._stopping.set()
 
     def run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
+        while not self._stopping.wait(_INTERVAL_SECONDS):
             try:
-                self.look()
+                self.check_node()
             except (ClusterError, OSError) as error:
                 log.warning("a reset's marks can't be read or removed now", error=str(error))
             except Exception as error:  # noqa: BLE001 - boundary of this loop
                 self._reporter.report_defect("reset-watch", error)
 
-    def look(self) -> None:
+    def check_node(self) -> None:
         """Report new steps, and return the node if its reset is abandoned. Raises ClusterError."""
         shown = self._state.node
         if shown is not None:

@@ -113,7 +113,7 @@ class SlotRequests(threading.Thread):
             self._lacked = None
             self._begin(SlotState.RELEASING, node)
 
-    def look_ended(self) -> None:
+    def cycle_ended(self) -> None:
         """Let the next call of `hold` request again."""
         self._is_old = True
 

@@ -32,10 +32,10 @@ class WantedTaint:
         self._carrier = ""
         """Bearer of the required taint: the Node, its GPUs, or nothing."""
 
-    def look_ended(self) -> None:
-        self.slot.look_ended()
+    def cycle_ended(self) -> None:
+        self.slot.cycle_ended()
         if self._devices is not None:
-            self._devices.look_ended()
+            self._devices.cycle_ended()
 
     def decide(self, view: AgentView, node: NodeState) -> tuple[TaintDecision, SlotGrant]:
         """Return the decision, and the slot for a taint that it wants; a dry run acquires none."""

@@ -15,7 +15,7 @@ from agent.state.agent_state import AgentState
 
 log = structlog.get_logger()
 
-CONFIG_LOOK_SECONDS = 10.0
+CONFIG_CHECK_SECONDS = 10.0
 """Interval of the checks for a changed ConfigMap."""
 _JITTER = 0.1
 _FAILED_AGAIN_SECONDS = 10.0
@@ -75,42 +75,42 @@ class Schedule:
         self._state = state
         self._config_dir = config_dir
         self._config_seen = _fingerprint(config_dir)
-        self._light, self._beside, self._config, self._deep = map(_Job, ("light", "beside", "config", "deep"))
+        self._light, self._requests, self._config, self._deep = map(_Job, ("light", "requests", "config", "deep"))
 
     def start(
-        self, look: Callable[[], float | None], report: Callable[[], None], deep: Callable[[], float] | None = None
+        self, cycle: Callable[[], float | None], requests: Callable[[], None], deep: Callable[[], float] | None = None
     ) -> None:
-        """Start the cycles. `report` runs at the start and with every cycle, in parallel.
+        """Start the cycles. `requests` runs at the start and with every cycle, in parallel.
 
-        `look` and `deep` return the seconds until their next call. A change of the configuration calls both earlier.
+        `cycle` and `deep` return the seconds until their next call. A change of the configuration calls both earlier.
         """
 
         def run_cycle() -> float:
-            self._beside.run_in(0.0)
+            self._requests.run_in(0.0)
             began = time.monotonic()
-            return self._seconds_to_next(look(), time.monotonic() - began)
+            return self._seconds_to_next(cycle(), time.monotonic() - began)
 
-        def run_beside() -> float:
-            report()
+        def run_requests() -> float:
+            requests()
             return math.inf
 
         self._light.work, self._light.retry_seconds = run_cycle, _FAILED_AGAIN_SECONDS
-        self._beside.work = run_beside
-        self._config.work, self._config.retry_seconds = self._look_at_config, CONFIG_LOOK_SECONDS
-        jobs = [self._light, self._beside, self._config]
+        self._requests.work = run_requests
+        self._config.work, self._config.retry_seconds = self._check_config, CONFIG_CHECK_SECONDS
+        jobs = [self._light, self._requests, self._config]
         if deep is not None:
             self._deep.work, self._deep.retry_seconds = lambda: _with_jitter(deep()), _DEEP_AGAIN_SECONDS
             jobs.append(self._deep)
         for job in jobs:
             job.start()
 
-    def look_soon(self) -> None:
+    def start_cycle_soon(self) -> None:
         """Run a cycle as soon as the current one, if any, has ended."""
         self._light.run_in(0.0)
 
     def end(self) -> None:
         """Start no more jobs. A cycle that hangs in its child process is not awaited."""
-        for job in (self._light, self._beside, self._config, self._deep):
+        for job in (self._light, self._requests, self._config, self._deep):
             job.end()
 
     def _seconds_to_next(self, again_seconds: float | None, elapsed_seconds: float) -> float:
@@ -121,16 +121,16 @@ class Schedule:
         # A fleet's cycles must not be simultaneous.
         return max(_with_jitter(seconds) - elapsed_seconds, 0.0)
 
-    def _look_at_config(self) -> float:
+    def _check_config(self) -> float:
         if self._state.is_reset():  # its pause and its result must not wait for an interval
-            self.look_soon()
+            self.start_cycle_soon()
         seen = _fingerprint(self._config_dir)
         if seen is not None and seen != self._config_seen:
             self._config_seen = seen
             log.info("the configuration changed")
-            self.look_soon()
-            self._deep.run_in(CONFIG_LOOK_SECONDS)
-        return CONFIG_LOOK_SECONDS
+            self.start_cycle_soon()
+            self._deep.run_in(CONFIG_CHECK_SECONDS)
+        return CONFIG_CHECK_SECONDS
 
 
 def _with_jitter(seconds: float) -> float:

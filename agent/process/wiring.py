@@ -75,7 +75,7 @@ class HostSide:
         self.cycle = Cycle(self.sources, state, ledger, self.configuration.reload, telemetry)
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
         self.deep_processes = DeepProcesses(root, state, reporter.report_defect)
-        gpu_watch = GpuWatch(state, schedule.look_soon)
+        gpu_watch = GpuWatch(state, schedule.start_cycle_soon)
         judge = RecordJudge(root, state, ledger, reporter, self.deep_processes, telemetry, gpu_watch)
         self.kernel_log = Follower(root, state.memory.cursor, judge, facilities)
 
@@ -108,7 +108,7 @@ class Agent:
             telemetry,
             settings.host_root,
             self.host.cycle,
-            self.schedule.look_soon,
+            self.schedule.start_cycle_soon,
             lambda: self.cluster.node_writer.is_writing,
         )
         level_2 = Level2(settings.host_root, state)
@@ -135,15 +135,15 @@ class Agent:
         self.cluster.node_writer.start()
         if self.reset_watch is not None:
             self.reset_watch.start()
-        self.schedule.start(self.look, self._ask_others, self.deep.attempt if self.deep else None)
+        self.schedule.start(self.run_cycle, self._ask_others, self.deep.attempt if self.deep else None)
 
-    def look(self) -> float | None:
+    def run_cycle(self) -> float | None:
         """Run one light cycle, then write the heartbeat."""
         if not self.ready():
             # The Node's labels give the instance type, and show a change of the driver.
             self.state.node_shown.wait(_FIRST_SIGHT_SECONDS)
         again_seconds = self.host.cycle.run()
-        self.cluster.node_writer.look_ended()
+        self.cluster.node_writer.cycle_ended()
         return again_seconds
 
     def _ask_others(self) -> None:

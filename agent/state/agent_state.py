@@ -41,7 +41,7 @@ class AgentKnowledge(Struct, frozen=True):
     settings: Settings = field(default_factory=Settings)
     node: NodeState | None = None
     """The Node as last observed; None before the first read, after its deletion, and when it must be read again."""
-    last_look: Evidence | None = None
+    last_evidence: Evidence | None = None
     inventory: Inventory | None = None
     """GPUs and container runtime of that cycle, for the record."""
     watched_until: float = 0.0
@@ -78,15 +78,15 @@ class AgentKnowledge(Struct, frozen=True):
         return tuple(check for check in self.settings.values.checks if check.nature is Nature.EVENT)
 
     @property
-    def driver_look(self) -> DriverReading | None:
+    def driver_reading(self) -> DriverReading | None:
         """Return the NVML reading of the last cycle."""
-        last = self.last_look
+        last = self.last_evidence
         return last[NVML] if last is not None and last.unread(NVML) is None else None
 
     @property
     def hami_runs(self) -> bool | None:
         """Whether HAMi's processes ran on the node in the last cycle; None if they were not read."""
-        last = self.last_look
+        last = self.last_evidence
         return last[HAMI].runs if last is not None and last.unread(HAMI) is None else None
 
     @property
@@ -157,8 +157,8 @@ class AgentState:
         return self._known.node
 
     @property
-    def last_look(self) -> Evidence | None:
-        return self._known.last_look
+    def last_evidence(self) -> Evidence | None:
+        return self._known.last_evidence
 
     def deep_run(self) -> DeepDiagnostic | None:
         return self._known.deep_run(self.now())
@@ -216,12 +216,12 @@ class AgentState:
             seen = {**kept, **dict.fromkeys(pids, now)}
             self._known = replace(self._known, deep_processes=seen)
 
-    def see_look(self, evidence: Evidence, *, no_driver: bool = False) -> None:
+    def store_evidence(self, evidence: Evidence, *, no_driver: bool = False) -> None:
         """Set the last light cycle."""
         values = self._known.settings.values
         engine = evidence[ENGINE] if evidence.unread(ENGINE) is None and not values.dcgm_host else NO_ENGINE
         inventory = seen_in(evidence, accept_second_engine(engine, second_engine=values.dcgm_second_engine))
-        self._put(last_look=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
+        self._put(last_evidence=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
 
     def watch_gpus(self, seconds: float) -> bool:
         """Repeat check cycles soon for this time. Return whether none are repeated already."""

@@ -15,7 +15,7 @@ from agent.state.judgement import Judgement
 from agent.telemetry import Telemetry
 from healthcheck.deep.deep_record import DeepRecord, PassedRun, after_deep_record
 from healthcheck.memory import exits
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look, without_checks
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle, without_checks
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import ActiveFinding, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
@@ -101,13 +101,13 @@ class Ledger:
             outcome = Outcome(check.name, check.group, unobserved=(cause,))
             self._state.remember(self._state.judgement.after(self._state.memory, [outcome]))
 
-    def look_ended(self, look: JudgedCycle) -> Memory:
+    def cycle_ended(self, cycle: JudgedCycle) -> Memory:
         """Add the outcomes of a cycle, and return the memory after it."""
-        self._failures.account(look.outcomes)
+        self._failures.account(cycle.outcomes)
         with self._changing:
             before = self._state.memory
-            after = after_look(before, look, self._state.now(), self._rules)
-            self._keep(after, look.outcomes)
+            after = after_cycle(before, cycle, self._state.now(), self._rules)
+            self._keep(after, cycle.outcomes)
         self._wake_for_new(before, after)
         return after
 

@@ -194,13 +194,13 @@ def level_of(answer: DiagAnswer) -> int:
     return 2 if {row.test for row in answer.results} <= {SOFTWARE, "context_create", *LEVEL_2_TESTS} else 4
 
 
-def _judge(look: DcgmReading, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:
-    if look.absent:
-        yield NotConfigured(look.absent)
-    elif isinstance(look.answer, Unobserved):
-        yield look.answer
-    elif look.answer is not None:
-        yield from judge_answer(look.answer, gpus, policy)
+def _judge(reading: DcgmReading, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:
+    if reading.absent:
+        yield NotConfigured(reading.absent)
+    elif isinstance(reading.answer, Unobserved):
+        yield reading.answer
+    elif reading.answer is not None:
+        yield from judge_answer(reading.answer, gpus, policy)
 
 
 def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:

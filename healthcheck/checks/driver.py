@@ -38,30 +38,30 @@ VERSION_MISMATCH = Reason(
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    look = seen[nvml.NVML]
-    yield from _answer(look)
-    yield from _versions(look)
+    reading = seen[nvml.NVML]
+    yield from _answer(reading)
+    yield from _versions(reading)
 
 
-def _answer(look: nvml.DriverReading) -> Iterator[Judgement]:
-    if look.missed and look.missed[-1] - look.missed[0] >= APART_SECONDS:
+def _answer(reading: nvml.DriverReading) -> Iterator[Judgement]:
+    if reading.missed and reading.missed[-1] - reading.missed[0] >= APART_SECONDS:
         # The detail has no running counter: the same fault must give the same text in the next check cycle.
-        detail = f"no answer within {look.deadline_seconds:g} s, since {look.missed[0]:.0f} s after boot"
-        if look.stuck_pid:
-            detail += f"; process {look.stuck_pid} can't be killed"
+        detail = f"no answer within {reading.deadline_seconds:g} s, since {reading.missed[0]:.0f} s after boot"
+        if reading.stuck_pid:
+            detail += f"; process {reading.stuck_pid} can't be killed"
         yield UNRESPONSIVE.on("driver", detail)
-    elif isinstance(look.answer, Unobserved):
-        yield look.answer
+    elif isinstance(reading.answer, Unobserved):
+        yield reading.answer
 
 
-def _versions(look: nvml.DriverReading) -> Iterator[Judgement]:
-    if not look.module_version:
+def _versions(reading: nvml.DriverReading) -> Iterator[Judgement]:
+    if not reading.module_version:
         return
-    libraries = ", ".join(look.library_versions)
-    message = f"kernel module {look.module_version}, library {libraries or 'not found'}"
+    libraries = ", ".join(reading.library_versions)
+    message = f"kernel module {reading.module_version}, library {libraries or 'not found'}"
     yield Observation(message, "the same version", "NVML's rule")
-    if libraries and look.module_version not in look.library_versions:
-        seconds = look.mismatch_seconds
+    if libraries and reading.module_version not in reading.library_versions:
+        seconds = reading.mismatch_seconds
         is_confirmed = seconds is not None and seconds >= driver_reasons.MISMATCH_SECONDS
         reason = LIBRARY_MISMATCH if is_confirmed else VERSION_MISMATCH
         yield reason.on("driver", message)

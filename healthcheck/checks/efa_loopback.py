@@ -52,16 +52,16 @@ SLOW = Reason(
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    look = seen[EFA_LOOPBACK]
-    if look.absent:
-        yield NotConfigured(look.absent)
+    reading = seen[EFA_LOOPBACK]
+    if reading.absent:
+        yield NotConfigured(reading.absent)
         return
-    for loopback in look.loopbacks:
+    for loopback in reading.loopbacks:
         yield from _judge_device(loopback, expected.efa_min_bandwidth)
-    speeds = [loopback.answer.bandwidth for loopback in look.loopbacks if isinstance(loopback.answer, Measured)]
+    speeds = [loopback.answer.bandwidth for loopback in reading.loopbacks if isinstance(loopback.answer, Measured)]
     if speeds:
         asked = f"at least {expected.efa_min_bandwidth} MB/s" if expected.efa_min_bandwidth else ""
-        devices = f"{len(speeds)} of {counted(len(look.loopbacks), 'EFA device')}"
+        devices = f"{len(speeds)} of {counted(len(reading.loopbacks), 'EFA device')}"
         yield Observation(
             f"{devices} carry data, at {min(speeds):.0f} to {max(speeds):.0f} MB/s", asked, asked and SETTING
         )

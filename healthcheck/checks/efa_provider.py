@@ -34,15 +34,15 @@ _MOST_NAMED = 4
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    look = seen[LIBFABRIC]
-    if look.absent:
-        yield NotConfigured(look.absent)
-    elif look.answer is None:
+    reading = seen[LIBFABRIC]
+    if reading.absent:
+        yield NotConfigured(reading.absent)
+    elif reading.answer is None:
         yield TooEarly("fi_info has not answered yet")
-    elif isinstance(look.answer, Unobserved):
-        yield look.answer
+    elif isinstance(reading.answer, Unobserved):
+        yield reading.answer
     else:
-        yield from _listing(look.answer)
+        yield from _listing(reading.answer)
 
 
 def _listing(answer: Listing) -> Iterator[Judgement]:

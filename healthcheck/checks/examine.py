@@ -49,7 +49,7 @@ CAUSES = (NOT_LOOKED_YET, NOT_LOOKED, PROBE_FAILED, CHECK_FAILED, RECORD_SET_ASI
 _LONGEST_FAILURE = 200
 
 
-def look(
+def read_probes(
     host: Host, checks: Iterable[Check], before: Evidence | None = None, also: Iterable[Probe[Any]] = ()
 ) -> Evidence:
     """Read the probes that the checks need, and those in `also`.

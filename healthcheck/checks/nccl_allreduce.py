@@ -55,18 +55,18 @@ SLOW = Reason(
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    look = seen[ALL_REDUCE]
-    match look.answer:
-        case None if look.absent:
-            yield NotConfigured(look.absent)
+    reading = seen[ALL_REDUCE]
+    match reading.answer:
+        case None if reading.absent:
+            yield NotConfigured(reading.absent)
         case None:
             yield TooEarly("all_reduce_perf has not answered yet")
         case Unobserved():
-            yield look.answer
+            yield reading.answer
         case Failed(message):
             yield FAILED.on("node", message)
         case Reduced():
-            yield from _judge_run(look.answer, _least(look.answer, expected))
+            yield from _judge_run(reading.answer, _least(reading.answer, expected))
 
 
 class _Requirement(Struct, frozen=True):

@@ -42,14 +42,14 @@ class CommandRetries:
     def is_over(self) -> bool:
         return self._stopping.is_set()
 
-    def until(self, look: Callable[[], T | None], seconds: float) -> T:
-        """Call `look` until it returns a value, and return that.
+    def until(self, ask: Callable[[], T | None], seconds: float) -> T:
+        """Call `ask` until it returns a value, and return that.
 
-        Raises Interrupted, TookTooLong, and errors of `look`.
+        Raises Interrupted, TookTooLong, and errors of `ask`.
         """
 
         def looking() -> T | None:
-            seen = look()
+            seen = ask()
             self._away = False
             return seen
 

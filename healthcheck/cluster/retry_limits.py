@@ -37,12 +37,12 @@ class RetryLimits(Struct, frozen=True):
         """Call `question` until it succeeds and return its result; raise its last error if it never does."""
         return self._retrying(tenacity.retry_never, 0.0)(question)
 
-    def until(self, look: Callable[[], T | None], every_seconds: float) -> T | None:
-        """Call `look` until it returns a value, and return that value.
+    def until(self, ask: Callable[[], T | None], every_seconds: float) -> T | None:
+        """Call `ask` until it returns a value, and return that value.
 
         If it never does, return its last empty result or raise its last error.
         """
-        return self._retrying(tenacity.retry_if_result(operator.not_), every_seconds)(look)
+        return self._retrying(tenacity.retry_if_result(operator.not_), every_seconds)(ask)
 
     def _retrying(self, retry: tenacity.retry_base, every_seconds: float) -> tenacity.Retrying:
         return tenacity.Retrying(

@@ -33,10 +33,10 @@ class Diagnostic(Protocol):
         """Return the process ID of a process that cannot be killed, or None."""
 
 
-def look_deeply(
+def run_diagnostic(
     diagnostic: Diagnostic,
     expected: Expectation,
-    fields: Mapping[Probe[Any], Any] = MappingProxyType({}),
+    other_facts: Mapping[Probe[Any], Any] = MappingProxyType({}),
     level: int = 2,
 ) -> Outcome:
     """Run level 2 or 4 and return its outcome.
@@ -47,10 +47,10 @@ def look_deeply(
     check, probe = _LEVELS[level]
     first = diagnostic.run(level)
     try:
-        look = with_doubts_settled(diagnostic, first, expected)
+        reading = with_doubts_settled(diagnostic, first, expected)
     except Exception as error:  # noqa: BLE001 - part of the judgement: a failure here must end only the judgement
         return Outcome(check.name, check.group, unobserved=(Unobserved(CHECK_FAILED, failure(error)),))
-    (outcome,) = judge((check,), Evidence({**fields, probe: look}), expected)
+    (outcome,) = judge((check,), Evidence({**other_facts, probe: reading}), expected)
     return outcome
 
 

@@ -17,7 +17,7 @@ class Idleness(Struct, frozen=True):
     """Sources of GPU use. `pods` returns pod, resource and device count of each pod with devices; raises ProbeError."""
 
     pods: Callable[[], Iterable[tuple[str, str, int]]]
-    last_look: Callable[[], Evidence | None]
+    last_evidence: Callable[[], Evidence | None]
 
     def held(self) -> str:
         """Return the pods that have GPUs, or an empty string. Raises ProbeError."""
@@ -32,10 +32,10 @@ class Idleness(Struct, frozen=True):
 
         If the agent runs in a separate PID namespace, NVML reports no processes to it, and only the pods are known.
         """
-        look = self.last_look()
-        if look is None or look.unread(NVML):
+        evidence = self.last_evidence()
+        if evidence is None or evidence.unread(NVML):
             raise ProbeError("the agent has not read the GPUs yet")
-        answer = look[NVML].answer
+        answer = evidence[NVML].answer
         if isinstance(answer, Unobserved):
             raise ProbeError(answer.detail)
         busy = [gpu.subject for gpu in answer.gpus if gpu.processes]

@@ -252,10 +252,10 @@ class Program:
             with _Outputs(process, self.most_output_bytes) as outputs:
                 in_time = outputs.read_until(deadline, self._stop)
                 if not outputs.ended:
-                    started.look()
+                    started.collect()
                     _signal_group(process.pid, signal.SIGTERM)
                     outputs.wait_for_end(self.patience_seconds)
-                    started.look()
+                    started.collect()
         except OSError as error:
             refuse_shortage(error)
             raise ChildError(f"{argv[0]}: {error.strerror}") from error

@@ -40,7 +40,7 @@ class LatestAnswer(Generic[Question, Answer]):
     """Last answer. It is only replaced, never changed, because two threads use it."""
     asking: threading.Thread | None = field(default=None, init=False)
 
-    def look(self, question: Question, *, wait: bool) -> TimedAnswer[Question, Answer] | None:
+    def read(self, question: Question, *, wait: bool) -> TimedAnswer[Question, Answer] | None:
         """Return the last question with its answer, or None before the first answer.
 
         If the answer is outdated, query in a thread.

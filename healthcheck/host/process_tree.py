@@ -51,7 +51,7 @@ class Descendants:
             os.close(fd)
         self._held.clear()
 
-    def look(self) -> bool:
+    def collect(self) -> bool:
         """Collect the present descendants and return whether any are new.
 
         The more frequent the calls, the lower the risk that a process is missed.
@@ -74,7 +74,7 @@ class Descendants:
                 with suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
             with suppress(OSError, Shortage):  # if /proc is unreadable, kill only the known processes
-                if self.look():
+                if self.collect():
                     continue
             return
 

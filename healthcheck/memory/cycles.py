@@ -32,9 +32,9 @@ from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 
-LOOKS_TO_CONFIRM = 4
+CYCLES_TO_CONFIRM = 4
 """Check cycles that must observe a finding that can flicker before it counts (docs/rules.md 3)."""
-MOST_BLIND_LOOKS = 4
+MOST_UNOBSERVED_CYCLES = 4
 """Cycles in a row without a check of a suspect after which it is dropped, and the other findings are reported."""
 _NOWHERE = GpuPosition(-1, "")
 
@@ -45,7 +45,7 @@ class MemoryRules(Struct, frozen=True):
     escalate_after: int = 0
     """Number of resets or reboots that ended the same fault after which its recurrence is ISOLATE; 0: never."""
     monitor_ttl_seconds: float = math.inf
-    looks_to_confirm: int = LOOKS_TO_CONFIRM
+    cycles_to_confirm: int = CYCLES_TO_CONFIRM
 
 
 _RULES = MemoryRules()
@@ -63,22 +63,22 @@ class JudgedCycle(Struct, frozen=True):
     instance_type: str = ""
 
 
-def after_look(memory: Memory, look: JudgedCycle, now: Now, rules: MemoryRules = _RULES) -> Memory:
+def after_cycle(memory: Memory, cycle: JudgedCycle, now: Now, rules: MemoryRules = _RULES) -> Memory:
     """Return the memory after a check cycle.
 
     Findings that could not be checked, or not yet confirmed, stay. The GPUs are processed first, so that a GPU that
     replaced a faulty GPU, or was reset, does not inherit findings. Findings of GPUs that answered before and do not
     answer now are not ended.
     """
-    if look.gpus:
-        memory = gpus_answered(memory, look.gpus, look.began, now)
-        if _shows_every_gpu(look):
-            memory = every_gpu_initialised(memory, look.began)
-    known = EarlierHardware() if _is_resized(memory, look) else memory.first
-    memory = replace(memory, first=first_seen(known, look.evidence), instance_type=look.instance_type)
-    memory = settled(memory, look.evidence)
-    silent = memory.gpus.keys() - {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
-    for outcome in look.outcomes:
+    if cycle.gpus:
+        memory = gpus_answered(memory, cycle.gpus, cycle.began, now)
+        if _shows_every_gpu(cycle):
+            memory = every_gpu_initialised(memory, cycle.began)
+    known = EarlierHardware() if _is_resized(memory, cycle) else memory.first
+    memory = replace(memory, first=first_seen(known, cycle.evidence), instance_type=cycle.instance_type)
+    memory = settled(memory, cycle.evidence)
+    silent = memory.gpus.keys() - {gpu.address for gpu in cycle.gpus if gpu.error == SUCCESS}
+    for outcome in cycle.outcomes:
         memory = _after_outcome(memory, outcome, silent, now, rules)
     return expired(replace(memory, active=worst_first(memory.active)), now, rules.monitor_ttl_seconds)
 
@@ -93,18 +93,18 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
         memory = _gone(memory, level, now)
     for check, key in list(suspects):
         if check == outcome.check and key not in shown:
-            _not_seen(suspects, (check, key), outcome)
+            _after_missing(suspects, (check, key), outcome)
     for key, finding in shown.items():
         known = active.get(key)
         before = suspects.pop((outcome.check, key), Suspect(0))
         if known is not None and known.nature is Nature.EVENT and known.finding.severity >= finding.severity:
             continue  # the log reported the same fault, which ends by the event's exit
-        if known is None and finding.flickers and before.looks + 1 < rules.looks_to_confirm:
-            suspects[outcome.check, key] = Suspect(before.looks + 1)
+        if known is None and finding.flickers and before.cycles + 1 < rules.cycles_to_confirm:
+            suspects[outcome.check, key] = Suspect(before.cycles + 1)
             continue
         named = replace(finding, about=finding.about or memory.gpus.get(gpu_address(finding.subject), {}))
         worse = _as_worse(memory, known, escalated(memory, named, now, rules.escalate_after))
-        active[key] = _seen_again(known, worse, outcome.check, memory.boot_id, now)
+        active[key] = _recurred_level(known, worse, outcome.check, memory.boot_id, now)
     return replace(memory, active=tuple(active.values()), suspects=suspects)
 
 
@@ -146,33 +146,33 @@ def first_seen(known: EarlierHardware, seen: Evidence) -> EarlierHardware:
     )
 
 
-def _shows_every_gpu(look: JudgedCycle) -> bool:
+def _shows_every_gpu(cycle: JudgedCycle) -> bool:
     """Whether each GPU on PCI answers NVML, except GPUs bound to another driver."""
-    if look.evidence.unread(pci.FUNCTIONS):
+    if cycle.evidence.unread(pci.FUNCTIONS):
         return False
-    answering = {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
-    return {function.address for function in look.evidence[pci.FUNCTIONS] if function.is_gpu_here} <= answering
+    answering = {gpu.address for gpu in cycle.gpus if gpu.error == SUCCESS}
+    return {function.address for function in cycle.evidence[pci.FUNCTIONS] if function.is_gpu_here} <= answering
 
 
-def _is_resized(memory: Memory, look: JudgedCycle) -> bool:
+def _is_resized(memory: Memory, cycle: JudgedCycle) -> bool:
     """Whether the machine now has another instance type, which has other devices.
 
     The prefix of HyperPod's type names is ignored.
     """
-    before, now = memory.instance_type.removeprefix("ml."), look.instance_type.removeprefix("ml.")
+    before, now = memory.instance_type.removeprefix("ml."), cycle.instance_type.removeprefix("ml.")
     return bool(before and now) and before != now
 
 
-def _not_seen(suspects: dict[tuple[str, Key], Suspect], key: tuple[str, Key], outcome: Outcome) -> None:
+def _after_missing(suspects: dict[tuple[str, Key], Suspect], key: tuple[str, Key], outcome: Outcome) -> None:
     """Handle a cycle that did not observe the suspect: the fault is gone, or could not be checked.
 
     A suspect that cannot be checked is dropped after a limited number of cycles.
     """
     suspect = suspects[key]
-    if outcome.shows(*key[1]) or suspect.blind + 1 >= MOST_BLIND_LOOKS:
+    if outcome.shows(*key[1]) or suspect.unobserved_cycles + 1 >= MOST_UNOBSERVED_CYCLES:
         del suspects[key]
     else:
-        suspects[key] = replace(suspect, blind=suspect.blind + 1)
+        suspects[key] = replace(suspect, unobserved_cycles=suspect.unobserved_cycles + 1)
 
 
 def _is_gone(finding: ActiveFinding, outcome: Outcome, shown: Mapping[Key, Finding]) -> bool:
@@ -210,6 +210,6 @@ def _as_worse(memory: Memory, known: ActiveFinding | None, finding: Finding) -> 
     return known.finding if is_counted else finding
 
 
-def _seen_again(known: ActiveFinding | None, finding: Finding, check: str, boot_id: str, now: Now) -> ActiveFinding:
+def _recurred_level(known: ActiveFinding | None, finding: Finding, check: str, boot_id: str, now: Now) -> ActiveFinding:
     first = known.first_seen if known else now.wall
     return ActiveFinding(finding, check, Nature.LEVEL, first, now.wall, 1, boot_id, now.monotonic)

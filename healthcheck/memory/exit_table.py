@@ -63,7 +63,7 @@ def _is_slower_than_siblings(finding: ActiveFinding) -> bool:
 
 _ASKS_FOR_RESET = _event(Severity.RESET)
 
-LOOK = Exit(
+NOT_SHOWN = Exit(
     "a check cycle without it",
     "a level",
     "a check cycle no longer shows the fault",
@@ -163,7 +163,7 @@ OTHER_GPU = Exit(
 )
 
 EXITS = (
-    LOOK,
+    NOT_SHOWN,
     LIBRARY_FITS,
     DRIVER_LOADED,
     TIME,

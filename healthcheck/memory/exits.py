@@ -18,8 +18,8 @@ from healthcheck.memory.exit_table import (
     INSTANCE_GONE,
     LEVEL_2_PASSED,
     LIBRARY_FITS,
-    LOOK,
     MEASURED,
+    NOT_SHOWN,
     OTHER_GPU,
     QUARANTINE,
     REBOOT,
@@ -55,7 +55,7 @@ from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 _REMAP_FAILURE = "Xid64"
 REMAP_XIDS = frozenset({"Xid63", _REMAP_FAILURE})
 """Xids that log a pending replacement of a memory row by a spare row; NVML reports later whether it succeeded."""
-LONGEST_LOOK_SECONDS = 60.0
+LONGEST_CYCLE_SECONDS = 60.0
 """Deadline of a light probe: an event this shortly before a cycle's end may be later than the cycle's NVML answer."""
 ESCALATE_WITHIN = timedelta(days=7)
 _MOST_ACKNOWLEDGED = 512
@@ -445,7 +445,7 @@ def _in_its_place(memory: Memory, address: str, gpu: Gpu, are_all_here: bool) ->
             return False
         # A level found at this address is about the GPU that is there now.
         if differs(finding.finding.about, gpu.about):
-            return LOOK.is_open_to(finding) or (are_all_here and OTHER_GPU.is_open_to(finding))
+            return NOT_SHOWN.is_open_to(finding) or (are_all_here and OTHER_GPU.is_open_to(finding))
         return INSTANCE_GONE.is_open_to(finding) and _instance_is_gone(finding.finding.subject, gpu)
 
     def is_its_own(finding: ActiveFinding) -> bool:
@@ -541,7 +541,7 @@ def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
             return False
         if differs(finding.finding.about, gpu.about):
             return False
-        return RESET.is_open_to(finding) and not _is_after(finding, seen[0] - LONGEST_LOOK_SECONDS, memory)
+        return RESET.is_open_to(finding) and not _is_after(finding, seen[0] - LONGEST_CYCLE_SECONDS, memory)
 
     return _end(memory, is_past, now.wall) if seen else memory
 

@@ -108,9 +108,9 @@ class ActiveFinding(Struct, frozen=True):
 class Suspect(Struct, frozen=True):
     """A finding that can flicker and is not confirmed yet by further check cycles."""
 
-    looks: int
+    cycles: int
     """Number of check cycles that observed it."""
-    blind: int = 0
+    unobserved_cycles: int = 0
     """Number of cycles in a row since then that could not check its subject."""
 
 

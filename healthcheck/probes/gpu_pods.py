@@ -74,7 +74,7 @@ class GpuPodsReader:
         self._kept: tuple[GpuPods, ...] = ()
         self._differed_at: float | None = None
 
-    def look(self, reading: DriverReading) -> tuple[GpuPods, ...]:
+    def read(self, reading: DriverReading) -> tuple[GpuPods, ...]:
         """Return the pods at the snapshots of this reading's history and, if it is due, at this reading."""
         times = {snapshot.at for snapshot in reading.history}
         self._kept = tuple(entry for entry in self._kept if entry.at in times)

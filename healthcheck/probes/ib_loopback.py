@@ -13,8 +13,8 @@ from healthcheck.probes.loopback_result import LoopbackReading
 def read_rdma_loopback(host: Host) -> LoopbackReading:
     if host.ask_rdma_loopback is None:
         raise ProbeError("only a deep diagnostic sends data through RDMA ports")
-    look: LoopbackReading = host.ask_rdma_loopback()
-    return look
+    reading: LoopbackReading = host.ask_rdma_loopback()
+    return reading
 
 
 RDMA_LOOPBACK = Probe("rdma-loopback", read_rdma_loopback, LoopbackReading, (NOT_RUN,))

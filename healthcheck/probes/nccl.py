@@ -168,8 +168,8 @@ def _last_words(ended: ProgramEnd) -> str:
 def read_all_reduce_look(host: Host) -> AllReduceReading:
     if host.ask_all_reduce is None:
         raise ProbeError("only a deep diagnostic runs the all-reduce")
-    look: AllReduceReading = host.ask_all_reduce()
-    return look
+    reading: AllReduceReading = host.ask_all_reduce()
+    return reading
 
 
 ALL_REDUCE = Probe("nccl", read_all_reduce_look, AllReduceReading, (NOT_RUN,))

@@ -24,7 +24,7 @@ from healthcheck.probes.nvml.gpus import Gpu
 from tests.agent.deep.test_deep import QUICK, client, saw
 from tests.sweeper.dying import die_at_writes
 
-WAITS = replace(QUICK, taken=2.0)
+WAITS = replace(QUICK, adoption=2.0)
 
 
 class _Watched(AgentState):
@@ -45,7 +45,7 @@ class _Watched(AgentState):
 
 
 class _NoLooks:
-    def look_soon(self) -> None:
+    def start_cycle_soon(self) -> None:
         """Do nothing: the only check cycle of this process is already recorded, with a time in the future."""
 
 
@@ -54,7 +54,7 @@ def main(root: Path, kubeconfig: Path, name: str, folder: Path) -> None:
         die_at_writes()
     cluster = Cluster(partial(client, kubeconfig))
     state = _Watched(cluster, name)
-    state.see_look(saw(Gpu(0, processes=0)))
+    state.store_evidence(saw(Gpu(0, processes=0)))
     DeepTests(state, cluster, Level2(root, state), _NoLooks(), Telemetry(), folder, WAITS).attempt()
 
 

@@ -25,7 +25,7 @@ class _ShortSchedule(schedule.Schedule):
 def hurry() -> None:
     """Shorten the delays of repeated observations, and of the read of the ConfigMap's files, accordingly."""
     vars(wiring)["Schedule"] = _ShortSchedule
-    vars(schedule)["CONFIG_LOOK_SECONDS"] = schedule.CONFIG_LOOK_SECONDS / TIMES
+    vars(schedule)["CONFIG_CHECK_SECONDS"] = schedule.CONFIG_CHECK_SECONDS / TIMES
     vars(cycle)["AGAIN_SECONDS"] = cycle.AGAIN_SECONDS / TIMES
     vars(pod_reporter)["REREAD_SECONDS"] = 1.0
     vars(reset_command)["SILENT_SECONDS"] = 2.0

@@ -25,7 +25,7 @@ from healthcheck.checks.dcgm_diag import (
     rows_of,
     with_repeat,
 )
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.exit_table import exit_words
@@ -668,7 +668,7 @@ def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None
 
 
 def test_a_look_that_is_no_deep_one_could_not_look() -> None:
-    evidence = look(Host(root=Any), [LEVEL_2])  # type: ignore[arg-type]
+    evidence = read_probes(Host(root=Any), [LEVEL_2])  # type: ignore[arg-type]
     (outcome,) = judge((LEVEL_2,), evidence, Expectation())
 
     assert [cause.cause.name for cause in outcome.unobserved] == ["ProbeFailed"]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks import examine
 from healthcheck.checks.ecc_storm import CHECK
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Observation, Severity, TooEarly
 from healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryErrors, RowRemap, Snapshot
@@ -124,7 +124,7 @@ def test_the_summary_has_the_limits() -> None:
 
 def after(memory: Memory, now: Gpu, before: Gpu) -> Memory:
     outcomes = examine.judge([CHECK], evidence(now, before=(before,)), P5)
-    return after_look(memory, JudgedCycle(outcomes), NOW, MemoryRules(looks_to_confirm=1))
+    return after_cycle(memory, JudgedCycle(outcomes), NOW, MemoryRules(cycles_to_confirm=1))
 
 
 def test_a_storm_lasts_while_the_gpu_is_idle_and_ends_by_a_reset_or_by_clean_work() -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND
 from healthcheck.checks.examine import judge as examine
-from healthcheck.checks.examine import look
+from healthcheck.checks.examine import read_probes
 from healthcheck.model import (
     Finding,
     Host,
@@ -143,9 +143,9 @@ def test_a_node_without_efa_has_no_counters() -> None:
 def test_two_looks_at_a_node_show_what_came_between_them(node: SimulatedNode) -> None:
     host = Host(node.root)
     node.efa_counter(4, "rx_drops", 10**15)
-    before = look(host, [CHECK])
+    before = read_probes(host, [CHECK])
     node.efa_counter(5, "rx_drops", 10**9)
 
-    (outcome,) = examine([CHECK], look(host, [CHECK], before), P5)
+    (outcome,) = examine([CHECK], read_probes(host, [CHECK], before), P5)
 
     assert [finding.subject for finding in outcome.findings] == [f"efa/{node.efa_names[5]}"]

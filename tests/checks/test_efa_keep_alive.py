@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.efa_keep_alive import CHECK, ENOUGH
 from healthcheck.checks.examine import judge as examine
-from healthcheck.checks.examine import look
+from healthcheck.checks.examine import read_probes
 from healthcheck.model import Finding, Host, Judgement, NotConfigured, Observation, Severity, TooEarly
 from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA, Rdma
 from sim.node import SimulatedNode
@@ -93,11 +93,11 @@ def test_without_the_counter_there_is_nothing_to_see(seen: Rdma, why: str) -> No
 
 def test_two_looks_at_a_node_show_who_was_silent(node: SimulatedNode) -> None:
     host = Host(node.root)
-    before = look(host, [CHECK])
+    before = read_probes(host, [CHECK])
     for index in range(1, 32):
         node.efa_counter(index, KEEP_ALIVES, 5)
 
-    (outcome,) = examine([CHECK], look(host, [CHECK], before), P5)
+    (outcome,) = examine([CHECK], read_probes(host, [CHECK], before), P5)
 
     assert [finding.subject for finding in outcome.findings] == [f"efa/{node.efa_names[0]}"]
     assert outcome.too_early == ()

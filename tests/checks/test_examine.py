@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.checks.examine import CHECK_FAILED, judge, look
+from healthcheck.checks.examine import CHECK_FAILED, judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
@@ -58,7 +58,7 @@ def check(name: str, *needs: Probe[Any], report: Callable[[Evidence], Any] = lam
 def test_a_probe_that_two_checks_need_is_read_once() -> None:
     shared, asked = counted("nvml")
 
-    evidence = look(HOST, [check("a", shared), check("b", shared)])
+    evidence = read_probes(HOST, [check("a", shared), check("b", shared)])
 
     assert [host.root for host in asked] == [HOST.root]
     assert evidence[shared] == 8
@@ -75,7 +75,7 @@ def test_what_two_probes_need_is_read_once_in_each_look() -> None:
     checks = [Check("x", "g", (probe, other), lambda _, __: iter(()), ())]
     host = Host(Path("/node"))
 
-    looks = [look(host, checks) for _ in range(2)]
+    looks = [read_probes(host, checks) for _ in range(2)]
 
     assert [(evidence[probe], evidence[other]) for evidence in looks] == [(1, 1), (2, 2)]
     assert reads == [Path("/node")] * 2
@@ -97,7 +97,7 @@ def test_a_probe_that_fails_leaves_its_cause_and_the_others_go_on(error: Excepti
     working, _ = counted("nvml")
     checks = [check("blind", failing), check("half-blind", working, failing), check("seeing", working)]
 
-    outcomes = judge(checks, look(HOST, checks), Expectation())
+    outcomes = judge(checks, read_probes(HOST, checks), Expectation())
 
     cause = Unobserved(UnobservedCause.named("ProbeFailed"), detail)
     assert untimed(outcomes) == [
@@ -194,7 +194,7 @@ def test_it_is_known_how_long_each_source_and_each_check_took() -> None:
 
     asked, quick = Probe("asked", slow, int), counted("quick")[0]
     checks = [check("thinks", asked, report=slowly), check("knows", quick)]
-    evidence = look(HOST, checks)
+    evidence = read_probes(HOST, checks)
     thinks, _ = judge(checks, evidence, Expectation())
 
     assert list(evidence.seconds) == ["asked", "quick"]
@@ -205,9 +205,9 @@ def test_it_is_known_how_long_each_source_and_each_check_took() -> None:
 def test_a_look_knows_the_look_before_and_none_before_that() -> None:
     probe, _ = counted("nvml")
     checks = [check("a", probe)]
-    first = look(HOST, checks)
-    second = look(HOST, checks, first)
-    third = look(HOST, checks, second)
+    first = read_probes(HOST, checks)
+    second = read_probes(HOST, checks, first)
+    third = read_probes(HOST, checks, second)
 
     assert (first.earlier(probe), second.earlier(probe)) == (None, (8, second.at - first.at))
     assert third.before is not None

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Host, Outcome, Probe
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition
@@ -64,7 +64,7 @@ class Healthy:
 def healthy(instance_type: str) -> Healthy:
     with TemporaryDirectory() as folder, SimulatedNode.create(Path(folder) / "node", instance_type) as node:
         driver = Driver(node.root, use_loader=False)
-        evidence = look(Host(node.root, driver.look), CHECKS)
+        evidence = read_probes(Host(node.root, driver.read), CHECKS)
         line = driver._child.ask("look", 60.0)
         driver.end()
     places = {

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks import examine
 from healthcheck.checks.row_remap import CHECK
-from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.findings import Memory
 from healthcheck.model import (
     Evidence,
@@ -143,4 +143,4 @@ def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
 
 def _after(memory: Memory, gpu: Gpu) -> Memory:
     """Return the memory after a check cycle with that GPU."""
-    return after_look(memory, JudgedCycle(examine.judge([CHECK], Evidence({NVML: driver_says(gpu)}), P5)), NOW)
+    return after_cycle(memory, JudgedCycle(examine.judge([CHECK], Evidence({NVML: driver_says(gpu)}), P5)), NOW)

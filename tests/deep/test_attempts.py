@@ -10,7 +10,7 @@ import pytest
 
 from healthcheck.deep.attempts import INTERRUPTED, Attempt, Tried, is_rebooted_at_once, last_attempt
 from healthcheck.deep.reset_plan import reset_targets
-from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.exits import begin
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Now, Severity
@@ -32,7 +32,7 @@ def node_of(memory: Memory, now: Now, **annotations: Any) -> NodeState:
 
 
 def seen(memory: Memory, now: Now) -> Memory:
-    return after_look(memory, JudgedCycle([says(LOST)]), now)
+    return after_cycle(memory, JudgedCycle([says(LOST)]), now)
 
 
 def booted(memory: Memory) -> tuple[Memory, Now]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.diagnostic import look_deeply
+from healthcheck.deep.diagnostic import run_diagnostic
 from healthcheck.model import Outcome
 from healthcheck.probes.dcgm.diag import Dcgm
 from sim.node import SimulatedNode
@@ -31,7 +31,7 @@ class Node:
         self.host.write_value(f"dcgm/answer-{what}", json.dumps(dcgm_4(story)))
 
     def look(self) -> tuple[dict[str, str], set[str]]:
-        outcome = look_deeply(self.dcgm, Expectation())
+        outcome = run_diagnostic(self.dcgm, Expectation())
         return found(outcome), {unobserved.cause.name for unobserved in outcome.unobserved}
 
     @property
@@ -81,7 +81,7 @@ def test_a_doubt_that_nobody_could_settle_is_no_fault_and_no_pass_and_the_sure_o
     node.answers("2", pcie=SLOW, memory=FAULTY)
     node.host.write_value("dcgm/answer-pcie", BUSY)
 
-    outcome = look_deeply(node.dcgm, Expectation())
+    outcome = run_diagnostic(node.dcgm, Expectation())
     assert found(outcome) == {"DcgmDiagMemory": "ISOLATE"}
     assert not [result for result in outcome.passed if result.reason == "DcgmDiagPcie"]
     assert node.asked == ["2", "pcie"]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from healthcheck.deep.deep_record import CompletedRun, after_deep_record, records_to_adopt, render
 from healthcheck.memory import exits
 from healthcheck.memory import file as memory_file
-from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_events import after_kernel_log
@@ -281,7 +281,7 @@ class TestItsExits:
         memory = after(knows(), sweep=run(row(), row(UNTOLD, "MONITOR", "node")))
         for minutes in range(5, 300, 5):
             memory = exits.gpus_answered(memory, [_gpu()], at(minutes).monotonic, at(minutes))
-            memory = after_look(
+            memory = after_cycle(
                 memory, JudgedCycle([says(check=name) for name in ("dcgm-diag-l2", "ecc", "gpu-count")]), at(minutes)
             )
 

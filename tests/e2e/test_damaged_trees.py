@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import look
+from healthcheck.checks.examine import read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Host, Probe, ProbeError, Severity, Unobserved, UnobservedCause
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition
@@ -128,7 +128,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("damage")
     with SimulatedNode.create(folder / "node", "p5.48xlarge") as node:
         driver = Driver(node.root, use_loader=False)
-        evidence = look(Host(node.root, driver.look), CHECKS)
+        evidence = read_probes(Host(node.root, driver.read), CHECKS)
         driver.end()
         assert isinstance(evidence[NVML].answer, Gpus)
         places = {

@@ -14,7 +14,7 @@ import pytest
 
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Host
 from healthcheck.probes.nvml.driver import Driver
@@ -80,13 +80,13 @@ class Stage:
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node
         self.driver = Driver(node.root, use_loader=False)
-        evidence = look(Host(node.root, self.driver.look), CHECKS)
+        evidence = read_probes(Host(node.root, self.driver.read), CHECKS)
         self.seen = {probe: evidence[probe] for probe in evidence.probes}
         self.gpu = f"gpu/{node.gpus[0].address}"
         self.other = f"gpu/{node.gpus[1].address}"
 
     def says(self) -> Said:
-        outcomes = judge(CHECKS, Evidence({**self.seen, NVML: self.driver.look()}), EXPECTED)
+        outcomes = judge(CHECKS, Evidence({**self.seen, NVML: self.driver.read()}), EXPECTED)
         return Said(
             [f"{finding.reason} {finding.subject}" for outcome in outcomes for finding in outcome.findings],
             {cause.subject for outcome in outcomes for cause in outcome.unobserved},

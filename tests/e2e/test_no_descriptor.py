@@ -73,7 +73,7 @@ def test_a_probe_fails_or_sees_what_there_is(node: SimulatedNode, probe: Probe[A
     def ask_driver() -> DriverReading:
         driver = Driver(node.root, use_loader=False)
         try:
-            return replace(driver.look(), read_at=0.0)
+            return replace(driver.read(), read_at=0.0)
         finally:
             driver.end()
 
@@ -84,12 +84,12 @@ def test_the_child_that_asks_nvml_takes_no_library_for_missing(node: SimulatedNo
     driver, aside = Driver(node.root, use_loader=False), node.root / "aside"
     node.library.rename(aside)
     try:
-        assert _cause(driver.look()) == "NvmlLibraryNotFound"
+        assert _cause(driver.read()) == "NvmlLibraryNotFound"
         aside.rename(node.library)
         assert driver.child_pid is not None
         resource.prlimit(driver.child_pid, resource.RLIMIT_NOFILE, (3, 3))
 
-        assert _cause(driver.look()) == "ProbeFailed"
+        assert _cause(driver.read()) == "ProbeFailed"
     finally:
         driver.end()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import look
+from healthcheck.checks.examine import read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Host, Judgement, Probe, Unobserved
 from healthcheck.probes.nvml.driver import Driver
@@ -40,7 +40,7 @@ class Stage:
         try:
             for place, text in values:
                 self.files[place % len(self.files)].write_bytes(text.encode("utf-8", "surrogateescape") + b"\n")
-            answer = self.driver.look()
+            answer = self.driver.read()
         finally:
             for file, content in whole.items():
                 file.write_bytes(content)
@@ -61,7 +61,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         for index in range(2, 8):
             node.remove_gpu(index)
         driver = Driver(node.root, use_loader=False)
-        evidence = look(Host(node.root, driver.look), CHECKS)
+        evidence = read_probes(Host(node.root, driver.read), CHECKS)
         files = sorted(file for file in (node.root / "nvml/gpu0").rglob("*") if file.is_file())
         # Of eighteen links one is as good as all.
         some = tuple(file for file in files if "nvlink" not in file.parts or "nvlink/3/" in str(file))

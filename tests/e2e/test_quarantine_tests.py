@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from healthcheck.checks import efa_loopback, nccl_allreduce
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Host, Outcome, Status
 from healthcheck.probes.efa.loopback_run import EfaLoopback
@@ -32,7 +32,7 @@ class Quarantine:
 
     def outcomes(self) -> tuple[Outcome, ...]:
         host = Host(self.node.root, ask_efa_loopback=self.loopback.run, ask_all_reduce=self.all_reduce.run)
-        return judge(CHECKS, look(host, CHECKS), EXPECTED)
+        return judge(CHECKS, read_probes(host, CHECKS), EXPECTED)
 
 
 @pytest.fixture

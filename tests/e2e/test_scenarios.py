@@ -16,7 +16,7 @@ from cli.app import app
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS, gpu_siblings
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.rdma_ports import after_ports
 from healthcheck.model import Evidence, Host, Nature
@@ -72,20 +72,20 @@ class Cycles:
             node.root,
             self._read,
             ask_container_runtime=(lambda _: answer) if answer else None,
-            ask_gpu_pods=lambda: self._pods.look(self._reading),
+            ask_gpu_pods=lambda: self._pods.read(self._reading),
         )
 
     def pass_windows(self) -> None:
         for _ in range(self._scenario.windows):
             self._at += WINDOW_SECONDS
-            look(self.host, [gpu_siblings.CHECK])
+            read_probes(self.host, [gpu_siblings.CHECK])
         self._at += WINDOW_SECONDS
 
     def end(self) -> None:
         self._driver.end()
 
     def _read(self) -> DriverReading:
-        self._reading = self._driver.look()
+        self._reading = self._driver.read()
         return self._reading
 
     def _pods_of(self, node: SimulatedNode) -> Iterator[PodDevices]:
@@ -142,11 +142,11 @@ def test_check_says_of_a_scenario_what_it_expects_and_its_evidence_says_it_again
 def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
         cycles = Cycles(node, scenario)
-        before = look(cycles.host, CHECKS)
+        before = read_probes(cycles.host, CHECKS)
         before.at -= scenario.healthy_before
         scenario.befall(node)
         cycles.pass_windows()
-        now = look(cycles.host, CHECKS, before)
+        now = read_probes(cycles.host, CHECKS, before)
         cycles.end()
 
     outcomes = judge(CHECKS, now, expectation(scenario, had(scenario, before, now.at)))
@@ -176,12 +176,12 @@ def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) ->
     expected = expectation(scenario)
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
         cycles = Cycles(node, scenario, 2.0)
-        healthy = look(cycles.host, LEVELS) if scenario.healthy_before else None
+        healthy = read_probes(cycles.host, LEVELS) if scenario.healthy_before else None
         scenario.befall(node)
         cycles.pass_windows()
         said = []
         for seconds in (0.0, 1.0):
-            now = look(cycles.host, LEVELS, healthy)
+            now = read_probes(cycles.host, LEVELS, healthy)
             now.at += scenario.healthy_before + seconds
             outcomes = judge(LEVELS, now, expected)
             said.append([(outcome.findings, outcome.unobserved) for outcome in outcomes])

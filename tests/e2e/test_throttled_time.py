@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks import clocks
 from healthcheck.checks.examine import judge
-from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Evidence
 from healthcheck.probes.nvml.driver import Driver
@@ -45,10 +45,10 @@ class Agent:
             self.counts[reason] += (shares or {}).get(reason, 0.0) * INTERVAL * 1e9
             self.node.write_value(f"nvml/gpu3/field/{field}", int(self.counts[reason]))
         self.node.write_value("nvml/gpu3/samples/1", samples)
-        evidence = Evidence({NVML: self.driver.look()}, self.seconds, self.before)
+        evidence = Evidence({NVML: self.driver.read()}, self.seconds, self.before)
         self.before = evidence
         outcomes = judge([clocks.CHECK], evidence, P5)
-        self.memory = after_look(self.memory, JudgedCycle(outcomes), later(self.seconds))
+        self.memory = after_cycle(self.memory, JudgedCycle(outcomes), later(self.seconds))
         return [active.finding.reason for active in self.memory.active]
 
 

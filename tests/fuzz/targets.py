@@ -18,7 +18,7 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.content import SCHEMA
 from healthcheck.memory.content import dump as dump_memory
-from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.exits import begin
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory
@@ -159,7 +159,7 @@ def a_forged_file_is_read_or_set_aside(
 def _is_usable(memory: Memory) -> None:
     memory = begin(memory, MACHINE, memory.boot_id, NOW)
     gpus = (Gpu(0, address="0000:53:00.0", uuid="GPU-1", serial="1"),)
-    memory = after_look(memory, JudgedCycle([says()], gpus), later(10))
+    memory = after_cycle(memory, JudgedCycle([says()], gpus), later(10))
     event = fault(seq=1, at=NOW.monotonic)
     memory = after_kernel_log(memory, [says(events=(kernel_event(event),), check="xid")], later(20))
     render(decide(memory, [says()]), memory, IDENTITY, WALL)

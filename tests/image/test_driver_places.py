@@ -88,7 +88,7 @@ def test_the_library_is_found_below_the_root_of(
     library = install(node.root / place)
     link(node.root, links)
 
-    answer = driver.look().answer
+    answer = driver.read().answer
 
     assert isinstance(answer, Gpus), answer
     assert (answer.library, answer.driver_version, len(answer.gpus)) == (str(library), DRIVER_VERSION, 1)
@@ -103,7 +103,7 @@ def test_what_nvidias_runtime_injected_comes_before_what_the_host_has(
     install(node.root / "usr/lib64")
     driver = Driver(node.root)
 
-    answer = driver.look().answer
+    answer = driver.read().answer
     driver.end()
 
     assert isinstance(answer, Gpus), answer
@@ -119,7 +119,7 @@ def test_a_bad_library_that_was_injected_does_not_hide_the_hosts(
     library = install(node.root / "usr/lib64")
     driver = Driver(node.root)
 
-    answer = driver.look().answer
+    answer = driver.read().answer
     driver.end()
 
     assert isinstance(answer, Gpus), answer
@@ -210,13 +210,13 @@ def test_could_not_look_and_the_message_names(
     path.parent.mkdir()
     put(path)
 
-    answer = driver.look().answer
+    answer = driver.read().answer
     child = driver.child_pid
 
     text = message.format(path=path, root=node.root, size=nvml_library.build().stat().st_size)
     assert answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), text)
     install(node.root / "opt/nvidia/lib64")
-    assert isinstance(driver.look().answer, Gpus)
+    assert isinstance(driver.read().answer, Gpus)
     assert driver.child_pid == child  # it never died
 
 
@@ -226,7 +226,7 @@ def test_an_invalid_library_behind_two_folders_is_reported_once(node: SimulatedN
     path.write_text("not a library\n" * 10)
     link(node.root, {"lib64": "usr/lib64"})
 
-    assert driver.look().answer == Unobserved(
+    assert driver.read().answer == Unobserved(
         UnobservedCause.named("NvmlLibraryNotFound"), f"{path}: invalid ELF header"
     )
 
@@ -238,13 +238,13 @@ def test_two_invalid_libraries_are_both_reported(node: SimulatedNode, driver: Dr
         path.touch()
 
     message = f"{first}: file too short; {second}: file too short"
-    assert driver.look().answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), message)
+    assert driver.read().answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), message)
 
 
 def test_where_there_is_none_both_the_loaders_path_and_the_hosts_root_are_named(node: SimulatedNode) -> None:
     driver = Driver(node.root)
 
-    answer = driver.look().answer
+    answer = driver.read().answer
     driver.end()
 
     if isinstance(answer, Gpus):

@@ -19,9 +19,9 @@ from healthcheck.catalog.sxid import sxid_table
 from healthcheck.catalog.xid import RECOVERY_CODE, actions, xid_table
 from healthcheck.checks import CHECKS, driver_messages, sxid
 from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.exits import after_release, begin, expired, gpus_answered, passed
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
@@ -263,7 +263,9 @@ def seen(folder: Path, scenario: Scenario, *, faulty: bool) -> Evidence:
             scenario.befall(node)
         driver = Driver(node.root, use_loader=False)
         driver.deadline_seconds = 5.0
-        evidence = look(Host(node.root, driver.look), [check for check in CHECKS if check.nature is Nature.LEVEL])
+        evidence = read_probes(
+            Host(node.root, driver.read), [check for check in CHECKS if check.nature is Nature.LEVEL]
+        )
         driver.end()
         return evidence
 
@@ -275,7 +277,7 @@ def after(memory: Memory, evidence: Evidence, scenario: Scenario, at: float) -> 
     answer = evidence[NVML].answer if evidence.unread(NVML) is None else None
     gpus = answer.gpus if isinstance(answer, Gpus) else ()
     judged = JudgedCycle(outcomes, gpus, MONOTONIC + at, evidence, scenario.instance_type)
-    return after_look(memory, judged, later(at), MemoryRules(looks_to_confirm=1))
+    return after_cycle(memory, judged, later(at), MemoryRules(cycles_to_confirm=1))
 
 
 @pytest.mark.parametrize("scenario", FAULTS, ids=lambda scenario: scenario.name)

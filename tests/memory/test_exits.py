@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
 from healthcheck.memory.exits import (
     adopted,
     after_release,
@@ -399,16 +399,16 @@ class TestEscalation:
         lost = fault("GpuLost", REBOOT)
         memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
         for number in range(2):
-            memory = boots(after_look(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2)), number)
-            memory = after_look(memory, JudgedCycle([says()], [gpu()]), NOW, MemoryRules(escalate_after=2))
-        memory = after_look(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2))
+            memory = boots(after_cycle(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2)), number)
+            memory = after_cycle(memory, JudgedCycle([says()], [gpu()]), NOW, MemoryRules(escalate_after=2))
+        memory = after_cycle(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2))
         assert memory.active[0].finding.severity is ISOLATE
 
         eight_days = later(8 * 86400)
-        memory = after_look(memory, JudgedCycle([says(lost)]), eight_days, MemoryRules(escalate_after=2))
+        memory = after_cycle(memory, JudgedCycle([says(lost)]), eight_days, MemoryRules(escalate_after=2))
         assert memory.active[0].finding.severity is ISOLATE
         assert (
-            after_look(memory, JudgedCycle([says()], [gpu()]), eight_days, MemoryRules(escalate_after=2)).active == ()
+            after_cycle(memory, JudgedCycle([says()], [gpu()]), eight_days, MemoryRules(escalate_after=2)).active == ()
         )
 
     def test_a_release_clears_the_count(self) -> None:

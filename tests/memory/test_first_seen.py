@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.memory.content import dump, parse
-from healthcheck.memory.cycles import JudgedCycle, after_look, first_seen
+from healthcheck.memory.cycles import JudgedCycle, after_cycle, first_seen
 from healthcheck.memory.exits import after_release, begin, gpus_answered
 from healthcheck.memory.findings import MOST_GPUS, Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.model import Evidence, Nature, Probe, Severity, Unobserved, UnobservedCause
@@ -59,7 +59,7 @@ def test_a_machine_of_another_instance_type_has_had_nothing_yet() -> None:
 
     def after(instance_type: str) -> int | None:
         evidence = seen(functions(ADDRESSES[0]), 0)
-        return after_look(memory, JudgedCycle((), evidence=evidence, instance_type=instance_type), NOW).first.gpus
+        return after_cycle(memory, JudgedCycle((), evidence=evidence, instance_type=instance_type), NOW).first.gpus
 
     assert [after(text) for text in ("p5.48xlarge", "", "p5.4xlarge")] == [8, 8, 1]
 

@@ -12,7 +12,7 @@ from healthcheck.checks.driver_reasons import PROBE_FAILED
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK as XID
-from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.exits import gpus_answered, passed
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_events import after_kernel_log
@@ -330,8 +330,8 @@ class TestAGpuThatTheDriverCouldNotTake:
         seen = Evidence({FUNCTIONS: (*functions(ADDRESS), *functions("0000:64:00.0", driver=driver))})
         gpus = [Gpu(0, 0, ADDRESS), Gpu(1, error, "0000:64:00.0")]
 
-        after = after_look(memory, JudgedCycle((), gpus, MONOTONIC + 60, seen), later(60))
-        before = after_look(memory, JudgedCycle((), gpus, MONOTONIC - 1, seen), later(1))
+        after = after_cycle(memory, JudgedCycle((), gpus, MONOTONIC + 60, seen), later(60))
+        before = after_cycle(memory, JudgedCycle((), gpus, MONOTONIC - 1, seen), later(1))
         assert (observed(after) == [], observed(before)) == (ends, [("GpuInitFailed", 1)])
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from healthcheck.memory.cycles import (
-    LOOKS_TO_CONFIRM,
-    MOST_BLIND_LOOKS,
+    CYCLES_TO_CONFIRM,
+    MOST_UNOBSERVED_CYCLES,
     JudgedCycle,
     MemoryRules,
-    after_look,
+    after_cycle,
     without_checks,
 )
 from healthcheck.memory.exit_table import exit_words
@@ -63,33 +63,33 @@ def read(findings: Iterable[Finding]) -> list[Outcome]:
 
 class TestLevels:
     def test_a_level_stands_from_the_first_look_that_shows_it(self) -> None:
-        after = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
+        after = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
 
         assert after.active == (stands(LOST, Nature.LEVEL, check="gpu-count"),)
 
     def test_a_level_leaves_when_a_look_shows_it_gone(self) -> None:
-        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        assert reasons(after_look(before, JudgedCycle([says()]), later(10))) == []
+        assert reasons(after_cycle(before, JudgedCycle([says()]), later(10))) == []
 
     def test_a_level_stays_while_nobody_could_look(self) -> None:
-        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        assert after_look(before, JudgedCycle([says(blind=BLIND)]), later(10)) == before
+        assert after_cycle(before, JudgedCycle([says(blind=BLIND)]), later(10)) == before
 
     def test_a_level_stays_when_its_check_saw_only_a_part(self) -> None:
-        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
         other = fault("GpuLost", subject="gpu/0000:64:00.0", detail="NVML error 15")
 
-        after = after_look(before, JudgedCycle([says(other, blind=BLIND)]), later(10))
+        after = after_cycle(before, JudgedCycle([says(other, blind=BLIND)]), later(10))
 
         assert sorted(finding.finding.subject for finding in after.active) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
 
     def test_a_level_stays_active_while_only_its_fault_is_unobserved(self) -> None:
-        before = after_look(remembers(), JudgedCycle([says(LOST), says(PENDING, check="row-remap")]), NOW)
+        before = after_cycle(remembers(), JudgedCycle([says(LOST), says(PENDING, check="row-remap")]), NOW)
         untold = (TooEarly("not told in MIG mode", LOST.subject, ("GpuLost",)),)
 
-        after = after_look(
+        after = after_cycle(
             before, JudgedCycle([says(too_early=untold), says(check="row-remap", too_early=untold)]), later(10)
         )
 
@@ -98,37 +98,37 @@ class TestLevels:
     def test_a_gpu_that_no_driver_has_is_seen_on_pci_whether_it_answers_or_not(self) -> None:
         unbound = fault("GpuUnbound", MONITOR)
         known = remembers(gpus={"0000:53:00.0": {"index": "0"}})
-        before = after_look(known, JudgedCycle([says(unbound), says(LOST)]), NOW)
+        before = after_cycle(known, JudgedCycle([says(unbound), says(LOST)]), NOW)
 
-        assert reasons(after_look(before, JudgedCycle([says()]), later(10))) == ["GpuLost"]
+        assert reasons(after_cycle(before, JudgedCycle([says()]), later(10))) == ["GpuLost"]
 
     def test_another_checks_look_ends_nothing(self) -> None:
-        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        assert reasons(after_look(before, JudgedCycle([says(check="efa-count")]), later(10))) == ["GpuLost"]
+        assert reasons(after_cycle(before, JudgedCycle([says(check="efa-count")]), later(10))) == ["GpuLost"]
 
     def test_a_level_seen_again_keeps_when_it_was_first_seen(self) -> None:
-        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        (again,) = after_look(before, JudgedCycle([says(LOST)]), later(300)).active
+        (again,) = after_cycle(before, JudgedCycle([says(LOST)]), later(300)).active
 
         assert (again.first_seen, again.last_seen) == (WALL, WALL + timedelta(seconds=300))
 
     def test_a_level_that_comes_back_is_a_new_one(self) -> None:
-        memory = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
-        memory = after_look(memory, JudgedCycle([says()]), later(10))
+        memory = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
+        memory = after_cycle(memory, JudgedCycle([says()]), later(10))
 
-        (again,) = after_look(memory, JudgedCycle([says(LOST)]), later(20)).active
+        (again,) = after_cycle(memory, JudgedCycle([says(LOST)]), later(20)).active
 
         assert again.first_seen == WALL + timedelta(seconds=20)
 
     def test_a_level_survives_a_reboot_until_a_look_shows_it_gone(self) -> None:
-        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
 
         rebooted = begin(before, MACHINE, "another boot", NOW)
 
         assert reasons(rebooted) == ["GpuLost"]
-        assert reasons(after_look(rebooted, JudgedCycle([says()]), later(200))) == []
+        assert reasons(after_cycle(rebooted, JudgedCycle([says()]), later(200))) == []
 
     def test_a_level_never_leaves_by_time(self) -> None:
         minor = fault("EfaBelowProfile", MONITOR, "node")
@@ -148,18 +148,18 @@ class TestAFaultThatTheLogReportsToo:
         logged = stands(fault("GpuInitFailed", RESET), seq=7)
         shown = says(fault("GpuInitFailed", RESET, flickers=True))
 
-        memory = after_look(remembers(logged), JudgedCycle([shown]), later(10))
-        assert memory.active == after_look(memory, JudgedCycle([says()]), later(20)).active == (logged,)
+        memory = after_cycle(remembers(logged), JudgedCycle([shown]), later(10))
+        assert memory.active == after_cycle(memory, JudgedCycle([says()]), later(20)).active == (logged,)
 
     def test_where_a_look_shows_it_worse_it_is_a_level(self) -> None:
         logged = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
         shown = says(fault("DriverLibraryMismatch", RESET, "driver"))
 
-        memory = after_look(remembers(logged), JudgedCycle([shown]), later(10))
+        memory = after_cycle(remembers(logged), JudgedCycle([shown]), later(10))
         assert [(finding.nature, finding.finding.severity, finding.first_seen) for finding in memory.active] == [
             (Nature.LEVEL, RESET, WALL)
         ]
-        assert after_look(memory, JudgedCycle([says()]), later(20)).active == ()
+        assert after_cycle(memory, JudgedCycle([says()]), later(20)).active == ()
 
 
 class TestFlickering:
@@ -167,42 +167,44 @@ class TestFlickering:
         memory, shown = remembers(), []
 
         for look in range(6):
-            memory = after_look(memory, JudgedCycle([says(LOW)]), later(10.0 * look))
+            memory = after_cycle(memory, JudgedCycle([says(LOW)]), later(10.0 * look))
             shown.append((reasons(memory), bool(memory.suspects)))
 
-        assert LOOKS_TO_CONFIRM == 4
+        assert CYCLES_TO_CONFIRM == 4
         assert shown == [([], True)] * 3 + [(["GpuCountLow"], False)] * 3
 
     def test_one_good_look_begins_the_count_anew(self) -> None:
         memory = remembers()
         for _ in range(3):
-            memory = after_look(memory, JudgedCycle([says(LOW)]), NOW)
+            memory = after_cycle(memory, JudgedCycle([says(LOW)]), NOW)
 
-        memory = after_look(memory, JudgedCycle([says()]), NOW)
+        memory = after_cycle(memory, JudgedCycle([says()]), NOW)
         assert memory.suspects == {}
 
-        assert reasons(after_look(memory, JudgedCycle([says(LOW)]), NOW)) == []
+        assert reasons(after_cycle(memory, JudgedCycle([says(LOW)]), NOW)) == []
 
     def test_a_look_that_could_not_look_neither_counts_nor_forgets(self) -> None:
         memory = remembers()
         for _ in range(3):
-            memory = after_look(memory, JudgedCycle([says(LOW)]), NOW)
-            memory = after_look(memory, JudgedCycle([says(blind=BLIND)]), NOW)
+            memory = after_cycle(memory, JudgedCycle([says(LOW)]), NOW)
+            memory = after_cycle(memory, JudgedCycle([says(blind=BLIND)]), NOW)
 
         assert reasons(memory) == []
-        assert reasons(after_look(memory, JudgedCycle([says(LOW)]), NOW)) == ["GpuCountLow"]
+        assert reasons(after_cycle(memory, JudgedCycle([says(LOW)]), NOW)) == ["GpuCountLow"]
 
     def test_what_can_no_longer_be_looked_at_is_not_waited_for(self) -> None:
         memory, blind = remembers(), []
-        for look in range(2 + MOST_BLIND_LOOKS):
-            memory = after_look(memory, JudgedCycle([says(LOW) if look < 2 else says(blind=BLIND)]), later(10.0 * look))
-            blind += [suspect.blind for suspect in memory.suspects.values()]
+        for look in range(2 + MOST_UNOBSERVED_CYCLES):
+            memory = after_cycle(
+                memory, JudgedCycle([says(LOW) if look < 2 else says(blind=BLIND)]), later(10.0 * look)
+            )
+            blind += [suspect.unobserved_cycles for suspect in memory.suspects.values()]
 
-        assert blind == [0, 0, *range(1, MOST_BLIND_LOOKS)]
-        assert after_look(memory, JudgedCycle([says(LOW)]), NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
+        assert blind == [0, 0, *range(1, MOST_UNOBSERVED_CYCLES)]
+        assert after_cycle(memory, JudgedCycle([says(LOW)]), NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
 
     def test_a_check_that_nobody_runs_takes_what_it_was_looking_at_with_it(self) -> None:
-        memory = after_look(remembers(), JudgedCycle([says(LOW)]), NOW)
+        memory = after_cycle(remembers(), JudgedCycle([says(LOW)]), NOW)
 
         assert without_checks(memory, ["gpu-count"]) == memory
         assert without_checks(memory, ["efa-count"]).suspects == {}
@@ -210,24 +212,24 @@ class TestFlickering:
     def test_once_confirmed_it_leaves_at_the_first_good_look_and_must_be_confirmed_again(self) -> None:
         memory = remembers()
         for _ in range(4):
-            memory = after_look(memory, JudgedCycle([says(LOW)]), NOW)
-        memory = after_look(memory, JudgedCycle([says()]), NOW)
+            memory = after_cycle(memory, JudgedCycle([says(LOW)]), NOW)
+        memory = after_cycle(memory, JudgedCycle([says()]), NOW)
 
         assert reasons(memory) == []
-        assert reasons(after_look(memory, JudgedCycle([says(LOW)]), NOW)) == []
+        assert reasons(after_cycle(memory, JudgedCycle([says(LOW)]), NOW)) == []
 
     def test_two_that_flicker_are_counted_apart(self) -> None:
         other = fault("EfaCountLow", REBOOT, "node", flickers=True)
         memory = remembers()
         for _ in range(3):
-            memory = after_look(memory, JudgedCycle([says(LOW), says(check="efa-count")]), NOW)
-        memory = after_look(memory, JudgedCycle([says(LOW), says(other, check="efa-count")]), NOW)
+            memory = after_cycle(memory, JudgedCycle([says(LOW), says(check="efa-count")]), NOW)
+        memory = after_cycle(memory, JudgedCycle([says(LOW), says(other, check="efa-count")]), NOW)
 
         assert reasons(memory) == ["GpuCountLow"]
         assert list(memory.suspects.values()) == [Suspect(1)]
 
     def test_a_reboot_forgets_what_was_being_looked_at_again(self) -> None:
-        memory = after_look(remembers(), JudgedCycle([says(LOW)]), NOW)
+        memory = after_cycle(remembers(), JudgedCycle([says(LOW)]), NOW)
 
         assert begin(memory, MACHINE, "another boot", NOW).suspects == {}
 
@@ -297,7 +299,7 @@ class TestEvents:
         memory = remembers(stands(fault()))
 
         assert (
-            after_look(memory, JudgedCycle([says(), says(check="xid"), says(check="driver")]), later(300)).active
+            after_cycle(memory, JudgedCycle([says(), says(check="xid"), says(check="driver")]), later(300)).active
             == memory.active
         )
 
@@ -409,9 +411,9 @@ class TestLook:
         return Gpu(0, 0, self.ADDRESS, f"GPU-{serial}", serial, **more)
 
     def test_another_gpu_in_the_place_of_one_that_failed_is_judged_for_itself(self) -> None:
-        known = after_look(remembers(stands(fault("Xid54", ISOLATE))), JudgedCycle([], [self.gpu("1")]), NOW)
+        known = after_cycle(remembers(stands(fault("Xid54", ISOLATE))), JudgedCycle([], [self.gpu("1")]), NOW)
 
-        after = after_look(known, JudgedCycle([says(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
+        after = after_cycle(known, JudgedCycle([says(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
 
         assert [(finding.finding.reason, finding.finding.about["serial"]) for finding in after.active] == [
             ("GpuLost", "2")
@@ -419,34 +421,36 @@ class TestLook:
 
     @pytest.mark.parametrize(("answers", "left"), [(True, []), (False, ["GpuLost"])])
     def test_a_gpu_that_answers_no_more_takes_no_fault_with_it(self, answers: bool, left: list[str]) -> None:
-        before = after_look(remembers(), JudgedCycle([says(LOST)], [self.gpu()]), NOW)
+        before = after_cycle(remembers(), JudgedCycle([says(LOST)], [self.gpu()]), NOW)
 
         look = JudgedCycle([says()], [self.gpu()] if answers else [], MONOTONIC + 10)
 
-        assert reasons(after_look(before, look, later(10))) == left
+        assert reasons(after_cycle(before, look, later(10))) == left
 
     @pytest.mark.parametrize(("age", "left"), [(DAY - 1, ["Xid13"]), (DAY, [])])
     def test_time_ends_what_only_time_ends(self, age: float, left: list[str]) -> None:
         before = remembers(stands(fault("Xid13", MONITOR)))
 
-        after = after_look(before, JudgedCycle([says()]), later(age), MemoryRules(monitor_ttl_seconds=DAY))
+        after = after_cycle(before, JudgedCycle([says()]), later(age), MemoryRules(monitor_ttl_seconds=DAY))
 
         assert reasons(after) == left
 
     def test_it_remembers_what_the_node_was_taken_for(self) -> None:
-        assert after_look(remembers(), JudgedCycle([], instance_type="p5.48xlarge"), NOW).instance_type == "p5.48xlarge"
+        assert (
+            after_cycle(remembers(), JudgedCycle([], instance_type="p5.48xlarge"), NOW).instance_type == "p5.48xlarge"
+        )
 
 
 def test_a_slow_gpu_that_is_idle_stays_for_a_day_and_ends_when_it_is_equal() -> None:
     slow = fault(SLOWER_THAN_SIBLINGS, Severity.MONITOR)
     idle = says(check="gpu-siblings", too_early=(TooEarly("idle", slow.subject),))
     rules = MemoryRules(monitor_ttl_seconds=86_400)
-    memory = after_look(remembers(), JudgedCycle([says(slow, check="gpu-siblings")]), NOW, rules)
+    memory = after_cycle(remembers(), JudgedCycle([says(slow, check="gpu-siblings")]), NOW, rules)
 
-    kept = after_look(memory, JudgedCycle([idle]), later(86_000), rules)
-    again = after_look(kept, JudgedCycle([says(slow, check="gpu-siblings")]), later(86_300), rules)
+    kept = after_cycle(memory, JudgedCycle([idle]), later(86_000), rules)
+    again = after_cycle(kept, JudgedCycle([says(slow, check="gpu-siblings")]), later(86_300), rules)
 
     assert [finding.last_seen for finding in kept.active] == [NOW.wall]
-    assert after_look(kept, JudgedCycle([idle]), later(86_400), rules).active == ()
-    assert after_look(again, JudgedCycle([idle]), later(100_000), rules).active != ()
-    assert after_look(kept, JudgedCycle([says(check="gpu-siblings")]), later(86_100), rules).active == ()
+    assert after_cycle(kept, JudgedCycle([idle]), later(86_400), rules).active == ()
+    assert after_cycle(again, JudgedCycle([idle]), later(100_000), rules).active != ()
+    assert after_cycle(kept, JudgedCycle([says(check="gpu-siblings")]), later(86_100), rules).active == ()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
 from healthcheck.memory.exits import REMAP_XIDS, after_release, begin, expired, gpus_answered, recovered
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release, gpu_address
@@ -86,8 +86,8 @@ def _look(found: frozenset[tuple[str, str]], blind: bool) -> Step:
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else findings, unobserved=causes)
         return replace(
             world,
-            memory=after_look(
-                world.memory, JudgedCycle([outcome]), world.now, MemoryRules(escalate_after=2, looks_to_confirm=1)
+            memory=after_cycle(
+                world.memory, JudgedCycle([outcome]), world.now, MemoryRules(escalate_after=2, cycles_to_confirm=1)
             ),
         )
 

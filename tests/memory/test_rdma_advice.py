@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS, efa_namespaces, rdma_loopback
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.cycles import LOOKS_TO_CONFIRM, JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.cycles import CYCLES_TO_CONFIRM, JudgedCycle, MemoryRules, after_cycle
 from healthcheck.memory.exits import after_release, begin, passed
 from healthcheck.memory.findings import Acknowledgement, Release
 from healthcheck.memory.kernel_events import after_kernel_log
@@ -55,11 +55,11 @@ class Machine:
     def cycle(self, times: int = 1, seconds: float = CYCLE_SECONDS) -> None:
         for _ in range(times):
             self.at += seconds
-            seen = look(Host(self.node.root), LEVELS, self._before)
+            seen = read_probes(Host(self.node.root), LEVELS, self._before)
             seen.at = MONOTONIC + self.at
             outcomes = judge(LEVELS, seen, self.expected)
             cycle = JudgedCycle(outcomes, (), seen.at, seen)
-            self.memory = after_look(self.memory, cycle, later(self.at), DAY)
+            self.memory = after_cycle(self.memory, cycle, later(self.at), DAY)
             self._before = seen
 
     def log(self, text: str) -> None:
@@ -122,7 +122,7 @@ def flap(machine: Machine) -> None:
 
 def count(machine: Machine) -> None:
     """Let an error counter rise before each of the next check cycles."""
-    for number in range(1, LOOKS_TO_CONFIRM + 1):
+    for number in range(1, CYCLES_TO_CONFIRM + 1):
         machine.node.rdma_port(3, "counters/symbol_error", str(number * 10**5))
         machine.cycle()
 
@@ -271,11 +271,11 @@ def test_each_way_of_the_advice_ends_the_finding_for_good(name: str, way: str, t
             assert machine.findings == []
         row.fault(machine)
         if not machine.findings:
-            machine.cycle(LOOKS_TO_CONFIRM)
+            machine.cycle(CYCLES_TO_CONFIRM)
         assert sorted(machine.findings) == sorted([row.finding, *row.beside])
 
         row.ends[way](machine)
-        machine.cycle(LOOKS_TO_CONFIRM + 1)
+        machine.cycle(CYCLES_TO_CONFIRM + 1)
         assert machine.findings == []
 
 
@@ -285,17 +285,17 @@ def test_a_port_that_was_released_is_judged_again_once_it_is_active(fault_again:
         machine = Machine(node, "hgx-h100")
         machine.cycle()
         down(machine)
-        machine.cycle(LOOKS_TO_CONFIRM)
+        machine.cycle(CYCLES_TO_CONFIRM)
         machine.release()
         machine.reboot()
         log("health recovery failed")(machine)
-        machine.cycle(LOOKS_TO_CONFIRM)
+        machine.cycle(CYCLES_TO_CONFIRM)
         assert machine.findings == []
 
         up(machine)
         machine.cycle()
         fault_again(machine)
-        machine.cycle(LOOKS_TO_CONFIRM)
+        machine.cycle(CYCLES_TO_CONFIRM)
         assert len(machine.findings) == 1
 
 
@@ -304,9 +304,9 @@ def test_a_released_speed_hides_no_lost_link(tmp_path: Path) -> None:
         machine = Machine(node, "hgx-h100")
         machine.cycle()
         slow(machine)
-        machine.cycle(LOOKS_TO_CONFIRM)
+        machine.cycle(CYCLES_TO_CONFIRM)
         machine.release()
         machine.cycle()
         down(machine)
-        machine.cycle(LOOKS_TO_CONFIRM)
+        machine.cycle(CYCLES_TO_CONFIRM)
         assert machine.findings == ["RdmaPortDown rdma/mlx5_3"]

@@ -11,7 +11,7 @@ from healthcheck.checks import mlx5_messages, roce_ports
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory import known_names
 from healthcheck.memory.content import dump, parse
-from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.exits import after_release, begin
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
@@ -38,7 +38,7 @@ RECOVERED = "mlx5_core 0000:5e:00.0: health recovery succeeded"
 def cycle(memory: Memory, facts: dict[Probe[Any], Any], at: float = 0.0) -> Memory:
     """The memory after a check cycle without findings."""
     look = JudgedCycle((), (), MONOTONIC + at, Evidence(facts, MONOTONIC + at))
-    return after_look(memory, look, later(at))
+    return after_cycle(memory, look, later(at))
 
 
 def logged(memory: Memory, *lines: tuple[float, str]) -> Memory:

@@ -7,7 +7,7 @@ import pytest
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Nature, Severity, Status
 from healthcheck.probes.kernel_log import RING, Record
@@ -28,7 +28,7 @@ def verdict(*texts: str, persistence_mode: bool = True) -> Verdict:
     outcomes = judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation())
     memory = after_kernel_log(remembers(), outcomes, NOW)
     level = says(*(() if persistence_mode else (PERSISTENCE_MODE_OFF,)))
-    memory = after_look(memory, JudgedCycle([level]), NOW, MemoryRules(looks_to_confirm=1))
+    memory = after_cycle(memory, JudgedCycle([level]), NOW, MemoryRules(cycles_to_confirm=1))
     return decide(memory, (*outcomes, level))
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
 from healthcheck.memory.exits import after_release, begin, quarantined
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory, Release
@@ -68,11 +68,11 @@ class Node:
         self.blind = bool(blind)
         cause = (Unobserved(UnobservedCause.named(blind), "x"),) if blind else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else levels, unobserved=cause)
-        self.memory = after_look(
+        self.memory = after_cycle(
             self.memory,
             JudgedCycle([outcome], () if blind else self.gpus, began),
             self.now,
-            MemoryRules(escalate_after=2, monitor_ttl_seconds=DAY, looks_to_confirm=1),
+            MemoryRules(escalate_after=2, monitor_ttl_seconds=DAY, cycles_to_confirm=1),
         )
         return self.severity
 

@@ -62,17 +62,17 @@ def test_the_kubelet_is_asked_once_in_each_window_of_work() -> None:
     reader, asked = counting()
     idle = tuple(gpu(index, 0 if index > 2 else 100) for index in range(8))
 
-    assert reader.look(reading(1000)) == (GpuPods(1000, HELD),)
-    assert reader.look(reading(1010, 1000)) == (GpuPods(1000, HELD),)
-    assert reader.look(reading(1300, 1000)) == (GpuPods(1000, HELD), GpuPods(1300, HELD))
-    assert reader.look(reading(1600, 1300, gpus=idle)) == (GpuPods(1300, HELD),)
-    assert reader.look(reading(1900)) == (GpuPods(1900, HELD),)
+    assert reader.read(reading(1000)) == (GpuPods(1000, HELD),)
+    assert reader.read(reading(1010, 1000)) == (GpuPods(1000, HELD),)
+    assert reader.read(reading(1300, 1000)) == (GpuPods(1000, HELD), GpuPods(1300, HELD))
+    assert reader.read(reading(1600, 1300, gpus=idle)) == (GpuPods(1300, HELD),)
+    assert reader.read(reading(1900)) == (GpuPods(1900, HELD),)
     assert len(asked) == 3
 
 
 def test_the_kubelet_is_asked_from_a_difference_on_for_an_hour() -> None:
     reader, asked = counting()
-    times = {at: bool(reader.look(reading(at, gpus=BUSY if at == 1300 else EQUAL))) for at in range(1000, 6000, 300)}
+    times = {at: bool(reader.read(reading(at, gpus=BUSY if at == 1300 else EQUAL))) for at in range(1000, 6000, 300)}
 
     assert [at for at, is_asked in times.items() if is_asked] == list(range(1300, 4900, 300))
     assert len(asked) == 12
@@ -82,7 +82,7 @@ def test_time_in_hardware_slowdown_is_a_difference() -> None:
     for braked, expected in ((29.0, 0), (31.0, 1)):
         reader, asked = counting()
         later = (*EQUAL[:7], gpu(7, braked=braked))
-        reader.look(replace(reading(1300, gpus=later), history=(Snapshot(1000, EQUAL),)))
+        reader.read(replace(reading(1300, gpus=later), history=(Snapshot(1000, EQUAL),)))
         assert len(asked) == expected
 
 
@@ -95,7 +95,7 @@ def test_a_failure_is_an_entry_and_no_error_of_the_cycle() -> None:
     def fails(_: Host) -> tuple[PodDevices, ...]:
         raise ProbeError("kubelet.sock: refused")
 
-    assert GpuPodsReader(Path("/"), fails).look(reading(1000)) == (GpuPods(1000, error="kubelet.sock: refused"),)
+    assert GpuPodsReader(Path("/"), fails).read(reading(1000)) == (GpuPods(1000, error="kubelet.sock: refused"),)
 
 
 def test_shared_gpus_and_unknown_devices_have_no_pod() -> None:
@@ -112,7 +112,7 @@ def test_shared_gpus_and_unknown_devices_have_no_pod() -> None:
 def test_the_kubelets_socket_is_read(short_root: Path) -> None:
     reader = GpuPodsReader(short_root)
     with serving_pod_resources(short_root, lambda: [("ml", "train", IDS[:4])]):
-        (entry,) = reader.look(reading(1000))
+        (entry,) = reader.read(reading(1000))
 
     assert (entry.error, set(entry.pods.values()), len(entry.pods)) == ("", {"ml/train"}, 4)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.rdma_ports import after_ports
 from healthcheck.model import Evidence, Host, Nature
@@ -237,7 +237,7 @@ def found(root: Path, ports: Mapping[str, RdmaPort], before: Evidence | None = N
     expected = Expectation(None, "", first=EarlierHardware(rdma=ports))
     return [
         f"{finding.reason} {finding.subject}"
-        for outcome in judge(LEVELS, look(Host(root), LEVELS, before), expected)
+        for outcome in judge(LEVELS, read_probes(Host(root), LEVELS, before), expected)
         for finding in outcome.findings
     ]
 
@@ -247,7 +247,7 @@ def test_the_fabric_of_a_real_machine(name: str, tmp_path: Path) -> None:
     devices, names = TREES[name]
     fabric = names.split()
     tree = plug(tmp_path, devices)
-    before = look(Host(tmp_path), LEVELS)
+    before = read_probes(Host(tmp_path), LEVELS)
     ports = dict(after_ports(None, before, has_efa=False) or {})
     assert sorted(port.name for port in ports.values()) == sorted(fabric)
     assert found(tmp_path, ports, before) == []
@@ -288,10 +288,10 @@ def test_the_fabric_of_a_real_machine(name: str, tmp_path: Path) -> None:
 )
 def test_a_fabric_that_comes_up_after_other_ports_takes_their_place(early: Rows, late: Rows, tmp_path: Path) -> None:
     tree = plug(tmp_path, [*early, *late])
-    known = after_ports(None, look(Host(tmp_path), LEVELS), has_efa=False)
+    known = after_ports(None, read_probes(Host(tmp_path), LEVELS), has_efa=False)
     for device in late:
         set_state(tmp_path, device[0], UP)
-    ports = after_ports(known, look(Host(tmp_path), LEVELS), has_efa=False) or {}
+    ports = after_ports(known, read_probes(Host(tmp_path), LEVELS), has_efa=False) or {}
 
     assert sorted(port.name for port in ports.values()) == sorted(device[0] for device in late)
     for index in range(len(early)):
@@ -304,10 +304,10 @@ def test_a_fabric_that_comes_up_after_other_ports_takes_their_place(early: Rows,
 def test_a_port_leaves_the_fabric_when_its_device_begins_to_switch(tmp_path: Path) -> None:
     devices = rows(ranged("mlx5_{}", 8), CX7, "", ETH, UP, NDR)
     plug(tmp_path, devices)
-    known = after_ports(None, look(Host(tmp_path), LEVELS), has_efa=False) or {}
+    known = after_ports(None, read_probes(Host(tmp_path), LEVELS), has_efa=False) or {}
     for device in devices:
         set_state(tmp_path, device[0], DOWN)
         (tmp_path / "sys/class/infiniband" / device[0] / "ports/2").mkdir()
 
     assert found(tmp_path, known) == []
-    assert after_ports(known, look(Host(tmp_path), LEVELS), has_efa=False) == {}
+    assert after_ports(known, read_probes(Host(tmp_path), LEVELS), has_efa=False) == {}

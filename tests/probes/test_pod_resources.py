@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks.examine import look
+from healthcheck.checks.examine import read_probes
 from healthcheck.model import Check, Host, ProbeError, Unobserved
 from healthcheck.probes.pod_resources import (
     POD_RESOURCES,
@@ -87,7 +87,7 @@ def test_a_socket_that_is_not_there_is_no_idle_node(short_root: Path) -> None:
         read_pod_resources(Host(short_root))
 
     idle = Check("idle", "1-dcgm-diag-l2", (POD_RESOURCES,), lambda *_: iter(()), ())
-    assert isinstance(look(Host(short_root), (idle,)).unread(POD_RESOURCES), Unobserved)
+    assert isinstance(read_probes(Host(short_root), (idle,)).unread(POD_RESOURCES), Unobserved)
 
 
 def test_a_kubelet_that_refuses_is_no_idle_node(short_root: Path) -> None:

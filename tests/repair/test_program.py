@@ -55,7 +55,7 @@ def test_a_gpu_is_reset_alone_and_the_command_returns_the_node(world: ResetWorld
     ("defect", "code", "status", "why"),
     [
         ("link_libraries", 0, "pass", "RuntimeError: a defect"),
-        ("look_deeply", 0, "pass", "RuntimeError: a defect"),
+        ("run_diagnostic", 0, "pass", "RuntimeError: a defect"),
         ("after_reset", 1, "fail", "step 'verify': the run itself failed: RuntimeError"),
         ("select", 2, "unknown", "step 'plan': the run itself failed: RuntimeError"),
     ],

@@ -51,23 +51,23 @@ class RuntimeStatus:
         self._loader = Loader(self.root)
         self._answers = LatestAnswer("container-runtime", self._ask, _is_outdated, self.clock)
 
-    def look(self, facts: ContainerRuntime) -> RuntimeAnswer | None:
+    def read(self, facts: ContainerRuntime) -> RuntimeAnswer | None:
         """Return the last answer of this runtime; None before the first.
 
         If a new answer is due, a thread requests it, and the caller does not wait.
         """
-        return self._look(facts, wait=False)
+        return self._read(facts, wait=False)
 
     def ask(self, facts: ContainerRuntime) -> RuntimeAnswer | None:
         """Request both answers now and wait for them."""
-        return self._look(facts, wait=True)
+        return self._read(facts, wait=True)
 
     def end(self) -> int | None:
         """Stop the running child processes. Return the pid of one that can't be stopped."""
         return self._socket.end() or self._loader.end()
 
-    def _look(self, facts: ContainerRuntime, *, wait: bool) -> RuntimeAnswer | None:
-        asked = self._answers.look(facts, wait=wait)
+    def _read(self, facts: ContainerRuntime, *, wait: bool) -> RuntimeAnswer | None:
+        asked = self._answers.read(facts, wait=wait)
         return asked.answer if asked and _process(asked.question) == _process(facts) else None
 
     def _ask(self, facts: ContainerRuntime) -> RuntimeAnswer:

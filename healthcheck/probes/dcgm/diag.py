@@ -212,8 +212,8 @@ def _is_refusal(reading: DcgmReading) -> bool:
 def _read(host: Host, level: int) -> DcgmReading:
     if host.ask_dcgm is None:
         raise ProbeError("only a deep diagnostic runs DCGM's diagnostic")
-    look: DcgmReading = host.ask_dcgm(level)
-    return look
+    reading: DcgmReading = host.ask_dcgm(level)
+    return reading
 
 
 LEVEL_2_RUN = Probe("dcgm-level-2", partial(_read, level=2), DcgmReading, dcgm_causes.CAUSES)

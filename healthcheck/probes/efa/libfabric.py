@@ -98,26 +98,26 @@ class Libfabric:
         self._program = Program({**_ENVIRONMENT, "PATH": self.path}, _PATIENCE_SECONDS)
         self._answers = LatestAnswer("libfabric", self._ask, _is_outdated, self.clock)
 
-    def look(self) -> LibfabricReading:
+    def read(self) -> LibfabricReading:
         """Return the last answer. If a new one is due, a thread starts to fetch it for a later check cycle."""
-        return self._look(wait=False)
+        return self._read(wait=False)
 
     def ask(self) -> LibfabricReading:
         """Run fi_info now and wait for the answer."""
-        return self._look(wait=True)
+        return self._read(wait=True)
 
     def end(self) -> int | None:
         """Stop the running child process. Return its pid if it can't be stopped."""
         return self._program.end()
 
-    def _look(self, *, wait: bool) -> LibfabricReading:
+    def _read(self, *, wait: bool) -> LibfabricReading:
         program = shutil.which("fi_info", path=self.path)
         if program is None:
             return LibfabricReading(absent="fi_info is not installed here")
         devices = openable_efa(self.root)
         if not devices:
             return LibfabricReading(absent="no EFA device that programs can open")
-        asked = self._answers.look(_Question(program, devices), wait=wait)
+        asked = self._answers.read(_Question(program, devices), wait=wait)
         return LibfabricReading(asked.answer if asked and asked.question.devices == devices else None)
 
     def _ask(self, question: _Question) -> Listing | Unobserved:
@@ -156,8 +156,8 @@ def _last_line(text: bytes) -> str:
 def read_libfabric(host: Host) -> LibfabricReading:
     if host.ask_libfabric is None:
         return LibfabricReading(absent="fi_info can only check the machine on which it runs")
-    look: LibfabricReading = host.ask_libfabric()
-    return look
+    reading: LibfabricReading = host.ask_libfabric()
+    return reading
 
 
 LIBFABRIC = Probe("libfabric", read_libfabric, LibfabricReading, (NOT_ANSWERING, FAILED))

@@ -13,8 +13,8 @@ from healthcheck.probes.loopback_result import LoopbackReading
 def read_efa_loopback(host: Host) -> LoopbackReading:
     if host.ask_efa_loopback is None:
         raise ProbeError("only a deep diagnostic sends data through EFA devices")
-    look: LoopbackReading = host.ask_efa_loopback()
-    return look
+    reading: LoopbackReading = host.ask_efa_loopback()
+    return reading
 
 
 EFA_LOOPBACK = Probe("efa-loopback", read_efa_loopback, LoopbackReading, (NOT_RUN,))

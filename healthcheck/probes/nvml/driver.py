@@ -51,7 +51,7 @@ class Driver:
         program = isolated("healthcheck.probes.nvml.child")
         self._child = Child((*program, str(self.root), "loader" if self.use_loader else "root-only"))
 
-    def look(self) -> DriverReading:
+    def read(self) -> DriverReading:
         """Read once. Never raises for errors of the driver. A changed driver is read again the next time."""
         before, self._version = self._version, driver_version(self.root)
         if before is not None and self._version != before:
@@ -60,20 +60,20 @@ class Driver:
             self._history = ()
             if before:
                 change = f"driver {before} became {self._version or 'unloaded'}"
-                return self._as_look(Unobserved(error_causes.DRIVER_BEING_CHANGED, change))
+                return self._as_reading(Unobserved(error_causes.DRIVER_BEING_CHANGED, change))
         try:
             answer = read_answer(self._child.ask("look", self.deadline_seconds))
         except MissedDeadline as error:
             self._missed = [*self._missed[:1], self.clock()]
             detail = f"{error} (deadline {self.deadline_seconds:g} s)"
-            return self._as_look(Unobserved(error_causes.DRIVER_NOT_ANSWERING, detail), error.pid)
+            return self._as_reading(Unobserved(error_causes.DRIVER_NOT_ANSWERING, detail), error.pid)
         except ChildError as error:
-            return self._as_look(Unobserved(error_causes.CRASHED, f"the probe of NVML failed: {error}"))
+            return self._as_reading(Unobserved(error_causes.CRASHED, f"the probe of NVML failed: {error}"))
         if answer.answered_by_driver:
             self._missed.clear()
         if answer.replaced:
             self._child.end()
-        return self._as_look(answer.gpus)
+        return self._as_reading(answer.gpus)
 
     def pause(self) -> None:
         """Reset the mismatch timer and the history. The driver is being changed, so earlier reads no longer count."""
@@ -88,7 +88,7 @@ class Driver:
     def child_pid(self) -> int | None:
         return self._child.pid
 
-    def _as_look(self, answer: Gpus | Unobserved, stuck_pid: int | None = None) -> DriverReading:
+    def _as_reading(self, answer: Gpus | Unobserved, stuck_pid: int | None = None) -> DriverReading:
         now = self.clock()
         history = tuple(earlier for earlier in self._history if now - earlier.at <= _HISTORY_SECONDS)
         is_due = not history or now - history[-1].at >= SNAPSHOT_SECONDS
@@ -115,14 +115,14 @@ class Driver:
         return now - self._mismatch_since
 
 
-def look_once(root: Path, deadline_seconds: float) -> DriverReading:
+def read_driver_once(root: Path, deadline_seconds: float) -> DriverReading:
     """Read once and release the driver. `stuck_pid` of the result is the pid of a child that could not be stopped."""
     driver = Driver(root, deadline_seconds)
     try:
-        look = driver.look()
+        reading = driver.read()
     finally:
         pid = driver.end()
-    return replace(look, stuck_pid=pid)
+    return replace(reading, stuck_pid=pid)
 
 
 def driver_version(root: Path) -> str:

@@ -378,9 +378,12 @@ class DriverReading(Struct, frozen=True):
 def read_driver(host: Host) -> DriverReading:
     if host.ask_driver is None:
         raise ProbeError("this check cycle does not read the driver")
-    look: DriverReading = host.ask_driver()
-    is_absent = isinstance(look.answer, Unobserved) and look.answer.cause in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
-    return replace(look, answer=NO_GPUS) if is_absent and _are_handed_away(host) else look
+    reading: DriverReading = host.ask_driver()
+    is_absent = isinstance(reading.answer, Unobserved) and reading.answer.cause in (
+        DRIVER_NOT_LOADED,
+        LIBRARY_NOT_FOUND,
+    )
+    return replace(reading, answer=NO_GPUS) if is_absent and _are_handed_away(host) else reading
 
 
 def _are_handed_away(host: Host) -> bool:

@@ -57,7 +57,7 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 
 Json = dict[str, Any]
 INTERVAL = 21600
-QUICK = DeepIntervals(settle=0.0, look_again=300.0, maintenance=0.0, watch=0.05, blind=1.0, taken=0.2)
+QUICK = DeepIntervals(settle=0.0, check_again=300.0, maintenance=0.0, watch=0.05, kubelet_silence=1.0, adoption=0.2)
 SWEEP, QUARANTINE, RUN, MODE = (f"{P}/{key}" for key in ("sweep-result", "quarantine-result", "run", "mode"))
 MAINTENANCE = {"key": f"{P}/maintenance", "value": "l2", "effect": "NoSchedule"}
 WELL = {"labels": {f"{P}/status": "pass"}}
@@ -134,9 +134,9 @@ class Rig:
         level_2 = self.level_2(root, self.state, f"{root}/usr/bin:/usr/bin:/bin")
         return DeepTests(self.state, self.cluster, level_2, self, self.telemetry, keep, self.waits)
 
-    def look_soon(self) -> None:
+    def start_cycle_soon(self) -> None:
         if self.looks_later is not None:
-            self.state.see_look(self.looks_later)
+            self.state.store_evidence(self.looks_later)
 
     def test_every(self, seconds: int) -> None:
         self.configure(NodeSettings(dcgm_l2_interval_seconds=seconds))
@@ -205,7 +205,7 @@ def rig(short_root: Path) -> Iterator[Rig]:
         world.host.install_dcgmi()
         world.cluster.edit({"metadata": WELL, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
         rig = Rig(world, kubelet, Cluster(lambda: client(world.kubeconfig)), Watched(world, clock.now))
-        rig.state.see_look(saw(Gpu(0, processes=0)))
+        rig.state.store_evidence(saw(Gpu(0, processes=0)))
         rig.annotate(sweep=swept(24))
         yield rig
 
@@ -322,11 +322,11 @@ def busy_with_a_pod(rig: Rig) -> None:
 
 
 def busy_with_a_process(rig: Rig) -> None:
-    rig.state.see_look(saw(Gpu(0, processes=0), Gpu(1, processes=2)))
+    rig.state.store_evidence(saw(Gpu(0, processes=0), Gpu(1, processes=2)))
 
 
 def with_a_silent_driver(rig: Rig) -> None:
-    rig.state.see_look(Evidence({NVML: DriverReading(Unobserved(DRIVER_NOT_LOADED, "x"))}))
+    rig.state.store_evidence(Evidence({NVML: DriverReading(Unobserved(DRIVER_NOT_LOADED, "x"))}))
 
 
 def before_its_first_look(rig: Rig) -> None:
@@ -382,7 +382,7 @@ def run_text(kind: str, holder: str, hours: float) -> str:
 def test_a_node_is_left_alone(rig: Rig, state: Callable[[Rig], None]) -> None:
     state(rig)
 
-    assert rig.start().attempt() == QUICK.look_again
+    assert rig.start().attempt() == QUICK.check_again
     assert (rig.writes, rig.asked) == ([], [])
 
 
@@ -523,7 +523,7 @@ class TestARun:
         )
         before, moment = rig.result, clock.now()
         rig.state = Watched(rig.world, lambda: moment)
-        rig.state.see_look(saw(Gpu(0, processes=0)))
+        rig.state.store_evidence(saw(Gpu(0, processes=0)))
         tests = rig.start()
         seconds = []
         for _ in range(7):
@@ -536,7 +536,7 @@ class TestARun:
     def test_that_leaves_a_gpu_out_is_no_pass(self, rig: Rig) -> None:
         """As with a sweep: NVML lists nine GPUs, and DCGM has tested eight of them."""
         gpus = [Gpu(index, address=f"0000:{index + 16:02x}:00.0") for index in range(9)]
-        rig.state.see_look(saw(*gpus))
+        rig.state.store_evidence(saw(*gpus))
 
         assert rig.start().attempt() == 600
         assert rig.runs == {"could-not-run": 1.0}
@@ -565,14 +565,14 @@ class TestARun:
     def test_is_not_begun_when_a_process_came_since_the_last_look(self, rig: Rig) -> None:
         rig.looks_later = saw(Gpu(0, processes=1))
 
-        assert rig.start().attempt() == QUICK.look_again
+        assert rig.start().attempt() == QUICK.check_again
         assert (rig.asked, rig.marks) == ([], {})
 
     def test_is_not_begun_when_nobody_could_look_again(self, rig: Rig) -> None:
-        rig.state.see_look(saw(Gpu(0, processes=0), at=0.0))
-        rig.waits = replace(QUICK, look=0.2)
+        rig.state.store_evidence(saw(Gpu(0, processes=0), at=0.0))
+        rig.waits = replace(QUICK, cycle=0.2)
 
-        assert rig.start().attempt() == QUICK.look_again
+        assert rig.start().attempt() == QUICK.check_again
         assert (rig.asked, rig.marks) == ([], {})
 
     def test_is_stopped_for_a_pod_that_comes_and_comes_again(self, rig: Rig) -> None:

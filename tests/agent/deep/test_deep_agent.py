@@ -27,7 +27,7 @@ __all__ = ["rig"]
 WARP = "Graphics SM Warp Exception on (GPC 0, TPC 1, SM 0)"
 POD = "0a1b2c3d-4e5f-4a6b-8c7d-0123456789ab"
 OUR_TEST, THEIR_TEST = 812, 813
-OFTEN = replace(QUICK, look_again=0.2, taken=60.0)
+OFTEN = replace(QUICK, check_again=0.2, adoption=60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from agent.events.gpu_watch import BEGINS, WATCH_SECONDS, GpuWatch
 from agent.state.agent_state import AgentState
 from healthcheck.checks.gpu_count import CHECK, LOST
-from healthcheck.memory.cycles import JudgedCycle, after_look
+from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Evidence, Now, Outcome
 from healthcheck.node.state import RUN, NodeState
@@ -92,7 +92,7 @@ class Watch:
         self.time = 1000.0
         self.started: list[float] = []
         self.state = AgentState("n", Memory(boot_id="b"), lambda: Now(WALL + timedelta(seconds=self.time), self.time))
-        self.state.see_look(Evidence({FUNCTIONS: inventory}, at=self.time))
+        self.state.store_evidence(Evidence({FUNCTIONS: inventory}, at=self.time))
         self._watch = GpuWatch(self.state, lambda: self.started.append(self.time))
 
     def read(self, *lines: str) -> None:
@@ -142,7 +142,7 @@ def test_a_flood_starts_one_cycle_and_its_repeats_end_after_it() -> None:
 def test_the_next_observation_of_a_suspect_does_not_come_sooner() -> None:
     watch = Watch()
     lost = Outcome(CHECK.name, CHECK.group, findings=(LOST.on(f"gpu/{GPU}", "NVML error 15"),))
-    memory = after_look(watch.state.memory, JudgedCycle([lost]), watch.state.now())
+    memory = after_cycle(watch.state.memory, JudgedCycle([lost]), watch.state.now())
     watch.state.remember(watch.state.judgement.after(memory))
     watch.read(CONCERN_A_GPU[0])
 

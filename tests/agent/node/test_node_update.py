@@ -102,7 +102,7 @@ def test_where_the_cluster_refuses_cordons_the_node_is_tainted(tmp_path: Path, r
         state, telemetry = AgentState(NAME), Telemetry()
         state.configure(settings, memory)
         state.remember(judged(memory))
-        state.see_look(Evidence({HAMI: Hami(runs=True), NVML: BLIND}), no_driver=False)
+        state.store_evidence(Evidence({HAMI: Hami(runs=True), NVML: BLIND}), no_driver=False)
         update = NodeUpdate(api_server(cluster, telemetry), state, Reports(state), telemetry)
 
         update.slot.start()

@@ -67,7 +67,7 @@ def test_a_healthy_node_counts_in_advance_so_that_its_first_taint_costs_one_requ
 
     assert requests.hold(node, 20, tainted=False).held
     assert asked_since(api, 0) == ["GET", "COUNT", "POST"]
-    requests.look_ended()
+    requests.cycle_ended()
     assert requests.hold(node, 20, tainted=False).held
     requests.free(node)
     eventually(lambda: asked_since(api, 0)[3:5] == ["GET", "DELETE"])

@@ -36,7 +36,7 @@ def say(what, seconds):
 
 state = AgentState("n")
 state.configure(Settings(NodeSettings(check_interval_seconds=1)), state.memory)
-Schedule(state, Path(sys.argv[1])).start(say("light", None), say("beside", None), say("deep", 0.5))
+Schedule(state, Path(sys.argv[1])).start(say("light", None), say("requests", None), say("deep", 0.5))
 threading.Event().wait()
 """
 """A schedule of its own process, of which each job tells the wall clock's time."""
@@ -71,11 +71,11 @@ def came_at(path: Path, job: str, now: float) -> bool:
 
 @pytest.mark.parametrize("seconds", [-HOUR, HOUR, -DAY, DAY])
 def test_every_job_goes_on(path: Path, wall_clock: WallClock, seconds: int) -> None:
-    eventually(lambda: all(came(path, job) for job in ("light", "beside", "deep")))
+    eventually(lambda: all(came(path, job) for job in ("light", "requests", "deep")))
     wall_clock.step(seconds)
     now = time.time() + seconds
 
-    for job in ("light", "beside", "deep"):
+    for job in ("light", "requests", "deep"):
         eventually(partial(came_at, path, job, now), path.read_text)
 
 

@@ -157,7 +157,7 @@ class Asked:
 
     def look(self, facts: ContainerRuntime) -> Live | None:
         """Return the runtime's report of a probe, after the request that it began."""
-        answer = self.status.look(facts)
+        answer = self.status.read(facts)
         if self.status._answers.asking:
             self.status._answers.asking.join()
         return answer.live if answer is not None else None
@@ -232,9 +232,9 @@ def test_a_look_never_waits_and_the_next_has_the_answer(short_root: Path) -> Non
 def test_while_one_is_asked_nobody_else_is(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
         one.server.holds.clear()
-        assert [one.status.look(FACTS) for _ in range(3)] == [None] * 3
+        assert [one.status.read(FACTS) for _ in range(3)] == [None] * 3
         one.server.holds.set()
-        eventually(lambda: one.status.look(FACTS))
+        eventually(lambda: one.status.read(FACTS))
         assert one.times == 1
 
 
@@ -287,7 +287,7 @@ def test_where_nobody_listens_is_harmless_and_tried_again(short_root: Path) -> N
 
 def test_the_answer_is_shown_with_the_file_values(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
-        host = Host(short_root, ask_container_runtime=one.status.look)
+        host = Host(short_root, ask_container_runtime=one.status.read)
         assert with_answer(host, FACTS) == replace(FACTS, why_not_live=NOT_YET, why_not_loaded=NOT_YET)
         one.look(FACTS)
         assert with_answer(host, FACTS) == replace(FACTS, live=GOOD[2], why_not_loaded=NO_LOADER)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Host, Observation, Outcome, Unobserved, UnobservedCause
 from healthcheck.probes.dcgm import diag as dcgm
@@ -70,7 +70,7 @@ def cause(seen: DcgmReading) -> Unobserved:
 
 def judged(seen: DcgmReading, level: int = 2) -> Outcome:
     check = {2: LEVEL_2, 4: LEVEL_4}[level]
-    evidence = look(Host(Path("/"), ask_dcgm=lambda _: seen), [check])
+    evidence = read_probes(Host(Path("/"), ask_dcgm=lambda _: seen), [check])
     return judge([check], evidence, Expectation())[0]
 
 
@@ -87,7 +87,7 @@ def test_every_gpu_of_a_healthy_node_passes(dcgmi: Dcgmi, level: int) -> None:
 
 
 def test_a_deep_look_runs_the_level_that_its_check_needs(dcgmi: Dcgmi) -> None:
-    evidence = look(Host(dcgmi.node.root, ask_dcgm=dcgmi.diag().run), [LEVEL_2])
+    evidence = read_probes(Host(dcgmi.node.root, ask_dcgm=dcgmi.diag().run), [LEVEL_2])
 
     (outcome,) = judge([LEVEL_2], evidence, Expectation())
     assert (outcome.unobserved, len(outcome.passed)) == ((), 24)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.checks.dcgm_diag import LEVEL_2
-from healthcheck.checks.examine import judge, look
+from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Host
 from healthcheck.probes.dcgm import engine_program
@@ -65,7 +65,7 @@ def outcome(node: SimulatedNode, host: str = "") -> tuple[str, list[str]]:
     """Return the version of the dcgmi whose answer counts, and the causes of a diagnostic without a result."""
     reading = diagnostic(node, host).run(2)
     assert isinstance(reading.answer, DiagAnswer), reading
-    evidence = look(Host(node.root, ask_dcgm=lambda _: reading), [LEVEL_2])
+    evidence = read_probes(Host(node.root, ask_dcgm=lambda _: reading), [LEVEL_2])
     (judged,) = judge([LEVEL_2], evidence, Expectation())
     assert judged.findings == ()
     assert bool(judged.passed) is not bool(judged.unobserved)

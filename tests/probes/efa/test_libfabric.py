@@ -60,7 +60,7 @@ class Asked:
 
     def look(self) -> LibfabricReading:
         """Run a probe, and wait for the request that it began."""
-        look = self.libfabric.look()
+        look = self.libfabric.read()
         if self.libfabric._answers.asking:
             self.libfabric._answers.asking.join()
         return look
@@ -159,11 +159,11 @@ def test_one_device_that_can_t_be_opened_hides_them_all(make_node: Callable[[str
 def test_a_hanging_program_blocks_no_cycle_and_no_second_is_started(asked: Asked) -> None:
     asked.node.write_value("libfabric/hang", "")
 
-    assert asked.libfabric.look() == LibfabricReading()
+    assert asked.libfabric.read() == LibfabricReading()
     thread = eventually(
         lambda: asked.libfabric._answers.asking if asked.times and asked.libfabric._program._process else None
     )
-    assert (asked.libfabric.look(), asked.libfabric._answers.asking is thread, asked.times) == (
+    assert (asked.libfabric.read(), asked.libfabric._answers.asking is thread, asked.times) == (
         LibfabricReading(),
         True,
         1,
@@ -193,10 +193,10 @@ def test_it_knows_nothing_of_our_environment(asked: Asked) -> None:
 
 def test_without_the_program_nobody_is_asked(node: SimulatedNode, tmp_path: Path) -> None:
     absent = LibfabricReading(absent="fi_info is not installed here")
-    assert Libfabric(node.root, path=str(tmp_path)).look() == absent
+    assert Libfabric(node.root, path=str(tmp_path)).read() == absent
 
     (tmp_path / "fi_info").write_text("no program")
-    assert Libfabric(node.root, path=str(tmp_path)).look() == absent
+    assert Libfabric(node.root, path=str(tmp_path)).read() == absent
 
 
 def test_a_program_that_can_t_run_is_could_not_look(node: SimulatedNode, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def overlay(node: SimulatedNode) -> None:
 
 def look(node: SimulatedNode) -> DriverReading:
     driver = Driver(node.root, use_loader=False)
-    reading = driver.look()
+    reading = driver.read()
     driver.end()
     return reading
 

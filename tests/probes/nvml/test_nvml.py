@@ -179,7 +179,7 @@ class TestAnswers:
         library = node.root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.570.133.20"
 
         answer = Gpus(VERSION, str(library), healthy(node), pairs(node))
-        assert driver.look() == DriverReading(answer, (), 60.0, None, VERSION, (VERSION,), read_at=1000.0)
+        assert driver.read() == DriverReading(answer, (), 60.0, None, VERSION, (VERSION,), read_at=1000.0)
 
     def test_a_lost_gpu_has_no_name_but_its_index_and_the_others_answer(
         self, node: SimulatedNode, driver: Driver
@@ -188,12 +188,12 @@ class TestAnswers:
 
         expected = list(healthy(node))
         expected[3] = Gpu(3, 15)
-        assert gpus(driver.look()) == tuple(expected)
+        assert gpus(driver.read()) == tuple(expected)
 
     def test_a_gpu_that_vanished_moves_the_later_ones_up(self, node: SimulatedNode, driver: Driver) -> None:
         node.remove_gpu(0)
 
-        seen = gpus(driver.look())
+        seen = gpus(driver.read())
 
         assert [gpu.address for gpu in seen] == [gpu.address for gpu in node.gpus[1:]]
         assert [gpu.index for gpu in seen] == list(range(7))
@@ -202,7 +202,7 @@ class TestAnswers:
         answered = {}
         for error in ERRORS:
             node.write_value("nvml/gpu2/error", error)
-            seen = gpus(driver.look())
+            seen = gpus(driver.read())
             assert seen[:2] + seen[3:] == healthy(node)[:2] + healthy(node)[3:]
             answered[error] = seen[2]
 
@@ -215,7 +215,7 @@ class TestAnswers:
         answered = {}
         for error in ERRORS:
             node.write_value(f"nvml/gpu2/error.{call}", error)
-            answered[error] = gpus(driver.look())[2]
+            answered[error] = gpus(driver.read())[2]
 
         nameless = WITHOUT_ANSWER_OF[call](healthy(node)[2])
         assert {error: gpu for error, gpu in answered.items() if error not in GONE} == {
@@ -230,29 +230,29 @@ class TestAnswers:
         answered = {}
         for error in ERRORS:
             node.write_value(f"nvml/error/{call}", error)
-            answered[error] = cause(driver.look())
+            answered[error] = cause(driver.read())
 
         assert answered == {error: CAUSES.get(error, "NvmlError") for error in ERRORS}
         (node.root / "nvml/error" / call).unlink()
-        assert gpus(driver.look()) == healthy(node)
+        assert gpus(driver.read()) == healthy(node)
 
     def test_a_system_error_is_reported_with_number_and_library(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/error/nvmlInitWithFlags", 17)
 
         library = node.root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.570.133.20"
-        assert detail(driver.look()).endswith(f"(error 17, {library})")
+        assert detail(driver.read()).endswith(f"(error 17, {library})")
 
     def test_a_shutdown_that_fails_spoils_no_answer(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/error/nvmlShutdown", 999)
 
-        assert gpus(driver.look()) == healthy(node)
+        assert gpus(driver.read()) == healthy(node)
 
     def test_one_error_stands_for_a_gpu_that_fails_every_call(self, node: SimulatedNode, driver: Driver) -> None:
         for error, call in zip((3, 999, 8, 11), WITHOUT_ANSWER_OF, strict=True):
             node.write_value(f"nvml/gpu2/error.{call}", error)
 
         nameless = replace(healthy(node)[2], error=999, address="", uuid="", serial="", name="")
-        assert gpus(driver.look())[2] == nameless
+        assert gpus(driver.read())[2] == nameless
 
     def test_a_gpu_that_is_lost_in_the_middle_of_a_look_is_not_asked_on(
         self, node: SimulatedNode, driver: Driver
@@ -263,7 +263,7 @@ class TestAnswers:
             node.remove_gpu(index)
 
         first = node.gpus[2]
-        assert gpus(driver.look()) == (Gpu(0, 15, first.address, first.uuid),)
+        assert gpus(driver.read()) == (Gpu(0, 15, first.address, first.uuid),)
 
     @pytest.mark.parametrize(
         ("file", "value", "message"),
@@ -277,7 +277,7 @@ class TestAnswers:
     ) -> None:
         node.write_value(file, value)
 
-        look = driver.look()
+        look = driver.read()
 
         assert (cause(look), message in detail(look)) == ("NvmlNonsense", True)
 
@@ -289,7 +289,7 @@ class TestAnswers:
 
         expected = list(healthy(node))
         expected[2] = replace(expected[2], error=NONSENSE, address="")
-        assert gpus(driver.look()) == tuple(expected)
+        assert gpus(driver.read()) == tuple(expected)
 
     @pytest.mark.parametrize("name", ["uuid", "serial", "name"])
     def test_a_name_that_is_no_text_makes_no_sense_for_that_gpu_alone(
@@ -300,12 +300,12 @@ class TestAnswers:
         expected = list(healthy(node))
         nameless: dict[str, Any] = {name: ""}
         expected[2] = replace(expected[2], error=NONSENSE, **nameless)
-        assert gpus(driver.look()) == tuple(expected)
+        assert gpus(driver.read()) == tuple(expected)
 
     def test_more_gpus_than_there_are_give_no_handle(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/count", 10)
 
-        assert [(gpu.index, gpu.error) for gpu in gpus(driver.look())[8:]] == [(8, 2), (9, 2)]
+        assert [(gpu.index, gpu.error) for gpu in gpus(driver.read())[8:]] == [(8, 2), (9, 2)]
 
 
 @dataclass(frozen=True)
@@ -430,7 +430,7 @@ class TestReadings:
         return node
 
     def answered(self, driver: Driver) -> Gpu:
-        return gpus(driver.look())[0]
+        return gpus(driver.read())[0]
 
     @pytest.mark.parametrize(
         ("file", "value", "expected"),
@@ -750,7 +750,7 @@ class TestReadings:
         node.write_value(f"nvml/gpu0/nvlink/17/field/{field}", 5)
         driver = Driver(node.root, use_loader=False)
 
-        links = gpus(driver.look())[0].nvlinks
+        links = gpus(driver.read())[0].nvlinks
         driver.end()
 
         names = {214: "recovery_failures", 215: "recoveries", 221: "symbol_errors"}
@@ -762,7 +762,7 @@ class TestReadings:
     def test_p2p_is_read_for_each_pair(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu0/p2p_nvlink.1", 5)
 
-        answer = driver.look().answer
+        answer = driver.read().answer
 
         assert isinstance(answer, Gpus)
         assert answer.p2p == (P2p(node.gpus[0].address, node.gpus[1].address, 0, 5),)
@@ -770,10 +770,10 @@ class TestReadings:
     def test_p2p_is_not_asked_of_a_gpu_that_failed_or_is_divided(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/error/nvmlDeviceGetP2PStatus", 999)
         node.divide_gpu(0, {})
-        divided = driver.look().answer
+        divided = driver.read().answer
         node.write_value("nvml/gpu0/mig_current", 0)
         node.lose_gpu(1)
-        lost = driver.look().answer
+        lost = driver.read().answer
 
         assert isinstance(divided, Gpus)
         assert isinstance(lost, Gpus)
@@ -783,7 +783,7 @@ class TestReadings:
         answered = {}
         for error in ERRORS:
             node.write_value("nvml/gpu1/error.nvmlDeviceGetP2PStatus", error)
-            answer = driver.look().answer
+            answer = driver.read().answer
             assert isinstance(answer, Gpus)
             answered[error] = (answer.p2p, *(gpu.errors for gpu in answer.gpus))
 
@@ -831,7 +831,7 @@ class TestReadings:
         node.write_value(f"nvml/gpu0/{file}", value)
 
         expected = (spoiled(healthy(node)[0], (reading,), NONSENSE), healthy(node)[1])
-        assert gpus(driver.look())[:2] == expected
+        assert gpus(driver.read())[:2] == expected
 
     @pytest.mark.parametrize(("kind", "number"), [(1, 7), (2, 7), (3, 7), (4, 7), (5, 7), (6, 7)])
     def test_a_field_has_any_type_of_whole_numbers(
@@ -845,7 +845,7 @@ class TestReadings:
     def test_whatever_stands_in_the_place_of_a_value_silences_no_other_gpu(
         self, node: SimulatedNode, driver: Driver, value: str
     ) -> None:
-        driver.look()
+        driver.read()
         child = driver.child_pid
         folder = node.root / "nvml/gpu0"
         for file in sorted([*folder.glob("*"), *folder.glob("field/*"), *folder.glob("nvlink/0/**/*")]):
@@ -853,7 +853,7 @@ class TestReadings:
                 continue
             before = file.read_bytes()
             file.write_text(f"{value}\n")
-            seen = gpus(driver.look())
+            seen = gpus(driver.read())
             file.write_bytes(before)
             assert seen[1] == healthy(node)[1], file
 
@@ -869,9 +869,9 @@ class TestHistory:
     def test_reads_are_kept_minutes_apart_for_an_hour(self, driver: Driver, clock: Clock) -> None:
         ages = []
         for _ in range(20):
-            ages.append(self.ages(driver.look()))
+            ages.append(self.ages(driver.read()))
             clock.seconds += 10.0
-            driver.look()  # too early for another one
+            driver.read()  # too early for another one
             clock.seconds += 290.0
 
         assert (ages[0], ages[1], ages[2]) == ([], [300.0], [600.0, 300.0])
@@ -879,38 +879,38 @@ class TestHistory:
 
     def test_it_has_what_is_compared_and_no_more(self, node: SimulatedNode, driver: Driver, clock: Clock) -> None:
         node.lose_gpu(1)
-        first = gpus(driver.look())[0]
+        first = gpus(driver.read())[0]
         clock.seconds += 300.0
 
-        earlier = driver.look().history[0].gpus
+        earlier = driver.read().history[0].gpus
 
         assert (len(earlier), earlier[0].load, earlier[0].fabric) == (7, first.load, None)
         assert (earlier[0].uuid, earlier[0].address) == (first.uuid, first.address)
 
     def test_a_changed_driver_has_none(self, node: SimulatedNode, driver: Driver, clock: Clock) -> None:
-        driver.look()
+        driver.read()
         clock.seconds += 300.0
         node.write_value("sys/module/nvidia/version", "580.95.05")
         node.write_value("nvml/nvml_version", "13.580.95.05")
-        driver.look()
+        driver.read()
         clock.seconds += 300.0
 
-        assert driver.look().history == ()
+        assert driver.read().history == ()
 
     def test_a_pause_ends_it(self, driver: Driver, clock: Clock) -> None:
-        driver.look()
+        driver.read()
         driver.pause()
         clock.seconds += 300.0
 
-        assert driver.look().history == ()
+        assert driver.read().history == ()
 
     def test_a_read_that_failed_is_not_part_of_it(self, node: SimulatedNode, driver: Driver, clock: Clock) -> None:
         node.write_value("nvml/error/nvmlDeviceGetCount_v2", 999)
-        driver.look()
+        driver.read()
         clock.seconds += 300.0
         (node.root / "nvml/error/nvmlDeviceGetCount_v2").unlink()
 
-        assert driver.look().history == ()
+        assert driver.read().history == ()
 
 
 LOOKS_AN_HOUR_APART = """
@@ -934,7 +934,7 @@ class TestInforom:
         node.write_value(f"nvml/gpu{index}/inforom", valid)
 
     def valid(self, driver: Driver) -> list[bool | None]:
-        return [gpu.inforom_valid for gpu in gpus(driver.look())[:3]]
+        return [gpu.inforom_valid for gpu in gpus(driver.read())[:3]]
 
     def test_a_valid_one_stays_so_while_the_child_lives(self, node: SimulatedNode, driver: Driver) -> None:
         seen = [self.valid(driver)]
@@ -959,11 +959,11 @@ class TestInforom:
 
     def test_a_test_that_failed_is_made_again_at_the_next_look(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu1/error.nvmlDeviceValidateInforom", 999)
-        failed = gpus(driver.look())[1]
+        failed = gpus(driver.read())[1]
         (node.root / "nvml/gpu1/error.nvmlDeviceValidateInforom").unlink()
 
         assert (failed.inforom_valid, failed.errors) == (None, {"inforom_valid": 999})
-        assert gpus(driver.look()) == healthy(node)
+        assert gpus(driver.read()) == healthy(node)
 
     def test_one_of_a_gpu_without_a_uuid_is_tested_at_each_look(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu1/error.nvmlDeviceGetUUID", 3)
@@ -1001,12 +1001,12 @@ class TestInforom:
 
 class TestInstances:
     def instances(self, driver: Driver) -> tuple[int, ...] | None:
-        return gpus(driver.look())[2].instances
+        return gpus(driver.read())[2].instances
 
     def test_each_gpu_instance_is_listed_once_in_order_without_gaps(self, node: SimulatedNode, driver: Driver) -> None:
         node.divide_gpu(2, {0: 9, 1: 5, 4: 5, 6: 1})
 
-        seen = gpus(driver.look())
+        seen = gpus(driver.read())
 
         uuids = {node.mig_uuid(2, device): instance for device, instance in {0: 9, 1: 5, 4: 5, 6: 1}.items()}
         mode = Mode(current=True, pending=True)
@@ -1027,7 +1027,7 @@ class TestInstances:
     def test_a_gpu_that_knows_no_mig_can_t_say(self, make_node: Callable[[str], SimulatedNode]) -> None:
         driver = Driver(make_node("g6.xlarge").root, use_loader=False)
 
-        look = driver.look()
+        look = driver.read()
         driver.end()
 
         assert [(gpu.error, gpu.instances) for gpu in gpus(look)] == [(0, None)]
@@ -1041,7 +1041,7 @@ class TestInstances:
         answered = {}
         for error in (3, 4, 13, 999):
             node.write_value(f"nvml/gpu2/error.{call}", error)
-            answered[error] = gpus(driver.look())[2]
+            answered[error] = gpus(driver.read())[2]
 
         unknown = replace(healthy(node)[2], instances=None, mig_mode=Mode(current=True, pending=True))
         assert answered == {
@@ -1050,12 +1050,12 @@ class TestInstances:
 
     def test_an_unknown_uuid_of_an_instance_is_no_error(self, node: SimulatedNode, driver: Driver) -> None:
         node.divide_gpu(2, {0: 1})
-        known = gpus(driver.look())[2]
+        known = gpus(driver.read())[2]
         node.write_value("nvml/gpu2/mig/0", 1)
         node.write_value("nvml/gpu2/error.nvmlDeviceGetGpuInstanceId", 999)
 
         assert known.mig_devices == {node.mig_uuid(2, 0): 1}
-        assert gpus(driver.look())[2].mig_devices is None
+        assert gpus(driver.read())[2].mig_devices is None
 
     def test_a_count_that_no_gpu_has_can_t_say(self, node: SimulatedNode, driver: Driver) -> None:
         node.divide_gpu(2, {0: 1})
@@ -1066,10 +1066,10 @@ class TestInstances:
 
 class TestHangs:
     def hang(self, node: SimulatedNode, driver: Driver, function: str = "") -> DriverReading:
-        driver.look()
+        driver.read()
         node.hang(function)
         driver.deadline_seconds = SHORT
-        return driver.look()
+        return driver.read()
 
     @pytest.mark.parametrize(
         "function", ["", "nvmlInitWithFlags", "nvmlDeviceGetSerial", "nvmlDeviceGetMigMode", "nvmlShutdown"]
@@ -1077,7 +1077,7 @@ class TestHangs:
     def test_a_call_that_never_returns_is_a_missed_deadline_and_its_child_is_gone(
         self, node: SimulatedNode, driver: Driver, function: str
     ) -> None:
-        driver.look()
+        driver.read()
         child = driver.child_pid
 
         look = self.hang(node, driver, function)
@@ -1092,7 +1092,7 @@ class TestHangs:
         findingses = [judged(self.hang(node, driver))]
         for _ in range(3):
             clock.seconds += 15
-            findingses.append(judged(driver.look()))
+            findingses.append(judged(driver.read()))
 
         fault = Finding(
             "DriverUnresponsive", Severity.REBOOT, "driver", "no answer within 0.4 s, since 1000 s after boot"
@@ -1105,11 +1105,11 @@ class TestHangs:
     ) -> None:
         self.hang(node, driver)
         clock.seconds += 60
-        assert len(driver.look().missed) == 2
+        assert len(driver.read().missed) == 2
 
         node.unhang()
         driver.deadline_seconds = 60
-        look = driver.look()
+        look = driver.read()
 
         assert (gpus(look), look.missed, judged(look)) == (healthy(node), (), [])
 
@@ -1120,7 +1120,7 @@ class TestHangs:
         node.write_value("nvml/error/nvmlInitWithFlags", error)
         driver.deadline_seconds = 60
 
-        assert driver.look().missed == ()
+        assert driver.read().missed == ()
 
     def test_a_new_driver_is_not_blamed_for_the_old_ones_hang(
         self, node: SimulatedNode, driver: Driver, clock: Clock
@@ -1131,7 +1131,7 @@ class TestHangs:
         node.driver_load("580.65.06")
         clock.seconds += 60
 
-        look = driver.look()
+        look = driver.read()
 
         assert (cause(look), look.missed) == ("DriverBeingChanged", ())
 
@@ -1141,27 +1141,27 @@ class TestCrashes:
     def test_a_crash_in_the_driver_is_a_failed_look_and_the_next_has_a_new_child(
         self, node: SimulatedNode, driver: Driver, function: str
     ) -> None:
-        driver.look()
+        driver.read()
         first = driver.child_pid
         node.crash(function)
 
-        look = driver.look()
+        look = driver.read()
 
         assert (cause(look), look.missed) == ("NvmlCrashed", ())
         assert detail(look) == "the probe of NVML failed: the child was ended by SIGSEGV"
         node.stop_crashing()
-        assert gpus(driver.look()) == healthy(node)
+        assert gpus(driver.read()) == healthy(node)
         assert driver.child_pid != first
 
     def test_a_child_that_the_oom_killer_took_is_replaced(self, node: SimulatedNode, driver: Driver) -> None:
-        driver.look()
+        driver.read()
         assert driver.child_pid
         os.kill(driver.child_pid, signal.SIGKILL)
 
-        seen = driver.look().answer
+        seen = driver.read().answer
 
         assert isinstance(seen, Unobserved) or seen.gpus == healthy(node)
-        assert gpus(driver.look()) == healthy(node)
+        assert gpus(driver.read()) == healthy(node)
 
 
 def devices(pid: int | None) -> list[str]:
@@ -1178,7 +1178,7 @@ def devices(pid: int | None) -> list[str]:
 class TestHandles:
     def test_no_device_is_open_between_looks(self, node: SimulatedNode, driver: Driver) -> None:
         for _ in range(3):
-            assert gpus(driver.look()) == healthy(node)
+            assert gpus(driver.read()) == healthy(node)
             assert devices(driver.child_pid) == []
 
     @pytest.mark.parametrize(
@@ -1196,18 +1196,18 @@ class TestHandles:
         self, node: SimulatedNode, driver: Driver, path: str, value: object
     ) -> None:
         node.write_value(path, value)
-        driver.look()
+        driver.read()
 
         assert devices(driver.child_pid) == []
 
     def test_they_are_open_while_a_look_lasts_and_gone_when_it_was_ended(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
-        driver.look()
+        driver.read()
         child = driver.child_pid
         assert child
         node.hang("nvmlDeviceGetName")
-        looking = threading.Thread(target=driver.look)
+        looking = threading.Thread(target=driver.read)
         looking.start()
         seen: list[str] = []
         while "nvidia0" not in seen and looking.is_alive():
@@ -1224,11 +1224,11 @@ class TestDriverChanges:
     def test_a_new_version_is_reported_once_and_read_with_its_own_library(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
-        driver.look()
+        driver.read()
         node.driver_unload()
         node.driver_load("580.65.06")
 
-        first, second = driver.look(), driver.look()
+        first, second = driver.read(), driver.read()
 
         assert first.answer == Unobserved(
             UnobservedCause.named("DriverBeingChanged"), "driver 570.133.20 became 580.65.06"
@@ -1241,12 +1241,12 @@ class TestDriverChanges:
     def test_an_unloaded_driver_is_being_changed_then_not_loaded_then_back(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
-        driver.look()
+        driver.read()
         node.driver_unload()
 
-        gone = [driver.look(), driver.look(), driver.look()]
+        gone = [driver.read(), driver.read(), driver.read()]
         node.driver_load()
-        back = driver.look()
+        back = driver.read()
 
         assert gone[0].answer == Unobserved(
             UnobservedCause.named("DriverBeingChanged"), "driver 570.133.20 became unloaded"
@@ -1258,31 +1258,31 @@ class TestDriverChanges:
         self, node: SimulatedNode, driver: Driver
     ) -> None:
         node.driver_unload()
-        assert cause(driver.look()) == "DriverNotLoaded"
+        assert cause(driver.read()) == "DriverNotLoaded"
 
         node.driver_load()
 
-        assert gpus(driver.look()) == healthy(node)
+        assert gpus(driver.read()) == healthy(node)
 
     def test_a_library_that_was_replaced_is_loaded_anew(self, node: SimulatedNode, driver: Driver) -> None:
-        driver.look()
+        driver.read()
         node.install_library("570.133.20")
 
-        look = driver.look()
+        look = driver.read()
 
         assert cause(look) == "DriverBeingChanged"
         assert detail(look).endswith("libnvidia-ml.so.570.133.20 was replaced")
-        assert gpus(driver.look()) == healthy(node)
+        assert gpus(driver.read()) == healthy(node)
 
     def test_a_library_upgraded_without_its_driver_mismatches_until_the_reboot(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
-        driver.look()
+        driver.read()
         node.install_library("580.65.06")
 
-        causes = [cause(driver.look()) for _ in range(3)]
+        causes = [cause(driver.read()) for _ in range(3)]
         node.reboot()
-        after = [driver.look(), driver.look()]
+        after = [driver.read(), driver.read()]
 
         assert causes == ["DriverBeingChanged", "NvmlLibraryMismatch", "NvmlLibraryMismatch"]
         assert cause(after[0]) == "DriverBeingChanged"
@@ -1297,7 +1297,7 @@ class TestDriverChanges:
 
         def seconds(later: float) -> float | None:
             now[0] += later
-            return driver.look().mismatch_seconds
+            return driver.read().mismatch_seconds
 
         assert [seconds(0.0), seconds(10.0), seconds(170.0)] == [0.0, 10.0, 180.0]
         driver.pause()
@@ -1306,11 +1306,11 @@ class TestDriverChanges:
         assert [seconds(10.0), seconds(10.0)] == [None, None]
 
     def test_a_library_that_was_removed_is_said(self, node: SimulatedNode, driver: Driver) -> None:
-        driver.look()
+        driver.read()
         for file in node.library.parent.iterdir():
             file.unlink()
 
-        causes = [cause(driver.look()), cause(driver.look())]
+        causes = [cause(driver.read()), cause(driver.read())]
 
         assert causes == ["DriverBeingChanged", "NvmlLibraryNotFound"]
 
@@ -1359,7 +1359,7 @@ class TestLibraryPlaces:
         (node.root / place).mkdir(parents=True, exist_ok=True)
         library.rename(node.root / place / SONAME)
 
-        look = driver.look()
+        look = driver.read()
 
         assert isinstance(look.answer, Gpus), look.answer
         assert look.answer.library == str(node.root / place / SONAME)
@@ -1395,14 +1395,14 @@ class TestLibraryPlaces:
             (node.root / path).parent.mkdir(parents=True, exist_ok=True)
             (node.root / path).symlink_to(target)
 
-        look = driver.look()
+        look = driver.read()
 
         assert isinstance(look.answer, Gpus), look.answer
         assert look.answer.library == str(library)
 
     @pytest.mark.usefixtures("library")
     def test_a_tree_without_a_library_says_so(self, node: SimulatedNode, driver: Driver) -> None:
-        answer = driver.look().answer
+        answer = driver.read().answer
 
         assert isinstance(answer, Unobserved)
         assert answer.cause.name == "NvmlLibraryNotFound"
@@ -1429,7 +1429,7 @@ class TestLibraryPlaces:
         (node.root / "usr/lib64").mkdir(parents=True)
         (node.root / "usr/lib64" / SONAME).symlink_to(target)
 
-        look = driver.look()
+        look = driver.read()
 
         assert cause(look) == "NvmlLibraryNotFound"
         assert message in detail(look)
@@ -1450,7 +1450,7 @@ class TestLibraryPlaces:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
 
-        look = driver.look()
+        look = driver.read()
 
         assert cause(look) == "NvmlLibraryNotFound"
         assert str(path) in detail(look)
@@ -1465,15 +1465,15 @@ class TestLibraryPlaces:
         (node.root / "lib64" / SONAME).symlink_to(SONAME)
         library.rename(node.root / "opt/nvidia/lib64" / SONAME)
 
-        assert gpus(driver.look()) == healthy(node)
+        assert gpus(driver.read()) == healthy(node)
 
     def test_a_library_that_appears_later_is_found(self, node: SimulatedNode, driver: Driver, library: Path) -> None:
-        assert cause(driver.look()) == "NvmlLibraryNotFound"
+        assert cause(driver.read()) == "NvmlLibraryNotFound"
 
         (node.root / "usr/lib64").mkdir(parents=True)
         library.rename(node.root / "usr/lib64" / SONAME)
 
-        assert gpus(driver.look()) == healthy(node)
+        assert gpus(driver.read()) == healthy(node)
 
     def test_the_loaders_own_path_comes_first(
         self, node: SimulatedNode, library: Path, monkeypatch: pytest.MonkeyPatch
@@ -1484,7 +1484,7 @@ class TestLibraryPlaces:
         (node.root / "usr/lib64" / SONAME).write_bytes(b"never looked at")
         driver = Driver(node.root)
 
-        look = driver.look()
+        look = driver.read()
         driver.end()
 
         assert isinstance(look.answer, Gpus), look.answer
@@ -1495,7 +1495,7 @@ class TestLibraryPlaces:
             pytest.skip("this machine has a driver's library of its own")
         driver = Driver(node.root)
 
-        look = driver.look()
+        look = driver.read()
         driver.end()
 
         assert gpus(look) == healthy(node)
@@ -1522,7 +1522,7 @@ class TestChild:
         subprocess.run([*find_compiler(), *flags, "-o", made, source], check=True)
 
         for _ in range(2):
-            assert driver.look().answer == Unobserved(
+            assert driver.read().answer == Unobserved(
                 UnobservedCause.named("DriverNotLoaded"), f"NVML: Driver Not Loaded ({made})"
             )
         assert capfd.readouterr() == ("", "")
@@ -1532,7 +1532,7 @@ class TestChild:
     ) -> None:
         node.write_value("nvml/error/nvmlShutdown", 999)
 
-        driver.look()
+        driver.read()
 
         assert capfd.readouterr() == ("", "nvmlShutdown: Unknown Error\n")
 
@@ -1545,13 +1545,13 @@ class TestChild:
         flags = ["-shared", "-fPIC", f"-Wl,-soname,{SONAME}"]
         subprocess.run([*find_compiler(), *flags, "-o", node.root / "usr/lib64" / SONAME, source], check=True)
 
-        look = driver.look()
+        look = driver.read()
 
         assert cause(look) == "NvmlError"
         assert "(error 13, " in detail(look)
 
     def test_it_is_the_first_that_the_oom_killer_takes(self, driver: Driver) -> None:
-        driver.look()
+        driver.read()
 
         assert Path(f"/proc/{driver.child_pid}/oom_score_adj").read_text() == "1000\n"
 
@@ -1570,7 +1570,7 @@ class TestChild:
 
 class TestProbe:
     def test_the_probe_asks_the_hosts_driver(self, node: SimulatedNode, driver: Driver) -> None:
-        assert gpus(read_driver(Host(node.root, driver.look))) == healthy(node)
+        assert gpus(read_driver(Host(node.root, driver.read))) == healthy(node)
 
     def test_a_host_with_an_inaccessible_driver_is_not_checked(self, node: SimulatedNode) -> None:
         with pytest.raises(ProbeError, match="this check cycle does not read the driver"):
