@@ -16,25 +16,21 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from healthcheck.captures.kernel_logs import (
     LONGEST_STEP_SECONDS,
     MARKS,
     MOST_IN_A_BATCH,
-    MOST_SEARCHED,
     BootRecords,
     Clock,
     Line,
+    LineReader,
     PassedOver,
-    is_of_a_fault,
-    lines_of,
-    numbered,
+    relevant_lines,
     utc,
-    wanted_lines,
 )
-from healthcheck.captures.log_lines import YEARS, decoded, read_line
-from healthcheck.captures.printk import Joiner, KernelRecord, messages
+from healthcheck.captures.log_lines import YEARS
+from healthcheck.captures.printk import KernelRecord
 from healthcheck.model import Now
 from healthcheck.probes.kernel_log import Record
 
@@ -54,158 +50,114 @@ _MOST_SHOWN = 200_000
 _SAME_EVENT_SECONDS = 120.0
 """Largest difference between the times of one record in two sections: the clock of dmesg drifts from syslog's."""
 _SAME_BOOT_SECONDS = 180.0
-_MOST_PAIRS = 50
 _BUCKET_SECONDS = 2.0
 
 
-class _Section(Struct):
-    """The lines under one heading of the report.
+class _Section(Struct, frozen=True):
+    """The records under one heading of the report.
 
     `boot` is the number of boots before the current one, if the heading gives it.
     """
 
-    clock: Clock
     boot: int | None = None
-    lines: list[KernelRecord] = field(default_factory=list)
-    joiner: Joiner = field(default_factory=Joiner)
-
-    def keep(self, record: KernelRecord | None) -> None:
-        if record is not None:
-            self.lines.append(record)
+    records: list[KernelRecord] = field(default_factory=list)
 
 
 class _Event(Struct, frozen=True):
     """One record on the report's common clock. `when` is in seconds since the epoch."""
 
     when: float
-    section: int
-    line: KernelRecord
+    section: _Section
+    record: KernelRecord
 
 
-class BugReportReader:
+class BugReportReader(LineReader):
     """Reader of one report. It yields all batches at the end of the report, oldest boot first."""
 
     def __init__(self, saved: datetime, boot: int, passed_over: PassedOver) -> None:
-        self.boot = boot
-        self.host = ""
-        self.recognised = False
-        """Whether the report has at least one line of the kernel."""
-        self._searched = 0
-        self._passed_over = passed_over
+        super().__init__(saved, boot, passed_over)
         self._saved = saved
-        self._dated = False
-        self._sections = [_Section(Clock(saved))]
+        self._is_dated = False
+        self._sections = [_Section()]
         self._count = 0
 
     def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[BootRecords]:
-        number = 1
-        for block in blocks:
-            for line, raw in numbered(block, self._wanted(block), number):
-                self._take(raw, line)
-            number += block.count(b"\n")
-        self._end_section()
-        yield from self._batches(name)
+        self.name = name
+        for number, raw in relevant_lines(blocks, (*MARKS, *_HEADING_MARKS), lambda: self.recognised):
+            if raw.startswith(_RULE):
+                self._begin_section(None)
+            else:
+                self.parse(number, raw)
+        self.keep(self.joiner.end())
+        yield from self._batches()
 
-    def _wanted(self, block: bytes) -> Iterable[int]:
-        if not self.recognised and self._searched < MOST_SEARCHED:
-            # Before the first line of the kernel is recognised, each line may be that line.
-            starts = lines_of(block)
-            self._searched += len(starts)
-            return starts
-        return wanted_lines(block, (*MARKS, *_HEADING_MARKS))
-
-    def _take(self, raw: bytes, number: int) -> None:
-        if raw.startswith(_RULE):
-            self._begin_section(None)
-            return
-        section = self._sections[-1]
-        marked = any(mark in raw for mark in MARKS)
-        line = read_line(raw)
-        if line is None:
-            self._take_unprefixed(decoded(raw), number, marked=marked and is_of_a_fault(raw))
-            return
-        if line.refused:
-            self._passed_over.refused += marked and is_of_a_fault(raw)
-            return
-        self.recognised = self.recognised or line.kernel
-        self.host = line.host or self.host
-        moment = section.clock.read(line.stamp)
-        if line.kernel and marked and self._count < _MOST_SHOWN:
-            self._count += 1
-            for text in messages(line.text):
-                section.keep(section.joiner.add(replace(line, text=text), moment, number, decoded(raw)))
-        else:
-            self._passed_over.quoted += marked and is_of_a_fault(raw)
-
-    def _take_unprefixed(self, text: str, number: int, *, marked: bool) -> None:
+    def take_unprefixed(self, number: int, text: str, *, counts: bool) -> None:
         heading, date = _HEADING.match(text), _DATE.match(text)
         if heading:
             self._begin_section(int(heading["boot"]) if heading["boot"] else None)
-        elif date and not self._dated:
+        elif date and not self._is_dated:
             self._date(date)
-        elif not self._sections[-1].joiner.goes_on(text, number):
-            self._passed_over.quoted += marked  # a report also contains output of other programs
+        elif not self.joiner.goes_on(text, number):
+            self.passed_over.quoted += counts  # a report also contains output of other programs
+
+    def keep(self, record: KernelRecord | None) -> None:
+        if record is None:
+            return
+        self._count += 1
+        if self._count <= _MOST_SHOWN:
+            self._sections[-1].records.append(record)
+        else:
+            self.passed_over.quoted += 1
 
     def _date(self, found: re.Match[str]) -> None:
-        words = f"{found['month']} {found['day']} {found['year']} {found['time']}"
+        text = f"{found['month']} {found['day']} {found['year']} {found['time']}"
         try:
-            date = datetime.strptime(words, "%b %d %Y %H:%M:%S").replace(tzinfo=UTC)
+            date = datetime.strptime(text, "%b %d %Y %H:%M:%S").replace(tzinfo=UTC)
         except ValueError:
             return
         if date.year not in YEARS:
             return
         if found["half"]:
             date = date.replace(hour=date.hour % 12 + (12 if found["half"] == "PM" else 0))
-        self._saved, self._dated = date, True
+        self._saved, self._is_dated = date, True
 
     def _begin_section(self, boot: int | None) -> None:
-        self._end_section()
-        self._sections.append(_Section(Clock(self._saved), boot))
+        self.keep(self.joiner.end())
+        self.clock = Clock(self._saved)
+        self._sections.append(_Section(boot))
 
-    def _end_section(self) -> None:
-        section = self._sections[-1]
-        section.keep(section.joiner.end())
-        if not section.lines:
-            self._sections.pop()
-
-    def _batches(self, name: str) -> Iterator[BootRecords]:
+    def _batches(self) -> Iterator[BootRecords]:
         events, kernel_start = self._on_one_clock()
-        kept = self._without_repeats(events)
-        starts = self._boot_starts(events, kernel_start)
+        starts = _boot_starts(events, kernel_start)
+        events = self._without_repeats(events)
+        end = max([self._saved.timestamp(), *(event.when for event in events)])
         first_boot = self.boot
-        end = max([self._saved.timestamp(), *(event.when for event in kept)])
-        boots: dict[int, list[_Event]] = {number: [] for number in range(len(starts) + 1)}
-        for event in kept:
-            boots[bisect_right(starts, event.when)].append(event)
-        for number, recorded in boots.items():
-            last = number == len(starts)
-            if not recorded and not last:
-                continue
-            start = starts[number - 1] if number else min((event.when for event in recorded), default=end)
-            ends = end if last else recorded[-1].when
-            yield from _in_batches(name, first_boot + number, recorded, (start, ends))
-        self.boot = first_boot + len(starts)
+        self.boot += len(starts)
+        for number in range(len(starts) + 1):
+            in_boot = [event for event in events if bisect_right(starts, event.when) == number]
+            is_last = number == len(starts)
+            if in_boot or is_last:
+                start = starts[number - 1] if number else min((event.when for event in in_boot), default=end)
+                yield from self._in_batches(first_boot + number, in_boot, start, end if is_last else in_boot[-1].when)
 
     def _on_one_clock(self) -> tuple[list[_Event], float | None]:
         """Return all records with their wall-clock time, oldest first, and the start time of the kernel.
 
-        The start time is None if no dated section repeats a record of dmesg.
+        The start time is None if no dated section repeats a record of dmesg. The report is then assumed to be saved at
+        the time of dmesg's last record.
         """
-        entries = [(number, line) for number, section in enumerate(self._sections) for line in section.lines]
-        since_boot = [record for _, record in entries if record.stamp.wall is None]
-        dated = [record for _, record in entries if record.stamp.wall is not None]
-        start = _kernel_start(since_boot, dated)
-        # No other section repeats a record of dmesg. Assume that the report was saved at the time of dmesg's last
-        # record.
-        newest = max((record.moment.monotonic for record in since_boot), default=0.0)
-        zero = self._saved.timestamp() - newest if start is None else start
+        entries = [(section, record) for section in self._sections for record in section.records]
+        dated = {record.text: record.moment.wall.timestamp() for _, record in entries if record.stamp.wall}
+        since_boot = {record.text: record.moment.monotonic for _, record in entries if not record.stamp.wall}
+        start = max((dated[text] - since_boot[text] for text in dated.keys() & since_boot), default=None)
+        zero = self._saved.timestamp() - max(since_boot.values(), default=0.0) if start is None else start
         events = [
             _Event(
-                record.moment.wall.timestamp() if record.stamp.wall else zero + record.moment.monotonic, number, record
+                record.moment.wall.timestamp() if record.stamp.wall else zero + record.moment.monotonic, section, record
             )
-            for number, record in entries
+            for section, record in entries
         ]
-        return sorted(events, key=lambda event: (event.when, event.line.number)), start
+        return sorted(events, key=lambda event: (event.when, event.record.number)), start
 
     def _without_repeats(self, events: Iterable[_Event]) -> list[_Event]:
         """Return the first copy of each record, and count the copies from other sections as repeated.
@@ -213,82 +165,70 @@ class BugReportReader:
         If an event happened several times, each section can list it once per occurrence.
         """
         kept: list[_Event] = []
-        tellings: dict[str, _RecordedTimes] = defaultdict(_RecordedTimes)
+        recorded: dict[str, _RecordedTimes] = defaultdict(_RecordedTimes)
         for event in events:
-            if tellings[event.line.text].has(event):
-                self._passed_over.repeated += 1
+            if recorded[event.record.text].has(event):
+                self.passed_over.repeated += 1
             else:
                 kept.append(event)
         return kept
 
-    def _boot_starts(self, events: Iterable[_Event], kernel_start: float | None) -> list[float]:
-        """Return the approximate start time of each boot that the report covers."""
-        first: dict[int, float] = {}
-        last: dict[int, float] = {}
-        for event in events:
-            boot = self._sections[event.section].boot
-            if boot is not None:
-                first[boot] = min(event.when, first.get(boot, event.when))
-                last[boot] = max(event.when, last.get(boot, event.when))
-        starts = sorted([*first.values(), *([kernel_start] if kernel_start is not None else [])])
-        apart = starts[:1] + [later for seconds, later in pairwise(starts) if later - seconds > _SAME_BOOT_SECONDS]
-        known = [seconds - _BUCKET_SECONDS for seconds in apart]
-        if first and 0 not in first and kernel_start is None:
-            known.append(last[min(last)] + 1.0)  # no GPU record in this boot's journal
-        return known
+    def _in_batches(self, boot: int, events: list[_Event], start: float, end: float) -> Iterator[BootRecords]:
+        for first in range(0, max(len(events), 1), MOST_IN_A_BATCH):
+            part = events[first : first + MOST_IN_A_BATCH]
+            when = end if first + len(part) == len(events) else part[-1].when
+            lines = tuple(
+                Line(
+                    Record(number, _age(event.when, start), 0, event.record.text),
+                    f"{self.name}:{event.record.number}",
+                    event.record.shown,
+                )
+                for number, event in enumerate(part, first)
+            )
+            yield BootRecords(boot, "", lines, utc(start), Now(utc(when), _age(when, start)))
 
 
 class _RecordedTimes:
-    """The times at which one text was recorded, each with the sections that record it.
+    """The times at which one text was recorded, and the position of each section in them.
 
     The events of a report are ordered by time. A time that is too old for one event is too old for all later events,
     so no time is compared twice, regardless of the number of sections.
     """
 
     def __init__(self) -> None:
-        self._recorded: list[tuple[float, set[int]]] = []
+        self._times: list[float] = []
         self._first_recent = 0
         self._next: dict[int, int] = {}
 
     def has(self, event: _Event) -> bool:
-        """Whether another section recorded this event. The call also adds the event's own section to its time."""
-        oldest = event.when - _SAME_EVENT_SECONDS
-        while self._first_recent < len(self._recorded) and self._recorded[self._first_recent][0] < oldest:
+        """Whether another section recorded this event. The time of an event that none recorded is added."""
+        while (
+            self._first_recent < len(self._times) and self._times[self._first_recent] < event.when - _SAME_EVENT_SECONDS
+        ):
             self._first_recent += 1
-        index = max(self._next.get(event.section, 0), self._first_recent)
-        self._next[event.section] = index + 1
-        if index < len(self._recorded):
-            self._recorded[index][1].add(event.section)
-            return True
-        self._recorded.append((event.when, {event.section}))
-        return False
+        index = max(self._next.get(id(event.section), 0), self._first_recent)
+        self._next[id(event.section)] = index + 1
+        is_recorded = index < len(self._times)
+        if not is_recorded:
+            self._times.append(event.when)
+        return is_recorded
 
 
-def _kernel_start(since_boot: Iterable[KernelRecord], dated: Iterable[KernelRecord]) -> float | None:
-    """Return the wall-clock time at which dmesg's clock was 0.
-
-    It is derived from the records that also occur in a section with dates. None if there are none.
-    """
-    newest_wall = {record.text: record.moment.wall.timestamp() for record in dated}
-    newest_second = {record.text: record.moment.monotonic for record in since_boot}
-    return max((newest_wall[text] - newest_second[text] for text in newest_wall.keys() & newest_second), default=None)
-
-
-def _in_batches(name: str, boot: int, events: list[_Event], span: tuple[float, float]) -> Iterator[BootRecords]:
-    start, end = span
-    for first in range(0, max(len(events), 1), MOST_IN_A_BATCH):
-        part = events[first : first + MOST_IN_A_BATCH]
-        lines = tuple(
-            Line(
-                Record(first + number, _age(event.when, start), 0, event.line.text),
-                f"{name}:{event.line.number}",
-                event.line.shown,
-            )
-            for number, event in enumerate(part)
-        )
-        whole = first + len(part) == len(events)
-        when = end if whole else part[-1].when
-        yield BootRecords(boot, "", lines, utc(start), Now(utc(when), _age(when, start)))
+def _boot_starts(events: Iterable[_Event], kernel_start: float | None) -> list[float]:
+    """Return the approximate start time of each boot that the report covers."""
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for event in events:
+        boot = event.section.boot
+        if boot is not None:
+            first.setdefault(boot, event.when)
+            last[boot] = event.when
+    starts = sorted([*first.values(), *([kernel_start] if kernel_start is not None else [])])
+    apart = starts[:1] + [later for start, later in pairwise(starts) if later - start > _SAME_BOOT_SECONDS]
+    known = [start - _BUCKET_SECONDS for start in apart]
+    if first and 0 not in first and kernel_start is None:
+        known.append(last[min(last)] + 1.0)  # no GPU record in this boot's journal
+    return known
 
 
 def _age(when: float, start: float) -> float:

@@ -7,7 +7,7 @@ the time and the boots. The memory used does not grow with the size of the log.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct, field
@@ -32,13 +32,12 @@ _OF_MLX5 = (
     *(b"unrecoverable hardware err", b"health recovery ", b"health revovery "),
     *(b"'s health comprom", b"Will cause a leak"),
 )
-MARKS = (b"NVRM", b"nvidia", b"pcieport", *_OF_MLX5)
-"""Each line that a check reads contains one of these."""
-_OF_A_FAULT = (b"NVRM", b"SXid", *_OF_MLX5)
-"""Marks of the lines that are counted if the kernel did not write them: other programs write about `nvidia`, too."""
-
 _MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,", b"[78, 86, 82, 77,")
 """`NVRM` as a list of bytes. The journal writes a message so if it is not UTF-8, for example due to a process name."""
+_OF_A_FAULT = (b"NVRM", b"SXid", *_OF_MLX5, *_MARKS_IN_JSON)
+"""Marks of the lines that are counted if the kernel did not write them: other programs write about `nvidia`, too."""
+MARKS = (b"NVRM", b"nvidia", b"pcieport", *_OF_MLX5)
+"""Each line that a check reads contains one of these, or one of _MARKS_IN_JSON."""
 _BOOT_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot ")
 _JOURNAL_BOOT = re.compile(r"-- (?:Boot (?P<id>[0-9a-f]{32})|Reboot) --\Z")
 _BANNER = re.compile(r"Linux version \d{1,3}\.\d")
@@ -53,7 +52,8 @@ _EARLY_SECONDS = 60.0
 _REORDERED_SECONDS = 5.0
 """Largest difference between the times of reordered lines: lines of different processors can be out of order."""
 _BACK_SECONDS = 60.0
-_BACK_FOR_SURE = 3
+_MOST_STEPS_BACK = 2
+"""Steps back in time of a log that is not reversed: clocks that were set, and boots."""
 _HALF_A_YEAR = timedelta(days=180)
 LONGEST_STEP_SECONDS = 10 * 365 * 86400.0
 
@@ -171,32 +171,6 @@ class Clock:
         return full
 
 
-class Direction:
-    """Direction of time from line to line: `journalctl -r` prints the newest line first."""
-
-    def __init__(self) -> None:
-        self._previous = Stamp()
-        self._forth = self._back = 0
-
-    @property
-    def is_back(self) -> bool:
-        return self._back > self._forth and self._back >= _BACK_FOR_SURE
-
-    def follow(self, stamp: Stamp) -> None:
-        step = _step(self._previous, stamp)
-        self._forth += step > 0
-        self._back += step < 0
-        self._previous = stamp
-
-
-def _step(stamp: Stamp, other: Stamp) -> float:
-    if stamp.wall is not None and other.wall is not None:
-        return (other.wall - stamp.wall).total_seconds()
-    if stamp.monotonic is not None and other.monotonic is not None:
-        return other.monotonic - stamp.monotonic
-    return 0.0
-
-
 def _later(wall: datetime, seconds: float) -> datetime:
     """Add the seconds to a time.
 
@@ -213,141 +187,157 @@ def _in_year(wall: datetime, year: int) -> datetime:
         return wall.replace(year=year, month=3, day=1)
 
 
-class KernelLogReader:
+class LineReader:
+    """Parser of the lines of a log. Its subclasses keep the records."""
+
+    def __init__(self, saved: datetime, boot: int, passed_over: PassedOver) -> None:
+        self.clock = Clock(saved)
+        self.joiner = Joiner()
+        self.boot = boot
+        self.host = ""
+        self.name = ""
+        self.recognised = False
+        """Whether the current file has at least one line of the kernel."""
+        self.is_prefixed = False
+        """Whether the current file has at least one line with a prefix."""
+        self.passed_over = passed_over
+
+    def parse(self, number: int, raw: bytes) -> None:
+        """Parse one line and keep its records, or count it as passed over."""
+        is_marked = any(mark in raw for mark in (*MARKS, *_MARKS_IN_JSON))
+        counts = is_marked and any(mark in raw for mark in _OF_A_FAULT)
+        line = read_line(raw)
+        if line is None:
+            self.take_unprefixed(number, decoded(raw), counts=counts)
+            return
+        self.is_prefixed = True
+        self.recognised = self.recognised or line.kernel
+        self.host = line.host or self.host
+        if line.refused:
+            self.passed_over.refused += counts
+            return
+        written_at = self.written_at(line)
+        if not line.kernel:
+            self.passed_over.quoted += counts
+        elif is_marked:
+            self.take_messages(number, line, written_at, decoded(raw))
+
+    def take_messages(self, number: int, line: LogLine, written_at: Now, shown: str) -> None:
+        """Keep the driver's messages in a line of the kernel."""
+        source = f"{self.name}:{number}"
+        if is_behind_another_prefix(line.text):
+            self.passed_over.count_unread(line.text, source)
+        elif not line.text:  # an entry of the journal whose message is in another field
+            self.passed_over.count_unread(shown, source)
+        else:
+            for text in messages(line.text):
+                self.keep(self.joiner.add(replace(line, text=text), written_at, number, shown))
+
+    def written_at(self, line: LogLine) -> Now:
+        """Advance the clock to the time of a line."""
+        return self.clock.read(line.stamp)
+
+    def take_unprefixed(self, number: int, text: str, *, counts: bool) -> None:
+        raise NotImplementedError
+
+    def keep(self, record: KernelRecord | None) -> None:
+        raise NotImplementedError
+
+
+class KernelLogReader(LineReader):
     """Reader of one node's kernel log from one or several files.
 
     Each file is read to its end before the next, as `cat` does.
     """
 
     def __init__(self, saved: datetime, boot: int, passed_over: PassedOver) -> None:
-        self.clock = Clock(saved)
-        self.boot = boot
+        super().__init__(saved, boot, passed_over)
         self.boot_id = ""
         """Boot ID from the journal."""
-        self.host = ""
-        self._passed_over = passed_over
-        self.recognised = False
-        """Whether the current file has at least one line of the kernel."""
-        self._owns_a_banner = False
-        self._marked = False
-        """Whether the journal marked the start of this boot. The kernel's banner then follows."""
-        self._prefixed = False
+        self._expects_banner = False
+        """Whether this boot began before the kernel's banner, which then begins no other."""
         self._began: datetime | None = None
-        self._of_a_syslog = False
+        self._is_of_a_syslog = False
         """Whether the last prefix has a date and a host. No line then begins with text of a message."""
-        self._searched = 0
-        self._direction = Direction()
-        self._joiner = Joiner()
+        self._last_time = 0.0
+        self._steps_back = self._steps_forward = 0
         self._lines: list[Line] = []
-        self._in_boot = 0
+        self._records_in_boot = 0
         self._ready: list[BootRecords] = []
-        self._name = ""
 
     def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[BootRecords]:
         """Yield the records of the next file. Raises CaptureError for a file with its newest line first."""
-        self._name, self._prefixed, self.recognised, self._searched = name, False, False, 0
-        self._of_a_syslog = False
-        self._direction = Direction()
-        number = 1
-        for block in blocks:
-            for line, raw in numbered(block, self._wanted(block), number):
-                self._take(raw, line)
-            number += block.count(b"\n")
-            yield from self._handed_over()
-        if self._direction.is_back:
+        self.name, self.is_prefixed, self.recognised, self._is_of_a_syslog = name, False, False, False
+        self._last_time, self._steps_back, self._steps_forward = 0.0, 0, 0
+        for number, raw in relevant_lines(blocks, (*MARKS, *_BOOT_MARKS), lambda: self.recognised):
+            self.parse(number, raw)
+            while self._ready:
+                yield self._ready.pop(0)
+        if self._steps_back > max(self._steps_forward, _MOST_STEPS_BACK):
             raise CaptureError("its newest line is first (journalctl -r): save it with the oldest line first")
-        self._tell(self._joiner.end())
+        self.keep(self.joiner.end())
         self._end_batch()
-        yield from self._handed_over()
+        yield self._ready.pop(0)
 
-    def _wanted(self, block: bytes) -> Iterator[int]:
-        """Yield the offsets of the lines that must be parsed, in order."""
-        start = 0
-        while not self.recognised and self._searched < MOST_SEARCHED and start < len(block):
-            # Before the first line of the kernel is recognised, each line may be that line.
-            self._searched += 1
-            yield start
-            start = block.index(b"\n", start) + 1
-        tag = () if self.recognised else (_TAG,)
-        marks = (*MARKS, *_BOOT_MARKS, *tag, *(_MARKS_IN_JSON if block.startswith(b"{") else ()))
-        if start < len(block):
-            yield from (start + line for line in wanted_lines(block[start:], marks))
+    def written_at(self, line: LogLine) -> Now:
+        self._is_of_a_syslog = bool(line.host) and line.stamp.wall is not None
+        self._count_step(line.stamp)
+        self._begin_boot_at(line)
+        written_at = super().written_at(line)
+        self._began = self._began or written_at.wall
+        return written_at
 
-    def _take(self, raw: bytes, number: int) -> None:
-        marked = any(mark in raw for mark in (*MARKS, *_MARKS_IN_JSON))
-        line = read_line(raw)
-        if line is None:
-            self._take_unprefixed(decoded(raw), number, marked=marked, counts=marked and is_of_a_fault(raw))
-            return
-        self._prefixed = True
-        self.recognised = self.recognised or line.kernel
-        self.host = line.host or self.host
-        self._of_a_syslog = bool(line.host) and line.stamp.wall is not None
-        if line.refused:
-            self._passed_over.refused += marked and is_of_a_fault(raw)
-            return
-        self._direction.follow(line.stamp)
-        self._mind_the_boot(line)
-        moment = self.clock.read(line.stamp)
-        self._began = self._began or moment.wall
-        if line.kernel:
-            self._tell_messages(line, moment, number, decoded(raw), marked=marked)
-        else:
-            self._passed_over.quoted += marked and is_of_a_fault(raw)
+    def _count_step(self, stamp: Stamp) -> None:
+        time = stamp.wall.timestamp() if stamp.wall is not None else stamp.monotonic
+        if time is not None:
+            self._steps_forward += time > self._last_time
+            self._steps_back += time < self._last_time
+            self._last_time = time
 
-    def _tell_messages(self, line: LogLine, moment: Now, number: int, shown: str, *, marked: bool) -> None:
-        if is_behind_another_prefix(line.text):
-            self._passed_over.count_unread(line.text, f"{self._name}:{number}")
-        elif marked and not line.text:  # an entry of the journal whose message is in another field
-            self._passed_over.count_unread(shown, f"{self._name}:{number}")
-        elif marked:
-            for text in messages(line.text):
-                self._tell(self._joiner.add(replace(line, text=text), moment, number, shown))
-
-    def _take_unprefixed(self, text: str, number: int, *, marked: bool, counts: bool) -> None:
+    def take_unprefixed(self, number: int, text: str, *, counts: bool) -> None:
         journal = _JOURNAL_BOOT.match(text.rstrip())
-        if journal and (journal["id"] or self._of_a_syslog):
-            self._begin_boot(journal["id"] or "", marked=True)
-        elif self._joiner.goes_on(text, number):
+        if journal and (journal["id"] or self._is_of_a_syslog):
+            self._begin_boot(journal["id"] or "", expects_banner=True)
+        elif self.joiner.goes_on(text, number):
             return
-        elif not self._prefixed and (line := read_alone(text)):
+        elif not self.is_prefixed and (line := read_alone(text)):
             self.recognised = self.recognised or line.kernel
-            self._passed_over.refused += counts and line.refused
+            self.passed_over.refused += counts and line.refused
             if line.kernel:
-                self._mind_the_boot(line)
-                self._tell_messages(line, self.clock.now, number, text, marked=marked)
+                self._begin_boot_at(line)
+            if line.kernel and not line.text.startswith("Linux version "):
+                self.take_messages(number, line, self.clock.now, text)
         elif counts:
-            self._passed_over.count_unread(text, f"{self._name}:{number}")
+            self.passed_over.count_unread(text, f"{self.name}:{number}")
 
-    def _mind_the_boot(self, line: LogLine) -> None:
+    def _begin_boot_at(self, line: LogLine) -> None:
+        is_banner = line.kernel and bool(_BANNER.match(line.text))
         if line.boot_id:
-            self._begin_boot(line.boot_id, marked=True)
+            self._begin_boot(line.boot_id, expects_banner=True)
         elif line.kernel and self.clock.goes_back(line.stamp):
-            self._begin_boot("", marked=False)
-            self._owns_a_banner = bool(_BANNER.match(line.text))
-            self._marked = not self._owns_a_banner
-        elif line.kernel and _BANNER.match(line.text):
-            if not self._marked:
-                self._begin_boot("", marked=False)
-            self._owns_a_banner, self._marked = True, False
+            self._begin_boot("", expects_banner=not is_banner)
+        elif is_banner:
+            if not self._expects_banner:
+                self._begin_boot("", expects_banner=False)
+            self._expects_banner = False
 
-    def _begin_boot(self, boot_id: str, *, marked: bool) -> None:
+    def _begin_boot(self, boot_id: str, *, expects_banner: bool) -> None:
         if boot_id and boot_id == self.boot_id:
             return  # the next file continues the same boot
-        self._tell(self._joiner.end())
-        if self._in_boot or self._owns_a_banner:
+        self.keep(self.joiner.end())
+        if self._records_in_boot:
             self._end_batch()
             self.boot += 1
         self.clock.begin_boot()
-        self.boot_id, self._marked, self._owns_a_banner, self._in_boot = boot_id, marked, False, 0
-        self._began = None
+        self.boot_id, self._expects_banner = boot_id, expects_banner
+        self._began, self._records_in_boot = None, 0
 
-    def _tell(self, kernel_record: KernelRecord | None) -> None:
-        if kernel_record is None:
+    def keep(self, record: KernelRecord | None) -> None:
+        if record is None:
             return
-        record = Record(self._in_boot, kernel_record.moment.monotonic, 0, kernel_record.text)
-        self._in_boot += 1
-        self._lines.append(Line(record, f"{self._name}:{kernel_record.number}", kernel_record.shown))
+        numbered = Record(self._records_in_boot, record.moment.monotonic, 0, record.text)
+        self._records_in_boot += 1
+        self._lines.append(Line(numbered, f"{self.name}:{record.number}", record.shown))
         if len(self._lines) >= MOST_IN_A_BATCH:
             self._end_batch()
 
@@ -356,33 +346,37 @@ class KernelLogReader:
         self._ready.append(BootRecords(self.boot, self.boot_id, tuple(self._lines), self._began or now.wall, now))
         self._lines.clear()
 
-    def _handed_over(self) -> Iterator[BootRecords]:
-        ready, self._ready = self._ready, []
-        yield from ready
 
+def relevant_lines(
+    blocks: Iterable[bytes], marks: Iterable[bytes], is_recognised: Callable[[], bool]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines to parse, each with its number.
 
-def lines_of(block: bytes) -> list[int]:
-    """Return the offset of each line in the block."""
-    return [0, *(found.end() for found in re.finditer(rb"\n(?=.|\n)", block))]
-
-
-def numbered(block: bytes, starts: Iterable[int], number: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines at these offsets, each with its number. `number` is the number of the block's first line."""
-    before = 0
-    for start in starts:
-        number += block.count(b"\n", before, start)
-        before = start
-        yield number, block[start : block.index(b"\n", start)]
-
-
-def wanted_lines(block: bytes, marks: Iterable[bytes]) -> list[int]:
-    """Return the offsets of the lines to parse.
-
-    These are the lines with a mark and their continuation lines, sample lines for the time, and the last lines.
+    Before the first line of the kernel is recognised, each line may be that line.
     """
-    starts = {0}
+    number, searched = 1, 0
+    for block in blocks:
+        start = 0
+        while start < len(block) and searched < MOST_SEARCHED and not is_recognised():
+            end = block.index(b"\n", start)
+            yield number, block[start:end]
+            number, searched, start = number + 1, searched + 1, end + 1
+        more_marks = (*(() if is_recognised() else (_TAG,)), *(_MARKS_IN_JSON if block.startswith(b"{") else ()))
+        for line in _marked_lines(block, start, (*marks, *more_marks)):
+            number += block.count(b"\n", start, line)
+            start = line
+            yield number, block[line : block.index(b"\n", line)]
+        number += block.count(b"\n", start)
+
+
+def _marked_lines(block: bytes, begin: int, marks: Iterable[bytes]) -> list[int]:
+    """Return the offsets of the lines with a mark, and of their continuation lines.
+
+    The result also has sample lines for the time, and the last lines.
+    """
+    starts = {begin}
     for mark in marks:
-        found = block.find(mark)
+        found = block.find(mark, begin)
         while found >= 0:
             starts.add(block.rfind(b"\n", 0, found) + 1)
             end = block.index(b"\n", found) + 1
@@ -390,17 +384,12 @@ def wanted_lines(block: bytes, marks: Iterable[bytes]) -> list[int]:
                 starts.add(end)
                 end = block.index(b"\n", end) + 1
             found = block.find(mark, end)
-    starts.update(block.rfind(b"\n", 0, place) + 1 for place in range(SAMPLE_BYTES, len(block), SAMPLE_BYTES))
+    starts.update(block.rfind(b"\n", 0, sample) + 1 for sample in range(begin + SAMPLE_BYTES, len(block), SAMPLE_BYTES))
     end = len(block)
     for _ in range(_LAST_LINES):
         end = block.rfind(b"\n", 0, max(end - 1, 0)) + 1
         starts.add(end)
-    return sorted(starts)
-
-
-def is_of_a_fault(raw: bytes) -> bool:
-    """Whether the line is counted if the kernel did not write it."""
-    return any(mark in raw for mark in (*_OF_A_FAULT, *_MARKS_IN_JSON))
+    return sorted(start for start in starts if begin <= start < len(block))
 
 
 def utc(seconds: float) -> datetime:

@@ -35,58 +35,49 @@ YEARS = range(1970, 2200)
 _LATEST = datetime(YEARS.stop, 1, 1, tzinfo=UTC).timestamp()
 _LONGEST_BOOT_SECONDS = 1e9
 """30 years: a larger number is not a time since boot."""
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_MONTH = rf"(?P<month>{'|'.join(_MONTHS)})"
-_WEEKDAY = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 """Escape sequences of `dmesg --color=always`."""
 
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTH = rf"(?P<month>{'|'.join(_MONTHS)})"
+_WEEKDAY = "(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?"
+_MINUTE, _SECOND = r"(?P<hour>\d\d):(?P<minute>\d\d)", r":(?P<second>\d\d)"
+_DATE = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)"
+_FRACTION = r"(?:\.(?P<fraction>\d{1,9}))?"
+_ZONE = r"(?P<zone>Z|[+-]\d\d:?\d\d| (?:[A-Z]{2,5}|[+-]\d{2,4}))?"
+_SINCE_LAST_LINE = r"(?: +<[^>]{1,24}>)?"
+_PRIORITY = r"(?:<(?P<priority>\d{1,4})>)?"
+_LEVEL = r"(?:(?P<facility>[a-z0-9]{2,8}) *:[a-z]{3,7} *: )?"
 _CALLER = r"(?: ?\[ {0,12}[TC]\d{1,10}\])?"
-_CALLER_FIRST = re.compile(r"\A\[ {0,12}[TC]\d{1,10}\] ")
-_DMESG = re.compile(
-    r"(?:<(?P<priority>\d{1,4})>)?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?(?:kernel: ?)?"
-    r"\[(?P<time>[^\]]{1,64})\]" + _CALLER + r"(?: (?P<text>.*))?\Z",
-    re.DOTALL,
+_TAG = (
+    r"(?:(?P<host>\S{0,254}[^\s:\]]) )?(?:(?P<tag_facility>[a-z0-9]{2,8})\.[a-z]{3,7} )?"
+    r"(?P<tag>[^\s:]{1,128}): ?(?P<text>.*)\Z"
 )
-_SINCE_BOOT = re.compile(r" *(\d{1,10})\.(\d{6})(?: +<[^>]{1,24}>)?\Z")
-_SINCE_LINE = re.compile(r" *(?:\+\d{1,10}\.\d{6}|< *\d{1,10}\.\d{6}>)\Z")
-_CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
-_CTIME = re.compile(rf"{_WEEKDAY} {_MONTH} +(?P<day>\d{{1,2}}) {_CLOCK} (?P<year>\d{{4}})" + r"(?: +<[^>]{1,24}>)?\Z")
-_MINUTE = re.compile(rf"{_MONTH} ?(?P<day>\d{{1,2}}) (?P<hour>\d\d):(?P<minute>\d\d)\Z")
-
-_DATE = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?P<between>[T ])"
-_ISO = re.compile(
-    r"(?:<(?P<priority>\d{1,4})>)?(?P<rfc5424>1 )?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?"
-    rf"(?:{_WEEKDAY} )?"
-    + _DATE
-    + _CLOCK
-    + r"(?:(?P<mark>[.,])(?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d| (?:[A-Z]{2,5}|[+-]\d{2,4}))? (?P<rest>.*)\Z",
-    re.DOTALL,
+_DMESG = (
+    rf"{_PRIORITY}{_LEVEL}(?:kernel: ?)?\[(?: *(?P<since_boot>\d{{1,10}}\.\d{{6}}){_SINCE_LAST_LINE}"
+    r"| *(?:\+\d{1,10}\.\d{6}|< *\d{1,10}\.\d{6}>)"
+    rf"|{_WEEKDAY}{_MONTH} {{0,2}}(?P<day>\d{{1,2}}) {_MINUTE}(?:{_SECOND} (?P<year>\d{{4}}))?{_SINCE_LAST_LINE}"
+    rf")\]{_CALLER}(?: (?P<text>.*))?\Z"
 )
-_SYSLOG = re.compile(
-    rf"(?:<(?P<priority>\d{{1,4}})>)?{_MONTH} +(?P<day>\d{{1,2}}) (?:(?P<year>\d{{4}}) )?"
-    + _CLOCK
-    + r"(?:\.(?P<fraction>\d{1,9}))? (?P<rest>.*)\Z",
-    re.DOTALL,
+_DMESG_ISO = (  # Python's logging writes a comma as well, but three digits and no zone
+    rf"{_PRIORITY}{_LEVEL}{_DATE}T{_MINUTE}{_SECOND},(?P<fraction>\d{{6}})(?P<zone>[+-]\d\d:?\d\d)"
+    rf"{_CALLER} (?P<text>.*)\Z"
 )
-_UNIX = re.compile(r"(?P<seconds>\d{9,11})\.(?P<fraction>\d{6}) (?P<rest>.*)\Z", re.DOTALL)
-_TAGGED = re.compile(
-    r"(?:(?P<host>\S{0,254}[^\s:\]]) )?(?:(?P<facility>[a-z0-9]{2,8})\.[a-z]{3,7} )?"
-    r"(?P<tag>[^\s:]{1,128}): ?(?P<text>.*)\Z",
-    re.DOTALL,
-)
-_STRUCTURED = re.compile(
+_RFC5424 = (
+    rf"{_PRIORITY}1 {_DATE}T{_MINUTE}{_SECOND}{_FRACTION}{_ZONE} "
     r"(?P<host>\S{1,255}) (?P<tag>\S{1,48}) \S{1,128} \S{1,32} "
-    r"(?:-|(?:\[(?:[^\]\"]|\"(?:[^\"\\]|\\.){0,1024}\"){0,1024}\]){1,16})(?: \ufeff?(?P<text>.*))?\Z",
-    re.DOTALL,
+    r"(?:-|(?:\[(?:[^\]\"]|\"(?:[^\"\\]|\\.){0,1024}\"){0,1024}\]){1,16})(?: \ufeff?(?P<text>.*))?\Z"
 )
-_TALOS = re.compile(
-    r"(?:(?P<host>\S{1,253}): )?(?P<facility>[a-z0-9]{2,8}): +[a-z]{3,7}: \["
-    + _DATE
-    + _CLOCK
-    + r"(?:\.(?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:\d\d)\]:(?: (?P<text>.*))?\Z",
-    re.DOTALL,
+_ISO = rf"{_PRIORITY}{_LEVEL}{_WEEKDAY}{_DATE}[T ]{_MINUTE}{_SECOND}{_FRACTION}{_ZONE} {_TAG}"
+_RFC3164 = rf"{_PRIORITY}{_MONTH} +(?P<day>\d{{1,2}}) (?:(?P<year>\d{{4}}) )?{_MINUTE}{_SECOND}{_FRACTION} {_TAG}"
+_UNIX = rf"(?P<since_1970>\d{{9,11}}\.\d{{6}}) {_TAG}"
+_TALOS = (
+    rf"(?:(?P<host>\S{{1,253}}): )?(?P<facility>[a-z0-9]{{2,8}}): +[a-z]{{3,7}}: \[{_DATE}[T ]{_MINUTE}{_SECOND}"
+    rf"{_FRACTION}(?P<zone>Z|[+-]\d\d:\d\d)\]:(?: (?P<escaped_text>.*))?\Z"
 )
+_FORMS = tuple(re.compile(form, re.DOTALL) for form in (_DMESG, _DMESG_ISO, _RFC5424, _ISO, _RFC3164, _UNIX, _TALOS))
+_SHORT_MONOTONIC = re.compile(r"(?:(?P<host>\S{0,254}[^\s:\]]) )?kernel: ?(?P<text>.*)\Z", re.DOTALL)
+"""Text after the time of `journalctl -o short-monotonic`, which is the time of dmesg."""
 DRIVERS_OWN = re.compile(r"NVRM: |nvidia-nvswitch\d{0,4}: SXid ")
 """Beginning of each driver line that a check reads."""
 _ADDRESS = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
@@ -94,7 +85,7 @@ NAMES_A_GPU = rf"NVRM: (?:Xid \(|GPU (?:at )?|The NVIDIA GPU ){_ADDRESS}"
 """Longer than any process name. A user can insert a process name at the start or in the middle of a message."""
 NAMES_A_DEVICE = re.compile(rf"{NAMES_A_GPU}|nvidia-nvswitch\d{{0,4}}: SXid \({_ADDRESS}")
 _ALONE = re.compile(
-    r"(?:<(?P<priority>\d{1,4})>)?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?(?:kernel: )?"
+    rf"{_PRIORITY}{_LEVEL}(?:kernel: )?"
     r"(?=NVRM:? |nvidia-(?:nvswitch\d{0,4}: SXid |modeset: |uvm: )|nvidia: (?:module |probe of )"
     r"|(?:mlx5_core|nvidia|pcieport) [0-9a-f]{4,8}:[0-9a-f]{2}:|Linux version \d)"
 )
@@ -106,7 +97,7 @@ _JOURNALS = re.compile(r'"(?:MESSAGE|SYSLOG_IDENTIFIER|_TRANSPORT|__REALTIME_TIM
 """Fields of each entry of the journal, any of which `journalctl --output-fields` may keep."""
 _OF_A_PROCESS = frozenset(("_PID", "_UID", "_GID", "_COMM", "_EXE", "_CMDLINE", "_SYSTEMD_UNIT", "SYSLOG_PID"))
 """Fields that the journal adds to the entry of a process; the kernel's entries have none of them."""
-_OWN_STAMP = re.compile(r"\[ {0,12}(\d{1,10})\.(\d{6})\]" + _CALLER + r" ?")
+_OWN_STAMP = re.compile(rf"\[ {{0,12}}(\d{{1,10}}\.\d{{6}})\]{_CALLER} ?")
 
 
 class Stamp(Struct, frozen=True):
@@ -147,8 +138,7 @@ def read_line(line: bytes) -> LogLine | None:
     text = decoded(line)
     if text.startswith("{"):
         return _read_journal(text)
-    forms = (_read_dmesg, _read_iso, _read_syslog, _read_unix, _read_talos)
-    return next((found for read in forms if (found := read(text))), None)
+    return next((read for form in _FORMS if (found := form.match(text)) and (read := _read(found.groupdict()))), None)
 
 
 _TIME_OR_KERNEL = re.compile(r"\d:\d\d|\d\.\d{3}|\bkern(?:el)?\b", re.IGNORECASE)
@@ -190,7 +180,7 @@ def read_alone(text: str) -> LogLine | None:
     begin = _ALONE.match(text)
     if begin is None:
         return None
-    refused = _is_from_user_space(begin["priority"], begin["facility"])
+    refused = _is_from_user_space(begin.groupdict())
     return LogLine(text[begin.end() :], kernel=not refused, refused=refused)
 
 
@@ -200,63 +190,33 @@ def decoded(line: bytes) -> str:
     return _ESCAPES.sub("", text) if "\x1b" in text else text
 
 
-def _read_dmesg(text: str) -> LogLine | None:
-    found = _DMESG.match(text)
-    if found is None:
-        return None
-    stamp = _bracketed(found["time"])
+def _read(parts: dict[str, str | None]) -> LogLine | None:
+    """Convert the groups of a form. Return None for a date that does not exist, and for a line without its tag.
+
+    Only the tag `kernel` without a process ID marks a line of the kernel. A tag with a process ID was written from user
+    space.
+    """
+    stamp, text = _stamp(parts), parts.get("text") or ""
     if stamp is None:
         return None
-    message = _unescaped(found["text"] or "")
-    refused = _is_from_user_space(found["priority"], found["facility"])
-    # `journalctl -o short-monotonic` prints host and tag after the same time.
-    tagged = _TAGGED.match(message) if stamp.monotonic is not None else None
-    if tagged is not None and tagged["tag"] == "kernel":
-        return LogLine(tagged["text"], stamp, not refused, refused, host=tagged["host"] or "")
-    return LogLine(message, stamp, not refused, refused)
-
-
-def _read_iso(text: str) -> LogLine | None:
-    found = _ISO.match(text)
-    wall = _wall(found, zone=found["zone"] or "") if found is not None else None
-    if found is None or wall is None:
-        return None
-    stamp = Stamp(wall=wall)
-    refused = _is_from_user_space(found["priority"], found["facility"])
-    if found["mark"] == ",":
-        # Python's logging also writes a comma. dmesg has microseconds after it, a numeric zone, and no tag.
-        if found["between"] != "T" or len(found["fraction"]) != 6 or (found["zone"] or "")[:1] not in ("+", "-"):
-            return None
-        return LogLine(_unescaped(_CALLER_FIRST.sub("", found["rest"])), stamp, not refused, refused)
-    form = _STRUCTURED if found["rfc5424"] else _TAGGED
-    return _tagged(form.match(found["rest"]), stamp, refused=refused)
-
-
-def _read_syslog(text: str) -> LogLine | None:
-    found = _SYSLOG.match(text)
-    wall = _wall(found) if found is not None else None
-    if found is None or wall is None:
-        return None
-    refused = _is_from_user_space(found["priority"], None)
-    return _tagged(_TAGGED.match(found["rest"]), Stamp(wall=wall, yearless=found["year"] is None), refused=refused)
-
-
-def _read_unix(text: str) -> LogLine | None:
-    found = _UNIX.match(text)
-    if found is None:
-        return None
-    wall = datetime.fromtimestamp(int(found["seconds"]), UTC) + timedelta(microseconds=int(found["fraction"]))
-    return _tagged(_TAGGED.match(found["rest"]), Stamp(wall=wall), refused=False) if wall.year in YEARS else None
-
-
-def _read_talos(text: str) -> LogLine | None:
-    found = _TALOS.match(text)
-    if found is None:
-        return None
-    stamp = Stamp(wall=_wall(found, zone=found["zone"]))
-    refused = _is_from_user_space(None, found["facility"])
-    message = unescaped((found["text"] or "").encode("utf-8", "backslashreplace"))
-    return LogLine(message, stamp, not refused, refused, host=found["host"] or "") if stamp.wall else None
+    if parts.get("since_boot") and (tagged := _SHORT_MONOTONIC.match(text)):
+        parts |= {"tag": "kernel", **tagged.groupdict()}
+        text = parts["text"] or ""
+    refused = _is_from_user_space(parts)
+    if "tag" not in parts:
+        escaped = parts.get("escaped_text") or ""
+        text = unescaped(escaped.encode("utf-8", "backslashreplace")) if escaped else text
+        return LogLine(_with_newlines(text), stamp, not refused, refused, host=parts.get("host") or "")
+    if parts["tag"] != "kernel":
+        # The prefix of a driver message is not the tag of a program: the tag is missing from this saved line.
+        return None if DRIVERS_OWN.match(f"{parts['tag']}: {text}") else LogLine("", stamp, kernel=False)
+    text = text.replace("#012", "\n")  # rsyslog's form of a newline
+    repeated = _REPEATED.match(text)
+    text = repeated["text"] if repeated else text
+    own = _OWN_STAMP.match(text)
+    if own is not None:
+        text, stamp = text[own.end() :], replace(stamp, monotonic=_since_boot(float(own[1])).monotonic)
+    return LogLine(_with_newlines(text), stamp, not refused, refused, host=parts["host"] or "")
 
 
 def _read_journal(text: str) -> LogLine | None:
@@ -290,8 +250,8 @@ def _journals_stamp(entry: Mapping[str, Any]) -> Stamp:
     The kernel's time counts from the boot, the time of reception from 1970.
     """
     since_boot, since_1970 = (
-        int(message) / 1e6 if re.fullmatch(r"[0-9]{1,18}", message) else None
-        for message in (_text(entry.get(key)) for key in ("_SOURCE_MONOTONIC_TIMESTAMP", "__REALTIME_TIMESTAMP"))
+        int(microseconds) / 1e6 if re.fullmatch(r"[0-9]{1,18}", microseconds) else None
+        for microseconds in (_text(entry.get(key)) for key in ("_SOURCE_MONOTONIC_TIMESTAMP", "__REALTIME_TIMESTAMP"))
     )
     stamp = _since_boot(since_boot) if since_boot is not None else Stamp()
     if since_1970 is None or since_1970 >= _LATEST:
@@ -306,62 +266,43 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _tagged(found: re.Match[str] | None, stamp: Stamp, *, refused: bool) -> LogLine | None:
-    """Parse the part of a syslog line after its time.
-
-    Only the tag `kernel` without a process ID marks a line of the kernel. A tag with a process ID was written from user
-    space.
-    """
-    if found is None:
-        return None
-    if found["tag"] != "kernel":
-        # The prefix of a driver message is not the tag of a program: the tag is missing from this saved line.
-        return None if DRIVERS_OWN.match(f"{found['tag']}: {found['text']}") else LogLine("", stamp, kernel=False)
-    refused = refused or _is_from_user_space(None, found.groupdict().get("facility"))
-    text = (found["text"] or "").replace("#012", "\n")  # rsyslog's form of a newline
-    repeated = _REPEATED.match(text)
-    text = repeated["text"] if repeated else text
-    own = _OWN_STAMP.match(text)
-    if own is not None:
-        text = text[own.end() :]
-        stamp = replace(stamp, monotonic=_since_boot(float(f"{own[1]}.{own[2]}")).monotonic)
-    return LogLine(_unescaped(text), stamp, not refused, refused, host=found["host"] or "")
-
-
 def _since_boot(seconds: float) -> Stamp:
     return Stamp(monotonic=seconds if seconds < _LONGEST_BOOT_SECONDS else None)
 
 
-def _bracketed(time: str) -> Stamp | None:
-    found = _SINCE_BOOT.match(time)
-    if found is not None:
-        return _since_boot(float(f"{found[1]}.{found[2]}"))
-    if _SINCE_LINE.match(time):
+def _stamp(parts: Mapping[str, str | None]) -> Stamp | None:
+    """Return the time of a line; None for a date that does not exist or is outside the accepted years."""
+    if since_boot := parts.get("since_boot"):
+        return _since_boot(float(since_boot))
+    if since_1970 := parts.get("since_1970"):
+        wall = datetime.fromtimestamp(float(since_1970), UTC)
+    elif parts["month"] is None:  # dmesg -d: a time since the line before
         return Stamp()
-    whole = _CTIME.match(time)
-    found = whole or _MINUTE.match(time)
-    wall = _wall(found) if found is not None else None
-    return Stamp(wall=wall, yearless=whole is None) if wall is not None else None
+    elif (date := _date(parts)) is not None:
+        wall = date
+    else:
+        return None
+    return Stamp(wall=wall, yearless=not (since_1970 or parts["year"])) if wall.year in YEARS else None
 
 
-def _wall(found: re.Match[str], zone: str = "") -> datetime | None:
-    parts = found.groupdict()
-    month = parts["month"]
+def _date(parts: Mapping[str, str | None]) -> datetime | None:
+    month = parts["month"] or ""
     try:
-        wall = datetime(
-            int(parts.get("year") or SOME_LEAP_YEAR),
-            _MONTHS.index(month) + 1 if month in _MONTHS else int(month),
-            int(parts["day"]),
-            int(parts["hour"]),
-            int(parts["minute"]),
-            min(int(parts.get("second") or 0), 59),  # a leap second
-            int((parts.get("fraction") or "0")[:6].ljust(6, "0")),
-            UTC,
+        return (
+            datetime(
+                int(parts.get("year") or SOME_LEAP_YEAR),
+                _MONTHS.index(month) + 1 if month in _MONTHS else int(month),
+                int(parts["day"] or 0),
+                int(parts["hour"] or 0),
+                int(parts["minute"] or 0),
+                min(int(parts["second"] or 0), 59),  # a leap second
+                int((parts.get("fraction") or "0")[:6].ljust(6, "0")),
+                UTC,
+            )
+            - _offset(parts.get("zone") or "")
         )
-        wall -= _offset(zone)
     except (ValueError, OverflowError):
         return None
-    return wall if wall.year in YEARS else None
 
 
 def _offset(zone: str) -> timedelta:
@@ -372,11 +313,13 @@ def _offset(zone: str) -> timedelta:
     return -offset if zone[0] == "-" else offset
 
 
-def _is_from_user_space(priority: str | None, facility: str | None) -> bool:
+def _is_from_user_space(parts: Mapping[str, str | None]) -> bool:
+    """Whether the priority or the facility of a line is another one than the kernel's."""
+    priority = parts.get("priority")
     if priority is not None and int(priority) >> 3 not in KERNEL_FACILITY:
         return True
-    return facility is not None and facility != "kern"
+    return not {parts.get("facility"), parts.get("tag_facility")} <= {None, "kern"}
 
 
-def _unescaped(text: str) -> str:
-    return text.replace("\\x0a", "\n") if "\\x0a" in text else text
+def _with_newlines(text: str) -> str:
+    return text.replace("\\x0a", "\n")
