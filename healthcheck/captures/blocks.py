@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import BinaryIO
 
 from healthcheck.model import ProbeError
@@ -12,6 +13,8 @@ from healthcheck.model import ProbeError
 LONGEST_LINE = 65536
 MOST_UNPACKED = 1 << 30
 """Most bytes of an unpacked capture. A bug report has tens of MB, a decompression bomb is endless."""
+ENOUGH_TO_KNOW = 65536
+"""Bytes from which the kind of a file is recognised."""
 _BLOCK = 1 << 20
 _STEP = 1 << 10
 _GZIP = b"\x1f\x8b"
@@ -38,6 +41,7 @@ class InputFile:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self._text = self._read_text()
         self.cut = ""
 
     def blocks(self) -> Iterator[bytes]:
@@ -76,14 +80,18 @@ class InputFile:
         return bytes(plain)
 
     def beginning(self) -> bytes:
-        """Return the first bytes, unpacked; empty bytes if the file cannot be read."""
-        try:
-            return next(self.text(), b"")
-        except CaptureError:
-            return b""
+        """Return the first chunks of the text, which `text` yields again. Raises CaptureError."""
+        head = b""
+        while len(head) < ENOUGH_TO_KNOW and (chunk := next(self._text, b"")):
+            head += chunk
+        self._text = chain((head,) if head else (), self._text)
+        return head
 
     def text(self) -> Iterator[bytes]:
-        """Yield the unpacked content without a byte order mark. Raises CaptureError, also for UTF-16."""
+        """Return the unpacked content without a byte order mark. Raises CaptureError, also for UTF-16."""
+        return self._text
+
+    def _read_text(self) -> Iterator[bytes]:
         chunks = self.unpacked()
         first = next(chunks, b"")
         # Without a mark, the first character in UTF-16 has exactly one NUL. A crash leaves more of them.

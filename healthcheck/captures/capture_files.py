@@ -10,11 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from io import BufferedReader, BytesIO
-from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
-from healthcheck.captures.blocks import CaptureError, InputFile
+from healthcheck.captures.blocks import ENOUGH_TO_KNOW, CaptureError, InputFile
 from healthcheck.captures.bug_report import BEGINNING, BugReportReader
 from healthcheck.captures.kernel_logs import BootRecords, KernelLogReader, PassedOver, utc
 from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE, InputKind
@@ -39,7 +38,6 @@ _EXPECTED = (
     "expected formats: dmesg, journalctl -k (short and ISO forms, JSON), a syslog, records of /dev/kmsg, "
     "an nvidia-bug-report.log, the JSON of dcgmi diag or a file of check --save-evidence"
 )
-_ENOUGH_TO_KNOW = 65536
 _EVIDENCE = re.compile(rb'\s*\{\s*"format"\s*:\s*"%b"' % EVIDENCE_FORMAT.encode())
 
 
@@ -104,17 +102,15 @@ class Captures:
     def _read(self, name: str) -> Iterator[BootRecords]:
         with _opened(name) as stream:
             self._saved = _saved_at(name)
-            whole = self._kind or _judged_by_itself(stream)
-            if whole in (InputKind.EVIDENCE, InputKind.DCGM):
-                self._take_whole(whole, InputFile(stream))
-                return
             source = InputFile(stream)
-            blocks = source.blocks()
-            head = _head(blocks)
-            if not head:
+            kind = self._kind or _kind_of(source.beginning())
+            if kind in (InputKind.EVIDENCE, InputKind.DCGM):
+                self._take_whole(kind, source)
+                return
+            if not source.beginning():
                 raise CaptureError("empty")
-            reader = self._reader_for(self._kind or _recognised(head))
-            yield from reader.read(name, chain(head, blocks))
+            reader = self._reader_for(kind)
+            yield from reader.read(name, source.blocks())
             if source.cut:
                 self.passed_over.cut.append(f"{name}: {source.cut}")
         if not reader.recognised:
@@ -145,22 +141,20 @@ class Captures:
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[BufferedReader]:
+def _opened(name: str) -> Iterator[BinaryIO]:
     if name == STANDARD_INPUT:
-        assert isinstance(sys.stdin.buffer, BufferedReader)
         yield sys.stdin.buffer
         return
     try:
         path = Path(name)
         if path.is_char_device() or path.is_block_device():
             raise CaptureError("a device, not a saved capture; `gpu-healthcheck check` reads this node's log")
-        stream = path.open("rb", buffering=_ENOUGH_TO_KNOW)
+        stream = path.open("rb")
     except OSError as error:
         raise CaptureError(error.strerror or str(error)) from error
     except ValueError as error:  # a NUL in the name
         raise CaptureError(str(error)) from error
     with stream:
-        assert isinstance(stream, BufferedReader)
         yield stream
 
 
@@ -176,30 +170,10 @@ def _saved_at(name: str) -> datetime:
     return saved if saved.year in YEARS else datetime.now(UTC)
 
 
-def _judged_by_itself(stream: BufferedReader) -> InputKind | None:
-    """Return the kind of a file that is judged without other files, or None.
-
-    The function only peeks at the first bytes, because a pipe can be read only once.
-    """
-    try:
-        peeked = stream.peek()
-    except OSError as error:
-        raise CaptureError(error.strerror or str(error)) from error
-    beginning = InputFile(BytesIO(peeked)).beginning()
+def _kind_of(beginning: bytes) -> InputKind:
+    """Return the kind of a file by its first bytes."""
     if _EVIDENCE.match(beginning):
         return InputKind.EVIDENCE
-    return InputKind.DCGM if DOCUMENT_MARK.search(beginning) else None
-
-
-def _head(blocks: Iterator[bytes]) -> list[bytes]:
-    """Return the first blocks, enough to recognise the kind of the file."""
-    head: list[bytes] = []
-    for block in blocks:
-        head.append(block)
-        if sum(map(len, head)) >= _ENOUGH_TO_KNOW:
-            break
-    return head
-
-
-def _recognised(head: Sequence[bytes]) -> InputKind:
-    return InputKind.BUG_REPORT if any(BEGINNING in block for block in head) else InputKind.KERNEL_LOG
+    if DOCUMENT_MARK.search(beginning, 0, ENOUGH_TO_KNOW):
+        return InputKind.DCGM
+    return InputKind.BUG_REPORT if BEGINNING in beginning else InputKind.KERNEL_LOG
