@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 
 from diagnosis.snapshot.native_gangs import POD_GROUP, WORKLOAD
-from healthcheck.node.devices import DRA_VERSIONS
 
 
 class ApiKind(Struct, frozen=True):
@@ -31,6 +30,8 @@ class ApiKind(Struct, frozen=True):
 
 
 _DRA = "apis/resource.k8s.io/{}"
+_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""API versions, newest first: 1.34 serves the first, 1.33 the second, 1.32 the third."""
 _KUEUE = "apis/kueue.x-k8s.io/{}"
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 _NATIVE = "apis/scheduling.k8s.io/{}"
@@ -75,10 +76,10 @@ KINDS = (
     ),
     ApiKind("ClusterPolicy", "apis/nvidia.com/v1", "clusterpolicies", namespaced=False),
     ApiKind("GPUCluster", "apis/nvidia.com/v1alpha1", "gpuclusters", namespaced=False),
-    ApiKind("ResourceSlice", _DRA, "resourceslices", namespaced=False, versions=DRA_VERSIONS),
-    ApiKind("DeviceClass", _DRA, "deviceclasses", namespaced=False, versions=DRA_VERSIONS),
-    ApiKind("ResourceClaim", _DRA, "resourceclaims", versions=DRA_VERSIONS),
-    ApiKind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates", versions=DRA_VERSIONS),
+    ApiKind("ResourceSlice", _DRA, "resourceslices", namespaced=False, versions=_DRA_VERSIONS),
+    ApiKind("DeviceClass", _DRA, "deviceclasses", namespaced=False, versions=_DRA_VERSIONS),
+    ApiKind("ResourceClaim", _DRA, "resourceclaims", versions=_DRA_VERSIONS),
+    ApiKind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates", versions=_DRA_VERSIONS),
     ApiKind("DeviceTaintRule", _DRA, "devicetaintrules", namespaced=False, versions=("v1", "v1beta2", "v1alpha3")),
     ApiKind("Workload", _KUEUE, "workloads", versions=_KUEUE_VERSIONS),
     ApiKind("LocalQueue", _KUEUE, "localqueues", versions=_KUEUE_VERSIONS),

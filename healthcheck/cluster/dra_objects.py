@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -11,9 +12,10 @@ from msgspec.structs import replace
 from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.errors import NotFound
 from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.devices import CLAIM_TEMPLATE, DRA_VERSIONS, AllocatedDevices, GpuClaim, gpu_claim
+from healthcheck.node.devices import CLAIM_TEMPLATE, AllocatedDevices, GpuClaim, gpu_claim
 
-_GROUP = "/apis/resource.k8s.io"
+_API = "/apis/resource.k8s.io/v1"
+"""Kubernetes 1.34 and newer serve it."""
 _SLICES = "resourceslices"
 
 
@@ -40,20 +42,13 @@ class DraObjects(Requests):
                 yield claim
 
     def _has_claim_template(self, namespace: str) -> bool:
-        for version in DRA_VERSIONS:
-            path = f"{_GROUP}/{version}/namespaces/{quote(namespace)}/resourceclaimtemplates/{CLAIM_TEMPLATE}"
-            try:
-                self._json("get", path, "resourceclaimtemplates")
-            except NotFound:
-                continue
-            return True
-        return False
+        path = f"{_API}/namespaces/{quote(namespace)}/resourceclaimtemplates/{CLAIM_TEMPLATE}"
+        try:
+            self._json("get", path, "resourceclaimtemplates")
+        except NotFound:
+            return False
+        return True
 
     def _served(self, resource: str) -> Iterator[Mapping[str, Any]]:
-        """Yield all objects of a kind, in the newest API version that is served."""
-        for version in DRA_VERSIONS:
-            try:
-                yield from self._pages(f"{_GROUP}/{version}/{resource}", resource, {})
-            except NotFound:
-                continue
-            return
+        with suppress(NotFound):
+            yield from self._pages(f"{_API}/{resource}", resource, {})

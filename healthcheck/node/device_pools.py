@@ -114,17 +114,16 @@ def address_of(attributes: Mapping[str, str]) -> str:
 
 
 def _device(pool: str, device: Mapping[str, Any]) -> Device:
-    result = device.get("basic") or device  # v1beta1 nests the fields one level deeper
-    attributes = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (result.get("attributes") or {}).items()}
+    attributes = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (device.get("attributes") or {}).items()}
     texts = {key: value["string"] for key, value in attributes.items() if isinstance(value.get("string"), str)}
-    taints = (entry for entry in result.get("taints") or () if entry.get("effect") in KEEPS_AWAY)
+    taints = (taint for taint in device.get("taints") or () if taint.get("effect") in KEEPS_AWAY)
     return Device(
         pool,
         _word(device["name"]),
         address_of(texts),
         frozenset(texts[key] for key in _UUIDS if key in texts),
         _word(texts.get("type") or "unknown"),
-        frozenset(str(entry.get("counterSet")) for entry in result.get("consumesCounters") or ()),
+        frozenset(str(counters.get("counterSet")) for counters in device.get("consumesCounters") or ()),
         next((_word(taint.get("key")) for taint in taints), ""),
     )
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from msgspec import Struct, field
 
-DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""API versions, newest first: 1.34 serves the first, 1.33 the second, 1.32 the third."""
 DRIVER = "gpu.nvidia.com"
 CLAIM_TEMPLATE = "gpu-healthcheck-sweep"
 """ResourceClaimTemplate of the sweeps' pods: all GPUs of their node."""

@@ -1,4 +1,4 @@
-"""API version in which DRA devices are read: the newest served version, or none if none is served."""
+"""DRA devices are read from `resource.k8s.io/v1`, and are none where it is not served."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from healthcheck.node.devices import AllocatedDevices, NodeDevices
 from sim.loopback import LoopbackAnswers, LoopbackServer
 
 JSON = {"Content-Type": "application/json"}
-DEVICE = {"attributes": {"type": {"string": "gpu"}}}
 HELD = {"driver": "gpu.nvidia.com", "pool": "n", "device": "gpu-0"}
 CLAIM = {"metadata": {"namespace": "team", "name": "c"}, "status": {"allocation": {"devices": {"results": [HELD]}}}}
 
@@ -41,13 +40,13 @@ def serving(objects: Mapping[str, Any], status: int = 404) -> Iterator[Cluster]:
         yield Cluster(lambda: ApiClient(Configuration(host=server.endpoint)))
 
 
-def dra(version: str, device: Mapping[str, Any], *, has_template: bool) -> dict[str, Any]:
-    group = f"/apis/resource.k8s.io/{version}"
+def dra(*, has_template: bool) -> dict[str, Any]:
+    group = "/apis/resource.k8s.io/v1"
     spec = {
         "driver": "gpu.nvidia.com",
         "nodeName": "n",
         "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
-        "devices": [{"name": "gpu-0", **device}],
+        "devices": [{"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}}],
     }
     slices = [{"metadata": {"name": "s"}, "spec": spec}]
     template = f"{group}/namespaces/sweeps/resourceclaimtemplates/gpu-healthcheck-sweep"
@@ -58,16 +57,9 @@ def dra(version: str, device: Mapping[str, Any], *, has_template: bool) -> dict[
     }
 
 
-@pytest.mark.parametrize(
-    ("version", "device"),
-    [("v1", DEVICE), ("v1beta2", DEVICE), ("v1beta1", {"basic": DEVICE})],
-    ids=["v1", "v1beta2", "v1beta1"],
-)
 @pytest.mark.parametrize("has_template", [True, False])
-def test_they_are_read_in_the_version_that_is_served(
-    version: str, device: Mapping[str, Any], has_template: bool
-) -> None:
-    with serving(dra(version, device, has_template=has_template)) as cluster:
+def test_devices_and_claims_are_read_with_their_template(has_template: bool) -> None:
+    with serving(dra(has_template=has_template)) as cluster:
         given_out = cluster.dra.read_given_out("sweeps")
         holders = given_out.claimed_by(cluster.dra.list_gpu_claims())
 
@@ -78,12 +70,12 @@ def test_they_are_read_in_the_version_that_is_served(
     assert holders == {"n": "the claim team/c holds 1 gpu.nvidia.com"}
 
 
-def test_where_no_version_is_served_there_are_none() -> None:
+def test_devices_are_none_where_v1_is_not_served() -> None:
     with serving({}) as cluster:
         assert cluster.dra.read_given_out("sweeps") == AllocatedDevices()
         assert list(cluster.dra.list_gpu_claims()) == []
 
 
-def test_without_the_right_to_see_them_nobody_knows() -> None:
+def test_devices_without_permission_are_an_error() -> None:
     with serving({}, 403) as cluster, pytest.raises(Forbidden):
         cluster.dra.read_given_out("sweeps")

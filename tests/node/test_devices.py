@@ -31,10 +31,6 @@ def published(*devices: Object, node: str | None = "n", driver: str = DRIVER, co
     return {"metadata": {"name": "s"}, "spec": spec | ({"nodeName": node} if node else {"allNodes": True})}
 
 
-def as_v1beta1(entry: Object) -> Object:
-    return {"name": entry["name"], "basic": {key: value for key, value in entry.items() if key != "name"}}
-
-
 def offer(*slices: Object, has_template: bool = True) -> AllocatedDevices:
     found = given_out(device_slice for device_slice in map(read_slice, slices) if device_slice)
     return replace(found, has_template=has_template)
@@ -55,7 +51,6 @@ def held(*devices: str, pods: tuple[str, ...] = ("train",), **result: Any) -> Ob
         # Without all slices the number of GPUs is unknown.
         ([published(device("gpu-0"), count=2)], NodeDevices(why_not=ANEW)),
         ([published(count=2)], NodeDevices(why_not=ANEW)),
-        ([published(as_v1beta1(device("gpu-0")))], NodeDevices(1)),
         ([published()], None),
         ([published(device("gpu-0"), node=None)], None),
         ([published(device("channel-0"), driver="compute-domain.nvidia.com")], None),
