@@ -29,7 +29,7 @@ from healthcheck.text.durations import shown_seconds
 _LONGEST_ANSWER = 4 << 20
 _MOST_OUTPUT = 1 << 20
 """Default limit of each of a program's two outputs, in bytes."""
-_PATIENCE_SECONDS = 0.5
+_GRACE_SECONDS = 0.5
 """Time in which a killed child must end; after it, the child counts as stuck."""
 _GONE_SECONDS = 10.0
 """The same limit for processes of a program: the driver needs seconds to clear the memory of their GPUs."""
@@ -76,8 +76,10 @@ def how_it_ended(code: int) -> str:
     """Return the end of a sentence about an exit code: `ended with exit code 3`, `was ended by SIGSEGV`."""
     if code >= 0:
         return f"ended with exit code {code}"
-    known = {signals.value: signals.name for signals in signal.Signals}
-    return f"was ended by {known.get(-code, f'signal {-code}')}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
 
 
 @dataclass
@@ -116,7 +118,7 @@ class Child:
         except BrokenPipeError:
             answer = None
         if answer is None:
-            raise ChildError(self._obituary(process))
+            raise self._failure_of_ended(process)
         return answer
 
     def end(self) -> int | None:
@@ -128,18 +130,7 @@ class Child:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            try:
-                self._process = subprocess.Popen(
-                    list(self.argv),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=dict(self.env) if self.env is not None else None,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                refuse_shortage(error)
-                raise
-            _put_first_for_the_oom_killer(self._process.pid)
+            self._process = _started(self.argv, self.env)
         return self._process
 
     def _read_line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
@@ -168,11 +159,12 @@ class Child:
         fate = f"process {pid} can't be killed" if pid else "its process was killed"
         return MissedDeadline(f"no answer in time; {fate}", pid)
 
-    def _obituary(self, process: subprocess.Popen[bytes]) -> str:
+    def _failure_of_ended(self, process: subprocess.Popen[bytes]) -> ChildError:
         self._process = None
         self._kill(process)
-        code = process.returncode
-        return "the child closed its output and can't be killed" if code is None else f"the child {how_it_ended(code)}"
+        if process.returncode is None:
+            return ChildError("the child closed its output and can't be killed")
+        return ChildError(f"the child {how_it_ended(process.returncode)}")
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
@@ -181,10 +173,10 @@ class Child:
             except subprocess.TimeoutExpired:
                 _signal_group(process.pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                _close(pipe)
+            with suppress(BrokenPipeError):  # the child has ended, and the unsent bytes are dropped
+                pipe.close()  # type: ignore[union-attr]
         try:
-            process.wait(timeout=_PATIENCE_SECONDS)
+            process.wait(timeout=_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self._stuck = process
 
@@ -201,13 +193,13 @@ class ProgramEnd(Struct, frozen=True):
 class Program:
     """Runs one program at a time to its end; no process of its group outlives a run.
 
-    A program that must be ended gets SIGTERM, and SIGKILL `patience_seconds` later. All processes that it started get
+    A program that must be ended gets SIGTERM, and SIGKILL `grace_seconds` later. All processes that it started get
     the same, in any group or session.
     """
 
     env: Mapping[str, str]
     """Complete environment of the program. A program name without a slash is searched in its PATH."""
-    patience_seconds: float
+    grace_seconds: float
     most_output_bytes: int = _MOST_OUTPUT
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     """The running process. Its pid stays valid while it is set here, because it is reaped only afterwards."""
@@ -254,13 +246,13 @@ class Program:
                 if not outputs.ended:
                     started.collect()
                     _signal_group(process.pid, signal.SIGTERM)
-                    outputs.wait_for_end(self.patience_seconds)
+                    outputs.wait_for_end(self.grace_seconds)
                     started.collect()
         except OSError as error:
             refuse_shortage(error)
             raise ChildError(f"{argv[0]}: {error.strerror}") from error
         finally:
-            self._bury(process, started)
+            self._kill_rest(process, started)
         pid = self.stuck_pid
         fate = f"process {pid} can't be killed" if pid else "its process was ended"
         if self._stop.is_set() and not outputs.ended:
@@ -274,7 +266,7 @@ class Program:
     def stop(self) -> None:
         """End the program that another thread runs, and start no program afterwards.
 
-        The program is killed if it does not end within its patience. The other thread's `run` raises Stopped.
+        The program is killed if it does not end within its grace period. The other thread's `run` raises Stopped.
         """
         self._stop.set()
 
@@ -290,31 +282,21 @@ class Program:
 
     def _start(self, argv: Sequence[str], directory: Path | None, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
-            process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(env),
-                cwd=directory,
-                start_new_session=True,
-            )
+            process = _started(argv, env, directory, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         except OSError as error:
-            refuse_shortage(error)
             raise ChildError(f"{argv[0]}: {error.strerror}") from error
-        _put_first_for_the_oom_killer(process.pid)
         with self._lock:
             self._process = process
         return process
 
-    def _bury(self, process: subprocess.Popen[bytes], started: Descendants) -> None:
+    def _kill_rest(self, process: subprocess.Popen[bytes], started: Descendants) -> None:
         """Kill the rest of the process group and all descendants, and wait for a limited time."""
         with self._lock:
             _signal_group(process.pid, signal.SIGKILL)
             started.kill()
             self._process = None
         try:
-            process.wait(timeout=_PATIENCE_SECONDS)
+            process.wait(timeout=_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self._stuck = process
         if started.wait(_GONE_SECONDS) is None:
@@ -384,26 +366,38 @@ class _Outputs:
         poll.poll(seconds * 1000)
 
 
-def _put_first_for_the_oom_killer(pid: int) -> None:
-    """Raise the OOM score of a child, so that it and its children are killed before this process.
+def _started(
+    argv: Sequence[str],
+    env: Mapping[str, str] | None,
+    directory: Path | None = None,
+    *,
+    stdin: int = subprocess.PIPE,
+    stderr: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own. Raises OSError, Shortage.
 
-    Raising a score needs no privilege. The program has already begun, but has not used much memory yet. The
-    alternatives are worse. A shell that raises its score would hide a missing program, and code between fork and exec
-    is unsafe with threads.
+    Its OOM score is raised, so that it and its children are killed before this process. Raising a score needs no
+    privilege. The program has already begun, but has not used much memory yet. The alternatives are worse. A shell that
+    raises its score would hide a missing program, and code between fork and exec is unsafe with threads.
     """
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=dict(env) if env is not None else None,
+            cwd=directory,
+            start_new_session=True,
+        )
+    except OSError as error:
+        refuse_shortage(error)
+        raise
     with suppress(OSError):  # it has ended already, or there is no /proc and the kernel chooses the order
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000", encoding="ascii")
+    return process
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _close(pipe: object) -> None:
-    try:
-        pipe.close()  # type: ignore[attr-defined]
-    except BrokenPipeError:
-        return  # the child has ended, and the unsent bytes are dropped

@@ -23,7 +23,7 @@ def answered_within(seconds: float, work: Callable[[], Sequence[str]]) -> list[s
     pid = os.fork()
     if not pid:
         os.close(read)
-        _tell(write, work)
+        _write_answer(write, work)
     os.close(write)
     try:
         raw = _read_until(read, time.monotonic() + seconds)
@@ -35,16 +35,16 @@ def answered_within(seconds: float, work: Callable[[], Sequence[str]]) -> list[s
                 end(pid, signal.SIGKILL)
         return []  # not waited for: a process that hangs in the kernel would block this one
     os.waitpid(pid, 0)
-    return [str(load) for load in json.loads(raw or b"[]")]
+    return [str(text) for text in json.loads(raw or b"[]")]
 
 
-def _tell(write: int, work: Callable[[], Sequence[str]]) -> None:
+def _write_answer(write: int, work: Callable[[], Sequence[str]]) -> None:
     """Run the work in the child and write its result; the function ends the process."""
     try:
         os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null_device = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
-            os.dup2(nothing, stream)
+            os.dup2(null_device, stream)
         with open(write, "wb") as answer:
             answer.write(json.dumps(list(work())).encode())
     finally:

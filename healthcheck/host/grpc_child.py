@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-_LONGEST_WORDS = 200
+_LONGEST_MESSAGE = 200
 
 _Fields = tuple[tuple[str, int, str], ...]
 """Fields of a message that are read: name, number and type. `repeated` as in a .proto file."""
@@ -165,7 +165,7 @@ def _call(question: Question, path: str) -> dict[str, Any]:
                     without_others(MessageToDict(method(request(**call.values)), preserving_proto_field_name=True))
                 )
     except grpc.RpcError as error:
-        return {"error": f"{error.code().name}: {error.details()}"[:_LONGEST_WORDS]}
+        return {"error": f"{error.code().name}: {error.details()}"[:_LONGEST_MESSAGE]}
     return {"answers": answers}
 
 
@@ -194,19 +194,19 @@ def message_classes(question: Question) -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     for name, fields in question.messages.items():
         message = file.message_type.add(name=name)
-        for field_name, number, kind in fields:
-            entry = message.field.add(name=field_name, number=number)
-            repeated, _, of = kind.rpartition(" ")
-            entry.label = entry.LABEL_REPEATED if repeated else entry.LABEL_OPTIONAL
-            if of in question.messages:
-                entry.type, entry.type_name = entry.TYPE_MESSAGE, f".{package}.{of}"
+        for field_name, number, declared_type in fields:
+            proto_field = message.field.add(name=field_name, number=number)
+            repeated, _, kind = declared_type.rpartition(" ")
+            proto_field.label = proto_field.LABEL_REPEATED if repeated else proto_field.LABEL_OPTIONAL
+            if kind in question.messages:
+                proto_field.type, proto_field.type_name = proto_field.TYPE_MESSAGE, f".{package}.{kind}"
             else:
-                enum = {"PodSandboxState": entry.TYPE_INT32}  # encoded as a number
-                entry.type = ({"string": entry.TYPE_STRING, "bool": entry.TYPE_BOOL} | enum)[of]
+                enum = {"PodSandboxState": proto_field.TYPE_INT32}  # encoded as a number
+                proto_field.type = ({"string": proto_field.TYPE_STRING, "bool": proto_field.TYPE_BOOL} | enum)[kind]
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    classes = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in question.messages}
-    return {name: message_factory.GetMessageClass(entry) for name, entry in classes.items()}
+    descriptors = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in question.messages}
+    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in descriptors.items()}
 
 
 def main() -> None:

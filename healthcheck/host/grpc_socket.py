@@ -16,10 +16,10 @@ from healthcheck.text.printable import printable
 
 LONGEST_SECONDS = 10.0
 """Deadline of a query. A container runtime answers within milliseconds; on a loaded node the child needs almost 1 s."""
-_PATIENCE_SECONDS = 1.0
+_GRACE_SECONDS = 1.0
 _LEFT_ALONE_SECONDS = 10.0
 """Additional lifetime of a child whose parent was killed."""
-_LONGEST_WORDS = 200
+_LONGEST_MESSAGE = 200
 _CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """Begin of a connection with an empty SETTINGS frame. The server must send such a frame first (RFC 9113, 3.4)."""
 
@@ -30,7 +30,7 @@ class NodeSocket:
 
     question: str
     deadline_seconds: float = LONGEST_SECONDS
-    _program: Program = field(default_factory=lambda: Program({}, _PATIENCE_SECONDS), init=False)
+    _program: Program = field(default_factory=lambda: Program({}, _GRACE_SECONDS), init=False)
 
     def ask(self, root: Path, path: str) -> list[dict[str, Any]]:
         """Return the answer to each call of the question, from the server at `path` of this root.
@@ -53,16 +53,16 @@ class NodeSocket:
 
 def want_greeting(root: Path, path: str, seconds: float) -> None:
     """Raise ProbeError if the server at `path` does not begin a connection in time, as one that hangs."""
-    place = _socket(root, path)
+    address = _socket(root, path)
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(seconds)
-            connection.connect(place)
+            connection.connect(address)
             connection.sendall(_CLIENT_PREFACE)
-            is_there = bool(connection.recv(1))
+            has_answered = bool(connection.recv(1))
     except OSError as error:  # includes TimeoutError, and BlockingIOError for a full queue
         raise ProbeError(f"{path}: {error.strerror or error}") from error
-    if not is_there:
+    if not has_answered:
         raise ProbeError(f"{path}: the server closed the connection")
 
 
@@ -84,9 +84,9 @@ def _socket(root: Path, path: str) -> str:
 def _answers(path: str, code: int, out: bytes, err: bytes) -> list[dict[str, Any]]:
     if code:
         last = printable(err.decode("utf-8", "replace").strip().rpartition("\n")[2])
-        raise ProbeError(f"{path}: the child {how_it_ended(code)}: {last}"[:_LONGEST_WORDS])
-    result = json.loads(out)
-    if "error" in result:
-        raise ProbeError(f"{path}: {printable(result['error'])}")
-    answers: list[dict[str, Any]] = result["answers"]
+        raise ProbeError(f"{path}: the child {how_it_ended(code)}: {last}"[:_LONGEST_MESSAGE])
+    document = json.loads(out)
+    if "error" in document:
+        raise ProbeError(f"{path}: {printable(document['error'])}")
+    answers: list[dict[str, Any]] = document["answers"]
     return answers

@@ -21,7 +21,7 @@ SECONDS = 300.0
 MOST_BYTES = 64 << 20
 """Size limit of one report, enforced by the kernel (RLIMIT_FSIZE); usual are a few MB."""
 MOST_REPORTS = 3
-_PATIENCE_SECONDS = 5.0
+_GRACE_SECONDS = 5.0
 _BEGINNING = "nvidia-bug-report-"
 _IN_THE_HOST = "usr/bin"
 _PASSED_ON = ("LD_LIBRARY_PATH",)
@@ -42,7 +42,7 @@ class BugReport:
     def __post_init__(self) -> None:
         path = f"{os.environ.get('PATH', os.defpath)}:{self.root / _IN_THE_HOST}"
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        self._program = Program({"LC_ALL": "C", **passed_on, "PATH": path}, _PATIENCE_SECONDS)
+        self._program = Program({"LC_ALL": "C", **passed_on, "PATH": path}, _GRACE_SECONDS)
 
     def collect(self, at: datetime) -> str:
         """Run the program if the image or the host has it. Returns the report's path; '' without a report."""

@@ -56,15 +56,15 @@ class Descendants:
 
         The more frequent the calls, the lower the risk that a process is missed.
         """
-        there = {process.pid: process for process in _processes()}
+        present = {process.pid: process for process in _processes()}
         below = {self.pid, *(pid for pid, fd in self._held.items() if not _has_ended(fd, 0.0))}
         while more := {
             process.pid
-            for process in there.values()
+            for process in present.values()
             if (process.parent in below or process.session == self.pid) and process.pid not in below
         }:
             below |= more
-        new = [self._hold(there[pid]) for pid in below - {self.pid, *self._held}]
+        new = [self._hold(present[pid]) for pid in below - {self.pid, *self._held}]
         return any(new)
 
     def kill(self) -> None:
@@ -119,5 +119,5 @@ def _read(pid: int) -> _Process | None:
         return None  # the process has ended meanwhile
     # proc_pid_stat(5): the name is in parentheses and may contain parentheses; after it state, ppid, pgrp, session …
     _, _, rest = text.rpartition(b")")
-    words = rest.split()
-    return _Process(pid, int(words[1]), int(words[3]), int(words[19]))
+    fields = rest.split()
+    return _Process(pid, int(fields[1]), int(fields[3]), int(fields[19]))

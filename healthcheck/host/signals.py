@@ -14,12 +14,12 @@ def stop_at_signals() -> threading.Event:
     wait would never run it. Therefore the signal itself writes to a pipe, which a thread reads.
     """
     stop = threading.Event()
-    heard, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def wait() -> None:
-        os.read(heard, 1)
+        os.read(read_end, 1)
         stop.set()
 
     threading.Thread(target=wait, name="signals", daemon=True).start()

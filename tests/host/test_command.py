@@ -254,7 +254,7 @@ ENVIRONMENT = {"PATH": os.defpath, "LC_CTYPE": "C.UTF-8"}
 
 @pytest.fixture
 def program() -> Iterator[Program]:
-    one = Program(ENVIRONMENT, patience_seconds=SHORT)
+    one = Program(ENVIRONMENT, grace_seconds=SHORT)
     yield one
     one.end()
 
@@ -379,7 +379,7 @@ def test_what_another_thread_runs_is_stopped_with_patience_and_nothing_is_starte
     path, ready = tmp_path / "said", tmp_path / "ready"
     tidy = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(path)!r}, 'w').write('tidied up'), sys.exit()))"
     text = f"{tidy}\nopen({str(ready)!r}, 'w').write('x')\ntime.sleep(999)"
-    program, raised = Program(ENVIRONMENT, patience_seconds=LONG), []
+    program, raised = Program(ENVIRONMENT, grace_seconds=LONG), []
 
     def run() -> None:
         try:
@@ -459,7 +459,7 @@ def stopped_once(program: Program, there: Path) -> threading.Thread:
 @pytest.mark.parametrize("ends", ["time.sleep(999)", STUBBORN], ids=["it hears SIGTERM", "it hears nothing"])
 def test_what_a_program_started_in_sessions_of_their_own_is_ended_with_it(tmp_path: Path, ends: str) -> None:
     file = tmp_path / "pids"
-    program = Program(ENVIRONMENT, patience_seconds=SHORT)
+    program = Program(ENVIRONMENT, grace_seconds=SHORT)
     stopper = stopped_once(program, file)
 
     with pytest.raises(StoppedOnRequest, match="its process was ended"):
@@ -473,7 +473,7 @@ def test_what_a_program_started_in_sessions_of_their_own_is_ended_with_it(tmp_pa
 def test_what_a_program_started_and_cannot_be_killed_is_named(disk: FrozenDisk, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     blocked = f"import os; open({str(ready)!r}, 'w'); os.open({str(disk.mount / 'file')!r}, os.O_CREAT | os.O_WRONLY)"
-    program = Program(ENVIRONMENT, patience_seconds=SHORT)
+    program = Program(ENVIRONMENT, grace_seconds=SHORT)
     disk.freeze()
     stopper = stopped_once(program, ready)
 
