@@ -90,14 +90,14 @@ NOW = ((4.0, LOADED), (100.5, OFF_BUS), (130.5, MMU), (131.5, MMU))
         [scanned(b0=text("journal short", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW[2:])],
     ],
 )
-def test_a_repeated_event_counts_once(sections: list[str]) -> None:
+def test_event_in_several_sections_counts_once(sections: list[str]) -> None:
     read = Reading(report(*sections))
 
     assert read.boots[-1] == [name for _, name in NOW]
     assert sum(map(len, read.boots)) == len(NOW)
 
 
-def test_the_same_words_again_are_another_event() -> None:
+def test_event_with_the_same_text_later_counts_again() -> None:
     storm = tuple((100.0 + number, MMU) for number in range(20))
     read = Reading(report(scanned(b0=text("journal short", *storm)), "dmesg:\n\n" + text("dmesg", *storm[12:])))
 
@@ -105,7 +105,7 @@ def test_the_same_words_again_are_another_event() -> None:
     assert read.passed_over.repeated == 8
 
 
-def test_boots_follow_from_the_journal() -> None:
+def test_boots_follow_from_the_journals_sections() -> None:
     old = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
     now = ((4.0, LOADED), (100.5, MMU))
     logs = scanned(messages=text("syslog", *old, *now), b0=text("journal short", *now), b1=text("journal short", *old))
@@ -114,7 +114,7 @@ def test_boots_follow_from_the_journal() -> None:
     assert read.boots == [[LOADED, OLD], [LOADED, MMU]]
 
 
-def test_what_messages_tell_of_older_boots_is_older() -> None:
+def test_boots_follow_from_the_start_of_the_kernel() -> None:
     old = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
     now = ((4.0, LOADED), (100.5, MMU))
     read = Reading(report(scanned(messages=text("syslog", *old, *now)), "dmesg:\n\n" + text("dmesg", *now)))
@@ -122,14 +122,14 @@ def test_what_messages_tell_of_older_boots_is_older() -> None:
     assert read.boots == [[LOADED, OLD], [LOADED, MMU]]
 
 
-def test_a_boot_that_says_nothing_of_a_gpu_still_ends_the_one_before() -> None:
+def test_boot_without_a_gpu_line_ends_the_boot_before() -> None:
     old = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
     read = Reading(report(scanned(b1=text("journal short", *old)), "dmesg:\n\n[    1.000000] usb 1-1: new\n"))
 
     assert read.boots == [[LOADED, OLD], []]
 
 
-def test_times_within_the_boot_stay_those_of_dmesg() -> None:
+def test_times_within_the_boot_are_those_of_dmesg() -> None:
     read = Reading(report(scanned(b0=text("journal short-precise", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW)))
     ages = [line.record.at for batch in read.batches for line in batch.lines]
 
@@ -142,14 +142,14 @@ def test_now_is_the_date_of_the_report() -> None:
     assert read.batches[-1].now.wall == datetime(2026, 11, 20, 13, 30, tzinfo=UTC)
 
 
-def test_a_record_of_several_lines_is_one() -> None:
+def test_record_of_several_lines_is_one() -> None:
     result = ((4.0, LOADED), (5.0, FALLEN))
     read = Reading(report(scanned(b0=text("journal short", *result)), "dmesg:\n\n" + text("dmesg", *result)))
 
     assert read.boots == [[LOADED, FALLEN]]
 
 
-def test_what_other_sections_say_is_a_quote() -> None:
+def test_driver_line_in_other_sections_is_quoted() -> None:
     read = Reading(
         report(
             f"journalctl -b -0 _COMM=Xorg\n\nNov 20 08:00:00 host Xorg[1]: {OFF_BUS}\n",
@@ -161,7 +161,7 @@ def test_what_other_sections_say_is_a_quote() -> None:
     assert (read.boots, read.passed_over.quoted) == ([[LOADED]], 3)
 
 
-def test_a_report_packed_section_by_section_is_read_whole() -> None:
+def test_report_packed_by_section_is_read_whole() -> None:
     whole = report(scanned(b0=text("journal short", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW))
     parts = whole.split(RULE.encode())
     packed = b"".join(gzip.compress(RULE.encode() + part) for part in parts[1:])
@@ -169,7 +169,7 @@ def test_a_report_packed_section_by_section_is_read_whole() -> None:
     assert Reading(packed).boots == Reading(whole).boots
 
 
-def test_a_clock_of_dmesg_that_drifted_tells_the_same_events() -> None:
+def test_event_counts_once_when_the_clock_of_dmesg_drifted() -> None:
     drifted = tuple((at * 1.0001, what) for at, what in ((4.0, LOADED), (400_000.0, OFF_BUS)))
     logs = scanned(b0=text("journal short", (4.0, LOADED), (400_000.0, OFF_BUS)))
     late = (BOOTED + timedelta(days=6)).strftime("%a %b %d %H:%M:%S UTC %Y")
@@ -185,7 +185,7 @@ def calls_to_read(content: bytes) -> int:
     return sum(entry.callcount for entry in profile.getstats())
 
 
-def test_the_cost_of_a_report_grows_with_its_sections_not_with_their_square() -> None:
+def test_cost_of_a_report_is_linear_in_its_sections() -> None:
     def minutes_apart(count: int) -> bytes:
         return report(*(scanned(messages=text("syslog", (300.0 * number, MMU))) for number in range(count)))
 
