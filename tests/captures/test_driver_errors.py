@@ -107,7 +107,7 @@ def answer(log: Log, form: str = "dmesg") -> tuple[str, list[str]]:
         pytest.param([(9, OPEN), (9, UNKNOWN_ERROR)], "warn", ["GpuInitFailed"], id="an error of a judged fault"),
     ],
 )
-def test_each_kind_has_its_status_in_each_form(log: Log, status: str, reasons: list[str], form: str) -> None:
+def test_driver_error_has_its_status_in_each_form(log: Log, status: str, reasons: list[str], form: str) -> None:
     assert answer(tuple(log), form) == (status, reasons)
 
 
@@ -121,11 +121,11 @@ def test_each_kind_has_its_status_in_each_form(log: Log, status: str, reasons: l
         pytest.param([(9, UNKNOWN_ERROR), (99, WATCHDOG)], "unknown", ["GpuNotResponding"], id="an error long before"),
     ],
 )
-def test_what_has_to_recur_counts_by_the_rest_of_the_log(log: Log, status: str, reasons: list[str]) -> None:
+def test_recurring_error_counts_by_the_rest_of_the_log(log: Log, status: str, reasons: list[str]) -> None:
     assert answer(tuple(log)) == (status, reasons)
 
 
-def test_the_first_error_is_shown_with_its_count() -> None:
+def test_first_unjudged_error_is_shown_with_the_count() -> None:
     hostile = f"{UNKNOWN_ERROR} \x07{'x' * 500}"
     log = capture(FORMS["dmesg"], records((0.0, BANNER), (1.0, hostile), (2.0, UNKNOWN_ERROR)))
     (row,) = {one.cause for one in judged(log).unobserved}
@@ -137,7 +137,7 @@ def test_the_first_error_is_shown_with_its_count() -> None:
     assert (row.detail.isprintable(), len(row.detail) < 300) == (True, True)
 
 
-def test_the_source_of_an_unsupported_gpu_is_the_line_that_names_the_reason() -> None:
+def test_unsupported_gpu_has_the_line_with_the_reason_as_source() -> None:
     replay = Replay(KERNEL_CHECKS, Expectation(), 86400.0)
     log = capture(FORMS["dmesg"], records((0.0, BANNER), (9.0, OPEN), (9.0, RM_FAILED)))
     for batch in KernelLogReader(SAVED, 1, PassedOver()).read("log", InputFile(io.BytesIO(log)).blocks()):
@@ -148,14 +148,14 @@ def test_the_source_of_an_unsupported_gpu_is_the_line_that_names_the_reason() ->
     assert "The NVIDIA GPU" in replay.line_of(active)
 
 
-def test_a_boot_ends_the_errors_before_it() -> None:
+def test_boot_ends_the_unjudged_errors_before_it() -> None:
     log = capture(FORMS["dmesg"], records((0.0, BANNER), (50.0, UNKNOWN_ERROR)))
     rebooted = log + capture(FORMS["dmesg"], records((0.0, BANNER), (5.0, CHATTER)))
 
     assert [judged(text).status.value for text in (log, rebooted)] == ["unknown", "pass"]
 
 
-def test_a_bug_report_follows_the_same_rule() -> None:
+def test_bug_report_with_an_unjudged_error_is_unknown() -> None:
     head = "Start of NVIDIA bug report log file.\nDate: Sat Nov 21 10:00:00 AM UTC 2026\n"
     section = f"____________________\ndmesg:\n\n[    5.000000] {LOADED}\n[    9.000000] "
 
@@ -166,7 +166,7 @@ def test_a_bug_report_follows_the_same_rule() -> None:
 
 
 @pytest.mark.parametrize("scenario", [one for one in scenarios() if one.kernel_log], ids=lambda one: one.name)
-def test_a_healthy_scenario_has_no_error_that_no_rule_judges(scenario: Scenario) -> None:
+def test_scenario_has_no_unjudged_error(scenario: Scenario) -> None:
     lines = [(10.0 + at, text) for at, text in enumerate(scenario.kernel_log)]
     log = capture(FORMS["kmsg"], records((0.0, BANNER), *lines, (900.0, CHATTER)))
     causes = [one.cause.detail for one in judged(log).unobserved if "no rule judges" in one.cause.detail]

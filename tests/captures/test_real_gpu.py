@@ -18,7 +18,7 @@ from healthcheck.probes import kernel_log
 EVIDENCE = (Path(__file__).with_name("h200") / "evidence.json").read_bytes()
 
 
-def test_programs_that_fail_are_no_fault_of_the_gpu() -> None:
+def test_failing_programs_are_no_fault_of_the_gpu() -> None:
     verdict = judged(evidence_file.read(EVIDENCE)).verdict
 
     found = {finding.finding.reason for finding in verdict.active}
@@ -26,7 +26,7 @@ def test_programs_that_fail_are_no_fault_of_the_gpu() -> None:
     assert (verdict.status, verdict.severity, verdict.unobserved) == (Status.WARN, Severity.MONITOR, ())
 
 
-def test_without_them_every_check_that_applies_passes() -> None:
+def test_evidence_without_failing_programs_passes() -> None:
     cycle = evidence_file.read(EVIDENCE)
     seen = {probe: cycle.evidence[probe] for probe in cycle.evidence.probes}
     seen[kernel_log.RING] = tuple(record for record in seen[kernel_log.RING] if "Xid" not in record.text)

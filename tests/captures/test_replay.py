@@ -26,7 +26,7 @@ OFF_BUS = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
 RECOVERY = "NVRM: Xid (PCI:0000:05:00): 154, GPU recovery action changed from 0x0 (None) to {}"
 
 
-def test_the_checks_of_a_log_are_all_that_read_one() -> None:
+def test_kernel_checks_are_all_event_checks() -> None:
     assert KERNEL_CHECKS == EVENTS
 
 
@@ -83,7 +83,9 @@ def judged(text: str) -> Replay:
 
 
 @given(lines, st.sampled_from([KernelLogReader, BugReportReader]))
-def test_any_bytes_give_a_record(content: bytes, reader: type[KernelLogReader | BugReportReader]) -> None:
+def test_any_bytes_give_a_record_within_its_limit(
+    content: bytes, reader: type[KernelLogReader | BugReportReader]
+) -> None:
     try:
         replay = replayed(reader(SAVED, 1, PassedOver()), content)
     except CaptureError:
@@ -97,7 +99,7 @@ def test_any_bytes_give_a_record(content: bytes, reader: type[KernelLogReader | 
     )
 
 
-def test_the_worst_line_is_the_source_and_the_first_of_its_kind() -> None:
+def test_source_is_the_first_line_of_the_worst_severity() -> None:
     milder, worse = RECOVERY.format("0x9 (Unknown)"), RECOVERY.format("0x2 (Node Reboot Required)")
     replay = judged("".join(f"[{at:12.6f}] {text}\n" for at, text in enumerate((milder, worse, worse, milder))))
     (standing,) = replay.ended("", timedelta()).active
@@ -107,7 +109,7 @@ def test_the_worst_line_is_the_source_and_the_first_of_its_kind() -> None:
     assert replay.line_of(standing) == f"[{1:12.6f}] {worse}"
 
 
-def test_a_flood_is_one_finding_with_its_count() -> None:
+def test_flood_is_one_finding_with_its_count() -> None:
     replay = judged("".join(f"[{at / 1000:12.6f}] {OFF_BUS}\n" for at in range(5000)))
     (standing,) = replay.ended("", timedelta()).active
 
@@ -125,7 +127,7 @@ def test_a_flood_is_one_finding_with_its_count() -> None:
         (["900, name=a", "901, name=a", "boot", "902, name=a"], {"Xid31"}),
     ],
 )
-def test_a_process_is_its_pid_in_one_boot(processes: list[str], expected: set[str]) -> None:
+def test_process_is_counted_by_pid_and_boot(processes: list[str], expected: set[str]) -> None:
     lines = [
         "[    0.000000] Linux version 6.1.0-18-amd64 (a@b) (gcc-12) #1 SMP"
         if process == "boot"
@@ -137,7 +139,7 @@ def test_a_process_is_its_pid_in_one_boot(processes: list[str], expected: set[st
     assert {active.finding.reason for active in replay.ended("", timedelta()).active} == expected
 
 
-def test_a_log_without_dates_ends_when_it_was_saved() -> None:
+def test_log_without_dates_ends_when_it_was_saved() -> None:
     reader = KernelLogReader(SAVED, 1, PassedOver())
     replay = replayed(reader, f"[   10.000000] {OFF_BUS}\n[  110.000000] usb 1-1: gone\n".encode())
     (standing,) = replay.ended("", SAVED - reader.clock.wall).active

@@ -50,7 +50,7 @@ def record(*words: str, config: str = "/nowhere") -> tuple[int, dict[str, Any]]:
         (SKIPPED, 2, ("unknown", "PASS")),
     ],
 )
-def test_a_document_of_every_version_is_recognised_and_judged(
+def test_document_of_each_version_is_recognised_and_judged(
     shape: str, story: Story, code: int, row: tuple[str, str], saved: Any
 ) -> None:
     ended, fields = record(saved(printed(SHAPES[shape](story))))
@@ -60,7 +60,7 @@ def test_a_document_of_every_version_is_recognised_and_judged(
     assert (fields["status"], fields["severity"]) == row
 
 
-def test_a_person_sees_each_test_gpu_error_and_what_it_means(saved: Any) -> None:
+def test_text_output_shows_each_test_gpu_and_error(saved: Any) -> None:
     name = saved(b"Successfully ran diagnostic for group.\n" + printed(dcgm_4(FAILED)))
     code, out, _ = run(name)
 
@@ -81,7 +81,7 @@ def test_a_person_sees_each_test_gpu_error_and_what_it_means(saved: Any) -> None
     assert "Found 3 faulty memory" in Path(name).read_text().splitlines()[number - 1]
 
 
-def test_a_finding_has_its_rule_its_line_and_the_names_of_its_gpu(saved: Any) -> None:
+def test_finding_has_its_rule_line_and_gpu(saved: Any) -> None:
     name = saved(printed(SHAPES["3.3.9"](NO_PERSISTENCE)))
     _, fields = record(name)
 
@@ -97,7 +97,7 @@ def test_a_finding_has_its_rule_its_line_and_the_names_of_its_gpu(saved: Any) ->
     assert NOT_PERSISTENT.text in Path(name).read_text().splitlines()[number - 1]
 
 
-def test_a_document_with_a_test_of_level_4_is_level_4(saved: Any) -> None:
+def test_document_with_a_level_4_test_is_level_4(saved: Any) -> None:
     tests = ("software", "memory", "pcie", "diagnostic", "memtest", "pulse_test", "targeted_power")
     _, fields = record(saved(printed(dcgm_4(Story(tests=tests)))))
 
@@ -112,7 +112,7 @@ def test_a_document_with_a_test_of_level_4_is_level_4(saved: Any) -> None:
         b"WARNING: something {first}\n" + runtime_error(ALREADY),
     ],
 )
-def test_a_run_that_was_refused_is_unknown_and_says_why(content: bytes, saved: Any) -> None:
+def test_refused_run_is_unknown_with_its_reason(content: bytes, saved: Any) -> None:
     code, fields = record(saved(content))
 
     assert (code, fields["status"], fields["findings"]) == (2, "unknown", [])
@@ -121,13 +121,13 @@ def test_a_run_that_was_refused_is_unknown_and_says_why(content: bytes, saved: A
     assert "could not check: DcgmAlreadyRunning: another diagnostic runs in the same hostengine" in out
 
 
-def test_a_document_that_was_cut_off_is_unknown(saved: Any) -> None:
+def test_truncated_document_is_unknown(saved: Any) -> None:
     code, fields = record(saved(printed(dcgm_4(FAILED))[:-300]))
 
     assert (code, fields["unobserved"][0]["cause"]) == (2, "DcgmCutOff")
 
 
-def test_an_answer_in_plain_words_has_to_be_named(saved: Any) -> None:
+def test_plain_text_answer_needs_the_option_as(saved: Any) -> None:
     name = saved(b"Error: unable to establish a connection to the specified host: gpu-node\n")
 
     code, fields = record(name)
@@ -137,14 +137,14 @@ def test_an_answer_in_plain_words_has_to_be_named(saved: Any) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"words", b"{}", b'{"DCGM": 1}', b"\x80\xff" * 500])
-def test_what_is_no_document_is_a_wrong_use(content: bytes, saved: Any) -> None:
+def test_other_file_is_a_usage_error(content: bytes, saved: Any) -> None:
     code, out, err = run("--as", "dcgm", saved(content))
 
     assert (code, out) == (3, "")
     assert "not the output of dcgmi diag -j; expected is its JSON, of DCGM 3.3 to 4" in err
 
 
-def test_it_is_judged_by_itself(saved: Any) -> None:
+def test_document_with_another_file_is_refused(saved: Any) -> None:
     well = printed(dcgm_4(WELL))
 
     code, _, err = run(saved(well), saved(well, "second.json"))
@@ -152,14 +152,15 @@ def test_it_is_judged_by_itself(saved: Any) -> None:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda raw: b"\xef\xbb\xbf" + raw])
-def test_it_is_read_however_it_was_saved(pack: Any, saved: Any) -> None:
+def test_document_is_read_alike_however_it_was_saved(pack: Any, saved: Any) -> None:
     packed = pack(printed(dcgm_4(FAILED)).replace(b"\n", b"\r\n"))
 
     assert record(saved(packed))[0] == 1
 
 
-def test_it_is_read_from_a_pipe() -> None:
-    saved = b"a banner\n" + printed(dcgm_4(FAILED))
+def test_document_after_a_long_text_is_read_from_a_pipe() -> None:
+    noise = b"".join(b"CUDA noise, line %d of a great many\n" % number for number in range(1000))
+    saved = noise + printed(dcgm_4(FAILED))
     code, out, err = run("--json", "-", stdin=saved)
 
     assert (code, err) == (1, "")
@@ -167,20 +168,14 @@ def test_it_is_read_from_a_pipe() -> None:
     assert [load["source"] for load in json.loads(out)["findings"]] == [f"-:{number}"]
 
 
-def test_text_before_a_document_may_be_long(saved: Any) -> None:
-    noise = b"".join(b"CUDA noise, line %d of a great many\n" % number for number in range(1000))
-
-    assert record(saved(noise + printed(dcgm_4(FAILED))))[0] == 1
-
-
-def test_the_settings_of_the_cluster_count(saved: Any, tmp_path: Path) -> None:
+def test_severity_overrides_apply(saved: Any, tmp_path: Path) -> None:
     (tmp_path / "severity-overrides").write_text("dcgm 52 = RESET\n")
 
     _, fields = record(saved(printed(dcgm_4(FAILED))), config=str(tmp_path))
     assert [(entry["severity"], entry["rule"]) for entry in fields["findings"]] == [("RESET", "severity-overrides")]
 
 
-def test_what_steers_a_terminal_is_not_printed(saved: Any) -> None:
+def test_control_characters_are_not_printed(saved: Any) -> None:
     document = json.loads(json.dumps(dcgm_4(FAILED)).replace("Found 3", "\\u001b[2J\\u202eFound 3"))
     _, out, _ = run(saved(printed(document)))
 
@@ -188,23 +183,13 @@ def test_what_steers_a_terminal_is_not_printed(saved: Any) -> None:
     assert "\u202e" not in out
 
 
-def test_9_a_failure_of_dcgm_4_is_reported(saved: Any) -> None:
-    assert record(saved(printed(dcgm_4(FAILED))))[0] == 1
-
-
-def test_10_a_healthy_run_is_pass_with_severity_pass(saved: Any) -> None:
-    code, fields = record(saved(printed(dcgm_4(WELL))))
-
-    assert (code, fields["status"], fields["severity"]) == (0, "pass", "PASS")
-
-
-def test_11_no_result_is_unknown_and_not_broken(saved: Any) -> None:
+def test_document_without_results_is_unknown(saved: Any) -> None:
     code, fields = record(saved(printed({"DCGM Diagnostic": {"test_categories": []}})))
 
     assert (code, fields["status"], fields["severity"], fields["findings"]) == (2, "unknown", "PASS", [])
 
 
-def test_each_of_thousands_of_results_is_judged_and_found_on_its_line(saved: Any) -> None:
+def test_each_of_thousands_of_results_is_found_on_its_line(saved: Any) -> None:
     """Each finding was looked for in the whole document, and each result of one device joined with all before it."""
     results = [
         {"entity_group": "GPU", "entity_id": number, "status": "Fail", "warnings": [{"error_id": 52, "warning": text}]}
