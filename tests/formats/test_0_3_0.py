@@ -43,24 +43,24 @@ def check(memory: Memory, rows: list[dict[str, Any]]) -> None:
     assert seen.keys() == expected.keys()
 
 
-def test_its_memory_file_is_read_whole() -> None:
+def test_memory_file_is_read_whole() -> None:
     check(started(content.parse(SAVED["memory"].encode())), list(OF_THE_FILE.values()))
 
 
 @pytest.mark.parametrize("text", SAVED["records"], ids=range(len(SAVED["records"])))
-def test_its_records_rebuild_a_lost_file(text: str) -> None:
+def test_records_rebuild_a_lost_memory_file(text: str) -> None:
     memory = adopted(Memory(MACHINE, BOOT), records.remembered(records.parse(AgentRecord, text)), NOW)
 
     check(started(memory), json.loads(text)["findings"])
 
 
-def test_a_second_read_changes_nothing() -> None:
+def test_memory_file_written_again_is_the_same() -> None:
     once = started(content.parse(SAVED["memory"].encode()))
 
     assert started(content.parse(content.dump(once))) == once
 
 
-def test_every_finding_that_an_override_sets_to_pass_is_back_without_it() -> None:
+def test_finding_hidden_by_an_override_returns_without_it() -> None:
     once = started(content.parse(SAVED["memory"].encode()))
     policy = Policy({finding.finding.reason: Severity.PASS for finding in once.active})
 

@@ -34,7 +34,7 @@ def reads(name: str) -> jsonschema.Draft202012Validator:
 
 
 @pytest.mark.parametrize("memory", [MEMORY, remembers(), remembers(stands(fault(), seq=7), LEVEL)])
-def test_the_memory_file_is_read(memory: Memory) -> None:
+def test_memory_file_is_valid_for_the_version_before(memory: Memory) -> None:
     head, body, _ = content.dump(memory).split(b"\n")
 
     assert json.loads(head)["schema"] == 2
@@ -58,7 +58,7 @@ def left_on_a_node() -> dict[str, Any]:
     }
 
 
-def test_the_annotations_are_read() -> None:
+def test_annotations_are_valid_for_the_version_before() -> None:
     fields = left_on_a_node()
     reads("annotations").validate(fields)
 
@@ -68,7 +68,7 @@ def test_the_annotations_are_read() -> None:
 
 
 @pytest.mark.parametrize("schema", [1, 3])
-def test_a_file_of_another_schema_is_set_aside_and_reported(tmp_path: Any, schema: int) -> None:
+def test_memory_file_of_another_schema_is_set_aside(tmp_path: Any, schema: int) -> None:
     file = MemoryFile(tmp_path)
     assert file.acquire()
     file.path.write_bytes(content.dump(MEMORY).replace(b'"schema": 2', f'"schema": {schema}'.encode(), 1))
@@ -78,7 +78,7 @@ def test_a_file_of_another_schema_is_set_aside_and_reported(tmp_path: Any, schem
     file.unlock()
 
 
-def test_keys_of_a_later_version_are_passed_over() -> None:
+def test_key_of_a_later_version_is_ignored() -> None:
     body = json.loads(content.dump(MEMORY).split(b"\n")[1]) | {"of-a-later-version": [1]}
     body["findings"][0]["of-a-later-version"] = {}
     text = json.dumps(body).encode()

@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from healthcheck.host.grpc_child import QUESTIONS, without_others
 from healthcheck.host.grpc_socket import NodeSocket
 from healthcheck.model import ProbeError
 from tests.host.grpc_server import answers_to, serving
+from tests.permissions import as_nobody
 
 MODULES = Path(os.environ.get("GOMODCACHE", Path.home() / "go/pkg/mod")) / "k8s.io"
 CRI_PROTOS = list(MODULES.glob("cri-api@*/pkg/apis/runtime/v1/api.proto"))
@@ -48,7 +47,7 @@ PATH = "/run/r.sock"
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_every_field_is_numbered_as_its_authors_number_it(question: str) -> None:
+def test_field_has_the_number_and_type_of_its_proto_file(question: str) -> None:
     """In every version of their file that lies here: none has changed a number."""
     if not PROTOS[question]:
         pytest.skip("Kubernetes' own .proto files are in no Go module cache here")
@@ -67,7 +66,7 @@ def test_every_field_is_numbered_as_its_authors_number_it(question: str) -> None
             assert (message, name, known) == (message, name, {(number, written)})
 
 
-def test_only_the_annotations_that_are_used_leave_the_child() -> None:
+def test_answer_has_only_used_annotations() -> None:
     kept = {"key": "hami.io/vgpu-devices-allocated", "value": "GPU-1,NVIDIA,3000,30:;"}
     others = [{"key": "example.com/large", "value": "x" * 200_000}, {"key": kept["key"], "value": "x" * 5000}, {}]
     pod = {"metadata": {"name": "p"}, "annotations": [kept, *others]}
@@ -75,7 +74,7 @@ def test_only_the_annotations_that_are_used_leave_the_child() -> None:
     assert without_others({"items": [pod]}) == {"items": [{"metadata": {"name": "p"}, "annotations": [kept]}]}
 
 
-def test_only_questions_that_change_nothing_are_known() -> None:
+def test_questions_are_only_reads() -> None:
     calls = [f"{question.package}.{call.method}" for question in QUESTIONS.values() for call in question.calls]
     assert calls == [
         "runtime.v1.RuntimeService/Version",
@@ -86,27 +85,22 @@ def test_only_questions_that_change_nothing_are_known() -> None:
     ]
 
 
-def test_the_answers_come_back_and_the_request_asks_for_all(short_root: Path) -> None:
+def test_query_returns_each_answer_of_a_verbose_request(short_root: Path) -> None:
     with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)) as server:
         assert NodeSocket("container-runtime").ask(short_root, PATH) == [VERSION, STATUS]
     verbose = b"\x08\x01"
     assert [request for _, request in server.asked] == [b"", verbose]
 
 
-def test_a_path_that_is_no_plain_word_is_found(short_root: Path) -> None:
+def test_query_follows_links_and_special_characters_inside_the_root(short_root: Path) -> None:
     path = "/run/100%25 #1?.sock"
+    (short_root / "var").mkdir()
+    (short_root / "var/run").symlink_to("/run")
     with serving(short_root / "run/plain.sock", answers_to("container-runtime", VERSION, STATUS)):
         (short_root / path[1:]).symlink_to("plain.sock")
         os.link(short_root / "run/plain.sock", short_root / "run/hard %41.sock")
-        assert NodeSocket("container-runtime").ask(short_root, path) == [VERSION, STATUS]
-        assert NodeSocket("container-runtime").ask(short_root, "/run/hard %41.sock") == [VERSION, STATUS]
-
-
-def test_a_link_leads_inside_the_root(short_root: Path) -> None:
-    (short_root / "var").mkdir()
-    (short_root / "var/run").symlink_to("/run")
-    with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)):
-        assert NodeSocket("container-runtime").ask(short_root, "/var/run/r.sock") == [VERSION, STATUS]
+        for name in (path, "/run/hard %41.sock", "/var/run/plain.sock"):
+            assert NodeSocket("container-runtime").ask(short_root, name) == [VERSION, STATUS]
 
 
 def why_not(root: Path, path: str = PATH, deadline_seconds: float = 10.0) -> str:
@@ -115,7 +109,7 @@ def why_not(root: Path, path: str = PATH, deadline_seconds: float = 10.0) -> str
     return str(failed.value)
 
 
-def test_where_nothing_is_no_child_is_started(short_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_of_no_socket_starts_no_child(short_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nobody/would/start")
     (short_root / "file").write_text("")
     (short_root / "loop").symlink_to("loop")
@@ -126,7 +120,23 @@ def test_where_nothing_is_no_child_is_started(short_root: Path, monkeypatch: pyt
     assert why_not(short_root, "a\0b") == "a\0b: Invalid argument"
 
 
-def test_a_child_that_fails_says_how(short_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_of_a_socket_without_a_grpc_server_is_an_error(short_root: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as closed:
+        closed.bind(str(short_root / "closed.sock"))
+    assert why_not(short_root, "/closed.sock") == "/closed.sock: Connection refused"
+    (short_root / ("x" * 120)).mkdir()
+    os.link(short_root / "closed.sock", short_root / ("x" * 120) / "r.sock")
+    assert "too long" in why_not(short_root, f"/{'x' * 120}/r.sock")
+    with socket.socket(socket.AF_UNIX) as held, socket.socket(socket.AF_UNIX) as first:
+        held.bind(str(short_root / "full.sock"))
+        held.listen(0)
+        first.connect(str(short_root / "full.sock"))
+        assert "no end within 0.5 s" in why_not(short_root, "/full.sock", deadline_seconds=0.5)
+    with serving(short_root / PATH[1:], {}):
+        assert why_not(short_root).startswith("/run/r.sock: UNIMPLEMENTED: ")
+
+
+def test_failed_child_is_reported_with_its_exit_code(short_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where gRPC is not installed, or its library is for another machine."""
     monkeypatch.setattr(sys, "executable", "/bin/cat")
     with serving(short_root / PATH[1:], {}):
@@ -134,13 +144,7 @@ def test_a_child_that_fails_says_how(short_root: Path, monkeypatch: pytest.Monke
     assert message.startswith("/run/r.sock: the child ended with exit code 1: ")
 
 
-def test_a_socket_that_nobody_holds(short_root: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(short_root / "r.sock"))
-    assert why_not(short_root, "/r.sock") == "/r.sock: Connection refused"
-
-
-def test_a_socket_that_we_may_not_open(short_root: Path) -> None:
+def test_query_without_permission_is_an_error(short_root: Path) -> None:
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(short_root / "r.sock"))
         held.listen()
@@ -151,50 +155,13 @@ def test_a_socket_that_we_may_not_open(short_root: Path) -> None:
     assert answer == {"error": "Permission denied"}
 
 
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """No mode keeps root out."""
-    before = os.geteuid()
-    if before:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(before)
-
-
-def test_a_path_that_is_too_long_for_a_socket(short_root: Path) -> None:
-    folder = short_root / ("x" * 120)
-    folder.mkdir()
-    with socket.socket(socket.AF_UNIX) as held:
-        held.bind(str(short_root / "r.sock"))
-        os.link(short_root / "r.sock", folder / "r.sock")
-    assert "too long" in why_not(short_root, f"/{folder.name}/r.sock")
-
-
-def test_one_that_hangs(short_root: Path) -> None:
+def test_query_of_a_hanging_server_ends_at_its_deadline(short_root: Path) -> None:
     with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)) as server:
         server.holds.clear()
         assert why_not(short_root, deadline_seconds=0.5) == "/run/r.sock: no end within 0.5 s; its process was ended"
 
 
-def test_one_that_takes_nobody_in(short_root: Path) -> None:
-    """Its queue is full: to connect is to wait."""
-    with socket.socket(socket.AF_UNIX) as held, socket.socket(socket.AF_UNIX) as first:
-        held.bind(str(short_root / "r.sock"))
-        held.listen(0)
-        first.connect(str(short_root / "r.sock"))
-        assert "no end within 0.5 s" in why_not(short_root, "/r.sock", deadline_seconds=0.5)
-
-
-def test_a_runtime_that_does_not_speak_this_version(short_root: Path) -> None:
-    with serving(short_root / PATH[1:], {}):
-        assert why_not(short_root).startswith("/run/r.sock: UNIMPLEMENTED: ")
-
-
-def test_one_that_speaks_no_grpc(short_root: Path) -> None:
+def test_query_of_a_web_server_is_an_error(short_root: Path) -> None:
     """A web server, say."""
     program = (
         "import socket,sys\ns=socket.socket(1)\ns.bind(sys.argv[1])\ns.listen()\nprint(flush=True)\n"
@@ -220,7 +187,7 @@ def test_one_that_speaks_no_grpc(short_root: Path) -> None:
     ],
     ids=["garbage", "cut off", "64 MiB", "a long name"],
 )
-def test_nonsense_is_no_answer(short_root: Path, answer: bytes, why: str) -> None:
+def test_invalid_answer_is_an_error(short_root: Path, answer: bytes, why: str) -> None:
     good = answers_to("container-runtime", VERSION, STATUS)
     method = (
         "/runtime.v1.RuntimeService/Version" if why != "its output is longer" else "/runtime.v1.RuntimeService/Status"
@@ -229,7 +196,7 @@ def test_nonsense_is_no_answer(short_root: Path, answer: bytes, why: str) -> Non
         assert why in why_not(short_root)
 
 
-def test_a_child_that_nobody_ends_ends_itself(short_root: Path) -> None:
+def test_child_without_a_parent_ends_itself(short_root: Path) -> None:
     """Its parent was killed."""
     argv = [*isolated("healthcheck.host.grpc_child"), "container-runtime", str(short_root / PATH[1:])]
     with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)) as server:
@@ -237,7 +204,7 @@ def test_a_child_that_nobody_ends_ends_itself(short_root: Path) -> None:
         assert subprocess.run([*argv, "0.5"], check=False).returncode == -signal.SIGALRM
 
 
-def test_who_asks_never_loads_grpc(short_root: Path) -> None:
+def test_caller_never_loads_grpc(short_root: Path) -> None:
     program = (
         "import json, sys, pathlib\n"
         "import agent.process.agent_program, cli.__main__, healthcheck.probes.pod_resources\n"

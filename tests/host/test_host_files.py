@@ -22,7 +22,7 @@ from healthcheck.host.host_files import MOST_BYTES, is_executable, matches, read
         ("", "/"),
     ],
 )
-def test_links_are_followed_as_the_host_would(path: str, real: str, tmp_path: Path) -> None:
+def test_links_resolve_inside_the_root(path: str, real: str, tmp_path: Path) -> None:
     (tmp_path / "opt").mkdir()
     (tmp_path / "absolute").symlink_to("/opt")
     (tmp_path / "opt/relative").symlink_to("..")
@@ -32,7 +32,7 @@ def test_links_are_followed_as_the_host_would(path: str, real: str, tmp_path: Pa
     assert resolve(tmp_path, path) == real
 
 
-def test_a_loop_of_links_and_a_path_that_is_none_are_refused(tmp_path: Path) -> None:
+def test_loop_of_links_and_invalid_path_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
 
@@ -44,7 +44,7 @@ def test_a_loop_of_links_and_a_path_that_is_none_are_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("size", "well"), [(MOST_BYTES, True), (MOST_BYTES + 1, False)])
-def test_a_file_of_at_most_a_mebibyte_is_read(size: int, well: bool, tmp_path: Path) -> None:
+def test_file_of_at_most_1_mib_is_read(size: int, well: bool, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * size)
 
     if well:
@@ -54,7 +54,7 @@ def test_a_file_of_at_most_a_mebibyte_is_read(size: int, well: bool, tmp_path: P
             read(tmp_path, "/file")
 
 
-def test_a_pattern_goes_through_links_and_past_what_is_no_folder(tmp_path: Path) -> None:
+def test_pattern_matches_through_links(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real/b.toml").touch()
     (tmp_path / "real/a.toml").touch()
@@ -67,7 +67,7 @@ def test_a_pattern_goes_through_links_and_past_what_is_no_folder(tmp_path: Path)
     assert matches(tmp_path, "/file/*") == []
 
 
-def test_files_are_walked_in_the_order_of_their_names_and_not_through_links(tmp_path: Path) -> None:
+def test_walk_lists_files_by_name_without_following_links(tmp_path: Path) -> None:
     for name in ("d/b/2", "d/b/1", "d/a", "d/c\nd", "other/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -82,14 +82,14 @@ def test_files_are_walked_in_the_order_of_their_names_and_not_through_links(tmp_
     assert walk(tmp_path, "/nothing") == walk(tmp_path, "/d/a") == []
 
 
-def test_so_many_files_are_walked_at_most(tmp_path: Path) -> None:
+def test_walk_is_limited(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number:03}").touch()
 
     assert walk(tmp_path, "/") == [f"/{number:03}" for number in range(256)]
 
 
-def test_a_list_of_the_kernels_is_read_whole_or_up_to_its_bound(tmp_path: Path) -> None:
+def test_kernel_file_is_read_whole_or_up_to_its_limit(tmp_path: Path) -> None:
     """It gives them in parts of a page or so, and says that they have no bytes."""
     lines = read_whole(Path("/"), "/proc/self/smaps", 1 << 20)
 

@@ -79,12 +79,10 @@ def is_given_up(peer: socket.socket) -> bool:
 
 
 class TestAnswers:
-    def test_a_page(self, server: HttpServer) -> None:
+    def test_page_is_answered_with_get_and_head(self, server: HttpServer) -> None:
         assert ask(server) == (200, b"ok\n")
         assert ask(server, "/well?x=1") == (200, b"ok\n")
         assert ask(server, "/big") == (200, BIG)
-
-    def test_head_has_no_body(self, server: HttpServer) -> None:
         assert ask(server, method="HEAD") == (200, b"")
 
     @pytest.mark.parametrize(
@@ -98,7 +96,9 @@ class TestAnswers:
             (b"GET /well HTTP/1.1\r\na: " + b"x" * 4 * MOST_REQUEST_BYTES, 431),
         ],
     )
-    def test_what_is_no_plain_get(self, server: HttpServer, open_: ExitStack, request_: bytes, status: int) -> None:
+    def test_request_other_than_a_plain_get_is_refused(
+        self, server: HttpServer, open_: ExitStack, request_: bytes, status: int
+    ) -> None:
         peer = connect(server, open_)
         # A request rejected before its end is reset: the rest, and the answer, may be lost.
         threading.Thread(target=_send, args=(peer, request_)).start()
@@ -108,29 +108,29 @@ class TestAnswers:
         assert ask(server)[0] == 200
 
     @pytest.mark.parametrize("noise", [b"GET /well HTTP/7.0", b"\x16\x03\x01\x02\x00\x01", b"", b"GET", b"\xff" * 4000])
-    def test_noise_is_ended(self, server: HttpServer, open_: ExitStack, noise: bytes) -> None:
+    def test_noise_gets_no_page(self, server: HttpServer, open_: ExitStack, noise: bytes) -> None:
         assert b"ok\n" not in _all_of(connect(server, open_, noise + b"\r\n\r\n"))
         assert ask(server)[0] == 200
 
-    def test_of_several_requests_on_one_connection_the_first(self, server: HttpServer, open_: ExitStack) -> None:
+    def test_connection_serves_only_its_first_request(self, server: HttpServer, open_: ExitStack) -> None:
         request = b"GET /well HTTP/1.1\r\nConnection: keep-alive\r\n\r\n"
 
         assert _all_of(connect(server, open_, request * 20)).count(b"HTTP/1.0") == 1
 
-    def test_a_page_that_fails_ends_its_own_request_alone(self, server: HttpServer, open_: ExitStack) -> None:
+    def test_failing_page_ends_only_its_request(self, server: HttpServer, open_: ExitStack) -> None:
         assert _all_of(connect(server, open_, b"GET /broken HTTP/1.1\r\n\r\n")) == b""
         assert ask(server)[0] == 200
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="NOT TESTED: this kernel has no IPv6")
-def test_a_kubelet_of_an_ipv6_cluster_is_answered(server: HttpServer) -> None:
+def test_ipv6_client_is_answered(server: HttpServer) -> None:
     with socket.create_connection(("::1", server.port), timeout=GIVE_UP_SECONDS) as peer:
         peer.sendall(b"GET /well HTTP/1.0\r\n\r\n")
 
         assert _all_of(peer).startswith(b"HTTP/1.0 200 ")
 
 
-def test_a_kernel_without_ipv6_serves_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_without_ipv6_serves_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     server = HttpServer({"/well": well}, 0)
     server.start()
@@ -138,7 +138,7 @@ def test_a_kernel_without_ipv6_serves_ipv4(monkeypatch: pytest.MonkeyPatch) -> N
     assert ask(server)[0] == HTTPStatus.OK
 
 
-def test_a_port_that_is_in_use_by_ipv4_is_an_error() -> None:
+def test_port_in_use_by_ipv4_is_an_error() -> None:
     with socket.create_server(("", 0)) as other, pytest.raises(OSError, match="in use"):
         HttpServer({}, other.getsockname()[1])
 
@@ -153,26 +153,18 @@ class TestAFullTable:
         ],
         ids=["idle", "fat", "not reading"],
     )
-    def test_gives_up_the_oldest_for_the_newest(self, server: HttpServer, open_: ExitStack, sent: bytes) -> None:
-        threads = len(list(THREADS.iterdir()))
+    def test_full_table_drops_the_oldest_connection(self, server: HttpServer, open_: ExitStack, sent: bytes) -> None:
+        threads, descriptors = len(list(THREADS.iterdir())), _descriptors()
         peers = [connect(server, open_, sent) for _ in range(3 * MOST_CONNECTIONS)]
 
         assert ask(server) == (200, b"ok\n")
         assert len(list(THREADS.iterdir())) == threads
+        assert _descriptors() <= descriptors + len(peers) + MOST_CONNECTIONS + 2
         eventually(lambda: all(map(is_given_up, peers[:MOST_CONNECTIONS])))
-
-    def test_holds_no_more_descriptors_than_its_size(self, server: HttpServer, open_: ExitStack) -> None:
-        before = _descriptors()
-        for _ in range(3 * MOST_CONNECTIONS):
-            connect(server, open_)
-        assert ask(server)[0] == 200  # so all before it were let in
-
-        ours = 3 * MOST_CONNECTIONS
-        assert _descriptors() <= before + ours + MOST_CONNECTIONS + 2
 
 
 class TestPeers:
-    def test_a_crowd_gives_up_a_connection_of_its_own(self, server: HttpServer, open_: ExitStack) -> None:
+    def test_address_with_most_connections_loses_its_oldest(self, server: HttpServer, open_: ExitStack) -> None:
         first = connect(server, open_, b"GET ")
         crowd = [_connect_from("127.0.0.2", server, open_) for _ in range(MOST_CONNECTIONS)]
         eventually(lambda: is_given_up(crowd[0]))
@@ -180,7 +172,7 @@ class TestPeers:
         assert not is_given_up(first)
         assert not is_given_up(crowd[-1])
 
-    def test_an_address_alone_has_the_whole_table(self, server: HttpServer, open_: ExitStack) -> None:
+    def test_single_address_may_fill_the_table(self, server: HttpServer, open_: ExitStack) -> None:
         crowd = [_connect_from("127.0.0.2", server, open_) for _ in range(MOST_CONNECTIONS)]
 
         assert ask(server)[0] == 200
@@ -199,12 +191,12 @@ class TestPatience:
         monkeypatch.setattr(http_server, "PATIENCE_SECONDS", 0.2)
 
     @pytest.mark.parametrize("sent", [b"", b"GET /well", b"GET /big HTTP/1.1\r\n\r\n"])
-    def test_ends_an_exchange_that_takes_too_long(self, server: HttpServer, open_: ExitStack, sent: bytes) -> None:
+    def test_exchange_ends_at_its_deadline(self, server: HttpServer, open_: ExitStack, sent: bytes) -> None:
         peer = connect(server, open_, sent)
 
         eventually(lambda: is_given_up(peer))
 
-    def test_is_not_renewed_by_a_byte_now_and_then(self, server: HttpServer, open_: ExitStack) -> None:
+    def test_deadline_is_not_renewed_by_single_bytes(self, server: HttpServer, open_: ExitStack) -> None:
         peer = connect(server, open_, b"GET /well HTTP/1.1\r\na: ")
 
         def trickle() -> bool:
@@ -213,7 +205,7 @@ class TestPatience:
         eventually(trickle)
 
 
-def test_without_a_descriptor_left_it_gives_up_what_it_has(server: HttpServer, open_: ExitStack) -> None:
+def test_server_without_descriptors_drops_a_connection(server: HttpServer, open_: ExitStack) -> None:
     old = connect(server, open_)
     new = open_.enter_context(socket.socket())
     new.settimeout(GIVE_UP_SECONDS)

@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_a_file_is_replaced_atomically_without_leftovers(path: Path, on_disk: bool) -> None:
+def test_file_is_replaced_atomically(path: Path, on_disk: bool) -> None:
     node_file.replace_whole(path, b"old", on_disk=on_disk)
     with path.open("rb") as reader:
         node_file.replace_whole(path, b"new", on_disk=on_disk)
@@ -40,7 +40,7 @@ def test_a_file_is_replaced_atomically_without_leftovers(path: Path, on_disk: bo
     assert (path.read_bytes(), list(path.parent.iterdir())) == (b"new", [path])
 
 
-def test_a_disk_that_is_full_leaves_the_old_one(path: Path) -> None:
+def test_full_disk_leaves_the_previous_file(path: Path) -> None:
     node_file.replace_whole(path, b"old")
     with no_room(), pytest.raises(OSError, match="File too large"):
         node_file.replace_whole(path, b"new")
@@ -73,7 +73,7 @@ PLANTED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
-def test_what_is_no_file_is_neither_waited_for_nor_followed(path: Path, plant: Callable[[Path], object]) -> None:
+def test_path_that_is_no_file_is_not_opened_but_replaced(path: Path, plant: Callable[[Path], object]) -> None:
     plant(path)
     plant(path.with_suffix(".new"))
     with pytest.raises(NotAFile, match="not a regular file"):
@@ -86,7 +86,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(path: Path, plant: C
     assert (node_file.read_start(path, 10), list(path.parent.iterdir())) == (b"new", [path])
 
 
-def test_a_file_for_its_owner_takes_no_other_ones_place(path: Path) -> None:
+def test_owners_file_replaces_no_other_file(path: Path) -> None:
     path.with_suffix(".new").write_bytes(b"somebody's")
     path.write_bytes(b"old")
     path.chmod(0o644)
@@ -96,7 +96,7 @@ def test_a_file_for_its_owner_takes_no_other_ones_place(path: Path) -> None:
     assert path.with_suffix(".new").read_bytes() == b"somebody's"
 
 
-def test_a_file_for_its_owner_that_can_not_be_put_in_its_place_leaves_nothing(tmp_path: Path) -> None:
+def test_owners_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
         node_file.replace_for_owner(tmp_path / "folder", b"new")
@@ -104,7 +104,7 @@ def test_a_file_for_its_owner_that_can_not_be_put_in_its_place_leaves_nothing(tm
 
 
 @pytest.mark.parametrize(("most", "read"), [(0, b""), (3, b"012"), (9, b"0123")])
-def test_no_more_is_read_than_was_asked_for(path: Path, most: int, read: bytes) -> None:
+def test_read_is_limited(path: Path, most: int, read: bytes) -> None:
     path.write_bytes(b"0123")
     assert node_file.read_start(path, most) == read
 
@@ -120,7 +120,7 @@ def has_it(process: subprocess.Popen[str]) -> bool:
     return process.stdout.readline().strip() == "True"
 
 
-def test_a_lock_is_one_processes_until_it_unlocks_or_is_killed(tmp_path: Path) -> None:
+def test_lock_has_one_holder_until_its_release_or_end(tmp_path: Path) -> None:
     path = tmp_path / "made/lock"
     mine = node_file.lock(path)
     assert mine is not None
@@ -138,7 +138,7 @@ def test_a_lock_is_one_processes_until_it_unlocks_or_is_killed(tmp_path: Path) -
     node_file.unlock(again)
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_lock_in_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         node_file.lock(tmp_path / "file/lock")

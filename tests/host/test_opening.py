@@ -34,7 +34,7 @@ def places(tmp_path: Path) -> Path:
         ("file/below", False, False),
     ],
 )
-def test_what_can_be_seen(places: Path, name: str, there: bool, folder: bool) -> None:
+def test_path_exists_or_is_a_folder(places: Path, name: str, there: bool, folder: bool) -> None:
     assert (is_there(places / name), is_folder(str(places / name))) == (there, folder)
     assert host_files.is_there(places, f"/{name}") is there
 
@@ -43,14 +43,16 @@ def test_what_can_be_seen(places: Path, name: str, there: bool, folder: bool) ->
 @pytest.mark.parametrize(
     ("name", "why"), [("circle", "Too many levels of symbolic links"), ("n" * 256, "File name too long")]
 )
-def test_what_nobody_can_tell_is_not_absent(places: Path, look: Callable[[Path], object], name: str, why: str) -> None:
+def test_path_that_cannot_be_checked_is_an_error(
+    places: Path, look: Callable[[Path], object], name: str, why: str
+) -> None:
     with pytest.raises(ProbeError, match=f"{places / name}: {why}"):
         look(places / name)
     with pytest.raises(ProbeError, match=why):
         host_files.is_there(places, f"/{name}")
 
 
-def test_a_folder_that_is_closed_to_us_may_hold_anything(short_root: Path) -> None:
+def test_path_in_a_closed_folder_is_an_error(short_root: Path) -> None:
     (short_root / "closed").mkdir(mode=0)
     short_root.chmod(0o755)
     with as_nobody():
@@ -59,7 +61,7 @@ def test_a_folder_that_is_closed_to_us_may_hold_anything(short_root: Path) -> No
             is_there(short_root / "closed/one")
 
 
-def test_a_folder_that_is_wanted(places: Path) -> None:
+def test_wanted_folder_that_is_missing_is_an_error(places: Path) -> None:
     want_folder(places / "link")
     for name in ("file", "missing"):
         with pytest.raises(ProbeError, match=f"{places / name}: no such directory"):

@@ -18,21 +18,21 @@ def reaches(path: Path, listener: socket.socket) -> bool:
     return True
 
 
-def test_only_its_owner_may_connect(short_root: Path) -> None:
+def test_socket_is_for_its_owner(short_root: Path) -> None:
     with root_socket.listen(short_root / "s") as listener:
         assert stat.S_IMODE((short_root / "s").lstat().st_mode) == 0o600
         assert reaches(short_root / "s", listener)
     assert [file.name for file in short_root.iterdir()] == ["s"]
 
 
-def test_the_path_may_be_longer_than_a_sockets(tmp_path: Path) -> None:
+def test_socket_path_may_be_long(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 200)
     folder.mkdir()
     with root_socket.listen(folder / "s"):
         assert (folder / "s").is_socket()
 
 
-def test_it_replaces_the_one_of_an_earlier_agent_and_a_file_or_link_of_its_name(short_root: Path) -> None:
+def test_socket_replaces_an_earlier_socket_or_link(short_root: Path) -> None:
     target = short_root / "target"
     target.write_text("kept")
     for name in ("s", "s.new"):
@@ -42,7 +42,7 @@ def test_it_replaces_the_one_of_an_earlier_agent_and_a_file_or_link_of_its_name(
     assert target.read_text() == "kept"
 
 
-def test_a_folder_behind_a_link_or_in_the_way_is_an_error(short_root: Path) -> None:
+def test_socket_in_a_linked_or_missing_folder_is_an_error(short_root: Path) -> None:
     (short_root / "link").symlink_to(".")
     (short_root / "s").mkdir()
     for path in (short_root / "link/x", short_root / "s", short_root / "none/s"):

@@ -30,7 +30,7 @@ DOCUMENTS = {
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("value", DOCUMENTS.values(), ids=DOCUMENTS)
-def test_json_is_written_as_python_writes_it(
+def test_json_is_written_like_pythons(
     value: Any, indent: int | None, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     write_json(value, indent)

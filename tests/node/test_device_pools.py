@@ -47,13 +47,13 @@ def names(*slices: Json) -> list[str] | None:
         ({}, "", set()),
     ],
 )
-def test_a_device_is_known_by_the_names_of_its_gpu(attributes: dict[str, str], address: str, uuids: set[str]) -> None:
+def test_device_has_the_address_and_uuids_of_its_gpu(attributes: dict[str, str], address: str, uuids: set[str]) -> None:
     found = read(resource_slice(device("gpu-0", **attributes)))
     assert found.devices == {NODE: [Device(NODE, "gpu-0", address, frozenset(uuids))]}
 
 
 @pytest.mark.parametrize("spec", [{"driver": "compute-domain.nvidia.com"}, {"nodeName": "another"}, {"nodeName": None}])
-def test_of_other_drivers_and_nodes_nothing_is_read(spec: Json) -> None:
+def test_slices_of_other_drivers_and_nodes_are_ignored(spec: Json) -> None:
     assert names(resource_slice(device("gpu-0"), **spec)) == []
 
 
@@ -78,18 +78,16 @@ ELSEWHERE = resource_slice(device("gpu-9"), pool="rack")
         ([resource_slice(count=2), resource_slice(device("gpu-0"), count=2)], ["gpu-0"]),
     ],
 )
-def test_only_the_newest_generation_of_a_pool_counts_once_all_of_it_is_there(
-    slices: list[Json], expected: list[str] | None
-) -> None:
+def test_newest_complete_generation_of_a_pool_counts(slices: list[Json], expected: list[str] | None) -> None:
     assert names(*slices) == expected
 
 
-def test_a_pool_that_is_published_anew_hides_no_other_node() -> None:
+def test_incomplete_pool_hides_no_other_node() -> None:
     found = read(NEW[0], resource_slice(device("gpu-0"), nodeName="b", pool="b"))
     assert (set(found.unread), set(found.devices)) == ({NODE}, {"b"})
 
 
 @pytest.mark.parametrize("pool", [None, {}, {"name": NODE}, {"name": NODE, "generation": "x", "resourceSliceCount": 1}])
-def test_a_slice_that_says_nothing_of_its_pool_can_not_be_read(pool: Json | None) -> None:
+def test_slice_without_a_valid_pool_is_an_error(pool: Json | None) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         read_slice(resource_slice(device("gpu-0")) | {"spec": {"driver": "gpu.nvidia.com", "pool": pool}})

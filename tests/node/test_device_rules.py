@@ -46,7 +46,7 @@ def rule(device: str = "gpu-0", **changes: Any) -> Json:
         ({"metadata": {"name": "somebody"}}, False),
     ],
 )
-def test_a_rule_is_ours_that_says_what_we_say(changes: Json, is_ours: bool) -> None:
+def test_rule_with_an_agents_content_is_ours(changes: Json, is_ours: bool) -> None:
     found = device_rule(rule(**changes), NODE)
     assert (found.is_ours, found.node_uid, found.is_heeded) == (is_ours, "node-uid", False)
 
@@ -58,7 +58,7 @@ def test_a_rule_that_the_controllers_have_seen_is_heeded(generation: int, now: b
     assert (found.is_heeded, found.is_heeded_now) == (True, now)
 
 
-def test_no_two_nodes_share_a_name() -> None:
+def test_rule_names_of_two_nodes_differ() -> None:
     assert rule_name("a", "gpu-0") != rule_name("a.gpu-0", "gpu-0")
     assert not device_rule(rule(), "ip-10-0-0-1").is_ours
 
@@ -73,5 +73,5 @@ def test_no_two_nodes_share_a_name() -> None:
         ({"capacity": {"volcano.sh/vgpu-number": "10"}}, True),
     ],
 )
-def test_a_device_plugin_shows_in_what_the_kubelet_offers(status: Json, expected: bool) -> None:
+def test_device_plugin_shows_in_the_nodes_resources(status: Json, expected: bool) -> None:
     assert has_device_plugin(status) is expected

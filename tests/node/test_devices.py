@@ -77,18 +77,16 @@ def held(*devices: str, pods: tuple[str, ...] = ("train",), **result: Any) -> Ob
         ([published(device("gpu-0", taints=("None",)))], NodeDevices(1)),
     ],
 )
-def test_what_a_sweep_could_claim_of_a_node(slices: list[Object], devices: NodeDevices | None) -> None:
+def test_devices_of_a_node_that_a_sweep_can_claim(slices: list[Object], devices: NodeDevices | None) -> None:
     assert offer(*slices).of("n") == devices
 
 
-def test_without_the_template_a_node_says_what_is_missing() -> None:
+def test_node_without_the_template_needs_the_overlay() -> None:
     assert offer(published(device("gpu-0")), has_template=False).of("n") == NodeDevices(1, NEEDED)
 
 
 @pytest.mark.parametrize(("has_template", "devices"), [(True, NodeDevices(1)), (False, None)])
-def test_what_a_device_plugin_serves_too_is_swept_without_the_template(
-    has_template: bool, devices: NodeDevices | None
-) -> None:
+def test_node_with_a_device_plugin_needs_no_template(has_template: bool, devices: NodeDevices | None) -> None:
     both = offer(published(device("gpu-0")), has_template=has_template)
     assert with_devices(NodeState("n", gpus={"nvidia.com/gpu": 8}), both).devices == devices
     assert with_devices(NodeState("other"), both).devices is None
@@ -107,6 +105,6 @@ def test_what_a_device_plugin_serves_too_is_swept_without_the_template(
         ({"metadata": {"namespace": "team", "name": "c"}, "spec": {}}, {}),
     ],
 )
-def test_who_holds_devices_of_a_node(claim: Object, busy: dict[str, str]) -> None:
+def test_claim_that_holds_devices_of_a_node_is_named(claim: Object, busy: dict[str, str]) -> None:
     found = gpu_claim(claim)
     assert offer(published(device("gpu-0"), device("gpu-1"))).claimed_by([found] if found else []) == busy

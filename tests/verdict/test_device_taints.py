@@ -67,13 +67,13 @@ def tainted_gpus(
         ([on("gpu/")], None),
     ],
 )
-def test_what_is_about_gpus_alone_is_kept_off_them(
+def test_findings_about_gpus_alone_taint_the_gpus(
     findings: list[Finding], expected: list[tuple[str, Severity]] | None
 ) -> None:
     assert tainted_gpus(memory_of(*findings)) == expected
 
 
-def test_the_severity_that_taints_decides_what_counts() -> None:
+def test_findings_below_the_taint_severity_do_not_count() -> None:
     memory = memory_of(on(f"gpu/{A}"), on("node", RESET, "GpuCountLow"))
     assert tainted_gpus(memory, rules=replace(ON, taint_severity=REBOOT)) == [(A, REBOOT)]
 
@@ -87,13 +87,13 @@ def test_the_severity_that_taints_decides_what_counts() -> None:
     ],
     ids=["not asked for", "a device plugin gives them out too", "a deep record that names no GPU"],
 )
-def test_else_the_taint_is_the_nodes(state: NodeState, rules: Rules) -> None:
+def test_findings_taint_the_node_without_usable_device_taints(state: NodeState, rules: Rules) -> None:
     record = '{"schema":1,"timestamp":"2026-11-21T01:02:03Z","status":"fail","severity":"ISOLATE"}'
     annotations = dict.fromkeys(state.annotations, record)
     assert tainted_gpus(memory_of(on(f"gpu/{A}")), replace(state, annotations=annotations), rules) is None
 
 
-def test_not_having_looked_exchanges_no_taint_and_lifts_none() -> None:
+def test_unobserved_cycle_keeps_the_present_taints() -> None:
     bad = memory_of(on(f"gpu/{A}"))
     assert tainted_gpus(bad, node(taints=[TAINT]), blind=BLIND) is None
     assert tainted_gpus(bad, node(taints=[TAINT])) == [(A, REBOOT)]
@@ -122,7 +122,7 @@ def rule(device: str = "gpu-0", tier: str = "RESET", **more: object) -> DeviceRu
         ([BAD, BadGpu(B, ISOLATE)], [rule()], ["gpu-1"], [], []),
     ],
 )
-def test_rules_are_brought_up_to_the_bad_gpus(
+def test_rules_follow_the_faulty_gpus(
     gpus: list[BadGpu], rules: list[DeviceRule], made: list[str], changed: list[str], gone: list[str]
 ) -> None:
     change = plan_rules(gpus, [GPU_0, GPU_1], rules, node())
@@ -134,14 +134,14 @@ def test_rules_are_brought_up_to_the_bad_gpus(
 
 
 @pytest.mark.parametrize("known", [{"GPU-a"}, set()], ids=["its UUID is known", "only its address is"])
-def test_each_part_of_a_gpu_gets_a_rule(known: set[str]) -> None:
+def test_rules_cover_each_part_of_a_gpu(known: set[str]) -> None:
     parts = [Device(NODE, f"gpu-0-mig-1g-{n}", "", frozenset({"GPU-a"})) for n in range(3)]
     change = plan_rules([BadGpu(A, RESET, frozenset(known))], [GPU_0, *parts, GPU_1], [], node())
     assert [rule.device for rule in change.made] == ["gpu-0", *(part.name for part in parts)]
     assert [rule.name for rule in change.made] == [rule_name(NODE, text) for text in ("gpu-0", "0", "1", "2")]
 
 
-def test_a_part_takes_a_number_that_is_free() -> None:
+def test_rule_of_a_part_has_a_free_number() -> None:
     parts = [Device(NODE, f"gpu-0-mig-1g-{n}", A) for n in range(3)]
     numbered = rule(parts[1].name, name=rule_name(NODE, "1"))
     by_device = rule(parts[2].name)  # of an agent of 0.2.0
@@ -155,12 +155,12 @@ def test_a_part_takes_a_number_that_is_free() -> None:
 
 
 @pytest.mark.parametrize(("length", "why"), [(231, ""), (232, "their names are too long")])
-def test_a_name_has_253_characters_at_most(length: int, why: str) -> None:
+def test_rule_name_has_253_characters_at_most(length: int, why: str) -> None:
     name = "n" * length
     assert why in plan_rules([BAD], [Device(name, "gpu-0", A)], [], NodeState(name, "1")).why
 
 
-def test_of_two_rules_for_one_device_one_goes() -> None:
+def test_second_rule_of_a_device_is_deleted() -> None:
     twice = [rule(), rule(name=rule_name(NODE, "0"))]
     change = plan_rules([BAD], [GPU_0], twice, node())
 
@@ -183,7 +183,7 @@ def test_of_two_rules_for_one_device_one_goes() -> None:
         ),
     ],
 )
-def test_what_rules_cannot_cover_is_the_nodes_and_said(
+def test_rules_that_cannot_cover_a_gpu_are_not_created(
     devices: list[Device], rules: list[DeviceRule], why: str
 ) -> None:
     change = plan_rules([BAD], devices, [*rules, rule("gpu-1")], node())
@@ -206,7 +206,7 @@ def plan_for(state: NodeState, memory: Memory, grant: SlotGrant) -> NodePatch:
         (node(), SlotGrant(held=False, why="full"), "withheld", None),
     ],
 )
-def test_the_node_has_no_taint_where_its_gpus_have(
+def test_node_has_no_taint_while_its_gpus_have(
     state: NodeState, grant: SlotGrant, word: str, taints: list[object] | None
 ) -> None:
     patch = plan_for(state, memory_of(on(f"gpu/{A}")), grant).patch
@@ -218,7 +218,7 @@ def test_the_node_has_no_taint_where_its_gpus_have(
     assert says_devices(node(annotations={RESULTS: text})) is (word == "devices")
 
 
-def test_no_repair_is_requested_for_a_node_with_working_gpus() -> None:
+def test_repair_is_not_requested_for_a_node_with_working_gpus() -> None:
     memory = memory_of(on(f"gpu/{A}", ISOLATE))
     verdict = decide(memory, [says()])
     rules = replace(ON, repair=RepairPolicy(REPAIR_CONDITIONS))
