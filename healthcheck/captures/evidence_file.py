@@ -67,7 +67,7 @@ class EvidenceCycle(Struct, frozen=True):
     """Events that people released on this machine."""
 
 
-class _Read(Struct, frozen=True):
+class _ProbeResult(Struct, frozen=True):
     """The facts that one probe read, or the reason why it could not read them."""
 
     facts: Any = None
@@ -75,8 +75,8 @@ class _Read(Struct, frozen=True):
     seconds: float = 0.0
 
 
-class _ProbeTimes(Struct, frozen=True):
-    """Time of a probe. `at` is in seconds of CLOCK_MONOTONIC."""
+class _ProbeResults(Struct, frozen=True):
+    """Results of the probes by name. `at` is in seconds of CLOCK_MONOTONIC."""
 
     at: float
     probes: dict[str, Any]
@@ -95,8 +95,8 @@ class _File(Struct, frozen=True):
     checks: tuple[str, ...]
     expected: dict[str, Any]
     """Expected values. null means the default: JSON has no infinity, so infinity is written as null."""
-    look: _ProbeTimes
-    before: _ProbeTimes | None = None
+    look: _ProbeResults
+    before: _ProbeResults | None = None
     acknowledged: tuple[Acknowledgement, ...] = ()
 
 
@@ -120,12 +120,12 @@ def why_not(path: Path) -> str:
     return "" if os.access(path.parent, os.W_OK) else f"{path.parent}: can't be written to"
 
 
-def write(path: Path, look: EvidenceCycle) -> None:
+def write(path: Path, cycle: EvidenceCycle) -> None:
     """Replace the file; only its owner can read it.
 
     Raises EvidenceError; the previous file then remains.
     """
-    content = json.dumps(_content(look), indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    content = json.dumps(_content(cycle), indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     if len(content) > MOST_EVIDENCE:
         raise EvidenceError(
             f"{path}: {len(content) >> 20} MiB of evidence; at most {MOST_EVIDENCE >> 20} MiB can be read again"
@@ -165,9 +165,7 @@ def read(raw: bytes) -> EvidenceCycle:
         file.boot_id,
         Now(_utc(file.wall), file.monotonic),
         tuple(_checks_named(file.checks)),
-        from_plain(
-            Expectation, {key: result for key, result in file.expected.items() if result is not None}, "expected"
-        ),
+        from_plain(Expectation, {key: value for key, value in file.expected.items() if value is not None}, "expected"),
         file.monitor_ttl_seconds,
         _evidence(file.look, "look", before),
         tuple(
@@ -182,34 +180,34 @@ def _utc(wall: datetime) -> datetime:
     return held(wall)
 
 
-def _content(look: EvidenceCycle) -> dict[str, Any]:
-    evidence = look.evidence
+def _content(cycle: EvidenceCycle) -> dict[str, Any]:
+    evidence = cycle.evidence
     return {
         "format": EVIDENCE_FORMAT,
         "schema": SCHEMA,
         "agent_version": healthcheck.__version__,
-        "hostname": look.hostname,
-        "machine": look.machine,
-        "boot_id": look.boot_id,
-        "wall": look.now.wall.isoformat(),
-        "monotonic": look.now.monotonic,
-        "monitor_ttl_seconds": look.monitor_ttl_seconds,
-        "checks": [check.name for check in look.checks],
-        "expected": {key: None if value == math.inf else value for key, value in plain(look.expected).items()},
-        "look": _seen(evidence),
-        "before": _seen(evidence.before) if evidence.before else None,
-        "acknowledged": plain(look.acknowledged),
+        "hostname": cycle.hostname,
+        "machine": cycle.machine,
+        "boot_id": cycle.boot_id,
+        "wall": cycle.now.wall.isoformat(),
+        "monotonic": cycle.now.monotonic,
+        "monitor_ttl_seconds": cycle.monitor_ttl_seconds,
+        "checks": [check.name for check in cycle.checks],
+        "expected": {key: None if value == math.inf else value for key, value in plain(cycle.expected).items()},
+        "look": _results(evidence),
+        "before": _results(evidence.before) if evidence.before else None,
+        "acknowledged": plain(cycle.acknowledged),
     }
 
 
-def _seen(evidence: Evidence) -> dict[str, Any]:
-    return {"at": evidence.at, "probes": {probe.name: _read_by(probe, evidence) for probe in evidence.probes}}
+def _results(evidence: Evidence) -> dict[str, Any]:
+    return {"at": evidence.at, "probes": {probe.name: _result(probe, evidence) for probe in evidence.probes}}
 
 
-def _read_by(probe: Probe[Any], evidence: Evidence) -> dict[str, Any]:
-    cause = evidence.unread(probe)
-    fields = {"unread": plain(cause)} if cause else {"facts": plain(evidence[probe])}
-    return {"seconds": evidence.seconds.get(probe.name, 0.0), **fields}
+def _result(probe: Probe[Any], evidence: Evidence) -> dict[str, Any]:
+    unread = evidence.unread(probe)
+    result = {"unread": plain(unread)} if unread else {"facts": plain(evidence[probe])}
+    return {"seconds": evidence.seconds.get(probe.name, 0.0), **result}
 
 
 def plain(value: Any) -> Any:
@@ -223,19 +221,19 @@ def _name(value: Any) -> str:
     raise NotImplementedError(type(value))
 
 
-def _evidence(saved: _ProbeTimes, place: str, before: Evidence | None = None) -> Evidence:
+def _evidence(saved: _ProbeResults, path: str, before: Evidence | None = None) -> Evidence:
     # Ignore probes that exist only in other versions: no check of this version reads them.
     known = {probe.name: probe for check in (*CHECKS, *DEEP_CHECKS) for probe in check.needs}
-    seen: dict[Probe[Any], Any] = {}
+    facts: dict[Probe[Any], Any] = {}
     seconds: dict[str, float] = {}
     for name, raw in saved.probes.items():
         if name not in known:
             continue
-        at = f"{place}.probes.{name}"
-        read = from_plain(_Read, raw, at)
-        seen[known[name]] = read.unread or from_plain(known[name].facts, _with_kinds(read.facts), f"{at}.facts")
-        seconds[name] = read.seconds
-    return Evidence(seen, saved.at, before, seconds)
+        at = f"{path}.probes.{name}"
+        result = from_plain(_ProbeResult, raw, at)
+        facts[known[name]] = result.unread or from_plain(known[name].facts, _with_kinds(result.facts), f"{at}.facts")
+        seconds[name] = result.seconds
+    return Evidence(facts, saved.at, before, seconds)
 
 
 _KINDS = {
@@ -256,12 +254,12 @@ def _with_kinds(facts: Any) -> Any:
         return [_with_kinds(fact) for fact in facts]
     if not isinstance(facts, dict):
         return facts
-    fields = {key: _with_kinds(value) for key, value in facts.items()}
-    answer = fields.get("answer")
+    typed = {key: _with_kinds(value) for key, value in facts.items()}
+    answer = typed.get("answer")
     if isinstance(answer, dict) and "type" not in answer:
         kind = next((kind for key, kind in _KINDS.items() if key in answer), None)
-        fields["answer"] = {"type": kind, **answer} if kind else answer
-    return fields
+        typed["answer"] = {"type": kind, **answer} if kind else answer
+    return typed
 
 
 def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:
@@ -274,7 +272,7 @@ def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:
         yield known[name]
 
 
-def from_plain(kind: Any, value: Any, place: str = "") -> Any:
+def from_plain(kind: Any, value: Any, path: str = "") -> Any:
     """Convert a value that `plain` returned back to this type.
 
     Raises EvidenceError with the path to the invalid value.
@@ -282,9 +280,9 @@ def from_plain(kind: Any, value: Any, place: str = "") -> Any:
     try:
         return convert(value, kind, str_keys=True, dec_hook=_cause)
     except ValidationError as error:
-        what, _, where = str(error).replace("`", "").partition(" - at $")
-        path = (place + where).lstrip(".")
-        raise EvidenceError(f"{path[:200]}: {what}" if path else what) from error
+        message, _, inner_path = str(error).replace("`", "").partition(" - at $")
+        full_path = (path + inner_path).lstrip(".")
+        raise EvidenceError(f"{full_path[:200]}: {message}" if full_path else message) from error
 
 
 def _cause(kind: type, value: Any) -> Any:
