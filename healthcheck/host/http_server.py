@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 MOST_CONNECTIONS = 128
 MOST_REQUEST_BYTES = 8192
-PATIENCE_SECONDS = 10.0
+DEADLINE_SECONDS = 10.0
 """Deadline of a whole exchange, so that a slow client cannot keep its connection open."""
 _PORTION_BYTES = 2048
 _UNREAD_BYTES = 8192
@@ -73,7 +73,7 @@ class HttpServer:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # accepted connections inherit it
         self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
-        self._talks: dict[asyncio.Task[None], _Peer] = {}
+        self._exchanges: dict[asyncio.Task[None], _Peer] = {}
         """Connections, oldest first."""
 
     @property
@@ -90,28 +90,28 @@ class HttpServer:
             try:
                 connection, address = await self._loop.sock_accept(self._listener)
             except OSError:  # no free descriptor, or the peer has closed
-                if not self._give_up_oldest():
+                if not self._drop_oldest():
                     await asyncio.sleep(_STARVED_SECONDS)
             else:
-                while len(self._talks) >= MOST_CONNECTIONS:
-                    self._give_up_oldest()
+                while len(self._exchanges) >= MOST_CONNECTIONS:
+                    self._drop_oldest()
                     await asyncio.sleep(0)
                 peer = _Peer(connection, address[0] if address else "")  # a client of a Unix socket has none
-                task = self._loop.create_task(self._talk(peer))
-                self._talks[task] = peer
+                task = self._loop.create_task(self._converse(peer))
+                self._exchanges[task] = peer
                 task.add_done_callback(self._ended)
             now = time.monotonic()
             left, at = min(left + (now - at) * _ACCEPTED_PER_SECOND, _BURST) - 1.0, now
             await asyncio.sleep(max(-left / _ACCEPTED_PER_SECOND, 0.0))
 
-    def _give_up_oldest(self) -> bool:
+    def _drop_oldest(self) -> bool:
         """Cancel the oldest request of the address with the most requests. Returns whether there was one."""
-        most = Counter(peer.address for peer in self._talks.values()).most_common(1)
-        oldest = next((task for task, peer in self._talks.items() if peer.address == most[0][0]), None)
+        most = Counter(peer.address for peer in self._exchanges.values()).most_common(1)
+        oldest = next((task for task, peer in self._exchanges.items() if peer.address == most[0][0]), None)
         return oldest is not None and oldest.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        connection = self._talks.pop(task).connection
+        connection = self._exchanges.pop(task).connection
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, OSError):  # includes TimeoutError
             log.error("a request failed", error=repr(error))
@@ -119,8 +119,8 @@ class HttpServer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         connection.close()
 
-    async def _talk(self, peer: _Peer) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+    async def _converse(self, peer: _Peer) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
             request = bytearray()
             while _END not in request and len(request) <= MOST_REQUEST_BYTES:
                 if request:
@@ -170,7 +170,7 @@ class _Exchange(BaseHTTPRequestHandler):
         if _END not in self.request:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         elif self.parse_request():
-            self.well_formed = self._is_for_us()
+            self.well_formed = self._is_supported()
 
     def finish(self) -> None:
         """Do not close the streams, so that the bytes of the answer remain."""
@@ -193,7 +193,7 @@ class _Exchange(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Log nothing: the kubelet sends a request every few seconds."""
 
-    def _is_for_us(self) -> bool:
+    def _is_supported(self) -> bool:
         if self.command not in ("GET", "HEAD"):
             self.send_error(HTTPStatus.NOT_IMPLEMENTED)
         elif self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:

@@ -97,36 +97,53 @@ def test_event_in_several_sections_counts_once(sections: list[str]) -> None:
     assert sum(map(len, read.boots)) == len(NOW)
 
 
-def test_event_with_the_same_text_later_counts_again() -> None:
-    storm = tuple((100.0 + number, MMU) for number in range(20))
-    read = Reading(report(scanned(b0=text("journal short", *storm)), "dmesg:\n\n" + text("dmesg", *storm[12:])))
-
-    assert read.boots == [[MMU] * 20]
-    assert read.passed_over.repeated == 8
+STORM = tuple((100.0 + number, MMU) for number in range(20))
+BEFORE = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
+RECENT = ((4.0, LOADED), (100.5, MMU))
+SENTENCE = ((4.0, LOADED), (5.0, FALLEN))
 
 
-def test_boots_follow_from_the_journals_sections() -> None:
-    old = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
-    now = ((4.0, LOADED), (100.5, MMU))
-    logs = scanned(messages=text("syslog", *old, *now), b0=text("journal short", *now), b1=text("journal short", *old))
-    read = Reading(report(logs, "dmesg:\n\n" + text("dmesg", *now)))
+@pytest.mark.parametrize(
+    ("sections", "boots", "repeated"),
+    [
+        (
+            [scanned(b0=text("journal short", *STORM)), "dmesg:\n\n" + text("dmesg", *STORM[12:])],
+            [[MMU] * 20],
+            8,
+        ),
+        (
+            [scanned(b0=text("journal short", *SENTENCE)), "dmesg:\n\n" + text("dmesg", *SENTENCE)],
+            [[LOADED, FALLEN]],
+            2,
+        ),
+        (
+            [
+                scanned(messages=text("syslog", *BEFORE, *RECENT), b0=text("journal short", *RECENT)),
+                scanned(b1=text("journal short", *BEFORE)),
+                "dmesg:\n\n" + text("dmesg", *RECENT),
+            ],
+            [[LOADED, OLD], [LOADED, MMU]],
+            6,
+        ),
+        (
+            [scanned(messages=text("syslog", *BEFORE, *RECENT)), "dmesg:\n\n" + text("dmesg", *RECENT)],
+            [[LOADED, OLD], [LOADED, MMU]],
+            2,
+        ),
+        (
+            [scanned(b1=text("journal short", *BEFORE)), "dmesg:\n\n[    1.000000] usb 1-1: new\n"],
+            [[LOADED, OLD], []],
+            0,
+        ),
+    ],
+    ids=["same text again", "several lines", "boots by the journal", "boots by dmesg", "boot without a GPU line"],
+)
+def test_report_is_divided_into_boots_without_repeats(
+    sections: list[str], boots: list[list[str]], repeated: int
+) -> None:
+    read = Reading(report(*sections))
 
-    assert read.boots == [[LOADED, OLD], [LOADED, MMU]]
-
-
-def test_boots_follow_from_the_start_of_the_kernel() -> None:
-    old = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
-    now = ((4.0, LOADED), (100.5, MMU))
-    read = Reading(report(scanned(messages=text("syslog", *old, *now)), "dmesg:\n\n" + text("dmesg", *now)))
-
-    assert read.boots == [[LOADED, OLD], [LOADED, MMU]]
-
-
-def test_boot_without_a_gpu_line_ends_the_boot_before() -> None:
-    old = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
-    read = Reading(report(scanned(b1=text("journal short", *old)), "dmesg:\n\n[    1.000000] usb 1-1: new\n"))
-
-    assert read.boots == [[LOADED, OLD], []]
+    assert (read.boots, read.passed_over.repeated) == (boots, repeated)
 
 
 def test_times_within_the_boot_are_those_of_dmesg() -> None:
@@ -140,13 +157,6 @@ def test_now_is_the_date_of_the_report() -> None:
     read = Reading(report(scanned(b0=text("journal short", *NOW)), date="Fri Nov 20 01:30:00 PM -03 2026"))
 
     assert read.batches[-1].now.wall == datetime(2026, 11, 20, 13, 30, tzinfo=UTC)
-
-
-def test_record_of_several_lines_is_one() -> None:
-    result = ((4.0, LOADED), (5.0, FALLEN))
-    read = Reading(report(scanned(b0=text("journal short", *result)), "dmesg:\n\n" + text("dmesg", *result)))
-
-    assert read.boots == [[LOADED, FALLEN]]
 
 
 def test_driver_line_in_other_sections_is_quoted() -> None:

@@ -185,24 +185,18 @@ def _connect_from(address: str, server: HttpServer, stack: ExitStack) -> socket.
     return peer
 
 
-class TestPatience:
-    @pytest.fixture(autouse=True)
-    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http_server, "PATIENCE_SECONDS", 0.2)
+@pytest.mark.parametrize(
+    ("sent", "later"),
+    [(b"", b""), (b"GET /well", b""), (b"GET /big HTTP/1.1\r\n\r\n", b""), (b"GET /well HTTP/1.1\r\na: ", b"x")],
+    ids=["idle", "incomplete", "not reading", "byte by byte"],
+)
+def test_exchange_ends_at_its_deadline(
+    server: HttpServer, open_: ExitStack, monkeypatch: pytest.MonkeyPatch, sent: bytes, later: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "DEADLINE_SECONDS", 0.2)
+    peer = connect(server, open_, sent)
 
-    @pytest.mark.parametrize("sent", [b"", b"GET /well", b"GET /big HTTP/1.1\r\n\r\n"])
-    def test_exchange_ends_at_its_deadline(self, server: HttpServer, open_: ExitStack, sent: bytes) -> None:
-        peer = connect(server, open_, sent)
-
-        eventually(lambda: is_given_up(peer))
-
-    def test_deadline_is_not_renewed_by_single_bytes(self, server: HttpServer, open_: ExitStack) -> None:
-        peer = connect(server, open_, b"GET /well HTTP/1.1\r\na: ")
-
-        def trickle() -> bool:
-            return not _send(peer, b"x") or is_given_up(peer)
-
-        eventually(trickle)
+    eventually(lambda: not _send(peer, later) or is_given_up(peer))
 
 
 def test_server_without_descriptors_drops_a_connection(server: HttpServer, open_: ExitStack) -> None:
