@@ -14,7 +14,7 @@ from tools.chart.manifest import Document
 from tools.chart.templates import sources
 
 _HEAD = """\
-# Generated from kubernetes/manifests and tools/chart/keys.py by `make docs`.
+# Generated from kubernetes/manifests and tools/chart/keys.yaml by `make docs`.
 #
 # Helm merges your maps with these defaults. To remove an entry, set it to null.
 
