@@ -8,7 +8,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-xid node-down demo bench bench-compare upgrade-try install-try matrix fuzz docs lock reproduce release-dry-run clean
+.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-xid node-down demo bench bench-compare upgrade-try install-try matrix fuzz docs lock version reproduce release-dry-run clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -38,7 +38,6 @@ check: setup ## Lint, types, layers, generated files, alerts
 	$(BIN)/python -m tools.docs --check
 	$(BIN)/python -m tools.rules
 	$(BIN)/python -m tools.structure
-	$(BIN)/python -m tools.release.licences --check
 	$(BIN)/zizmor --offline --quiet .github
 
 PYTEST := $(BIN)/pytest --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder
@@ -101,7 +100,6 @@ fuzz: setup ## Search for inputs that break a probe, a check, the memory or its 
 docs: setup ## Regenerate docs/checks.md, causes.md and metrics.md, tables in README and other pages, the profiles, the PrometheusRule
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.manifests
-	$(BIN)/python -m tools.release.licences
 
 lock: setup ## Resolve the dependencies again and lock them with hashes
 	$(COMPILE) --upgrade -o requirements/product.txt pyproject.toml
@@ -109,6 +107,12 @@ lock: setup ## Resolve the dependencies again and lock them with hashes
 	$(COMPILE) --upgrade -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 	$(COMPILE) --upgrade -o requirements/cc.txt requirements/cc.in
 	$(COMPILE) --upgrade -o requirements/go.txt requirements/go.in
+
+version: setup ## Replace the version in the sources: VERSION=1.2.3
+	@echo "$(VERSION)" | grep -qE '^[0-9]+(\.[0-9]+){2}(-(alpha|beta|rc)\.[0-9]+)?$$' || { echo "version: VERSION=1.2.3 is missing" >&2; exit 2; }
+	before=$$($(BIN)/python -c 'from healthcheck import __version__; print(__version__.replace(".", "[.]"))'); \
+	  git ls-files healthcheck/__init__.py Dockerfile ':(glob)*.md' ':(glob)docs/*.md' 'kubernetes/*.yaml' | xargs \
+	  sed -i -E "s/(gpu-healthcheck:|newTag: |VERSION=|__version__ = \"|git checkout v)$$before([^0-9.]|$$)/\1$(VERSION)\2/g"
 
 reproduce: setup ## Build images, wheel and source archive of HEAD twice and compare all bytes (Debian, root)
 	$(BIN)/python -m sim.reproduce

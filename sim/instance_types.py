@@ -1,65 +1,42 @@
-"""Parts of a simulated instance: sizes from EC2's documentation, PCI addresses as such instances show them.
+"""Hardware of simulated instances, from instance_types.yaml."""
 
-Without a public listing the address is a plausible one; the product does not depend on it.
-"""
+from collections.abc import Sequence
+from pathlib import Path
 
-from dataclasses import dataclass
+import msgspec
 
-from sim.mlx5_ports import Mlx5Function
+from sim.mlx5_ports import NETWORKS, Mlx5Function
 
-GIB = 1 << 30
+_GIB = 1 << 30
+_FIRST_GPU_BUS, _BUSES_PER_GPU = 0x53, 0x11
+_FIRST_SWITCH_BUS, _FIRST_MLX5_BUS = 0xCB, 0xD8
 
 
-@dataclass(frozen=True)
-class GpuModel:
+class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Properties of a model. The defaults are those of a card without NVLink, from Ampere on."""
 
     name: str
     pci_device: str
-    memory_bytes: int
+    gib: int
     has_mig: bool = True
     nvlinks: int = 0
     nvlink_version: int = 0
     """nvmlNvlinkVersion_t: 2 is NVLink 2.0, 4 is 3.0, 6 is 4.0, 7 is 5.0."""
     remaps_rows: bool = True
     """Ampere and later; before, pages are retired."""
-    tells_margins: bool = False
+    reports_margins: bool = False
     """Hopper and later report the distance from their temperature limit; earlier GPUs report the limit."""
     fabric_health_mask: int | None = None
     """Fabric state of a healthy GPU; None: no fabric (before Hopper, or without NVSwitches)."""
     fabric_health_summary: int = 0
     """1: healthy; 0: the GPU has none."""
 
-
-# Bandwidth, routes and timeouts: 2, no fault, each; configuration: 1, none wrong (nvml.h).
-_FABRIC_HEALTHY = 0x1AA
-
-H100 = GpuModel(
-    "NVIDIA H100 80GB HBM3",
-    "0x2330",
-    80 * GIB,
-    nvlinks=18,
-    nvlink_version=6,
-    tells_margins=True,
-    fabric_health_mask=_FABRIC_HEALTHY,
-)
-A100 = GpuModel("NVIDIA A100-SXM4-40GB", "0x20b0", 40 * GIB, nvlinks=12, nvlink_version=4)
-B200 = GpuModel(
-    "NVIDIA B200",
-    "0x2901",
-    180 * GIB,
-    nvlinks=18,
-    nvlink_version=7,
-    tells_margins=True,
-    fabric_health_mask=_FABRIC_HEALTHY,
-    fabric_health_summary=1,
-)
-A10G = GpuModel("NVIDIA A10G", "0x2237", 24 * GIB, has_mig=False)
-L4 = GpuModel("NVIDIA L4", "0x27b8", 24 * GIB, has_mig=False)
+    @property
+    def memory_bytes(self) -> int:
+        return self.gib * _GIB
 
 
-@dataclass(frozen=True)
-class PciSwitch:
+class PciSwitch(msgspec.Struct, frozen=True):
     """Bridge at the root, and the functions below it."""
 
     address: str
@@ -67,31 +44,73 @@ class PciSwitch:
     below: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class InstanceShape:
+class InstanceShape(msgspec.Struct, frozen=True):
     """Hardware of an instance type."""
 
     gpu_model: GpuModel
     gpu_addresses: tuple[str, ...]
-    efa_addresses: tuple[str, ...] = ()
-    efa_pci_device: str = ""
-    nvswitch_addresses: tuple[str, ...] = ()
-    nvswitch_pci_device: str = ""
-    mlx5_addresses: tuple[str, ...] = ()
+    efa_addresses: tuple[str, ...]
+    efa_pci_device: str
+    nvswitch_addresses: tuple[str, ...]
+    nvswitch_pci_device: str
+    mlx5_addresses: tuple[str, ...]
     """Functions that manage NVLink."""
-    mlx5: tuple[Mlx5Function, ...] = ()
+    mlx5: tuple[Mlx5Function, ...]
     """Functions of the network."""
-    pci_switches: tuple[PciSwitch, ...] = ()
+    pci_switches: tuple[PciSwitch, ...]
 
     def switch_above(self, address: str) -> PciSwitch | None:
         return next((switch for switch in self.pci_switches if address in switch.below), None)
 
 
-def _on_buses(*buses: int, slot: int = 0) -> tuple[str, ...]:
-    return tuple(f"0000:{bus:02x}:{slot:02x}.0" for bus in buses)
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Row of the table: counts, or bus and slot of each device."""
+
+    model: str
+    gpus: int | tuple[str, ...]
+    efa: int | tuple[str, ...] = 0
+    efa_device: str = "0xefa2"
+    switches: int | tuple[str, ...] = 0
+    switch_device: str = ""
+    mlx5: int | tuple[str, ...] = 0
+    network: str = ""
+    bridges: bool | tuple[tuple[str, ...], ...] = False
+
+    def shape(self, model: GpuModel) -> InstanceShape:
+        gpus = _addresses(self.gpus, _FIRST_GPU_BUS, _BUSES_PER_GPU)
+        efa = _efa_before(gpus, self.efa) if isinstance(self.efa, int) else _addresses(self.efa)
+        groups = [_addresses(group) for group in self.bridges] if isinstance(self.bridges, tuple) else []
+        if self.bridges is True:
+            each = len(efa) // len(gpus)
+            groups = [(*efa[each * at : each * (at + 1)], gpu) for at, gpu in enumerate(gpus)]
+        return InstanceShape(
+            gpu_model=model,
+            gpu_addresses=gpus,
+            efa_addresses=efa,
+            efa_pci_device=self.efa_device if efa else "",
+            nvswitch_addresses=_addresses(self.switches, _FIRST_SWITCH_BUS),
+            nvswitch_pci_device=self.switch_device,
+            mlx5_addresses=_addresses(self.mlx5, _FIRST_MLX5_BUS),
+            mlx5=NETWORKS[self.network],
+            pci_switches=_pci_switches(groups),
+        )
 
 
-def _pci_switches(*groups: tuple[str, ...]) -> tuple[PciSwitch, ...]:
+def _addresses(devices: int | tuple[str, ...], first_bus: int = 0, step: int = 1) -> tuple[str, ...]:
+    """Return the addresses of devices by bus and slot, or of that many from a bus on."""
+    if isinstance(devices, int):
+        devices = tuple(f"{first_bus + step * number:02x}:00" for number in range(devices))
+    return tuple(f"0000:{place}.0" for place in devices)
+
+
+def _efa_before(gpus: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return the addresses of network cards on the buses before the GPUs, distributed as evenly as possible."""
+    each = -(-count // len(gpus))
+    buses = [int(gpu[5:7], 16) - before for gpu in gpus for before in range(each, 0, -1)]
+    return _addresses(tuple(f"{bus:02x}:00" for bus in buses[:count]))
+
+
+def _pci_switches(groups: Sequence[tuple[str, ...]]) -> tuple[PciSwitch, ...]:
     """Return one bridge per group: the first half on NUMA node 0, the others on 1."""
     half = len(groups) // 2
     return tuple(
@@ -99,41 +118,21 @@ def _pci_switches(*groups: tuple[str, ...]) -> tuple[PciSwitch, ...]:
     )
 
 
-_P4_SWITCH_BUSES = ("10", "20", "90", "a0")
-_P5_GPU_BUSES = (0x53, 0x64, 0x75, 0x86, 0x97, 0xA8, 0xB9, 0xCA)
-_P6_GPU_BUSES = (0x51, 0x62, 0x73, 0x84, 0x95, 0xA6, 0xB7, 0xC8)
+class _Table(msgspec.Struct, frozen=True):
+    models: dict[str, GpuModel]
+    types: dict[str, _Row]
+    machines: dict[str, _Row]
 
-INSTANCE_SHAPES = {
-    "p5.48xlarge": InstanceShape(
-        gpu_model=H100,
-        gpu_addresses=_on_buses(*_P5_GPU_BUSES),
-        # Four network cards precede each GPU: rdmap79s0 … rdmap82s0 precede 53:00.0.
-        efa_addresses=_on_buses(*(gpu - before for gpu in _P5_GPU_BUSES for before in (4, 3, 2, 1))),
-        efa_pci_device="0xefa2",
-        nvswitch_addresses=_on_buses(0xCB, 0xCC, 0xCD, 0xCE),
-        nvswitch_pci_device="0x22a3",
-        pci_switches=_pci_switches(*(_on_buses(*range(gpu - 4, gpu + 1)) for gpu in _P5_GPU_BUSES)),
-    ),
-    "p4d.24xlarge": InstanceShape(
-        gpu_model=A100,
-        gpu_addresses=tuple(f"0000:{bus}:{slot}.0" for bus in _P4_SWITCH_BUSES for slot in ("1c", "1d")),
-        efa_addresses=_on_buses(0x10, 0x20, 0x90, 0xA0, slot=0x1B),
-        efa_pci_device="0xefa1",
-        nvswitch_addresses=tuple(f"0000:80:{slot}.0" for slot in ("1a", "1b", "1c", "1d", "1e", "1f")),
-        nvswitch_pci_device="0x1af1",
-        pci_switches=_pci_switches(
-            *(tuple(f"0000:{bus}:{slot}.0" for slot in ("1b", "1c", "1d")) for bus in _P4_SWITCH_BUSES)
-        ),
-    ),
-    "p6-b200.48xlarge": InstanceShape(
-        gpu_model=B200,
-        gpu_addresses=_on_buses(*_P6_GPU_BUSES),
-        efa_addresses=_on_buses(*(gpu - 1 for gpu in _P6_GPU_BUSES)),
-        efa_pci_device="0xefa3",
-        # Its NVSwitches are reached through ConnectX functions, which appear among the InfiniBand devices.
-        mlx5_addresses=_on_buses(0xD0, 0xD1, 0xD2, 0xD3),
-        pci_switches=_pci_switches(*(_on_buses(gpu - 1, gpu) for gpu in _P6_GPU_BUSES)),
-    ),
-    "g5.xlarge": InstanceShape(gpu_model=A10G, gpu_addresses=("0000:00:1e.0",)),
-    "g6.xlarge": InstanceShape(gpu_model=L4, gpu_addresses=("0000:31:00.0",)),
-}
+    def shapes(self, rows: dict[str, _Row]) -> dict[str, InstanceShape]:
+        return {name: row.shape(self.models[row.model]) for name, row in rows.items()}
+
+
+_TABLE = msgspec.yaml.decode(Path(__file__).with_name("instance_types.yaml").read_bytes(), type=_Table)
+SHAPES = _TABLE.shapes(_TABLE.types)
+"""Hardware by instance type of EC2."""
+MACHINES = _TABLE.shapes(_TABLE.machines)
+"""Hardware of machines that are no instance types of EC2."""
+FABRIC_MANAGER_RUNS_ON = frozenset(
+    f"{kind}xlarge" for kind in ("p4d.24", "p4de.24", "p5.48", "p5e.48", "p5en.48", "p6-b200.48", "p6-b300.48")
+) | frozenset(MACHINES)
+IMEX_RUNS_ON = frozenset(f"p6e-{rack}.36xlarge" for rack in ("gb200", "gb300", "gb300r"))

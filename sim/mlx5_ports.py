@@ -1,5 +1,6 @@
 """RDMA devices of the driver mlx5 on simulated machines, in the formats of real ones."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 COUNTERS = (
@@ -132,3 +133,15 @@ def with_virtual_functions(functions: tuple[Mlx5Function, ...]) -> tuple[Mlx5Fun
 def never_cabled(functions: tuple[Mlx5Function, ...], index: int) -> tuple[Mlx5Function, ...]:
     """Return these functions, one of them with a port that has no cable."""
     return tuple(replace(each, state="1: DOWN") if each is functions[index] else each for each in functions)
+
+
+NETWORKS: Mapping[str, tuple[Mlx5Function, ...]] = {
+    "": (),
+    "HGX_H100": HGX_H100,
+    "HGX_H100_SRIOV": with_virtual_functions(HGX_H100),
+    "HGX_H100_ONE_PORT_UNUSED": never_cabled(HGX_H100, 3),
+    "DGX_H100": DGX_H100,
+    "VM_H100": VM_H100,
+    "GB300R": GB300R,
+}
+"""Functions by the name in instance_types.yaml."""

@@ -19,7 +19,7 @@ from sim import cuda_library, nvml_library
 from sim.container_runtime import ContainerRuntime
 from sim.hami import Hami
 from sim.host_services import HostServices
-from sim.instance_rows import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, MACHINES, SHAPES
+from sim.instance_types import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, MACHINES, SHAPES
 from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
 from sim.new_files import write_new
 from sim.pci_tree import DEVICE_COUNTERS, PciFunction, PciTree, efa_name

@@ -75,7 +75,7 @@ def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
         **_IDLE_SAMPLES,
         **dict.fromkeys(VOLATILE_ECC + AGGREGATE_ECC, 0),
         **(_ROW_REMAP if model.remaps_rows else _RETIRED_PAGES),
-        **(_MARGINS if model.tells_margins else _LIMITS),
+        **(_MARGINS if model.reports_margins else _LIMITS),
         **(_MIG if model.has_mig else {}),
         **_nvlinks(model),
         **_fabric(model),

@@ -49,21 +49,21 @@ def table(rows: Sequence[Row], headings: Sequence[str] = HEADINGS) -> bytes:
     return text.getvalue().encode("utf-8-sig")
 
 
-def compared(capsys: pytest.CaptureFixture[str], folder: Path, *copies: bytes) -> tuple[int, list[str]]:
-    paths = [folder / f"copy-{number}" for number in range(len(copies))]
-    for path, copy in zip(paths, copies, strict=True):
-        path.write_bytes(copy)
-    code = catalogue.main([str(path) for path in paths])
+def compared(capsys: pytest.CaptureFixture[str], folder: Path, copy: bytes) -> tuple[int, list[str]]:
+    """Return the exit code and the printed lines of a comparison."""
+    (folder / "copy").write_bytes(copy)
+    code = catalogue.main([str(folder / "copy")])
     output = capsys.readouterr()
     return code, (output.out + output.err).splitlines()
 
 
 def test_catalogue_of_xid_csv_differs_in_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(capsys, tmp_path, table(published())) == (0, ["nothing differs in 172 codes"])
-    assert compared(capsys, tmp_path, table(published()), table(published()))[0] == 0
 
 
-def test_what_differs_is_listed_by_code_and_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_catalogue_differences_are_listed_by_code_and_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [list(row) for row in published()]
     rows[62][8], rows[62][9] = "RESET_GPU", ""
     rows[78][2] = "GPU_GONE"
@@ -91,57 +91,31 @@ def test_what_differs_is_listed_by_code_and_column(tmp_path: Path, capsys: pytes
     ]
 
 
-def test_texts_are_compared_between_two_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = published()
-    rows[30] = (*rows[30][:3], "Another text", *rows[30][4:11], "another condition")
-
-    code, lines = compared(capsys, tmp_path, table(rows), table(published()))
-
-    assert code == 1
-    assert lines == [
-        "Xid 31: description was A description <of> it, is Another text",
-        "Xid 31: trigger_conditions was a condition, is another condition",
-        "2 differences",
-    ]
-
-
-def test_a_column_that_is_renamed_is_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    headings = [heading.replace("B100", "B300") for heading in HEADINGS]
-
-    code, lines = compared(capsys, tmp_path, table(published(), headings))
-
-    assert (code, lines) == (
-        1,
-        [
-            "column b100: gone",
-            "column Applies to B300: new",
-            "2 differences",
-        ],
-    )
-
-
 ROWS = published()
 DAMAGED = {
     "empty": (b"", "no table"),
     "text": (b"not a catalogue", "no table"),
     "a workbook": (b"PK\x03\x04\xff\x00", "can't decode"),
-    "a row that was cut": (table([*ROWS, ("XID", "200")]), "a row has 2 cells instead of 12"),
+    "a row that was cut": (table([*ROWS, ("XID", "200")]), "a row is cut"),
     "no code": (table([*ROWS, ("XID", "144-150", *[""] * 10)]), "has no code"),
-    "a code twice": (table([*ROWS, ROWS[3]]), "that of another row"),
+    "a code twice": (table([*ROWS, ROWS[3]]), "the code of another row"),
+    "a renamed column": (table(ROWS, [name.replace("B100", "B300") for name in HEADINGS]), "applies to b100"),
     "only headings": (table([]), "no rows"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_unreadable(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_catalogue_file_that_is_damaged_is_unreadable(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy, why = DAMAGED[name]
 
     code, lines = compared(capsys, tmp_path, copy)
 
     assert (code, len(lines)) == (3, 1)
-    assert any(words in lines[0] for words in why.split("|"))
+    assert why in lines[0]
 
 
-def test_a_missing_file_is_unreadable(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_catalogue_file_that_is_missing_is_unreadable(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert catalogue.main([str(tmp_path / "none")]) == 3
     assert "No such file" in capsys.readouterr().err

@@ -1,9 +1,7 @@
 """Compare NVIDIA's Xid catalogue, saved as CSV, with healthcheck/catalog/xid.csv: `python -m tools.catalogue FILE`.
 
 FILE is the table of `Xid-Catalog.xlsx` or of the page `analyzing-xid-catalog.html` of docs.nvidia.com/deploy/xid-errors
-as a spreadsheet program saves it as CSV. With an earlier copy as second file, the two copies are compared. Their
-descriptions and trigger conditions are compared too: xid.csv has those in other words. Exit code 0: nothing differs,
-1: something differs, 3: a file is unreadable.
+as a spreadsheet program saves it as CSV. Exit code 0: nothing differs, 1: something differs, 3: the file is unreadable.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import csv
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from healthcheck.catalog.csv_rows import read_rows
@@ -32,128 +29,78 @@ COLUMNS = {
     "resolution bucket (immediate action)": "immediate_action",
     "resolution bucket (investigatory action)": "investigatory_action",
     "xid 154 linkage": "xid_154_linkage",
-    "trigger conditions": "trigger_conditions",
 }
 """Column of xid.csv by NVIDIA's heading (workbook of 2025-09-30, page of 2026-09)."""
-REQUIRED = frozenset({"code", "mnemonic", "immediate_action"})
-OURS = ("mnemonic", "a100", "h100", "b100", "gb200", "immediate_action", "investigatory_action", "xid_154_linkage")
-TEXTS = frozenset({"description", "trigger_conditions"})
-"""Columns that xid.csv has in other words, as `meaning`."""
+_COMPARED = (*(column for column in COLUMNS.values() if column not in ("type", "code", "description")), "unused")
 _BUCKETS = ("immediate_action", "investigatory_action")
 _BUCKET = re.compile(r"\b(?:IGNORE|[A-Z][A-Z0-9]+(?:[_/][A-Z0-9]+)+)\b")
 _CODE = re.compile(r"(\d{1,5})(?:\.0)?\Z", re.ASCII)
-_OF_THE_CATALOGUE = "NVIDIA Xid catalogue"
+_SOURCE = "NVIDIA Xid catalogue"
 
-
-class UnreadableError(Exception):
-    """Reason why a file could not be read as a catalogue."""
-
-
-@dataclass(frozen=True)
-class Catalogue:
-    """Cells by code and column.
-
-    `others` are codes from other sources, which NVIDIA's catalogue need not have.
-    """
-
-    rows: Mapping[int, Mapping[str, str]]
-    columns: frozenset[str]
-    others: frozenset[int] = frozenset()
+Row = Mapping[str, str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.catalogue", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("file", type=Path, help="saved table, as CSV")
-    parser.add_argument("earlier", type=Path, nargs="?", help="earlier copy to compare with; default: xid.csv")
     options = parser.parse_args(arguments)
     try:
-        theirs = read(options.file)
-        before = read(options.earlier) if options.earlier else ours()
-    except UnreadableError as error:
-        sys.stderr.write(f"{error}\n")
+        published = read(options.file)
+    except (OSError, ValueError, csv.Error) as error:
+        sys.stderr.write(f"{options.file}: {error}\n")
         return 3
-    found = list(differences(before, theirs))
-    summary = f"{len(found)} differences" if found else f"nothing differs in {len(theirs.rows)} codes"
+    found = list(differences(published))
+    summary = f"{len(found)} differences" if found else f"nothing differs in {len(published)} codes"
     sys.stdout.write("".join(f"{line}\n" for line in (*found, summary)))
     return 1 if found else 0
 
 
-def differences(before: Catalogue, after: Catalogue) -> Iterator[str]:
-    """Yield one line per column, code and cell that differs."""
-    for column in sorted(before.columns - after.columns):
-        yield f"column {column}: gone"
-    for column in sorted(after.columns - before.columns - TEXTS):
-        yield f"column {column}: new"
-    shared = [column for column in (*OURS, *sorted(after.columns)) if column in before.columns & after.columns]
-    for code in sorted(before.rows.keys() | after.rows.keys()):
-        old, new = before.rows.get(code), after.rows.get(code)
-        if new is None:
-            if code not in before.others:
+def differences(published: Mapping[int, Row]) -> Iterator[str]:
+    """Yield one line per code, cell and action in which xid.csv differs."""
+    rows = {int(row["code"]): row for _, row in read_rows("xid.csv")}
+    for code in sorted(rows.keys() | published.keys()):
+        ours, theirs = rows.get(code), published.get(code)
+        if theirs is None:
+            if ours is not None and ours["source"].startswith(_SOURCE):
                 yield f"Xid {code}: gone"
-        elif old is None:
-            text = new.get("description", "")
-            yield f"Xid {code}: new, {new['mnemonic']}, action {new['immediate_action'] or 'none'}: {text}"
+        elif ours is None:
+            action = theirs["immediate_action"] or "none"
+            yield f"Xid {code}: new, {theirs['mnemonic']}, action {action}: {theirs['description']}"
         else:
-            for column in dict.fromkeys(shared):
-                if old[column] != new[column]:
-                    yield f"Xid {code}: {column} was {old[column] or 'empty'}, is {new[column] or 'empty'}"
-    for action in sorted({row["immediate_action"] for row in after.rows.values()} - actions().keys()):
+            for column in _COMPARED:
+                if ours[column] != theirs[column]:
+                    yield f"Xid {code}: {column} was {ours[column] or 'empty'}, is {theirs[column] or 'empty'}"
+    for action in sorted({row["immediate_action"] for row in published.values()} - actions().keys()):
         yield f"action {action}: not in xid_actions.csv"
 
 
-def ours() -> Catalogue:
-    """Return xid.csv, with the columns that it takes from NVIDIA."""
-    rows = {int(row["code"]): row for _, row in read_rows("xid.csv")}
-    others = frozenset(code for code, row in rows.items() if not row["source"].startswith(_OF_THE_CATALOGUE))
-    return Catalogue(rows, frozenset((*OURS, "unused")), others)
-
-
-def read(path: Path) -> Catalogue:
-    """Read a saved table. Raises UnreadableError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return _catalogue([[_one_line(cell) for cell in row] for row in csv.reader(file)])
-    except (UnreadableError, OSError, ValueError, csv.Error) as error:
-        raise UnreadableError(f"{path}: {error}") from error
-
-
-def _catalogue(table: Sequence[Sequence[str]]) -> Catalogue:
-    """Return the rows below the headings, which may be below a title."""
-    rows = iter(table)
-    for row in rows:
-        names = [COLUMNS.get(heading.lower(), heading) for heading in row]
-        if names.count("code") == 1 and set(names) >= REQUIRED:
-            break
-    else:
-        raise UnreadableError("no table with the columns Code, Mnemonic and Resolution Bucket (Immediate Action)")
-    known: dict[int, dict[str, str]] = {}
-    for cells in rows:
-        if not any(cells):
+def read(path: Path) -> dict[int, Row]:
+    """Return the rows of a saved table by code; a title may precede the headings. Raises ValueError."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = [[printable(" ".join(cell.split())) for cell in line] for line in csv.reader(file)]
+    while lines and not set(COLUMNS) <= {heading.lower() for heading in lines[0]}:
+        del lines[0]
+    if not lines:
+        raise ValueError(f"no table with the columns {', '.join(COLUMNS)}")
+    names = [COLUMNS.get(heading.lower(), heading) for heading in lines[0]]
+    published: dict[int, Row] = {}
+    for line in lines[1:]:
+        row = dict(zip(names, line, strict=False))
+        if row.get("type", "").upper() != "XID":
             continue
-        if len(cells) < len(names):
-            raise UnreadableError(f"a row has {len(cells)} cells instead of {len(names)}: {cells[:2]}")
-        fields = {name: _normal(name, cell) for name, cell in zip(names, cells, strict=False) if name}
-        if fields.pop("type", "XID").upper() != "XID":
-            continue
-        code = _CODE.match(fields.pop("code"))
-        if code is None or int(code[1]) in known:
-            raise UnreadableError(f"a row has no code, or that of another row: {cells[:3]}")
-        if "description" in fields:
-            fields["unused"] = "yes" if fields["description"].lower() == "unused" else "no"
-        known[int(code[1])] = fields
-    if not known:
-        raise UnreadableError("the table has no rows")
-    columns = {name for name in names if name} - {"type", "code"}
-    return Catalogue(known, frozenset({*columns, "unused"} if "description" in columns else columns))
+        code = _CODE.match(row.get("code", ""))
+        if code is None or int(code[1]) in published or len(line) < len(names):
+            raise ValueError(f"a row is cut, has no code or the code of another row: {line[:3]}")
+        published[int(code[1])] = _as_in_ours(row)
+    if not published:
+        raise ValueError("the table has no rows")
+    return published
 
 
-def _normal(name: str, cell: str) -> str:
-    """Return the cell without what is no change: a bucket has remarks beside it in some cells."""
-    return "; ".join(_BUCKET.findall(cell)) if name in _BUCKETS else cell
-
-
-def _one_line(text: str) -> str:
-    return printable(" ".join(text.split()))
+def _as_in_ours(row: Row) -> Row:
+    """Return the row as xid.csv has it: buckets without remarks, and whether the code is unused."""
+    buckets = {column: "; ".join(_BUCKET.findall(row[column])) for column in _BUCKETS}
+    return {**row, **buckets, "unused": "yes" if row["description"].lower() == "unused" else "no"}
 
 
 if __name__ == "__main__":

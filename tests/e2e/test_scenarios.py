@@ -30,7 +30,7 @@ from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.probes.pod_resources import ContainerDevices, PodDevices, ResourceDevices
 from healthcheck.settings.reading import packaged_profiles
 from healthcheck.verdict.verdict import status_of, worst
-from sim.instance_rows import MACHINES, SHAPES
+from sim.instance_types import MACHINES, SHAPES
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from sim.scenarios import Scenario, scenarios
 from tests.console import typed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.instance_rows import SHAPES
+from sim.instance_types import SHAPES
 from sim.node import SimulatedNode
 
 
