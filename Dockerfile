@@ -10,7 +10,7 @@
 # --secret id=pip,src=pip.conf        pip's configuration (an index, a certificate); it is stored in no layer
 # REVISION and SOURCE                 the commit and the repository of these sources, for the labels
 # SOURCE_DATE_EPOCH                   the time of the wheel's files; with the same time for the builder (buildah --timestamp)
-#                                     the image is bit-identical each time: `make reproduce` (docs/releasing.md)
+#                                     the image is bit-identical each time (docs/releasing.md)
 
 # Both bases must have the same minor version of Python, because the virtual environment is copied into both. Ubuntu 24.04
 # has 3.12. A release rejects a base without a digest; Renovate writes the digests.

@@ -8,7 +8,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-xid node-down demo bench bench-compare upgrade-try install-try matrix fuzz docs lock version reproduce release-dry-run clean
+.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-xid node-down demo bench bench-compare upgrade-try install-try matrix fuzz docs lock version release-dry-run clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -113,9 +113,6 @@ version: setup ## Replace the version in the sources: VERSION=1.2.3
 	before=$$($(BIN)/python -c 'from healthcheck import __version__; print(__version__.replace(".", "[.]"))'); \
 	  git ls-files healthcheck/__init__.py Dockerfile ':(glob)*.md' ':(glob)docs/*.md' 'kubernetes/*.yaml' | xargs \
 	  sed -i -E "s/(gpu-healthcheck:|newTag: |VERSION=|__version__ = \"|git checkout v)$$before([^0-9.]|$$)/\1$(VERSION)\2/g"
-
-reproduce: setup ## Build images, wheel and source archive of HEAD twice and compare all bytes (Debian, root)
-	$(BIN)/python -m sim.reproduce
 
 release-dry-run: setup ## Write the files of a release of HEAD to dist/dry-run: chart, manifests, packages, checksums
 	rm -rf dist/dry-run

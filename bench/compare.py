@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,14 +24,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.outcome import CouldNotMeasure
+from bench.outcome import ROOT, CouldNotMeasure
 
 WORSE, NOT_RUN, INTERRUPTED = 1, 2, 130
 TOLERATED = 1.05
 _ROUNDS = 5
-_ROOT = Path(__file__).parents[1]
 _PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
-
 
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "detection, p50 ms": ("detection", "connected", "record_to_watch_ms", "p50"),
@@ -56,28 +53,6 @@ Measured = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Side:
-    """Checkout with the Python of its environment."""
-
-    name: str
-    root: Path
-    python: Path
-
-    def compile(self) -> None:
-        """Compile the programs: compilation at each start would make a side slower."""
-        folders = [str(self.root / program) for program in _PROGRAMS if (self.root / program).is_dir()]
-        _run(str(self.python), "-m", "compileall", "-q", *folders)
-
-    def measure(self, names: Sequence[str], output: Path) -> Measured:
-        command = [str(self.python), "-m", "bench", *names, "--quick", "--output", str(output)]
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CouldNotMeasure(f"{self.name}: python -m bench ended with {done.returncode}\n{done.stderr[-2000:]}")
-        measures: Measured = json.loads(output.read_text())["measures"]
-        return measures
-
-
-@dataclass(frozen=True)
 class Ratio:
     """Ratios of one figure over the rounds: this tree's divided by the base's."""
 
@@ -96,19 +71,21 @@ class Ratio:
 
 
 def main() -> int:
-    options = _options()
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("base", metavar="BASE", help="the commit to compare with")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(MEASURES)}; all by default")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"how often both are measured ({_ROUNDS})")
+    options = parser.parse_args()
+    if (unknown := set(options.names) - set(MEASURES)) or options.rounds < 1:
+        parser.error(f"cannot compare {', '.join(sorted(unknown)) or 'in no round'}; only {', '.join(MEASURES)}")
     try:
-        with _base_side(options.base) as base:
-            here = Side("this tree", _ROOT, Path(sys.executable))
-            for side in (base, here):
-                side.compile()
-            rounds = list(_rounds(base, here, options.names or MEASURES, options.rounds))
+        with _checkout(options.base) as base:
+            found = ratios(list(_rounds(base, options.names or MEASURES, options.rounds)))
     except CouldNotMeasure as error:
         print(error, file=sys.stderr)
         return NOT_RUN
     except KeyboardInterrupt:
         return INTERRUPTED
-    found = ratios(rounds)
     _show(found, options.base)
     return WORSE if any(ratio.is_worse for ratio in found) else 0
 
@@ -116,8 +93,8 @@ def main() -> int:
 def ratios(rounds: Sequence[tuple[Measured, Measured]]) -> list[Ratio]:
     """Return the ratios of every figure that both sides have in each round; `rounds`: pairs of base and this tree."""
     found = []
-    for what, (measure, *path) in FIGURES.items():
-        pairs = [(_figure(base, measure, path), _figure(here, measure, path)) for base, here in rounds]
+    for what, path in FIGURES.items():
+        pairs = [(_figure(base, path), _figure(here, path)) for base, here in rounds]
         entries = [(base, here) for base, here in pairs if base and here is not None]
         if entries and len(entries) == len(pairs):
             base, here = (statistics.median(side) for side in zip(*entries, strict=True))
@@ -125,54 +102,41 @@ def ratios(rounds: Sequence[tuple[Measured, Measured]]) -> list[Ratio]:
     return found
 
 
-def _figure(measured: Measured, measure: str, path: Sequence[str]) -> float | None:
+def _figure(measured: Measured, path: Sequence[str]) -> float | None:
     """Return a figure; None if that commit does not measure it."""
-    raw = measured.get(measure, {}).get("raw", {})
-    value = reduce(lambda part, key: part.get(key, {}) if isinstance(part, dict) else {}, path, raw)
+    keys = (path[0], "raw", *path[1:])
+    value = reduce(lambda part, key: part.get(key, {}) if isinstance(part, Mapping) else {}, keys, measured)
     return float(value) if isinstance(value, int | float) else None
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__.splitlines()[0])
-    parser.add_argument("base", metavar="BASE", help="the commit to compare with")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(MEASURES)}; all by default")
-    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"how often both are measured ({_ROUNDS})")
-    options = parser.parse_args()
-    if unknown := set(options.names) - set(MEASURES):
-        parser.error(f"cannot compare {', '.join(sorted(unknown))}; only {', '.join(MEASURES)}")
-    if options.rounds < 1:
-        parser.error("--rounds: at least 1")
-    return options
-
-
 @contextmanager
-def _base_side(commit: str) -> Iterator[Side]:
-    """Yield a second checkout, and remove it at the end."""
+def _checkout(commit: str) -> Iterator[Path]:
+    """Yield a second checkout with its environment, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-base-") as folder:
         root = Path(folder) / "base"
-        _run("git", "worktree", "add", "--detach", str(root), commit)
+        _run(ROOT, "git", "worktree", "add", "--detach", str(root), commit)
         try:
             print("an environment for the base: make setup …", file=sys.stderr, flush=True)
-            _run("make", "--directory", str(root), "setup")
-            yield Side(f"base {commit}", root, root / ".venv/bin/python")
+            _run(root, "make", "setup")
+            yield root
         finally:
-            _run("git", "worktree", "remove", "--force", str(root))
+            _run(ROOT, "git", "worktree", "remove", "--force", str(root))
 
 
-def _rounds(base: Side, here: Side, names: Sequence[str], count: int) -> Iterator[tuple[Measured, Measured]]:
+def _rounds(base: Path, names: Sequence[str], count: int) -> Iterator[tuple[Measured, Measured]]:
     """Yield pairs of base and this tree; each is first in every other round."""
-    folder = Path(tempfile.mkdtemp(prefix="gpu-healthcheck-compare-"))
-    try:
-        for number in range(count):
-            sides = (base, here) if number % 2 == 0 else (here, base)
-            measured = {}
-            for side in sides:
-                print(f"round {number + 1} of {count}: {side.name} …", file=sys.stderr, flush=True)
-                measured[side.name] = side.measure(names, folder / "results.json")
-                (folder / "results.json").unlink()  # otherwise a result of the other side could remain
-            yield measured[base.name], measured[here.name]
-    finally:
-        shutil.rmtree(folder)
+    pythons = {base: base / ".venv/bin/python", ROOT: Path(sys.executable)}
+    for root, python in pythons.items():  # compilation at each start would make a side slower
+        _run(root, str(python), "-m", "compileall", "-q", *(name for name in _PROGRAMS if (root / name).is_dir()))
+    for number in range(count):
+        measured = {}
+        for root in (base, ROOT) if number % 2 == 0 else (ROOT, base):
+            print(f"round {number + 1} of {count}: {'this tree' if root == ROOT else 'base'} …", file=sys.stderr)
+            with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-compare-") as folder:
+                output = Path(folder) / "results.json"
+                _run(root, str(pythons[root]), "-m", "bench", *names, "--quick", "--output", str(output))
+                measured[root] = json.loads(output.read_text())["measures"]
+        yield measured[base], measured[ROOT]
 
 
 def _show(found: Sequence[Ratio], base: str) -> None:
@@ -187,10 +151,10 @@ def _show(found: Sequence[Ratio], base: str) -> None:
     console.print(table)
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+def _run(folder: Path, *command: str) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CouldNotMeasure(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+        raise CouldNotMeasure(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
 
 
 if __name__ == "__main__":

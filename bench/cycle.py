@@ -41,7 +41,7 @@ def measure(stage: Stage) -> Outcome:
 def _row(stage: Stage, what: str, aim: float, samples: list[float]) -> Row:
     mean = statistics.fmean(samples)
     figure = f"mean {mean:.3g}, p99 {percentile(samples, 0.99):.3g} ms ({len(samples)} times)"
-    return Row(what, f"≤ {aim:g} ms", figure, stage.length.met(mean <= aim))
+    return stage.at_most(what, aim, "ms", mean, figure)
 
 
 def _cycle_ms(program: Program, *, is_first: bool = False) -> tuple[float, float]:

@@ -12,13 +12,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from bench.large_fleet import PODS_PER_NODE, Writer, fill
-from bench.one_run import OneRun, run_once
-from bench.outcome import CouldNotMeasure, Outcome, Row, summary
+from bench.outcome import Outcome, Row, summary
+from bench.program import OneRun, run_once
 from bench.stage import Stage
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.text.moments import timestamp
-from sim.control_plane import ControlPlane, install
-from tools.go_programs.build import ProgramError
+from sim.control_plane import ControlPlane
 
 AIM_SECONDS, AIM_MIB, AIM_ONE_SECONDS = 15.0, 350.0, 2.0
 _TIMES = 3
@@ -64,12 +63,8 @@ _CAUSES_FOUND = 1
 
 
 def measure(stage: Stage) -> Outcome:
-    try:
-        with ControlPlane() as plane:  # a separate one, as in `sweep_plan`
-            install(plane)
-            return _measure(stage, plane)
-    except ProgramError as error:
-        raise CouldNotMeasure(str(error)) from error
+    with stage.separate_plane() as plane:  # as in `sweep_plan`
+        return _measure(stage, plane)
 
 
 def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
@@ -94,9 +89,8 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
 def _of_all(stage: Stage, whole: Diagnosis, named: Sequence[str]) -> Iterator[Row]:
     size, met = stage.length.nodes, stage.length.met
     what = f"diagnosis of {size} nodes and {size * PODS_PER_NODE} pods, {len(WANTED) * _EACH} of them stuck"
-    yield Row(what, f"≤ {AIM_SECONDS:g} s", _span(whole.seconds), met(max(whole.seconds) <= AIM_SECONDS))
-    peak = max(run.peak_mib for run in whole.runs)
-    yield Row("its peak memory", f"≤ {AIM_MIB:g} MiB", f"{peak:.0f} MiB", met(peak <= AIM_MIB))
+    yield stage.at_most(what, AIM_SECONDS, "s", max(whole.seconds), _span(whole.seconds))
+    yield stage.at_most("its peak memory", AIM_MIB, "MiB", max(run.peak_mib for run in whole.runs))
     once = sorted(set(named)) == sorted(named) and set(named) >= WANTED
     figure = f"{len(set(named) & WANTED)} of them, {len(named)} in all"
     yield Row("its causes: all of them, each once", f"{len(WANTED)} causes", figure, met(once))
@@ -106,12 +100,10 @@ def _of_all(stage: Stage, whole: Diagnosis, named: Sequence[str]) -> Iterator[Ro
 
 
 def _of_one(stage: Stage, ones: Sequence[Diagnosis]) -> Iterator[Row]:
-    met, seconds = stage.length.met, [second for diagnosis in ones for second in diagnosis.seconds]
-    yield Row(
-        "diagnosis of one pod in it", f"≤ {AIM_ONE_SECONDS:g} s", _span(seconds), met(max(seconds) <= AIM_ONE_SECONDS)
-    )
+    seconds = [second for diagnosis in ones for second in diagnosis.seconds]
+    yield stage.at_most("diagnosis of one pod in it", AIM_ONE_SECONDS, "s", max(seconds), _span(seconds))
     everywhere = sum(diagnosis.of_all_pods for diagnosis in ones)
-    yield Row("its listings of the pods of all namespaces", "0", str(everywhere), met(not everywhere))
+    yield stage.at_most("its listings of the pods of all namespaces", 0, "", everywhere)
 
 
 def _span(seconds: Sequence[float]) -> str:

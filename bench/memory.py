@@ -50,7 +50,7 @@ def measure(stage: Stage) -> Outcome:
 
 def _row(stage: Stage, what: str, mib: Mapping[str, float]) -> Row:
     figure = f"PSS {mib['pss']:.1f}, alone {mib['alone']:.1f}, RSS {mib['rss']:.1f} MiB"
-    return Row(what, f"alone ≤ {AIM_MIB:g} MiB", figure, stage.length.met(mib["alone"] <= AIM_MIB))
+    return stage.at_most(what, AIM_MIB, "MiB alone", mib["alone"], figure)
 
 
 def _agent(stage: Stage, exits: ExitStack) -> tuple[Seat, Program]:

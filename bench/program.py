@@ -1,4 +1,4 @@
-"""Measured program with its own session and output file; it is always ended."""
+"""Measured programs: one with its own session and output file, which is always ended, and complete runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from bench.outcome import CouldNotMeasure
+from bench.outcome import ROOT, CouldNotMeasure
 
-_ROOT = Path(__file__).parents[1]
 _TIMEOUT_SECONDS = 5.0
 
 
@@ -31,7 +30,7 @@ class Program:
             self.started_ns = time.monotonic_ns()
             self._process = subprocess.Popen(
                 [sys.executable, *words],
-                cwd=_ROOT,
+                cwd=ROOT,
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -43,9 +42,7 @@ class Program:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     @property
@@ -95,3 +92,40 @@ class Program:
             if pipe is not None and not pipe.closed:
                 pipe.close()
         self._pid_file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """Result of a run.
+
+    `figures` is its parsed output; the memory is the peak of the whole process, including Python and the client.
+    """
+
+    figures: Mapping[str, Any]
+    seconds: float
+    cpu_seconds: float
+    peak_mib: float
+
+
+def run_once(
+    words: tuple[str, ...],
+    environment: Mapping[str, str],
+    exit_codes: Container[int] = (0,),
+    read: Callable[[bytes], Mapping[str, Any]] = json.loads,
+) -> OneRun:
+    """Run `python -m WORDS…`; `read` parses its output. Raises CouldNotMeasure for any other end."""
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=dict(environment), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    raw = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in exit_codes:
+        raise CouldNotMeasure(f"{' '.join(words)} ended with {process.returncode}")
+    seconds = time.monotonic() - began
+    return OneRun(read(raw), seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+
+def ignore(_: bytes) -> Mapping[str, Any]:
+    """Read no output."""
+    return {}

@@ -6,22 +6,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from bench.node_watch import is_tainted
-from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
+from bench.outcome import ROOT, CouldNotMeasure, Outcome, percentile, summary
 from bench.stage import Stage
-from sim.control_plane import ControlPlane, install
+from sim.control_plane import ControlPlane
 from sim.device_plugin import DEPLOY, DevicePlugin
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
-from tools.go_programs.build import ProgramError
 
 AIM_SECONDS = 60.0
 """NVSentinel's objective for one GPU is 120 s."""
 _GIVE_UP_SECONDS = 120.0
 _NODE = "reset"
-_PODS, _ROOT = "/api/v1/namespaces/default/pods", Path(__file__).parents[1]
+_PODS = "/api/v1/namespaces/default/pods"
 _NOTES = (
     "reset: real agent, command and Job, without DCGM; nvidia-smi, device plugin and kubelet are stand-ins, which need",
     "       no time",
@@ -38,30 +36,26 @@ def measure(stage: Stage) -> Outcome:
     host = stage.make_node()
     host.install_nvidia_smi()
     environment = {
-        "PYTHONPATH": str(_ROOT),
+        "PYTHONPATH": str(ROOT),
         "METRICS_PORT": "0",
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
         "CONFIG_DIR": str(folder),
         "STATE_DIR": str(folder / "state"),
         "REPORT_DIR": str(folder / "reports"),
     }
-    try:
-        with (
-            ControlPlane(controllers=True, scheduler=True) as plane,
-            Kubelets(plane, folder, {_NODE: host.root}, environment, programs),
-        ):
-            install(plane)
-            labels = {"nvidia.com/gpu.present": "true", DEPLOY: "true"}
-            plane.create_node(_NODE, labels=labels, provider_id="metal://reset")
-            with DevicePlugin(plane, host, _NODE) as plugin:
-                plugin.install(operator=True)
-                seconds = [_reset(plane, host, plugin) for _ in range(stage.length.resets)]
-    except ProgramError as error:
-        raise CouldNotMeasure(str(error)) from error
+    with (
+        stage.separate_plane(complete=True) as plane,
+        Kubelets(plane, folder, {_NODE: host.root}, environment, programs),
+    ):
+        labels = {"nvidia.com/gpu.present": "true", DEPLOY: "true"}
+        plane.create_node(_NODE, labels=labels, provider_id="metal://reset")
+        with DevicePlugin(plane, host, _NODE) as plugin:
+            plugin.install(operator=True)
+            seconds = [_reset(plane, host, plugin) for _ in range(stage.length.resets)]
     figure = f"p50 {percentile(seconds, 0.5):.1f}, max {max(seconds):.1f} s"
     what = f"RESET finding on the Node → a pod runs on all GPUs again, {len(seconds)} times"
-    met = stage.length.met(max(seconds) <= AIM_SECONDS)
-    return Outcome((Row(what, f"≤ {AIM_SECONDS:g} s", figure, met),), {"seconds": summary(seconds)}, _NOTES)
+    row = stage.at_most(what, AIM_SECONDS, "s", max(seconds), figure)
+    return Outcome((row,), {"seconds": summary(seconds)}, _NOTES)
 
 
 def _reset(plane: ControlPlane, host: SimulatedNode, plugin: DevicePlugin) -> float:
@@ -75,7 +69,7 @@ def _reset(plane: ControlPlane, host: SimulatedNode, plugin: DevicePlugin) -> fl
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
     plane.request("POST", _PODS, {"metadata": {"name": "work"}, "spec": spec})
     command = [sys.executable, "-m", "cli", "reset", _NODE, "--kubeconfig", str(plane.kubeconfig)]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CouldNotMeasure(f"the reset ended with exit code {done.returncode}: {done.stdout[-500:]}{done.stderr}")
     _wait(lambda: plane.request("GET", f"{_PODS}/work").body["status"].get("phase") == "Running")

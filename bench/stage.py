@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import yaml
 
-from bench.length import Length
 from bench.node_watch import NodeWatch
-from bench.outcome import CouldNotMeasure
+from bench.outcome import CouldNotMeasure, Row
 from bench.program import Program
 from healthcheck.cluster.names import BUDGET_NAMESPACE
 from healthcheck.memory.file import MemoryFile
@@ -36,6 +35,58 @@ INSTANCE_TYPE = "p5.48xlarge"
 _SLOTS = f"/apis/coordination.k8s.io/v1/namespaces/{BUDGET_NAMESPACE}/leases"
 _TOKEN_SECONDS = 3 * 3600
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+
+
+@dataclass(frozen=True)
+class Length:
+    """Number of runs and samples of each measure, and the size of its load: as the aims require, or shortened."""
+
+    detections: int = 200
+    detections_reconnecting: int = 50
+    cycles: int = 100
+    starts: int = 20
+    commands: int = 10
+    replay_megabytes: int = 100
+    replays: int = 5
+    window_seconds: float = 300.0
+    """Idle time of the agents before their memory is read."""
+    interval_seconds: int = 300
+    """CHECK_INTERVAL of the idle agents; 300 is the default."""
+    fleet: int = 1000
+    """Agents that fail at once."""
+    gates: int = 5
+    resets: int = 20
+    nodes: int = 5000
+    """Nodes of the cluster that a sweep and a diagnosis read."""
+    slow_node_hours: int = 300_000
+    slow_gpus: int = 20_000
+    """Simulated slow GPUs, each for an hour."""
+    quick: bool = False
+
+    def met(self, claim: bool) -> bool | None:
+        """Whether aims are checked: a shortened run checks none."""
+        return None if self.quick else claim
+
+
+FULL = Length()
+QUICK = Length(
+    detections=8,
+    detections_reconnecting=4,
+    cycles=10,
+    starts=3,
+    commands=2,
+    replay_megabytes=10,
+    replays=2,
+    window_seconds=30.0,
+    interval_seconds=20,
+    fleet=50,
+    gates=1,
+    resets=2,
+    nodes=100,
+    slow_node_hours=3000,
+    slow_gpus=500,
+    quick=True,
+)
 
 
 @dataclass(frozen=True)
@@ -77,20 +128,28 @@ class Stage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exits.close()
 
     @cached_property
     def plane(self) -> ControlPlane:
         """Return a real etcd and kube-apiserver with kubernetes/manifests/ applied and the policies active."""
+        return self._exits.enter_context(self.separate_plane())
+
+    @contextmanager
+    def separate_plane(self, *, complete: bool = False) -> Iterator[ControlPlane]:
+        """Start another such cluster, for Nodes that would disturb other measures; `complete`: with all programs."""
         try:
-            plane = self._exits.enter_context(ControlPlane())
-            install(plane)
+            with ControlPlane(controllers=complete, scheduler=complete) as plane:
+                install(plane)
+                yield plane
         except ProgramError as error:
             raise CouldNotMeasure(str(error)) from error
-        return plane
+
+    def at_most(self, what: str, limit: float, unit: str, value: float, figure: str = "") -> Row:
+        """Return the row of a figure with an upper limit."""
+        met = None if self.length.quick else value <= limit
+        return Row(what, f"≤ {limit:g} {unit}", figure or f"{value:.3g} {unit}", met)
 
     @property
     def bare_environment(self) -> dict[str, str]:

@@ -10,13 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.large_fleet import BUSY_PERCENT, PODS_PER_NODE, fill
-from bench.one_run import OneRun, run_once
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
+from bench.program import OneRun, run_once
 from bench.stage import Stage
 from healthcheck.cluster.names import NAMESPACE
-from sim.control_plane import ControlPlane, install
+from sim.control_plane import ControlPlane
 from sim.control_plane.files import write_kubeconfig
-from tools.go_programs.build import ProgramError
 
 AIM_SECONDS, AIM_MIB = 5.0, 250.0
 _ACCOUNT = f"{NAMESPACE}-sweeper"
@@ -29,12 +28,8 @@ _NOTES = (
 
 
 def measure(stage: Stage) -> Outcome:
-    try:
-        with ControlPlane() as plane:  # a separate one: thousands of heartbeats would disturb other measures
-            install(plane)
-            return _measure(stage, plane)
-    except ProgramError as error:
-        raise CouldNotMeasure(str(error)) from error
+    with stage.separate_plane() as plane:  # thousands of heartbeats would disturb other measures
+        return _measure(stage, plane)
 
 
 def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
@@ -56,18 +51,8 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     pages = 2 * -(-size // _PAGE) + -(-size * PODS_PER_NODE // _PAGE) + 3
     what = f"plan of a sweep over {size} nodes and {size * PODS_PER_NODE} pods"
     rows = (
-        Row(
-            what,
-            f"≤ {AIM_SECONDS:g} s",
-            f"{min(seconds):.1f} to {max(seconds):.1f} s",
-            stage.length.met(max(seconds) <= AIM_SECONDS),
-        ),
-        Row(
-            "its peak memory",
-            f"≤ {AIM_MIB:g} MiB",
-            f"{max(peaks):.0f} MiB",
-            stage.length.met(max(peaks) <= AIM_MIB),
-        ),
+        stage.at_most(what, AIM_SECONDS, "s", max(seconds), f"{min(seconds):.1f} to {max(seconds):.1f} s"),
+        stage.at_most("its peak memory", AIM_MIB, "MiB", max(peaks)),
         Row(
             "its requests: pages, and none per node",
             f"{pages} lists",

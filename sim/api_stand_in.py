@@ -7,15 +7,23 @@ messages. Users, admission, validation and managedFields are missing: tests of t
 import functools
 import json
 import time
+import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 from sim.api_answers import ApiAnswers
 from sim.api_gate import RequestGate
-from sim.api_node import node_object
 from sim.api_objects import MERGE_PATCH, NODES, RUNTIME_CLASSES, Object, patched
+from sim.control_plane import objects
 from sim.loopback import LoopbackServer
+
+_NODE_INFO = (
+    *("machineID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion"),
+    *("operatingSystem", "architecture"),
+)
+"""Fields that the API requires."""
 
 
 class ApiStandIn(RequestGate):
@@ -58,7 +66,14 @@ class ApiStandIn(RequestGate):
     # -- changes by a person or a cloud, independent of the program under test
 
     def add_node(self, name: str, instance_type: str = "p5.48xlarge") -> Object:
-        return self.store.create(NODES, "", node_object(name, instance_type))
+        node = objects.node(name, {"nvidia.com/gpu.present": "true"}, instance_type, datetime.now(UTC), {})
+        node["metadata"]["annotations"] = {}
+        node["status"]["nodeInfo"] = {
+            **dict.fromkeys(_NODE_INFO, "simulated"),
+            "systemUUID": str(uuid.uuid5(uuid.NAMESPACE_DNS, name)),
+            "bootID": str(uuid.uuid4()),
+        }
+        return self.store.create(NODES, "", node)
 
     def node(self, name: str | None = None) -> Object:
         """Return the node of that name; without a name the first one."""

@@ -38,7 +38,7 @@ _KILLED = 128 + signal.SIGTERM
 _BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 _GPU = "nvidia.com/gpu"
 _BY_KEY = "application/strategic-merge-patch+json"
-_AWAY = (OSError, http.client.HTTPException, ControlPlaneError, ValueError)
+_AWAY = (OSError, ControlPlaneError, ValueError)
 """The API server does not answer, or the requested object is missing, such as a pod deleted before its token."""
 
 

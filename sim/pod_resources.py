@@ -1,8 +1,8 @@
-"""Socket of a simulated node's kubelet for monitoring (PodResourcesLister)."""
+"""Sockets of a simulated node's kubelet that name its pods and their devices: PodResourcesLister, and the Pods API."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +14,6 @@ from google.protobuf.json_format import ParseDict
 from healthcheck.host.grpc_child import QUESTIONS, message_classes
 from healthcheck.probes.pod_resources import SOCKETS
 
-_QUESTION = QUESTIONS["pod-resources"]
-(_CALL,) = _QUESTION.calls
 _GPU = "nvidia.com/gpu"
 
 Held = Callable[[], Iterable[tuple[str, str, int | Sequence[str]]]]
@@ -23,12 +21,18 @@ Held = Callable[[], Iterable[tuple[str, str, int | Sequence[str]]]]
 
 
 @contextmanager
-def serving_pod_resources(root: Path, held: Held) -> Iterator[None]:
-    """Serve answers below this root, with a short path: a socket's path has at most 107 characters."""
-    socket = root / SOCKETS[0].lstrip("/")
-    socket.parent.mkdir(parents=True, exist_ok=True)
-    server = grpc.server(ThreadPoolExecutor(2), (_Answers(held),))
-    server.add_insecure_port(f"unix:{socket}")
+def serving_pod_resources(root: Path, held: Held, more: Mapping[str, SocketAnswer] | None = None) -> Iterator[None]:
+    """Serve answers below this root, with a short path: a socket's path has at most 107 characters.
+
+    `more` are answers on further sockets, by path.
+    """
+    resources = SocketAnswer("pod-resources", lambda: {"pod_resources": [_pod(*entry) for entry in held()]})
+    answers = {SOCKETS[0]: resources, **(more or {})}
+    server = grpc.server(ThreadPoolExecutor(2), tuple(answers.values()))
+    for path in answers:
+        socket = root / path.lstrip("/")
+        socket.parent.mkdir(parents=True, exist_ok=True)
+        server.add_insecure_port(f"unix:{socket}")
     server.start()
     try:
         yield
@@ -36,19 +40,23 @@ def serving_pod_resources(root: Path, held: Held) -> Iterator[None]:
         server.stop(None).wait()
 
 
-class _Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, held: Held) -> None:
-        self._held = held
-        self._answer = message_classes(_QUESTION)[_CALL.answer]
+class SocketAnswer(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answer to a question of healthcheck/host/grpc_child.py."""
+
+    def __init__(self, question: str, answer: Callable[[], Mapping[str, Any]]) -> None:
+        asked = QUESTIONS[question]
+        (call,) = asked.calls
+        self._method = f"/{asked.package}.{call.method}"
+        self._message = message_classes(asked)[call.answer]
+        self._answer = answer
 
     def service(self, details: Any) -> Any:
-        if details.method != f"/{_QUESTION.package}.{_CALL.method}":
+        if details.method != self._method:
             return None
-        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._pods_answer())
+        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._serialized())
 
-    def _pods_answer(self) -> bytes:
-        pods = [_pod(namespace, name, gpus) for namespace, name, gpus in self._held()]
-        raw: bytes = ParseDict({"pod_resources": pods}, self._answer()).SerializeToString()
+    def _serialized(self) -> bytes:
+        raw: bytes = ParseDict(self._answer(), self._message()).SerializeToString()
         return raw
 
 

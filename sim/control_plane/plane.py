@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+import urllib3
+
 from sim.control_plane import arguments, objects
 from sim.control_plane.build import ControlPlaneError, binaries, minor_of
 from sim.control_plane.daemon import AfterUs, Daemon
 from sim.control_plane.files import AUDIT_POLICY, free_ports, limited_admission, write_kubeconfig, write_signing_key
-from sim.control_plane.https import Https
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,10 @@ _FIELD_MANAGER = "gpu-healthcheck"
 ANSWER_SECONDS = 180.0
 """Deadline of a request, longer than any response on a busy machine; only a hanging server exceeds it."""
 MERGE_PATCH = "application/merge-patch+json"
+_CONNECTIONS = 16
+"""Connections that are kept for further requests of as many threads."""
+_RETRIES = urllib3.Retry(1, connect=0, redirect=0, other=0, allowed_methods={"GET"}, respect_retry_after_header=False)
+"""A read is sent again if the server has closed the kept connection."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class ControlPlane:
         self._api_port, self._etcd_port, self._peer_port = free_ports(3)
         self.url = f"https://127.0.0.1:{self._api_port}"
         self.ca_file = self.folder / "certificates" / "apiserver.crt"
-        self._https = Https(self._api_port, self.ca_file)
+        self._pool = urllib3.PoolManager(maxsize=_CONNECTIONS, ca_certs=str(self.ca_file), retries=_RETRIES)
         self.kubeconfig = self.folder / "admin.kubeconfig"
         self.audit_log = self.folder / "audit.log"
 
@@ -163,11 +168,12 @@ class ControlPlane:
         if body is not None:
             headers["Content-Type"] = content_type if method == "PATCH" else "application/json"
         text = None if body is None else json.dumps(body)
-        if method == "GET" and "watch=true" not in path:
-            reply, message = self._https.read(path, headers, seconds)
-        else:
-            reply, message = self._https.send(method, path, text, headers, seconds)
-        is_json = (reply.getheader("Content-Type") or "").startswith("application/json")
+        try:
+            reply = self._pool.request(method, f"{self.url}{path}", body=text, headers=headers, timeout=seconds)
+        except urllib3.exceptions.HTTPError as error:
+            raise ConnectionError(str(error)) from error
+        message = reply.data.decode()
+        is_json = reply.headers.get("Content-Type", "").startswith("application/json")
         if "watch=true" in path and reply.status == http.client.OK:
             return Answer(reply.status, [json.loads(line) for line in message.splitlines()])
         return Answer(reply.status, json.loads(message) if is_json else message)
@@ -302,7 +308,7 @@ class ControlPlane:
             try:
                 if self.request("GET", "/readyz").status == http.client.OK:
                     return
-            except (OSError, http.client.HTTPException):  # no certificate yet, or no listener
+            except OSError:  # no certificate yet, or no listener
                 pass
             time.sleep(0.05)
         tails = "\n".join(daemon.tail() for daemon in self._daemons.values())

@@ -88,14 +88,8 @@ def _ours(target: str) -> Path:
 
 
 @contextmanager
-def on_stand_ins() -> Iterator[list[str]]:
-    """Yield arguments of `buildah build` for our Dockerfile without registry or other downloads."""
-    with _one_at_a_time(), _on_stand_ins((REPOSITORY / "Dockerfile").read_text()) as words:
-        yield words
-
-
-@contextmanager
 def _on_stand_ins(dockerfile: str) -> Iterator[list[str]]:
+    """Yield arguments of `buildah build` for our Dockerfile without registry or other downloads."""
     stand_in = _stand_in()
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder) / "sources.list"

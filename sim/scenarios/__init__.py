@@ -22,17 +22,17 @@ With `from_within`, `check` treats the node as its own machine, as in the agent'
 """
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+import msgspec
 
 from sim.node import SimulatedNode
 
 FOLDER = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Expected output of `check` for a scenario."""
 
     status: str
@@ -41,47 +41,30 @@ class Expected:
     unobserved: list[str]
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One scenario: its differences from a healthy node, and the expected output."""
 
     name: str
     stands_for: str
     twin_of: str
     instance_type: str
-    healthy_before: float
-    """Seconds between the two check cycles; 0: only one cycle."""
-    windows: int
-    from_within: bool
-    faults: list[list[Any]]
-    kernel_log: list[str]
-    write: dict[str, str]
-    pods: dict[str, list[int]]
-    runtime: dict[str, Any]
-    runtime_classes: list[list[Any]]
-    outages: list[list[Any]]
     expect: Expected
+    healthy_before: float = 0.0
+    """Seconds between the two check cycles; 0: only one cycle."""
+    windows: int = 0
+    from_within: bool = False
+    faults: list[list[Any]] = []
+    kernel_log: list[str] = []
+    write: dict[str, str] = {}
+    pods: dict[str, list[int]] = {}
+    runtime: dict[str, Any] = {}
+    runtime_classes: list[list[Any]] = []
+    outages: list[list[Any]] = []
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         fields = tomllib.loads((folder / "scenario.toml").read_text())
-        return cls(
-            name=folder.name,
-            stands_for=fields["stands_for"],
-            twin_of=fields.get("twin_of", _named_after(folder.name)),
-            instance_type=fields["instance_type"],
-            healthy_before=fields.get("healthy_before", 0.0),
-            windows=fields.get("windows", 0),
-            from_within=fields.get("from_within", False),
-            faults=fields.get("faults", []),
-            kernel_log=fields.get("kernel_log", []),
-            write=fields.get("write", {}),
-            pods=fields.get("pods", {}),
-            runtime=fields.get("runtime", {}),
-            runtime_classes=fields.get("runtime_classes", []),
-            outages=fields.get("outages", []),
-            expect=Expected(**fields["expect"]),
-        )
+        return msgspec.convert({"name": folder.name, "twin_of": _named_after(folder.name), **fields}, cls)
 
     @property
     def needs_device_files(self) -> bool:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.__main__ import MEASURES
 from bench.compare import FIGURES, ratios
-from bench.measures import MEASURES
-from bench.report import figures
+from bench.outcome import figures
 
 RESULTS = Path(__file__).parents[2] / "bench/results.json"
 
