@@ -12,7 +12,6 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from zipfile import ZipFile
 
-import jsonschema
 import pytest
 
 from tools import krew
@@ -21,67 +20,17 @@ from tools.krew import PLATFORMS, manifest
 ROOT = Path(__file__).parents[1]
 LAUNCHER = krew.LAUNCHER
 
-TEXT = {"type": "string", "minLength": 1}
-# https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/, and krew's own validation of each field.
-DOCUMENTED = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "krew.googlecontainer.tools/v1alpha2"},
-        "kind": {"const": "Plugin"},
-        "metadata": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["name"],
-            "properties": {"name": {"type": "string", "pattern": r"^[\w-]+$"}},
-        },
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["version", "shortDescription", "platforms"],
-            "properties": {
-                "version": {"type": "string", "pattern": r"^v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$"},
-                "homepage": TEXT,
-                "shortDescription": {"type": "string", "pattern": r"^[^\n]{1,50}[^\n.]$"},
-                "description": TEXT,
-                "caveats": TEXT,
-                "platforms": {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "required": ["uri", "sha256", "bin", "selector"],
-                        "properties": {
-                            "uri": {"type": "string", "pattern": r"^https://.+\.(tar\.gz|zip)$"},
-                            "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-                            "bin": TEXT,
-                            "files": {"type": "array", "minItems": 1},
-                            "selector": {
-                                "type": "object",
-                                "additionalProperties": False,
-                                "properties": {
-                                    "matchLabels": {"type": "object"},
-                                    "matchExpressions": {"type": "array"},
-                                },
-                            },
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
 
-
-def test_the_manifest_is_as_krew_documents_it() -> None:
+def test_krew_manifest_has_the_documented_fields() -> None:
+    """https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/."""
     checksums = {platform: f"{number:064x}" for number, platform in enumerate(PLATFORMS)}
     written = manifest("1.2.3", "https://example.com", "https://example.com/v1.2.3/", checksums)
 
-    jsonschema.validate(written, DOCUMENTED)
-    platforms = written["spec"]["platforms"]
-    assert platforms[1] == {
+    spec = written["spec"]
+    assert spec.keys() == {"version", "homepage", "shortDescription", "description", "caveats", "platforms"}
+    assert (spec["version"], spec["homepage"]) == ("v1.2.3", "https://example.com")
+    assert re.fullmatch(r"[^\n]{1,50}[^\n.]", spec["shortDescription"])
+    assert spec["platforms"][1] == {
         "selector": {"matchLabels": {"os": "linux", "arch": "arm64"}},
         "uri": "https://example.com/v1.2.3/gpu-healthcheck_v1.2.3_linux_arm64.tar.gz",
         "sha256": f"{1:064x}",

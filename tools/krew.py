@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 from zipfile import ZipFile
 
@@ -143,31 +144,14 @@ def _pip(platform: Platform, python: str, requirements: Path, folder: Path) -> l
     ]
 
 
-_DESCRIPTION = """\
-Shows the health of GPU nodes, finds the cause and the fix for stuck GPU pods, quarantines suspect nodes and
-releases them. Evaluates saved kernel logs, nvidia-bug-report files and DCGM's results without a cluster.
-Install the agent, the sweeps and the admission policies in the cluster separately.
-"""
-_CAVEATS = """\
-Needs Python 3.11 to 3.14 on the PATH. The archive contains the dependencies.
-"""
-
-
 def manifest(version: str, homepage: str, url: str, checksums: Mapping[Platform, str]) -> dict[str, Any]:
     """Return the manifest. `url`: the folder of the archives; `checksums`: the SHA-256 of each, in hex."""
-    return {
-        "apiVersion": "krew.googlecontainer.tools/v1alpha2",
-        "kind": "Plugin",
-        "metadata": {"name": "gpu-healthcheck"},
-        "spec": {
-            "version": f"v{version}",
-            "homepage": homepage,
-            "shortDescription": "Health of GPU nodes, and why GPU pods wait",
-            "description": _DESCRIPTION,
-            "caveats": _CAVEATS,
-            "platforms": [_platform(platform, version, url, checksum) for platform, checksum in checksums.items()],
-        },
-    }
+    template = Template(Path(__file__).with_name("krew.yaml").read_text())
+    written: dict[str, Any] = yaml.safe_load(template.substitute(VERSION=version, HOMEPAGE=homepage))
+    written["spec"]["platforms"] = [
+        _platform(platform, version, url, checksum) for platform, checksum in checksums.items()
+    ]
+    return written
 
 
 def _platform(platform: Platform, version: str, url: str, checksum: str) -> dict[str, Any]:

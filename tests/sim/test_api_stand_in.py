@@ -1,8 +1,6 @@
 """The API stand-in answers Kubernetes' own Python client as the real server does."""
 
 import json
-import socket
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -55,9 +53,6 @@ class TestReading:
         assert node.metadata.labels["node.kubernetes.io/instance-type"] == "p5.48xlarge"
         assert [(condition.type, condition.status) for condition in node.status.conditions] == [("Ready", "True")]
 
-    def test_an_unknown_node_is_not_found(self, api: Any) -> None:
-        assert _refusal(api.read_node, "elsewhere") == (404, "NotFound", 'nodes "elsewhere" not found')
-
     def test_a_list_can_be_read_in_pieces(self, api: Any) -> None:
         first = api.list_node(limit=1)
         second = api.list_node(limit=1, _continue=first.metadata._continue)
@@ -78,13 +73,6 @@ class TestReading:
     def test_a_list_is_cut_down_by_selectors(self, api: Any, selector: dict[str, str], names: list[str]) -> None:
         assert [node.metadata.name for node in api.list_node(**selector).items] == names
 
-    def test_runtime_classes_are_listed(self, stand_in: ApiStandIn, api: Any) -> None:
-        stand_in.add_runtime_class("nvidia", "nvidia", {"pool": "gpu"})
-
-        node_api: Any = client.NodeV1Api(api.api_client)
-        (listed,) = node_api.list_runtime_class().items
-        assert (listed.handler, listed.scheduling.node_selector) == ("nvidia", {"pool": "gpu"})
-
 
 class TestKinds:
     @pytest.mark.parametrize(
@@ -101,26 +89,8 @@ class TestKinds:
 
         assert _refusal(api.create_namespaced_event, "default", event) == (400, "BadRequest", refusal)
 
-    def test_a_lease_of_another_kind_is_refused_when_it_is_replaced(self, leases: Any) -> None:
-        leases.create_namespaced_lease("default", {"metadata": {"name": "held"}})
-        lease = {"kind": "NodeLease", "metadata": {"name": "held"}}
-
-        status, reason, _ = _refusal(leases.replace_namespaced_lease, "held", "default", lease)
-        assert (status, reason) == (400, "BadRequest")
-
 
 class TestPatching:
-    def test_one_patch_carries_labels_annotations_and_taints(self, api: Any) -> None:
-        api.patch_node(
-            NODE, {"metadata": {"labels": {"a": "1"}, "annotations": {"b": "2"}}, "spec": {"taints": [TAINT]}}
-        )
-        api.patch_node(NODE, {"metadata": {"labels": {"a": None}}})
-        node = api.read_node(NODE)
-
-        assert "a" not in node.metadata.labels
-        assert node.metadata.annotations == {"b": "2"}
-        assert [(taint.key, taint.effect) for taint in node.spec.taints] == [("sick", "NoSchedule")]
-
     @pytest.mark.parametrize("content_type", [None, MERGE_PATCH])
     def test_the_list_of_taints_is_replaced_whole(self, api: Any, content_type: str | None) -> None:
         api.patch_node(NODE, {"spec": {"taints": [TAINT, TAINT | {"key": "other"}]}}, _content_type=content_type)
@@ -140,13 +110,6 @@ class TestPatching:
         assert "a" not in stand_in.node(NODE)["metadata"]["labels"]
         assert [(write.method, write.status) for write in stand_in.writes] == [("PATCH", 409)]
 
-    def test_the_present_resource_version_is_no_conflict(self, api: Any) -> None:
-        present = api.read_node(NODE).metadata.resource_version
-
-        node = api.patch_node(NODE, {"metadata": {"resourceVersion": present, "labels": {"a": "1"}}})
-
-        assert int(node.metadata.resource_version) > int(present)
-
     def test_a_patch_that_changes_nothing_makes_no_new_version(self, api: Any) -> None:
         first = api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}})
         second = api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}})
@@ -163,12 +126,6 @@ class TestPatching:
             ("GpuHealthy", "False"),
         ]
 
-    def test_a_merge_patch_replaces_all_conditions(self, api: Any) -> None:
-        patch = {"status": {"conditions": [{"type": "GpuHealthy", "status": "True"}]}}
-        node = api.patch_node_status(NODE, patch, _content_type=MERGE_PATCH)
-
-        assert [condition.type for condition in node.status.conditions] == ["GpuHealthy"]
-
     def test_spec_and_status_are_written_each_through_its_own_door(self, api: Any) -> None:
         api.patch_node(NODE, {"status": {"phase": "through the node"}})
         api.patch_node_status(NODE, {"spec": {"taints": [TAINT]}})
@@ -178,28 +135,6 @@ class TestPatching:
 
 
 class TestEventsAndLeases:
-    def test_an_event_is_stored_under_a_generated_name(self, api: Any) -> None:
-        about = client.V1ObjectReference(kind="Node", name=NODE, uid="u")
-        event = client.CoreV1Event(
-            metadata=client.V1ObjectMeta(generate_name="gpu-"), involved_object=about, reason="Xid79", type="Warning"
-        )
-
-        made = api.create_namespaced_event("default", event)
-        found = api.list_namespaced_event("default", field_selector=f"involvedObject.name={NODE},reason=Xid79")
-
-        assert made.metadata.name.startswith("gpu-")
-        assert [event.metadata.name for event in found.items] == [made.metadata.name]
-
-    def test_a_lease_is_created_once(self, leases: Any) -> None:
-        body = {"metadata": {"name": NODE}, "spec": {"holderIdentity": "agent"}}
-        leases.create_namespaced_lease("gpu", body)
-
-        assert _refusal(leases.create_namespaced_lease, "gpu", body) == (
-            *(409, "AlreadyExists"),
-            f'leases.coordination.k8s.io "{NODE}" already exists',
-        )
-        assert leases.create_namespaced_lease("elsewhere", body).metadata.namespace == "elsewhere"
-
     def test_only_the_lease_that_is_meant_is_deleted(self, leases: Any) -> None:
         made = leases.create_namespaced_lease("gpu", {"metadata": {"name": "slot-0"}})
 
@@ -277,38 +212,8 @@ class TestWaiting:
         assert at <= first.at <= second.at
         assert first.body == {"metadata": {"labels": {"a": "1"}}}
 
-    def test_what_is_still_to_come_is_waited_for(self, api: Any, stand_in: ApiStandIn) -> None:
-        later = threading.Timer(0.05, api.patch_node, (NODE, {"spec": {"taints": [TAINT]}}))
-        later.start()
-
-        tainted_at = stand_in.wait_for(lambda node: node["spec"].get("taints") == [TAINT], timeout=60)
-        request = stand_in.wait_for_request(lambda made: made.method == "PATCH", timeout=60)
-
-        assert tainted_at <= request.at
-
-    def test_what_does_not_come_ends_the_wait(self, stand_in: ApiStandIn) -> None:
-        with pytest.raises(TimeoutError, match="not observed within 0"):
-            stand_in.wait_for(lambda _: False, timeout=0)
-        with pytest.raises(TimeoutError, match="no such request"):
-            stand_in.wait_for_request(lambda _: False, timeout=0)
-
 
 class TestFailures:
-    def test_it_fails_as_configured_until_it_recovers(self, api: Any, stand_in: ApiStandIn) -> None:
-        stand_in.fail_with(429, retry_after=7)
-        with pytest.raises(client.ApiException) as refused:
-            api.read_node(NODE)
-        assert (refused.value.status, dict(refused.value.headers or {})["Retry-After"]) == (429, "7")
-
-        stand_in.recover()
-        assert api.read_node(NODE).metadata.name == NODE
-
-    def test_a_failure_can_be_that_of_one_request(self, api: Any, stand_in: ApiStandIn) -> None:
-        stand_in.fail_with(409, times=1)
-
-        assert _refusal(api.patch_node, NODE, {})[:2] == (409, "Conflict")
-        assert api.patch_node(NODE, {}).metadata.name == NODE
-
     def test_a_forbidden_request_names_the_missing_permission(
         self, leases: Any, api: Any, stand_in: ApiStandIn
     ) -> None:
@@ -342,20 +247,6 @@ class TestFailures:
         stand_in.recover()
         assert ("a" in api.read_node(NODE).metadata.labels) is done
         assert api.patch_node(NODE, {"metadata": {"labels": {"b": "1"}}}).metadata.labels["b"] == "1"
-
-    def test_a_refused_connection_is_welcome_again_on_the_same_port(self, api: Any, stand_in: ApiStandIn) -> None:
-        endpoint = stand_in.endpoint
-        assert api.read_node(NODE).metadata.name == NODE
-
-        stand_in.refuse()
-        with pytest.raises(HTTPError, match="Connection refused"):
-            api.read_node(NODE)
-        with socket.socket() as another, pytest.raises(OSError, match="in use"):
-            another.bind(("127.0.0.1", int(endpoint.rpartition(":")[2])))
-
-        stand_in.accept()
-        assert api.read_node(NODE).metadata.name == NODE
-        assert stand_in.endpoint == endpoint
 
 
 @pytest.mark.parametrize(

@@ -36,20 +36,3 @@ def test_a_token_opens_the_instance_type() -> None:
 def test_without_a_token_of_ours_there_is_no_answer(headers: dict[str, str]) -> None:
     with SimulatedImds("p5.48xlarge") as imds:
         assert _ask(imds, "/latest/meta-data/instance-type", headers) == (401, "")
-
-
-@pytest.mark.parametrize("seconds", [None, "0", "21601", "soon"])
-def test_a_token_needs_a_lifetime(seconds: str | None) -> None:
-    headers = {"X-aws-ec2-metadata-token-ttl-seconds": seconds} if seconds else {}
-    with SimulatedImds("p5.48xlarge") as imds:
-        assert _ask(imds, "/latest/api/token", headers, "PUT") == (400, "")
-
-
-def test_a_slow_service_outlasts_a_short_patience() -> None:
-    with SimulatedImds("p5.48xlarge", delay_seconds=3600) as imds:
-        seconds = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-        request = urllib.request.Request(f"{imds.endpoint}/latest/api/token", headers=seconds, method="PUT")
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-        with pytest.raises(TimeoutError):
-            opener.open(request, timeout=0.2)

@@ -58,10 +58,6 @@ def test_a_record_has_priority_sequence_time_and_text(log: SimulatedKernelLog) -
     assert before <= record.timestamp_us <= after
 
 
-def test_a_record_of_user_space_carries_its_facility(log: SimulatedKernelLog) -> None:
-    assert log.write("forged", facility=1).priority == 12
-
-
 @pytest.mark.parametrize(
     ("text", "escaped"),
     [
@@ -87,18 +83,6 @@ def test_a_reader_waits_in_its_read_until_a_record_comes(
     assert os.read(reader, READ_BYTES) == log.ring[1].line
 
 
-def test_a_restarted_reader_gets_the_ring_of_this_boot_again(
-    log: SimulatedKernelLog, open_reader: Callable[[], int]
-) -> None:
-    written = [log.write("first"), log.write("second")]
-    _read_all(open_reader())
-    written.append(log.write("while nobody read"))
-
-    log.replay()
-
-    assert _read_all(open_reader()) == [record.line for record in written]
-
-
 def test_a_new_boot_empties_the_ring_and_counts_from_0(log: SimulatedKernelLog, open_reader: Callable[[], int]) -> None:
     log.write("before")
     log.clear()
@@ -122,26 +106,3 @@ def test_an_overrun_leaves_a_gap_in_the_sequence(log: SimulatedKernelLog) -> Non
     log.overrun(5)
 
     assert log.write("after").sequence == 6
-
-
-def test_a_malformed_record_reaches_the_reader_as_it_stands(
-    log: SimulatedKernelLog, open_reader: Callable[[], int]
-) -> None:
-    log.write_raw(b"4,12")
-
-    assert _read_all(open_reader()) == [b"4,12"]
-    assert log.ring == ()
-
-
-def test_a_record_that_would_be_cut_is_refused(log: SimulatedKernelLog) -> None:
-    with pytest.raises(ValueError, match="a record of 5000 bytes; a packet holds at most 4096"):
-        log.write_raw(b"x" * 5000)
-
-
-def test_a_capture_holds_the_ring_as_a_plain_file(log: SimulatedKernelLog, tmp_path: Path) -> None:
-    log.write("first", timestamp_us=1)
-    log.write("second", timestamp_us=2)
-
-    log.save(tmp_path / "capture")
-
-    assert (tmp_path / "capture").read_bytes() == b"4,0,1,-;first\n4,1,2,-;second\n"

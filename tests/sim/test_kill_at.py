@@ -95,10 +95,6 @@ def test_the_process_dies_at_that_call_and_the_directory_shows_it(directory: Pat
     assert content(directory) == STATES[call - 1 if when == "before" else call]
 
 
-def test_a_number_beyond_the_last_call_kills_nobody(directory: Path) -> None:
-    assert run(STORY.format(directory), directory, call=len(CALLS) + 1)[0] == 0
-
-
 OTHER_FORMS = """
 import os
 at = os.open("{0}", os.O_RDONLY)
@@ -140,12 +136,6 @@ def test_the_other_forms_of_the_calls_and_of_the_names_are_the_same_calls(direct
     )
 
 
-def test_a_call_that_fails_counts_too_and_fails_as_ever(directory: Path) -> None:
-    program = "import os, sys\ntry: os.unlink({!r})\nexcept FileNotFoundError: sys.exit(7)"
-
-    assert run(program.format(f"{directory}/absent"), directory) == (7, numbered(directory, [("unlink", "absent")]))
-
-
 def test_a_child_counts_from_its_exec_on_and_for_itself(directory: Path) -> None:
     program = """
 import os, subprocess, sys
@@ -165,11 +155,3 @@ held.close()
         (2, "close", "executed"),
         (2, "close", "held"),
     ]
-
-
-def test_a_preload_that_stood_there_stays(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    monkeypatch.setenv("LD_PRELOAD", "/some/library.so")
-
-    first, second = kill_at.environment(directory)["LD_PRELOAD"].split(" ")
-
-    assert (Path(first).is_file(), second) == (True, "/some/library.so")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from sim.instance_types import SHAPES
 from sim.node import SimulatedNode
 
 
@@ -42,18 +41,6 @@ def test_each_instance_type_has_its_gpus_and_efa_devices(
     assert len(efa) == efa_devices
 
 
-def test_every_instance_type_can_be_made(make_node: Callable[[str], SimulatedNode]) -> None:
-    names = {(make_node(kind).root / "sys/class/dmi/id/product_name").read_text() for kind in SHAPES}
-
-    assert names == {f"{kind}\n" for kind in SHAPES}
-
-
-def test_a_b200_node_has_infiniband_devices_that_are_no_efa(make_node: Callable[[str], SimulatedNode]) -> None:
-    listing = make_node("p6-b200.48xlarge").root / "sys/class/infiniband"
-
-    assert {device.name for device in listing.glob("mlx5_*")} == {"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}
-
-
 def test_the_links_of_sys_lead_from_an_efa_device_to_its_pci_function(node: SimulatedNode) -> None:
     device = node.root / "sys/class/infiniband/rdmap79s0"
 
@@ -67,24 +54,6 @@ def test_the_links_of_sys_lead_from_an_efa_device_to_its_pci_function(node: Simu
     assert (device / "device/p2p").read_text() == "NVIDIA peermem\n"
 
 
-def test_a_counter_of_an_efa_device_lies_where_the_kernel_has_it(node: SimulatedNode) -> None:
-    node.efa_counter(0, "keep_alive_rcvd", 7)
-    node.efa_counter(0, "rx_drops", 8)
-
-    device = node.root / "sys/class/infiniband/rdmap79s0"
-    assert (device / "hw_counters/keep_alive_rcvd").read_text() == "7\n"
-    assert (device / "ports/1/hw_counters/rx_drops").read_text() == "8\n"
-
-
-def test_an_efa_device_that_nobody_can_open_has_no_uverbs(node: SimulatedNode) -> None:
-    node.remove_uverbs(1)
-
-    listing = sorted(entry.name for entry in (node.root / "sys/class/infiniband_verbs").iterdir())
-    assert len(listing) == 31
-    assert "uverbs1" not in listing
-    assert (node.root / "sys/class/infiniband/rdmap80s0").is_dir()
-
-
 @pytest.mark.parametrize("gpu", range(8))
 def test_a_gpu_of_a_p5_shares_its_pci_switch_with_the_network_cards_before_it(node: SimulatedNode, gpu: int) -> None:
     listing = node.root / "sys/bus/pci/devices"
@@ -95,13 +64,6 @@ def test_a_gpu_of_a_p5_shares_its_pci_switch_with_the_network_cards_before_it(no
     assert {function.resolve().parent for function in group} == {switch.resolve()}
     assert {(function / "numa_node").read_text() for function in (*group, switch)} == {f"{gpu // 4}\n"}
     assert (switch / "class").read_text() == "0x060400\n"
-
-
-def test_devices_that_are_gone_already_do_not_keep_others_from_going(node: SimulatedNode) -> None:
-    node.remove_efa(0)
-    node.unload_efa()
-
-    assert list((node.root / "sys/class/infiniband").iterdir()) == []
 
 
 def test_a_gpu_that_moved_keeps_its_address_and_its_driver(node: SimulatedNode) -> None:
@@ -122,50 +84,10 @@ def test_no_link_leads_out_of_the_node(node: SimulatedNode) -> None:
     assert all(link.resolve(strict=True).is_relative_to(node.root.resolve()) for link in links)
 
 
-def test_other_pci_functions_are_there_to_be_passed_over(node: SimulatedNode) -> None:
-    amazon = {(function / "device").read_text().strip() for function in _functions(node, "0x1d0f")}
-    nvidia = [(function / "class").read_text().strip() for function in _functions(node, "0x10de")]
-
-    assert amazon == {"0x8061", "0xec20", "0xcd01", "0xefa2"}
-    assert (nvidia.count("0x030200"), nvidia.count("0x068000")) == (8, 4)
-
-
 def test_gpus_of_all_nodes_have_different_uuids_and_serials(make_node: Callable[[str], SimulatedNode]) -> None:
     gpus = make_node("p5.48xlarge").gpus + make_node("p5.48xlarge").gpus
 
     assert len({gpu.uuid for gpu in gpus}) == len({gpu.serial for gpu in gpus}) == 16
-
-
-def test_a_removed_gpu_is_gone_from_pci_and_stays_gone_after_a_reboot(node: SimulatedNode) -> None:
-    node.remove_gpu(3)
-    node.reboot()
-
-    assert not (node.root / "sys/bus/pci/devices" / node.gpus[3].address).is_symlink()
-    assert [gpu.index for gpu in node.present_gpus] == [0, 1, 2, 4, 5, 6, 7]
-
-
-def test_a_removed_efa_function_takes_its_device_along(node: SimulatedNode) -> None:
-    node.remove_efa(1)
-
-    assert not (node.root / "sys/class/infiniband/rdmap80s0").is_symlink()
-    assert len(list((node.root / "sys/class/infiniband").iterdir())) == 31
-
-
-def test_a_gpu_given_to_another_driver_keeps_it_when_the_nvidia_driver_is_loaded_anew(node: SimulatedNode) -> None:
-    node.pci.bind(node.gpus[0].address, "vfio-pci")
-    node.driver_unload()
-    assert [node.pci.driver(gpu.address) for gpu in node.gpus] == ["vfio-pci"] + [""] * 7
-
-    node.driver_load()
-    assert [node.pci.driver(gpu.address) for gpu in node.gpus] == ["vfio-pci"] + ["nvidia"] * 7
-
-
-def test_an_unloaded_driver_leaves_no_trace_but_its_library(node: SimulatedNode) -> None:
-    node.driver_unload()
-
-    assert not (node.root / "sys/module/nvidia").exists()
-    assert list((node.root / "dev").glob("nvidia*")) == []
-    assert node.library.resolve().name == "libnvidia-ml.so.570.133.20"
 
 
 def test_a_reboot_heals_what_a_reboot_heals(node: SimulatedNode) -> None:
@@ -197,15 +119,6 @@ def test_a_reboot_heals_what_a_reboot_heals(node: SimulatedNode) -> None:
     assert node.boot_id != first_boot
 
 
-def test_a_reboot_gives_no_gpu_what_its_model_lacks(make_node: Callable[[str], SimulatedNode]) -> None:
-    node = make_node("g6.xlarge")
-    before = {file.relative_to(node.root) for file in (node.root / "nvml").rglob("*")}
-
-    node.reboot()
-
-    assert {file.relative_to(node.root) for file in (node.root / "nvml").rglob("*")} == before
-
-
 def test_an_xid_line_has_the_form_of_its_driver(tmp_path: Path) -> None:
     lines = []
     for version in ("565.57.01", "570.133.20"):
@@ -233,11 +146,6 @@ def test_the_driver_says_once_per_boot_which_gpu_is_at_an_address(node: Simulate
 
     assert texts.count(f"NVRM: GPU at PCI:0000:75:00: {node.gpus[2].uuid}") == 1
     assert texts.count(f"NVRM: GPU Board Serial Number: {node.gpus[2].serial}") == 1
-
-
-def test_a_node_is_made_where_nothing_stands_yet(node: SimulatedNode) -> None:
-    with pytest.raises(FileExistsError):
-        SimulatedNode.create(node.root)
 
 
 def test_the_fabric_manager_runs_where_its_type_needs_it_and_goes_with_the_driver(

@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from tests.upgrade import on_real_node, processes
+from tests.upgrade import processes
 from tests.upgrade.save import save
 from tests.upgrade.versions import HERE, CouldNotTryError, Version, version_of
 
@@ -17,7 +17,6 @@ def main() -> int:
     parser.add_argument("commit", metavar="FROM", help="the commit of the version before")
     parser.add_argument("--checkout", type=Path, help="of that commit, with its .venv: none is made")
     parser.add_argument("--save", metavar="FOLDER", type=Path, help="write what FROM writes there, and try nothing")
-    parser.add_argument("--real-node", action="store_true", help="by a DaemonSet on a real kubelet (Debian, root)")
     options = parser.parse_args()
     root = options.checkout
     ready = Version(options.commit, root, root / ".venv/bin/python") if root else None
@@ -25,8 +24,6 @@ def main() -> int:
         with nullcontext(ready) if ready else version_of(options.commit) as before:
             if options.save:
                 save(before, options.save)
-            elif options.real_node:
-                on_real_node.tell(before)
             else:
                 processes.tell(before, HERE)
     except CouldNotTryError as error:
