@@ -11,9 +11,8 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
@@ -24,29 +23,11 @@ ROOT = Path(__file__).parents[1]
 PRODUCT = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Most parts, levels and arrows of a package."""
-
-    parts: int
-    levels: int
-    arrows: int
-
-
 LIMITS = {
-    "agent": Limits(8, 6, 20),
-    "diagnosis": Limits(8, 7, 25),
-    "healthcheck": Limits(14, 8, 61),
+    "agent": {"parts": 8, "levels": 6, "arrows": 20},
+    "diagnosis": {"parts": 8, "levels": 7, "arrows": 25},
+    "healthcheck": {"parts": 14, "levels": 8, "arrows": 61},
 }
-
-
-@dataclass(frozen=True)
-class Structure:
-    """Parts of a package, and the imports between them. `levels` is None if the parts import each other in a circle."""
-
-    parts: frozenset[str]
-    arrows: Counter[tuple[str, str]]
-    levels: int | None
 
 
 @cache
@@ -55,14 +36,9 @@ def graph() -> grimp.ImportGraph:
     return grimp.build_graph(*PRODUCT, cache_dir=None)
 
 
-def structure(package: str) -> Structure:
-    """Return the structure of one package."""
-    arrows = Counter(imports_between_parts(package))
-    parts = frozenset(child.rpartition(".")[2] for child in graph().find_children(package))
-    below: dict[str, set[str]] = {part: set() for part in parts}
-    for importer, imported in arrows:
-        below[importer].add(imported)
-    return Structure(parts, arrows, levels(below))
+def arrows(package: str) -> Counter[tuple[str, str]]:
+    """Return the arrows of a package with the number of imports in each."""
+    return Counter(imports_between_parts(package))
 
 
 def imports_between_parts(package: str) -> Iterator[tuple[str, str]]:
@@ -80,24 +56,20 @@ def part_of(module: str, package: str) -> str:
     return rest.partition(".")[0] if root == package else ""
 
 
-def levels(below: Mapping[str, set[str]]) -> int | None:
-    """Return the number of levels; None for parts that import each other in a circle."""
+def levels(below: Mapping[str, set[str]]) -> int:
+    """Return the number of levels. Raises CycleError for parts that import each other in a circle."""
     height: dict[str, int] = {}
-    try:
-        for part in TopologicalSorter(below).static_order():
-            height[part] = 1 + max((height[other] for other in below[part]), default=0)
-    except CycleError:
-        return None
+    for part in TopologicalSorter(below).static_order():
+        height[part] = 1 + max((height[other] for other in below[part]), default=0)
     return max(height.values(), default=0)
 
 
-def counts() -> Iterator[tuple[str, str, int | None, int]]:
-    """Yield the counted thing, its package, the count and the limit."""
-    for package, limits in LIMITS.items():
-        found = structure(package)
-        yield "parts", package, len(found.parts), limits.parts
-        yield "levels", package, found.levels, limits.levels
-        yield "arrows", package, len(found.arrows), limits.arrows
+def counts(package: str) -> dict[str, int]:
+    """Return the number of parts, levels and arrows of a package. Raises CycleError."""
+    parts = {child.rpartition(".")[2] for child in graph().find_children(package)}
+    pairs = arrows(package)
+    below = {part: {imported for importer, imported in pairs if importer == part} for part in parts}
+    return {"parts": len(parts), "levels": levels(below), "arrows": len(pairs)}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -106,15 +78,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console = Console(highlight=False)
     if options.arrows:
-        for (importer, imported), number in sorted(structure(options.arrows).arrows.items()):
+        for (importer, imported), number in sorted(arrows(options.arrows).items()):
             console.print(f"{importer} -> {imported} ({number})", markup=False)
         return 0
     table = Table("count", "of", "today", "limit")
     above = []
-    for what, where, count, limit in counts():
-        table.add_row(what, where, "a circle" if count is None else f"{count:,}", f"{limit:,}")
-        if count is None or count > limit:
-            above.append(f"{what} of {where}")
+    for package, limits in LIMITS.items():
+        for what, count in counts(package).items():
+            table.add_row(what, package, f"{count:,}", f"{limits[what]:,}")
+            if count > limits[what]:
+                above.append(f"{what} of {package}")
     console.print(table)
     if above:
         Console(stderr=True).print(f"above the limit: {', '.join(above)}")

@@ -22,7 +22,7 @@ from healthcheck import __version__
 from sim.c_library import find_compiler
 from sim.control_plane.build import ControlPlaneError, cache_folder
 from sim.real_node.needs import codename
-from tools.release.bases import bases, stages
+from tools.release.check import bases, stages
 from tools.release.image import SLIM
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.release.bases import bases, stages, unnamed, unpinned
+from tools.release.check import bases, stages, unnamed, unpinned
 from tools.release.origin import REPOSITORY
 
 DIGEST = "sha256:" + "a1" * 32

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.release.check import refusals, section
-from tools.release.origin import REPOSITORY, version_of
-from tools.release.running import ReleaseError
+from tools.release.origin import REPOSITORY, ReleaseError, version_of
 
 PINNED = "ARG BASE=nvcr.io/dcgm:4@sha256:" + "a1" * 32 + "\nFROM ${BASE}\n"
 CHANGELOG = """\

@@ -10,8 +10,7 @@ import yaml
 
 from tools.install_yaml import install_yaml
 from tools.release.files import other_images, values_by_digest, write_checksums
-from tools.release.origin import REPOSITORY
-from tools.release.running import ReleaseError
+from tools.release.origin import REPOSITORY, ReleaseError
 
 DIGEST = "sha256:" + "a1" * 32
 IMAGE = f"registry.example.com/gpu-healthcheck@{DIGEST}"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tools.release.bases import stages
+from tools.release.check import stages
 from tools.release.image import TARGETS, build_arguments
 from tools.release.origin import REPOSITORY, Origin
 

@@ -13,8 +13,7 @@ from tools.release import files
 from tools.release import image as images
 from tools.release.check import refusals
 from tools.release.image import buildah
-from tools.release.origin import REPOSITORY, exported, origin
-from tools.release.running import ReleaseError
+from tools.release.origin import REPOSITORY, ReleaseError, exported, origin
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 

@@ -15,8 +15,7 @@ import yaml
 from tools.go_programs import helm
 from tools.release import packages
 from tools.release.check import section
-from tools.release.origin import Origin
-from tools.release.running import ReleaseError, run
+from tools.release.origin import Origin, ReleaseError, run
 
 NOTES, CHECKSUMS = "notes.md", "checksums.txt"
 _CHART = Path("charts/gpu-healthcheck")

@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tools.release.origin import Origin
-from tools.release.running import run
+from tools.release.origin import Origin, run
 
 SLIM, FULL = "slim", "full"
 TARGETS = (FULL, SLIM)

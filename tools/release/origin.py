@@ -1,21 +1,26 @@
-"""Source of a release: one commit, with the commit time in place of the clock."""
+"""Source of a release: one commit, with the commit time in place of the clock; and programs that read it."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.release.running import ReleaseError, run
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
 REPOSITORY = Path(__file__).parents[2]
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
+
+
+class ReleaseError(Exception):
+    """A step of a release failed; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +56,23 @@ def exported(revision: str) -> Iterator[Path]:
         run(["git", "-c", "tar.umask=0022", "archive", f"--output={tar}", revision], folder=REPOSITORY)
         run(["tar", "--extract", "--same-permissions", "--no-same-owner", f"--directory={tree}", f"--file={tar}"])
         yield tree
+
+
+def run(words: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
+    """Return the output of a program. Raises ReleaseError."""
+    try:
+        done = subprocess.run(  # noqa: S603 - our own words; no shell
+            words,
+            env={**os.environ, **(environment or {})},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise ReleaseError(f"cannot start `{words[0]}`: {error.strerror}") from error
+    if done.returncode != 0:
+        message = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
+        raise ReleaseError(f"`{shlex.join(words)}` failed:\n{message}")
+    return done.stdout.strip()

@@ -7,8 +7,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from tools.release.origin import Origin
-from tools.release.running import run
+from tools.release.origin import Origin, run
 
 _SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
