@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
 from diagnosis.answers.chain import Chain, broken_first, steps, touching
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.diagnose import Problem, why_hidden
 from diagnosis.causes.hami import control_plane, filtering, hami_nodes, scheduling, webhook
 from diagnosis.causes.hami.hami_nodes import LOCK_STALE
 from diagnosis.causes.hami.scheduling import EXTENDER, EXTENDER_SLOW
-from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.facts.components import Role
 from diagnosis.hami.command_line import CommandLine

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from diagnosis.causes import (
     admission,
+    components,
     crashing,
     device_plugins,
-    efa_plugins,
+    efa_devices,
+    efa_jobs,
     ended_jobs,
     faulty_gpus,
     idle_gpus,
     node_labels,
-    not_started,
-    other_devices,
-    ports_down,
+    nodes,
+    pod_startup,
     rejected,
-    restarts_in_place,
     running,
     runtime_handlers,
-    unready_components,
-    unready_nodes,
     unscheduled,
-    unused_efa,
     upkeep,
     verdicts,
 )
@@ -39,11 +36,10 @@ from diagnosis.model import Cause, Search
 
 _HAMI_FAMILIES = (webhook, control_plane, hami_configuration, hami_nodes, filtering, scheduling, allocating)
 _FAMILIES = (
-    *(admission, unscheduled, rejected, runtime_handlers, not_started, crashing, faulty_gpus, restarts_in_place),
-    *(running, idle_gpus),
-    *(unready_nodes, unready_components, device_plugins),
+    *(admission, unscheduled, rejected, runtime_handlers, pod_startup, crashing, faulty_gpus, running, idle_gpus),
+    *(nodes, components, device_plugins),
     *_HAMI_FAMILIES,
-    *(node_labels, upkeep, other_devices, efa_plugins, unused_efa, ports_down, verdicts),
+    *(node_labels, upkeep, efa_devices, efa_jobs, verdicts),
 )
 """In the order in which a workload meets them."""
 SEARCHES: tuple[Search, ...] = tuple(search for family in _FAMILIES for search in family.SEARCHES)
@@ -52,7 +48,7 @@ OF_WORKLOADS = (*SEARCHES, *ended_jobs.SEARCHES)
 HAMI_CAUSES = frozenset(
     (
         *(cause for family in _HAMI_FAMILIES for search in family.SEARCHES for cause in search.causes),
-        *(unready_components.NOT_READY[role] for role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)),
+        *(components.NOT_READY[role] for role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)),
     )
 )
 """Causes of HAMi: its parts, its cards, and its pods."""

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
 from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, seen_on_host
-from diagnosis.causes.not_started import START_REASONS, TOOL
+from diagnosis.causes.pod_startup import START_REASONS, TOOL
+from diagnosis.causes.pod_startup_table import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
 from diagnosis.causes.running import (
     CGROUP_LOST,
     CLASS_NOT_NAMED,
@@ -27,8 +29,6 @@ from diagnosis.causes.running import (
     of_lack,
     why_without_gpu,
 )
-from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
-from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.upkeep import REPORTED
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, explain, logs

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 
-from diagnosis.causes.unready_components import NOT_READY, VALIDATION
+from diagnosis.causes.components import NOT_READY, VALIDATION
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import kubectl, logs, pods_on
-from diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused
+from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import (
     GPU,
     MIG,
@@ -36,6 +36,7 @@ from diagnosis.snapshot.pods import Pod
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
 _fault = Family(None)
 _scheduled = Family(Link.SCHEDULED)
+_GPU_DRIVER = "gpu.nvidia.com"
 _BEFORE_OFFER = ("MigGeometryInvalid", "MigConfigFailed", KEPT_FROM_WORK.name)
 GEOMETRY = _fault(
     "MigGeometryInvalid",
@@ -88,6 +89,12 @@ TWICE = _fault(
     "TwoDevicePlugins",
     "Two device plugins serve the same resource on a node: each registration of one replaces the other.",
     "Delete the DaemonSet of one of the two, and restart the pods of the other.",
+)
+NO_SLICES = _fault(
+    "GpuSlicesMissing",
+    "The DRA driver publishes none of a node's GPUs, so no claim gets one there.",
+    "Read the log of the driver's container `gpus` on the node; if the pod is missing there, find the reason.",
+    source="https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu",
 )
 _STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)
 OFFERS_NONE = (
@@ -351,6 +358,57 @@ def _tells(line: str) -> bool:
     return any(word in line.lower() for word in ("no devices found", "failed to", "error", "incompatible", "unhealthy"))
 
 
+def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield GPU nodes on which the DRA driver runs with GPUs enabled and that no ResourceSlice lists."""
+    drivers = [each for each in components(snapshot) if each.role is Role.DRA_DRIVER and each.meta.kind == "DaemonSet"]
+    messages = sliced_nodes(snapshot, (_GPU_DRIVER,))
+    served = bool(messages) or any(device_class.meta.name == _GPU_DRIVER for device_class in snapshot.device_classes)
+    for node in snapshot.nodes if served else ():
+        if not has_nvidia(node) or node.name in messages or not is_judged(node, snapshot.now) or is_changed(node):
+            continue
+        if snapshot.gpu_clusters and drivers and not any(component.pod_on(node.name) for component in drivers):
+            if not offers_gpus(node) and not is_for_machines(node):
+                yield _without_driver(node, drivers[0])
+            continue
+        for driver in drivers:
+            pod = driver.pod_on(node.name)
+            young = pod is None or snapshot.is_new(pod.meta, YOUNG)
+            if pod is None or young or not is_ready(pod) or not _gives_gpus(driver):
+                continue
+            evidence = (
+                f"{pod.subject} is ready on {node.subject}",
+                f"no ResourceSlice of {_GPU_DRIVER} lists {node.subject}",
+            )
+            because = origins((NOT_READY[Role.DRIVER], KEPT_FROM_WORK), node.subject)
+            remedy = (f"Read its log there: {logs(pod.meta, '-c', 'gpus', '--tail=50')}",)
+            yield FoundCause(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
+
+
+def _without_driver(node: Node, driver: Component) -> FoundCause:
+    """Return the result for a node without driver pod that a GPUCluster should serve."""
+    evidence = (f"{node.subject} has GPUs, and the GPU operator offers them by DRA", why_not_on(driver, node))
+    labels = kubectl("get", node.meta, "--show-labels")
+    wanted = ", ".join(f"{key}={value}" for key, value in driver.spec.node_selector.items())
+    remedy = f"Find out why the operator has not set the label {wanted or 'for it'}: {labels}"
+    because = origins((NOT_READY[Role.OPERATOR], NOT_READY[Role.DRA_DRIVER]), driver.subject)
+    return FoundCause(NO_SLICES, node.subject, evidence, (remedy,), (node.subject,), because_of=because)
+
+
+def _gives_gpus(driver: Component) -> bool:
+    """Whether GPUs are enabled: off by default in the chart, which has one container for each enabled kind."""
+    return any(container.name in ("gpus", "gpu-kubelet-plugin") for container in driver.spec.containers)
+
+
+def why_not_on(plugin: Component, node: Node) -> str:
+    """Return why no ready pod of the plugin is on the node."""
+    taints = refused(plugin.spec, node)
+    if taints:
+        return f"{plugin.subject} does not tolerate {', '.join(map(str, taints))}"
+    if not is_for(plugin.spec, node):
+        return f"{plugin.subject} does not select it"
+    return f"{plugin.subject} has no ready pod there"
+
+
 @lru_cache(maxsize=1)
 def why_not_offered(snapshot: Snapshot) -> tuple[Origin, ...]:
     """Return all possible reasons why no node offers a GPU, each with its subject.
@@ -386,4 +444,5 @@ _INSTALL = "Install the GPU operator, or only NVIDIA's device plugin if driver a
 SEARCHES = (
     Search((NOT_OFFERED, UNHEALTHY, FEWER, TWICE), ("Node",), find),
     Search((MISSING,), ("Node", "Pod"), find_missing),
+    Search((NO_SLICES,), ("Node", "Pod", "ResourceSlice"), find_slices),
 )

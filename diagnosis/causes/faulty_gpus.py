@@ -1,28 +1,32 @@
-"""GPU pods that run on a GPU with an active fault: by the node's verdict, or by the kubelet's report of the device."""
+"""Find GPU pods that run on a GPU with an active fault, and pods that the kubelet restarts there again and again."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.causes.given_gpus import AllocatedGpu, given_gpus, unhealthy_gpus
 from diagnosis.facts.commands import command, explain, pods_on
 from diagnosis.facts.components import role_of
-from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_deep_test
+from diagnosis.facts.gpu_nodes import GPU_DRIVERS, is_device
+from diagnosis.facts.gpu_requests import gpu_claims, gpu_pods, gpus_of, is_deep_test
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.quantity import counted
-from diagnosis.facts.symptoms import shortened
+from diagnosis.facts.symptoms import ended_of, older, shortened
 from diagnosis.model import Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.dra import ResourceClaim, SliceDevice
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import AllocatedDevice, Pod
+from diagnosis.snapshot.pods import AllocatedDevice, Container, ContainerState, Pod
 from healthcheck.cluster.names import COMPONENT
+from healthcheck.memory.findings import gpu_address
+from healthcheck.node.device_pools import address_of
 from healthcheck.node.state import CONDITION, GPU_UNHEALTHY, SEVERITY, UNHEALTHY
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
@@ -52,6 +56,135 @@ RANK_KEYS = (
 )
 """Labels or annotations with a pod's number in its workload."""
 _REPLICA, _REPLICA_TYPE = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
+IN_PLACE = _running(
+    "RestartsOnFaultyNode",
+    "A container fails on a node with an active fault, and the pod's restartPolicy starts it there again and again: a "
+    "taint keeps new pods off, but does not move this one.",
+    "Move the pod to a healthy node in a way that does not fail its job. For a Job, `restartPolicy: Never` makes each "
+    "retry a new pod.",
+    source="https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy",
+    urgent=True,
+)
+_POLICIES = ("OnFailure", "Always")
+_TIMES = 2
+_LATELY = 10.0
+"""Minutes after a failure in which a running container may fail again."""
+_MOST = 4
+_BOUND = "DaemonSet"
+"""Kind whose pods belong to their node."""
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+"""Pattern of a device plugin's ID; a replica of a shared GPU has a suffix."""
+_UNHEALTHY = "Unhealthy"
+
+
+class AllocatedGpu(Struct, frozen=True):
+    """One GPU, or a part of one.
+
+    `uuids` has the UUID of the GPU or MIG instance; for an instance also the UUID of the GPU, if known.
+    """
+
+    shown: str
+    uuids: frozenset[str] = frozenset()
+    address: str = ""
+
+    def has(self, finding: RecordFinding) -> bool | None:
+        """Whether the finding is about this GPU; None if the two have no identifier to compare."""
+        uuid, address = finding.about.get("uuid", "").lower(), gpu_address(finding.subject)
+        if uuid in self.uuids or (address and address == self.address):
+            return True
+        comparable = any(text[:4] == uuid[:4] for text in self.uuids) or (address and self.address)
+        return False if comparable else None
+
+
+def given_gpus(snapshot: Snapshot, pod: Pod) -> tuple[AllocatedGpu, ...] | None:
+    """Return the pod's GPUs; None if a container has GPUs and no source identifies them."""
+    by_hami = tuple(_by_uuid(share.card) for share in pod.shares)
+    if by_hami:
+        return by_hami
+    found: list[AllocatedGpu] = []
+    for container in pod.spec.containers:
+        if container.init and not container.sidecar:
+            continue
+        own = [*_by_kubelet(snapshot, pod, container), *_by_claims(snapshot, pod, container)]
+        if not own and (gpus_of(container) or _claims_gpus(snapshot, pod, container)):
+            return None
+        found += own
+    return tuple(dict.fromkeys(found)) or None
+
+
+def unhealthy_gpus(pod: Pod) -> Iterator[AllocatedDevice]:
+    """Yield the pod's GPUs that the kubelet reports as unhealthy.
+
+    Their device plugin or DRA driver reported them to the kubelet.
+    """
+    for state in pod.states:
+        yield from (each for each in state.devices if state.running and _is_gpu(each) and each.health == _UNHEALTHY)
+
+
+def _by_kubelet(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[AllocatedGpu]:
+    for state in pod.states:
+        if state.name == container.name:
+            for device in filter(_is_gpu, state.devices):
+                yield (
+                    _by_device(snapshot, device.name) if device.resource.startswith("claim:") else _by_uuid(device.name)
+                )
+
+
+def _by_claims(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[AllocatedGpu]:
+    for name in container.claims:
+        claim = _claims(snapshot).get((pod.meta.namespace, pod.claim_names.get(name, pod.spec.claims.get(name, ""))))
+        devices = claim.devices if claim is not None else ()
+        yield from (_by_device(snapshot, device) for device in devices if device.partition("/")[0] in GPU_DRIVERS)
+
+
+def _claims_gpus(snapshot: Snapshot, pod: Pod, container: Container) -> bool:
+    return any(
+        (pod.meta.namespace, pod.spec.claims.get(claim, "")) in gpu_claims(snapshot) for claim in container.claims
+    )
+
+
+def _is_gpu(device: AllocatedDevice) -> bool:
+    if device.resource.startswith("claim:"):
+        return device.name.partition("/")[0] in GPU_DRIVERS
+    return is_device(device.resource)
+
+
+def _by_uuid(name: str) -> AllocatedGpu:
+    found = _UUID.search(name)
+    uuid = found[0] if found else name.partition("::")[0]
+    return AllocatedGpu(uuid, frozenset((uuid.lower(),)))
+
+
+def _by_device(snapshot: Snapshot, name: str) -> AllocatedGpu:
+    device = _devices(snapshot).get(name)
+    if device is None:
+        return AllocatedGpu(name)
+    named = _uuids(device.attributes)
+    return AllocatedGpu(
+        next(iter(named), name), frozenset(text.lower() for text in named), address_of(device.attributes)
+    )
+
+
+def _uuids(attributes: Mapping[str, str]) -> tuple[str, ...]:
+    fields = {key.rpartition("/")[2]: value for key, value in attributes.items()}
+    return tuple(filter(None, (fields.get("uuid", ""), fields.get("parentUUID", ""))))
+
+
+@lru_cache(maxsize=1)
+def _claims(snapshot: Snapshot) -> Mapping[tuple[str, str], ResourceClaim]:
+    """Return claims that have devices, by namespace and name."""
+    return {(claim.meta.namespace, claim.meta.name): claim for claim in snapshot.claims if claim.devices}
+
+
+@lru_cache(maxsize=1)
+def _devices(snapshot: Snapshot) -> Mapping[str, SliceDevice]:
+    """Return the devices by driver/pool/device."""
+    slices = (resource_slice for pool in snapshot.pools.values() for resource_slice in pool)
+    return {
+        f"{resource_slice.driver}/{resource_slice.pool}/{device.name}": device
+        for resource_slice in slices
+        for device in resource_slice.devices
+    }
 
 
 class AffectedPod(Struct, frozen=True):
@@ -248,4 +381,62 @@ def _remedy(
         yield f"{_PLUGIN}{pods_on(name)}"
 
 
-SEARCHES = (Search((FAULTY,), ("Node", "Pod"), find_faulty), Search((FAULTY,), ("Pod",), find_reported))
+def find_in_place(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield workloads with pods that fail again and again on a faulty node."""
+    failing = []
+    for pod in gpu_pods(snapshot):
+        node, state = snapshot.by_node.get(pod.spec.node), _failing(snapshot, pod)
+        if node is not None and state is not None and _can_move(pod) and (struck := struck_on(snapshot, pod, node)):
+            failing.append((snapshot.line(pod.meta)[-1], (struck, state, node)))
+    for workload, some in grouped(failing).items():
+        yield _restarting(snapshot, workload, some)
+
+
+def _can_move(pod: Pod) -> bool:
+    """Whether the owner creates another pod, for any node, in place of this one."""
+    owner = pod.meta.owner
+    if pod.over or pod.meta.deleted is not None or pod.spec.restart_policy not in _POLICIES:
+        return False
+    owned = owner is not None and owner.kind != _BOUND
+    return owned and not is_deep_test(pod) and role_of(pod.meta, {}, pod.spec) is None
+
+
+def _failing(snapshot: Snapshot, pod: Pod) -> ContainerState | None:
+    """Return the container that has failed repeatedly and does not work since."""
+    for state in pod.states:
+        ended = ended_of(state)
+        if state.restarts < _TIMES or ended is None or not ended.exit_code:
+            continue
+        if state.waiting == "CrashLoopBackOff" or state.ended is not None or not older(snapshot, ended.at, _LATELY):
+            return state
+    return None
+
+
+def _restarting(snapshot: Snapshot, workload: str, some: list[tuple[AffectedPod, ContainerState, Node]]) -> FoundCause:
+    evidence = []
+    for struck, state, node in some[:_MOST]:
+        ended, pod = ended_of(state), struck.pod
+        code = ended.exit_code if ended is not None else None
+        why = f"exit code {code}" + (f": {shortened(ended.message)}" if ended is not None and ended.message else "")
+        policy = f"restartPolicy {pod.spec.restart_policy}"
+        evidence.append(
+            f"{pod.subject}: {policy}, container {state.name} restarted {state.restarts} times on {node.subject}, {why}"
+        )
+        evidence += (f"{node.subject}: {each.reason} {each.severity} on {each.subject}" for each in struck.findings[:2])
+        evidence += (f"the kubelet reports {each.name} of {pod.subject} as Unhealthy" for each in struck.unhealthy[:2])
+    first, node = some[0][0].pod, some[0][2]
+    there = [struck.pod for struck, _, _ in some if struck.pod.spec.node == node.name]
+    remedy = [*steps_to_move(snapshot, there, "healthy nodes")]
+    if not node.withheld and not node.cordoned:
+        remedy.insert(0, f"Keep new pods off the node first: {command('kubectl', 'cordon', node.name)}")
+    if is_gang(workload) and first.spec.restart_policy == "OnFailure":
+        remedy.append(f"In the manifest of {workload}, set `restartPolicy: Never`: then each retry is a new pod.")
+    affected = tuple(struck.pod.subject for struck, _, _ in some)
+    return FoundCause(IN_PLACE, workload, tuple(dict.fromkeys(evidence)), tuple(remedy), affected)
+
+
+SEARCHES = (
+    Search((FAULTY,), ("Node", "Pod"), find_faulty),
+    Search((FAULTY,), ("Pod",), find_reported),
+    Search((IN_PLACE,), ("Node", "Pod"), find_in_place),
+)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from diagnosis.causes.faulty_gpus import FAULTY
+from diagnosis.causes.pod_startup_table import NOT_INJECTED
 from diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
-from diagnosis.causes.starting_causes import NOT_INJECTED
 from diagnosis.facts.commands import logs
 from diagnosis.facts.gpu_nodes import GPU, WHOLE, gpu_nodes, pool_kind
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MIG_PENDING
-from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready
 from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged

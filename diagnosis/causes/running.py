@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.pod_startup_table import DOES_WITHOUT, NOT_INJECTED
 from diagnosis.causes.runtime_handlers import MISSING
-from diagnosis.causes.starting_causes import DOES_WITHOUT, NOT_INJECTED
-from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components, role_of
 from diagnosis.facts.gpu_nodes import is_device
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
 from diagnosis.facts.quantity import amount
+from diagnosis.facts.runtime_advice import toolkits
 from diagnosis.facts.symptoms import Recognised, of_log, recognised, texts_in
-from diagnosis.facts.toolkit_advice import toolkits
 from diagnosis.model import (
     Cause,
     CauseSeverity,

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from diagnosis.causes.first_fixes import FILES_FIRST
-from diagnosis.causes.handler_fixes import by_agent, fix_steps
 from diagnosis.facts.commands import kubectl
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.gpu_requests import asks_for_gpus
+from diagnosis.facts.runtime_advice import (
+    by_agent,
+    fix_steps,
+    handlers_of,
+    target_of,
+    toolkits,
+    where_it_should_write,
+    written_elsewhere,
+)
 from diagnosis.facts.symptoms import (
     Recognised,
     Symptom,
@@ -31,7 +39,6 @@ from diagnosis.facts.symptoms import (
     standing_events,
     texts_in,
 )
-from diagnosis.facts.toolkit_advice import handlers_of, target_of, toolkits, where_it_should_write, written_elsewhere
 from diagnosis.model import (
     Cause,
     CauseSeverity,
@@ -154,9 +161,9 @@ def find_handlers(snapshot: Snapshot) -> Iterator[FoundCause]:
                 missing[lack.handler].append(lack)
     for handler, some in missing.items():
         yield from _everywhere(snapshot, handler, some)
-    messages = {missing_handler.node for missing_handler in lacks.values()}
+    reported = {lack.node for lack in lacks.values()}
     for node in snapshot.nodes:
-        if node.name in messages or _no_way(snapshot, node) is None or _is_being_brought(snapshot, node):
+        if node.name in reported or _no_way(snapshot, node) is None or _is_being_brought(snapshot, node):
             continue
         if not _gives_gpus(snapshot, node):
             yield from _missing(snapshot, _MissingHandler(node.name, _NVIDIAS[0]), node)
@@ -209,21 +216,29 @@ def _of_toolkit(snapshot: Snapshot, pod: Pod) -> Iterator[Symptom]:
 
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield missing RuntimeClasses, each with the workloads that can't create pods and the pods that name it."""
-    there = {runtime_class.meta.name for runtime_class in snapshot.runtime_classes}
-    short: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-    for maker in snapshot.workloads:
-        name = maker.spec.runtime_class if maker.spec is not None else ""
-        if name and name not in there and _wants_more(maker) and _is_ours(maker):
-            short[name].append((maker.subject, _refusal(snapshot, maker, name)))
+    """Yield missing RuntimeClasses that pods on a node name.
+
+    Workloads whose pods are refused for the same reason are found with the other refusals.
+    """
     for pod in snapshot.pods:
         name = pod.spec.runtime_class
-        if name and name not in there and is_stuck(pod) and (asks_for_gpus(pod.spec) or "nvidia" in name):
+        is_missing = name and all(each.meta.name != name for each in snapshot.runtime_classes)
+        if is_missing and is_stuck(pod) and (asks_for_gpus(pod.spec) or "nvidia" in name):
             known = recognised(_CLASSES, of_events(standing_events(snapshot, pod)))
             if known is not None:
-                short[name].append((pod.subject, str(known.symptom)))
-    for name, entries in short.items():
-        yield _class_missing(name, entries, there)
+                yield missing_class(snapshot, name, f"{pod.subject}: {known.symptom}", pod.subject)
+
+
+def missing_class(snapshot: Snapshot, name: str, evidence: str, affected: str) -> FoundCause:
+    """Return the result for a RuntimeClass that does not exist and that the affected object names."""
+    there = sorted(each.meta.name for each in snapshot.runtime_classes)[:_MOST_NAMED]
+    existing = (f"existing RuntimeClasses: {', '.join(there) or 'none'}",) if snapshot.sees("RuntimeClass") else ()
+    manifest = f"apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata.name: {name}, handler: {name}"
+    remedy = (
+        f"If the nodes' container runtime has such a handler, create it: {manifest}; the GPU operator creates nvidia",
+        "Or remove runtimeClassName from the template: with CDI, the operator's default since 25.10, no pod needs it",
+    )
+    return FoundCause(CLASS_MISSING, f"runtimeclass/{name}", (evidence, *existing), remedy, (affected,))
 
 
 def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
@@ -417,7 +432,8 @@ def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> It
         remedy = tuple(fix_steps(snapshot, node, finding))
         evidence = tuple(by_agent(finding))
         yield FoundCause(ELSEWHERE, subject, evidence, remedy, _subjects(lack), because_of=origins(UNLOADABLE, subject))
-    evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *_by_toolkit(snapshot, node), *by_agent(finding))
+    written = (f"{each.subject} writes {target}" for each in toolkits(snapshot) if (target := target_of(each)))
+    evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *written, *by_agent(finding))
     proven = finding is not None or (node is not None and handlers_of(node) is not None)
     certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
     remedy = tuple(fix_steps(snapshot, node, finding))
@@ -464,20 +480,6 @@ def _handlers_of(node: Node) -> str:
     return f"{node.subject}: {node.runtime} has the handlers {', '.join(names[:_MOST_NAMED]) or 'none'}"
 
 
-def _by_toolkit(snapshot: Snapshot, node: Node | None) -> Iterator[str]:
-    if node is None:
-        return
-    for toolkit in toolkits(snapshot):
-        writes = target_of(toolkit)
-        if writes is not None:
-            yield f"{toolkit.subject} writes {writes}"
-        for pod in snapshot.pods_on.get(node.name, ()):
-            is_its = pod.meta.owner is not None and pod.meta.owner.name == toolkit.meta.name
-            if is_its and not pod.over and not all(state.ready for state in pod.states):
-                why = next((state.waiting or (state.ended.reason if state.ended else "") for state in pod.states), "")
-                yield f"{pod.subject} on the node is not ready{': ' + why if why else ''}"
-
-
 def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:
     """Whether GPU pods run on the node; the agent's record is then outdated."""
     there = (pod for pod in snapshot.pods if pod.spec.node == node.name and pod.phase == "Running")
@@ -493,37 +495,6 @@ def _quote(lack: _MissingHandler) -> Iterator[str]:
 
 def _subjects(lack: _MissingHandler) -> tuple[str, ...]:
     return tuple(pod.subject for pod in lack.pods)
-
-
-def _wants_more(maker: Workload) -> bool:
-    return not maker.suspended and bool(maker.wanted) and (maker.made or 0) < (maker.wanted or 0)
-
-
-def _is_ours(maker: Workload) -> bool:
-    return maker.spec is not None and (asks_for_gpus(maker.spec) or "nvidia" in maker.spec.runtime_class)
-
-
-def _refusal(snapshot: Snapshot, maker: Workload, name: str) -> str:
-    symptoms = of_events(
-        (event for event in snapshot.events_about.get(maker.subject, ()) if event.warning), "FailedCreate"
-    )
-    known = recognised(_CLASSES, reversed(symptoms))
-    message = f"; {known.symptom}" if known is not None else ""
-    return f"{maker.subject} needs {maker.wanted} pods with runtimeClassName {name} and has {maker.made or 0}{message}"
-
-
-def _class_missing(name: str, entries: Iterable[tuple[str, str]], there: Iterable[str]) -> FoundCause:
-    entries = list(entries)
-    evidence = (
-        *(text for _, text in entries),
-        f"existing RuntimeClasses: {', '.join(sorted(there)[:_MOST_NAMED]) or 'none'}",
-    )
-    manifest = f"apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata.name: {name}, handler: {name}"
-    remedy = (
-        f"If the nodes' container runtime has such a handler, create it: {manifest}; the GPU operator creates nvidia",
-        "Or remove runtimeClassName from the template: with CDI, the operator's default since 25.10, no pod needs it",
-    )
-    return FoundCause(CLASS_MISSING, f"runtimeclass/{name}", evidence, remedy, tuple(subject for subject, _ in entries))
 
 
 SEARCHES = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 
+from diagnosis.causes.components import NOT_READY, VALIDATION
 from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED
-from diagnosis.causes.runtime_handlers import CLASS_MISSING
-from diagnosis.causes.unready_components import NOT_READY, VALIDATION
+from diagnosis.causes.runtime_handlers import CLASS_MISSING, missing_class
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
@@ -150,9 +150,7 @@ def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
     for component in components(snapshot):
         name = component.spec.runtime_class
         if name and name not in there and component.wanted and component.meta.kind == "DaemonSet":
-            evidence = f"{component.subject} names RuntimeClass {name}, which does not exist"
-            again = "Create it again, with a handler of the nodes; the GPU operator creates nvidia on its own."
-            yield FoundCause(CLASS_MISSING, f"runtimeclass/{name}", (evidence,), (again,), (component.subject,))
+            yield missing_class(snapshot, name, f"{component.subject} names it", component.subject)
 
 
 def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:

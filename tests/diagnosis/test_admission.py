@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.admission.refusals import parse
+from diagnosis.causes.refusals import parse
 from tests.diagnosis.states import GPU, Object, container, event, judged, node, obj, pod, results
 
 DEPLOYMENT = "deployment/team/serve"
@@ -37,13 +37,6 @@ def stateful(ready: int) -> Object:
 def quota(used: str, hard: str = "2", key: str = f"requests.{GPU}", scopes: Object | None = None) -> Object:
     spec = {"hard": {key: hard}} | (scopes or {})
     return obj("ResourceQuota", "gpus", "team", spec=spec, status={"hard": {key: hard}, "used": {key: used}})
-
-
-OF_TRAIN: Object = {
-    "scopeSelector": {
-        "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["train", "batch"]}]
-    }
-}
 
 
 def plugin(text: str, made: int = 0) -> list[Object]:
@@ -95,18 +88,6 @@ STATES: list[tuple[str, list[Object], str, str]] = [
             *replicas(0, conditions=[{"type": "ReplicaFailure", "status": "True", "message": EXCEEDED}]),
             quota("2"),
         ],
-        "ExceededQuota",
-        "resourcequota/team/gpus",
-    ),
-    (
-        "a quota of its priority class",
-        [*replicas(0, spec={"priorityClassName": "train"}), quota("2", scopes=OF_TRAIN)],
-        "ExceededQuota",
-        "resourcequota/team/gpus",
-    ),
-    (
-        "a quota of pods that may run on",
-        [*replicas(0), quota("2", scopes={"scopes": ["NotTerminating"]})],
         "ExceededQuota",
         "resourcequota/team/gpus",
     ),
@@ -207,9 +188,7 @@ SILENT: list[tuple[str, list[Object]]] = [
     ("all pods made since", [*refused(EXCEEDED, made=2), quota("2")]),
     ("the class exists by now", [*refused(NO_CLASS), obj("RuntimeClass", "nvidia", handler="nvidia")]),
     ("the webhook is back", [*refused(DOWN), webhook(), endpoints(1)]),
-    ("a quota of another priority class", [*replicas(0), quota("2", scopes=OF_TRAIN)]),
-    ("a quota of pods that end by themselves", [*replicas(0), quota("2", scopes={"scopes": ["Terminating"]})]),
-    ("a quota of pods that ask for nothing", [*replicas(0), quota("2", scopes={"scopes": ["BestEffort"]})]),
+    ("a quota with a scope", [*replicas(0), quota("2", scopes={"scopes": ["BestEffort"]})]),
     ("a stateful set that waits for its first pod", [stateful(ready=0), quota("2")]),
     (
         "what needed a quota has been made",

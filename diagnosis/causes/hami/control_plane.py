@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.hami_causes import CHART
-from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, is_ready
 from diagnosis.facts.pod_stage import StageKind, stage

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from diagnosis.causes.admission.refusals import Refusal
-from diagnosis.causes.admission.wanting import IncompleteWorkload
 from diagnosis.causes.hami.hami_causes import NODE_NAMED, PRIVILEGED, QUOTA
+from diagnosis.causes.refusals import IncompleteWorkload, Refusal
 from diagnosis.facts.commands import command
 from diagnosis.hami.installation import asks_for, installations
 from diagnosis.hami.quota import given_of, kept_quotas

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
+from diagnosis.causes.components import NOT_READY, last_line
 from diagnosis.causes.device_plugins import UNHEALTHY, missing_labels
 from diagnosis.causes.hami.hami_causes import codes
-from diagnosis.causes.starting_causes import NODES
-from diagnosis.causes.unready_components import NOT_READY, last_line
+from diagnosis.causes.pod_startup_table import NODES
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.hami_causes import CHART
 from diagnosis.causes.hami.hami_nodes import LOCK_STALE
-from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import Waiting, refusal, unplaced, unschedulable
 from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role

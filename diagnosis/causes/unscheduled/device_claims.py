@@ -11,8 +11,8 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from diagnosis.causes.other_devices import NO_SLICES
-from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.device_plugins import NO_SLICES
 from diagnosis.causes.unscheduled.offers import PublishedDevice, offered, published_anew, shut
 from diagnosis.causes.unscheduled.refused import closed_by, find_refused
 from diagnosis.causes.unscheduled.tainted_devices import TAINTED, find_tainted

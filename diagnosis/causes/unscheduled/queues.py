@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.waiting import Waiting, group_of, group_subject, tells_of_gang, unplaced
 from diagnosis.facts.commands import command, kubectl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import kubectl, logs

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.node_labels import UNLABELLED
-from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components

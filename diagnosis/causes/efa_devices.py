@@ -1,13 +1,17 @@
-"""Find EFA device plugins that leave nodes out, or offer devices that are not EFA."""
+"""Find nodes without their EFA devices, and device plugins that leave nodes out or offer other devices as EFA."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.components import Component, Role, components, refused, tag_of
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.device_plugins import why_not_on
+from diagnosis.causes.verdicts import KEPT_FROM_WORK
+from diagnosis.facts.commands import command, kubectl, pods_on
+from diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused, tag_of
 from diagnosis.facts.efa import (
+    NETWORK_DRIVERS,
     claimable_nodes,
     is_multi_node_type,
     mlx5_on,
@@ -16,9 +20,10 @@ from diagnosis.facts.efa import (
     profile_of,
     type_of,
 )
-from diagnosis.facts.gpu_nodes import EFA, is_judged
+from diagnosis.facts.gpu_nodes import EFA, is_judged, sliced_nodes
 from diagnosis.facts.placement import expression_takes
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search
+from diagnosis.facts.quantity import count_of
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
@@ -138,7 +143,52 @@ def _image(plugin: Component, node: Node) -> str:
     return next((container.image for container in spec.containers if not container.init), "")
 
 
+NO_EFA = _fault(
+    "EfaNotOffered",
+    "A node has EFA devices and offers only some or none of them: multi-node jobs fall back to TCP or wait.",
+    "Check the EFA device plugin pod on the node.",
+    source="https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
+)
+
+
+def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield nodes without EFA devices that should have them.
+
+    The proof is the node's own capacity, or other nodes like it.
+    """
+    plugins = efa_plugins(snapshot)
+    claimed = sliced_nodes(snapshot, NETWORK_DRIVERS)
+    drivers = [component for component in components(snapshot) if component.role is Role.NETWORK_DRA]
+    types = {one.meta.labels.get(INSTANCE_TYPE, "") for one in snapshot.nodes if count_of(one.allocatable, EFA)} - {""}
+    for node in snapshot.nodes:
+        if not is_judged(node, snapshot.now):
+            continue
+        there, offered = count_of(node.capacity, EFA), count_of(node.allocatable, EFA)
+        evidence = f"{node.subject}: capacity {there} {EFA}, allocatable {offered}"
+        above = [*origins((NOT_READY[Role.EFA_PLUGIN],), node.subject, *(part.subject for part in plugins))]
+        if offered < there:
+            above.append((KEPT_FROM_WORK.name, node.subject))
+            yield _not_offered(node, (evidence,), tuple(above), Certainty.PROVEN)
+        elif not offered and plugins and snapshot.sees("Pod") and (proof := observed_efa(node, types)):
+            absent = [plugin for plugin in plugins if plugin.meta.kind == "DaemonSet" and not _works_on(plugin, node)]
+            by_claims = node.name in claimed or any(is_for(driver.spec, node) for driver in drivers)
+            if absent and len(absent) == len(plugins) and not by_claims and not left_out_by(plugins, node):
+                result = (f"{node.subject} offers no {EFA}", proof, why_not_on(absent[0], node))
+                yield _not_offered(node, result, tuple(above), Certainty.LIKELY)
+
+
+def _not_offered(node: Node, evidence: tuple[str, ...], above: tuple[Origin, ...], certainty: Certainty) -> FoundCause:
+    remedy = (f"Check the EFA device plugin there, and restart its pod: {pods_on(node.name)}",)
+    return FoundCause(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
+
+
+def _works_on(plugin: Component, node: Node) -> bool:
+    pod = plugin.pod_on(node.name)
+    return pod is not None and is_ready(pod)
+
+
 SEARCHES = (
+    Search((NO_EFA,), ("Node",), find_efa),
     Search((LEAVES_OUT,), ("Node", "Pod", "DaemonSet"), find_left_out),
     Search((COUNTS_MLX5,), ("Node",), find_miscounted),
 )

@@ -1,4 +1,4 @@
-"""Find jobs on nodes with EFA whose ranks talk over TCP: EFA is not requested, is hidden, or is not used by NCCL."""
+"""Find multi-node jobs whose ranks talk over TCP although their nodes have EFA, or whose node has RDMA ports down."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from decimal import Decimal
 from functools import lru_cache
 
 from diagnosis.causes.crashing import POD_IDENTITY
-from diagnosis.causes.efa_plugins import COUNTS_MLX5, LEAVES_OUT, efa_plugins
+from diagnosis.causes.efa_devices import COUNTS_MLX5, LEAVES_OUT, NO_EFA, efa_plugins
 from diagnosis.causes.faulty_gpus import is_gang
-from diagnosis.causes.other_devices import NO_EFA
 from diagnosis.causes.unscheduled.waiting import group_subject
-from diagnosis.facts.commands import kubectl, logs
+from diagnosis.facts.commands import command, explain, kubectl, logs
 from diagnosis.facts.components import role_of
 from diagnosis.facts.efa import (
     EFA_CLASS,
+    PORT_DOWN,
     claim_of,
     claimable_nodes,
     claims_efa,
@@ -31,13 +31,16 @@ from diagnosis.facts.efa import (
 )
 from diagnosis.facts.gpu_nodes import EFA, GPU, GPU_DRIVERS, WHOLE, pool_kind
 from diagnosis.facts.gpu_requests import gpu_pods, is_deep_test
+from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.placement import ZERO, asked_by, offers
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, failing, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
+from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 
 _running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
@@ -72,6 +75,14 @@ FALLS_BACK = _running(
     source="https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html; logged with NCCL_DEBUG=INFO",
     follows=("HostInfinibandHidesEfa",),
 )
+UNDER_JOB = _running(
+    "RdmaPortsDownUnderJob",
+    "A multi-node job runs on a node with several RDMA ports down: NCCL hangs, fails, or sends all data through the "
+    "ports that are left.",
+    "Move the job to other nodes, then repair the ports: cables, optics, switch.",
+    source="A finding RdmaPortDown of the agent, of each port that was active before",
+)
+_SEVERAL, _LONGEST = 2, 160
 _HOST_DEVICES = frozenset(("/dev", "/dev/infiniband"))
 _BY_EFA = re.compile(r"Selected provider is efa\b", re.IGNORECASE)
 _BY_LIBFABRIC = re.compile(r"Using network (?:AWS )?Libfabric|Initialized NET plugin (?:AWS )?Libfabric", re.IGNORECASE)
@@ -248,8 +259,45 @@ def _in_log(
     return FoundCause(cause, job, evidence, remedy, tuple(each.subject for each in pods), Certainty.LIKELY, because)
 
 
+def find_under_jobs(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield nodes with several ports down and pods of multi-node jobs."""
+    found: list[tuple[str, tuple[str, Pod]]] = []
+    for (job, _), pods in jobs(snapshot).items():
+        gang = is_gang(job) or any(map(is_rank, pods))
+        if gang and len({pod.spec.node for pod in pods}) > 1:
+            found += ((pod.spec.node, (job, pod)) for pod in pods)
+    for name, some in grouped(found).items():
+        node = snapshot.by_node[name]
+        down = [finding for finding in node.findings if finding.reason == PORT_DOWN]
+        if len(down) >= _SEVERAL:
+            yield _under_job(snapshot, node, down, some)
+
+
+def _under_job(
+    snapshot: Snapshot, node: Node, down: Sequence[RecordFinding], some: Sequence[tuple[str, Pod]]
+) -> FoundCause:
+    names = tuple(dict.fromkeys(job for job, _ in some))
+    evidence = [f"{node.subject}: {len(down)} RDMA ports are down", *map(_port_shown, down[:_MOST])]
+    evidence += [
+        f"{job} runs there: {named((pod.subject for of, pod in some if of == job), _MOST)}" for job in names[:_MOST]
+    ]
+    remedy = [f"See the action for {PORT_DOWN}: {explain(PORT_DOWN)}"]
+    if not node.cordoned:
+        remedy.append(f"Keep new pods off the node: {command('kubectl', 'cordon', node.name)}")
+    remedy += steps_to_move(snapshot, [pod for _, pod in some], "other nodes")
+    affected = (*(pod.subject for _, pod in some), *names)
+    return FoundCause(UNDER_JOB, node.subject, tuple(evidence), tuple(remedy), affected)
+
+
+def _port_shown(finding: RecordFinding) -> str:
+    since = f" since {timestamp(finding.first_seen)}" if finding.first_seen is not None else ""
+    detail = f": {shortened(finding.detail, _LONGEST)}" if finding.detail else ""
+    return f"{finding.subject}{since}{detail}"
+
+
 SEARCHES = (
     Search((NOT_REQUESTED,), ("Node", "Pod"), find_not_requested),
     Search((HIDDEN,), ("Node", "Pod"), find_hidden),
     Search((FALLS_BACK, POD_IDENTITY), ("Node", "Pod"), find_in_logs),
+    Search((UNDER_JOB,), ("Node", "Pod"), find_under_jobs),
 )

@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.admission import refused_workloads
+from diagnosis.causes.pod_startup_table import NODES
 from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
 from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
-from diagnosis.causes.starting_causes import NODES
 from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged

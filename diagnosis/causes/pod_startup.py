@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
-from diagnosis.causes.runtime_handlers import HANDLERS
-from diagnosis.causes.starting_causes import (
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.pod_startup_table import (
     ATTACH,
     CAUSES,
     CDI_STALE,
@@ -41,7 +40,8 @@ from diagnosis.causes.starting_causes import (
     VOLUME_ELSEWHERE,
     VOLUME_FAILS,
 )
-from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
+from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import gpu_pods

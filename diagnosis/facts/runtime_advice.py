@@ -1,0 +1,294 @@
+"""Files of the kubelet's container runtime, files that NVIDIA's toolkit writes, and the steps that join both. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from diagnosis.facts.commands import command, explain, kubectl
+from diagnosis.facts.symptoms import shortened
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
+from diagnosis.snapshot.meta import Meta
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import OTHER_VALUE, PodSpec
+from diagnosis.snapshot.workloads import Workload
+from healthcheck.checks.runtime_fixes import helm_values
+
+_TOOLKIT = "nvidia-container-toolkit"
+_CONFIG, _SOCKET = "CONTAINERD_CONFIG", "CONTAINERD_SOCKET"
+_OLD_AND_NEW = {_CONFIG: (_CONFIG, "RUNTIME_CONFIG"), _SOCKET: (_SOCKET, "RUNTIME_SOCKET")}
+_STANDARD = {_CONFIG: "/etc/containerd/config.toml", _SOCKET: "/run/containerd/containerd.sock"}
+_VOLUMES = {_CONFIG: "containerd-config", _SOCKET: "containerd-socket"}
+"""Variables of the operator's DaemonSet with paths in the container; the volume has the host's folder."""
+_KUBELETS = re.compile(r"the kubelet's \S{1,20} reads (/\S{1,300}?)(?::? |$)")
+"""Form of the path in the agent's finding NvidiaRuntimeElsewhere."""
+_OWN_FILE = re.compile(r"\A(/\S{1,300}?): ")
+"""Form of the path in the agent's finding NvidiaRuntimeMissing."""
+_CRI_SOCKET = "kubeadm.alpha.kubernetes.io/cri-socket"
+_RELEASE = re.compile(r"v(1\.\d{1,3})\.", re.ASCII)
+"""Kubernetes release in a kubelet's version, as in the names of Bottlerocket's variants."""
+_BY_CONFIGURING = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeConfigNotLoaded")
+"""Findings of the agent that end when the toolkit is configured for the kubelet's runtime, which is then restarted."""
+
+
+class RuntimeFiles(Struct, frozen=True):
+    """File and socket of a container runtime; '' if unknown. `more`: further variables that it needs."""
+
+    config: str
+    socket: str
+    known_from: str = ""
+    more: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return " with ".join(filter(None, (self.config, self.socket)))
+
+    def same(self, other: RuntimeFiles) -> bool:
+        """Whether both are the same, as far as both are known."""
+        pairs = ((self.config, other.config), (self.socket, other.socket))
+        return all(not path or not two or _resolved(path) == _resolved(two) for path, two in pairs)
+
+    def helm(self, namespace: str, others: Mapping[str, str]) -> str:
+        """Return the command that sets this target for the operator's toolkit and keeps its other variables."""
+        own = {_CONFIG: self.config, _SOCKET: self.socket, **dict(self.more)}
+        alias = {name for key in own for name in _OLD_AND_NEW.get(key, (key,))}
+        kept = {name: value for name, value in others.items() if name not in alias and value != OTHER_VALUE}
+        return f"`{helm_values({**kept, **{name: value for name, value in own.items() if value}}, namespace)}`"
+
+
+class _Distribution(Struct, frozen=True):
+    """Distribution: a text of its Nodes, the advice without the operator, and the files if they are not standard."""
+
+    sign: str
+    advice: str
+    name: str = ""
+    files: RuntimeFiles | None = None
+
+
+_AT_START = "Install the package nvidia-container-toolkit on the node; {} finds it when it starts: `{}`"
+_CONFIGURE = (
+    "Install NVIDIA's container toolkit on the node, with the GPU operator or as a package, and configure it for {}: "
+    "`nvidia-ctk runtime configure --runtime={}`"
+)
+# k3s and RKE2 write their own file at each start, with NVIDIA's handler if they find its program. The file that the
+# toolkit writes does not matter, but which of the node's containerds it restarts does.
+_RANCHERS = RuntimeFiles("", "/run/k3s/containerd/containerd.sock")
+_K0S = RuntimeFiles(
+    "/etc/k0s/containerd.d/nvidia.toml",
+    "/run/k0s/containerd.sock",
+    more=(("RUNTIME_EXECUTABLE_PATH", "/var/lib/k0s/bin/containerd"),),
+)
+_MICROK8S = RuntimeFiles(
+    "/var/snap/microk8s/current/args/containerd-template.toml", "/var/snap/microk8s/common/run/containerd.sock"
+)
+_READ_ONLY = "which has the handler: its files are read-only."
+_DISTRIBUTIONS = (
+    _Distribution("docker://", _CONFIGURE.format("Docker", "docker --set-as-default && systemctl restart docker")),
+    _Distribution(
+        "+rke2",
+        _AT_START.format("rke2", "systemctl restart rke2-agent") + ", on a server rke2-server",
+        "rke2, by its version",
+        _RANCHERS,
+    ),
+    _Distribution(
+        "+k3s",
+        _AT_START.format("k3s", "systemctl restart k3s") + ", on an agent k3s-agent",
+        "k3s, by its version",
+        _RANCHERS,
+    ),
+    _Distribution(
+        "+k0s",
+        _CONFIGURE.format("k0s", f"containerd --config={_K0S.config} --config-source=file && systemctl restart 'k0s*'"),
+        "k0s, by its version",
+        _K0S,
+    ),
+    _Distribution(
+        "microk8s.io/cluster", "Install it with MicroK8s: `microk8s enable nvidia`", "MicroK8s, by its label", _MICROK8S
+    ),
+    _Distribution(
+        "k8sd.io/role",
+        _CONFIGURE.format(
+            "Canonical Kubernetes",
+            "containerd --config=/etc/containerd/config.toml --drop-in-config=/etc/containerd/conf.d/99-nvidia.toml"
+            " && snap restart k8s.containerd",
+        )
+        + ", both files under containerd-base-dir if the cluster sets one",
+    ),
+    _Distribution(
+        "bottlerocket", f"Boot the node from Bottlerocket's NVIDIA variant (`aws-k8s-VERSION-nvidia`), {_READ_ONLY}"
+    ),
+    _Distribution("talos (", f"Boot Talos with the extension nvidia-container-toolkit-production, {_READ_ONLY}"),
+    _Distribution(
+        "-gke.",
+        "GKE nodes have no such handler and need none: remove runtimeClassName from the pods; GKE's device plugin "
+        "injects the GPU.",
+    ),
+    _Distribution(
+        "cri-o://",
+        _CONFIGURE.format(
+            "CRI-O", "crio --drop-in-config=/etc/crio/crio.conf.d/99-nvidia.toml && systemctl restart crio"
+        ),
+    ),
+)
+"""By a text of the node's versions, or a label. `nvidia-ctk` needs the toolkit's package."""
+
+
+def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
+    """Return the DaemonSets that install the toolkit on nodes.
+
+    If DaemonSets are not visible, they are derived from their pods.
+    """
+    listed = tuple(workload for workload in snapshot.daemon_sets if _TOOLKIT in workload.meta.name)
+    if listed or snapshot.sees("DaemonSet"):
+        return listed
+    made = {
+        (pod.meta.namespace, pod.meta.owner.name): pod.spec
+        for pod in snapshot.pods
+        if pod.meta.owner is not None and pod.meta.owner.kind == "DaemonSet" and _TOOLKIT in pod.meta.owner.name
+    }
+    return tuple(Workload(Meta("DaemonSet", namespace, name), spec) for (namespace, name), spec in made.items())
+
+
+def target_of(toolkit: Workload) -> RuntimeFiles | None:
+    """Return the target on the host from volumes and variables; None if they do not contain it."""
+    if toolkit.spec is None:
+        return None
+    config, socket = (_on_host(toolkit.spec, key) for key in (_CONFIG, _SOCKET))
+    return RuntimeFiles(config, socket, "its host paths") if config or socket else None
+
+
+def handlers_of(node: Node) -> frozenset[str] | None:
+    """Return the handlers from the kubelet, else from our agent there; None if neither reports them."""
+    if node.handlers is not None:
+        return node.handlers
+    recorded = node.inventory.runtime
+    return frozenset(recorded.handlers) if recorded is not None and recorded.handlers is not None else None
+
+
+def written_elsewhere(node: Node) -> tuple[str, ...]:
+    """Return files with NVIDIA's handler that the runtime does not read, if no file that it reads has the handler."""
+    recorded = node.inventory.runtime
+    if recorded is None or not recorded.config or recorded.config in (recorded.nvidia_in or ()):
+        return ()
+    return tuple(path for path in recorded.nvidia_in or () if path in (recorded.others or ()))
+
+
+def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> RuntimeFiles | None:
+    """Return the target of the kubelet's own runtime; None if it is unknown.
+
+    The sources are our agent, and the node's properties that identify its distribution.
+    """
+    if node is None:
+        return None
+    match = _KUBELETS.search(finding.detail) if finding is not None else None
+    socket = _socket_of(node)
+    if match is not None:
+        return RuntimeFiles(match[1], socket, "by the agent on the node")
+    distribution = _distribution(node)
+    if distribution is not None and distribution.files is not None:
+        files, version = distribution.files, f" {node.kubelet}" if "version" in distribution.name else ""
+        return RuntimeFiles(files.config, files.socket, f"{distribution.name}{version}", files.more)
+    recorded = node.inventory.runtime
+    if recorded is not None and (recorded.config or recorded.socket):
+        return RuntimeFiles(recorded.config or "", socket, "by the agent on the node")
+    return RuntimeFiles("", socket, f"annotation {_CRI_SOCKET}") if socket else None
+
+
+def by_agent(finding: RecordFinding | None) -> Iterator[str]:
+    """Yield our agent's observation as evidence, without its advice.
+
+    Root on the node can write the record, and an administrator would paste a printed command.
+    """
+    if finding is not None:
+        yield f"agent on the node: {finding.reason}: {shortened(_observation(finding.detail), 600)}"
+
+
+def fix_steps(
+    snapshot: Snapshot, node: Node | None, finding: RecordFinding | None, others: Iterable[Node] = ()
+) -> Iterator[str]:
+    """Yield the steps that restore NVIDIA's handler on the node; on several alike, the first known one of `others`.
+
+    If the operator's toolkit is installed, the steps change the operator's values; it overwrites manual changes.
+    """
+    known = (where_it_should_write(one, finding if one is node else None) for one in (node, *others))
+    should = next((target for target in known if target is not None), None)
+    operators = next(iter(toolkits(snapshot)), None)
+    if finding is not None and finding.reason not in _BY_CONFIGURING:
+        yield f"Check the fault on the node itself: {explain(finding.reason)}"
+    if operators is not None:
+        yield from _by_helm(snapshot, operators, should)
+    elif finding is None or finding.reason in _BY_CONFIGURING:
+        match = _OWN_FILE.match(finding.detail) if finding is not None else None
+        config = match[1] if match is not None else should.config if should is not None else ""
+        yield _by_hand(node, config)
+    if node is not None and node.handlers is not None:
+        path = "jsonpath={.status.runtimeHandlers[*].name}"
+        yield f"Then check that the node reports it: {kubectl('get', node.meta, '-o', path)}"
+
+
+def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None) -> Iterator[str]:
+    policy = next((cluster_policy.toolkit_env for cluster_policy in snapshot.cluster_policies), {})
+    namespace = toolkit.meta.namespace
+    if should is not None:
+        yield f"Set the toolkit to the kubelet's runtime: {should.helm(namespace, policy)}"
+        return
+    logs = command("kubectl", "-n", namespace, "logs", f"daemonset/{toolkit.meta.name}", "--all-containers")
+    yield f"Check in the toolkit's log whether it wrote the handler, and to which file: {logs}"
+    yield (
+        "If `pgrep -a containerd` on the node shows another file or socket for the kubelet's containerd "
+        f"(--config, --address), replace CONFIG and SOCKET by them: "
+        f"{RuntimeFiles('CONFIG', 'SOCKET').helm(namespace, policy)}"
+    )
+
+
+def _by_hand(node: Node | None, config: str) -> str:
+    """Return the steps of the node's distribution that install NVIDIA's handler without the GPU operator."""
+    distribution = _distribution(node) if node is not None else None
+    if distribution is not None and node is not None:
+        release = _RELEASE.match(node.kubelet)
+        return distribution.advice.replace("VERSION", release[1]) if release else distribution.advice
+    option = f" --config={shlex.quote(config)}" if config else ""
+    return _CONFIGURE.format("the kubelet's runtime", f"containerd{option} && systemctl restart containerd")
+
+
+def _distribution(node: Node) -> _Distribution | None:
+    versions = f"{node.kubelet} {node.runtime.replace('-k3s', '+k3s')} {node.system}".lower()
+    signs = (each for each in _DISTRIBUTIONS if each.sign in versions or each.sign in node.meta.labels)
+    return next(signs, None)
+
+
+def _observation(detail: str) -> str:
+    """Return a finding's detail without its advice, which starts with the clause that contains the first command."""
+    command_at = detail.find("`")
+    if command_at < 0:
+        return detail
+    mark = max(detail.rfind(": ", 0, command_at), detail.rfind("; ", 0, command_at))
+    return detail[:mark] if mark > 0 else detail
+
+
+def _on_host(spec: PodSpec, key: str) -> str:
+    """Return the file's path on the node: the mounted folder, and the name from the variable."""
+    named = [
+        container.env.get(name, "") for container in spec.containers if not container.init for name in _OLD_AND_NEW[key]
+    ]
+    value = next((path for path in named if path and path != OTHER_VALUE), "")
+    folder = spec.host_volumes.get(_VOLUMES[key], "")
+    return posixpath.join(folder, posixpath.basename(value or _STANDARD[key])) if folder else value
+
+
+def _socket_of(node: Node) -> str:
+    """Return the socket from our agent there, else from kubeadm's annotation; '' if neither has it."""
+    recorded = node.inventory.runtime
+    if recorded is not None and recorded.socket:
+        return recorded.socket
+    return node.meta.annotations.get(_CRI_SOCKET, "").removeprefix("unix://")
+
+
+def _resolved(path: str) -> str:
+    """Replace `/var/run` by `/run`, which is the same on all distributions."""
+    clean = posixpath.normpath(path)
+    return clean.removeprefix("/var") if clean.startswith("/var/run/") else clean
