@@ -24,7 +24,7 @@ from diagnosis.answers.suspects import ALL_SUSPECTS, answers, chosen_nodes
 from diagnosis.answers.target import Target, TargetError, is_there, parse_target
 from diagnosis.causes.diagnose import SAVED_STATE, Diagnosis
 from diagnosis.facts.wanted_pods import LONGEST, NoPodError, pods_in
-from diagnosis.report import markdown, terminal, would_fit
+from diagnosis.report import terminal, would_fit
 from diagnosis.report.content import Report, report_of
 from diagnosis.report.document import document
 from diagnosis.snapshot import Snapshot
@@ -372,12 +372,10 @@ def _print(report: Report, form: DiagnoseFormat) -> None:
     match form:
         case DiagnoseFormat.JSON | DiagnoseFormat.YAML:
             write_as(form, document(report))
-        case DiagnoseFormat.MARKDOWN:
-            write_document(markdown.text(report))
-        case DiagnoseFormat.HTML:
-            from diagnosis.report import html  # noqa: PLC0415 - no other form needs its templates
+        case DiagnoseFormat.MARKDOWN | DiagnoseFormat.HTML:
+            from diagnosis.report.pages import html_page, markdown_page  # noqa: PLC0415 - no other form needs templates
 
-            write_document(html.text(report))
+            write_document(html_page(report) if form is DiagnoseFormat.HTML else markdown_page(report))
         case DiagnoseFormat.TERMINAL:
             screen = Screen.of_rows()
             for line in terminal.page(report, screen.width):

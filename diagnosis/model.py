@@ -160,6 +160,11 @@ class FoundCause(Struct, frozen=True):
     because_of: tuple[Origin, ...] = ()
     """If one of these is found too, this result is its consequence."""
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Return the remedy, or the general fix of the cause without one."""
+        return self.remedy or (self.cause.remedy,)
+
 
 class Unchecked(Struct, frozen=True):
     """Part of the cluster that could not be checked.

@@ -15,7 +15,7 @@ from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, looked, totals_of
 from cli.fleet_pattern import UNHEARD, fault_pattern, group_sentence, unheard_group
 from cli.node_groups import Concentration, dividing
 from cli.slow_gpus import SlowGpu, loss_text, rank
-from diagnosis.report.one_file import rendered
+from diagnosis.report.pages import render_html
 from healthcheck.model import Severity, Status, counted
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
@@ -149,7 +149,7 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
     pattern, silence = fault_pattern(fleet.nodes), unheard_group(fleet.nodes)
     reasons, slow = _spread(fleet.nodes, link), rank(fleet)
     places = {row.node: place for place, row in enumerate(fleet.nodes)}
-    return rendered(
+    return render_html(
         "cli.output",
         "fleet.html.j2",
         at=timestamp(at),

@@ -46,6 +46,11 @@ class Step(Struct, frozen=True):
     """Short evidence for the state of the link."""
     problems: tuple[Problem, ...] = ()
 
+    @property
+    def reason(self) -> str:
+        """Return the names of the causes that broke the link, or the evidence."""
+        return ", ".join(problem.found.cause.name for problem in self.problems) or self.seen
+
 
 class Chain(Struct, frozen=True):
     """Chain of one pod's workload: the links with their states."""

@@ -162,7 +162,7 @@ def _problem(problem: Problem) -> dict[str, Any]:
         "subject": found.subject,
         "evidence": list(found.evidence),
         "evidence_left_out": problem.evidence_left_out,
-        "remedy": list(found.remedy or (found.cause.remedy,)),
+        "remedy": list(found.steps),
         "affected": list(found.affected[:_MOST_AFFECTED]),
         "affected_count": len(found.affected),
         "consequences": [_problem(child) for child in problem.consequences],

@@ -109,8 +109,7 @@ def _chain(chain: Chain, width: int) -> Iterator[Text]:
     for step in chain.steps:
         line = Text(f"  {_MARKS[step.state]} ", _STATE_STYLES[step.state])
         line.append(step.link.value, "dim" if step.state is LinkState.NOT_REACHED else "")
-        why = ", ".join(problem.found.cause.name for problem in step.problems) or step.seen
-        yield from _in_column(line, why, width, _STATE_STYLES[step.state] if step.problems else "dim")
+        yield from _in_column(line, step.reason, width, _STATE_STYLES[step.state] if step.problems else "dim")
 
 
 def _problem(group: ProblemGroup, number: str, depth: int, width: int, own: frozenset[str] | None) -> Iterator[Text]:
@@ -128,7 +127,7 @@ def _problem(group: ProblemGroup, number: str, depth: int, width: int, own: froz
         yield from _lines(f"affects: {named(group.affected, _MOST_AFFECTED)}", width, indent + 3)
     elif others := [name for name in group.affected if name not in (own or ())]:
         yield Text(_in_one_line(" " * (indent + 3) + "also affects: ", others, width))
-    for step in found.remedy or (found.cause.remedy,):
+    for step in found.steps:
         yield from _lines(step, width, indent + 3, "→ ", style="green")
     for child in group.consequences:
         yield from _problem(child, "↳ ", depth + 1, width, own)

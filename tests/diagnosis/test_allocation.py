@@ -7,9 +7,9 @@ import pytest
 
 from diagnosis.answers.allocation import allocation, totals
 from diagnosis.causes.diagnose import diagnose
-from diagnosis.report import html, markdown
 from diagnosis.report.content import Report
 from diagnosis.report.document import cluster_document
+from diagnosis.report.pages import html_page, markdown_page
 from healthcheck.node.state import MAINTENANCE, STARTUP, UNHEALTHY
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod, snapshot
 
@@ -225,7 +225,7 @@ def test_reports_say_why_a_node_is_not_usable() -> None:
     seen = snapshot(node("a", 8, taints=[taint]), node("b", 8))
     report = Report(diagnose(seen), cluster=allocation(seen))
 
-    text, page = markdown.text(report), html.text(report)
+    text, page = markdown_page(report), html_page(report)
     assert "- Total GPU Nodes: 2 (1 ready and not cordoned, 1 with our taint)" in text
     assert "8 of 16 free" in text
     assert "not usable: our taint unhealthy" in text

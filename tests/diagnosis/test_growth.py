@@ -15,9 +15,10 @@ import pytest
 
 from diagnosis.causes.unscheduled import find_unschedulable
 from diagnosis.model import Certainty
-from diagnosis.report import markdown, terminal
+from diagnosis.report import terminal
 from diagnosis.report.content import report_of
 from diagnosis.report.document import document
+from diagnosis.report.pages import markdown_page
 from tests.diagnosis import states
 from tests.diagnosis.states import (
     Object,
@@ -255,7 +256,7 @@ def _lines_for(shape: Callable[[int], Iterator[Object]], size: int) -> int:
     try:
         report = report_of(state, None, "", None, overview=True)
         list(terminal.page(report, 100))
-        markdown.text(report)
+        markdown_page(report)
         json.dumps(document(report), default=str)
     finally:
         sys.settrace(former)

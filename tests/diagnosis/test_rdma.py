@@ -11,9 +11,10 @@ import pytest
 
 from diagnosis.causes.diagnose import diagnose
 from diagnosis.model import Certainty
-from diagnosis.report import markdown, terminal
+from diagnosis.report import terminal
 from diagnosis.report.content import Report
 from diagnosis.report.document import document
+from diagnosis.report.pages import markdown_page
 from healthcheck.host.console import Screen
 from tests.diagnosis.component_states import daemon, gpu_node, operand
 from tests.diagnosis.states import (
@@ -479,7 +480,7 @@ def test_no_name_harms_a_report_of_80_columns(name: str, words: str) -> None:
 
     assert [line for line in lines if not line.isprintable()] == []
     assert [text for text in texts(document(report)) if not text.isprintable()] == []
-    assert [line for line in markdown.text(report).split("\n") if not line.isprintable()] == []
+    assert [line for line in markdown_page(report).split("\n") if not line.isprintable()] == []
     if not words:
         assert [line for line in lines if len(line) > 80 and "`" not in line and len(line.split()[-1]) < 40] == []
     if words in ("", "n" * 150):

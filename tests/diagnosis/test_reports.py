@@ -16,9 +16,10 @@ from diagnosis.answers.allocation import allocation
 from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
 from diagnosis.facts.components import component_table
 from diagnosis.model import FoundCause
-from diagnosis.report import html, markdown, terminal
+from diagnosis.report import terminal
 from diagnosis.report.content import Report
 from diagnosis.report.document import document
+from diagnosis.report.pages import html_page, markdown_page
 from diagnosis.report.problem_groups import problem_groups
 from diagnosis.snapshot.gpu_use import read_use
 from healthcheck.host.console import Screen
@@ -57,7 +58,7 @@ def rendered(text: str) -> Tags:
 
 def test_each_colour_of_the_bars_is_in_the_legend() -> None:
     closed = gpu_node("c", cordoned=True)
-    page = html.text(report(*state(), closed))
+    page = html_page(report(*state(), closed))
     legend = page.partition('class="legend"')[2].partition("</p>")[0]
     used = set(re.findall(r'<rect class="(\w+)" x=', page))
 
@@ -67,7 +68,7 @@ def test_each_colour_of_the_bars_is_in_the_legend() -> None:
 
 @pytest.mark.parametrize("words", HOSTILE)
 def test_no_word_of_a_cluster_is_markup_in_html(words: str) -> None:
-    page = parsed(html.text(hostile(words)))
+    page = parsed(html_page(hostile(words)))
     assert not set(LIVE) & set(page.tags)
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("href", "src", "style")]
     assert words in "".join(page.words)
@@ -75,21 +76,21 @@ def test_no_word_of_a_cluster_is_markup_in_html(words: str) -> None:
 
 @pytest.mark.parametrize("words", HOSTILE)
 def test_no_word_of_a_cluster_is_markup_in_markdown(words: str) -> None:
-    calm, wild = rendered(markdown.text(hostile("word"))), rendered(markdown.text(hostile(words)))
+    calm, wild = rendered(markdown_page(hostile("word"))), rendered(markdown_page(hostile(words)))
     extra = ("code",)  # a lone backtick between two of ours splits a command
     assert [tag for tag in wild.tags if tag not in extra] == [tag for tag in calm.tags if tag not in extra]
     assert words.strip() in "".join(wild.words)
 
 
 def test_the_html_needs_nothing_but_itself() -> None:
-    page = html.text(report(*state()))
+    page = html_page(report(*state()))
     assert page.isascii()
     assert "default-src 'none'" in page
     assert "http" not in page.replace("http-equiv", "")
 
 
 def test_the_markdown_has_the_parts_of_a_report_in_order() -> None:
-    text = markdown.text(report(*state()))
+    text = markdown_page(report(*state()))
     heads = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert heads == [
         "Cluster GPU Status",
@@ -106,10 +107,10 @@ def test_the_markdown_has_the_parts_of_a_report_in_order() -> None:
 
 
 def test_a_healthy_cluster_has_a_report_without_issues() -> None:
-    text = markdown.text(report(*operator(gpu_node("a"))))
+    text = markdown_page(report(*operator(gpu_node("a"))))
     assert "Nothing found." in text
     assert "Recommended" not in text
-    assert "Nothing found." in html.text(report(*operator(gpu_node("a"))))
+    assert "Nothing found." in html_page(report(*operator(gpu_node("a"))))
 
 
 def test_the_document_tells_cluster_and_components() -> None:
@@ -133,8 +134,8 @@ def forms(report: Report) -> list[str]:
     shown = Screen(file=StringIO(), width=80)
     for part in terminal.page(report, 80):
         shown.print(part, soft_wrap=True)
-    page = "".join(parsed(html.text(report)).words)
-    return [shown.file.getvalue(), markdown.text(report), page]  # type: ignore[attr-defined]
+    page = "".join(parsed(html_page(report)).words)
+    return [shown.file.getvalue(), markdown_page(report), page]  # type: ignore[attr-defined]
 
 
 def test_one_mistake_of_many_bare_pods_is_grouped_except_in_json() -> None:
@@ -194,17 +195,17 @@ def test_gpu_utilization_is_shown_with_a_prometheus() -> None:
     seen = replace(snapshot(*state()), gpu_use=read_use([series(0.3, node="a", gpu="0", UUID="GPU-0")]))
     used = Report(diagnose(seen), cluster=allocation(seen))
 
-    assert "| 30 % |" in markdown.text(used)
-    assert "- GPU utilization: 30 % on average" in markdown.text(used)
-    assert '<td class="number">30 %</td>' in html.text(used)
-    assert "Used" not in markdown.text(report(*state()))
+    assert "| 30 % |" in markdown_page(used)
+    assert "- GPU utilization: 30 % on average" in markdown_page(used)
+    assert '<td class="number">30 %</td>' in html_page(used)
+    assert "Used" not in markdown_page(report(*state()))
 
 
 def test_what_is_not_visible_is_not_called_free() -> None:
     seen = snapshot(gpu_node("a"), missing=["Pod"])
     unseen = Report(diagnose(seen), cluster=allocation(seen))
-    assert "8 of 8 free" not in markdown.text(unseen)
-    assert "8 of 8 free" not in html.text(unseen)
+    assert "8 of 8 free" not in markdown_page(unseen)
+    assert "8 of 8 free" not in html_page(unseen)
     assert document(unseen)["cluster"]["resources"][0]["free"] is None
 
 

@@ -11,12 +11,12 @@ import pytest
 from cli.fleet import Fleet, FleetBudget
 from cli.output import fleet_page
 from diagnosis.causes.diagnose import Diagnosis
-from diagnosis.report import html
 from diagnosis.report.content import Report
+from diagnosis.report.pages import html_page
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 FLEET = fleet_page.text(Fleet(FleetBudget(None, None, None), [], []), NOW)
-DIAGNOSIS = html.text(Report(Diagnosis(NOW, (), ())))
+DIAGNOSIS = html_page(Report(Diagnosis(NOW, (), ())))
 SIGHTS = {
     "full": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "protanopia": (

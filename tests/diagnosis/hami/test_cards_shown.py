@@ -9,9 +9,9 @@ from cli.output.allocation_table import page
 from diagnosis.answers.allocation import allocation
 from diagnosis.answers.node_inventory import inventory
 from diagnosis.causes.diagnose import diagnose
-from diagnosis.report import html, markdown
 from diagnosis.report.content import Report
 from diagnosis.report.document import cluster_document
+from diagnosis.report.pages import html_page, markdown_page
 from tests.diagnosis.hami.clusters import card, device_config, given, shared
 from tests.diagnosis.states import Object, node, obj, snapshot
 from tests.hostile import HOSTILE
@@ -54,7 +54,7 @@ def test_a_cluster_without_hami_has_no_such_table() -> None:
 def test_documents_show_the_same_row() -> None:
     seen = snapshot(*STATE)
     report = Report(diagnose(seen), cluster=allocation(seen))
-    for text in (markdown.text(report), html.text(report)):
+    for text in (markdown_page(report), html_page(report)):
         for word in WORDS:
             assert word in text
 
@@ -90,8 +90,8 @@ def test_a_report_tells_by_how_much_memory_is_overcommitted() -> None:
     allocated = allocation(seen)
     assert allocated.memory_scaling == {"": 1.5, "a": 2.0}
     report = Report(diagnose(seen), cluster=allocated)
-    assert "Device Memory Scaling by HAMi: 1.5, `a` 2" in markdown.text(report)
-    assert "<b>1.5</b>HAMi memory scaling" in html.text(report)
+    assert "Device Memory Scaling by HAMi: 1.5, `a` 2" in markdown_page(report)
+    assert "<b>1.5</b>HAMi memory scaling" in html_page(report)
     assert cluster_document(allocated)["hami_memory_scaling"] == {"": 1.5, "a": 2.0}
     assert not allocation(snapshot(node("a", 8), device_config("nvidia: {deviceMemoryScaling: 2}"))).memory_scaling
 
@@ -102,5 +102,5 @@ def test_what_a_stranger_registers_breaks_no_page() -> None:
         seen = snapshot(*state)
         report = Report(diagnose(seen), cluster=allocation(seen))
         assert printed(*state)
-        assert markdown.text(report)
-        assert html.text(report).isascii()
+        assert markdown_page(report)
+        assert html_page(report).isascii()

@@ -16,9 +16,9 @@ from diagnosis.causes.diagnose import Diagnosis, arranged, diagnose
 from diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY
 from diagnosis.facts.components import Health
 from diagnosis.model import Cause, CauseSeverity, FoundCause
-from diagnosis.report import html, markdown
 from diagnosis.report.content import Report, report_of
 from diagnosis.report.document import document
+from diagnosis.report.pages import html_page, markdown_page
 from tests.console import typed
 from tests.diagnosis.hami.hami_states import hami, hami_node, vgpu_pod
 from tests.diagnosis.hami.test_two_installations import cluster, with_flags
@@ -198,13 +198,13 @@ def test_a_cluster_without_hami_has_none() -> None:
     assert installation_tables(seen) == ()
     report = Report(diagnose(seen), hami=installation_tables(seen))
     assert "hami" not in document(report)
-    assert "HAMi" not in markdown.text(report) + html.text(report)
+    assert "HAMi" not in markdown_page(report) + html_page(report)
 
 
 def test_all_forms_show_the_same_rows() -> None:
     seen = snapshot(*hami(A, webhook={"ca": ca("lasting")}))
     report = Report(diagnose(seen), hami=installation_tables(seen))
-    for text in (markdown.text(report), html.text(report), json.dumps(document(report))):
+    for text in (markdown_page(report), html_page(report), json.dumps(document(report))):
         for word in ("kube-system/hami", "v2.9.0", "failurePolicy Ignore", "2120-01-01", "Secrets are never read"):
             assert word in text
 
@@ -227,5 +227,5 @@ def test_what_a_stranger_writes_breaks_no_page() -> None:
         webhook = {"objectSelector": {"matchLabels": {word: word}}, "matchConditions": conditions, "ca": word}
         seen = snapshot(*hami(A, webhook=webhook), obj("Namespace", "x", metadata={"labels": {word: word}}))
         report = Report(diagnose(seen), hami=installation_tables(seen))
-        assert markdown.text(report)
-        assert html.text(report).isascii()
+        assert markdown_page(report)
+        assert html_page(report).isascii()
