@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from cli.output.progress import NodeProgress
+from cli.node_requests import CouldNot, NodeRequests
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.command_retries import CommandRetries, TookTooLong
+from healthcheck.cluster.command_retries import TookTooLong
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.pods import JOB_LABEL
-from healthcheck.cluster.rights import Right
 from healthcheck.operations.drain import (
     DrainPermissions,
     DrainPlan,
@@ -36,14 +35,6 @@ from healthcheck.operations.pod_removal import (
 
 _SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
 """Part of a message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""
-
-
-class CouldNot(Exception):
-    """The command can't go on with a node. The message has the reason; `details` are further lines below it."""
-
-    def __init__(self, message: str, *details: str) -> None:
-        super().__init__(message)
-        self.details = details
 
 
 def must_be_allowed(plan: DrainPlan) -> None:
@@ -101,11 +92,10 @@ def warnings_of(plan: DrainPlan) -> Iterator[str]:
 class Eviction:
     """Evictions of one node: each is repeated until the API server accepts it, then awaited."""
 
-    def __init__(self, cluster: Cluster, node_name: str, patience: CommandRetries, voice: NodeProgress) -> None:
-        self._cluster = cluster
-        self._node = node_name
-        self._patience = patience
-        self._voice = voice
+    def __init__(self, requests: NodeRequests) -> None:
+        self._requests = requests
+        self._pods = requests.cluster.pods
+        self._progress = requests.progress
         self._left: dict[str, EvictedPod] = {}
         self._sent: set[str] = set()
         self._refusals: dict[str, str] = {}
@@ -115,47 +105,47 @@ class Eviction:
         self._left = {pod.uid: pod for pod in leaving}
         self._sent = {pod.uid for pod in self._left.values() if pod.terminating}
         try:
-            self._patience.until(self._round, seconds)
+            self._requests.retries.until(self._round, seconds)
         except TookTooLong:
             raise CouldNot(f"its pods were not gone within {seconds:g} s", *self._stuck()) from None
 
     def _round(self) -> bool | None:
-        self._voice.stage(f"waiting for its pods to end: {len(self._left)}")
+        self._progress.stage(f"waiting for its pods to end: {len(self._left)}")
         for pod in self._left.values():
-            if pod.uid not in self._sent and not self._patience.is_over:
+            if pod.uid not in self._sent and not self._requests.retries.is_over:
                 self._evict(pod)
-        there = {str(pod["metadata"]["uid"]) for pod in self._cluster.pods.list_on(self._node)}
+        there = {str(pod["metadata"]["uid"]) for pod in self._pods.list_on(self._requests.name)}
         for uid in self._left.keys() - there:
-            self._voice.say(f"gone: {self._left.pop(uid).title}")
+            self._progress.say(f"gone: {self._left.pop(uid).title}")
         return None if self._left else True
 
     def _evict(self, pod: EvictedPod) -> None:
         try:
-            self._cluster.pods.evict(pod.namespace, pod.name, pod.uid)
+            self._pods.evict(pod.namespace, pod.name, pod.uid)
         except (NotFound, Conflict):
             pass  # the pod is already gone; another pod may have its name by now
         except (Unavailable, Forbidden, Refused) as error:
             # A disruption budget, a terminating namespace or a webhook: each may allow the eviction later.
             why = f"{error}{self._budgets(pod) if _SEVERAL_BUDGETS in str(error) else ''}"
             if self._refusals.get(pod.uid) != why:
-                self._voice.say(f"not yet: {pod.title}: {why}")
+                self._progress.say(f"not yet: {pod.title}: {why}")
             self._refusals[pod.uid] = why
             return
         else:
-            self._voice.say(f"evicting: {pod.title}{(f' ({pod.warning})' if pod.warning else '')}")
+            self._progress.say(f"evicting: {pod.title}{(f' ({pod.warning})' if pod.warning else '')}")
         self._sent.add(pod.uid)
 
     def _budgets(self, pod: EvictedPod) -> str:
         """Return the pod's budgets by name: the API server omits them, and evicts only pods with at most one."""
         try:
-            names = budgets_on(pod, self._cluster.pods.list_budgets(pod.namespace))
+            names = budgets_on(pod, self._pods.list_budgets(pod.namespace))
         except (Forbidden, Unavailable):
             return ""
         return f" They are {', '.join(names)}." if names else ""
 
     def _stuck(self) -> list[str]:
         """Return each remaining pod with the reason why it is still there."""
-        pods = {str(pod["metadata"]["uid"]): pod for pod in self._cluster.pods.list_on(self._node)}
+        pods = {str(pod["metadata"]["uid"]): pod for pod in self._pods.list_on(self._requests.name)}
         return [
             f"{pod.title}: {what_holds(pods[uid]) if uid in self._sent else self._refusals.get(uid, 'not evicted')}"
             for uid, pod in self._left.items()
@@ -166,46 +156,29 @@ class Eviction:
 class NodeDrain:
     """Drain of one node, except for the pods of this Job, which end with it."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        node_name: str,
-        job_name: str,
-        allowed: DrainPermissions,
-        patience: CommandRetries,
-        voice: NodeProgress,
-    ) -> None:
-        self._cluster = cluster
-        self._node = node_name
+    def __init__(self, requests: NodeRequests, job_name: str, allowed: DrainPermissions) -> None:
+        self._requests = requests
         self._job = job_name
         self._allowed = allowed
-        self._patience = patience
-        self._voice = voice
 
     def plan(self) -> DrainPlan:
-        pods = self._patience.ask(partial(self._cluster.pods.list_on, self._node))
+        cluster, ask = self._requests.cluster, self._requests.retries.ask
+        pods = ask(partial(cluster.pods.list_on, self._requests.name))
         others = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) != self._job]
-        return plan_drain(others, self._allowed, self._patience.ask(partial(eviction_effects, self._cluster, others)))
+        return plan_drain(others, self._allowed, ask(partial(eviction_effects, cluster, others)))
 
     def must_be_permitted(self, plan: DrainPlan) -> None:
         """Raise CouldNot if the user lacks a permission to evict these pods, in the cluster or by an option."""
         must_be_allowed(plan)
-        rights = (
-            Right("create", "pods/eviction", "", name) for name in sorted({pod.namespace for pod in plan.leaving})
-        )
-        missing = [
-            str(right) for right in rights if not self._patience.ask(partial(self._cluster.rights.is_allowed, right))
-        ]
-        if missing:
-            raise CouldNot("you have no permission to evict its pods", *missing)
+        self._requests.must_evict(pod.namespace for pod in plan.leaving)
 
     def run(self, seconds: float) -> DrainPlan:
         """Drain the node, including pods that arrived since the plan. Raises CouldNot, Interrupted."""
         plan = self.plan()
         must_be_allowed(plan)
         for title, why in plan.left:
-            self._voice.say(f"stays: {title}: {why}")
+            self._requests.progress.say(f"stays: {title}: {why}")
         if plan.leaving:
-            Eviction(self._cluster, self._node, self._patience, self._voice).run(plan.leaving, seconds)
-        self._voice.say("drained")
+            Eviction(self._requests).run(plan.leaving, seconds)
+        self._requests.progress.say("drained")
         return plan

@@ -8,11 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from cli.eviction import CouldNot
 from cli.log_format import LogLines
-from cli.output.progress import NodeProgress
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.command_retries import CommandRetries, TookTooLong
+from cli.node_requests import CouldNot, NodeRequests
+from healthcheck.cluster.command_retries import TookTooLong
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
@@ -36,26 +34,24 @@ class JobKind(Struct, frozen=True):
 class NodeJob:
     """The Job of one node, which has a constant name. Raises CouldNot, ClusterError and Interrupted."""
 
-    def __init__(
-        self, cluster: Cluster, kind: JobKind, node: str, name: str, patience: CommandRetries, voice: NodeProgress
-    ) -> None:
+    def __init__(self, requests: NodeRequests, kind: JobKind, name: str) -> None:
         self.name = name
-        self._node = node
-        self._cluster = cluster
+        self._requests = requests
+        self._cluster = requests.cluster
         self._kind = kind
-        self._patience = patience
-        self._voice = voice
+        self._retries = requests.retries
+        self._progress = requests.progress
 
     def read(self) -> JobState | None:
         try:
-            return self._patience.ask(partial(self._cluster.jobs.read, NAMESPACE, self.name))
+            return self._retries.ask(partial(self._cluster.jobs.read, NAMESPACE, self.name))
         except NotFound:
             return None
 
     def template(self) -> Mapping[str, Any]:
         cron_job = self._kind.cron_job
         try:
-            template = self._patience.ask(partial(self._cluster.jobs.read_template, cron_job))
+            template = self._retries.ask(partial(self._cluster.jobs.read_template, cron_job))
             pod_of(template)
         except NotFound:
             raise CouldNot(f"there is no CronJob {NAMESPACE}/{cron_job}: apply kubernetes/manifests/ first") from None
@@ -71,8 +67,8 @@ class NodeJob:
                 f"its component is '{job.component}' and its account '{job.account}'; expected are '{component}' and "
                 f"'{account}'"
             )
-        elif job.node != self._node:
-            why = f"its pods may run on another node than {self._node}"
+        elif job.node != self._requests.name:
+            why = f"its pods may run on another node than {self._requests.name}"
         else:
             return
         raise CouldNot(
@@ -86,7 +82,7 @@ class NodeJob:
     ) -> JobState:
         """Return the running Job, found or created. `unobserved` is the uid of an ended Job whose result is shown."""
         try:
-            return self._patience.until(partial(self._start, template, make, unobserved), _GONE_SECONDS)
+            return self._retries.until(partial(self._start, template, make, unobserved), _GONE_SECONDS)
         except TookTooLong:
             raise CouldNot(
                 f"Job {NAMESPACE}/{self.name} of an earlier run is not deleted: its pod has not ended"
@@ -102,22 +98,22 @@ class NodeJob:
         try:
             if known is None:
                 job = self._cluster.jobs.create(make())
-                self._voice.say(f"Job {job.namespace}/{job.name} created")
+                self._progress.say(f"Job {job.namespace}/{job.name} created")
                 return job
             if not known.outcome and not known.leaving:
                 pods = self._cluster.pods.list_of(known)
                 state = f"exists already, and its pod {why}" if pods and (why := pods[-1].waiting) else "runs already"
-                self._voice.say(f"Job {known.namespace}/{known.name} {state}; it is followed")
+                self._progress.say(f"Job {known.namespace}/{known.name} {state}; it is followed")
                 return known
             if known.uid == unobserved and not known.leaving:
-                self._voice.say(
+                self._progress.say(
                     f"Job {known.namespace}/{known.name} has ended: this is its result. Run the same "
                     "command again to repeat it"
                 )
                 return known
             if not known.leaving:
                 self._cluster.jobs.delete(known)
-                self._voice.say(f"Job {known.namespace}/{known.name} of an earlier run deleted ({known.outcome})")
+                self._progress.say(f"Job {known.namespace}/{known.name} of an earlier run deleted ({known.outcome})")
         except (Conflict, NotFound):
             pass  # created or deleted by another client in between
         return None
@@ -126,14 +122,14 @@ class NodeJob:
         self, job: JobState, template: Mapping[str, Any], meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[Following, JobState]:
         """Wait for the end of the Job. `meanwhile` is called before each read."""
-        following, seconds = Following(self._cluster, job, self._patience, self._voice), _deadline_seconds(template)
+        following, seconds = Following(self._requests, job), _deadline_seconds(template)
 
         def look() -> JobState | None:
             meanwhile()
             return following.look()
 
         try:
-            return following, self._patience.until(look, seconds)
+            return following, self._retries.until(look, seconds)
         except TookTooLong:
             raise CouldNot(f"{following.title} has not ended within {seconds:g} s", following.last_said) from None
 
@@ -141,11 +137,11 @@ class NodeJob:
 class Following:
     """One Job, polled for its pod, its log and its end."""
 
-    def __init__(self, cluster: Cluster, job: JobState, patience: CommandRetries, voice: NodeProgress) -> None:
-        self._cluster = cluster
+    def __init__(self, requests: NodeRequests, job: JobState) -> None:
+        self._cluster = requests.cluster
         self._job = job
-        self._patience = patience
-        self._voice = voice
+        self._retries = requests.retries
+        self._progress = requests.progress
         self._lines: dict[str, LogLines] = {}
         self._waiting = ""
         self._last_notice = ""
@@ -175,7 +171,7 @@ class Following:
         return job if job.outcome else None
 
     def _look_for_its_pod(self, job: JobState) -> None:
-        self._voice.stage("its Job has no pod yet")
+        self._progress.stage("its Job has no pod yet")
         why = "it is suspended by a queue or a person" if job.suspended else self._warning(job.uid)
         if why:
             self._tell(f"{self.title} has no pod: {why}")
@@ -185,17 +181,17 @@ class Following:
             # If the pod can't be scheduled, its condition has the same message as the Events.
             more = self._warning(pod.uid) if pod.node else f"fix that, or end the run: {self._end}"
             why = "; ".join(filter(None, [pod.waiting, more]))
-            self._voice.stage(f"its pod {why}")
+            self._progress.stage(f"its pod {why}")
             if why == self._waiting:  # most pods start before the second look
                 self._tell(f"pod {pod.name} {why}")
             self._waiting = why
             return
         lines = self._lines.setdefault(pod.uid, LogLines())
         try:
-            log = self._cluster.pods.read_log_of(pod, lines.since, lambda: self._patience.is_over)
+            log = self._cluster.pods.read_log_of(pod, lines.since, lambda: self._retries.is_over)
             for line in lines.take(log):
-                self._voice.stage(line)
-                self._voice.say(line)
+                self._progress.stage(line)
+                self._progress.say(line)
                 self._last_line, self._last_notice = line, ""
         except ClusterError as error:
             self._tell(f"the log of pod {pod.name} can't be read now: {error}")
@@ -212,7 +208,7 @@ class Following:
     def _tell(self, text: str) -> None:
         """Report a state once while it does not change."""
         if text != self._last_notice:
-            self._voice.say(text)
+            self._progress.say(text)
         self._last_notice = text
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from msgspec.structs import asdict
 from rich.text import Text
 
 from cli.access import cluster_of
-from cli.eviction import CouldNot
+from cli.node_requests import CouldNot, NodeThreads, must_have, reason_line, reason_lines
 from cli.options import Context, Kubeconfig, Nodes, RequestTimeout, TableFormat, TableJsonOrYaml, positive_seconds
 from cli.output.json_documents import write_as
 from cli.output.lines import print_line, print_rows, print_step
@@ -20,14 +19,14 @@ from cli.output.progress import ProgressDisplay
 from cli.quarantine_node import (
     LOOK_SECONDS,
     PASSED,
+    RIGHTS,
     NodeQuarantine,
     QuarantineOptions,
     QuarantineOutcome,
     QuarantinePlan,
-    must_have_rights,
 )
 from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained
-from healthcheck.cluster.command_retries import CommandRetries, Interrupted
+from healthcheck.cluster.command_retries import Interrupted
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
@@ -42,7 +41,6 @@ from healthcheck.text.printable import printable
 from healthcheck.verdict.record import RunRecord
 
 NOT_PASSED = 1
-_RESUME = "gpu-healthcheck quarantine {} continues the run"
 _STYLES = {word.value: style for word, style in STATUS_STYLES.items()}
 _STYLES |= {word.name: style for word, style in SEVERITY_STYLES.items()}
 _RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
@@ -104,15 +102,18 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     console = Screen(stderr=output is not TableFormat.TABLE)
     interrupted = False
     try:
-        must_have_rights(cluster_of(access))
+        must_have(RIGHTS, cluster_of(access).rights.is_allowed)
     except (CouldNot, ClusterError) as error:
-        complain("quarantine", "\n  ".join(map(printable, _reason_lines(error))))
-        results = [QuarantineOutcome(name, why_not=_in_one_line(error)) for name in nodes]
+        complain("quarantine", "\n  ".join(map(printable, reason_lines(error))))
+        results = [QuarantineOutcome(name, why_not=reason_line(error)) for name in nodes]
     else:
-        with ProgressDisplay(console, nodes) as progress:
-            threads = QuarantineThreads(nodes, options, progress, access)
-            results = threads.plan() if dry_run else threads.run()
-        interrupted = threads.interrupted
+        with ProgressDisplay(console, nodes) as display:
+            threads = NodeThreads(display, access, LOOK_SECONDS)
+            if dry_run:
+                results = [_planned(threads, options, name) for name in nodes]
+            else:
+                results = threads.run(nodes, partial(_quarantine, threads, options))
+        interrupted = threads.stopping.is_set()
     if output is TableFormat.TABLE:
         for result in results:
             show(result, console)
@@ -121,90 +122,46 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     raise typer.Exit(INTERRUPTED if interrupted else max(map(_exit_code, results)))
 
 
-class QuarantineThreads:
-    """The nodes of one command, each in a thread of its own."""
+def _planned(threads: NodeThreads, options: QuarantineOptions, name: str) -> QuarantineOutcome:
+    """Print and return the planned actions."""
+    try:
+        requests = threads.requests(name)
+        plan = NodeQuarantine(requests, options).plan()
+    except (CouldNot, ClusterError) as error:
+        return QuarantineOutcome(name, why_not=threads.report(name, error))
+    lines = tuple(_plan_words(plan, options))
+    for line in lines:
+        requests.progress.say(line)
+    return QuarantineOutcome(name, cordoned=plan.node.cordoned, plan=lines)
 
-    def __init__(
-        self, names: Sequence[str], options: QuarantineOptions, progress: ProgressDisplay, access: Access
-    ) -> None:
-        self._names = names
-        self._options = options
-        self._progress = progress
-        self._access = access
-        self._stopping = threading.Event()
-        self._leaving = threading.Event()
 
-    @property
-    def interrupted(self) -> bool:
-        return self._stopping.is_set()
+def _quarantine(threads: NodeThreads, options: QuarantineOptions, name: str) -> QuarantineOutcome:
+    plan = None
+    try:
+        node = NodeQuarantine(threads.requests(name), options)
+        plan = node.plan()
+        return node.run(plan)
+    except Interrupted:
+        error: Exception = CouldNot("interrupted")
+    except (CouldNot, ClusterError) as failure:
+        error = failure
+    outcome = QuarantineOutcome(name, why_not=threads.report(name, error))
+    if plan is not None:
+        _print_leftovers(threads, options, name)
+    return outcome
 
-    def plan(self) -> list[QuarantineOutcome]:
-        """Return the planned actions."""
-        return [self._planned(name) for name in self._names]
 
-    def run(self) -> list[QuarantineOutcome]:
-        """Wait until all nodes are done. Ctrl-C ends the wait, and changes nothing in the cluster.
-
-        A second Ctrl-C also ends the final read of the state, for instance without an API server.
-        """
-        with ThreadPoolExecutor(len(self._names)) as threads:
-            ways = [threads.submit(self._quarantined, name) for name in self._names]
-            for ending in (self._stopping, self._leaving):
-                try:
-                    wait(ways)
-                    break
-                except KeyboardInterrupt:
-                    ending.set()  # each thread ends at its next wait, and reports its state
-        return [way.result() for way in ways]
-
-    def _quarantined(self, name: str) -> QuarantineOutcome:
-        started = False
-        try:
-            node = self._node(name, self._stopping)
-            plan = node.plan()
-            started = True
-            return node.run(plan)
-        except Interrupted:
-            why: Exception = CouldNot("interrupted")
-        except (CouldNot, ClusterError) as error:
-            why = error
-        result = self._failed(name, why)
-        if started:
-            self._tell_what_stands(name)
-        return result
-
-    def _planned(self, name: str) -> QuarantineOutcome:
-        try:
-            plan = self._node(name, self._stopping).plan()
-        except (CouldNot, ClusterError) as error:
-            return self._failed(name, error)
-        words = tuple(_plan_words(plan, self._options))
-        for line in words:
-            self._progress.say(name, line)
-        return QuarantineOutcome(name, cordoned=plan.node.cordoned, plan=words)
-
-    def _failed(self, name: str, error: Exception) -> QuarantineOutcome:
-        self._progress.stage(name, "")
-        first, *details = _reason_lines(error)
-        self._progress.say(name, first, "bold red")
-        for detail in details:
-            self._progress.say(name, f"  {detail}", "red")
-        return QuarantineOutcome(name, why_not=_in_one_line(error))
-
-    def _tell_what_stands(self, name: str) -> None:
-        """Print the state of the node in the cluster, read again with a request that the first Ctrl-C does not end."""
-        try:
-            for line in self._node(name, self._leaving).standing():
-                self._progress.say(name, line)
-        except Interrupted:
-            self._progress.say(name, f"its state in the cluster was not read: {_RESUME.format(name)}", "bold red")
-        except (CouldNot, ClusterError) as error:
-            self._progress.say(name, f"its state in the cluster is unknown: {explained(error)}", "bold red")
-
-    def _node(self, name: str, stopping: threading.Event) -> NodeQuarantine:
-        voice = self._progress.voice(name)
-        patience = CommandRetries(stopping, voice.say, LOOK_SECONDS)
-        return NodeQuarantine(cluster_of(self._access), name, self._options, patience, voice)
+def _print_leftovers(threads: NodeThreads, options: QuarantineOptions, name: str) -> None:
+    """Print the state of the node in the cluster, read again with a request that the first Ctrl-C does not end."""
+    requests = threads.requests(name, threads.leaving)
+    say = requests.progress.say
+    try:
+        for line in NodeQuarantine(requests, options).leftovers():
+            say(line)
+    except Interrupted:
+        say(f"its state in the cluster was not read: gpu-healthcheck quarantine {name} continues the run", "bold red")
+    except (CouldNot, ClusterError) as error:
+        say(f"its state in the cluster is unknown: {explained(error)}", "bold red")
 
 
 def _plan_words(plan: QuarantinePlan, options: QuarantineOptions) -> Iterable[str]:
@@ -270,14 +227,3 @@ def _exit_code(result: QuarantineOutcome) -> int:
     if result.why_not:
         return COULD_NOT
     return 0 if result.recommendation in (PASSED, "") else NOT_PASSED
-
-
-def _reason_lines(error: Exception) -> list[str]:
-    """Return the error as a line, and a line for each of its details."""
-    details = error.details if isinstance(error, CouldNot) else ()
-    return [f"{explained(error)}{':' if details else ''}", *details]
-
-
-def _in_one_line(error: Exception) -> str:
-    first, *details = _reason_lines(error)
-    return f"{first} {'; '.join(details)}" if details else first

@@ -13,19 +13,17 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from cli.eviction import CouldNot, NodeDrain, must_be_allowed, warnings_of
+from cli.eviction import NodeDrain, must_be_allowed, warnings_of
 from cli.node_job import Following, JobKind, NodeJob
+from cli.node_requests import CouldNot, NodeRequests
 from cli.node_step import idle_step
 from cli.output.lines import COMMAND
-from cli.output.progress import NodeProgress
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.command_retries import CommandRetries
-from healthcheck.cluster.errors import ClusterError, NotFound
+from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.claim import RunKind, claim_on
 from healthcheck.deep.job import JobState
-from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchFor, is_tested
+from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, is_tested
 from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.operations.drain import DrainPermissions, DrainPlan
 from healthcheck.operations.next_step import NextStep, next_step
@@ -40,7 +38,7 @@ LOOK_SECONDS = 2.0
 """Pause between two checks during a wait."""
 KIND = JobKind(CRON_JOB, COMPONENT)
 _BATCH = "batch"
-_RIGHTS = (
+RIGHTS = (
     Right("get", "nodes"),
     Right("patch", "nodes"),
     Right("list", "pods"),
@@ -90,29 +88,20 @@ class QuarantineOutcome(Struct, frozen=True):
     """Planned actions of a dry run, as text."""
 
 
-def must_have_rights(cluster: Cluster) -> None:
-    """Raise CouldNot with the permissions that every node needs and the user lacks. Raises ClusterError."""
-    if missing := [str(right) for right in _RIGHTS if not cluster.rights.is_allowed(right)]:
-        raise CouldNot("your permissions are not enough, and nothing was changed", *missing)
-
-
 class NodeQuarantine:
     """Quarantine the node. Raises CouldNot, ClusterError and Interrupted."""
 
-    def __init__(
-        self, cluster: Cluster, name: str, options: QuarantineOptions, patience: CommandRetries, voice: NodeProgress
-    ) -> None:
-        self._cluster = cluster
-        self._name = name
-        self._job = NodeJob(cluster, KIND, name, job_name(name), patience, voice)
-        self._drain = NodeDrain(cluster, name, self._job.name, options.allowed, patience, voice)
+    def __init__(self, requests: NodeRequests, options: QuarantineOptions) -> None:
+        self._requests = requests
+        self._name = requests.name
+        self._job = NodeJob(requests, KIND, job_name(requests.name))
+        self._drain = NodeDrain(requests, self._job.name, options.allowed)
         self._options = options
-        self._patience = patience
-        self._voice = voice
+        self._progress = requests.progress
 
     def plan(self) -> QuarantinePlan:
         """Plan the run; reject it if it could not be completed. Changes nothing."""
-        node = self._node()
+        node = self._requests.node()
         held = claim_on(node, datetime.now(UTC))
         if held is not None and held.kind is not RunKind.QUARANTINE:
             until = timestamp(held.until)
@@ -131,11 +120,11 @@ class NodeQuarantine:
 
     def run(self, plan: QuarantinePlan) -> QuarantineOutcome:
         for warning in warnings_of(plan.drain):
-            self._voice.say(warning)
+            self._progress.say(warning)
         self._cordon()
         if self._options.drain and not plan.following:
             self._drain.run(self._options.drain_seconds)
-        self._voice.stage("creating its Job")
+        self._progress.stage("creating its Job")
         job = self._job.started(
             plan.template,
             partial(quarantine_job, plan.template, plan.node, NAMESPACE),
@@ -144,9 +133,9 @@ class NodeQuarantine:
         following, ended = self._job.followed(job, plan.template)
         return self._end(plan, following, ended)
 
-    def standing(self) -> Iterator[str]:
+    def leftovers(self) -> Iterator[str]:
         """Yield the leftovers of an interrupted run in the cluster, and the commands to continue or cancel it."""
-        node, job = self._node(), self._job.read()
+        node, job = self._requests.node(), self._job.read()
         running = job is not None and not job.outcome
         give_up = [f"kubectl delete job -n {NAMESPACE} {self._job.name}"] if running else []
         if node.cordoned:
@@ -171,12 +160,6 @@ class NodeQuarantine:
 
     # --- reading
 
-    def _node(self) -> NodeState:
-        try:
-            return self._patience.ask(partial(self._cluster.nodes.read, self._name))
-        except NotFound:
-            raise CouldNot("the node does not exist (any more)") from None
-
     def _must_be_possible(self, plan: QuarantinePlan) -> None:
         must_be_allowed(plan.drain)
         if not plan.following:
@@ -186,7 +169,7 @@ class NodeQuarantine:
     def _must_be_free_then(self, drain: DrainPlan) -> None:
         """Raise if GPU pods would stay on the node: the test would refuse to begin after the evictions."""
         going = {pod.title for pod in drain.leaving}
-        held = self._patience.ask(lambda: list(self._cluster.pods.list_with_gpus(self._name)))
+        held = self._requests.retries.ask(lambda: list(self._requests.cluster.pods.list_with_gpus(self._name)))
         staying = [str(pod) for pod in held if f"{pod.namespace}/{pod.name}" not in going]
         if staying:
             raise CouldNot("the test would not start, because pods that stay on it use its GPUs", *staying)
@@ -194,18 +177,18 @@ class NodeQuarantine:
     # --- the steps
 
     def _cordon(self) -> None:
-        self._voice.stage("is cordoned")
-        node = self._patched(lambda node: cordon(node, self._job.name))
+        self._progress.stage("is cordoned")
+        node = self._requests.patched(lambda node: cordon(node, self._job.name))
         if node is not None:
-            self._voice.say("cordoned")
-        elif cordoned_by(self._node()) == self._job.name:
-            self._voice.say("is cordoned already, by an earlier run of this command")
+            self._progress.say("cordoned")
+        elif cordoned_by(self._requests.node()) == self._job.name:
+            self._progress.say("is cordoned already, by an earlier run of this command")
         else:
-            self._voice.say("is cordoned already by another owner, and stays so")
+            self._progress.say("is cordoned already by another owner, and stays so")
 
     def _end(self, plan: QuarantinePlan, following: Following, ended: JobState) -> QuarantineOutcome:
-        self._voice.stage("")
-        node = self._node()
+        self._progress.stage("")
+        node = self._requests.node()
         record = _record_of(node, ended, plan.node.annotations.get(QUARANTINE_RESULT, ""))
         if record is None:
             why = f"its Job ended ({ended.outcome}) without a result on the node; its last message"
@@ -214,7 +197,7 @@ class NodeQuarantine:
         if recommendation == PASSED and self._options.release_on_pass:
             node = self._uncordoned()
         with suppress(ClusterError):  # the request is repeated
-            self._cluster.jobs.note_shown(ended, datetime.now(UTC))
+            self._requests.cluster.jobs.note_shown(ended, datetime.now(UTC))
         if is_adopted(record, QUARANTINE_RESULT, adopted_records_on(node)):
             step = idle_step(node, records.on_node(StandingRecord, node, RESULTS), silent=False)
         else:
@@ -228,21 +211,14 @@ class NodeQuarantine:
             now = datetime.now(UTC)
             return lift(node, now) if cordoned_by(node) == self._job.name and not why_kept(node, now) else None
 
-        node = self._patched(ours)
+        node = self._requests.patched(ours)
         if node is not None:
-            self._voice.say("uncordoned")
+            self._progress.say("uncordoned")
             return node
-        node = self._node()
+        node = self._requests.node()
         why = why_kept(node, datetime.now(UTC)) or f"{cordoned_by(node)} cordoned it"
-        self._voice.say(f"not uncordoned: {why}" if node.cordoned else "is uncordoned already, by another client")
+        self._progress.say(f"not uncordoned: {why}" if node.cordoned else "is uncordoned already, by another client")
         return node
-
-    def _patched(self, change: PatchFor) -> NodeState | None:
-        """Patch the Node and return it; None if there was nothing to patch."""
-        try:
-            return self._patience.ask(lambda: self._cluster.nodes.update(self._name, change))
-        except NotFound:
-            raise CouldNot("the node is gone") from None
 
 
 def _is_to_follow(job: JobState, node: NodeState) -> bool:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Annotated
 
 import typer
 from msgspec.structs import asdict
 from rich.text import Text
 
-from cli.access import cluster_of
 from cli.completing import nodes
-from cli.eviction import CouldNot
+from cli.node_requests import CouldNot, NodeThreads
 from cli.options import (
     Context,
     Kubeconfig,
@@ -27,8 +25,7 @@ from cli.output.json_documents import write_as
 from cli.output.lines import print_line, print_step
 from cli.output.progress import ProgressDisplay
 from cli.reset_node import LOOK_SECONDS, NodeReset, ResetOptions, ResetOutcome, ResetPlan
-from cli.words import explained
-from healthcheck.cluster.command_retries import CommandRetries, Interrupted
+from healthcheck.cluster.command_retries import Interrupted
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.deep.reset_plan import gpu_name, needs_reboot
@@ -40,8 +37,6 @@ from healthcheck.operations.drain import DrainPermissions
 from healthcheck.operations.reset_job import job_name
 from healthcheck.text.json_rows import as_json
 from healthcheck.text.printable import printable
-
-_ENDS = "gpu-healthcheck reset {} continues it, and restores what it has changed"
 
 
 def _gpu(text: str) -> str:
@@ -131,74 +126,41 @@ def reset(  # noqa: PLR0913, PLR0917 - each is an option of the command
     options = ResetOptions(tuple(gpu or ()), force, allowed, timeout, reboot)
     access = Access(kubeconfig, context, request_timeout)
     console = Screen(stderr=output is not TableFormat.TABLE)
-    with ProgressDisplay(console, [node]) as progress:
-        thread = ResetThread(node, options, progress, access)
-        result = thread.plan() if dry_run else thread.run()
+    with ProgressDisplay(console, [node]) as display:
+        threads = NodeThreads(display, access, LOOK_SECONDS)
+        if dry_run:
+            result = _planned(threads, node, options)
+        else:
+            (result,) = threads.run([node], partial(_reset, threads, options))
     if output is TableFormat.TABLE:
         show(result, console)
     else:
         write_as(output, asdict(result) | {"record": as_json(result.record)})
-    raise typer.Exit(INTERRUPTED if thread.interrupted else _exit_code(result))
+    raise typer.Exit(INTERRUPTED if threads.stopping.is_set() else _exit_code(result))
 
 
-class ResetThread:
-    """The reset, in a thread that Ctrl-C does not end."""
+def _planned(threads: NodeThreads, node: str, options: ResetOptions) -> ResetOutcome:
+    """Print and return the planned actions."""
+    try:
+        requests = threads.requests(node)
+        lines = tuple(_plan_words(NodeReset(requests, options, requests.retries).plan(), options))
+    except (CouldNot, ClusterError) as error:
+        return ResetOutcome(node, why_not=threads.report(node, error))
+    for line in lines:
+        requests.progress.say(line)
+    return ResetOutcome(node, plan=lines)
 
-    def __init__(self, name: str, options: ResetOptions, progress: ProgressDisplay, access: Access) -> None:
-        self._name = name
-        self._progress = progress
-        self._stopping, self._leaving = threading.Event(), threading.Event()
-        self._options = options
-        self._access = access
 
-    @property
-    def interrupted(self) -> bool:
-        return self._stopping.is_set()
-
-    def plan(self) -> ResetOutcome:
-        """Return the planned actions."""
-        try:
-            words = tuple(_plan_words(self._reset().plan(), self._options))
-        except (CouldNot, ClusterError) as error:
-            return self._failed(error)
-        for line in words:
-            self._progress.say(self._name, line)
-        return ResetOutcome(self._name, plan=words)
-
-    def run(self) -> ResetOutcome:
-        """Wait for the result. A second Ctrl-C ends the return of the node, too."""
-        with ThreadPoolExecutor(1) as threads:
-            way = threads.submit(self._run)
-            for ending in (self._stopping, self._leaving):
-                try:
-                    wait([way])
-                    break
-                except KeyboardInterrupt:
-                    ending.set()
-        return way.result()
-
-    def _run(self) -> ResetOutcome:
-        try:
-            reset = self._reset()
-            return reset.run(reset.plan())
-        except Interrupted:
-            why = "interrupted" + (f": {_ENDS.format(self._name)}" if self._leaving.is_set() else "")
-            return self._failed(CouldNot(why))
-        except (CouldNot, ClusterError) as error:
-            return self._failed(error)
-
-    def _failed(self, error: Exception) -> ResetOutcome:
-        self._progress.stage(self._name, "")
-        details = error.details if isinstance(error, CouldNot) else ()
-        self._progress.say(self._name, f"{explained(error)}{':' if details else ''}", "bold red")
-        for detail in details:
-            self._progress.say(self._name, f"  {detail}", "red")
-        return ResetOutcome(self._name, why_not=": ".join(filter(None, [explained(error), "; ".join(details)])))
-
-    def _reset(self) -> NodeReset:
-        voice = self._progress.voice(self._name)
-        patience, ending = (CommandRetries(event, voice.say, LOOK_SECONDS) for event in (self._stopping, self._leaving))
-        return NodeReset(cluster_of(self._access), self._name, self._options, patience, ending, voice)
+def _reset(threads: NodeThreads, options: ResetOptions, node: str) -> ResetOutcome:
+    try:
+        reset = NodeReset(threads.requests(node), options, threads.requests(node, threads.leaving).retries)
+        return reset.run(reset.plan())
+    except Interrupted:
+        ends = f": gpu-healthcheck reset {node} continues it, and restores what it has changed"
+        error: Exception = CouldNot("interrupted" + (ends if threads.leaving.is_set() else ""))
+    except (CouldNot, ClusterError) as failure:
+        error = failure
+    return ResetOutcome(node, why_not=threads.report(node, error))
 
 
 def _plan_words(plan: ResetPlan, options: ResetOptions) -> Iterable[str]:

@@ -14,7 +14,7 @@ from functools import cache, partial
 
 import structlog
 
-from cli.eviction import CouldNot
+from cli.node_requests import CouldNot, NodeRequests
 from cli.output.progress import NodeProgress
 from cli.reset_node import LOOK_SECONDS, NodeReset, ResetOptions, ResetOutcome
 from healthcheck.cluster.client import Cluster
@@ -115,11 +115,10 @@ def _is_awake(beat: Heartbeat | None, now: datetime) -> bool:
 
 
 def _reset(cluster: Cluster, name: str, stopping: threading.Event) -> ResetOutcome:
-    voice = NodeProgress(lambda text, *_: log.info(text, node=name), lambda _: None)
-    patience = CommandRetries(stopping, voice.say, LOOK_SECONDS)
-    ending = CommandRetries(threading.Event(), voice.say, LOOK_SECONDS)
+    progress = NodeProgress(lambda text, *_: log.info(text, node=name), lambda _: None)
+    retries, ending = (CommandRetries(event, progress.say, LOOK_SECONDS) for event in (stopping, threading.Event()))
     options = ResetOptions((), force=False, allowed=DrainPermissions(), seconds=_SECONDS, is_automatic=True)
-    reset = NodeReset(cluster, name, options, patience, ending, voice)
+    reset = NodeReset(NodeRequests(cluster, name, retries, progress), options, ending)
     return reset.run(reset.plan())
 
 

@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from cli.eviction import CouldNot, Eviction, NodeDrain, eviction_effects, must_be_allowed, warnings_of
+from cli.eviction import Eviction, NodeDrain, eviction_effects, must_be_allowed, warnings_of
 from cli.node_job import JobKind, NodeJob
+from cli.node_requests import CouldNot, NodeRequests, must_have
 from cli.node_step import node_step
-from cli.output.progress import NodeProgress
 from cli.reset_life import SignOfLife
-from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
 from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
@@ -59,7 +58,6 @@ from healthcheck.node.state import (
     RESET_RESULT,
     RESULTS,
     NodeState,
-    PatchFor,
     annotated,
     is_our_condition,
 )
@@ -181,33 +179,22 @@ class NodeReset:
     `ending` are the retries after Ctrl-C: only a second one ends them.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        name: str,
-        options: ResetOptions,
-        patience: CommandRetries,
-        ending: CommandRetries,
-        voice: NodeProgress,
-    ) -> None:
-        self._cluster = cluster
-        self._name = name
+    def __init__(self, requests: NodeRequests, options: ResetOptions, ending: CommandRetries) -> None:
+        self._requests = requests
+        self._cluster = requests.cluster
+        self._name = requests.name
         self._options = options
-        self._patience = patience
         self._ending = ending
-        self._voice = voice
-        self._job = NodeJob(cluster, _KIND, name, job_name(name), patience, voice)
+        self._progress = requests.progress
+        self._job = NodeJob(requests, _KIND, job_name(requests.name))
         self._operands_evicted = 0
         self._began = time.monotonic()
         self._last_said = ""
 
     def plan(self) -> ResetPlan:
         """Plan the run; reject it if it could not be completed. Changes nothing."""
-        if missing := [
-            str(right) for right in _RIGHTS if not self._ask(partial(self._cluster.rights.is_allowed, right))
-        ]:
-            raise CouldNot("your permissions are not enough, and nothing was changed", *missing)
-        node, template, job = self._node(), self._job.template(), self._job.read()
+        must_have(_RIGHTS, self._requests.is_allowed)
+        node, template, job = self._requests.node(), self._job.template(), self._job.read()
         if job is not None:
             self._job.must_be_ours(job, template)
         following = job if job is not None and not job.outcome and not job.leaving else None
@@ -248,10 +235,10 @@ class NodeReset:
 
     def run(self, plan: ResetPlan) -> ResetOutcome:
         for warning in warnings_of(plan.drain):
-            self._voice.say(warning)
+            self._progress.say(warning)
         for pod in plan.holding if not plan.is_at_once else ():
             if pod.warning:
-                self._voice.say(f"{pod.shown}, and is evicted if that is reset: {pod.warning}")
+                self._progress.say(f"{pod.shown}, and is evicted if that is reset: {pod.warning}")
         with SignOfLife(self._cluster, self._name, extends=not self._options.is_automatic):
             return self._run(plan)
 
@@ -270,12 +257,12 @@ class NodeReset:
         except (Interrupted, CouldNot, ClusterError) as error:
             self._go_on()
             if not self._has_begun(plan):
-                self._voice.say(f"not reset: {printable(str(error)) or 'interrupted'}")
+                self._progress.say(f"not reset: {printable(str(error)) or 'interrupted'}")
                 self._end_job()
                 if not self._has_begun(plan):
                     self._undo(plan, f"undone: {printable(str(error))}" if str(error) else INTERRUPTED)
                     raise
-            self._voice.say("the reset has begun: waiting for its end. After another Ctrl-C, run reset again")
+            self._progress.say("the reset has begun: waiting for its end. After another Ctrl-C, run reset again")
             late = self._follow(plan, self._job.read())
         self._go_on()
         return self._not_rebooted(late) if late else self._return(plan)
@@ -316,7 +303,7 @@ class NodeReset:
 
     def _claim(self) -> None:
         """Claim the node. Operands that an earlier run has switched off stay off."""
-        self._voice.stage("is claimed")
+        self._progress.stage("is claimed")
         why: list[str] = []
 
         def claiming(node: NodeState) -> Mapping[str, Any] | None:
@@ -333,9 +320,9 @@ class NodeReset:
             }
             return annotated(node, texts, patch)
 
-        if self._patched(claiming) is None:
+        if self._requests.patched(claiming) is None:
             raise CouldNot("the node is in use", *(why or ["another run has just begun: try again later"]))
-        self._voice.say("claimed")
+        self._progress.say("claimed")
 
     def _first_record(self, node: NodeState, now: datetime) -> RunRecord:
         return RunRecord(
@@ -364,11 +351,11 @@ class NodeReset:
         def taking_over(node: NodeState) -> Mapping[str, Any] | None:
             return None if RESET_COMMAND in node.annotations else annotated(node, {RESET_COMMAND: self._sign({})})
 
-        self._patched(taking_over)
+        self._requests.patched(taking_over)
 
     def _created(self, plan: ResetPlan, rebooted: str = "") -> JobState:
         """Create the Job of the reset, or the one that verifies a node in the boot after `rebooted`."""
-        self._voice.stage("creating its Job")
+        self._progress.stage("creating its Job")
         gpus = [] if rebooted or plan.is_at_once else [target.name for target in plan.targets]
         reboot = rebooted or (plan.node.boot_id if self._options.reboot else "")
         made_by = AUTOMATION if self._options.is_automatic else ""
@@ -385,19 +372,19 @@ class NodeReset:
                 with suppress(_Over):
                     following, _ended = self._job.followed(job, plan.template, self._meanwhile)
                     self._last_said = following.last_said
-            rebooted = self._record(self._node())
+            rebooted = self._record(self._requests.node())
             if rebooted.running != Step.REBOOT:
                 return ""
             if late := self._wait_for_boot():
                 return late
-            if self._record(self._node()).running != Step.REBOOT:
+            if self._record(self._requests.node()).running != Step.REBOOT:
                 return ""
             job = self._created(plan, rebooted.boot_id or "")
         return f"step '{Step.REBOOT}': its Job has ended {_MOST_JOBS} times without a result: {self._last_said}"
 
     def _meanwhile(self) -> None:
         """Evict the pods that the Job names, and switch the operands off once no other pod has the GPUs."""
-        node = self._node()
+        node = self._requests.node()
         record = self._record(node)
         if record.running == Step.OPERANDS:
             self._switch_off()
@@ -415,9 +402,9 @@ class NodeReset:
         def switching_off(node: NodeState) -> Mapping[str, Any] | None:
             return switch_off(node) if self._record(node).running == Step.OPERANDS else None
 
-        node = self._patched(switching_off)
+        node = self._requests.patched(switching_off)
         if node is not None:
-            self._voice.say(
+            self._progress.say(
                 f"the GPU operator's pods switched off: {', '.join(switched_off(node.labels, node.annotations))}"
             )
 
@@ -447,24 +434,20 @@ class NodeReset:
             *plan.leaving,
             *(EvictedPod(str(one["namespace"]), str(one["name"]), str(one["uid"])) for one in operands),
         ]
-        namespaces = sorted({pod.namespace for pod in leaving})
-        rights = [Right("create", "pods/eviction", "", namespace) for namespace in namespaces]
-        if missing := [str(right) for right in rights if not self._cluster.rights.is_allowed(right)]:
-            raise CouldNot("you have no permission to evict its pods", *missing)
+        self._requests.must_evict(pod.namespace for pod in leaving)
         if leaving:
-            Eviction(self._cluster, self._name, self._patience, self._voice).run(leaving, self._left_seconds())
+            Eviction(self._requests).run(leaving, self._left_seconds())
 
     # --- a reboot
 
     @property
     def _drain(self) -> NodeDrain:
-        allowed = self._options.allowed
-        return NodeDrain(self._cluster, self._name, self._job.name, allowed, self._patience, self._voice)
+        return NodeDrain(self._requests, self._job.name, self._options.allowed)
 
     def _drain_node(self) -> None:
         """Drain the node, and record this for the Job. The taint of the claim keeps new pods away."""
         if not self._options.reboot:
-            self._voice.stage("its Job waits: run the same command again with --reboot")
+            self._progress.stage("its Job waits: run the same command again with --reboot")
             return
         plan = self._drain.run(self._left_seconds())
         detail = f"{counted(len(plan.leaving), 'pod')} evicted; {len(plan.left)} of DaemonSets and static ones stay"
@@ -477,26 +460,26 @@ class NodeReset:
             text = records.dump(replace(record, steps=(*(record.steps or ()), row)))
             return annotated(node, {RESET_RESULT: text})
 
-        self._patched(recording)
+        self._requests.patched(recording)
 
     def _wait_for_boot(self) -> str:
         """Wait until the node is Ready in another boot. Return why it is not; '' if it is, or if its Job has failed."""
-        node = self._node()
+        node = self._requests.node()
         is_by_program = (condition := node.condition(REBOOT_REQUIRED)) is not None and is_our_condition(condition)
         by = f"a program that follows the condition {REBOOT_REQUIRED}" if is_by_program else "its systemd"
-        self._voice.say(f"waiting until {by} has rebooted it")
+        self._progress.say(f"waiting until {by} has rebooted it")
 
         def is_back() -> bool | None:
             nonlocal node
-            node = self._node()
+            node = self._requests.node()
             record = self._record(node)
             is_over = record.running != Step.REBOOT
-            self._voice.stage("reboots" if awaits_reboot(record, node.boot_id) else "starts after its reboot")
+            self._progress.stage("reboots" if awaits_reboot(record, node.boot_id) else "starts after its reboot")
             is_booted = bool(node.boot_id) and node.boot_id != record.boot_id
             return True if is_over or (is_booted and node.is_ready) else None
 
         try:
-            self._patience.until(is_back, self._left_seconds())
+            self._requests.retries.until(is_back, self._left_seconds())
         except TookTooLong:
             is_same = awaits_reboot(self._record(node), node.boot_id)
             state = f"it still runs the boot {node.boot_id}" if is_same else f"it runs the new boot {node.boot_id}"
@@ -507,7 +490,7 @@ class NodeReset:
 
     def _not_rebooted(self, why: str) -> ResetOutcome:
         """Leave the claim, which outlives the boot, so that another run can continue."""
-        record = self._record(self._node())
+        record = self._record(self._requests.node())
         self._restore()
         return self._ended(replace(record, status=Status.FAIL.value), (why,))
 
@@ -515,49 +498,49 @@ class NodeReset:
 
     def _has_begun(self, plan: ResetPlan) -> bool:
         """Whether the GPUs may have been touched by this run. If the Node can't be read, they may."""
-        record = self._record(self._node())
+        record = self._record(self._requests.node())
         is_ours = plan.following or plan.is_unreturned or plan.is_rebooting
         is_ours = is_ours or record.started != self._record(plan.node).started
         return may_have_begun(record) and bool(is_ours)
 
     def _go_on(self) -> None:
         """Continue with the retries that only a second Ctrl-C ends."""
-        self._patience = self._ending
-        self._job = NodeJob(self._cluster, _KIND, self._name, self._job.name, self._ending, self._voice)
+        self._requests = replace(self._requests, retries=self._ending)
+        self._job = NodeJob(self._requests, _KIND, self._job.name)
 
     def _end_job(self) -> None:
         """Delete the Job and wait for its end. A reset that it has begun is not interrupted."""
-        self._voice.stage("waiting for the end of its Job")
+        self._progress.stage("waiting for the end of its Job")
         job = self._job.read()
         if job is not None:
             self._ask(partial(self._cluster.jobs.delete, job))
-            self._patience.until(lambda: True if self._job.read() is None else None, _JOB_ENDS_SECONDS)
+            self._requests.retries.until(lambda: True if self._job.read() is None else None, _JOB_ENDS_SECONDS)
 
     def _undo(self, plan: ResetPlan, why: str) -> None:
         """Return the node, and wait until pods can request its GPUs as before."""
-        self._voice.stage("is released")
+        self._progress.stage("is released")
         self._restore()
         self._release()
         left = self._why_not_offered(plan)
         self._finish(why, *filter(None, [left]))
-        self._voice.say(
+        self._progress.say(
             "undone: the node's labels and marks are as before; evicted pods do not come back by themselves"
         )
         if left:
-            self._voice.say(f"left: {left}")
+            self._progress.say(f"left: {left}")
 
     def _why_not_offered(self, plan: ResetPlan) -> str:
         """Wait until pods can request as many GPUs as before the run, and return why they can't; '' if they can."""
-        self._voice.stage("waiting until pods can request its GPUs")
+        self._progress.stage("waiting until pods can request its GPUs")
         why = ""
 
         def are_offered() -> bool | None:
             nonlocal why
-            why = why_not_offered(self._node(), plan.node)
+            why = why_not_offered(self._requests.node(), plan.node)
             return None if why else True
 
         with suppress(TookTooLong):
-            self._patience.until(are_offered, _UNAIDED_SECONDS)
+            self._requests.retries.until(are_offered, _UNAIDED_SECONDS)
         return why
 
     def _restore(self) -> None:
@@ -569,13 +552,13 @@ class NodeReset:
             on = switched_off(node.labels, node.annotations)
             return restored(node)
 
-        self._patched(restoring)
+        self._requests.patched(restoring)
         if on:
-            self._voice.say(f"the GPU operator's pods switched on again: {', '.join(on)}")
+            self._progress.say(f"the GPU operator's pods switched on again: {', '.join(on)}")
 
     def _release(self) -> None:
         """Release the claim and its taint: a device plugin does not start before."""
-        self._patched(lambda node: give_back(node, Claim(RunKind.RESET, self._job.name, datetime.now(UTC))))
+        self._requests.patched(lambda node: give_back(node, Claim(RunKind.RESET, self._job.name, datetime.now(UTC))))
 
     def _finish(self, *left: str) -> None:
         """End the command's permissions, and record what is left to do."""
@@ -588,13 +571,13 @@ class NodeReset:
             ended = records.within_limit(replace(record, running=None, reasons=reasons))
             return annotated(node, {RESET_RESULT: records.dump(ended)}, patch)
 
-        self._patched(finishing)
+        self._requests.patched(finishing)
 
     # --- after the reset
 
     def _return(self, plan: ResetPlan) -> ResetOutcome:
         """Return the node: operands, findings, claim, and the GPUs that pods can request."""
-        node = self._node()
+        node = self._requests.node()
         record = self._record(node)
         self._restore()
         left: list[str] = []
@@ -617,23 +600,25 @@ class NodeReset:
             return True if job is None or job.outcome else None
 
         with suppress(TookTooLong):
-            self._patience.until(has_ended, _TAKEN_SECONDS)
+            self._requests.retries.until(has_ended, _TAKEN_SECONDS)
 
     def _wait_for_agent(self, record: RunRecord) -> Iterator[str]:
-        self._voice.stage("waiting for the agent")
+        self._progress.stage("waiting for the agent")
         addresses = {gpu.address for gpu in record.gpus or ()}
         why = ""
         is_rebooted = any(row.step == Step.REBOOT for row in record.steps or ())
 
         def is_taken() -> bool | None:
             nonlocal why
-            node = self._node()
+            node = self._requests.node()
             why = self._waits_for(node, record, addresses, is_rebooted=is_rebooted)
             return None if why else True
 
         try:
             # After a reboot, the agent's pod may need minutes to start.
-            self._patience.until(is_taken, max(self._left_seconds(), _TAKEN_SECONDS) if is_rebooted else _TAKEN_SECONDS)
+            self._requests.retries.until(
+                is_taken, max(self._left_seconds(), _TAKEN_SECONDS) if is_rebooted else _TAKEN_SECONDS
+            )
         except TookTooLong:
             yield why
 
@@ -668,19 +653,19 @@ class NodeReset:
 
         def are_offered() -> bool | None:
             nonlocal held
-            node = self._node()
+            node = self._requests.node()
             # HAMi's scheduler writes it while its plugin is away, and its releases up to 2.7 never remove it.
-            if node.annotations.get(_HANDSHAKE, "").startswith(_DELETED) and self._patched(_without_handshake):
-                self._voice.say("HAMi's handshake removed, which kept its GPUs out")
+            if node.annotations.get(_HANDSHAKE, "").startswith(_DELETED) and self._requests.patched(_without_handshake):
+                self._progress.say("HAMi's handshake removed, which kept its GPUs out")
             held = self._withheld(node, before, record)
             return None if held.why else True
 
-        self._voice.stage("waiting until pods can request its GPUs")
+        self._progress.stage("waiting until pods can request its GPUs")
         for seconds in (_UNAIDED_SECONDS, max(self._left_seconds(), _LEAST_SECONDS)):
             try:
-                self._patience.until(are_offered, seconds)
+                self._requests.retries.until(are_offered, seconds)
             except TookTooLong:
-                if self._node().tainted():  # a restarted plugin would not be scheduled
+                if self._requests.node().tainted():  # a restarted plugin would not be scheduled
                     yield f"{held.why} while the taint of other findings stays: gpu-healthcheck status {self._name}"
                     return
                 if seconds == _UNAIDED_SECONDS:
@@ -717,12 +702,12 @@ class NodeReset:
                 except NotFound:
                     continue
                 except Forbidden as error:
-                    self._voice.say(f"{title(pod)} does not offer all GPUs, and can't be restarted: {error}")
+                    self._progress.say(f"{title(pod)} does not offer all GPUs, and can't be restarted: {error}")
                 else:
-                    self._voice.say(f"restarted, because it does not offer all GPUs: {title(pod)}")
+                    self._progress.say(f"restarted, because it does not offer all GPUs: {title(pod)}")
 
     def _ended(self, record: RunRecord, left: tuple[str, ...]) -> ResetOutcome:
-        self._voice.stage("")
+        self._progress.stage("")
         seconds = time.monotonic() - self._began
         is_well = record.status == Status.PASS.value and not left
         words = "the GPUs work again" if is_well else "; ".join([*(record.reasons or ()), *left]) or self._last_said
@@ -734,7 +719,7 @@ class NodeReset:
     def _next_step(self, record: RunRecord) -> NextStep:
         """Return the step of `status NODE`. An agent that has not adopted a passed reset counts as silent."""
         try:
-            node = self._node()
+            node = self._requests.node()
         except (CouldNot, ClusterError, Interrupted):
             return NextStep()
         has_passed = record.status == Status.PASS.value
@@ -752,21 +737,8 @@ class NodeReset:
         record = records.on_node(RunRecord, node, RESET_RESULT)
         return record if record.holder == self._job.name else RunRecord()
 
-    def _node(self) -> NodeState:
-        try:
-            return self._ask(partial(self._cluster.nodes.read, self._name))
-        except NotFound:
-            raise CouldNot("the node does not exist (any more)") from None
-
-    def _patched(self, change: PatchFor) -> NodeState | None:
-        """Patch the Node and return it; None if there was nothing to patch."""
-        try:
-            return self._ask(lambda: self._cluster.nodes.update(self._name, change))
-        except NotFound:
-            raise CouldNot("the node is gone") from None
-
     def _ask(self, question: Callable[[], T]) -> T:
-        return self._patience.ask(question)
+        return self._requests.retries.ask(question)
 
     def _left_seconds(self) -> float:
         return max(self._options.seconds - (time.monotonic() - self._began), 1.0)

@@ -71,7 +71,7 @@ class ProgressDisplay:
         if self._console.is_terminal:
             self._live.stop()
 
-    def voice(self, node: str) -> NodeProgress:
+    def of_node(self, node: str) -> NodeProgress:
         return NodeProgress(partial(self.say, node), partial(self.stage, node))
 
     def say(self, node: str, text: str, style: str = "") -> None:
