@@ -9,7 +9,6 @@ import math
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import NoReturn
 
 import structlog
@@ -21,7 +20,7 @@ from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep.claim import Claim, RunKind
 from healthcheck.deep.claimant import Claimant
-from healthcheck.host import node_file
+from healthcheck.host.program import RunRefused
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchFor, is_tested
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
@@ -34,7 +33,6 @@ log = structlog.get_logger()
 
 HELD = timedelta(minutes=15)
 """Duration of a claim between renewals: a killed run blocks the node no longer than this."""
-_LOCK = "quarantine.lock"
 _MOST_NAMED = 3
 _AGAIN_SECONDS = 1.0
 _AT_THE_START = RetryLimits(60.0, (Unavailable,), longest_pause=5.0, longest_asked=5.0)
@@ -43,21 +41,6 @@ _AT_THE_END = RetryLimits(math.inf, longest_pause=30.0, longest_asked=30.0)
 """Longest pause between retries of the result: the kubelet ends a terminating pod after 150 s, whatever the server
 requests.
 """
-
-
-class NodeNotTestable(Exception):
-    """The node can't be tested now. The message has the reason."""
-
-
-def lock(directory: Path) -> int:
-    """Acquire the lock of this machine, which is held until the process ends. Raises Refusal."""
-    try:
-        file = node_file.lock(directory / _LOCK)
-    except OSError as error:
-        raise NodeNotTestable(f"{directory / _LOCK}: {error.strerror}") from error
-    if file is None:
-        raise NodeNotTestable("another quarantine run is active on this machine")
-    return file
 
 
 class QuarantineMarks:
@@ -92,7 +75,7 @@ class QuarantineMarks:
         return ""
 
     def take(self, *, force: bool) -> NodeState:
-        """Claim the node. Raises Refusal, ClusterError."""
+        """Claim the node. Raises RunRefused, ClusterError."""
         return _AT_THE_START.ask(lambda: self._take(force=force))
 
     def _take(self, *, force: bool) -> NodeState:
@@ -100,7 +83,7 @@ class QuarantineMarks:
             self._refuse(why)
         taken = self._claimant.hold(_now() + HELD)
         if taken is None:
-            raise NodeNotTestable("another deep test has just taken the node")
+            raise RunRefused("another deep test has just taken the node")
         # By now, the API server lists a pod that was bound before the taint was set.
         if why := self.why_not(taken, force=force):
             self._refuse(why)
@@ -109,7 +92,7 @@ class QuarantineMarks:
     def _refuse(self, why: str) -> NoReturn:
         """Remove our marks and raise: a lost write or a dead run may have left them."""
         self._claimant.give_back()
-        raise NodeNotTestable(why)
+        raise RunRefused(why)
 
     def tell(self, begun: RunStart, progress: QuarantineProgress) -> None:
         """Write the current record. After an outage of the API server, the next write contains it."""

@@ -22,12 +22,12 @@ from healthcheck.probes.gpu_load.load_run import GpuLoad
 from healthcheck.probes.ib_loopback_run import RdmaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
+from healthcheck.settings.job_program import JobSettings
 from healthcheck.settings.reading import Settings
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of
 from quarantine.node_marks import QuarantineMarks
 from quarantine.quarantine_record import QuarantineProgress, RunStart, carried_by
-from quarantine.settings import QuarantineSettings
 from quarantine.suite import Suite
 
 log = structlog.get_logger()
@@ -45,14 +45,14 @@ _STOPPED = "the run was stopped before its end (SIGTERM): its pod was deleted, o
 class QuarantineRun(Struct, frozen=True):
     """Quarantine run of this node. A signal sets `stopping`; `holder` is the name of the run on the Node."""
 
-    own: QuarantineSettings
+    own: JobSettings
     settings: Settings
     marks: QuarantineMarks
     holder: str
     stopping: threading.Event
 
     def run(self, *, force: bool) -> RunRecord:
-        """Execute the run and return its last record. Raises Refusal, ClusterError."""
+        """Execute the run and return its last record. Raises RunRefused, ClusterError."""
         node = self.marks.take(force=force)
         begun = self._begun(node)
         suite = self._suite(node, lambda progress: self.marks.tell(begun, progress))

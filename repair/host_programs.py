@@ -1,12 +1,27 @@
-"""Programs of the host, run in its root or in that of the driver container."""
+"""Programs of this node's host for a reset, run in its root or in that of the driver container.
+
+These are nvidia-smi, because the container toolkit cannot mount the driver into a pod while a GPU is faulty (NVSentinel
+PR 1243), and systemctl, for the fabric manager and a reboot. The driver's libraries are linked for DCGM in the pod.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from typing import Self
 
+from msgspec import Struct
+
+from healthcheck.host import host_files
 from healthcheck.host.command import ChildError, Program
+from healthcheck.host.opening import names_in
 from healthcheck.model import ProbeError, Shortage
+from healthcheck.probes.nvml.library import places_by_version, resolve_inside
 from healthcheck.text.printable import printable
 
 SECONDS = 60.0
@@ -36,3 +51,149 @@ class HostPrograms:
 def message_of(text: str) -> str:
     """Return a program's output in one printable line of limited length."""
     return printable(" ".join(text.split()), _LONGEST_MESSAGE)
+
+
+# --- nvidia-smi
+
+RESET_SECONDS = 180.0
+"""Deadline of a reset. NVSentinel's objective for one GPU is 2 minutes."""
+_ROOTS = ("", "run/nvidia/driver")
+"""Roots with the driver's programs, below the host's: its own, and the GPU operator's driver container."""
+_NVIDIA_SMI = "/usr/bin/nvidia-smi"
+FABRIC_MANAGER_UNIT = "nvidia-fabricmanager"
+_DONE = re.compile(r"successfully reset")
+_NOT_AVAILABLE = 3
+"""Exit code: the operation is not available on this device (nvidia-smi manual, return values)."""
+_IN_USE = re.compile(r"in use by|being used by", re.IGNORECASE)
+_NOT_SUPPORTED = re.compile(r"not supported", re.IGNORECASE)
+
+
+class ResetOutcome(StrEnum):
+    """Result of `nvidia-smi --gpu-reset`."""
+
+    DONE = "done"
+    IN_USE = "in use"
+    NOT_SUPPORTED = "not supported"
+    FAILED = "failed"
+
+
+class ResetAnswer(Struct, frozen=True):
+    """Result of a reset, and nvidia-smi's message in one line."""
+
+    outcome: ResetOutcome
+    message: str
+
+
+def read_reset_answer(code: int, text: str) -> ResetAnswer:
+    """Interpret exit code and output. Partial success is a failure: the first cause in the output names it."""
+    message = message_of(text)
+    if _IN_USE.search(text):
+        return ResetAnswer(ResetOutcome.IN_USE, message)
+    if code == _NOT_AVAILABLE or _NOT_SUPPORTED.search(text):
+        return ResetAnswer(ResetOutcome.NOT_SUPPORTED, message)
+    if code == 0 and _DONE.search(text):
+        return ResetAnswer(ResetOutcome.DONE, message)
+    return ResetAnswer(ResetOutcome.FAILED, message or f"exit code {code}")
+
+
+@dataclass
+class NvidiaSmi:
+    """Programs of this host, one at a time. `root` is the host's `/`, `driver` the root with nvidia-smi."""
+
+    root: Path
+    driver: Path
+    _programs: HostPrograms = field(default_factory=HostPrograms)
+
+    @classmethod
+    def find(cls, root: Path) -> Self:
+        """Raises ProbeError if there is no nvidia-smi."""
+        driver = next((root / place for place in _ROOTS if host_files.is_executable(root / place, _NVIDIA_SMI)), None)
+        if driver is None:
+            raise ProbeError(f"neither the host nor {_ROOTS[1]} has {_NVIDIA_SMI}")
+        return cls(root, driver)
+
+    def reset(self, gpus: Sequence[str]) -> ResetAnswer:
+        """Reset these GPUs together; `()` means all of the node."""
+        which = ("-i", ",".join(gpus)) if gpus else ()
+        try:
+            code, text = self._programs.run(self.driver, _NVIDIA_SMI, "--gpu-reset", *which, seconds=RESET_SECONDS)
+        except ProbeError as error:
+            return ResetAnswer(ResetOutcome.FAILED, str(error))
+        return read_reset_answer(code, text)
+
+    def set_persistence(self, gpu: str, *, on: bool) -> None:
+        """Switch the persistence mode, for which nvidia-persistenced holds the GPU. Raises ProbeError."""
+        code, text = self._programs.run(self.driver, _NVIDIA_SMI, "-i", gpu, "-pm", str(int(on)))
+        if code:
+            raise ProbeError(f"nvidia-smi -pm: {message_of(text)}")
+
+    def set_fabric_manager(self, *, on: bool) -> None:
+        """Start or stop the host's fabric manager. Raises ProbeError."""
+        systemctl(self._programs, self.root, "start" if on else "stop", FABRIC_MANAGER_UNIT)
+
+
+# --- systemd
+
+_RUNS_SYSTEMD = "run/systemd/system"
+"""Folder that exists only on hosts whose first process is systemd (sd_booted(3))."""
+_SYSTEMCTL = "systemctl"
+_IGNORED = re.compile(r"ignoring (?:request|command)", re.IGNORECASE)
+"""Output of systemctl, with exit code 0, if it takes the host's root for a chroot."""
+_OTHER_WAY = "set REPAIR_CONDITIONS=GpuRebootRequired for a program that reboots nodes, or reboot it by hand"
+
+
+def must_have_systemd(root: Path) -> None:
+    """Raise ProbeError if the host does not run systemd, or has no systemctl to ask it."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if not (root / _RUNS_SYSTEMD).is_dir():
+        why = "the host does not run systemd"
+    elif not any(host_files.is_executable(root, f"{folder}/{_SYSTEMCTL}") for folder in folders):
+        why = f"the host has no {_SYSTEMCTL} in {os.pathsep.join(folders)}"
+    else:
+        return
+    raise ProbeError(f"{why}, so this command can't reboot it: {_OTHER_WAY}")
+
+
+def request_reboot(root: Path) -> None:
+    """Request a reboot, as `systemctl reboot` on the host does. Raises ProbeError if systemd does not accept it.
+
+    The host's services are stopped in order, and an inhibitor is obeyed: --force would skip both.
+    """
+    try:
+        systemctl(HostPrograms(), root, "reboot")
+    except ProbeError as error:
+        raise ProbeError(f"systemd has not accepted the reboot: {error}: {_OTHER_WAY}") from error
+
+
+def systemctl(programs: HostPrograms, root: Path, *words: str) -> None:
+    """Run systemctl on the host. Raises ProbeError if the request is refused or ignored, or has no answer in time."""
+    code, text = programs.run(root, _SYSTEMCTL, *words)
+    if code or _IGNORED.search(text):
+        raise ProbeError(message_of(text) or f"exit code {code}")
+
+
+# --- libraries
+
+_LIBRARY = re.compile(r"lib(?:cuda|nvidia-[a-z0-9-]{1,40})\.so\.[0-9.]{1,20}\Z", re.ASCII)
+_MOST_LIBRARIES = 512
+"""Most libraries of one folder; a driver has about a hundred."""
+
+
+def link_libraries(root: Path, folder: Path) -> None:
+    """Link the host's libraries of the driver into this folder: the host's own folders also have its C library.
+
+    What leads to no regular file is left out: a link in a circle or to nothing, a folder, a pipe that would block the
+    loader. Raises OSError if the folder can't be written.
+    """
+    base = str(root).rstrip("/")
+    for place in places_by_version(base):
+        try:
+            names = [name for name in names_in(resolve_inside(base, place)) if _LIBRARY.match(name)]
+        except OSError:
+            continue
+        for name in names[:_MOST_LIBRARIES]:
+            link, file = folder / name, None
+            with suppress(OSError):
+                file = Path(resolve_inside(base, f"{place}/{name}"))
+            if file is not None and file.is_file() and not link.is_symlink():
+                link.symlink_to(file)

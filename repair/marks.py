@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -19,15 +19,14 @@ from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep import reset_command
 from healthcheck.deep.claim import RunKind
 from healthcheck.deep.claimant import Annotations, Claimant
-from healthcheck.deep.reset_command import LOCK, restored, returned, switched_off, switched_on
+from healthcheck.deep.reset_command import Silence, restored, returned, switched_off, switched_on
 from healthcheck.deep.reset_plan import obstacles, why_not_offered
 from healthcheck.deep.reset_steps import drained
-from healthcheck.host import node_file
+from healthcheck.host.program import RunRefused
 from healthcheck.model import Status
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, PatchFor, annotated
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
-from repair.command_watch import CommandWatch
 from repair.record import ResetProgress, ResetStart, render
 
 log = structlog.get_logger()
@@ -42,24 +41,30 @@ AGENT_SECONDS = 25.0
 """Longest wait for the agent, which lifts the taint of the verdict after a successful reset."""
 PLUGIN_SECONDS = 20.0
 """Time in which a device plugin may advertise the GPUs again."""
+WATCH_SECONDS = 2.0
+"""Interval in which the Node is read for signs of life of the command."""
 _LOOK_SECONDS = 1.0
 _AT_THE_START = RetryLimits(60.0, (Unavailable,), longest_pause=5.0, longest_asked=5.0)
 _AT_THE_END = RetryLimits(math.inf, longest_pause=30.0, longest_asked=30.0)
 
 
-class NodeNotResettable(Exception):
-    """The GPUs can't be reset now. The message has the reason."""
+class CommandWatch(threading.Thread):
+    """Thread that reads the Node during all steps, and until the end of the process."""
 
+    def __init__(self, read: Callable[[], NodeState]) -> None:
+        super().__init__(name="command-watch", daemon=True)
+        self._read = read
+        self._silence = Silence()
 
-def lock(directory: Path) -> int:
-    """Acquire the lock of this machine, which is held until the process ends. Raises NodeNotResettable."""
-    try:
-        file = node_file.lock(directory / LOCK)
-    except OSError as error:
-        raise NodeNotResettable(f"{directory / LOCK}: {error.strerror}") from error
-    if file is None:
-        raise NodeNotResettable("another reset is active on this machine")
-    return file
+    def run(self) -> None:
+        while True:
+            with suppress(ClusterError):  # an outage is no silence
+                self._silence.observe(self._read().annotations, time.monotonic())
+            time.sleep(WATCH_SECONDS)
+
+    @property
+    def is_dead(self) -> bool:
+        return self._silence.seconds >= reset_command.SILENT_SECONDS
 
 
 class ResetMarks:
@@ -86,7 +91,7 @@ class ResetMarks:
         return self._cluster.nodes.update(self._node, changing)
 
     def take(self) -> NodeState:
-        """Claim the node, or take over the command's claim. Raises NodeNotResettable, ClusterError."""
+        """Claim the node, or take over the command's claim. Raises RunRefused, ClusterError."""
         taken = _AT_THE_START.ask(self._take)
         self._command.start()
         return taken
@@ -94,13 +99,13 @@ class ResetMarks:
     def _take(self) -> NodeState:
         node = self._read()
         if RESET_COMMAND not in node.annotations:
-            raise NodeNotResettable("gpu-healthcheck reset has ended, or is of an older version")
+            raise RunRefused("gpu-healthcheck reset has ended, or is of an older version")
         # The command has judged the findings and the platform, and a person may have overruled it there.
         if why := "; ".join(obstacles(node, self._holder, _now())):
-            raise NodeNotResettable(why)
+            raise RunRefused(why)
         taken = self._claimant.hold(_now() + HELD)
         if taken is None:
-            raise NodeNotResettable("another run has just claimed the node")
+            raise RunRefused("another run has just claimed the node")
         return taken
 
     def pods(self) -> list[Mapping[str, object]]:
@@ -116,7 +121,7 @@ class ResetMarks:
         return switched_on(node.labels), switched_off(node.labels, node.annotations)
 
     def drained(self) -> str:
-        """Return how the command drained the node; '' if it has not. Raises NodeNotResettable, ClusterError."""
+        """Return how the command drained the node; '' if it has not. Raises RunRefused, ClusterError."""
         node = _AT_THE_START.ask(self._read)
         record = records.on_node(RunRecord, node, RESET_RESULT)
         detail = drained(record) if record.holder == self._holder else ""
@@ -125,21 +130,21 @@ class ResetMarks:
         return detail
 
     def must_have_command(self, left: str) -> None:
-        """Raise NodeNotResettable, with what is left to do, if the command is dead."""
+        """Raise RunRefused, with what is left to do, if the command is dead."""
         if self._command.is_dead:
-            raise NodeNotResettable(f"{_silent()}, and {left}; it continues with: gpu-healthcheck reset {self._node}")
+            raise RunRefused(f"{_silent()}, and {left}; it continues with: gpu-healthcheck reset {self._node}")
 
     def tell(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:
-        """Write the record and renew the claim. Raises NodeNotResettable if another run owns the node, ClusterError."""
+        """Write the record and renew the claim. Raises RunRefused if another run owns the node, ClusterError."""
         annotations = self._annotations(begun, progress)
         if _AT_THE_START.ask(lambda: self._claimant.hold(_now() + min(held, LONGEST), annotations)) is None:
-            raise NodeNotResettable("another run has claimed the node, or it was returned")
+            raise RunRefused("another run has claimed the node, or it was returned")
 
     def note(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:
         """Write the record after the GPUs were touched: a failure must not end the run."""
         try:
             self.tell(begun, progress, held)
-        except (ClusterError, NodeNotResettable) as error:
+        except (ClusterError, RunRefused) as error:
             log.warning("the Node could not be written", error=str(error))
 
     def finish(self, begun: ResetStart, progress: ResetProgress) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import find_profile
@@ -30,6 +30,7 @@ from healthcheck.deep.diagnostic import run_diagnostic
 from healthcheck.deep.gpu_resets import ResetScope
 from healthcheck.deep.reset_steps import Step
 from healthcheck.host.nvidia_report import BugReport
+from healthcheck.host.program import RunRefused
 from healthcheck.model import Check, Host, Outcome, ProbeError, Severity, Status, Unobserved
 from healthcheck.node.state import INSTANCE_TYPE, REBOOT_REQUIRED, RESET_RESULT, NodeState, is_our_condition
 from healthcheck.operations.gpu_holders import HolderKind
@@ -42,16 +43,23 @@ from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from healthcheck.probes.nvml.pause import LONGEST_SECONDS, end_pause, start_pause
 from healthcheck.probes.pci import read_functions
 from healthcheck.probes.services import FABRIC_MANAGER, enabled_of, read_services
+from healthcheck.settings.declaration import Folder
+from healthcheck.settings.job_program import JobSettings
 from healthcheck.settings.reading import Settings
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import ResetGpuRow, RunRecord
-from repair.driver_libraries import link_libraries
 from repair.holders import Holder, assigned, holders, open_in
-from repair.marks import HANDED_OVER, NodeNotResettable, ResetMarks
-from repair.nvidia_smi import FABRIC_MANAGER_UNIT, RESET_SECONDS, NvidiaSmi, ResetOutcome
+from repair.host_programs import (
+    FABRIC_MANAGER_UNIT,
+    RESET_SECONDS,
+    NvidiaSmi,
+    ResetOutcome,
+    link_libraries,
+    must_have_systemd,
+    request_reboot,
+)
+from repair.marks import HANDED_OVER, ResetMarks
 from repair.record import ResetProgress, ResetStart
-from repair.settings import ResetSettings
-from repair.systemd import must_have_systemd, request_reboot
 from repair.verify import Selection, after_reset, select, why_not_working
 
 log = structlog.get_logger()
@@ -65,6 +73,13 @@ _NVML_SECONDS, _PAUSE_SECONDS, _RENEWED_SECONDS = 60.0, 1.0, 120.0
 _MOST_NAMED = 4
 SHUTDOWN_SECONDS = 600.0
 """Longest wait for a shutdown that systemd has accepted: services have 90 seconds each to stop."""
+
+
+class ResetSettings(JobSettings, frozen=True, kw_only=True):
+    """Settings of a reset."""
+
+    state_dir: Folder = field(default=Path("/var/lib/gpu-healthcheck"), name="STATE_DIR")
+    """Folder of the agent's memory, for the request to close NVML and for the lock, which a running reset holds."""
 
 
 class ResetRun(Struct):
@@ -89,7 +104,7 @@ class ResetRun(Struct):
     def run(self) -> ResetProgress:
         """Execute the run and return its last state, which is `running` if the node is about to reboot.
 
-        Raises NodeNotResettable and ClusterError if it can't start, and ClusterError if it can't write its end.
+        Raises RunRefused and ClusterError if it can't start, and ClusterError if it can't write its end.
         """
         node = self.marks.take()
         self.begun = self._begun(node)
@@ -106,7 +121,7 @@ class ResetRun(Struct):
             )
             self._level_2(node, selection)
             self._load(node)
-        except (ProbeError, NodeNotResettable, ClusterError) as error:
+        except (ProbeError, RunRefused, ClusterError) as error:
             self._failed(str(error))
         except Exception as error:  # the node must be returned whatever happens
             log.exception("the run itself failed")
@@ -155,9 +170,9 @@ class ResetRun(Struct):
         functions = read_functions(Host(self.own.host_root))
         selection = select(self.gpus, self._nvml().gpus, functions, left_off)
         if selection.missing:
-            raise NodeNotResettable(f"the node has no GPU {', '.join(selection.missing)}")
+            raise RunRefused(f"the node has no GPU {', '.join(selection.missing)}")
         if selection.handed_away:
-            raise NodeNotResettable(f"GPU {', '.join(selection.handed_away)} belongs to a virtual machine")
+            raise RunRefused(f"GPU {', '.join(selection.handed_away)} belongs to a virtual machine")
         names = ", ".join(gpu.address or "" for gpu in selection.gpus)
         self.progress = replace(self.progress, gpus=selection.gpus, scope=selection.row.scope.value)
         self._ended(Step.PLAN, f"GPU {names}: {selection.row.source}", Step.FREE)
@@ -165,7 +180,7 @@ class ResetRun(Struct):
         return selection
 
     def _free(self, smi: NvidiaSmi, selection: Selection, undo: ExitStack) -> str:
-        """Wait until nothing uses the GPUs, and return the message. Raises NodeNotResettable if a foreign process does.
+        """Wait until nothing uses the GPUs, and return the message. Raises RunRefused if a foreign process does.
 
         The operator's operands are switched off last: after an earlier end, a tainted node may not get the device
         plugin's pod back.
@@ -196,18 +211,18 @@ class ResetRun(Struct):
             unknown = [holder for holder in found if holder.kind is HolderKind.FOREIGN]
             unknown_since = (unknown_since or now) if unknown else None
             if unknown_since is not None and now - unknown_since >= FOREIGN_SECONDS:
-                raise NodeNotResettable(f"in use by {_listed(unknown)}: end that yourself, then run this again")
+                raise RunRefused(f"in use by {_listed(unknown)}: end that yourself, then run this again")
             users = _listed(found) if found else f"pods of the GPU operator that are switched on: {', '.join(on)}"
             self.marks.must_have_command(f"the GPUs are in use by {users}")
             if now >= ends:
-                raise NodeNotResettable(f"still in use after {self.wait_seconds:.0f} s: {users}")
+                raise RunRefused(f"still in use after {self.wait_seconds:.0f} s: {users}")
             state = (bool(on or off), found)
             if state != reported or now - reported_at >= _RENEWED_SECONDS:
                 log.info("waiting until the GPUs are free", users=users)
                 self._name_users(found, is_operated=bool(on or off))
                 reported, reported_at = state, now
             if self.stopping.wait(_PAUSE_SECONDS):
-                raise NodeNotResettable("stopped before the reset")
+                raise RunRefused("stopped before the reset")
 
     def _name_users(self, found: Sequence[Holder], *, is_operated: bool) -> None:
         """Record the pods that the command is to evict: workloads first. `is_operated`: it switches operands off."""
@@ -259,17 +274,17 @@ class ResetRun(Struct):
             undo.pop_all()
 
     def _drained(self) -> str:
-        """Wait until the command has drained the node, and return its message. Raises NodeNotResettable."""
+        """Wait until the command has drained the node, and return its message. Raises RunRefused."""
         ends, renewed_at = time.monotonic() + self.wait_seconds, -_RENEWED_SECONDS
         while not (detail := self.marks.drained()):
             now = time.monotonic()
             if now >= ends:
-                raise NodeNotResettable(f"the node was not drained within {self.wait_seconds:.0f} s")
+                raise RunRefused(f"the node was not drained within {self.wait_seconds:.0f} s")
             if now - renewed_at >= _RENEWED_SECONDS:
                 self.marks.tell(self.begun, self.progress)
                 renewed_at = now
             if self.stopping.wait(_PAUSE_SECONDS):
-                raise NodeNotResettable("stopped before the reboot")
+                raise RunRefused("stopped before the reboot")
         return detail
 
     def _continue(self, node: NodeState) -> None:
@@ -436,9 +451,9 @@ class ResetRun(Struct):
         self.progress = replace(self.progress, reasons=reasons, bug_report=report, pods=())
 
     def _enter(self, step: Step, detail: str) -> None:
-        """Record that a step begins from which the run can't be undone. Raises NodeNotResettable, ClusterError."""
+        """Record that a step begins from which the run can't be undone. Raises RunRefused, ClusterError."""
         if self.stopping.is_set():
-            raise NodeNotResettable("stopped before the reset")
+            raise RunRefused("stopped before the reset")
         self.progress = replace(self.progress, pods=())
         self._step(self.progress.running or Step.FREE, detail)
         self.progress = replace(self.progress, running=step)

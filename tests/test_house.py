@@ -24,8 +24,7 @@ from healthcheck.model import Check, Reason, Severity, UnobservedCause
 from healthcheck.settings.declaration import NodeSettings, settings_of
 from healthcheck.settings.reading import read_settings
 from healthcheck.verdict.acknowledgement import UNTOLD
-from quarantine.settings import QuarantineSettings
-from repair.settings import ResetSettings
+from repair.steps import ResetSettings
 from sim.scenarios import Expected, Scenario, scenarios
 from sweeper.settings import SweeperSettings
 from tools import docs, explain_index, manifests
@@ -246,7 +245,7 @@ def test_the_config_map_sets_nothing_and_its_comments_have_the_default_of_every_
 
 
 def test_manifests_set_no_variable_that_no_settings_class_knows() -> None:
-    kinds = (AgentSettings, SweeperSettings, QuarantineSettings, ResetSettings)
+    kinds = (AgentSettings, SweeperSettings, ResetSettings)
     known = {key for kind in kinds for key in settings_of(kind)}
     known |= {"NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}  # read by NVIDIA's container runtime
     containers = [container for document in documents() for container in containers_in(document)]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
+
+from healthcheck.host import node_file
 
 FAULT, COULD_NOT, USAGE, INTERRUPTED = 1, 2, 3, 130
 """Exit codes: a fault was found or work is left; could not check or not do it; invalid usage; Ctrl-C."""
@@ -28,3 +31,17 @@ def exit_code(main: Callable[[], int]) -> int:
     except Exception:  # noqa: BLE001 - the last boundary
         traceback.print_exc()
         return COULD_NOT
+
+
+class RunRefused(Exception):
+    """The run of a program can't start or continue now. The message has the reason."""
+
+
+def lock_machine(file: Path, program: str) -> None:
+    """Acquire the lock of this machine, which is held until the process ends. Raises RunRefused."""
+    try:
+        lock = node_file.lock(file)
+    except OSError as error:
+        raise RunRefused(f"{file}: {error.strerror}") from error
+    if lock is None:
+        raise RunRefused(f"another {program} is active on this machine")

@@ -7,7 +7,7 @@ import os
 from agent.node import reset_watch
 from cli.__main__ import main
 from healthcheck.deep import reset_command
-from repair import command_watch
+from repair import marks
 from tests.cli.dying import DyingAtWrites
 from tests.sweeper.dying import die_at_writes
 
@@ -16,7 +16,7 @@ SILENT_SECONDS = 5.0
 if __name__ == "__main__":
     vars(reset_command).update(SILENT_SECONDS=SILENT_SECONDS, RENEWED_SECONDS=0.5)
     vars(reset_watch).update(_LOOK_SECONDS=0.5, _PLUGIN_SECONDS=3.0)
-    vars(command_watch)["_LOOK_SECONDS"] = 0.5
+    marks.WATCH_SECONDS = 0.5
     if "KILL_AT" in os.environ:
         die_at_writes(DyingAtWrites)
     main()

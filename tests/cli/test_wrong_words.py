@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from agent.process.settings import AgentSettings
 from cli.app import app
+from healthcheck.settings.job_program import JobSettings
 from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
-from quarantine.settings import QuarantineSettings
 from sweeper.settings import NodeTestSettings, SweeperSettings
 from tests.console import typed
 
@@ -176,13 +176,13 @@ FOLDER = "the path of a folder from the root, beginning with /"
 @pytest.mark.parametrize(
     ("settings", "key", "value", "message"),
     [
-        *((one, "LOG_LEVEL", "loud", LEVELS) for one in (AgentSettings, SweeperSettings, QuarantineSettings)),
-        *((one, "NODE_NAME", "", NAME) for one in (AgentSettings, NodeTestSettings, QuarantineSettings)),
+        *((one, "LOG_LEVEL", "loud", LEVELS) for one in (AgentSettings, SweeperSettings, JobSettings)),
+        *((one, "NODE_NAME", "", NAME) for one in (AgentSettings, NodeTestSettings, JobSettings)),
         (AgentSettings, "NODE_NAME", "n" * 254, NAME),
         *((AgentSettings, "METRICS_PORT", text, PORT) for text in ("many", "", "-1", "65536", "1e3", "٣", "9" * 20)),
         *((AgentSettings, key, "", FOLDER) for key in ("HOST_ROOT", "CONFIG_DIR", "STATE_DIR")),
-        *((one, "HOST_ROOT", "host", FOLDER) for one in (NodeTestSettings, QuarantineSettings)),
-        (QuarantineSettings, "REPORT_DIR", ".", FOLDER),
+        *((one, "HOST_ROOT", "host", FOLDER) for one in (NodeTestSettings, JobSettings)),
+        (JobSettings, "REPORT_DIR", ".", FOLDER),
     ],
 )
 def test_a_wrong_variable_of_a_program_is_answered_likewise(

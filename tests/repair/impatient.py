@@ -7,12 +7,11 @@ import sys
 
 from healthcheck.deep import reset_command
 from repair import __main__ as program
-from repair import command_watch, host_programs, marks, steps
+from repair import host_programs, marks, steps
 
 if __name__ == "__main__":
     steps.FOREIGN_SECONDS = steps.WORKS_SECONDS = 1.5
     steps.SHUTDOWN_SECONDS = host_programs.SECONDS = 2.0
     reset_command.SILENT_SECONDS = float(os.environ.get("SILENT", reset_command.SILENT_SECONDS))
-    vars(command_watch)["_LOOK_SECONDS"] = 0.2
-    marks.PLUGIN_SECONDS = 1.0
+    marks.PLUGIN_SECONDS, marks.WATCH_SECONDS = 1.0, 0.2
     sys.exit(program.main())

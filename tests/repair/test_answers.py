@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from healthcheck.deep.gpu_resets import ResetScope
 from healthcheck.probes.nvml.gpus import Gpu, NvLink, RowRemap
 from healthcheck.probes.pci import PciFunction
-from repair.driver_libraries import link_libraries
-from repair.nvidia_smi import ResetOutcome, read_reset_answer
+from repair.host_programs import ResetOutcome, link_libraries, read_reset_answer
 from repair.verify import after_reset, select, why_not_working
 from sim.node import LIBRARY_DIRECTORY, SimulatedNode
 

@@ -17,7 +17,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Observation, Unobserved
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpus
-from repair.driver_libraries import link_libraries
+from repair.host_programs import link_libraries
 from sim import cuda_library, nvml_library
 from sim.node import SimulatedNode
 
