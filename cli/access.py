@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,12 @@ if TYPE_CHECKING:
     from healthcheck.cluster.listings import Listings
 
 
-def cluster_of(access: Access, pass_over: Callable[[str], None] | None = None) -> Cluster:
-    """Return the cluster. `pass_over` is called for each unreadable object of a listing. Raises ClusterError."""
+def cluster_of(access: Access) -> Cluster:
+    """Return the cluster. Raises ClusterError."""
     from healthcheck.cluster.client import Cluster  # noqa: PLC0415
-    from healthcheck.cluster.connection import connect, refuse_to_read  # noqa: PLC0415
+    from healthcheck.cluster.connection import connect  # noqa: PLC0415
 
-    return Cluster(partial(connect, access), pass_over or refuse_to_read, access.request_seconds)
+    return Cluster(partial(connect, access), request_seconds=access.request_seconds)
 
 
 def listings_of(access: Access) -> Listings:

@@ -128,9 +128,9 @@ OutputForm = Annotated[
 ]
 
 
-def _names(messages: list[str] | None) -> list[str]:
+def _names(values: list[str] | None) -> list[str]:
     """Parse the node names of the option. Raises typer.BadParameter."""
-    return node_names([name.strip() for text in messages or () for name in text.removesuffix(",").split(",")])
+    return node_names([name.strip() for value in values or () for name in value.removesuffix(",").split(",")])
 
 
 ProbeNodes = Annotated[
@@ -295,19 +295,19 @@ def _with_probes(
     try:
         probes = NodeProbes(cluster_of(access), image, namespace, say)
         with progress_bar("Probing", len(nodes)) as advance:
-            fields = probes.run(nodes, max_workers, advance)
+            probed = probes.run(nodes, max_workers, advance)
     except (NodeProbeError, ClusterError) as error:
         complain("diagnose", f"--probe-nodes: {error}")
         return snapshot
-    for answer in fields.values():
+    for answer in probed.values():
         if answer.left:
             say(f"left: `kubectl -n {namespace} delete pod {answer.left}` removes it; it also ends on its own")
     if probes.interrupted:
         end("diagnose", "interrupted", INTERRUPTED)
-    for name, answer in fields.items():
+    for name, answer in probed.items():
         if answer.why_not:
             say(f"node {name} was not checked: {answer.why_not}")
-    return with_records(snapshot, fields)
+    return with_records(snapshot, probed)
 
 
 def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:

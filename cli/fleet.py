@@ -181,24 +181,26 @@ class NodeReport(Struct, frozen=True):
 
 
 def read_node(cluster: Cluster, name: str) -> NodeReport:
-    """Return one node. Raises NotFound."""
-    config, now = _allowed(cluster.settings.read_config), datetime.now(UTC)
+    """Return one node. Other objects that can't be read are ignored. Raises NotFound."""
+    cluster.connection.pass_over = lambda _: None
+    config, now = _if_allowed(cluster.settings.read_config), datetime.now(UTC)
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL") or 0)
     is_late = partial(_is_overdue, interval=interval, now=now)
     (node,) = _with_devices(cluster, [cluster.nodes.read(name)], config, is_late)
     beats = _heartbeats(cluster)
     row = row_of_node(node, (beats or {}).get(name), interval, now, listed=beats is not None)
-    slots = _allowed(lambda: tuple(slot.name for slot in cluster.leases.slots(name))) or ()
+    slots = _if_allowed(lambda: tuple(slot.name for slot in cluster.leases.slots(name))) or ()
     return NodeReport(row, node, slots, _budget(cluster, config, None if beats is None else len(beats)))
 
 
-def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
+def read_fleet(cluster: Cluster, chosen: str = "") -> Fleet:
     """Return the selected GPU nodes, worst first, and the fleet budget for tainted nodes.
 
-    `unread` collects the objects that could not be read.
+    Objects that can't be read are left out, and named in the result.
     """
-    unread.clear()
-    config = _allowed(cluster.settings.read_config)
+    unread: list[str] = []
+    cluster.connection.pass_over = unread.append
+    config = _if_allowed(cluster.settings.read_config)
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL") or 0)
     beats = _heartbeats(cluster)
     is_late = partial(_is_overdue, interval=interval, now=datetime.now(UTC))
@@ -243,16 +245,16 @@ def gpu_nodes(cluster: Cluster, chosen: str = "") -> Iterator[NodeState]:
     Nodes without a verdict are listed first: a node that gets its verdict meanwhile is listed twice, never missed.
     """
     among = [chosen] if chosen else []
-    left_out = [f"!{STATUS}", *among]
+    excluded = [f"!{STATUS}", *among]
     for label in _WANTED:
-        yield from cluster.nodes.select(",".join((label, *left_out)))
-        left_out.append(label.replace("=", "!="))
+        yield from cluster.nodes.select(",".join((label, *excluded)))
+        excluded.append(label.replace("=", "!="))
     yield from cluster.nodes.select(",".join((STATUS, *among)))
 
 
 def _refused(cluster: Cluster, nodes: Collection[str]) -> list[GateRefusals]:
     """Return the refusals on these nodes, most pods first; none without permission to list Events."""
-    events = _allowed(partial(cluster.events.list_of_nodes, gate_refusals.EVENT)) or {}
+    events = _if_allowed(partial(cluster.events.list_of_nodes, gate_refusals.EVENT)) or {}
     found = [
         GateRefusals(node, reason, pods, _last(event.at for event in some if reason in refusals_in([event.message])))
         for node, some in events.items()
@@ -268,7 +270,7 @@ def _last(times: Iterable[datetime | None]) -> str:
 
 
 def _heartbeats(cluster: Cluster) -> Beats | None:
-    return _allowed(partial(cluster.leases.heartbeats, datetime.now(UTC)))
+    return _if_allowed(partial(cluster.leases.heartbeats, datetime.now(UTC)))
 
 
 def _with_devices(
@@ -279,11 +281,11 @@ def _with_devices(
 ) -> Iterator[NodeState]:
     """Add the DRA devices of the nodes; requested only if a node without advertised GPUs has an overdue diagnostic."""
     namespace = (config or {}).get("SWEEP_NAMESPACE") or NAMESPACE
-    given_out: AllocatedDevices | None = None
+    allocated: AllocatedDevices | None = None
     for node in nodes:
-        if given_out is None and not node.gpus and is_late(node):
-            given_out = _allowed(partial(cluster.dra.read_given_out, namespace)) or AllocatedDevices()
-        yield node if given_out is None else with_devices(node, given_out)
+        if allocated is None and not node.gpus and is_late(node):
+            allocated = _if_allowed(partial(cluster.dra.read_given_out, namespace)) or AllocatedDevices()
+        yield node if allocated is None else with_devices(node, allocated)
 
 
 def _is_overdue(node: NodeState, interval: timedelta, now: datetime) -> bool:
@@ -297,7 +299,7 @@ def _worst_first(row: FleetRow) -> tuple[int, int, bool, str]:
 
 
 def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> FleetBudget:
-    holders = _allowed(lambda: {slot.holder for slot in cluster.leases.slots()})
+    holders = _if_allowed(lambda: {slot.holder for slot in cluster.leases.slots()})
     percent = _number(config, "MAX_UNHEALTHY_PERCENT")
     places = None if fleet is None or percent is None else budget.allowed(fleet, percent)
     return FleetBudget(None if holders is None else len(holders), places, fleet)
@@ -312,7 +314,7 @@ def _number(config: Mapping[str, str] | None, key: str) -> int | None:
     return number if number is None or 0 <= number <= _MOST else None
 
 
-def _allowed(ask: Callable[[], T]) -> T | None:
+def _if_allowed(ask: Callable[[], T]) -> T | None:
     """Return the answer; None without permission, or if the object does not exist."""
     try:
         return ask()
@@ -326,7 +328,7 @@ def row_of_node(
     """Return the row of a node. With `listed`, a missing heartbeat is absent; otherwise it could not be read."""
     condition, record = node.condition() or {}, records.on_node(StandingRecord, node, RESULTS)
     age = (now - beat.renewed).total_seconds() if beat else None
-    heard = beat.renewed + timedelta(seconds=beat.seconds) if beat else None
+    alive_until = beat.renewed + timedelta(seconds=beat.seconds) if beat else None
     tested = last_deep_test(node, now)
     overdue = is_overdue(node, tested, interval, now)
     silent = age > beat.seconds if beat and age is not None else listed and STATUS in node.labels
@@ -348,7 +350,7 @@ def row_of_node(
         tested_at=timestamp(tested.at) if tested else "",
         tested_by=tested.by if tested else "",
         test_result=tested.status if tested else "",
-        overdue=(obstacle(node, heard, now) or str(last_attempt(node, now) or _NOT_YET)) if overdue else "",
+        overdue=(obstacle(node, alive_until, now) or str(last_attempt(node, now) or _NOT_YET)) if overdue else "",
         since=_since(findings, condition),
         findings=tuple(_found(finding) for finding in findings),
         unobserved=tuple(dict.fromkeys(row.cause or "" for row in record.unobserved or ())),
@@ -403,7 +405,7 @@ def _since(findings: Sequence[FindingRow], condition: Mapping[str, Any]) -> str:
     return timestamp(at) if at else ""
 
 
-def looked(row: FleetRow) -> str:
+def heartbeat_text(row: FleetRow) -> str:
     """Return the age of the agent's last heartbeat."""
     if row.heartbeat_age_seconds is None:
         return "never" if not row.status else "silent" if row.silent else "?"

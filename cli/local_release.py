@@ -42,15 +42,15 @@ def release_here(by: str, reason: str, *, dry_run: bool) -> int:
         return _shown_rest(before, console)
     console.print("this machine: would release" if dry_run else "this machine: releasing")
     _show(events, console)
-    word = Release(by or getpass.getuser(), reason, look.now.wall, _acknowledgements(events, look))
+    new_release = Release(by or getpass.getuser(), reason, look.now.wall, _acknowledgements(events, look))
     if not dry_run:
         try:
-            _write(folder, look, word)
+            _write(folder, look, new_release)
         except (MemoryFileError, Shortage) as error:
             complain("release", str(error))
             return COULD_NOT
-        console.print(f"released by {printable(word.by)}: {printable(reason)}")
-    rest = _shown_rest(judged(replace(look, acknowledged=(*look.acknowledged, *word.findings))), console)
+        console.print(f"released by {printable(new_release.by)}: {printable(reason)}")
+    rest = _shown_rest(judged(replace(look, acknowledged=(*look.acknowledged, *new_release.findings))), console)
     return 0 if dry_run else rest
 
 
@@ -63,7 +63,7 @@ def _acknowledgements(events: Iterable[ActiveFinding], look: EvidenceCycle) -> t
     )
 
 
-def _write(folder: Path, look: EvidenceCycle, word: Release) -> None:
+def _write(folder: Path, look: EvidenceCycle, new_release: Release) -> None:
     """Add the release to the file of this machine. Raises MemoryFileError, Shortage."""
     file = MemoryFile(folder)
     if not file.acquire():
@@ -75,7 +75,7 @@ def _write(folder: Path, look: EvidenceCycle, word: Release) -> None:
             complain("release", str(error))
             known = None
         memory = begin(known or Memory(), look.machine, look.boot_id, look.now)
-        file.write(after_release(memory, word, look.now))
+        file.write(after_release(memory, new_release, look.now))
     finally:
         file.unlock()
 

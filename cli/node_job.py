@@ -124,14 +124,14 @@ class NodeJob:
         """Wait for the end of the Job. `meanwhile` is called before each read."""
         following, seconds = Following(self._requests, job), _deadline_seconds(template)
 
-        def look() -> JobState | None:
+        def poll() -> JobState | None:
             meanwhile()
-            return following.look()
+            return following.poll()
 
         try:
-            return following, self._retries.until(look, seconds)
+            return following, self._retries.until(poll, seconds)
         except TookTooLong:
-            raise CouldNot(f"{following.title} has not ended within {seconds:g} s", following.last_said) from None
+            raise CouldNot(f"{following.title} has not ended within {seconds:g} s", following.last_message) from None
 
 
 class Following:
@@ -150,12 +150,12 @@ class Following:
         self._end = f"kubectl delete job -n {job.namespace} {job.name}"
 
     @property
-    def last_said(self) -> str:
+    def last_message(self) -> str:
         """Return the last line of the Job's log, and later messages about the Job and its pod."""
         return "; ".join(filter(None, [self._last_line, self._last_notice])) or "nothing"
 
-    def look(self) -> JobState | None:
-        """Wait for the end of the Job, and return it."""
+    def poll(self) -> JobState | None:
+        """Report what is new, and return the Job if it has ended."""
         try:
             job = self._cluster.jobs.read(self._job.namespace, self._job.name)
         except NotFound:
@@ -165,25 +165,25 @@ class Following:
         # A log that is read after the end of the Job is complete.
         pods = self._cluster.pods.list_of(job)
         if pods:
-            self._look_at(pods[-1])
+            self._report_pod(pods[-1])
         elif not job.outcome:
-            self._look_for_its_pod(job)
+            self._report_missing_pod(job)
         return job if job.outcome else None
 
-    def _look_for_its_pod(self, job: JobState) -> None:
+    def _report_missing_pod(self, job: JobState) -> None:
         self._progress.stage("its Job has no pod yet")
         why = "it is suspended by a queue or a person" if job.suspended else self._warning(job.uid)
         if why:
-            self._tell(f"{self.title} has no pod: {why}")
+            self._report_once(f"{self.title} has no pod: {why}")
 
-    def _look_at(self, pod: PodState) -> None:
+    def _report_pod(self, pod: PodState) -> None:
         if pod.waits_for:
             # If the pod can't be scheduled, its condition has the same message as the Events.
             more = self._warning(pod.uid) if pod.node else f"fix that, or end the run: {self._end}"
             why = "; ".join(filter(None, [pod.waiting, more]))
             self._progress.stage(f"its pod {why}")
-            if why == self._waiting:  # most pods start before the second look
-                self._tell(f"pod {pod.name} {why}")
+            if why == self._waiting:  # most pods start before the second poll
+                self._report_once(f"pod {pod.name} {why}")
             self._waiting = why
             return
         lines = self._lines.setdefault(pod.uid, LogLines())
@@ -194,9 +194,9 @@ class Following:
                 self._progress.say(line)
                 self._last_line, self._last_notice = line, ""
         except ClusterError as error:
-            self._tell(f"the log of pod {pod.name} can't be read now: {error}")
+            self._report_once(f"the log of pod {pod.name} can't be read now: {error}")
         if pod.ended:
-            self._tell(f"pod {pod.name} ended: {pod.ended}")
+            self._report_once(f"pod {pod.name} ended: {pod.ended}")
 
     def _warning(self, uid: str) -> str:
         """Return the newest warning Event about the object; '' without one, or without permission to read Events."""
@@ -205,7 +205,7 @@ class Following:
         except Forbidden:
             return ""
 
-    def _tell(self, text: str) -> None:
+    def _report_once(self, text: str) -> None:
         """Report a state once while it does not change."""
         if text != self._last_notice:
             self._progress.say(text)

@@ -17,8 +17,8 @@ from cli.output.json_documents import write_as
 from cli.output.lines import print_line, print_rows, print_step
 from cli.output.progress import ProgressDisplay
 from cli.quarantine_node import (
-    LOOK_SECONDS,
     PASSED,
+    POLL_SECONDS,
     RIGHTS,
     NodeQuarantine,
     QuarantineOptions,
@@ -108,7 +108,7 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
         results = [QuarantineOutcome(name, why_not=reason_line(error)) for name in nodes]
     else:
         with ProgressDisplay(console, nodes) as display:
-            threads = NodeThreads(display, access, LOOK_SECONDS)
+            threads = NodeThreads(display, access, POLL_SECONDS)
             if dry_run:
                 results = [_planned(threads, options, name) for name in nodes]
             else:

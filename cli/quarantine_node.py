@@ -34,7 +34,7 @@ from healthcheck.verdict.acknowledgement import adopted_records_on, is_adopted
 from healthcheck.verdict.record import RunRecord, StandingRecord
 
 PASSED, _RERUN = "return-to-service", "rerun"
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 """Pause between two checks during a wait."""
 KIND = JobKind(CRON_JOB, COMPONENT)
 _BATCH = "batch"
@@ -192,7 +192,7 @@ class NodeQuarantine:
         record = _record_of(node, ended, plan.node.annotations.get(QUARANTINE_RESULT, ""))
         if record is None:
             why = f"its Job ended ({ended.outcome}) without a result on the node; its last message"
-            raise CouldNot(why, following.last_said)
+            raise CouldNot(why, following.last_message)
         recommendation = str(record.recommendation)
         if recommendation == PASSED and self._options.release_on_pass:
             node = self._uncordoned()

@@ -168,9 +168,9 @@ def release_selected(selector: str, options: ReleaseOptions, access: Access, *, 
         return COULD_NOT
     now = datetime.now(UTC)
     shown = {
-        node.name: _meant(word)
+        node.name: _meant(new_release)
         for node in nodes
-        if (word := release_of(node, "", "", now)).findings or cordoned_by(node) or node.tainted()
+        if (new_release := release_of(node, "", "", now)).findings or cordoned_by(node) or node.tainted()
     }
     return _release_shown(cluster, shown, len(nodes), _signed(options, access), yes=yes)
 
@@ -207,16 +207,16 @@ def _release_shown(
     return max(_release_each(cluster, (name,), replace(options, shown=meant)) for name, meant in shown.items())
 
 
-def _meant(word: Release) -> Findings:
-    return frozenset((finding.reason, finding.subject, finding.last_seen) for finding in word.findings)
+def _meant(new_release: Release) -> Findings:
+    return frozenset((finding.reason, finding.subject, finding.last_seen) for finding in new_release.findings)
 
 
 def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Screen) -> int:
     node = _read(cluster, name)
-    word = release_of(node, options.by, options.reason, datetime.now(UTC))
-    if word.findings:
+    new_release = release_of(node, options.by, options.reason, datetime.now(UTC))
+    if new_release.findings:
         console.print(f"{name}: {'would release' if options.dry_run else 'releasing'}")
-        _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
+        _show([fault for fault in faults_on(node) if fault.is_covered(new_release.findings)], console)
     elif node.tainted():
         console.print(
             f"{name}: no finding needs a release; its agent lifts the taint, unless a check still shows a fault"
@@ -224,17 +224,17 @@ def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Scre
     else:
         console.print(f"{name}: nothing to release: no finding needs one, and the node has no taint of gpu-healthcheck")
     if not options.dry_run:
-        node, word = _write(cluster, name, options)
+        node, new_release = _write(cluster, name, options)
     _show_cordon(node, options, console)
-    if options.dry_run or not (word.findings or node.tainted()):
-        code = _show_rest(node, word, console)
+    if options.dry_run or not (new_release.findings or node.tainted()):
+        code = _show_rest(node, new_release, console)
         return 0 if options.dry_run else code
     if not options.wait_seconds:
         console.print(f"{name}: written; the node's agent will apply it")
-        return _show_active(node, word, console)
-    after = _wait(cluster, name, dump_release(word), options.wait_seconds)
+        return _show_active(node, new_release, console)
+    after = _wait(cluster, name, dump_release(new_release), options.wait_seconds)
     console.print(f"{name}: released by {printable(options.by)}: {printable(options.reason)}")
-    code = _show_rest(after, word, console)
+    code = _show_rest(after, new_release, console)
     if after.tainted():
         console.print(f"{name}: its taint stays")
     return code
@@ -262,11 +262,11 @@ def _write(cluster: Cluster, name: str, options: ReleaseOptions) -> tuple[NodeSt
     meant: list[tuple[NodeState, Release]] = []
 
     def releasing(latest: NodeState) -> dict[str, Any] | None:
-        word = release_of(_with_record(latest), options.by, options.reason, datetime.now(UTC))
-        if options.shown is not None and not _meant(word) <= options.shown:
+        new_release = release_of(_with_record(latest), options.by, options.reason, datetime.now(UTC))
+        if options.shown is not None and not _meant(new_release) <= options.shown:
             raise CouldNotRelease("it has new findings that were not shown; nothing was written, run the command again")
-        meant.append((latest, word))
-        return _patch(latest, word, options)
+        meant.append((latest, new_release))
+        return _patch(latest, new_release, options)
 
     try:
         cluster.nodes.update(name, releasing)
@@ -275,11 +275,11 @@ def _write(cluster: Cluster, name: str, options: ReleaseOptions) -> tuple[NodeSt
     return meant[-1]
 
 
-def _patch(node: NodeState, word: Release, options: ReleaseOptions) -> dict[str, Any] | None:
+def _patch(node: NodeState, new_release: Release, options: ReleaseOptions) -> dict[str, Any] | None:
     """Return the patch; None if there is nothing to write."""
-    patch = None if options.keep_cordoned else lift(node, word.at)
-    is_needed = word.findings or node.tainted()
-    return annotated(node, {RELEASE: dump_release(word)}, patch) if is_needed else patch
+    patch = None if options.keep_cordoned else lift(node, new_release.at)
+    is_needed = new_release.findings or node.tainted()
+    return annotated(node, {RELEASE: dump_release(new_release)}, patch) if is_needed else patch
 
 
 def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
@@ -298,24 +298,24 @@ def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
     )
 
 
-def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
+def _show_rest(node: NodeState, new_release: Release, console: Screen) -> int:
     """Print the remaining findings, and the agent's status. Returns the exit code."""
-    code = _show_active(node, word, console)
+    code = _show_active(node, new_release, console)
     status = records.on_node(AgentRecord, node, RESULTS).status or Status.UNKNOWN.value
     console.print(f"{node.name}: its agent reports {status}")
     return STILL_STANDS if node.tainted() or status == Status.FAIL else code
 
 
-def _show_active(node: NodeState, word: Release, console: Screen) -> int:
+def _show_active(node: NodeState, new_release: Release, console: Screen) -> int:
     """Print the findings that the release does not cover; a level fault ends only when a check cycle finds it gone.
 
     Return the exit code: a MONITOR finding of something else keeps no work away.
     """
-    rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
+    rest = [fault for fault in faults_on(node) if not fault.is_covered(new_release.findings)]
     if rest:
         console.print(f"{node.name}: still active")
         _show(rest, console)
-    released = {(one.reason, one.subject) for one in word.findings}
+    released = {(one.reason, one.subject) for one in new_release.findings}
     is_active = any(fault.severity >= Severity.RESET or (fault.reason, fault.subject) in released for fault in rest)
     return STILL_STANDS if is_active else 0
 

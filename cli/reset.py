@@ -24,7 +24,7 @@ from cli.options import (
 from cli.output.json_documents import write_as
 from cli.output.lines import print_line, print_step
 from cli.output.progress import ProgressDisplay
-from cli.reset_node import LOOK_SECONDS, NodeReset, ResetOptions, ResetOutcome, ResetPlan
+from cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome, ResetPlan
 from healthcheck.cluster.command_retries import Interrupted
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
@@ -127,7 +127,7 @@ def reset(  # noqa: PLR0913, PLR0917 - each is an option of the command
     access = Access(kubeconfig, context, request_timeout)
     console = Screen(stderr=output is not TableFormat.TABLE)
     with ProgressDisplay(console, [node]) as display:
-        threads = NodeThreads(display, access, LOOK_SECONDS)
+        threads = NodeThreads(display, access, POLL_SECONDS)
         if dry_run:
             result = _planned(threads, node, options)
         else:

@@ -16,7 +16,7 @@ import structlog
 
 from cli.node_requests import CouldNot, NodeRequests
 from cli.output.progress import NodeProgress
-from cli.reset_node import LOOK_SECONDS, NodeReset, ResetOptions, ResetOutcome
+from cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted
 from healthcheck.cluster.errors import ClusterError, NotFound
@@ -116,7 +116,7 @@ def _is_awake(beat: Heartbeat | None, now: datetime) -> bool:
 
 def _reset(cluster: Cluster, name: str, stopping: threading.Event) -> ResetOutcome:
     progress = NodeProgress(lambda text, *_: log.info(text, node=name), lambda _: None)
-    retries, ending = (CommandRetries(event, progress.say, LOOK_SECONDS) for event in (stopping, threading.Event()))
+    retries, ending = (CommandRetries(event, progress.say, POLL_SECONDS) for event in (stopping, threading.Event()))
     options = ResetOptions((), force=False, allowed=DrainPermissions(), seconds=_SECONDS, is_automatic=True)
     reset = NodeReset(NodeRequests(cluster, name, retries, progress), options, ending)
     return reset.run(reset.plan())

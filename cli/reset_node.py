@@ -73,7 +73,7 @@ from healthcheck.verdict.node_events import cut
 from healthcheck.verdict.record import AgentRecord, ResetStepRow, RunRecord, StandingRecord
 
 T = TypeVar("T")
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Pause between two checks during a wait."""
 _KIND = JobKind(CRON_JOB, COMPONENT)
 _RECORD = "reset-result"
@@ -189,7 +189,7 @@ class NodeReset:
         self._job = NodeJob(requests, _KIND, job_name(requests.name))
         self._operands_evicted = 0
         self._began = time.monotonic()
-        self._last_said = ""
+        self._last_message = ""
 
     def plan(self) -> ResetPlan:
         """Plan the run; reject it if it could not be completed. Changes nothing."""
@@ -255,7 +255,7 @@ class NodeReset:
                 job = self._created(plan)
             late = self._follow(plan, job)
         except (Interrupted, CouldNot, ClusterError) as error:
-            self._go_on()
+            self._continue_until_second_interrupt()
             if not self._has_begun(plan):
                 self._progress.say(f"not reset: {printable(str(error)) or 'interrupted'}")
                 self._end_job()
@@ -264,7 +264,7 @@ class NodeReset:
                     raise
             self._progress.say("the reset has begun: waiting for its end. After another Ctrl-C, run reset again")
             late = self._follow(plan, self._job.read())
-        self._go_on()
+        self._continue_until_second_interrupt()
         return self._not_rebooted(late) if late else self._return(plan)
 
     def _is_unreturned(self, node: NodeState) -> bool:
@@ -371,7 +371,7 @@ class NodeReset:
             if job is not None:
                 with suppress(_Over):
                     following, _ended = self._job.followed(job, plan.template, self._meanwhile)
-                    self._last_said = following.last_said
+                    self._last_message = following.last_message
             rebooted = self._record(self._requests.node())
             if rebooted.running != Step.REBOOT:
                 return ""
@@ -380,7 +380,7 @@ class NodeReset:
             if self._record(self._requests.node()).running != Step.REBOOT:
                 return ""
             job = self._created(plan, rebooted.boot_id or "")
-        return f"step '{Step.REBOOT}': its Job has ended {_MOST_JOBS} times without a result: {self._last_said}"
+        return f"step '{Step.REBOOT}': its Job has ended {_MOST_JOBS} times without a result: {self._last_message}"
 
     def _meanwhile(self) -> None:
         """Evict the pods that the Job names, and switch the operands off once no other pod has the GPUs."""
@@ -503,7 +503,7 @@ class NodeReset:
         is_ours = is_ours or record.started != self._record(plan.node).started
         return may_have_begun(record) and bool(is_ours)
 
-    def _go_on(self) -> None:
+    def _continue_until_second_interrupt(self) -> None:
         """Continue with the retries that only a second Ctrl-C ends."""
         self._requests = replace(self._requests, retries=self._ending)
         self._job = NodeJob(self._requests, _KIND, self._job.name)
@@ -710,7 +710,7 @@ class NodeReset:
         self._progress.stage("")
         seconds = time.monotonic() - self._began
         is_well = record.status == Status.PASS.value and not left
-        words = "the GPUs work again" if is_well else "; ".join([*(record.reasons or ()), *left]) or self._last_said
+        words = "the GPUs work again" if is_well else "; ".join([*(record.reasons or ()), *left]) or self._last_message
         status = record.status or ""
         why_not = words if status not in _RESULTS else ""
         step = NextStep() if is_well else self._next_step(record)

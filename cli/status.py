@@ -107,18 +107,17 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
         if by_node:
             _show_allocation(access, prometheus, output)
             return
-        unread: list[str] = []
-        cluster = cluster_of(access, unread.append)
+        cluster = cluster_of(access)
         wide, headers = output is StatusFormat.WIDE, not no_headers
         if slow:
-            _show_slow(read_fleet(cluster, unread, selector), output, headers=headers)
+            _show_slow(read_fleet(cluster, selector), output, headers=headers)
         elif nodes:
             read = partial(read_node, cluster, nodes[0])
             _run(_View(read, output, node_document, partial(_print_node, output), node_in_place), watch=watch)
         else:
             rows = partial(_print_rows, output, access, wide=wide, headers=headers)
             in_place = partial(watched, wide=wide, headers=headers)
-            read_all = partial(read_fleet, cluster, unread, selector)
+            read_all = partial(read_fleet, cluster, selector)
             _run(_View(read_all, output, fleet_document, rows, in_place), watch=watch)
     except NotFound as error:
         end("status", f"there is no node {nodes[0]}" if nodes else str(error), USAGE if nodes else COULD_NOT)

@@ -99,12 +99,12 @@ def usable_settings(
 
 
 def find_root(root: Path | None) -> Path:
-    message = "HOST_ROOT" if root is None else "--root"
+    option = "HOST_ROOT" if root is None else "--root"
     root = root or Path(os.environ.get("HOST_ROOT", "/"))
     try:
         want_folder(root)
     except ProbeError as error:
-        end("check", f"{message} {error}")
+        end("check", f"{option} {error}")
     return root
 
 

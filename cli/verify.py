@@ -77,7 +77,7 @@ class Verification(Struct, frozen=True):
 
     about: str
     holds: bool
-    said: str
+    message: str
     is_allowed: bool = False
     """Whether it concerns only nodes that may be without a live agent."""
 
@@ -107,9 +107,9 @@ def _answers(cluster: Cluster, deadline: float, allow: int) -> list[Verification
     reported: set[str] = set()
     while not _all_hold(answers := list(answers_of(cluster, allow))) and time.monotonic() < deadline:
         for answer in answers:
-            if not answer.holds and answer.said not in reported:
-                reported.add(answer.said)
-                complain("verify", f"waiting: {answer.about}: {answer.said}")
+            if not answer.holds and answer.message not in reported:
+                reported.add(answer.message)
+                complain("verify", f"waiting: {answer.about}: {answer.message}")
         time.sleep(_LOOK_AGAIN_SECONDS)
     return answers
 
@@ -168,16 +168,16 @@ def agent_answers(
                 message = f"{failure.reason}{where}: {failure.message}. {failure.fix}"
                 yield Verification("agent pods", is_allowed, message, is_allowed)
     except NotFound:
-        yield Verification("agent pods", holds=False, said=f"there is no DaemonSet {AGENT} in {NAMESPACE}")
+        yield Verification("agent pods", holds=False, message=f"there is no DaemonSet {AGENT} in {NAMESPACE}")
     except Forbidden as error:
-        yield Verification("agent pods", holds=is_allowed or not silent.names, said=f"could not check: {error}")
+        yield Verification("agent pods", holds=is_allowed or not silent.names, message=f"could not check: {error}")
     else:
         if (more := agent_pods.selected(daemon_set) - len(nodes)) > 0:
             message = f"no report yet from {counted(more, 'further node')} on which an agent should run"
-            yield Verification("agents", holds=False, said=message)
+            yield Verification("agents", holds=False, message=message)
         earlier, count = agent_pods.outdated(daemon_set)
         if earlier:
-            yield Verification("agent versions", holds=False, said=f"{earlier} of {count} {_EARLIER}")
+            yield Verification("agent versions", holds=False, message=f"{earlier} of {count} {_EARLIER}")
 
 
 def settings_answers(cluster: Cluster, nodes: Iterable[NodeState]) -> Iterator[Verification]:
@@ -185,11 +185,11 @@ def settings_answers(cluster: Cluster, nodes: Iterable[NodeState]) -> Iterator[V
     try:
         written = cluster.settings.read_config()
     except (NotFound, Forbidden) as error:
-        yield Verification("settings", holds=isinstance(error, Forbidden), said=f"could not check: {error}")
+        yield Verification("settings", holds=isinstance(error, Forbidden), message=f"could not check: {error}")
         return
     config = cluster_config.judged(written)
     lacking = "; ".join((*config.reasons, *([_KEPT] if config.settings.bad else ())))
-    yield Verification("settings", holds=not lacking, said=lacking or _valid(len(written)))
+    yield Verification("settings", holds=not lacking, message=lacking or _valid(len(written)))
     if config.settings.values.device_taints:
         yield from _device_taint_answers(cluster, [is_shared(node) for node in nodes])
 
@@ -199,7 +199,7 @@ def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
     crowded = sorted(node.name for node in nodes if node.field_managers > MOST_FIELD_MANAGERS)
     if crowded:
         message = f"more than {MOST_FIELD_MANAGERS} on {named(crowded, _MOST_NAMED)}: {_CROWDED}"
-        yield Verification("field managers", holds=False, said=message)
+        yield Verification("field managers", holds=False, message=message)
 
 
 def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
@@ -212,7 +212,7 @@ def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
     for name, names in sorted(by_cause.items()):
         remedy = next((cause.action for cause in dcgm_causes.CAUSES if cause.name == name), "")
         message = f"left out on {named(sorted(names), _MOST_NAMED)}: {name}. {remedy}"
-        yield Verification("deep tests", holds=False, said=message)
+        yield Verification("deep tests", holds=False, message=message)
 
 
 def _device_taint_answers(cluster: Cluster, shared_by_hami: Sequence[bool]) -> Iterator[Verification]:
@@ -222,15 +222,15 @@ def _device_taint_answers(cluster: Cluster, shared_by_hami: Sequence[bool]) -> I
 
     if not shared_by_hami or not all(shared_by_hami):
         served = DeviceTaints(cluster.connection).are_served()
-        yield Verification("device taints", holds=served, said="are served" if served else f"{NOT_SERVED}; {_NODES}")
+        yield Verification("device taints", holds=served, message="are served" if served else f"{NOT_SERVED}; {_NODES}")
     if any(shared_by_hami):
         try:
             why = HamiSchedulers(cluster.connection).why_ignored()
         except Forbidden as error:
-            yield Verification("HAMi cordons", holds=True, said=f"could not check: {error}")
+            yield Verification("HAMi cordons", holds=True, message=f"could not check: {error}")
         else:
-            said = f"{why}: a faulty GPU taints its node" if why else "HAMi's scheduler obeys them"
-            yield Verification("HAMi cordons", not why, said)
+            message = f"{why}: a faulty GPU taints its node" if why else "HAMi's scheduler obeys them"
+            yield Verification("HAMi cordons", not why, message)
 
 
 _CROWDED = (
@@ -254,7 +254,7 @@ _NO_NODE = "no node has a label by which the DaemonSet finds GPU nodes (docs/ins
 
 
 def show(answers: Iterable[Verification], screen: Screen) -> None:
-    print_rows(screen, [[Text(one.about), Text(*_mark(one)), Text(one.said)] for one in answers])
+    print_rows(screen, [[Text(one.about), Text(*_mark(one)), Text(one.message)] for one in answers])
 
 
 def _mark(answer: Verification) -> tuple[str, str]:

@@ -53,7 +53,7 @@ class QuarantineMarks:
         self._writing = threading.Lock()
         self._known: tuple[RunStart, QuarantineProgress] | None = None
         self.is_heard = True
-        """Whether the last write succeeded; after a failed write, the next renewal is due sooner."""
+        """Whether the last write succeeded; after a failed write, the next renewal is due earlier."""
         self._at = datetime.min.replace(tzinfo=UTC)
         """Time of the record.
 
@@ -130,8 +130,8 @@ class QuarantineMarks:
         Raises ClusterError on a permanent failure.
         """
         self._keep(begun, progress)
-        patience = replace(_AT_THE_END, say=_say_that_it_waits)
-        node = patience.ask(lambda: self._claimant.give_back(self._record))
+        retries = replace(_AT_THE_END, say=_say_that_it_waits)
+        node = retries.ask(lambda: self._claimant.give_back(self._record))
         assert node is not None
         return records.parse(RunRecord, node.annotations[QUARANTINE_RESULT])
 

@@ -11,10 +11,10 @@ from itertools import islice
 from msgspec import Struct
 
 from cli import index
-from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, looked, totals_of
+from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, heartbeat_text, totals_of
 from cli.fleet_pattern import UNHEARD, fault_pattern, group_sentence, unheard_group
 from cli.node_groups import Concentration, dividing
-from cli.slow_gpus import SlowGpu, loss_text, rank
+from cli.slow_gpus import loss_text, rank
 from diagnosis.report.pages import render_html
 from healthcheck.model import Severity, Status, counted
 from healthcheck.text.moments import timestamp
@@ -38,7 +38,7 @@ KINDS = {
     "reboot": "fail: REBOOT",
     "reset": "fail: RESET",
     "unknown": "unknown: a check could not run",
-    "untold": "no agent has reported",
+    "unreported": "no agent has reported",
     "warn": "warn: MONITOR",
     "pass": "pass",
 }
@@ -64,36 +64,23 @@ class ReasonEntry(Struct, frozen=True):
 
 
 class NodeSquare(Struct, frozen=True):
-    """One node on the HTML page. Its texts are printed there as they are."""
+    """One node on the HTML page, with the parts of its row that need more than formatting."""
 
     place: int
     kind: str
     title: str
     """Tooltip of the square, also for screen readers."""
-    host: str
-    domain: str
-    """Rest of the node's name, from its first dot."""
-    instance_type: str
+    row: FleetRow
     groups: tuple[str, ...]
-    status: str
-    severity: str
     reasons: tuple[ReasonEntry, ...]
     left_out: int
     """Number of further reasons."""
-    since: str
     taint: str
-    tested: str
-    looked: str
-    age: int
-    """Age of the heartbeat in seconds, by which the page sorts; -1 without one."""
-    silent: bool
-    note: str
-    commands: tuple[str, ...]
 
     @property
     def calm(self) -> bool:
         """Whether nothing is to be done for the node."""
-        return self.kind == "pass" and not self.silent
+        return self.kind == "pass" and not self.row.silent
 
 
 class SquareGroup(Struct, frozen=True):
@@ -124,19 +111,6 @@ class ReasonSpread(Struct, frozen=True):
     severity: str
     nodes: tuple[tuple[int, str], ...]
     """Positions on the page and names of the nodes, worst first."""
-
-
-class SlowRow(Struct, frozen=True):
-    """One slow GPU of the ranking."""
-
-    place: int
-    node: str
-    loss: str
-    subject: tuple[str, ...]
-    reasons: tuple[tuple[str, str], ...]
-    """Name of each reason, and its address in the documentation; '' if it has none."""
-    since: str
-    detail: str
 
 
 def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
@@ -172,22 +146,20 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
         most_calm=_MOST_CALM,
         reasons=reasons[:_MOST_ROWS],
         reasons_left_out=max(len(reasons) - _MOST_ROWS, 0),
-        slow=[_slow(gpu, places[gpu.node], link) for gpu in slow.gpus[:_MOST_ROWS]],
+        slow=slow.gpus[:_MOST_ROWS],
         slow_left_out=max(len(slow.gpus) - _MOST_ROWS, 0),
         not_compared=len(slow.not_compared),
         passed_over=[printable(name) for name in fleet.passed_over[:_MOST_ROWS]],
         passed_over_left_out=max(len(fleet.passed_over) - _MOST_ROWS, 0),
         most=_MOST_NAMES,
         shown=_shown,
+        step=_step,
+        link=link,
+        loss_text=loss_text,
+        heartbeat_text=heartbeat_text,
+        places=places,
+        passed=Severity.PASS.name,
     )
-
-
-def _slow(gpu: SlowGpu, place: int, link: Callable[[str], str]) -> SlowRow:
-    reasons = tuple((_shown(reason), link(reason)) for reason in gpu.reasons)
-    number, serial = gpu.about.get("index", ""), gpu.about.get("serial", "")
-    names = (f"GPU {number}" if number else gpu.subject, serial and f"serial {serial}")
-    subject = tuple(_shown(name) for name in names if name)
-    return SlowRow(place, gpu.node, loss_text(gpu), subject, reasons, gpu.since[:10], _shown(gpu.detail))
 
 
 def _shown(words: str) -> str:
@@ -195,7 +167,7 @@ def _shown(words: str) -> str:
 
 
 def _counted(squares: list[NodeSquare]) -> Iterator[tuple[str, int]]:
-    numbers = Counter(square.kind for square in squares if not square.silent or square.kind in _FAULTY)
+    numbers = Counter(square.kind for square in squares if not square.row.silent or square.kind in _FAULTY)
     return ((kind, numbers[kind]) for kind in KINDS if numbers[kind])
 
 
@@ -257,34 +229,8 @@ def _square(place: int, row: FleetRow, groupings: list[str], link: Callable[[str
     reasons = _reasons(row)
     entries = tuple(_entry(name, found, link, row.since) for name, found in islice(reasons.items(), _MOST_REASONS))
     left_out = max(len(reasons) - _MOST_REASONS, 0)
-    host, dot, domain = _shown(row.node).partition(".")
-    age = row.heartbeat_age_seconds
-    return NodeSquare(
-        place=place,
-        kind=_kind(row),
-        title=_title(row, taint, [entry.reason for entry in entries], left_out),
-        host=host,
-        domain=dot + domain,
-        instance_type=_shown(row.instance_type),
-        groups=_where(row, groupings),
-        status=_status(row),
-        severity="" if row.severity == Severity.PASS.name else _shown(row.severity),
-        reasons=entries,
-        left_out=left_out,
-        since=_time(row.since),
-        taint=taint,
-        tested=" ".join(filter(None, (row.test_result, row.tested_at[:10], "overdue" if row.overdue else ""))),
-        looked=looked(row),
-        age=-1 if age is None else round(age),
-        silent=row.silent,
-        note=_step(row.next_step.note),
-        commands=tuple(map(_step, row.next_step.commands)),
-    )
-
-
-def _status(row: FleetRow) -> str:
-    status = _shown(row.status) or "no report"
-    return f"silent, last {status}" if row.shown_status == SILENT else status
+    title = _title(row, taint, [entry.reason for entry in entries], left_out)
+    return NodeSquare(place, _kind(row), title, row, _where(row, groupings), entries, left_out, taint)
 
 
 def _where(row: FleetRow, groupings: list[str]) -> tuple[str, ...]:
@@ -301,7 +247,7 @@ def _title(row: FleetRow, taint: str, reasons: list[str], left_out: int) -> str:
         *reasons,
         f"{left_out} more" if left_out else "",
     )
-    words = filter(None, (row.status or KINDS["untold"], *messages, tainted, silent))
+    words = filter(None, (row.status or KINDS["unreported"], *messages, tainted, silent))
     return printable(f"{row.node}: {', '.join(words)}", 3 * _LONGEST)
 
 
@@ -312,7 +258,7 @@ def _step(words: str) -> str:
 def _kind(row: FleetRow) -> str:
     if row.status == Status.FAIL:
         return row.severity.lower() if row.severity.lower() in _FAULTY else "reset"
-    return row.status if row.status in KINDS else "untold"
+    return row.status if row.status in KINDS else "unreported"
 
 
 def _reasons(row: FleetRow) -> dict[str, list[FleetFinding]]:

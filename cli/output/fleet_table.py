@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from rich.console import Group
 from rich.text import Text
 
-from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, GateRefusals, ago, looked, totals_of
+from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, GateRefusals, ago, heartbeat_text, totals_of
 from cli.fleet_pattern import UNHEARD, FaultPattern, fault_pattern, group_sentence, unheard_group
 from cli.output import columns
 from cli.output.lines import COMMAND
@@ -186,7 +186,7 @@ def _cells(row: FleetRow, *, wide: bool) -> Iterator[Cell]:
     yield ("-", "") if is_unknown else (row.severity or "-", _SEVERITY_STYLES.get(row.severity, ""))
     yield _taint(row)
     yield row.instance_type, ""
-    yield looked(row), "magenta" if row.silent or row.heartbeat_age_seconds is None else ""
+    yield heartbeat_text(row), "magenta" if row.silent or row.heartbeat_age_seconds is None else ""
     yield _tested(row)
     yield reason or (f"last report: {row.status}" if is_silent else ""), ""
     yield (row.released and f"released {row.released}") if is_pass else row.message, ""

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from cli import index
-from cli.fleet import NO_VERDICT, SILENT, NodeReport, ago, looked
+from cli.fleet import NO_VERDICT, SILENT, NodeReport, ago, heartbeat_text
 from cli.output.lines import COMMAND
 from cli.words import SEVERITY_STYLES, STATUS_STYLES, severity_words
 from healthcheck.deep.claim import claim_on
@@ -91,7 +91,7 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
         f"{old}{_joined(row.status or NO_VERDICT, severity_words(row.status, row.severity, ''), since)}",
         "magenta" if row.shown_status == SILENT else _STATUS_STYLES.get(row.status, "bold"),
     )
-    yield "checked", _joined(looked(row), version), "magenta" if row.silent else "dim"
+    yield "checked", _joined(heartbeat_text(row), version), "magenta" if row.silent else "dim"
     yield "taint", _taint(report), "bold red" if row.taint == WITHHELD else "dim"
     if others := [str(taint.get("key")) for taint in node.taints if not is_our_taint(taint)]:
         yield "others", f"taints of other programs: {named(others, most)}", "dim"

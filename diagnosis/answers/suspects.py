@@ -33,9 +33,9 @@ def suspects(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Node, ...]:
     """Return the nodes in the order of their names."""
     subjects = {subject for problem in diagnosis.problems for subject in _subjects(problem)}
     names = {pod.spec.node for pod in snapshot.pods if pod.subject in subjects}
-    beneath = (node for node in snapshot.nodes if node.subject in subjects or node.name in names)
-    untold = (node for node in beneath if node.record is None and has_nvidia(node) and answers(node))
-    return tuple(sorted(untold, key=lambda node: node.name))
+    nodes = (node for node in snapshot.nodes if node.subject in subjects or node.name in names)
+    unrecorded = (node for node in nodes if node.record is None and has_nvidia(node) and answers(node))
+    return tuple(sorted(unrecorded, key=lambda node: node.name))
 
 
 def answers(node: Node) -> bool:

@@ -26,7 +26,7 @@ from diagnosis.snapshot.agent_record import NodeRecord, read_record
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.cluster.retry_limits import RetryLimits as Asking
+from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.job import TemplateError
 from healthcheck.node.pods import PodState, pod_state
@@ -89,7 +89,7 @@ class NodeProbes:
         self._cluster = cluster
         self._image = image
         self._namespace = namespace
-        self._said = report
+        self._report = report
         self._stopping = threading.Event()
         self._leaving = threading.Event()
         self._unique = uuid.uuid4().hex
@@ -108,9 +108,9 @@ class NodeProbes:
         _must_have_rights(self._cluster, self._namespace)
         template = _template(self._cluster, self._image)
         self._remove_leftovers()
-        with self._hearing_signals(), ThreadPoolExecutor(max_workers, "probe") as threads:
-            ways = {node[0]: threads.submit(self._probed, template, node, probed) for node in nodes}
-            return {name: way.result() for name, way in ways.items()}
+        with self._counting_signals(), ThreadPoolExecutor(max_workers, "probe") as threads:
+            answers = {node[0]: threads.submit(self._probed, template, node, probed) for node in nodes}
+            return {name: answer.result() for name, answer in answers.items()}
 
     def _remove_leftovers(self) -> None:
         """Remove pods of killed commands, whether or not their kubelets have ended them."""
@@ -121,11 +121,11 @@ class NodeProbes:
                     self._cluster.pods.delete(self._namespace, pod["metadata"]["name"], grace_seconds=0)
 
     @contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
-        def hear(_number: int, _frame: object) -> None:
+    def _counting_signals(self) -> Iterator[None]:
+        def count(_number: int, _frame: object) -> None:
             (self._leaving if self._stopping.is_set() else self._stopping).set()
 
-        former = {number: signal.signal(number, hear) for number in _SIGNALS}
+        former = {number: signal.signal(number, count) for number in _SIGNALS}
         try:
             yield
         finally:
@@ -156,7 +156,7 @@ class NodeProbes:
         return self._removed(name, answer)
 
     def _answer(self, name: str) -> NodeProbeAnswer:
-        patience = CommandRetries(self._stopping, self._said, _LOOK_SECONDS)
+        retries = CommandRetries(self._stopping, self._report, _LOOK_SECONDS)
         seen: list[PodState] = []
 
         def ended() -> PodState | None:
@@ -166,31 +166,35 @@ class NodeProbes:
             return seen[0] if is_over or seen[0].waits_for.startswith(_NO_IMAGE) else None
 
         try:
-            pod = patience.until(ended, LONGEST_SECONDS + _MARGIN_SECONDS)
+            pod = retries.until(ended, LONGEST_SECONDS + _MARGIN_SECONDS)
             if pod.waits_for:
                 return NodeProbeAnswer(why_not=pod.waits_for)
-            message = patience.ask(lambda: self._cluster.pods.read_log_of(pod, None, self._stopping.is_set))
+            log = retries.ask(lambda: self._cluster.pods.read_log_of(pod, None, self._stopping.is_set))
         except Interrupted:
             return NodeProbeAnswer(why_not="interrupted")
         except TookTooLong:
             return NodeProbeAnswer(why_not=(seen[0].waits_for if seen else "") or "its check did not finish in time")
         except ClusterError as error:
             return NodeProbeAnswer(why_not="interrupted" if self.interrupted else str(error))
-        record = read_record(_record_in(message))
-        return NodeProbeAnswer(record, "" if record is not None else _without_record(pod, message))
+        record = read_record(_record_in(log))
+        return NodeProbeAnswer(record, "" if record is not None else _without_record(pod, log))
 
     def _removed(self, name: str, answer: NodeProbeAnswer, appears_seconds: float = 0.0) -> NodeProbeAnswer:
         """Remove the pod, and return the answer, with the pod's name if it could not be removed.
 
         `appears_seconds`: the time in which it may still appear.
         """
-        asking = Asking(_GONE_SECONDS, errors=(Unavailable,), sleep=self._leaving.wait, is_over=self._leaving.is_set)
-        first = replace(asking, seconds=appears_seconds, errors=(Unavailable, NotFound)) if appears_seconds else asking
+        retries = RetryLimits(
+            _GONE_SECONDS, errors=(Unavailable,), sleep=self._leaving.wait, is_over=self._leaving.is_set
+        )
+        first = (
+            replace(retries, seconds=appears_seconds, errors=(Unavailable, NotFound)) if appears_seconds else retries
+        )
         try:
             first.ask(lambda: self._cluster.pods.delete(self._namespace, name))
-            if not asking.until(lambda: self._is_gone(name), _LOOK_SECONDS):
+            if not retries.until(lambda: self._is_gone(name), _LOOK_SECONDS):
                 # The kubelet does not end it.
-                asking.ask(lambda: self._cluster.pods.delete(self._namespace, name, grace_seconds=0))
+                retries.ask(lambda: self._cluster.pods.delete(self._namespace, name, grace_seconds=0))
                 return answer if self._is_gone(name) else replace(answer, left=name)
         except NotFound:
             return answer
@@ -213,16 +217,16 @@ def with_records(snapshot: Snapshot, answers: Mapping[str, NodeProbeAnswer]) -> 
     return replace(snapshot, nodes=tuple(nodes))
 
 
-def _record_in(message: str) -> str:
+def _record_in(log: str) -> str:
     """Return the line of standard output: a log mixes it with standard error."""
-    return next((line for line in _lines(message) if line.startswith("{")), "")
+    return next((line for line in _lines(log) if line.startswith("{")), "")
 
 
-def _without_record(pod: PodState, message: str) -> str:
-    last = next(reversed(list(_lines(message))), "")
+def _without_record(pod: PodState, log: str) -> str:
+    last = next(reversed(list(_lines(log))), "")
     return ": ".join(filter(None, (pod.ended or "it printed no record", printable(last, _LONGEST_LINE))))
 
 
-def _lines(message: str) -> Iterator[str]:
+def _lines(log: str) -> Iterator[str]:
     """Yield the lines without their times; empty lines are left out."""
-    return filter(str.strip, (line.partition(" ")[2] for line in message.splitlines()))
+    return filter(str.strip, (line.partition(" ")[2] for line in log.splitlines()))

@@ -288,7 +288,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def rules(self) -> Rules:
-        from healthcheck.verdict.repair import RepairPolicy  # noqa: PLC0415
+        from healthcheck.verdict.repair_conditions import RepairPolicy  # noqa: PLC0415
         from healthcheck.verdict.taint_decision import Rules  # noqa: PLC0415
 
         return Rules(

@@ -42,7 +42,7 @@ from healthcheck.verdict.node_events import (
     withheld,
 )
 from healthcheck.verdict.record import AgentRecord
-from healthcheck.verdict.repair import NO_REPAIR, NodeSummary, RepairChange, plan_repair
+from healthcheck.verdict.repair_conditions import NO_REPAIR, NodeSummary, RepairChange, plan_repair
 from healthcheck.verdict.taint_decision import DEVICES, SET, AgentView, Rules, TaintDecision
 from healthcheck.verdict.verdict import Verdict
 

@@ -20,7 +20,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import other_severities, read_release
 from healthcheck.verdict.budget import SlotGrant
 from healthcheck.verdict.record import MOST_KEPT, AgentRecord, Identity
-from healthcheck.verdict.repair import RepairPolicy
+from healthcheck.verdict.repair_conditions import RepairPolicy
 from healthcheck.verdict.verdict import Verdict, merge, worst
 
 SET, WITHHELD, DEVICES = "set", "withheld", "devices"

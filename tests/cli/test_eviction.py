@@ -26,7 +26,7 @@ def test_controllers_that_own_each_other_are_no_endless_chain(tmp_path: Path) ->
         circle = {**first, "metadata": {**first["metadata"], "ownerReferences": owned_by(second)}}
         api.store.patch(JOBS, "team", "first", lambda _: circle)
         pod = {"metadata": {"name": "p", "namespace": "team", "uid": "u", "ownerReferences": owned_by(first)}}
-        cluster = cluster_of(Access(str(api.kubeconfig(tmp_path / "config"))), print)
+        cluster = cluster_of(Access(str(api.kubeconfig(tmp_path / "config"))))
 
         (effect,) = eviction_effects(cluster, [pod]).values()
 

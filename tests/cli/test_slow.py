@@ -124,7 +124,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[ApiStandIn, Path]]:
         api.edit_node("n1", {"metadata": marks()})
         api.edit_node("n2", {"metadata": marks()})
         kubeconfig = api.kubeconfig(tmp_path / "config")
-        leases = cluster_of(Access(str(kubeconfig)), print).leases
+        leases = cluster_of(Access(str(kubeconfig))).leases
         for name in ("n1", "n2"):
             leases.renew_heartbeat(NodeState(name, uid=name), datetime.now(UTC), 900)
         yield api, kubeconfig

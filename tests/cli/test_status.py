@@ -69,7 +69,7 @@ def test_pods_that_the_gate_refused_are_counted_by_node_and_reason(tmp_path: Pat
     at = datetime.now(UTC) - timedelta(minutes=7)
     with ApiStandIn(*NODES) as api:
         kubeconfig = api.kubeconfig(tmp_path / "config")
-        cluster = cluster_of(Access(str(kubeconfig)), print)
+        cluster = cluster_of(Access(str(kubeconfig)))
         for number, (node, reason, message) in enumerate((*ours, *others)):
             event = NodeEvent(f"event-{number}", "Warning", reason, message)
             cluster.events.create(NodeState(node), event, at)

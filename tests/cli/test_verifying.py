@@ -33,9 +33,11 @@ def test_nodes_with_an_unusable_engine_are_listed_with_advice() -> None:
     (found,) = answers(*(node(name, dcgm={"cause": "DcgmEngineEmbedded"}) for name in ("b", "a")), node("c"))
 
     assert (found.about, found.holds) == ("deep tests", False)
-    assert found.said.startswith("left out on a, b: DcgmEngineEmbedded. Run one engine with an address on the node: ")
-    assert "dcgm.enabled=true" in found.said
-    assert "DCGM_BESIDE_EXPORTER" in found.said
+    assert found.message.startswith(
+        "left out on a, b: DcgmEngineEmbedded. Run one engine with an address on the node: "
+    )
+    assert "dcgm.enabled=true" in found.message
+    assert "DCGM_BESIDE_EXPORTER" in found.message
 
 
 def test_on_a_narrow_terminal_no_name_is_broken() -> None:
@@ -76,6 +78,6 @@ def test_a_hami_that_ignores_cordons_is_reported(
         found = list(settings_answers(cluster, [NodeState("a", annotations=annotations)]))
     cordons = [answer for answer in found if answer.about == "HAMi cordons"]
     assert [answer.holds for answer in cordons] == ([] if holds is None else [holds])
-    assert all(said in answer.said for answer in cordons)
+    assert all(said in answer.message for answer in cordons)
     # Where HAMi shares every GPU, no DeviceTaintRule is needed.
     assert any(answer.about == "device taints" for answer in found) == (switch == "true" and not annotations)

@@ -31,7 +31,7 @@ Break = Callable[[set[int]], None]
 @pytest.fixture
 def break_nodes(installed: ControlPlane) -> Iterator[Break]:
     """Yield the function that gives nodes of a healthy fleet an Xid 79, by their numbers."""
-    leases = cluster_of(Access(str(installed.kubeconfig)), print).leases
+    leases = cluster_of(Access(str(installed.kubeconfig))).leases
     for number in range(NODES):
         installed.create_node(name(number), labels={"fleet": "racks", RACK: f"r{number // PER_RACK}"})
         uid = installed.request("GET", f"/api/v1/nodes/{name(number)}").body["metadata"]["uid"]

@@ -145,7 +145,7 @@ def test_a_crowd_of_field_managers_is_cleared_and_the_usual_ones_stay(plane: Con
     assert before[FAILED] > MOST_FIELD_MANAGERS > before[SCRIPTS] > 20
     crowded = Cluster(lambda: client(plane.kubeconfig)).nodes.select()
     (verification,) = crowd_answers(crowded)
-    assert (verification.holds, FAILED in verification.said, SCRIPTS in verification.said) == (False, True, False)
+    assert (verification.holds, FAILED in verification.message, SCRIPTS in verification.message) == (False, True, False)
 
     done = uninstall(plane, "--yes")
 

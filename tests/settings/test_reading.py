@@ -11,7 +11,7 @@ from healthcheck.model import Severity
 from healthcheck.node.state import HARDWARE_READY, REBOOT_REQUIRED
 from healthcheck.settings.declaration import NodeSettings, by_key, settings_of
 from healthcheck.settings.reading import BadValue, UnknownKeys, read_settings, unknown_keys
-from healthcheck.verdict.repair import RepairPolicy
+from healthcheck.verdict.repair_conditions import RepairPolicy
 from healthcheck.verdict.taint_decision import Rules
 
 SECONDS = "a whole number of seconds, "

@@ -22,7 +22,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.budget import BY_DEVICES, HELD, SlotGrant
 from healthcheck.verdict.device_taints import BadGpu, gpus_to_taint, plan_rules
 from healthcheck.verdict.node_patch import NodePatch
-from healthcheck.verdict.repair import RepairPolicy
+from healthcheck.verdict.repair_conditions import RepairPolicy
 from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint, says_devices
 from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, IDENTITY, NODE, WALL, fault, node, planned, remembers, says, stands, wants_taint

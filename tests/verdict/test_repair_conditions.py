@@ -26,7 +26,7 @@ from healthcheck.text.moments import timestamp
 from healthcheck.verdict.acknowledgement import UNTOLD
 from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.node_patch import NodePatch
-from healthcheck.verdict.repair import NO_REPAIR, RepairPolicy
+from healthcheck.verdict.repair_conditions import NO_REPAIR, RepairPolicy
 from healthcheck.verdict.taint_decision import Rules
 from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, WALL, fault, node, planned, remembers, says, stands
