@@ -20,7 +20,7 @@ from cli.options import Context, Kubeconfig, RequestTimeout, Selector, node_name
 from cli.output.lines import print_line
 from cli.words import SEVERITY_STYLES, confirmed, explained
 from healthcheck.cluster.errors import ClusterError, NotFound, Refused
-from healthcheck.cluster.kubeconfig import Access, user_name
+from healthcheck.cluster.kubeconfig import Access, context_and_user
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, USAGE
 from healthcheck.host.streams import complain
@@ -176,7 +176,7 @@ def release_selected(selector: str, options: ReleaseOptions, access: Access, *, 
 
 
 def _signed(options: ReleaseOptions, access: Access) -> ReleaseOptions:
-    return options if options.by else replace(options, by=user_name(access) or getpass.getuser())
+    return options if options.by else replace(options, by=context_and_user(access)[1] or getpass.getuser())
 
 
 def _release_each(cluster: Cluster, nodes: Iterable[str], options: ReleaseOptions) -> int:

@@ -25,7 +25,7 @@ from cli.output.json_documents import write_as
 from cli.output.node_page import node_document, node_in_place, node_lines
 from cli.words import end
 from healthcheck.cluster.errors import ClusterError, NotFound, Refused
-from healthcheck.cluster.kubeconfig import Access, context_name
+from healthcheck.cluster.kubeconfig import Access, context_and_user
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import say, write_document
@@ -153,7 +153,7 @@ def _print_rows(output: StatusFormat, access: Access, fleet: Fleet, *, wide: boo
     if output is StatusFormat.HTML:
         from cli.output import fleet_page  # noqa: PLC0415 - no other form needs its templates
 
-        write_document(fleet_page.text(fleet, datetime.now(UTC), context_name(access)))
+        write_document(fleet_page.text(fleet, datetime.now(UTC), context_and_user(access)[0]))
     elif output is StatusFormat.NAME:
         write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _ADDRESS = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 _OF_A_PERSON = "~/.kube/config"
 _MOST_NAMED = 20
+_LONGEST_FILE = 8 << 20
 _DEFAULT, _LONGEST_NAMESPACE = "default", 63
 
 
@@ -79,25 +81,15 @@ def context_names(access: Access) -> list[str]:
     return list(_contexts([(place, content) for place in _places(access) if (content := _read(place, access))]))
 
 
-def context_name(access: Access | None) -> str:
-    """Return the name of the chosen context, or an empty string in a pod or without a kubeconfig."""
-    try:
-        chosen = choose(access)
-    except KubeconfigError:
-        return ""
-    return chosen.context if chosen else ""
+def context_and_user(access: Access) -> tuple[str, str]:
+    """Return the names of the chosen context and of its user; '' in a pod, and without a usable kubeconfig."""
+    with suppress(KubeconfigError):
+        if chosen := choose(access):
+            return chosen.context, chosen.user
+    return "", ""
 
 
-def user_name(access: Access | None) -> str:
-    """Return the user name from the kubeconfig, or an empty string in a pod or without a kubeconfig."""
-    try:
-        chosen = choose(access)
-    except KubeconfigError:
-        return ""
-    return chosen.user if chosen else ""
-
-
-def namespace_of(access: Access | None) -> str:
+def namespace_of(access: Access) -> str:
     """Return the namespace of the context or of this pod, by kubectl's rules: `default` if none is set."""
     try:
         chosen = choose(access)
@@ -125,8 +117,8 @@ def _has_account() -> bool:
 def _places(access: Access | None) -> list[str]:
     if access and access.kubeconfig:
         return [access.kubeconfig]
-    if message := os.environ.get("KUBECONFIG", ""):
-        return [place for place in message.split(os.pathsep) if place]
+    if files := os.environ.get("KUBECONFIG", ""):
+        return [file for file in files.split(os.pathsep) if file]
     return [] if access is None and _is_in_pod() else [_OF_A_PERSON]
 
 
@@ -139,11 +131,14 @@ def _path(place: str) -> Path:
 
 def _read(place: str, access: Access | None) -> dict[str, Any]:
     """Read a kubeconfig file. A missing file is treated as empty, unless it was requested by name."""
-    path = _path(place)
     import yaml  # noqa: PLC0415 - only if a file is read
 
     try:
-        content = yaml.safe_load(path.read_bytes())
+        with _path(place).open("rb") as file:
+            raw = file.read(_LONGEST_FILE + 1)
+        if len(raw) > _LONGEST_FILE:
+            raise KubeconfigError(f"kubeconfig {place}: over {_LONGEST_FILE >> 20} MiB, which is the limit")
+        content = yaml.safe_load(raw)
     except OSError as error:
         if is_absent(error) and not (access and access.kubeconfig):
             return {}

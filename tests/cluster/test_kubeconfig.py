@@ -15,10 +15,9 @@ from healthcheck.cluster.kubeconfig import (
     KubeconfigError,
     SelectedContext,
     choose,
-    context_name,
+    context_and_user,
     context_names,
     namespace_of,
-    user_name,
 )
 
 NOTHING_SAID = Access()
@@ -227,13 +226,22 @@ class TestOutside:
             choose(NOTHING_SAID)
 
 
+def test_a_kubeconfig_larger_than_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeconfig, "_LONGEST_FILE", 1 << 20)
+    file = tmp_path / "config"
+    file.write_text(" " * (1 << 20) + "\n")
+
+    with pytest.raises(KubeconfigError, match=f"^kubeconfig {file}: over 1 MiB, which is the limit$"):
+        choose(Access(kubeconfig=str(file)))
+
+
 def test_the_user_is_the_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (user_name(NOTHING_SAID), context_name(NOTHING_SAID)) == ("", "")
+    assert context_and_user(NOTHING_SAID) == ("", "")
     monkeypatch.setenv("KUBECONFIG", write(tmp_path / "a", "far", "near"))
-    assert (user_name(NOTHING_SAID), user_name(Access(context="near"))) == ("far-user", "near-user")
-    assert (context_name(NOTHING_SAID), context_name(Access(context="near"))) == ("far", "near")
+    assert context_and_user(NOTHING_SAID) == ("far", "far-user")
+    assert context_and_user(Access(context="near")) == ("near", "near-user")
 
 
 @pytest.mark.usefixtures("pod")
 def test_in_a_pod_the_user_has_no_name() -> None:
-    assert (user_name(NOTHING_SAID), context_name(NOTHING_SAID)) == ("", "")
+    assert context_and_user(NOTHING_SAID) == ("", "")
