@@ -16,7 +16,6 @@ from healthcheck.operations.drain import (
     DrainPermissions,
     DrainPlan,
     EvictedPod,
-    budgets_on,
     has_ended,
     plan_drain,
     what_holds,
@@ -32,9 +31,6 @@ from healthcheck.operations.pod_removal import (
     read_retries,
     removal_effect,
 )
-
-_SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
-"""Part of a message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""
 
 
 def must_be_allowed(plan: DrainPlan) -> None:
@@ -126,7 +122,7 @@ class Eviction:
             pass  # the pod is already gone; another pod may have its name by now
         except (Unavailable, Forbidden, Refused) as error:
             # A disruption budget, a terminating namespace or a webhook: each may allow the eviction later.
-            why = f"{error}{self._budgets(pod) if _SEVERAL_BUDGETS in str(error) else ''}"
+            why = str(error)
             if self._refusals.get(pod.uid) != why:
                 self._progress.say(f"not yet: {pod.title}: {why}")
             self._refusals[pod.uid] = why
@@ -134,14 +130,6 @@ class Eviction:
         else:
             self._progress.say(f"evicting: {pod.title}{(f' ({pod.warning})' if pod.warning else '')}")
         self._sent.add(pod.uid)
-
-    def _budgets(self, pod: EvictedPod) -> str:
-        """Return the pod's budgets by name: the API server omits them, and evicts only pods with at most one."""
-        try:
-            names = budgets_on(pod, self._pods.list_budgets(pod.namespace))
-        except (Forbidden, Unavailable):
-            return ""
-        return f" They are {', '.join(names)}." if names else ""
 
     def _stuck(self) -> list[str]:
         """Return each remaining pod with the reason why it is still there."""

@@ -75,11 +75,6 @@ class Pods(Requests):
         pods = [pod_state(pod) for pod in self._pages(f"/api/v1/namespaces/{job.namespace}/pods", "pods", query)]
         return sorted(pods, key=lambda pod: pod.created)
 
-    def list_budgets(self, namespace: str) -> list[dict[str, Any]]:
-        """Return the disruption budgets of a namespace, as plain API objects."""
-        path = f"/apis/policy/v1/namespaces/{quote(namespace)}/poddisruptionbudgets"
-        return list(self._pages(path, "poddisruptionbudgets", {}))
-
     def evict(self, namespace: str, name: str, uid: str) -> None:
         """Evict this pod.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from healthcheck.operations.pod_removal import Fate, RemovalEffect
 
@@ -37,7 +37,6 @@ class EvictedPod(Struct, frozen=True):
     terminating: bool = False
     """The pod is being deleted already, so the drain only waits for it."""
     warning: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -83,35 +82,9 @@ def plan_drain(
                 str(metadata.get("uid", "")),
                 terminating="deletionTimestamp" in metadata,
                 warning=", ".join(loss for _, loss in losses),
-                labels=metadata.get("labels") or {},
             )
         )
     return DrainPlan(tuple(leaving), tuple(left), tuple(refused))
-
-
-def budgets_on(pod: EvictedPod, budgets: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the disruption budgets in its namespace that select the pod."""
-    selectors = ((str(budget["metadata"]["name"]), (budget.get("spec") or {}).get("selector")) for budget in budgets)
-    # Without a selector a budget counts no pod, with an empty one every pod (policy/v1).
-    return [name for name, selector in selectors if selector is not None and _selects(selector, pod.labels)]
-
-
-def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    wanted = (selector.get("matchLabels") or {}).items()
-    return wanted <= labels.items() and all(_meets(entry, labels) for entry in selector.get("matchExpressions") or ())
-
-
-def _meets(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    key, values = expression["key"], expression.get("values") or ()
-    match expression["operator"]:
-        case "In":
-            return key in labels and labels[key] in values
-        case "NotIn":
-            return labels.get(key) not in values
-        case "Exists":
-            return key in labels
-        case _:
-            return key not in labels
 
 
 def what_holds(pod: Mapping[str, Any]) -> str:

@@ -129,18 +129,6 @@ def test_a_budget_that_allows_nothing_is_named_and_the_drain_ends_in_its_time(ho
     assert "  $ kubectl uncordon budget\n" in out
 
 
-def test_two_budgets_that_no_eviction_can_serve_are_named(hospital: Hospital) -> None:
-    hospital.admit("budgets")
-    hospital.pod("served", "budgets", labels={"app": "served"})
-    hospital.budget("keep-served", "served")
-    hospital.budget("keep-more", "served")
-    code, out, _ = hospital.quarantine("budgets", "--timeout", "10")
-
-    assert (code, hospital.pods()) == (2, {"served"})
-    assert "more than one PodDisruptionBudget" in out
-    assert "They are keep-more, keep-served.\n" in out
-
-
 @pytest.mark.parametrize(
     ("owner", "volumes", "flag"),
     [("", [], "--force"), ("ReplicaSet", [{"name": "scratch", "emptyDir": {}}], "--delete-emptydir-data")],

@@ -46,7 +46,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "leases.delete_slot": lambda c: c.leases.delete_slot(Slot("slot-0", "n")),
     "pods.evict": lambda c: c.pods.evict("ns", "p", "u"),
     "rights.is_allowed": lambda c: c.rights.is_allowed(Right("get", "nodes")),
-    "pods.list_budgets": lambda c: c.pods.list_budgets("ns"),
     "pods.list_labelled": lambda c: c.pods.list_labelled("ns", "a=b"),
     "dra.list_gpu_claims": lambda c: c.dra.list_gpu_claims(),
     "pods.list_with_gpus": lambda c: c.pods.list_with_gpus(),

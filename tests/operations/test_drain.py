@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, budgets_on, plan_drain, what_holds
+from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, plan_drain, what_holds
 from healthcheck.operations.pod_removal import Fate, RemovalEffect
 
 NOTHING, EVERYTHING = DrainPermissions(), DrainPermissions(force=True, empty_dir=True)
@@ -123,26 +123,3 @@ def test_an_object_without_its_parts_is_no_crash(odd: Any) -> None:
 )
 def test_what_holds_a_pod_is_said(entry: Any, why: str) -> None:
     assert what_holds(entry) == why
-
-
-@pytest.mark.parametrize(
-    ("selector", "counts"),
-    [
-        (None, False),
-        ({}, True),
-        ({"matchLabels": {"app": "a"}}, True),
-        ({"matchLabels": {"app": "a", "tier": "x"}}, False),
-        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["a", "b"]}]}, True),
-        ({"matchExpressions": [{"key": "tier", "operator": "In", "values": ["a"]}]}, False),
-        ({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["a"]}]}, True),
-        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["a"]}]}, False),
-        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
-        ({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
-        ({"matchLabels": {"app": "a"}, "matchExpressions": [{"key": "x", "operator": "Exists"}]}, False),
-    ],
-)
-def test_a_pod_counts_for_the_budgets_that_select_it(selector: Any, counts: bool) -> None:
-    budget = {"metadata": {"name": "keep"}, "spec": {"selector": selector}}
-    leaving = EvictedPod("team", "p", "u", labels={"app": "a"})
-
-    assert budgets_on(leaving, [budget]) == ["keep"] * counts
