@@ -9,14 +9,14 @@ import pytest
 from cli.acyclic import acyclic
 
 
-def test_cycles_are_not_looked_for_meanwhile_and_are_afterwards() -> None:
+def test_acyclic_disables_garbage_collection_until_its_end() -> None:
     assert gc.isenabled()
     with acyclic():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
-def test_they_are_after_an_error_too() -> None:
+def test_acyclic_enables_garbage_collection_after_an_error() -> None:
     with pytest.raises(LookupError), acyclic():
         raise LookupError
     assert gc.isenabled()

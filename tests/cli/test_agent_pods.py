@@ -75,7 +75,9 @@ UNPLACED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_pod_that_does_not_start_is_an_obstacle_of_its_node(stuck: Json, reason: str, message: str, fix: str) -> None:
+def test_start_failures_name_the_node_of_a_pod_that_does_not_start(
+    stuck: Json, reason: str, message: str, fix: str
+) -> None:
     (found,) = failures(daemon_set(), [], [stuck])
 
     assert (found.reason, found.message, found.nodes) == (reason, message, ("gpu-1",))
@@ -91,7 +93,7 @@ def test_a_pod_that_does_not_start_is_an_obstacle_of_its_node(stuck: Json, reaso
         {},
     ],
 )
-def test_a_pod_that_runs_or_is_about_to_start_is_none(status: Json) -> None:
+def test_start_failures_omit_pods_that_run_or_are_about_to_start(status: Json) -> None:
     assert failures(daemon_set(), ["FailedCreate: of an hour ago"], [pod(status)]) == []
 
 
@@ -110,7 +112,7 @@ WEBHOOK = 'Error creating: admission webhook "validate.kyverno.svc" denied the r
         (WEBHOOK, "Exempt"),
     ],
 )
-def test_pods_that_are_never_created_are_found_by_the_events_of_the_daemon_set(message: str, fix: str) -> None:
+def test_start_failures_read_the_daemon_sets_events_for_pods_never_created(message: str, fix: str) -> None:
     warnings = ["FailedCreate: earlier", f"FailedCreate: {message}", "Other: x"]
 
     (found,) = failures(daemon_set(desired=8, current=0), warnings, [])
@@ -119,7 +121,7 @@ def test_pods_that_are_never_created_are_found_by_the_events_of_the_daemon_set(m
     assert fix in found.fix
 
 
-def test_one_reason_on_many_nodes_is_one_obstacle_and_the_largest_is_first() -> None:
+def test_start_failures_group_nodes_by_reason_largest_first() -> None:
     pods = [pod(waiting("ErrImagePull", PULL), {"nodeName": name}) for name in ("b", "a")]
     pods.append(pod(waiting("CrashLoopBackOff", "x"), {"nodeName": "c"}))
 
@@ -129,7 +131,7 @@ def test_one_reason_on_many_nodes_is_one_obstacle_and_the_largest_is_first() -> 
     ]
 
 
-def test_a_message_from_outside_is_printable_and_bounded() -> None:
+def test_start_failure_message_is_printable_and_bounded() -> None:
     (found,) = failures(daemon_set(), [], [pod(waiting("ErrImagePull", "\x1b[2J" + "x" * 100_000))])
 
     assert "\x1b" not in found.message
@@ -155,7 +157,7 @@ PULLS = {"gpu-healthcheck-agent-x": "Pulling: Pulling image x"}
         ([pod(RUNNING, {"nodeName": "gpu-2"})], {}, (), "NoPod", "the DaemonSet has no pod there"),
     ],
 )
-def test_each_silent_node_has_a_reason(
+def test_start_failures_have_a_reason_for_each_silent_node(
     pods: list[Json], events: dict[str, str], unready: tuple[str, ...], reason: str, message: str
 ) -> None:
     (found,) = failures(daemon_set(), [], pods, "gpu-1", events=events, unready=unready)
@@ -165,7 +167,7 @@ def test_each_silent_node_has_a_reason(
     assert found.fix
 
 
-def test_before_the_controller_has_observed_a_new_template_all_agents_are_of_an_earlier_one() -> None:
+def test_outdated_counts_all_agents_before_the_controller_observed_a_template() -> None:
     new = daemon_set(8, 8, 8)
     new["metadata"]["generation"], new["status"]["observedGeneration"] = 3, 2
     assert outdated(new) == (8, 8)
@@ -175,5 +177,5 @@ def test_before_the_controller_has_observed_a_new_template_all_agents_are_of_an_
 
 
 @pytest.mark.parametrize(("current", "updated", "expected"), [(8, 8, (0, 8)), (8, 5, (3, 8)), (0, 0, (0, 0))])
-def test_agents_of_an_earlier_template_are_counted(current: int, updated: int, expected: tuple[int, int]) -> None:
+def test_outdated_counts_agents_of_an_earlier_template(current: int, updated: int, expected: tuple[int, int]) -> None:
     assert outdated(daemon_set(8, current, updated)) == expected

@@ -67,7 +67,7 @@ def world(short_root: Path) -> Iterator[World]:
         yield World(host)
 
 
-def test_verbose_shows_of_equal_gpus_only_what_differs(world: World) -> None:
+def test_check_verbose_shows_only_differences_between_equal_gpus(world: World) -> None:
     healthy = world.run("gpu-siblings", "-v").stdout
     (world.host.root / "nvml/gpu5/remap_pending").write_text("1\n")
     faulty = world.run("gpu-siblings", "-v").stdout
@@ -78,7 +78,7 @@ def test_verbose_shows_of_equal_gpus_only_what_differs(world: World) -> None:
 
 
 @pytest.mark.parametrize("word", ["1", "1-dcgm-diag-l2", "dcgm-diag-l2", "dcgm-l2"])
-def test_level_2_runs_here_and_now(world: World, word: str) -> None:
+def test_check_runs_level_2_by_each_name(world: World, word: str) -> None:
     done = world.run(word)
 
     assert (done.returncode, world.levels) == (0, ["2"])
@@ -87,13 +87,13 @@ def test_level_2_runs_here_and_now(world: World, word: str) -> None:
     assert "DCGM's level 2 takes minutes" in done.stderr
 
 
-def test_level_2_and_light_checks_make_one_record(world: World) -> None:
+def test_check_writes_one_record_for_level_2_and_light_checks(world: World) -> None:
     record = world.record("1", "nvidia-smi", "topology")
 
     assert [entry["check"] for entry in record["checks"]] == ["0-nvidia-smi", "3-topology-check", "1-dcgm-diag-l2"]
 
 
-def test_what_level_2_finds_is_named_by_the_gpus_address_and_judged_again_from_its_evidence(world: World) -> None:
+def test_check_level_2_finding_has_the_gpus_address_and_is_replayed_alike(world: World) -> None:
     document = dcgm_4(Story(8, errors={("memory", 3): (FAULTY,)}))
     del document["entity_groups"]  # serials of other GPUs
     world.host.write_value("dcgm/answer", printed(document).decode())
@@ -109,7 +109,7 @@ def test_what_level_2_finds_is_named_by_the_gpus_address_and_judged_again_from_i
     assert [load["reason"] for load in json.loads(again.stdout)["findings"]] == ["DcgmDiagMemory"]
 
 
-def test_without_dcgmi_it_could_not_look(world: World) -> None:
+def test_check_level_2_without_dcgmi_could_not_check(world: World) -> None:
     (world.host.root / "usr/bin/dcgmi").unlink()
     done = world.run("1", "--json")
     record = json.loads(done.stdout)
@@ -118,7 +118,7 @@ def test_without_dcgmi_it_could_not_look(world: World) -> None:
     assert [entry["cause"] for entry in record["unobserved"]] == ["DcgmNotInstalled"]
 
 
-def test_where_a_pod_holds_gpus_nothing_is_tested_unless_it_is_forced(world: World) -> None:
+def test_check_level_2_needs_force_while_a_pod_holds_gpus(world: World) -> None:
     with serving_pod_resources(world.host.root, lambda: [POD]):
         done = world.run("1", "0")
         assert (done.returncode, done.stdout, world.levels) == (2, "", [])
@@ -128,7 +128,7 @@ def test_where_a_pod_holds_gpus_nothing_is_tested_unless_it_is_forced(world: Wor
         assert (world.run("1", "--force").returncode, world.levels) == (0, ["2"])
 
 
-def test_where_a_process_uses_a_gpu_nothing_is_tested(world: World) -> None:
+def test_check_level_2_tests_nothing_while_a_process_uses_a_gpu(world: World) -> None:
     world.host.write_value("nvml/gpu2/processes", "4711")
     done = world.run("1")
 
@@ -136,7 +136,7 @@ def test_where_a_process_uses_a_gpu_nothing_is_tested(world: World) -> None:
     assert f"processes use gpu/{world.host.gpus[2].address}" in done.stderr
 
 
-def test_a_kubelet_that_does_not_answer_is_not_one_that_holds_nothing(world: World) -> None:
+def test_check_level_2_tests_nothing_if_the_kubelet_does_not_answer(world: World) -> None:
     (world.host.root / "var/lib/kubelet").mkdir(parents=True, exist_ok=True)
     done = world.run("1")
 
@@ -145,7 +145,7 @@ def test_a_kubelet_that_does_not_answer_is_not_one_that_holds_nothing(world: Wor
 
 
 @pytest.mark.parametrize(("answer", "code", "levels"), [("n", 2, []), ("y", 0, ["2"])])
-def test_on_a_terminal_it_asks(world: World, answer: str, code: int, levels: list[str]) -> None:
+def test_check_level_2_asks_on_a_terminal(world: World, answer: str, code: int, levels: list[str]) -> None:
     ours, theirs = pty.openpty()
     with serving_pod_resources(world.host.root, lambda: [POD]):
         process = subprocess.Popen(
@@ -175,7 +175,7 @@ def _until(terminal: int, words: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_test_and_all_that_it_started(world: World, number: signal.Signals) -> None:
+def test_check_level_2_ends_all_its_processes_at_a_signal(world: World, number: signal.Signals) -> None:
     world.host.write_value("dcgm/hang", "")
     process = subprocess.Popen(
         world.command("1", "--json"), env=world.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
@@ -209,7 +209,7 @@ def refused(*words: str) -> str:
 @pytest.mark.parametrize(
     "word", ["4", "4-dcgm-diag-l4", "dcgm-l4", "5", "nccl-allreduce", "6", "efa-loopback", "rdma-loopback"]
 )
-def test_what_needs_the_whole_node_names_the_command_that_runs_it(word: str) -> None:
+def test_check_of_a_whole_node_test_names_the_command_that_runs_it(word: str) -> None:
     message = refused("0", word)
 
     assert "gpu-healthcheck quarantine NODE" in message
@@ -225,17 +225,17 @@ def test_what_needs_the_whole_node_names_the_command_that_runs_it(word: str) -> 
         (("0", "--root", "/nowhere"), "--root /nowhere: no such directory"),
     ],
 )
-def test_what_can_not_be_checked_is_refused_with_what_can(words: tuple[str, ...], message: str) -> None:
+def test_check_refuses_what_it_can_not_check(words: tuple[str, ...], message: str) -> None:
     assert message in refused(*words)
 
 
-def test_a_host_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_names_a_missing_host_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_ROOT", "/nowhere")
 
     assert refused("nouveau") == "gpu-healthcheck check: HOST_ROOT /nowhere: no such directory\n"
 
 
-def test_without_root_the_output_warns(world: World) -> None:
+def test_check_without_root_warns_if_a_check_could_not_run(world: World) -> None:
     if subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this kernel lets nobody become somebody else")
     # root of the new user namespace, unprivileged outside
@@ -249,7 +249,7 @@ def test_without_root_the_output_warns(world: World) -> None:
     assert blind.stderr == "not running as root: checks that could not run may need root\n"
 
 
-def test_where_there_is_no_hami_its_group_is_no_part_of_the_verdict(world: World) -> None:
+def test_check_without_hami_leaves_its_group_unconfigured(world: World) -> None:
     done = world.run("--json")
     groups = {load["check"]: load["status"] for load in json.loads(done.stdout)["checks"]}
 
@@ -259,7 +259,7 @@ def test_where_there_is_no_hami_its_group_is_no_part_of_the_verdict(world: World
 
 
 @pytest.mark.parametrize("words", [(), ("efa-count", "7-container-runtime")])
-def test_no_record_is_without_a_check(world: World, words: tuple[str, ...]) -> None:
+def test_check_record_lists_its_checks(world: World, words: tuple[str, ...]) -> None:
     assert len(world.record(*words)["checks"]) > 0
 
 
@@ -281,7 +281,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ],
     ids=["slow", "equal", "idle", "uneven"],
 )
-def test_siblings_are_compared_now(
+def test_check_siblings_now_compares_the_gpus_of_a_pod(
     world: World, waits: list[float], speeds: dict[int, list[int]], code: int, words: str
 ) -> None:
     for mhz, indices in speeds.items():
@@ -295,7 +295,7 @@ def test_siblings_are_compared_now(
     assert "the second read is in 60 s" in done.stderr
 
 
-def test_without_a_kubelet_gpus_that_differ_are_not_compared(world: World, waits: list[float]) -> None:
+def test_check_siblings_now_without_a_kubelet_compares_nothing(world: World, waits: list[float]) -> None:
     world.host.work(range(7), 1980, 300)
     world.host.work([7], 1410, 200)
     done = world.run("siblings", "--now", "--interval", "20")
@@ -304,7 +304,7 @@ def test_without_a_kubelet_gpus_that_differ_are_not_compared(world: World, waits
     assert "the kubelet does not name their pods: " in done.stdout
 
 
-def test_siblings_without_now_are_one_cycle_of_the_check(world: World, waits: list[float]) -> None:
+def test_check_siblings_without_now_runs_one_cycle(world: World, waits: list[float]) -> None:
     assert world.run("siblings").stdout == world.run("gpu-siblings").stdout
     assert waits == []
 
@@ -314,11 +314,11 @@ def test_siblings_without_now_are_one_cycle_of_the_check(world: World, waits: li
     [("--now",), ("0", "--now"), ("siblings", "clocks", "--now"), ("siblings", "--now", "--interval", "5")],
     ids=" ".join,
 )
-def test_now_is_for_the_siblings_alone(world: World, waits: list[float], words: tuple[str, ...]) -> None:
+def test_check_now_is_refused_for_other_checks(world: World, waits: list[float], words: tuple[str, ...]) -> None:
     assert (world.run(*words).returncode, waits) == (3, [])
 
 
-def test_ctrl_c_ends_the_wait_between_the_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_siblings_now_ends_at_ctrl_c(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 

@@ -47,7 +47,9 @@ def offered(capsys: pytest.CaptureFixture[str], *words: str, **variables: str) -
         (("completion", ""), list(Shell)),
     ],
 )
-def test_words_of_ours(words: tuple[str, ...], messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_offers_our_words(
+    words: tuple[str, ...], messages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert offered(capsys, *words) == (messages, ":4")
 
 
@@ -60,12 +62,14 @@ def test_commands_are_listed_with_their_purpose(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("words", [("replay", ""), ("status", "--kubeconfig", ""), ("nonsense", "")])
-def test_where_we_know_none_the_shell_offers_files(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_leaves_unknown_values_to_the_shell(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert offered(capsys, *words)[1] in (":0", ":4")
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_what_is_said_of_a_word_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_keeps_a_description_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     words, _ = offered(capsys, "status", "--")
 
     assert [word for word in words if not word.startswith("--")] == []
@@ -79,13 +83,15 @@ def kubeconfig(tmp_path: Path) -> Iterator[Mapping[str, str]]:
         yield {"KUBECONFIG": str(api.kubeconfig(tmp_path / "config"))}
 
 
-def test_names_of_nodes_are_the_clusters(kubeconfig: Mapping[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_offers_the_clusters_nodes(
+    kubeconfig: Mapping[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert offered(capsys, "release", "", **kubeconfig) == (["gpu-node-1", "gpu-node-2"], ":4")
     assert offered(capsys, "quarantine", "gpu-node-2", "gpu", **kubeconfig) == (["gpu-node-1"], ":4")
     assert offered(capsys, "diagnose", "node", "", **kubeconfig) == (["gpu-node-1", "gpu-node-2"], ":4")
 
 
-def test_the_words_before_choose_the_cluster(
+def test_completion_uses_the_cluster_of_the_typed_options(
     kubeconfig: Mapping[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     named = ("--kubeconfig", kubeconfig["KUBECONFIG"])
@@ -94,7 +100,7 @@ def test_the_words_before_choose_the_cluster(
     assert offered(capsys, "release", "--kubeconfig", unreachable(tmp_path), "", **kubeconfig)[0] == []
 
 
-def test_contexts_are_names_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_offers_only_names_as_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """zsh evaluates completions."""
     names = ["arn:aws:eks:us-west-2:1:cluster/a", "$(touch pwned)", "`id`", "it's", "a b", "plain", "\x1b[2J"]
     path = tmp_path / "config"
@@ -111,7 +117,7 @@ def test_contexts_are_names_alone(tmp_path: Path, capsys: pytest.CaptureFixture[
         "echo no JSON",
     ],
 )
-def test_a_program_that_a_kubeconfig_runs_keeps_no_shell_waiting(tmp_path: Path, plugin: str) -> None:
+def test_completion_limits_the_time_of_a_login_program(tmp_path: Path, plugin: str) -> None:
     run = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", plugin]}
     config = {
         "current-context": "a",

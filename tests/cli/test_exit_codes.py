@@ -72,7 +72,7 @@ def unreachable(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("words", [*ASK_A_CLUSTER.values(), *PROGRAMS.values()], ids=[*ASK_A_CLUSTER, *PROGRAMS])
-def test_without_a_cluster_is_2_and_one_line_says_why(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_command_without_a_cluster_exits_with_2_and_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
     done = run_quickly(*words, **NODE, REPORT_DIR=str(tmp_path), STATE_DIR=str(tmp_path), METRICS_PORT="0")
     lines = [line for line in done.stderr.splitlines() if '"level": "info"' not in line]
 
@@ -87,12 +87,12 @@ QUICK_TO_GIVE_UP = {name: words for name, words in ASK_A_CLUSTER.items() if word
 
 
 @pytest.mark.parametrize("words", QUICK_TO_GIVE_UP.values(), ids=QUICK_TO_GIVE_UP)
-def test_a_cluster_that_does_not_answer_is_2(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_command_exits_with_2_if_the_cluster_does_not_answer(words: tuple[str, ...], tmp_path: Path) -> None:
     _does_not_answer(run_quickly(*words, KUBECONFIG=unreachable(tmp_path)))
 
 
 @pytest.mark.cluster
-def test_so_it_is_for_a_sweep_which_asks_again_and_again(tmp_path: Path) -> None:
+def test_sweep_exits_with_2_after_its_retries(tmp_path: Path) -> None:
     """With `--dry-run`, the first request is the same."""
     _does_not_answer(run(program="tests.sweeper.impatient", PATIENCE_SECONDS="1", KUBECONFIG=unreachable(tmp_path)))
 
@@ -104,7 +104,7 @@ def _does_not_answer(done: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.parametrize("words", ASK_A_CLUSTER.values(), ids=ASK_A_CLUSTER)
-def test_the_options_lead_to_another_cluster(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_options_choose_the_cluster(words: tuple[str, ...], tmp_path: Path) -> None:
     done = run_quickly(*words, "--kubeconfig", unreachable(tmp_path), "--context", "other")
 
     assert done.returncode == 2
@@ -112,7 +112,7 @@ def test_the_options_lead_to_another_cluster(words: tuple[str, ...], tmp_path: P
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_without_its_nodes_name_is_used_wrongly(name: str) -> None:
+def test_program_without_its_node_name_exits_with_3(name: str) -> None:
     done = run(name)
 
     assert (done.returncode, done.stderr) == (3, f"gpu-healthcheck {name}: NODE_NAME is not set\n")
@@ -122,7 +122,7 @@ EVERY = [*PROGRAMS.values(), ("sweep",), ("status",), ("check",)]
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_an_option_that_nobody_knows_is_3(words: tuple[str, ...]) -> None:
+def test_unknown_option_exits_with_3(words: tuple[str, ...]) -> None:
     done = run_quickly(*words, "--no-such-option")
 
     assert (done.returncode, done.stdout) == (3, "")
@@ -143,7 +143,7 @@ def test_an_option_that_nobody_knows_is_3(words: tuple[str, ...]) -> None:
         (("nonsense",), "No such command 'nonsense'"),
     ],
 )
-def test_wrong_use_is_3(
+def test_wrong_usage_exits_with_3(
     words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _end_of(words, monkeypatch) == 3
@@ -161,13 +161,13 @@ def _end_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 @pytest.mark.parametrize("words", [("--version",), ("version",)])
-def test_it_tells_its_version(words: tuple[str, ...]) -> None:
+def test_version_is_printed(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, words)
 
     assert (done.exit_code, done.stdout) == (0, f"{healthcheck.__version__}\n")
 
 
-def test_without_a_command_it_lists_them() -> None:
+def test_no_command_lists_all_commands() -> None:
     done = CliRunner().invoke(app, [])
 
     assert (done.exit_code, done.stderr) == (0, "")
@@ -175,7 +175,7 @@ def test_without_a_command_it_lists_them() -> None:
     assert [name for name in ("check", "status", "quarantine", "explain") if name not in done.stdout] == []
 
 
-def test_a_fault_of_ours_is_no_fault_of_the_node(
+def test_defect_of_this_program_is_no_fault_of_the_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cli.check.judged", lambda _: 1 / 0)
@@ -195,7 +195,7 @@ PRINTERS = [
 
 
 @pytest.mark.parametrize("words", PRINTERS, ids=" ".join)
-def test_a_reader_that_goes_away_ends_it_without_a_word(words: tuple[str, ...]) -> None:
+def test_closed_pipe_ends_a_command_silently(words: tuple[str, ...]) -> None:
     """`| head -0`: the reader ends before any output."""
     ended = _with_outputs_closed(words)
 
@@ -226,14 +226,14 @@ def _with_outputs_closed(words: tuple[str, ...]) -> subprocess.CompletedProcess[
         os.close(write)
 
 
-def test_in_a_pipe_of_a_shell_it_is_as_other_programs() -> None:
+def test_closed_pipe_of_a_shell_has_the_usual_exit_code() -> None:
     shell = f"{sys.executable} -m cli explain | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert (done.stdout.splitlines()[-1], done.stderr) == ("141", "")
 
 
-def test_a_full_disk_is_reported() -> None:
+def test_full_disk_is_reported() -> None:
     command = [sys.executable, "-m", "cli", "explain"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -243,7 +243,7 @@ def test_a_full_disk_is_reported() -> None:
 
 
 @pytest.mark.parametrize("words", ["version", "--help", "explain Xid79"])
-def test_a_closed_output_is_reported(words: str) -> None:
+def test_closed_output_is_reported(words: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m cli {words} >&-"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -256,7 +256,7 @@ def test_other_closed_streams_change_no_result(words: str, code: int) -> None:
     assert subprocess.run(f"{sys.executable} -m cli {words}", shell=True, cwd=ROOT, check=False).returncode == code
 
 
-def test_ctrl_c_is_130() -> None:
+def test_ctrl_c_exits_with_130() -> None:
     process = subprocess.Popen([sys.executable, "-m", "cli", "replay", "-"], cwd=ROOT, stdin=subprocess.PIPE)
     eventually(lambda: _waits_for_input(process.pid))
     process.send_signal(signal.SIGINT)
@@ -269,7 +269,7 @@ def _waits_for_input(pid: int) -> bool:
     return Path(f"/proc/{pid}/syscall").read_text().startswith("0 0x0 ")
 
 
-def test_the_table_of_exit_codes_names_each_command() -> None:
+def test_documented_exit_codes_cover_each_command() -> None:
     page = (ROOT / "docs/commands.md").read_text()
     names = [name for name in PROGRAMS if name != "agent"] + [words[0] for words in ASK_A_CLUSTER.values()]
 
@@ -278,7 +278,7 @@ def test_the_table_of_exit_codes_names_each_command() -> None:
 
 
 @pytest.mark.parametrize("left", range(6))
-def test_without_a_descriptor_a_check_could_not_look_and_says_so_in_a_line(left: int, tmp_path: Path) -> None:
+def test_check_without_file_descriptors_could_not_check(left: int, tmp_path: Path) -> None:
     program = (
         "import resource, sys; from cli.app import run\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (3 + {left}, 3 + {left}))\n"

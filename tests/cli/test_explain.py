@@ -39,7 +39,7 @@ def explained(*words: str) -> str:
 
 
 @pytest.mark.parametrize("words", [("79",), ("Xid79",), ("xid79",), ("xid", "79"), ("XID 79",), ("079",)])
-def test_an_xid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
+def test_explain_finds_an_xid_in_each_spelling(words: tuple[str, ...]) -> None:
     answer = explained(*words)
 
     assert answer.startswith("Xid79 ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS\n")
@@ -49,7 +49,7 @@ def test_an_xid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
     assert "source NVIDIA Xid catalogue 2025-09-30" in answer
 
 
-def test_a_code_without_a_published_action_is_explained_with_its_source() -> None:
+def test_explain_names_the_source_of_a_code_without_an_action() -> None:
     answer = explained("185")
 
     assert answer.startswith("Xid185 SPARING_EVENT\nmeans The state of the GPU's spare units changed")
@@ -58,7 +58,7 @@ def test_a_code_without_a_published_action_is_explained_with_its_source() -> Non
 
 
 @pytest.mark.parametrize("words", [("SXid20034",), ("sxid", "20034"), ("20034",), ("SXID 20034",)])
-def test_an_sxid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
+def test_explain_finds_an_sxid_in_each_spelling(words: tuple[str, ...]) -> None:
     answer = explained(*words)
 
     assert answer.startswith("SXid20034 DLPL_LTSSM_FAULT_UP\n")
@@ -76,7 +76,7 @@ def test_an_sxid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
         ("149", "0x021425c6,", "0x00000001"),
     ],
 )
-def test_the_words_of_an_nvlink_xid_are_decoded_in_both_layouts(words: tuple[str, ...]) -> None:
+def test_explain_decodes_the_words_of_an_nvlink_xid_in_both_layouts(words: tuple[str, ...]) -> None:
     answer = explained(*words)
 
     assert "here RESET: drain the node and reset the GPU, or reboot (nvlink5_decode.csv:80;" in answer
@@ -84,7 +84,7 @@ def test_the_words_of_an_nvlink_xid_are_decoded_in_both_layouts(words: tuple[str
     assert "from R575 no row of NVIDIA's sheet has these words" in answer
 
 
-def test_the_registers_of_an_xid_74_are_decoded_bit_by_bit() -> None:
+def test_explain_decodes_the_bits_of_an_xid_74() -> None:
     answer = explained("74", "0x11", "0x0", "0x10000", "0x0", "0x4")
 
     assert "1, bit 0 nothing to do\n" in answer
@@ -94,11 +94,11 @@ def test_the_registers_of_an_xid_74_are_decoded_bit_by_bit() -> None:
     assert "here RESET: drain the node and reset the GPU, or reboot (NVLINK_DEFAULT;" in answer
 
 
-def test_an_nvlink_xid_without_its_words_says_how_to_give_them() -> None:
+def test_explain_names_the_usage_of_data_words() -> None:
     assert "explain 74 0x... 0x..." in explained("74")
 
 
-def test_the_recovery_actions_stand_with_xid_154() -> None:
+def test_explain_lists_the_recovery_actions_of_xid_154() -> None:
     answer = explained("154")
 
     assert "0x0 None: no finding;" in answer
@@ -107,7 +107,7 @@ def test_the_recovery_actions_stand_with_xid_154() -> None:
 
 
 @pytest.mark.parametrize("reason", OWN_NAMES, ids=lambda reason: reason.name)
-def test_every_reason_is_explained(reason: Reason) -> None:
+def test_explain_covers_every_reason(reason: Reason) -> None:
     answer = explained(reason.name)
 
     assert answer.startswith(f"{reason.name}\n")
@@ -123,7 +123,7 @@ def _unfolded(text: str) -> str:
 
 
 @pytest.mark.parametrize("word", ["DcgmDiagMemory", "dcgmdiagmemory", "DcgmDiagATestOfTomorrow"])
-def test_a_test_of_dcgm_is_as_severe_as_the_error_that_it_names(word: str) -> None:
+def test_explain_of_a_dcgm_test_refers_to_its_error(word: str) -> None:
     answer = explained(word)
 
     assert "here MONITOR" in answer
@@ -131,7 +131,7 @@ def test_a_test_of_dcgm_is_as_severe_as_the_error_that_it_names(word: str) -> No
 
 
 @pytest.mark.parametrize("words", [("dcgm", "46"), ("Dcgm46",), ("dcgm 46",)])
-def test_an_error_of_dcgm_is_explained(words: tuple[str, ...]) -> None:
+def test_explain_finds_a_dcgm_error_in_each_spelling(words: tuple[str, ...]) -> None:
     answer = explained(*words)
 
     assert answer.startswith("Dcgm46 PCIE_WIDTH\n")
@@ -140,11 +140,11 @@ def test_an_error_of_dcgm_is_explained(words: tuple[str, ...]) -> None:
     assert "deviation a link with fewer lanes" in answer
 
 
-def test_a_test_that_could_not_run_says_nothing_about_the_hardware() -> None:
+def test_explain_of_a_dcgm_test_that_could_not_run() -> None:
     assert "The test could not run" in explained("dcgm", "117")
 
 
-def test_deviations_from_nvidia_have_a_reason() -> None:
+def test_explain_shows_the_reason_of_a_deviation() -> None:
     answer = explained("142")
 
     assert "here RESET:" in answer
@@ -154,7 +154,7 @@ def test_deviations_from_nvidia_have_a_reason() -> None:
 @pytest.mark.parametrize(
     ("words", "name"), [(("999",), "Xid999"), (("99999",), "SXid99999"), (("dcgm", "999"), "Dcgm999")]
 )
-def test_a_number_that_no_table_has_is_watched(words: tuple[str, ...], name: str) -> None:
+def test_explain_of_an_unlisted_code_is_monitor(words: tuple[str, ...], name: str) -> None:
     answer = explained(*words)
 
     assert answer.startswith(f"{name}\n")
@@ -196,7 +196,7 @@ def test_a_number_that_no_table_has_is_watched(words: tuple[str, ...], name: str
         ),
     ],
 )
-def test_what_the_cluster_has_changed_is_shown(
+def test_explain_shows_severity_overrides(
     config: Path, monkeypatch: pytest.MonkeyPatch, override: str, words: tuple[str, ...], here: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
@@ -218,15 +218,13 @@ def test_what_the_cluster_has_changed_is_shown(
         ("STRICT_PSHC", "1", ("163",), "(STRICT_PSHC)"),
     ],
 )
-def test_the_clusters_other_settings_count_too(
-    config: Path, key: str, value: str, words: tuple[str, ...], here: str
-) -> None:
+def test_explain_applies_other_settings(config: Path, key: str, value: str, words: tuple[str, ...], here: str) -> None:
     (config / key).write_text(value)
 
     assert here in explained(*words)
 
 
-def test_without_a_word_everything_is_listed(config: Path) -> None:
+def test_explain_without_a_word_lists_all_codes(config: Path) -> None:
     (config / "severity-overrides").write_text("xid 31 = RESET")
 
     answer = explained()
@@ -241,7 +239,7 @@ def test_without_a_word_everything_is_listed(config: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "shown", "hidden"), [("xid", "Xid79", "Dcgm52"), ("DCGM", "Dcgm52", "Xid79")])
-def test_one_table_is_listed_by_its_name(word: str, shown: str, hidden: str) -> None:
+def test_explain_lists_one_table_by_its_name(word: str, shown: str, hidden: str) -> None:
     answer = explained(word)
 
     assert (shown in answer, hidden in answer) == (True, False)
@@ -263,7 +261,7 @@ def test_one_table_is_listed_by_its_name(word: str, shown: str, hidden: str) -> 
         (("-79",), None),
     ],
 )
-def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], message: str | None) -> None:
+def test_explain_refuses_an_unknown_word_with_the_allowed_ones(words: tuple[str, ...], message: str | None) -> None:
     answer = ask(*words)
 
     assert answer.exit_code != 0
@@ -292,11 +290,11 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("gpu_healthcheck_xids_total", "(counter, by code, by gpu, by UUID)"),
     ],
 )
-def test_cause_severity_setting_check_and_metric_are_explained(word: str, shown: str) -> None:
+def test_explain_covers_causes_severities_settings_checks_and_metrics(word: str, shown: str) -> None:
     assert shown in explained(word)
 
 
-def test_every_alert_is_explained_with_its_fix() -> None:
+def test_explain_covers_every_alert() -> None:
     rules = yaml.safe_load((ROOT / "kubernetes/overlays/monitoring/prometheus-rule.yaml").read_text())
     alerts = [rule["alert"] for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
 
@@ -305,7 +303,7 @@ def test_every_alert_is_explained_with_its_fix() -> None:
         assert (f"docs/alerts.md#{alert.lower()}" in means, "Check:" in means) == (True, False), means
 
 
-def test_a_setting_is_shown_as_the_cluster_has_it(config: Path) -> None:
+def test_explain_shows_the_value_of_a_setting(config: Path) -> None:
     (config / "CHECK_INTERVAL").write_text("60")
     (config / "TAINT_SEVERITY").write_text("REBOOT")
 
@@ -313,7 +311,7 @@ def test_a_setting_is_shown_as_the_cluster_has_it(config: Path) -> None:
     assert "here REBOOT\n" in explained("taint_severity")
 
 
-def test_a_setting_where_there_is_no_configmap_is_shown_as_the_default(config: Path) -> None:
+def test_explain_shows_the_default_of_a_setting_without_a_configmap(config: Path) -> None:
     config.rmdir()
 
     assert (
@@ -322,12 +320,12 @@ def test_a_setting_where_there_is_no_configmap_is_shown_as_the_default(config: P
     )
 
 
-def test_name_of_two_kinds_is_explained_as_both() -> None:
+def test_explain_shows_all_kinds_of_a_name() -> None:
     kinds = re.findall(r"^as (.*)$", explained("DriverNotLoaded"), re.MULTILINE)
     assert kinds == ["reason why a check could not run", "a cause that diagnose finds"]
 
 
-def test_a_bad_setting_is_named_and_nothing_is_explained(config: Path) -> None:
+def test_explain_refuses_an_invalid_setting(config: Path) -> None:
     (config / "severity-overrides").write_text("\nxid 79 = BAD")
 
     answer = ask("79")
@@ -340,7 +338,7 @@ def test_a_bad_setting_is_named_and_nothing_is_explained(config: Path) -> None:
 @pytest.mark.parametrize(
     "words", [(), ("79",), ("149", "0x021425c6", "0x1"), ("154",), ("SXid11001",), ("dcgm", "46"), ("reset",)]
 )
-def test_it_fits_and_has_no_colour_where_nobody_looks(
+def test_explain_in_a_pipe_fits_the_width_without_colours(
     monkeypatch: pytest.MonkeyPatch, columns: int, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -43,7 +43,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_it_loads_the_standard_library_alone_and_writes_no_file() -> None:
+def test_gate_loads_only_the_standard_library() -> None:
     """So it runs with a read-only root. -S: no other package can be found."""
     words = ["gate", "--agent=127.0.0.1", f"--port={free_port()}", "--pod=x"]
     done = subprocess.run(
@@ -110,14 +110,14 @@ def machine(short_root: Path) -> Iterator[Machine]:
 
 
 @AS_ROOT
-def test_a_healthy_machine_starts_jobs(machine: Machine) -> None:
+def test_gate_local_starts_jobs_on_a_healthy_machine(machine: Machine) -> None:
     code, line = machine.check()
 
     assert (code, "no finding of RESET or worse on the node; checked 0 s ago" in line) == (0, True)
 
 
 @AS_ROOT
-def test_a_faulty_machine_is_drained_with_one_line_about_the_reason(machine: Machine) -> None:
+def test_gate_local_refuses_jobs_on_a_faulty_machine(machine: Machine) -> None:
     machine.host.xid(3, 79, "GPU has fallen off the bus.")
     code, line = machine.check()
 
@@ -127,7 +127,7 @@ def test_a_faulty_machine_is_drained_with_one_line_about_the_reason(machine: Mac
 
 
 @AS_ROOT
-def test_a_finding_below_the_severity_of_the_settings_drains_no_machine(machine: Machine) -> None:
+def test_gate_local_ignores_findings_below_its_severity(machine: Machine) -> None:
     machine.host.xid(3, 62, "0x1 0x2 0x3")
     (machine.settings / "GATE_SEVERITY").write_text("REBOOT")
 
@@ -138,7 +138,7 @@ def test_a_finding_below_the_severity_of_the_settings_drains_no_machine(machine:
 
 @AS_ROOT
 @pytest.mark.parametrize(("options", "code"), [([], 0), (["--fail-closed"], 69)])
-def test_a_machine_that_cannot_be_checked_starts_jobs(machine: Machine, options: list[str], code: int) -> None:
+def test_gate_local_starts_jobs_if_it_could_not_check(machine: Machine, options: list[str], code: int) -> None:
     machine.host.write_value("nvml/error/nvmlInitWithFlags", 999)
     ended, line = machine.check(*options)
 
@@ -147,7 +147,7 @@ def test_a_machine_that_cannot_be_checked_starts_jobs(machine: Machine, options:
 
 
 @AS_ROOT
-def test_an_invalid_setting_drains_no_machine(machine: Machine) -> None:
+def test_gate_local_starts_jobs_with_an_invalid_setting(machine: Machine) -> None:
     (machine.settings / "GATE_SEVERITY").write_text("LOUD")
     code, line = machine.check()
 
@@ -155,7 +155,7 @@ def test_an_invalid_setting_drains_no_machine(machine: Machine) -> None:
 
 
 @AS_ROOT
-def test_a_driver_that_does_not_answer_in_time_drains_no_machine(machine: Machine) -> None:
+def test_gate_local_starts_jobs_if_the_driver_does_not_answer(machine: Machine) -> None:
     machine.host.hang()
     done = machine.run("--timeout=2")
 
@@ -188,14 +188,14 @@ def decision(name: str) -> bytes:
 
 @AS_ROOT
 @pytest.mark.parametrize(("name", "code"), [("refuse", 75), ("start", 0)])
-def test_an_agent_of_root_is_believed(machine: Machine, name: str, code: int) -> None:
+def test_gate_local_uses_the_answer_of_roots_agent(machine: Machine, name: str, code: int) -> None:
     with answering(root_socket.listen(machine.state / gate.SOCKET), decision(name)):
         assert machine.check() == (code, "from the socket")
 
 
 @AS_ROOT
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.0 503 Service Unavailable\r\n\r\nthe agent starts\n"])
-def test_an_agent_without_an_answer_leaves_the_check(machine: Machine, answer: bytes) -> None:
+def test_gate_local_checks_if_the_agent_does_not_answer(machine: Machine, answer: bytes) -> None:
     with answering(root_socket.listen(machine.state / gate.SOCKET), answer):
         code, line = machine.check()
     assert (code, "no finding of RESET or worse on the node" in line) == (0, True)
@@ -203,7 +203,7 @@ def test_an_agent_without_an_answer_leaves_the_check(machine: Machine, answer: b
 
 @AS_ROOT
 @pytest.mark.parametrize("name", ["refuse", "start"])
-def test_nobody_at_the_port_is_asked(machine: Machine, name: str) -> None:
+def test_gate_local_never_asks_the_port(machine: Machine, name: str) -> None:
     if name == "start":
         machine.host.xid(3, 79, "GPU has fallen off the bus.")
     listener = socket.create_server(("127.0.0.1", 0))
@@ -281,7 +281,7 @@ def behind_a_regular_file(state: Path) -> socket.socket:
         behind_a_regular_file,
     ],
 )
-def test_a_socket_that_may_be_another_users_is_not_believed(
+def test_gate_local_ignores_a_socket_another_user_can_replace(
     machine: Machine, listen: Callable[[Path], socket.socket]
 ) -> None:
     with answering(listen(machine.state), decision("refuse")):
@@ -295,9 +295,7 @@ def test_a_socket_that_may_be_another_users_is_not_believed(
 
 @AS_ROOT
 @pytest.mark.parametrize(("options", "code"), [([], 0), (["--fail-closed"], 69)])
-def test_another_user_than_root_gets_no_answer(
-    capsys: pytest.CaptureFixture[str], options: list[str], code: int
-) -> None:
+def test_gate_local_needs_root(capsys: pytest.CaptureFixture[str], options: list[str], code: int) -> None:
     with as_nobody():
         assert gate.main(["--local", *options]) == code
     assert "--local needs root: only root can ask" in capsys.readouterr().err

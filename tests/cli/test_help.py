@@ -32,7 +32,7 @@ def helped(*words: str) -> str:
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *PROGRAMS])
-def test_no_type_of_pythons_and_no_frame_stands_in_a_help(name: str) -> None:
+def test_help_has_no_types_and_no_frames(name: str) -> None:
     message = helped(name)
 
     assert re.findall(r"<|>|\[\[|\{|…\]|─|range", message) == []
@@ -40,20 +40,20 @@ def test_no_type_of_pythons_and_no_frame_stands_in_a_help(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_its_first_line_is_how_it_is_typed(name: str) -> None:
+def test_help_begins_with_the_usage(name: str) -> None:
     first, *_ = helped(name).splitlines()
 
     assert re.fullmatch(rf"Usage: gpu-healthcheck {name}( \[?[A-Z ]+(\.\.\.)?\]?)* \[options\]", first)
 
 
-def test_as_a_plugin_it_is_called_as_kubectl_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_of_the_plugin_names_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/kubectl-gpu_healthcheck"])
 
     assert commands.called() == "kubectl gpu-healthcheck"
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_programs_options_are_those_that_the_program_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_program_lists_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         vars(PROGRAMS[name])["_options"](["-h"])
     own = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
@@ -62,14 +62,14 @@ def test_a_programs_options_are_those_that_the_program_takes(name: str, capsys: 
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
-def test_the_help_of_a_program_starts_no_program(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_of_a_program_starts_no_program(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu-healthcheck", "sweep", word])
     monkeypatch.setattr(commands, "run", lambda: None)
 
     started.main()
 
 
-def test_the_same_option_has_the_same_meaning_everywhere() -> None:
+def test_help_describes_shared_options_alike() -> None:
     meanings: dict[str, set[str]] = {}
     for name in COMMANDS:
         for line in re.findall(r"^  ((?:-\w, )?--.*?)(?:$|  )(.*)", _unwrapped(name), re.MULTILINE):

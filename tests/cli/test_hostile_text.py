@@ -89,7 +89,9 @@ def is_all_seen(text: str) -> bool:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize("words", [*ON_THE_CLUSTER, ["status", "-o", "json"], ["status", "-o", "html"], *WITHOUT_IT])
-def test_piped_all_of_it_is_seen(plane: ControlPlane, tmp_path: Path, words: list[str], encoding: str) -> None:
+def test_hostile_text_is_escaped_in_a_pipe(
+    plane: ControlPlane, tmp_path: Path, words: list[str], encoding: str
+) -> None:
     variables = environment(plane, tmp_path, PYTHONIOENCODING=f"{encoding}:strict")
     done = subprocess.run([sys.executable, "-m", "cli", *words], env=variables, capture_output=True, check=False)
 
@@ -100,7 +102,7 @@ def test_piped_all_of_it_is_seen(plane: ControlPlane, tmp_path: Path, words: lis
 
 
 @pytest.mark.parametrize("words", [*ON_THE_CLUSTER, ["status", "--watch"]])
-def test_on_a_terminal_nothing_of_it_steers(plane: ControlPlane, tmp_path: Path, words: list[str]) -> None:
+def test_hostile_text_is_escaped_on_a_terminal(plane: ControlPlane, tmp_path: Path, words: list[str]) -> None:
     shown = _OURS.sub("", on_a_terminal(words, environment(plane, tmp_path, TERM="xterm")))
 
     assert "Traceback" not in shown, shown
@@ -126,7 +128,7 @@ def on_a_terminal(words: list[str], variables: dict[str, str]) -> str:
     return raw.decode()
 
 
-def test_the_result_of_a_quarantine_is_shown_as_it_is(hospital: Hospital) -> None:
+def test_hostile_text_is_escaped_in_a_quarantine_result(hospital: Hospital) -> None:
     finding = {"reason": "DcgmDiagPcie", "severity": "RESET", "subject": f"gpu/{ALL}", "detail": ALL}
     name = hospital.admit("quarantine-hostile", finding, recommendation="reset")
 

@@ -20,7 +20,7 @@ def loaded(*words: str) -> set[str]:
     return set(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).splitlines()[-1].split())
 
 
-def test_the_version_needs_no_command_and_no_client() -> None:
+def test_version_loads_no_other_command_and_no_client() -> None:
     modules = loaded("version")
 
     assert "cli.app" in modules
@@ -28,14 +28,14 @@ def test_the_version_needs_no_command_and_no_client() -> None:
     assert not {"kubernetes", "pydantic", "rich", "structlog", "healthcheck.checks"} & modules
 
 
-def test_a_command_needs_no_other_and_no_client_unless_it_asks_a_cluster() -> None:
+def test_explain_loads_no_other_command_and_no_client() -> None:
     modules = loaded("explain", "79")
 
     assert {f"cli.{name}" for name in COMMANDS} & modules == {"cli.explain"}
     assert not {"kubernetes", "urllib3", "pydantic", "healthcheck.checks"} & modules
 
 
-def test_the_replay_of_a_log_loads_few_checks_and_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_of_a_log_loads_few_checks_and_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONFIG_DIR", str(tmp_path / "none"))
     log = tmp_path / "dmesg.txt"
     log.write_text("[ 1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20\n")
@@ -45,15 +45,13 @@ def test_the_replay_of_a_log_loads_few_checks_and_no_settings(tmp_path: Path, mo
     assert not {"pydantic", "healthcheck.settings", "healthcheck.checks.listed", "kubernetes"} & modules
 
 
-def test_a_look_where_nothing_is_set_loads_no_reader_of_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_without_settings_loads_no_pydantic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONFIG_DIR", str(tmp_path / "none"))
 
     assert not {"pydantic", "kubernetes"} & loaded("check", "memlock", "--root", str(tmp_path))
 
 
-def test_a_saved_state_loads_no_client_of_a_cluster(tmp_path: Path) -> None:
+def test_diagnose_of_a_saved_state_loads_no_client(tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     state.write_text('{"apiVersion": "v1", "kind": "List", "items": []}')
 
@@ -63,7 +61,7 @@ def test_a_saved_state_loads_no_client_of_a_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("-h",), ("__complete", "")], ids=" ".join)
-def test_the_list_of_commands_loads_the_file_of_none(words: tuple[str, ...]) -> None:
+def test_command_list_loads_no_command(words: tuple[str, ...]) -> None:
     program = f"import sys; sys.argv[1:] = {[*words]!r}; import atexit; atexit.register(lambda: print(*sys.modules))"
     shown = subprocess.check_output(
         [sys.executable, "-c", f"{program}\nfrom cli.__main__ import main; main()"], cwd=ROOT, text=True
@@ -74,10 +72,10 @@ def test_the_list_of_commands_loads_the_file_of_none(words: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize(("name", "line"), (COMMANDS | PROGRAMS).items(), ids=COMMANDS | PROGRAMS)
-def test_the_help_of_a_command_begins_with_its_line_in_the_list(name: str, line: str) -> None:
+def test_command_help_begins_with_its_line_in_the_list(name: str, line: str) -> None:
     assert (command_of(name).help or "").partition("\n")[0] == line
     assert CliRunner().invoke(app, [name, "-h"]).output.startswith(f"Usage: gpu-healthcheck {name} ")
 
 
-def test_a_name_that_is_nearly_one_is_answered_with_it() -> None:
+def test_misspelled_command_is_answered_with_a_similar_one() -> None:
     assert "Did you mean 'status'?" in CliRunner().invoke(app, ["statu"]).output

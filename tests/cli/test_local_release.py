@@ -62,27 +62,27 @@ def node(short_root: Path) -> Iterator[Node]:
         yield Node(host)
 
 
-def test_a_reset_that_the_agent_accepts_ends_the_finding_for_check(node: Node) -> None:
+def test_check_finding_ends_with_a_reset(node: Node) -> None:
     node.host.xid(0, *XID_62)
     assert node.check() == 1
     node.reload_driver()
     assert node.check() == 0
 
 
-def test_a_fault_after_the_reset_counts(node: Node) -> None:
+def test_check_counts_a_fault_after_a_reset(node: Node) -> None:
     node.host.xid(0, *XID_62)
     node.reload_driver()
     node.host.xid(0, *XID_62)
     assert node.findings() == ["Xid62"]
 
 
-def test_a_reload_of_the_driver_is_no_reboot(node: Node) -> None:
+def test_check_driver_reload_is_no_reboot(node: Node) -> None:
     node.host.xid(0, *XID_79)
     node.reload_driver()
     assert node.findings() == ["Xid79"]
 
 
-def test_a_gpu_that_does_not_answer_after_the_reset_has_not_proven_it(node: Node) -> None:
+def test_check_finding_stays_if_the_gpu_does_not_answer_after_a_reset(node: Node) -> None:
     node.host.xid(0, *XID_62)
     node.reload_driver()
     node.host.write_value("nvml/gpu0/error", 15)  # NVML_ERROR_GPU_IS_LOST
@@ -90,7 +90,7 @@ def test_a_gpu_that_does_not_answer_after_the_reset_has_not_proven_it(node: Node
 
 
 @pytest.mark.parametrize("fault", [XID_62, XID_79], ids=["RESET", "REBOOT"])
-def test_a_local_release_reaches_check_without_a_cluster(node: Node, fault: tuple[int, str]) -> None:
+def test_local_release_ends_the_finding_for_check(node: Node, fault: tuple[int, str]) -> None:
     node.host.xid(0, *fault)
     assert node.check() == 1
 
@@ -103,7 +103,7 @@ def test_a_local_release_reaches_check_without_a_cluster(node: Node, fault: tupl
     assert node.run("check", "0").stderr == b""
 
 
-def test_the_same_fault_after_a_release_is_another_one(node: Node) -> None:
+def test_local_release_does_not_cover_later_faults(node: Node) -> None:
     node.host.xid(0, *XID_79)
     node.release()
     node.host.xid(0, *XID_79)
@@ -113,7 +113,7 @@ def test_the_same_fault_after_a_release_is_another_one(node: Node) -> None:
     assert node.findings() == []
 
 
-def test_a_level_fault_that_is_still_there_stays(node: Node) -> None:
+def test_local_release_leaves_level_faults(node: Node) -> None:
     node.host.xid(0, *XID_62)
     node.host.write_value("nvml/gpu3/remap_failed", "1")
 
@@ -125,7 +125,7 @@ def test_a_level_fault_that_is_still_there_stays(node: Node) -> None:
     assert node.findings() == ["RowRemapFailed"]
 
 
-def test_a_minor_finding_of_something_else_does_not_fail_a_release(node: Node) -> None:
+def test_local_release_succeeds_beside_a_minor_finding(node: Node) -> None:
     node.host.xid(0, *XID_62)
     node.host.write_value("nvml/gpu3/persistence_mode", "0")
 
@@ -134,7 +134,7 @@ def test_a_minor_finding_of_something_else_does_not_fail_a_release(node: Node) -
     assert (code, "PersistenceModeOff" in output.partition("still active")[2]) == (0, True), output
 
 
-def test_nothing_is_written_where_nothing_is_to_release(node: Node) -> None:
+def test_local_release_without_findings_writes_nothing(node: Node) -> None:
     assert node.release() == (
         0,
         "nothing to release: no finding on this machine needs one\nthis machine: pass\n",
@@ -149,7 +149,7 @@ def test_a_dry_run_writes_nothing(node: Node) -> None:
     assert node.check() == 1
 
 
-def test_the_release_of_another_machine_is_not_this_one_s(node: Node) -> None:
+def test_local_release_of_another_machine_has_no_effect(node: Node) -> None:
     """An image of a node's disk starts elsewhere."""
     node.host.xid(0, *XID_79)
     node.release()
@@ -169,7 +169,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_state_file_that_cannot_be_read_releases_nothing(node: Node, damage: Callable[[Path], object]) -> None:
+def test_check_with_an_unreadable_state_file_releases_nothing(node: Node, damage: Callable[[Path], object]) -> None:
     node.host.xid(0, *XID_62)
     node.state.mkdir(parents=True)
     damage(node.state / "memory.json")
@@ -181,7 +181,7 @@ def test_a_state_file_that_cannot_be_read_releases_nothing(node: Node, damage: C
     assert str(node.state / "memory.json").encode() in done.stderr
 
 
-def test_a_damaged_state_file_is_set_aside_by_a_release(node: Node) -> None:
+def test_local_release_sets_a_damaged_state_file_aside(node: Node) -> None:
     node.host.xid(0, *XID_62)
     node.state.mkdir(parents=True)
     (node.state / "memory.json").write_bytes(b"{}")
@@ -190,7 +190,7 @@ def test_a_damaged_state_file_is_set_aside_by_a_release(node: Node) -> None:
     assert node.check() == 0
 
 
-def test_where_an_agent_runs_the_release_goes_through_it(node: Node) -> None:
+def test_local_release_is_refused_while_an_agent_runs(node: Node) -> None:
     node.host.xid(0, *XID_62)
     node.state.mkdir(parents=True)
     with (node.state / "lock").open("w") as lock:
@@ -200,6 +200,6 @@ def test_where_an_agent_runs_the_release_goes_through_it(node: Node) -> None:
     assert "`gpu-healthcheck release NODE` reaches it" in output
 
 
-def test_a_local_release_takes_no_name(node: Node) -> None:
+def test_local_release_refuses_a_node_name(node: Node) -> None:
     assert node.release("node-a")[0] == 3
     assert node.release("-l", "a=b")[0] == 3

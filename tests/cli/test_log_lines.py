@@ -11,7 +11,7 @@ from cli.log_format import LogLines, words
 FIRST, SECOND, THIRD = (f"2026-11-21T12:00:00.00000000{digit}Z" for digit in "123")
 
 
-def test_each_line_is_given_once_though_its_whole_second_is_read_again() -> None:
+def test_log_lines_are_yielded_once() -> None:
     lines = LogLines()
 
     assert lines.since is None
@@ -20,11 +20,11 @@ def test_each_line_is_given_once_though_its_whole_second_is_read_again() -> None
     assert list(lines.take(f"{FIRST} a\n{SECOND} b\n{THIRD} c\n")) == ["c"]
 
 
-def test_what_has_no_time_is_passed_over() -> None:
+def test_log_lines_without_a_time_are_skipped() -> None:
     assert list(LogLines().take(f"unable to retrieve container logs\n\n2026-11-21T12:00:00 a\n{FIRST} b")) == ["b"]
 
 
-def test_a_separator_of_lines_inside_a_line_does_not_cut_it() -> None:
+def test_log_lines_end_only_at_newlines() -> None:
     assert list(LogLines().take(f"{FIRST} a\u2028b\x1cc\n")) == [r"a\u2028b\x1cc"]
 
 
@@ -47,5 +47,5 @@ def test_a_separator_of_lines_inside_a_line_does_not_cut_it() -> None:
         ("x" * 10_000, "x" * 499 + "…"),
     ],
 )
-def test_a_line_in_words(line: str, message: str) -> None:
+def test_log_line_is_readable(line: str, message: str) -> None:
     assert words(line) == message

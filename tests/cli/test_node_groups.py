@@ -30,7 +30,7 @@ ZONE = "topology.kubernetes.io/zone"
         ({"rack": "r2", "example.com/tracking": "no", "example.com/rack-unit": "no"}, {"rack": "r2"}),
     ],
 )
-def test_a_node_has_the_groups_of_its_labels(labels: Mapping[str, str], groups: Mapping[str, str]) -> None:
+def test_groups_of_reads_the_nodes_labels(labels: Mapping[str, str], groups: Mapping[str, str]) -> None:
     assert groups_of(labels) == groups
 
 
@@ -55,7 +55,7 @@ def nodes(number: int, per_rack: int) -> list[Mapping[str, str]]:
         (5000, 16, [*range(16)], ("rack", "r0", 16, 16, 16)),
     ],
 )
-def test_faults_concentrate_if_chance_explains_them_badly(
+def test_concentration_is_unlikely_by_chance(
     number: int, per_rack: int, faulty: list[int], where: tuple[str, str, int, int, int] | None
 ) -> None:
     fleet = nodes(number, per_rack)
@@ -65,7 +65,7 @@ def test_faults_concentrate_if_chance_explains_them_badly(
     assert (found and (found.grouping, found.group, found.inside, found.among, found.size)) == where
 
 
-def test_a_grouping_that_divides_nothing_or_everything_is_none() -> None:
+def test_dividing_omits_groupings_of_one_or_single_nodes() -> None:
     assert dividing([{"zone": "a", "rack": f"r{place}", "pool": "x"} for place in range(4)]) == []
     assert dividing([{"zone": "a"}, {"zone": "a"}, {}]) == ["zone"]
     assert [*GROUPINGS][-1] == "instance type"

@@ -38,7 +38,7 @@ def run(kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     return typed(words, {"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig), "COLUMNS": "200"})
 
 
-def test_status_shows_how_much_the_cards_of_each_node_are_used(kubeconfig: Path) -> None:
+def test_status_shows_the_utilization_of_each_node(kubeconfig: Path) -> None:
     with PrometheusStandIn({SERIES: GPUS}) as world:
         table = run(kubeconfig, "status", "--allocation", "--prometheus", world.url)
         document = run(kubeconfig, "status", "--allocation", "--prometheus", world.url + "/", "-o", "json")
@@ -50,7 +50,7 @@ def test_status_shows_how_much_the_cards_of_each_node_are_used(kubeconfig: Path)
     assert (node["utilization_percent"], [entry["percent"] for entry in node["utilization"]]) == (75, [100, 50])
 
 
-def test_without_it_the_table_has_no_column_for_it(kubeconfig: Path) -> None:
+def test_status_without_prometheus_has_no_utilization(kubeconfig: Path) -> None:
     process = run(kubeconfig, "status", "--allocation")
     assert (process.returncode, b"Used" in process.stdout) == (0, False)
 
@@ -58,7 +58,7 @@ def test_without_it_the_table_has_no_column_for_it(kubeconfig: Path) -> None:
 @pytest.mark.parametrize(
     ("vectors", "why"), [({}, NOT_SCRAPED), ({EXPORTED: [series(8)]}, NOT_LOADED)], ids=["not scraped", "no rules"]
 )
-def test_status_shows_the_rest_without_recorded_utilization_and_says_why(
+def test_status_names_the_reason_of_missing_utilization(
     kubeconfig: Path, vectors: dict[str, list[Series]], why: str
 ) -> None:
     with PrometheusStandIn(vectors) as world:
@@ -89,7 +89,7 @@ def test_diagnose_queries_the_recorded_utilization_and_idle_cards(kubeconfig: Pa
     ],
     ids=["not scraped", "no rules", "new rules"],
 )
-def test_diagnose_says_why_it_could_not_check_for_idle_cards(
+def test_diagnose_names_the_reason_of_unknown_idle_cards(
     kubeconfig: Path, vectors: dict[str, list[Series]], why: str
 ) -> None:
     with PrometheusStandIn(vectors) as world:
@@ -112,6 +112,8 @@ def unobserved(process: subprocess.CompletedProcess[bytes]) -> list[dict[str, st
         (("diagnose", "--prometheus", "http://host", "--from", "state.json"), b"--prometheus reads current values"),
     ],
 )
-def test_wrong_use(kubeconfig: Path, words: tuple[str, ...], raw: bytes) -> None:
+def test_prometheus_options_are_refused_in_wrong_combinations(
+    kubeconfig: Path, words: tuple[str, ...], raw: bytes
+) -> None:
     process = run(kubeconfig, *words)
     assert (process.returncode, raw in process.stderr) == (3, True)

@@ -34,7 +34,7 @@ def interrupted(process: subprocess.Popen[str]) -> str:
     return process.communicate()[0]
 
 
-def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: Hospital) -> None:
+def test_quarantine_returns_a_node_that_passes(hospital: Hospital) -> None:
     hospital.admit("well")
     hospital.pod("work", "well")
     hospital.pod("exporter", "well", owner="DaemonSet")
@@ -61,7 +61,7 @@ def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: 
     assert "\x1b" not in out
 
 
-def test_a_node_that_fails_stays_cordoned_and_says_what_to_do(hospital: Hospital) -> None:
+def test_quarantine_keeps_a_node_that_fails_cordoned(hospital: Hospital) -> None:
     hospital.admit("broken", LOST_GPU, recommendation="reset")
 
     code, out, _ = hospital.quarantine("broken", "--release-on-pass")
@@ -72,7 +72,7 @@ def test_a_node_that_fails_stays_cordoned_and_says_what_to_do(hospital: Hospital
     assert "aws ec2 reboot-instances" in out
 
 
-def test_several_nodes_are_tested_at_once_and_each_line_has_its_node(hospital: Hospital) -> None:
+def test_quarantine_tests_several_nodes_at_once(hospital: Hospital) -> None:
     for name in ("one", "two"):
         hospital.admit(name)
         hospital.hold(name)
@@ -90,7 +90,7 @@ def test_several_nodes_are_tested_at_once_and_each_line_has_its_node(hospital: H
     assert {line.split(" ")[1] for line in err.splitlines()} == {"one", "two", "nowhere"}
 
 
-def test_a_persons_own_cordon_stays(hospital: Hospital) -> None:
+def test_quarantine_keeps_a_persons_cordon(hospital: Hospital) -> None:
     hospital.admit("mine")
     hospital.plane.kubectl("cordon", "mine")
 
@@ -101,7 +101,7 @@ def test_a_persons_own_cordon_stays(hospital: Hospital) -> None:
     assert "not uncordoned" in out
 
 
-def test_a_persons_cordon_after_ours_was_lifted_by_hand_stays_too(hospital: Hospital) -> None:
+def test_quarantine_keeps_a_persons_cordon_after_its_own(hospital: Hospital) -> None:
     """`kubectl uncordon` leaves our mark behind."""
     hospital.admit("again", recommendation="rerun")
     hospital.quarantine("again")
@@ -115,7 +115,7 @@ def test_a_persons_cordon_after_ours_was_lifted_by_hand_stays_too(hospital: Hosp
     assert "Job gpu-healthcheck/gpu-quarantine-again of an earlier run deleted (Complete)" in out
 
 
-def test_a_budget_that_allows_nothing_is_named_and_the_drain_ends_in_its_time(hospital: Hospital) -> None:
+def test_quarantine_names_a_budget_that_blocks_the_drain(hospital: Hospital) -> None:
     hospital.admit("budget")
     hospital.pod("served", "budget", labels={"app": "served"})
     hospital.pod("free", "budget")
@@ -133,7 +133,7 @@ def test_a_budget_that_allows_nothing_is_named_and_the_drain_ends_in_its_time(ho
     ("owner", "volumes", "flag"),
     [("", [], "--force"), ("ReplicaSet", [{"name": "scratch", "emptyDir": {}}], "--delete-emptydir-data")],
 )
-def test_what_would_be_lost_is_named_before_anything_goes(
+def test_quarantine_names_losses_before_it_evicts(
     hospital: Hospital, owner: str, volumes: list[dict[str, object]], flag: str
 ) -> None:
     hospital.admit("lossy")
@@ -150,7 +150,7 @@ def test_what_would_be_lost_is_named_before_anything_goes(
     assert (code, hospital.pods()) == (0, set()), out
 
 
-def test_a_pod_that_does_not_end_is_named_with_what_holds_it(hospital: Hospital) -> None:
+def test_quarantine_names_what_holds_a_terminating_pod(hospital: Hospital) -> None:
     hospital.admit("stuck")
     hospital.pod("held", "stuck", finalizers=["example.com/never"])
 
@@ -160,7 +160,7 @@ def test_a_pod_that_does_not_end_is_named_with_what_holds_it(hospital: Hospital)
     assert "default/held: it is terminating, and waits for its finalizers: example.com/never" in out
 
 
-def test_a_node_that_vanishes_ends_it(hospital: Hospital) -> None:
+def test_quarantine_ends_if_the_node_is_deleted(hospital: Hospital) -> None:
     hospital.admit("vanishing")
     hospital.hold("vanishing")
     process = hospital.start("vanishing")
@@ -173,7 +173,7 @@ def test_a_node_that_vanishes_ends_it(hospital: Hospital) -> None:
     assert "its Job was deleted, possibly with the node" in out
 
 
-def test_ctrl_c_says_what_stands_and_the_same_command_goes_on(hospital: Hospital) -> None:
+def test_quarantine_continues_after_ctrl_c(hospital: Hospital) -> None:
     hospital.admit("resumed")
     hospital.hold("resumed")
     process = hospital.start("resumed")
@@ -202,7 +202,7 @@ def test_ctrl_c_says_what_stands_and_the_same_command_goes_on(hospital: Hospital
     assert (again.returncode, hospital.jobs("resumed"), hospital.cordon("resumed")) == (0, job, (False, None))
 
 
-def test_a_lost_api_server_ends_no_quarantine(hospital: Hospital) -> None:
+def test_quarantine_survives_an_outage_of_the_api_server(hospital: Hospital) -> None:
     hospital.admit("outage")
     hospital.hold("outage")
     process = hospital.start("outage")
@@ -224,7 +224,7 @@ WRITES = ["patch nodes", "create pods/eviction", "create jobs", "patch nodes", "
 GIVEN_BACK = 4
 
 
-def test_these_are_all_its_writes(hospital: Hospital) -> None:
+def test_quarantine_writes_are_known(hospital: Hospital) -> None:
     hospital.admit("counted")
     hospital.pod("work", "counted")
 
@@ -235,7 +235,7 @@ def test_these_are_all_its_writes(hospital: Hospital) -> None:
 
 
 @pytest.mark.parametrize("write", range(1, len(WRITES) + 1))
-def test_killed_after_any_of_its_writes_the_same_command_brings_it_to_its_end(hospital: Hospital, write: int) -> None:
+def test_quarantine_continues_after_kill_at_each_write(hospital: Hospital, write: int) -> None:
     hospital.admit("killed")
     hospital.pod("work", "killed")
     process = hospital.start("killed", "--release-on-pass", KILL_AT=f"{write} after")
@@ -250,7 +250,7 @@ def test_killed_after_any_of_its_writes_the_same_command_brings_it_to_its_end(ho
 
 
 @pytest.mark.parametrize(("recommendation", "code", "is_flag"), [("reset", 1, True), ("rerun", 1, False)])
-def test_an_unseen_result_is_reported_before_a_new_test(
+def test_quarantine_shows_an_unreported_result_first(
     hospital: Hospital, recommendation: str, code: int, *, is_flag: bool
 ) -> None:
     """After hours, with the terminal closed long ago. A run to repeat is repeated."""
@@ -273,7 +273,7 @@ def test_an_unseen_result_is_reported_before_a_new_test(
     assert hospital.jobs("unseen") != first
 
 
-def test_a_manual_job_reports_its_end_to_its_creator(hospital: Hospital) -> None:
+def test_quarantine_replaces_an_ended_job_of_a_person(hospital: Hospital) -> None:
     hospital.admit("by-hand", recommendation="reset")
     hospital.quarantine("by-hand")
     first = hospital.jobs("by-hand")
@@ -302,7 +302,7 @@ def foreign_job(hospital: Hospital, node: str, component: str, account: str) -> 
 
 
 @pytest.mark.parametrize(("component", "account"), [("sweep", ACCOUNT), ("quarantine", "gpu-healthcheck-sweep")])
-def test_a_job_of_that_name_that_is_no_quarantines_is_refused(hospital: Hospital, component: str, account: str) -> None:
+def test_quarantine_refuses_a_foreign_job(hospital: Hospital, component: str, account: str) -> None:
     hospital.admit("imitated")
     uid = foreign_job(hospital, "imitated", component, account)
 
@@ -316,7 +316,7 @@ def test_a_job_of_that_name_that_is_no_quarantines_is_refused(hospital: Hospital
     assert f"expected are 'quarantine' and '{ACCOUNT}'" in out
 
 
-def test_one_that_comes_while_pods_go_is_refused_too(hospital: Hospital) -> None:
+def test_quarantine_refuses_a_foreign_job_created_during_the_drain(hospital: Hospital) -> None:
     hospital.admit("imitated")
     hospital.pod("work", "imitated", finalizers=["example.com/x"])
     process = hospital.start("imitated")
@@ -330,7 +330,7 @@ def test_one_that_comes_while_pods_go_is_refused_too(hospital: Hospital) -> None
     assert "is not a quarantine's; it is neither followed nor deleted" in out
 
 
-def test_two_people_at_once_follow_one_job(hospital: Hospital) -> None:
+def test_quarantine_of_two_people_follows_one_job(hospital: Hospital) -> None:
     hospital.admit("both")
     hospital.hold("both")
     hospital.pod("work", "both")
@@ -345,7 +345,7 @@ def test_two_people_at_once_follow_one_job(hospital: Hospital) -> None:
     assert (process.returncode, other.returncode, hospital.jobs("both")) == (0, 0, job)
 
 
-def test_ctrl_c_while_pods_go_makes_no_job(hospital: Hospital) -> None:
+def test_quarantine_interrupted_in_the_drain_creates_no_job(hospital: Hospital) -> None:
     hospital.admit("draining")
     hospital.pod("held", "draining", finalizers=["example.com/never"])
     process = hospital.start("draining")
@@ -358,7 +358,7 @@ def test_ctrl_c_while_pods_go_makes_no_job(hospital: Hospital) -> None:
     assert "$ kubectl uncordon draining\n" in message
 
 
-def test_a_run_without_a_result_is_no_verdict(hospital: Hospital) -> None:
+def test_quarantine_without_a_result_could_not_check(hospital: Hospital) -> None:
     hospital.admit("silent", recommendation="")
 
     code, out, _ = hospital.quarantine("silent")
@@ -368,7 +368,7 @@ def test_a_run_without_a_result_is_no_verdict(hospital: Hospital) -> None:
     assert [line for line in out.splitlines() if line.endswith("   test: ended (test 4-dcgm-diag-l4)")] != []
 
 
-def test_a_run_that_refused_says_why_where_a_program_reads_it(hospital: Hospital) -> None:
+def test_quarantine_json_has_the_reason_of_a_refusal(hospital: Hospital) -> None:
     template = hospital.template()
     refuse = "import json, sys; print(json.dumps({'event': 'refused', 'why': 'GPU pods'}), flush=True); sys.exit(2)"
     template["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["command"] = [sys.executable, "-c", refuse]
@@ -382,7 +382,7 @@ def test_a_run_that_refused_says_why_where_a_program_reads_it(hospital: Hospital
     assert re.search(r"last message: refused \(why GPU pods\); pod \S+ ended: Error, exit code 2", result["why_not"])
 
 
-def test_a_record_that_recommends_nothing_is_no_verdict(hospital: Hospital) -> None:
+def test_quarantine_record_without_a_recommendation_could_not_check(hospital: Hospital) -> None:
     hospital.admit("odd", recommendation="")
     hospital.hold("odd")
     process = hospital.start("odd", "-o", "json")
@@ -395,7 +395,7 @@ def test_a_record_that_recommends_nothing_is_no_verdict(hospital: Hospital) -> N
     assert (process.returncode, "without a result on the node" in result["why_not"]) == (2, True)
 
 
-def test_a_job_that_gets_no_pod_says_why(hospital: Hospital) -> None:
+def test_quarantine_names_why_its_job_has_no_pod(hospital: Hospital) -> None:
     template = hospital.template()
     template["jobTemplate"]["spec"]["template"]["spec"]["serviceAccountName"] = "nobody"
     hospital.use(template)
@@ -408,7 +408,7 @@ def test_a_job_that_gets_no_pod_says_why(hospital: Hospital) -> None:
     assert "$ kubectl delete job" in interrupted(process)
 
 
-def test_a_job_that_somebody_suspends_says_so(hospital: Hospital) -> None:
+def test_quarantine_names_a_suspended_job(hospital: Hospital) -> None:
     template = hospital.template()
     template["jobTemplate"]["spec"]["suspend"] = True
     hospital.use(template)
@@ -420,7 +420,7 @@ def test_a_job_that_somebody_suspends_says_so(hospital: Hospital) -> None:
     interrupted(process)
 
 
-def test_a_pod_that_cannot_start_shows_the_reason(hospital: Hospital) -> None:
+def test_quarantine_names_why_its_pod_does_not_start(hospital: Hospital) -> None:
     hospital.admit("volume")
     hospital.kubelets.stuck.add("volume")
     process = hospital.start("volume")
@@ -433,7 +433,7 @@ def test_a_pod_that_cannot_start_shows_the_reason(hospital: Hospital) -> None:
 
 
 @pytest.mark.parametrize(("owner", "words"), [("DaemonSet", ()), ("ReplicaSet", ("--no-drain",))])
-def test_nobody_is_evicted_for_a_test_that_would_refuse_to_begin(
+def test_quarantine_evicts_nothing_if_gpu_pods_would_stay(
     hospital: Hospital, owner: str, words: tuple[str, ...]
 ) -> None:
     hospital.admit("held")
@@ -447,7 +447,7 @@ def test_nobody_is_evicted_for_a_test_that_would_refuse_to_begin(
     assert "  default/holder holds 1 nvidia.com/gpu\n" in out
 
 
-def test_work_on_the_gpus_that_is_evicted_keeps_nobody_from_it(hospital: Hospital) -> None:
+def test_quarantine_evicts_gpu_pods(hospital: Hospital) -> None:
     hospital.admit("worked")
     work = {"name": "work", "image": "work", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     hospital.pod("work", "worked", containers=[work])
@@ -455,7 +455,7 @@ def test_work_on_the_gpus_that_is_evicted_keeps_nobody_from_it(hospital: Hospita
     assert (hospital.quarantine("worked")[0], hospital.pods()) == (0, set())
 
 
-def test_what_somebody_else_uncordoned_meanwhile_is_called_so(hospital: Hospital) -> None:
+def test_quarantine_names_an_uncordon_by_another_client(hospital: Hospital) -> None:
     hospital.admit("shared")
     hospital.hold("shared")
     process = hospital.start("shared", "--release-on-pass")
@@ -467,7 +467,7 @@ def test_what_somebody_else_uncordoned_meanwhile_is_called_so(hospital: Hospital
     assert (process.returncode, "is uncordoned already, by another client" in out) == (0, True), out
 
 
-def test_a_second_ctrl_c_waits_for_no_api_server(hospital: Hospital) -> None:
+def test_quarantine_second_ctrl_c_ends_without_an_api_server(hospital: Hospital) -> None:
     hospital.admit("hurried")
     hospital.hold("hurried")
     process = hospital.start("hurried")
@@ -486,7 +486,7 @@ def test_a_second_ctrl_c_waits_for_no_api_server(hospital: Hospital) -> None:
     assert "its state in the cluster was not read: gpu-healthcheck quarantine hurried continues the run" in out
 
 
-def test_a_pod_that_finds_no_place_says_why(hospital: Hospital) -> None:
+def test_quarantine_names_why_its_pod_is_unschedulable(hospital: Hospital) -> None:
     hospital.admit("full")
     hospital.plane.request("PATCH", f"{NODES}/full/status", {"status": {"allocatable": {"pods": "0"}}})
     why = "waits to be scheduled: Unschedulable: 0/1 nodes are available: 1 Too many pods."
@@ -502,7 +502,7 @@ def test_a_pod_that_finds_no_place_says_why(hospital: Hospital) -> None:
     assert not hospital.jobs("full")
 
 
-def test_a_pod_of_an_earlier_job_of_that_name_is_not_followed(hospital: Hospital) -> None:
+def test_quarantine_ignores_pods_of_an_earlier_job(hospital: Hospital) -> None:
     hospital.admit("renewed")
     hospital.hold("renewed")
     process = hospital.start("renewed")
@@ -518,7 +518,7 @@ def test_a_pod_of_an_earlier_job_of_that_name_is_not_followed(hospital: Hospital
     assert (process.returncode, "stray" in out) == (0, False), out
 
 
-def test_missing_rights_are_named_and_nothing_is_changed(hospital: Hospital) -> None:
+def test_quarantine_names_missing_permissions(hospital: Hospital) -> None:
     hospital.admit("guarded")
     kubeconfig = hospital.plane.account_kubeconfig("gpu-healthcheck-sweep")
 
@@ -530,7 +530,7 @@ def test_missing_rights_are_named_and_nothing_is_changed(hospital: Hospital) -> 
     assert "  create jobs.batch in gpu-healthcheck\n" in err
 
 
-def test_missing_permissions_are_part_of_the_json(hospital: Hospital) -> None:
+def test_quarantine_json_has_missing_permissions(hospital: Hospital) -> None:
     hospital.admit("guarded")
     kubeconfig = hospital.plane.account_kubeconfig("gpu-healthcheck-sweep")
 
@@ -542,7 +542,7 @@ def test_missing_permissions_are_part_of_the_json(hospital: Hospital) -> None:
     assert "; create jobs.batch in gpu-healthcheck" in result["why_not"]
 
 
-def test_a_dry_run_shows_everything_and_changes_nothing(hospital: Hospital) -> None:
+def test_quarantine_dry_run_changes_nothing(hospital: Hospital) -> None:
     hospital.admit("dry")
     hospital.pod("bare", "dry", owner="")
     hospital.pod("exporter", "dry", owner="DaemonSet")
@@ -559,7 +559,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(hospital: Hospital) -> N
     ]
 
 
-def test_a_dry_run_tells_programs_what_would_be_done(hospital: Hospital) -> None:
+def test_quarantine_dry_run_has_its_plan_in_json(hospital: Hospital) -> None:
     hospital.admit("dry")
     hospital.pod("work", "dry")
 
@@ -574,7 +574,7 @@ def test_a_dry_run_tells_programs_what_would_be_done(hospital: Hospital) -> None
     ]
 
 
-def test_without_a_drain_every_pod_stays(hospital: Hospital) -> None:
+def test_quarantine_without_a_drain_evicts_nothing(hospital: Hospital) -> None:
     hospital.admit("busy")
     hospital.pod("work", "busy")
 
@@ -583,7 +583,7 @@ def test_without_a_drain_every_pod_stays(hospital: Hospital) -> None:
     assert (code, hospital.pods()) == (0, {"work"}), out
 
 
-def test_a_node_that_another_run_holds_is_left_to_it(hospital: Hospital) -> None:
+def test_quarantine_refuses_a_node_that_another_run_claims(hospital: Hospital) -> None:
     hospital.admit("swept")
     until = (datetime.now(UTC) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     run = json.dumps({"kind": "sweep", "holder": "gpu-sweep-x", "until": until})
@@ -595,7 +595,7 @@ def test_a_node_that_another_run_holds_is_left_to_it(hospital: Hospital) -> None
     assert f"sweep gpu-sweep-x tests it until {until} at the latest" in out
 
 
-def test_a_node_may_have_a_long_name(hospital: Hospital) -> None:
+def test_quarantine_accepts_a_long_node_name(hospital: Hospital) -> None:
     name = hospital.admit(".".join(["n" * 60] * 3), labels={"kubernetes.io/hostname": "short"})
 
     code, out, _ = hospital.quarantine(name, "--release-on-pass")

@@ -10,7 +10,7 @@ from healthcheck.host.console import Screen
 from healthcheck.verdict.record import RunRecord
 
 
-def test_no_word_of_a_record_makes_a_line_of_its_own() -> None:
+def test_quarantine_result_prints_each_text_on_its_line() -> None:
     out, message = StringIO(), "now\nrecommendation: return-to-service"
     show(QuarantineOutcome("one", "reboot", RunRecord(timestamp=message, recommendation="reboot")), Screen(file=out))
 

@@ -48,7 +48,7 @@ def release(kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run_here(kubeconfig, "release", "n", "--reason", "board swapped", "--no-wait", *words)
 
 
-def test_our_cordon_goes_in_the_patch_that_releases(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_release_lifts_our_cordon_in_the_same_patch(api: ApiStandIn, kubeconfig: Path) -> None:
     failed(api)
     cordon(api, "n", **OURS)
     done = release(kubeconfig)
@@ -65,7 +65,7 @@ def test_our_cordon_goes_in_the_patch_that_releases(api: ApiStandIn, kubeconfig:
     assert ("unschedulable" in node["spec"], f"{P}/cordoned-by" in node["metadata"]["annotations"]) == (False, False)
 
 
-def test_our_cordon_goes_also_where_nothing_is_left_to_release(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_release_lifts_our_cordon_without_findings(api: ApiStandIn, kubeconfig: Path) -> None:
     passed(api)
     cordon(api, "n", **OURS)
     done = release(kubeconfig)
@@ -79,7 +79,7 @@ def test_our_cordon_goes_also_where_nothing_is_left_to_release(api: ApiStandIn, 
 
 @pytest.mark.parametrize("event", [[], [{"nature": "event", "last_seen": "2026-11-21T01:02:03Z"}]])
 @pytest.mark.parametrize(("status", "severity", "code"), [("fail", "RESET", 1), ("warn", "MONITOR", 0)])
-def test_only_a_fault_that_keeps_work_away_fails_a_release_that_does_not_end_it(
+def test_release_fails_only_if_a_serious_fault_stays(
     api: ApiStandIn, kubeconfig: Path, status: str, severity: str, code: int, event: list[Json]
 ) -> None:
     row = {"reason": "GpuRecoveryAction", "subject": "gpu/0000:53:00.0", "severity": severity, "nature": "level"}
@@ -91,7 +91,7 @@ def test_only_a_fault_that_keeps_work_away_fails_a_release_that_does_not_end_it(
     assert release(kubeconfig, "--dry-run").returncode == 0
 
 
-def test_our_cordon_is_removed_without_an_agents_record(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_release_lifts_our_cordon_without_a_record(api: ApiStandIn, kubeconfig: Path) -> None:
     cordon(api, "n", **OURS)
 
     assert release(kubeconfig).returncode == 0
@@ -99,7 +99,7 @@ def test_our_cordon_is_removed_without_an_agents_record(api: ApiStandIn, kubecon
 
 
 @pytest.mark.parametrize("tell", [failed, passed])
-def test_it_stays_where_a_person_wants_it_to(api: ApiStandIn, kubeconfig: Path, tell: object) -> None:
+def test_release_keeps_our_cordon_on_request(api: ApiStandIn, kubeconfig: Path, tell: object) -> None:
     assert callable(tell)
     tell(api)
     cordon(api, "n", **OURS)
@@ -112,7 +112,7 @@ def test_it_stays_where_a_person_wants_it_to(api: ApiStandIn, kubeconfig: Path, 
 
 
 @pytest.mark.parametrize("mark_left", ["", "gpu-quarantine-n"], ids=["", "after one of ours"])
-def test_a_persons_cordon_stays_and_is_reported(api: ApiStandIn, kubeconfig: Path, mark_left: str) -> None:
+def test_release_keeps_a_persons_cordon(api: ApiStandIn, kubeconfig: Path, mark_left: str) -> None:
     failed(api)
     cordon(api, "n", by=mark_left, manager="kubectl")
     done = release(kubeconfig)
@@ -129,7 +129,7 @@ def test_a_persons_cordon_stays_and_is_reported(api: ApiStandIn, kubeconfig: Pat
     assert f"{STAYS}it was not cordoned by a quarantine run (kubectl uncordon n)\n" in done.stdout
 
 
-def test_it_stays_while_the_run_goes_on(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_release_keeps_the_cordon_of_an_active_run(api: ApiStandIn, kubeconfig: Path) -> None:
     failed(api)
     until = (datetime.now(UTC) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     held: Json = {"kind": "quarantine", "holder": "gpu-quarantine-n", "until": until}
@@ -141,7 +141,7 @@ def test_it_stays_while_the_run_goes_on(api: ApiStandIn, kubeconfig: Path) -> No
     assert f"{STAYS}the quarantine run gpu-quarantine-n owns it until {until}\n" in done.stdout
 
 
-def test_a_dry_run_says_it_and_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_release_dry_run_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
     failed(api)
     cordon(api, "n", **OURS)
     done = release(kubeconfig, "--dry-run")
@@ -150,7 +150,7 @@ def test_a_dry_run_says_it_and_writes_nothing(api: ApiStandIn, kubeconfig: Path)
     assert "n: would be uncordoned: it was cordoned by gpu-quarantine-n\n" in done.stdout
 
 
-def test_of_a_node_that_takes_work_no_cordon_is_spoken(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_release_of_an_uncordoned_node_names_no_cordon(api: ApiStandIn, kubeconfig: Path) -> None:
     failed(api)
 
     assert "cordon" not in release(kubeconfig).stdout
@@ -183,7 +183,7 @@ def select(kubeconfig: Path, selector: str, *words: str, answers: str = "") -> s
         (("--dry-run",), "", 0, []),
     ],
 )
-def test_by_labels_all_is_shown_and_a_person_is_asked(
+def test_release_by_labels_asks_for_confirmation(
     rack: ApiStandIn, kubeconfig: Path, words: tuple[str, ...], answers: str, code: int, written: list[str]
 ) -> None:
     done = select(kubeconfig, "rack=7", *words, answers=answers)
@@ -202,7 +202,7 @@ def test_by_labels_all_is_shown_and_a_person_is_asked(
         ("kubernetes.io/hostname=well", 0, ""),
     ],
 )
-def test_labels_that_choose_nothing_to_release(
+def test_release_by_labels_without_findings(
     rack: ApiStandIn, kubeconfig: Path, selector: str, code: int, message: str
 ) -> None:
     rack.edit_node("well", {"metadata": {"labels": {"kubernetes.io/hostname": "well"}}})
@@ -213,7 +213,7 @@ def test_labels_that_choose_nothing_to_release(
     assert code or done.stdout == "1 node, none has anything to release\n"
 
 
-def test_all_nodes_are_asked_by_one_connection(rack: ApiStandIn, kubeconfig: Path) -> None:
+def test_release_uses_one_connection(rack: ApiStandIn, kubeconfig: Path) -> None:
     done = select(kubeconfig, "rack in (7,8)", "--yes")
 
     written = [write.path.partition("?")[0] for write in rack.writes]
@@ -221,7 +221,7 @@ def test_all_nodes_are_asked_by_one_connection(rack: ApiStandIn, kubeconfig: Pat
     assert rack.connections == 1
 
 
-def test_what_nobody_was_shown_is_not_released(rack: ApiStandIn, kubeconfig: Path) -> None:
+def test_release_does_not_cover_findings_that_were_not_shown(rack: ApiStandIn, kubeconfig: Path) -> None:
     access = Access(str(kubeconfig))
     options = ReleaseOptions("me", "x", keep_cordoned=False, dry_run=False, wait_seconds=0.0, shown=frozenset())
 

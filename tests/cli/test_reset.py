@@ -16,7 +16,7 @@ WITHOUT_TOLERATION = f"without a toleration, a device plugin starts only when th
 
 
 @pytest.mark.parametrize("operator", [True, False], ids=["operator", "plain device plugin"])
-def test_a_broken_gpu_works_again_and_the_pods_of_the_others_stay(workshop: Workshop, operator: bool) -> None:
+def test_reset_fixes_a_gpu_and_keeps_pods_of_others(workshop: Workshop, operator: bool) -> None:
     workshop.run_plugin(operator=operator)
     workshop.add_pod("train-2", gpu=2)
     workshop.add_pod("train-5", gpu=5)
@@ -87,7 +87,7 @@ class TestRefused:
         assert (process.wait(GIVE_UP_SECONDS), "does not exist" in process.communicate()[0]) == (2, True)
 
 
-def test_a_pod_that_may_not_be_evicted_undoes_all(workshop: Workshop) -> None:
+def test_reset_is_undone_if_a_pod_needs_force(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.add_pod("lonely", gpu=2, ownerReferences=[])
     workshop.break_gpu(2)
@@ -102,7 +102,7 @@ def test_a_pod_that_may_not_be_evicted_undoes_all(workshop: Workshop) -> None:
     assert (workshop.pods(), workshop.allocatable) == (set(), 8)
 
 
-def test_a_job_that_the_eviction_fails_is_named_first_and_needs_force(workshop: Workshop) -> None:
+def test_reset_needs_force_for_a_job_that_an_eviction_fails(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     owner = workshop.add_job("train", backoffLimit=0)
     workshop.add_pod("train-2", gpu=2, ownerReferences=[owner])
@@ -124,7 +124,7 @@ def test_a_job_that_the_eviction_fails_is_named_first_and_needs_force(workshop: 
     assert (code, workshop.pods()) == (0, set()), out
 
 
-def test_a_foreign_process_stops_it_and_is_named(workshop: Workshop) -> None:
+def test_reset_stops_at_a_foreign_process(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     workshop.node.services.start("nvtop", 5)
@@ -138,7 +138,7 @@ def test_a_foreign_process_stops_it_and_is_named(workshop: Workshop) -> None:
     assert workshop.next_commands()[0] == f"gpu-healthcheck reset {workshop.name}"
 
 
-def test_a_reset_that_fails_keeps_the_taint_and_returns_the_operands(workshop: Workshop) -> None:
+def test_reset_that_fails_keeps_the_taint_and_restores_operands(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     workshop.node.write_value("nvidia-smi/unknown-error", "")
@@ -153,7 +153,7 @@ def test_a_reset_that_fails_keeps_the_taint_and_returns_the_operands(workshop: W
     assert (workshop.is_tainted("unhealthy"), workshop.findings) == (True, ["Xid62"])
 
 
-def test_a_device_plugin_that_the_taint_of_another_gpu_keeps_away_is_named(workshop: Workshop) -> None:
+def test_reset_names_a_device_plugin_kept_away_by_a_taint(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     workshop.break_gpu(5)
@@ -168,7 +168,7 @@ def test_a_device_plugin_that_the_taint_of_another_gpu_keeps_away_is_named(works
     assert (workshop.findings, workshop.allocatable) == ([], 8)
 
 
-def test_a_later_fault_is_no_unfinished_reset(workshop: Workshop) -> None:
+def test_reset_does_not_continue_for_a_later_fault(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     assert workshop.reset()[0] == 0
@@ -182,7 +182,7 @@ def test_a_later_fault_is_no_unfinished_reset(workshop: Workshop) -> None:
     assert "no reset of a GPU ends Xid79" in out
 
 
-def test_a_dra_plugin_that_keeps_its_taint_is_restarted(workshop: Workshop) -> None:
+def test_reset_restarts_a_dra_plugin_that_keeps_its_taint(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     with DraPlugin(workshop.plane, workshop.name, [gpu.address for gpu in workshop.node.gpus]) as plugin:
         eventually(lambda: plugin.is_running)
@@ -209,9 +209,7 @@ def test_a_dra_plugin_that_keeps_its_taint_is_restarted(workshop: Workshop) -> N
         ("Requesting_2026-07-16 10:08:42", "Requesting_2026-07-16 10:08:42"),  # normal from HAMi 2.8 on
     ],
 )
-def test_only_a_handshake_of_hami_that_keeps_the_gpus_out_is_removed(
-    workshop: Workshop, handshake: str, left: str | None
-) -> None:
+def test_reset_removes_only_a_deleted_hami_handshake(workshop: Workshop, handshake: str, left: str | None) -> None:
     key, vendor = "hami.io/node-handshake", "hami.io/node-handshake-dcu"
     workshop.run_plugin(operator=False)
     workshop.break_gpu(2)

@@ -61,7 +61,7 @@ def reasons(log: str) -> dict[str, str]:
     return {row["node"]: row["why"] for row in rows if row["event"] == "skipped"}
 
 
-def test_an_idle_node_is_reset_once_a_day(workshop: Workshop) -> None:
+def test_reset_idle_resets_a_node_once_a_day(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
 
@@ -78,7 +78,7 @@ def test_an_idle_node_is_reset_once_a_day(workshop: Workshop) -> None:
     assert "less than 24 h ago" in reasons(log)[workshop.name]
 
 
-def test_operands_that_a_dead_reset_left_off_are_restored(workshop: Workshop) -> None:
+def test_reset_idle_restores_operands_of_a_dead_reset(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     assert run(workshop.plane)[0] == 0
@@ -91,7 +91,7 @@ def test_operands_that_a_dead_reset_left_off_are_restored(workshop: Workshop) ->
     assert (code, workshop.labels[DEPLOY], workshop.allocatable) == (0, "true", 8), log
 
 
-def test_a_node_in_use_or_without_the_operator_is_left_as_it_is(workshop: Workshop) -> None:
+def test_reset_idle_skips_nodes_in_use_or_without_the_operator(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.add_pod("train-5", gpu=5)
     workshop.break_gpu(2)
@@ -107,7 +107,7 @@ def test_a_node_in_use_or_without_the_operator_is_left_as_it_is(workshop: Worksh
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_the_job_of_a_persons_reset_is_left_alone(workshop: Workshop, has_ended: bool) -> None:
+def test_reset_idle_leaves_a_persons_job(workshop: Workshop, has_ended: bool) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     job = workshop.job(suspend=True)
@@ -158,7 +158,7 @@ def left(scheduled: ControlPlane) -> Iterator[ControlPlane]:
         scheduled.request("DELETE", f"{NODES}/{name}")
 
 
-def test_other_nodes_are_left_alone_and_the_reason_is_reported(left: ControlPlane) -> None:
+def test_reset_idle_reports_why_it_skips_nodes(left: ControlPlane) -> None:
     code, log = run(left)
 
     found = reasons(log)
@@ -170,7 +170,7 @@ def test_other_nodes_are_left_alone_and_the_reason_is_reported(left: ControlPlan
     assert left.request("GET", JOBS).body["items"] == []
 
 
-def test_one_node_is_reset_at_a_time(left: ControlPlane) -> None:
+def test_reset_idle_resets_one_node_at_a_time(left: ControlPlane) -> None:
     for minutes, is_active in ((5, True), (-5, False), (3 * 24 * 60 - 5, False)):
         until = timestamp(datetime.now(UTC) + timedelta(minutes=minutes))
         claim = json.dumps({"kind": "reset", "holder": "gpu-reset-monitor", "until": until})

@@ -44,7 +44,7 @@ def status_output(kubeconfig: Path, *words: str, code: int = 0) -> str:
     return done.stdout
 
 
-def test_names_are_as_kubectl_has_them(kubeconfig: Path) -> None:
+def test_status_names_are_those_of_kubectl(kubeconfig: Path) -> None:
     assert status_output(kubeconfig, "-o", "name") == "node/gpu-node-1\nnode/gpu-node-2\n"
 
 
@@ -58,11 +58,11 @@ def test_names_are_as_kubectl_has_them(kubeconfig: Path) -> None:
         ("", [*NODES]),
     ],
 )
-def test_a_selector_chooses_among_gpu_nodes(selector: str, nodes: list[str], kubeconfig: Path) -> None:
+def test_status_selector_chooses_among_gpu_nodes(selector: str, nodes: list[str], kubeconfig: Path) -> None:
     assert status_output(kubeconfig, "-l", selector, "-o", "name").split() == [f"node/{name}" for name in nodes]
 
 
-def test_pods_that_the_gate_refused_are_counted_by_node_and_reason(tmp_path: Path) -> None:
+def test_status_counts_gate_refusals_by_node_and_reason(tmp_path: Path) -> None:
     refused = (("gpu-node-1", 1, "Xid79"), ("gpu-node-1", 30, "Xid79"), ("gpu-node-2", 2, "EfaCountLow"))
     others = (("gpu-node-2", "GateRefused", "the gate refused many pods"), ("gpu-node-2", "Other", "of another reason"))
     ours = ((node, "GateRefused", refused_message(pods, reason, "x")) for node, pods, reason in refused)
@@ -83,7 +83,7 @@ def test_pods_that_the_gate_refused_are_counted_by_node_and_reason(tmp_path: Pat
     assert fleet["refused"][0] == {"node": "gpu-node-1", "reason": "Xid79", "pods": 31, "last": timestamp(at)}
 
 
-def test_cordoned_nodes_and_runs_are_named(tmp_path: Path) -> None:
+def test_status_names_cordoned_nodes_and_runs(tmp_path: Path) -> None:
     until = timestamp(datetime.now(UTC) + timedelta(minutes=10))
     claim = json.dumps({"kind": "quarantine", "holder": "x", "until": until})
     with ApiStandIn(*NODES) as api:
@@ -102,14 +102,14 @@ def test_cordoned_nodes_and_runs_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_selector_that_nobody_can_read_is_wrong_use(kubeconfig: Path) -> None:
+def test_status_refuses_a_malformed_selector(kubeconfig: Path) -> None:
     done = run_here(kubeconfig, "status", "-l", "pool notin (a)")
 
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("gpu-healthcheck status: -l 'pool notin (a)': list nodes: 400: ")
 
 
-def test_json_and_yaml_hold_the_same(kubeconfig: Path) -> None:
+def test_status_json_and_yaml_are_equal(kubeconfig: Path) -> None:
     by_form = [yaml.safe_load(status_output(kubeconfig, "-o", form)) for form in ("json", "yaml")]
     for fleet in by_form:
         for row in fleet["nodes"]:
@@ -119,13 +119,13 @@ def test_json_and_yaml_hold_the_same(kubeconfig: Path) -> None:
     assert [row["node"] for row in by_form[0]["nodes"]] == [*NODES]
 
 
-def test_wide_has_more_columns(kubeconfig: Path) -> None:
+def test_status_wide_has_more_columns(kubeconfig: Path) -> None:
     narrow, wide = (status_output(kubeconfig, "-o", form).splitlines()[0].split() for form in ("table", "wide"))
 
     assert wide == [*narrow, "since", "findings", "next", "step"]
 
 
-def test_without_headers_there_are_rows_alone(kubeconfig: Path) -> None:
+def test_status_without_headers_prints_rows_only(kubeconfig: Path) -> None:
     rows = status_output(kubeconfig, "--no-headers").splitlines()
 
     assert [row.split()[0] for row in rows] == [*NODES]
@@ -144,7 +144,7 @@ def finding(reason: str, nature: str = "level") -> dict[str, Any]:
         (("Xid13",), ("Nothing now.", "Xid13")),
     ],
 )
-def test_the_step_of_a_warning_is_of_its_worst_finding_that_can_be_acted_on(
+def test_node_step_of_a_warning_is_for_its_worst_actionable_finding(
     reasons: tuple[str, ...], step: tuple[str, str]
 ) -> None:
     labels = {f"{P}/status": "warn", f"{P}/severity": "MONITOR"}
@@ -157,7 +157,7 @@ def test_the_step_of_a_warning_is_of_its_worst_finding_that_can_be_acted_on(
     assert result.commands == (f"gpu-healthcheck explain {step[1]}", *quarantine)
 
 
-def test_the_step_of_an_xid_8_of_the_watchdog_is_a_reboot() -> None:
+def test_node_step_of_a_locked_gpu_is_a_reboot() -> None:
     labels = {f"{P}/status": "warn", f"{P}/severity": "MONITOR"}
     row = {**finding("Xid8", "event"), "subject": "gpu/0000:41:00.0", "detail": f"channel 0x13; {LOCKED}"}
     record = StandingRecord(findings=(row_in(FindingRow, row),))
@@ -168,7 +168,7 @@ def test_the_step_of_an_xid_8_of_the_watchdog_is_a_reboot() -> None:
     )
 
 
-def test_the_step_of_a_fault_of_the_network_is_its_explanation() -> None:
+def test_node_step_of_a_network_fault_is_its_explanation() -> None:
     row = finding("RdmaFabricDown") | {"severity": "RESET", "subject": "node"}
     labels = {f"{P}/status": "fail", f"{P}/severity": "RESET"}
     node = NodeState("a", labels=labels, annotations={f"{P}/results": json.dumps({"schema": 1, "findings": [row]})})
@@ -189,7 +189,7 @@ def test_the_step_of_a_fault_of_the_network_is_its_explanation() -> None:
         ("RowRemapFailed", "ISOLATE", "gpu/0000:18:00.0", ["quarantine a"]),
     ],
 )
-def test_the_step_of_a_fault_is_the_command_that_accepts_and_ends_it(
+def test_node_step_of_a_fault_is_the_command_that_ends_it(
     reason: str, severity: str, subject: str, commands: list[str]
 ) -> None:
     row = finding(reason) | {"severity": severity, "subject": subject}
@@ -203,7 +203,7 @@ def test_the_step_of_a_fault_is_the_command_that_accepts_and_ends_it(
         assert [command.removeprefix("gpu-healthcheck ") for command in step.commands] == expected
 
 
-def test_a_node_is_shown_with_its_findings_records_and_next_step(tmp_path: Path) -> None:
+def test_status_of_a_node_shows_findings_records_and_next_step(tmp_path: Path) -> None:
     deep = {"schema": 1, "timestamp": "2026-11-21T01:02:03Z", "status": "fail", "severity": "RESET", "by": "sweep"}
     past = {"at": "2026-11-01T00:00:00Z", "recommendation": "reset", "findings": ["Xid79 gpu/0"], "returned": True}
     records = {
@@ -253,7 +253,7 @@ def test_a_node_is_shown_with_its_findings_records_and_next_step(tmp_path: Path)
         ({"status": "fail", "severity": "REBOOT"}, "fail, REBOOT"),
     ],
 )
-def test_the_result_of_a_reset_is_in_plain_words(tmp_path: Path, record: dict[str, Any], line: str) -> None:
+def test_status_of_a_node_describes_the_last_reset(tmp_path: Path, record: dict[str, Any], line: str) -> None:
     at = timestamp(datetime.now(UTC) - timedelta(minutes=12))
     whole = {"schema": 1, "timestamp": at, "severity": "PASS", "by": "reset", "checks": [], **record}
     with ApiStandIn("a") as api:
@@ -285,7 +285,7 @@ def test_an_age_is_never_negative(seconds: float, text: str) -> None:
         ("--prometheus", "http://127.0.0.1:9090"),
     ],
 )
-def test_what_does_not_go_together_is_wrong_use(words: tuple[str, ...], kubeconfig: Path) -> None:
+def test_status_refuses_conflicting_options(words: tuple[str, ...], kubeconfig: Path) -> None:
     assert run_here(kubeconfig, "status", *words).returncode == 3
 
 
@@ -296,7 +296,7 @@ def test_what_does_not_go_together_is_wrong_use(words: tuple[str, ...], kubeconf
         ("yaml", lambda out: list(yaml.safe_load_all(out))),
     ],
 )
-def test_watched_a_program_gets_one_document_after_the_other(
+def test_status_watch_prints_one_document_after_the_other(
     form: str, read: object, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = iter((None, KeyboardInterrupt))
@@ -311,7 +311,7 @@ def test_watched_a_program_gets_one_document_after_the_other(
     assert [[row["node"] for row in document["nodes"]] for document in documents] == [[*NODES], [*NODES]]
 
 
-def test_a_timeout_that_is_none_is_wrong_use(kubeconfig: Path) -> None:
+def test_status_refuses_a_malformed_timeout(kubeconfig: Path) -> None:
     done = run_here(kubeconfig, "status", "--request-timeout", "5 years")
 
     assert done.returncode == 3

@@ -15,7 +15,7 @@ from tests.diagnosis.served import Served
 from tests.diagnosis.states import Object, node, pod, snapshot, terminated, waiting
 
 
-def test_in_one_namespace_alone_config_maps_are_asked_for_by_our_names_too() -> None:
+def test_collector_limits_config_maps_by_name_in_one_namespace() -> None:
     asked: list[Mapping[str, str]] = []
 
     def objects(path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -47,7 +47,7 @@ HAMIS = [*hami(hami_node("a")), *hami(hami_node("b"), release="gpu-hami", namesp
     ],
     ids=["no HAMi", "two of other names"],
 )
-def test_hamis_config_maps_are_asked_for_where_it_is(state: list[Object], asked: list[str]) -> None:
+def test_collector_lists_hamis_config_maps_where_it_is_installed(state: list[Object], asked: list[str]) -> None:
     found: list[str] = []
 
     def objects(path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -59,7 +59,7 @@ def test_hamis_config_maps_are_asked_for_where_it_is(state: list[Object], asked:
     assert found == asked
 
 
-def test_a_kubelet_that_does_not_answer_is_asked_no_more_and_one_that_is_not_ready_not_at_all() -> None:
+def test_collector_asks_a_silent_kubelet_once() -> None:
     asked: list[str] = []
 
     def read(namespace: str, name: str, container: str, previous: bool) -> str:
@@ -79,7 +79,7 @@ def test_a_kubelet_that_does_not_answer_is_asked_no_more_and_one_that_is_not_rea
     assert 1 <= sum(name.startswith("gone") for name in asked) < 10
 
 
-def test_each_kind_has_the_path_of_an_api_version() -> None:
+def test_collector_paths_have_an_api_version() -> None:
     served = Served([])
 
     Collector(served.objects).collect()

@@ -12,7 +12,7 @@ def _daemon(image: str, config: str) -> dict[str, object]:
     return obj("DaemonSet", "toolkit", "gpu-operator", spec={"template": {"spec": spec}})
 
 
-def test_each_change_is_reported_with_both_values() -> None:
+def test_changes_have_both_values() -> None:
     old = snapshot(
         node("a"), node("gone"), _daemon("toolkit:1", "/etc/a"), obj("RuntimeClass", "nvidia", handler="nvidia")
     )
@@ -37,9 +37,9 @@ def test_each_change_is_reported_with_both_values() -> None:
     ]
 
 
-def test_without_a_change_nothing_is_reported() -> None:
+def test_changes_of_equal_states_are_none() -> None:
     assert changes(snapshot(node("a")), snapshot(node("a"))) == ()
 
 
-def test_a_kind_that_one_look_could_not_see_has_not_gone() -> None:
+def test_changes_omit_kinds_that_one_state_does_not_see() -> None:
     assert changes(snapshot(node("a")), snapshot(missing=("Node",))) == ()

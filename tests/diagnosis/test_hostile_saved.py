@@ -82,7 +82,7 @@ LIMIT = "MiB unpacked"
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_an_archive_beyond_its_bounds_is_refused(
+def test_archive_beyond_a_limit_is_refused(
     raw: Packed, message: str, pack: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     file = tmp_path / "state.tar.gz"
@@ -95,7 +95,7 @@ def test_an_archive_beyond_its_bounds_is_refused(
     assert message in output
 
 
-def test_links_devices_and_folders_in_an_archive_are_passed_over(tmp_path: Path) -> None:
+def test_archive_skips_links_devices_and_folders(tmp_path: Path) -> None:
     """Whatever size their headers name, nothing of theirs follows."""
     kinds = (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE)
     file = io.BytesIO()
@@ -113,7 +113,7 @@ def test_links_devices_and_folders_in_an_archive_are_passed_over(tmp_path: Path)
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_each_form_of_an_archive_is_read(form: int, tmp_path: Path) -> None:
+def test_archive_of_each_format_is_read(form: int, tmp_path: Path) -> None:
     named = _one("dump/" + "n" * (90 if form == tarfile.USTAR_FORMAT else 300) + ".json")
     (tmp_path / "state.tar").write_bytes(_tar(named, (tarfile.TarInfo("b.json"), _listed(node("b"))), form=form))
 
@@ -162,7 +162,7 @@ DAMAGES: dict[str, Callable[[Packed], Packed]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damage_is_reported_and_not_taken_for_the_end(damage: Callable[[Packed], Packed], tmp_path: Path) -> None:
+def test_archive_damage_is_reported(damage: Callable[[Packed], Packed], tmp_path: Path) -> None:
     file = _bundle(tmp_path, node("a", None), pod("x", 0, on="a"))
     assert _diagnosed(file)[0] == 0
     file.write_bytes(damage(gzip.decompress(file.read_bytes())))
@@ -177,7 +177,7 @@ def test_damage_is_reported_and_not_taken_for_the_end(damage: Callable[[Packed],
 @pytest.mark.parametrize("flip", [0x01, 0x20, 0x80, 0xFF])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("member", ["snapshot.json", "Node.json"])
-def test_each_wrong_byte_of_a_header_is_reported(member: str, packed: bool, flip: int, tmp_path: Path) -> None:
+def test_archive_reports_each_wrong_byte_of_a_header(member: str, packed: bool, flip: int, tmp_path: Path) -> None:
     file = _bundle(tmp_path, node("a", None), pod("x", 0, on="a"))
     raw = gzip.decompress(file.read_bytes())
     for offset in range(512):
@@ -187,7 +187,7 @@ def test_each_wrong_byte_of_a_header_is_reported(member: str, packed: bool, flip
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x20, 0x80, 0xFF])
-def test_each_wrong_byte_of_a_saved_states_gzip_head_is_reported(flip: int, tmp_path: Path) -> None:
+def test_bundle_reports_each_wrong_byte_of_its_gzip_head(flip: int, tmp_path: Path) -> None:
     file = _bundle(tmp_path, node("a", None), pod("x", 0, on="a"))
     raw = file.read_bytes()
     for place in (*range(12), *range(-8, 0)):
@@ -195,7 +195,7 @@ def test_each_wrong_byte_of_a_saved_states_gzip_head_is_reported(flip: int, tmp_
         assert _is_reported(file), place
 
 
-def test_an_archive_without_damage_is_read_whole_by_us_and_by_tar(tmp_path: Path) -> None:
+def test_bundle_is_a_valid_tar_archive(tmp_path: Path) -> None:
     file = _bundle(tmp_path, node("a", None), pod("x", 0, on="a"))
     assert not _is_reported(file)
     with tarfile.open(file) as archive:
@@ -206,7 +206,7 @@ def test_an_archive_without_damage_is_read_whole_by_us_and_by_tar(tmp_path: Path
         assert not _is_reported(file)
 
 
-def test_a_damaged_beginning_is_named(tmp_path: Path) -> None:
+def test_archive_names_damage_at_its_beginning(tmp_path: Path) -> None:
     file = tmp_path / "state.tar"
     file.write_bytes(_with_byte(PLAIN, 0, 1))
     code, output = _diagnosed(file)
@@ -226,7 +226,7 @@ def _is_reported(file: Path) -> bool:
         return True
 
 
-def test_what_was_read_before_the_damage_still_counts(tmp_path: Path) -> None:
+def test_archive_content_before_damage_counts(tmp_path: Path) -> None:
     """The node's own verdict is a cause; the pods after it are not known, so that none of them is missed."""
     taint = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
     labels = {"gpu-healthcheck.aws-samples.io/status": "fail", "gpu-healthcheck.aws-samples.io/severity": "REBOOT"}
@@ -244,7 +244,7 @@ def test_what_was_read_before_the_damage_still_counts(tmp_path: Path) -> None:
     assert {"Pod", "saved state"} <= {entry["kind"] for entry in damaged["unobserved"]}
 
 
-def test_an_old_state_that_is_damaged_is_compared_with_nothing(tmp_path: Path) -> None:
+def test_since_refuses_a_damaged_state(tmp_path: Path) -> None:
     file = _bundle(tmp_path, node("a"), pod("x"))
     (tmp_path / "old.tar.gz").write_bytes(file.read_bytes()[:-40])
 
@@ -278,7 +278,7 @@ def test_an_old_state_that_is_damaged_is_compared_with_nothing(tmp_path: Path) -
     ids=lambda value: value if isinstance(value, str) else str(value[:12]),
 )
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_json_that_costs_too_much_is_refused_before_it_is_parsed(
+def test_saved_json_beyond_a_limit_is_refused(
     content: bytes,
     message: str,
     pack: Callable[[bytes], bytes],
@@ -297,7 +297,7 @@ def test_json_that_costs_too_much_is_refused_before_it_is_parsed(
     assert str(file) in output
 
 
-def test_the_bounds_hold_for_all_files_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_limits_hold_for_all_files_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved, "_MOST_OBJECTS", 10)
     for number in range(3):
         (tmp_path / f"{number}.json").write_bytes(_listed(*(node(f"{number}-{value}") for value in range(4))))
@@ -306,7 +306,7 @@ def test_the_bounds_hold_for_all_files_together(tmp_path: Path, monkeypatch: pyt
     assert len(read_saved([tmp_path / "0.json", tmp_path / "1.json"]).nodes) == 8
 
 
-def test_a_state_in_utf_16_is_read(tmp_path: Path) -> None:
+def test_saved_utf_16_is_read(tmp_path: Path) -> None:
     """As `>` of PowerShell writes it."""
     (tmp_path / "state.json").write_text(_listed(node("a")).decode(), encoding="utf-16")
     assert [one.name for one in read_saved([tmp_path / "state.json"]).nodes] == ["a"]
@@ -315,7 +315,7 @@ def test_a_state_in_utf_16_is_read(tmp_path: Path) -> None:
 # --- folders
 
 
-def test_a_folder_without_end_is_refused(short_root: Path) -> None:
+def test_saved_folder_too_deep_is_refused(short_root: Path) -> None:
     deep = short_root
     for _ in range(60):
         deep /= "d"
@@ -329,13 +329,13 @@ def test_a_folder_without_end_is_refused(short_root: Path) -> None:
     )
 
 
-def test_a_loop_of_links_in_a_folder_is_not_followed(tmp_path: Path) -> None:
+def test_saved_folder_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "up").symlink_to(tmp_path)
     (tmp_path / "nodes.json").write_bytes(_listed(node("a")))
     os.mkfifo(tmp_path / "pipe.json")
     assert [one.name for one in read_saved([tmp_path]).nodes] == ["a"]
 
 
-def test_a_path_that_is_not_there_is_wrong_use(tmp_path: Path) -> None:
+def test_saved_path_that_is_missing_is_a_usage_error(tmp_path: Path) -> None:
     assert _diagnosed(tmp_path / "none.json")[0] == 3
     assert _diagnosed(tmp_path)[0] == 3

@@ -66,7 +66,7 @@ def _document(done: Any) -> dict[str, Any]:
     return document
 
 
-def test_a_live_cluster_is_diagnosed_and_its_saved_state_says_the_same(plane: ControlPlane, tmp_path: Path) -> None:
+def test_diagnose_live_equals_its_saved_state(plane: ControlPlane, tmp_path: Path) -> None:
     saved = tmp_path / "state.tar.gz"
     live = run(plane.kubeconfig, "diagnose", "--json", "--save", str(saved))
     assert (live.returncode, live.stderr) == (1, "")
@@ -78,14 +78,14 @@ def test_a_live_cluster_is_diagnosed_and_its_saved_state_says_the_same(plane: Co
     assert _document(again) == _document(live)
 
 
-def test_a_namespace_that_does_not_exist_is_named(plane: ControlPlane, reader: Path) -> None:
+def test_diagnose_names_a_missing_namespace(plane: ControlPlane, reader: Path) -> None:
     missing = run(plane.kubeconfig, "diagnose", "-n", "nope")
     assert (missing.returncode, missing.stderr) == (3, "gpu-healthcheck diagnose: there is no namespace nope\n")
     assert run(plane.kubeconfig, "diagnose", "-n", "default").returncode == 0
     assert "there is no namespace" not in run(reader, "diagnose", "-n", "nope").stderr
 
 
-def test_the_status_tells_who_has_which_gpus(plane: ControlPlane) -> None:
+def test_status_allocation_shows_the_gpus_of_each_node(plane: ControlPlane) -> None:
     fields = _document(run(plane.kubeconfig, "status", "--allocation", "-o", "json"))
     assert [(entry["node"], entry["gpus"], entry["usable"]) for entry in fields["nodes"]] == [
         ("healthy", 8, True),
@@ -96,7 +96,7 @@ def test_the_status_tells_who_has_which_gpus(plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize(("device", "causes"), [(_DEAD, ["PodOnFaultyGpu"]), (_HEALTHY, [])])
-def test_the_gpu_that_the_kubelet_reports_of_a_pod_decides(
+def test_diagnose_uses_the_gpu_that_the_kubelet_reports(
     plane: ControlPlane, device: str, causes: list[str], tmp_path: Path
 ) -> None:
     plane.kubectl("annotate", "node", "withheld", f"{RESULTS}={_RECORD}", "--overwrite")
@@ -127,14 +127,14 @@ def _status(device: str, health: str = "Healthy") -> str:
     return json.dumps({"status": {"phase": "Running", "containerStatuses": [state]}})
 
 
-def test_a_node_that_is_well_has_nothing_to_tell(plane: ControlPlane) -> None:
+def test_diagnose_of_a_healthy_node_finds_nothing(plane: ControlPlane) -> None:
     assert run(plane.kubeconfig, "diagnose", "node", "healthy").returncode == 0
     assert run(plane.kubeconfig, "diagnose", "node", "withheld").returncode == 1
     gone = run(plane.kubeconfig, "diagnose", "node", "gone")
     assert (gone.returncode, gone.stderr) == (3, "gpu-healthcheck diagnose: there is no node/gone\n")
 
 
-def test_who_may_list_pods_only_hears_what_could_not_be_seen(plane: ControlPlane, reader: Path) -> None:
+def test_diagnose_with_pods_only_names_what_is_not_visible(plane: ControlPlane, reader: Path) -> None:
     plane.kubectl("create", "clusterrole", _READER, "--verb=get,list", "--resource=pods")
     plane.kubectl(
         "create", "clusterrolebinding", _READER, f"--clusterrole={_READER}", f"--serviceaccount=default:{_READER}"
@@ -151,9 +151,7 @@ def test_who_may_list_pods_only_hears_what_could_not_be_seen(plane: ControlPlane
     assert "Pod" not in unseen
 
 
-def test_who_may_see_one_namespace_hears_of_it_and_of_no_component_that_he_could_not_see(
-    plane: ControlPlane, reader: Path
-) -> None:
+def test_diagnose_with_one_namespace_reports_no_components(plane: ControlPlane, reader: Path) -> None:
     plane.kubectl("create", "role", _READER, "--verb=get,list", "--resource=*.*", "--namespace=default")
     account = f"--serviceaccount=default:{_READER}"
     plane.kubectl("create", "rolebinding", _READER, f"--role={_READER}", account, "--namespace=default")
@@ -207,7 +205,7 @@ def member(plane: ControlPlane, tmp_path: Path) -> Iterator[Path]:
     plane.kubectl("-n", TEAM, "delete", *named)
 
 
-def test_a_member_of_a_team_diagnoses_its_pods_with_view_alone(plane: ControlPlane, member: Path) -> None:
+def test_diagnose_works_with_view_in_a_namespace(plane: ControlPlane, member: Path) -> None:
     """Each target without a namespace is in that of the context; what needs Nodes is unknown and never fine."""
     reported = "allocatedResourcesStatus" in plane.kubectl("-n", TEAM, "get", "pod", POD_OF_TEAM, "-o=json")
     for words in (("pod", POD_OF_TEAM), ("job", "train"), (), ("-n", TEAM)):
@@ -224,7 +222,7 @@ def test_a_member_of_a_team_diagnoses_its_pods_with_view_alone(plane: ControlPla
     assert "only namespace team: you may not list the pods of all namespaces" in run(member, "diagnose").stderr
 
 
-def test_an_event_of_the_agent_shows_a_member_the_fault(plane: ControlPlane, member: Path) -> None:
+def test_diagnose_reads_the_agents_event_without_nodes(plane: ControlPlane, member: Path) -> None:
     pod = plane.request("GET", f"/api/v1/namespaces/{TEAM}/pods/{TWIN}").body
     about = {"apiVersion": "v1", "kind": "Pod", "namespace": TEAM, "name": TWIN, "uid": pod["metadata"]["uid"]}
     text = "GPU 3 of the node (GPU-1), which this pod uses, is faulty"
@@ -244,7 +242,7 @@ def test_an_event_of_the_agent_shows_a_member_the_fault(plane: ControlPlane, mem
     assert f"Event GpuUnhealthy: {text}" in _in_one_line(done.stdout)
 
 
-def test_the_printed_command_gives_a_member_the_whole_answer(plane: ControlPlane, member: Path) -> None:
+def test_diagnose_prints_the_command_that_grants_its_permissions(plane: ControlPlane, member: Path) -> None:
     before = _in_one_line(run(member, "diagnose", "pod", TWIN).stdout)
     found = re.search(
         r"An administrator of the cluster permits it: `(kubectl create clusterrolebinding [^`]*)`", before
@@ -284,7 +282,7 @@ def placed(plane: ControlPlane) -> Iterator[str]:
     plane.kubectl("delete", "serviceaccount", "worker", "--namespace=default")
 
 
-def test_of_a_pod_on_a_node_only_what_it_depends_on_is_asked(plane: ControlPlane, placed: str) -> None:
+def test_diagnose_of_a_placed_pod_lists_only_its_dependencies(plane: ControlPlane, placed: str) -> None:
     since = datetime.now(UTC)
     done = run(plane.kubeconfig, "diagnose", "pod", placed, "--json")
     asked = [event["requestURI"] for event in plane.audit(since) if event["verb"] == "list"]
@@ -296,16 +294,14 @@ def test_of_a_pod_on_a_node_only_what_it_depends_on_is_asked(plane: ControlPlane
     ] == []
 
 
-def test_kinds_left_out_for_one_pod_are_not_reported_as_deleted(
-    plane: ControlPlane, placed: str, tmp_path: Path
-) -> None:
+def test_since_of_one_pod_reports_no_deletions(plane: ControlPlane, placed: str, tmp_path: Path) -> None:
     saved = tmp_path / "state.tar.gz"
     run(plane.kubeconfig, "diagnose", "--save", str(saved), "--json")
     done = run(plane.kubeconfig, "diagnose", "pod", placed, "--since", str(saved), "--json")
     assert (done.returncode, _document(done)["changes"]) == (0, [])
 
 
-def test_a_listing_of_several_pages_is_whole_and_in_order(plane: ControlPlane) -> None:
+def test_listing_of_several_pages_is_complete(plane: ControlPlane) -> None:
     names = [f"page-{number:04d}" for number in range(501)]
     where = "/apis/coordination.k8s.io/v1/namespaces/kube-public/leases"
     for name in names:
@@ -315,7 +311,7 @@ def test_a_listing_of_several_pages_is_whole_and_in_order(plane: ControlPlane) -
     plane.request("DELETE", where)
 
 
-def test_a_user_without_permissions_gets_an_error(reader: Path) -> None:
+def test_diagnose_without_permissions_fails(reader: Path) -> None:
     done = run(reader, "diagnose")
     assert done.returncode == 2
     assert "forbidden" in done.stderr.lower()

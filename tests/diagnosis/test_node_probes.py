@@ -84,7 +84,7 @@ def world(plane: ControlPlane, node: SimulatedNode, tmp_path: Path) -> Iterator[
             plane.request("DELETE", f"/api/v1/nodes/{NODE}")
 
 
-def test_a_node_without_an_agent_tells_of_itself_and_its_pod_is_gone(world: World, node: SimulatedNode) -> None:
+def test_probe_nodes_reads_a_node_and_removes_its_pod(world: World, node: SimulatedNode) -> None:
     node.lose_gpu(3)
     before = run(world.plane.kubeconfig, "diagnose", "node", NODE)
     assert "no agent has written one" in before.stdout
@@ -97,7 +97,7 @@ def test_a_node_without_an_agent_tells_of_itself_and_its_pod_is_gone(world: Worl
     assert world.pods() == []
 
 
-def test_all_suspects_are_looked_at_with_the_agents_image(world: World) -> None:
+def test_probe_nodes_of_all_suspects_uses_the_agents_image(world: World) -> None:
     """The agent's DaemonSet exists, and the node has no record of an agent."""
     plane, manifest = world.plane, str(ROOT / "kubernetes/manifests/04-daemonset-agent.yaml")
     taint = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
@@ -113,7 +113,7 @@ def test_all_suspects_are_looked_at_with_the_agents_image(world: World) -> None:
     assert world.pods() == []
 
 
-def test_an_admission_rejection_is_reported_with_the_other_results(world: World) -> None:
+def test_probe_nodes_reports_an_admission_rejection(world: World) -> None:
     world.make("/api/v1/namespaces", "restricted", **{"pod-security.kubernetes.io/enforce": "restricted"})
     world.make("/api/v1/namespaces/restricted/serviceaccounts", "default")
 
@@ -132,7 +132,7 @@ def _started(plane: ControlPlane, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_whatever_ends_the_command_its_pod_goes_too(world: World, number: signal.Signals) -> None:
+def test_probe_nodes_removes_its_pod_at_each_signal(world: World, number: signal.Signals) -> None:
     world.stuck.add(NODE)
     with _started(world.plane) as process:
         eventually(world.pods)
@@ -143,7 +143,7 @@ def test_whatever_ends_the_command_its_pod_goes_too(world: World, number: signal
     assert message.splitlines()[-1] == "gpu-healthcheck diagnose: interrupted"
 
 
-def test_a_second_signal_waits_for_no_kubelet(plane: ControlPlane) -> None:
+def test_probe_nodes_second_signal_ends_at_once(plane: ControlPlane) -> None:
     """For a missing node, the end of the pod would never be reported."""
     world = World(plane)
     world.make(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", "default")
@@ -194,9 +194,7 @@ def _begin(answers: LoopbackAnswers) -> None:
 @pytest.mark.parametrize(
     ("answer", "why"), [(_drip, "in 2 s, without an end"), (_flood, "it printed no record")], ids=["drip", "flood"]
 )
-def test_a_log_without_end_is_given_up_and_its_pod_is_gone(
-    world: World, answer: Callable[[LoopbackAnswers], None], why: str
-) -> None:
+def test_probe_nodes_limits_an_endless_log(world: World, answer: Callable[[LoopbackAnswers], None], why: str) -> None:
     assert world.logs is not None
     world.logs.hostile = answer
 
@@ -208,7 +206,7 @@ def test_a_log_without_end_is_given_up_and_its_pod_is_gone(
 
 
 @pytest.mark.parametrize("answer", [_drip, _fall_silent])
-def test_an_interrupt_while_a_log_is_read_removes_the_pod(
+def test_probe_nodes_removes_its_pod_while_a_log_is_read(
     world: World, answer: Callable[[LoopbackAnswers], None]
 ) -> None:
     assert world.logs is not None
@@ -228,7 +226,7 @@ def test_an_interrupt_while_a_log_is_read_removes_the_pod(
     assert message.splitlines()[-1] == "gpu-healthcheck diagnose: interrupted"
 
 
-def test_a_pod_that_can_not_be_removed_is_named(world: World) -> None:
+def test_probe_nodes_names_a_pod_that_can_not_be_removed(world: World) -> None:
     world.stuck.add(NODE)
     with _started(world.plane) as process:
         [pod] = eventually(world.pods)
@@ -274,14 +272,14 @@ def test_missing_permissions_are_named(world: World, tmp_path: Path) -> None:
         (("--probe-nodes", "all-suspects"), 0, "every suspect node has an agent's record"),
     ],
 )
-def test_what_can_not_be_probed_is_said(world: World, words: tuple[str, ...], code: int, message: str) -> None:
+def test_probe_nodes_names_what_it_can_not_probe(world: World, words: tuple[str, ...], code: int, message: str) -> None:
     done = run(world.plane.kubeconfig, "diagnose", "node", NODE, *words)
 
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert world.pods() == []
 
 
-def test_saved_state_has_no_nodes_to_be_probed(tmp_path: Path) -> None:
+def test_probe_nodes_is_refused_with_a_saved_state(tmp_path: Path) -> None:
     done = run(tmp_path / "none", "diagnose", "--from", str(tmp_path), *PROBE)
 
     assert (done.returncode, done.stderr) == (

@@ -50,9 +50,7 @@ OF_A_COMPONENT = pod("nvidia-device-plugin-daemonset-x", 0, on="a")
         pytest.param(OF_A_COMPONENT, "", True, id="a component: all its pods are wanted"),
     ],
 )
-def test_the_pods_of_all_namespaces_are_listed_only_where_they_matter(
-    asked: Object, cause: str, everything: bool
-) -> None:
+def test_one_pod_lists_all_pods_only_if_needed(asked: Object, cause: str, everything: bool) -> None:
     state = [node("a"), node("b", None), *FULL, asked]
     served = Served(state)
     seen = looked_at(served, Target("Pod", "team", asked["metadata"]["name"]), snapshot(*state))
@@ -60,28 +58,28 @@ def test_the_pods_of_all_namespaces_are_listed_only_where_they_matter(
     assert served.listed_all("Pod") is everything
 
 
-def test_no_kind_is_listed_twice_where_everything_is_wanted() -> None:
+def test_one_pod_lists_no_kind_twice() -> None:
     state = [node("a"), *FULL, IN_USE]
     served = Served(state)
     looked_at(served, Target("Pod", "team", "x"), snapshot(*state))
     assert [path for path, query in served.asked if not query].count("/api/v1/nodes") == 1
 
 
-def test_of_a_node_with_the_pod_no_other_is_asked_for() -> None:
+def test_one_pod_lists_only_its_node() -> None:
     served = Served([node("a"), node("b"), *FULL, CRASHED])
     seen = looked_at(served, Target("Pod", "team", "x"), snapshot())
     assert [one.name for one in seen.nodes] == ["a"]
     assert {pod.subject for pod in seen.pods} == {"pod/team/x", "pod/other/holder", "pod/kube-system/system"}
 
 
-def test_for_a_pod_that_is_not_there_nothing_further_is_listed() -> None:
+def test_one_pod_that_is_missing_lists_nothing_further() -> None:
     served = Served([node("a"), *FULL])
     target = Target("Pod", "team", "gone")
     assert not is_there(looked_at(served, target, snapshot()), target)
     assert {path for path, _ in served.asked} == {"/api/v1/namespaces/team/pods"}
 
 
-def test_a_pod_replaced_on_another_node_has_not_failed() -> None:
+def test_one_pod_that_was_replaced_has_not_failed() -> None:
     """By the pods of its namespace, not those of its node alone."""
     job = obj(
         "Job", "train", "team", spec={"parallelism": 1, "template": {"spec": {"containers": [container("main", 1)]}}}
@@ -93,7 +91,7 @@ def test_a_pod_replaced_on_another_node_has_not_failed() -> None:
     assert results(diagnose(seen)) == []
 
 
-def test_what_runs_in_the_pod_that_is_asked_about_is_read_and_no_other_that_runs() -> None:
+def test_one_pod_reads_only_its_own_logs() -> None:
     logs = {("pod/team/x", "main"): LOST, ("pod/team/y", "main"): LOST}
     state = [node("a"), pod("x", on="a"), pod("y", on="a")]
     seen = looked_at(Served(state), Target("Pod", "team", "x"), snapshot(*state, logs=logs))

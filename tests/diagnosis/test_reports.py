@@ -56,7 +56,7 @@ def rendered(text: str) -> Tags:
     return parsed(MarkdownIt("commonmark").enable("table").render(text))
 
 
-def test_each_colour_of_the_bars_is_in_the_legend() -> None:
+def test_html_legend_has_each_colour_of_the_bars() -> None:
     closed = gpu_node("c", cordoned=True)
     page = html_page(report(*state(), closed))
     legend = page.partition('class="legend"')[2].partition("</p>")[0]
@@ -67,7 +67,7 @@ def test_each_colour_of_the_bars_is_in_the_legend() -> None:
 
 
 @pytest.mark.parametrize("words", HOSTILE)
-def test_no_word_of_a_cluster_is_markup_in_html(words: str) -> None:
+def test_html_escapes_texts_of_the_cluster(words: str) -> None:
     page = parsed(html_page(hostile(words)))
     assert not set(LIVE) & set(page.tags)
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("href", "src", "style")]
@@ -75,21 +75,21 @@ def test_no_word_of_a_cluster_is_markup_in_html(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", HOSTILE)
-def test_no_word_of_a_cluster_is_markup_in_markdown(words: str) -> None:
+def test_markdown_escapes_texts_of_the_cluster(words: str) -> None:
     calm, wild = rendered(markdown_page(hostile("word"))), rendered(markdown_page(hostile(words)))
     extra = ("code",)  # a lone backtick between two of ours splits a command
     assert [tag for tag in wild.tags if tag not in extra] == [tag for tag in calm.tags if tag not in extra]
     assert words.strip() in "".join(wild.words)
 
 
-def test_the_html_needs_nothing_but_itself() -> None:
+def test_html_needs_no_other_file() -> None:
     page = html_page(report(*state()))
     assert page.isascii()
     assert "default-src 'none'" in page
     assert "http" not in page.replace("http-equiv", "")
 
 
-def test_the_markdown_has_the_parts_of_a_report_in_order() -> None:
+def test_markdown_has_the_sections_in_order() -> None:
     text = markdown_page(report(*state()))
     heads = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert heads == [
@@ -106,14 +106,14 @@ def test_the_markdown_has_the_parts_of_a_report_in_order() -> None:
     assert "   - Severity: High" in text
 
 
-def test_a_healthy_cluster_has_a_report_without_issues() -> None:
+def test_report_of_a_healthy_cluster_has_no_issues() -> None:
     text = markdown_page(report(*operator(gpu_node("a"))))
     assert "Nothing found." in text
     assert "Recommended" not in text
     assert "Nothing found." in html_page(report(*operator(gpu_node("a"))))
 
 
-def test_the_document_tells_cluster_and_components() -> None:
+def test_document_has_cluster_and_components() -> None:
     fields = document(report(*state()))
     assert (fields["cluster"]["gpu_nodes"], fields["cluster"]["gpus"]) == (2, 16)
     (entry,) = fields["cluster"]["resources"]
@@ -138,7 +138,7 @@ def forms(report: Report) -> list[str]:
     return [shown.file.getvalue(), markdown_page(report), page]  # type: ignore[attr-defined]
 
 
-def test_one_mistake_of_many_bare_pods_is_grouped_except_in_json() -> None:
+def test_report_groups_equal_mistakes_except_in_json() -> None:
     grouped = report(gpu_node("a"), *pods_of_a_mistake(f"trainer-{number}" for number in range(200)))
 
     for text in forms(grouped):
@@ -149,7 +149,7 @@ def test_one_mistake_of_many_bare_pods_is_grouped_except_in_json() -> None:
     assert len(document(grouped)["causes"]) == 200
 
 
-def test_different_mistakes_are_listed_up_to_a_limit() -> None:
+def test_report_limits_the_entries_of_a_cause() -> None:
     pods = [entry for number in range(60) for entry in pods_of_a_mistake([f"x-{number}"], f"type-{number}")]
 
     for text in forms(report(gpu_node("a"), *pods)):
@@ -157,7 +157,7 @@ def test_different_mistakes_are_listed_up_to_a_limit() -> None:
         assert "52 more, with other details" in text
 
 
-def test_what_follows_from_one_node_and_from_another_stays_apart() -> None:
+def test_problem_groups_keep_consequences_apart() -> None:
     (problem,) = report(*state()).diagnosis.problems
     apart = [Problem(replace(problem.found, subject=f"node/{name}"), (problem,)) for name in "ab"]
 
@@ -167,7 +167,7 @@ def test_what_follows_from_one_node_and_from_another_stays_apart() -> None:
 LONG = "n" * 253
 
 
-def test_on_a_terminal_no_name_and_no_command_is_broken() -> None:
+def test_terminal_breaks_no_name_and_no_command() -> None:
     command = "kubectl -n team get pod " + LONG
     (plain,) = report(*state()).diagnosis.problems
     found = replace(plain.found, subject=f"node/{LONG}", evidence=(f"it is {LONG}",), remedy=(f"Look: `{command}`",))
@@ -179,7 +179,7 @@ def test_on_a_terminal_no_name_and_no_command_is_broken() -> None:
     assert all(len(line) <= 80 for line in text.splitlines() if LONG not in line)
 
 
-def test_what_is_piped_has_no_escapes_and_each_thing_on_one_line(tmp_path: Path) -> None:
+def test_terminal_in_a_pipe_has_no_escapes_and_no_wrapping(tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": state()}))
 
@@ -191,7 +191,7 @@ def test_what_is_piped_has_no_escapes_and_each_thing_on_one_line(tmp_path: Path)
     assert f"   {means}" in text.splitlines()
 
 
-def test_gpu_utilization_is_shown_with_a_prometheus() -> None:
+def test_report_shows_utilization_with_a_prometheus() -> None:
     seen = replace(snapshot(*state()), gpu_use=read_use([series(0.3, node="a", gpu="0", UUID="GPU-0")]))
     used = Report(diagnose(seen), cluster=allocation(seen))
 
@@ -201,7 +201,7 @@ def test_gpu_utilization_is_shown_with_a_prometheus() -> None:
     assert "Used" not in markdown_page(report(*state()))
 
 
-def test_what_is_not_visible_is_not_called_free() -> None:
+def test_report_without_pods_calls_no_gpu_free() -> None:
     seen = snapshot(gpu_node("a"), missing=["Pod"])
     unseen = Report(diagnose(seen), cluster=allocation(seen))
     assert "8 of 8 free" not in markdown_page(unseen)
@@ -210,7 +210,7 @@ def test_what_is_not_visible_is_not_called_free() -> None:
 
 
 @pytest.mark.parametrize(("form", "begins"), [("markdown", "# GPU"), ("html", "<!DOCTYPE html>"), ("json", "{")])
-def test_each_form_comes_from_the_command(form: str, begins: str, tmp_path: Path) -> None:
+def test_diagnose_prints_each_form(form: str, begins: str, tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": state()}))
     result = CliRunner().invoke(app, ["diagnose", "--from", str(file), "-o", form])
@@ -218,7 +218,7 @@ def test_each_form_comes_from_the_command(form: str, begins: str, tmp_path: Path
     assert result.stdout.lstrip().startswith(begins)
 
 
-def test_a_shells_list_of_files_is_all_saved_state(tmp_path: Path) -> None:
+def test_diagnose_reads_all_files_that_a_shell_expands(tmp_path: Path) -> None:
     """As `--from *.json` becomes: one file for the option, words of the rest."""
     path, other = tmp_path / "a.json", tmp_path / "b.json"
     for file, node in ((path, gpu_node("a")), (other, gpu_node("b"))):

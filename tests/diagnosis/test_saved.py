@@ -24,7 +24,7 @@ def _write(path: Path, document: Any) -> Path:
     return path
 
 
-def test_lists_single_objects_and_a_folder_are_read(tmp_path: Path) -> None:
+def test_saved_lists_objects_and_folders_are_read(tmp_path: Path) -> None:
     mixed = {"kind": "List", "items": [node("a"), pod("x")]}
     typed = {"kind": "PodList", "items": [{k: v for k, v in pod("y").items() if k not in ("kind", "apiVersion")}]}
     _write(tmp_path / "dump/team/pods.json", typed)
@@ -35,14 +35,14 @@ def test_lists_single_objects_and_a_folder_are_read(tmp_path: Path) -> None:
     assert [one.meta.name for one in state.pods] == ["x", "y"]
 
 
-def test_a_kind_that_no_file_has_is_not_visible(tmp_path: Path) -> None:
+def test_saved_state_without_a_kind_does_not_see_it(tmp_path: Path) -> None:
     state = read_saved([_write(tmp_path / "pods.json", {"kind": "PodList", "items": []})])
     assert state.sees("Pod")
     assert not state.sees("Node")
     assert state.missing["Node"] == "not in the saved files"
 
 
-def test_now_is_the_newest_time_and_never_a_deadline(tmp_path: Path) -> None:
+def test_saved_state_time_is_the_newest_and_no_deadline(tmp_path: Path) -> None:
     leaving = pod("x", metadata={"deletionTimestamp": "2036-01-01T00:00:00Z"})
     state = read_saved(
         [_write(tmp_path / "x.json", {"kind": "List", "items": [leaving, event(leaving, "A", "b", minutes=3)]})]
@@ -55,7 +55,7 @@ def test_now_is_the_newest_time_and_never_a_deadline(tmp_path: Path) -> None:
     [([pod("x", age=60)], 30), ([pod("x", age=60), node("a", age=60)], 60), ([obj("Job", "x", age=60)], 30)],
     ids=["a pod alone", "a pod and a node", "a job alone"],
 )
-def test_objects_that_do_not_show_the_time_of_saving_have_waited(
+def test_saved_objects_without_a_clock_have_waited(
     tmp_path: Path, objects: list[dict[str, Any]], minutes: float
 ) -> None:
     for entry in objects:
@@ -85,7 +85,7 @@ def test_a_namespace_that_does_not_exist_is_reported_if_namespaces_are_visible(
     assert message in done.stderr.decode()
 
 
-def test_what_kubectl_printed_one_after_another_is_read_whole(tmp_path: Path) -> None:
+def test_saved_file_with_several_documents_is_read(tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     lists = ({"kind": "NodeList", "items": [node("a")]}, {"kind": "PodList", "items": [pod("x")]})
     file.write_text("\n".join(json.dumps(entry, indent=4) for entry in lists) + "\n")
@@ -95,7 +95,7 @@ def test_what_kubectl_printed_one_after_another_is_read_whole(tmp_path: Path) ->
     assert ([one.name for one in state.nodes], [one.meta.name for one in state.pods]) == (["a"], ["x"])
 
 
-def test_of_a_volume_is_saved_where_it_lies_and_not_what_its_driver_is_given(tmp_path: Path) -> None:
+def test_bundle_omits_attributes_of_a_volumes_driver(tmp_path: Path) -> None:
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     spec = {
         "csi": {"driver": "x.example", "volumeAttributes": {"password": "hunter2"}},
@@ -124,7 +124,7 @@ def test_of_a_volume_is_saved_where_it_lies_and_not_what_its_driver_is_given(tmp
         ("[" * 100_000, "not the JSON"),
     ],
 )
-def test_what_is_no_state_is_refused_by_name(tmp_path: Path, content: str, wanted: str) -> None:
+def test_saved_file_without_a_state_is_refused(tmp_path: Path, content: str, wanted: str) -> None:
     file = tmp_path / "bad.json"
     file.write_text(content)
     with pytest.raises(SavedStateError, match=f"{file}.*{wanted}"):
@@ -138,7 +138,7 @@ def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
         read_saved([tmp_path])
 
 
-def test_a_pipe_or_a_device_in_a_folder_is_passed_over(tmp_path: Path) -> None:
+def test_saved_folder_skips_pipes_and_devices(tmp_path: Path) -> None:
     """Reading one may block forever."""
     os.mkfifo(tmp_path / "a.json")
     os.mkfifo(tmp_path / "logs.txt")
@@ -148,7 +148,7 @@ def test_a_pipe_or_a_device_in_a_folder_is_passed_over(tmp_path: Path) -> None:
     assert read_saved([tmp_path]).nodes == ()
 
 
-def test_a_folder_within_that_is_closed_to_us_is_named(short_root: Path) -> None:
+def test_saved_folder_names_a_subfolder_without_permission(short_root: Path) -> None:
     (short_root / "nodes.json").write_text('{"kind": "NodeList", "apiVersion": "v1", "items": []}')
     (short_root / "pods").mkdir(mode=0)
     short_root.chmod(0o755)
@@ -157,7 +157,7 @@ def test_a_folder_within_that_is_closed_to_us_is_named(short_root: Path) -> None
         read_saved([short_root])
 
 
-def test_a_bundle_comes_back_as_it_was_seen_without_its_secrets(tmp_path: Path) -> None:
+def test_bundle_is_read_back_without_secrets(tmp_path: Path) -> None:
     env = [{"name": "TOKEN", "value": "s3cret"}, {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]
     secretive = pod(
         "x",
@@ -179,7 +179,7 @@ def test_a_bundle_comes_back_as_it_was_seen_without_its_secrets(tmp_path: Path) 
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_a_bundle_overwrites_nothing(tmp_path: Path) -> None:
+def test_bundle_overwrites_no_file(tmp_path: Path) -> None:
     file = tmp_path / "state.tar.gz"
     file.write_text("mine")
     with pytest.raises(FileExistsError):
@@ -206,7 +206,7 @@ def test_a_bundle_that_unpacks_to_more_than_anybody_has_is_refused(tmp_path: Pat
         read_saved([file])
 
 
-def test_the_logs_of_a_dump_are_read_by_container(tmp_path: Path) -> None:
+def test_dump_logs_are_read_by_container(tmp_path: Path) -> None:
     _write(tmp_path / "team/pods.json", {"kind": "PodList", "items": [pod("x")]})
     log = "epoch 1\nCUDA out of memory\x1b[0m\n"
     parts = [

@@ -17,28 +17,28 @@ def named(*objects: Object) -> list[str]:
     return [suspect.name for suspect in suspects(seen, diagnose(seen))]
 
 
-def test_nodes_that_nothing_is_wrong_with_are_not() -> None:
+def test_suspects_omit_healthy_nodes() -> None:
     assert named(node("a"), pod("x", on="a")) == []
 
 
-def test_those_that_a_problem_names_are_by_name() -> None:
+def test_suspects_are_nodes_with_a_problem_by_name() -> None:
     assert named(node("b", taints=[UNHEALTHY]), node("a", taints=[UNHEALTHY]), node("c")) == ["a", "b"]
 
 
-def test_a_value_reported_by_an_agent_is_known() -> None:
+def test_suspects_omit_nodes_with_a_record() -> None:
     fields = {"gpu-healthcheck.aws-samples.io/results": json.dumps(RECORD)}
 
     assert named(node("a", taints=[UNHEALTHY], annotations=fields)) == []
 
 
-def test_a_node_with_a_silent_kubelet_would_not_answer() -> None:
+def test_suspects_omit_nodes_with_a_silent_kubelet() -> None:
     assert named(node("a", taints=[UNHEALTHY], ready="Unknown")) == []
 
 
-def test_a_node_without_gpus_is_none_of_ours() -> None:
+def test_suspects_omit_nodes_without_gpus() -> None:
     assert named(node("a", None, taints=[UNHEALTHY])) == []
 
 
-def test_one_that_is_not_ready_and_says_so_would_answer() -> None:
+def test_suspects_include_nodes_that_report_not_ready() -> None:
     """Without a network a pod on the host's own runs nevertheless."""
     assert named(node("a", taints=[UNHEALTHY], ready="False")) == ["a"]

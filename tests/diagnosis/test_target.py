@@ -39,7 +39,7 @@ UNSCHEDULED = Cause("Unscheduled", CauseSeverity.HIGH, Link.SCHEDULED, "no node"
         (["HAMi"], "team", Target("HAMi", "", "")),
     ],
 )
-def test_an_object_is_named_as_kubectl_names_it(words: list[str], namespace: str, target: Target | None) -> None:
+def test_parse_target_accepts_kubectls_forms(words: list[str], namespace: str, target: Target | None) -> None:
     assert parse_target(words, namespace) == target
 
 
@@ -49,7 +49,7 @@ def test_other_words_are_refused(words: list[str]) -> None:
         parse_target(words, "")
 
 
-def test_a_workload_has_the_pods_of_all_that_it_makes() -> None:
+def test_pods_of_follows_owners() -> None:
     deployment = obj("Deployment", "web", "team")
     owner = {"ownerReferences": [{"kind": "Deployment", "name": "web", "uid": "d", "controller": True}]}
     replicas = obj("ReplicaSet", "web-1", "team", metadata=owner)
@@ -62,7 +62,7 @@ def test_a_workload_has_the_pods_of_all_that_it_makes() -> None:
 NO_DRIVER = "nvidia-container-cli: initialization error: nvml error: driver not loaded"
 
 
-def test_of_a_pod_its_own_evidence_is_shown_and_others_in_one_line() -> None:
+def test_report_of_a_pod_shows_its_own_evidence() -> None:
     stuck = [waiting("RunContainerError", NO_DRIVER)]
     pods = [pod(f"p{number}", on="a", phase="Pending", states=stuck) for number in range(12)]
     report = report_of(snapshot(node("a"), *pods), Target("Pod", "team", "p7"), "", None, overview=False)
@@ -78,7 +78,7 @@ def test_of_a_pod_its_own_evidence_is_shown_and_others_in_one_line() -> None:
     )
 
 
-def test_of_a_pod_a_consequence_for_another_is_only_counted() -> None:
+def test_report_of_a_pod_counts_consequences_for_others() -> None:
     gone = {"deletionTimestamp": ago(40), "deletionGracePeriodSeconds": 30}
     short = [
         condition("PodScheduled", "False", "Unschedulable", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
@@ -100,7 +100,7 @@ def test_of_a_pod_a_consequence_for_another_is_only_counted() -> None:
         ("Running", ["Event", "Node"], "Nothing found in the visible part of the cluster."),
     ],
 )
-def test_a_pod_that_nothing_explains_is_not_fine(state: str, missing: list[str], sentence: str) -> None:
+def test_report_of_an_unexplained_pod_is_unknown(state: str, missing: list[str], sentence: str) -> None:
     seen = snapshot(pod("x", on="a", phase=state), missing=missing)
     report = report_of(seen, Target("Pod", "team", "x"), "", None, overview=False)
 
@@ -116,7 +116,7 @@ def test_a_pod_that_nothing_explains_is_not_fine(state: str, missing: list[str],
         (pod("x", on="a", phase="Succeeded"), ["Node"], LinkState.FINE),
     ],
 )
-def test_cuda_works_only_if_what_may_break_it_is_visible(
+def test_chain_is_unknown_without_the_kinds_that_break_cuda(
     work: dict[str, Any], missing: list[str], last: LinkState
 ) -> None:
     state = snapshot(work, *([] if "Node" in missing else [node("a")]), missing=missing)
@@ -129,7 +129,7 @@ def test_cuda_works_only_if_what_may_break_it_is_visible(
     assert (shown in _printed(report)) is (last is LinkState.UNKNOWN)
 
 
-def test_missing_permissions_are_one_sentence_with_the_command_that_grants_them() -> None:
+def test_report_names_missing_permissions_in_one_sentence() -> None:
     state = snapshot(pod("x", on="a"), missing=["DaemonSet", "Event", "Node"])
     denied = replace(state, denied=frozenset({"Node", "DaemonSet"}), user="https://idp#ann/team")
     report = report_of(denied, Target("Pod", "team", "x"), "", None, overview=False)
@@ -153,7 +153,7 @@ def _printed(report: Report) -> str:
     return text.getvalue()
 
 
-def test_owners_that_own_each_other_end() -> None:
+def test_pods_of_ends_for_owners_in_a_circle() -> None:
     def one(name: str, owner: str) -> dict[str, object]:
         return obj("Job", name, "team", metadata={"ownerReferences": [{"kind": "Job", "name": owner, "uid": owner}]})
 
@@ -201,7 +201,7 @@ def test_owners_that_own_each_other_end() -> None:
         ),
     ],
 )
-def test_a_pod_shows_how_far_it_has_come(raw: dict[str, object], fine: int, then: LinkState | None) -> None:
+def test_chain_shows_the_links_that_a_pod_passed(raw: dict[str, object], fine: int, then: LinkState | None) -> None:
     steps = chain(read_pod(Fields(raw)), ())
     states = [step.state for step in steps]
     assert states[:fine] == [LinkState.FINE] * fine
@@ -209,7 +209,7 @@ def test_a_pod_shows_how_far_it_has_come(raw: dict[str, object], fine: int, then
     assert set(states[fine + 1 :]) <= {LinkState.NOT_REACHED}
 
 
-def test_a_waiting_pod_without_a_known_cause_shows_its_messages() -> None:
+def test_chain_of_an_unexplained_pod_shows_its_messages() -> None:
     waits = pod("x", on="a", age=1, phase="Pending", states=[waiting("ContainerCreating")])
     state = snapshot(node("a"), waits, event(waits, "FailedCreatePodSandBox", "something that nobody knows", count=3))
     (chain,) = chains_of(state, state.pods, ())
@@ -217,7 +217,7 @@ def test_a_waiting_pod_without_a_known_cause_shows_its_messages() -> None:
     assert step.seen == "ContainerCreating; event (3 times): FailedCreatePodSandBox: something that nobody knows"
 
 
-def test_a_problem_breaks_its_link_and_all_beyond_is_not_reached() -> None:
+def test_chain_breaks_at_the_link_of_a_problem() -> None:
     found = FoundCause(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/x",))
     steps = chain(read_pod(Fields(pod("x"))), arranged([found]))
     states = {step.link: step.state for step in steps}
@@ -226,12 +226,12 @@ def test_a_problem_breaks_its_link_and_all_beyond_is_not_reached() -> None:
     assert states[Link.RUNNING] is LinkState.NOT_REACHED
 
 
-def test_another_pods_problem_breaks_nothing_here() -> None:
+def test_chain_ignores_problems_of_other_pods() -> None:
     found = FoundCause(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/y",))
     assert all(step.state is not LinkState.BROKEN for step in chain(read_pod(Fields(pod("x"))), arranged([found])))
 
 
-def test_a_node_is_there_only_where_it_was_seen() -> None:
+def test_pods_of_a_node_are_those_on_it() -> None:
     state = snapshot(node("a"), pod("x", on="a"))
     assert [one.meta.name for one in pods_of(state, Target("Node", "", "a"))] == ["x"]
     assert concerned(state, Target("Node", "", "a")) >= {"node/a", "pod/team/x"}
