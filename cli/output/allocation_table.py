@@ -8,7 +8,7 @@ from rich.text import Text
 
 from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, totals
 from diagnosis.facts.quantity import shown
-from diagnosis.hami.card_row import card_row
+from diagnosis.hami.cards import card_row
 from healthcheck.host.fitted_table import Cell, FittedTable, TableColumn, fitted_table
 from healthcheck.text.naming import named
 

@@ -25,11 +25,9 @@ from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.placement import ZERO, asked_by, held_on
 from diagnosis.facts.quantity import amount, count_of, digits
 from diagnosis.facts.utilization import CardLoad, loads
-from diagnosis.hami.card_usage import CardUsage, Share
+from diagnosis.hami.cards import CardUsage, MeasuredUse, Share, cards_of, measured_use
 from diagnosis.hami.installation import installations, settings_of, settings_on
-from diagnosis.hami.scheduler_state import cards_of
-from diagnosis.hami.settings import node_configs
-from diagnosis.hami.usage import MeasuredUse, used
+from diagnosis.hami.settings import node_memory_scaling
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import USE
 from diagnosis.snapshot.meta import subject
@@ -183,7 +181,7 @@ def allocation(snapshot: Snapshot) -> Allocation:
     claimed, cards = _claimed(snapshot), cards_of(snapshot)
     nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
     loaded = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
-    in_use, shared = used(snapshot), dict(_shared(snapshot))
+    in_use, shared = measured_use(snapshot), dict(_shared(snapshot))
     allocations = tuple(
         replace(
             _of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed, shared.get(one.name)),
@@ -209,10 +207,7 @@ def _scaling(snapshot: Snapshot, cards: Collection[str]) -> Iterator[tuple[str, 
     for its in every if len(every) > 1 else ():
         if its.settings.memory_scaling is not None:
             yield from ((name, its.settings.memory_scaling) for name in sorted(its.nodes.intersection(cards)))
-    for _, config in node_configs(snapshot):
-        for node in config.nodes:
-            if node.memory_scaling is not None and node.name in cards:
-                yield node.name, node.memory_scaling
+    yield from ((name, scaling) for name, scaling in node_memory_scaling(snapshot) if name in cards)
 
 
 def _shared(snapshot: Snapshot) -> Iterator[tuple[str, _Shared]]:
@@ -235,7 +230,7 @@ def _of_node(
     pools += claimed.get(node.name, [])
     return NodeAllocation(
         node.name,
-        node.meta.labels.get("nvidia.com/gpu.product", "") or next((card.card.kind for card in cards), ""),
+        node.meta.labels.get("nvidia.com/gpu.product", "") or next((card.card.model for card in cards), ""),
         _cards(node, pools, len(cards)),
         closed,
         tuple(replace(pool, closed=bool(closed)) for pool in pools),

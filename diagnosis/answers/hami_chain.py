@@ -13,9 +13,8 @@ from diagnosis.causes.hami.hami_nodes import LOCK_STALE
 from diagnosis.causes.hami.scheduling import EXTENDER, EXTENDER_SLOW
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.facts.components import Role
-from diagnosis.hami.command_line import CommandLine
-from diagnosis.hami.installation import Installation, installation_of, is_scheduled
-from diagnosis.hami.usage import used
+from diagnosis.hami.cards import measured_use
+from diagnosis.hami.installation import CommandLine, Installation, installation_of, is_scheduled
 from diagnosis.model import Cause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
@@ -77,7 +76,9 @@ def _passed(snapshot: Snapshot, own: Installation, pod: Pod) -> Iterator[tuple[H
         return
     yield HamiLink.PLUGIN, f"hami.io/bind-phase={given.phase.value}"
     if pod.phase == "Succeeded" or any(state.running for state in pod.states if not state.init):
-        in_use = [f"{use} of {uuid} in use" for (name, uuid), use in used(snapshot).items() if name == pod.subject]
+        in_use = [
+            f"{use} of {uuid} in use" for (name, uuid), use in measured_use(snapshot).items() if name == pod.subject
+        ]
         running = "; ".join(("they run", *in_use, *_throttled(own, pod, given)))
         yield HamiLink.CONTAINER, "it has succeeded" if pod.phase == "Succeeded" else running
 
@@ -114,14 +115,11 @@ def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
         f"{share.memory} MiB{f', {share.cores} %' if share.cores else ''} of {share.uuid}"
         for share in given.shares[:_MOST]
     ]
-    policies = [
-        f"{key} {pod.card_options.written[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in pod.card_options.written
-    ]
-    own = ((NODE_POLICY, "nodes", line.node_policy), (GPU_POLICY, "cards", line.gpu_policy))
+    written = pod.card_options.annotations
+    policies = [f"{key} {written[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in written]
     if line != CommandLine():
-        policies += [
-            f"the scheduler's own {what} {policy}" for key, what, policy in own if key not in pod.card_options.written
-        ]
+        own = ((NODE_POLICY, "nodes", line.node_policy), (GPU_POLICY, "cards", line.gpu_policy))
+        policies += [f"the scheduler's own {what} {policy}" for key, what, policy in own if key not in written]
     chosen = f"; chosen by {', '.join(policies)}" if policies else ""
     return f"node {given.node}: {'; '.join(shares) or 'no card is noted'}{chosen}"
 

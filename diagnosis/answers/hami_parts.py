@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from diagnosis.facts.components import Component, Health, component_table, tag_of
 from diagnosis.facts.quantity import counted
-from diagnosis.hami.certificate import authorities
-from diagnosis.hami.command_line import CommandLine
-from diagnosis.hami.installation import Installation, installations, newest_asking
+from diagnosis.hami.certificate import last_authority
+from diagnosis.hami.installation import CommandLine, Installation, installations, newest_asking
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import HAMI_EXTENDER, OTHER_VALUE, Container
 from diagnosis.snapshot.policy_objects import Webhook
@@ -160,14 +159,13 @@ def _trust(hook: Webhook, now: datetime) -> HamiPart:
 
     Secrets are never read, so it is unknown which certificates the CA has signed.
     """
-    what, last = "its CA", authorities(hook.ca) if hook.ca else ()
+    what, authority = "its CA", last_authority(hook.ca) if hook.ca else None
     text = "whether it signed the scheduler's certificate is not checked: Secrets are never read"
     if not hook.ca:
         return HamiPart(what, Health.DOWN, "missing", detail="the webhook has no caBundle")
-    if not last:
+    if authority is None:
         why = "it is not in a saved state" if hook.ca == OTHER_VALUE else "its caBundle is not a readable CA"
         return HamiPart(what, Health.UNKNOWN, Health.UNKNOWN.value, detail=why)
-    authority = last[-1]
     status = "expired" if authority.ends < now else "not yet valid" if authority.begins > now else "valid"
     until = f"{authority.name or 'without a name'}, {authority.begins:%Y-%m-%d} to {authority.ends:%Y-%m-%d}; {text}"
     return HamiPart(what, Health.WORKING if status == "valid" else Health.DOWN, status, detail=until)

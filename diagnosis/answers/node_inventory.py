@@ -10,11 +10,10 @@ from diagnosis.facts.components import components, is_ready
 from diagnosis.facts.gpu_nodes import devices_in
 from diagnosis.facts.placement import ZERO, held_on
 from diagnosis.facts.quantity import amount, counted, shown
-from diagnosis.hami.card_row import card_row
+from diagnosis.hami.cards import card_row, cards_of
 from diagnosis.hami.installation import serving
-from diagnosis.hami.scheduler_state import cards_of
-from diagnosis.hami.versions import ANSWERED_UNTIL
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.hami_node import RegistrationFormat
 from diagnosis.snapshot.nodes import Node
 
 _UNSAID = "unknown"
@@ -72,13 +71,13 @@ def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
             else f"{cards}; {registration.form.value}"
         )
         yield InventoryRow(f"HAMi's registration, {registration.vendor}", value, "HAMi's device plugin")
-    if (said := node.hami.handshake) is not None:
-        own = serving(snapshot, node)
-        version = own.version if own is not None else None
-        old = " (meaningless since 2.8)" if version is None or version > ANSWERED_UNTIL else ""
-        yield InventoryRow("HAMi's handshake", f"{said.text}{old}", "HAMi's scheduler")
+    if (handshake := node.hami.handshake) is not None:
+        installation = serving(snapshot, node)
+        is_old = installation is not None and installation.reads is RegistrationFormat.TEXT
+        note = "" if is_old else " (meaningless since 2.8)"
+        yield InventoryRow("HAMi's handshake", f"{handshake.annotation}{note}", "HAMi's scheduler")
     if (lock := node.hami.lock) is not None:
-        yield InventoryRow("HAMi's lock", lock.text, "HAMi's scheduler")
+        yield InventoryRow("HAMi's lock", lock.annotation, "HAMi's scheduler")
 
 
 def _below(node: Node) -> Iterator[InventoryRow]:

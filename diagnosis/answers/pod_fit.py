@@ -13,12 +13,19 @@ from diagnosis.facts.gpu_nodes import gpu_nodes
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import Obstacle, ObstacleKind, asked_by, held_on, refusals, shortages
 from diagnosis.facts.wanted_pods import NoPodError
-from diagnosis.hami.card_requests import admitted, asked_of
-from diagnosis.hami.card_usage import CardUsage
-from diagnosis.hami.fit import NodeVerdict
-from diagnosis.hami.installation import asks_for, installation_of, installations, schedulers
-from diagnosis.hami.quota import room_of
-from diagnosis.hami.scheduler_state import SchedulerState, books_of, unregistered, verdicts
+from diagnosis.hami.cards import CardUsage, Share, cards_of, total
+from diagnosis.hami.fit import NodeVerdict, admitted, request_of, verdicts
+from diagnosis.hami.installation import (
+    Installation,
+    asks_for,
+    installation_of,
+    installations,
+    schedulers,
+    settings_of,
+    unregistered,
+)
+from diagnosis.hami.quota import quota_left
+from diagnosis.hami.settings import HamiSettings
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import Node
@@ -26,9 +33,6 @@ from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
 
 _DEFAULT = ("", "default-scheduler")
-_QUOTA_SINCE, _PRIVILEGED_SINCE = (2, 9), (2, 10)
-_OTHERS_SINCE = (2, 7)
-"""First version whose webhook keeps another scheduler's name; earlier ones replaced it."""
 _NO_RIGHT = 'cannot create resource "pods"'
 """The API server's message for a user without permission; any other 403 is an admission decision about the pod."""
 DryRun = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
@@ -75,6 +79,8 @@ class WouldFit(Struct, frozen=True):
     nodes: tuple[NodeAnswer, ...] = ()
     unread: tuple[str, ...] = ()
     """Containers whose request for HAMi's resources has a form that its scheduler ignores."""
+    rules: str = ""
+    """Note that the rules of another version of HAMi than the installed one judge the cards."""
 
     @property
     def fits(self) -> bool:
@@ -116,18 +122,15 @@ def pod_of(raw: Mapping[str, Any]) -> Pod:
 def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
     """Predict the action of HAMi's webhook, if it can't be called."""
     plain = Admission(pod, asked=False, why_not=why_not)
-    ours = installation_of(snapshot, pod)
-    if ours is None or not asks_for(pod.spec, ours.settings):
+    installation = installation_of(snapshot, pod)
+    if installation is None or not asks_for(pod.spec, installation.settings):
         return plain
-    books = books_of(snapshot, ours)
-    if passed_by := _passed_by(snapshot, pod, books):
+    if passed_by := _passed_by(snapshot, pod):
         return replace(plain, passed_by=passed_by)
-    if refused := _refused(snapshot, pod, books):
+    if refused := _refused(snapshot, pod, installation.settings):
         return replace(plain, refused=refused)
-    containers = tuple(
-        each if each.privileged else admitted(each, books.settings, books.version) for each in pod.spec.containers
-    )
-    spec = replace(pod.spec, containers=containers, scheduler=ours.scheduler_name)
+    containers = tuple(admitted(container, installation.settings) for container in pod.spec.containers)
+    spec = replace(pod.spec, containers=containers, scheduler=installation.scheduler_name)
     return replace(plain, pod=replace(pod, spec=spec))
 
 
@@ -136,44 +139,48 @@ def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> WouldFi
     if admission.refused:
         return WouldFit(written.subject, admission)
     pod = admission.pod
-    books = books_of(snapshot, installation_of(snapshot, pod))
+    installation = installation_of(snapshot, pod) or Installation("", "", settings=settings_of(snapshot))
     by_hami = pod.spec.scheduler in schedulers(snapshot) or _moved(written, pod)
-    names = books.settings.names if by_hami else frozenset()
+    names = installation.settings.names if by_hami else frozenset()
     held, asked = held_on(snapshot.pods), asked_by(pod.spec)
     asked = {name: amount for name, amount in asked.items() if name not in names}
-    fields = {node.name: verdict for node, verdict in verdicts(snapshot, books, pod)} if by_hami else {}
+    by_node = {node.name: verdict for node, verdict in verdicts(snapshot, installation, pod)} if by_hami else {}
     nodes = tuple(
-        _on(node, pod.spec, asked, held.get(node.name, {}), (fields.get(node.name), books))
-        for node in sorted(gpu_nodes(snapshot), key=lambda one: one.name)
+        _with_hami(snapshot, installation, node, by_node.get(node.name), _on(node, pod.spec, asked, held))
+        for node in sorted(gpu_nodes(snapshot), key=lambda node: node.name)
     )
-    unread = tuple(container.name for container in pod.spec.containers if by_hami and _is_unread(container, books))
-    return WouldFit(written.subject, admission, tuple(_added(written.spec, pod.spec)), nodes, unread)
+    unread = tuple(
+        container.name for container in pod.spec.containers if by_hami and _is_unread(container, installation.settings)
+    )
+    rules = installation.rules if by_hami else ""
+    return WouldFit(written.subject, admission, tuple(_added(written.spec, pod.spec)), nodes, unread, rules)
 
 
-def _is_unread(container: Container, books: SchedulerState) -> bool:
-    asks = (books.settings.names - {books.settings.priority_name}) & {*container.limits, *container.requests}
-    return bool(asks) and asked_of(container, books.settings, books.version) is None
+def _is_unread(container: Container, settings: HamiSettings) -> bool:
+    asks = (settings.names - {settings.priority_name}) & {*container.limits, *container.requests}
+    return bool(asks) and request_of(container, settings) is None
 
 
 def _on(
-    node: Node,
-    spec: PodSpec,
-    asked: Mapping[str, Decimal],
-    held: Mapping[str, Decimal],
-    hami: tuple[NodeVerdict | None, SchedulerState],
+    node: Node, spec: PodSpec, asked: Mapping[str, Decimal], held: Mapping[str, Mapping[str, Decimal]]
 ) -> NodeAnswer:
-    verdict, books = hami
-    obstacles = (*refusals(spec, node), *shortages(asked, node, held))
+    obstacles = (*refusals(spec, node), *shortages(asked, node, held.get(node.name, {})))
     if not obstacles and (node.withheld or node.accepts_work_on_faults) and asks_for_gpus(spec):
         obstacles = (Obstacle(ObstacleKind.FAULTY),)
+    return NodeAnswer(node.name, obstacles)
+
+
+def _with_hami(
+    snapshot: Snapshot, installation: Installation, node: Node, verdict: NodeVerdict | None, answer: NodeAnswer
+) -> NodeAnswer:
     if verdict is None:
-        return NodeAnswer(node.name, obstacles)
-    return NodeAnswer(node.name, obstacles, verdict, books.cards.get(node.name, ()), unregistered(node, books))
+        return answer
+    cards, unknown = cards_of(snapshot).get(node.name, ()), unregistered(snapshot, installation, node)
+    return replace(answer, verdict=verdict, cards=cards, unregistered=unknown)
 
 
-def _passed_by(snapshot: Snapshot, pod: Pod, books: SchedulerState) -> str:
-    names = {*_DEFAULT, *schedulers(snapshot)}
-    if pod.spec.scheduler not in names and books.version >= _OTHERS_SINCE:
+def _passed_by(snapshot: Snapshot, pod: Pod) -> str:
+    if pod.spec.scheduler not in {*_DEFAULT, *schedulers(snapshot)}:
         return f"the pod names the scheduler {pod.spec.scheduler}"
     hooks = [hook for installation in installations(snapshot) for hook in installation.webhooks]
     labels = next((namespace.labels for namespace in snapshot.namespaces if namespace.name == pod.meta.namespace), None)
@@ -184,21 +191,21 @@ def _passed_by(snapshot: Snapshot, pod: Pod, books: SchedulerState) -> str:
     return "" if any(hook.objects.takes(pod.meta.labels) for hook in hooks) else "the labels are not selected"
 
 
-def _refused(snapshot: Snapshot, pod: Pod, books: SchedulerState) -> str:
+def _refused(snapshot: Snapshot, pod: Pod, settings: HamiSettings) -> str:
     """Return the refusal in the wording of HAMi's webhook; '' if it would not refuse the pod."""
     privileged = next((container.name for container in pod.spec.containers if container.privileged), "")
-    if privileged and books.version >= _PRIVILEGED_SINCE:
+    if privileged:
         return f"container {privileged} is privileged"
     if pod.spec.node:
         return "pod has node assigned"
-    room = room_of(snapshot, pod.meta.namespace, books.settings, books.version)
-    made = (admitted(container, books.settings, books.version) for container in pod.spec.containers)
-    asked = [asked_of(container, books.settings, books.version) for container in made]
-    memory = sum(request.memory * request.cards for request in asked if request is not None)
-    cores = sum(request.cores * request.cards for request in asked if request is not None)
-    limits = ((room.memory, memory), (room.cores, cores))
-    exceeds = any(limit is not None and wanted > limit.left for limit, wanted in limits) and (memory or cores)
-    return "exceeding resource quota" if exceeds and books.version >= _QUOTA_SINCE else ""
+    requests = (request_of(admitted(container, settings), settings) for container in pod.spec.containers)
+    wanted = total(
+        Share(0, request.memory * request.cards, request.cores * request.cards)
+        for request in requests
+        if request is not None
+    )
+    fits = wanted == Share() or quota_left(snapshot, pod.meta.namespace, settings).takes(wanted)
+    return "" if fits else "exceeding resource quota"
 
 
 def _moved(written: Pod, pod: Pod) -> bool:

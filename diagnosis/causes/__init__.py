@@ -22,19 +22,11 @@ from diagnosis.causes import (
     upkeep,
     verdicts,
 )
-from diagnosis.causes.hami import (
-    allocating,
-    control_plane,
-    filtering,
-    hami_configuration,
-    hami_nodes,
-    scheduling,
-    webhook,
-)
+from diagnosis.causes.hami import allocating, control_plane, filtering, hami_nodes, scheduling, webhook
 from diagnosis.facts.components import Role
 from diagnosis.model import Cause, Search
 
-_HAMI_FAMILIES = (webhook, control_plane, hami_configuration, hami_nodes, filtering, scheduling, allocating)
+_HAMI_FAMILIES = (webhook, control_plane, hami_nodes, filtering, scheduling, allocating)
 _FAMILIES = (
     *(admission, unscheduled, rejected, runtime_handlers, pod_startup, crashing, faulty_gpus, running, idle_gpus),
     *(nodes, components, device_plugins),

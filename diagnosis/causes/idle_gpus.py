@@ -15,7 +15,7 @@ from diagnosis.facts.gpu_requests import gpu_pods, gpus_of
 from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import count_of
 from diagnosis.facts.utilization import CardLoad, loads
-from diagnosis.hami.scheduler_state import cards_of
+from diagnosis.hami.cards import cards_of
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import SERIES, USE

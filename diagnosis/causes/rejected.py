@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from diagnosis.causes.hami import webhook as hami
-from diagnosis.causes.hami.hami_causes import NODE_NAMED, PLUGIN_FILES
+from diagnosis.causes.hami.denials import NODE_NAMED, PLUGIN_FILES
 from diagnosis.causes.hami.webhook import NOT_SEEN
 from diagnosis.facts.commands import command, pods_on
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu

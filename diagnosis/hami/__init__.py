@@ -1,5 +1,4 @@
-"""Find HAMi's installations, read their settings, and repeat HAMi's arithmetic. Pure.
+"""Find HAMi's installations, read their settings, and compare requests with the cards of a node. Pure.
 
-HAMi shares cards by memory and cores. The snapshot has its annotations on nodes and pods in typed form. `fit` is the
-arithmetic over them.
+HAMi shares cards by memory and cores. The snapshot has its annotations on nodes and pods in typed form.
 """

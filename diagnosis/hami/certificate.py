@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from diagnosis.snapshot.annotation_text import word
+from diagnosis.snapshot.hami_pod import short
 
 
 class Authority(Struct, frozen=True):
@@ -23,32 +23,26 @@ class Authority(Struct, frozen=True):
 
 
 @lru_cache(maxsize=64)
-def authorities(bundle: str) -> tuple[Authority, ...]:
-    """Return the certificates, sorted by expiry.
-
-    Empty if the bundle can't be read; a saved state has no bundle.
-    """
+def last_authority(bundle: str) -> Authority | None:
+    """Return the certificate that ends last; None if the bundle can't be read, as in a saved state."""
     import ssl  # noqa: PLC0415 - a large import, needed only for a webhook's CA
+
+    def moment(text: object) -> datetime:
+        return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(text)), UTC)
 
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=base64.b64decode(bundle, validate=True).decode("ascii"))
-        found = [
-            Authority(_name(cert), *(_moment(cert[key]) for key in ("notBefore", "notAfter")))
-            for cert in context.get_ca_certs()
+        authorities = [
+            Authority(_name(certificate), moment(certificate["notBefore"]), moment(certificate["notAfter"]))
+            for certificate in context.get_ca_certs()
         ]
     except (binascii.Error, UnicodeDecodeError, ssl.SSLError, ValueError, KeyError, OverflowError, OSError):
-        return ()
-    return tuple(sorted(found, key=lambda authority: authority.ends))
-
-
-def _moment(text: object) -> datetime:
-    import ssl  # noqa: PLC0415
-
-    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(text)), UTC)
+        return None
+    return max(authorities, key=lambda authority: authority.ends, default=None)
 
 
 def _name(certificate: Mapping[str, Any]) -> str:
     """Return the common name, else the organization; '' for neither."""
-    pairs = dict(pair for part in certificate.get("subject", ()) for pair in part)
-    return word(pairs.get("commonName") or pairs.get("organizationName") or "")
+    names = dict(pair for part in certificate.get("subject", ()) for pair in part)
+    return short(names.get("commonName") or names.get("organizationName") or "")

@@ -1,203 +1,312 @@
-"""Compute whether a node's cards fit a pod, and why each card does or does not. Pure.
+"""Compare a pod's request with the cards of a node, by the rules of HAMi 2.10. Pure.
 
-This is HAMi's arithmetic, in HAMi's order. The order decides which code is reported for a card that fails two checks.
-It is that of HAMi's own filter for NVIDIA.
+This is not HAMi's filter: each card has the first code that applies to it, and a card in MIG mode is compared with its
+largest profile, without the placement of instances.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from diagnosis.hami import mig
-from diagnosis.hami.card_checks import PodConditions, refusal
-from diagnosis.hami.card_requests import CardRequest
-from diagnosis.hami.card_usage import CardUsage, Share
-from diagnosis.hami.order import in_order
-from diagnosis.hami.reasons import Code, reason_text
-from diagnosis.hami.versions import Version
+from diagnosis.facts.quantity import amount
+from diagnosis.hami.cards import CardUsage, Share, cards_of
+from diagnosis.hami.installation import Installation, unregistered
+from diagnosis.hami.quota import QuotaAmounts, quota_left
+from diagnosis.hami.settings import HamiSettings
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.hami_node import MIG_MODE
+from diagnosis.snapshot.hami_pod import CardOptions
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Container, Pod
 
-_INITS_SINCE: Version = (2, 10)
-_COUNTS_SINCE: Version = (2, 10)
-"""First version with a correct number of fitting cards; before, it was always 1."""
+UNREGISTERED = "node unregistered"
 _VENDOR = "nvidia"
-_UNITS = {Code.MEMORY: "MiB", Code.MIG: "MiB", Code.CUSTOM: "MiB", Code.CORES: "% of cores", Code.SLOTS: "slots"}
-_MOST_INSTANCES = 64
-"""Maximum MIG instances on one card."""
+_LARGEST_INT32 = (1 << 31) - 1
+_WHOLE = 100
 
 
-class CardVerdict(Struct, frozen=True):
-    """Verdict on one card. `code` is None if it fits.
+class Code(Enum):
+    """Reason code of a card or node. The value is HAMi's own word."""
 
-    `asked` and `free` have the unit of the scarce amount: MiB, percent or slots.
+    NO_SUCH_NUMBER = "NodeInsufficientDevice"
+    UNHEALTHY = "CardNotHealth"
+    CORDONED = "CardCordoned"
+    TYPE = "CardTypeMismatch"
+    UUID = "CardUuidMismatch"
+    SLOTS = "CardTimeSlicingExhausted"
+    QUOTA = "ResourceQuotaNotFit"
+    MEMORY = "CardInsufficientMemory"
+    CORES = "CardInsufficientCore"
+    EXCLUSIVE = "ExclusiveDeviceAllocateConflict"
+    COMPUTE = "CardComputeUnitsExhausted"
+    MIG = "CardMigTopologyInfeasible"
+    NUMA = "NumaNotFit"
+    TOO_FEW = "AllocatedCardsInsufficientRequest"
+
+
+_UNITS = {Code.MEMORY: "MiB", Code.MIG: "MiB", Code.CORES: "% of cores", Code.SLOTS: "slots"}
+
+
+class CardRequest(Struct, frozen=True):
+    """Request for a number of cards with the same share of each.
+
+    `percentage` applies if `memory`, in MiB, is 0. If `percentage` is None, only `memory` counts, even if it is 0.
     """
 
-    uuid: str
-    code: Code | None = None
-    asked: int = 0
-    free: int = 0
+    cards: int
+    memory: int
+    percentage: int | None
+    cores: int
 
-    def __str__(self) -> str:
-        """Format as `CardInsufficientMemory: 40000 MiB requested, 24576 free`."""
-        if self.code is None:
-            return "fits"
-        unit = _UNITS.get(self.code)
-        return self.code.value + (f": {self.asked} {unit} requested, {self.free} free" if unit else "")
+    def memory_of(self, card_memory: int) -> int:
+        """Return the requested memory in MiB, for a card with this total."""
+        if self.memory or self.percentage is None:
+            return self.memory
+        return card_memory * self.percentage // 100
 
-
-class NodeVerdict(Struct, frozen=True):
-    """Verdict on one node for one pod. `reason` is the text of HAMi's scheduler; '' if the pod fits.
-
-    If the pod does not fit, `container` names the first container without cards, and `cards` are judged for that
-    container. Otherwise they are judged for the last container that requests cards. `chosen` holds, by container, the
-    cards that HAMi's policy would select.
-    """
-
-    fits: bool
-    reason: str = ""
-    counts: Mapping[Code, int] = field(default_factory=dict)
-    container: str = ""
-    cards: tuple[CardVerdict, ...] = ()
-    chosen: tuple[tuple[str, ...], ...] = ()
+    def share_of(self, usage: CardUsage) -> Share:
+        return Share(1, self.memory_of(usage.card.memory), self.cores)
 
 
 class ContainerRequest(Struct, frozen=True):
     """Container by name, with its request; None if it requests no card."""
 
     name: str
-    asked: CardRequest | None
+    request: CardRequest | None
     init: bool = False
 
 
-class _CardSearch(Struct):
-    """State of the search over a node's cards for one container."""
+class CardVerdict(Struct, frozen=True):
+    """Verdict on one card: the codes that apply to it; none if it fits.
 
-    left: int
-    taken: list[CardUsage] = field(default_factory=list)
-    counts: Counter[Code] = field(default_factory=Counter)
-    verdicts: dict[str, CardVerdict] = field(default_factory=dict)
-    numa: int = -1
-    """NUMA node of the search. -1 is HAMi's first value, and NVML's value for an unknown NUMA node."""
+    `requested` and `free` have the unit of the first code: MiB, percent or slots.
+    """
 
+    uuid: str
+    codes: tuple[Code, ...] = ()
+    requested: int = 0
+    free: int = 0
 
-def fit(held: Sequence[CardUsage], wanted: Iterable[ContainerRequest], terms: PodConditions) -> NodeVerdict:
-    """Return the node's verdict. Each container gets the cards as left by the previous ones."""
-    states = {usage.card.uuid: usage for usage in held if _VENDOR in usage.card.kind.lower()}
-    verdict = NodeVerdict(fits=True)
-    chosen: list[tuple[str, ...]] = []
-    for request in wanted:
-        if request.init and terms.version < _INITS_SINCE:
-            continue
-        if request.asked is None:
-            chosen.append(())
-            continue
-        verdict, taken = _fit_one(list(states.values()), request, request.asked, terms)
-        if not verdict.fits:
-            return replace(verdict, chosen=())
-        chosen.append(tuple(taken))
-        # Init containers have ended when the others start, so these get the cards unchanged.
-        if not request.init:
-            _take(states, taken, request.asked)
-        terms = terms.after(request.init, _parts(held, taken, request.asked))
-    return replace(verdict, chosen=tuple(chosen))
+    @property
+    def code(self) -> Code | None:
+        return self.codes[0] if self.codes else None
+
+    def __str__(self) -> str:
+        """Format as `CardInsufficientMemory: 40000 MiB requested, 24576 free`."""
+        if self.code is None:
+            return "fits"
+        unit = _UNITS.get(self.code)
+        return self.code.value + (f": {self.requested} {unit} requested, {self.free} free" if unit else "")
 
 
-def _fit_one(
-    states: Sequence[CardUsage], request: ContainerRequest, asked: CardRequest, terms: PodConditions
-) -> tuple[NodeVerdict, tuple[str, ...]]:
-    walk = _CardSearch(asked.cards)
-    too_many = asked.cards > len(states) and not _for_instances(states, terms)
-    done = not too_many and _walked(walk, in_order(states, asked, terms), asked, terms)
-    # HAMi stops when it has enough cards; the verdicts on the remaining cards are included too.
-    cards = tuple(walk.verdicts.get(state.card.uuid) or _alone(state, asked, terms) for state in states)
-    if too_many:
-        code = Code.NO_SUCH_NUMBER
-        reason = reason_text({code: 1}, len(states)) if terms.version >= _COUNTS_SINCE else code.value
-        return NodeVerdict(False, reason, {code: 1}, request.name, cards), ()
-    if done:
-        return NodeVerdict(True, "", {}, request.name, cards), tuple(
-            state.card.uuid for state in walk.taken[: asked.cards]
-        )
-    if walk.taken:
-        walk.counts[Code.TOO_FEW] = len(walk.taken) if terms.version >= _COUNTS_SINCE else 1
-    return NodeVerdict(False, reason_text(walk.counts, len(states)), dict(walk.counts), request.name, cards), ()
+class NodeVerdict(Struct, frozen=True):
+    """Verdict on one node for one pod. `reason` is in the form of HAMi's own; '' if the pod fits.
+
+    If the pod does not fit, `container` names the first container without cards, and `cards` are judged for that
+    container. Otherwise they are judged for the last container that requests cards. `code`: why the cards that fit are
+    not enough together; None if single cards are the reason.
+    """
+
+    reason: str = ""
+    container: str = ""
+    cards: tuple[CardVerdict, ...] = ()
+    code: Code | None = None
+
+    @property
+    def fits(self) -> bool:
+        return not self.reason
 
 
-def _walked(walk: _CardSearch, order: Iterable[CardUsage], asked: CardRequest, terms: PodConditions) -> bool:
-    """Whether the walk found enough cards."""
-    for state in order:
-        for _ in range(_MOST_INSTANCES if state.card.mode == MIG_MODE else 1):
-            if not _takes(walk, state, asked, terms):
-                break
-            walk.taken.append(state)
-            walk.left -= not terms.by_topology
-            if walk.left == 0:
-                return True
-    return terms.by_topology and len(walk.taken) >= asked.cards
+def request_of(container: Container, settings: HamiSettings) -> CardRequest | None:
+    """Return the request; None if the container requests no card from HAMi's scheduler.
+
+    A request needs a number of cards.
+    """
+    cards = _number(container, settings.count_name)
+    units = _number(container, settings.memory_name) if _names(container, settings.memory_name) else 0
+    if cards is None or not 0 < cards <= _LARGEST_INT32:
+        return None
+    if units is None or not 0 <= units <= _LARGEST_INT32 // settings.memory_factor:
+        return None
+    memory, percentage = units * settings.memory_factor, _number(container, settings.percentage_name)
+    percentage = min(percentage, 100) if percentage is not None and percentage > 0 else None
+    if percentage is None and not memory:
+        memory, percentage = (settings.default_memory, None) if settings.default_memory else (0, 100)
+    cores = _number(container, settings.cores_name)
+    return CardRequest(cards, memory, percentage, min(settings.default_cores if cores is None else cores, 100))
 
 
-def _takes(walk: _CardSearch, state: CardUsage, asked: CardRequest, terms: PodConditions) -> bool:
-    for refused in refusal(state, asked, terms, walk.taken):
-        if refused is Code.NUMA:
-            # This is not a refusal: the search starts again with another NUMA node.
-            _begin_on(walk, state, asked, terms)
-        elif refused is not None:
-            walk.counts[refused] += 1
-            walk.verdicts.setdefault(state.card.uuid, _verdict(state, asked, refused))
-            return False
-    walk.verdicts.setdefault(state.card.uuid, CardVerdict(state.card.uuid))
-    return True
+def admitted(container: Container, settings: HamiSettings) -> Container:
+    """Return the container as HAMi's webhook changes it.
+
+    A request for parts only gets a number of cards, and a request for a whole card becomes exclusive.
+    """
+    limits = dict(container.limits)
+    parts = (settings.cores_name, settings.memory_name, settings.percentage_name)
+    if settings.count_name not in limits and settings.default_cards > 0 and any(part in limits for part in parts):
+        limits[settings.count_name] = str(settings.default_cards)
+    container = replace(container, limits=limits)
+    if _wants_whole_card(container, settings):
+        limits[settings.cores_name] = "100"
+    return container
 
 
-def _begin_on(walk: _CardSearch, state: CardUsage, asked: CardRequest, terms: PodConditions) -> None:
-    if state.card.numa == walk.numa:
-        return
-    if walk.left != asked.cards:
-        walk.counts[Code.NUMA] += len(walk.taken) if terms.version >= _COUNTS_SINCE else bool(walk.taken)
-        for usage in walk.taken:
-            walk.verdicts[usage.card.uuid] = CardVerdict(usage.card.uuid, Code.NUMA)
-    walk.left, walk.numa = asked.cards, state.card.numa
-    walk.taken.clear()
-
-
-def _alone(state: CardUsage, asked: CardRequest, terms: PodConditions) -> CardVerdict:
-    codes = (text for text in refusal(state, asked, terms, ()) if text is not None and text is not Code.NUMA)
-    code = next(codes, None)
-    return CardVerdict(state.card.uuid) if code is None else _verdict(state, asked, code)
-
-
-def _verdict(state: CardUsage, asked: CardRequest, code: Code) -> CardVerdict:
-    uuid, free = state.card.uuid, state.free
-    match code:
-        case Code.MEMORY | Code.MIG | Code.CUSTOM:
-            return CardVerdict(uuid, code, asked.memory_of(state.card.memory), free.memory)
-        case Code.CORES:
-            return CardVerdict(uuid, code, asked.cores, free.cores)
-        case Code.SLOTS:
-            return CardVerdict(uuid, code, 1, free.slots)
-    return CardVerdict(uuid, code)
-
-
-def _for_instances(states: Iterable[CardUsage], terms: PodConditions) -> bool:
-    """Whether several instances of one card count as several cards, as HAMi does from 2.10."""
-    mode = terms.card_options.mode
-    if terms.version < _COUNTS_SINCE or (mode is not None and MIG_MODE not in mode):
+def _wants_whole_card(container: Container, settings: HamiSettings) -> bool:
+    if not _names(container, settings.count_name) or _names(container, settings.cores_name):
         return False
-    return any(state.card.mode == MIG_MODE for state in states)
+    if _names(container, settings.percentage_name):
+        return _number(container, settings.percentage_name) == 100
+    return not _names(container, settings.memory_name)
 
 
-def _take(states: dict[str, CardUsage], taken: Iterable[str], asked: CardRequest) -> None:
-    for uuid in taken:
-        state = states[uuid]
-        memory = asked.memory_of(state.card.memory)
-        made = mig.with_instance(state, memory) if state.card.mode == MIG_MODE else None
-        states[uuid] = made or replace(state, part=state.part.plus(Share(1, memory, asked.cores)))
+def _names(container: Container, resource: str) -> bool:
+    return bool(resource) and (resource in container.limits or resource in container.requests)
 
 
-def _parts(held: Iterable[CardUsage], taken: Iterable[str], asked: CardRequest) -> Iterator[tuple[str, Share]]:
-    totals = {usage.card.uuid: usage.card.memory for usage in held}
-    return ((uuid, Share(1, asked.memory_of(totals[uuid]), asked.cores)) for uuid in taken)
+def _number(container: Container, resource: str) -> int | None:
+    """Return the number; None if it is absent or not a whole number."""
+    quantity = container.limits.get(resource) or container.requests.get(resource) or ""
+    value = amount(quantity) if resource else None
+    return int(value) if value is not None and value == value.to_integral_value() else None
+
+
+class PodConditions(Struct, frozen=True):
+    """Conditions of a pod for its cards. `share`: of its previous containers, all cards together."""
+
+    options: CardOptions = field(default_factory=CardOptions)
+    quota: QuotaAmounts = field(default_factory=QuotaAmounts)
+    share: Share = Share()
+
+
+def verdicts(snapshot: Snapshot, installation: Installation, pod: Pod) -> Iterator[tuple[Node, NodeVerdict]]:
+    """Yield the verdict on each node.
+
+    Taints, CPU and the like belong to the other scheduler. The pod is judged as it is: changes that the webhook did not
+    make are not assumed.
+    """
+    settings = installation.settings
+    policy = (
+        installation.command_line.gpu_policy if pod.card_options.gpu_policy is None else pod.card_options.gpu_policy
+    )
+    quota = quota_left(snapshot, pod.meta.namespace, settings)
+    conditions = PodConditions(replace(pod.card_options, gpu_policy=policy), quota)
+    requests = [
+        ContainerRequest(container.name, request_of(container, settings), container.init)
+        for container in pod.spec.containers
+    ]
+    cards = cards_of(snapshot)
+    for node in snapshot.nodes:
+        if unregistered(snapshot, installation, node):
+            yield node, NodeVerdict(UNREGISTERED)
+        else:
+            yield node, fit(cards[node.name], requests, conditions)
+
+
+def fit(cards: Iterable[CardUsage], requests: Iterable[ContainerRequest], conditions: PodConditions) -> NodeVerdict:
+    """Return the node's verdict. Each container gets the cards as left by the previous ones."""
+    usages = {usage.card.uuid: usage for usage in cards if _VENDOR in usage.card.model.lower()}
+    verdict = NodeVerdict()
+    for container in requests:
+        request = container.request
+        if request is None:
+            continue
+        verdict, chosen = _fit_container(tuple(usages.values()), container.name, request, conditions)
+        if not verdict.fits:
+            return verdict
+        # Init containers have ended when the others start, so these get the cards unchanged.
+        for usage in chosen if not container.init else ():
+            share = request.share_of(usage)
+            usages[usage.card.uuid] = replace(usage, part=usage.part.plus(share))
+            conditions = replace(conditions, share=conditions.share.plus(share))
+    return verdict
+
+
+def _fit_container(
+    usages: Sequence[CardUsage], name: str, request: CardRequest, conditions: PodConditions
+) -> tuple[NodeVerdict, Sequence[CardUsage]]:
+    """Return the verdict and the chosen cards."""
+    cards = tuple(_card_verdict(usage, request, conditions) for usage in usages)
+    fitting = [usage for usage, verdict in zip(usages, cards, strict=True) if verdict.code is None]
+    chosen = _choose(fitting, request.cards, conditions.options)
+    # Several instances of one card in MIG mode count as several cards; their placement is not judged.
+    if len(chosen) == request.cards or any(usage.card.mode == MIG_MODE for usage in fitting):
+        return NodeVerdict("", name, cards), chosen
+    if request.cards > len(usages):
+        return NodeVerdict(_reason({Code.NO_SUCH_NUMBER: 1}, len(usages)), name, cards, Code.NO_SUCH_NUMBER), ()
+    codes = Counter(verdict.code for verdict in cards if verdict.code is not None)
+    code = None
+    if fitting:
+        code = Code.NUMA if len(fitting) >= request.cards else Code.TOO_FEW
+        codes[code] = len(fitting)
+    return NodeVerdict(_reason(codes, len(usages)), name, cards, code), ()
+
+
+def _choose(fitting: Iterable[CardUsage], number: int, options: CardOptions) -> Sequence[CardUsage]:
+    """Return the cards that HAMi takes: the emptiest first, or with binpack the fullest; fewer if they are too few."""
+    ranked = sorted(fitting, key=lambda usage: usage.free.memory, reverse=options.gpu_policy != "binpack")
+    if options.numa_bind:
+        by_numa = grouped((usage.card.numa, usage) for usage in ranked)
+        ranked = max(by_numa.values(), key=len, default=[])
+    return ranked[:number]
+
+
+def _card_verdict(usage: CardUsage, request: CardRequest, conditions: PodConditions) -> CardVerdict:
+    free, share = usage.free, request.share_of(usage)
+    codes = tuple(_codes(usage, request, conditions))
+    amounts = {
+        Code.MEMORY: (share.memory, free.memory),
+        Code.MIG: (share.memory, usage.card.largest_profile or 0),
+        Code.CORES: (share.cores, free.cores),
+        Code.SLOTS: (share.slots, free.slots),
+    }
+    return CardVerdict(usage.card.uuid, codes, *amounts.get(codes[0], ()) if codes else ())
+
+
+def _codes(usage: CardUsage, request: CardRequest, conditions: PodConditions) -> Iterator[Code]:
+    """Yield the codes that apply to the card."""
+    card, free, share, options = usage.card, usage.free, request.share_of(usage), conditions.options
+    alone = "mutex" in (options.gpu_policy or "").replace(" ", "").split(",") or card.cores == share.cores == _WHOLE
+    all_cards = Share(0, request.cards * share.memory, request.cards * share.cores)
+    if not usage.usable:
+        yield Code.UNHEALTHY
+    if usage.cordoned:
+        yield Code.CORDONED
+    if not _takes_type(card.model, card.mode, options):
+        yield Code.TYPE
+    if card.uuid in options.avoid_uuids or (options.use_uuids and card.uuid not in options.use_uuids):
+        yield Code.UUID
+    if not free.slots:
+        yield Code.SLOTS
+    if not conditions.quota.takes(conditions.share.plus(all_cards)):
+        yield Code.QUOTA
+    if free.memory < share.memory:
+        yield Code.MEMORY
+    if free.cores < share.cores:
+        yield Code.CORES
+    if alone and usage.part.slots:
+        yield Code.EXCLUSIVE
+    if card.cores and not free.cores and not share.cores:
+        yield Code.COMPUTE
+    if card.mode == MIG_MODE and card.largest_profile is not None and card.largest_profile < share.memory:
+        yield Code.MIG
+
+
+def _takes_type(model: str, mode: str, options: CardOptions) -> bool:
+    model = model.upper()
+    if options.mode is not None and mode not in options.mode:
+        return False
+    if any(part.upper() in model for part in options.avoid_types):
+        return False
+    return not options.use_types or any(part.upper() in model for part in options.use_types)
+
+
+def _reason(codes: Mapping[Code, int], cards: int) -> str:
+    """Format counts as HAMi does: `3/8 CardInsufficientMemory, 5/8 CardInsufficientCore`."""
+    order = list(Code)
+    return ", ".join(f"{codes[code]}/{cards} {code.value}" for code in sorted(codes, key=order.index))

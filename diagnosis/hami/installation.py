@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import lru_cache
 
 from msgspec import Struct, field
@@ -15,19 +16,27 @@ from msgspec.structs import replace
 
 from diagnosis.facts.components import Component, Role, components
 from diagnosis.facts.gpu_nodes import GPU
-from diagnosis.hami.command_line import CommandLine, command_line
+from diagnosis.facts.placement import has, offers
 from diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
-from diagnosis.hami.versions import Version, version_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
 from diagnosis.snapshot.grouping import grouped
+from diagnosis.snapshot.hami_node import RegistrationFormat
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod, PodSpec
+from diagnosis.snapshot.pods import HAMI_EXTENDER, Container, Pod, PodSpec
 from diagnosis.snapshot.policy_objects import Webhook
+from healthcheck.text.durations import duration
 
+RULES_VERSION = (2, 10)
+"""Version of HAMi whose rules judge a request."""
+_JSON_SINCE = (2, 8)
+_TAG = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:[.+-].{0,80})?\Z", re.ASCII)
 WEBHOOK = "vgpu.hami.io"
 """Name of the entry in a MutatingWebhookConfiguration, independent of the configuration's name."""
 DEFAULT_SCHEDULER = "hami-scheduler"
+LOCK_EXPIRES = timedelta(minutes=5)
+"""Expiry of a node's lock, unless the extender sets it (from 2.7)."""
+_LOCK_VARIABLE = "HAMI_NODELOCK_EXPIRE"
 IGNORE = ("hami.io/webhook", "ignore")
 """Label that excludes a namespace or a pod from HAMi's webhook."""
 _SUFFIXES = ("-scheduler", "-device-plugin")
@@ -40,6 +49,19 @@ _Key = tuple[str, str]
 _PROFILE = re.compile(
     r"^\s{0,16}(?:- )?schedulerName: ?[\"']?([A-Za-z0-9.-]{1,253})[\"']?\s{0,8}$", re.ASCII | re.MULTILINE
 )
+
+
+class CommandLine(Struct, frozen=True):
+    """Options of the extender, from its command line and environment; the chart's defaults if none are visible.
+
+    `node_labels`: only nodes with all of these labels are considered.
+    """
+
+    node_policy: str = "binpack"
+    gpu_policy: str = "spread"
+    scheduler_name: str = ""
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    lock_expires: timedelta = LOCK_EXPIRES
 
 
 class Installation(Struct, frozen=True):
@@ -59,8 +81,8 @@ class Installation(Struct, frozen=True):
     @property
     def service(self) -> str:
         """Return namespace and name of the scheduler's Service."""
-        message = next((webhook.service for webhook in self.webhooks if webhook.service), "")
-        return message or f"{self.namespace}/{self.name}-scheduler"
+        named = next((webhook.service for webhook in self.webhooks if webhook.service), "")
+        return named or f"{self.namespace}/{self.name}-scheduler"
 
     @property
     def subject(self) -> str:
@@ -70,9 +92,31 @@ class Installation(Struct, frozen=True):
         return self.webhooks[0].configuration.subject if self.webhooks else self.plugins[0].subject
 
     @property
-    def version(self) -> Version | None:
-        """Return the version of the scheduler; None if the image's tag has none."""
-        return version_of(self.scheduler.version) if self.scheduler is not None else None
+    def scheduler_pods(self) -> tuple[Pod, ...]:
+        return self.scheduler.pods if self.scheduler is not None else ()
+
+    @property
+    def version(self) -> tuple[int, int] | None:
+        """Return the version of the scheduler by its image's tag, as `v2.7.1` or `2.9.0-amd64`; None without one."""
+        match = _TAG.match(self.scheduler.version) if self.scheduler is not None else None
+        return (int(match[1]), int(match[2])) if match else None
+
+    @property
+    def reads(self) -> RegistrationFormat | None:
+        """Return the format of registrations that the scheduler reads; None if its version is unknown."""
+        if self.version is None:
+            return None
+        return RegistrationFormat.JSON if self.version >= _JSON_SINCE else RegistrationFormat.TEXT
+
+    @property
+    def rules(self) -> str:
+        """Return a note that the rules of another version judge the cards; '' if they are those of this version."""
+        if self.version == RULES_VERSION:
+            return ""
+        installed = f"{self.version[0]}.{self.version[1]}" if self.version is not None else "unknown"
+        return (
+            f"judged by the rules of HAMi {RULES_VERSION[0]}.{RULES_VERSION[1]}; the installed version is {installed}"
+        )
 
 
 def is_there(snapshot: Snapshot) -> bool:
@@ -156,10 +200,29 @@ def settings_on(snapshot: Snapshot, node: Node) -> HamiSettings:
     return own.settings if own is not None else settings_of(snapshot)
 
 
-def elsewhere(snapshot: Snapshot, installation: Installation) -> dict[str, str]:
-    """Return nodes that only another installation's device plugin serves, with that installation."""
-    others = (each for each in installations(snapshot) if each is not installation)
-    return {name: each.subject for each in others for name in each.nodes - installation.nodes}
+def unregistered(snapshot: Snapshot, installation: Installation, node: Node) -> str:
+    """Return why this HAMi scheduler knows no cards of the node; '' if it does."""
+    registration, count_name = node.hami.registration, installation.settings.count_name
+    labels, owner = installation.command_line.node_labels, other_owner(snapshot, installation, node)
+    if registration is None:
+        return "no device plugin of HAMi has registered cards there"
+    if missing := [f"{key}={label}" for key, label in labels.items() if node.meta.labels.get(key) != label]:
+        return f"the scheduler uses only nodes with {', '.join(missing)}"
+    if owner is not None and not has(node, count_name):
+        return f"its cards belong to {owner.subject}, and it has no {count_name}"
+    if why := registration.unreadable or ("" if registration.cards else "it lists no card"):
+        return f"its registration can't be read: {why}"
+    if installation.reads not in (None, registration.form):
+        return f"its registration is {registration.form.value}, and the scheduler has another version"
+    gone = has(node, count_name) and not offers(node, count_name)
+    return f"it no longer offers {count_name}: the device plugin is gone" if gone else ""
+
+
+def other_owner(snapshot: Snapshot, installation: Installation, node: Node) -> Installation | None:
+    """Return another installation whose device plugin serves the node; None if this one may serve it."""
+    if node.name in installation.nodes:
+        return None
+    return next((other for other in installations(snapshot) if node.name in other.nodes), None)
 
 
 def asks_for(spec: PodSpec, settings: HamiSettings) -> bool:
@@ -229,13 +292,27 @@ def _release(name: str, schedulers: Sequence[str]) -> str:
 
 def _configured(snapshot: Snapshot, installation: Installation, keys: Collection[_Key]) -> Installation:
     """Return the installation with scheduler name and settings from its own ConfigMaps and command line."""
-    line = command_line(installation.scheduler.spec) if installation.scheduler is not None else CommandLine()
+    line = _command_line(installation.scheduler.spec) if installation.scheduler is not None else CommandLine()
     maps = (each for each in snapshot.config_maps if each.meta.namespace == installation.namespace)
     texts = (text for each in maps if each.meta.name == f"{installation.name}-scheduler" for text in each.data.values())
     name = next(_profiles(texts), line.scheduler_name or DEFAULT_SCHEDULER)
     others = {key for key in keys if key != (installation.namespace, installation.name)}
     return replace(
         installation, scheduler_name=name, settings=settings_of(snapshot, installation, others), command_line=line
+    )
+
+
+def _command_line(spec: PodSpec) -> CommandLine:
+    """Parse the options of the scheduler's pods."""
+    extender = next((container for container in spec.containers if container.name == HAMI_EXTENDER), Container(""))
+    flags, default = extender.flags, CommandLine()
+    labels = (label.partition("=") for label in flags.get("node-label-selector", "").split(",") if "=" in label)
+    return CommandLine(
+        flags.get("node-scheduler-policy") or default.node_policy,
+        flags.get("gpu-scheduler-policy") or default.gpu_policy,
+        flags.get("scheduler-name", ""),
+        {key.strip(): label.strip() for key, _, label in labels},
+        duration(flags.get("node-lock-timeout") or extender.env.get(_LOCK_VARIABLE, "")) or default.lock_expires,
     )
 
 

@@ -11,7 +11,7 @@ from diagnosis.answers.chain import Step
 from diagnosis.answers.hami_parts import InstallationTable
 from diagnosis.causes.diagnose import Problem
 from diagnosis.facts.components import ComponentRow
-from diagnosis.hami.card_usage import CardUsage
+from diagnosis.hami.cards import CardUsage
 from diagnosis.report.content import Report
 from healthcheck.text.moments import timestamp
 
@@ -102,7 +102,7 @@ def _card(usage: CardUsage, pods_seen: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "uuid": card.uuid,
         "index": card.index,
-        "type": card.kind,
+        "type": card.model,
         "mode": card.mode,
         "numa": card.numa,
         "healthy": card.healthy,

@@ -19,7 +19,7 @@ from diagnosis.answers.allocation import FAULTY_OPEN, PoolShare, totals
 from diagnosis.answers.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.facts.components import Health
 from diagnosis.facts.quantity import shown
-from diagnosis.hami.card_row import COLUMNS, card_row
+from diagnosis.hami.cards import COLUMNS, card_row
 from diagnosis.model import Certainty
 from diagnosis.report.content import Report
 from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from diagnosis.answers.pod_fit import NodeAnswer, WouldFit
-from diagnosis.hami.card_usage import CardUsage
+from diagnosis.hami.cards import CardUsage
 from diagnosis.hami.fit import CardVerdict
 from healthcheck.text.naming import named
 
@@ -54,13 +54,15 @@ def _head(answer: WouldFit) -> Iterator[Text]:
         yield Text(f"{answer.pod} fits on {len(fitting)} of {len(answer.nodes)} GPU nodes: {nodes}", "bold green")
     else:
         yield Text(f"{answer.pod} fits on none of {len(answer.nodes)} GPU nodes", "bold red")
-    by = "the API server's dry run" if answer.admission.asked else "HAMi's rules"
+    by = "the API server's dry run" if answer.admission.asked else "the rules of HAMi 2.10"
     if answer.added:
         yield Text(f"  admission would add, by {by}: {'; '.join(answer.added)}")
     for name in answer.unread:
         yield Text(f"  container {name} would get no card: HAMi ignores its card and memory requests", "bold red")
     if answer.admission.passed_by:
         yield Text(f"  HAMi's webhook would not change it: {answer.admission.passed_by}", "yellow")
+    if answer.rules:
+        yield Text(f"  cards are {answer.rules}", "dim")
     if answer.admission.why_not:
         yield Text(f"  admission was not run: {answer.admission.why_not}", "dim")
 

@@ -1,23 +1,24 @@
-"""HAMi's annotations on a pod: its cards, the state of its binding, and the card options that it requests. Pure."""
+"""HAMi's annotations on a pod: its cards, the state of its binding, and the card options that it requests. Pure.
+
+Words and numbers in annotations are parsed as Go does.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.annotation_text import LONGEST_TEXT, MOST_PARTS, epoch, flag, whole, word
-from diagnosis.snapshot.json_fields import Fields
-from healthcheck.text import strict_json
+from healthcheck.text.moments import EARLIEST, LATEST
+from healthcheck.text.printable import printable
 
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
-MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 BIND_PHASE = "hami.io/bind-phase"
 BIND_TIME = "hami.io/bind-time"
 USE_TYPE = "nvidia.com/use-gputype"
@@ -29,7 +30,14 @@ MODE = "nvidia.com/vgpu-mode"
 NODE_POLICY = "hami.io/node-scheduler-policy"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 _OPTIONS = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, NUMA_BIND, MODE, NODE_POLICY, GPU_POLICY)
-_OF_ANY = re.compile(r"hami\.io/[A-Za-z0-9_.-]{1,60}-devices-allocated\Z", re.ASCII)
+_ALLOCATED_BY_VENDOR = re.compile(r"hami\.io/[A-Za-z0-9_.-]{1,60}-devices-allocated\Z", re.ASCII)
+LONGEST_ANNOTATION = 64 * 1024
+MOST_ENTRIES = 1024
+"""Maximum entries of one annotation: cards of a node, containers of a pod, UUIDs of a list."""
+_LONGEST_WORD = 200
+_LARGEST_INT32 = (1 << 31) - 1
+_TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
+_FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 
 
 class BindPhase(Enum):
@@ -50,19 +58,10 @@ class ContainerShare(Struct, frozen=True):
     uuid: str
     memory: int
     cores: int
-    kind: str = "NVIDIA"
 
     @property
     def card(self) -> str:
         return self.uuid.partition("[")[0]
-
-
-class MigInstance(Struct, frozen=True):
-    """Slices of a card that a MIG instance of the pod occupies."""
-
-    uuid: str
-    start: int
-    size: int
 
 
 Containers = tuple[tuple[ContainerShare, ...], ...]
@@ -77,7 +76,6 @@ class PodGrant(Struct, frozen=True):
     containers: Containers = ()
     phase: BindPhase | None = None
     bound_at: datetime | None = None
-    mig: tuple[MigInstance, ...] = ()
 
     @property
     def shares(self) -> tuple[ContainerShare, ...]:
@@ -85,17 +83,17 @@ class PodGrant(Struct, frozen=True):
 
 
 class CardOptions(Struct, frozen=True):
-    """Card options that a pod requests. None means not set; lists are as written, even if empty."""
+    """Card options that a pod requests. Empty lists and None mean not set."""
 
-    use_types: tuple[str, ...] | None = None
-    avoid_types: tuple[str, ...] | None = None
-    use_uuids: tuple[str, ...] | None = None
-    avoid_uuids: tuple[str, ...] | None = None
+    use_types: tuple[str, ...] = ()
+    avoid_types: tuple[str, ...] = ()
+    use_uuids: tuple[str, ...] = ()
+    avoid_uuids: tuple[str, ...] = ()
     numa_bind: bool = False
     mode: str | None = None
     node_policy: str | None = None
     gpu_policy: str | None = None
-    written: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
     """The annotations with these options."""
 
 
@@ -104,16 +102,17 @@ _NO_OPTIONS = CardOptions()
 
 def read_grant(annotations: Mapping[str, str]) -> PodGrant | None:
     """Return the grant; None for a pod that HAMi's scheduler has not annotated."""
-    if not {NODE, TO_ALLOCATE, BIND_PHASE} & annotations.keys() and not any(map(_OF_ANY.match, annotations)):
+    if not {NODE, TO_ALLOCATE, BIND_PHASE} & annotations.keys() and not any(
+        map(_ALLOCATED_BY_VENDOR.match, annotations)
+    ):
         return None
     phase = annotations.get(BIND_PHASE, "")
     return PodGrant(
-        word(annotations.get(NODE, "")),
-        epoch(annotations.get(TIME, "")),
-        _shares(annotations.get(ALLOCATED, "")),
+        short(annotations.get(NODE, "")),
+        _epoch(annotations.get(TIME, "")),
+        _containers(annotations.get(ALLOCATED, "")),
         next((bind_phase for bind_phase in BindPhase if bind_phase.value == phase), None),
-        epoch(annotations.get(BIND_TIME, "")),
-        _instances(annotations.get(MIG_ALLOCATIONS, "")),
+        _epoch(annotations.get(BIND_TIME, "")),
     )
 
 
@@ -121,62 +120,68 @@ def read_card_options(annotations: Mapping[str, str]) -> CardOptions:
     written = {key: annotations[key] for key in _OPTIONS if key in annotations}
     if not written:
         return _NO_OPTIONS
-    lists = {key: tuple(word(name) for name in text.split(",")[:256]) for key, text in written.items()}
-    words = {key: word(text) for key, text in written.items()}
+    words = {key: short(annotation) for key, annotation in written.items()}
     return CardOptions(
-        lists.get(USE_TYPE),
-        lists.get(AVOID_TYPE),
-        lists.get(USE_UUID),
-        lists.get(AVOID_UUID),
-        _binds(written.get(NUMA_BIND, "")),
-        words.get(MODE),
-        words.get(NODE_POLICY),
-        words.get(GPU_POLICY),
-        written,
+        use_types=list_items(written.get(USE_TYPE, "")),
+        avoid_types=list_items(written.get(AVOID_TYPE, "")),
+        use_uuids=list_items(written.get(USE_UUID, "")),
+        avoid_uuids=list_items(written.get(AVOID_UUID, "")),
+        numa_bind=written.get(NUMA_BIND) in _TRUE,
+        mode=words.get(MODE),
+        node_policy=words.get(NODE_POLICY),
+        gpu_policy=words.get(GPU_POLICY),
+        annotations=written,
     )
 
 
-def _binds(text: str) -> bool:
-    try:
-        return flag(text)
-    except ValueError:
-        return False
+def short(text: str) -> str:
+    """Return the text printable, and not longer than a name."""
+    return printable(text, _LONGEST_WORD)
 
 
-def _shares(text: str) -> Containers:
+def whole_number(text: str) -> int:
+    """Parse a non-negative number of 32 bits. Raises ValueError."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) > _LARGEST_INT32:
+        raise ValueError(f"{short(text)!r} is not a whole number of 32 bits")
+    return int(text)
+
+
+def boolean(text: str) -> bool:
+    """Parse a boolean. Raises ValueError."""
+    if text not in _TRUE | _FALSE:
+        raise ValueError(f"{short(text)!r} is neither true nor false")
+    return text in _TRUE
+
+
+def list_items(text: str) -> tuple[str, ...]:
+    """Return the words between commas that are not empty."""
+    words = (word.strip() for word in text[:LONGEST_ANNOTATION].split(",")[:MOST_ENTRIES])
+    return tuple(short(word) for word in words if word)
+
+
+def _epoch(text: str) -> datetime | None:
+    """Parse seconds since 1970."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        return None
+    seconds = int(text)
+    return datetime.fromtimestamp(seconds, UTC) if EARLIEST.timestamp() < seconds < LATEST.timestamp() else None
+
+
+def _containers(annotation: str) -> Containers:
+    """Parse the shares of all containers. Each container ends with a semicolon, each share with a colon."""
+    if len(annotation) > LONGEST_ANNOTATION:
+        return ()
+    containers = annotation.split(";")[:MOST_ENTRIES][: annotation.count(";") or 1]
     try:
-        return tuple(_containers(text))
+        return tuple(tuple(_shares(container)) for container in containers)
     except ValueError:
         return ()
 
 
-def _containers(text: str) -> Iterator[tuple[ContainerShare, ...]]:
-    if len(text) > LONGEST_TEXT:
-        raise ValueError("it is too long")
-    # Each container ends with a semicolon.
-    for container in text.split(";")[:MOST_PARTS][: text.count(";") or 1]:
-        yield tuple(_share(part) for part in container.split(":")[:MOST_PARTS] if part.strip())
-
-
-def _share(part: str) -> ContainerShare:
-    words = part.split(",")
-    if len(words) < 4 or not words[0] or not words[1]:
-        raise ValueError("a device is UUID, type, memory and cores")
-    return ContainerShare(word(words[0]), whole(words[2]), whole(words[3]), word(words[1]))
-
-
-def _instances(text: str) -> tuple[MigInstance, ...]:
-    if not text:
-        return ()
-    try:
-        listed = strict_json.loads(text, LONGEST_TEXT)
-    except ValueError:
-        return ()
-    return tuple(
-        MigInstance(
-            word(fields.text("gpuUUID")),
-            fields.number("placement", "start") or 0,
-            fields.number("placement", "size") or 0,
-        )
-        for fields in Fields({"listed": listed}).each("listed")
-    )
+def _shares(container: str) -> Iterator[ContainerShare]:
+    for share in container.split(":")[:MOST_ENTRIES]:
+        if share.strip():
+            uuid, kind, memory, cores, *_ = (*share.split(","), *[""] * 4)
+            if not uuid or not kind:
+                raise ValueError("a share is UUID, type, memory and cores")
+            yield ContainerShare(short(uuid), whole_number(memory), whole_number(cores))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cli.app import app
 from diagnosis.answers.pod_fit import WouldFit, would_fit_each
 from diagnosis.facts.wanted_pods import NoPodError, pods_in
-from diagnosis.report.would_fit import document
+from diagnosis.report.would_fit import document, page
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.node.state import RESULTS, UNHEALTHY
 from tests.diagnosis.hami.clusters import CORES, MEMORY, card, given, quota, scheduler, shared
@@ -119,12 +119,23 @@ def test_memory_in_other_units_is_no_request_for_hami() -> None:
     assert (answer.unread, answer.fits) == (("main",), False)
 
 
-def test_a_privileged_container_is_denied_since_2_10() -> None:
+def test_privileged_container_is_refused() -> None:
     raw = wanted(ONE)
     raw["spec"]["containers"][0]["securityContext"] = {"privileged": True}
     assert would_fit_answer(*HAMI, shared("a", card(0)), raw=raw).admission.refused == "container main is privileged"
-    old = [scheduler("v2.9.0"), WEBHOOK, NAMESPACE, shared("a", card(0))]
-    assert not would_fit_answer(*old, raw=raw).admission.refused
+
+
+@pytest.mark.parametrize(
+    ("version", "note"),
+    [
+        ("v2.10.1", ""),
+        ("v2.9.0", "  cards are judged by the rules of HAMi 2.10; the installed version is 2.9"),
+        ("latest", "  cards are judged by the rules of HAMi 2.10; the installed version is unknown"),
+    ],
+)
+def test_page_names_the_rules_of_another_version(version: str, note: str) -> None:
+    answer = would_fit_answer(scheduler(version), WEBHOOK, NAMESPACE, shared("a", card(0)), amounts=ONE)
+    assert [line.plain for line in page([answer]) if "rules of HAMi 2.10; the" in line.plain] == [note] * bool(note)
 
 
 def test_the_api_server_says_itself_what_it_makes_of_the_pod() -> None:

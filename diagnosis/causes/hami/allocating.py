@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from diagnosis.causes.pod_startup_table import NODES
 from diagnosis.facts.commands import kubectl, pods_on
-from diagnosis.hami.command_line import LOCK_EXPIRES
-from diagnosis.hami.installation import installation_of, is_there
+from diagnosis.hami.installation import LOCK_EXPIRES, installation_of, is_there
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, failing
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_pod import BindPhase, PodGrant

@@ -1,4 +1,4 @@
-"""Find faults of HAMi's webhook: its CA, the Jobs that create the CA, and the leader's Service."""
+"""Find faults of HAMi's webhook and configuration: the CA, the Jobs that create it, the leader's Service, settings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.hami.hami_causes import CHART
+from diagnosis.causes.hami.denials import CHART
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, is_ready
 from diagnosis.facts.pod_stage import StageKind, stage
-from diagnosis.hami.certificate import authorities
+from diagnosis.hami.certificate import last_authority
 from diagnosis.hami.installation import (
     Installation,
     installation_of,
@@ -19,12 +19,14 @@ from diagnosis.hami.installation import (
     is_there,
     newest_asking,
 )
-from diagnosis.model import Family, FoundCause, Origin, Search, origins
+from diagnosis.hami.settings import DEVICE_CONFIG, read_settings
+from diagnosis.model import CauseSeverity, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import condition_in
+from diagnosis.snapshot.pods import Pod, condition_in
 from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload
 
+_CONFIGURATION = "HAMi, pkg/scheduler/config, and its chart's templates/scheduler/device-configmap.yaml"
 _fault = Family(None)
 NO_CA = _fault(
     "HamiWebhookWithoutCa",
@@ -50,6 +52,19 @@ NO_LEADER = _fault(
     "Find out why no pod became the leader: only the leader has the label hami.io/scheduler-role=leader.",
     source=f"{CHART}/service.yaml",
 )
+UNREADABLE = _fault(
+    "HamiConfigurationUnreadable",
+    "HAMi's device configuration is invalid YAML: its scheduler and device plugins can't restart with it.",
+    "Fix the document, then restart the scheduler and the device plugins.",
+    source=_CONFIGURATION,
+)
+MISPLACED = _fault(
+    "HamiSettingMisplaced",
+    "A HAMi setting for NVIDIA's cards is outside of `nvidia:` in the configuration, so it has no effect.",
+    "Move it under `nvidia:`, then restart the scheduler and the device plugins.",
+    severity=CauseSeverity.MEDIUM,
+    source=_CONFIGURATION,
+)
 
 
 _JOBS = ("-admission-create", "-admission-patch")
@@ -71,39 +86,37 @@ def find_jobs(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield Jobs of the chart that failed, or can't start."""
     for installation in installations(snapshot):
         for job in snapshot.workloads:
-            ours = (
-                job.meta.kind == "Job"
-                and job.meta.namespace == installation.namespace
-                and job.meta.name.startswith(installation.name)
-            )
-            if ours and job.meta.name.endswith(_JOBS):
+            is_ours = job.meta.namespace == installation.namespace and job.meta.name.startswith(installation.name)
+            if is_ours and job.meta.kind == "Job" and job.meta.name.endswith(_JOBS):
                 yield from _failed(snapshot, job)
 
 
 def find_leaderless(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield Services without an address although a scheduler pod is ready."""
     for installation in installations(snapshot):
-        namespace, _, service = installation.service.partition("/")
-        known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, service)]
-        ready = (
-            [pod for pod in installation.scheduler.pods if is_ready(pod)] if installation.scheduler is not None else []
-        )
+        service = tuple(installation.service.split("/"))
+        endpoints = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == service]
+        ready = [pod for pod in installation.scheduler_pods if is_ready(pod)]
         lasting = [pod for pod in ready if not snapshot.is_new(pod.meta, _SETTLES)]
-        if known and not any(each.ready for each in known) and lasting:
-            leaders = [pod.subject for pod in ready if pod.meta.labels.get(_LEADER[0]) == _LEADER[1]]
-            message = f"the leader's label {'='.join(_LEADER)}: " + (", ".join(leaders) or "on none of them")
-            evidence = (
-                f"service/{installation.service}: 0 ready addresses",
-                f"ready scheduler pods: {', '.join(pod.subject for pod in ready)}",
-                message,
-            )
-            yield FoundCause(
-                NO_LEADER,
-                f"service/{installation.service}",
-                evidence,
-                _look_at_leader(installation),
-                because_of=_scheduler(installation),
-            )
+        if endpoints and not any(each.ready for each in endpoints) and lasting:
+            yield _leaderless(installation, ready)
+
+
+def find_configuration(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield unreadable files and misplaced settings, one result of each kind per ConfigMap."""
+    for config_map in snapshot.config_maps if is_there(snapshot) else ():
+        if DEVICE_CONFIG not in config_map.data:
+            continue
+        settings, subject = read_settings(config_map), config_map.meta.subject
+        edit = kubectl("edit", config_map.meta)
+        remedy = (f"Fix {DEVICE_CONFIG}, in its Helm values or directly: {edit}. HAMi's pods read it when they start.",)
+        if settings.unreadable:
+            yield FoundCause(UNREADABLE, subject, (f"{DEVICE_CONFIG}: {settings.unreadable}",), remedy)
+        # Other versions may accept other keys. Only a key that is known elsewhere is certainly misplaced.
+        if settings.misplaced:
+            keys = settings.misplaced
+            evidence = tuple(f"{DEVICE_CONFIG}: {key} is set, and HAMi reads nvidia.{key}" for key in keys)
+            yield FoundCause(MISPLACED, subject, evidence, remedy)
 
 
 def _has_answered(snapshot: Snapshot, installation: Installation) -> bool:
@@ -128,7 +141,7 @@ def unreachable(installation: Installation) -> tuple[Origin, ...]:
 def _scheduler(installation: Installation) -> tuple[Origin, ...]:
     if installation.scheduler is None:
         return ()
-    nodes = {f"node/{pod.spec.node}" for pod in installation.scheduler.pods if pod.spec.node}
+    nodes = {f"node/{pod.spec.node}" for pod in installation.scheduler_pods if pod.spec.node}
     return origins((NOT_READY[Role.HAMI_SCHEDULER],), installation.scheduler.subject, *sorted(nodes))
 
 
@@ -146,12 +159,10 @@ def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
 
 
 def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[FoundCause]:
-    ends = max((authority.ends for authority in authorities(hook.ca)), default=None)
-    if ends is not None and ends < snapshot.now:
-        evidence = (
-            f"{hook.configuration.subject}: the caBundle of webhook {hook.name} ended {ends:%Y-%m-%d %H:%M} UTC",
-        )
-        yield FoundCause(CERTIFICATE_EXPIRED, hook.configuration.subject, evidence)
+    authority, subject = last_authority(hook.ca), hook.configuration.subject
+    if authority is not None and authority.ends < snapshot.now:
+        evidence = (f"{subject}: the caBundle of webhook {hook.name} ended {authority.ends:%Y-%m-%d %H:%M} UTC",)
+        yield FoundCause(CERTIFICATE_EXPIRED, subject, evidence)
 
 
 def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
@@ -167,13 +178,22 @@ def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
     yield FoundCause(PATCH_FAILED, job.subject, tuple(evidence), remedy)
 
 
-def _look_at_leader(installation: Installation) -> tuple[str, ...]:
+def _leaderless(installation: Installation, ready: list[Pod]) -> FoundCause:
+    key, value = _LEADER
+    labelled = ", ".join(pod.subject for pod in ready if pod.meta.labels.get(key) == value) or "on none of them"
+    evidence = (
+        f"service/{installation.service}: 0 ready addresses",
+        f"ready scheduler pods: {', '.join(pod.subject for pod in ready)}",
+        f"the leader's label {key}={value}: {labelled}",
+    )
     leases = command("kubectl", "-n", installation.namespace, "get", "leases")
     pods = command("kubectl", "-n", installation.namespace, "get", "pods", "--show-labels")
-    return (
+    remedy = (
         f"Check which pod holds the scheduler's Lease: {leases}",
         f"Check which pod has the leader's label; the Lease holder sets it, with permission to patch pods: {pods}",
     )
+    subject, because = f"service/{installation.service}", _scheduler(installation)
+    return FoundCause(NO_LEADER, subject, evidence, remedy, because_of=because)
 
 
 _HOOKS = "MutatingWebhookConfiguration"
@@ -181,4 +201,5 @@ SEARCHES = (
     Search((NO_CA, CERTIFICATE_EXPIRED), (_HOOKS,), find_webhook, is_there),
     Search((PATCH_FAILED,), ("Job",), find_jobs, is_there),
     Search((NO_LEADER,), ("EndpointSlice", "Pod"), find_leaderless, is_there),
+    Search((UNREADABLE, MISPLACED), ("ConfigMap",), find_configuration),
 )

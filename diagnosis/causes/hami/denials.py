@@ -1,24 +1,60 @@
-"""Recognise refusals by HAMi's webhook from its messages, and by the quotas that HAMi counts itself."""
+"""Causes by which HAMi's webhook refuses pods, and the places in HAMi's source that several families name."""
 
 from __future__ import annotations
 
-from diagnosis.causes.hami.hami_causes import NODE_NAMED, PRIVILEGED, QUOTA
-from diagnosis.causes.refusals import IncompleteWorkload, Refusal
+from typing import TYPE_CHECKING
+
 from diagnosis.facts.commands import command
 from diagnosis.hami.installation import asks_for, installations
-from diagnosis.hami.quota import given_of, kept_quotas
+from diagnosis.hami.quota import quota_usage, quotas_of
 from diagnosis.hami.settings import HamiSettings
-from diagnosis.model import FoundCause
+from diagnosis.model import Family, FoundCause, Link, Signature, TextSource, rejecting
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.pods import PodSpec
+
+if TYPE_CHECKING:
+    from diagnosis.causes.refusals import IncompleteWorkload, Refusal
+
+WEBHOOK_FILE = "HAMi, pkg/scheduler/webhook.go"
+CHART = "HAMi's chart, templates/scheduler"
+PLUGIN_FILES = "HAMi, pkg/device-plugin/nvidiadevice/nvinternal/plugin"
+_admitted = Family(Link.ADMITTED)
+
+
+def codes(*names: str) -> Signature:
+    """Return the codes by which HAMi's filter names the cause, including those for other vendors' cards."""
+    return Signature("|".join(names), "HAMi's scheduler", frozenset((TextSource.EVENT,)))
+
+
+PRIVILEGED = _admitted(
+    "HamiSkipsPrivileged",
+    "A container that requests GPUs is privileged: HAMi up to 2.9 ignores it, HAMi since 2.10 refuses the pod.",
+    "Remove privileged from the container's securityContext: card limits have no effect on privileged containers.",
+    source=f"{WEBHOOK_FILE}: `container … is privileged`",
+)
+NODE_NAMED = _admitted(
+    "HamiNodeNamed",
+    "A GPU workload sets nodeName, which bypasses HAMi's scheduler: HAMi's webhook or device plugin refuses the pods.",
+    "Remove nodeName from the pod template, and select the node by a nodeSelector.",
+    rejecting(r"do not use nodeName in task spec", PLUGIN_FILES),
+    source=f"{WEBHOOK_FILE}: `pod has node assigned`, since 2.6; `do not use nodeName in task spec` before",
+)
+QUOTA = _admitted(
+    "HamiQuotaExceeded",
+    "The namespace has used up its ResourceQuota of card memory or cores, as HAMi counts it.",
+    "Delete pods of the namespace, request less, or raise the quota.",
+    codes("ResourceQuotaNotFit"),
+    source="HAMi counts limits.nvidia.com/gpumem and limits.nvidia.com/gpucores of a ResourceQuota itself",
+)
 
 
 def denied(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> FoundCause | None:
     """Return the cause for a refusal in the webhook's own wording; None for other texts."""
-    evidence = (f"{incomplete.workload.subject}: {refusal.text}",)
+    evidence: tuple[str, ...] = (f"{incomplete.workload.subject}: {refusal.text}",)
     if "pod has node assigned" in refusal.text:
-        return FoundCause(NODE_NAMED, incomplete.top, (*evidence, *_named_node(incomplete.spec)), (), (incomplete.top,))
+        if incomplete.spec.node:
+            evidence = (*evidence, f"the template names nodeName {incomplete.spec.node}")
+        return FoundCause(NODE_NAMED, incomplete.top, evidence, (), (incomplete.top,))
     if "is privileged" in refusal.text:
         return FoundCause(PRIVILEGED, incomplete.top, evidence, (), (incomplete.top,))
     if "exceeding resource quota" in refusal.text:
@@ -26,16 +62,12 @@ def denied(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal)
     return None
 
 
-def _named_node(spec: PodSpec) -> tuple[str, ...]:
-    return (f"the template names nodeName {spec.node}",) if spec.node else ()
-
-
 def _over_quota(snapshot: Snapshot, incomplete: IncompleteWorkload, evidence: tuple[str, ...]) -> FoundCause:
-    every = (each.settings for each in installations(snapshot))
+    every = (installation.settings for installation in installations(snapshot))
     settings = next((each for each in every if asks_for(incomplete.spec, each)), HamiSettings())
-    known = kept_quotas(snapshot, incomplete.namespace, settings)
-    where = known[0].meta.subject if known else subject("Namespace", "", incomplete.namespace)
-    messages = tuple(line for each in known for line in given_of(snapshot, each, settings))
-    look = command("kubectl", "-n", incomplete.namespace, "describe", "resourcequotas")
-    remedy = (f"Check the quota's limits (HAMi counts usage itself, `used` is meaningless): {look}",)
-    return FoundCause(QUOTA, where, (*evidence, *messages), remedy, (incomplete.top,))
+    quotas = quotas_of(snapshot, incomplete.namespace, settings)
+    to_change = quotas[0].meta.subject if quotas else subject("Namespace", "", incomplete.namespace)
+    usage = tuple(line for quota in quotas for line in quota_usage(snapshot, quota, settings))
+    describe = command("kubectl", "-n", incomplete.namespace, "describe", "resourcequotas")
+    remedy = (f"Check the quota's limits (HAMi counts usage itself, `used` is meaningless): {describe}",)
+    return FoundCause(QUOTA, to_change, (*evidence, *usage), remedy, (incomplete.top,))

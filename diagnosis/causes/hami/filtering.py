@@ -1,19 +1,18 @@
 """Find pods that HAMi's filter refuses on every node.
 
-Its arithmetic is repeated card by card, and compared with its messages.
+HAMi's messages name the cause. If they name none, the table of cards against the request does.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from diagnosis.causes.hami.hami_causes import QUOTA, codes
+from diagnosis.causes.hami.denials import QUOTA, codes
 from diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY, why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, unschedulable
@@ -23,14 +22,10 @@ from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.placement import selects
 from diagnosis.facts.quantity import counted
-from diagnosis.hami.card_requests import CardRequest, asked_of
-from diagnosis.hami.card_row import part_text
-from diagnosis.hami.card_usage import CardUsage
-from diagnosis.hami.fit import CardVerdict, NodeVerdict
-from diagnosis.hami.installation import Installation, installation_of, installations, is_there
-from diagnosis.hami.quota import given_of, kept_quotas
-from diagnosis.hami.reasons import UNREGISTERED, Code
-from diagnosis.hami.scheduler_state import SchedulerState, books_of, cards_of, unregistered, verdicts
+from diagnosis.hami.cards import CardUsage, cards_of
+from diagnosis.hami.fit import UNREGISTERED, CardRequest, CardVerdict, Code, NodeVerdict, request_of, verdicts
+from diagnosis.hami.installation import Installation, installation_of, is_there, unregistered
+from diagnosis.hami.quota import quota_usage, quotas_of
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
@@ -119,99 +114,94 @@ UNFIT = _scheduled(
 
 _REFUSALS = (TOO_FEW_CARDS, CARD_UNHEALTHY, CORDONED, CONSTRAINED, NUMA, SLOTS, QUOTA, MEMORY, CORES, EXCLUSIVE, MIG)
 _CAUSES = {code: cause for cause in _REFUSALS for text in cause.texts for code in text.pattern.split("|")}
-WORD = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
-_UNKNOWN = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
-_NOT_ITS_KIND = (Code.TYPE, Code.UUID)
-_CARD_OPTIONS = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, MODE)
-_ESCAPED = CORDON.replace(".", "\\.")
+_CODE = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
+_UNKNOWN_NODE = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
+_OTHER_CARDS = (Code.TYPE, Code.UUID)
+"""Codes of cards that the pod does not want."""
+_CARD_OPTIONS = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, MODE, NUMA_BIND)
+_ESCAPED_CORDON = CORDON.replace(".", "\\.")
 _FEWEST_JUDGED, _MOST_WALKED = 4, 100_000
 """Above this number of requests, only HAMi's own messages are reported."""
-_LOOKS_AGAIN = timedelta(minutes=10)
-_MOST_NODES, _MOST_CARDS, _MOST_PODS, _MOST_TEXT = 4, 8, 3, 300
+_RETRIES = timedelta(minutes=10)
+_MOST_NODES, _MOST_CARDS, _MOST_PODS, _LONGEST = 4, 8, 3, 300
 
 
-class _Judged(Struct, frozen=True):
-    """Pods of a workload with the verdict for every node that they could use, HAMi aside.
+class _RefusedWorkload(Struct, frozen=True):
+    """Pods of a workload with the verdict on every node that they could use, HAMi aside.
 
-    `words`: the messages of HAMi itself.
+    `messages`: of HAMi about them.
     """
 
     waiting: Waiting
     installation: Installation
-    books: SchedulerState
+    messages: tuple[str, ...]
     nodes: tuple[tuple[Node, NodeVerdict], ...]
-    words: tuple[str, ...]
 
     @property
-    def codes(self) -> tuple[str, ...]:
-        """Return the codes that HAMi's messages name, the latest first."""
-        return tuple(dict.fromkeys(entry for text in self.words for entry in WORD.findall(text)))
+    def named_codes(self) -> tuple[str, ...]:
+        """Return the codes that HAMi's messages name."""
+        return tuple(dict.fromkeys(code for message in self.messages for code in _CODE.findall(message)))
 
     @property
-    def known(self) -> list[tuple[Node, NodeVerdict]]:
+    def named_causes(self) -> tuple[Cause, ...]:
+        return tuple(dict.fromkeys(_CAUSES[code] for code in self.named_codes))
+
+    @property
+    def registered(self) -> list[tuple[Node, NodeVerdict]]:
         return [pair for pair in self.nodes if pair[1].reason != UNREGISTERED]
 
     @property
-    def unknown(self) -> list[Node]:
+    def unregistered(self) -> list[Node]:
         return [node for node, verdict in self.nodes if verdict.reason == UNREGISTERED]
 
-    def held(self, node: Node) -> Mapping[str, CardUsage]:
-        return {card.card.uuid: card for card in self.books.cards.get(node.name, ())}
+    @property
+    def request(self) -> CardRequest | None:
+        """Return the request of the container that gets no cards, or of the first one that requests any."""
+        refused = next((verdict.container for _, verdict in self.registered if verdict.container), "")
+        requests = {each.name: request_of(each, self.installation.settings) for each in self.waiting.spec.containers}
+        return requests.get(refused) or next((request for request in requests.values() if request is not None), None)
 
-    def asked(self, name: str) -> CardRequest | None:
-        """Return the request of the named container; for '', of the first container that requests a card."""
-        for container in self.waiting.spec.containers:
-            asked = asked_of(container, self.books.settings, self.books.version)
-            if asked is not None and name in ("", container.name):
-                return asked
-        return None
+    def cards(self, snapshot: Snapshot) -> list[CardUsage]:
+        """Return the cards of the registered nodes."""
+        return [usage for node, _ in self.registered for usage in cards_of(snapshot)[node.name]]
 
 
 def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield one result for each refused workload, with every card.
-
-    Each workload is judged by the books of the HAMi installation that it uses.
-    """
-    refused = [one for one in unschedulable(snapshot) if one.hami and (_words(snapshot, one) or _is_silent(one))]
-    books = {each.subject: books_of(snapshot, each) for each in installations(snapshot)}
-    judged: dict[object, tuple[tuple[Node, NodeVerdict], ...]] = {}
-    for waiting in refused:
-        own = installation_of(snapshot, waiting.pods[0])
-        if own is None:
-            return
-        key = own.subject, _request(waiting)
-        if key not in judged and len(judged) < _most_judged(snapshot):
-            judged[key] = tuple(_nodes(snapshot, books[own.subject], waiting))
-        known = _Judged(waiting, own, books[own.subject], judged.get(key, ()), _words(snapshot, waiting))
-        yield from _found(snapshot, known) if key in judged else _by_words(snapshot, known, ())
-
-
-def _most_judged(snapshot: Snapshot) -> int:
-    """Return how many different requests are compared with all cards, for a runtime of a few seconds."""
-    return max(_FEWEST_JUDGED, _MOST_WALKED // max(sum(map(len, cards_of(snapshot).values())), 1))
+    """Yield one result for each refused workload, judged by the HAMi installation that it uses."""
+    verdicts_by_request: dict[object, tuple[tuple[Node, NodeVerdict], ...]] = {}
+    # For a runtime of a few seconds, only so many different requests are compared with all cards.
+    most = max(_FEWEST_JUDGED, _MOST_WALKED // max(sum(map(len, cards_of(snapshot).values())), 1))
+    for waiting in unschedulable(snapshot):
+        installation = installation_of(snapshot, waiting.pods[0]) if waiting.hami else None
+        messages = _messages(snapshot, waiting)
+        if installation is None or not (messages or _is_silent(waiting)):
+            continue
+        key = _request_key(waiting, installation)
+        if key not in verdicts_by_request and len(verdicts_by_request) < most:
+            verdicts_by_request[key] = tuple(_nodes(snapshot, installation, waiting))
+        workload = _RefusedWorkload(waiting, installation, messages, verdicts_by_request.get(key, ()))
+        if key in verdicts_by_request:
+            yield from _by_cards_or_messages(snapshot, workload)
+        else:
+            yield from _by_messages(snapshot, workload, ())
 
 
-def _request(waiting: Waiting) -> tuple[str, str, str]:
-    """Return a key for pods that HAMi's filter judges alike, so that all cards are checked once for them."""
+def _request_key(waiting: Waiting, installation: Installation) -> tuple[str, ...]:
+    """Return a key for pods that are judged alike, so that all cards are checked once for them."""
     pod = waiting.pods[0]
-    return (
-        pod.meta.namespace,
-        waiting.shape,
-        repr((pod.card_options, [container.limits for container in pod.spec.containers])),
-    )
+    limits = [container.limits for container in pod.spec.containers]
+    return installation.subject, pod.meta.namespace, waiting.shape, repr((pod.card_options, limits))
 
 
-def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
-    """Return HAMi's messages: those that kube-scheduler reports for HAMi, then HAMi's own events."""
-    messages = [reason.text for reason in waiting.reasons(ReasonSubject.HAMI)]
-    last: dict[str, str] = {}
-    for pod in waiting.pods:
-        for event in snapshot.events_of(pod):
-            if event.reason == "FilteringSucceed":
-                last.clear()
-            elif event.reason == "FilteringFailed":
-                last[event.message] = event.message
-    return tuple(dict.fromkeys((*messages, *reversed(last.values()))))
+def _messages(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
+    """Return HAMi's messages: those that kube-scheduler reports for HAMi, then HAMi's own events, the latest first."""
+    events: list[str] = []
+    for event in (event for pod in waiting.pods for event in snapshot.events_of(pod)):
+        if event.reason == "FilteringSucceed":
+            events.clear()
+        elif event.reason == "FilteringFailed":
+            events.insert(0, event.message)
+    return tuple(dict.fromkeys((*(reason.text for reason in waiting.reasons(ReasonSubject.HAMI)), *events)))
 
 
 def _is_silent(waiting: Waiting) -> bool:
@@ -219,247 +209,229 @@ def _is_silent(waiting: Waiting) -> bool:
     return waiting.fit is not None and not waiting.fit.reasons and bool(waiting.fit.nodes)
 
 
-def _nodes(snapshot: Snapshot, books: SchedulerState, waiting: Waiting) -> Iterator[tuple[Node, NodeVerdict]]:
+def _nodes(snapshot: Snapshot, installation: Installation, waiting: Waiting) -> Iterator[tuple[Node, NodeVerdict]]:
     pod = waiting.pods[0]
-    for node, verdict in verdicts(snapshot, books, pod):
-        concerned = node.hami.shared or has_nvidia(node)
-        if concerned and selects(pod.spec, node) and not closed_by(pod.spec, node):
+    for node, verdict in verdicts(snapshot, installation, pod):
+        if (node.hami.shared or has_nvidia(node)) and selects(pod.spec, node) and not closed_by(pod.spec, node):
             yield node, verdict
 
 
-def _found(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
-    ours = judged_node.asked("") is not None
-    fitting = [node for node, verdict in judged_node.known if verdict.fits] if ours else []
-    if not judged_node.nodes and any(node.hami.shared for node in snapshot.nodes):
+def _by_cards_or_messages(snapshot: Snapshot, workload: _RefusedWorkload) -> Iterator[FoundCause]:
+    request = workload.request
+    fitting = [node for node, verdict in workload.registered if verdict.fits] if request is not None else []
+    if not workload.nodes and any(node.hami.shared for node in snapshot.nodes):
         return  # other searches report why the pod can't use them
-    if not ours or fitting or not judged_node.nodes:
-        yield from _by_words(snapshot, judged_node, fitting)
-    elif not judged_node.known:
-        messages = tuple(
-            f"{node.subject}: {unregistered(node, judged_node.books)}" for node in judged_node.unknown[:_MOST_NODES]
-        )
-        because = why_unknown(snapshot, judged_node.unknown)
-        words = tuple(_of_hami(judged_node))
-        yield judged_node.waiting.found(NODES_UNREGISTERED, *messages, *words, because_of=because)
+    if request is None or fitting or not workload.nodes:
+        yield from _by_messages(snapshot, workload, fitting)
+    elif not workload.registered:
+        evidence = (*_unregistered(snapshot, workload), *_quotes(workload))
+        because = why_unknown(snapshot, workload.unregistered)
+        yield workload.waiting.found(NODES_UNREGISTERED, *evidence, because_of=because)
     else:
-        yield from _by_cards(snapshot, judged_node)
+        yield from _by_cards(snapshot, workload, request)
 
 
-def _by_words(snapshot: Snapshot, judged_node: _Judged, fitting: Sequence[Node]) -> Iterator[FoundCause]:
-    """Yield a result from HAMi's messages if the arithmetic finds no reason.
+def _by_messages(snapshot: Snapshot, workload: _RefusedWorkload, fitting: Sequence[Node]) -> Iterator[FoundCause]:
+    """Yield a result from HAMi's messages if the table of cards gives no reason.
 
     Examples: other vendors' cards, nodes that are not visible, capacity that has become free since.
     """
-    made = [pod.meta.created for pod in judged_node.waiting.pods if pod.meta.created is not None]
-    messages = judged_node.codes or _disowns(snapshot, judged_node)
-    if fitting and (not messages or (made and snapshot.now - max(made) < _LOOKS_AGAIN)):
+    created = [pod.meta.created for pod in workload.waiting.pods if pod.meta.created is not None]
+    is_recent = bool(created) and snapshot.now - max(created) < _RETRIES
+    if fitting and (is_recent or not (workload.named_causes or _loses_nodes(snapshot, workload))):
         return
-    evidence = list(_of_hami(judged_node))
+    evidence = list(_quotes(workload))
     if fitting:
-        names = ", ".join(node.subject for node in fitting[:_MOST_NODES])
+        nodes = ", ".join(node.subject for node in fitting[:_MOST_NODES])
         evidence.append(
-            f"by the registrations and allocations, {names} would fit: HAMi's own state differs, or HAMi has "
-            "not retried since"
+            f"by the registrations and allocations, {nodes} would fit: HAMi's own state differs, or HAMi has not "
+            "retried since"
         )
         ended = [pod.subject for pod in snapshot.pods if pod.over and pod.grant is not None and pod.grant.node]
-        if ended:
-            evidence.append(f"ended pods that keep their annotations: {', '.join(ended[:_MOST_PODS])}")
-    cause = next((_CAUSES[word] for word in judged_node.codes), None)
-    if cause is None and any(_UNKNOWN.search(text) for text in judged_node.words):
+        evidence += [f"ended pods that keep their annotations: {', '.join(ended[:_MOST_PODS])}"] if ended else []
+    cause = next(iter(workload.named_causes), None)
+    if cause is None and any(map(_UNKNOWN_NODE.search, workload.messages)):
         cause = NODES_UNREGISTERED
-    because = why_unknown(snapshot, (*judged_node.unknown, *fitting)) if cause is NODES_UNREGISTERED else ()
-    remedy = () if cause is not None else _louder(judged_node.installation)
-    yield judged_node.waiting.found(
+    unknown = (*workload.unregistered, *fitting) if cause is NODES_UNREGISTERED else ()
+    because = why_unknown(snapshot, unknown) if unknown else ()
+    remedy = () if cause is not None else _more_log(workload.installation)
+    yield workload.waiting.found(
         cause or UNFIT, *evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because
     )
 
 
-def _disowns(snapshot: Snapshot, judged_node: _Judged) -> bool:
+def _loses_nodes(snapshot: Snapshot, workload: _RefusedWorkload) -> bool:
     """Whether more nodes are unknown to HAMi than lack a registration."""
-    reasons, spec = judged_node.waiting.reasons(ReasonSubject.HAMI), judged_node.waiting.spec
-    asked = [node for node in snapshot.nodes if selects(spec, node) and not closed_by(spec, node)]
-    unknown = sum(bool(unregistered(node, judged_node.books)) for node in asked)
-    return sum(each.nodes or 0 for each in reasons if _UNKNOWN.search(each.text)) > unknown
+    spec = workload.waiting.spec
+    unknown = sum(
+        bool(unregistered(snapshot, workload.installation, node))
+        for node in snapshot.nodes
+        if selects(spec, node) and not closed_by(spec, node)
+    )
+    reasons = workload.waiting.reasons(ReasonSubject.HAMI)
+    return sum(reason.nodes or 0 for reason in reasons if _UNKNOWN_NODE.search(reason.text)) > unknown
 
 
-def _by_cards(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
-    because = why_unknown(snapshot, judged_node.unknown)
-    healed = {
-        CARD_UNHEALTHY: _would_fit(snapshot, judged_node, Code.UNHEALTHY, _healthy),
-        CORDONED: _would_fit(snapshot, judged_node, Code.CORDONED, lambda held: replace(held, cordoned=False)),
-    }
-    evidence = (_wants(judged_node), *_each_card(judged_node), *_of_hami(judged_node))
-    for cause, nodes in healed.items():
-        for node in nodes:
-            by_agent = _by_agent(node) if cause is CORDONED else ()
-            remedy = _heal(cause, node)
-            yield judged_node.waiting.found(
-                cause, *by_agent, *evidence, subject=node.subject, remedy=remedy, because_of=because
-            )
-    if any(healed.values()):
+def _by_cards(snapshot: Snapshot, workload: _RefusedWorkload, request: CardRequest) -> Iterator[FoundCause]:
+    found, because = workload.waiting.found, why_unknown(snapshot, workload.unregistered)
+    table = (_requested(request), *_cards_by_node(snapshot, workload), *_quotes(workload))
+    unhealthy, cordoned = (_held_back_by(workload, request, code) for code in (Code.UNHEALTHY, Code.CORDONED))
+    for node in unhealthy:
+        check = f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}"
+        both = (check, CARD_UNHEALTHY.remedy)
+        yield found(CARD_UNHEALTHY, *table, subject=node.subject, remedy=both, because_of=because)
+    for node in cordoned:
+        lift = _lift_cordon(node)
+        yield found(CORDONED, *_agent_cordons(node), *table, subject=node.subject, remedy=lift, because_of=because)
+    if unhealthy or cordoned:
         return
-    code = _main(judged_node)
-    cause, messages = _CAUSES[code.value], (*_summary(judged_node, code), *evidence, *_differs(judged_node, code))
-    subject, more = _subject(snapshot, judged_node, code)
-    remedy = tuple(_fix(judged_node, code))
-    yield judged_node.waiting.found(cause, *messages, *more, subject=subject, remedy=remedy, because_of=because)
+    code, named_causes = _main_code(workload), workload.named_causes
+    cause, certainty, differs = _CAUSES[code.value], Certainty.PROVEN, ""
+    if named_causes and cause not in named_causes:
+        cause, certainty, reported = named_causes[0], Certainty.LIKELY, ", ".join(workload.named_codes)
+        differs = (
+            f"HAMi reports {reported}, but these objects show {code.value}: its state is older, or its rules differ"
+        )
+    evidence = (*_summary(snapshot, workload, request, code), *table, *_details(snapshot, workload, cause))
+    remedy, subject = _remedy(snapshot, workload, request, cause), _subject(snapshot, workload, request, cause)
+    yield found(
+        cause,
+        *filter(None, (*evidence, differs)),
+        subject=subject,
+        remedy=remedy,
+        certainty=certainty,
+        because_of=because,
+    )
 
 
-def _healthy(held: CardUsage) -> CardUsage:
-    return replace(held, card=replace(held.card, healthy=True), mixed=False)
-
-
-def _would_fit(
-    snapshot: Snapshot, judged_node: _Judged, code: Code, heal: Callable[[CardUsage], CardUsage]
-) -> list[Node]:
-    """Return the nodes on which the pods would fit if their cards did not have the state that `heal` repairs."""
-    if not any(card.code is code for _, verdict in judged_node.known for card in verdict.cards):
-        return []
-    cards = {name: tuple(map(heal, held)) for name, held in judged_node.books.cards.items()}
+def _held_back_by(workload: _RefusedWorkload, request: CardRequest, code: Code) -> list[Node]:
+    """Return the nodes on which enough cards would fit without this code."""
     return [
         node
-        for node, verdict in _nodes(snapshot, replace(judged_node.books, cards=cards), judged_node.waiting)
-        if verdict.fits
+        for node, verdict in workload.registered
+        if any(card.code is code for card in verdict.cards)
+        and sum(set(card.codes) <= {code} for card in verdict.cards) >= request.cards
     ]
 
 
-def _main(judged_node: _Judged) -> Code:
+def _main_code(workload: _RefusedWorkload) -> Code:
     """Return the most frequent obstacle on cards of the requested kind, on nodes with enough of them."""
-    enough = [verdict for _, verdict in judged_node.known if Code.NO_SUCH_NUMBER not in verdict.counts]
-    if not enough:
-        return Code.NO_SUCH_NUMBER
+    enough = [verdict for _, verdict in workload.registered if verdict.code is not Code.NO_SUCH_NUMBER]
     codes = Counter(card.code for verdict in enough for card in verdict.cards if card.code is not None)
-    of_kind = Counter({code: number for code, number in codes.items() if code not in _NOT_ITS_KIND})
-    if of_kind:
-        code = of_kind.most_common(1)[0][0]
-        # A request for all of a card's memory needs the card alone: HAMi reports either code.
-        alone = code is Code.MEMORY and _is_whole(judged_node) and Code.EXCLUSIVE.value in judged_node.codes
-        return Code.EXCLUSIVE if alone else code
-    if any(Code.NUMA in verdict.counts for verdict in enough):
-        return Code.NUMA
-    return Code.TOO_FEW if any(Code.TOO_FEW in verdict.counts for verdict in enough) else codes.most_common(1)[0][0]
+    of_nodes = [verdict.code for verdict in enough if verdict.code is not None]
+    for code, _ in codes.most_common():
+        if code not in _OTHER_CARDS:
+            return code
+    if of_nodes:
+        return Code.NUMA if Code.NUMA in of_nodes else Code.TOO_FEW
+    return codes.most_common(1)[0][0] if codes else Code.NO_SUCH_NUMBER
 
 
-def _is_whole(judged_node: _Judged) -> bool:
-    """Whether an unshared card is requested; HAMi's webhook makes this of a request without memory."""
-    asked = judged_node.asked("")
-    return asked is not None and not asked.memory and asked.percentage in (None, 100) and asked.cores >= 100
+def _requested(request: CardRequest) -> str:
+    parts = [f"{request.memory} MiB"] if request.memory else []
+    if not request.memory:
+        whole = request.percentage in (None, 100)
+        parts.append("all of its memory" if whole else f"{request.percentage} % of its memory")
+    parts += [f"{request.cores} % of its cores"] if request.cores else []
+    cards = counted(request.cards, "card")
+    return f"a container requests {cards} with {', '.join(parts)}{' each' * (request.cards > 1)}"
 
 
-def _wants(judged_node: _Judged) -> str:
-    asked = judged_node.asked(next((verdict.container for _, verdict in judged_node.known if verdict.container), ""))
-    if asked is None:
-        return ""
-    each = [f"{asked.memory} MiB"] if asked.memory else []
-    if not asked.memory:
-        each.append("all of its memory" if asked.percentage in (None, 100) else f"{asked.percentage} % of its memory")
-    each += [f"{asked.cores} % of its cores"] if asked.cores else []
-    return f"a container requests {counted(asked.cards, 'card')} with {', '.join(each)}{' each' * (asked.cards > 1)}"
-
-
-def _each_card(judged_node: _Judged) -> Iterator[str]:
+def _cards_by_node(snapshot: Snapshot, workload: _RefusedWorkload) -> Iterator[str]:
     """Yield the cards of each node with their verdicts."""
-    for node, verdict in judged_node.known[:_MOST_NODES]:
-        held = judged_node.held(node)
-        cards = "; ".join(_card(card, held.get(card.uuid)) for card in verdict.cards[:_MOST_CARDS])
+    for node, verdict in workload.registered[:_MOST_NODES]:
+        usages = {usage.card.uuid: usage for usage in cards_of(snapshot)[node.name]}
+        cards = "; ".join(_card(card, usages[card.uuid]) for card in verdict.cards[:_MOST_CARDS])
         more = f"; and {len(verdict.cards) - _MOST_CARDS} more" if len(verdict.cards) > _MOST_CARDS else ""
         yield f"{node.subject}: {cards}{more}"
-    if len(judged_node.known) > _MOST_NODES:
-        yield f"and {counted(len(judged_node.known) - _MOST_NODES, 'more node')}"
-    for node in judged_node.unknown[:_MOST_NODES]:
-        yield f"{node.subject}: {UNREGISTERED}: {unregistered(node, judged_node.books)}"
+    if len(workload.registered) > _MOST_NODES:
+        yield f"and {counted(len(workload.registered) - _MOST_NODES, 'more node')}"
+    yield from _unregistered(snapshot, workload)
+    if workload.installation.rules:
+        yield workload.installation.rules
 
 
-def _card(card: CardVerdict, held: CardUsage | None) -> str:
-    kind = f", it is {held.card.kind}" if card.code is Code.TYPE and held is not None else ""
-    pods = held.pods if held is not None else ()
-    by = named((f"{pod} {part_text(part)}" for pod, part in pods), _MOST_PODS)
-    return f"card {card.uuid} {card}{kind}" + (f" (used by {by})" if by and card.code is not None else "")
+def _unregistered(snapshot: Snapshot, workload: _RefusedWorkload) -> Iterator[str]:
+    for node in workload.unregistered[:_MOST_NODES]:
+        yield f"{node.subject}: {UNREGISTERED}: {unregistered(snapshot, workload.installation, node)}"
 
 
-def _summary(judged_node: _Judged, code: Code) -> Iterator[str]:
+def _card(verdict: CardVerdict, usage: CardUsage) -> str:
+    model = f", it is {usage.card.model}" if verdict.code is Code.TYPE else ""
+    pods = named((f"{pod} {part}" for pod, part in usage.pods), _MOST_PODS)
+    return f"card {verdict.uuid} {verdict}{model}" + (f" (used by {pods})" if pods and verdict.codes else "")
+
+
+def _summary(snapshot: Snapshot, workload: _RefusedWorkload, request: CardRequest, code: Code) -> Iterator[str]:
     if code is Code.NO_SUCH_NUMBER:
-        most = max(len(judged_node.books.cards[node.name]) for node, _ in judged_node.known)
+        most = max(len(verdict.cards) for _, verdict in workload.registered)
         yield f"no eligible node has more than {counted(most, 'card')}"
-    if code is not Code.MEMORY:
-        return
-    free = [
-        held.free.memory for node, _ in judged_node.known for held in judged_node.books.cards[node.name] if held.usable
-    ]
-    asked = judged_node.asked("")
-    if free and asked is not None and asked.memory and sum(free) >= asked.cards * asked.memory:
+    free = [usage.free.memory for usage in workload.cards(snapshot) if usage.usable]
+    if code is Code.MEMORY and free and request.memory and sum(free) >= request.cards * request.memory:
         yield f"{counted(len(free), 'card')} have {sum(free)} MiB free in total, at most {max(free)} on one card"
 
 
-def _of_hami(judged_node: _Judged) -> Iterator[str]:
-    for text in judged_node.words[:3]:
-        yield f"HAMi reports: {text[:_MOST_TEXT]}"
+def _quotes(workload: _RefusedWorkload) -> Iterator[str]:
+    for message in workload.messages[:3]:
+        yield f"HAMi reports: {message[:_LONGEST]}"
 
 
-def _differs(judged_node: _Judged, code: Code) -> Iterator[str]:
-    causes = {_CAUSES[word] for word in judged_node.codes}
-    if causes and _CAUSES[code.value] not in causes:
-        codes = ", ".join(judged_node.codes)
-        yield f"HAMi reports {codes}, but these objects show {code.value}: HAMi's state is older than these objects"
+def _details(snapshot: Snapshot, workload: _RefusedWorkload, cause: Cause) -> Iterator[str]:
+    pod, settings = workload.waiting.pods[0], workload.installation.settings
+    if cause is QUOTA:
+        for quota in quotas_of(snapshot, pod.meta.namespace, settings):
+            yield from quota_usage(snapshot, quota, settings)
+    elif cause in (CONSTRAINED, NUMA):
+        options = pod.card_options.annotations
+        yield from (f"{key}: {options[key]}" for key in _CARD_OPTIONS if key in options)
 
 
-def _subject(snapshot: Snapshot, judged_node: _Judged, code: Code) -> tuple[str, tuple[str, ...]]:
-    """Return the object to change: the workload if no card could ever fit, else the used-up resource."""
-    settings = judged_node.books.settings
-    asked = judged_node.asked("")
-    cards = [held.card for node, _ in judged_node.known for held in judged_node.books.cards[node.name]]
-    match code:
-        case Code.QUOTA:
-            known = kept_quotas(snapshot, judged_node.waiting.pods[0].meta.namespace, settings)
-            messages = tuple(line for each in known for line in given_of(snapshot, each, settings))
-            return (known[0].meta.subject if known else judged_node.waiting.workload), messages
-        case Code.MEMORY if asked is not None and any(asked.memory_of(card.memory) <= card.memory for card in cards):
-            return f"resource/{settings.memory_name}", ()
-        case Code.CORES | Code.COMPUTE if asked is not None and any(asked.cores <= card.cores for card in cards):
-            return f"resource/{settings.cores_name}", ()
-        case Code.SLOTS | Code.EXCLUSIVE:
-            return f"resource/{settings.count_name}", ()
-        case Code.TYPE | Code.UUID | Code.NUMA:
-            written = judged_node.waiting.pods[0].card_options.written
-            keys = (*_CARD_OPTIONS, NUMA_BIND) if code is Code.NUMA else _CARD_OPTIONS
-            return judged_node.waiting.workload, tuple(f"{key}: {written[key]}" for key in keys if key in written)
-    return judged_node.waiting.workload, ()
+def _subject(snapshot: Snapshot, workload: _RefusedWorkload, request: CardRequest, cause: Cause) -> str:
+    """Return the object to change: the used-up resource, or '' for the workload if no card could ever fit."""
+    settings, cards = workload.installation.settings, [usage.card for usage in workload.cards(snapshot)]
+    quotas = quotas_of(snapshot, workload.waiting.pods[0].meta.namespace, settings) if cause is QUOTA else ()
+    if quotas:
+        return quotas[0].meta.subject
+    if cause is MEMORY and any(request.memory_of(card.memory) <= card.memory for card in cards):
+        return f"resource/{settings.memory_name}"
+    if cause is CORES and any(request.cores <= card.cores for card in cards):
+        return f"resource/{settings.cores_name}"
+    return f"resource/{settings.count_name}" if cause in (SLOTS, EXCLUSIVE) else ""
 
 
-def _fix(judged_node: _Judged, code: Code) -> Iterator[str]:
-    cards = [held for node, _ in judged_node.known for held in judged_node.books.cards[node.name]]
-    most = max((held.card.memory for held in cards), default=0)
-    asked = judged_node.asked("")
-    if code is Code.MEMORY and asked is not None and asked.memory > most:
-        settings = judged_node.books.settings
-        yield f"Request at most {most // max(settings.memory_factor, 1)} {settings.memory_name}: no card has more."
-    elif code in (Code.MEMORY, Code.CORES, Code.COMPUTE, Code.SLOTS, Code.EXCLUSIVE):
-        yield f"List the owners of each card: {command('gpu-healthcheck', 'status', '--allocation')}"
-    if code in (Code.EXCLUSIVE, Code.MEMORY) and _is_whole(judged_node):
-        yield (
-            f"Wait for a whole card; or request {judged_node.books.settings.memory_name} if a part is enough: "
-            "without it HAMi's webhook writes 100 gpucores, an unshared card."
+def _remedy(snapshot: Snapshot, workload: _RefusedWorkload, request: CardRequest, cause: Cause) -> tuple[str, ...]:
+    settings = workload.installation.settings
+    most = max((usage.card.memory for usage in workload.cards(snapshot)), default=0)
+    first: tuple[str, ...] = ()
+    if cause is MEMORY and request.memory > most:
+        first = (f"Request at most {most // settings.memory_factor} {settings.memory_name}: no card has more.",)
+    elif cause in (MEMORY, CORES, SLOTS, EXCLUSIVE):
+        first = (f"List the owners of each card: {command('gpu-healthcheck', 'status', '--allocation')}",)
+    is_whole = not request.memory and request.percentage in (None, 100) and request.cores >= 100
+    if cause in (EXCLUSIVE, MEMORY) and is_whole:
+        wait = (
+            f"Wait for a whole card; or request {settings.memory_name} if a part is enough: without it HAMi's webhook "
+            "writes 100 gpucores, an unshared card."
         )
-        return
-    yield _CAUSES[code.value].remedy
+        return (*first, wait)
+    return (*first, cause.remedy)
 
 
-def _heal(cause: Cause, node: Node) -> tuple[str, ...]:
-    if cause is CORDONED:
-        ours = node.hami.cordoned_by_agent
-        reasons = dict.fromkeys(reason for uuid in sorted(ours) for reason in _reasons(node, uuid))
-        own = (
-            *(f"See the action for {reason}: {explain(reason)}" for reason in reasons),
-            f"When the GPU is fixed, the agent removes its cordon; or: {release_of(node.name)}",
-        )
-        look = kubectl("get", node.meta, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED}}}")
-        lift = kubectl("annotate", node.meta, f"{CORDON}-")
-        others = (f"Check which cards are cordoned: {look}", f"When they are healthy: {lift}")
-        return (*(own if ours else ()), *(others if node.hami.cordoned - ours else ()))
-    return f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
+def _lift_cordon(node: Node) -> tuple[str, ...]:
+    """Return how the cordons of the node's agent end, and those of persons."""
+    by_agent = node.hami.cordoned_by_agent
+    reasons = dict.fromkeys(reason for uuid in sorted(by_agent) for reason in _reasons(node, uuid))
+    explained = (f"See the action for {reason}: {explain(reason)}" for reason in reasons)
+    release = f"When the GPU is fixed, the agent removes its cordon; or: {release_of(node.name)}"
+    get = kubectl("get", node.meta, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED_CORDON}}}")
+    persons = (
+        f"Check which cards are cordoned: {get}",
+        f"When they are healthy: {kubectl('annotate', node.meta, f'{CORDON}-')}",
+    )
+    return (*((*explained, release) if by_agent else ()), *(persons if node.hami.cordoned - by_agent else ()))
 
 
-def _by_agent(node: Node) -> Iterator[str]:
+def _agent_cordons(node: Node) -> Iterator[str]:
     """Yield the cards that the node's agent cordoned, each with the reasons of its findings."""
     for uuid in sorted(node.hami.cordoned_by_agent):
         reasons = ", ".join(_reasons(node, uuid))
@@ -467,15 +439,13 @@ def _by_agent(node: Node) -> Iterator[str]:
 
 
 def _reasons(node: Node, uuid: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(found.reason for found in node.faults if found.about.get("uuid") == uuid))
+    return tuple(dict.fromkeys(finding.reason for finding in node.faults if finding.about.get("uuid") == uuid))
 
 
-def _louder(installation: Installation) -> tuple[str, ...]:
-    words = ("kubectl", "-n", installation.namespace)
-    logs = command(
-        *words, "logs", f"deployment/{installation.name}-scheduler", "-c", "vgpu-scheduler-extender", "--tail=200"
-    )
-    edit = command(*words, "edit", "deployment", f"{installation.name}-scheduler")
+def _more_log(installation: Installation) -> tuple[str, ...]:
+    kube, deployment = ("kubectl", "-n", installation.namespace), f"{installation.name}-scheduler"
+    logs = command(*kube, "logs", f"deployment/{deployment}", "-c", "vgpu-scheduler-extender", "--tail=200")
+    edit = command(*kube, "edit", "deployment", deployment)
     return (
         f"Read its log lines about the pod. At -v=4, the chart's default, they give a reason for each node: {logs}",
         f"To log single cards, set -v=5 in the command of vgpu-scheduler-extender: {edit}",

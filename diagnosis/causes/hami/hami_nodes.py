@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from diagnosis.causes.components import NOT_READY, last_line
 from diagnosis.causes.device_plugins import UNHEALTHY, missing_labels
-from diagnosis.causes.hami.hami_causes import codes
+from diagnosis.causes.hami.denials import codes
 from diagnosis.causes.pod_startup_table import NODES
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
@@ -18,12 +18,19 @@ from diagnosis.facts.components import YOUNG, Component, Role, components, is_fo
 from diagnosis.facts.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.facts.pod_stage import stage
 from diagnosis.facts.quantity import counted
-from diagnosis.hami.command_line import LOCK_EXPIRES
-from diagnosis.hami.installation import Installation, elsewhere, installations, is_there, offered, plugin_pods, serving
-from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
+from diagnosis.hami.installation import (
+    LOCK_EXPIRES,
+    Installation,
+    installations,
+    is_there,
+    offered,
+    other_owner,
+    plugin_pods,
+    serving,
+)
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.hami_node import LOCK, Handshake, HandshakeState, NodeLock, Registration, RegistrationFormat
+from diagnosis.snapshot.hami_node import HANDSHAKE, LOCK, NodeLock, Registration, RegistrationFormat
 from diagnosis.snapshot.hami_pod import BindPhase
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -92,13 +99,13 @@ CARD_UNHEALTHY = _scheduled(
 
 _REGISTERS = timedelta(minutes=5)
 """A plugin registers within seconds; it retries every 30 s if the API server refuses."""
-_READS_JSON = (2, 8)
 _SILENT = timedelta(minutes=5)
 _ZONES = timedelta(minutes=15)
-"""Time zones differ by multiples of 15 minutes."""
-_MOST_NAMED = 4
-_SLACK = timedelta(minutes=2)
+"""Time zones differ by multiples of 15 minutes, and by at most 14 hours."""
+_CLOCKS_DIFFER = timedelta(minutes=2)
+_FARTHEST_ZONE = timedelta(hours=14, minutes=5)
 _RELEASED = timedelta(minutes=1)
+_MOST_NAMED = 4
 
 
 def find_unmeant(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -151,43 +158,41 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each scheduler whose version can't read the registrations of its nodes."""
     for installation in installations(snapshot):
-        reads, others = installation.version, elsewhere(snapshot, installation)
-        if reads is None or installation.scheduler is None:
-            continue
-        form = RegistrationFormat.JSON if reads >= _READS_JSON else RegistrationFormat.TEXT
-        own = [
+        form = installation.reads
+        nodes = [
             node
             for node in snapshot.nodes
-            if node.name not in others and (its := node.hami.registration) and its.cards and its.form is not form
+            if (registration := node.hami.registration) is not None
+            and (registration.cards and registration.form is not form)
+            and other_owner(snapshot, installation, node) is None
         ]
-        if own:
-            yield _skew(installation, installation.scheduler, form, own)
+        if form is not None and installation.scheduler is not None and nodes:
+            yield _skew(installation, installation.scheduler, form, nodes)
 
 
 def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes that a scheduler no longer uses although the plugin there works.
 
-    Only versions of the scheduler that still use the handshake are checked.
+    Only a scheduler and a plugin up to 2.7 use the handshake: both are known by the text form of the registration.
     """
-    asking = [each for each in installations(snapshot) if each.version is not None and each.version <= ANSWERED_UNTIL]
-    for node_name, pods in plugin_pods(asking).items():
+    of_old = [each for each in installations(snapshot) if each.reads is RegistrationFormat.TEXT]
+    for node_name, pods in plugin_pods(of_old).items():
         node = snapshot.by_node.get(node_name)
-        said = node.hami.handshake if node is not None else None
         working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-        if node is None or said is None or said.at is None or not working or offered(snapshot, node).is_none:
+        registration = node.hami.registration if node is not None else None
+        if node is None or registration is None or registration.form is not RegistrationFormat.TEXT or not working:
             continue
-        if is_judged(node, snapshot.now) and _answers_of_old(pods):
-            yield from _given_up(snapshot, node, said, working)
+        if is_judged(node, snapshot.now) and not offered(snapshot, node).is_none:
+            yield from _given_up(snapshot, node, working)
 
 
 def find_locks(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield node locks that are stale."""
     for node in snapshot.nodes:
-        if (lock := node.hami.lock) is not None:
-            own = serving(snapshot, node)
-            expires = own.command_line.lock_expires if own is not None else LOCK_EXPIRES
-            if why := _why_stale(snapshot, lock, expires):
-                yield _locked(snapshot, node, lock, why)
+        installation, lock = serving(snapshot, node), node.hami.lock
+        expires = installation.command_line.lock_expires if installation is not None else LOCK_EXPIRES
+        if lock is not None and (why := _why_stale(snapshot, lock, expires)):
+            yield _locked(snapshot, node, lock, why)
 
 
 def _unmeant(node: Node, plugin: Component) -> FoundCause:
@@ -265,31 +270,26 @@ def _skew(installation: Installation, scheduler: Component, form: RegistrationFo
     return FoundCause(REGISTER_UNREADABLE, scheduler.subject, tuple(evidence), remedy, names)
 
 
-def _answers_of_old(pods: Iterable[Pod]) -> bool:
-    images = (container.image for pod in pods for container in pod.spec.containers if "plugin" in container.name)
-    known = [result for image in images if (result := image_version(image)) is not None]
-    return bool(known) and max(known) <= ANSWERED_UNTIL
-
-
-def _given_up(snapshot: Snapshot, node: Node, handshake: Handshake, pods: list[Pod]) -> Iterator[FoundCause]:
+def _given_up(snapshot: Snapshot, node: Node, pods: list[Pod]) -> Iterator[FoundCause]:
     """Yield the cause of an old request: the plugin, which responds every 30 s, is silent, or two clocks differ."""
-    assert handshake.at is not None
-    apart = abs(snapshot.now - handshake.at)
-    if handshake.said is HandshakeState.REPORTED or handshake.said is HandshakeState.OTHER or apart < _SILENT:
+    handshake = node.hami.handshake
+    requested = handshake.unanswered_since if handshake is not None else None
+    if handshake is None or requested is None or (apart := abs(snapshot.now - requested)) < _SILENT:
         return
-    off = min(apart % _ZONES, _ZONES - apart % _ZONES)
-    shown = f"{node.subject}: hami.io/node-handshake is {handshake.text}, {_minutes(apart)} from now"
-    evidence = (shown, f"{', '.join(pod.subject for pod in pods)}: ready; {offered(snapshot, node)}")
-    if (
-        not handshake.zoned
-        and (off < _SLACK or is_future(handshake.at, snapshot.now))
-        and apart < timedelta(hours=14, minutes=5)
-    ):
-        result = (*evidence, "the difference matches a time zone: the scheduler writes local time and reads it as UTC")
-        yield FoundCause(CLOCK_APART, node.subject, result, (), (node.subject,), Certainty.LIKELY)
+    evidence = (
+        f"{node.subject}: {HANDSHAKE} is {handshake.annotation}, {_minutes(apart)} from now",
+        f"{', '.join(pod.subject for pod in pods)}: ready; {offered(snapshot, node)}",
+    )
+    from_zone = min(apart % _ZONES, _ZONES - apart % _ZONES)
+    if (from_zone < _CLOCKS_DIFFER or is_future(requested, snapshot.now)) and apart < _FARTHEST_ZONE:
+        why = "the difference matches a time zone: the scheduler writes local time and reads it as UTC"
+        yield FoundCause(CLOCK_APART, node.subject, (*evidence, why), (), (node.subject,), Certainty.LIKELY)
         return
-    remedy = (f"Restart the plugin pod: {kubectl('delete', pods[0].meta)}",)
-    yield FoundCause(PLUGIN_SILENT, node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY)
+    remedy = [f"Restart the plugin pod: {kubectl('delete', pods[0].meta)}"]
+    if handshake.annotation.startswith("Deleted"):
+        remove = kubectl("annotate", node.meta, f"{HANDSHAKE}-")
+        remedy.append(f"If it stays `Deleted`, remove the annotation: {remove}")
+    yield FoundCause(PLUGIN_SILENT, node.subject, evidence, tuple(remedy), (node.subject,), Certainty.LIKELY)
 
 
 def _minutes(apart: timedelta) -> str:
@@ -317,7 +317,7 @@ def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
 def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCause:
     waiting = [pod for pod in snapshot.pods if not pod.spec.node and not pod.over and _names(pod, node)]
     evidence = (
-        f"{node.subject}: {LOCK} is {lock.text}: {why}",
+        f"{node.subject}: {LOCK} is {lock.annotation}: {why}",
         *(f"{pod.subject} waits for it" for pod in waiting[:3]),
     )
     there = pods_on(node.name)

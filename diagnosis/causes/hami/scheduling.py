@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.hami.hami_causes import CHART
+from diagnosis.causes.hami.denials import CHART
 from diagnosis.causes.hami.hami_nodes import LOCK_STALE
 from diagnosis.causes.unscheduled.waiting import Waiting, refusal, unplaced, unschedulable
 from diagnosis.facts.commands import command
@@ -136,13 +136,13 @@ def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting
         remedy.insert(
             0, f"Its certificate is not valid for 127.0.0.1: check the Secret {installation.name}-scheduler-tls."
         )
-    nodes = (f"node/{pod.spec.node}" for pod in _pods(installation))
+    nodes = (f"node/{pod.spec.node}" for pod in installation.scheduler_pods)
     because = origins((NOT_READY[Role.HAMI_SCHEDULER],), installation.subject, *nodes)
     return waiting.found(cause, *evidence, subject=installation.subject, remedy=tuple(remedy), because_of=because)
 
 
 def _extender(snapshot: Snapshot, installation: Installation) -> Iterator[str]:
-    for pod in _pods(installation):
+    for pod in installation.scheduler_pods:
         at = stage(pod, snapshot.now)
         if at.kind is not StageKind.READY:
             yield f"{pod.subject}: {at}"
@@ -157,10 +157,6 @@ def _ends(state: ContainerState) -> str:
     last = state.last_ended
     how = f", last ended {last.reason or 'with'} exit code {last.exit_code}" if last is not None else ""
     return f"{state.restarts} times{how}"
-
-
-def _pods(installation: Installation) -> tuple[Pod, ...]:
-    return installation.scheduler.pods if installation.scheduler is not None else ()
 
 
 def _unwritten(installation: Installation, waiting: Waiting, text: str, *, failed: bool) -> Iterator[FoundCause]:

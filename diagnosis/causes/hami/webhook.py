@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diagnosis.causes.hami.control_plane import unreachable
-from diagnosis.causes.hami.hami_causes import CHART, NODE_NAMED, PLUGIN_FILES, PRIVILEGED, WEBHOOK_FILE
+from diagnosis.causes.hami.denials import CHART, NODE_NAMED, PLUGIN_FILES, PRIVILEGED, WEBHOOK_FILE
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import is_ready
 from diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
@@ -61,152 +61,136 @@ NOT_SEEN = _accepted(
 )
 
 
-_LEAVES_OTHERS = (2, 7)
-"""First version that does not replace another scheduler's name."""
 _HOOKS = "MutatingWebhookConfiguration"
 _DEFAULT = ("", "default-scheduler")
+_Reason = tuple[Cause, str, str, tuple[str, ...]]
+"""Cause, object to change, evidence and remedy."""
 
 
 def find_bypassed(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that missed the webhook: rejected by the kubelet, or waiting for a share of a HAMi card."""
     every = installations(snapshot)
     for pod in gpu_pods(snapshot):
-        if every and not is_scheduled(snapshot, pod) and _suffers(snapshot, pod):
+        if every and not is_scheduled(snapshot, pod) and _lacks_hami(snapshot, pod):
             asked = tuple(installation for installation in every if asks_for(pod.spec, installation.settings))
             yield _bypassed(snapshot, asked or every, pod)
 
 
 def above(snapshot: Snapshot, pod: Pod) -> tuple[Origin, ...]:
     """Return causes that may explain why HAMi did not process the pod, if they are found too."""
-    written, namespace = snapshot.line(pod.meta)[-1], f"namespace/{pod.meta.namespace}"
+    workload, namespace = snapshot.line(pod.meta)[-1], f"namespace/{pod.meta.namespace}"
     every = installations(snapshot)
     hooks = [hook.configuration.subject for installation in every for hook in installation.webhooks]
     return (
-        *origins((IGNORED, OTHER_SCHEDULER, PRIVILEGED, NODE_NAMED, MISSED), written),
+        *origins((IGNORED, OTHER_SCHEDULER, PRIVILEGED, NODE_NAMED, MISSED), workload),
         *origins((IGNORED,), namespace, *hooks),
         *origins((WEBHOOK_MISSING,), *(installation.subject for installation in every)),
     )
 
 
-def _suffers(snapshot: Snapshot, pod: Pod) -> bool:
+def _lacks_hami(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether the pod was rejected, or waits, because HAMi's scheduler does not handle it."""
     if pod.phase == "Failed":
         return NOT_SEEN.texts[0].search(pod.message) is not None and not replaced(snapshot, pod)
     condition = pod.condition("PodScheduled")
-    waits = not pod.spec.node and not pod.over and pod.meta.deleted is None
+    waits = not pod.spec.node and not pod.over and pod.meta.deleted is None and not pod.spec.gates
     return (
         waits
         and condition is not None
         and condition.status == "False"
-        and not pod.spec.gates
         and any(SHARES & {*container.limits, *container.requests} for container in pod.spec.containers)
     )
 
 
 def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> FoundCause:
-    written = snapshot.line(pod.meta)[-1]
-    shown = _shown(pod)
-    known = _kept_away(snapshot, every, pod, written) or _left_alone(snapshot, every, pod, written)
-    if known is not None:
-        cause, where, message, remedy = known
-        return FoundCause(cause, where, (message, shown), remedy, (pod.subject,))
-    if snapshot.sees(_HOOKS) and not any(installation.webhooks for installation in every):
-        message = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io for {every[0].subject}"
-        return FoundCause(WEBHOOK_MISSING, every[0].subject, (message, shown), (), (pod.subject,))
-    evidence = (shown, *(line for installation in every for line in _was_away(installation, pod)))
-    gone = kubectl("delete", pod.meta)
-    remedy = (f"When the webhook responds, delete the pod; it is created again: {gone}", *_for_the_next_time(every))
-    because = tuple(pair for installation in every for pair in unreachable(installation))
-    doubts = tuple(_doubts(snapshot, every))
+    workload, quote = snapshot.line(pod.meta)[-1], _quote(pod)
+    reason = _not_called(snapshot, every, pod, workload) or _left_unchanged(snapshot, pod, workload)
+    if reason is not None:
+        cause, to_change, evidence, fix = reason
+        return FoundCause(cause, to_change, (evidence, quote), fix, (pod.subject,))
+    hooks = [hook for installation in every for hook in installation.webhooks]
+    if snapshot.sees(_HOOKS) and not hooks:
+        evidence = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io for {every[0].subject}"
+        return FoundCause(WEBHOOK_MISSING, every[0].subject, (evidence, quote), (), (pod.subject,))
+    remedy = [f"When the webhook responds, delete the pod; it is created again: {kubectl('delete', pod.meta)}"]
+    if any(not hook.fails_closed for hook in hooks):
+        remedy.append("To prevent this, run two replicas of the scheduler, or set the webhook's failurePolicy to Fail.")
+    because = tuple(origin for installation in every for origin in unreachable(installation))
+    doubts = tuple(_doubts(snapshot, hooks))
     certainty = Certainty.LIKELY if doubts else Certainty.PROVEN
-    return FoundCause(MISSED, written, (*evidence, *doubts), remedy, (pod.subject,), certainty, because)
+    outage = (line for installation in every for line in _outage(installation, pod))
+    return FoundCause(MISSED, workload, (quote, *outage, *doubts), tuple(remedy), (pod.subject,), certainty, because)
 
 
-def _doubts(snapshot: Snapshot, every: tuple[Installation, ...]) -> Iterator[str]:
+def _doubts(snapshot: Snapshot, hooks: list[Webhook]) -> Iterator[str]:
     """Yield other possible reasons why the webhook was not called, which can't be checked."""
     if not snapshot.sees(_HOOKS):
         yield "the webhook's selector is not visible: it may also exclude the pod"
-    for hook in (hook for installation in every for hook in installation.webhooks if hook.conditions):
-        named = ", ".join(hook.conditions)
-        yield f"{hook.configuration.subject}: its matchConditions ({named}) may also have excluded the pod"
+    for hook in (hook for hook in hooks if hook.conditions):
+        conditions = ", ".join(hook.conditions)
+        yield f"{hook.configuration.subject}: its matchConditions ({conditions}) may also have excluded the pod"
 
 
-_Known = tuple[Cause, str, str, tuple[str, ...]]
-"""Cause, object to change, evidence and remedy."""
-
-
-def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
-    """Return the cause if labels keep the API server from calling the webhook; None if they do not."""
+def _not_called(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, workload: str) -> _Reason | None:
+    """Return the reason if labels keep the API server from calling the webhook; None if they do not."""
     key, value = IGNORE
-    space = snapshot.namespace.get(pod.meta.namespace)
+    namespace = snapshot.namespace.get(pod.meta.namespace)
     if pod.meta.labels.get(key) == value:
-        remedy = (f"Remove {key}={value} from the labels of the pod template of {written}.",)
-        return IGNORED, written, f"{pod.subject} has the label {key}={value}", remedy
-    if space is not None and space.labels.get(key) == value:
-        remedy = (f"Remove the label: {command('kubectl', 'label', 'namespace', space.name, f'{key}-')}",)
-        return IGNORED, space.subject, f"{space.subject} has the label {key}={value}", remedy
+        remedy = (f"Remove {key}={value} from the labels of the pod template of {workload}.",)
+        return IGNORED, workload, f"{pod.subject} has the label {key}={value}", remedy
+    if namespace is not None and namespace.labels.get(key) == value:
+        remedy = (f"Remove the label: {command('kubectl', 'label', 'namespace', namespace.name, f'{key}-')}",)
+        return IGNORED, namespace.subject, f"{namespace.subject} has the label {key}={value}", remedy
     hooks = [hook for installation in every for hook in installation.webhooks]
-    refusing = [(hook, why) for hook in hooks if (why := _unselected(hook, space.labels if space else None, pod))]
-    if hooks and len(refusing) == len(hooks):
-        hook, why = refusing[0]
+    for hook in hooks if not any(_selects(hook, snapshot, pod) for hook in hooks) else ():
+        by_pod = f"its objectSelector does not match {pod.subject}"
+        by_namespace = f"its namespaceSelector does not match namespace/{pod.meta.namespace}"
+        why = by_namespace if hook.objects.takes(pod.meta.labels) else by_pod
         remedy = (f"Change it: {kubectl('edit', hook.configuration)}",)
         return IGNORED, hook.configuration.subject, f"{hook.configuration.subject}: {why}", remedy
     return None
 
 
-def _unselected(hook: Webhook, labels: object, pod: Pod) -> str:
-    """Return why the API server does not call the webhook for the pod.
-
-    '' if it does, or if the labels of the pod's namespace are not visible.
-    """
-    if isinstance(labels, dict) and not hook.namespaces.takes(labels):
-        return f"its namespaceSelector does not match namespace/{pod.meta.namespace}"
-    return "" if hook.objects.takes(pod.meta.labels) else f"its objectSelector does not match {pod.subject}"
+def _selects(hook: Webhook, snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether the API server calls the webhook for the pod, or the labels of the pod's namespace are not visible."""
+    namespace = snapshot.namespace.get(pod.meta.namespace)
+    return (namespace is None or hook.namespaces.takes(namespace.labels)) and hook.objects.takes(pod.meta.labels)
 
 
-def _left_alone(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
-    """Return the cause if the webhook was called and left the pod unchanged; None if none is known."""
+def _left_unchanged(snapshot: Snapshot, pod: Pod, workload: str) -> _Reason | None:
+    """Return the reason if the webhook was called and left the pod unchanged; None if none is known."""
     ours = " or ".join(sorted(schedulers(snapshot)))
-    new = any(installation.version is None or installation.version >= _LEAVES_OTHERS for installation in every)
-    if pod.spec.scheduler not in _DEFAULT and new:
-        message = f"{pod.subject} names the scheduler {pod.spec.scheduler}; HAMi's is {ours}"
-        return (
-            OTHER_SCHEDULER,
-            written,
-            message,
-            (f"Remove schedulerName from the template of {written}, or set {ours}.",),
-        )
-    maker = snapshot.workload.get(written)
+    if pod.spec.scheduler not in _DEFAULT:
+        evidence = f"{pod.subject} names the scheduler {pod.spec.scheduler}; HAMi's is {ours}"
+        remedy = (f"Remove schedulerName from the template of {workload}, or set {ours}.",)
+        return OTHER_SCHEDULER, workload, evidence, remedy
+    maker = snapshot.workload.get(workload)
     if maker is not None and maker.spec is not None and maker.spec.node:
-        return NODE_NAMED, written, f"{written} names nodeName {maker.spec.node}", ()
+        return NODE_NAMED, workload, f"{workload} names nodeName {maker.spec.node}", ()
     asking = [container for container in pod.spec.containers if gpus_of(container)]
     if asking and all(container.privileged for container in asking):
-        return PRIVILEGED, written, f"{pod.subject}: container {asking[0].name} is privileged", ()
+        return PRIVILEGED, workload, f"{pod.subject}: container {asking[0].name} is privileged", ()
     return None
 
 
-def _shown(pod: Pod) -> str:
-    message = pod.message
-    if pod.phase != "Failed":
-        condition = pod.condition("PodScheduled")
-        message = condition.message if condition is not None else ""
-    scheduler, heard = pod.spec.scheduler or _DEFAULT[1], shortened(message.partition(" preemption:")[0])
-    return f"{pod.subject}: schedulerName {scheduler}, no HAMi annotation: {heard}"
+def _quote(pod: Pod) -> str:
+    condition = pod.condition("PodScheduled")
+    message = pod.message if pod.phase == "Failed" else condition.message if condition is not None else ""
+    scheduler, quote = pod.spec.scheduler or _DEFAULT[1], shortened(message.partition(" preemption:")[0])
+    return f"{pod.subject}: schedulerName {scheduler}, no HAMi annotation: {quote}"
 
 
-def _was_away(installation: Installation, pod: Pod) -> Iterator[str]:
+def _outage(installation: Installation, pod: Pod) -> Iterator[str]:
+    """Yield the facts that show that the webhook did not respond when the pod was created."""
     for hook in installation.webhooks:
         if not hook.fails_closed:
             yield f"{hook.configuration.subject}: failurePolicy Ignore: without a response, pods pass unchanged"
-    pods = [each for each in (installation.scheduler.pods if installation.scheduler else ()) if is_ready(each)]
-    since = [state.started for each in pods for state in each.states if state.started is not None]
-    made = pod.meta.created
-    if since and made is not None and made < min(since):
-        yield f"the pod was created {timestamp(made)}; {pods[0].subject} runs only since {timestamp(min(since))}"
-
-
-def _for_the_next_time(every: tuple[Installation, ...]) -> Iterator[str]:
-    if any(not hook.fails_closed for installation in every for hook in installation.webhooks):
-        yield "To prevent this, run two replicas of the scheduler, or set the webhook's failurePolicy to Fail."
+    ready = [each for each in installation.scheduler_pods if is_ready(each)]
+    started = [state.started for each in ready for state in each.states if state.started is not None]
+    created = pod.meta.created
+    if started and created is not None and created < min(started):
+        since = timestamp(min(started))
+        yield f"the pod was created {timestamp(created)}; {ready[0].subject} runs only since {since}"
 
 
 CAUSES = (IGNORED, OTHER_SCHEDULER, PRIVILEGED, NODE_NAMED, WEBHOOK_MISSING, MISSED)

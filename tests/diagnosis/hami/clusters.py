@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from diagnosis.hami.fit import NodeVerdict
-from diagnosis.hami.installation import installation_of
-from diagnosis.hami.scheduler_state import books_of, verdicts
+from diagnosis.hami.fit import NodeVerdict, verdicts
+from diagnosis.hami.installation import Installation, installation_of, settings_of
 from diagnosis.snapshot import Snapshot
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod
 
@@ -63,8 +62,8 @@ def quota(**hard: str) -> Object:
     return obj("ResourceQuota", "q", "team", spec={"hard": limits})
 
 
-def judged(seen: Snapshot, name: str) -> Mapping[str, NodeVerdict]:
-    """By node, for the pod of that name."""
-    pod = next(each for each in seen.pods if each.meta.name == name)
-    books = books_of(seen, installation_of(seen, pod))
-    return {each.name: verdict for each, verdict in verdicts(seen, books, pod)}
+def verdicts_by_node(state: Snapshot, name: str) -> Mapping[str, NodeVerdict]:
+    """Return the verdict on each node for the pod of that name."""
+    pod = next(pod for pod in state.pods if pod.meta.name == name)
+    installation = installation_of(state, pod) or Installation("", "", settings=settings_of(state))
+    return {node.name: verdict for node, verdict in verdicts(state, installation, pod)}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from diagnosis.causes.hami import filtering
+from diagnosis.model import Certainty
 from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import GIB_80, asking, card, hami, hami_node, plugin_pod, unplaced, vgpu_pod
 from tests.diagnosis.states import GPU, Object, consequences, event, judged, node, obj, results, waiting
@@ -172,11 +173,11 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
-def test_what_cards_lack_is_named(state: list[Object], cause: tuple[str, str]) -> None:
+def test_refused_pod_has_a_cause(state: list[Object], cause: tuple[str, str]) -> None:
     assert results(judged(*state)) == [cause]
 
 
-def test_the_answer_has_the_numbers() -> None:
+def test_evidence_has_the_amounts_of_each_card() -> None:
     cards = [card(f"GPU-{number}", GIB_80, index=number) for number in range(4)]
     held = [vgpu_pod(f"h{number}", on="a", given=f"GPU-{number},NVIDIA,57344,0:;") for number in range(4)]
     waiting = filtered("1 nodes CardInsufficientMemory(a)", waiting=waits(asking(2, 40000)))
@@ -188,12 +189,17 @@ def test_the_answer_has_the_numbers() -> None:
         "node/a: card GPU-0 CardInsufficientMemory: 40000 MiB requested, 24576 free "
         "(used by pod/team/h0 57344 MiB); card"
     )
-    assert rest == ["HAMi reports: NodeUnfitPod", "HAMi reports: 1 nodes CardInsufficientMemory(a)"]
+    assert rest == [
+        "judged by the rules of HAMi 2.10; the installed version is 2.9",
+        "HAMi reports: NodeUnfitPod",
+        "HAMi reports: 1 nodes CardInsufficientMemory(a)",
+    ]
 
 
-def test_a_different_reason_from_hami_is_shown() -> None:
+def test_reason_of_hami_outranks_that_of_the_cards() -> None:
     waiting = filtered("1 nodes CardTimeSlicingExhausted(a)", waiting=waits(asking(1, 40000)))
     [problem] = judged(*hami(A), *waiting).problems
+    assert (problem.found.cause.name, problem.found.certainty) == ("HamiCardSlotsTaken", Certainty.LIKELY)
     assert any(
         "CardTimeSlicingExhausted, but these objects show CardInsufficientMemory" in text
         for text in problem.found.evidence
@@ -211,13 +217,13 @@ def test_a_different_reason_from_hami_is_shown() -> None:
         (hami(hami_node("a", allocatable={GPU: "0"})), ("HamiRegistrationStale", "node/a")),
     ],
 )
-def test_a_node_that_hami_does_not_know_is_why_the_pod_waits(state: list[Object], cause: tuple[str, str]) -> None:
+def test_unknown_node_explains_the_waiting_pod(state: list[Object], cause: tuple[str, str]) -> None:
     [problem] = judged(*state, waits(asking(1, 1000), text=UNKNOWN)).problems
     assert (problem.found.cause.name, problem.found.subject) == cause
     assert consequences(problem) == [("HamiKnowsNoNode", "pod/team/x")]
 
 
-def test_a_plugin_that_crashes_is_why_hami_does_not_know_a_node_that_looks_registered() -> None:
+def test_crashing_plugin_explains_an_unknown_node() -> None:
     crash = waiting("CrashLoopBackOff", "back-off", "device-plugin", restartCount=9)
     sick = [plugin_pod("a", states=[crash]) if _is_plugin(entry) else entry for entry in hami(A)]
     [problem] = judged(*sick, node("cpu", None), waits(asking(1, 1000), text=UNKNOWN)).problems
@@ -229,7 +235,7 @@ def _is_plugin(entry: Object) -> bool:
     return (entry["kind"], entry["metadata"]["name"]) == ("Pod", "hami-device-plugin-a")
 
 
-def test_a_scheduler_that_is_not_ready_is_why_nobody_looks_at_its_pods() -> None:
+def test_unready_scheduler_explains_its_waiting_pods() -> None:
     [problem] = judged(*hami(A, ready=False, webhook=None), vgpu_pod("x", asking(1, 1000))).problems
     assert problem.found.cause.name == "HamiSchedulerNotReady"
     assert ("SchedulerNotThere", "pod/team/x") in consequences(problem)
@@ -255,11 +261,11 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_a_pod_that_fits_now_has_no_causes(state: list[Object]) -> None:
+def test_pod_that_fits_now_has_no_cause(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
-def test_beyond_the_request_limit_hamis_own_message_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_above_the_limit_have_the_cause_of_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtering, "_MOST_WALKED", 0)
     many = [waits(asking(1, 40000 + number), name=f"x{number}", text=BY_MEMORY) for number in range(6)]
     found = judged(*hami(A), *many)
@@ -267,12 +273,12 @@ def test_beyond_the_request_limit_hamis_own_message_is_shown(monkeypatch: pytest
     assert sorted(problem.found.certainty.name for problem in found.problems) == ["LIKELY"] * 2 + ["PROVEN"] * 4
 
 
-def test_a_request_for_too_many_cards_names_the_largest_node() -> None:
+def test_request_for_too_many_cards_names_the_largest_node() -> None:
     [problem] = judged(*hami(A), waits(asking(3, 1000))).problems
     assert problem.found.evidence[0] == "no eligible node has more than 2 cards"
 
 
-def test_the_advice_uses_the_unit_of_the_configuration() -> None:
+def test_remedy_uses_the_configured_unit() -> None:
     [problem] = judged(*hami(A), device_config("nvidia: {memoryFactor: 1024}"), waits(asking(1, 40))).problems
     assert problem.found.remedy[0] == "Request at most 24 nvidia.com/gpumem: no card has more."
 
@@ -295,7 +301,7 @@ FINDING = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0
         ),
     ],
 )
-def test_a_card_that_the_agent_cordoned_has_its_reason_and_release(
+def test_cordon_of_the_agent_has_its_reason_and_release(
     cordoned: str, ours: str, evidence: list[str], remedies: list[str]
 ) -> None:
     annotations = {

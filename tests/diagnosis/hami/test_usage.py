@@ -10,8 +10,7 @@ from diagnosis.answers.allocation import allocation
 from diagnosis.answers.chain import Chain
 from diagnosis.answers.hami_chain import hami_chains
 from diagnosis.causes.diagnose import diagnose
-from diagnosis.hami.card_row import card_row
-from diagnosis.hami.usage import MeasuredUse, used
+from diagnosis.hami.cards import MeasuredUse, card_row, measured_use
 from diagnosis.report.document import cluster_document
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
@@ -33,8 +32,8 @@ def seen(memory: list[Series], cores: list[Series]) -> Snapshot:
 
 
 @pytest.mark.parametrize("labels", [NEW, OLD, KEPT | {"device_uuid": "GPU-a-0"}], ids=["2.9", "2.8", "kept"])
-def test_each_versions_series_is_a_pods(labels: dict[str, str]) -> None:
-    fields = used(seen([series(512 * MIB, **labels)], [series(37, **labels)]))
+def test_series_of_each_version_belong_to_a_pod(labels: dict[str, str]) -> None:
+    fields = measured_use(seen([series(512 * MIB, **labels)], [series(37, **labels)]))
     assert fields == {("pod/team/x", "GPU-a-0"): MeasuredUse(512, 37)}
     assert str(fields["pod/team/x", "GPU-a-0"]) == "512 MiB, 37 %"
 
@@ -49,17 +48,17 @@ def test_each_versions_series_is_a_pods(labels: dict[str, str]) -> None:
     ],
     ids=["no pod of that name", "a card that it was not given", "no pod", "no card"],
 )
-def test_a_series_of_nobodys_share_says_nothing(labels: dict[str, str]) -> None:
-    assert used(seen([series(512 * MIB, **labels)], [])) == {}
+def test_series_without_a_granted_share_is_ignored(labels: dict[str, str]) -> None:
+    assert measured_use(seen([series(512 * MIB, **labels)], [])) == {}
 
 
 @pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e400", "x", "9" * 50])
-def test_a_value_that_is_no_amount_is_left_out(value: str) -> None:
+def test_value_that_is_no_amount_is_ignored(value: str) -> None:
     assert read_memory([series(value, **NEW)]) == ()
 
 
 @given(ANY_TEXT)
-def test_no_answer_makes_it_fail(text: str) -> None:
+def test_malformed_series_are_ignored(text: str) -> None:
     odd: list[object] = [text, None, {"metric": text}, {"metric": {"device_uuid": text}, "value": [0, text]}]
     assert len(read_memory(odd)) <= len(odd)
 
@@ -74,9 +73,9 @@ def test_used_and_allocated_amounts_are_both_shown() -> None:
     assert chain.steps[-1].seen == "they run; 512 MiB of GPU-a-0 in use"
 
 
-def test_the_monitor_is_asked_for_only_where_hami_is() -> None:
+def test_monitor_is_queried_only_with_hami() -> None:
     with PrometheusStandIn({MEMORY: [series(512 * MIB, **NEW)]}) as world:
-        assert used(with_shares(snapshot(*STATE), world.url)) == {("pod/team/x", "GPU-a-0"): MeasuredUse(512)}
+        assert measured_use(with_shares(snapshot(*STATE), world.url)) == {("pod/team/x", "GPU-a-0"): MeasuredUse(512)}
         assert with_shares(snapshot(node("a")), world.url).share_use == ()
     assert world.asked == [MEMORY, CORES]
 
