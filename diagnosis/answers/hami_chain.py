@@ -11,7 +11,7 @@ from diagnosis.causes.diagnose import Problem, why_hidden
 from diagnosis.causes.hami import control_plane, filtering, hami_nodes, scheduling, webhook
 from diagnosis.causes.hami.hami_nodes import LOCK_STALE
 from diagnosis.causes.hami.scheduling import EXTENDER, EXTENDER_SLOW
-from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
+from diagnosis.causes.unscheduled.schedulers import NO_SCHEDULER
 from diagnosis.facts.components import Role
 from diagnosis.hami.cards import measured_use
 from diagnosis.hami.installation import CommandLine, Installation, installation_of, is_scheduled

@@ -1,19 +1,19 @@
-"""Repeat the scheduler's arithmetic: a pod's requests, a node's free amounts, and obstacles.
-
-The texts of a scheduler change between versions and omit names; the objects do not.
-"""
+"""Compute the requests of a pod, the free amounts of a node, and what keeps the pod off the node. Pure."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
+from functools import cached_property, lru_cache
 
 from msgspec import Struct
 
 from diagnosis.facts.quantity import amount, shown
+from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import Expression, Pod, PodSpec, Toleration
 
@@ -21,6 +21,8 @@ UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _NAME = "metadata.name"
 ZERO = Decimal(0)
 Amounts = Mapping[str, Decimal]
+HOST = frozenset(("cpu", "memory", "pods", "ephemeral-storage"))
+"""Resources of every node."""
 
 
 class ObstacleKind(Enum):
@@ -53,6 +55,59 @@ class Obstacle(Struct, frozen=True):
             return f"{self.why.value}: {self.what}" if self.what else self.why.value
         asked, offered, free = (shown(self.resource, decimal) for decimal in (self.asked, self.offered, self.free))
         return f"{self.resource}: {asked} requested, {offered} offered, {free} free"
+
+
+class NodeUse(Struct, frozen=True, dict=True):
+    """Node with the amounts that its pods own, and these pods."""
+
+    node: Node
+    held: Amounts
+    pods: tuple[Pod, ...] = ()
+
+    def free(self, resource: str) -> Decimal:
+        return max(offers(self.node, resource) - self.held.get(resource, ZERO), ZERO)
+
+    def obstacles(self, spec: PodSpec, asked: Amounts) -> tuple[Obstacle, ...]:
+        """Return all obstacles for such a pod that the objects show; empty if the pod fits."""
+        return (*refusals(spec, self.node), *shortages(asked, self.node, self.held))
+
+    def fits(self, asked: Amounts) -> bool:
+        return not any(shortages(asked, self.node, self.held))
+
+    def places(self, asked: Amounts) -> int:
+        """Return for how many pods with these requests the node has room."""
+        return int(min(self.free(name) // amount for name, amount in asked.items()))
+
+    def without(self, pods: Iterable[Pod]) -> NodeUse:
+        """Return the node as it is once these pods are gone."""
+        held = dict(self.held)
+        for pod in pods:
+            for name, value in asked_by(pod.spec).items():
+                held[name] = held.get(name, ZERO) - value
+        return NodeUse(self.node, held)
+
+    def holders(self, resource: str) -> list[tuple[Decimal, Pod]]:
+        """Return the pods that own some of the resource, the largest amount first."""
+        return self._holders.get(resource, [])
+
+    @cached_property
+    def _holders(self) -> Mapping[str, list[tuple[Decimal, Pod]]]:
+        held = grouped((name, (value, pod)) for pod in self.pods for name, value in asked_by(pod.spec).items())
+        return {name: sorted(some, key=lambda pair: (-pair[0], pair[1].subject)) for name, some in held.items()}
+
+
+def node_uses(snapshot: Snapshot, nodes: Iterable[Node] | None = None) -> tuple[NodeUse, ...]:
+    """Return these or all nodes with what their pods own, sorted by name."""
+    held, on = held_on(snapshot.pods), snapshot.pods_on
+    return tuple(
+        NodeUse(node, held.get(node.name, {}), tuple(pod for pod in on.get(node.name, ()) if not pod.over))
+        for node in sorted(snapshot.nodes if nodes is None else nodes, key=lambda one: one.name)
+    )
+
+
+def is_extended(resource: str) -> bool:
+    """Whether only nodes with a plugin for the resource offer it."""
+    return "/" in resource and not resource.startswith("kubernetes.io/")
 
 
 def asked_by(spec: PodSpec) -> dict[str, Decimal]:
@@ -92,11 +147,6 @@ def held_on(pods: Iterable[Pod]) -> dict[str, dict[str, Decimal]]:
         if pod.spec.node and not pod.over:
             _add(held[pod.spec.node], asked_by(pod.spec))
     return {node: dict(amounts) for node, amounts in held.items()}
-
-
-def obstacles(spec: PodSpec, node: Node, held: Amounts) -> tuple[Obstacle, ...]:
-    """Return all obstacles for such a pod on the node that the objects show; empty if the pod fits."""
-    return (*refusals(spec, node), *shortages(asked_by(spec), node, held))
 
 
 def refusals(spec: PodSpec, node: Node) -> Iterator[Obstacle]:
@@ -143,6 +193,13 @@ def offers(node: Node, resource: str) -> Decimal:
 def has(node: Node, resource: str) -> Decimal:
     """Return the total of the resource on the node, whether or not pods may use it."""
     return max(amount(node.capacity.get(resource, "0")) or ZERO, offers(node, resource))
+
+
+@lru_cache(maxsize=1)
+def nodes_with(snapshot: Snapshot) -> Counter[str]:
+    """Return, by resource, how many nodes have any."""
+    names = ((name, node) for node in snapshot.nodes for name in {**node.capacity, **node.allocatable})
+    return Counter(name for name, node in names if has(node, name))
 
 
 def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.facts.placement import ObstacleKind, asked_by, held_on, obstacles
+from diagnosis.facts.placement import NodeUse, ObstacleKind, asked_by, held_on
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import read_node
 from diagnosis.snapshot.pods import read_pod
@@ -17,8 +17,8 @@ _UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true"
 
 def _why(a_pod: dict[str, Any], a_node: dict[str, Any], *others: dict[str, Any]) -> set[ObstacleKind]:
     held = held_on(read_pod(Fields(entry)) for entry in others).get(a_node["metadata"]["name"], {})
-    found = obstacles(read_pod(Fields(a_pod)).spec, read_node(Fields(a_node)), held)
-    return {obstacle.why for obstacle in found}
+    spec = read_pod(Fields(a_pod)).spec
+    return {each.why for each in NodeUse(read_node(Fields(a_node)), held).obstacles(spec, asked_by(spec))}
 
 
 def _init(name: str, gpus: int, **more: Any) -> dict[str, Any]:

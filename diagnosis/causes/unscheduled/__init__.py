@@ -1,401 +1,291 @@
-"""Find GPU pods that no scheduler binds to a node.
+"""Find GPU pods that no scheduler binds to a node, and what prevents it.
 
-The scheduler's arithmetic is repeated, and the node or rule that prevents the binding is named.
+The scheduler's message names the reason. Objects are read to name the particular: the taint, the nodes, the key of the
+selector, the misspelled resource. Room is computed only for pods that a scheduler finds no room for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from decimal import Decimal
-from itertools import islice
+from functools import lru_cache
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.unscheduled import (
     autoscaling,
     device_claims,
-    held_gangs,
-    kueue_replacement,
     queues,
-    rdma_resources,
     refused,
     resources,
-    selectors,
+    schedulers,
     unknown_resources,
-    volcano_queues,
     volumes,
 )
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_stuck, rooms, unschedulable, without
+from diagnosis.causes.unscheduled.waiting import Waiting, is_stuck, unschedulable
 from diagnosis.facts.fit_error import ReasonSubject
-from diagnosis.facts.gpu_nodes import devices_in, has_nvidia
-from diagnosis.facts.placement import ZERO, has, offers, selects
-from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search
+from diagnosis.facts.gpu_nodes import has_nvidia
+from diagnosis.facts.placement import ZERO, NodeUse, has, node_uses, nodes_with, selects
+from diagnosis.model import Certainty, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import PodSpec
+from diagnosis.snapshot.pods import Pod
 
-_FULL = (resources.IN_USE, resources.FRAGMENTED)
-_ENDED_BY_A_NODE = frozenset(
-    (
-        *(resources.IN_USE, resources.FRAGMENTED, resources.HOST_USED_UP, resources.TOO_MANY, resources.TOO_MUCH),
-        *(resources.SHORT, unknown_resources.ABSENT, rdma_resources.ABSENT, selectors.UNMATCHED, refused.TAINTED),
-    )
-)
-"""Causes that no longer apply once the node that the autoscaler wants has joined."""
-_MOST = 4
-_MOST_PAIRS, _PAIRS_OF_A_RESULT = 300_000, 10
-"""Pods of different shapes times nodes or devices, for a runtime of some seconds; a result costs as much as 10.
-
-Further shapes are explained by the scheduler's message alone.
-"""
-_LOOKS_AGAIN = timedelta(minutes=10)
-WITHOUT_HOLDERS = frozenset(
-    (
-        *(
-            unknown_resources.MISSPELLED,
-            unknown_resources.RENAMED,
-            unknown_resources.ONLY_MIG,
-            resources.TOO_MANY,
-            selectors.UNMATCHED,
-        ),
-        *(queues.KUEUE, queues.TOPOLOGY, queues.GATED, queues.ERROR),
-        *(volumes.UNBOUND, volumes.MISSING, device_claims.NO_CLASS, device_claims.NO_CLAIM),
-    )
-)
-"""Causes that the pod, its namespace and the nodes prove, regardless of the pods elsewhere."""
-_RULES = {
+_BY_REASON = {
+    ReasonSubject.TAINT: refused.TAINTED,
+    ReasonSubject.CORDON: refused.CORDONED,
+    ReasonSubject.NOT_READY: refused.NOT_READY,
+    ReasonSubject.SELECTOR: refused.UNMATCHED,
+    ReasonSubject.NODE_NAME: refused.UNMATCHED,
     ReasonSubject.VOLUME_ELSEWHERE: volumes.ELSEWHERE,
     ReasonSubject.VOLUME_BUSY: volumes.BUSY,
     ReasonSubject.OTHER_PODS: volumes.OTHER_PODS,
     ReasonSubject.SPREAD: volumes.OTHER_PODS,
     ReasonSubject.PORTS: volumes.PORTS,
 }
-"""Causes by the scheduler's reason, of rules that only the scheduler can judge."""
-_OF_NODES = {
-    ReasonSubject.TAINT: refused.TAINTED,
-    ReasonSubject.CORDON: refused.CORDONED,
-    ReasonSubject.NOT_READY: refused.NOT_READY,
-    ReasonSubject.SELECTOR: selectors.UNMATCHED,
-    ReasonSubject.NODE_NAME: selectors.UNMATCHED,
-}
-"""Causes by the scheduler's reason, if the nodes are not visible."""
+"""Causes by the scheduler's reason, if no object shows more."""
+_RULES = tuple(reason for reason in _BY_REASON if _BY_REASON[reason] in volumes.CAUSES)
+"""Reasons that only the scheduler can judge: nodes with room do not contradict them."""
 _BEFORE_NODES = (ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND)
+_ENDED_BY_A_NODE = frozenset(
+    (
+        *(resources.IN_USE, resources.FRAGMENTED, resources.HOST_USED_UP, resources.TOO_MANY, resources.TOO_MUCH),
+        *(resources.SHORT, unknown_resources.ABSENT, unknown_resources.RDMA_ABSENT, refused.UNMATCHED, refused.TAINTED),
+    )
+)
+"""Causes that no longer apply once the node that the autoscaler wants has joined."""
+WITHOUT_HOLDERS = frozenset(
+    (
+        *(unknown_resources.MISSPELLED, unknown_resources.RENAMED, unknown_resources.ONLY_MIG),
+        *(resources.TOO_MANY, refused.UNMATCHED, queues.KUEUE, queues.TOPOLOGY, queues.GATED, schedulers.ERROR),
+        *(volumes.UNBOUND, volumes.MISSING, device_claims.NO_CLASS, device_claims.NO_CLAIM),
+    )
+)
+"""Causes that the pod, its namespace and the nodes prove, regardless of the pods elsewhere."""
+_MOST_PAIRS = 300_000
+"""Pods of different shapes times nodes or devices, for a runtime of some seconds.
+
+Further shapes are explained by the scheduler's message alone.
+"""
+_RETRIES = timedelta(minutes=10)
+"""Time in which the scheduler tries a pod again for which there is room by now."""
+_MOST_NODES = 4
 
 
-class _Fit(Struct, frozen=True):
-    """Fit of one shape of pods on all nodes: the causes of `waiting`, the first such pods, or `free` devices.
+class _Outlook(Struct, frozen=True):
+    """What nodes offer to pods of one shape: the causes why none takes them, or the open nodes, some with room."""
 
-    `alike`: other waiting pods of this shape, to which the causes about other objects apply too.
-    """
-
-    waiting: Waiting
-    found: tuple[FoundCause, ...] = ()
-    elsewhere: tuple[FoundCause, ...] = ()
-    """Volumes that no node with room can mount."""
-    free: Decimal | None = None
-    """Of the requested devices, on all eligible nodes; None if no node has room."""
-    alike: list[Waiting] = field(default_factory=list)
-    late: dict[Origin, None] = field(default_factory=dict)
-    """Nodes of autoscalers for these pods that have not joined."""
-
-
-class _Fits:
-    """Fits of all shapes of pods on all nodes, each computed once. A limit bounds the work for a hostile tenant."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._left = _MOST_PAIRS
-        self._of_shapes: dict[tuple[object, ...], _Fit] = {}
-        self._coming: dict[str, int] = {}
-        self.everywhere = rooms(snapshot) if snapshot.sees("Node") else ()
-        self._going = _left(snapshot, self.everywhere)
-        self._joining = [room.node for room in self.everywhere if _is_joining(snapshot, room.node)]
-
-    def affords(self, pairs: int) -> bool:
-        """Whether so many more nodes or devices may be compared with pods; if so, they count."""
-        if pairs > self._left:
-            return False
-        self._left -= pairs
-        return True
-
-    def of(self, waiting: Waiting) -> _Fit | None:
-        """Return the fit of such pods; None if the limit is reached."""
-        key = (waiting.shape, waiting.hami)
-        if key not in self._of_shapes:
-            if not self.affords(len(self.everywhere)):
-                return None
-            self._of_shapes[key] = fit = _by_nodes(self._snapshot, waiting, self.everywhere)
-            self.affords(len(fit.found) * _PAIRS_OF_A_RESULT)
-        return self._of_shapes[key]
-
-    def all(self) -> Iterable[_Fit]:
-        return self._of_shapes.values()
-
-    def is_made_room(self, waiting: Waiting) -> bool:
-        """Whether all waiting pods fit once the terminating pods are gone, as in a rollout."""
-        if not self._going or not waiting.counted or not waiting.reasons(ReasonSubject.SHORT):
-            return False
-        if waiting.shape not in self._coming and self.affords(len(self._going)):
-            taking = [use for use in self._going if _takes(waiting.spec, use.node)]
-            self._coming[waiting.shape] = _places(waiting, taking)
-        return self._coming.get(waiting.shape, 0) >= len(waiting.pods)
-
-    def is_joined(self, waiting: Waiting) -> bool:
-        """Whether a suitable GPU node joined minutes ago and does not offer its GPUs yet, and the pods are young."""
-        made = [pod.meta.created for pod in waiting.pods if pod.meta.created is not None]
-        short = waiting.fit is None or bool(waiting.reasons(ReasonSubject.SHORT))
-        if not short or not made or self._snapshot.now - min(made) > _LOOKS_AGAIN:
-            return False
-        return self.affords(len(self._joining)) and any(
-            selects(waiting.spec, node) and refused.is_joining(self._snapshot, waiting.spec, node)
-            for node in self._joining
-        )
+    causes: Sequence[FoundCause] = ()
+    open_nodes: Sequence[NodeUse] = ()
 
 
 def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the causes for pods that a scheduler has judged and refused."""
-    fits = _Fits(snapshot)
-    for waiting in unschedulable(snapshot):
-        if _is_fixed_since(snapshot, waiting) or fits.is_joined(waiting) or fits.is_made_room(waiting):
-            continue
-        found, fit = list(_apart_from_nodes(snapshot, waiting, fits)), None
-        if not found and snapshot.sees("Node") and not queues.is_error(waiting):
-            fit = fits.of(waiting)
-            found = list(_by_fit(snapshot, waiting, fit)) if fit is not None else []
-        shared = fit.found if fit is not None else ()
-        if not found and not shared and not waiting.hami and _is_refused(snapshot, waiting, fits.everywhere):
-            found = list(_by_text_alone(snapshot, waiting))
-        late = list(autoscaling.find_no_node(snapshot, waiting))
-        yield from late
-        above = [(each.cause.name, each.subject) for each in late]
-        yield from (_because_of(above, each) for each in found)
-        if fit is not None:
-            fit.alike.append(waiting)
-            fit.late.update(dict.fromkeys(above))
-    for fit in fits.all():
-        names = tuple(name for waiting in fit.alike for name in waiting.names)
-        for each in fit.found if names else ():
-            if each.subject != fit.waiting.workload:
-                affected = names if each.affected == fit.waiting.names else each.affected
-                yield _because_of(fit.late, replace(each, affected=affected))
+    nodes = node_uses(snapshot) if snapshot.sees("Node") else ()
+    shapes = grouped((waiting.shape, waiting) for waiting in unschedulable(snapshot)).values()
+    most = _MOST_PAIRS // max(len(nodes), len(device_claims.published_devices(snapshot)), 1)
+    for number, alike in enumerate(shapes):
+        yield from _explain(snapshot, alike, nodes, compares=number < most)
 
 
-def _by_fit(snapshot: Snapshot, waiting: Waiting, fit: _Fit) -> Iterator[FoundCause]:
-    """Yield the causes for which these pods have to be changed, and the rules that only the scheduler can judge."""
-    own = (each for each in (*fit.found, *fit.elsewhere) if each.subject == fit.waiting.workload)
-    yield from (_for_workload(each, fit.waiting, waiting) for each in own)
-    if fit.free is not None:
-        rules = _by_reasons(waiting, _RULES)
-        yield from (rule for rule in rules if not fit.elsewhere or rule.cause is not volumes.ELSEWHERE)
-        yield from queues.find_gang(snapshot, waiting, fit.free)
+def _explain(
+    snapshot: Snapshot, every: Sequence[Waiting], nodes: Sequence[NodeUse], *, compares: bool
+) -> Iterator[FoundCause]:
+    """Yield why pods of one shape wait. `compares`: with each node and device; otherwise the message is quoted."""
+    alike = []
+    for waiting in every:
+        obstacles = list(_before_nodes(snapshot, waiting, compares=compares))
+        yield from obstacles
+        if not obstacles and not waiting.reasons(*_BEFORE_NODES) and not schedulers.is_error(waiting):
+            alike.append(waiting)
+    if not alike or (compares and _is_room_coming(snapshot, alike, nodes)):
+        return
+    late = [found for waiting in alike for found in autoscaling.find_no_node(snapshot, waiting)]
+    yield from late
+    above = [(found.cause.name, found.subject) for found in late]
+    outlook = _judge_nodes(snapshot, alike[0], nodes) if compares and snapshot.sees("Node") else _Outlook()
+    for found in _for_each(snapshot, alike, outlook, nodes):
+        added = above if found.cause in _ENDED_BY_A_NODE else ()
+        yield replace(found, because_of=(*found.because_of, *added)) if added else found
 
 
-def _because_of(above: Iterable[Origin], found: FoundCause) -> FoundCause:
-    """Return the result as a consequence of nodes that have not joined, if such a node would end it."""
-    added = tuple(above) if found.cause in _ENDED_BY_A_NODE else ()
-    return replace(found, because_of=(*found.because_of, *added)) if added else found
-
-
-def _is_fixed_since(snapshot: Snapshot, waiting: Waiting) -> bool:
-    return bool(waiting.reasons(*_BEFORE_NODES)) and (
-        volumes.are_bound_now(snapshot, waiting) or volumes.are_being_created(snapshot, waiting)
-    )
-
-
-def _left(snapshot: Snapshot, everywhere: Iterable[NodeUse]) -> list[NodeUse]:
-    """Return nodes with pods that are being deleted normally, as they will be without these pods."""
-    deleted = (pod for pod in snapshot.pods if pod.spec.node and not pod.over and pod.meta.deleted is not None)
-    going = grouped((pod.spec.node, pod) for pod in deleted if not is_stuck(snapshot, pod))
-    return [without(room, going[room.node.name]) for room in everywhere if room.node.name in going]
-
-
-def _takes(spec: PodSpec, node: Node) -> bool:
-    return selects(spec, node) and not refused.closed_by(spec, node)
-
-
-def _is_joining(snapshot: Snapshot, node: Node) -> bool:
-    """Whether the GPU node is new and does not offer its GPUs yet."""
-    return snapshot.is_new(node.meta, refused.SETTLES) and has_nvidia(node) and not devices_in(node.allocatable)
-
-
-def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> bool:
-    """Whether the scheduler's refusal is still valid although the objects do not show the reason.
-
-    A message of another format counts only if the pods are old.
-    """
-    if waiting.fit is None:
-        flag_why = " " in waiting.message and not queues.is_error(waiting)
-        return flag_why and not any(snapshot.is_new(pod.meta, queues.PATIENCE) for pod in waiting.pods)
-    if not everywhere and all(snapshot.is_new(pod.meta, queues.PATIENCE) for pod in waiting.pods):
-        return False  # recent pods, and nodes are not visible
-    return not _is_next(snapshot, waiting, everywhere)
-
-
-def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> bool:
-    """Whether there is room by now, so that the scheduler's next retry, minutes later, will succeed.
-
-    This is judged only if the pods of the whole cluster were listed, not those of one namespace.
-    """
-    newest = max((pod.meta.created for pod in waiting.pods if pod.meta.created is not None), default=None)
-    young = newest is not None and snapshot.now - newest < _LOOKS_AGAIN
-    return bool(everywhere) and young and snapshot.spans_namespaces and bool(waiting.reasons(ReasonSubject.SHORT))
-
-
-def _for_workload(found: FoundCause, of: Waiting, to: Waiting) -> FoundCause:
-    """Return the same result for another workload whose pods have the same requests.
-
-    This way, many thousand nodes are judged once for both.
-    """
-    subject = to.workload if found.subject == of.workload else found.subject
-    return replace(found, subject=subject, affected=to.names if found.affected == of.names else found.affected)
-
-
-def _apart_from_nodes(snapshot: Snapshot, waiting: Waiting, fits: _Fits) -> Iterator[FoundCause]:
-    """Yield obstacles that apply before any node is judged."""
-    yield from queues.find_error(waiting)
+def _before_nodes(snapshot: Snapshot, waiting: Waiting, *, compares: bool) -> Iterator[FoundCause]:
+    """Yield obstacles of the pods as such: the scheduler has not judged any node."""
+    yield from schedulers.find_error(waiting)
     if waiting.reasons(*_BEFORE_NODES):
-        yield from volumes.find_volumes(snapshot, waiting)
-    elif device_claims.is_dra(waiting):
-        yield from device_claims.find_claims(snapshot, waiting, fits.affords)
+        yield from () if volumes.are_settled(snapshot, waiting) else volumes.find_unbound(snapshot, waiting)
+    elif device_claims.is_about_claims(waiting):
+        found = list(device_claims.find_claims(snapshot, waiting)) if compares else []
+        yield from found or device_claims.find_by_text(snapshot, waiting)
 
 
-def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> _Fit:
-    """Narrow the nodes step by step: with the resource, selected, large enough, with room, open."""
-    suitable, silent, found = _suitable(snapshot, waiting, everywhere)
-    if found:
-        return _Fit(waiting, found)
-    closed, opened = _parted(suitable, lambda room: bool(refused.closed_by(waiting.spec, room.node)))
-    counted = waiting.counted
-    if not any(room.fits(counted) for room in opened):
-        return _Fit(waiting, tuple(_by_room(snapshot, waiting, closed, opened, silent)))
-    elsewhere = tuple(volumes.find_elsewhere(snapshot, waiting, opened))
-    name = next(iter(waiting.devices), "")
-    free = sum((room.free(name) for room in opened), ZERO) if name else ZERO
-    return _Fit(waiting, elsewhere=elsewhere, free=free)
+def _is_room_coming(snapshot: Snapshot, alike: Sequence[Waiting], nodes: Sequence[NodeUse]) -> bool:
+    """Whether the scheduler can place the pods of each workload soon, without help.
 
-
-def _suitable(
-    snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]
-) -> tuple[Sequence[NodeUse], Sequence[NodeUse], tuple[FoundCause, ...]]:
-    """Return the nodes that are large enough, and those that would be if they offered the GPUs that they have.
-
-    If none is large enough, the causes are returned instead.
+    A GPU node has joined after they were created, or pods that are being deleted leave enough room, as in a rollout.
     """
-    lacking = unknown_resources.absent(waiting, everywhere)
-    if lacking:
-        by_claim = {each.resource: each for each in snapshot.device_classes if each.resource}
-        rest = [name for name in lacking if name not in by_claim]
-        found = list(unknown_resources.find_absent(snapshot, waiting, rest, everywhere))
-        for name in sorted(set(lacking) & set(by_claim)):
-            found += device_claims.find_by_resource(snapshot, waiting, name, by_claim[name])
-        return (), (), tuple(found)
+    first = alike[0]
+    pods = [pod for waiting in alike for pod in waiting.pods]
+    if any(waiting.fit is not None and not waiting.reasons(ReasonSubject.SHORT) for waiting in alike):
+        return False
+    if all(snapshot.is_new(pod.meta, _RETRIES) for pod in pods) and any(
+        refused.is_joining(snapshot, first.spec, use.node) for use in nodes
+    ):
+        return True
+    if first.fit is None:
+        return False
+    leaving = _leaving_pods(snapshot)
+    freed = (use.without(leaving[use.node.name]) for use in nodes if use.node.name in leaving)
+    able = (use for use in freed if selects(first.spec, use.node) and not refused.closed_by(first.spec, use.node))
+    most = max(len(waiting.pods) for waiting in alike)
+    return bool(first.counted) and sum(use.places(first.counted) for use in able) >= most
+
+
+@lru_cache(maxsize=1)
+def _leaving_pods(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
+    """Return the pods that are being deleted in time, by node."""
+    deleted = (pod for pod in snapshot.pods if pod.spec.node and not pod.over and pod.meta.deleted is not None)
+    return grouped((pod.spec.node, pod) for pod in deleted if not is_stuck(snapshot, pod))
+
+
+def _judge_nodes(snapshot: Snapshot, waiting: Waiting, every: Sequence[NodeUse]) -> _Outlook:
+    """Narrow the nodes step by step: with the devices, selected, large enough, open, with room."""
     devices = waiting.devices
-    if waiting.hami:
-        # A node without HAMi cards can't run these pods, however much room it has.
-        everywhere = [room for room in everywhere if room.node.hami.shared] or everywhere
-    offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
+    if absent := [name for name in devices if not nodes_with(snapshot)[name]]:
+        return _Outlook([found for name in absent for found in _absent(snapshot, waiting, name)])
+    # A node without HAMi cards can't run HAMi's pods, however much room it has.
+    eligible = [use for use in every if use.node.hami.shared] if waiting.hami else []
+    offering, others = _parted(eligible or every, lambda use: all(has(use.node, name) for name in devices))
     if not offering:
-        return (), (), (unknown_resources.find_apart(snapshot, waiting),)
-    selected = [room for room in offering if selects(waiting.spec, room.node)]
+        return _Outlook([unknown_resources.find_apart(snapshot, waiting)])
+    selected = [use for use in offering if selects(waiting.spec, use.node)]
     if not selected:
-        return (), (), (selectors.find_unmatched(snapshot, waiting, offering, others),)
-    large = [room for room in selected if all(has(room.node, name) >= asked for name, asked in devices.items())]
-    if not large:
-        return (), (), tuple(resources.find_too_many(waiting, selected))
-    pages = waiting.huge_pages
-    paged = [room for room in large if all(offers(room.node, page) >= asked for page, asked in pages.items())]
-    if not paged:
-        return (), (), tuple(resources.find_no_huge_pages(waiting, large))
-    silent = [room for room in others if has_nvidia(room.node) and selects(waiting.spec, room.node)]
-    return paged, silent, ()
+        nodes, rest = [use.node for use in offering], [use.node for use in others]
+        return _Outlook([refused.find_unmatched(snapshot, waiting, nodes, rest)])
+    if (too_large := resources.find_too_large(waiting, selected)) is not None:
+        return _Outlook([too_large])
+    closed, opened = _parted(selected, lambda use: bool(refused.closed_by(waiting.spec, use.node)))
+    if any(use.fits(waiting.counted) for use in opened):
+        return _Outlook(open_nodes=opened)
+    silent = [use for use in others if has_nvidia(use.node) and selects(waiting.spec, use.node)]
+    return _Outlook(list(_without_room(snapshot, waiting, closed, opened, silent)))
 
 
-def _parted(rooms: Iterable[NodeUse], is_report: Callable[[NodeUse], bool]) -> tuple[list[NodeUse], list[NodeUse]]:
-    """Split the rooms into those that meet the condition and those that do not."""
-    ones: list[NodeUse] = []
-    others: list[NodeUse] = []
-    for room in rooms:
-        (ones if is_report(room) else others).append(room)
-    return ones, others
+def _parted(nodes: Iterable[NodeUse], condition: Callable[[NodeUse], bool]) -> tuple[list[NodeUse], list[NodeUse]]:
+    """Return the nodes that meet the condition, and the others."""
+    parts: tuple[list[NodeUse], list[NodeUse]] = ([], [])
+    for use in nodes:
+        parts[0 if condition(use) else 1].append(use)
+    return parts
 
 
-def _by_room(
+def _absent(snapshot: Snapshot, waiting: Waiting, name: str) -> Iterator[FoundCause]:
+    """Yield why no node has the resource; a DeviceClass may provide it instead of a device plugin."""
+    device_class = next((each for each in snapshot.device_classes if each.resource == name), None)
+    if device_class is None:
+        yield from unknown_resources.find_absent(snapshot, waiting, name)
+    else:
+        yield from device_claims.find_by_resource(snapshot, waiting, name, device_class)
+
+
+def _without_room(
     snapshot: Snapshot,
     waiting: Waiting,
     closed: Sequence[NodeUse],
     opened: Sequence[NodeUse],
     silent: Sequence[NodeUse],
 ) -> Iterator[FoundCause]:
-    """Yield shortages. `silent`: nodes that would fit if they offered the GPUs that they have."""
-    counted = waiting.counted
-    with_room = [room for use in closed if (room := _emptied(snapshot, use)).fits(counted)]
-    for_others, ours_to_have = _parted(with_room, lambda room: refused.is_dedicated(waiting.spec, room))
-    if ours_to_have:
-        yield from refused.find_refused(snapshot, waiting, ours_to_have)
-    elif not opened:
-        yield from refused.find_refused(snapshot, waiting, with_room or closed)
-    if opened and _places(waiting, ours_to_have) < len(waiting.pods):
-        elsewhere = _room_for_others(for_others)
+    """Yield what to open or to free. `silent`: nodes that would fit if they offered the GPUs that they have."""
+    emptied = [use.without([pod for pod in use.pods if is_stuck(snapshot, pod)]) for use in closed]
+    fitting = [use for use in emptied if use.fits(waiting.counted)]
+    reserved, openable = _parted(fitting, lambda use: refused.is_dedicated(waiting.spec, use.node))
+    if openable or not opened:
+        yield from refused.find_closed(snapshot, waiting, [use.node for use in openable or fitting or closed])
+    if opened and sum(use.places(waiting.counted) for use in openable) < len(waiting.pods):
+        taints = [f"{use.node.subject} ({', '.join(map(str, use.node.taints))})" for use in reserved[:_MOST_NODES]]
+        note = (f"nodes reserved for other pods have room: {', '.join(taints)}",) if taints else ()
         for found in resources.find_shortages(snapshot, waiting, opened, silent):
-            yield replace(found, evidence=(*found.evidence, *elsewhere)) if found.cause in _FULL else found
+            full = found.cause in (resources.IN_USE, resources.FRAGMENTED)
+            yield replace(found, evidence=(*found.evidence, *note)) if full else found
 
 
-def _emptied(snapshot: Snapshot, room: NodeUse) -> NodeUse:
-    """Return the room of the node without pods that should be gone."""
-    going = [pod for pod in room.pods if is_stuck(snapshot, pod)]
-    return without(room, going) if going else room
+def _for_each(
+    snapshot: Snapshot, alike: Sequence[Waiting], outlook: _Outlook, nodes: Sequence[NodeUse]
+) -> Iterator[FoundCause]:
+    """Yield the causes of the nodes once, and those of each workload; if there is none, quote the scheduler."""
+    first, names = alike[0], tuple(name for waiting in alike for name in waiting.names)
+    for found in outlook.causes:
+        if found.subject != first.workload:
+            yield replace(found, affected=names if found.affected == first.names else found.affected)
+    for waiting in alike:
+        own = [
+            replace(found, subject=waiting.workload, affected=waiting.names)
+            for found in outlook.causes
+            if found.subject == first.workload
+        ]
+        if outlook.open_nodes:
+            own += _beside_room(snapshot, waiting, outlook.open_nodes)
+        yield from own
+        if not own and not outlook.causes and not _is_outdated(snapshot, waiting, nodes):
+            yield from _quoted(snapshot, waiting)
 
 
-def _room_for_others(rooms: Iterable[NodeUse]) -> tuple[str, ...]:
-    """Return the nodes with room that are reserved for other pods, as information and not as a cause."""
-    named = [f"{room.node.subject} ({', '.join(map(str, room.node.taints))})" for room in islice(rooms, _MOST)]
-    return (f"nodes reserved for other pods have room: {', '.join(named)}",) if named else ()
+def _beside_room(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) -> Iterator[FoundCause]:
+    """Yield the rules that keep the pods off although nodes have room."""
+    free = [use.node for use in nodes if use.fits(waiting.counted)]
+    elsewhere = list(volumes.find_elsewhere(snapshot, waiting, free))
+    yield from elsewhere
+    for found in _by_reasons(waiting, _RULES):
+        if found.cause is not volumes.ELSEWHERE or not elsewhere:
+            yield found
+    name = next(iter(waiting.devices), "")
+    free_devices = sum((use.free(name) for use in nodes), ZERO) if name else ZERO
+    yield from schedulers.find_gang(snapshot, waiting, free_devices)
 
 
-def _places(waiting: Waiting, free: Sequence[NodeUse]) -> int:
-    """Return the number of pods for which these nodes have room."""
-    counted = waiting.counted
-    counts = [min(room.free(name) // asked for name, asked in counted.items()) for room in free]
-    return int(sum(counts))
+def _is_outdated(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) -> bool:
+    """Whether the message may no longer apply, as no object shows its reason. HAMi's have a family of their own."""
+    new = [pod for pod in waiting.pods if snapshot.is_new(pod.meta, schedulers.PATIENCE)]
+    if waiting.hami or waiting.fit is None:
+        return waiting.hami or bool(new) or " " not in waiting.message
+    if not nodes:
+        return len(new) == len(waiting.pods)
+    # There is room by now, and the next retry succeeds: certain only if the pods of all namespaces are visible.
+    retried = any(snapshot.is_new(pod.meta, _RETRIES) for pod in waiting.pods)
+    return retried and snapshot.spans_namespaces and bool(waiting.reasons(ReasonSubject.SHORT))
 
 
-def _by_text_alone(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield results from the scheduler's text alone, if the objects do not show the reason.
+def _quoted(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
+    """Yield results from the scheduler's text alone.
 
     Reasons about nodes with the GPUs rank before reasons about other nodes.
     """
-    short = list(resources.find_by_text(snapshot, waiting))
-    found = short or list(_by_reasons(waiting, _OF_NODES | _RULES))
+    found = list(resources.find_by_text(snapshot, waiting)) or list(_by_reasons(waiting, _BY_REASON))
     yield from found
     if not found:
-        message, above = f"the scheduler: {waiting.message}", hami.above(snapshot, waiting.pods[0])
-        yield waiting.found(volumes.UNEXPLAINED, message, certainty=Certainty.LIKELY, because_of=above)
+        above = hami.above(snapshot, waiting.pods[0])
+        text = f"the scheduler: {waiting.message}"
+        yield waiting.found(volumes.UNEXPLAINED, text, certainty=Certainty.LIKELY, because_of=above)
 
 
-def _by_reasons(waiting: Waiting, causes: Mapping[ReasonSubject, Cause]) -> Iterator[FoundCause]:
-    for reason in waiting.reasons(*causes):
-        cause = causes[reason.says]
-        own = selectors.requirements(waiting.spec) if cause is selectors.UNMATCHED else ()
-        yield waiting.found(cause, waiting.quote(reason), *own, certainty=Certainty.LIKELY)
+def _by_reasons(waiting: Waiting, subjects: Iterable[ReasonSubject]) -> Iterator[FoundCause]:
+    for reason in waiting.reasons(*subjects):
+        cause = _BY_REASON[reason.says]
+        selector = refused.requirements(waiting.spec) if cause is refused.UNMATCHED else ()
+        yield waiting.found(cause, waiting.quote(reason), *selector, certainty=Certainty.LIKELY)
 
 
 SEARCHES = (
-    Search((*queues.CAUSES[:3],), ("Pod",), queues.find_gates),
-    Search((queues.KUEUE,), (), queues.find_queued),
-    Search((volcano_queues.HELD,), (), volcano_queues.find_groups),
-    *held_gangs.SEARCHES,
-    *kueue_replacement.SEARCHES,
-    Search((device_claims.NO_CLAIM,), ("Pod",), device_claims.find_unlooked),
-    Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),
+    *queues.SEARCHES,
+    *schedulers.SEARCHES,
+    Search((device_claims.NO_CLAIM,), ("Pod",), device_claims.find_missing),
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
     Search(
         (
-            *(*unknown_resources.CAUSES, *selectors.CAUSES, *resources.CAUSES, *refused.CAUSES),
-            *(*autoscaling.CAUSES, *volumes.CAUSES, *device_claims.CAUSES, queues.ERROR),
+            *(*unknown_resources.CAUSES, *refused.CAUSES, *resources.CAUSES),
+            *(*autoscaling.CAUSES, *volumes.CAUSES, *device_claims.CAUSES, schedulers.ERROR),
         ),
         ("Pod",),
         find_unschedulable,

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, product
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.device_plugins import NO_SLICES
-from diagnosis.causes.unscheduled.offers import PublishedDevice, offered, published_anew, shut
-from diagnosis.causes.unscheduled.refused import closed_by, find_refused
-from diagnosis.causes.unscheduled.tainted_devices import TAINTED, find_tainted
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, unplaced
-from diagnosis.facts.commands import command, kubectl
+from diagnosis.causes.unscheduled.refused import closed_by, find_closed
+from diagnosis.causes.unscheduled.waiting import Waiting, unplaced
+from diagnosis.causes.verdicts import release_of
+from diagnosis.facts.commands import command, explain, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.efa import EFA_CLASS, NETWORK_DRIVERS, ROCE_CLASS
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.gpu_nodes import has_gpu
-from diagnosis.facts.placement import asked_by, selects
+from diagnosis.facts.placement import asked_by, selects, tolerates
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
+from diagnosis.snapshot.dra import DeviceClass, DeviceTaintRule, Request, ResourceClaim, SliceDevice
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import Meta, subject
-from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.nodes import Taint
+from diagnosis.snapshot.pods import Pod, Toleration
+from healthcheck.memory.findings import gpu_address
+from healthcheck.node.device_pools import address_of, is_whole
+from healthcheck.node.device_rules import is_rule_name
+from healthcheck.node.state import CONDITION, KEEPS_AWAY, UNHEALTHY
 from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED)
@@ -73,6 +78,12 @@ CLAIM_UNMET = _scheduled(
     "Compare the claim's requests with the published devices: `kubectl get resourceslices -o yaml`.",
     severity=CauseSeverity.MEDIUM,
 )
+TAINTED = _scheduled(
+    "DevicesTainted",
+    "A claim waits for devices that are free but have a taint.",
+    "Fix the reason of the taint: the taint is then removed, or ends when its DeviceTaintRule is deleted.",
+    source="https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/",
+)
 CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, TAINTED, NO_CLAIM, OTHER_FABRIC, CLAIM_UNMET)
 
 _DRIVER = re.compile(r"device\.driver\s{0,3}==\s{0,3}['\"]([^'\"]{1,200})['\"]", re.ASCII)
@@ -86,32 +97,108 @@ _CAPACITY = re.compile(
     r"['\"]([^'\"]{1,40})['\"]\)\s{0,3}\)\s{0,3}(>=|>|==|<=|<)\s{0,3}0\s{0,3}\)?\Z",
     re.ASCII,
 )
-_NOT_MADE = "FailedResourceClaimCreation"
-_PATIENCE = timedelta(minutes=1)
-_MOST = 5
+_NOT_CREATED = "FailedResourceClaimCreation"
+_CLAIM_DELAY = timedelta(minutes=1)
+"""Time in which the controller creates a claim from its template."""
+_MOST, _MOST_REASONS = 5, 3
 _OTHER_FABRIC = {EFA_CLASS: ROCE_CLASS, ROCE_CLASS: EFA_CLASS}
 _RULES = "DeviceTaintRule"
-_SAYS = (ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING)
-_NEEDED = ("ResourceClaim", "ResourceClaimTemplate")
+_ABOUT_CLAIMS = (ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING)
+_CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
 
 
-def is_dra(waiting: Waiting) -> bool:
-    return bool(waiting.spec.claims) and (waiting.fit is None or bool(waiting.reasons(*_SAYS)))
+class PublishedDevice(Struct, frozen=True):
+    """Published device. `name` has the form used in a claim's allocation: driver/pool/device."""
+
+    name: str
+    driver: str
+    pool: str
+    node: str
+    device: SliceDevice
 
 
-def find_claims(snapshot: Snapshot, waiting: Waiting, affords: Callable[[int], bool]) -> Iterator[FoundCause]:
-    """Yield the causes for pods whose claims prevent scheduling.
+class BlockingTaint(Struct, frozen=True):
+    """Taint that keeps a claim off a device. If `rule` is None, it is part of the driver's ResourceSlice."""
 
-    `affords`: whether a request may be compared with so many devices; otherwise the scheduler's text is reported.
-    """
-    found = list(_missing(snapshot, waiting)) if snapshot.sees(*_NEEDED) else []
-    for claim in _claims(snapshot, waiting):
-        if not claim.devices and affords(len(claim.requests) * len(offered(snapshot))):
-            found += (result for request in claim.requests for result in _judged(snapshot, waiting, claim, request))
-    yield from found or (_by_text(snapshot, waiting, reason) for reason in waiting.reasons(*_SAYS))
+    offer: PublishedDevice
+    taint: Taint
+    rule: DeviceTaintRule | None = None
 
 
-def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
+class Demand(Struct, frozen=True):
+    """Request for devices of a class. `subject`: the claim; `text`: the request as evidence."""
+
+    text: str
+    subject: str
+    request: Request
+    device_class: DeviceClass
+
+    @property
+    def class_subject(self) -> str:
+        return f"deviceclass/{self.device_class.meta.name}"
+
+    @property
+    def driver(self) -> str:
+        """Return the driver that the selectors of the class name; '' if they name none."""
+        return next((found[1] for text in self.device_class.selectors if (found := _DRIVER.search(text))), "")
+
+    @property
+    def terms(self) -> list[str]:
+        return [term for text in (*self.device_class.selectors, *self.request.selectors) for term in _terms(text)]
+
+
+@lru_cache(maxsize=1)
+def published_devices(snapshot: Snapshot) -> tuple[PublishedDevice, ...]:
+    return tuple(
+        PublishedDevice(f"{piece.driver}/{piece.pool}/{device.name}", piece.driver, piece.pool, piece.node, device)
+        for pool in snapshot.pools.values()
+        for piece in pool
+        for device in piece.devices
+    )
+
+
+def is_about_claims(waiting: Waiting) -> bool:
+    """Whether the scheduler refuses the pods because of their claims, or gives no reason that can be parsed."""
+    return bool(waiting.spec.claims) and (waiting.fit is None or bool(waiting.reasons(*_ABOUT_CLAIMS)))
+
+
+def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
+    """Yield why no devices are allocated for the claims of the pods; nothing if the objects show no reason."""
+    if snapshot.sees(*_CLAIM_KINDS):
+        yield from _missing(snapshot, waiting)
+    classes = {each.meta.name: each for each in snapshot.device_classes}
+    pod = waiting.pods[0]
+    for name, source in pod.spec.claims.items():
+        known = snapshot.claim
+        claim = known.get((waiting.namespace, pod.claim_names.get(name, ""))) or known.get((waiting.namespace, source))
+        if claim is not None and not claim.devices:
+            for request in claim.requests:
+                yield from _unmet_request(snapshot, waiting, claim, request, classes)
+
+
+def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
+    """Yield the causes named by the scheduler's text, and by events of the controller that makes claims."""
+    events = (event for pod in waiting.pods[:_MOST] for event in snapshot.events_of(pod))
+    creation = [event.message for event in events if event.reason == _NOT_CREATED]
+    for reason in waiting.reasons(*_ABOUT_CLAIMS):
+        yield _by_reason(snapshot, waiting, reason, creation)
+
+
+def _by_reason(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason, creation: Sequence[str]) -> FoundCause:
+    evidence = (f"the scheduler: {reason.text}", *creation)
+    if reason.says is ReasonSubject.CLASS_MISSING:
+        return waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{reason.what}", certainty=Certainty.LIKELY)
+    if reason.says is ReasonSubject.CLAIM_MISSING:
+        where = subject("ResourceClaim", waiting.namespace, reason.what) if reason.what else ""
+        return waiting.found(NO_CLAIM, *evidence, subject=where, certainty=Certainty.LIKELY)
+    if not snapshot.sees(_RULES):
+        evidence += (f"whether a {_RULES} keeps work off devices is not visible: {snapshot.missing[_RULES]}",)
+    return waiting.found(
+        CLAIM_UNMET, *evidence, certainty=Certainty.LIKELY, because_of=_why_no_slices(snapshot, network=False)
+    )
+
+
+def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods without any message of a scheduler: it does not process pods whose claims are missing."""
     for pod in unplaced(snapshot):
         if lacks_claims(snapshot, pod):
@@ -120,166 +207,119 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def lacks_claims(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether missing claims explain why no scheduler reports about the pod."""
-    silent = pod.condition("PodScheduled") is None and not pod.spec.gates
-    waiting = Waiting((pod,), pod.subject, {})
-    return silent and bool(pod.spec.claims) and snapshot.sees(*_NEEDED) and any(_missing(snapshot, waiting))
+    silent = pod.condition("PodScheduled") is None and not pod.spec.gates and bool(pod.spec.claims)
+    return silent and snapshot.sees(*_CLAIM_KINDS) and any(_missing(snapshot, Waiting((pod,), pod.subject, {})))
 
 
 def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: DeviceClass) -> Iterator[FoundCause]:
     """Yield causes for an extended resource that a DeviceClass provides, without a device plugin."""
     if snapshot.sees("ResourceSlice"):
         count = int(waiting.asked[name])
-        asks = f"one pod requests {count} {name}, of class {known.meta.name}"
-        claim = ResourceClaim(Meta("DeviceClass", "", known.meta.name))
-        yield from _offered(snapshot, waiting, (asks, Request(name, known.meta.name, count), claim, known))
-
-
-def _by_text(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> FoundCause:
-    """Return the cause named by the scheduler's text, and by events of the controller that makes claims."""
-    noted = (event for pod in waiting.pods[:_MOST] for event in snapshot.events_of(pod) if event.reason == _NOT_MADE)
-    evidence = (f"the scheduler: {reason.text}", *(event.message for event in noted))
-    if reason.says is ReasonSubject.CLASS_MISSING:
-        return waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{reason.what}", certainty=Certainty.LIKELY)
-    if reason.says is ReasonSubject.CLAIM_MISSING:
-        named = subject("ResourceClaim", waiting.pods[0].meta.namespace, reason.what)
-        where = named if reason.what else waiting.workload
-        return waiting.found(NO_CLAIM, *evidence, subject=where, certainty=Certainty.LIKELY)
-    if not snapshot.sees(_RULES):
-        evidence += (f"whether a {_RULES} keeps work off devices is not visible: {snapshot.missing[_RULES]}",)
-    above = _why_no_slices(snapshot)
-    return waiting.found(CLAIM_UNMET, *evidence, certainty=Certainty.LIKELY, because_of=above)
-
-
-def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
-    """Yield the claims of the first pod, from its objects or templates; similar pods request the same."""
-    pod = waiting.pods[0]
-    known, space = snapshot.claim, pod.meta.namespace
-    for name, source in pod.spec.claims.items():
-        claim = known.get((space, pod.claim_names.get(name, ""))) or known.get((space, source))
-        if claim is not None:
-            yield claim
+        text = f"one pod requests {count} {name}, of class {known.meta.name}"
+        request = Request(name, known.meta.name, count)
+        yield from _unmet(snapshot, waiting, Demand(text, f"deviceclass/{known.meta.name}", request, known))
 
 
 def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
-    pod = waiting.pods[0]
-    if snapshot.is_new(pod.meta, _PATIENCE):
+    pod, namespace = waiting.pods[0], waiting.namespace
+    if snapshot.is_new(pod.meta, _CLAIM_DELAY):
         return
-    mine = _claim_kinds(snapshot).get(pod.meta.namespace, {})
+    kinds_of = _claim_kinds(snapshot).get(namespace, {})
     for name, source in pod.spec.claims.items():
-        kinds = mine.get(source)
+        kinds = kinds_of.get(source, ())
         if not kinds:
-            message = ", ".join(islice(mine, _MOST)) or "none"
-            evidence = f"{waiting.workload}: claim {name} names {source}, and {pod.meta.namespace} has {message}"
-            yield waiting.found(NO_CLAIM, evidence, subject=subject("ResourceClaim", pod.meta.namespace, source))
+            existing = ", ".join(islice(kinds_of, _MOST)) or "none"
+            evidence = f"{waiting.workload}: claim {name} names {source}, and {namespace} has {existing}"
+            yield waiting.found(NO_CLAIM, evidence, subject=subject("ResourceClaim", namespace, source))
         elif set(kinds) == {"ResourceClaimTemplate"} and name not in pod.claim_names:
             evidence = f"{pod.subject}: no ResourceClaim was created from the template {source}"
-            look = command(
-                "kubectl",
-                "-n",
-                pod.meta.namespace,
-                "get",
-                "events",
-                f"--field-selector=involvedObject.name={pod.meta.name}",
-            )
+            of_pod = f"--field-selector=involvedObject.name={pod.meta.name}"
+            look = command("kubectl", "-n", namespace, "get", "events", of_pod)
             remedy = (f"kube-controller-manager creates it; check its events: {look}",)
-            yield waiting.found(
-                NO_CLAIM, evidence, subject=subject("ResourceClaimTemplate", pod.meta.namespace, source), remedy=remedy
-            )
+            template = subject("ResourceClaimTemplate", namespace, source)
+            yield waiting.found(NO_CLAIM, evidence, subject=template, remedy=remedy)
 
 
 @lru_cache(maxsize=1)
 def _claim_kinds(snapshot: Snapshot) -> Mapping[str, Mapping[str, list[str]]]:
     """Return the kinds of claims and templates by namespace and name, the names in order."""
     metas = sorted((claim.meta for claim in snapshot.claims), key=lambda meta: meta.name)
-    spaces = grouped((meta.namespace, (meta.name, meta.kind)) for meta in metas)
-    return {namespace: grouped(some) for namespace, some in spaces.items()}
+    namespaces = grouped((meta.namespace, (meta.name, meta.kind)) for meta in metas)
+    return {namespace: grouped(some) for namespace, some in namespaces.items()}
 
 
-def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request: Request) -> Iterator[FoundCause]:
-    known = next(
-        (device_class for device_class in snapshot.device_classes if device_class.meta.name == request.device_class),
-        None,
-    )
-    asks = f"{claim.meta.subject} requests {'all' if request.all else request.count} of class {request.device_class}"
-    if known is None:
-        if snapshot.sees("DeviceClass") and request.device_class:
-            classes = ", ".join(sorted(each.meta.name for each in snapshot.device_classes)[:_MOST]) or "none"
-            evidence = (asks, f"existing DeviceClasses: {classes}")
-            yield waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{request.device_class}")
-        return
-    if not snapshot.sees("ResourceSlice"):
-        return
-    yield from _offered(snapshot, waiting, (asks, request, claim, known))
-
-
-def _offered(
-    snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
+def _unmet_request(
+    snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request: Request, classes: Mapping[str, DeviceClass]
 ) -> Iterator[FoundCause]:
-    anew = tuple(published_anew(snapshot, _driver(asked[3])))
-    for result in _short(snapshot, waiting, asked):
-        known = replace(result, evidence=(*result.evidence, *anew[:_MOST]), certainty=Certainty.LIKELY)
-        yield known if anew else result
+    text = f"{claim.meta.subject} requests {'all' if request.all else request.count} of class {request.device_class}"
+    known = classes.get(request.device_class)
+    if known is not None and snapshot.sees("ResourceSlice"):
+        yield from _unmet(snapshot, waiting, Demand(text, claim.meta.subject, request, known))
+    elif known is None and snapshot.sees("DeviceClass") and request.device_class:
+        existing = f"existing DeviceClasses: {', '.join(sorted(classes)[:_MOST]) or 'none'}"
+        yield waiting.found(NO_CLASS, text, existing, subject=f"deviceclass/{request.device_class}")
 
 
-def _short(
-    snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
-) -> Iterator[FoundCause]:
-    asks, request, claim, known = asked
-    driver, offers = _driver(known), offered(snapshot)
-    of_driver = [offer for offer in offers if driver in ("", offer.driver)]
-    terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
-    matching = [device for device in of_driver if all(_holds(term, device) for term in terms)]
-    if not matching and (others := _of_other_fabric(snapshot, waiting, known, offers)):
-        yield _other_fabric(waiting, claim, request, others)
-        return
-    if not of_driver:
-        network = driver in NETWORK_DRIVERS or known.meta.name in _OTHER_FABRIC
-        evidence = (asks, f"no ResourceSlice of driver {driver or known.meta.name}; {_drivers(offers)}")
-        remedy = tuple(_without_slices(snapshot, network=network))
-        above = _why_no_slices(snapshot, network=network)
+def _unmet(snapshot: Snapshot, waiting: Waiting, demand: Demand) -> Iterator[FoundCause]:
+    """Yield why no node has enough free devices. While a driver publishes its devices again, this is not certain."""
+    anew = [
+        f"the driver is publishing its pool {driver}/{name} again: {len(pool)} of {pool[0].count} ResourceSlices"
+        for (driver, name), pool in snapshot.pools.items()
+        if demand.driver in ("", driver) and not is_whole(pool)
+    ]
+    for found in _without_devices(snapshot, waiting, demand):
+        certainty = Certainty.LIKELY if anew else found.certainty
+        yield replace(found, evidence=(*found.evidence, *anew[:_MOST]), certainty=certainty)
+
+
+def _without_devices(snapshot: Snapshot, waiting: Waiting, demand: Demand) -> Iterator[FoundCause]:
+    devices, driver, count = published_devices(snapshot), demand.driver, demand.request.count
+    of_driver = [device for device in devices if driver in ("", device.driver)]
+    matching = [device for device in of_driver if all(_holds(term, device) for term in demand.terms)]
+    if not matching and (other := _other_fabric(snapshot, waiting, demand)):
+        yield other
+    elif not of_driver:
+        network = driver in NETWORK_DRIVERS or demand.device_class.meta.name in _OTHER_FABRIC
         yield waiting.found(
-            NO_DEVICES, *evidence, subject=f"deviceclass/{known.meta.name}", remedy=remedy, because_of=above
+            NO_DEVICES,
+            demand.text,
+            f"no ResourceSlice of driver {driver or demand.device_class.meta.name}; {_drivers(devices)}",
+            subject=demand.class_subject,
+            remedy=(_start_driver(snapshot, network=network),),
+            because_of=_why_no_slices(snapshot, network=network),
         )
-        return
-    if _most_on_a_node(matching) < request.count:
-        most = f"{len(matching)} of {len(of_driver)} devices match, {_most_on_a_node(matching)} on one node at most"
-        yield waiting.found(NO_MATCH, asks, *_unmet(terms, of_driver), most, subject=claim.meta.subject)
-        return
-    yield from _taken(snapshot, waiting, asked, matching)
+    elif (most := max(Counter(device.node for device in matching).values(), default=0)) < count:
+        numbers = f"{len(matching)} of {len(of_driver)} devices match, {most} on one node at most"
+        yield waiting.found(NO_MATCH, demand.text, *_unmet_terms(demand, of_driver), numbers, subject=demand.subject)
+    else:
+        yield from _allocated(snapshot, waiting, demand, matching)
 
 
-def _taken(
-    snapshot: Snapshot,
-    waiting: Waiting,
-    asked: tuple[str, Request, ResourceClaim, DeviceClass],
-    matching: Sequence[PublishedDevice],
+def _allocated(
+    snapshot: Snapshot, waiting: Waiting, demand: Demand, matching: Sequence[PublishedDevice]
 ) -> Iterator[FoundCause]:
-    asks, request, _, known = asked
-    by = _holders(snapshot)
-    unheld = [one for one in matching if one.name not in by]
-    taints = shut(snapshot, unheld, request.tolerations)
-    untainted = [one for one in unheld if one.name not in taints]
-    nodes = (snapshot.by_node.get(text) for text in dict.fromkeys(offer.node for offer in untainted))
+    """Yield what keeps the claim off matching devices: node taints, device taints, or other claims."""
+    request, holders = demand.request, _holders(snapshot)
+    unheld = [device for device in matching if device.name not in holders]
+    taints = _blocking_taints(snapshot, unheld, request.tolerations)
+    untainted = [device for device in unheld if device.name not in taints]
+    nodes = (snapshot.by_node.get(name) for name in dict.fromkeys(device.node for device in untainted))
     closed = {node.name: node for node in nodes if node is not None and closed_by(waiting.spec, node)}
-    free = [one for one in untainted if one.node not in closed]
+    free = [device for device in untainted if device.node not in closed]
+    numbers = f"{len(matching)} devices match, {len(free)} are free"
     if _is_enough(request, free, matching):
         return
     if _is_enough(request, untainted, matching):
-        yield from find_refused(snapshot, waiting, (NodeUse(node, {}) for node in closed.values()))
-        return
-    subject, message = f"deviceclass/{known.meta.name}", f"{len(matching)} devices match, {len(free)} are free"
-    if _is_enough(request, unheld, matching):
-        yield find_tainted(snapshot, waiting, subject, (asks, message), tuple(taints.values()))
-        return
-    held = Counter(
-        f"{by[one.name].meta.subject} ({', '.join(by[one.name].reserved_for) or 'no pod'})"
-        for one in matching
-        if one.name in by
-    )
-    users = ", ".join(f"{name}: {count}" for name, count in held.most_common(_MOST))
-    kept = [f"{name}: taint {taint.taint}" for name, taint in taints.items()]
-    evidence = (asks, f"{message}; allocated to {users or 'no claim'}", *kept[:_MOST])
-    yield waiting.found(ALL_ALLOCATED, *evidence, subject=subject)
+        yield from find_closed(snapshot, waiting, closed.values())
+    elif _is_enough(request, unheld, matching):
+        yield _tainted(snapshot, waiting, demand, numbers, tuple(taints.values()))
+    else:
+        claims = (holders[device.name] for device in matching if device.name in holders)
+        held = Counter(f"{each.meta.subject} ({', '.join(each.reserved_for) or 'no pod'})" for each in claims)
+        users = ", ".join(f"{name}: {number}" for name, number in held.most_common(_MOST))
+        kept = [f"{name}: taint {taint.taint}" for name, taint in taints.items()]
+        evidence = (demand.text, f"{numbers}; allocated to {users or 'no claim'}", *kept[:_MOST])
+        yield waiting.found(ALL_ALLOCATED, *evidence, subject=demand.class_subject)
 
 
 @lru_cache(maxsize=1)
@@ -297,7 +337,7 @@ def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequ
 
 
 @lru_cache(maxsize=2)
-def _why_no_slices(snapshot: Snapshot, *, network: bool = False) -> tuple[Origin, ...]:
+def _why_no_slices(snapshot: Snapshot, *, network: bool) -> tuple[Origin, ...]:
     """Return all possible reasons why the DRA driver, of GPUs or of the network, publishes nothing."""
     roles = (Role.NETWORK_DRA,) if network else (Role.DRA_DRIVER, Role.DRIVER)
     drivers = (component for component in components(snapshot) if component.role in roles)
@@ -306,64 +346,119 @@ def _why_no_slices(snapshot: Snapshot, *, network: bool = False) -> tuple[Origin
     return (*((NOT_READY[driver.role].name, driver.subject) for driver in drivers), *origins(causes, *nodes))
 
 
-def _without_slices(snapshot: Snapshot, *, network: bool) -> Iterator[str]:
-    """Yield the steps to get a DRA driver to publish devices."""
-    drivers = [each for each in components(snapshot) if each.role is Role.NETWORK_DRA] if network else []
-    if drivers:
-        yield f"Check the {Role.NETWORK_DRA.value} on the GPU nodes: {kubectl('describe', drivers[0].meta)}"
-    elif network:
-        yield "Install the network's DRA driver: the chart aws-dranet (driver dra.net); EKS Auto Mode has none."
-    else:
+def _start_driver(snapshot: Snapshot, *, network: bool) -> str:
+    """Return the step that gets a DRA driver to publish devices."""
+    if not network:
         look = command("kubectl", "get", "pods", "-A", "-o", "wide")
-        yield f"Check the DRA driver's kubelet plugin on the GPU nodes: {look}"
+        return f"Check the DRA driver's kubelet plugin on the GPU nodes: {look}"
+    driver = next((each for each in components(snapshot) if each.role is Role.NETWORK_DRA), None)
+    if driver is None:
+        return "Install the network's DRA driver: the chart aws-dranet (driver dra.net); EKS Auto Mode has none."
+    return f"Check the {Role.NETWORK_DRA.value} on the GPU nodes: {kubectl('describe', driver.meta)}"
 
 
-def _of_other_fabric(
-    snapshot: Snapshot, waiting: Waiting, asked: DeviceClass, offers: Sequence[PublishedDevice]
-) -> tuple[DeviceClass, list[PublishedDevice]] | None:
-    """Return the class of the other fabric of AWS and its devices, if every GPU node of the pods has only these."""
-    name = _OTHER_FABRIC.get(asked.meta.name, "")
+def _other_fabric(snapshot: Snapshot, waiting: Waiting, demand: Demand) -> FoundCause | None:
+    """Return the result if every GPU node of the pods has only devices of AWS's other fabric; else None."""
+    name = _OTHER_FABRIC.get(demand.device_class.meta.name, "")
     other = next((each for each in snapshot.device_classes if each.meta.name == name and each.selectors), None)
-    if other is None or _of_class(asked, offers):
+    if other is None or _of_class(snapshot, demand.device_class):
         return None
-    matching = _of_class(other, offers)
-    there = {offer.node for offer in matching}
-    eligible = [node.name for node in snapshot.nodes if has_gpu(node) and selects(waiting.spec, node)]
-    return (other, matching) if eligible and there.issuperset(eligible) else None
-
-
-def _of_class(known: DeviceClass, offers: Sequence[PublishedDevice]) -> list[PublishedDevice]:
-    """Return the published devices that match the class."""
-    terms = [term for text in known.selectors for term in _terms(text)]
-    driver = _driver(known)
-    return [each for each in offers if driver in ("", each.driver) and all(_holds(term, each) for term in terms)]
-
-
-def _other_fabric(
-    waiting: Waiting, claim: ResourceClaim, request: Request, others: tuple[DeviceClass, list[PublishedDevice]]
-) -> FoundCause:
-    known, devices = others
-    nodes = dict.fromkeys(f"node/{offer.node}" for offer in devices if offer.node)
+    devices = _of_class(snapshot, other)
+    nodes = dict.fromkeys(f"node/{device.node}" for device in devices if device.node)
+    eligible = [node.subject for node in snapshot.nodes if has_gpu(node) and selects(waiting.spec, node)]
+    if not eligible or not set(nodes).issuperset(eligible):
+        return None
     evidence = (
-        f"{claim.meta.subject} requests class {request.device_class}; no published device matches",
-        f"{len(devices)} devices match the class {known.meta.name}, on {named(nodes, _MOST)}",
+        f"{demand.subject} requests class {demand.device_class.meta.name}; no published device matches",
+        f"{len(devices)} devices match the class {name}, on {named(nodes, _MOST)}",
     )
-    remedy = (f"Set `deviceClassName: {known.meta.name}` in the claim for these nodes.",)
-    return waiting.found(OTHER_FABRIC, *evidence, subject=claim.meta.subject, remedy=remedy)
+    remedy = f"Set `deviceClassName: {name}` in the claim for these nodes."
+    return waiting.found(OTHER_FABRIC, *evidence, subject=demand.subject, remedy=(remedy,))
 
 
-def _driver(known: DeviceClass) -> str:
-    """Return the driver that the selectors of the class name; '' if they name none."""
-    return next((found[1] for text in known.selectors if (found := _DRIVER.search(text))), "")
+def _of_class(snapshot: Snapshot, known: DeviceClass) -> list[PublishedDevice]:
+    terms = [term for text in known.selectors for term in _terms(text)]
+    return [each for each in published_devices(snapshot) if all(_holds(term, each) for term in terms)]
 
 
-def _drivers(offers: Iterable[PublishedDevice]) -> str:
-    names = sorted({offer.driver for offer in offers})
+def _drivers(devices: Iterable[PublishedDevice]) -> str:
+    names = sorted({device.driver for device in devices})
     return f"drivers that publish devices: {', '.join(names[:_MOST])}" if names else "no driver publishes devices"
 
 
-def _most_on_a_node(offers: Iterable[PublishedDevice]) -> int:
-    return max(Counter(offer.node for offer in offers).values(), default=0)
+def _blocking_taints(
+    snapshot: Snapshot, devices: Iterable[PublishedDevice], tolerations: Iterable[Toleration]
+) -> dict[str, BlockingTaint]:
+    """Return, by device name, the first taint that no toleration covers."""
+    rules = _taint_rules(snapshot)
+    found: dict[str, BlockingTaint] = {}
+    for device in devices:
+        keys = product(("", device.driver), ("", device.pool), ("", device.device.name))
+        # Rules first, because the author of a rule can explain it.
+        taints = [BlockingTaint(device, rule.taint, rule) for key in keys for rule in rules.get(key, ())]
+        taints += [BlockingTaint(device, taint) for taint in device.device.taints]
+        for each in taints:
+            if each.taint.effect in KEEPS_AWAY and not tolerates(tolerations, each.taint):
+                found.setdefault(device.name, each)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _taint_rules(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[DeviceTaintRule]]:
+    """Return the rules by driver, pool and device; '' for any."""
+    return grouped(((rule.driver, rule.pool, rule.device), rule) for rule in snapshot.device_rules if rule.selects)
+
+
+def _tainted(
+    snapshot: Snapshot, waiting: Waiting, demand: Demand, numbers: str, taints: Sequence[BlockingTaint]
+) -> FoundCause:
+    ignored = all(taint.rule is not None and not taint.rule.is_heeded for taint in taints)
+    described = [_described(snapshot, taint) for taint in taints]
+    remedy = dict.fromkeys(step for _, steps in described[:_MOST] for step in steps)
+    return waiting.found(
+        TAINTED,
+        *(demand.text, numbers, *(text for text, _ in described)),
+        subject=demand.class_subject,
+        remedy=tuple(remedy),
+        certainty=Certainty.LIKELY if ignored else Certainty.PROVEN,
+    )
+
+
+def _described(snapshot: Snapshot, taint: BlockingTaint) -> tuple[str, tuple[str, ...]]:
+    """Return the taint as evidence, and the steps that remove it."""
+    offer, rule = taint.offer, taint.rule
+    where = f"node/{offer.node}" if offer.node else f"the pool {offer.pool}"
+    text = f"{offer.device.name} of {where} has the taint {taint.taint}"
+    if rule is None:
+        look = command("kubectl", "get", "resourceslices", f"--field-selector=spec.nodeName={offer.node}", "-o=yaml")
+        step = f"Its driver removes the taint when the device is healthy: {look}"
+        return f"{text} in its ResourceSlice, from {offer.driver}", (step,)
+    text += f" by {rule.meta.subject}"
+    text += "" if rule.is_heeded else ", which the cluster's controllers have not processed"
+    # Our agent's rules are recognised by their name and the key of the taint.
+    if not (is_rule_name(rule.meta.name, rule.pool, rule.device) and rule.taint.key == UNHEALTHY):
+        return text, (
+            f"Find out who created the rule, and why: {kubectl('get', rule.meta, '-o=yaml')}",
+            f"To remove the taint: {kubectl('delete', rule.meta)}",
+        )
+    reasons = _reasons(snapshot, offer)
+    text += f": {', '.join(reasons)}" if reasons else ""
+    steps = (f"See the action for {reason}: {explain(reason)}" for reason in reasons)
+    return text, (*steps, f"When the GPU is fixed: {release_of(offer.node)}")
+
+
+def _reasons(snapshot: Snapshot, offer: PublishedDevice) -> list[str]:
+    """Return the reasons of our agent's findings on that GPU.
+
+    If none match the device's address, use those of the Node's condition.
+    """
+    node = snapshot.by_node.get(offer.node)
+    if node is None:
+        return []
+    address = address_of(offer.device.attributes)
+    here = [found.reason for found in node.findings if address and gpu_address(found.subject) == address]
+    condition = node.condition(CONDITION, "False")
+    return list(dict.fromkeys(here or ([condition.reason] if condition is not None else [])))[:_MOST_REASONS]
 
 
 def _terms(expression: str) -> Iterator[str]:
@@ -372,46 +467,39 @@ def _terms(expression: str) -> Iterator[str]:
         yield from (word.strip() for word in expression.split("&&"))
 
 
-def _holds(term: str, offer: PublishedDevice) -> bool:
+def _holds(term: str, device: PublishedDevice) -> bool:
     """Whether the term holds for the device; terms in an unknown form count as true."""
-    driver = _DRIVER.fullmatch(term)
-    if driver:
-        return offer.driver == driver[1]
-    attribute = _ATTRIBUTE.match(term)
-    if attribute:
-        there = _value(offer.device.attributes, attribute[1], attribute[2])
+    if driver := _DRIVER.fullmatch(term):
+        return device.driver == driver[1]
+    if attribute := _ATTRIBUTE.match(term):
         wanted = attribute[4] if attribute[4] is not None else attribute[5]
-        return (there == wanted) is (attribute[3] == "==")
-    capacity = _CAPACITY.match(term)
-    return _compares(offer, capacity) if capacity else True
+        return (_value(attribute, device.device.attributes) == wanted) is (attribute[3] == "==")
+    if capacity := _CAPACITY.match(term):
+        there, wanted_amount = amount(_value(capacity, device.device.capacity) or ""), amount(capacity[3])
+        if there is None or wanted_amount is None:
+            return there is not None
+        order = (there > wanted_amount) - (there < wanted_amount)
+        return order in {">=": (0, 1), ">": (1,), "==": (0,), "<=": (-1, 0), "<": (-1,)}[capacity[4]]
+    return True
 
 
-def _compares(offer: PublishedDevice, term: re.Match[str]) -> bool:
-    there, wanted = amount(_value(offer.device.capacity, term[1], term[2]) or ""), amount(term[3])
-    if there is None or wanted is None:
-        return there is not None
-    by = {">=": there >= wanted, ">": there > wanted, "==": there == wanted, "<=": there <= wanted, "<": there < wanted}
-    return by[term[4]]
+def _value(term: re.Match[str], values: Mapping[str, str]) -> str | None:
+    """Return the value under the short name of the term, or under the qualified one."""
+    return values.get(term[2], values.get(f"{term[1]}/{term[2]}"))
 
 
-def _value(values: Mapping[str, str], domain: str, name: str) -> str | None:
-    """Return the value under the short name, or under the qualified one."""
-    return values.get(name, values.get(f"{domain}/{name}"))
-
-
-def _unmet(terms: Iterable[str], offers: Sequence[PublishedDevice]) -> Iterator[str]:
+def _unmet_terms(demand: Demand, devices: Sequence[PublishedDevice]) -> Iterator[str]:
     """Yield terms that hold for no device, each with the values that the devices have."""
-    for term in terms:
-        if not any(_holds(term, offer) for offer in offers):
-            yield f"no device meets {shortened(term)}; {_there(term, offers)}"
+    for term in demand.terms:
+        if not any(_holds(term, device) for device in devices):
+            known = _ATTRIBUTE.match(term) or _CAPACITY.match(term)
+            existing = _existing(known, devices) if known else _drivers(devices)
+            yield f"no device meets {shortened(term)}; {existing}"
 
 
-def _there(term: str, offers: Iterable[PublishedDevice]) -> str:
-    known = _ATTRIBUTE.match(term) or _CAPACITY.match(term)
-    if known is None:
-        return _drivers(offers)
-    sizes, fields = ".capacity[" in term, Counter[str]()
-    for offer in offers:
-        there = offer.device.capacity if sizes else offer.device.attributes
-        fields[_value(there, known[1], known[2]) or "(none)"] += 1
-    return f"existing {known[2]}: " + ", ".join(f"{value} ({count})" for value, count in fields.most_common(_MOST))
+def _existing(term: re.Match[str], devices: Iterable[PublishedDevice]) -> str:
+    sizes = term.re is _CAPACITY
+    values = (_value(term, each.device.capacity if sizes else each.device.attributes) or "(none)" for each in devices)
+    return f"existing {term[2]}: " + ", ".join(
+        f"{value} ({number})" for value, number in Counter(values).most_common(_MOST)
+    )

@@ -1,40 +1,31 @@
-"""Find pods that no scheduler has tried to bind.
-
-The reason is a gate, a queue, an incomplete group, or a scheduler that is missing.
-"""
+"""Find workloads that a queue or a scheduling gate holds back, by the messages of Kueue and Volcano."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
-from functools import lru_cache
 
-from msgspec import Struct
-
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.unscheduled.device_claims import lacks_claims
-from diagnosis.causes.unscheduled.waiting import Waiting, group_of, group_subject, tells_of_gang, unplaced
+from diagnosis.causes.unscheduled.schedulers import NO_SCHEDULER, PATIENCE
+from diagnosis.causes.unscheduled.waiting import group_of, unplaced
 from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.components import Component, is_ready
-from diagnosis.facts.gangs import Gang, gang_of, group_message, is_held_back
-from diagnosis.facts.gpu_requests import asks_for_gpus
-from diagnosis.facts.placement import ZERO, asked_by
-from diagnosis.facts.quantity import counted, shown
-from diagnosis.hami.installation import installations
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
+from diagnosis.facts.gpu_requests import asks_for_gpus, is_gpu
+from diagnosis.facts.placement import ZERO, untolerated
+from diagnosis.facts.quantity import amount, counted, shown
+from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.kueue import Queue, Queued
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.kueue import Queued
+from diagnosis.snapshot.meta import Meta, subject
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod, condition_in
+from diagnosis.snapshot.volcano import GroupQueue, PodGroup
 from healthcheck.text.moments import EARLIEST
-from healthcheck.text.naming import named as listed
+from healthcheck.text.naming import named
 
 _queued = Family(Link.QUEUED, severity=CauseSeverity.MEDIUM)
-_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+_scheduled = Family(Link.SCHEDULED)
 KUEUE = _queued(
     "KueueHoldsPod",
     "Kueue has not admitted the workload: its pods keep a scheduling gate of Kueue.",
@@ -50,44 +41,36 @@ GATED = _queued(
     "A pod keeps a scheduling gate that its owner has not removed.",
     "Find the controller that owns the gate, and why it waits.",
 )
-NO_SCHEDULER = _scheduled(
-    "SchedulerNotThere",
-    "A pod names a scheduler that does not respond: no scheduler has processed the pod.",
-    "Name a running scheduler, or install the named one.",
-    severity=CauseSeverity.HIGH,
+HELD = _queued(
+    "VolcanoHoldsGroup",
+    "Volcano has not admitted a group of pods to its queue: no pod is scheduled, and a Volcano Job creates none.",
+    "Check the group's queue: whether it is open, and whether its quota covers the group's request.",
+    source="https://volcano.sh/en/docs/podgroup/: phases Pending and Inqueue; "
+    "https://volcano.sh/en/docs/queue/: capability",
 )
-GANG = _scheduled(
-    "GangIncomplete",
-    "A group of pods that must start together cannot start: some pods have no room, or do not exist.",
-    "Make room for the whole group, or use fewer or smaller pods.",
+LOOP = _scheduled(
+    "KueueReplacesOnTaintedNode",
+    "Kueue ends the replacement pods of a job, because the node that it assigned to them has a taint, and pins the "
+    "next ones to the same node: the job does not move, and uses up its retries.",
+    "Evict the Kueue Workload, so that it gets other nodes: set `spec.active` to false, then to true.",
+    source="https://github.com/kubernetes-sigs/kueue/issues/14917: event PodTerminatedByKueue, condition "
+    "TerminatedByKueue with reason UnschedulableOnAssignedNode",
+    urgent=True,
 )
-ERROR = _scheduled(
-    "SchedulerFailed",
-    "The scheduler failed with an error when it tried to schedule a pod.",
-    "Fix the step that the error names; the scheduler then retries. Its messages: "
-    "`kubectl get events -A --field-selector=reason=FailedScheduling`.",
-)
-CAUSES = (KUEUE, TOPOLOGY, GATED, NO_SCHEDULER, GANG, ERROR)
 
+_WORKLOADS = "workloads.kueue.x-k8s.io"
 _QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 _ADMISSION, _TOPOLOGY = "kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"
-_DEFAULT = "default-scheduler"
-_ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
-_NOTED = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
-PATIENCE = timedelta(minutes=2)
-"""Time until a gate, or a pod without a scheduler's message, counts as a problem."""
 _IN_LINE = timedelta(minutes=10)
 """Time until waiting for resources in use counts as a problem; it is long, because queues exist for that."""
-_MOST, _MOST_WORDS = 5, 8
 _UNUSED = "insufficient unused quota"
 """Kueue's message if the nominal quota suffices; else it writes `insufficient quota`, or names the maximum."""
-
-
-class GroupRequest(Struct, frozen=True):
-    """Number of the pods of a group that wait, and how much of a resource they request together."""
-
-    pods: int
-    total: Decimal
+_PREFIXES = ("requests.", "limits.")
+_TERMINATED, _EVENT = "TerminatedByKueue", "PodTerminatedByKueue"
+_HOST = "kubernetes.io/hostname"
+_LATELY = timedelta(minutes=15)
+"""Period after Kueue has ended a pod in which the next one is to be expected."""
+_MOST = 5
 
 
 def find_gates(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -97,307 +80,210 @@ def find_gates(snapshot: Snapshot) -> Iterator[FoundCause]:
             yield _gated(snapshot, pod)
 
 
+def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
+    gates, workload = pod.spec.gates, snapshot.line(pod.meta)[-1]
+    evidence = [f"{pod.subject}: scheduling gates {', '.join(gates)}"]
+    if _ADMISSION not in gates and _TOPOLOGY not in gates:
+        look = kubectl("get", pod.meta, "-o", "yaml", "--show-managed-fields")
+        remedy = f"Find the owner of the gate (managedFields), and check that controller: {look}"
+        return FoundCause(GATED, workload, tuple(evidence), (remedy,), (pod.subject,))
+    # The pod or one of its owners names the LocalQueue.
+    metas = [pod.meta, *(snapshot.owners[text] for text in snapshot.line(pod.meta)[1:] if text in snapshot.owners)]
+    queue = next((meta.labels[_QUEUE_NAME] for meta in metas if _QUEUE_NAME in meta.labels), "")
+    messages = [event.message for event in snapshot.events_of(pod) if "kueue" in event.by]
+    namespace = ("-n", pod.meta.namespace)
+    remedy = f"Find out why Kueue does not admit it: {command('kubectl', *namespace, 'describe', _WORKLOADS)}"
+    see = command("kubectl", *namespace, "describe", "localqueues.kueue.x-k8s.io", queue)
+    steps = (remedy, f"Check whether the queue exists, is active, and has quota left: {see}")[: 2 if queue else 1]
+    if _ADMISSION not in gates:
+        return FoundCause(TOPOLOGY, workload, (*evidence, *messages[-1:]), steps, (pod.subject,))
+    evidence.append(f"label {_QUEUE_NAME}={queue}" if queue else "no label names a queue")
+    where = subject("LocalQueue", pod.meta.namespace, queue) if queue else workload
+    return FoundCause(KUEUE, where, (*evidence, *messages[-1:]), steps, (pod.subject,))
+
+
 def find_queued(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield workloads that wait in a Kueue queue, gated or suspended, with Kueue's messages."""
     for workload in snapshot.queued:
         done = any(map(workload.is_true, ("Finished", "Admitted", "QuotaReserved")))
-        patience = _IN_LINE if _is_in_line(workload) else PATIENCE
-        young = snapshot.is_new(workload.meta, patience)
+        messages = [each.message for each in workload.conditions if each.type == "QuotaReserved"]
+        in_line = any(_UNUSED in text and "maximum capacity" not in text for text in messages)
+        young = snapshot.is_new(workload.meta, _IN_LINE if in_line else PATIENCE)
         if not done and not young and workload.active and any(map(asks_for_gpus, workload.specs)):
-            yield _held_back(snapshot, workload)
+            yield _held_by_kueue(snapshot, workload)
 
 
-def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield pods that no scheduler has processed."""
-    waits: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in unplaced(snapshot):
-        if pod.spec.gates or _is_looked_at(snapshot, pod) or snapshot.is_new(pod.meta, PATIENCE):
-            continue
-        if is_held_back(snapshot, pod):
-            continue  # another search reports the gang
-        if lacks_claims(snapshot, pod):
-            continue  # the scheduler waits for the claims first
-        group = _group_says(snapshot, pod)
-        if group is not None:
-            yield group
-        else:
-            waits[pod.spec.scheduler or _DEFAULT].append(pod)
-    for name, pods in sorted(waits.items()):
-        yield from _not_there(snapshot, name, pods)
-
-
-def find_gang(snapshot: Snapshot, waiting: Waiting, free: Decimal) -> Iterator[FoundCause]:
-    """Yield a group whose pods each fit alone. `free`: of the requested devices on all eligible nodes.
-
-    Either the scheduler waits for all of them, or there is not enough room for all.
-    """
-    pod, name = waiting.pods[0], next(iter(waiting.devices), "")
-    group, gang = group_of(pod), gang_of(snapshot, pod)
-    own = GroupRequest(len(waiting.pods), waiting.asked.get(name, ZERO) * len(waiting.pods))
-    asked = _requests(snapshot).get((pod.meta.namespace, group, name), own) if group else own
-    short = bool(group and name) and asked.pods > 1 and asked.total > free
-    if not short and not is_gang(waiting):
-        return
-    evidence = [f"the scheduler: {waiting.message}"]
-    if name:
-        wanted, left = shown(name, asked.total), shown(name, free)
-        evidence.append(f"{asked.pods} pods that request {wanted} {name} wait; {left} free on eligible nodes")
-    if gang is not None:
-        evidence.append(f"{group_subject(pod)}: minCount {gang.least}, {gang.placed} of its pods have a node")
-    where = group_subject(pod) if pod.meta.owner is None else ""
-    yield waiting.found(GANG, *evidence, subject=where)
-
-
-@lru_cache(maxsize=1)
-def _requests(snapshot: Snapshot) -> Mapping[tuple[str, str, str], GroupRequest]:
-    """Return what the unscheduled pods of each group request together, by namespace, group and resource.
-
-    Of a gang of Kubernetes, only as many pods count as still need a node.
-    """
-    of_groups = ((pod, group) for pod in unplaced(snapshot) if (group := group_of(pod)))
-    amounts = grouped(
-        ((pod.meta.namespace, group, name), (value, gang_of(snapshot, pod)))
-        for pod, group in of_groups
-        for name, value in asked_by(pod.spec).items()
-    )
-    return {key: _together(some) for key, some in amounts.items()}
-
-
-def _together(amounts: Sequence[tuple[Decimal, Gang | None]]) -> GroupRequest:
-    gang = amounts[0][1]
-    counted = sorted(value for value, _ in amounts)[: gang.unplaced if gang is not None else None]
-    return GroupRequest(len(counted), sum(counted, ZERO))
-
-
-def is_gang(waiting: Waiting) -> bool:
-    """Whether the scheduler reports that it waits for other pods of a group."""
-    return tells_of_gang(waiting.message, waiting.fit)
-
-
-def is_error(waiting: Waiting) -> bool:
-    """Whether the scheduler failed before it judged nodes."""
-    condition = waiting.pods[-1].condition("PodScheduled")
-    return waiting.fit is None and condition is not None and condition.reason == "SchedulerError"
-
-
-def find_error(waiting: Waiting) -> Iterator[FoundCause]:
-    """Yield a scheduler error that no other search recognises. HAMi's errors belong to another family."""
-    if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
-        evidence = (f"the scheduler: {waiting.message}",)
-        yield waiting.found(ERROR, *evidence, certainty=Certainty.LIKELY)
-
-
-def _is_in_line(workload: Queued) -> bool:
-    """Whether the queue's quota is sufficient as soon as other workloads release some of it."""
-    messages = [each.message for each in workload.conditions if each.type == "QuotaReserved"]
-    return any(_UNUSED in text and "maximum capacity" not in text for text in messages)
-
-
-def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
-    gates, workload = pod.spec.gates, snapshot.line(pod.meta)[-1]
-    evidence = [f"{pod.subject}: scheduling gates {', '.join(gates)}"]
-    queue = _queue(snapshot, pod)
-    messages = [event.message for event in snapshot.events_of(pod) if "kueue" in event.by]
-    if _ADMISSION in gates:
-        evidence += [f"label {_QUEUE_NAME}={queue}"] if queue else ["no label names a queue"]
-        where = subject("LocalQueue", pod.meta.namespace, queue) if queue else workload
-        return FoundCause(KUEUE, where, (*evidence, *messages[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
-    if _TOPOLOGY in gates:
-        return FoundCause(TOPOLOGY, workload, (*evidence, *messages[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
-    look = kubectl("get", pod.meta, "-o", "yaml", "--show-managed-fields")
-    remedy = (f"Find the owner of the gate (managedFields), and check that controller: {look}",)
-    return FoundCause(GATED, workload, tuple(evidence), remedy, (pod.subject,))
-
-
-def _held_back(snapshot: Snapshot, workload: Queued) -> FoundCause:
-    owner = workload.meta.owner
-    made_by = subject(owner.kind, workload.meta.namespace, owner.name) if owner is not None else workload.meta.subject
-    messages = [str(condition) for condition in workload.conditions if condition.message]
-    state = [f"{made_by}: {text}" for text in messages[:2]] or [f"{made_by}: Kueue has not reported anything about it"]
-    kubectl = ("kubectl", "-n", workload.meta.namespace)
-    look = command(*kubectl, "describe", "workloads.kueue.x-k8s.io", workload.meta.name)
-    remedy = (*_fix_queue(snapshot, workload), f"Check its queue: {look}")
-    where = subject("LocalQueue", workload.meta.namespace, workload.queue) if workload.queue else made_by
-    return FoundCause(KUEUE, where, (*state, *_about_queue(snapshot, workload)), remedy, (made_by,))
-
-
-def _about_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
-    for queue in _queues_of(snapshot, workload):
-        yield from (f"{queue.meta.subject}: {each}" for each in queue.conditions if each.status == "False")
-
-
-def _fix_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
-    there = snapshot.local_queues_in.get(workload.meta.namespace, {})
+def _held_by_kueue(snapshot: Snapshot, workload: Queued) -> FoundCause:
+    maker, namespace = _maker(workload.meta), workload.meta.namespace
+    local_queues = snapshot.local_queues_in.get(namespace, {})
+    conditions = [str(condition) for condition in workload.conditions if condition.message]
+    evidence = [f"{maker}: {text}" for text in conditions[:2]] or [f"{maker}: Kueue has not reported anything about it"]
+    local = local_queues.get(workload.queue)
+    queues = (local, snapshot.cluster_queues.get(local.above)) if local is not None else ()
+    for queue in filter(None, queues):
+        evidence += [f"{queue.meta.subject}: {each}" for each in queue.conditions if each.status == "False"]
+    remedy = []
     if not workload.queue:
-        names = listed(there, _MOST) or "there is none in the namespace"
-        yield f"Name a queue by the label {_QUEUE_NAME}: {names}."
-    elif workload.queue not in there and snapshot.sees("LocalQueue"):
-        known = listed(there, _MOST) or "another"
-        yield f"There is no LocalQueue {workload.queue} in {workload.meta.namespace}: create it, or name {known}."
+        names = named(local_queues, _MOST) or "there is none in the namespace"
+        remedy.append(f"Name a queue by the label {_QUEUE_NAME}: {names}.")
+    elif local is None and snapshot.sees("LocalQueue"):
+        known = named(local_queues, _MOST) or "another"
+        remedy.append(f"There is no LocalQueue {workload.queue} in {namespace}: create it, or name {known}.")
+    remedy.append(f"Check its queue: {command('kubectl', '-n', namespace, 'describe', _WORKLOADS, workload.meta.name)}")
+    where = subject("LocalQueue", namespace, workload.queue) if workload.queue else maker
+    return FoundCause(KUEUE, where, tuple(evidence), tuple(remedy), (maker,))
 
 
-def _queues_of(snapshot: Snapshot, workload: Queued) -> Iterator[Queue]:
-    local = snapshot.local_queues_in.get(workload.meta.namespace, {}).get(workload.queue)
-    if local is not None:
-        yield local
-        above = snapshot.cluster_queues.get(local.above)
-        yield from (above,) if above is not None else ()
+def _maker(meta: Meta) -> str:
+    """Return the owner of the object, or the object itself without one."""
+    return subject(meta.owner.kind, meta.namespace, meta.owner.name) if meta.owner is not None else meta.subject
 
 
-def _queue(snapshot: Snapshot, pod: Pod) -> str:
-    """Return the name of the pod's LocalQueue, from its own label or that of one of its owners."""
-    metas = [pod.meta, *(snapshot.owners[text] for text in snapshot.line(pod.meta)[1:] if text in snapshot.owners)]
-    return next((meta.labels[_QUEUE_NAME] for meta in metas if _QUEUE_NAME in meta.labels), "")
+def find_groups(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield each group that Volcano has not admitted; its queue is the subject if the queue must be changed.
 
-
-def _look_at_kueue(pod: Pod, queue: str) -> tuple[str, ...]:
-    kubectl = ("kubectl", "-n", pod.meta.namespace)
-    steps = [f"Find out why Kueue does not admit it: {command(*kubectl, 'describe', 'workloads.kueue.x-k8s.io')}"]
-    if queue:
-        describe = command(*kubectl, "describe", "localqueues.kueue.x-k8s.io", queue)
-        steps.append(f"Check whether the queue exists, is active, and has quota left: {describe}")
-    return tuple(steps)
-
-
-def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[FoundCause]:
-    answers = _answers(snapshot, name)
-    if answers is not None:
-        evidence = [
-            f"{counted(len(pods), 'pod')} of schedulerName {name}: no condition and no event of any scheduler",
-            answers,
-        ]
-        running = [scheduler for scheduler in _schedulers(snapshot) if scheduler != name]
-        if running:
-            evidence.append(f"schedulers of this cluster: {', '.join(running)}")
-        remedy = tuple(_fix_scheduler(snapshot, name, running))
-        because = tuple((NOT_READY[component.role].name, component.subject) for component in _of_hami(snapshot, name))
-        of_workloads = grouped((snapshot.line(pod.meta)[-1], pod.subject) for pod in pods)
-        for workload, names in sorted(of_workloads.items()):
-            where = f"scheduler/{name}" if name == _DEFAULT else workload
-            sure = Certainty.PROVEN if name != _DEFAULT and snapshot.sees("Lease") else Certainty.LIKELY
-            yield FoundCause(NO_SCHEDULER, where, tuple(evidence), remedy, tuple(names), sure, because)
-
-
-def _answers(snapshot: Snapshot, name: str) -> str | None:
-    """Return the evidence that this scheduler is missing; None if it works."""
-    if name in _at_work(snapshot):
-        return None
-    renewed = _renewed(snapshot, name)
-    if renewed is not None:
-        minutes = int((snapshot.now - renewed).total_seconds() // 60)
-        return f"its Lease was last renewed {minutes} minutes ago" if minutes > 1 else None
-    own = _pods_of_scheduler(snapshot, name)
-    if any(map(is_ready, own)):
-        return None
-    if own:
-        return f"{own[0].subject} is not ready" + (f", and {len(own) - 1} more" if len(own) > 1 else "")
-    whole = "no running pod" if snapshot.spans_namespaces else ""
-    seen = "no Lease and no running pod" if snapshot.sees("Lease") else whole
-    return f"{seen} has its name" if seen else None
-
-
-@lru_cache(maxsize=1)
-def _at_work(snapshot: Snapshot) -> frozenset[str]:
-    """Return the schedulers that report about pods, or have placed one lately."""
-    reasons = ("Scheduled", "FailedScheduling")
-    reporting = (event.by for event in snapshot.events if event.reason in reasons)
-    placed = (pod for pod in snapshot.pods if pod.spec.node and not pod.over and snapshot.is_new(pod.meta, PATIENCE))
-    return frozenset((*reporting, *(pod.spec.scheduler for pod in placed)))
-
-
-def _renewed(snapshot: Snapshot, name: str) -> datetime | None:
-    """Return when a Lease whose name begins with the scheduler's name was renewed last; None without one."""
-    leases, found = _leases(snapshot), []
-    for begin in _called(name):
-        place = bisect_left(leases, (begin, EARLIEST))
-        while place < len(leases) and leases[place][0].startswith(begin):
-            found.append(leases[place][1])
-            place += 1
-    return max(found, default=None)
-
-
-@lru_cache(maxsize=1)
-def _leases(snapshot: Snapshot) -> list[tuple[str, datetime]]:
-    return sorted((lease.meta.name, lease.renewed) for lease in snapshot.leases if lease.renewed is not None)
-
-
-def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
-    """Return the scheduler's pods: HAMi's by its installation, those of other schedulers by name.
-
-    Controllers of the same installation are left out, because they do not schedule pods.
+    A Volcano Job has no pods until then.
     """
-    known = [pod for component in _of_hami(snapshot, name) for pod in component.pods]
-    named = known or [pod for text in _called(name) for pod in _by_part(snapshot).get(text, ())]
-    return [pod for pod in named if "sched" in pod.meta.name] or named
+    waiting = [each for each in snapshot.pod_groups if each.phase == "Pending" and each.meta.deleted is None]
+    pods = snapshot.pods if waiting else ()
+    of_gpus = {(pod.meta.namespace, group_of(pod)) for pod in pods if asks_for_gpus(pod.spec)}
+    queues = {each.meta.name: each for each in snapshot.group_queues}
+    for group in waiting:
+        asks = any(is_gpu(name.removeprefix(prefix)) for name in group.least for prefix in ("", *_PREFIXES))
+        if asks or (group.meta.namespace, group.meta.name) in of_gpus:
+            lasting, passing = _obstacles(snapshot, group, queues)
+            if not snapshot.is_new(group.meta, PATIENCE if lasting else _IN_LINE) and group.meta.created is not None:
+                yield _held_by_volcano(snapshot, group, lasting, passing)
 
 
-@lru_cache(maxsize=1)
-def _by_part(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
-    """Return the running pods by each part of their names, between dashes, that is the name of a scheduler."""
-    wanted = {text for pod in unplaced(snapshot) for text in _called(pod.spec.scheduler or _DEFAULT)}
-    running = (pod for pod in snapshot.pods if pod.phase == "Running")
-    return grouped((part, pod) for pod in running for part in _parts(pod.meta.name) & wanted)
+def _obstacles(snapshot: Snapshot, group: PodGroup, queues: Mapping[str, GroupQueue]) -> tuple[list[str], list[str]]:
+    """Return obstacles that remain, however long the group waits, and those that end when other groups end."""
+    queue, lasting, passing = queues.get(group.queue), [], []
+    if queue is None:
+        known = named(sorted(queues), _MOST) or "none"
+        missing = f"queue {group.queue} does not exist; existing queues: {known}"
+        return [missing] if snapshot.sees("Queue") else [], []
+    if queue.state in ("Closed", "Closing"):
+        lasting.append(f"{queue.meta.subject} is {queue.state}: it accepts no further groups")
+    for name, text in group.least.items():
+        asked, most = amount(text), amount(queue.most.get(name, ""))
+        given = amount(queue.given.get(name, "0")) or ZERO
+        if asked is None or most is None or given + asked <= most:
+            continue
+        requests = f"the group requests {shown(name, asked)}"
+        if asked > most:
+            lasting.append(f"{requests} {name} at once, and the queue may have {shown(name, most)}")
+        else:
+            allocated = f"{shown(name, given)} of {shown(name, most)} {name} are allocated"
+            passing.append(f"queue {group.queue}: {allocated}, and {requests}")
+    return lasting, passing
 
 
-def _parts(name: str) -> set[str]:
-    words = name.split("-")[:_MOST_WORDS]
-    return {"-".join(words[begin:end]) for begin in range(len(words)) for end in range(begin + 1, len(words) + 1)}
+def _held_by_volcano(snapshot: Snapshot, group: PodGroup, lasting: Sequence[str], passing: Sequence[str]) -> FoundCause:
+    maker = _maker(group.meta)
+    # Volcano's newest message about the group: an event of any type, or a condition.
+    events = [each for each in snapshot.events_about.get(group.meta.subject, ()) if each.reason == "Unschedulable"]
+    conditions = [
+        each for each in group.conditions if each.type == "Unschedulable" and each.status == "True" and each.message
+    ]
+    messages = [f"Volcano: {each.message}" for each in (events or conditions)[-1:]]
+    see = command("kubectl", "describe", "queues.scheduling.volcano.sh", group.queue)
+    look = command(
+        "kubectl", "-n", group.meta.namespace, "describe", "podgroups.scheduling.volcano.sh", group.meta.name
+    )
+    return FoundCause(
+        HELD,
+        subject("Queue", "", group.queue) if lasting else group.meta.subject,
+        (f"{group.meta.subject}: phase Pending, queue {group.queue}", *lasting, *passing, *messages),
+        (f"Check its queue's quota and use: {see}", f"Check the group's total request: {look}"),
+        (maker,),
+        because_of=origins((NO_SCHEDULER,), maker, group.meta.subject),
+    )
 
 
-def _of_hami(snapshot: Snapshot, name: str) -> list[Component]:
-    return _hami_schedulers(snapshot).get(name, [])
+def find_loops(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield jobs whose pods Kueue has ended more than once on a node that still has the taint."""
+    ended = {event.about: event for event in snapshot.events if event.reason == _EVENT}
+    nodes = {node.meta.labels.get(_HOST, node.name): node for node in snapshot.nodes}
+    pinned = (((snapshot.line(pod.meta)[-1], _host(pod)), pod) for pod in snapshot.pods if _is_pinned(pod, ended))
+    for (job, host), pods in grouped(pinned).items():
+        node = nodes.get(host)
+        times = sum(pod.over for pod in pods) + (_deleted(snapshot, pods[0], ended) if ended else 0)
+        closed = node is not None and any(True for _ in untolerated(pods[0].spec, node))
+        if node is not None and closed and times > 1 and _goes_on(snapshot, job, pods, ended):
+            yield _loop(snapshot, job, pods, node, times)
 
 
-@lru_cache(maxsize=1)
-def _hami_schedulers(snapshot: Snapshot) -> dict[str, list[Component]]:
-    return grouped((each.scheduler_name, each.scheduler) for each in installations(snapshot) if each.scheduler)
+def _host(pod: Pod) -> str:
+    return pod.spec.node_selector.get(_HOST, "")
 
 
-def _called(name: str) -> tuple[str, ...]:
-    return name, _ALSO_CALLED.get(name, name)
+def _is_pinned(pod: Pod, ended: Mapping[str, Event]) -> bool:
+    """Whether Kueue has ended the pod, or the pod waits for the node that Kueue assigned."""
+    if pod.over:
+        return pod.subject in ended or condition_in(pod.conditions, _TERMINATED, "True") is not None
+    return bool(_host(pod)) and not pod.spec.node and pod.meta.deleted is None
 
 
-def _fix_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Iterator[str]:
-    """Yield the steps to get a working scheduler.
+def _deleted(snapshot: Snapshot, pod: Pod, ended: Mapping[str, Event]) -> int:
+    """Return how many more pods of the owner were ended that no longer exist: only events name them."""
+    owner = pod.meta.owner
+    prefix = f"pod/{pod.meta.namespace}/{owner.name}-" if owner is not None else pod.subject
+    return sum(name.startswith(prefix) and name not in snapshot.pod for name in ended)
 
-    Another scheduler is suggested only if the named scheduler has no pods, and never as a replacement of the cluster's
-    default.
-    """
-    own = _pods_of_scheduler(snapshot, name)
-    look = command("kubectl", "get", "pods", "-A", "-o", "wide")
-    if own:
-        yield f"Find the reason: {kubectl('describe', own[0].meta)}"
-    elif name == _DEFAULT:
-        yield f"Start kube-scheduler, a part of the control plane: {look}"
+
+def _goes_on(snapshot: Snapshot, job: str, pods: Sequence[Pod], ended: Mapping[str, Event]) -> bool:
+    """Whether the next pod will be ended too: the job has not moved, ended or been suspended."""
+    maker = snapshot.workload.get(job)
+    ends = ("Complete", "Failed", "Completed")
+    if maker is not None and (
+        maker.suspended or any(condition_in(maker.conditions, kind, "True") is not None for kind in ends)
+    ):
+        return False
+    if any(not pod.over for pod in pods):
+        return True
+    last = max(filter(None, (_ended_at(pod, ended) for pod in pods)), default=EARLIEST)
+    others = (pod for pod in snapshot.pods_under.get(job, ()) if not pod.over and _host(pod))
+    moved = any((pod.meta.created or EARLIEST) >= last for pod in others)
+    return not moved and snapshot.now - last < _LATELY
+
+
+def _ended_at(pod: Pod, ended: Mapping[str, Event]) -> datetime | None:
+    condition, event = condition_in(pod.conditions, _TERMINATED, "True"), ended.get(pod.subject)
+    return (condition.since if condition is not None else None) or (event.last if event is not None else None)
+
+
+def _loop(snapshot: Snapshot, job: str, pods: Sequence[Pod], node: Node, times: int) -> FoundCause:
+    taints = ", ".join(map(str, untolerated(pods[0].spec, node)))
+    names = named((pod.subject for pod in pods), _MOST)
+    evidence = [
+        f"Kueue ended {counted(times, 'pod')} of {job} that it had assigned to {node.subject}; pods now: {names}",
+        f"{node.subject} has the taint {taints}, which the pods do not tolerate",
+    ]
+    namespace, line = pods[0].meta.namespace, snapshot.line(pods[0].meta)
+    owned = (each for each in snapshot.queued if each.meta.namespace == namespace and each.meta.owner is not None)
+    workload = next((each for each in owned if _maker(each.meta) in line), None)
+    if workload is None:
+        see = command("kubectl", "-n", namespace, "get", _WORKLOADS)
+        remedy = [f"Find the job's Workload, and set its `spec.active` to false, then to true: {see}"]
     else:
-        yield f"Name a running scheduler ({', '.join(running) or _DEFAULT}) in the workload's schedulerName."
-        yield f"Or start the named scheduler: {look}"
+        evidence += [str(each) for each in workload.conditions if each.type == "Admitted"]
+        off, on = (_activate(workload.meta, active) for active in (False, True))
+        remedy = [
+            f"Evict the Workload: {off}",
+            f"When its pods are gone, queue it again; it gets other nodes: {on}",
+        ]
+    return FoundCause(LOOP, job, tuple(evidence), tuple(remedy), tuple(pod.subject for pod in pods))
 
 
-def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
-    noted = (event.reason in _NOTED or event.by == pod.spec.scheduler for event in snapshot.events_of(pod))
-    return pod.condition("PodScheduled") is not None or any(noted) or bool(group_message(snapshot, pod))
+def _activate(meta: Meta, active: bool) -> str:
+    patch = json.dumps({"spec": {"active": active}}, separators=(",", ":"))
+    return command("kubectl", "-n", meta.namespace, "patch", _WORKLOADS, meta.name, "--type=merge", "-p", patch)
 
 
-def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
-    """Return the warning of Volcano, or a similar scheduler, about the pod's group while all of it waits."""
-    name = group_of(pod)
-    group = subject("PodGroup", pod.meta.namespace, name)
-    noted = [event for event in snapshot.events_about.get(group, ()) if event.warning] if name else []
-    if not noted or group in _pending_groups(snapshot):
-        return None
-    look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
-    remedy = (f"Check its queue's free quota, and the number of pods that the group needs: {look}",)
-    return FoundCause(GANG, snapshot.line(pod.meta)[-1], (f"{group}: {noted[-1].message}",), remedy, (pod.subject,))
-
-
-@lru_cache(maxsize=1)
-def _pending_groups(snapshot: Snapshot) -> frozenset[str]:
-    return frozenset(each.meta.subject for each in snapshot.pod_groups if each.phase == "Pending")
-
-
-@lru_cache(maxsize=1)
-def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the schedulers that have placed pods."""
-    placed = {pod.spec.scheduler for pod in snapshot.pods if pod.spec.node and pod.spec.scheduler}
-    return tuple(sorted(placed))[:5]
+SEARCHES = (
+    Search((KUEUE, TOPOLOGY, GATED), ("Pod",), find_gates),
+    Search((KUEUE,), (), find_queued),
+    Search((HELD,), (), find_groups),
+    Search((LOOP,), ("Node", "Pod"), find_loops),
+)

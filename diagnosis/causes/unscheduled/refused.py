@@ -1,23 +1,27 @@
-"""Find nodes that have room but exclude the pod by taints, cordons or maintenance."""
+"""Find nodes with room that exclude the pod: by taints, cordons or maintenance, or by the pod's own selector."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 from enum import Enum
 
+from diagnosis.causes.components import NOT_READY as COMPONENT_NOT_READY
 from diagnosis.causes.device_plugins import MIG_PENDING, OFFERS_NONE
-from diagnosis.causes.node_labels import UPGRADE_FAILED
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
+from diagnosis.causes.node_labels import UNLABELLED, UPGRADE_FAILED
+from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, KEPT_FROM_WORK, NOT_LOOKED, release_of
 from diagnosis.facts.commands import command, kubectl, pods_on
-from diagnosis.facts.gpu_nodes import changes
-from diagnosis.facts.placement import UNSCHEDULABLE, tolerates, untolerated
-from diagnosis.model import CauseSeverity, Family, FoundCause, Link, origins
+from diagnosis.facts.components import Role, components
+from diagnosis.facts.gpu_nodes import changes, devices_in, has_nvidia
+from diagnosis.facts.placement import UNSCHEDULABLE, expression_takes, selects, tolerates, untolerated
+from diagnosis.facts.quantity import counted
+from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
-from diagnosis.snapshot.pods import PodSpec
+from diagnosis.snapshot.pods import Expression, PodSpec, Toleration
 from healthcheck.node.state import CORDONED_BY, MAINTENANCE, STARTUP, UNHEALTHY
 from healthcheck.text.naming import named
 
@@ -51,14 +55,19 @@ TAINTED = _scheduled(
     severity=CauseSeverity.HIGH,
     follows=("KueueReplacesOnTaintedNode",),
 )
-CAUSES = (CORDONED, NOT_READY, LEAVING, STARTING, TAINTED)
+UNMATCHED = _scheduled(
+    "NodeSelectorMatchesNoNode",
+    "A workload's node selector or required affinity excludes every node with its resources.",
+    "Change the selector to labels that the nodes have, or label the nodes.",
+    severity=CauseSeverity.HIGH,
+)
+CAUSES = (CORDONED, NOT_READY, LEAVING, STARTING, TAINTED, UNMATCHED)
 
 _K8S = "node.kubernetes.io/"
 _NOT_READY = frozenset(
     _K8S + one
     for one in ("not-ready", "unreachable", "network-unavailable", "memory-pressure", "disk-pressure", "pid-pressure")
 )
-_SILENT = _K8S + "not-ready"
 _LEAVING = (
     *("sagemaker.amazonaws.com/", "karpenter.sh/disrupt", "karpenter.sh/disruption", "ToBeDeletedByClusterAutoscaler"),
     *("DeletionCandidateOfClusterAutoscaler", "aws-node-termination-handler/", "cloud.google.com/impending-node"),
@@ -71,6 +80,7 @@ _STARTING = (
     *("startup-taint.cluster-autoscaler.kubernetes.io/", "status-taint.cluster-autoscaler.kubernetes.io/"),
     *("ignore-taint.cluster-autoscaler.kubernetes.io/", "node.cilium.io/agent-not-ready"),
 )
+_STARTING_SUFFIXES = ("agent-not-ready", "/unregistered", "/uninitialized")
 _REMOVERS = (("karpenter.sh/", "Karpenter"), ("ToBeDeletedByCluster", "the Cluster Autoscaler"))
 _RELIEF = {
     f"{_K8S}disk-pressure": "Free disk space on the node: `crictl rmi --prune` removes unused images, "
@@ -81,14 +91,22 @@ _RELIEF = {
     "`ps -eo user,comm | sort | uniq -c | sort -n`.",
 }
 """Fixes by the taint of a kubelet that is short of something."""
-_AGENT = ("agent-not-ready", "/unregistered", "/uninitialized")
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
-_UPGRADED = frozenset(("", "upgrade-done"))
-_YOUNG = timedelta(minutes=5)
+_BECOMES_READY = timedelta(minutes=5)
 """Time until a new node is ready."""
 SETTLES = timedelta(minutes=10)
 """Time until a new node offers its GPUs; a driver may be built first."""
-_MOST = 8
+_MOST_TAINTS, _MOST_LABELS = 8, 4
+_NAME = "metadata.name"
+_DISCOVERERS = (Role.GPU_FEATURES, Role.NODE_FEATURES)
+_DISCOVERED = frozenset(
+    f"nvidia.com/{one}"
+    for one in (
+        *("gpu.product", "gpu.memory", "gpu.count", "gpu.family", "gpu.machine", "gpu.present", "gpu.replicas"),
+        *("gpu.compute.major", "gpu.compute.minor", "cuda.driver.major", "cuda.runtime.major", "mig.capable"),
+    )
+)
+"""Labels of GPU feature discovery: if one is absent, it is not a typing error."""
 
 
 class TaintOwner(Enum):
@@ -102,7 +120,8 @@ class TaintOwner(Enum):
     DEDICATED = "the node's purpose"
 
 
-def class_of(key: str) -> TaintOwner:
+def owner_of(key: str) -> TaintOwner:
+    """Return the class of a taint with this key."""
     if key in (UNHEALTHY, MAINTENANCE, STARTUP):
         return TaintOwner.OURS
     if key == UNSCHEDULABLE:
@@ -111,7 +130,7 @@ def class_of(key: str) -> TaintOwner:
         return TaintOwner.NOT_READY
     if key.startswith(_LEAVING):
         return TaintOwner.LEAVING
-    if key.startswith(_STARTING) or key.endswith(_AGENT):
+    if key.startswith(_STARTING) or key.endswith(_STARTING_SUFFIXES):
         return TaintOwner.STARTING
     return TaintOwner.DEDICATED
 
@@ -119,39 +138,41 @@ def class_of(key: str) -> TaintOwner:
 def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
     """Return the node's taints that keep the pod off, including a cordon."""
     cordon = Taint(UNSCHEDULABLE, "", "NoSchedule")
-    own = [cordon] if node.cordoned and not tolerates(spec.tolerations, cordon) else []
-    closed = [*own, *untolerated(spec, node)]
+    closed = [cordon] if node.cordoned and not tolerates(spec.tolerations, cordon) else []
+    closed += untolerated(spec, node)
     if not closed and any(condition.type == "Ready" and condition.status != "True" for condition in node.conditions):
         # The controller taints such a node moments later.
-        return [Taint(_SILENT, "", "NoSchedule")]
+        closed.append(Taint(f"{_K8S}not-ready", "", "NoSchedule"))
     return closed
 
 
 def is_joining(snapshot: Snapshot, spec: PodSpec, node: Node) -> bool:
-    """Whether the node is new, and only its start-up keeps such a pod off."""
-    young = snapshot.is_new(node.meta, SETTLES)
+    """Whether a new GPU node offers no GPUs yet, and only its start-up keeps such a pod off."""
+    if not (snapshot.is_new(node.meta, SETTLES) and has_nvidia(node)) or devices_in(node.allocatable):
+        return False
     starts = (TaintOwner.NOT_READY, TaintOwner.STARTING)
-    return young and all(class_of(taint.key) in starts for taint in closed_by(spec, node))
+    return selects(spec, node) and all(owner_of(taint.key) in starts for taint in closed_by(spec, node))
 
 
-def is_dedicated(spec: PodSpec, room: NodeUse) -> bool:
+def is_dedicated(spec: PodSpec, node: Node) -> bool:
     """Whether the node is dedicated to other pods: a taint for its purpose keeps the pod off."""
-    return any(class_of(taint.key) is TaintOwner.DEDICATED for taint in closed_by(spec, room.node))
+    return any(owner_of(taint.key) is TaintOwner.DEDICATED for taint in closed_by(spec, node))
 
 
-def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
-    """Yield the causes for `rooms`, each of which has a taint that keeps the pods off."""
-    dedicated: defaultdict[str, list[NodeUse]] = defaultdict(list)
-    classed = [(room, _classed(waiting.spec, room.node)) for room in rooms]
+def find_closed(snapshot: Snapshot, waiting: Waiting, nodes: Iterable[Node]) -> Iterator[FoundCause]:
+    """Yield the causes for nodes, each of which has a taint that keeps the pods off."""
+    owned = [(node, _owned(waiting.spec, node)) for node in nodes]
     # If a toleration alone opens one node, other obstacles on similar nodes need no fix.
-    enough = any({kind for _, kind in some} == {TaintOwner.DEDICATED} for _, some in classed)
-    for room, some in classed:
-        others = enough and any(kind is TaintOwner.DEDICATED for _, kind in some)
-        for taint, kind in some:
-            if kind is TaintOwner.DEDICATED:
-                dedicated[str(taint)].append(room)
-            elif not others and not _is_new(snapshot, room.node, kind):
-                yield _of_node(room.node, taint, kind, waiting.names)
+    enough = any({owner for _, owner in taints} == {TaintOwner.DEDICATED} for _, taints in owned)
+    dedicated: defaultdict[str, list[str]] = defaultdict(list)
+    for node, taints in owned:
+        tolerable = [taint for taint, owner in taints if owner is TaintOwner.DEDICATED]
+        for taint in tolerable:
+            dedicated[str(taint)].append(node.name)
+        for taint, owner in taints if not (enough and tolerable) else ():
+            starts = owner in (TaintOwner.NOT_READY, TaintOwner.STARTING)
+            if owner is not TaintOwner.DEDICATED and not (starts and snapshot.is_new(node.meta, _BECOMES_READY)):
+                yield _closed(node, taint, owner, waiting.names)
     if dedicated:
         yield _untolerated(waiting, dedicated)
 
@@ -159,54 +180,71 @@ def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse])
 def find_changed(node: Node, resource: str, affected: tuple[str, ...]) -> FoundCause:
     """Return the result for a node that offers nothing while the operator is changing it."""
     evidence = f"{node.subject} offers no {resource} during a change: {', '.join(changes(node))}"
-    remedy = f"Wait for the operator; if these labels no longer change, check its pods there: {_pods_on(node)}"
+    remedy = f"Wait for the operator; if these labels no longer change, check its pods there: {pods_on(node.name)}"
     above = origins((UPGRADE_FAILED, MIG_PENDING, *OFFERS_NONE), node.subject)
     return FoundCause(LEAVING, node.subject, (evidence,), (remedy,), affected, because_of=above)
 
 
-def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, TaintOwner]]:
-    """Return the taints that close the node, each with its class.
+def _owned(spec: PodSpec, node: Node) -> list[tuple[Taint, TaintOwner]]:
+    """Return the taints that close the node, each with its owner.
 
     A platform that removes a node also cordons it. That cordon is left out, because it must not be lifted.
     """
-    classed = [(taint, class_of(taint.key)) for taint in closed_by(spec, node)]
-    leaves = any(kind is TaintOwner.LEAVING for _, kind in classed)
-    return [(taint, kind) for taint, kind in classed if not (leaves and kind is TaintOwner.CORDON)]
+    owned = [(taint, owner_of(taint.key)) for taint in closed_by(spec, node)]
+    leaves = any(owner is TaintOwner.LEAVING for _, owner in owned)
+    return [(taint, owner) for taint, owner in owned if not (leaves and owner is TaintOwner.CORDON)]
 
 
-def _is_new(snapshot: Snapshot, node: Node, kind: TaintOwner) -> bool:
-    starts = kind in (TaintOwner.NOT_READY, TaintOwner.STARTING)
-    return starts and snapshot.is_new(node.meta, _YOUNG)
-
-
-def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ...]) -> FoundCause:
+def _closed(node: Node, taint: Taint, owner: TaintOwner, affected: tuple[str, ...]) -> FoundCause:
     evidence, upgrade = f"taint {taint}", node.meta.labels.get(_UPGRADE, "")
-    match kind:
+    match owner:
         case TaintOwner.OURS:
             cause = {UNHEALTHY: KEPT_FROM_WORK, MAINTENANCE: IN_MAINTENANCE}.get(taint.key, NOT_LOOKED)
             return FoundCause(cause, node.subject, (), (), affected)
-        case TaintOwner.CORDON if upgrade not in _UPGRADED:
-            message = f"cordoned while its GPU driver is upgraded: {_UPGRADE}={upgrade}"
+        case TaintOwner.CORDON if upgrade not in ("", "upgrade-done"):
+            evidence = f"cordoned while its GPU driver is upgraded: {_UPGRADE}={upgrade}"
+            see = f"check the driver's pod there: {kubectl('describe', node.meta)}"
+            remedy = f"Wait for the upgrade; if its state no longer changes, {see}"
             failed = origins((UPGRADE_FAILED,), node.subject)
-            return FoundCause(LEAVING, node.subject, (message,), _upgrade(node), affected, because_of=failed)
+            return FoundCause(LEAVING, node.subject, (evidence,), (remedy,), affected, because_of=failed)
         case TaintOwner.CORDON:
-            return FoundCause(CORDONED, node.subject, tuple(_cordon(node)), _uncordon(node), affected)
+            return _cordoned(node, affected)
         case TaintOwner.NOT_READY:
             # The family of nodes reports the condition and the fix; only pressure is reported here.
-            pressure = tuple(condition for condition in _conditions(node) if "Pressure" in condition)
+            pressure = (condition for condition in _conditions(node) if "Pressure" in condition)
             return FoundCause(NOT_READY, node.subject, (evidence, *pressure), tuple(_relief(node, taint)), affected)
         case TaintOwner.LEAVING:
-            steps = (*_until_gone(node, taint), *_describe(node))
-            return FoundCause(LEAVING, node.subject, (evidence, *_platform(node)), steps, affected)
-    remedy = f"Check the component that should remove {taint.key} on {node.name}: {_pods_on(node)}"
+            labels = (
+                f"label {key}={value}"
+                for key, value in sorted(node.meta.labels.items())
+                if key.startswith("sagemaker.amazonaws.com/") and ("health" in key or "fault" in key)
+            )
+            return FoundCause(LEAVING, node.subject, (evidence, *labels), tuple(_until_gone(node, taint)), affected)
+    remedy = f"Check the component that should remove {taint.key} on {node.name}: {pods_on(node.name)}"
     return FoundCause(STARTING, node.subject, (evidence,), (remedy,), affected)
+
+
+def _cordoned(node: Node, affected: tuple[str, ...]) -> FoundCause:
+    evidence = [f"{node.subject} is cordoned (spec.unschedulable)"]
+    remedy = f"Find out who cordoned it; if it may work again: {command('kubectl', 'uncordon', node.name)}"
+    if by := node.meta.annotations.get(CORDONED_BY, ""):
+        evidence.append(f"annotation {CORDONED_BY}={by[:100]}")
+        remedy = f"If the run that cordoned it is over, return the node to service: {release_of(node.name)}"
+    return FoundCause(CORDONED, node.subject, (*evidence, *_conditions(node)), (remedy,), affected)
+
+
+def _conditions(node: Node) -> Iterator[str]:
+    for condition in node.conditions:
+        pressed = condition.type.endswith("Pressure") and condition.status == "True"
+        if pressed or (condition.type == "Ready" and condition.status != "True"):
+            yield f"condition {condition}".rstrip(": ,")
 
 
 def _relief(node: Node, taint: Taint) -> Iterator[str]:
     """Yield what ends the pressure; nothing for a node that is not ready, which has its own result."""
     if taint.key in _RELIEF:
         yield _RELIEF[taint.key]
-        yield f"The kubelet then removes the taint in about five minutes. The node's pods: {_pods_on(node)}"
+        yield f"The kubelet then removes the taint in about five minutes. The node's pods: {pods_on(node.name)}"
 
 
 def _until_gone(node: Node, taint: Taint) -> Iterator[str]:
@@ -217,75 +255,145 @@ def _until_gone(node: Node, taint: Taint) -> Iterator[str]:
             f"Wait: {by} drains this node and removes it, and adds another if the pods still need one. A taint that "
             "is removed by hand comes back."
         )
-        yield f"If that lasts, find the pod that it can't evict (a budget, or do-not-disrupt): {_pods_on(node)}"
+        yield f"If that lasts, find the pod that it can't evict (a budget, or do-not-disrupt): {pods_on(node.name)}"
     else:
         yield LEAVING.remedy
+    yield f"Check the node's conditions and events: {kubectl('describe', node.meta)}"
 
 
-def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> FoundCause:
+def _untolerated(waiting: Waiting, dedicated: dict[str, list[str]]) -> FoundCause:
     evidence, remedy = [], []
-    for taint, rooms in sorted(dedicated.items())[:_MOST]:
-        names = named((room.node.name for room in rooms), _MOST)
-        key, _, effect = taint.rpartition(":")
-        name, _, value = key.partition("=")
-        near = "".join(f"; it tolerates {message}" for message in _tolerated(waiting.spec, name))
-        evidence.append(f"taint {taint} on {names}, not tolerated{near}")
+    for taint, names in sorted(dedicated.items())[:_MOST_TAINTS]:
+        key_value, _, effect = taint.rpartition(":")
+        key, _, value = key_value.partition("=")
+        near = "".join(f"; it tolerates {_tolerated(each)}" for each in waiting.spec.tolerations if each.key == key)
+        evidence.append(f"taint {taint} on {named(names, _MOST_TAINTS)}, not tolerated{near}")
         equal = f"operator: Equal, value: {value}" if value else "operator: Exists"
-        remedy.append(f"Add to the pod's tolerations: key: {name}, {equal}, effect: {effect}.")
-    if len(dedicated) > _MOST:
-        evidence.append(f"and {len(dedicated) - _MOST} more taints, each on other nodes")
+        remedy.append(f"Add to the pod's tolerations: key: {key}, {equal}, effect: {effect}.")
+    if len(dedicated) > _MOST_TAINTS:
+        evidence.append(f"and {len(dedicated) - _MOST_TAINTS} more taints, each on other nodes")
     remedy.append("Only if no workload should be kept off: remove the taint from the nodes.")
     return waiting.found(TAINTED, *evidence, remedy=tuple(remedy))
 
 
-def _tolerated(spec: PodSpec, key: str) -> Iterator[str]:
-    """Yield tolerations with the same key that still do not cover this taint."""
-    for toleration in spec.tolerations:
-        if toleration.key == key:
-            yield (
-                f"{toleration.key}={toleration.value}:{toleration.effect or 'any effect'}"
-                if toleration.value
-                else f"{toleration.key}:{toleration.effect}"
-            )
+def _tolerated(toleration: Toleration) -> str:
+    key = f"{toleration.key}={toleration.value}" if toleration.value else toleration.key
+    return f"{key}:{toleration.effect or 'any effect'}"
 
 
-def _cordon(node: Node) -> Iterator[str]:
-    yield f"{node.subject} is cordoned (spec.unschedulable)"
-    if CORDONED_BY in node.meta.annotations:
-        yield f"annotation {CORDONED_BY}={node.meta.annotations[CORDONED_BY][:100]}"
-    yield from _conditions(node)
+def find_unmatched(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[Node], others: Sequence[Node]) -> FoundCause:
+    """Return the result for a selector that matches none of the nodes, which have the requested resources.
+
+    `others` are the remaining nodes.
+    """
+    wanted = list(_requirements(waiting.spec))
+    failing = [each for each in wanted if not any(expression_takes(each, node) for node in nodes)]
+    names = " and ".join(sorted(waiting.devices)) or "room"
+    evidence = [f"{counted(len(nodes), 'node')} with {names}; the selector matches none of them"]
+    remedy: list[str] = []
+    for expression in failing:
+        text, fixes = _unmatched(expression, nodes, others, names)
+        evidence.append(text)
+        remedy += fixes
+    if not failing:
+        parts = "; ".join(map(_shown, wanted))
+        evidence.append(f"each part of it matches some of them, all parts together match none: {parts}")
+        remedy.append("Loosen the part of the selector that is not needed.")
+    unlabelled = any(expression.key in _DISCOVERED and not _values(expression.key, nodes) for expression in failing)
+    above = tuple(_why_unlabelled(snapshot, nodes)) if unlabelled else ()
+    return waiting.found(UNMATCHED, *evidence, remedy=tuple(remedy), because_of=above)
 
 
-def _uncordon(node: Node) -> tuple[str, ...]:
-    if CORDONED_BY in node.meta.annotations:
-        release = release_of(node.name)
-        return (f"If the run that cordoned it is over, return the node to service: {release}",)
-    return (f"Find out who cordoned it; if it may work again: {command('kubectl', 'uncordon', node.name)}",)
+def requirements(spec: PodSpec) -> Iterator[str]:
+    """Yield the requirements of a selector as evidence."""
+    return map(_shown, _requirements(spec))
 
 
-def _upgrade(node: Node) -> tuple[str, ...]:
-    look = kubectl("describe", node.meta)
-    return (f"Wait for the upgrade; if its state no longer changes, check the driver's pod there: {look}",)
+def _why_unlabelled(snapshot: Snapshot, nodes: Iterable[Node]) -> Iterator[Origin]:
+    """Yield all possible reasons why feature discovery has written no labels."""
+    for component in components(snapshot):
+        if component.role in _DISCOVERERS:
+            yield COMPONENT_NOT_READY[component.role].name, component.subject
+    for node in nodes:
+        yield from origins((UNLABELLED, *(COMPONENT_NOT_READY[role] for role in _DISCOVERERS)), node.subject)
 
 
-def _conditions(node: Node) -> Iterator[str]:
-    for condition in node.conditions:
-        bad = "True" if condition.type != "Ready" else "False"
-        if (condition.type == "Ready" and condition.status != "True") or (
-            condition.type.endswith("Pressure") and condition.status == bad
-        ):
-            yield f"condition {condition}".rstrip(": ,")
+def _requirements(spec: PodSpec) -> Iterator[Expression]:
+    """Yield all requirements of the spec.
+
+    One of several affinity terms is sufficient, but the terms are not separated here.
+    """
+    for key, value in spec.node_selector.items():
+        yield Expression(key, "In", (value,))
+    for term in spec.affinity or ():
+        yield from term
 
 
-def _platform(node: Node) -> Iterator[str]:
-    for key, value in sorted(node.meta.labels.items()):
-        if key.startswith("sagemaker.amazonaws.com/") and ("health" in key or "fault" in key):
-            yield f"label {key}={value}"
+def _unmatched(
+    wanted: Expression, nodes: Sequence[Node], others: Sequence[Node], names: str
+) -> tuple[str, tuple[str, ...]]:
+    """Return the existing values closest to the requirement, and the correction to make."""
+    key, text = wanted.key, _shown(wanted)
+    if elsewhere := [node.name for node in others if expression_takes(wanted, node)]:
+        return (
+            f"{text}: only nodes without {names} match ({', '.join(elsewhere[:_MOST_LABELS])})",
+            (f"Drop {key} from the selector, or select the nodes with {names} by a label that they have.",),
+        )
+    values = _values(key, nodes)
+    if not values:
+        return _no_label(text, wanted, nodes)
+    existing = ", ".join(f"{value} ({number})" for value, number in values.most_common(_MOST_LABELS))
+    near = _near_value(wanted.values, values) if wanted.operator in ("In", "Gt", "Lt") else ""
+    fix = f"Set {key} to {near} in the selector, if that fits." if near else ""
+    fixes = (fix or f"Change {key} in the selector to a value that the nodes have.", *_suffix(wanted.values, near))
+    return f"{text}: these nodes have {key}={existing}", fixes
 
 
-def _describe(node: Node) -> tuple[str, ...]:
-    return (f"Check the node's conditions and events: {kubectl('describe', node.meta)}",)
+def _no_label(text: str, wanted: Expression, nodes: Sequence[Node]) -> tuple[str, tuple[str, ...]]:
+    key, keys = wanted.key, {key for node in nodes for key in node.meta.labels}
+    close = [] if key in _DISCOVERED else get_close_matches(key, keys, 1, 0.85)
+    evidence = f"{text}: no node has the label {key}"
+    if close:
+        return f"{evidence}; they have {close[0]}", (f"Write {close[0]} instead of {key} in the selector.",)
+    remove = f"Remove {key} from the selector."
+    if key.startswith("nvidia.com/"):
+        pods = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", "app=gpu-feature-discovery")
+        return evidence, (f"GPU feature discovery writes such labels; check whether it runs: {pods}", remove)
+    if wanted.values and nodes:
+        label = kubectl("label", nodes[0].meta, f"{key}={wanted.values[0]}")
+        return evidence, (remove, f"Or label the intended nodes: {label}")
+    return evidence, (remove,)
 
 
-def _pods_on(node: Node) -> str:
-    return pods_on(node.name)
+def _values(key: str, nodes: Iterable[Node]) -> Counter[str]:
+    """Return the values of the label, or the names of the nodes, each with the number of nodes."""
+    if key == _NAME:
+        return Counter(node.name for node in nodes)
+    return Counter(node.meta.labels[key] for node in nodes if key in node.meta.labels)
+
+
+def _near_value(wanted: tuple[str, ...], existing: Iterable[str]) -> str:
+    """Return the value that extends a requested one, as with `…-SHARED`; else a similar or the only value."""
+    known = list(existing)
+    for text in wanted:
+        added = [value for value in known if value.startswith(text) or text.startswith(value)]
+        if close := added or get_close_matches(text, known, 1, 0.7):
+            return close[0]
+    return known[0] if len(known) == 1 else ""
+
+
+def _suffix(wanted: tuple[str, ...], near: str) -> tuple[str, ...]:
+    """Explain the suffix that GPU feature discovery adds to a product: it names the enabled feature."""
+    added = next((near.removeprefix(text) for text in wanted if near != text and near.startswith(text)), "")
+    if added.startswith("-SHARED"):
+        return ("Since GPU sharing was turned on, feature discovery adds -SHARED to the product.",)
+    if added.startswith("-MIG"):
+        return ("Since MIG was turned on, feature discovery adds the profile to the product.",)
+    return ()
+
+
+def _shown(expression: Expression) -> str:
+    values = ", ".join(expression.values[:_MOST_LABELS])
+    if expression.operator == "In" and len(expression.values) == 1:
+        return f"{expression.key}={values}"
+    return f"{expression.key} {expression.operator} {values}".rstrip()

@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.device_plugins import why_not_cut, why_not_offered
-from diagnosis.causes.unscheduled import rdma_resources, refused
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_extended
+from diagnosis.causes.unscheduled import refused
+from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.facts import autoscaler
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.components import Role, components
-from diagnosis.facts.efa import EFA_CLASS, claimable_nodes
-from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, switched_off
+from diagnosis.facts.commands import command, kubectl, logs
+from diagnosis.facts.components import Component, Role, components, is_for, is_ready
+from diagnosis.facts.components import refused as refusing_taints
+from diagnosis.facts.efa import EFA_CLASS, PORT_DOWN, claimable_nodes
+from diagnosis.facts.gpu_nodes import EFA, has_gpu, has_nvidia, is_changed, is_for_machines, switched_off
 from diagnosis.facts.gpu_requests import is_gpu, meant_as_gpu
-from diagnosis.facts.placement import has, selects
+from diagnosis.facts.placement import is_extended, nodes_with, selects
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Cause, Family, FoundCause, Link
+from diagnosis.model import Cause, CauseSeverity, Family, FoundCause, Link, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.text.naming import named
@@ -58,7 +60,24 @@ EFA_BY_NAME = _scheduled(
     "Replace the resource by a claim of the DeviceClass efa.networking.k8s.aws in the pod's resourceClaims.",
     source="https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.md",
 )
-CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT, EFA_BY_NAME, *rdma_resources.CAUSES)
+RDMA_ABSENT = _scheduled(
+    "RdmaResourceAbsent",
+    "Pods request an RDMA device or a virtual function by a name that no node offers: its device plugin is missing, "
+    "runs elsewhere, or selects no device of the nodes.",
+    "Run the device plugin on the nodes with RDMA devices, with this resource name in its ConfigMap.",
+    source="https://github.com/Mellanox/k8s-rdma-shared-dev-plugin, "
+    "https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin: resourceName, selectors",
+)
+RDMA_UNHEALTHY = _scheduled(
+    "RdmaDevicesUnhealthy",
+    "A node offers fewer virtual functions or RDMA devices than it has: the device plugin considers the others "
+    "unhealthy, for example because their link is down.",
+    "Repair the link (cable, optics, switch, or the state of the physical function): the SR-IOV device plugin then "
+    "offers the devices again.",
+    severity=CauseSeverity.MEDIUM,
+    source="https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin: detects the link status",
+)
+CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT, EFA_BY_NAME, RDMA_ABSENT, RDMA_UNHEALTHY)
 
 _MIG = "nvidia.com/mig-"
 _SHARED = ".shared"
@@ -66,42 +85,53 @@ _WHOLE = "nvidia.com/gpu"
 _STRATEGY = "nvidia.com/mig.strategy"
 _NVIDIAS = "nvidia.com/"
 _KNOWN = frozenset((_WHOLE, "amd.com/gpu"))
-_MOST_NAMED = 5
+_MOST = 5
+_RDMA = "rdma/"
+"""Default prefix of the shared RDMA device plugin."""
+_SRIOV = ("intel.com/", "openshift.io/", "mellanox.com/", "nvidia.com/")
+"""Prefixes of the SR-IOV device plugin: its default, OpenShift's, an older one, NVIDIA's network operator's."""
+_NOT_SRIOV = ("nvidia.com/gpu", "nvidia.com/mig", "nvidia.com/priority", "intel.com/sgx", "intel.com/qat")
+_RDMA_STEPS = {
+    Role.RDMA_PLUGIN: "rdmaSharedDevicePlugin of the network operator's NicClusterPolicy",
+    Role.SRIOV_PLUGIN: "sriovDevicePlugin of the network operator's NicClusterPolicy, or the SR-IOV network operator",
+}
 
 
-def absent(waiting: Waiting, rooms: Sequence[NodeUse]) -> tuple[str, ...]:
-    """Return the requested resources of which no node has any."""
-    return tuple(name for name in waiting.devices if not any(has(room.node, name) for room in rooms))
-
-
-def find_absent(
-    snapshot: Snapshot, waiting: Waiting, names: Iterable[str], rooms: Sequence[NodeUse]
-) -> Iterator[FoundCause]:
-    there = _offered(rooms)
-    for name in names:
-        if name == EFA and (claimable := claimable_nodes(snapshot)):
-            yield _by_claim(snapshot, waiting, sorted(claimable))
-            continue
+def find_absent(snapshot: Snapshot, waiting: Waiting, name: str) -> Iterator[FoundCause]:
+    """Yield why no node has any of a resource that the pods request."""
+    if name == EFA and (claimable := claimable_nodes(snapshot)):
+        yield _by_claim(snapshot, waiting, sorted(claimable))
+        return
+    there = Counter({each: number for each, number in nodes_with(snapshot).items() if is_extended(each)})
+    cause, remedy = _intended(name, there)
+    if cause is not ABSENT:
+        strategies = _strategies(snapshot) if name.startswith(_MIG) else ()
         asked = f"{shown(name, waiting.asked[name])} {name} requested; no node has any"
-        offered = _offer(there)
-        cause, remedy = _judged(name, there)
-        changed = [room.node for room in rooms if name.startswith(_NVIDIAS) and _is_on_its_way(waiting, room.node)]
-        if cause is ABSENT and changed:
-            yield from (refused.find_changed(node, name, waiting.names) for node in changed)
-        elif cause is ABSENT and (role := rdma_resources.plugin_of(name)) is not None:
-            yield rdma_resources.found_absent(snapshot, waiting, name, role, rooms)
-        elif cause is ABSENT:
-            messages = autoscaler.refusal_of(snapshot, waiting.pods)
-            evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *messages)
-            because = why_not_offered(snapshot)
-            yield waiting.found(
-                cause, *evidence, subject=f"resource/{name}", remedy=_look(snapshot, name, rooms), because_of=because
-            )
-        else:
-            strategy = _strategies(rooms) if name.startswith(_MIG) else ()
-            cut = why_not_cut(snapshot) if name.startswith(_MIG) else ()
-            messages = (asked, offered, *strategy)
-            yield waiting.found(cause, *messages, remedy=remedy, because_of=cut)
+        because = why_not_cut(snapshot) if name.startswith(_MIG) else ()
+        yield waiting.found(cause, asked, _offered(there), *strategies, remedy=remedy, because_of=because)
+    elif changing := [node for node in snapshot.nodes if name.startswith(_NVIDIAS) and _is_changing(waiting, node)]:
+        yield from (refused.find_changed(node, name, waiting.names) for node in changing)
+    elif (role := rdma_plugin(name)) is not None:
+        yield _rdma_absent(snapshot, waiting, name, role)
+    else:
+        evidence = (
+            f"{counted(len(snapshot.nodes), 'node')}, none with {name}",
+            *_without(snapshot, name),
+            _offered(there),
+            *autoscaler.refusal_of(snapshot, waiting.pods),
+        )
+        steps, because = _check_plugin(snapshot, name), why_not_offered(snapshot)
+        yield waiting.found(ABSENT, *evidence, subject=f"resource/{name}", remedy=steps, because_of=because)
+
+
+def find_apart(snapshot: Snapshot, waiting: Waiting) -> FoundCause:
+    """Return the result for a pod whose resources all exist, but never together on one node."""
+    if EFA in waiting.devices and (claimable := claimable_nodes(snapshot)):
+        return _by_claim(snapshot, waiting, sorted(claimable))
+    names = " and ".join(sorted(waiting.devices))
+    evidence = f"one pod requests {names}; no node has all of them"
+    remedy = "Request resources that one kind of node has, or let the device plugin offer them together."
+    return waiting.found(MISSPELLED, evidence, remedy=(remedy,))
 
 
 def _by_claim(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[str]) -> FoundCause:
@@ -109,7 +139,7 @@ def _by_claim(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[str]) -> Fou
     named_class = EFA_CLASS if EFA_CLASS in classes or not classes else classes[0]
     evidence = (
         f"{shown(EFA, waiting.asked[EFA])} {EFA} requested; no node with the GPUs has any",
-        f"a DRA driver publishes EFA devices of {named((f'node/{name}' for name in nodes), _MOST_NAMED)}",
+        f"a DRA driver publishes EFA devices of {named((f'node/{name}' for name in nodes), _MOST)}",
     )
     remedy = (
         f"Remove {EFA} from the container's resources.",
@@ -119,23 +149,14 @@ def _by_claim(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[str]) -> Fou
     return waiting.found(EFA_BY_NAME, *evidence, remedy=remedy)
 
 
-def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
+def _is_changing(waiting: Waiting, node: Node) -> bool:
     """Whether the node suits the pods, and offers its GPUs again when the operator has finished."""
     aside = switched_off(node) or is_for_machines(node)
     return has_nvidia(node) and is_changed(node) and not aside and selects(waiting.spec, node)
 
 
-def find_apart(snapshot: Snapshot, waiting: Waiting) -> FoundCause:
-    """Return the result for a pod whose resources all exist, but never together on one node."""
-    if EFA in waiting.devices and (claimable := claimable_nodes(snapshot)):
-        return _by_claim(snapshot, waiting, sorted(claimable))
-    names = " and ".join(sorted(waiting.devices))
-    evidence = (f"one pod requests {names}; no node has all of them",)
-    remedy = ("Request resources that one kind of node has, or let the device plugin offer them together.",)
-    return waiting.found(MISSPELLED, *evidence, remedy=remedy)
-
-
-def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
+def _intended(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
+    """Return why the name is absent by the names that nodes have, and the name to request instead."""
     ask = "Request `{}` in the workload's limits.".format
     twin = name.removesuffix(_SHARED) if name.endswith(_SHARED) else name + _SHARED
     mig = [text for text in there if text.startswith(_MIG)]
@@ -148,9 +169,9 @@ def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
     near = nearest(name, there)
     if near and name not in _KNOWN:
         return MISSPELLED, (ask(near),)
-    others = [text for text in there if is_gpu(text)]
+    others = sorted(text for text in there if is_gpu(text))
     if others and meant_as_gpu(name):
-        return MISSPELLED, (f"Request an existing resource: {', '.join(sorted(others)[:_MOST_NAMED])}.",)
+        return MISSPELLED, (f"Request an existing resource: {', '.join(others[:_MOST])}.",)
     return ABSENT, ()
 
 
@@ -166,31 +187,23 @@ def _other_profiles(name: str, mig: list[str], there: Counter[str]) -> tuple[str
         near = nearest(name, mig)
         first = f"Request `{near}`." if near else f"Request one of {', '.join(sorted(mig))}."
         return first, f"Or partition a node into {name.removeprefix(_MIG)} by its label `nvidia.com/mig.config`."
-    if _WHOLE in there:
-        return (
-            f"With MIG strategy single, request {_WHOLE}; the label nvidia.com/gpu.product shows the profile.",
-            "Without MIG: set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin.",
-        )
-    return ("Set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin.",)
+    mixed = "`nvidia.com/mig.config` on a node, and strategy mixed in the device plugin."
+    if _WHOLE not in there:
+        return (f"Set {mixed}",)
+    single = f"With MIG strategy single, request {_WHOLE}; the label nvidia.com/gpu.product shows the profile."
+    return single, f"Without MIG: set {mixed}"
 
 
-def _offered(rooms: Iterable[NodeUse]) -> Counter[str]:
-    """Return, by resource, how many nodes have any."""
-    names = ((name, room) for room in rooms for name in {**room.node.capacity, **room.node.allocatable})
-    return Counter(name for name, room in names if is_extended(name) and has(room.node, name))
-
-
-def _offer(there: Counter[str]) -> str:
+def _offered(there: Counter[str]) -> str:
     gpus = [(name, nodes) for name, nodes in there.most_common() if meant_as_gpu(name)]
     if not gpus:
         return "no node offers any GPU resource"
-    return "offered: " + ", ".join(f"{name} on {counted(nodes, 'node')}" for name, nodes in gpus[:_MOST_NAMED])
+    return "offered: " + ", ".join(f"{name} on {counted(nodes, 'node')}" for name, nodes in gpus[:_MOST])
 
 
-def _hardware(name: str, rooms: Iterable[NodeUse]) -> Iterator[str]:
+def _without(snapshot: Snapshot, name: str) -> Iterator[str]:
     """Yield nodes that should have the resource."""
-    for room in rooms:
-        node = room.node
+    for node in snapshot.nodes:
         if {**node.capacity, **node.allocatable}.get(name) == "0":
             yield f"{node.subject}: 0 {name} now; a device plugin offered it before"
         elif name.startswith(_NVIDIAS) and has_nvidia(node):
@@ -199,36 +212,100 @@ def _hardware(name: str, rooms: Iterable[NodeUse]) -> Iterator[str]:
             yield f"{node.subject}: a GPU node that offers no {name}{why}"
 
 
-def _strategies(rooms: Iterable[NodeUse]) -> tuple[str, ...]:
-    fields = Counter(room.node.meta.labels[_STRATEGY] for room in rooms if _STRATEGY in room.node.meta.labels)
-    return tuple(f"MIG strategy {text} on {counted(nodes, 'node')}" for text, nodes in sorted(fields.items()))
+def _strategies(snapshot: Snapshot) -> Iterator[str]:
+    strategies = Counter(node.meta.labels[_STRATEGY] for node in snapshot.nodes if _STRATEGY in node.meta.labels)
+    return (f"MIG strategy {text} on {counted(nodes, 'node')}" for text, nodes in sorted(strategies.items()))
 
 
-def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str, ...]:
+def _check_plugin(snapshot: Snapshot, name: str) -> tuple[str, str]:
+    """Return the steps that lead to a device plugin which offers the resource."""
+    columns = f"custom-columns=NODE:.metadata.name,OFFERED:.status.allocatable.{name.replace('.', chr(92) + '.')}"
+    look = f"List the resources of the nodes: {command('kubectl', 'get', 'nodes', '-o', columns)}"
     role = Role.EFA_PLUGIN if name == EFA else Role.DEVICE_PLUGIN if name.startswith(_NVIDIAS) else None
     if role is None:
-        return (f"Run the device plugin that offers {name} on the nodes with such devices.", _offers(name))
-    with_gpus = [room.node for room in rooms if has_nvidia(room.node)]
+        return f"Run the device plugin that offers {name} on the nodes with such devices.", look
+    with_gpus = [node for node in snapshot.nodes if has_nvidia(node)]
     if role is Role.DEVICE_PLUGIN and not with_gpus:
-        return ("Add a GPU node to the cluster, or let its pool grow from zero.", _offers(name))
+        return "Add a GPU node to the cluster, or let its pool grow from zero.", look
     if role is Role.DEVICE_PLUGIN and all(map(switched_off, with_gpus)):
-        return (_switch_on(with_gpus[0]), _offers(name))
-    plugin = next(
-        (each for each in components(snapshot) if each.role is role and each.meta.kind == "DaemonSet"),
-        None,
-    )
+        node = with_gpus[0]
+        on = command("kubectl", "label", "node", node.name, f"{switched_off(node)}=true", "--overwrite")
+        return f"Find out who disabled the device plugin there; if the node's GPUs are for containers: {on}", look
+    plugins = (each for each in components(snapshot) if each.role is role and each.meta.kind == "DaemonSet")
+    plugin = next(plugins, None)
     if plugin is None:
-        return (f"Run the {role.value} on the nodes with such devices.", _offers(name))
-    look = kubectl("describe", plugin.meta)
-    return (f"Check whether the {role.value} runs on the nodes with such devices: {look}", _offers(name))
+        return f"Run the {role.value} on the nodes with such devices.", look
+    see = kubectl("describe", plugin.meta)
+    return f"Check whether the {role.value} runs on the nodes with such devices: {see}", look
 
 
-def _switch_on(node: Node) -> str:
-    on = command("kubectl", "label", "node", node.name, f"{switched_off(node)}=true", "--overwrite")
-    return f"Find out who disabled the device plugin there; if the node's GPUs are for containers: {on}"
+def rdma_plugin(resource: str) -> Role | None:
+    """Return the RDMA device plugin that offers such a resource, by its prefix; None for other resources."""
+    if resource.startswith(_RDMA):
+        return Role.RDMA_PLUGIN
+    if resource.startswith(_SRIOV) and not resource.startswith(_NOT_SRIOV) and not meant_as_gpu(resource):
+        return Role.SRIOV_PLUGIN
+    return None
 
 
-def _offers(name: str) -> str:
-    escaped = name.replace(".", "\\.")
-    columns = f"custom-columns=NODE:.metadata.name,OFFERED:.status.allocatable.{escaped}"
-    return f"List the resources of the nodes: {command('kubectl', 'get', 'nodes', '-o', columns)}"
+def found_unhealthy_rdma(node: Node, numbers: str, affected: tuple[str, ...]) -> FoundCause:
+    """Return the result for RDMA devices of a node that their plugin does not offer. `numbers`: the evidence."""
+    down = [finding.subject for finding in node.findings if finding.reason == PORT_DOWN]
+    evidence = (numbers, *((f"the agent finds ports down: {named(down, _MOST)}",) if down else ()))
+    see = f"See the state of its links and devices: {kubectl('describe', node.meta)}"
+    return FoundCause(RDMA_UNHEALTHY, node.subject, evidence, (RDMA_UNHEALTHY.remedy, see), affected)
+
+
+def _rdma_absent(snapshot: Snapshot, waiting: Waiting, name: str, role: Role) -> FoundCause:
+    nodes = [node for node in snapshot.nodes if has_gpu(node)] or list(snapshot.nodes)
+    plugin = next((each for each in components(snapshot) if each.role is role), None)
+    zero = [node.subject for node in snapshot.nodes if {**node.capacity, **node.allocatable}.get(name) == "0"]
+    prefix = name.partition("/")[0] + "/"
+    others = sorted(each for each in nodes_with(snapshot) if each.startswith(prefix) and rdma_plugin(each))
+    evidence = [
+        f"{shown(name, waiting.asked[name])} {name} requested; {counted(len(snapshot.nodes), 'node')}, none with {name}"
+    ]
+    evidence += [f"{named(zero, _MOST)}: 0 {name} now; a device plugin offered it before"] if zero else []
+    evidence += [f"offered instead: {named(others, _MOST)}"] if others else []
+    if plugin is not None:
+        state, remedy = _rdma_plugin_state(plugin, name, nodes)
+        evidence += [state] if state else []
+    else:
+        evidence += [f"the cluster has no {role.value}"] if snapshot.sees("DaemonSet", "Pod") else []
+        resource = f"the resourceName {name.partition('/')[2]} in its configuration"
+        remedy = (f"Install the {role.value} ({_RDMA_STEPS[role]}), with {resource}.",)
+    subjects = (*((plugin.subject,) if plugin else ()), *(node.subject for node in nodes))
+    because = origins((NOT_READY[role],), *subjects)
+    evidence += autoscaler.refusal_of(snapshot, waiting.pods)
+    return waiting.found(RDMA_ABSENT, *evidence, subject=f"resource/{name}", remedy=remedy, because_of=because)
+
+
+def _rdma_plugin_state(plugin: Component, name: str, nodes: Sequence[Node]) -> tuple[str, tuple[str, ...]]:
+    """Return how the plugin runs on the GPU nodes, and the steps that make it offer the resource."""
+    describe = kubectl("describe", plugin.meta)
+    on_nodes = ((node, plugin.pod_on(node.name)) for node in nodes)
+    ready = [(node, pod) for node, pod in on_nodes if pod is not None and is_ready(pod)]
+    if ready:
+        there, resource = named((node.subject for node, _ in ready), _MOST), name.partition("/")[2]
+        tail = logs(ready[0][1].meta, "--tail=100")
+        compare = (
+            f"Compare the resourceName {resource}, the prefix and the selectors in the plugin's ConfigMap, which "
+            f"{describe} shows, with the node's devices."
+        )
+        return f"{plugin.subject} is ready on {there}, and offers no such resource there", (
+            compare,
+            f"Then restart the plugin, and read whether its log skips the resource: {tail}",
+        )
+    run = f"Let the plugin run on the nodes with such devices: {describe}"
+    if plugin.meta.kind != "DaemonSet" or not nodes or any(is_for(plugin.spec, node) for node in nodes):
+        return "", (run,)
+    node, labels = nodes[0], plugin.spec.node_selector.items()
+    if missing := [f"{key}={text}" for key, text in labels if node.meta.labels.get(key) != text]:
+        discovery = (
+            "Find out why the nodes lack these labels: node feature discovery sets pci-15b3.present, and the network "
+            "operator sets operator.mofed.wait=false once its driver is loaded."
+        )
+        return f"{plugin.subject} requires {named(missing, _MOST)}, which {node.subject} lacks", (discovery, run)
+    taints = named(map(str, refusing_taints(plugin.spec, node)), _MOST)
+    refusal = f"does not tolerate {taints}" if taints else f"does not select {node.subject}"
+    return f"{plugin.subject} {refusal}", (run,)

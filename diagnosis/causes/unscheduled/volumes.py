@@ -1,11 +1,10 @@
-"""Report rules that only the scheduler can judge: volumes, other pods, spreading, ports of the host."""
+"""Find volumes that keep a pod from being scheduled, and declare the rules that only the scheduler can judge."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Sequence
 
-from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
+from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.facts.commands import command
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import has, holds_volume, selects
@@ -15,6 +14,7 @@ from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
 from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Expression
 from healthcheck.text.naming import named
 
@@ -70,91 +70,75 @@ _NEARER = (
 )
 
 
-def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
+def find_unbound(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield claims without a volume, which a scheduler judges before any node."""
-    for reason in waiting.reasons(ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND):
-        yield from (
-            _missing(snapshot, waiting, reason)
-            if reason.says is ReasonSubject.VOLUME_MISSING
-            else _unbound(snapshot, waiting, reason)
-        )
+    for reason in waiting.reasons(ReasonSubject.VOLUME_MISSING):
+        yield from _missing(snapshot, waiting, reason)
+    for reason in waiting.reasons(ReasonSubject.VOLUME_UNBOUND):
+        unbound = [claim for claim in _own_claims(snapshot, waiting) if not claim.volume]
+        yield from (_unbound(snapshot, waiting, reason, claim) for claim in unbound)
+        if not unbound:
+            yield waiting.found(UNBOUND, waiting.quote(reason), certainty=Certainty.LIKELY)
 
 
-def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
-    """Yield bound volumes that none of the nodes with room, which are among `rooms`, can mount together."""
-    free = [room.node for room in rooms if room.fits(waiting.counted)]
+def find_elsewhere(snapshot: Snapshot, waiting: Waiting, free: Sequence[Node]) -> Iterator[FoundCause]:
+    """Yield bound volumes that none of the nodes with room can mount together."""
     claims = _own_claims(snapshot, waiting)
     bound = [(claim, snapshot.volume[claim.volume]) for claim in claims if claim.volume in snapshot.volume]
-    if not free or any(all(holds_volume(volume, node) for _, volume in bound) for node in free):
+    if any(all(holds_volume(volume, node) for _, volume in bound) for node in free):
         return
-    to_blame = [pair for pair in bound if not any(holds_volume(pair[1], node) for node in free)] or bound
-    near = [node for node in snapshot.nodes if all(holds_volume(volume, node) for _, volume in to_blame)]
-    selected = [node for node in near if selects(waiting.spec, node)]
-    able = named((node.subject for node in selected if all(has(node, name) for name in waiting.devices)), _MOST)
-    evidence = (
-        *(
-            f"{claim.meta.subject} is bound to {volume.meta.subject}, only for nodes with {_where(volume)}"
-            for claim, volume in to_blame
-        ),
-        f"nodes with room but without the volume: {named((node.subject for node in free), _MOST)}",
-        f"nodes with the volume have the requested resources, but no room: {able}"
-        if able
-        else f"of {counted(len(near), 'node')} with the volume, none has the requested resources",
-    )
-    yield waiting.found(ELSEWHERE, *evidence, remedy=_NEARER)
+    distant = [pair for pair in bound if not any(holds_volume(pair[1], node) for node in free)] or bound
+    near = [node for node in snapshot.nodes if all(holds_volume(volume, node) for _, volume in distant)]
+    full = [
+        node.subject
+        for node in near
+        if selects(waiting.spec, node) and all(has(node, name) for name in waiting.devices)
+    ]
+    for claim, volume in distant:
+        evidence = (
+            f"{claim.meta.subject} is bound to {volume.meta.subject}, only for nodes with {_where(volume)}",
+            f"nodes with room but without the volume: {named((node.subject for node in free), _MOST)}",
+            f"nodes with the volume have the requested resources, but no room: {named(full, _MOST)}"
+            if full
+            else f"of {counted(len(near), 'node')} with the volume, none has the requested resources",
+        )
+        yield waiting.found(ELSEWHERE, *evidence, remedy=_NEARER)
 
 
-def are_bound_now(snapshot: Snapshot, waiting: Waiting) -> bool:
-    """Whether the scheduler's message about volumes is outdated: all of them exist and are bound now."""
-    bound = {claim.meta.name for claim in _own_claims(snapshot, waiting) if claim.volume and not claim.meta.deleted}
-    wanted = waiting.spec.volume_claims
-    return bool(wanted) and snapshot.sees("PersistentVolumeClaim") and bound.issuperset(wanted)
+def are_settled(snapshot: Snapshot, waiting: Waiting) -> bool:
+    """Whether the scheduler's message about volumes is outdated, or soon will be.
 
-
-def are_being_created(snapshot: Snapshot, waiting: Waiting) -> bool:
-    """Whether the unbound claims are so young that a provisioner may still create volumes, without any warning."""
-    wanted = _own_claims(snapshot, waiting)
-    unbound = [claim for claim in wanted if not claim.volume]
-    if not unbound or len(wanted) < len(set(waiting.spec.volume_claims)):
+    All claims are bound by now, or so young that a provisioner may still create their volumes, without any warning.
+    """
+    claims = _own_claims(snapshot, waiting)
+    if not claims or len(claims) < len(set(waiting.spec.volume_claims)):
         return False
     return not any(
-        older(snapshot, claim.meta.created, _PROVISIONED)
+        claim.meta.deleted is not None
+        if claim.volume
+        else older(snapshot, claim.meta.created, _PROVISIONED)
         or any(event.warning for event in snapshot.events_about.get(claim.meta.subject, ()))
-        for claim in unbound
+        for claim in claims
     )
 
 
 def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
-    names = [reason.what] if reason.what else list(waiting.spec.volume_claims)
-    known = _claims(snapshot, waiting)
-    for name in names:
-        if name not in known or len(names) == 1:
-            what = subject("PersistentVolumeClaim", waiting.pods[0].meta.namespace, name)
-            evidence = (
-                waiting.quote(reason),
-                f"there are {', '.join(islice(known, _MOST)) or 'no claims'} in the namespace",
-            )
-            yield waiting.found(
-                MISSING, *(evidence if snapshot.sees("PersistentVolumeClaim") else evidence[:1]), subject=what
-            )
+    known = snapshot.volume_claims_in.get(waiting.namespace, {})
+    existing = f"there are {named(known, _MOST) or 'no claims'} in the namespace"
+    evidence = (waiting.quote(reason), *((existing,) if snapshot.sees("PersistentVolumeClaim") else ()))
+    claims = waiting.spec.volume_claims
+    unknown = [name for name in claims if name not in known]
+    for name in (reason.what,) if reason.what else unknown or claims:
+        yield waiting.found(MISSING, *evidence, subject=subject("PersistentVolumeClaim", waiting.namespace, name))
 
 
-def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
-    open_ones = [claim for claim in _own_claims(snapshot, waiting) if not claim.volume]
-    for claim in open_ones:
-        events = snapshot.events_about.get(claim.meta.subject, ())
-        messages = [event.message for event in events if event.warning] or [event.message for event in events]
-        state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
-        yield waiting.found(
-            UNBOUND,
-            state,
-            waiting.quote(reason),
-            *messages[-1:],
-            subject=claim.meta.subject,
-            remedy=tuple(_bind(claim, " ".join(messages[-1:]))),
-        )
-    if not open_ones:
-        yield waiting.found(UNBOUND, waiting.quote(reason), certainty=Certainty.LIKELY)
+def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason, claim: VolumeClaim) -> FoundCause:
+    events = snapshot.events_about.get(claim.meta.subject, ())
+    messages = [event.message for event in events if event.warning] or [event.message for event in events]
+    state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
+    remedy = tuple(_bind(claim, " ".join(messages[-1:])))
+    evidence = (state, waiting.quote(reason), *messages[-1:])
+    return waiting.found(UNBOUND, *evidence, subject=claim.meta.subject, remedy=remedy)
 
 
 def _bind(claim: VolumeClaim, message: str) -> Iterator[str]:
@@ -184,12 +168,7 @@ def _words(expression: Expression) -> str:
     return f"{expression.key} {expression.operator} {', '.join(expression.values)}".strip()
 
 
-def _claims(snapshot: Snapshot, waiting: Waiting) -> Mapping[str, VolumeClaim]:
-    """Return the claims of the namespace by name, in order."""
-    return snapshot.volume_claims_in.get(waiting.pods[0].meta.namespace, {})
-
-
 def _own_claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
     """Return the claims of the pods themselves."""
-    known = _claims(snapshot, waiting)
+    known = snapshot.volume_claims_in.get(waiting.namespace, {})
     return [known[name] for name in dict.fromkeys(waiting.spec.volume_claims) if name in known]

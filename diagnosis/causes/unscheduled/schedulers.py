@@ -1,0 +1,357 @@
+"""Find pods that no scheduler tries to place: it is missing, it fails, or it waits for a whole group of pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import lru_cache, partial
+from itertools import islice
+
+from diagnosis.causes.admission import refused_workloads
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.faulty_gpus import RANK_KEYS
+from diagnosis.causes.unscheduled.device_claims import lacks_claims
+from diagnosis.causes.unscheduled.waiting import Waiting, group_of, group_subject, unplaced, waits_for_group
+from diagnosis.facts.commands import command, kubectl
+from diagnosis.facts.components import Component, is_ready
+from diagnosis.facts.gangs import Gang, gang_of, group_message, is_held_back
+from diagnosis.facts.placement import ZERO, asked_by
+from diagnosis.facts.quantity import counted, shown
+from diagnosis.hami.installation import installations
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.native_gangs import kind_of
+from diagnosis.snapshot.pods import Pod
+from healthcheck.text.naming import named
+
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+NO_SCHEDULER = _scheduled(
+    "SchedulerNotThere",
+    "A pod names a scheduler that does not respond: no scheduler has processed the pod.",
+    "Name a running scheduler, or install the named one.",
+    severity=CauseSeverity.HIGH,
+)
+GANG = _scheduled(
+    "GangIncomplete",
+    "A group of pods that must start together cannot start: some pods have no room, or do not exist.",
+    "Make room for the whole group, or use fewer or smaller pods.",
+)
+ERROR = _scheduled(
+    "SchedulerFailed",
+    "The scheduler failed with an error when it tried to schedule a pod.",
+    "Fix the step that the error names; the scheduler then retries. Its messages: "
+    "`kubectl get events -A --field-selector=reason=FailedScheduling`.",
+)
+NO_GROUP = _scheduled(
+    "PodGroupMissing",
+    "Pods name a PodGroup, or a group of a Workload, that does not exist: the scheduler does not try to place them, "
+    "and writes neither a condition nor an event.",
+    "Create the PodGroup, or name an existing one: `schedulingGroup` can't be changed, so the pods are created again.",
+    source="https://kubernetes.io/docs/concepts/scheduling-eviction/gang-scheduling/; KEP-4671",
+)
+PATIENCE = timedelta(minutes=2)
+"""Time until a gate, or a pod without a scheduler's message, counts as a problem."""
+_DEFAULT = "default-scheduler"
+_ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
+_REPORTS = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
+_RESOURCES = {"PodGroup": "podgroups.scheduling.k8s.io", "Workload": "workloads.scheduling.k8s.io"}
+_MOST_WORDS, _MOST_SCHEDULERS, _MOST = 8, 5, 8
+
+
+def is_error(waiting: Waiting) -> bool:
+    """Whether the scheduler failed before it judged nodes."""
+    condition = waiting.pods[-1].condition("PodScheduled")
+    return waiting.fit is None and condition is not None and condition.reason == "SchedulerError"
+
+
+def find_error(waiting: Waiting) -> Iterator[FoundCause]:
+    """Yield a scheduler error that no other search recognises. HAMi's errors belong to another family."""
+    if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
+        yield waiting.found(ERROR, f"the scheduler: {waiting.message}", certainty=Certainty.LIKELY)
+
+
+def find_untried(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield pods that no scheduler has processed."""
+    pods_of_scheduler: dict[str, list[Pod]] = {}
+    for pod in unplaced(snapshot):
+        if pod.spec.gates or snapshot.is_new(pod.meta, PATIENCE) or _is_tried(snapshot, pod):
+            continue
+        # Other searches report gangs, and claims that the scheduler waits for.
+        if is_held_back(snapshot, pod) or lacks_claims(snapshot, pod):
+            continue
+        refused_group = _refused_group(snapshot, pod)
+        if refused_group is not None:
+            yield refused_group
+        else:
+            pods_of_scheduler.setdefault(pod.spec.scheduler or _DEFAULT, []).append(pod)
+    for name, pods in sorted(pods_of_scheduler.items()):
+        yield from _not_there(snapshot, name, pods)
+
+
+def _is_tried(snapshot: Snapshot, pod: Pod) -> bool:
+    events = snapshot.events_of(pod)
+    reported = any(event.reason in _REPORTS or event.by == pod.spec.scheduler for event in events)
+    return reported or pod.condition("PodScheduled") is not None or bool(group_message(snapshot, pod))
+
+
+def _refused_group(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
+    """Return the warning of Volcano, or a similar scheduler, about the pod's group while all of it waits."""
+    name = group_of(pod)
+    group = subject("PodGroup", pod.meta.namespace, name)
+    warnings = [event for event in snapshot.events_about.get(group, ()) if event.warning] if name else []
+    if not warnings or group in _pending_groups(snapshot):
+        return None
+    look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
+    remedy = f"Check its queue's free quota, and the number of pods that the group needs: {look}"
+    evidence = f"{group}: {warnings[-1].message}"
+    return FoundCause(GANG, snapshot.line(pod.meta)[-1], (evidence,), (remedy,), (pod.subject,))
+
+
+@lru_cache(maxsize=1)
+def _pending_groups(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(each.meta.subject for each in snapshot.pod_groups if each.phase == "Pending")
+
+
+def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[FoundCause]:
+    absence = _absence(snapshot, name)
+    if not absence:
+        return
+    others = sorted({pod.spec.scheduler for pod in snapshot.pods if pod.spec.node and pod.spec.scheduler} - {name})
+    running = ", ".join(others[:_MOST_SCHEDULERS])
+    evidence = (
+        f"{counted(len(pods), 'pod')} of schedulerName {name}: no condition and no event of any scheduler",
+        absence,
+        *((f"schedulers of this cluster: {running}",) if running else ()),
+    )
+    remedy = tuple(_start_scheduler(snapshot, name, running))
+    because = tuple((NOT_READY[component.role].name, component.subject) for component in _of_hami(snapshot, name))
+    sure = Certainty.PROVEN if name != _DEFAULT and snapshot.sees("Lease") else Certainty.LIKELY
+    for workload, names in sorted(grouped((snapshot.line(pod.meta)[-1], pod.subject) for pod in pods).items()):
+        where = f"scheduler/{name}" if name == _DEFAULT else workload
+        yield FoundCause(NO_SCHEDULER, where, evidence, remedy, tuple(names), sure, because)
+
+
+def _absence(snapshot: Snapshot, name: str) -> str:
+    """Return the evidence that this scheduler is missing; '' if it works."""
+    if name in _working(snapshot):
+        return ""
+    renewed = max((at for text in _called(name) for at in _renewals(snapshot).get(text, ())), default=None)
+    if renewed is not None:
+        minutes = int((snapshot.now - renewed).total_seconds() // 60)
+        return f"its Lease was last renewed {minutes} minutes ago" if minutes > 1 else ""
+    own = _pods_of_scheduler(snapshot, name)
+    if own:
+        more = f", and {len(own) - 1} more" if len(own) > 1 else ""
+        return "" if any(map(is_ready, own)) else f"{own[0].subject} is not ready{more}"
+    if snapshot.sees("Lease"):
+        return "no Lease and no running pod has its name"
+    return "no running pod has its name" if snapshot.spans_namespaces else ""
+
+
+@lru_cache(maxsize=1)
+def _working(snapshot: Snapshot) -> frozenset[str]:
+    """Return the schedulers that report about pods, or have placed one lately."""
+    reports = (event.by for event in snapshot.events if event.reason in ("Scheduled", "FailedScheduling"))
+    placed = (pod for pod in snapshot.pods if pod.spec.node and not pod.over and snapshot.is_new(pod.meta, PATIENCE))
+    return frozenset((*reports, *(pod.spec.scheduler for pod in placed)))
+
+
+@lru_cache(maxsize=1)
+def _renewals(snapshot: Snapshot) -> Mapping[str, Sequence[datetime]]:
+    """Return the times at which Leases with the name of a scheduler were renewed, by that name."""
+    renewed = ((each.meta.name, each.renewed) for each in snapshot.leases if each.renewed is not None)
+    return grouped((part, at) for name, at in renewed for part in _parts(name) & _wanted(snapshot))
+
+
+def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
+    """Return the scheduler's pods: HAMi's by its installation, those of other schedulers by name.
+
+    Controllers of the same installation are left out, because they do not schedule pods.
+    """
+    of_hami = [pod for component in _of_hami(snapshot, name) for pod in component.pods]
+    own = of_hami or [pod for text in _called(name) for pod in _pods_by_part(snapshot).get(text, ())]
+    return [pod for pod in own if "sched" in pod.meta.name] or own
+
+
+@lru_cache(maxsize=1)
+def _pods_by_part(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
+    """Return the running pods by each part of their names that is the name of a scheduler."""
+    running = (pod for pod in snapshot.pods if pod.phase == "Running")
+    return grouped((part, pod) for pod in running for part in _parts(pod.meta.name) & _wanted(snapshot))
+
+
+@lru_cache(maxsize=1)
+def _wanted(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(text for pod in unplaced(snapshot) for text in _called(pod.spec.scheduler or _DEFAULT))
+
+
+def _parts(name: str) -> set[str]:
+    """Return all parts of a name between dashes."""
+    words = name.split("-")[:_MOST_WORDS]
+    return {"-".join(words[begin:end]) for begin in range(len(words)) for end in range(begin + 1, len(words) + 1)}
+
+
+def _of_hami(snapshot: Snapshot, name: str) -> list[Component]:
+    return _hami_schedulers(snapshot).get(name, [])
+
+
+@lru_cache(maxsize=1)
+def _hami_schedulers(snapshot: Snapshot) -> dict[str, list[Component]]:
+    return grouped((each.scheduler_name, each.scheduler) for each in installations(snapshot) if each.scheduler)
+
+
+def _called(name: str) -> tuple[str, ...]:
+    return name, _ALSO_CALLED.get(name, name)
+
+
+def _start_scheduler(snapshot: Snapshot, name: str, running: str) -> Iterator[str]:
+    """Yield the steps to get a working scheduler.
+
+    Another scheduler is suggested only if the named scheduler has no pods, and never as a replacement of the cluster's
+    default.
+    """
+    own = _pods_of_scheduler(snapshot, name)
+    look = command("kubectl", "get", "pods", "-A", "-o", "wide")
+    if own:
+        yield f"Find the reason: {kubectl('describe', own[0].meta)}"
+    elif name == _DEFAULT:
+        yield f"Start kube-scheduler, a part of the control plane: {look}"
+    else:
+        yield f"Name a running scheduler ({running or _DEFAULT}) in the workload's schedulerName."
+        yield f"Or start the named scheduler: {look}"
+
+
+def find_gang(snapshot: Snapshot, waiting: Waiting, free: Decimal) -> Iterator[FoundCause]:
+    """Yield a group whose pods each fit alone. `free`: of the requested devices on all eligible nodes.
+
+    Either the scheduler waits for all of them, or there is not enough room for all.
+    """
+    pod, name = waiting.pods[0], next(iter(waiting.devices), "")
+    group, gang = group_of(pod), gang_of(snapshot, pod)
+    own = (len(waiting.pods), waiting.asked.get(name, ZERO) * len(waiting.pods))
+    pods, total = _group_requests(snapshot).get((pod.meta.namespace, group, name), own) if group else own
+    short = bool(group and name) and pods > 1 and total > free
+    if not short and not waits_for_group(waiting.message, waiting.fit):
+        return
+    evidence = [f"the scheduler: {waiting.message}"]
+    if name:
+        numbers = f"{shown(name, total)} {name} wait; {shown(name, free)} free on eligible nodes"
+        evidence.append(f"{pods} pods that request {numbers}")
+    if gang is not None:
+        evidence.append(f"{group_subject(pod)}: minCount {gang.least}, {gang.placed} of its pods have a node")
+    yield waiting.found(GANG, *evidence, subject=group_subject(pod) if pod.meta.owner is None else "")
+
+
+@lru_cache(maxsize=1)
+def _group_requests(snapshot: Snapshot) -> Mapping[tuple[str, str, str], tuple[int, Decimal]]:
+    """Return the unscheduled pods of each group and their total, by namespace, group and resource.
+
+    Of a gang of Kubernetes, only as many pods count as still need a node.
+    """
+    amounts = grouped(
+        ((pod.meta.namespace, group, name), (value, gang_of(snapshot, pod)))
+        for pod in unplaced(snapshot)
+        if (group := group_of(pod))
+        for name, value in asked_by(pod.spec).items()
+    )
+    totals = {}
+    for key, some in amounts.items():
+        gang = some[0][1]
+        needed = sorted(value for value, _ in some)[: gang.unplaced if gang is not None else None]
+        totals[key] = (len(needed), sum(needed, ZERO))
+    return totals
+
+
+def find_held(kind: str, snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield the gangs of one kind whose pods have waited for a while for the group or for other members."""
+    held = (pod for pod in unplaced(snapshot) if not pod.spec.gates and is_held_back(snapshot, pod))
+    for pods in grouped(((pod.meta.namespace, pod.spec.group), pod) for pod in held).values():
+        gang = gang_of(snapshot, pods[0])
+        if (
+            gang is not None
+            and gang.group.kind == kind
+            and not all(snapshot.is_new(pod.meta, PATIENCE) for pod in pods)
+        ):
+            yield _incomplete(snapshot, gang, pods) if gang.defined else _without_group(snapshot, gang, pods)
+
+
+def _without_group(snapshot: Snapshot, gang: Gang, pods: Sequence[Pod]) -> FoundCause:
+    group, namespace = group_subject(pods[0]), pods[0].meta.namespace
+    if gang.entry is None:
+        missing, create = f"{group} does not exist", f"Create {group}"
+        groups = _groups_in(snapshot).get((gang.group.kind, namespace), ())
+        known = f"in the namespace: {named(groups, _MOST) or 'none'}"
+    else:
+        missing = f"{group} has no group {gang.group.within}"
+        create = f"Add the group {gang.group.within} to {group}"
+        known = f"it has: {named(sorted(gang.entry.least), _MOST) or 'none'}"
+    see = command("kubectl", "-n", namespace, "get", _RESOURCES[gang.group.kind])
+    remedy = f"{create}, or let the pods name an existing group. See those of the namespace: {see}"
+    names = tuple(pod.subject for pod in pods)
+    evidence = (missing, f"{counted(len(pods), 'pod')} name it: {named(names, _MOST)}", known)
+    return FoundCause(NO_GROUP, _author(snapshot, pods[0]), evidence, (remedy,), names)
+
+
+@lru_cache(maxsize=1)
+def _groups_in(snapshot: Snapshot) -> Mapping[tuple[str, str], Sequence[str]]:
+    """Return the names of the groups by kind and namespace, in order."""
+    return grouped(sorted(((one.meta.kind, one.meta.namespace), one.meta.name) for one in snapshot.gangs))
+
+
+def _incomplete(snapshot: Snapshot, gang: Gang, pods: Sequence[Pod]) -> FoundCause:
+    group, members = group_subject(pods[0]), sorted(pod.subject for pod in gang.members)
+    evidence = [
+        f"{group}: minCount {gang.least}; {counted(len(members), 'pod')} so far: {named(members, _MOST)}",
+        _missing_members(gang),
+    ]
+    if gang.ended:
+        evidence.append(f"ended: {named((pod.subject for pod in gang.ended), _MOST)}")
+    line = snapshot.line(pods[0].meta)
+    refused = refused_workloads(snapshot)
+    because = tuple(origin for owner in line[1:] for origin in refused.get(owner, ()))
+    edit = command("kubectl", "-n", pods[0].meta.namespace, "edit", _RESOURCES[gang.group.kind], gang.group.name)
+    owner = snapshot.owners.get(line[-1])
+    see = f": {kubectl('describe', owner)}" if owner is not None else ""
+    remedy = (
+        f"Find out why its owner creates no further pods{see}" if len(line) > 1 else "Create the missing pods.",
+        f"Or let fewer pods suffice, by a lower minCount: {edit}",
+    )
+    affected = tuple(pod.subject for pod in pods)
+    return FoundCause(GANG, _author(snapshot, pods[0]), tuple(evidence), remedy, affected, because_of=because)
+
+
+def _missing_members(gang: Gang) -> str:
+    """Return the members that do not exist, by rank if all members have one."""
+    ranks = {_rank(pod) for pod in gang.members}
+    if None in ranks:
+        return f"{counted(gang.lacking, 'pod')} missing"
+    absent = islice((rank for rank in range(gang.least) if rank not in ranks), _MOST)
+    more = gang.lacking - _MOST
+    return f"missing: {', '.join(f'rank {rank}' for rank in absent)}" + (f" and {more} more" if more > 0 else "")
+
+
+def _rank(pod: Pod) -> int | None:
+    labels = {**pod.meta.annotations, **pod.meta.labels}
+    text = next((labels[key] for key in RANK_KEYS if key in labels), "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
+def _author(snapshot: Snapshot, pod: Pod) -> str:
+    """Return the object that a person wrote: the last owner, or the group of bare pods."""
+    return snapshot.line(pod.meta)[-1] if pod.meta.owner is not None else group_subject(pod)
+
+
+def _names_group(kind: str, snapshot: Snapshot) -> bool:
+    return any(pod.spec.group is not None and pod.spec.group.kind == kind for pod in snapshot.pods)
+
+
+SEARCHES = (
+    *(
+        Search((NO_GROUP, GANG), ("Pod", kind_of(kind)), partial(find_held, kind), partial(_names_group, kind))
+        for kind in _RESOURCES
+    ),
+    Search((NO_SCHEDULER, GANG), ("Pod",), find_untried),
+)
