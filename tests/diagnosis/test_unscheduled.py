@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,8 +25,9 @@ from tests.diagnosis.states import (
     waiting,
 )
 
-JOB = "job/team/train"
-MIG = "nvidia.com/mig-1g.10gb"
+JOB, ON_A, GPUS = "job/team/train", "node/a", f"resource/{GPU}"
+MIG, EFA = "nvidia.com/mig-1g.10gb", "vpc.amazonaws.com/efa"
+ZONE = "topology.kubernetes.io/zone"
 _PREEMPTION = " preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
 
 
@@ -41,46 +41,66 @@ def waits(reasons: str, gpus: int = 1, /, name: str = "train-0", **changes: Any)
     return pod(name, gpus, owner=("Job", "train"), conditions=unscheduled(message), **changes)
 
 
-def asks(resource: str, amount: int = 1, **changes: Any) -> Object:
-    containers = [container("main", 0, resources={resource: str(amount)})]
-    return waits(f"2 Insufficient {resource}", 0, containers=containers, **changes)
+def asks(resource: str, amount: str = "1", gpus: int = 0) -> Object:
+    """A pod that also requests this resource, of which the scheduler finds too little."""
+    containers = [container("main", gpus, resources={resource: amount})]
+    return waits(f"2 Insufficient {resource}", 0, containers=containers)
 
 
 def runs(name: str, gpus: int, on: str, **changes: Any) -> Object:
     return pod(name, gpus, on=on, **changes)
 
 
+def holds(resource: str, amount: str) -> Object:
+    return pod("etl", 0, on="a", containers=[container("main", 0, resources={resource: amount})])
+
+
+def offers(resource: str, amount: str, gpus: int | None = None, **changes: Any) -> Object:
+    return node("a", gpus, allocatable={resource: amount}, capacity={resource: amount}, **changes)
+
+
+def tainted_node(key: str, effect: str = "NoSchedule", **changes: Any) -> Object:
+    return node("a", taints=[{"key": key, "value": "true", "effect": effect}], **changes)
+
+
+def labelled(**labels: str) -> Object:
+    """A GPU node without GPUs in its capacity, with labels of the operator."""
+    labels = {f"nvidia.com/gpu.deploy.{key.replace('_', '-')}": text for key, text in labels.items()}
+    return node("a", None, labels={"nvidia.com/gpu.present": "true"} | labels)
+
+
 SHORT = "2 Insufficient nvidia.com/gpu"
-EFA = "vpc.amazonaws.com/efa"
-SILENT_NODE = [{"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]
-TEAM = [{"key": "dedicated", "value": "vision", "effect": "NoSchedule"}]
-GPU_TAINT = [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
+UNTOLERATED = "2 node(s) had untolerated taint {nvidia.com/gpu: present}"
+SELECTOR = "2 node(s) didn't match Pod's node affinity/selector"
+CORDON = "1 node(s) were unschedulable"
+UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
+IN_USE_ELSEWHERE = (
+    "1 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
+)
+INCOMPLETE = "pod group is not ready, 1 Pending, 2 minAvailable; Pending: 1 Undetermined"
 GONE = {"deletionTimestamp": ago(40), "deletionGracePeriodSeconds": 30}
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
 SHARED = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED"}
-HAS_GPU = {"nvidia.com/gpu.present": "true"}
-PLUGIN = "nvidia.com/gpu.deploy.device-plugin"
 SELECTS_A100 = {"nodeSelector": A100}
-UNTOLERATED = "2 node(s) had untolerated taint {nvidia.com/gpu: present}"
-SELECTOR = "2 node(s) didn't match Pod's node affinity/selector"
-
-
 CLAIMS = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "one-gpu"}]}
+CLASS = "deviceclass/gpu.nvidia.com"
 
 
 def claimed(selector: str = "", **changes: Any) -> list[Object]:
     """A pod with a claim of one GPU, the claim and its class."""
-    device = {
-        "name": "gpu",
-        "exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 1},
-    }
+    request: Object = {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 1}
     if selector:
-        device["exactly"]["selectors"] = [{"cel": {"expression": selector}}]  # type: ignore[index]
-    claim = obj("ResourceClaim", "one-gpu", "team", spec={"devices": {"requests": [device]}})
+        request["selectors"] = [{"cel": {"expression": selector}}]
+    claim = obj(
+        "ResourceClaim", "one-gpu", "team", spec={"devices": {"requests": [{"name": "gpu", "exactly": request}]}}
+    )
     entry = waits("2 cannot allocate all claims", 0, spec=CLAIMS, **changes)
     expression = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"
-    cls = obj("DeviceClass", "gpu.nvidia.com", spec={"selectors": [{"cel": {"expression": expression}}]})
-    return [entry, claim, cls]
+    return [entry, claim, device_class(expression)]
+
+
+def device_class(expression: str, **spec: str) -> Object:
+    return obj("DeviceClass", "gpu.nvidia.com", spec={"selectors": [{"cel": {"expression": expression}}], **spec})
 
 
 def devices(*names: str, on: str = "a", product: str = "NVIDIA H100", generation: int = 1, count: int = 1) -> Object:
@@ -108,12 +128,6 @@ def taint_rule(device: str = "gpu-0", name: str = "", *, heeded: bool = True, **
     return obj("DeviceTaintRule", name, spec=spec, status={"conditions": conditions})
 
 
-def by_resource() -> Object:
-    """A DeviceClass that stands behind `nvidia.com/gpu`."""
-    selectors = [{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}]
-    return obj("DeviceClass", "gpu.nvidia.com", spec={"selectors": selectors, "extendedResourceName": GPU})
-
-
 def taken(device: str, name: str = "other") -> Object:
     result = {"driver": "gpu.nvidia.com", "pool": "a", "device": device, "request": "gpu"}
     status = {
@@ -128,10 +142,15 @@ def queued(reason: str, message: str, status: str = "False", age: float = 30) ->
     """Kueue's Workload of the Job `train`."""
     template = {"spec": {"containers": [container("main", 1)]}}
     spec = {"queueName": "vision", "podSets": [{"name": "main", "count": 1, "template": template}]}
-    owner = {"kind": "Job", "name": "train", "uid": "x", "controller": True}
+    metadata = {"ownerReferences": [{"kind": "Job", "name": "train", "uid": "x", "controller": True}]}
     fields = {"conditions": [condition("QuotaReserved", status, reason, message)]}
-    metadata = {"ownerReferences": [owner]}
     return obj("Workload", "job-train-1", "team", metadata=metadata, spec=spec, status=fields, age=age)
+
+
+def gated(gate: str, **changes: Any) -> Object:
+    spec, labels = {"schedulingGates": [{"name": gate}]}, {"kueue.x-k8s.io/queue-name": "vision"}
+    message = unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated")
+    return pod("train-0", owner=("Job", "train"), labels=labels, spec=spec, conditions=message, **changes)
 
 
 IN_LINE = (
@@ -153,12 +172,8 @@ def queue(given: int = 8, most: int = 8, state: str = "Open") -> Object:
     return entry | {"apiVersion": "scheduling.volcano.sh/v1beta1"}
 
 
-HELD = "VolcanoHoldsGroup"
-ZONE = "topology.kubernetes.io/zone"
-
-
 def volume(name: str, zone: str, *, old: bool = False) -> list[Object]:
-    """A claim of that name, bound to a volume in the zone; `old`: only the volume's label tells of it."""
+    """A claim of that name, bound to a volume in the zone; `old`: only the volume's label shows the zone."""
     term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone]}]}
     spec: Object = {} if old else {"nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}}
     claim = obj("PersistentVolumeClaim", name, "team", spec={"volumeName": f"pv-{name}"}, status={"phase": "Bound"})
@@ -166,9 +181,15 @@ def volume(name: str, zone: str, *, old: bool = False) -> list[Object]:
     return [claim, obj("PersistentVolume", f"pv-{name}", metadata=labels, spec=spec)]
 
 
-def mounts(*names: str) -> Object:
-    spec = {"volumes": [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in names]}
-    return waits("1 node(s) had volume node affinity conflict, 1 Insufficient nvidia.com/gpu", 8, spec=spec)
+def mounts(
+    *names: str, reasons: str = "1 node(s) had volume node affinity conflict, 1 Insufficient x", **more: Any
+) -> Object:
+    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in names]
+    return waits(reasons, 8, spec={"volumes": volumes}, **more)
+
+
+def claim(phase: str, **spec: str) -> Object:
+    return obj("PersistentVolumeClaim", "data", "team", spec=spec, status={"phase": phase})
 
 
 def lease(name: str, minutes: float) -> Object:
@@ -176,648 +197,306 @@ def lease(name: str, minutes: float) -> Object:
     return obj("Lease", name, "kube-system", spec=spec)
 
 
-def scheduler(name: str, namespace: str) -> Object:
+def scheduler(name: str, namespace: str = "kube-system") -> Object:
     """Its pod is Running between two crashes, and not ready."""
     crashes = [waiting("CrashLoopBackOff", "back-off", name="scheduler", restartCount=30)]
     return pod(name, 0, on="a", namespace=namespace, states=crashes, conditions=[condition("Ready", "False")])
 
 
-def unlooked(by: str) -> Object:
+def untried(by: str) -> Object:
     return pod("train-0", owner=("Job", "train"), spec={"schedulerName": by})
 
 
+def refused(message: str, reason: str = "Unschedulable", **changes: Any) -> Object:
+    return pod("train-0", 8, owner=("Job", "train"), conditions=unscheduled(message, reason), **changes)
+
+
+A, NO_GPUS, BUSY = node("a"), node("a", None), runs("busy", 8, "a")
+B, FULL_B = node("b"), [node("b"), runs("busy", 8, "b")]
 IN_A, IN_B = (node(name, labels={ZONE: name}) for name in "ab")
-STATES: list[tuple[str, list[Object], str, str]] = [
-    ("all in use", [node("a"), runs("busy", 8, "a"), waits(SHORT)], "GpusAllInUse", f"resource/{GPU}"),
-    (
-        "fragmented",
-        [node("a"), node("b"), runs("x", 6, "a"), runs("y", 6, "b"), waits(SHORT, 4)],
-        "GpusFragmented",
-        f"resource/{GPU}",
-    ),
-    ("more than any", [node("a"), node("b"), waits(SHORT, 16)], "MoreGpusThanAnyNodeHas", JOB),
+IN_OTHER_ZONE = "VolumeInAnotherZone"
+H100 = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA A100'"
+PROVIDES = device_class("device.driver == 'gpu.nvidia.com'", extendedResourceName=GPU)
+UNREACHABLE = "node.kubernetes.io/unreachable"
+CONTROLLERS = runs("volcano-controllers-0", 0, "a", namespace="volcano-system")
+UPGRADED = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
+ALL_IN_USE, MISSPELLED, TOO_MUCH = "GpusAllInUse", "ResourceNameUnknown", "MoreCpuOrMemoryThanAnyGpuNodeHas"
+ABSENT, CHANGING, CLOSED = "GpuResourceAbsent", "NodeUnderMaintenance", "TaintNotTolerated"
+UNMATCHED, AFFINITY, NO_SCHEDULER = "NodeSelectorMatchesNoNode", "PodAffinityUnmet", "SchedulerNotThere"
+KUEUE, HELD, UNMET = "KueueHoldsPod", "VolcanoHoldsGroup", "ClaimNotSatisfied"
+STATES: list[tuple[str, str, str, list[Object]]] = [
+    ("all in use", ALL_IN_USE, GPUS, [A, BUSY, waits(SHORT)]),
+    ("fragmented", "GpusFragmented", GPUS, [A, B, runs("x", 6, "a"), runs("y", 6, "b"), waits(SHORT, 4)]),
+    ("more than any", "MoreGpusThanAnyNodeHas", JOB, [A, B, waits(SHORT, 16)]),
     (
         "stuck terminating",
-        [node("a"), runs("old", 8, "a", metadata=GONE | {"finalizers": ["example.com/keep"]}), waits(SHORT, 8)],
-        "TerminatingPodHoldsGpus",
-        "pod/team/old",
+        *("TerminatingPodHoldsGpus", "pod/team/old"),
+        [A, runs("old", 8, "a", metadata=GONE | {"finalizers": ["example.com/keep"]}), waits(SHORT, 8)],
     ),
-    (
-        "unhealthy",
-        [node("a", allocatable={GPU: "7"}), runs("busy", 7, "a"), waits(SHORT)],
-        "UnhealthyGpus",
-        "node/a",
-    ),
-    (
-        "cpu used up",
-        [
-            node("a"),
-            pod("etl", 0, on="a", containers=[container("main", 0, resources={"cpu": "95"})]),
-            waits("1 Insufficient cpu", 0, containers=[container("main", 1, resources={"cpu": "8"})]),
-        ],
-        "CpuOrMemoryUsedUp",
-        "resource/cpu",
-    ),
-    (
-        "more cpu than any",
-        [node("a"), waits("2 Insufficient cpu", 0, containers=[container("main", 1, resources={"cpu": "128"})])],
-        "MoreCpuOrMemoryThanAnyGpuNodeHas",
-        JOB,
-    ),
-    ("no GPUs anywhere", [node("a", None), waits(SHORT)], "GpuResourceAbsent", f"resource/{GPU}"),
-    ("misspelled", [node("a"), asks("nvidia.com/gpus")], "ResourceNameUnknown", JOB),
-    ("vendor misspelled", [node("a"), asks("nividia.com/gpu")], "ResourceNameUnknown", JOB),
-    ("of another vendor", [node("a"), asks("amd.com/gpu")], "ResourceNameUnknown", JOB),
-    (
-        "mig profile absent",
-        [
-            node("a", 0, allocatable={"nvidia.com/mig-3g.40gb": "2"}, capacity={"nvidia.com/mig-3g.40gb": "2"}),
-            asks(MIG),
-        ],
-        "MigProfileAbsent",
-        JOB,
-    ),
-    ("mig single", [node("a", labels={"nvidia.com/mig.strategy": "single"}), asks(MIG)], "MigProfileAbsent", JOB),
-    (
-        "only mig",
-        [node("a", None, allocatable={MIG: "7"}, capacity={MIG: "7"}), waits(SHORT)],
-        "GpusOnlyAsMigSlices",
-        JOB,
-    ),
-    (
-        "renamed by sharing",
-        [node("a", None, allocatable={f"{GPU}.shared": "32"}, capacity={f"{GPU}.shared": "32"}), waits(SHORT)],
-        "SharedGpuResourceRenamed",
-        JOB,
-    ),
-    ("taint", [node("a", taints=GPU_TAINT), waits(UNTOLERATED)], "TaintNotTolerated", JOB),
-    (
-        "newest taint text",
-        [node("a", taints=GPU_TAINT), waits("1 node(s) had untolerated taint(s)")],
-        "TaintNotTolerated",
-        JOB,
-    ),
-    ("cordoned", [node("a", cordoned=True), waits("1 node(s) were unschedulable")], "NodeCordoned", "node/a"),
+    ("unhealthy", "UnhealthyGpus", ON_A, [node("a", allocatable={GPU: "7"}), runs("busy", 7, "a"), waits(SHORT)]),
+    ("cpu used up", "CpuOrMemoryUsedUp", "resource/cpu", [A, holds("cpu", "95"), asks("cpu", "8", 1)]),
+    ("more cpu than any", TOO_MUCH, JOB, [A, asks("cpu", "128", 1)]),
+    ("no GPUs anywhere", ABSENT, GPUS, [NO_GPUS, waits(SHORT)]),
+    ("misspelled", MISSPELLED, JOB, [A, asks("nvidia.com/gpus")]),
+    ("vendor misspelled", MISSPELLED, JOB, [A, asks("nividia.com/gpu")]),
+    ("of another vendor", MISSPELLED, JOB, [A, asks("amd.com/gpu")]),
+    ("mig profile absent", "MigProfileAbsent", JOB, [offers("nvidia.com/mig-3g.40gb", "2", 0), asks(MIG)]),
+    ("mig single", "MigProfileAbsent", JOB, [node("a", labels={"nvidia.com/mig.strategy": "single"}), asks(MIG)]),
+    ("only mig", "GpusOnlyAsMigSlices", JOB, [offers(MIG, "7"), waits(SHORT)]),
+    ("renamed by sharing", "SharedGpuResourceRenamed", JOB, [offers(f"{GPU}.shared", "32"), waits(SHORT)]),
+    ("taint", CLOSED, JOB, [tainted_node(GPU), waits(UNTOLERATED)]),
+    ("newest taint text", CLOSED, JOB, [tainted_node(GPU), waits("1 node(s) had untolerated taint(s)")]),
+    ("cordoned", "NodeCordoned", ON_A, [node("a", cordoned=True), waits(CORDON)]),
     (
         "cordoned beside a full one",
-        [node("a", cordoned=True), node("b"), runs("busy", 8, "b"), waits("1 node(s) were unschedulable, " + SHORT)],
-        "NodeCordoned",
-        "node/a",
+        *("NodeCordoned", ON_A),
+        [node("a", cordoned=True), *FULL_B, waits(f"{CORDON}, {SHORT}")],
     ),
+    ("driver upgrade", CHANGING, ON_A, [node("a", cordoned=True, labels=UPGRADED), waits(CORDON)]),
+    ("hyperpod", CHANGING, ON_A, [tainted_node("sagemaker.amazonaws.com/node-health-status"), waits(UNTOLERATED)]),
     (
-        "driver upgrade",
-        [
-            node("a", cordoned=True, labels={"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}),
-            waits("1 node(s) were unschedulable"),
-        ],
-        "NodeUnderMaintenance",
-        "node/a",
-    ),
-    (
-        "hyperpod",
-        [
-            node(
-                "a",
-                taints=[
-                    {
-                        "key": "sagemaker.amazonaws.com/node-health-status",
-                        "value": "Unschedulable",
-                        "effect": "NoSchedule",
-                    }
-                ],
-            ),
-            waits("1 node(s) had untolerated taint {sagemaker.amazonaws.com/node-health-status: Unschedulable}"),
-        ],
-        "NodeUnderMaintenance",
-        "node/a",
+        "a cordon by an autoscaler that removes the node",
+        *(CHANGING, ON_A),
+        [tainted_node("ToBeDeletedByClusterAutoscaler", cordoned=True), waits(CORDON)],
     ),
     (
         "startup taint",
-        [
-            node("a", taints=[{"key": "ebs.csi.aws.com/agent-not-ready", "effect": "NoExecute"}]),
-            waits("1 node(s) had untolerated taint {ebs.csi.aws.com/agent-not-ready: }"),
-        ],
-        "NodeStartupUnfinished",
-        "node/a",
+        *("NodeStartupUnfinished", ON_A),
+        [tainted_node("ebs.csi.aws.com/agent-not-ready", "NoExecute"), waits(UNTOLERATED)],
     ),
+    ("not ready", "NodeNotReady", ON_A, [tainted_node(UNREACHABLE, ready="Unknown"), waits(UNTOLERATED)]),
+    ("not ready, and not tainted yet", "NodeNotReady", ON_A, [node("a", ready="Unknown"), waits(SHORT)]),
     (
-        "not ready",
+        "held on a node that does not respond",
+        *("NodeNotReady", ON_A),
         [
-            node("a", ready="Unknown", taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]),
-            waits("1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }"),
+            *(tainted_node(UNREACHABLE, ready="Unknown"), runs("x", 8, "a", metadata=GONE)),
+            *(*FULL_B, waits(f"{SHORT}, 1 node(s) had untolerated taint {{{UNREACHABLE}: }}", 8)),
         ],
-        "NodeNotReady",
-        "node/a",
     ),
-    (
-        "ours",
-        [
-            node("a", taints=[{"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}]),
-            waits(f"1 node(s) had untolerated taint {{{UNHEALTHY}: true}}"),
-        ],
-        "NodeKeptFromWork",
-        "node/a",
-    ),
-    (
-        "selector value",
-        [node("a", labels=SHARED), waits(SELECTOR, spec=SELECTS_A100)],
-        "NodeSelectorMatchesNoNode",
-        JOB,
-    ),
-    ("selector label", [node("a"), waits(SELECTOR, spec=SELECTS_A100)], "NodeSelectorMatchesNoNode", JOB),
+    ("ours", "NodeKeptFromWork", ON_A, [tainted_node(UNHEALTHY), waits(UNTOLERATED)]),
+    ("others have room", ALL_IN_USE, GPUS, [tainted_node("dedicated"), *FULL_B, waits(f"{UNTOLERATED}, {SHORT}")]),
+    ("selector value", UNMATCHED, JOB, [node("a", labels=SHARED), waits(SELECTOR, spec=SELECTS_A100)]),
+    ("selector label", UNMATCHED, JOB, [A, waits(SELECTOR, spec=SELECTS_A100)]),
     (
         "selector of others",
-        [node("a"), node("b", None, labels={"pool": "cpu"}), waits(SELECTOR, spec={"nodeSelector": {"pool": "cpu"}})],
-        "NodeSelectorMatchesNoNode",
-        JOB,
-    ),
-    (
-        "volume unbound",
-        [
-            node("a"),
-            obj(
-                "PersistentVolumeClaim", "data", "team", spec={"storageClassName": "fast"}, status={"phase": "Pending"}
-            ),
-            waits(
-                "pod has unbound immediate PersistentVolumeClaims",
-                spec={"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]},
-            ),
-        ],
-        "VolumeClaimNotBound",
-        "persistentvolumeclaim/team/data",
-    ),
-    (
-        "volume missing",
-        [
-            node("a"),
-            waits(
-                'persistentvolumeclaim "data" not found',
-                spec={"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]},
-            ),
-        ],
-        "VolumeClaimMissing",
-        "persistentvolumeclaim/team/data",
-    ),
-    (
-        "not ready, and not tainted yet",
-        [node("a", ready="Unknown"), waits(SHORT)],
-        "NodeNotReady",
-        "node/a",
-    ),
-    (
-        "held on a node that does not answer",
-        [
-            node("a"),
-            node("b", ready="Unknown", taints=SILENT_NODE),
-            runs("x", 8, "a"),
-            runs("y", 8, "b", metadata=GONE),
-            waits(SHORT + ", 1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }", 8),
-        ],
-        "NodeNotReady",
-        "node/b",
+        *(UNMATCHED, JOB),
+        [A, node("b", None, labels={"pool": "cpu"}), waits(SELECTOR, spec={"nodeSelector": {"pool": "cpu"}})],
     ),
     (
         "EFA used up",
-        [
-            node("a", capacity={EFA: "32"}, allocatable={EFA: "32"}),
-            pod("x", 0, on="a", containers=[container("main", 0, resources={EFA: "32"})]),
-            waits(f"1 Insufficient {EFA}", 0, containers=[container("main", 8, resources={EFA: "32"})]),
-        ],
         "CpuOrMemoryUsedUp",
         f"resource/{EFA}",
+        [offers(EFA, "32", 8), holds(EFA, "32"), asks(EFA, "32", 8)],
     ),
-    (
-        "others have room",
-        [
-            node("a", taints=TEAM),
-            node("b"),
-            runs("busy", 8, "b"),
-            waits("1 node(s) had untolerated taint(s), " + SHORT),
-        ],
-        "GpusAllInUse",
-        f"resource/{GPU}",
-    ),
-    (
-        "an error of the scheduler",
-        [
-            node("a"),
-            pod(
-                "train-0", owner=("Job", "train"), conditions=unscheduled("binding volumes: timeout", "SchedulerError")
-            ),
-        ],
-        "SchedulerFailed",
-        JOB,
-    ),
-    (
-        "the device plugin switched off",
-        [node("a", None, labels=HAS_GPU | {PLUGIN: "false"}), waits(SHORT)],
-        "GpuResourceAbsent",
-        f"resource/{GPU}",
-    ),
-    (
-        "its driver is upgraded",
-        [node("a", None, labels=HAS_GPU | {PLUGIN: "paused-for-driver-upgrade"}), waits(SHORT)],
-        "NodeUnderMaintenance",
-        "node/a",
-    ),
+    ("an error", "SchedulerFailed", JOB, [A, refused("binding volumes: timeout", "SchedulerError")]),
+    ("the device plugin switched off", ABSENT, GPUS, [labelled(device_plugin="false"), waits(SHORT)]),
+    ("its driver is upgraded", CHANGING, ON_A, [labelled(device_plugin="paused-for-driver-upgrade"), waits(SHORT)]),
     (
         "the driver of another model is upgraded",
-        [
-            node("a", None, labels=HAS_GPU | {PLUGIN: "paused-for-driver-upgrade"}),
-            waits(SHORT, spec=SELECTS_A100),
-        ],
-        "GpuResourceAbsent",
-        f"resource/{GPU}",
+        *(ABSENT, GPUS),
+        [labelled(device_plugin="paused-for-driver-upgrade"), waits(SHORT, spec=SELECTS_A100)],
     ),
-    ("no nodes at all", [waits("no nodes available to schedule pods")], "GpuResourceAbsent", f"resource/{GPU}"),
-    ("volume zone", [node("a"), waits("1 node(s) had volume node affinity conflict")], "VolumeInAnotherZone", JOB),
-    ("anti-affinity", [node("a"), waits("1 node(s) didn't match pod anti-affinity rules")], "PodAffinityUnmet", JOB),
-    ("spread", [node("a"), waits("1 node(s) didn't match pod topology spread constraints")], "PodAffinityUnmet", JOB),
+    ("no nodes at all", ABSENT, GPUS, [waits("no nodes available to schedule pods")]),
     (
-        "a volume where the GPUs are all in use",
-        [IN_A, IN_B, runs("busy", 8, "b"), *volume("data", "b"), mounts("data")],
-        "VolumeInAnotherZone",
-        JOB,
+        "volume unbound",
+        *("VolumeClaimNotBound", "persistentvolumeclaim/team/data"),
+        [A, claim("Pending", storageClassName="fast"), mounts("data", reasons=UNBOUND)],
     ),
+    (
+        "volume missing",
+        *("VolumeClaimMissing", "persistentvolumeclaim/team/data"),
+        [A, mounts("data", reasons='persistentvolumeclaim "data" not found')],
+    ),
+    ("volume zone", IN_OTHER_ZONE, JOB, [A, waits("1 node(s) had volume node affinity conflict")]),
+    ("a volume beside full GPUs", IN_OTHER_ZONE, JOB, [IN_A, IN_B, FULL_B[1], *volume("data", "b"), mounts("data")]),
     (
         "a volume whose zone is a label of its own",
-        [IN_A, IN_B, runs("busy", 8, "b"), *volume("data", "b__c", old=True), mounts("data")],
-        "VolumeInAnotherZone",
-        JOB,
+        *(IN_OTHER_ZONE, JOB),
+        [IN_A, IN_B, FULL_B[1], *volume("data", "b__c", old=True), mounts("data")],
     ),
     (
-        "two volumes that lie apart",
+        "two volumes in different zones",
+        *(IN_OTHER_ZONE, JOB),
         [IN_A, IN_B, *volume("data", "a"), *volume("more", "b"), mounts("data", "more")],
-        "VolumeInAnotherZone",
-        JOB,
     ),
+    ("a volume that is in use", "VolumeInUse", JOB, [A, waits(IN_USE_ELSEWHERE)]),
+    ("anti-affinity", AFFINITY, JOB, [A, waits("1 node(s) didn't match pod anti-affinity rules")]),
+    ("spread", AFFINITY, JOB, [A, waits("1 node(s) didn't match pod topology spread constraints")]),
+    ("ports", "HostPortTaken", JOB, [A, waits("1 node(s) didn't have free ports for the requested pod ports")]),
+    ("an unknown reason", "NoNodeFits", JOB, [A, waits("1 node(s) were not blessed")]),
+    ("topology of Kueue", "KueueTopologyPending", JOB, [A, gated("kueue.x-k8s.io/topology")]),
+    ("Kueue", KUEUE, "localqueue/team/vision", [A, gated("kueue.x-k8s.io/admission")]),
+    ("Kueue, in line for long", KUEUE, "localqueue/team/vision", [A, queued("Pending", IN_LINE)]),
     (
-        "a volume that is in use",
-        [
-            node("a"),
-            waits(
-                "1 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use "
-                "by another pod"
-            ),
-        ],
-        "VolumeInUse",
-        JOB,
+        "Kueue, and its message",
+        *(KUEUE, "localqueue/team/vision"),
+        [A, queued("Inadmissible", "LocalQueue vision doesn't exist")],
     ),
-    ("a reason that nobody knows", [node("a"), waits("1 node(s) were not blessed")], "NoNodeFits", JOB),
-    (
-        "DRA: no such claim",
-        [node("a", None), *claimed()[:1]],
-        "ResourceClaimMissing",
-        "resourceclaim/team/one-gpu",
-    ),
-    (
-        "DRA: no such claim, and so no word of the scheduler",
-        [node("a"), pod("train-0", 0, owner=("Job", "train"), spec=CLAIMS)],
-        "ResourceClaimMissing",
-        "resourceclaim/team/one-gpu",
-    ),
-    (
-        "DRA: free devices, and the scheduler says no",
-        [node("a", None), *claimed(), devices("gpu-0")],
-        "ClaimNotSatisfied",
-        JOB,
-    ),
-    (
-        "kueue, and the place in its topology",
-        [
-            node("a"),
-            pod(
-                "train-0",
-                owner=("Job", "train"),
-                labels={"kueue.x-k8s.io/queue-name": "vision"},
-                spec={"schedulingGates": [{"name": "kueue.x-k8s.io/topology"}]},
-                conditions=unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
-            ),
-        ],
-        "KueueTopologyPending",
-        JOB,
-    ),
-    ("ports", [node("a"), waits("1 node(s) didn't have free ports for the requested pod ports")], "HostPortTaken", JOB),
-    (
-        "kueue",
-        [
-            node("a"),
-            pod(
-                "train-0",
-                owner=("Job", "train"),
-                labels={"kueue.x-k8s.io/queue-name": "vision"},
-                spec={"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
-                conditions=unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
-            ),
-        ],
-        "KueueHoldsPod",
-        "localqueue/team/vision",
-    ),
-    ("kueue, in line for long", [node("a"), queued("Pending", IN_LINE)], "KueueHoldsPod", "localqueue/team/vision"),
-    (
-        "kueue, and what it says",
-        [node("a"), queued("Inadmissible", "LocalQueue vision doesn't exist")],
-        "KueueHoldsPod",
-        "localqueue/team/vision",
-    ),
-    (
-        "another gate",
-        [
-            node("a"),
-            pod(
-                "train-0",
-                owner=("Job", "train"),
-                spec={"schedulingGates": [{"name": "example.com/cache-warm"}]},
-                conditions=unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
-            ),
-        ],
-        "SchedulingGateHeld",
-        JOB,
-    ),
-    (
-        "no such scheduler",
-        [
-            node("a"),
-            lease("kube-scheduler", 0),
-            pod("train-0", owner=("Job", "train"), spec={"schedulerName": "gpu-sched"}),
-        ],
-        "SchedulerNotThere",
-        JOB,
-    ),
+    ("another gate", "SchedulingGateHeld", JOB, [A, gated("example.com/cache-warm")]),
+    ("no such scheduler", NO_SCHEDULER, JOB, [A, lease("kube-scheduler", 0), untried("gpu-sched")]),
     (
         "the cluster's scheduler crashes",
-        [node("a"), scheduler("kube-scheduler-cp1", "kube-system"), unlooked("default-scheduler")],
-        "SchedulerNotThere",
-        "scheduler/default-scheduler",
+        *(NO_SCHEDULER, "scheduler/default-scheduler"),
+        [A, scheduler("kube-scheduler-cp1"), untried("default-scheduler")],
     ),
     (
         "another scheduler crashes, and its controllers run",
-        [
-            node("a"),
-            scheduler("volcano-scheduler-0", "volcano-system"),
-            runs("volcano-controllers-0", 0, "a", namespace="volcano-system"),
-            unlooked("volcano"),
-        ],
-        "SchedulerNotThere",
-        JOB,
+        *(NO_SCHEDULER, JOB),
+        [A, scheduler("volcano-scheduler-0", "volcano-system"), CONTROLLERS, untried("volcano")],
     ),
+    ("gang", "GangIncomplete", JOB, [A, refused(INCOMPLETE, spec={"schedulerName": "volcano"})]),
+    ("Volcano, in line for long", HELD, "podgroup/team/train-x", [A, group(), queue()]),
+    ("Volcano, a closed queue", HELD, "queue/vision", [A, group(age=4), queue(0, state="Closed")]),
+    ("Volcano, no such queue", HELD, "queue/vision", [A, group(age=4)]),
+    ("Volcano, more than its queue may have", HELD, "queue/vision", [A, group(gpus=16, age=4), queue(0)]),
+    ("DRA: no such claim", "ResourceClaimMissing", "resourceclaim/team/one-gpu", [NO_GPUS, *claimed()[:1]]),
     (
-        "gang",
-        [
-            node("a"),
-            pod(
-                "train-0",
-                8,
-                owner=("Job", "train"),
-                spec={"schedulerName": "volcano"},
-                conditions=unscheduled("pod group is not ready, 1 Pending, 2 minAvailable; Pending: 1 Undetermined"),
-            ),
-        ],
-        "GangIncomplete",
-        JOB,
+        "DRA: no such claim, and so no message of the scheduler",
+        *("ResourceClaimMissing", "resourceclaim/team/one-gpu"),
+        [A, pod("train-0", 0, owner=("Job", "train"), spec=CLAIMS)],
     ),
-    ("volcano, in line for long", [node("a"), group(), queue()], HELD, "podgroup/team/train-x"),
-    ("volcano, a closed queue", [node("a"), group(age=4), queue(0, state="Closed")], HELD, "queue/vision"),
-    ("volcano, no such queue", [node("a"), group(age=4)], HELD, "queue/vision"),
-    ("volcano, more than its queue may have", [node("a"), group(gpus=16, age=4), queue(0)], HELD, "queue/vision"),
+    ("DRA: no class", "DeviceClassMissing", CLASS, [NO_GPUS, *claimed()[:2], devices("gpu-0")]),
+    ("DRA: no slices", "NoDevicesPublished", CLASS, [NO_GPUS, *claimed()]),
     (
-        "DRA behind a resource",
-        [node("a", None), by_resource(), devices("gpu-0"), taken("gpu-0"), waits("1 cannot fit resource")],
-        "DevicesAllAllocated",
-        "deviceclass/gpu.nvidia.com",
+        "DRA: no such product",
+        "NoDeviceMatchesClaim",
+        "resourceclaim/team/one-gpu",
+        [NO_GPUS, *claimed(H100), devices("gpu-0")],
     ),
-    ("DRA: no slices", [node("a", None), *claimed()], "NoDevicesPublished", "deviceclass/gpu.nvidia.com"),
+    ("DRA: all allocated", "DevicesAllAllocated", CLASS, [NO_GPUS, *claimed(), devices("gpu-0"), taken("gpu-0")]),
     (
-        "DRA: all allocated",
-        [node("a", None), *claimed(), devices("gpu-0"), taken("gpu-0")],
-        "DevicesAllAllocated",
-        "deviceclass/gpu.nvidia.com",
-    ),
-    (
-        "DRA: the free one is on a node with our taint",
-        [
-            node("a", None, taints=[{"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}]),
-            node("b", None),
-            *claimed(),
-            devices("gpu-0", "gpu-1"),
-            taken("gpu-1"),
-        ],
-        "NodeKeptFromWork",
-        "node/a",
-    ),
-    (
-        "DRA: the free one is tainted by our rule",
-        [node("a", None), *claimed(), devices("gpu-0", "gpu-1"), taken("gpu-1"), taint_rule()],
-        "DevicesTainted",
-        "deviceclass/gpu.nvidia.com",
-    ),
-    (
-        "DRA: tainted by another's rule on all devices",
-        [node("a", None), *claimed(), devices("gpu-0"), taint_rule(name="maintenance", deviceSelector={})],
-        "DevicesTainted",
-        "deviceclass/gpu.nvidia.com",
-    ),
-    (
-        "DRA: tainted by its driver",
-        [node("a", None), *claimed(), tainted(devices("gpu-0"), "NoExecute")],
-        "DevicesTainted",
-        "deviceclass/gpu.nvidia.com",
+        "DRA: behind a resource",
+        *("DevicesAllAllocated", CLASS),
+        [NO_GPUS, PROVIDES, devices("gpu-0"), taken("gpu-0"), waits("1 cannot fit resource")],
     ),
     (
         "DRA: all allocated, and tainted too",
-        [node("a", None), *claimed(), devices("gpu-0"), taken("gpu-0"), taint_rule()],
-        "DevicesAllAllocated",
-        "deviceclass/gpu.nvidia.com",
+        *("DevicesAllAllocated", CLASS),
+        [NO_GPUS, *claimed(), devices("gpu-0"), taken("gpu-0"), taint_rule()],
     ),
     (
-        "DRA: a rule of another device",
-        [node("a", None), *claimed(), devices("gpu-0"), taint_rule("gpu-7")],
-        "ClaimNotSatisfied",
-        JOB,
+        "DRA: the free one is on a node with our taint",
+        *("NodeKeptFromWork", ON_A),
+        [tainted_node(UNHEALTHY), node("b", None), *claimed(), devices("gpu-0", "gpu-1"), taken("gpu-1")],
     ),
+    (
+        "DRA: the free one is tainted by our rule",
+        *("DevicesTainted", CLASS),
+        [NO_GPUS, *claimed(), devices("gpu-0", "gpu-1"), taken("gpu-1"), taint_rule()],
+    ),
+    (
+        "DRA: tainted by another's rule on all devices",
+        *("DevicesTainted", CLASS),
+        [NO_GPUS, *claimed(), devices("gpu-0"), taint_rule(name="maintenance", deviceSelector={})],
+    ),
+    (
+        "DRA: tainted by its driver",
+        *("DevicesTainted", CLASS),
+        [NO_GPUS, *claimed(), tainted(devices("gpu-0"), "NoExecute")],
+    ),
+    ("DRA: free devices", UNMET, JOB, [NO_GPUS, *claimed(), devices("gpu-0")]),
+    ("DRA: a rule of another device", UNMET, JOB, [NO_GPUS, *claimed(), devices("gpu-0"), taint_rule("gpu-7")]),
     (
         "DRA: a rule that selects nothing",
-        [node("a", None), *claimed(), devices("gpu-0"), taint_rule(deviceSelector=None)],
-        "ClaimNotSatisfied",
-        JOB,
+        *(UNMET, JOB),
+        [NO_GPUS, *claimed(), devices("gpu-0"), taint_rule(deviceSelector=None)],
     ),
     (
-        "DRA: a rule that selects in words of an older version",
-        [node("a", None), *claimed(), devices("gpu-0"), taint_rule(deviceSelector={"deviceClassName": "x"})],
-        "ClaimNotSatisfied",
-        JOB,
+        "DRA: a rule that selects in terms of an older version",
+        *(UNMET, JOB),
+        [NO_GPUS, *claimed(), devices("gpu-0"), taint_rule(deviceSelector={"deviceClassName": "x"})],
     ),
-    (
-        "DRA: a taint of no effect",
-        [node("a", None), *claimed(), tainted(devices("gpu-0"), "None")],
-        "ClaimNotSatisfied",
-        JOB,
-    ),
-    (
-        "DRA: no such product",
-        [
-            node("a", None),
-            *claimed("device.attributes['gpu.nvidia.com'].productName == 'NVIDIA A100'"),
-            devices("gpu-0"),
-        ],
-        "NoDeviceMatchesClaim",
-        "resourceclaim/team/one-gpu",
-    ),
-    (
-        "DRA: no class",
-        [node("a", None), *claimed()[:2], devices("gpu-0")],
-        "DeviceClassMissing",
-        "deviceclass/gpu.nvidia.com",
-    ),
+    ("DRA: a taint of no effect", UNMET, JOB, [NO_GPUS, *claimed(), tainted(devices("gpu-0"), "None")]),
 ]
+IDS = [row[0] for row in STATES]
 
 
-@pytest.mark.parametrize(("state", "cause", "subject"), [pair[1:] for pair in STATES], ids=[pair[0] for pair in STATES])
-def test_each_state_tells_its_cause_and_no_other(state: list[Object], cause: str, subject: str) -> None:
+@pytest.mark.parametrize(("cause", "subject", "state"), [row[1:] for row in STATES], ids=IDS)
+def test_unscheduled_pod_has_exactly_its_cause(cause: str, subject: str, state: list[Object]) -> None:
     assert results(judged(*state)) == [(cause, subject)]
 
 
-@pytest.mark.parametrize("state", [pair[1] for pair in STATES], ids=[pair[0] for pair in STATES])
-def test_once_placed_nothing_is_wrong(state: list[Object]) -> None:
+@pytest.mark.parametrize("state", [row[3] for row in STATES], ids=IDS)
+def test_placed_pod_has_no_cause(state: list[Object]) -> None:
     """The twin: the same objects a moment later, the pod on a node that takes it."""
-    healthy = [entry for entry in state if entry["kind"] != "Pod" and not _is_sick(entry)]
-    others = [
-        entry
-        for entry in state
-        if entry["kind"] == "Pod" and entry["status"]["phase"] == "Running" and not _goes(entry)
-    ]
-    placed = pod("train-0", 1, on="z", owner=("Job", "train"))
-    assert results(judged(*healthy, *others, node("z"), placed)) == []
+    kept = [entry for entry in state if not _is_obstacle(entry)]
+    assert results(judged(*kept, node("z"), pod("train-0", 1, on="z", owner=("Job", "train")))) == []
 
 
-def _is_sick(entry: Object) -> bool:
-    taints = [taint["key"] for taint in entry["spec"].get("taints", ())] if entry["kind"] == "Node" else []
-    allocatable = entry.get("status", {}).get("allocatable", {})
-    conditions = entry.get("status", {}).get("conditions", ()) if entry["kind"] == "Node" else ()
-    silent = any(condition["type"] == "Ready" and condition["status"] != "True" for condition in conditions)
-    return (
-        entry["kind"] in ("Workload", "PodGroup")
-        or silent
-        or UNHEALTHY in taints
-        or allocatable != entry.get("status", {}).get("capacity", allocatable)
-    )
+def _is_obstacle(entry: Object) -> bool:
+    if entry["kind"] == "Pod":
+        return entry["status"]["phase"] != "Running" or "deletionTimestamp" in entry["metadata"]
+    if entry["kind"] != "Node":
+        return entry["kind"] in ("Workload", "PodGroup")
+    status = entry["status"]
+    silent = any(each["type"] == "Ready" and each["status"] != "True" for each in status["conditions"])
+    ours = UNHEALTHY in [taint["key"] for taint in entry["spec"]["taints"]]
+    return silent or ours or status["allocatable"] != status["capacity"]
 
 
-def _goes(entry: Object) -> bool:
-    return "deletionTimestamp" in entry["metadata"]
-
-
+SOON, YOUNG_GATE = {"deletionTimestamp": ago(-0.4)}, {"schedulingGates": [{"name": "kueue.x-k8s.io/topology"}]}
 SILENT: list[tuple[str, list[Object]]] = [
+    ("a sweep of ours", [A, BUSY, waits(SHORT, 8, spec={"priorityClassName": "gpu-healthcheck-sweep"})]),
+    ("its volume is bound by now", [A, claim("Bound", volumeName="pv-1"), mounts("data", reasons=UNBOUND)]),
+    ("there is room by now", [A, pod("web", 0, on="a", namespace="shop"), waits(SHORT, age=4)]),
+    ("a rollout leaves room", [A, runs("old", 8, "a", metadata=SOON), waits(SHORT, 8)]),
+    ("in Kueue's line for resources in use", [A, queued("Pending", IN_LINE, age=5)]),
+    ("admitted by Kueue", [A, queued("QuotaReserved", "Quota reserved in ClusterQueue main", "True")]),
+    ("in Volcano's line for resources in use", [A, group(age=5), queue()]),
+    ("admitted by Volcano", [A, group("Inqueue"), queue(0)]),
+    ("a group of another scheduler", [A, group(api="scheduling.x-k8s.io/v1alpha1")]),
+    ("a new gate", [A, pod("new", age=0.5, spec=YOUNG_GATE)]),
+    ("a new pod", [A, pod("new", age=0.5)]),
     (
-        "a sweep of ours waits for its node",
-        [node("a"), runs("busy", 8, "a"), waits(SHORT, 8, spec={"priorityClassName": "gpu-healthcheck-sweep"})],
+        "its scheduler leads, and a second replica is not ready",
+        [A, lease("kube-scheduler", 0), scheduler("kube-scheduler-1"), untried("")],
     ),
     (
-        "its volume is bound by now",
-        [
-            node("a"),
-            obj("PersistentVolumeClaim", "data", "team", spec={"volumeName": "pv-1"}, status={"phase": "Bound"}),
-            waits(
-                "pod has unbound immediate PersistentVolumeClaims",
-                spec={"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]},
-            ),
-        ],
+        "a node is being created for it",
+        [A, BUSY, one := waits(SHORT), event(one, "TriggeredScaleUp", "[{gpu 1->2 (max: 4)}]", warning=False)],
     ),
-    (
-        "there is room by now",
-        [node("a"), pod("web", 0, on="a", namespace="shop"), waits(SHORT, age=4)],
-    ),
-    (
-        "its place is left to it in a rollout",
-        [node("a"), runs("old", 8, "a", metadata={"deletionTimestamp": ago(-0.4)}), waits(SHORT, 8)],
-    ),
-    (
-        "in Kueue's line for what others use",
-        [node("a"), queued("Pending", IN_LINE, age=5)],
-    ),
-    ("in Volcano's line for what others use", [node("a"), group(age=5), queue()]),
-    ("let in by Volcano", [node("a"), group("Inqueue"), queue(0)]),
-    ("a group of another scheduler", [node("a"), group(api="scheduling.x-k8s.io/v1alpha1")]),
-    (
-        "its gate for Kueue's topology is young",
-        [node("a"), pod("new", age=0.5, spec={"schedulingGates": [{"name": "kueue.x-k8s.io/topology"}]})],
-    ),
-    ("admitted by Kueue", [node("a"), queued("QuotaReserved", "Quota reserved in ClusterQueue main", "True")]),
-    ("made just now", [node("a"), pod("new", age=0.5)]),
-    (
-        "its scheduler leads, and a second one of it is not ready",
-        [node("a"), lease("kube-scheduler", 0), scheduler("kube-scheduler-1", "kube-system"), unlooked("")],
-    ),
-    ("gated just now", [node("a"), pod("new", age=0.5, spec={"schedulingGates": [{"name": "x.io/y"}]})]),
-    (
-        "a node is being made for it",
-        [
-            node("a"),
-            runs("busy", 8, "a"),
-            one := waits(SHORT),
-            event(
-                one,
-                "TriggeredScaleUp",
-                "pod triggered scale-up: [{gpu 1->2 (max: 4)}]",
-                warning=False,
-                by="cluster-autoscaler",
-            ),
-        ],
-    ),
-    (
-        "no GPU pod",
-        [node("a", None), pod("web", 0, conditions=unscheduled("0/1 nodes are available: 1 Insufficient cpu."))],
-    ),
-    ("being deleted", [node("a"), runs("busy", 8, "a"), waits(SHORT, metadata={"deletionTimestamp": ago(-1)})]),
-    ("failed", [node("a"), waits(SHORT, phase="Failed")]),
-    ("terminating in time", [node("a"), runs("old", 8, "a", metadata={"deletionTimestamp": ago(0.5)})]),
-    ("cordoned, and nobody waits", [node("a", cordoned=True), node("b")]),
+    ("no GPU pod", [NO_GPUS, pod("web", 0, conditions=unscheduled("0/1 nodes are available: 1 Insufficient cpu."))]),
+    ("being deleted", [A, BUSY, waits(SHORT, metadata={"deletionTimestamp": ago(-1)})]),
+    ("failed", [A, waits(SHORT, phase="Failed")]),
+    ("terminating in time", [A, runs("old", 8, "a", metadata={"deletionTimestamp": ago(0.5)})]),
+    ("cordoned, and no pod waits", [node("a", cordoned=True), B]),
     (
         "HAMi's judgement",
-        [
-            node("a", 80),
-            pod(
-                "train-0",
-                spec={"schedulerName": "hami-scheduler"},
-                conditions=unscheduled("0/1 nodes are available: 1 NodeUnfitPod."),
-            ),
-        ],
+        [node("a", 80), refused("0/1 nodes are available: 1 NodeUnfitPod.", spec={"schedulerName": "hami-scheduler"})],
     ),
     (
         "an old event about a pod that runs",
-        [node("a"), one := runs("x", 1, "a"), event(one, "FailedScheduling", f"0/1 nodes are available: {SHORT}.")],
+        [A, one := runs("x", 1, "a"), event(one, "FailedScheduling", f"0/1 nodes are available: {SHORT}.")],
     ),
 ]
 
 
-@pytest.mark.parametrize("state", [pair[1] for pair in SILENT], ids=[pair[0] for pair in SILENT])
-def test_what_is_on_its_way_or_meant_so_is_no_cause(state: list[Object]) -> None:
+@pytest.mark.parametrize("state", [row[1] for row in SILENT], ids=[row[0] for row in SILENT])
+def test_pod_that_waits_as_intended_has_no_cause(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
 @pytest.mark.parametrize(
-    ("of_scheduler", "step"),
+    ("pods", "step"),
     [
         ([], "Start kube-scheduler, a part of the control plane: `kubectl get pods -A -o wide`"),
-        (
-            [scheduler("kube-scheduler-1", "kube-system")],
-            "Find the reason: `kubectl -n kube-system describe pod kube-scheduler-1`",
-        ),
+        ([scheduler("kube-scheduler-1")], "Find the reason: `kubectl -n kube-system describe pod kube-scheduler-1`"),
     ],
 )
-def test_no_advice_names_a_missing_scheduler(of_scheduler: list[Object], step: str) -> None:
-    (problem,) = judged(node("a"), runs("busy", 1, "a"), *of_scheduler, unlooked("default-scheduler")).problems
+def test_remedy_names_no_missing_scheduler(pods: list[Object], step: str) -> None:
+    (problem,) = judged(A, runs("busy", 1, "a"), *pods, untried("default-scheduler")).problems
     assert problem.found.remedy == (step,)
 
 
-def test_many_pods_for_one_reason_are_one_cause() -> None:
+def test_pods_of_one_reason_are_one_cause() -> None:
     pods = [waits(SHORT, name=f"train-{number}") for number in range(20)]
-    (problem,) = judged(node("a"), runs("busy", 8, "a"), *pods).problems
+    (problem,) = judged(A, BUSY, *pods).problems
     assert len(problem.found.affected) == 20
 
 
-def test_a_bound_volume_and_the_nodes_on_both_sides_are_named() -> None:
-    (problem,) = judged(IN_A, IN_B, runs("busy", 8, "b"), *volume("data", "b"), mounts("data")).problems
+def test_bound_volume_names_the_nodes_on_both_sides() -> None:
+    (problem,) = judged(IN_A, IN_B, FULL_B[1], *volume("data", "b"), mounts("data")).problems
 
     assert problem.found.certainty is Certainty.PROVEN
     assert problem.found.evidence == (
@@ -827,104 +506,79 @@ def test_a_bound_volume_and_the_nodes_on_both_sides_are_named() -> None:
     )
 
 
-def test_more_pods_than_a_rollout_makes_room_for_still_wait() -> None:
-    leaves = runs("old", 1, "a", metadata={"deletionTimestamp": ago(-0.4)})
+def test_rollout_that_leaves_too_little_room_is_reported() -> None:
     pods = [waits(SHORT, name=f"train-{number}") for number in range(2)]
-    assert results(judged(node("a"), leaves, runs("busy", 7, "a"), *pods)) == [("GpusAllInUse", f"resource/{GPU}")]
+    state = [A, runs("old", 1, "a", metadata=SOON), runs("busy", 7, "a"), *pods]
+    assert results(judged(*state)) == [(ALL_IN_USE, GPUS)]
 
 
-def test_without_the_nodes_the_scheduler_is_quoted() -> None:
-    diagnosis = judged(waits(SHORT), missing=["Node"])
-    assert results(diagnosis) == [("InsufficientResource", f"resource/{GPU}")]
+@pytest.mark.parametrize("reasons", [SHORT, f"1 Insufficient cpu, {SHORT}"])
+def test_message_is_quoted_without_the_nodes(reasons: str) -> None:
+    short = [("InsufficientResource", GPUS)]
+    assert results(judged(waits(reasons, 8), missing=["Node"])) == short
+
+    diagnosis = judged(waits(reasons, 8), runs("old", 8, "a", metadata=GONE), missing=["Node"])
+    assert results(diagnosis) == [("TerminatingPodHoldsGpus", "pod/team/old")]
+    assert consequences(diagnosis.problems[0]) == short
 
 
-def test_that_a_node_without_gpus_is_short_of_them_is_no_cause() -> None:
+def test_shortage_of_nodes_without_gpus_is_no_cause() -> None:
     text = f"1 Insufficient {GPU}, 1 node(s) had untolerated taint {{dedicated: vision}}"
-    assert results(judged(node("a"), node("cpu", None), waits(text))) == [("TaintNotTolerated", JOB)]
-    assert results(judged(node("a"), node("b"), waits(text))) == [("InsufficientResource", f"resource/{GPU}")]
+    assert results(judged(A, node("cpu", None), waits(text))) == [(CLOSED, JOB)]
+    assert results(judged(A, B, waits(text))) == [("InsufficientResource", GPUS)]
 
 
-@pytest.mark.parametrize("build", [lambda: waits(SELECTOR, spec=SELECTS_A100)])
-def test_the_nearest_label_is_named(build: Callable[[], Object]) -> None:
-    (problem,) = judged(node("a", labels=SHARED), build()).problems
+def test_remedy_names_the_nearest_label() -> None:
+    (problem,) = judged(node("a", labels=SHARED), waits(SELECTOR, spec=SELECTS_A100)).problems
     assert any("NVIDIA-A100-SXM4-80GB-SHARED" in step for step in problem.found.remedy)
 
 
-def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> None:
-    conditions = unscheduled(
-        "pod group is not ready, 2 Pending, 2 minAvailable; Pending: 1 Unschedulable, 1 Schedulable"
-    )
-    of_group = {"scheduling.k8s.io/group-name": "ring"}
-    pods = [pod(f"ring-{i}", 8, annotations=of_group, conditions=conditions) for i in range(2)]
-    diagnosis = judged(node("a"), *pods)
+def test_bare_pods_of_a_group_are_one_gang() -> None:
+    message = unscheduled("pod group is not ready, 2 Pending, 2 minAvailable; Pending: 1 Unschedulable, 1 Schedulable")
+    annotations = {"scheduling.k8s.io/group-name": "ring"}
+    pods = [pod(f"ring-{i}", 8, annotations=annotations, conditions=message) for i in range(2)]
+    diagnosis = judged(A, *pods)
 
     assert results(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]
-    assert (
-        "2 pods that request 16 nvidia.com/gpu wait; 8 free on eligible nodes" in diagnosis.problems[0].found.evidence
-    )
+    numbers = "2 pods that request 16 nvidia.com/gpu wait; 8 free on eligible nodes"
+    assert numbers in diagnosis.problems[0].found.evidence
 
 
-@pytest.mark.parametrize("switch", [PLUGIN, "nvidia.com/gpu.deploy.operands"])
-def test_the_label_that_keeps_the_device_plugin_off_is_named(switch: str) -> None:
-    off = node("a", None, labels=HAS_GPU | {switch: "false", "nvidia.com/gpu.deploy.driver": "paused"})
-    found = judged(off, waits(SHORT)).problems[0].found
+@pytest.mark.parametrize("switch", ["device-plugin", "operands"])
+def test_label_that_disables_the_device_plugin_is_named(switch: str) -> None:
+    found = judged(labelled(**{switch: "false", "driver": "paused"}), waits(SHORT)).problems[0].found
+    label = f"nvidia.com/gpu.deploy.{switch}"
 
-    assert f"node/a: a GPU node that offers no {GPU}: its label {switch}=false keeps the device plugin off" in (
-        found.evidence
-    )
-    assert found.remedy[0].endswith(f"`kubectl label node a {switch}=true --overwrite`")
+    evidence = f"node/a: a GPU node that offers no {GPU}: its label {label}=false keeps the device plugin off"
+    assert evidence in found.evidence
+    assert found.remedy[0].endswith(f"`kubectl label node a {label}=true --overwrite`")
 
 
-def test_who_should_offer_what_no_node_has() -> None:
-    both = [container("main", 8, resources={EFA: "4"})]
-    found = judged(node("a"), waits(f"2 Insufficient {EFA}", containers=both)).problems[0].found
+def test_absent_resource_names_its_plugin() -> None:
+    found = judged(A, asks(EFA, "4", 8)).problems[0].found
 
-    assert (found.cause.name, found.subject) == ("GpuResourceAbsent", f"resource/{EFA}")
+    assert (found.cause.name, found.subject) == (ABSENT, f"resource/{EFA}")
     assert found.remedy[0] == "Run the EFA device plugin on the nodes with such devices."
     assert r"vpc\.amazonaws\.com/efa" in found.remedy[1]
 
 
-def test_a_claim_waits_for_the_driver_that_is_down() -> None:
-    waits_for = waiting("CrashLoopBackOff", "back-off", "gpus", lastState={"terminated": terminated(1)})
-    driver = pod(
-        "plugin-a",
-        0,
-        on="a",
-        labels={"app.kubernetes.io/name": "nvidia-dra-driver-gpu"},
-        owner=("DaemonSet", "plugin"),
-        containers=[container("gpus")],
-        phase="Running",
-        states=[waits_for],
-    )
-    diagnosis = judged(node("a", None), driver, *claimed(), missing=["ResourceSlice"])
+def test_claim_is_a_consequence_of_its_failing_driver() -> None:
+    crashes = waiting("CrashLoopBackOff", "back-off", "gpus", lastState={"terminated": terminated(1)})
+    labels = {"app.kubernetes.io/name": "nvidia-dra-driver-gpu"}
+    kept: Any = {"labels": labels, "owner": ("DaemonSet", "plugin"), "phase": "Running", "states": [crashes]}
+    driver = pod("plugin-a", 0, on="a", containers=[container("gpus")], **kept)
+    diagnosis = judged(NO_GPUS, driver, *claimed(), missing=["ResourceSlice"])
 
-    assert results(diagnosis) == [("DraDriverNotReady", "node/a")]
-    assert consequences(diagnosis.problems[0]) == [("ClaimNotSatisfied", JOB)]
+    assert results(diagnosis) == [("DraDriverNotReady", ON_A)]
+    assert consequences(diagnosis.problems[0]) == [(UNMET, JOB)]
 
 
-def test_without_the_nodes_what_keeps_gpus_stands_above() -> None:
-    going = runs("old", 8, "a", metadata=GONE)
-    diagnosis = judged(waits(f"1 Insufficient cpu, {SHORT}", 8), going, missing=["Node"])
-
-    assert results(diagnosis) == [("TerminatingPodHoldsGpus", "pod/team/old")]
-    assert consequences(diagnosis.problems[0]) == [("InsufficientResource", f"resource/{GPU}")]
-
-
-def test_a_node_that_goes_is_nobodys_to_uncordon() -> None:
-    leaves = [{"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}]
-    diagnosis = judged(node("a", cordoned=True, taints=leaves), waits("2 node(s) were unschedulable"))
-
-    assert results(diagnosis) == [("NodeUnderMaintenance", "node/a")]
-
-
-@pytest.mark.parametrize(
-    ("kind", "causes"), [("p5.48xlarge", []), ("m7i.large", [("GpusAllInUse", f"resource/{GPU}")])]
-)
-def test_a_node_with_gpus_that_joins_is_waited_for(kind: str, causes: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize(("kind", "causes"), [("p5.48xlarge", []), ("m7i.large", [(ALL_IN_USE, GPUS)])])
+def test_young_pod_waits_for_a_joining_gpu_node(kind: str, causes: list[tuple[str, str]]) -> None:
     joins = node("b", None, age=2, labels={"node.kubernetes.io/instance-type": kind})
     young = waits("1 Insufficient nvidia.com/gpu", 8, age=4)
 
-    assert results(judged(node("a"), runs("busy", 8, "a"), joins, young)) == causes
+    assert results(judged(A, BUSY, joins, young)) == causes
 
 
 @pytest.mark.parametrize(
@@ -934,10 +588,10 @@ def test_a_node_with_gpus_that_joins_is_waited_for(kind: str, causes: list[tuple
         (2, Certainty.LIKELY, ("the driver is publishing its pool gpu.nvidia.com/a again: 1 of 2 ResourceSlices",)),
     ],
 )
-def test_what_a_driver_published_before_is_not_free(count: int, certainty: Certainty, anew: tuple[str, ...]) -> None:
+def test_devices_of_an_older_generation_are_not_free(count: int, certainty: Certainty, anew: tuple[str, ...]) -> None:
     old, new = devices("gpu-0"), devices("gpu-1", generation=2, count=count)
-    diagnosis = judged(node("a", None), *claimed(), old, new, taken("gpu-1"))
+    diagnosis = judged(NO_GPUS, *claimed(), old, new, taken("gpu-1"))
 
     (problem,) = diagnosis.problems
-    assert results(diagnosis) == [("DevicesAllAllocated", "deviceclass/gpu.nvidia.com")]
+    assert results(diagnosis) == [("DevicesAllAllocated", CLASS)]
     assert (problem.found.certainty, problem.found.evidence[2:]) == (certainty, anew)
