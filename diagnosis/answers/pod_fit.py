@@ -27,7 +27,6 @@ from diagnosis.hami.installation import (
 from diagnosis.hami.quota import quota_left
 from diagnosis.hami.settings import HamiSettings
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
@@ -116,7 +115,7 @@ def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) 
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod:
-    return read_pod(Fields(raw))
+    return read_pod(raw)
 
 
 def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:

@@ -57,6 +57,7 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
     """
     found: list[FoundCause] = []
     unseen = [Unchecked(SAVED_STATE, why, "everything in it") for why in snapshot.unread]
+    unseen += (Unchecked(kind, why, "everything about it") for kind, why in snapshot.invalid)
     for search in searches:
         if search.concerns is not None and not search.concerns(snapshot):
             continue

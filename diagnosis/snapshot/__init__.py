@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.cluster_events import Event, read_event
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.cluster_objects import (
     ClusterPolicy,
     ConfigMap,
@@ -18,92 +18,72 @@ from diagnosis.snapshot.cluster_objects import (
     Lease,
     Volume,
     VolumeClaim,
-    read_cluster_policy,
-    read_config_map,
     read_endpoints,
-    read_lease,
-    read_volume,
-    read_volume_claim,
 )
-from diagnosis.snapshot.dra import (
-    DeviceClass,
-    DeviceTaintRule,
-    ResourceClaim,
-    ResourceSlice,
-    read_claim,
-    read_device_class,
-    read_device_rule,
-    read_slice,
-)
+from diagnosis.snapshot.dra import DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice, read_claim
 from diagnosis.snapshot.gpu_use import GpuUse
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.hami_use import ShareUse
-from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.kueue import Queue, Queued, read_queue, read_queued
-from diagnosis.snapshot.meta import Meta, read_meta, subject
-from diagnosis.snapshot.native_gangs import (
-    POD_GROUP,
-    WORKLOAD,
-    NativeGang,
-    native_kind,
-    read_gang_workload,
-)
-from diagnosis.snapshot.native_gangs import read_pod_group as read_native_group
-from diagnosis.snapshot.nodes import Node, read_node
-from diagnosis.snapshot.pods import Pod, read_pod
+from diagnosis.snapshot.kueue import Queue, Queued
+from diagnosis.snapshot.meta import ApiObject, Meta, read_object, subject
+from diagnosis.snapshot.native_gangs import POD_GROUP, WORKLOAD, NativeGang, native_kind
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.policy_objects import (
     DisruptionBudget,
     LimitRange,
     Quota,
     RuntimeClass,
     Webhook,
-    read_budget,
-    read_limit_range,
-    read_quota,
-    read_runtime_class,
     read_webhooks,
 )
-from diagnosis.snapshot.volcano import GroupQueue, PodGroup, read_group_queue, read_pod_group
+from diagnosis.snapshot.volcano import GroupQueue, PodGroup, read_volcano
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 from diagnosis.snapshot.workloads import Workload, read_workload
 from healthcheck.node.device_pools import newest
+from healthcheck.text.boundary import LONGEST_NAME, read, value_at
 from healthcheck.text.moments import EARLIEST
+from healthcheck.text.printable import printable
 
-_READERS: Mapping[str, tuple[str, Any]] = {
-    "Node": ("nodes", read_node),
-    "Pod": ("pods", read_pod),
-    "Event": ("events", read_event),
-    **{kind: ("workloads", partial(read_workload, kind)) for kind in WORKLOADS},
-    "ResourceQuota": ("quotas", read_quota),
-    "LimitRange": ("limit_ranges", read_limit_range),
-    "PodDisruptionBudget": ("budgets", read_budget),
-    "RuntimeClass": ("runtime_classes", read_runtime_class),
+_STRUCTS: Mapping[str, tuple[str, type[ApiObject]]] = {
+    "Node": ("nodes", Node),
+    "Pod": ("pods", Pod),
+    "ResourceQuota": ("quotas", Quota),
+    "LimitRange": ("limit_ranges", LimitRange),
+    "PodDisruptionBudget": ("budgets", DisruptionBudget),
+    "RuntimeClass": ("runtime_classes", RuntimeClass),
+    "ConfigMap": ("config_maps", ConfigMap),
+    "PersistentVolumeClaim": ("volume_claims", VolumeClaim),
+    "PersistentVolume": ("volumes", Volume),
+    "Lease": ("leases", Lease),
+    "ClusterPolicy": ("cluster_policies", ClusterPolicy),
+    "GPUCluster": ("gpu_clusters", ClusterPolicy),
+    "ResourceSlice": ("slices", ResourceSlice),
+    "DeviceClass": ("device_classes", DeviceClass),
+    "DeviceTaintRule": ("device_rules", DeviceTaintRule),
+    "Workload": ("queued", Queued),
+    "LocalQueue": ("queues", Queue),
+    "ClusterQueue": ("queues", Queue),
+}
+"""Field in a snapshot, and its type, by kind."""
+_READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
+    **{kind: (field, partial(read_object, struct)) for kind, (field, struct) in _STRUCTS.items()},
+    "Event": ("events", lambda _, raw: read(Event, raw)),
+    "Namespace": ("namespaces", lambda kind, raw: read_object(ApiObject, kind, raw).meta),
+    **dict.fromkeys(WORKLOADS, ("workloads", read_workload)),
     "EndpointSlice": ("endpoints", read_endpoints),
     "Endpoints": ("endpoints", read_endpoints),
-    "ConfigMap": ("config_maps", read_config_map),
-    "Namespace": ("namespaces", partial(read_meta, "Namespace")),
-    "PersistentVolumeClaim": ("volume_claims", read_volume_claim),
-    "PersistentVolume": ("volumes", read_volume),
-    "Lease": ("leases", read_lease),
-    "ClusterPolicy": ("cluster_policies", partial(read_cluster_policy, "ClusterPolicy")),
-    "GPUCluster": ("gpu_clusters", partial(read_cluster_policy, "GPUCluster")),
-    "ResourceSlice": ("slices", read_slice),
     "ResourceClaim": ("claims", read_claim),
     "ResourceClaimTemplate": ("claims", read_claim),
-    "DeviceClass": ("device_classes", read_device_class),
-    "DeviceTaintRule": ("device_rules", read_device_rule),
-    "Workload": ("queued", read_queued),
-    "LocalQueue": ("queues", partial(read_queue, "LocalQueue")),
-    "PodGroup": ("pod_groups", read_pod_group),
-    "Queue": ("group_queues", read_group_queue),
-    POD_GROUP: ("gangs", read_native_group),
-    WORKLOAD: ("gangs", read_gang_workload),
-    "ClusterQueue": ("queues", partial(read_queue, "ClusterQueue")),
+    POD_GROUP: ("gangs", lambda _, raw: read_object(NativeGang, "PodGroup", raw)),
+    WORKLOAD: ("gangs", lambda _, raw: read_object(NativeGang, "Workload", raw)),
+    "PodGroup": ("pod_groups", partial(read_volcano, PodGroup)),
+    "Queue": ("group_queues", partial(read_volcano, GroupQueue)),
 }
 """Field in a snapshot, and reader, by kind."""
 _WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 KINDS = (*_READERS, *_WEBHOOKS)
-_MOST_ODD = 100
+_MOST_INVALID = 20
 _MOST_OWNERS = 8
 """Maximum depth of owners: pod, ReplicaSet, Deployment, and its owner."""
 
@@ -114,7 +94,8 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     Because of this, results that many searches derive from a snapshot are cached for it (`lru_cache`). `now` is the
     time of collection. `missing` holds each kind that could not be listed, with the reason; its empty tuple then means
     nothing. `denied` are those of them that the API server denied to `user`. `only_in` is the namespace whose objects
-    were listed because those of all namespaces are denied. `odd` are objects that could not be parsed.
+    were listed because those of all namespaces are denied. `invalid` are objects that were left out:
+    kind, name and reason.
     """
 
     now: datetime
@@ -155,7 +136,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     denied: frozenset[str] = frozenset()
     user: str = ""
     only_in: str = ""
-    odd: tuple[str, ...] = ()
+    invalid: tuple[tuple[str, str], ...] = ()
     unread: tuple[str, ...] = ()
     """Damaged parts of a saved state, with unknown content."""
 
@@ -284,15 +265,10 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         return not any(kind in self.missing for kind in kinds)
 
 
-class _Namespaced(Protocol):
-    @property
-    def meta(self) -> Meta: ...
+_Object = TypeVar("_Object", bound=ApiObject)
 
 
-_AnyNamespaced = TypeVar("_AnyNamespaced", bound=_Namespaced)
-
-
-def _by_name(objects: Iterable[_AnyNamespaced]) -> dict[str, dict[str, _AnyNamespaced]]:
+def _by_name(objects: Iterable[_Object]) -> dict[str, dict[str, _Object]]:
     """Return the objects by namespace and name, the names in order."""
     in_order = sorted(objects, key=lambda one: one.meta.name)
     spaces = grouped((one.meta.namespace, one) for one in in_order)
@@ -306,24 +282,24 @@ class Builder:
         self._facts: defaultdict[str, list[Any]] = defaultdict(list)
         self._seen: set[str] = set()
         self._missing: dict[str, str] = {}
-        self._odd: list[str] = []
+        self._invalid: list[tuple[str, str]] = []
         self._identities: set[tuple[str, str]] = set()
 
     def add(self, kind: str, raw: object) -> None:
         """Add one object. Duplicates from two files or pages count once. Kinds that are not used are left out."""
-        fields = Fields(raw)
-        kind = native_kind(kind, fields)
+        kind = native_kind(kind, raw)
         self._seen.add(kind)
-        identity = (kind, fields.text("metadata", "uid"))
+        identity = (kind, str(value_at(raw, "metadata", "uid") or ""))
         if identity[1] and identity in self._identities:
             return
         self._identities.add(identity)
         try:
-            for place, fact in _facts_of(kind, fields):
-                self._facts[place].append(fact)
+            for name, fact in _facts_of(kind, raw):
+                self._facts[name].append(fact)
         except ValueError as error:
-            if len(self._odd) < _MOST_ODD:
-                self._odd.append(f"{kind} {fields.text('metadata', 'name')}: {error}")
+            if len(self._invalid) < _MOST_INVALID:
+                called = printable(str(value_at(raw, "metadata", "name") or ""), LONGEST_NAME)
+                self._invalid.append((kind, f"{called}: {error}" if called else str(error)))
 
     def listed(self, kind: str) -> None:
         """Record that the kind was listed completely, even if there was no object."""
@@ -336,12 +312,13 @@ class Builder:
         """Build the snapshot. `unseen` is the reason for kinds that no file or listing mentions."""
         missing = {kind: unseen for kind in KINDS if unseen and kind not in self._seen} | self._missing
         facts: dict[str, Any] = {place: tuple(found) for place, found in self._facts.items()}
-        return Snapshot(now, **facts, logs=dict(logs or {}), missing=missing, odd=tuple(self._odd))
+        return Snapshot(now, **facts, logs=dict(logs or {}), missing=missing, invalid=tuple(self._invalid))
 
 
-def _facts_of(kind: str, fields: Fields) -> Iterator[tuple[str, object]]:
+def _facts_of(kind: str, raw: object) -> Iterator[tuple[str, object]]:
+    """Yield the facts of an object, each with its field in a snapshot."""
     if kind in _WEBHOOKS:
-        yield from (("webhooks", webhook) for webhook in read_webhooks(kind, fields))
+        yield from (("webhooks", webhook) for webhook in read_webhooks(kind, raw))
     elif kind in _READERS:
-        place, read = _READERS[kind]
-        yield place, read(fields)
+        name, read_facts = _READERS[kind]
+        yield name, read_facts(kind, raw)

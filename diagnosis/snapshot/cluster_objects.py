@@ -1,15 +1,15 @@
-"""Kinds with few facts: namespaces, Services' endpoints, ConfigMaps, volumes, Leases, operators."""
+"""Kinds with few facts: Services' endpoints, ConfigMaps, volumes, Leases, operators."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from typing import Annotated, Any
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.pods import Condition, Expression, read_conditions, read_term
+from diagnosis.snapshot.meta import ApiObject, Meta, read_object
+from diagnosis.snapshot.pods import Conditions, Expression, read_terms
+from healthcheck.text.boundary import At, Moment, by_name, document, entries, flag, items, value_at
 
 _LONGEST_DOCUMENT = 256 * 1024
 _ZONES = (
@@ -17,6 +17,64 @@ _ZONES = (
     *("failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"),
 )
 """Zone labels that restrict a volume; several zones in one value are separated by `__`."""
+
+
+def _documents(value: object) -> dict[str, str]:
+    return {name: document(entry, _LONGEST_DOCUMENT) for name, entry in items(value)}
+
+
+class ConfigMap(ApiObject, frozen=True):
+    """ConfigMap with unchanged documents. Only ConfigMaps that were queried by name are kept."""
+
+    data: Annotated[Mapping[str, str], _documents] = field(default_factory=dict)
+
+
+class VolumeClaim(ApiObject, frozen=True):
+    """A PersistentVolumeClaim. `volume` is '' until a volume is bound to it."""
+
+    phase: Annotated[str, At("status.phase")] = ""
+    volume: Annotated[str, At("spec.volumeName")] = ""
+    storage_class: Annotated[str, At("spec.storageClassName")] = ""
+
+
+class Volume(ApiObject, frozen=True):
+    """PersistentVolume. A node can mount it if it meets one of `terms` (None: any node) and all of `zones`."""
+
+    terms: Annotated[
+        tuple[tuple[Expression, ...], ...] | None, At("spec.nodeAffinity.required.nodeSelectorTerms"), read_terms
+    ] = None
+
+    @property
+    def zones(self) -> tuple[Expression, ...]:
+        labels = self.meta.labels
+        return tuple(Expression(key, "In", tuple(labels[key].split("__"))) for key in _ZONES if key in labels)
+
+
+class Lease(ApiObject, frozen=True):
+    """Lease with the time of its last renewal."""
+
+    renewed: Annotated[Moment, At("spec.renewTime")] = None
+
+
+def _enabled(spec: object) -> dict[str, bool]:
+    found = ((name, value_at(part, "enabled")) for name, part in items(spec))
+    return {name: flag(enabled) for name, enabled in found if enabled is not None}
+
+
+class ClusterPolicy(ApiObject, frozen=True):
+    """Configuration and state of the GPU operator: a ClusterPolicy, or a GPUCluster, its stack for DRA.
+
+    `parts`: by operand, whether it is enabled, if the policy sets that.
+    """
+
+    state: Annotated[str, At("status.state")] = ""
+    conditions: Conditions = ()
+    parts: Annotated[Mapping[str, bool], At("spec"), _enabled] = field(default_factory=dict)
+    toolkit_env: Annotated[Mapping[str, str], At("spec.toolkit.env"), by_name("name", "value", longest=1024)] = field(
+        default_factory=dict
+    )
+    cdi: Annotated[bool | None, At("spec.cdi.enabled")] = None
+    runtime_class: Annotated[str, At("spec.operator.runtimeClass")] = ""
 
 
 class Endpoints(Struct, frozen=True):
@@ -27,103 +85,11 @@ class Endpoints(Struct, frozen=True):
     ready: int
 
 
-class ConfigMap(Struct, frozen=True):
-    """ConfigMap with unchanged documents. Only ConfigMaps that were queried by name are kept."""
-
-    meta: Meta
-    data: Mapping[str, str] = field(default_factory=dict)
-
-
-class VolumeClaim(Struct, frozen=True):
-    """A PersistentVolumeClaim. `volume` is '' until a volume is bound to it."""
-
-    meta: Meta
-    phase: str = ""
-    volume: str = ""
-    storage_class: str = ""
-
-
-class Volume(Struct, frozen=True):
-    """PersistentVolume. A node can mount it if it meets one of `terms` (None: any node) and all of `zones`."""
-
-    meta: Meta
-    terms: tuple[tuple[Expression, ...], ...] | None = None
-    zones: tuple[Expression, ...] = ()
-
-
-class Lease(Struct, frozen=True):
-    """Lease with the time of its last renewal."""
-
-    meta: Meta
-    renewed: datetime | None = None
-
-
-class ClusterPolicy(Struct, frozen=True):
-    """Configuration and state of the GPU operator: a ClusterPolicy, or a GPUCluster, its stack for DRA.
-
-    `parts`: by operand, whether it is enabled, if the policy sets that.
-    """
-
-    meta: Meta
-    state: str = ""
-    conditions: tuple[Condition, ...] = ()
-    parts: Mapping[str, bool] = field(default_factory=dict)
-    toolkit_env: Mapping[str, str] = field(default_factory=dict)
-    cdi: bool | None = None
-    runtime_class: str = ""
-
-
-def read_endpoints(raw: Fields) -> Endpoints:
+def read_endpoints(kind: str, raw: Any) -> Endpoints:
     """Read the facts of an EndpointSlice, or of Endpoints."""
-    if raw.text("kind") == "Endpoints" or raw.has("subsets"):
-        meta = read_meta("Endpoints", raw)
-        ready = sum(len(list(fields.each("addresses"))) for fields in raw.each("subsets"))
-        return Endpoints(meta, meta.name, ready)
-    meta = read_meta("EndpointSlice", raw)
-    answering = [
-        fields
-        for fields in raw.each("endpoints")
-        if fields.flag("conditions", "ready") or not fields.has("conditions", "ready")
-    ]
-    return Endpoints(meta, meta.labels.get("kubernetes.io/service-name", ""), len(answering))
-
-
-def read_config_map(raw: Fields) -> ConfigMap:
-    data = raw.at("data")
-    documents = {key: data.document(key, longest=_LONGEST_DOCUMENT) for key in data.names()}
-    return ConfigMap(read_meta("ConfigMap", raw), documents)
-
-
-def read_volume_claim(raw: Fields) -> VolumeClaim:
-    return VolumeClaim(
-        read_meta("PersistentVolumeClaim", raw),
-        raw.text("status", "phase"),
-        raw.text("spec", "volumeName"),
-        raw.text("spec", "storageClassName"),
-    )
-
-
-def read_volume(raw: Fields) -> Volume:
-    meta, required = read_meta("PersistentVolume", raw), raw.at("spec", "nodeAffinity", "required")
-    terms = tuple(map(read_term, required.each("nodeSelectorTerms"))) if required.has("nodeSelectorTerms") else None
-    zones = (Expression(key, "In", tuple(meta.labels[key].split("__"))) for key in _ZONES if key in meta.labels)
-    return Volume(meta, terms, tuple(zones))
-
-
-def read_lease(raw: Fields) -> Lease:
-    return Lease(read_meta("Lease", raw), raw.moment("spec", "renewTime"))
-
-
-def read_cluster_policy(kind: str, raw: Fields) -> ClusterPolicy:
-    spec = raw.at("spec")
-    parts = {key: spec.flag(key, "enabled") for key in spec.names() if spec.has(key, "enabled")}
-    env = {fields.text("name"): fields.text("value", longest=1024) for fields in spec.each("toolkit", "env")}
-    return ClusterPolicy(
-        read_meta(kind, raw),
-        raw.text("status", "state"),
-        read_conditions(raw),
-        parts,
-        env,
-        spec.flag("cdi", "enabled") if spec.has("cdi", "enabled") else None,
-        spec.text("operator", "runtimeClass"),
-    )
+    meta = read_object(ApiObject, kind, raw).meta
+    if kind == "Endpoints":
+        addresses = (entries(value_at(subset, "addresses")) for subset in entries(raw.get("subsets")))
+        return Endpoints(meta, meta.name, sum(1 for each in addresses for _ in each))
+    ready = (value_at(entry, "conditions", "ready") is not False for entry in entries(raw.get("endpoints")))
+    return Endpoints(meta, meta.labels.get("kubernetes.io/service-name", ""), sum(ready))

@@ -3,173 +3,129 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.meta import ApiObject, read_object
 from diagnosis.snapshot.nodes import Taint
-from diagnosis.snapshot.pods import Toleration, read_toleration
+from diagnosis.snapshot.pods import Toleration
 from healthcheck.node.device_rules import HEEDED
+from healthcheck.text.boundary import At, entries, flag, items, message, text, value_at, whole
 
 _SELECTED_BY = frozenset(("driver", "pool", "device"))
+
+
+def _attributes(value: object) -> dict[str, str]:
+    return {name: _attribute(attribute) for name, attribute in items(value)}
+
+
+def _attribute(attribute: object) -> str:
+    if (number := value_at(attribute, "int")) is not None:
+        return str(whole(number))
+    if (is_true := value_at(attribute, "bool")) is not None:
+        return str(flag(is_true)).lower()
+    return text(value_at(attribute, "string") or value_at(attribute, "version") or "")
+
+
+def _capacity(value: object) -> dict[str, str]:
+    return {name: text(value_at(amount, "value") or amount) for name, amount in items(value)}
 
 
 class SliceDevice(Struct, frozen=True):
     """Device of a slice. `attributes` and `capacity` are texts by short name."""
 
-    name: str
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    capacity: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
+    name: str = ""
+    attributes: Annotated[Mapping[str, str], At("basic.attributes", "attributes"), _attributes] = field(
+        default_factory=dict
+    )
+    capacity: Annotated[Mapping[str, str], At("basic.capacity", "capacity"), _capacity] = field(default_factory=dict)
+    taints: Annotated[tuple[Taint, ...], At("basic.taints", "taints")] = ()
 
 
-class ResourceSlice(Struct, frozen=True):
+class ResourceSlice(ApiObject, frozen=True):
     """Slice of a pool. `node` is '' for devices of no single node.
 
     `Snapshot.pools` defines which slices of a pool count.
     """
 
-    meta: Meta
-    driver: str
-    pool: str
-    node: str
-    devices: tuple[SliceDevice, ...] = ()
-    generation: int = 0
-    count: int = 0
+    driver: Annotated[str, At("spec.driver")] = ""
+    pool: Annotated[str, At("spec.pool.name")] = ""
+    node: Annotated[str, At("spec.nodeName")] = ""
+    devices: Annotated[tuple[SliceDevice, ...], At("spec.devices")] = ()
+    generation: Annotated[int, At("spec.pool.generation")] = 0
+    count: Annotated[int, At("spec.pool.resourceSliceCount")] = 0
     """Number of slices in the pool; 0 if unknown."""
+
+
+def _expressions(value: object) -> tuple[str, ...]:
+    return tuple(message(value_at(entry, "cel", "expression") or "") for entry in entries(value))
 
 
 class Request(Struct, frozen=True):
     """Request of a claim for one class. `selectors` are CEL expressions."""
 
-    name: str
-    device_class: str
-    count: int = 1
-    all: bool = False
-    selectors: tuple[str, ...] = ()
-    tolerations: tuple[Toleration, ...] = ()
+    name: str = ""
+    device_class: Annotated[str, At("exactly.deviceClassName", "deviceClassName")] = ""
+    count: Annotated[int, At("exactly.count", "count")] = 1
+    all: Annotated[bool, At("exactly.allocationMode", "allocationMode"), lambda mode: mode == "All"] = False
+    selectors: Annotated[tuple[str, ...], At("exactly.selectors", "selectors"), _expressions] = ()
+    tolerations: Annotated[tuple[Toleration, ...], At("exactly.tolerations", "tolerations")] = ()
 
 
-class ResourceClaim(Struct, frozen=True):
+def _allocated(results: object) -> tuple[str, ...]:
+    keys = "driver", "pool", "device"
+    return tuple("/".join(text(value_at(entry, key) or "") for key in keys) for entry in entries(results))
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(text(value_at(entry, "name") or "") for entry in entries(value))
+
+
+class ResourceClaim(ApiObject, frozen=True):
     """Claim of a pod. `devices` are the allocated devices, as driver/pool/device; empty before allocation."""
 
-    meta: Meta
-    requests: tuple[Request, ...] = ()
-    devices: tuple[str, ...] = ()
-    reserved_for: tuple[str, ...] = ()
+    requests: Annotated[tuple[Request, ...], At("spec.spec.devices.requests", "spec.devices.requests")] = ()
+    devices: Annotated[tuple[str, ...], At("status.allocation.devices.results"), _allocated] = ()
+    reserved_for: Annotated[tuple[str, ...], At("status.reservedFor"), _names] = ()
     """Names of the pods that reserved the claim."""
 
 
-class DeviceClass(Struct, frozen=True):
+class DeviceClass(ApiObject, frozen=True):
     """DeviceClass. `resource`: extended resource whose requests are served with devices of the class."""
 
-    meta: Meta
-    selectors: tuple[str, ...] = ()
-    resource: str = ""
+    selectors: Annotated[tuple[str, ...], At("spec.selectors"), _expressions] = ()
+    resource: Annotated[str, At("spec.extendedResourceName")] = ""
 
 
-class DeviceTaintRule(Struct, frozen=True):
+def _selects(selector: object) -> bool:
+    """Return whether the selector is of a known form.
+
+    A selector by class or by an expression, as in older versions, can't be evaluated here.
+    """
+    return dict(items(selector)).keys() <= _SELECTED_BY
+
+
+def _is_heeded(conditions: object) -> bool:
+    return any(value_at(condition, "type") == HEEDED for condition in entries(conditions))
+
+
+class DeviceTaintRule(ApiObject, frozen=True):
     """Taint on all devices of its driver, pool and name; '' for any.
 
     `selects`: whether the rule selects the devices in a form known here.
     """
 
-    meta: Meta
-    driver: str
-    pool: str
-    device: str
-    taint: Taint
-    selects: bool = True
-    is_heeded: bool = False
+    driver: Annotated[str, At("spec.deviceSelector.driver")] = ""
+    pool: Annotated[str, At("spec.deviceSelector.pool")] = ""
+    device: Annotated[str, At("spec.deviceSelector.device")] = ""
+    taint: Annotated[Taint, At("spec.taint")] = field(default_factory=Taint)
+    selects: Annotated[bool, At("spec.deviceSelector"), _selects] = False
+    is_heeded: Annotated[bool, At("status.conditions"), _is_heeded] = False
     """Whether the cluster's controllers have processed the rule; a served API alone does not prove that."""
 
 
-def read_slice(raw: Fields) -> ResourceSlice:
-    spec = raw.at("spec")
-    return ResourceSlice(
-        read_meta("ResourceSlice", raw),
-        spec.text("driver"),
-        spec.text("pool", "name"),
-        spec.text("nodeName"),
-        tuple(map(_device, spec.each("devices"))),
-        spec.number("pool", "generation") or 0,
-        spec.number("pool", "resourceSliceCount") or 0,
-    )
-
-
-def read_claim(raw: Fields) -> ResourceClaim:
+def read_claim(_kind: str, raw: object) -> ResourceClaim:
     """Read a ResourceClaim or a ResourceClaimTemplate."""
-    kind = "ResourceClaimTemplate" if raw.has("spec", "spec") else "ResourceClaim"
-    spec = raw.at("spec", "spec") if raw.has("spec", "spec") else raw.at("spec")
-    given = raw.each("status", "allocation", "devices", "results")
-    return ResourceClaim(
-        read_meta(kind, raw),
-        tuple(map(_request, spec.each("devices", "requests"))),
-        tuple(f"{fields.text('driver')}/{fields.text('pool')}/{fields.text('device')}" for fields in given),
-        tuple(fields.text("name") for fields in raw.each("status", "reservedFor")),
-    )
-
-
-def read_device_class(raw: Fields) -> DeviceClass:
-    spec = raw.at("spec")
-    return DeviceClass(read_meta("DeviceClass", raw), _selectors(spec), spec.text("extendedResourceName"))
-
-
-def read_device_rule(raw: Fields) -> DeviceTaintRule:
-    """Read a rule.
-
-    A selector by class or by an expression, as in older versions, can't be evaluated here.
-    """
-    selector = raw.at("spec", "deviceSelector")
-    return DeviceTaintRule(
-        read_meta("DeviceTaintRule", raw),
-        selector.text("driver"),
-        selector.text("pool"),
-        selector.text("device"),
-        _taint(raw.at("spec", "taint")),
-        raw.has("spec", "deviceSelector") and set(raw.names("spec", "deviceSelector")) <= _SELECTED_BY,
-        any(fields.text("type") == HEEDED for fields in raw.each("status", "conditions")),
-    )
-
-
-def _taint(raw: Fields) -> Taint:
-    return Taint(raw.text("key"), raw.text("value"), raw.text("effect"))
-
-
-def _request(raw: Fields) -> Request:
-    exact = raw.at("exactly") if raw.has("exactly") else raw
-    return Request(
-        raw.text("name"),
-        exact.text("deviceClassName"),
-        exact.number("count") or 1,
-        exact.text("allocationMode") == "All",
-        _selectors(exact),
-        tuple(map(read_toleration, exact.each("tolerations"))),
-    )
-
-
-def _selectors(raw: Fields) -> tuple[str, ...]:
-    return tuple(fields.message("cel", "expression") for fields in raw.each("selectors"))
-
-
-def _device(raw: Fields) -> SliceDevice:
-    fields = raw.at("basic") if raw.has("basic") else raw
-    return SliceDevice(
-        raw.text("name"),
-        {key: _value(fields.at("attributes", key)) for key in fields.names("attributes")},
-        {
-            key: fields.text("capacity", key, "value") or fields.text("capacity", key)
-            for key in fields.names("capacity")
-        },
-        tuple(map(_taint, fields.each("taints"))),
-    )
-
-
-def _value(raw: Fields) -> str:
-    number = raw.number("int")
-    if number is not None:
-        return str(number)
-    if raw.has("bool"):
-        return str(raw.flag("bool")).lower()
-    return raw.text("string") or raw.text("version")
+    template = value_at(raw, "spec", "spec") is not None
+    return read_object(ResourceClaim, "ResourceClaimTemplate" if template else "ResourceClaim", raw)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from functools import partial
+from typing import Annotated, TypeVar
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.json_fields import Fields
+from healthcheck.text.boundary import At, Moment, entries, read, texts, value_at
 
 _KEPT = re.compile(
     r"(?:[a-z0-9.-]{0,200}\.)?"
@@ -23,25 +24,42 @@ _LONGEST_ANNOTATION = 64 * 1024
 class Owner(Struct, frozen=True):
     """The controller of an object."""
 
-    kind: str
-    name: str
-    uid: str
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+def _controller(value: object) -> Owner | None:
+    """Return the owner that controls the object, else the first one."""
+    references = [entry for entry in entries(value) if value_at(entry, "name")]
+    references.sort(key=lambda entry: entry.get("controller") is not True)
+    return read(Owner, references[0]) if references else None
+
+
+def is_kept(annotation: str) -> bool:
+    """Whether an annotation is kept, by its domain.
+
+    Writers in the known domains record an object's state. Other annotations may have any content.
+    """
+    return annotation != _LAST_APPLIED and _KEPT.match(annotation) is not None
 
 
 class Meta(Struct, frozen=True):
     """Metadata of an object. `kind` is as in the API: `Pod`. `namespace` is '' for cluster-scoped objects."""
 
-    kind: str
-    namespace: str
-    name: str
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
     uid: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    created: datetime | None = None
-    deleted: datetime | None = None
+    annotations: Annotated[Mapping[str, str], partial(texts, keep=is_kept, longest=_LONGEST_ANNOTATION)] = field(
+        default_factory=dict
+    )
+    created: Annotated[Moment, At("creationTimestamp")] = None
+    deleted: Annotated[Moment, At("deletionTimestamp")] = None
     """Time of the deletion request; None without one."""
     finalizers: tuple[str, ...] = ()
-    owner: Owner | None = None
+    owner: Annotated[Owner | None, At("ownerReferences"), _controller] = None
 
     @property
     def subject(self) -> str:
@@ -56,34 +74,23 @@ def subject(kind: str, namespace: str, name: str) -> str:
     return "/".join(word for word in (kind.lower(), namespace, name) if word)
 
 
-def is_kept(annotation: str) -> bool:
-    """Whether an annotation is kept, by its domain.
+class ApiObject(Struct, frozen=True):
+    """Object of the API."""
 
-    Writers in the known domains record an object's state. Other annotations may have any content.
-    """
-    return annotation != _LAST_APPLIED and _KEPT.match(annotation) is not None
+    meta: Annotated[Meta, At("metadata")]
+
+    @property
+    def subject(self) -> str:
+        """Return the name in a diagnosis, as `node/a` or `pod/team/trainer-0`."""
+        return self.meta.subject
 
 
-def read_meta(kind: str, raw: Fields) -> Meta:
-    """Read the metadata. Raises ValueError for an object without a name, which could not be reported."""
-    name = raw.text("metadata", "name")
-    if not name:
+S = TypeVar("S", bound=ApiObject)
+
+
+def read_object(struct: type[S], kind: str, raw: object) -> S:
+    """Read an object of the API. Raises ValueError for an object without a name, which could not be reported."""
+    metadata = value_at(raw, "metadata")
+    if not isinstance(raw, dict) or not isinstance(metadata, dict) or not metadata.get("name"):
         raise ValueError(f"a {kind} without a name")
-    return Meta(
-        kind,
-        raw.text("metadata", "namespace"),
-        name,
-        raw.text("metadata", "uid"),
-        raw.words("metadata", "labels"),
-        raw.words("metadata", "annotations", keep=is_kept, longest=_LONGEST_ANNOTATION),
-        raw.moment("metadata", "creationTimestamp"),
-        raw.moment("metadata", "deletionTimestamp"),
-        raw.texts("metadata", "finalizers"),
-        _controller(raw),
-    )
-
-
-def _controller(raw: Fields) -> Owner | None:
-    owners = [fields for fields in raw.each("metadata", "ownerReferences") if fields.text("name")]
-    owners.sort(key=lambda fields: not fields.flag("controller"))
-    return next((Owner(owner.text("kind"), owner.text("name"), owner.text("uid")) for owner in owners), None)
+    return read(struct, raw | {"metadata": metadata | {"kind": kind}})

@@ -6,12 +6,13 @@ A pod of Kubernetes 1.35 names a group within a Workload by `workloadRef`, a new
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import field
 
-from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.pods import Condition, read_conditions
+from diagnosis.snapshot.meta import ApiObject
+from diagnosis.snapshot.pods import Conditions
+from healthcheck.text.boundary import At, entries, text, value_at, whole
 
 _API = "scheduling.k8s.io"
 _SHAPES = {"PodGroup": ("schedulingPolicy",), "Workload": ("podGroups", "podGroupTemplates")}
@@ -26,34 +27,29 @@ def kind_of(kind: str) -> str:
 POD_GROUP, WORKLOAD = map(kind_of, _SHAPES)
 
 
-class NativeGang(Struct, frozen=True):
+def _least(spec: object) -> dict[str, int | None]:
+    groups = [
+        (text(value_at(group, "name") or ""), value_at(group, "policy"))
+        for group in entries(value_at(spec, "podGroups"))
+    ]
+    policies = dict(groups or [("", value_at(spec, "schedulingPolicy"))])
+    counts = {name: value_at(policy, "gang", "minCount") for name, policy in policies.items()}
+    return {name: None if count is None else whole(count) for name, count in counts.items()}
+
+
+class NativeGang(ApiObject, frozen=True):
     """PodGroup, or Workload with the groups of pods that it defines.
 
     `least`: the minimum number of pods by name of the group within a Workload, '' for a PodGroup. It is None if the
     pods are placed one by one.
     """
 
-    meta: Meta
-    least: Mapping[str, int | None] = field(default_factory=dict)
-    conditions: tuple[Condition, ...] = ()
+    least: Annotated[Mapping[str, int | None], At("spec"), _least] = field(default_factory=dict)
+    conditions: Conditions = ()
 
 
-def native_kind(kind: str, raw: Fields) -> str:
+def native_kind(kind: str, raw: object) -> str:
     """Return the name under which objects of this kind are kept: another one for kinds of `scheduling.k8s.io`."""
     keys = _SHAPES.get(kind, ())
-    native = raw.text("apiVersion").startswith(f"{_API}/") or any(raw.has("spec", key) for key in keys)
+    native = str(value_at(raw, "apiVersion")).startswith(f"{_API}/") or any(value_at(raw, "spec", key) for key in keys)
     return kind_of(kind) if keys and native else kind
-
-
-def read_pod_group(raw: Fields) -> NativeGang:
-    least = {"": _least(raw.at("spec", "schedulingPolicy"))}
-    return NativeGang(read_meta("PodGroup", raw), least, read_conditions(raw))
-
-
-def read_gang_workload(raw: Fields) -> NativeGang:
-    least = {fields.text("name"): _least(fields.at("policy")) for fields in raw.each("spec", "podGroups")}
-    return NativeGang(read_meta("Workload", raw), least)
-
-
-def _least(policy: Fields) -> int | None:
-    return policy.number("gang", "minCount") if policy.has("gang") else None

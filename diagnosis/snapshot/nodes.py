@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated
 
 from msgspec import Struct, field
 
 from diagnosis.snapshot.agent_record import NodeRecord, RecordFinding, read_record
 from diagnosis.snapshot.hami_node import HamiNode, read_hami_node
-from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.pods import Condition, condition_in, read_conditions
+from diagnosis.snapshot.meta import ApiObject, read_object
+from diagnosis.snapshot.pods import Condition, Conditions, condition_in
 from healthcheck.model import Severity
 from healthcheck.node.state import DEEP_CHECK, KEEPS_AWAY, RESULTS, UNHEALTHY
+from healthcheck.text.boundary import At, entries, text, value_at
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.taint_decision import WITHHELD
 
@@ -22,40 +24,45 @@ _FAULTS = frozenset(one.name for one in Severity if one > Severity.MONITOR)
 class Taint(Struct, frozen=True):
     """Taint of a Node."""
 
-    key: str
-    value: str
-    effect: str
+    key: str = ""
+    value: str = ""
+    effect: str = ""
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
 
-class Node(Struct, frozen=True):
+def _handlers(value: object) -> frozenset[str]:
+    return frozenset(text(value_at(entry, "name") or "") for entry in entries(value))
+
+
+class Node(ApiObject, frozen=True, dict=True):
     """Node. `handlers` are its container runtime's handlers; None if the kubelet does not report them."""
 
-    meta: Meta
-    taints: tuple[Taint, ...] = ()
-    cordoned: bool = False
-    capacity: Mapping[str, str] = field(default_factory=dict)
-    allocatable: Mapping[str, str] = field(default_factory=dict)
-    conditions: tuple[Condition, ...] = ()
-    runtime: str = ""
+    taints: Annotated[tuple[Taint, ...], At("spec.taints")] = ()
+    cordoned: Annotated[bool, At("spec.unschedulable")] = False
+    capacity: Annotated[Mapping[str, str], At("status.capacity")] = field(default_factory=dict)
+    allocatable: Annotated[Mapping[str, str], At("status.allocatable")] = field(default_factory=dict)
+    conditions: Conditions = ()
+    runtime: Annotated[str, At("status.nodeInfo.containerRuntimeVersion")] = ""
     """Container runtime and version, as `containerd://2.1.4`."""
-    kubelet: str = ""
-    system: str = ""
+    kubelet: Annotated[str, At("status.nodeInfo.kubeletVersion")] = ""
+    system: Annotated[str, At("status.nodeInfo.osImage")] = ""
     """Operating system, as `Ubuntu 22.04.5 LTS`."""
-    handlers: frozenset[str] | None = None
-    record: NodeRecord | None = None
-    """Record of the node's agent; None if it has written none."""
-    hami: HamiNode = field(default_factory=HamiNode)
+    handlers: Annotated[frozenset[str] | None, At("status.runtimeHandlers"), _handlers] = None
 
     @property
     def name(self) -> str:
         return self.meta.name
 
-    @property
-    def subject(self) -> str:
-        return self.meta.subject
+    @cached_property
+    def record(self) -> NodeRecord | None:
+        """Return the record of the node's agent; None if it has written none."""
+        return read_record(self.meta.annotations.get(RESULTS, ""))
+
+    @cached_property
+    def hami(self) -> HamiNode:
+        return read_hami_node(self.meta.annotations)
 
     @property
     def findings(self) -> tuple[RecordFinding, ...]:
@@ -100,21 +107,6 @@ class Node(Struct, frozen=True):
         return condition_in(self.conditions, kind, status)
 
 
-def read_node(raw: Fields) -> Node:
-    """Read a Node. Raises ValueError if it has no name."""
-    meta, status = read_meta("Node", raw), raw.at("status")
-    handlers = frozenset(fields.text("name") for fields in status.each("runtimeHandlers"))
-    return Node(
-        meta,
-        tuple(Taint(each.text("key"), each.text("value"), each.text("effect")) for each in raw.each("spec", "taints")),
-        raw.flag("spec", "unschedulable"),
-        status.words("capacity"),
-        status.words("allocatable"),
-        read_conditions(raw),
-        status.text("nodeInfo", "containerRuntimeVersion"),
-        status.text("nodeInfo", "kubeletVersion"),
-        status.text("nodeInfo", "osImage"),
-        handlers if status.has("runtimeHandlers") else None,
-        read_record(meta.annotations.get(RESULTS, "")),
-        read_hami_node(meta.annotations),
-    )
+def read_node(raw: object) -> Node:
+    """Read a Node. Raises ValueError if it has no name, or a value of the wrong type."""
+    return read_object(Node, "Node", raw)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from functools import cached_property, partial
 from itertools import islice
+from typing import Annotated, TypeVar
 
 from msgspec import Struct, field
 
 from diagnosis.snapshot.hami_pod import CardOptions, ContainerShare, PodGrant, read_card_options, read_grant
-from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.meta import ApiObject, read_object
+from healthcheck.text.boundary import At, Moment, Text, by_name, each, entries, is_there, read, text, value_at
 
 VISIBLE_DEVICES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _DEVICES = re.compile(r"(?:all|none|void|no|-1|(?:\d{1,3}|(?:GPU|MIG)-[0-9a-zA-Z/-]{1,60})(?:,|\Z))*\Z", re.ASCII)
@@ -52,13 +53,14 @@ _FLAGS = frozenset(
 _MOST_WORDS = 100
 _SHOWN = _OF_COMPONENTS.union(VISIBLE_DEVICES, _LIMITS, (_LOCK_EXPIRE,))
 OTHER_VALUE = "(set)"
+_Part = TypeVar("_Part", bound=Struct)
 
 
 class Expression(Struct, frozen=True):
     """One term of a selector: `key operator values`."""
 
-    key: str
-    operator: str
+    key: str = ""
+    operator: str = ""
     values: tuple[str, ...] = ()
 
     def takes(self, value: str | None) -> bool:
@@ -91,39 +93,42 @@ class Expression(Struct, frozen=True):
 class Toleration(Struct, frozen=True):
     """Toleration of a pod."""
 
-    key: str
-    operator: str
-    value: str
-    effect: str
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
 
 
 class Container(Struct, frozen=True):
-    """Container of a pod. `sidecar`: an init container that keeps running in parallel with the others.
+    """Container of a pod. `init`: whether it is one of the init containers."""
 
-    `env`: values by name, as `shown_value` returns them.
-    """
-
-    name: str
-    image: str = ""
-    init: bool = False
-    sidecar: bool = False
-    requests: Mapping[str, str] = field(default_factory=dict)
-    limits: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    privileged: bool = False
-    claims: tuple[str, ...] = ()
+    name: str = ""
+    image: Annotated[str, partial(text, longest=1024)] = ""
+    init: Annotated[bool, At()] = False
+    restart_policy: Annotated[str, At("restartPolicy")] = ""
+    requests: Annotated[Mapping[str, str], At("resources.requests")] = field(default_factory=dict)
+    limits: Annotated[Mapping[str, str], At("resources.limits")] = field(default_factory=dict)
+    env: Annotated[Mapping[str, str], _env] = field(default_factory=dict)
+    """Values by name, as `shown_value` returns them."""
+    privileged: Annotated[bool, At("securityContext.privileged")] = False
+    claims: Annotated[tuple[str, ...], At("resources.claims"), _names] = ()
     """Names of the pod's resource claims that the container uses."""
-    flags: Mapping[str, str] = field(default_factory=dict)
+    flags: Annotated[Mapping[str, str], At(""), _flags] = field(default_factory=dict)
     """Flags of HAMi's extender, from `shown_flags`."""
+
+    @property
+    def sidecar(self) -> bool:
+        """Whether it is an init container that keeps running in parallel with the others."""
+        return self.init and self.restart_policy == "Always"
 
 
 class ContainerEnd(Struct, frozen=True):
     """End of a container. `exit_code` is None if it is unknown."""
 
-    reason: str
-    exit_code: int | None
-    message: str
-    at: datetime | None
+    reason: str = ""
+    exit_code: Annotated[int | None, At("exitCode")] = None
+    message: Text = ""
+    at: Annotated[Moment, At("finishedAt")] = None
 
 
 class AllocatedDevice(Struct, frozen=True):
@@ -133,41 +138,49 @@ class AllocatedDevice(Struct, frozen=True):
     or `driver/pool/device`. `health` is `Healthy`, `Unhealthy` or `Unknown`.
     """
 
-    resource: str
-    name: str
+    resource: Annotated[str, At()] = ""
+    name: Annotated[str, At("resourceID")] = ""
     health: str = ""
-    message: str = ""
+    message: Text = ""
 
 
 class ContainerState(Struct, frozen=True):
     """Present state of a container. At most one of `waiting` ('' for none), `running`, `ended` is set."""
 
-    name: str
-    init: bool = False
+    name: str = ""
+    init: Annotated[bool, At()] = False
     ready: bool = False
-    restarts: int = 0
-    waiting: str = ""
+    restarts: Annotated[int, At("restartCount")] = 0
+    waiting: Annotated[str, At("state.waiting.reason")] = ""
     """Reason for waiting, such as `ContainerCreating` or `CrashLoopBackOff`."""
-    message: str = ""
-    running: bool = False
-    started: datetime | None = None
-    ended: ContainerEnd | None = None
-    last_ended: ContainerEnd | None = None
-    devices: tuple[AllocatedDevice, ...] = ()
+    message: Annotated[Text, At("state.waiting.message")] = ""
+    running: Annotated[bool, At("state.running"), is_there] = False
+    started: Annotated[Moment, At("state.running.startedAt")] = None
+    ended: Annotated[ContainerEnd | None, At("state.terminated"), _end] = None
+    last_ended: Annotated[ContainerEnd | None, At("lastState.terminated"), _end] = None
+    devices: Annotated[tuple[AllocatedDevice, ...], At("allocatedResourcesStatus"), _devices] = ()
 
 
 class Condition(Struct, frozen=True):
-    """Condition of a pod or workload."""
+    """Condition of an object."""
 
-    type: str
-    status: str
+    type: str = ""
+    status: str = ""
     reason: str = ""
-    message: str = ""
-    since: datetime | None = None
+    message: Text = ""
+    since: Annotated[Moment, At("lastTransitionTime")] = None
 
     def __str__(self) -> str:
         """Format as `Ready=False, KubeletNotReady: container runtime is down`."""
         return f"{self.type}={self.status}, {self.reason}: {self.message}"
+
+
+def condition_in(conditions: Iterable[Condition], kind: str, status: str = "") -> Condition | None:
+    """Return the condition of this type, if it has the status; '' for any."""
+    return next((one for one in conditions if one.type == kind and status in ("", one.status)), None)
+
+
+Conditions = Annotated[tuple[Condition, ...], At("status.conditions")]
 
 
 class SchedulingGroup(Struct, frozen=True):
@@ -176,64 +189,69 @@ class SchedulingGroup(Struct, frozen=True):
     `replica`: replicas of one group are scheduled independently of each other.
     """
 
-    kind: str
-    name: str
-    within: str = ""
-    replica: str = ""
+    kind: str = "Workload"
+    name: str = ""
+    within: Annotated[str, At("podGroup")] = ""
+    replica: Annotated[str, At("podGroupReplicaKey")] = ""
 
 
 class PodSpec(Struct, frozen=True):
     """Specification of a pod, or of a workload's pod template."""
 
-    containers: tuple[Container, ...] = ()
-    node: str = ""
+    containers: Annotated[tuple[Container, ...], At(""), _containers] = ()
+    """Init containers first, then the others."""
+    node: Annotated[str, At("nodeName")] = ""
     """Name of its node; '' before it is bound."""
-    scheduler: str = ""
-    runtime_class: str = ""
-    priority_class: str = ""
-    gates: tuple[str, ...] = ()
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    affinity: tuple[tuple[Expression, ...], ...] | None = None
+    scheduler: Annotated[str, At("schedulerName")] = ""
+    runtime_class: Annotated[str, At("runtimeClassName")] = ""
+    priority_class: Annotated[str, At("priorityClassName")] = ""
+    gates: Annotated[tuple[str, ...], At("schedulingGates"), _names] = ()
+    node_selector: Annotated[Mapping[str, str], At("nodeSelector")] = field(default_factory=dict)
+    affinity: Annotated[tuple[tuple[Expression, ...], ...] | None, At(_REQUIRED_TERMS), read_terms] = None
     """Node affinity terms, one of which must hold; None without terms. `metadata.name` is a key too."""
     tolerations: tuple[Toleration, ...] = ()
     overhead: Mapping[str, str] = field(default_factory=dict)
-    claims: Mapping[str, str] = field(default_factory=dict)
+    claims: Annotated[Mapping[str, str], At("resourceClaims"), _CLAIM_SOURCES] = field(default_factory=dict)
     """Names of its resource claims, each with its ResourceClaim or ResourceClaimTemplate."""
-    volume_claims: tuple[str, ...] = ()
-    host_volumes: Mapping[str, str] = field(default_factory=dict)
+    volume_claims: Annotated[tuple[str, ...], At("volumes"), _volume_claims] = ()
+    host_volumes: Annotated[Mapping[str, str], At("volumes"), _host_volumes] = field(default_factory=dict)
     """Mounted host paths by volume name."""
-    host_network: bool = False
-    service_account: str = ""
-    deadline: bool = False
+    host_network: Annotated[bool, At("hostNetwork")] = False
+    service_account: Annotated[str, At("serviceAccountName")] = ""
+    deadline: Annotated[bool, At("activeDeadlineSeconds"), is_there] = False
     """Whether it has an active deadline; quotas call such pods Terminating."""
-    group: SchedulingGroup | None = None
-    restart_policy: str = ""
+    group: Annotated[SchedulingGroup | None, At("schedulingGroup", "workloadRef"), _group] = None
+    restart_policy: Annotated[str, At("restartPolicy")] = ""
 
     @property
     def host_paths(self) -> tuple[str, ...]:
         return tuple(self.host_volumes.values())
 
 
-class Pod(Struct, frozen=True):
+class Pod(ApiObject, frozen=True, dict=True):
     """Pod with its state. `states`: init containers first, then the others."""
 
-    meta: Meta
-    spec: PodSpec
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    conditions: tuple[Condition, ...] = ()
-    states: tuple[ContainerState, ...] = ()
-    claim_names: Mapping[str, str] = field(default_factory=dict)
+    spec: PodSpec = field(default_factory=PodSpec)
+    phase: Annotated[str, At("status.phase")] = ""
+    reason: Annotated[str, At("status.reason")] = ""
+    message: Annotated[Text, At("status.message")] = ""
+    conditions: Conditions = ()
+    states: Annotated[tuple[ContainerState, ...], At("status"), _states] = ()
+    claim_names: Annotated[Mapping[str, str], At("status.resourceClaimStatuses"), _CLAIM_NAMES] = field(
+        default_factory=dict
+    )
     """ResourceClaim created for each of its resource claims."""
-    nominated: str = ""
-    grant: PodGrant | None = None
-    """Cards that HAMi's scheduler assigned; None if it has not processed the pod."""
-    card_options: CardOptions = field(default_factory=CardOptions)
+    nominated: Annotated[str, At("status.nominatedNodeName")] = ""
 
-    @property
-    def subject(self) -> str:
-        return self.meta.subject
+    @cached_property
+    def grant(self) -> PodGrant | None:
+        """Return the cards that HAMi's scheduler assigned; None if it has not processed the pod."""
+        return read_grant(self.meta.annotations)
+
+    @cached_property
+    def card_options(self) -> CardOptions:
+        """Return the options of cards that the pod requests from HAMi."""
+        return read_card_options(self.meta.annotations)
 
     @property
     def over(self) -> bool:
@@ -249,28 +267,9 @@ class Pod(Struct, frozen=True):
         return condition_in(self.conditions, kind)
 
 
-def condition_in(conditions: Iterable[Condition], kind: str, status: str = "") -> Condition | None:
-    """Return the condition of this type, if it has the status; '' for any."""
-    return next((one for one in conditions if one.type == kind and status in ("", one.status)), None)
-
-
-def read_pod(raw: Fields) -> Pod:
-    """Read a Pod. Raises ValueError if it has no name."""
-    meta = read_meta("Pod", raw)
-    states = (*_states(raw, "initContainerStatuses"), *_states(raw, "containerStatuses"))
-    return Pod(
-        meta,
-        read_spec(raw.at("spec")),
-        raw.text("status", "phase"),
-        raw.text("status", "reason"),
-        raw.message("status", "message"),
-        read_conditions(raw),
-        states,
-        {each.text("name"): each.text("resourceClaimName") for each in raw.each("status", "resourceClaimStatuses")},
-        raw.text("status", "nominatedNodeName"),
-        read_grant(meta.annotations),
-        read_card_options(meta.annotations),
-    )
+def read_pod(raw: object) -> Pod:
+    """Read a Pod. Raises ValueError if it has no name, or a value of the wrong type."""
+    return read_object(Pod, "Pod", raw)
 
 
 def shown_value(variable: str, value: str) -> str:
@@ -301,130 +300,84 @@ def shown_flags(container: str, words: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def read_conditions(raw: Fields) -> tuple[Condition, ...]:
-    """Read the `status.conditions` of any object."""
+_REQUIRED_TERMS = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+_CLAIM_SOURCES = by_name("name", "resourceClaimName", "resourceClaimTemplateName")
+_CLAIM_NAMES = by_name("name", "resourceClaimName")
+
+
+def read_terms(value: object) -> tuple[tuple[Expression, ...], ...]:
+    """Read the terms of a node selector. In each term, all expressions must hold."""
+    return each(_term, value)
+
+
+def _term(value: object) -> tuple[Expression, ...]:
     return tuple(
-        Condition(
-            fields.text("type"),
-            fields.text("status"),
-            fields.text("reason"),
-            fields.message("message"),
-            fields.moment("lastTransitionTime"),
-        )
-        for fields in raw.each("status", "conditions")
+        read(Expression, entry)
+        for key in ("matchExpressions", "matchFields")
+        for entry in entries(value_at(value, key))
     )
 
 
-def read_spec(raw: Fields) -> PodSpec:
-    required = raw.at("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-    return PodSpec(
-        containers=(
-            *(_container(fields, init=True) for fields in raw.each("initContainers")),
-            *(_container(fields, init=False) for fields in raw.each("containers")),
-        ),
-        node=raw.text("nodeName"),
-        scheduler=raw.text("schedulerName"),
-        runtime_class=raw.text("runtimeClassName"),
-        priority_class=raw.text("priorityClassName"),
-        gates=tuple(fields.text("name") for fields in raw.each("schedulingGates")),
-        node_selector=raw.words("nodeSelector"),
-        affinity=tuple(map(read_term, required.each("nodeSelectorTerms")))
-        if required.has("nodeSelectorTerms")
-        else None,
-        tolerations=tuple(map(read_toleration, raw.each("tolerations"))),
-        overhead=raw.words("overhead"),
-        claims=dict(_claims(raw)),
-        volume_claims=tuple(
-            filter(None, (fields.text("persistentVolumeClaim", "claimName") for fields in raw.each("volumes")))
-        ),
-        host_volumes={
-            fields.text("name"): fields.text("hostPath", "path")
-            for fields in raw.each("volumes")
-            if fields.has("hostPath", "path")
-        },
-        host_network=raw.flag("hostNetwork"),
-        service_account=raw.text("serviceAccountName"),
-        deadline=raw.has("activeDeadlineSeconds"),
-        group=_group(raw),
-        restart_policy=raw.text("restartPolicy"),
+def _containers(spec: object) -> tuple[Container, ...]:
+    return tuple(_marked(Container, spec, "initContainers", "containers"))
+
+
+def _states(status: object) -> tuple[ContainerState, ...]:
+    return tuple(_marked(ContainerState, status, "initContainerStatuses", "containerStatuses"))
+
+
+def _marked(kind: type[_Part], parent: object, of_init: str, of_others: str) -> Iterator[_Part]:
+    """Yield the entries of both lists, with a mark for init containers."""
+    for key in (of_init, of_others):
+        for entry in entries(value_at(parent, key)):
+            yield read(kind, entry, init=key == of_init)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(text(value_at(entry, "name") or "") for entry in entries(value))
+
+
+def _env(value: object) -> dict[str, str]:
+    # Most variables of a cluster are not relevant: their values are not even read.
+    names = ((text(value_at(entry, "name") or ""), entry) for entry in entries(value))
+    return {
+        name: shown_value(name, text(value_at(entry, "value") or "")) if name in _SHOWN else OTHER_VALUE
+        for name, entry in names
+    }
+
+
+def _flags(container: object) -> dict[str, str]:
+    if value_at(container, "name") != HAMI_EXTENDER:
+        return {}
+    return shown_flags(
+        HAMI_EXTENDER, [text(word) for key in ("command", "args") for word in entries(value_at(container, key))]
     )
 
 
-def _group(raw: Fields) -> SchedulingGroup | None:
-    if name := raw.text("schedulingGroup", "podGroupName"):
-        return SchedulingGroup("PodGroup", name)
-    ref = raw.at("workloadRef")
-    if not ref.has("name"):
-        return None
-    return SchedulingGroup("Workload", ref.text("name"), ref.text("podGroup"), ref.text("podGroupReplicaKey"))
+def _end(value: object) -> ContainerEnd | None:
+    end = read(ContainerEnd, value)
+    return end if end.reason or end.exit_code is not None else None
 
 
-def read_expressions(raw: Fields, *path: str) -> tuple[Expression, ...]:
-    return tuple(Expression(each.text("key"), each.text("operator"), each.texts("values")) for each in raw.each(*path))
-
-
-def read_term(raw: Fields) -> tuple[Expression, ...]:
-    """Read one term of a node selector: all of its expressions must hold."""
-    return (*read_expressions(raw, "matchExpressions"), *read_expressions(raw, "matchFields"))
-
-
-def read_toleration(raw: Fields) -> Toleration:
-    return Toleration(raw.text("key"), raw.text("operator") or "Equal", raw.text("value"), raw.text("effect"))
-
-
-def _container(raw: Fields, *, init: bool) -> Container:
-    name = raw.text("name")
-    return Container(
-        name,
-        raw.text("image", longest=1024),
-        init,
-        init and raw.text("restartPolicy") == "Always",
-        raw.words("resources", "requests"),
-        raw.words("resources", "limits"),
-        dict(_env(raw)),
-        raw.flag("securityContext", "privileged"),
-        tuple(fields.text("name") for fields in raw.each("resources", "claims")),
-        shown_flags(name, (*raw.texts("command"), *raw.texts("args"))) if name == HAMI_EXTENDER else {},
+def _devices(value: object) -> tuple[AllocatedDevice, ...]:
+    return tuple(
+        read(AllocatedDevice, device, resource=text(value_at(resource, "name") or ""))
+        for resource in entries(value)
+        for device in entries(value_at(resource, "resources"))
     )
 
 
-def _env(raw: Fields) -> Iterator[tuple[str, str]]:
-    for fields in raw.each("env"):
-        name = fields.text("name")
-        # Most variables of a cluster are not relevant: their values are not even read.
-        yield name, shown_value(name, fields.text("value")) if name in _SHOWN else OTHER_VALUE
+def _volume_claims(value: object) -> tuple[str, ...]:
+    names = (value_at(entry, "persistentVolumeClaim", "claimName") for entry in entries(value))
+    return tuple(text(name) for name in names if name)
 
 
-def _claims(raw: Fields) -> Iterator[tuple[str, str]]:
-    for fields in raw.each("resourceClaims"):
-        yield fields.text("name"), fields.text("resourceClaimName") or fields.text("resourceClaimTemplateName")
+def _host_volumes(value: object) -> dict[str, str]:
+    paths = ((value_at(entry, "name"), value_at(entry, "hostPath", "path")) for entry in entries(value))
+    return {text(name or ""): text(path) for name, path in paths if path is not None}
 
 
-def _states(raw: Fields, key: str) -> Iterator[ContainerState]:
-    for fields in raw.each("status", key):
-        yield ContainerState(
-            fields.text("name"),
-            key == "initContainerStatuses",
-            fields.flag("ready"),
-            fields.number("restartCount") or 0,
-            fields.text("state", "waiting", "reason"),
-            fields.message("state", "waiting", "message"),
-            fields.has("state", "running"),
-            fields.moment("state", "running", "startedAt"),
-            _ended(fields.at("state", "terminated")),
-            _ended(fields.at("lastState", "terminated")),
-            tuple(_devices(fields)) if fields.has("allocatedResourcesStatus") else (),
-        )
-
-
-def _devices(state: Fields) -> Iterator[AllocatedDevice]:
-    for resource in state.each("allocatedResourcesStatus"):
-        name = resource.text("name")
-        for fields in resource.each("resources"):
-            yield AllocatedDevice(name, fields.text("resourceID"), fields.text("health"), fields.message("message"))
-
-
-def _ended(raw: Fields) -> ContainerEnd | None:
-    if not raw.has("exitCode") and not raw.has("reason"):
-        return None
-    return ContainerEnd(raw.text("reason"), raw.number("exitCode"), raw.message("message"), raw.moment("finishedAt"))
+def _group(value: object) -> SchedulingGroup | None:
+    if name := value_at(value, "podGroupName"):
+        return SchedulingGroup("PodGroup", text(name))
+    return read(SchedulingGroup, value) if value_at(value, "name") is not None else None

@@ -3,48 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.pods import Expression, read_expressions
+from diagnosis.snapshot.meta import ApiObject, Meta, read_object
+from diagnosis.snapshot.pods import Expression
+from healthcheck.text.boundary import LONGEST_MESSAGE, At, by_name, entries, read, text, value_at
 
 _LONGEST_BUNDLE = 64 * 1024
-_TIMEOUT = 10
-"""Default timeout of a webhook in seconds."""
 
 
-class Quota(Struct, frozen=True):
+class _Scope(Expression, frozen=True):
+    key: Annotated[str, At("scopeName")] = ""
+
+
+def _scopes(spec: object) -> tuple[Expression, ...]:
+    plain = (Expression(text(name), "Exists") for name in entries(value_at(spec, "scopes")))
+    selected = entries(value_at(spec, "scopeSelector", "matchExpressions"))
+    return (*plain, *(read(_Scope, entry) for entry in selected))
+
+
+class Quota(ApiObject, frozen=True):
     """ResourceQuota: amounts by name, as `requests.nvidia.com/gpu`. `scopes`: pods it covers; empty for all."""
 
-    meta: Meta
-    hard: Mapping[str, str] = field(default_factory=dict)
-    used: Mapping[str, str] = field(default_factory=dict)
-    scopes: tuple[Expression, ...] = ()
+    hard: Annotated[Mapping[str, str], At("status.hard", "spec.hard")] = field(default_factory=dict)
+    used: Annotated[Mapping[str, str], At("status.used")] = field(default_factory=dict)
+    scopes: Annotated[tuple[Expression, ...], At("spec"), _scopes] = ()
 
 
 class LimitRangeItem(Struct, frozen=True):
     """One entry of a LimitRange, of `kind` Container, Pod or PersistentVolumeClaim."""
 
-    kind: str
-    most: Mapping[str, str] = field(default_factory=dict)
-    least: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    kind: Annotated[str, At("type")] = ""
+    most: Annotated[Mapping[str, str], At("max")] = field(default_factory=dict)
+    least: Annotated[Mapping[str, str], At("min")] = field(default_factory=dict)
+    defaults: Annotated[Mapping[str, str], At("default")] = field(default_factory=dict)
 
 
-class LimitRange(Struct, frozen=True):
+class LimitRange(ApiObject, frozen=True):
     """LimitRange with its items."""
 
-    meta: Meta
-    limits: tuple[LimitRangeItem, ...] = ()
+    limits: Annotated[tuple[LimitRangeItem, ...], At("spec.limits")] = ()
 
 
 class Selector(Struct, frozen=True):
     """Label selector. A budget without one selects nothing; an empty selector selects everything."""
 
-    labels: Mapping[str, str] = field(default_factory=dict)
-    expressions: tuple[Expression, ...] = ()
+    labels: Annotated[Mapping[str, str], At("matchLabels")] = field(default_factory=dict)
+    expressions: Annotated[tuple[Expression, ...], At("matchExpressions")] = ()
 
     def takes(self, labels: Mapping[str, str]) -> bool:
         same = all(labels.get(key) == value for key, value in self.labels.items())
@@ -55,104 +63,59 @@ class Selector(Struct, frozen=True):
         return " and ".join((*(f"{key} is {text}" for key, text in self.labels.items()), *map(str, self.expressions)))
 
 
-class DisruptionBudget(Struct, frozen=True):
+class DisruptionBudget(ApiObject, frozen=True):
     """PodDisruptionBudget. `allowed` is None if it has not been computed yet."""
 
-    meta: Meta
-    selector: Selector | None = None
-    allowed: int | None = None
-    healthy: int | None = None
-    wanted: int | None = None
+    selector: Annotated[Selector | None, At("spec.selector")] = None
+    allowed: Annotated[int | None, At("status.disruptionsAllowed")] = None
+    healthy: Annotated[int | None, At("status.currentHealthy")] = None
+    wanted: Annotated[int | None, At("status.desiredHealthy")] = None
 
 
-class RuntimeClass(Struct, frozen=True):
+class RuntimeClass(ApiObject, frozen=True):
     """RuntimeClass: its handler and its nodeSelector."""
 
-    meta: Meta
     handler: str = ""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Annotated[Mapping[str, str], At("scheduling.nodeSelector")] = field(default_factory=dict)
+
+
+def _service(value: object) -> str | None:
+    name = value_at(value, "name")
+    return None if name is None else f"{text(value_at(value, 'namespace') or '')}/{text(name)}"
+
+
+def _is_on_pods(rules: object) -> bool:
+    """Return whether one of the rules is about the creation of pods."""
+    return any(
+        not {"pods", "*", "*/*"}.isdisjoint(entries(value_at(rule, "resources")))
+        and not {"CREATE", "*"}.isdisjoint(entries(value_at(rule, "operations")))
+        for rule in entries(rules)
+    )
 
 
 class Webhook(Struct, frozen=True):
     """One webhook of a configuration. `service` is namespace/name; '' for a URL."""
 
-    configuration: Meta
-    name: str
-    service: str = ""
-    path: str = ""
-    fails_closed: bool = True
-    on_pods: bool = False
+    configuration: Annotated[Meta, At()]
+    name: str = ""
+    service: Annotated[str, At("clientConfig.service"), _service] = ""
+    path: Annotated[str, At("clientConfig.service.path")] = ""
+    fails_closed: Annotated[bool, At("failurePolicy"), lambda policy: policy != "Ignore"] = True
+    on_pods: Annotated[bool, At("rules"), _is_on_pods] = False
     """Whether it is called when a pod is created."""
-    ca: str = ""
+    ca: Annotated[str, At("clientConfig.caBundle"), partial(text, longest=_LONGEST_BUNDLE)] = ""
     """PEM certificates in base64, as in the API; a placeholder in a saved state."""
-    namespaces: Selector = field(default_factory=Selector)
-    objects: Selector = field(default_factory=Selector)
-    timeout: int = _TIMEOUT
+    namespaces: Annotated[Selector, At("namespaceSelector")] = field(default_factory=Selector)
+    objects: Annotated[Selector, At("objectSelector")] = field(default_factory=Selector)
+    timeout: Annotated[int, At("timeoutSeconds")] = 10
     """Timeout in seconds."""
-    conditions: Mapping[str, str] = field(default_factory=dict)
+    conditions: Annotated[
+        Mapping[str, str], At("matchConditions"), by_name("name", "expression", longest=LONGEST_MESSAGE)
+    ] = field(default_factory=dict)
     """matchConditions: expressions by name, all of which must be true."""
 
 
-def read_quota(raw: Fields) -> Quota:
-    hard = raw.words("status", "hard") or raw.words("spec", "hard")
-    plain = tuple(Expression(name, "Exists") for name in raw.texts("spec", "scopes"))
-    selected = (
-        Expression(fields.text("scopeName"), fields.text("operator"), tuple(fields.texts("values")))
-        for fields in raw.each("spec", "scopeSelector", "matchExpressions")
-    )
-    meta = read_meta("ResourceQuota", raw)
-    return Quota(meta, hard, raw.words("status", "used"), (*plain, *selected))
-
-
-def read_limit_range(raw: Fields) -> LimitRange:
-    limits = (
-        LimitRangeItem(fields.text("type"), fields.words("max"), fields.words("min"), fields.words("default"))
-        for fields in raw.each("spec", "limits")
-    )
-    return LimitRange(read_meta("LimitRange", raw), tuple(limits))
-
-
-def read_budget(raw: Fields) -> DisruptionBudget:
-    return DisruptionBudget(
-        read_meta("PodDisruptionBudget", raw),
-        read_selector(raw.at("spec", "selector")) if raw.has("spec", "selector") else None,
-        raw.number("status", "disruptionsAllowed"),
-        raw.number("status", "currentHealthy"),
-        raw.number("status", "desiredHealthy"),
-    )
-
-
-def read_runtime_class(raw: Fields) -> RuntimeClass:
-    return RuntimeClass(read_meta("RuntimeClass", raw), raw.text("handler"), raw.words("scheduling", "nodeSelector"))
-
-
-def read_webhooks(kind: str, raw: Fields) -> tuple[Webhook, ...]:
+def read_webhooks(kind: str, raw: Any) -> tuple[Webhook, ...]:
     """Read the webhooks of a MutatingWebhookConfiguration or ValidatingWebhookConfiguration."""
-    meta = read_meta(kind, raw)
-    return tuple(_webhook(meta, fields) for fields in raw.each("webhooks"))
-
-
-def read_selector(raw: Fields) -> Selector:
-    return Selector(raw.words("matchLabels"), read_expressions(raw, "matchExpressions"))
-
-
-def _webhook(meta: Meta, raw: Fields) -> Webhook:
-    service = raw.at("clientConfig", "service")
-    named = f"{service.text('namespace')}/{service.text('name')}" if service.has("name") else ""
-    on_pods = any(
-        {"pods", "*", "*/*"} & set(rule.texts("resources")) and {"CREATE", "*"} & set(rule.texts("operations"))
-        for rule in raw.each("rules")
-    )
-    return Webhook(
-        meta,
-        raw.text("name"),
-        named,
-        service.text("path"),
-        raw.text("failurePolicy") != "Ignore",
-        on_pods,
-        raw.text("clientConfig", "caBundle", longest=_LONGEST_BUNDLE),
-        read_selector(raw.at("namespaceSelector")),
-        read_selector(raw.at("objectSelector")),
-        _TIMEOUT if (timeout := raw.number("timeoutSeconds")) is None else timeout,
-        {fields.text("name"): fields.message("expression") for fields in raw.each("matchConditions")},
-    )
+    meta = read_object(ApiObject, kind, raw).meta
+    return tuple(read(Webhook, entry, configuration=meta) for entry in entries(raw.get("webhooks")))

@@ -3,76 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated, Any
 
-from msgspec import Struct, field
+from msgspec import field
+from msgspec.structs import replace
 
-from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.pods import Condition, PodSpec, read_conditions, read_spec
+from diagnosis.snapshot.meta import ApiObject, read_object
+from diagnosis.snapshot.pods import Conditions, PodSpec
 from healthcheck.operations.pod_removal import MPI_JOB, PYTORCH_JOB, Retries, read_retries
+from healthcheck.text.boundary import At, read, value_at, whole
 
 KINDS = (
     *("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob", "JobSet", "LeaderWorkerSet"),
     *(PYTORCH_JOB, MPI_JOB),
 )
+_TEMPLATE, _CRON_TEMPLATE = "spec.template", "spec.jobTemplate.spec.template"
 
 
-class Workload(Struct, frozen=True):
+def _pod_template(value: object) -> PodSpec | None:
+    return read(PodSpec, value) if value_at(value, "containers") is not None else None
+
+
+def _job_pods(status: object) -> int:
+    return sum(whole(value_at(status, key) or 0) for key in ("active", "succeeded", "failed"))
+
+
+class Workload(ApiObject, frozen=True):
     """Workload with its numbers of pods: `wanted` are requested, `made` exist, and `ready` work.
 
     A number is None if the object does not report it.
     """
 
-    meta: Meta
-    spec: PodSpec | None = None
+    spec: Annotated[PodSpec | None, At(f"{_TEMPLATE}.spec", f"{_CRON_TEMPLATE}.spec"), _pod_template] = None
     """Pod template; None if it creates no pods itself."""
-    template_labels: Mapping[str, str] = field(default_factory=dict)
-    selector: Mapping[str, str] = field(default_factory=dict)
-    wanted: int | None = None
-    made: int | None = None
-    ready: int | None = None
-    suspended: bool = False
-    conditions: tuple[Condition, ...] = ()
-    retries: Retries | None = None
+    template_labels: Annotated[
+        Mapping[str, str], At(f"{_TEMPLATE}.metadata.labels", f"{_CRON_TEMPLATE}.metadata.labels")
+    ] = field(default_factory=dict)
+    selector: Annotated[Mapping[str, str], At("spec.selector.matchLabels")] = field(default_factory=dict)
+    wanted: Annotated[int | None, At("spec.replicas")] = None
+    made: Annotated[int | None, At("status.replicas")] = 0
+    ready: Annotated[int | None, At("status.readyReplicas")] = 0
+    suspended: Annotated[bool, At("spec.suspend")] = False
+    conditions: Conditions = ()
+    retries: Annotated[Retries | None, At()] = None
     """Failures that it survives; None for kinds without such rules."""
 
-    @property
-    def subject(self) -> str:
-        return self.meta.subject
+
+class _DaemonSet(Workload, frozen=True):
+    wanted: Annotated[int | None, At("status.desiredNumberScheduled")] = None
+    made: Annotated[int | None, At("status.currentNumberScheduled")] = None
+    ready: Annotated[int | None, At("status.numberReady")] = None
 
 
-def read_workload(kind: str, raw: Fields) -> Workload:
-    """Read a workload. Raises ValueError if it has no name."""
-    template = (
-        raw.at("spec", "template")
-        if raw.has("spec", "template", "spec")
-        else raw.at("spec", "jobTemplate", "spec", "template")
-    )
-    wanted, made, ready = _numbers(kind, raw)
-    return Workload(
-        read_meta(kind, raw),
-        read_spec(template.at("spec")) if template.has("spec", "containers") else None,
-        template.words("metadata", "labels"),
-        raw.words("spec", "selector", "matchLabels"),
-        wanted,
-        made,
-        ready,
-        raw.flag("spec", "suspend"),
-        read_conditions(raw),
-        read_retries(kind, raw.raw),
-    )
+class _Job(Workload, frozen=True):
+    wanted: Annotated[int | None, At("spec.parallelism")] = None
+    made: Annotated[int | None, At("status"), _job_pods] = 0
+    ready: Annotated[int | None, At("status.ready")] = None
 
 
-def _numbers(kind: str, raw: Fields) -> tuple[int | None, int | None, int | None]:
-    spec, status = raw.at("spec"), raw.at("status")
-    if kind == "DaemonSet":
-        keys = "desiredNumberScheduled", "currentNumberScheduled", "numberReady"
-        wanted, made, ready = (status.number(key) for key in keys)
-    elif kind == "Job":
-        active, done = status.number("active") or 0, status.number("succeeded") or 0
-        wanted, made = spec.number("parallelism"), active + done + (status.number("failed") or 0)
-        ready = status.number("ready")
-    else:
-        wanted = spec.number("replicas")
-        made, ready = status.number("replicas") or 0, status.number("readyReplicas") or 0
-    return wanted, made, ready
+def read_workload(kind: str, raw: Any) -> Workload:
+    """Read a workload. Raises ValueError if it has no name, or a value of the wrong type."""
+    workload = read_object({"DaemonSet": _DaemonSet, "Job": _Job}.get(kind, Workload), kind, raw)
+    return replace(workload, retries=read_retries(kind, raw))

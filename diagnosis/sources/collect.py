@@ -21,7 +21,6 @@ from diagnosis.facts.gpu_nodes import has_nvidia, offers_gpus
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.hami.installation import config_maps, is_there
 from diagnosis.snapshot import Builder, Snapshot
-from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.pods import Pod, read_pod
 from diagnosis.sources.kinds import KINDS, OF_COMPONENTS, POD, ApiKind, everywhere
 from healthcheck.cluster.errors import ClusterError, Endless, Forbidden, NotFound, Unavailable
@@ -99,7 +98,7 @@ class Collector:
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return the present state of the pod; None if it does not exist. Raises ClusterError."""
         query = {"fieldSelector": f"metadata.name={name}"}
-        found = (read_pod(Fields(entry)) for entry in self._objects(POD.path(namespace), POD.resource, query))
+        found = (read_pod(entry) for entry in self._objects(POD.path(namespace), POD.resource, query))
         return next(found, None)
 
     def with_logs(self, snapshot: Snapshot, read: ReadLog, pod: str = "") -> Snapshot:

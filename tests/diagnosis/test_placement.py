@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from diagnosis.facts.placement import NodeUse, ObstacleKind, asked_by, held_on
-from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import read_node
 from diagnosis.snapshot.pods import read_pod
 from tests.diagnosis.states import GPU, container, node, pod
@@ -16,9 +15,9 @@ _UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true"
 
 
 def _why(a_pod: dict[str, Any], a_node: dict[str, Any], *others: dict[str, Any]) -> set[ObstacleKind]:
-    held = held_on(read_pod(Fields(entry)) for entry in others).get(a_node["metadata"]["name"], {})
-    spec = read_pod(Fields(a_pod)).spec
-    return {each.why for each in NodeUse(read_node(Fields(a_node)), held).obstacles(spec, asked_by(spec))}
+    held = held_on(read_pod(entry) for entry in others).get(a_node["metadata"]["name"], {})
+    spec = read_pod(a_pod).spec
+    return {each.why for each in NodeUse(read_node(a_node), held).obstacles(spec, asked_by(spec))}
 
 
 def _init(name: str, gpus: int, **more: Any) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def test_init_containers_run_alone_and_sidecars_in_parallel(inits: list[Any], ma
     raw = pod(
         "x", containers=[container(f"c{n}", count) for n, count in enumerate(mains)], spec={"initContainers": init}
     )
-    assert asked_by(read_pod(Fields(raw)).spec)[GPU] == gpus
+    assert asked_by(read_pod(raw).spec)[GPU] == gpus
 
 
 @pytest.mark.parametrize(

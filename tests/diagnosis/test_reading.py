@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diagnosis.causes.diagnose import diagnose
 from diagnosis.snapshot import KINDS, Builder
-from diagnosis.snapshot.json_fields import LONGEST_NAME, Fields
+from diagnosis.snapshot.nodes import read_node
 from diagnosis.snapshot.pods import OTHER_VALUE, read_pod, shown_value
+from healthcheck.text.boundary import LONGEST_NAME
 from tests.diagnosis.states import NOW, container, node, pod, snapshot
 
 _ANYTHING = st.recursive(
@@ -33,18 +35,30 @@ def test_an_object_without_a_name_is_passed_over_and_named() -> None:
     builder = Builder()
     builder.add("Node", {"spec": {}})
     state = builder.build(NOW)
-    assert (state.nodes, state.odd) == ((), ("Node : a Node without a name",))
+    assert (state.nodes, state.invalid) == ((), (("Node", "a Node without a name"),))
 
 
 def test_the_same_object_from_two_files_counts_once() -> None:
     assert len(snapshot(node("a"), node("a")).nodes) == 1
 
 
-def test_texts_are_printable_and_bounded() -> None:
-    fields = Fields({"name": "\x1b[31m" + "x" * 5000, "labels": {"a\n": "b\x07"}})
-    assert fields.text("name").startswith(r"\x1b[31mxxx")
-    assert len(fields.text("name")) == LONGEST_NAME
-    assert fields.words("labels") == {r"a\n": r"b\x07"}
+def test_an_object_with_a_value_of_the_wrong_type_is_named_and_the_others_stay() -> None:
+    wrong = pod("wrong\x1b", 1)
+    wrong["spec"]["nodeName"] = 5
+    state = snapshot(node("a"), pod("right"), wrong)
+    assert [one.meta.name for one in state.pods] == ["right"]
+    assert state.invalid == (("Pod", "wrong\\x1b: spec: nodeName: expected a text, not a number"),)
+    assert [(row.kind, row.why) for row in diagnose(state).unseen if row.why == state.invalid[0][1]] == [
+        state.invalid[0]
+    ]
+
+
+def test_texts_of_an_object_are_printable_and_bounded() -> None:
+    raw = node("\x1b[31m" + "x" * 5000, labels={"a\n": "b\x07"})
+    meta = read_node(raw).meta
+    assert meta.name.startswith(r"\x1b[31mxxx")
+    assert len(meta.name) == LONGEST_NAME
+    assert meta.labels[r"a\n"] == r"b\x07"
 
 
 @pytest.mark.parametrize(
@@ -73,4 +87,4 @@ def test_only_values_that_say_devices_or_settings_are_kept(variable: str, value:
 
 def test_a_pod_keeps_no_secret_of_its_environment() -> None:
     raw = pod("x", containers=[container("main", 1, env=[{"name": "TOKEN", "value": "s3cret"}])])
-    assert read_pod(Fields(raw)).spec.containers[0].env == {"TOKEN": OTHER_VALUE}
+    assert read_pod(raw).spec.containers[0].env == {"TOKEN": OTHER_VALUE}

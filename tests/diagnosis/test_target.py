@@ -15,7 +15,6 @@ from diagnosis.causes.diagnose import arranged
 from diagnosis.model import Cause, CauseSeverity, FoundCause, Link
 from diagnosis.report import terminal
 from diagnosis.report.content import Report, report_of
-from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.pods import read_pod
 from healthcheck.host.console import Screen
 from tests.diagnosis.states import GPU, ago, condition, event, node, obj, pod, snapshot, terminated, waiting
@@ -202,7 +201,7 @@ def test_pods_of_ends_for_owners_in_a_circle() -> None:
     ],
 )
 def test_chain_shows_the_links_that_a_pod_passed(raw: dict[str, object], fine: int, then: LinkState | None) -> None:
-    steps = chain(read_pod(Fields(raw)), ())
+    steps = chain(read_pod(raw), ())
     states = [step.state for step in steps]
     assert states[:fine] == [LinkState.FINE] * fine
     assert (states[fine] if fine < len(states) else None) is then
@@ -219,7 +218,7 @@ def test_chain_of_an_unexplained_pod_shows_its_messages() -> None:
 
 def test_chain_breaks_at_the_link_of_a_problem() -> None:
     found = FoundCause(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/x",))
-    steps = chain(read_pod(Fields(pod("x"))), arranged([found]))
+    steps = chain(read_pod(pod("x")), arranged([found]))
     states = {step.link: step.state for step in steps}
     assert states[Link.QUEUED] is LinkState.FINE
     assert states[Link.SCHEDULED] is LinkState.BROKEN
@@ -228,7 +227,7 @@ def test_chain_breaks_at_the_link_of_a_problem() -> None:
 
 def test_chain_ignores_problems_of_other_pods() -> None:
     found = FoundCause(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/y",))
-    assert all(step.state is not LinkState.BROKEN for step in chain(read_pod(Fields(pod("x"))), arranged([found])))
+    assert all(step.state is not LinkState.BROKEN for step in chain(read_pod(pod("x")), arranged([found])))
 
 
 def test_pods_of_a_node_are_those_on_it() -> None:

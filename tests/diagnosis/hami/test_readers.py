@@ -11,7 +11,6 @@ from hypothesis import given
 
 from diagnosis.snapshot.hami_node import Card, HamiNode, RegistrationFormat, read_hami_node
 from diagnosis.snapshot.hami_pod import BindPhase, CardOptions, ContainerShare, read_card_options, read_grant
-from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import read_node
 from tests.diagnosis.states import node
 from tests.hostile import ANY_TEXT
@@ -89,7 +88,7 @@ def test_malformed_registration_is_unreadable(text: str) -> None:
 def test_line_ends_in_a_registration_are_removed(text: str, line_end: str) -> None:
     broken = line_end.join((text[:30], text[30:52], text[52:], ""))
     entry = node("a", metadata={"annotations": {REGISTER: broken}})
-    assert read_node(Fields(entry)).hami == on_node(node_nvidia_register=text)
+    assert read_node(entry).hami == on_node(node_nvidia_register=text)
 
 
 def test_registrations_of_other_vendors_are_read() -> None:
