@@ -40,12 +40,12 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTH = rf"(?P<month>{'|'.join(_MONTHS)})"
-_WEEKDAY = "(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?"
+_WEEKDAY = "(?P<weekday>(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?"
 _MINUTE, _SECOND = r"(?P<hour>\d\d):(?P<minute>\d\d)", r":(?P<second>\d\d)"
 _DATE = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)"
 _FRACTION = r"(?:\.(?P<fraction>\d{1,9}))?"
 _ZONE = r"(?P<zone>Z|[+-]\d\d:?\d\d| (?:[A-Z]{2,5}|[+-]\d{2,4}))?"
-_SINCE_LAST_LINE = r"(?: +<[^>]{1,24}>)?"
+_SINCE_LAST_LINE = r"(?: +<[^>\]]{1,24}>)?"
 _PRIORITY = r"(?:<(?P<priority>\d{1,4})>)?"
 _LEVEL = r"(?:(?P<facility>[a-z0-9]{2,8}) *:[a-z]{3,7} *: )?"
 _CALLER = r"(?: ?\[ {0,12}[TC]\d{1,10}\])?"
@@ -56,7 +56,7 @@ _TAG = (
 _DMESG = (
     rf"{_PRIORITY}{_LEVEL}(?:kernel: ?)?\[(?: *(?P<since_boot>\d{{1,10}}\.\d{{6}}){_SINCE_LAST_LINE}"
     r"| *(?:\+\d{1,10}\.\d{6}|< *\d{1,10}\.\d{6}>)"
-    rf"|{_WEEKDAY}{_MONTH} {{0,2}}(?P<day>\d{{1,2}}) {_MINUTE}(?:{_SECOND} (?P<year>\d{{4}}))?{_SINCE_LAST_LINE}"
+    rf"|{_WEEKDAY}{_MONTH} {{0,2}}(?P<day>\d{{1,2}}) {_MINUTE}(?(weekday){_SECOND} (?P<year>\d{{4}}){_SINCE_LAST_LINE})"
     rf")\]{_CALLER}(?: (?P<text>.*))?\Z"
 )
 _DMESG_ISO = (  # Python's logging writes a comma as well, but three digits and no zone
