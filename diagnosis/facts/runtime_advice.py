@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
@@ -17,7 +16,20 @@ from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import OTHER_VALUE, PodSpec
 from diagnosis.snapshot.workloads import Workload
-from healthcheck.checks.runtime_fixes import helm_values
+from healthcheck.checks.runtime_fixes import give_handler, helm_values
+from healthcheck.probes.container_runtime.distributions import (
+    BOTTLEROCKET,
+    GKE,
+    K0S,
+    K3S,
+    K8S_SNAP,
+    MICROK8S,
+    RKE2,
+    STANDARD_FILE,
+    TALOS,
+    layout_of,
+)
+from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER, ContainerRuntime
 
 _TOOLKIT = "nvidia-container-toolkit"
 _CONFIG, _SOCKET = "CONTAINERD_CONFIG", "CONTAINERD_SOCKET"
@@ -32,6 +44,10 @@ _OWN_FILE = re.compile(r"\A(/\S{1,300}?): ")
 _CRI_SOCKET = "kubeadm.alpha.kubernetes.io/cri-socket"
 _RELEASE = re.compile(r"v(1\.\d{1,3})\.", re.ASCII)
 """Kubernetes release in a kubelet's version, as in the names of Bottlerocket's variants."""
+_INSTALL = (
+    "Install NVIDIA's container toolkit on the node, with the GPU operator or as a package, and configure it for the "
+    "kubelet's runtime"
+)
 _BY_CONFIGURING = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeConfigNotLoaded")
 """Findings of the agent that end when the toolkit is configured for the kubelet's runtime, which is then restarted."""
 
@@ -60,81 +76,39 @@ class RuntimeFiles(Struct, frozen=True):
         return f"`{helm_values({**kept, **{name: value for name, value in own.items() if value}}, namespace)}`"
 
 
-class _Distribution(Struct, frozen=True):
-    """Distribution: a text of its Nodes, the advice without the operator, and the files if they are not standard."""
-
-    sign: str
-    advice: str
-    name: str = ""
-    files: RuntimeFiles | None = None
-
-
-_AT_START = "Install the package nvidia-container-toolkit on the node; {} finds it when it starts: `{}`"
-_CONFIGURE = (
-    "Install NVIDIA's container toolkit on the node, with the GPU operator or as a package, and configure it for {}: "
-    "`nvidia-ctk runtime configure --runtime={}`"
-)
-# k3s and RKE2 write their own file at each start, with NVIDIA's handler if they find its program. The file that the
-# toolkit writes does not matter, but which of the node's containerds it restarts does.
-_RANCHERS = RuntimeFiles("", "/run/k3s/containerd/containerd.sock")
-_K0S = RuntimeFiles(
-    "/etc/k0s/containerd.d/nvidia.toml",
-    "/run/k0s/containerd.sock",
-    more=(("RUNTIME_EXECUTABLE_PATH", "/var/lib/k0s/bin/containerd"),),
-)
-_MICROK8S = RuntimeFiles(
-    "/var/snap/microk8s/current/args/containerd-template.toml", "/var/snap/microk8s/common/run/containerd.sock"
-)
-_READ_ONLY = "which has the handler: its files are read-only."
 _DISTRIBUTIONS = (
-    _Distribution("docker://", _CONFIGURE.format("Docker", "docker --set-as-default && systemctl restart docker")),
-    _Distribution(
-        "+rke2",
-        _AT_START.format("rke2", "systemctl restart rke2-agent") + ", on a server rke2-server",
-        "rke2, by its version",
-        _RANCHERS,
-    ),
-    _Distribution(
-        "+k3s",
-        _AT_START.format("k3s", "systemctl restart k3s") + ", on an agent k3s-agent",
-        "k3s, by its version",
-        _RANCHERS,
-    ),
-    _Distribution(
-        "+k0s",
-        _CONFIGURE.format("k0s", f"containerd --config={_K0S.config} --config-source=file && systemctl restart 'k0s*'"),
-        "k0s, by its version",
-        _K0S,
-    ),
-    _Distribution(
-        "microk8s.io/cluster", "Install it with MicroK8s: `microk8s enable nvidia`", "MicroK8s, by its label", _MICROK8S
-    ),
-    _Distribution(
-        "k8sd.io/role",
-        _CONFIGURE.format(
-            "Canonical Kubernetes",
-            "containerd --config=/etc/containerd/config.toml --drop-in-config=/etc/containerd/conf.d/99-nvidia.toml"
-            " && snap restart k8s.containerd",
-        )
-        + ", both files under containerd-base-dir if the cluster sets one",
-    ),
-    _Distribution(
-        "bottlerocket", f"Boot the node from Bottlerocket's NVIDIA variant (`aws-k8s-VERSION-nvidia`), {_READ_ONLY}"
-    ),
-    _Distribution("talos (", f"Boot Talos with the extension nvidia-container-toolkit-production, {_READ_ONLY}"),
-    _Distribution(
-        "-gke.",
-        "GKE nodes have no such handler and need none: remove runtimeClassName from the pods; GKE's device plugin "
-        "injects the GPU.",
-    ),
-    _Distribution(
-        "cri-o://",
-        _CONFIGURE.format(
-            "CRI-O", "crio --drop-in-config=/etc/crio/crio.conf.d/99-nvidia.toml && systemctl restart crio"
-        ),
-    ),
+    ("+rke2", RKE2),
+    ("+k3s", K3S),
+    ("+k0s", K0S),
+    ("microk8s.io/cluster", MICROK8S),
+    ("k8sd.io/role", K8S_SNAP),
+    ("bottlerocket", BOTTLEROCKET),
+    ("talos (", TALOS),
+    ("-gke.", GKE),
 )
-"""By a text of the node's versions, or a label. `nvidia-ctk` needs the toolkit's package."""
+"""Distributions by a text of the node's versions, or by a label."""
+_KINDS = (("docker://", DOCKER), ("cri-o://", CRIO))
+_SERVER = "node-role.kubernetes.io/control-plane"
+_UNITS = {K3S: ("k3s", "k3s-agent"), RKE2: ("rke2-server", "rke2-agent")}
+"""Units of a server and of an agent node."""
+_FILES = {
+    # k3s and RKE2 write their own file at each start, with NVIDIA's handler if they find its program. The file that the
+    # toolkit writes does not matter, but which of the node's containerds it restarts does.
+    K3S: RuntimeFiles("", "/run/k3s/containerd/containerd.sock", "k3s, by its version"),
+    RKE2: RuntimeFiles("", "/run/k3s/containerd/containerd.sock", "rke2, by its version"),
+    K0S: RuntimeFiles(
+        "/etc/k0s/containerd.d/nvidia.toml",
+        "/run/k0s/containerd.sock",
+        "k0s, by its version",
+        (("RUNTIME_EXECUTABLE_PATH", "/var/lib/k0s/bin/containerd"),),
+    ),
+    MICROK8S: RuntimeFiles(
+        "/var/snap/microk8s/current/args/containerd-template.toml",
+        "/var/snap/microk8s/common/run/containerd.sock",
+        "MicroK8s, by its label",
+    ),
+}
+"""Files that the toolkit should write on the distributions where they are not the kubelet's own."""
 
 
 def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
@@ -188,10 +162,10 @@ def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> R
     socket = _socket_of(node)
     if match is not None:
         return RuntimeFiles(match[1], socket, "by the agent on the node")
-    distribution = _distribution(node)
-    if distribution is not None and distribution.files is not None:
-        files, version = distribution.files, f" {node.kubelet}" if "version" in distribution.name else ""
-        return RuntimeFiles(files.config, files.socket, f"{distribution.name}{version}", files.more)
+    files = _FILES.get(_distribution(node))
+    if files is not None:
+        version = f" {node.kubelet}" if "version" in files.known_from else ""
+        return RuntimeFiles(files.config, files.socket, f"{files.known_from}{version}", files.more)
     recorded = node.inventory.runtime
     if recorded is not None and (recorded.config or recorded.socket):
         return RuntimeFiles(recorded.config or "", socket, "by the agent on the node")
@@ -246,19 +220,29 @@ def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None)
 
 
 def _by_hand(node: Node | None, config: str) -> str:
-    """Return the steps of the node's distribution that install NVIDIA's handler without the GPU operator."""
-    distribution = _distribution(node) if node is not None else None
-    if distribution is not None and node is not None:
-        release = _RELEASE.match(node.kubelet)
-        return distribution.advice.replace("VERSION", release[1]) if release else distribution.advice
-    option = f" --config={shlex.quote(config)}" if config else ""
-    return _CONFIGURE.format("the kubelet's runtime", f"containerd{option} && systemctl restart containerd")
+    """Return the steps that install NVIDIA's handler on the node without the GPU operator."""
+    distribution = _distribution(node) if node is not None else ""
+    versions = node.runtime if node is not None else ""
+    kind = next((kind for sign, kind in _KINDS if versions.startswith(sign)), CONTAINERD)
+    # Canonical Kubernetes has the standard file unless the cluster sets containerd-base-dir.
+    layout = layout_of(distribution) if distribution != K8S_SNAP else None
+    units = _UNITS.get(distribution)
+    is_server = node is not None and _SERVER in node.meta.labels
+    runtime = ContainerRuntime(
+        config or (layout.config if layout is not None else STANDARD_FILE),
+        kind,
+        unit=units[0 if is_server else 1] if units is not None else "",
+        distribution=distribution,
+    )
+    steps = give_handler(runtime, with_operator=False)
+    release = _RELEASE.match(node.kubelet) if node is not None else None
+    steps = steps.replace("VERSION", release[1]) if release else steps
+    return f"{_INSTALL}: {steps}" if "nvidia-ctk" in steps else f"On the node, {steps}"
 
 
-def _distribution(node: Node) -> _Distribution | None:
+def _distribution(node: Node) -> str:
     versions = f"{node.kubelet} {node.runtime.replace('-k3s', '+k3s')} {node.system}".lower()
-    signs = (each for each in _DISTRIBUTIONS if each.sign in versions or each.sign in node.meta.labels)
-    return next(signs, None)
+    return next((name for sign, name in _DISTRIBUTIONS if sign in versions or sign in node.meta.labels), "")
 
 
 def _observation(detail: str) -> str:

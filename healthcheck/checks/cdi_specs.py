@@ -11,7 +11,7 @@ from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, counted
-from healthcheck.probes.container_runtime.facts import CdiSpec, ContainerRuntime, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import CdiSpec, ContainerRuntime
 from healthcheck.text.naming import named
 
 _MOST_NAMED = 4
@@ -31,20 +31,20 @@ MALFORMED = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
-    specs = _read_by_somebody(runtime)
+def judge(runtime: ContainerRuntime, _: Expectation) -> Iterator[Judgement]:
+    specs = _specs_in_use(runtime)
     if not specs:
         yield NotConfigured("no NVIDIA CDI specification is in use")
         return
-    yield from gpu_runtime.together(_findings(runtime, used, specs))
+    yield from gpu_runtime.together(_findings(runtime, specs))
     yield Observation(", ".join(_summary(spec) for spec in specs))
 
 
-def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
+def _findings(runtime: ContainerRuntime, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
     for spec in specs:
         if spec.problem is not None and not spec.problem.only_ours:
             yield found(MALFORMED, runtime, f"{gpu_runtime.in_words(spec.problem)}; {_again(runtime, spec)}")
-        elif spec.missing and not _is_hidden(spec, specs, used.cdi_folders):
+        elif spec.missing and not _is_hidden(spec, specs, runtime.used.cdi_folders):
             missing = named(spec.missing, _MOST_NAMED)
             yield found(
                 STALE,
@@ -53,7 +53,7 @@ def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, specs: Sequ
             )
 
 
-def _read_by_somebody(runtime: ContainerRuntime) -> tuple[CdiSpec, ...]:
+def _specs_in_use(runtime: ContainerRuntime) -> tuple[CdiSpec, ...]:
     """Return the specifications that the container runtime uses, or NVIDIA's program in its mode `cdi`."""
     by_toolkit = runtime.toolkit is not None and runtime.toolkit.mode == "cdi"
     return runtime.cdi_specs if by_toolkit else gpu_runtime.cdi_specs(runtime)
@@ -65,13 +65,13 @@ def _is_hidden(spec: CdiSpec, specs: Sequence[CdiSpec], folders: Sequence[str]) 
     If several folders define the same device, the definition in the last folder applies.
     """
     later = folders[_place(spec, folders) + 1 :]
-    taken = {
+    redefined = {
         name
         for other in specs
         for name in other.devices
         if other.kind == spec.kind and other.problem is None and _folder(other) in later
     }
-    return bool(spec.devices) and set(spec.devices) <= taken
+    return bool(spec.devices) and set(spec.devices) <= redefined
 
 
 def _folder(spec: CdiSpec) -> str:

@@ -34,7 +34,7 @@ CRI_DISABLED = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, _: RuntimeConfiguration, __: Expectation) -> Iterator[Judgement]:
+def judge(runtime: ContainerRuntime, _: Expectation) -> Iterator[Judgement]:
     yield from _not_checked(runtime)
     yield from find_faults(runtime)
     unsaid = (
@@ -105,9 +105,8 @@ def _summary(runtime: ContainerRuntime) -> str:
 
 
 def _handlers(runtime: ContainerRuntime) -> str:
-    known = runtime.in_force or runtime.on_disk
-    names = [handler.name for handler in known.handlers if handler.name] if known else []
-    marked = [f"{name} (default)" if name == runtime.running_default else name for name in names]
+    names = [handler.name for handler in runtime.running.handlers if handler.name]
+    marked = [f"{name} (default)" if name == runtime.running.default else name for name in names]
     handlers = runtime.on_disk.handlers if runtime.on_disk else ()
     bare = [handler.name for handler in handlers if handler.privileged_without_host_devices][:_MOST_NAMED]
     kinds = dict.fromkeys(spec.kind or spec.path for spec in gpu_runtime.cdi_specs(runtime) if spec.problem is None)

@@ -19,7 +19,6 @@ from healthcheck.probes.container_runtime.facts import (
     ConfigurationProblem,
     ContainerRuntime,
     Handler,
-    RuntimeConfiguration,
 )
 from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
 
@@ -31,7 +30,7 @@ _MOST_SHOWN = 4
 """Most positions of one fault that a detail shows."""
 
 
-Judge = Callable[[ContainerRuntime, RuntimeConfiguration, Expectation], Iterator[Judgement]]
+Judge = Callable[[ContainerRuntime, Expectation], Iterator[Judgement]]
 
 
 def reason(name: str, meaning: str, action: str, source: str, threshold: str = "") -> Reason:
@@ -47,18 +46,17 @@ def check(name: str, judge: Judge, *reasons: Reason, also_refused: bool = False)
     """
 
     @functools.wraps(judge)
-    def judge_evidence(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-        runtime = seen[CONTAINER_RUNTIME]
-        used = runtime.used
+    def judge_evidence(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+        runtime = evidence[CONTAINER_RUNTIME]
         if runtime.for_gpus is False:
             yield NotConfigured("no NVIDIA GPU that containers can use")
         elif not runtime.path:
-            blind = runtime.not_found and runtime.for_gpus
-            yield Unobserved(NOT_FOUND, runtime.why_none) if blind else NotConfigured(runtime.why_none)
+            is_hidden = runtime.not_found and runtime.for_gpus
+            yield Unobserved(NOT_FOUND, runtime.why_none) if is_hidden else NotConfigured(runtime.why_none)
         elif runtime.why_not_live == cri.NOT_HERE:
             yield NotConfigured(f"could not check: {cri.NOT_HERE}")
-        elif also_refused or (used is not None and runtime.refusal is None):
-            yield from judge(runtime, used or RuntimeConfiguration(runtime.path, runtime.kind), expected)
+        elif also_refused or (runtime.is_known and runtime.refusal is None):
+            yield from judge(runtime, expected)
         elif runtime.refusal is not None:
             yield TooEarly(f"{runtime.kind}'s own loader refuses {runtime.refusal.file}", subject(runtime))
         else:

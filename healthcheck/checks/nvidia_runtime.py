@@ -9,7 +9,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, gives_gpus, of_nvidia
 from healthcheck.model import Finding, Judgement, Observation
 from healthcheck.probes.container_runtime.distributions import CRIO_FOLDER, GKE
-from healthcheck.probes.container_runtime.facts import CRIO, ContainerRuntime, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import CRIO, ContainerRuntime
 from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
 
 MISSING = gpu_runtime.reason(
@@ -27,15 +27,15 @@ ELSEWHERE = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
+def judge(runtime: ContainerRuntime, _: Expectation) -> Iterator[Judgement]:
     if runtime.distribution == GKE:
         yield Observation("no NVIDIA handler by design: the device plugin mounts the driver")
         return
-    yield from _not_there(runtime, used)
+    yield from _not_there(runtime)
     yield Observation(_summary(runtime), "an NVIDIA handler, or CDI")
 
 
-def _not_there(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def _not_there(runtime: ContainerRuntime) -> Iterator[Finding]:
     """Yield the finding if the runtime has neither an NVIDIA handler nor CDI.
 
     Other checks report handlers that are not loaded, unreadable, or in a file from which the runtime does not take
@@ -44,7 +44,7 @@ def _not_there(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterato
     unread = any(spec.problem is not None for spec in gpu_runtime.cdi_specs(runtime))
     by_config = {one.config: one for one in reversed(runtime.definitions)}
     misplaced = runtime.on_disk is not None and runtime.path in by_config
-    if gives_gpus(runtime) or of_nvidia(used.handlers) or unread or misplaced:
+    if gives_gpus(runtime) or of_nvidia(runtime.used.handlers) or unread or misplaced:
         return
     give = runtime_restart.give_handler(runtime)
     not_imported = by_config.get("")
@@ -53,10 +53,12 @@ def _not_there(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterato
         yield found(MISSING, runtime, f"{not_imported.file} has it, {_why_unread(runtime)}")
     elif other is not None:
         reader = f"another {other.kind}" if other.kind == runtime.kind else other.kind
-        message = f"{other.file} has it, but {reader} reads that file; the kubelet's {runtime.kind} reads {used.path}"
+        message = (
+            f"{other.file} has it, but {reader} reads that file; the kubelet's {runtime.kind} reads {runtime.path}"
+        )
         yield found(ELSEWHERE, runtime, f"{message}: {give}")
     else:
-        yield found(MISSING, runtime, f"{used.path}: {give}")
+        yield found(MISSING, runtime, f"{runtime.path}: {give}")
 
 
 def _why_unread(runtime: ContainerRuntime) -> str:

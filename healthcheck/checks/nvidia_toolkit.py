@@ -8,7 +8,7 @@ from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Unobserved
-from healthcheck.probes.container_runtime.facts import UNREADABLE, ContainerRuntime, RuntimeConfiguration, Toolkit
+from healthcheck.probes.container_runtime.facts import UNREADABLE, ContainerRuntime, Toolkit
 
 MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
 """Modes of nvidia-container-runtime up to 1.20; `csv` is for Tegra."""
@@ -35,11 +35,11 @@ PATH_MISSING = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
+def judge(runtime: ContainerRuntime, _: Expectation) -> Iterator[Judgement]:
     toolkit = runtime.toolkit
     if toolkit is None:
         yield NotConfigured("no configuration of NVIDIA's runtime program: its defaults apply")
-    elif not of_nvidia(used.handlers):
+    elif not of_nvidia(runtime.used.handlers):
         yield NotConfigured(f"no handler starts the program that reads {toolkit.path}")
     elif toolkit.problem is not None and toolkit.problem.only_ours:
         yield Unobserved(UNREADABLE, in_words(toolkit.problem), subject(runtime))

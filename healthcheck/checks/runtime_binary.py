@@ -8,7 +8,7 @@ from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia
 from healthcheck.model import Finding, Judgement, Observation, Reason
-from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Handler, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Handler
 
 MISSING = gpu_runtime.reason(
     "RuntimeBinaryMissing",
@@ -30,7 +30,7 @@ FOREIGN = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, _: RuntimeConfiguration, __: Expectation) -> Iterator[Judgement]:
+def judge(runtime: ContainerRuntime, _: Expectation) -> Iterator[Judgement]:
     yield from find_faults(runtime)
     paths = dict.fromkeys(program.path or f"no {program.named}" for program in runtime.programs)
     yield Observation(", ".join(paths) or "no program named")
@@ -38,24 +38,23 @@ def judge(runtime: ContainerRuntime, _: RuntimeConfiguration, __: Expectation) -
 
 def find_faults(runtime: ContainerRuntime) -> Iterator[Finding]:
     """Return the findings on NVIDIA's handlers, one for each reason."""
-    used = runtime.used
-    return gpu_runtime.together(_findings(runtime, used) if used is not None else ())
+    return gpu_runtime.together(_findings(runtime))
 
 
-def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    ours = [handler for handler in of_nvidia(used.handlers) if _starts_a_program(handler, used)]
-    can_run = any(_fault(runtime, one) is None for one in ours if one.binary)
-    for handler in ours:
+def _findings(runtime: ContainerRuntime) -> Iterator[Finding]:
+    handlers = [handler for handler in of_nvidia(runtime.used.handlers) if _starts_a_program(runtime, handler)]
+    can_run = any(_fault(runtime, handler) is None for handler in handlers if handler.binary)
+    for handler in handlers:
         fault = _fault(runtime, handler) if handler.binary else None
         if not handler.binary:
             yield from _without(runtime, handler)
-        elif fault is not None and not (can_run and _is_offered(handler, used)):
+        elif fault is not None and not (can_run and _is_offered(runtime, handler)):
             reason, message = fault
             yield found(reason, runtime, f"{runtime.path}: {handler.name} starts {handler.binary}, {message}")
 
 
-def _starts_a_program(handler: Handler, used: RuntimeConfiguration) -> bool:
-    return used.kind != CONTAINERD or not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
+def _starts_a_program(runtime: ContainerRuntime, handler: Handler) -> bool:
+    return runtime.kind != CONTAINERD or not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
 
 
 def _without(runtime: ContainerRuntime, handler: Handler) -> Iterator[Finding]:
@@ -85,12 +84,12 @@ def _fault(runtime: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | 
     return None
 
 
-def _is_offered(handler: Handler, used: RuntimeConfiguration) -> bool:
+def _is_offered(runtime: ContainerRuntime, handler: Handler) -> bool:
     """Whether a distribution defines this handler before its program is installed.
 
     Such a handler exists in addition to the default handler.
     """
-    return "/" not in handler.binary and handler.name != used.default
+    return "/" not in handler.binary and handler.name != runtime.used.default
 
 
 CHECK = gpu_runtime.check("runtime-binary", judge, MISSING, NOT_EXECUTABLE, FOREIGN)

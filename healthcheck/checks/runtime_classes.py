@@ -5,7 +5,7 @@ The container runtime must have these handlers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
@@ -13,7 +13,7 @@ from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, TooEarly
 from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.probes.container_runtime.distributions import GKE
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import ContainerRuntime
 
 _USUAL = "nvidia"
 """The usual handler in guides to GPU pods. Distributions (k3s: nvidia-experimental) and the GPU operator (nvidia-cdi,
@@ -28,61 +28,45 @@ UNDEFINED = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, expected: Expectation) -> Iterator[Judgement]:
+def judge(runtime: ContainerRuntime, expected: Expectation) -> Iterator[Judgement]:
     if expected.runtime_classes is None:
         # The agent's first check cycle runs before they are listed. Until then, earlier findings stay active.
         yield TooEarly("the cluster's RuntimeClasses are not known yet: only the agent reads them")
     elif runtime.distribution == GKE:
         yield NotConfigured("GKE's GPUs need no RuntimeClass")
     else:
-        ours = [
-            pod_runtime_class
-            for pod_runtime_class in expected.runtime_classes
-            if _USUAL in pod_runtime_class.handler.lower()
-        ]
-        yield from gpu_runtime.together(_undefined(runtime, used, ours))
-        names = ", ".join(
-            f"{pod_runtime_class.name} ({pod_runtime_class.handler})" for pod_runtime_class in ours[:_MOST_NAMED]
-        )
+        classes = [each for each in expected.runtime_classes if _USUAL in each.handler.lower()]
+        yield from gpu_runtime.together(_undefined(runtime, classes))
+        names = ", ".join(f"{each.name} ({each.handler})" for each in classes[:_MOST_NAMED])
         yield Observation(f"RuntimeClasses {names}" if names else "no NVIDIA RuntimeClass")
 
 
-def _undefined(runtime: ContainerRuntime, used: RuntimeConfiguration, ours: list[PodRuntimeClass]) -> Iterator[Finding]:
+def _undefined(runtime: ContainerRuntime, classes: list[PodRuntimeClass]) -> Iterator[Finding]:
     defined = runtime.running_handlers
     by_lower = {name.lower(): name for name in defined}
-    for pod_runtime_class in ours:
-        if pod_runtime_class.handler in defined or pod_runtime_class.handler in {each.name for each in used.handlers}:
-            continue  # `runtime-loaded` reports a handler that is not loaded
-        like = by_lower.get(pod_runtime_class.handler.lower())
-        message = f"RuntimeClass {pod_runtime_class.name} names the handler {pod_runtime_class.handler}"
+    # `runtime-loaded` reports a handler that is defined in the files but not loaded.
+    known = {*defined, *(handler.name for handler in runtime.used.handlers)}
+    for runtime_class in (each for each in classes if each.handler not in known):
+        like = by_lower.get(runtime_class.handler.lower())
+        message = f"RuntimeClass {runtime_class.name} names the handler {runtime_class.handler}"
         if like is not None:
-            yield found(
-                UNDEFINED,
-                runtime,
-                f"{message}, but {used.path} defines {like}: case matters; {runtime_fixes.correct(runtime)}",
-            )
-        elif _is_needed(pod_runtime_class, runtime):
-            yield found(
-                UNDEFINED,
-                runtime,
-                f"{message}; {_defined(used, defined)}: {_fixing_step(pod_runtime_class, runtime)}",
-            )
+            fix = f"case matters; {runtime_fixes.correct(runtime)}"
+            yield found(UNDEFINED, runtime, f"{message}, but {runtime.path} defines {like}: {fix}")
+        elif _is_needed(runtime_class, runtime):
+            has = f"{runtime.kind} here has {', '.join([*defined][:_MOST_NAMED])}"
+            yield found(UNDEFINED, runtime, f"{message}; {has}: {_fixing_step(runtime_class, runtime)}")
 
 
-def _is_needed(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime) -> bool:
+def _is_needed(runtime_class: PodRuntimeClass, runtime: ContainerRuntime) -> bool:
     """Whether pods of this node need the handler.
 
     If a node has no way to give GPUs to pods at all, `nvidia-runtime` reports that.
     """
-    return gpu_runtime.gives_gpus(runtime) and (pod_runtime_class.handler == _USUAL or pod_runtime_class.for_this_node)
+    return gpu_runtime.gives_gpus(runtime) and (runtime_class.handler == _USUAL or runtime_class.for_this_node)
 
 
-def _defined(used: RuntimeConfiguration, defined: Mapping[str, str]) -> str:
-    return f"{used.kind} here has {', '.join([*defined][:_MOST_NAMED])}"
-
-
-def _fixing_step(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime) -> str:
-    if pod_runtime_class.handler == _USUAL:
+def _fixing_step(runtime_class: PodRuntimeClass, runtime: ContainerRuntime) -> str:
+    if runtime_class.handler == _USUAL:
         return runtime_restart.give_handler(runtime)
     return f"define it, or exclude this node with the class's nodeSelector; {runtime_fixes.correct(runtime)}"
 

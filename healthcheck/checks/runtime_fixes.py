@@ -12,10 +12,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 
+from msgspec import Struct
+
 from healthcheck.probes.container_runtime.distributions import (
     BOTTLEROCKET,
     CRIO_FOLDER,
     EKS_AL2023,
+    GKE,
     K0S,
     K3S,
     K8S_SNAP,
@@ -64,17 +67,31 @@ def correct(runtime: ContainerRuntime, file: str = "") -> str:
     return f"correct {file}"
 
 
-def give_handler(runtime: ContainerRuntime) -> str:
+class _Ways(Struct, frozen=True):
+    """Ways to add NVIDIA's handler: with the GPU operator, and with the toolkit on the host; '' if there is none."""
+
+    operator: str
+    host: str
+    before: str = ""
+    after: str = ""
+
+
+def give_handler(runtime: ContainerRuntime, *, with_operator: bool = True) -> str:
     """Return the advice that adds NVIDIA's handler to this runtime.
 
-    It uses the toolkit that the node has, or offers both toolkits.
+    It uses the operator's toolkit if the node has it, otherwise it offers both toolkits, or that on the host alone.
+    A toolkit on the host does not prove that the operator is absent.
     """
-    if runtime.kind in _OF_KINDS:
-        return _OF_KINDS[runtime.kind](runtime)
-    special = _OF_DISTRIBUTIONS.get(runtime.distribution)
-    if special is not None:
-        return special(runtime)
-    return _with_either(runtime, _operators(runtime, {}), _hosts(runtime))
+    ways = (_OF_KINDS.get(runtime.kind) or _OF_DISTRIBUTIONS.get(runtime.distribution, _standard))(runtime)
+    named = [program.path for program in runtime.programs] + ([runtime.toolkit.path] if runtime.toolkit else [])
+    named += [definition.binary for definition in runtime.definitions]
+    if ways.operator and any(path.startswith(OPERATORS_FOLDER) for path in named):
+        way = ways.operator
+    elif ways.operator and with_operator:
+        way = f"with the GPU operator {ways.operator}; with the toolkit on the host {ways.host}"
+    else:
+        way = ways.host
+    return f"{ways.before}{way}{ways.after}"
 
 
 def make_executable(path: str) -> str:
@@ -115,16 +132,8 @@ def _escaped(value: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\,{}" else letter for letter in value)
 
 
-def _with_either(runtime: ContainerRuntime, operators: str, hosts: str) -> str:
-    """Return the operator's advice if its toolkit is on the node, otherwise the advice for operator and host.
-
-    The operator's toolkit has a separate folder. A toolkit on the host does not prove that the operator is absent.
-    """
-    named = [program.path for program in runtime.programs] + ([runtime.toolkit.path] if runtime.toolkit else [])
-    named += [definition.binary for definition in runtime.definitions]
-    if any(path.startswith(OPERATORS_FOLDER) for path in named):
-        return operators
-    return f"with the GPU operator {operators}; with the toolkit on the host {hosts}"
+def _standard(runtime: ContainerRuntime) -> _Ways:
+    return _Ways(_operators(runtime, {}), _hosts(runtime))
 
 
 def _operators(runtime: ContainerRuntime, more: dict[str, str]) -> str:
@@ -132,37 +141,37 @@ def _operators(runtime: ContainerRuntime, more: dict[str, str]) -> str:
     return f"`{helm_values(values)}`"
 
 
-def _hosts(runtime: ContainerRuntime) -> str:
-    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(runtime.path)}"
+def _hosts(runtime: ContainerRuntime, options: str = "") -> str:
+    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(runtime.path)}{options}"
     return f"`{configure} && {restart(runtime)}`"
 
 
-def _ranchers(runtime: ContainerRuntime) -> str:
+def _ranchers(runtime: ContainerRuntime) -> _Ways:
     """Return the advice for k3s and RKE2.
 
     Both detect the program when they start, and define the handler themselves.
     """
     made = f"it writes {runtime.path} at each start, so edits there are lost"
     template = f" (other changes: {runtime.template})" if runtime.template else ""
-    socket = helm_values({"CONTAINERD_SOCKET": runtime.socket})
-    install = f"install nvidia-container-toolkit on the host, or the GPU operator with `{socket}`"
-    return f"{install}; then `{restart(runtime)}`: {made}{template}"
+    operator = f"`{helm_values({'CONTAINERD_SOCKET': runtime.socket})}`"
+    host = "install the package nvidia-container-toolkit"
+    return _Ways(operator, host, after=f"; then `{restart(runtime)}`: {made}{template}")
 
 
-def _microk8s(runtime: ContainerRuntime) -> str:
+def _microk8s(runtime: ContainerRuntime) -> _Ways:
     template = runtime.template or "containerd-template.toml in the same folder"
-    return f"`microk8s enable nvidia`; {runtime.path} is generated from {template}, so edits there are lost"
+    lost = f"; {runtime.path} is generated from {template}, so edits there are lost"
+    return _Ways("", "`microk8s enable nvidia`", after=lost)
 
 
-def _k8s_snap(runtime: ContainerRuntime) -> str:
+def _k8s_snap(runtime: ContainerRuntime) -> _Ways:
     drop_in = f"{runtime.path.rpartition('/')[0]}/conf.d/99-nvidia.toml"
     operators = _operators(runtime, {"RUNTIME_DROP_IN_CONFIG": drop_in})
-    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(runtime.path)}"
-    hosts = f"`{configure} --drop-in-config={shlex.quote(drop_in)} && {restart(runtime)}`"
-    return f"{_with_either(runtime, operators, hosts)}; {runtime.path} belongs to the snap, so edits there are lost"
+    hosts = _hosts(runtime, f" --drop-in-config={shlex.quote(drop_in)}")
+    return _Ways(operators, hosts, after=f"; {runtime.path} belongs to the snap, so edits there are lost")
 
 
-def _k0s(runtime: ContainerRuntime) -> str:
+def _k0s(runtime: ContainerRuntime) -> _Ways:
     drop_in = "/etc/k0s/containerd.d/nvidia.toml"
     values = {
         "RUNTIME_CONFIG": drop_in,
@@ -170,43 +179,45 @@ def _k0s(runtime: ContainerRuntime) -> str:
         "RUNTIME_EXECUTABLE_PATH": "/var/lib/k0s/bin/containerd",
     }
     configure = f"nvidia-ctk runtime configure --runtime=containerd --config={drop_in} --config-source=file"
-    return _with_either(runtime, f"`{helm_values(values)}`", f"`{configure} && {restart(runtime)}`")
+    return _Ways(f"`{helm_values(values)}`", f"`{configure} && {restart(runtime)}`")
 
 
-def _bottlerocket(_: ContainerRuntime) -> str:
-    return (
-        "start the node from Bottlerocket's variant for NVIDIA (`aws-k8s-VERSION-nvidia`): its files can't be changed"
-    )
+def _eks(runtime: ContainerRuntime) -> _Ways:
+    lost = f"; nodeadm rewrites {runtime.path} at each boot"
+    return _Ways(_operators(runtime, {}), _hosts(runtime), "start the node from the EKS AMI for NVIDIA, or ", lost)
 
 
-def _eks(runtime: ContainerRuntime) -> str:
-    either = _with_either(runtime, _operators(runtime, {}), _hosts(runtime))
-    return f"start the node from the EKS AMI for NVIDIA, or {either}; nodeadm rewrites {runtime.path} at each boot"
-
-
-def _talos(_: ContainerRuntime) -> str:
-    return "boot Talos with the extension nvidia-container-toolkit-production: its files can't be changed"
-
-
-def _crio(runtime: ContainerRuntime) -> str:
-    # CRI-O does not read the toolkit's default path (toolkit releases 1.18 to 1.19.0).
+def _crio(runtime: ContainerRuntime) -> _Ways:
+    # The operator detects CRI-O automatically and writes to its standard folder. CRI-O does not read the toolkit's
+    # default path (toolkit releases 1.18 to 1.19.0).
+    operators = "`kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`"
     drop_in = f"--drop-in-config={CRIO_FOLDER}/99-nvidia.toml"
-    hosts = f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(runtime)}`"
-    # The operator detects CRI-O automatically and writes to its standard folder.
-    return _with_either(
-        runtime, "`kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`", hosts
-    )
+    return _Ways(operators, f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(runtime)}`")
 
 
-_Advice = Callable[[ContainerRuntime], str]
-_OF_KINDS: dict[str, _Advice] = {CRIO: _crio}
-_OF_DISTRIBUTIONS: dict[str, _Advice] = {
+def _docker(runtime: ContainerRuntime) -> _Ways:
+    return _Ways("", f"`nvidia-ctk runtime configure --runtime=docker --set-as-default && {restart(runtime)}`")
+
+
+def _fixed(host: str) -> Callable[[ContainerRuntime], _Ways]:
+    return lambda _: _Ways("", host)
+
+
+_READ_ONLY = "its files can't be changed"
+_OF_KINDS: dict[str, Callable[[ContainerRuntime], _Ways]] = {CRIO: _crio, DOCKER: _docker}
+_OF_DISTRIBUTIONS: dict[str, Callable[[ContainerRuntime], _Ways]] = {
     K3S: _ranchers,
     RKE2: _ranchers,
     MICROK8S: _microk8s,
     K8S_SNAP: _k8s_snap,
     K0S: _k0s,
-    BOTTLEROCKET: _bottlerocket,
     EKS_AL2023: _eks,
-    TALOS: _talos,
+    BOTTLEROCKET: _fixed(
+        f"start the node from Bottlerocket's variant for NVIDIA (`aws-k8s-VERSION-nvidia`): {_READ_ONLY}"
+    ),
+    TALOS: _fixed(f"boot Talos with the extension nvidia-container-toolkit-production: {_READ_ONLY}"),
+    GKE: _fixed(
+        "GKE nodes have no such handler and need none: remove runtimeClassName from the pods; GKE's device plugin "
+        "injects the GPU"
+    ),
 }

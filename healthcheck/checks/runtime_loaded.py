@@ -9,7 +9,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, subject
 from healthcheck.model import Finding, Judgement, Observation, TooEarly
 from healthcheck.probes.container_runtime import cri
-from healthcheck.probes.container_runtime.facts import RUNC, ContainerRuntime, Live, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import RUNC, ContainerRuntime, Handler, Live, RuntimeConfiguration
 
 _MOST_NAMED = 8
 
@@ -36,7 +36,7 @@ NOT_READY = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, _: RuntimeConfiguration, __: Expectation) -> Iterator[Judgement]:
+def judge(runtime: ContainerRuntime, _: Expectation) -> Iterator[Judgement]:
     live, files = runtime.live, runtime.on_disk
     if live is not None and live.not_ready:
         yield found(NOT_READY, runtime, f"{live.not_ready}; {runtime_restart.restart(runtime)}")
@@ -50,53 +50,50 @@ def judge(runtime: ContainerRuntime, _: RuntimeConfiguration, __: Expectation) -
         refused = f"its own loader refuses {runtime.refusal.file}" if runtime.refusal is not None else ""
         why = refused or ("its files disable the CRI" if files is not None else "its files could not be judged")
         yield TooEarly(why, subject(runtime), reasons)
-    elif live.handlers is not None:
-        yield from _against_itself(runtime, files, live)
+    elif live.configuration is not None:
+        yield from _against_itself(runtime, files, live.configuration)
     yield Observation(_summary(live) if live is not None else runtime.why_not_live)
 
 
-def _against_itself(runtime: ContainerRuntime, files: RuntimeConfiguration, live: Live) -> Iterator[Finding]:
+def _against_itself(
+    runtime: ContainerRuntime, files: RuntimeConfiguration, in_force: RuntimeConfiguration
+) -> Iterator[Finding]:
     """Yield the differences between the running configuration and the files."""
-    lacks = list(_lacks(runtime, files, live))
-    if lacks:
-        message = f"{runtime.path}: {'; '.join(lacks[:_MOST_NAMED])}"
+    differences = list(_differences(f"the running {runtime.kind}", files, in_force))
+    if differences:
+        message = f"{runtime.path}: {'; '.join(differences[:_MOST_NAMED])}"
         yield found(NOT_LOADED, runtime, f"{message}; {runtime_restart.restart(runtime)}")
-    ours = runtime_restart.lost_handlers(runtime)
-    if ours:
-        give = runtime_restart.give_handler(runtime)
-        message = (
-            f"{runtime.path} no longer defines {', '.join(ours[:_MOST_NAMED])}, but the runtime still runs with it"
-        )
-        yield found(NOT_KEPT, runtime, f"{message}: {give}")
+    lost = ", ".join(runtime_restart.lost_handlers(runtime)[:_MOST_NAMED])
+    if lost:
+        message = f"{runtime.path} no longer defines {lost}, but the runtime still runs with it"
+        yield found(NOT_KEPT, runtime, f"{message}: {runtime_restart.give_handler(runtime)}")
 
 
-def _lacks(runtime: ContainerRuntime, files: RuntimeConfiguration, live: Live) -> Iterator[str]:
-    """Yield each setting of the files that differs in the running runtime."""
-    running = f"the running {runtime.kind}"
-    programs, drivers, types = dict(live.binaries), dict(live.systemd_cgroups), dict(live.types)
+def _differences(running: str, files: RuntimeConfiguration, in_force: RuntimeConfiguration) -> Iterator[str]:
+    """Yield each setting of the files that differs in the running runtime, as far as that reports it."""
+    by_name = {handler.name: handler for handler in in_force.handlers}
     for handler in files.handlers:
-        name = handler.name
-        if name not in (live.handlers or ()) and name != RUNC:
+        name, other = handler.name, by_name.get(handler.name, Handler(handler.name))
+        if name not in by_name and name != RUNC:
             yield f"{name} is defined, but {running} does not know it"
-        elif handler.binary and programs.get(name, handler.binary) != handler.binary:
-            yield f"{name} starts {handler.binary}, but in {running} {programs[name]}"
-        elif handler.runtime_type and (types.get(name) or handler.runtime_type) != handler.runtime_type:
-            yield f"{name} has runtime_type {handler.runtime_type}, but in {running} {types[name]}"
-        elif handler.systemd_cgroup is not None and drivers.get(name) is (not handler.systemd_cgroup):
-            own, other = ("true", "false") if handler.systemd_cgroup else ("false", "true")
-            yield f"SystemdCgroup of {name} is {own}, but in {running} {other}"
-    if live.default and files.default and live.default != files.default:
-        yield f"the default is {files.default}, but in {running} {live.default}"
-    if live.cdi is not None and live.cdi != files.cdi:
+        elif handler.binary and (other.binary or handler.binary) != handler.binary:
+            yield f"{name} starts {handler.binary}, but in {running} {other.binary}"
+        elif handler.runtime_type and (other.runtime_type or handler.runtime_type) != handler.runtime_type:
+            yield f"{name} has runtime_type {handler.runtime_type}, but in {running} {other.runtime_type}"
+        elif handler.systemd_cgroup is not None and other.systemd_cgroup is (not handler.systemd_cgroup):
+            own, running_value = ("true", "false") if handler.systemd_cgroup else ("false", "true")
+            yield f"SystemdCgroup of {name} is {own}, but in {running} {running_value}"
+    if in_force.default and files.default and in_force.default != files.default:
+        yield f"the default is {files.default}, but in {running} {in_force.default}"
+    if in_force.cdi is not None and files.cdi is not None and in_force.cdi is not files.cdi:
         words = {True: "on", False: "off"}
-        yield f"CDI is {words[files.cdi]}, but in {running} {words[live.cdi]}"
+        yield f"CDI is {words[files.cdi]}, but in {running} {words[in_force.cdi]}"
 
 
 def _summary(live: Live) -> str:
-    names = (
-        "" if live.handlers is None else f" with {', '.join(name for name in live.handlers if name) or 'no handler'}"
-    )
-    return f"{live.name or 'it'} {live.version}".rstrip() + f" answers{names}"
+    names = [handler.name for handler in live.configuration.handlers] if live.configuration is not None else []
+    known = f" with {', '.join(filter(None, names)) or 'no handler'}" if live.configuration is not None else ""
+    return f"{live.name or 'it'} {live.version}".rstrip() + f" answers{known}"
 
 
 CHECK = gpu_runtime.check("runtime-loaded", judge, NOT_LOADED, NOT_KEPT, NOT_READY, also_refused=True)

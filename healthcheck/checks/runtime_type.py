@@ -8,7 +8,7 @@ from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import OLDEST_SHIM, SHIMS, found, of_nvidia
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation
-from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, RuntimeConfiguration
+from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime
 from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias_program
 
 _NOT_IN_2 = (OLDEST_SHIM, "io.containerd.runc.v1")
@@ -34,28 +34,25 @@ IGNORES_PROGRAM = gpu_runtime.reason(
 )
 
 
-def judge(runtime: ContainerRuntime, used: RuntimeConfiguration, _: Expectation) -> Iterator[Judgement]:
-    if used.kind != CONTAINERD:
-        yield NotConfigured(f"{used.kind} has no runtime types")
+def judge(runtime: ContainerRuntime, _: Expectation) -> Iterator[Judgement]:
+    if runtime.kind != CONTAINERD:
+        yield NotConfigured(f"{runtime.kind} has no runtime types")
         return
     yield from find_faults(runtime)
-    types = dict.fromkeys(handler.runtime_type for handler in used.handlers if handler.runtime_type)
+    types = dict.fromkeys(handler.runtime_type for handler in runtime.used.handlers if handler.runtime_type)
     yield Observation(", ".join(types) or "none named")
 
 
 def find_faults(runtime: ContainerRuntime) -> Iterator[Finding]:
     """Return one finding for each reason; none for a runtime without runtime types."""
+    return gpu_runtime.together(_unfit(runtime) if runtime.kind == CONTAINERD else ())
+
+
+def _unfit(runtime: ContainerRuntime) -> Iterator[Finding]:
     used = runtime.used
-    is_containerd = used is not None and used.kind == CONTAINERD
-    return gpu_runtime.together(_unfit(runtime, used) if is_containerd and used is not None else ())
-
-
-def _unfit(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    ours = {one.name for one in of_nvidia(used.handlers)}
-    for handler in used.handlers:
+    names = {used.default, *(handler.name for handler in of_nvidia(used.handlers))}
+    for handler in (each for each in used.handlers if each.name in names):
         kind = handler.runtime_type
-        if handler.name not in ours and handler.name != used.default:
-            continue
         fix = f"{_FIX}; {runtime_fixes.correct(runtime)}"
         if not kind:
             # A running runtime may not report the type.

@@ -49,15 +49,14 @@ def _device_files(files: DeviceFiles) -> DeviceFilesRow | None:
 
 
 def _runtime(runtime: ContainerRuntime) -> RuntimeRow:
-    used = runtime.used
     defining = {definition.config for definition in runtime.definitions} - {runtime.path}
-    own = [runtime.path] if used is not None and any(map(_is_nvidias, used.handlers)) else []
+    own = [runtime.path] if any(map(_is_nvidias, runtime.used.handlers)) else []
     return RuntimeRow(
         config=runtime.path or None,
         socket=runtime.socket or None,
-        default=runtime.running_default or None,
-        cdi=runtime.cdi_is_on if used is not None or runtime.live is not None else None,
-        handlers=tuple(sorted(runtime.running_handlers)) or None,
+        default=runtime.running.default or None,
+        cdi=runtime.cdi_is_on if runtime.is_known or runtime.live is not None else None,
+        handlers=tuple(sorted(runtime.running_handlers)) if runtime.is_known else None,
         others=runtime.others or None,
         nvidia_in=(*own, *(path for path in runtime.others if path in defining)),
     )

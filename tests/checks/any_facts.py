@@ -196,30 +196,16 @@ _kinds = st.sampled_from([facts.CONTAINERD, facts.CRIO, facts.DOCKER])
 _handlers = _few(st.builds(facts.Handler, _handler_names, _shims, _paths, _flags, st.booleans()))
 _configurations = st.builds(
     facts.RuntimeConfiguration,
-    _paths,
-    _kinds,
     _handlers,
     _handler_names,
-    st.booleans(),
+    _flags,
     _few(words),
     st.booleans(),
     st.integers(0, 4),
     words,
 )
 _definitions = _few(st.builds(facts.NvidiaDefinition, _paths, _handler_names, _paths, _kinds, _paths))
-_live = st.builds(
-    facts.Live,
-    words,
-    _versions,
-    _perhaps(_few(_handler_names)),
-    _few(st.tuples(_handler_names, _paths)),
-    _handler_names,
-    _flags,
-    _few(words),
-    words,
-    _few(st.tuples(_handler_names, st.booleans())),
-    _few(st.tuples(_handler_names, _shims)),
-)
+_live = st.builds(facts.Live, words, _versions, words, _perhaps(_configurations))
 _programs = _few(
     st.builds(facts.RuntimeBinary, _paths, _paths, st.booleans(), st.sampled_from(["", "x86_64", "aarch64"]))
 )
@@ -235,7 +221,6 @@ _runtimes = st.builds(
     why_none=words,
     socket=words,
     known_from=words,
-    how=_few(words),
     unit=st.sampled_from(["", "k3s-agent.service", "snap.k8s.containerd.service"]) | words,
     distribution=_distributions | words,
     template=_paths,

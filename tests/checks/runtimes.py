@@ -40,12 +40,14 @@ _RUNTIME_FIELDS = set(ContainerRuntime.__struct_fields__)
 def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
     """A runtime whose files define these handlers; `more` changes its surroundings or its configuration."""
     fields = {key: more.pop(key) for key in [*more] if key in _RUNTIME_FIELDS}
-    files = RuntimeConfiguration(
-        fields.get("path", FILE),
-        kind=fields.get("kind", "containerd"),
-        handlers=handlers,
-        **{"default": "runc", "cdi_folders": ("/etc/cdi", "/var/run/cdi"), "schema": 2, "section": "s", **more},
-    )
+    plain: dict[str, Any] = {
+        "default": "runc",
+        "cdi": False,
+        "cdi_folders": ("/etc/cdi", "/var/run/cdi"),
+        "schema": 2,
+        "section": "s",
+    }
+    files = RuntimeConfiguration(handlers, **(plain | more))
     base = ContainerRuntime(
         FILE,
         socket=SOCKET,
@@ -60,15 +62,11 @@ def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
     return replace(base, **fields)
 
 
-def running(*handlers: Handler, **more: Any) -> Live:
+def running(
+    *handlers: Handler, version: str = "1.7.27", not_ready: str = "", default: str = "runc", cdi: bool | None = False
+) -> Live:
     """The report of a running containerd 1.7 with these handlers."""
-    return Live(
-        "containerd",
-        more.pop("version", "1.7.27"),
-        tuple(handler.name for handler in handlers),
-        tuple((handler.name, handler.binary) for handler in handlers if handler.binary),
-        **{"default": "runc", "cdi": False, **more},
-    )
+    return Live("containerd", version, not_ready, RuntimeConfiguration(handlers, default, cdi))
 
 
 def judge(check: Check, runtime: ContainerRuntime, expected: Expectation = P5) -> list[Judgement]:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from healthcheck.checks.cdi_specs import CHECK
 from healthcheck.model import NotConfigured
-from healthcheck.probes.container_runtime.facts import CdiSpec, ConfigurationProblem, Live, Toolkit
-from tests.checks.runtimes import NVIDIA, RUNC, SPEC, finding, judge, reasons, runtime, seen
+from healthcheck.probes.container_runtime.facts import CdiSpec, ConfigurationProblem, Toolkit
+from tests.checks.runtimes import NVIDIA, RUNC, SPEC, finding, judge, reasons, running, runtime, seen
 
 STALE = replace(SPEC, missing=("/dev/nvidia9",))
 STATIC = replace(STALE, path="/etc/cdi/nvidia.yaml")
@@ -44,8 +44,8 @@ def test_a_specification_that_names_what_exists_is_well() -> None:
     [
         ({}, True),
         ({"cdi": False}, False),
-        ({"cdi": False, "live": Live(cdi=True)}, True),
-        ({"live": Live(cdi=False)}, False),
+        ({"cdi": False, "live": running(RUNC, NVIDIA, cdi=True)}, True),
+        ({"live": running(RUNC, NVIDIA)}, False),
         ({"cdi": False, "toolkit": Toolkit("/t", "cdi")}, True),
         ({"cdi": False, "toolkit": Toolkit("/t", "legacy")}, False),
         ({"cdi_specs": ()}, False),
@@ -93,7 +93,7 @@ def test_the_device_plugins_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"live": Live("containerd", "1.7.27", cdi=True, not_ready="x")}, "first follow the advice of RuntimeNotReady"),
+        ({"live": running(RUNC, NVIDIA, cdi=True, not_ready="x")}, "first follow the advice of RuntimeNotReady"),
         ({"cri_disabled": True}, "first correct the faults RuntimeCriDisabled"),
     ],
 )

@@ -216,7 +216,7 @@ class Node:
         assert answer is not None
         loaded = Loader(Path("/")).load(asked)
         seen = replace(asked, live=answer.live, why_not_live=answer.why_not_live, **_of_loader(loaded))
-        named = [handler.binary for handler in seen.used.handlers if handler.binary] if seen.used else []
+        named = [handler.binary for handler in seen.used.handlers if handler.binary]
         return replace(seen, programs=tuple(runtime_binaries.find(root, name) for name in named))
 
     def _whole(self, files: Files) -> Files:

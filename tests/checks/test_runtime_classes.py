@@ -10,7 +10,7 @@ from healthcheck.checks.runtime_fixes import give_handler
 from healthcheck.model import Judgement, TooEarly
 from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.probes.container_runtime.distributions import GKE
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live
+from healthcheck.probes.container_runtime.facts import ContainerRuntime
 from tests.checks.evidence import P5
 from tests.checks.runtimes import (
     AKS,
@@ -22,6 +22,7 @@ from tests.checks.runtimes import (
     finding,
     judge,
     reasons,
+    running,
     runtime,
     seen,
 )
@@ -78,9 +79,9 @@ def test_a_handler_in_other_letters_is_always_found(defined: str, asked: str) ->
 
 
 def test_the_running_configuration_counts_and_unloaded_parts_are_reported_separately() -> None:
-    live = Live(handlers=("runc", "nvidia"))
+    live = running(RUNC, NVIDIA)
     assert judged(runtime(RUNC, AKS, live=live), named("nvidia")) == []
-    assert judged(runtime(RUNC, NVIDIA, AKS, live=Live(handlers=("runc", AKS.name))), named("nvidia")) == []
+    assert judged(runtime(RUNC, NVIDIA, AKS, live=running(RUNC, AKS)), named("nvidia")) == []
 
 
 def test_without_the_clusters_answer_what_stood_before_stands() -> None:

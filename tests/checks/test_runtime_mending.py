@@ -103,7 +103,7 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
         (
             runtime_at("/k3s/config.toml", distribution=K3S, unit="k3s.service", template="/k3s/config-v3.toml.tmpl"),
             [
-                "install nvidia-container-toolkit on the host",
+                "with the toolkit on the host install the package nvidia-container-toolkit",
                 values(CONTAINERD_SOCKET=SOCKET),
                 "then `systemctl restart k3s`",
                 "edits there are lost (other changes: /k3s/config-v3.toml.tmpl)",

@@ -146,6 +146,7 @@ def test_a_pod_without_a_gpu_on_a_node_without_one_needs_another_class() -> None
     assert results(diagnosis) == [("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia")]
 
 
+SERVER = {"node-role.kubernetes.io/control-plane": "true"}
 K3S = {"kubelet": "v1.33.3+k3s1", "runtime": "containerd://2.0.5-k3s2", "handlers": ("", "runc")}
 
 
@@ -162,43 +163,39 @@ def test_where_no_node_tells_of_gpus_yet_a_plugin_that_can_not_start_is_why() ->
     diagnosis = judged(node("box", None, **K3S), *plugin_of("box"))
 
     assert results(diagnosis) == [("RuntimeHandlerMissing", "node/box")]
-    assert "`systemctl restart k3s`" in diagnosis.problems[0].found.remedy[0]
+    assert "`systemctl restart k3s-agent`" in diagnosis.problems[0].found.remedy[0]
 
 
-TO_CONTAINERD = "nvidia-ctk runtime configure --runtime=containerd"
+TO_CONTAINERD = "`nvidia-ctk runtime configure --runtime=containerd --config="
 BY_HAND: list[tuple[str, Object, str]] = [
-    ("any other", {}, f"`{TO_CONTAINERD} && systemctl restart containerd`"),
+    ("any other", {}, f"{TO_CONTAINERD}/etc/containerd/config.toml && systemctl restart containerd`"),
     (
-        "k0s",
-        {"kubelet": "v1.33.4+k0s"},
-        (
-            f"`{TO_CONTAINERD} --config=/etc/k0s/containerd.d/nvidia.toml --config-source=file && "
-            "systemctl restart 'k0s*'`"
-        ),
+        *("k0s", {"kubelet": "v1.33.4+k0s"}),
+        f"{TO_CONTAINERD}/etc/k0s/containerd.d/nvidia.toml --config-source=file && systemctl restart 'k0s*'`",
     ),
     (
-        "Canonical Kubernetes",
-        {"labels": {"k8sd.io/role": "worker"}},
+        *("Canonical Kubernetes", {"labels": {"k8sd.io/role": "worker"}}),
         (
-            f"`{TO_CONTAINERD} --config=/etc/containerd/config.toml "
-            "--drop-in-config=/etc/containerd/conf.d/99-nvidia.toml && snap restart k8s.containerd`"
+            f"{TO_CONTAINERD}/etc/containerd/config.toml --drop-in-config=/etc/containerd/conf.d/99-nvidia.toml && "
+            "snap restart k8s.containerd`"
         ),
     ),
+    ("MicroK8s", {"labels": {"microk8s.io/cluster": "true"}}, "`microk8s enable nvidia`"),
     (
-        "Docker",
-        {"runtime": "docker://26.1.0"},
+        *("Docker", {"runtime": "docker://26.1.0"}),
         "`nvidia-ctk runtime configure --runtime=docker --set-as-default && systemctl restart docker`",
     ),
     (
-        "CRI-O",
-        {"runtime": "cri-o://1.33.1"},
+        *("CRI-O", {"runtime": "cri-o://1.33.1"}),
         (
             "`nvidia-ctk runtime configure --runtime=crio --drop-in-config=/etc/crio/crio.conf.d/99-nvidia.toml && "
             "systemctl restart crio`"
         ),
     ),
+    ("RKE2's server", {"kubelet": "v1.33.4+rke2r1", "labels": SERVER}, "`systemctl restart rke2-server`"),
     ("Bottlerocket", {"runtime": "containerd://2.1.4+bottlerocket"}, "`aws-k8s-1.33-nvidia`"),
     ("Talos", {"system": "Talos (v1.11.0)"}, "nvidia-container-toolkit-production"),
+    ("GKE", {"kubelet": "v1.33.4-gke.100"}, "remove runtimeClassName from the pods"),
 ]
 
 

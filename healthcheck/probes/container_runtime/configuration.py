@@ -1,4 +1,4 @@
-"""The container runtime that the kubelet uses, the evidence for it, and what runtime and files say of it."""
+"""The container runtime that the kubelet uses, with its files, its own report and the answer of its loader."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _of_node(host: Host) -> ContainerRuntime:
     if holder is None and layout is None:
         named = not settings.is_default and settings.endpoint.endswith(f"/{_SOCKET}")
         why = f"the kubelet's runtime is at {settings.endpoint}: an unknown runtime"
-        unknown = ContainerRuntime(why_none=why, not_found=named, how=settings.how, known_from=settings.said_by)
+        unknown = ContainerRuntime(why_none=why, not_found=named, known_from=settings.endpoint_source)
         return replace(unknown, socket=settings.endpoint, kubelet=_facts(kubelet, settings))
     return _observe(host, settings, holder, layout, kubelet, found)
 
@@ -122,13 +122,11 @@ def _observe(
     files, missing = nvidia_definitions.files_of(own, path, kind, holder.flag("config-dir", "d") if holder else "")
     distribution = distributions.by_kubelet(kubelet) or distributions.by_files(root, path)
     others = list(_others(root, path, found))
-    step = f"held by {holder}" if holder is not None else f"no process that listens there is visible; {path} is usual"
     observed = ContainerRuntime(
         path,
         kind,
         socket=settings.endpoint,
-        known_from=settings.said_by,
-        how=(*settings.how, step),
+        known_from=settings.endpoint_source,
         pid=holder.pid if holder is not None and holder.origin is Origin.HOST else 0,
         since_boot=holder.since_boot if holder is not None else None,
         flags=_flags(holder) if holder is not None else (),
@@ -147,12 +145,12 @@ def _observe(
 
 def _with_files(root: Path, observed: ContainerRuntime) -> ContainerRuntime:
     """Return the facts with the files that the runtime's configuration names."""
-    used = observed.used
-    if used is None:
+    if not observed.is_known:
         return observed
+    used = observed.used
     named = list(dict.fromkeys(handler.binary for handler in used.handlers if handler.binary))[:_MOST_PROGRAMS]
     programs = tuple(runtime_binaries.find(root, name) for name in named)
-    folders = (observed.live and observed.live.cdi_folders) or used.cdi_folders
+    folders = observed.running.cdi_folders or used.cdi_folders
     own = toolkit.read_toolkit(root, [program.path for program in programs])
     return replace(observed, programs=programs, cdi_specs=cdi.read_specs(root, folders), toolkit=own)
 

@@ -14,7 +14,13 @@ from msgspec.structs import asdict, replace
 from healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
 from healthcheck.host.latest_answer import LatestAnswer, TimedAnswer
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, RuntimeAnswer
+from healthcheck.probes.container_runtime.facts import (
+    ContainerRuntime,
+    Handler,
+    Live,
+    RuntimeAnswer,
+    RuntimeConfiguration,
+)
 from healthcheck.probes.container_runtime.loader import Loader
 from healthcheck.text.printable import printable
 
@@ -115,21 +121,40 @@ def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
     conditions = {entry.get("type"): entry for entry in status.get("status", {}).get("conditions", ())}
     if _READY not in conditions:
         raise ProbeError(f"the container runtime does not report its condition {_READY}")
-    config = _config(status)
+    return Live(
+        _text(version.get("runtime_name")),
+        _text(version.get("runtime_version")).removeprefix("v"),
+        "" if conditions[_READY].get("status") else _why_not_ready(conditions[_READY]),
+        _configuration(status, _config(status)),
+    )
+
+
+def _configuration(status: Mapping[str, Any], config: Mapping[str, Any]) -> RuntimeConfiguration | None:
+    """Return the configuration in force; None if the answer names no handler."""
     containerd, crio = _table(config, "containerd"), _table(config, "crio")
     runtimes = _table(containerd, "runtimes") or _table(crio, "Runtimes")
     names = {entry.get("name", "") for entry in status.get("runtime_handlers", ())} - {""} or set(runtimes)
-    return Live(
-        name=_text(version.get("runtime_name")),
-        version=_text(version.get("runtime_version")).removeprefix("v"),
-        handlers=tuple(sorted(_text(name) for name in names)[:_MOST_NAMES]) if names else None,
-        binaries=tuple(sorted(_binaries(runtimes))[:_MOST_NAMES]),
-        default=_text(containerd.get("defaultRuntimeName") or crio.get("DefaultRuntime")),
-        cdi=_cdi(config),
-        cdi_folders=tuple(_texts(config.get("cdiSpecDirs") or crio.get("CDISpecDirs"))),
-        not_ready="" if conditions[_READY].get("status") else _why_not_ready(conditions[_READY]),
-        systemd_cgroups=tuple(sorted(_systemd_cgroups(runtimes))[:_MOST_NAMES]),
-        types=tuple(sorted(_types(runtimes))[:_MOST_NAMES]),
+    if not names:
+        return None
+    cdi = config.get("enableCDI")
+    return RuntimeConfiguration(
+        tuple(_handler(name, _table(runtimes, name)) for name in sorted(names)[:_MOST_NAMES]),
+        _text(containerd.get("defaultRuntimeName") or crio.get("DefaultRuntime")),
+        # In containerd 2.3, no value means on; 2.4 has no such option.
+        cdi if isinstance(cdi, bool) else "cdiSpecDirs" in config or None,
+        tuple(_texts(config.get("cdiSpecDirs") or crio.get("CDISpecDirs"))),
+    )
+
+
+def _handler(name: str, runtime: Mapping[str, Any]) -> Handler:
+    """Return a handler of containerd (`runtimeType`, `options`) or of CRI-O (`RuntimeType`, `RuntimePath`)."""
+    options = _table(runtime, "options")
+    driver = options.get("SystemdCgroup")
+    return Handler(
+        _text(name),
+        _text(runtime.get("runtimeType") or runtime.get("RuntimeType")),
+        _text(options.get("BinaryName") or runtime.get("RuntimePath")),
+        driver if isinstance(driver, bool) else None,
     )
 
 
@@ -145,39 +170,6 @@ def _config(status: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
-
-
-def _cdi(config: Mapping[str, Any]) -> bool | None:
-    """Return `enableCDI` of containerd 1.7 to 2.3. In 2.3, no value means on. 2.4 has no such option."""
-    result = config.get("enableCDI")
-    if isinstance(result, bool):
-        return result
-    return True if "cdiSpecDirs" in config else None
-
-
-def _binaries(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each handler's program: `options.BinaryName` of containerd, `RuntimePath` of CRI-O."""
-    for name in runtimes:
-        runtime = _table(runtimes, name)
-        binary = _table(runtime, "options").get("BinaryName") or runtime.get("RuntimePath")
-        if binary:
-            yield _text(name), _text(binary)
-
-
-def _systemd_cgroups(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    for name in runtimes:
-        is_systemd = _table(_table(runtimes, name), "options").get("SystemdCgroup")
-        if isinstance(is_systemd, bool):
-            yield _text(name), is_systemd
-
-
-def _types(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each handler's type: `runtimeType` of containerd, `RuntimeType` of CRI-O."""
-    for name in runtimes:
-        runtime = _table(runtimes, name)
-        kind = runtime.get("runtimeType") or runtime.get("RuntimeType")
-        if kind:
-            yield _text(name), _text(kind)
 
 
 def _why_not_ready(condition: Mapping[str, Any]) -> str:
@@ -203,5 +195,6 @@ def _is_settled(answer: RuntimeAnswer) -> bool:
     live = answer.live
     if live is None or live.not_ready:
         return False
-    defined = {handler.name for handler in answer.on_disk.handlers} if answer.on_disk else set()
-    return live.handlers is None or defined <= set(live.handlers)
+    if live.configuration is None or answer.on_disk is None:
+        return True
+    return {each.name for each in answer.on_disk.handlers} <= {each.name for each in live.configuration.handlers}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from itertools import chain
 from pathlib import Path
 
 from msgspec import Struct
@@ -72,25 +73,16 @@ LAYOUTS = (
     RuntimePaths("", CRIO_FILE, CRIO_SOCKET, CRIO),
 )
 """Layouts of container runtimes. A distribution with its own runtime comes before the standard paths."""
-_PROGRAMS = {K3S_PROGRAM: K3S, RKE2_PROGRAM: RKE2, KUBELITE: MICROK8S, K0S_PROGRAM: K0S}
-_FOLDERS = (
-    ("/var/lib/rancher/rke2/", RKE2),
-    ("/var/lib/rancher/k3s/", K3S),
-    ("/snap/microk8s/", MICROK8S),
-    ("/snap/k8s/", K8S_SNAP),
-    ("/snap/kubelet-eks/", EKS_UBUNTU),
-    ("/var/lib/k0s/", K0S),
-    ("/home/kubernetes/bin/", GKE),
+_KUBELETS = (
+    (K3S_PROGRAM, "/var/lib/rancher/k3s/", "", K3S),
+    (RKE2_PROGRAM, "/var/lib/rancher/rke2/", "rke2-", RKE2),
+    (KUBELITE, "/snap/microk8s/", "snap.microk8s.", MICROK8S),
+    (K0S_PROGRAM, "/var/lib/k0s/", "k0s", K0S),
+    ("", "/snap/k8s/", "snap.k8s.", K8S_SNAP),
+    ("", "/snap/kubelet-eks/", "snap.kubelet-eks.", EKS_UBUNTU),
+    ("", "/home/kubernetes/bin/", "", GKE),
 )
-"""Folder that contains a distribution's kubelet."""
-_UNITS = (
-    ("snap.microk8s.", MICROK8S),
-    ("snap.k8s.", K8S_SNAP),
-    ("snap.kubelet-eks.", EKS_UBUNTU),
-    ("rke2-", RKE2),
-    ("k0s", K0S),
-)
-"""Beginning of the service name of a distribution's kubelet."""
+"""Process name, folder of the program, and beginning of the service's name of each distribution's kubelet."""
 _MARKS = (
     ("/home/kubernetes/bin", GKE),
     ("/etc/kubernetes/azure.json", AKS),
@@ -110,9 +102,11 @@ _MARKS = (
 
 def by_kubelet(kubelet: Process) -> str:
     """Return the distribution of a kubelet, by its program and its service; '' if they do not identify it."""
-    by_unit = next((name for start, name in _UNITS if kubelet.unit.startswith(start)), "")
-    by_folder = next((name for folder, name in _FOLDERS if kubelet.program.startswith(folder)), "")
-    return _PROGRAMS.get(kubelet.name.partition("-")[0], "") or by_unit or by_folder
+    name = kubelet.name.partition("-")[0]
+    by_name = (distribution for program, _, _, distribution in _KUBELETS if program == name)
+    by_unit = (distribution for _, _, unit, distribution in _KUBELETS if unit and kubelet.unit.startswith(unit))
+    by_folder = (distribution for _, folder, _, distribution in _KUBELETS if kubelet.program.startswith(folder))
+    return next(chain(by_name, by_unit, by_folder), "")
 
 
 def by_files(root: Path, config: str) -> str:

@@ -70,12 +70,11 @@ class Handler(_Fact, frozen=True):
 class RuntimeConfiguration(_Fact, frozen=True):
     """Configuration of one container runtime, as its own loader or the running runtime reports it."""
 
-    path: str
-    kind: str = CONTAINERD
     handlers: tuple[Handler, ...] = ()
     default: str = ""
     """Handler of pods that name none; '' if it is not reported."""
-    cdi: bool = False
+    cdi: bool | None = None
+    """Whether the runtime puts devices into containers by their CDI names; None if it is not reported."""
     cdi_folders: tuple[str, ...] = ()
     cri_disabled: bool = False
     """Whether the CRI plugin is disabled (containerd's disabled_plugins)."""
@@ -149,24 +148,15 @@ class Kubelet(_Fact, frozen=True):
 
 
 class Live(_Fact, frozen=True):
-    """Report of the running runtime over its socket (CRI Status): the configuration in force."""
+    """Report of the running runtime over its socket (CRI Status)."""
 
     name: str = ""
     """The RuntimeName: `containerd`, `cri-o`, `docker`."""
     version: str = ""
-    handlers: tuple[str, ...] | None = None
-    """Names of the handlers; None if this version does not report them."""
-    binaries: tuple[tuple[str, str], ...] = ()
-    """Name and BinaryName of the handlers, as far as reported."""
-    default: str = ""
-    cdi: bool | None = None
-    cdi_folders: tuple[str, ...] = ()
     not_ready: str = ""
     """Reason and message of the condition RuntimeReady if it is false."""
-    systemd_cgroups: tuple[tuple[str, bool], ...] = ()
-    """Name and SystemdCgroup of the handlers, as far as reported."""
-    types: tuple[tuple[str, str], ...] = ()
-    """Name and runtime type of the handlers, as far as reported."""
+    configuration: RuntimeConfiguration | None = None
+    """The configuration in force, as far as reported; None if this version does not report its handlers."""
 
 
 class RuntimeAnswer(_Fact, frozen=True):
@@ -190,8 +180,6 @@ class ContainerRuntime(_Fact, frozen=True):
     socket: str = ""
     known_from: str = ""
     """Source of the information that the kubelet uses this runtime."""
-    how: tuple[str, ...] = ()
-    """Evidence for this, step by step, for people: process, flag or file, socket, owner of the socket."""
     pid: int = 0
     """Process that listens on the socket; 0 if it is not visible or not the host's."""
     since_boot: float | None = None
@@ -233,28 +221,24 @@ class ContainerRuntime(_Fact, frozen=True):
     """Whether the kubelet is configured for containerd, but its process was not found."""
 
     @property
-    def used(self) -> RuntimeConfiguration | None:
-        """Return the configuration in the files, else that in force; None if neither is known."""
-        return self.on_disk or self.in_force
-
-    @property
     def in_force(self) -> RuntimeConfiguration | None:
         """Return the configuration of the running runtime; None if it does not report its handlers."""
-        live = self.live
-        if live is None or live.handlers is None:
-            return None
-        types, binaries, drivers = dict(live.types), dict(live.binaries), dict(live.systemd_cgroups)
-        handlers = (
-            Handler(name, types.get(name, ""), binaries.get(name, ""), drivers.get(name)) for name in live.handlers
-        )
-        return RuntimeConfiguration(
-            self.path,
-            self.kind,
-            tuple(handlers),
-            live.default,
-            bool(live.cdi),
-            live.cdi_folders,
-        )
+        return self.live.configuration if self.live is not None else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the running runtime or its loader reports a configuration."""
+        return self.on_disk is not None or self.in_force is not None
+
+    @property
+    def used(self) -> RuntimeConfiguration:
+        """Return the configuration in the files, else that in force; an empty one if neither is known."""
+        return self.on_disk or self.in_force or RuntimeConfiguration()
+
+    @property
+    def running(self) -> RuntimeConfiguration:
+        """Return the configuration in force, else that in the files; an empty one if neither is known."""
+        return self.in_force or self.on_disk or RuntimeConfiguration()
 
     @property
     def is_containerd_2(self) -> bool:
@@ -270,22 +254,12 @@ class ContainerRuntime(_Fact, frozen=True):
     def running_handlers(self) -> dict[str, str]:
         """Return the handlers with which a pod can be started now, each with its program if it is known.
 
-        The running runtime's report outranks its files. `runc` is built in.
+        `runc` is built in.
         """
-        known = self.in_force or self.on_disk
-        return (
-            {RUNC: "", **{handler.name: handler.binary for handler in known.handlers if handler.name}} if known else {}
-        )
-
-    @property
-    def running_default(self) -> str:
-        """Return the handler of pods that name none; '' if it is unknown."""
-        known = self.in_force or self.on_disk
-        return known.default if known is not None else ""
+        return {RUNC: "", **{each.name: each.binary for each in self.running.handlers if each.name}}
 
     @property
     def cdi_is_on(self) -> bool:
         """Whether the runtime itself puts devices into containers by their CDI names."""
-        if self.live is not None and self.live.cdi is not None:
-            return self.live.cdi
-        return self.on_disk is not None and self.on_disk.cdi
+        reported = (each.cdi for each in (self.in_force, self.on_disk) if each is not None and each.cdi is not None)
+        return next(reported, False)

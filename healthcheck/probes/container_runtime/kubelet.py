@@ -40,17 +40,15 @@ _DOCKER_IN_K3S = "/run/k3s/cri-dockerd/cri-dockerd.sock"
 
 
 class KubeletSettings(Struct, frozen=True):
-    """Settings of a kubelet. `endpoint` is the path of a socket on the host.
+    """Settings of a kubelet. `endpoint` is the path of a socket on the host, `endpoint_source` where it is set.
 
-    - `said_by` is the source of the endpoint, `how` the evidence for it, step by step, for people.
     - `config` is the kubelet's file; '' without a file.
     - `systemd_cgroup`: whether the kubelet's cgroup driver is systemd; None if it is not set.
     - `is_default`: whether the endpoint is the default.
     """
 
     endpoint: str
-    said_by: str
-    how: tuple[str, ...]
+    endpoint_source: str
     config: str = ""
     systemd_cgroup: bool | None = None
     is_default: bool = False
@@ -74,66 +72,43 @@ def settings_of(root: Path, kubelet: Process) -> KubeletSettings:
     """Return the settings of the running kubelet."""
     layout = distributions.layout_of(distributions.by_kubelet(kubelet))
     own = processes.root_of(root, kubelet)
-    steps = [f"{kubelet}: {_line(kubelet)}"]
     arguments = kubelet.arguments
     if file := flag_of(arguments, "kubelet-args-file"):
         arguments = _flags_in(own, file, layout)
-        steps.append(f"its flags: {file}")
-    folder = flag_of(arguments, "config-dir") or (layout.kubelet_folder if layout else "")
-    default = layout.socket if layout else distributions.STANDARD_SOCKET
-    return _settings(own, arguments, (flag_of(arguments, "config"), folder), (kubelet.name, default), steps)
-
-
-def _settings(
-    root: Path, arguments: Sequence[str], files: tuple[str, str], default: tuple[str, str], steps: Sequence[str]
-) -> KubeletSettings:
-    """Return the settings by flags and files.
-
-    `files` are the kubelet's file and its folder of drop-ins. `default` is the kubelet's name and its default socket.
-    """
-    options, sources, messages = _options(root, *files)
-    how = [*steps, *messages]
-    name, socket = default
+    config = flag_of(arguments, "config")
+    options, files = _options(
+        own, config, flag_of(arguments, "config-dir") or (layout.kubelet_folder if layout else "")
+    )
     is_default = False
     if endpoint := flag_of(arguments, "container-runtime-endpoint"):
-        message_by = f"--container-runtime-endpoint of {name}"
+        source = f"--container-runtime-endpoint of {kubelet.name}"
     elif endpoint := _text(options, _ENDPOINT):
-        message_by = f"{_ENDPOINT} in {sources[_ENDPOINT]}"
-    elif name.startswith((K3S, RKE2)) and (other := _of_k3s(root)):
-        endpoint, message_by = other
+        source = f"{_ENDPOINT} in {files[_ENDPOINT]}"
+    elif kubelet.name.startswith((K3S, RKE2)) and (of_k3s := _of_k3s(own)):
+        endpoint, source = of_k3s
     else:
-        endpoint, message_by, is_default = socket, f"default of {name}", True
-    how.append(f"{message_by}: {endpoint}")
+        endpoint, source = layout.socket if layout else distributions.STANDARD_SOCKET, f"default of {kubelet.name}"
+        is_default = True
     driver = flag_of(arguments, "cgroup-driver") or _text(options, _CGROUP_DRIVER)
+    socket = printable(processes.socket_path(own, endpoint), _LONGEST)
     return KubeletSettings(
-        _sayable(processes.socket_path(root, endpoint)),
-        _sayable(message_by),
-        tuple(_sayable(step) for step in how),
-        files[0],
-        driver == _SYSTEMD if driver else None,
-        is_default,
+        socket, printable(source, _LONGEST), config, driver == _SYSTEMD if driver else None, is_default
     )
 
 
-def _options(root: Path, config: str, folder: str) -> tuple[Table, dict[str, str], list[str]]:
-    """Return the effective options of the file and its drop-ins, their sources, and the steps to show."""
-    drop_ins = [text for text in host_files.walk(root, folder) if text.endswith(_DROP_IN)] if folder else []
+def _options(root: Path, config: str, folder: str) -> tuple[Table, dict[str, str]]:
+    """Return the effective options of the file and its drop-ins, and the file of each. Unreadable files are skipped."""
+    drop_ins = [path for path in host_files.walk(root, folder) if path.endswith(_DROP_IN)] if folder else []
     options: Table = {}
-    sources: dict[str, str] = {}
-    messages = [f"its file: {config}"] if config else []
-    messages += [f"its drop-ins: {', '.join(drop_ins)}"] if drop_ins else []
-    for file in [config, *drop_ins] if config else drop_ins:
+    files: dict[str, str] = {}
+    for file in filter(None, (config, *drop_ins)):
         try:
             table = documents.yaml_object(host_files.read(root, file)[0])
-        except OSError as error:
-            messages.append(f"{file} can't be read: {error.strerror}")
-            continue
-        except MalformedError as error:
-            messages.append(f"{file} can't be read: {error.message}")
+        except (OSError, MalformedError):
             continue
         for key in {_ENDPOINT, _CGROUP_DRIVER} & table.keys():
-            options[key], sources[key] = table[key], file
-    return options, sources, messages
+            options[key], files[key] = table[key], file
+    return options, files
 
 
 def _of_k3s(root: Path) -> tuple[str, str] | None:
@@ -192,18 +167,6 @@ def _stays(process: Process) -> bool:
     if process.name in (K3S, RKE2, K0S):
         return any(word in _ROLES for word in " ".join(process.arguments).split())
     return True
-
-
-def _line(kubelet: Process) -> str:
-    """Return the kubelet's relevant flags, as written on its command line."""
-    names = ("container-runtime-endpoint", "config", "config-dir", "kubelet-args-file")
-    messages = [f"--{name}={value}" for name in names if (value := kubelet.flag(name))]
-    return " ".join(messages) or "no flag for its runtime"
-
-
-def _sayable(text: str) -> str:
-    """Return the text on one line of readable length: the arguments of a process can be arbitrary."""
-    return printable(text, _LONGEST)
 
 
 def _text(table: Table, key: str) -> str:

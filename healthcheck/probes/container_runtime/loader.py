@@ -119,7 +119,7 @@ def _answer(facts: ContainerRuntime, ended: ProgramEnd) -> RuntimeAnswer:
         missing = facts.missing_imports[0]
         return RuntimeAnswer(refusal=ConfigurationProblem(facts.path, f"imports {missing}, which does not exist"))
     table = toml_file.parse(ended.out)
-    return RuntimeAnswer(on_disk=(_crio if facts.kind == CRIO else _containerd)(facts.path, table))
+    return RuntimeAnswer(on_disk=(_crio if facts.kind == CRIO else _containerd)(table))
 
 
 def _refusal(facts: ContainerRuntime, message: str, errors: Sequence[str]) -> ConfigurationProblem:
@@ -135,15 +135,13 @@ def _refusal(facts: ContainerRuntime, message: str, errors: Sequence[str]) -> Co
     return ConfigurationProblem(file[1] if file else facts.path, message[:_MOST_WORDS], line, column)
 
 
-def _containerd(path: str, table: Mapping[str, Any]) -> RuntimeConfiguration:
+def _containerd(table: Mapping[str, Any]) -> RuntimeConfiguration:
     plugins = _table(table, "plugins")
     section = next((name for name in (_NEW, _OLD, _SHORT) if "containerd" in _table(plugins, name)), "")
     cri = _table(plugins, section)
     containerd = _table(cri, "containerd")
     cdi, schema = cri.get("enable_cdi"), table.get("version")
     return RuntimeConfiguration(
-        path,
-        CONTAINERD,
         tuple(_handlers(_table(containerd, "runtimes"))),
         _text(containerd.get("default_runtime_name")),
         # containerd 2.4 has no such option: CDI is always on.
@@ -155,12 +153,10 @@ def _containerd(path: str, table: Mapping[str, Any]) -> RuntimeConfiguration:
     )
 
 
-def _crio(path: str, table: Mapping[str, Any]) -> RuntimeConfiguration:
+def _crio(table: Mapping[str, Any]) -> RuntimeConfiguration:
     """Return CRI-O's configuration. It prints options with their default values as comments."""
     runtime = _table(_table(table, "crio"), "runtime")
     return RuntimeConfiguration(
-        path,
-        CRIO,
         tuple(_handlers(_table(runtime, "runtimes"))),
         _text(runtime.get("default_runtime")),
         cdi=True,

@@ -101,9 +101,9 @@ def flag_of(arguments: Sequence[str], *names: str) -> str:
     """
     value = ""
     for place, word in enumerate(arguments):
-        flag, given, message = word.partition("=")
+        flag, equals, text = word.partition("=")
         if flag.startswith("-") and flag.removeprefix("-").removeprefix("-") in names:
-            value = message if given else "".join(arguments[place + 1 : place + 2])
+            value = text if equals else "".join(arguments[place + 1 : place + 2])
     return value
 
 

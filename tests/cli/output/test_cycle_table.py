@@ -187,11 +187,11 @@ def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixt
 
 
 def test_verbose_tells_of_a_container_runtime_what_is_not_as_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    evidence = Evidence({CONTAINER_RUNTIME: ContainerRuntime("/c", how=("kubelet",), files=(ReadFile("/c", 1.5),))})
+    evidence = Evidence({CONTAINER_RUNTIME: ContainerRuntime("/c", known_from="kubelet", files=(ReadFile("/c", 1.5),))})
     message = " ".join(lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)).split("0.000 s")[1]
 
     assert "".join(message.split()) == (
-        "ContainerRuntime(path='/c',how=('kubelet',),files=(ReadFile(path='/c',written=1.5),))"
+        "ContainerRuntime(path='/c',known_from='kubelet',files=(ReadFile(path='/c',written=1.5),))"
     )
 
 

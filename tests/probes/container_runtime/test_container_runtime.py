@@ -146,7 +146,6 @@ def test_a_runtime_that_does_not_run_is_known_by_its_socket_alone(node: Simulate
     seen = read(node)
 
     assert (seen.path, seen.pid) == (f"{SNAP}{FILE}", 0)
-    assert "no process that listens there is visible" in seen.how[-1]
 
 
 def test_another_containerds_file_with_nvidias_handler_is_kept_apart(node: SimulatedNode) -> None:
@@ -201,7 +200,7 @@ def test_a_captured_tree_without_sys_shows_no_gpus(node: SimulatedNode) -> None:
 
 def test_programs_and_specifications_are_those_of_the_runtimes_own_configuration(node: SimulatedNode) -> None:
     program = f"/{TOOLKIT_PROGRAM}"
-    answer = RuntimeAnswer(on_disk=RuntimeConfiguration(FILE, handlers=(Handler("nvidia", binary=program),)))
+    answer = RuntimeAnswer(on_disk=RuntimeConfiguration((Handler("nvidia", binary=program),)))
 
     seen = read_container_runtime(Host(node.root, ask_container_runtime=lambda _: answer))
 

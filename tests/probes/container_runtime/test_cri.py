@@ -28,7 +28,14 @@ from healthcheck.probes.container_runtime.cri import (
     read_status,
     with_answer,
 )
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, ReadFile, RuntimeAnswer
+from healthcheck.probes.container_runtime.facts import (
+    ContainerRuntime,
+    Handler,
+    Live,
+    ReadFile,
+    RuntimeAnswer,
+    RuntimeConfiguration,
+)
 from sim.node import SimulatedNode
 from tests.host.grpc_server import Json, Server, answers_to, serving
 from tests.waiting import eventually
@@ -62,87 +69,48 @@ def version(name: str, number: str) -> Json:
     return {"runtime_name": name, "runtime_version": number}
 
 
-NAMES, BINARIES = ("kata", "nvidia", "runc"), (("nvidia", NVIDIA),)
-DRIVERS = (("runc", True),)
-TYPES = (("kata", "io.containerd.kata.v2"), ("nvidia", "io.containerd.runc.v2"), ("runc", "io.containerd.runc.v2"))
-ANSWERS = {
-    "containerd 1.6": (
-        version("containerd", "1.6.20~ds1"),
-        containerd(),
-        Live("containerd", "1.6.20~ds1", NAMES, BINARIES, "runc", systemd_cgroups=DRIVERS, types=TYPES),
-    ),
+V2 = "io.containerd.runc.v2"
+OWN = (Handler("kata", "io.containerd.kata.v2"), Handler("nvidia", V2, NVIDIA), Handler("runc", V2, "", True))
+
+
+def in_force(*handlers: Handler, cdi: bool | None = None, folders: tuple[str, ...] = ()) -> RuntimeConfiguration:
+    return RuntimeConfiguration(handlers or OWN, "runc", cdi, folders)
+
+
+BOTH = tuple(CDI_FOLDERS)
+PAUSE = configured(sandboxImage="registry.k8s.io/pause:3.10")
+ANSWERS: dict[str, tuple[str, str, Json, RuntimeConfiguration | None]] = {
+    "containerd 1.6": ("containerd", "1.6.20~ds1", containerd(), in_force()),
     "containerd 1.7": (
-        version("containerd", "v1.7.28"),
-        containerd(enableCDI=False, cdiSpecDirs=CDI_FOLDERS),
-        Live(
-            "containerd",
-            "1.7.28",
-            NAMES,
-            BINARIES,
-            "runc",
-            cdi=False,
-            cdi_folders=tuple(CDI_FOLDERS),
-            systemd_cgroups=DRIVERS,
-            types=TYPES,
-        ),
+        *("containerd", "1.7.28", containerd(enableCDI=False, cdiSpecDirs=CDI_FOLDERS)),
+        in_force(cdi=False, folders=BOTH),
     ),
     "containerd 2.1": (
-        version("containerd", "v2.1.4"),
-        containerd(enableCDI=True, cdiSpecDirs=CDI_FOLDERS) | handlers("", *NAMES),
-        Live(
-            "containerd",
-            "2.1.4",
-            NAMES,
-            BINARIES,
-            "runc",
-            cdi=True,
-            cdi_folders=tuple(CDI_FOLDERS),
-            systemd_cgroups=DRIVERS,
-            types=TYPES,
-        ),
+        *("containerd", "2.1.4"),
+        containerd(enableCDI=True, cdiSpecDirs=CDI_FOLDERS) | handlers("", "kata", "nvidia", "runc"),
+        in_force(cdi=True, folders=BOTH),
     ),
     "containerd 2.3 without a value": (
-        version("containerd", "v2.3.7"),
-        containerd(enableCDI=None, cdiSpecDirs=["/etc/cdi"]) | handlers("", *NAMES),
-        Live(
-            "containerd",
-            "2.3.7",
-            NAMES,
-            BINARIES,
-            "runc",
-            cdi=True,
-            cdi_folders=("/etc/cdi",),
-            systemd_cgroups=DRIVERS,
-            types=TYPES,
-        ),
+        *("containerd", "2.3.7", containerd(enableCDI=None, cdiSpecDirs=["/etc/cdi"])),
+        in_force(cdi=True, folders=("/etc/cdi",)),
     ),
     "containerd 2.4": (
-        version("containerd", "v2.4.2"),
-        containerd(cdiSpecDirs=[]) | handlers("", "nvidia"),
-        Live("containerd", "2.4.2", ("nvidia",), BINARIES, "runc", cdi=True, systemd_cgroups=DRIVERS, types=TYPES),
+        *("containerd", "2.4.2", containerd(cdiSpecDirs=[]) | handlers("", "nvidia")),
+        in_force(OWN[1], cdi=True),
     ),
-    "CRI-O 1.29": (
-        version("cri-o", "1.29.4"),
-        configured(sandboxImage="registry.k8s.io/pause:3.9"),
-        Live("cri-o", "1.29.4"),
-    ),
+    "CRI-O 1.29": ("cri-o", "1.29.4", PAUSE, None),
     "CRI-O 1.31": (
-        version("cri-o", "1.31.0"),
-        configured(sandboxImage="registry.k8s.io/pause:3.10") | handlers("", "crun", "nvidia"),
-        Live("cri-o", "1.31.0", ("crun", "nvidia")),
+        *("cri-o", "1.31.0", PAUSE | handlers("", "crun", "nvidia")),
+        RuntimeConfiguration((Handler("crun"), Handler("nvidia"))),
     ),
-    "CRI-O that tells all": (
-        version("cri-o", "1.34.0"),
+    "CRI-O with its configuration": (
+        *("cri-o", "1.34.0"),
         configured(crio={"DefaultRuntime": "crun", "Runtimes": {"crun": {"RuntimePath": "/usr/bin/crun"}}})
         | handlers("", "crun"),
-        Live("cri-o", "1.34.0", ("crun",), (("crun", "/usr/bin/crun"),), "crun"),
+        RuntimeConfiguration((Handler("crun", "", "/usr/bin/crun"),), "crun"),
     ),
-    "cri-dockerd": (
-        version("docker", "27.3.1"),
-        configured(sandboxImage="registry.k8s.io/pause:3.9"),
-        Live("docker", "27.3.1"),
-    ),
-    "no configuration": (version("containerd", "1.7.28"), {"status": READY}, Live("containerd", "1.7.28")),
+    "cri-dockerd": ("docker", "27.3.1", PAUSE, None),
+    "no configuration": ("containerd", "1.7.28", {"status": READY}, None),
 }
 
 
@@ -178,7 +146,11 @@ def asked(root: Path, *answers: Json) -> Iterator[Asked]:
 FILE = ReadFile("/etc/containerd/config.toml", 1_700_000_000.0)
 FACTS = ContainerRuntime(FILE.path, socket=SOCKET, since_boot=100.0, files=(FILE,))
 NO_LOADER = "its loader could not be asked: its process is not visible"
-GOOD = ANSWERS["containerd 2.1"]
+GOOD = (
+    version("containerd", "v2.1.4"),
+    ANSWERS["containerd 2.1"][2],
+    Live("containerd", "2.1.4", "", ANSWERS["containerd 2.1"][3]),
+)
 
 
 def answer_of(one: Asked) -> RuntimeAnswer:
@@ -193,10 +165,12 @@ def live(one: Asked) -> Live:
     return answer
 
 
-@pytest.mark.parametrize(("number", "status", "expected"), ANSWERS.values(), ids=ANSWERS)
-def test_what_each_runtime_says(short_root: Path, number: Json, status: Json, expected: Live) -> None:
-    with asked(short_root, number, status) as one:
-        assert answer_of(one) == RuntimeAnswer(expected, why_not_loaded=NO_LOADER)
+@pytest.mark.parametrize(("name", "number", "status", "expected"), ANSWERS.values(), ids=ANSWERS)
+def test_report_of_each_runtime_is_read(
+    short_root: Path, name: str, number: str, status: Json, expected: RuntimeConfiguration | None
+) -> None:
+    with asked(short_root, version(name, f"v{number}"), status) as one:
+        assert answer_of(one) == RuntimeAnswer(Live(name, number, "", expected), why_not_loaded=NO_LOADER)
 
 
 def test_a_runtime_that_is_not_ready_says_why(short_root: Path) -> None:
@@ -309,13 +283,16 @@ JSON = st.recursive(
 @given(JSON.map(json.dumps) | st.text() | st.just("[" * 100_000))
 def test_whatever_its_configuration_says_is_taken_in(config: str) -> None:
     answer = read_status({}, {"status": READY, "info": [{"key": "config", "value": config}]})
-    texts = [answer.default, *answer.cdi_folders, *(word for pair in answer.binaries for word in pair)]
+    known = answer.configuration or RuntimeConfiguration()
+    texts = [known.default, *known.cdi_folders, *(text for each in known.handlers for text in (each.name, each.binary))]
     assert [text for text in texts if not text.isprintable() or len(text) > 200] == []
 
 
 def test_ten_thousand_handlers_are_too_many() -> None:
     status = {"status": READY} | handlers(*(f"h{number}" for number in range(10_000)))
-    assert len(read_status({}, status).handlers or ()) == 256
+    configuration = read_status({}, status).configuration
+    assert configuration is not None
+    assert len(configuration.handlers) == 256
 
 
 @pytest.mark.parametrize("saved_tree", [False, True])

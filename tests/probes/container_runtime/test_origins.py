@@ -145,7 +145,7 @@ def test_what_users_call_their_processes_changes_nothing(
 def everything(node: SimulatedNode) -> tuple[object, ...]:
     host = Host(node.root)
     runtime = read_container_runtime(host)
-    return find(node.root).processes, read_services(host).running, runtime.used, runtime.kubelet, runtime.how
+    return find(node.root).processes, read_services(host).running, runtime.used, runtime.kubelet, runtime.known_from
 
 
 def test_any_number_of_them_hides_nothing(node: SimulatedNode) -> None:

@@ -129,7 +129,7 @@ def test_a_real_listener_is_found_by_its_socket(start: Start, tmp_path: Path) ->
     assert holder_of(HOST, kubelet, f"{path}2", [other, kubelet, holder]) is None
 
 
-def test_the_runtime_of_a_real_kubelet_is_explained_step_by_step(start: Start, tmp_path: Path) -> None:
+def test_runtime_of_a_real_kubelet_is_the_listener_on_its_socket(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "c.sock"
     (tmp_path / "kubelet.yaml").write_text(f"containerRuntimeEndpoint: unix://{path}\n")
     (tmp_path / "used.toml").write_text("version = 2\n")
@@ -141,12 +141,7 @@ def test_the_runtime_of_a_real_kubelet_is_explained_step_by_step(start: Start, t
 
     assert (seen.path, seen.socket, seen.pid) == (f"{tmp_path}/used.toml", str(path), holder.pid)
     assert seen.architecture == os.uname().machine
-    assert seen.how == (
-        f"{kubelet}: --config={tmp_path}/kubelet.yaml",
-        f"its file: {tmp_path}/kubelet.yaml",
-        f"containerRuntimeEndpoint in {tmp_path}/kubelet.yaml: unix://{path}",
-        f"held by {holder}",
-    )
+    assert seen.known_from == f"containerRuntimeEndpoint in {tmp_path}/kubelet.yaml"
 
 
 OTHER_MOUNTS = """
@@ -164,7 +159,7 @@ commands = (
 for command in commands:
     subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True).stdout.readline()
 seen = read_container_runtime(Host(Path("/")))
-print(seen.path, len(seen.missing_imports), seen.how[-1].partition(" (")[0])
+print(seen.path, len(seen.missing_imports), seen.since_boot is not None)
 """
 NAMESPACES = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -196,7 +191,7 @@ def test_the_files_of_a_process_with_other_mounts_are_read_as_it_sees_them(tmp_p
 
     message = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert message == f"{tmp_path}/etc/config.toml 0 held by containerd\n"
+    assert message == f"{tmp_path}/etc/config.toml 0 True\n"
 
 
 # The simulated /proc.
