@@ -207,14 +207,14 @@ def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy)
     """Yield all judgements on an answer. `gpus` are the GPUs that NVML lists; empty if NVML was not read."""
     rows = rows_of(answer)
     devices = {(row.kind, row.index): _device(row, answer, gpus) for row in rows}
-    blind = list(_came_to_nothing(answer, rows))
+    unobserved = list(_causes_without_result(answer, rows))
     in_use = devices_in_use(rows)
     failed = frozenset(row.test for row in rows if row.status != "pass" or row.errors)
     for row in rows:
         judged = list(_judge_row(row, devices[row.kind, row.index], failed, in_use, policy))
-        yield from (finding for finding in judged if not (blind and isinstance(finding, Passed)))
-    yield from blind
-    if not blind:
+        yield from (finding for finding in judged if not (unobserved and isinstance(finding, Passed)))
+    yield from unobserved
+    if not unobserved:
         yield from _not_tested(answer, rows, devices, gpus)
     if rows:
         yield Observation(_summary(rows), source=f"DCGM {answer.version}" if answer.version else "DCGM")
@@ -300,7 +300,7 @@ def rule_in(row: DiagResult, error: DiagError, policy: Policy) -> Ruling:
     """
     ruling = rule_of(error, policy)
     decided = error.id or row.status != "fail" or ruling.rule == _OVERRIDDEN
-    return ruling if decided else max(ruling, _failed_alone(row.test), key=lambda one: one.severity)
+    return ruling if decided else max(ruling, _failed_alone(row.test), key=lambda candidate: candidate.severity)
 
 
 def _failed_alone(test: str) -> Ruling:
@@ -348,21 +348,26 @@ def _over_reports(error: DiagError) -> bool:
     return error.id in _OVER_REPORTING_ERRORS
 
 
-def _came_to_nothing(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:
+def _causes_without_result(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:
     """Yield the causes for which the whole run gave no usable answer, each once."""
     causes: dict[UnobservedCause, str] = {}
-    for text in answer.runtime_errors:
-        known = return_of_text(text) or (None if _ended_with_results(answer.code) else return_of_code(answer.code))
-        causes.setdefault(known.cause if known else dcgm_causes.FAILED, f"{known.meaning}: {text}" if known else text)
+    for error in answer.runtime_errors:
+        dcgm_return = return_of_text(error) or (
+            None if _ended_with_results(answer.code) else return_of_code(answer.code)
+        )
+        causes.setdefault(
+            dcgm_return.cause if dcgm_return else dcgm_causes.FAILED,
+            f"{dcgm_return.meaning}: {error}" if dcgm_return else error,
+        )
     if answer.too_long:
         causes.setdefault(dcgm_causes.TOO_LONG, "the answer is too long to be read")
     elif answer.cut_off:
         causes.setdefault(dcgm_causes.CUT_OFF, "the answer is incomplete")
     if not causes and not _ended_with_results(answer.code):
-        cause, detail = _why_it_ended(answer)
+        cause, detail = _exit_cause(answer)
         causes.setdefault(cause, detail)
     if not causes and not rows:
-        cause, detail = _why_it_said_nothing(answer)
+        cause, detail = _no_result_cause(answer)
         causes.setdefault(cause, detail)
     yield from (Unobserved(cause, detail) for cause, detail in causes.items())
 
@@ -371,26 +376,26 @@ def _ended_with_results(code: int | None) -> bool:
     return code is None or code in _ENDS_WITH_RESULTS
 
 
-def _why_it_ended(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
+def _exit_cause(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
     code = answer.code
     assert code is not None
-    known = return_of_code(code)
-    message = f": {answer.said[-1]}" if answer.said else ""
-    if known:
-        return known.cause, f"{known.meaning} (exit code {code}){message}"
-    number = -code if code < 0 else code - _BY_A_SIGNAL
-    if 0 < number < _MOST_SIGNALS:
-        return dcgm_causes.KILLED, f"dcgmi was ended by signal {number}{message}"
-    return dcgm_causes.FAILED, f"dcgmi ended with exit code {code}{message}"
+    dcgm_return = return_of_code(code)
+    output = f": {answer.said[-1]}" if answer.said else ""
+    if dcgm_return:
+        return dcgm_return.cause, f"{dcgm_return.meaning} (exit code {code}){output}"
+    signal_number = -code if code < 0 else code - _BY_A_SIGNAL
+    if 0 < signal_number < _MOST_SIGNALS:
+        return dcgm_causes.KILLED, f"dcgmi was ended by signal {signal_number}{output}"
+    return dcgm_causes.FAILED, f"dcgmi ended with exit code {code}{output}"
 
 
-def _why_it_said_nothing(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
+def _no_result_cause(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
     """Return the cause and detail for a run without a result, from the output that is not JSON."""
     for line in answer.said:
-        if known := return_of_text(line):
-            return known.cause, f"{known.meaning}: {line}"
-    message = f": {answer.said[0]}" if answer.said else ""
-    return dcgm_causes.NO_DATA, f"no test gave a result{message}"
+        if dcgm_return := return_of_text(line):
+            return dcgm_return.cause, f"{dcgm_return.meaning}: {line}"
+    output = f": {answer.said[0]}" if answer.said else ""
+    return dcgm_causes.NO_DATA, f"no test gave a result{output}"
 
 
 def _not_tested(

@@ -96,20 +96,20 @@ def _of_driver(files: DeviceFiles) -> Iterator[_ExpectedFile]:
     """Yield the driver's device files that belong to no single GPU."""
     majors: Mapping[str, int] = files.majors or {}
     yield _ExpectedFile("nvidiactl", (NVIDIA_MAJOR, _CONTROL))
-    there = {file.name for file in files.files}
+    present = {file.name for file in files.files}
     if UVM in majors:
         yield _ExpectedFile(UVM, (majors[UVM], 0))
-    numbers = {"nvidia-modeset": (NVIDIA_MAJOR, _MODESET)}
-    numbers |= {f"{UVM}-tools": (majors[UVM], 1)} if UVM in majors else {}
+    optional_numbers = {"nvidia-modeset": (NVIDIA_MAJOR, _MODESET)}
+    optional_numbers |= {f"{UVM}-tools": (majors[UVM], 1)} if UVM in majors else {}
     if CAPABILITIES in majors:
-        of_capabilities = (name.removeprefix(_CAPABILITY) for name in there if name.startswith(_CAPABILITY))
-        numbers |= {
+        of_capabilities = (name.removeprefix(_CAPABILITY) for name in present if name.startswith(_CAPABILITY))
+        optional_numbers |= {
             f"{_CAPABILITY}{capability}": (majors[CAPABILITIES], int(capability))
             for capability in of_capabilities
             if capability.isdecimal()
         }
-    for name in sorted(there & numbers.keys()):
-        yield _ExpectedFile(name, numbers[name], must_be=False)
+    for name in sorted(present & optional_numbers.keys()):
+        yield _ExpectedFile(name, optional_numbers[name], must_be=False)
 
 
 def _lacks(device_files: DeviceFiles, wanted: Iterable[_ExpectedFile]) -> Iterator[tuple[Reason, str]]:

@@ -58,13 +58,13 @@ def _versions(reading: nvml.DriverReading) -> Iterator[Judgement]:
     if not reading.module_version:
         return
     libraries = ", ".join(reading.library_versions)
-    message = f"kernel module {reading.module_version}, library {libraries or 'not found'}"
-    yield Observation(message, "the same version", "NVML's rule")
+    versions = f"kernel module {reading.module_version}, library {libraries or 'not found'}"
+    yield Observation(versions, "the same version", "NVML's rule")
     if libraries and reading.module_version not in reading.library_versions:
         seconds = reading.mismatch_seconds
         is_confirmed = seconds is not None and seconds >= driver_reasons.MISMATCH_SECONDS
         reason = LIBRARY_MISMATCH if is_confirmed else VERSION_MISMATCH
-        yield reason.on("driver", message)
+        yield reason.on("driver", versions)
 
 
 def being_changed(labels: Mapping[str, str]) -> str:

@@ -102,7 +102,7 @@ _NONE_TAKEN = "NVRM: None of the NVIDIA "
 _NAMED = re.compile(
     rf"NVRM: GPU at {_ADDRESS}: (?P<uuid>GPU-[0-9a-fA-F]{{8}}(?:-[0-9a-fA-F]{{4}}){{3}}-[0-9a-fA-F]{{12}})\s*\Z"
 )
-_SPEAKS = re.compile(rf"NVRM: (?s:.{{0,1024}}?)(?:\bXid\b.{{0,16}}?{_ADDRESS}|(?<=.{{16}})\bXid\b|off the bus)")
+_MENTION = re.compile(rf"NVRM: (?s:.{{0,1024}}?)(?:\bXid\b.{{0,16}}?{_ADDRESS}|(?<=.{{16}})\bXid\b|off the bus)")
 """Line about an Xid or a GPU off the bus. `Xid` without an address counts only after more characters than a process
 name has, because some kernel records begin with a process name: `NVRM: Xid 79[12]: segfault`."""
 _NO_GPU_OF_ITS_OWN = "driver"
@@ -300,7 +300,7 @@ _OF_OTHER_MODULES = (
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     not_probed_at: float | None = None
     ring = seen[kernel_log.RING]
-    for number, record in enumerate(ring):
+    for index, record in enumerate(ring):
         if not record.text.startswith(_ALL_BEGIN) or record.text.startswith(_OF_ANOTHER_CHECK):
             continue
         if record.text.startswith(_NOT_PROBED):
@@ -314,7 +314,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         elif event := read_message(record):
             not_probed_at = None
             is_dump = record.text.startswith(_CRASH_DUMP)
-            yield _on_described(event, ring[max(number - _MOST_BETWEEN, 0) : number]) if is_dump else event
+            yield _on_described(event, ring[max(index - _MOST_BETWEEN, 0) : index]) if is_dump else event
 
 
 def read_message(record: kernel_log.Record) -> KernelEvent | None:
@@ -417,17 +417,17 @@ def unread(
     for record in records:
         if record.seq in read:
             continue
-        if _speaks_of_a_fault(record.text):
+        if _mentions_fault(record.text):
             faults.append(record)
         elif driver_errors.reports_error(record.text):
             errors.append(record)
     return faults, errors
 
 
-def _speaks_of_a_fault(text: str) -> bool:
+def _mentions_fault(text: str) -> bool:
     if not text.startswith(_BEGINS) or not ("Xid" in text or "off the bus" in text):
         return False
-    return _SPEAKS.match(text) is not None and not kernel_log.is_packet_filters(text)
+    return _MENTION.match(text) is not None and not kernel_log.is_packet_filters(text)
 
 
 def _subject(found: re.Match[str]) -> str:

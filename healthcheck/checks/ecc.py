@@ -50,9 +50,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield from unknown_yet(gpu, "sram_unique", SRAM_THRESHOLD)
     if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
         yield NotConfigured("no GPU here counts ECC errors")
-    elif message := ", ".join(_summary(gpus)):
+    elif summary := ", ".join(_summary(gpus)):
         yield Observation(
-            message, f"{MOST_UNCORRECTED} since the driver was loaded, no GPU over the threshold", "nvml.h"
+            summary, f"{MOST_UNCORRECTED} since the driver was loaded, no GPU over the threshold", "nvml.h"
         )
 
 

@@ -26,14 +26,14 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "ecc_mode"):
         yield NotConfigured("no GPU here supports ECC")
     elif modes:
-        message = f"on for {sum(mode.current for _, mode in modes)} of {counted(len(modes), 'GPU')}"
+        summary = f"on for {sum(mode.current for _, mode in modes)} of {counted(len(modes), 'GPU')}"
         changing = sum(mode.current != mode.pending for _, mode in modes)
         if changing:
-            message += f", to change for {changing} at the next reset"
+            summary += f", to change for {changing} at the next reset"
         yield (
-            Observation(message, "all", f"{expected.instance_type} in instance-profiles.conf")
+            Observation(summary, "all", f"{expected.instance_type} in instance-profiles.conf")
             if profile
-            else Observation(message)
+            else Observation(summary)
         )
     for gpu, mode in modes:
         if profile and not mode.current:

@@ -73,9 +73,9 @@ def _judge_gpu(
 
 
 def _found(gpu: nvml.Gpu, detail: str, rates: dict[str, float | None], seen: Evidence) -> Finding:
-    others = [rate for subject, rate in rates.items() if subject != gpu.subject and rate is not None]
-    if others:
-        detail += f"; the other {counted(len(others), 'GPU')} of the node: {_coarse(max(others))}"
+    other_rates = [rate for subject, rate in rates.items() if subject != gpu.subject and rate is not None]
+    if other_rates:
+        detail += f"; the other {counted(len(other_rates), 'GPU')} of the node: {_coarse(max(other_rates))}"
     if _remaps_rise(gpu, seen):
         detail += "; its rows were recently remapped for correctable errors"
     return found(STORM, gpu, detail)
@@ -92,7 +92,7 @@ def _rate(gpu: nvml.Gpu, seen: Evidence) -> float | None:
 
 
 def _remaps_rise(gpu: nvml.Gpu, seen: Evidence) -> bool:
-    counts = [one.row_remap.corrected for one, _ in earlier_reads(gpu, seen) if one.row_remap is not None]
+    counts = [earlier.row_remap.corrected for earlier, _ in earlier_reads(gpu, seen) if earlier.row_remap is not None]
     return gpu.row_remap is not None and bool(counts) and gpu.row_remap.corrected > min(counts)
 
 

@@ -34,27 +34,27 @@ _MOST_NAMED = 4
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     functions = [function for function in seen[pci.FUNCTIONS] if function.is_efa]
-    here = [function.address for function in functions if function.is_efa_here]
+    addresses = [function.address for function in functions if function.is_efa_here]
     rdma = seen[infiniband.RDMA]
     present = max(len(functions), len(rdma.efa))
-    had, owner = _had(expected)
-    if not present and not had:
+    known_count, source = _known_count(expected)
+    if not present and not known_count:
         yield NotConfigured("no EFA device")
         return
     # Without a driver no EFA device gets an RDMA device; the check `efa-driver` reports a missing driver.
-    if len(rdma.efa) < len(here) and rdma.efa_driver_loaded:
-        yield COUNT_LOW.on("node", _dark(here, rdma))
-    elif present < had:
-        yield COUNT_LOW.on("node", f"{counted(present, 'EFA device')}, {owner} {had}")
+    if len(rdma.efa) < len(addresses) and rdma.efa_driver_loaded:
+        yield COUNT_LOW.on("node", _without_rdma_device(addresses, rdma))
+    elif present < known_count:
+        yield COUNT_LOW.on("node", f"{counted(present, 'EFA device')}, {source} {known_count}")
     elif expected.profile and present < expected.profile.efa:
-        message = f"{counted(present, 'EFA device')}, {expected.instance_type} can have {expected.profile.efa}"
-        yield BELOW_PROFILE.on("node", message)
+        detail = f"{counted(present, 'EFA device')}, {expected.instance_type} can have {expected.profile.efa}"
+        yield BELOW_PROFILE.on("node", detail)
     yield Observation(
-        f"{counted(len(rdma.efa), 'EFA device')}, {len(functions)} on PCI", *_expectation(had, owner, expected)
+        f"{counted(len(rdma.efa), 'EFA device')}, {len(functions)} on PCI", *_expectation(known_count, source, expected)
     )
 
 
-def _had(expected: Expectation) -> tuple[int, str]:
+def _known_count(expected: Expectation) -> tuple[int, str]:
     """Return the number of EFA devices that this machine is known to have, and the source of this number.
 
     The profile limits it: a user who enters a smaller number there has removed the devices on purpose.
@@ -66,15 +66,15 @@ def _had(expected: Expectation) -> tuple[int, str]:
     return (allocatable, "the Node offers") if allocatable > once else (once, "this machine had")
 
 
-def _dark(here: Sequence[str], rdma: infiniband.Rdma) -> str:
-    missing = sorted(set(here) - {device.address for device in rdma.efa})
-    some = named(missing, _MOST_NAMED)
-    return f"PCI shows {len(here)} EFA devices, {len(rdma.efa)} have an RDMA device; no RDMA device: {some}"
+def _without_rdma_device(addresses: Sequence[str], rdma: infiniband.Rdma) -> str:
+    missing = sorted(set(addresses) - {device.address for device in rdma.efa})
+    names = named(missing, _MOST_NAMED)
+    return f"PCI shows {len(addresses)} EFA devices, {len(rdma.efa)} have an RDMA device; no RDMA device: {names}"
 
 
-def _expectation(had: int, owner: str, expected: Expectation) -> tuple[str, str]:
-    if had:
-        return f"{had}", owner
+def _expectation(known_count: int, source: str, expected: Expectation) -> tuple[str, str]:
+    if known_count:
+        return f"{known_count}", source
     if expected.profile and expected.profile.efa:
         return f"{expected.profile.efa}", f"{expected.instance_type} in instance-profiles.conf"
     return "", ""

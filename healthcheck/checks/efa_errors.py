@@ -88,9 +88,9 @@ def _rates(device: RdmaDevice, before: RdmaDevice | None, seconds: float) -> Ite
     rises = {name: device.counters[name] - before.counters[name] for name in both}
     if any(rise < 0 for rise in rises.values()):
         yield TooEarly("its counters were reset", subject)
-    elif fast := [name for name, rise in rises.items() if rise / seconds > MOST_PER_SECOND[name]]:
-        message = ", ".join(f"{name} by more than {MOST_PER_SECOND[name]:.0f} a second" for name in fast)
-        yield RATE.on(subject, f"rises: {message}")
+    elif too_fast := [name for name, rise in rises.items() if rise / seconds > MOST_PER_SECOND[name]]:
+        rates = ", ".join(f"{name} by more than {MOST_PER_SECOND[name]:.0f} a second" for name in too_fast)
+        yield RATE.on(subject, f"rises: {rates}")
 
 
 CHECK = Check("efa-errors", "2-efa-enumeration", (RDMA,), judge, (RATE,))

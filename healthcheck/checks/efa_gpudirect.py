@@ -26,21 +26,21 @@ OFF = Reason(
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     devices = seen[infiniband.RDMA].efa
-    words = {device.p2p for device in devices if device.p2p is not None}
+    modes = {device.p2p for device in devices if device.p2p is not None}
     if not devices:
         yield NotConfigured("no EFA device")
     elif not expected.instance_type.removeprefix("ml.").startswith(FAMILIES):
         yield NotConfigured(f"EFA can access GPU memory on {', '.join(FAMILIES)} only")
     elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
         yield NotConfigured("no GPU is bound to the NVIDIA driver")
-    elif not words:
+    elif not modes:
         yield NotConfigured("the EFA driver does not report it: the kernel's own EFA driver relies on dma-buf")
     else:
-        others = sorted(word for word in words if not word.startswith(_NVIDIA))
-        if others:
-            message = f"the EFA driver's p2p is {others[0] or 'empty'}, not {_NVIDIA}"
-            yield OFF.on("node", message)
-        yield Observation(f"p2p: {', '.join(sorted(words)) or 'empty'}", _NVIDIA, "the efa driver")
+        other_modes = sorted(mode for mode in modes if not mode.startswith(_NVIDIA))
+        if other_modes:
+            detail = f"the EFA driver's p2p is {other_modes[0] or 'empty'}, not {_NVIDIA}"
+            yield OFF.on("node", detail)
+        yield Observation(f"p2p: {', '.join(sorted(modes)) or 'empty'}", _NVIDIA, "the efa driver")
 
 
 CHECK = Check("efa-gpudirect", "2-efa-enumeration", (pci.FUNCTIONS, infiniband.RDMA), judge, (OFF,))

@@ -56,10 +56,10 @@ def _listing(answer: Listing) -> Iterator[Judgement]:
 def _detail(answer: Listing) -> str:
     devices, missing = len(answer.devices), answer.missing
     if len(missing) == devices:
-        message = f": {answer.says}" if answer.says else ""
-        return f"fi_info -p efa lists none of {devices} EFA devices (exit code {answer.exit_code}){message}"
-    some = named(missing, _MOST_NAMED)
-    return f"fi_info -p efa lists {devices - len(missing)} of {devices} EFA devices; missing: {some}"
+        output = f": {answer.says}" if answer.says else ""
+        return f"fi_info -p efa lists none of {devices} EFA devices (exit code {answer.exit_code}){output}"
+    names = named(missing, _MOST_NAMED)
+    return f"fi_info -p efa lists {devices - len(missing)} of {devices} EFA devices; missing: {names}"
 
 
 CHECK = Check("efa-provider", "2-efa-enumeration", (LIBFABRIC,), judge, (MISSING,))

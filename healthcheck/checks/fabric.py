@@ -111,7 +111,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield NotConfigured("NVML reports no NVLink fabric here")
         return
     wanted = _wanted_by(seen, expected)
-    young = is_fabric_coming_up(seen, expected)
+    is_coming_up = is_fabric_coming_up(seen, expected)
     is_divided = _is_divided(joined, expected)
     for gpu, fabric in joined:
         if fabric.state == COMPLETED:
@@ -119,10 +119,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         elif fabric.state not in _STATES:
             yield Unobserved(STATE_UNKNOWN, f"{gpu.subject}: fabric state {fabric.state}", gpu.subject)
         elif wanted:
-            yield _on_its_way(gpu, fabric.state, young)
+            yield _judge_incomplete(gpu, fabric.state, is_coming_up)
     registered = sum(fabric.state == COMPLETED for _, fabric in joined)
-    what = f"{registered} of {counted(len(joined), 'GPU')} registered with the NVLink fabric"
-    yield Observation(what, "all" if wanted else "not required", wanted)
+    summary = f"{registered} of {counted(len(joined), 'GPU')} registered with the NVLink fabric"
+    yield Observation(summary, "all" if wanted else "not required", wanted)
 
 
 def _wanted_by(seen: Evidence, expected: Expectation) -> str:
@@ -142,11 +142,11 @@ def _is_divided(joined: list[tuple[nvml.Gpu, nvml.Fabric]], expected: Expectatio
     return (row is not None and row.imex) or any(fabric.partition_assigned for _, fabric in joined)
 
 
-def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
+def _judge_incomplete(gpu: nvml.Gpu, state: int, is_coming_up: bool) -> Judgement:
     detail = f"fabric state {state} ({_STATES[state]})"
-    if young:
-        message = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
-        return Unobserved(FABRIC_COMING_UP, message, gpu.subject)
+    if is_coming_up:
+        pending = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
+        return Unobserved(FABRIC_COMING_UP, pending, gpu.subject)
     if state == IN_PROGRESS and gpu.persistence is False:
         # The agent's probe may have initialised the GPU a moment ago, so a registration that hangs cannot be
         # detected.

@@ -83,34 +83,34 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield from _disconnected(seen, expected, links, lost)
         yield Observation(_connections(links, lost), "all", "NVML's fabric health mask")
         return
-    blind = _blind(seen, links)
-    if blind:
-        yield blind
+    unobserved = _unobserved(seen, links)
+    if unobserved:
+        yield unobserved
         return
     states = seen[services.SERVICES]
     running = states.find(services.FABRIC_MANAGER)
     driver = seen[kernel_modules.MODULES].nvidia
-    start, text = states.fabric_manager_start, states.namesakes(services.FABRIC_MANAGER)
+    start, namesakes = states.fabric_manager_start, states.namesakes(services.FABRIC_MANAGER)
     # A user can give a process this name, but not connect it to the GPUs.
-    is_known_by_driver = bool(links) and (bool(text) or not states.of_host)
+    is_known_by_driver = bool(links) and (bool(namesakes) or not states.of_host)
     if running or is_known_by_driver:
         yield from _disconnected(seen, expected, links, lost)
     elif states.is_unsure(services.FABRIC_MANAGER):
-        yield Unobserved(services.UNCERTAIN, f"unknown whether the node's own fabric manager runs: {text}")
+        yield Unobserved(services.UNCERTAIN, f"unknown whether the node's own fabric manager runs: {namesakes}")
     elif expected.driver_age_seconds < DRIVER_GRACE.seconds:
         yield Unobserved(
             error_causes.DRIVER_JUST_LOADED,
             f"no fabric manager runs yet; judged {DRIVER_GRACE.seconds:g} s after {DRIVER_GRACE.since}",
         )
     else:
-        besides = f"; {text}, which does not belong to the node" if text else ""
-        yield NOT_RUNNING.on("node", f"no process {services.FABRIC_MANAGER}{besides}")
-    if start and _speaks_of_now(start, driver, running is not None) and start.version != driver:
+        others = f"; {namesakes}, which does not belong to the node" if namesakes else ""
+        yield NOT_RUNNING.on("node", f"no process {services.FABRIC_MANAGER}{others}")
+    if start and _is_of_current_driver(start, driver, running is not None) and start.version != driver:
         yield MISMATCH.on("node", f"fabric manager {start.version}, driver {driver}")
-    message = _summary(running is not None, start) if running or not is_known_by_driver else "process not visible"
-    message += f"; {_connections(links, lost)}" if links else ""
-    message += f"; not counted: {text}" if text else ""
-    yield Observation(message, f"running, version {driver}", source)
+    summary = _summary(running is not None, start) if running or not is_known_by_driver else "process not visible"
+    summary += f"; {_connections(links, lost)}" if links else ""
+    summary += f"; not counted: {namesakes}" if namesakes else ""
+    yield Observation(summary, f"running, version {driver}", source)
 
 
 def _manager_links(seen: Evidence) -> dict[str, bool]:
@@ -134,8 +134,8 @@ def _disconnected(
         return
     detail = _connections(links, lost)
     if is_fabric_coming_up(seen, expected):
-        message = f"{detail}; judged {FABRIC_GRACE.seconds:g} s after {FABRIC_GRACE.since}"
-        yield Unobserved(FABRIC_COMING_UP, message)
+        pending = f"{detail}; judged {FABRIC_GRACE.seconds:g} s after {FABRIC_GRACE.since}"
+        yield Unobserved(FABRIC_COMING_UP, pending)
     else:
         yield DISCONNECTED.on("node", f"{detail}; not {named(lost, _MOST_NAMED)}")
 
@@ -156,7 +156,7 @@ def _needed_by(functions: tuple[pci.PciFunction, ...], expected: Expectation) ->
     return "NVSwitches on PCI" if driven else ""
 
 
-def _blind(seen: Evidence, links: dict[str, bool]) -> Unobserved | None:
+def _unobserved(seen: Evidence, links: dict[str, bool]) -> Unobserved | None:
     answer = seen[nvml.NVML].answer
     if isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER:
         return answer
@@ -169,7 +169,7 @@ def _blind(seen: Evidence, links: dict[str, bool]) -> Unobserved | None:
     return None
 
 
-def _speaks_of_now(start: services.FabricManagerStart, driver: str, runs: bool) -> bool:
+def _is_of_current_driver(start: services.FabricManagerStart, driver: str, runs: bool) -> bool:
     """Whether this start of the fabric manager applies now.
 
     A refusal applies until another driver is loaded. The line of a successful start applies only while the fabric

@@ -151,15 +151,13 @@ def _low(detail: str, *, by_memory: bool) -> Finding:
     return replace(COUNT_LOW.on("node", detail), source=ONCE_HAD if by_memory else "")
 
 
-def _summary(message: str, expected: Expectation) -> Observation:
+def _summary(counts: str, expected: Expectation) -> Observation:
     if expected.profile is None:
         once = expected.first.gpus
         return (
-            Observation(message, f"{once} each", ONCE_HAD)
-            if once
-            else Observation(message, "as many in NVML as on PCI")
+            Observation(counts, f"{once} each", ONCE_HAD) if once else Observation(counts, "as many in NVML as on PCI")
         )
-    return Observation(message, f"{expected.profile.gpus} each", f"{expected.instance_type} in instance-profiles.conf")
+    return Observation(counts, f"{expected.profile.gpus} each", f"{expected.instance_type} in instance-profiles.conf")
 
 
 CHECK = Check(

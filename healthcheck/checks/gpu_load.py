@@ -101,18 +101,18 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _judge_all(gpus: Sequence[GpuSpeeds]) -> Iterator[Judgement]:
     for gpu in gpus:
         yield from _judge_result(gpu)
-    sound = [gpu for gpu in gpus if not gpu.error and not gpu.wrong]
-    for gpu in sound:
-        siblings = [other for other in sound if other.name == gpu.name]
+    valid = [gpu for gpu in gpus if not gpu.error and not gpu.wrong]
+    for gpu in valid:
+        siblings = [other for other in valid if other.name == gpu.name]
         for reason, quantities in _QUANTITIES.items():
             yield from _judge_speed(reason, quantities, gpu, siblings)
-    measured = {quantity: [gpu.speeds[quantity] for gpu in sound if quantity in gpu.speeds] for quantity in _UNITS}
+    measured = {quantity: [gpu.speeds[quantity] for gpu in valid if quantity in gpu.speeds] for quantity in _UNITS}
     ranges = [
         f"{_UNITS[quantity][0]} {min(speeds):.1f} to {max(speeds):.1f} {_UNITS[quantity][1]}"
         for quantity, speeds in measured.items()
         if speeds
     ]
-    yield Observation(f"{len(sound)} of {counted(len(gpus), 'GPU')}: {', '.join(ranges) or 'not measured'}")
+    yield Observation(f"{len(valid)} of {counted(len(gpus), 'GPU')}: {', '.join(ranges) or 'not measured'}")
 
 
 def _judge_result(gpu: GpuSpeeds) -> Iterator[Judgement]:
@@ -143,15 +143,16 @@ def _judge_speed(
     if slow:
         yield _found(reason, gpu, "; ".join(slow))
     elif (
-        compared and {quantity for other in siblings for quantity in other.speeds if quantity in quantities} <= compared
+        compared
+        and {quantity for sibling in siblings for quantity in sibling.speeds if quantity in quantities} <= compared
     ):
         yield Passed(reason.name, f"gpu/{gpu.address}")
 
 
 def _limits(quantity: str, gpu: GpuSpeeds, siblings: Sequence[GpuSpeeds]) -> Iterator[_Limit]:
     best = max(
-        (other for other in siblings if other is not gpu),
-        key=lambda other: other.speeds.get(quantity, 0.0),
+        (sibling for sibling in siblings if sibling is not gpu),
+        key=lambda sibling: sibling.speeds.get(quantity, 0.0),
         default=None,
     )
     if best is not None and (speed := best.speeds.get(quantity)):

@@ -37,11 +37,11 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     for address, place in moved.items():
         detail = f"{_words(place)}, at first {_words(first[address])}"
         yield MOVED.on(f"gpu/{address}", detail)
-    message = f"GPUs by NUMA node: {_by_node(places.values())}"
+    summary = f"GPUs by NUMA node: {_by_node(places.values())}"
     yield (
-        Observation(message, "the same positions as in the first check cycle", MOVED.source)
+        Observation(summary, "the same positions as in the first check cycle", MOVED.source)
         if first
-        else Observation(message)
+        else Observation(summary)
     )
 
 

@@ -45,8 +45,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from unknown_yet(gpu, "unrepairable_memory", UNREPAIRABLE)
     if all_lack(gpus, "repair", "unrepairable_memory"):
         yield NotConfigured("no GPU here reports repairs")
-    elif message := ", ".join(_summary(gpus)):
-        yield Observation(message, "none", "nvml.h")
+    elif summary := ", ".join(_summary(gpus)):
+        yield Observation(summary, "none", "nvml.h")
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:

@@ -69,7 +69,7 @@ class Work(Struct, frozen=True):
     seconds: float
 
 
-class _Judged(Struct, frozen=True):
+class _Comparison(Struct, frozen=True):
     """Work of one GPU and of its siblings in a window; `slower` is `()` if it was not slower."""
 
     at: float
@@ -87,14 +87,16 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if run is not None and run.until is None:
         yield TooEarly("a deep test uses the GPUs")
         return
-    if len(pods) >= _LEAST_FAILURES and all(entry.error for entry in pods):
+    if len(pods) >= _LEAST_FAILURES and all(snapshot.error for snapshot in pods):
         yield Unobserved(PROBE_FAILED, f"the kubelet does not name the pods of the GPUs: {pods[-1].error}")
         return
-    judged = _judged(_windows(reading, run), {entry.at: entry.pods for entry in pods}, whole)
+    comparisons = _compare(_windows(reading, run), {snapshot.at: snapshot.pods for snapshot in pods}, whole)
     for gpu in whole:
-        yield from _judge_gpu(gpu, judged[gpu.subject], reading)
+        yield from _judge_gpu(gpu, comparisons[gpu.subject], reading)
     yield _compared(
-        judged, len(gpus), f"none more than {100 * LEAST_DIFFERENCE:g} % slower in {OUTLIERS} of {WINDOWS} measurements"
+        comparisons,
+        len(gpus),
+        f"none more than {100 * LEAST_DIFFERENCE:g} % slower in {OUTLIERS} of {WINDOWS} measurements",
     )
 
 
@@ -105,14 +107,14 @@ def judge_now(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     reading, pods = seen[NVML], seen[GPU_PODS]
     ends = (*reading.history[-1:], Snapshot(reading.read_at, tuple(whole)))
-    held = {entry.at: entry.pods for entry in pods if not entry.error}
-    judged = _judged(pairwise(ends), held, whole)
+    held = {snapshot.at: snapshot.pods for snapshot in pods if not snapshot.error}
+    comparisons = _compare(pairwise(ends), held, whole)
     for gpu in whole:
-        for entry in judged[gpu.subject]:
-            if entry.slower:
-                yield found(SLOWER, gpu, _detail([entry], 1))
-    yield _compared(judged, len(gpus), f"none more than {100 * LEAST_DIFFERENCE:g} % slower")
-    if not any(judged.values()):
+        for snapshot in comparisons[gpu.subject]:
+            if snapshot.slower:
+                yield found(SLOWER, gpu, _detail([snapshot], 1))
+    yield _compared(comparisons, len(gpus), f"none more than {100 * LEAST_DIFFERENCE:g} % slower")
+    if not any(comparisons.values()):
         yield Unobserved(NOT_COMPARED, f"could not compare: {_why_not_compared(ends, len(whole), pods)}")
 
 
@@ -121,7 +123,9 @@ def _why_not_compared(ends: Sequence[Snapshot], gpus: int, pods: Iterable[GpuPod
         return "the driver did not answer at the first read"
     at_first, at_last = ({gpu.uuid for gpu in end.gpus if is_busy(gpu)} for end in ends)
     busy = f"{len(at_first & at_last)} of {counted(gpus, 'GPU')} were busy at both reads"
-    error = next((f"; the kubelet does not name their pods: {entry.error}" for entry in pods if entry.error), "")
+    error = next(
+        (f"; the kubelet does not name their pods: {snapshot.error}" for snapshot in pods if snapshot.error), ""
+    )
     return f"{busy}, and {LEAST_SIBLINGS} of one pod are needed{error}"
 
 
@@ -135,22 +139,24 @@ def _comparable(seen: Evidence) -> Generator[Judgement, None, tuple[tuple[Gpu, .
     return gpus, whole
 
 
-def _compared(judged: Mapping[str, list[_Judged]], gpus: int, expectation: str) -> Observation:
-    compared = sum(bool(entries) for entries in judged.values())
+def _compared(comparisons: Mapping[str, list[_Comparison]], gpus: int, expectation: str) -> Observation:
+    compared = sum(bool(entries) for entries in comparisons.values())
     return Observation(f"{compared} of {counted(gpus, 'GPU')} compared with other busy GPUs", expectation)
 
 
-def _judge_gpu(gpu: Gpu, judged: list[_Judged], reading: DriverReading) -> Iterator[Judgement]:
+def _judge_gpu(gpu: Gpu, comparisons: list[_Comparison], reading: DriverReading) -> Iterator[Judgement]:
     """Judge a GPU by its last windows, the newest first.
 
     Only a window that has just ended shows a slow GPU, so that a release or a quarantine of an idle node holds.
     """
-    is_slow = siblings.is_slow([bool(entry.slower) for entry in judged])
+    is_slow = siblings.is_slow([bool(comparison.slower) for comparison in comparisons])
     newest = reading.read_at if is_due(reading) else reading.history[-1].at
-    if is_slow and judged[0].at == newest:
-        yield found(SLOWER, gpu, _detail([entry for entry in judged if entry.slower], len(judged)))
+    if is_slow and comparisons[0].at == newest:
+        yield found(
+            SLOWER, gpu, _detail([comparison for comparison in comparisons if comparison.slower], len(comparisons))
+        )
     elif is_slow is not False:
-        yield TooEarly(f"{len(judged)} of {WINDOWS} measurements of work in one pod in the last hour", gpu.subject)
+        yield TooEarly(f"{len(comparisons)} of {WINDOWS} measurements of work in one pod in the last hour", gpu.subject)
 
 
 def _windows(reading: DriverReading, run: DeepDiagnostic | None) -> Iterator[tuple[Snapshot, Snapshot]]:
@@ -166,30 +172,30 @@ def _windows(reading: DriverReading, run: DeepDiagnostic | None) -> Iterator[tup
             yield before, now
 
 
-def _judged(
+def _compare(
     windows: Iterable[tuple[Snapshot, Snapshot]], pods: Mapping[float, Mapping[str, str]], gpus: list[Gpu]
-) -> dict[str, list[_Judged]]:
+) -> dict[str, list[_Comparison]]:
     """Return the last windows in which each GPU was compared, the newest first."""
-    judged: dict[str, list[_Judged]] = {gpu.subject: [] for gpu in gpus}
+    comparisons: dict[str, list[_Comparison]] = {gpu.subject: [] for gpu in gpus}
     for before, now in windows:
-        if all(_is_settled(entries) for entries in judged.values()):
+        if all(_is_settled(entries) for entries in comparisons.values()):
             break
         is_asked = before.at in pods and now.at in pods
-        held = _held(pods[before.at], pods[now.at]) if is_asked else dict.fromkeys(judged, "")
+        held = _held(pods[before.at], pods[now.at]) if is_asked else dict.fromkeys(comparisons, "")
         for group in _groups(gpus, before, now, held):
             figures = [figures_of(work) for work in group]
             if not is_asked and not siblings.are_alike(figures):
                 continue
             for work, slower in zip(group, siblings.slower(figures), strict=True):
-                if slower is not None and len(judged[work.now.subject]) < WINDOWS:
-                    others = tuple(other for other in group if other is not work)
-                    judged[work.now.subject].append(_Judged(now.at, work, others, slower))
-    return judged
+                if slower is not None and len(comparisons[work.now.subject]) < WINDOWS:
+                    other_work = tuple(sibling for sibling in group if sibling is not work)
+                    comparisons[work.now.subject].append(_Comparison(now.at, work, other_work, slower))
+    return comparisons
 
 
-def _is_settled(judged: list[_Judged]) -> bool:
+def _is_settled(comparisons: list[_Comparison]) -> bool:
     """Whether earlier windows cannot change the result: there are enough, or enough without an outlier."""
-    return len(judged) == WINDOWS or sum(not entry.slower for entry in judged) > WINDOWS - OUTLIERS
+    return len(comparisons) == WINDOWS or sum(not comparison.slower for comparison in comparisons) > WINDOWS - OUTLIERS
 
 
 def _held(first: Mapping[str, str], last: Mapping[str, str]) -> dict[str, str]:
@@ -254,39 +260,41 @@ def _rise(work: Work, before: int | None, now: int | None) -> float | None:
     return None if before is None or now is None or now < before else (now - before) / work.seconds
 
 
-def _detail(slow: list[_Judged], windows: int) -> str:
+def _detail(slow: list[_Comparison], windows: int) -> str:
     """Return the figures of the slow windows, in steps that rarely change, so that the record is rarely written."""
     name = slow[0].slower[0].name
-    worst = [deviation for entry in slow for deviation in entry.slower if deviation.name == name]
+    worst = [deviation for comparison in slow for deviation in comparison.slower if deviation.name == name]
     value, usual = (siblings.median([getattr(deviation, key) for deviation in worst]) for key in ("value", "median"))
-    number = len(slow[0].siblings)
+    count = len(slow[0].siblings)
     if name == "hardware_slowdown":
-        first = (
-            f"{_percent(value)} of the time in hardware thermal slowdown or power brake, the median of its {number} "
+        figures = (
+            f"{_percent(value)} of the time in hardware thermal slowdown or power brake, the median of its {count} "
             f"siblings {_percent(usual)}"
         )
     else:
         clock = "memory clock" if name == "memory_mhz" else "SM clock"
         below = 5 * round(20 * (1 - value / usual))
-        first = (
-            f"{clock} {_stepped(value, 15)} MHz, {below} % below the median of its {number} siblings "
+        figures = (
+            f"{clock} {_stepped(value, 15)} MHz, {below} % below the median of its {count} siblings "
             f"({_stepped(usual, 15)} MHz)"
         )
     explanations = list(_explain(slow[0]))
-    return f"{first}, in {len(slow)} of {windows} measurements{'; ' if explanations else ''}{', '.join(explanations)}"
+    return f"{figures}, in {len(slow)} of {windows} measurements{'; ' if explanations else ''}{', '.join(explanations)}"
 
 
-def _explain(judged: _Judged) -> Iterator[str]:
+def _explain(comparison: _Comparison) -> Iterator[str]:
     """Yield figures that may explain the difference, with the siblings' median; each only if it is worse."""
-    for text, read, sign, least in _EXPLANATIONS:
-        value = read(judged.work)
-        others = [other for sibling in judged.siblings if (other := read(sibling)) is not None]
-        if value is None or len(others) < LEAST_SIBLINGS - 1:
+    for render, read, sign, least in _EXPLANATIONS:
+        value = read(comparison.work)
+        sibling_values = [
+            sibling_value for sibling in comparison.siblings if (sibling_value := read(sibling)) is not None
+        ]
+        if value is None or len(sibling_values) < LEAST_SIBLINGS - 1:
             continue
-        usual = siblings.median(others)
+        usual = siblings.median(sibling_values)
         if sign * (value - usual) > max(least, LEAST_DIFFERENCE * abs(usual)):
-            yield text(value, usual)
-    if _is_limited(judged.work) and not any(map(_is_limited, judged.siblings)):
+            yield render(value, usual)
+    if _is_limited(comparison.work) and not any(map(_is_limited, comparison.siblings)):
         yield "a setting limits its clocks (nvidia-smi -q -d CLOCK)"
 
 

@@ -47,9 +47,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         if not running:
             detail = f"no process {services.IMEX}, although systemd starts it here"
             yield NOT_RUNNING.on("node", detail)
-        text = states.namesakes(services.IMEX)
-        message = ("running" if running else "not running") + (f"; not counted: {text}" if text else "")
-        yield Observation(message, "running", f"{row.instance_type} in fabrics.csv")
+        namesakes = states.namesakes(services.IMEX)
+        summary = ("running" if running else "not running") + (f"; not counted: {namesakes}" if namesakes else "")
+        yield Observation(summary, "running", f"{row.instance_type} in fabrics.csv")
 
 
 CHECK = Check("imex", "3-topology-check", (services.SERVICES,), judge, (NOT_RUNNING,))

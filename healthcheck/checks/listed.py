@@ -180,7 +180,7 @@ SHORT_NAMES: Mapping[str, str] = {
 }
 """Names of groups without their numbers, the names that the earlier scripts used, and the short name of a check."""
 
-_BY_NUMBER = {name: number for number, name in GROUPS.items()}
+_GROUP_NUMBERS = {name: number for number, name in GROUPS.items()}
 _NAMED: Mapping[str, tuple[Check, ...]] = {
     word: tuple(check for check in (*CHECKS, *DEEP_CHECKS) if name in (check.group, check.name))
     for word, name in (*GROUPS.items(), *((name, name) for name in GROUPS.values()), *SHORT_NAMES.items())
@@ -201,7 +201,7 @@ def checks_named(word: str) -> tuple[Check, ...]:
     Raises ValueError for an unknown name.
     """
     if word not in _NAMED:
-        raise ValueError(_nobody(word, f"allowed are {_listed(GROUPS.values(), (*CHECKS, *DEEP_CHECKS))}"))
+        raise ValueError(_unknown_name(word, f"allowed are {_listed(GROUPS.values(), (*CHECKS, *DEEP_CHECKS))}"))
     return _NAMED[word]
 
 
@@ -213,7 +213,7 @@ def select_checks(words: Iterable[str]) -> tuple[Check, ...]:
 
 def groups_in(checks: Iterable[Check]) -> str:
     """Return the numbers of the groups of these checks."""
-    return ", ".join(sorted({_BY_NUMBER[check.group] for check in checks}))
+    return ", ".join(sorted({_GROUP_NUMBERS[check.group] for check in checks}))
 
 
 def _light(word: str) -> tuple[Check, ...]:
@@ -222,11 +222,11 @@ def _light(word: str) -> tuple[Check, ...]:
         return light
     allowed = f"allowed are {_listed(_LIGHT, CHECKS)}"
     if word not in _NAMED:
-        raise ValueError(_nobody(word, allowed))
+        raise ValueError(_unknown_name(word, allowed))
     raise ValueError(f"{word} is not a light check: it needs exclusive use of the GPUs; {allowed}")
 
 
-def _nobody(word: str, allowed: str) -> str:
+def _unknown_name(word: str, allowed: str) -> str:
     import difflib  # noqa: PLC0415 - needed only for a mistyped name
 
     close = difflib.get_close_matches(word[:_LONGEST_NAME].lower(), _NAMED, 1)
@@ -235,4 +235,4 @@ def _nobody(word: str, allowed: str) -> str:
 
 def _listed(groups: Iterable[str], checks: Iterable[Check]) -> str:
     groups = tuple(groups)
-    return ", ".join([*(_BY_NUMBER[name] for name in groups), *groups, *(check.name for check in checks)])
+    return ", ".join([*(_GROUP_NUMBERS[name] for name in groups), *groups, *(check.name for check in checks)])

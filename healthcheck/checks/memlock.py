@@ -30,10 +30,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     elif own.locked_memory is None:
         yield Observation("a pod may lock memory without limit", "no limit", "EFA's installer")
     else:
-        message = _size(own.locked_memory)
+        limit = _size(own.locked_memory)
         if own.locked_memory < LEAST_GIB << 30:
-            yield LOW.on("node", f"a pod may lock {message} of memory")
-        yield Observation(f"a pod may lock {message} of memory", "no limit", "EFA's installer")
+            yield LOW.on("node", f"a pod may lock {limit} of memory")
+        yield Observation(f"a pod may lock {limit} of memory", "no limit", "EFA's installer")
 
 
 def _size(limit: int) -> str:

@@ -62,8 +62,8 @@ class _Message(Struct, frozen=True):
     form: re.Pattern[str]
 
 
-def _message(reason: Reason | str, text: str) -> _Message:
-    return _Message(reason, re.compile(_ADDRESS + text + _END))
+def _message(reason: Reason | str, pattern: str) -> _Message:
+    return _Message(reason, re.compile(_ADDRESS + pattern + _END))
 
 
 @cache

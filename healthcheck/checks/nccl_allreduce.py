@@ -94,13 +94,13 @@ def _least(run: Reduced, expected: Expectation) -> _Requirement | None:
 def _judge_run(run: Reduced, least: _Requirement | None) -> Iterator[Judgement]:
     if run.wrong:
         yield WRONG.on("node", f"{counted(run.wrong, 'wrong value')} over {run.gpus} GPUs")
-    message = f"{run.bandwidth:.1f} GB/s bus bandwidth over {run.gpus} GPUs"
+    summary = f"{run.bandwidth:.1f} GB/s bus bandwidth over {run.gpus} GPUs"
     if least is None:
-        yield Observation(message, "no figure for this type and number of GPUs")
+        yield Observation(summary, "no figure for this type and number of GPUs")
         return
     if run.bandwidth < least.bandwidth:
-        yield Finding(SLOW.name, SLOW.severity, "node", message + least.asked_by, rule=least.rule)
-    yield Observation(message, f"at least {least.bandwidth:.0f} GB/s", least.source)
+        yield Finding(SLOW.name, SLOW.severity, "node", summary + least.asked_by, rule=least.rule)
+    yield Observation(summary, f"at least {least.bandwidth:.0f} GB/s", least.source)
 
 
 CHECK = Check("nccl-allreduce", "5-nccl-allreduce", (ALL_REDUCE,), judge, (WRONG, FAILED, SLOW), Nature.EVENT)

@@ -24,8 +24,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     loaded = seen[kernel_modules.MODULES].nouveau
     if loaded:
-        taken = sum(function.driver == "nouveau" for function in gpus)
-        detail = f"the nouveau module is loaded; {taken} of {counted(len(gpus), 'GPU')} bound to it"
+        bound = sum(function.driver == "nouveau" for function in gpus)
+        detail = f"the nouveau module is loaded; {bound} of {counted(len(gpus), 'GPU')} bound to it"
         yield LOADED.on("driver", detail)
     yield Observation("nouveau is loaded" if loaded else "nouveau is not loaded", "not loaded")
 

@@ -74,18 +74,18 @@ def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
         if not grown or min(grown.values()) < 0:
             yield TooEarly("its counters were not read in the previous check cycle, or were reset", gpu.subject)
             continue
-        message = _summary(grown, earlier[1])
-        if message:
-            yield found(RATE, gpu, f"NVLinks with too many errors: {message}")
+        too_fast = _summary(grown, earlier[1])
+        if too_fast:
+            yield found(RATE, gpu, f"NVLinks with too many errors: {too_fast}")
 
 
 def _summary(grown: dict[tuple[str, int], int], seconds: float) -> str:
     """Return the counters that grew too fast, each with its links, or an empty string."""
     links: dict[str, list[str]] = {}
-    for (name, link), more in grown.items():
-        if more / seconds >= LEAST_PER_SECOND[name]:
+    for (name, link), growth in grown.items():
+        if growth / seconds >= LEAST_PER_SECOND[name]:
             links.setdefault(name, []).append(str(link))
-    return "; ".join(f"{name.replace('_', ' ')} on {', '.join(numbers)}" for name, numbers in links.items())
+    return "; ".join(f"{name.replace('_', ' ')} on {', '.join(link_numbers)}" for name, link_numbers in links.items())
 
 
 def _grown(before: tuple[nvml.NvLink, ...], now: tuple[nvml.NvLink, ...]) -> dict[tuple[str, int], int]:

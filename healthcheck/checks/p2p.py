@@ -59,9 +59,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 def _judge_pairs(answer: nvml.Gpus, gpus: tuple[nvml.Gpu, ...], expected: Expectation) -> Iterator[Judgement]:
     broken = [pair for pair in answer.p2p if pair.nvlink not in _NO_FAULT]
     if broken and expected.driver_age_seconds < LINK_GRACE.seconds:
-        message = f"{len(broken)} of {len(answer.p2p)} pairs of GPUs without P2P over NVLink"
+        detail = f"{len(broken)} of {len(answer.p2p)} pairs of GPUs without P2P over NVLink"
         yield Unobserved(
-            error_causes.DRIVER_JUST_LOADED, f"{message}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
+            error_causes.DRIVER_JUST_LOADED, f"{detail}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
         )
         return
     blamed = _blamed(broken)
@@ -78,18 +78,18 @@ def _blamed(broken: list[nvml.P2p]) -> list[tuple[str, nvml.P2p]]:
     """
     count = Counter(address for pair in broken for address in (pair.one, pair.other))
     return [
-        (mine, pair)
+        (address, pair)
         for pair in broken
-        for mine, other in ((pair.one, pair.other), (pair.other, pair.one))
-        if count[mine] >= count[other]
+        for address, peer in ((pair.one, pair.other), (pair.other, pair.one))
+        if count[address] >= count[peer]
     ]
 
 
 def _finding(gpu: nvml.Gpu, pairs: list[nvml.P2p], gpus: int) -> Finding:
-    others = sorted(pair.other if pair.one == gpu.address else pair.one for pair in pairs)
-    message = "all others" if len(others) == gpus - 1 > 1 else ", ".join(others)
+    peers = sorted(pair.other if pair.one == gpu.address else pair.one for pair in pairs)
+    peer_names = "all others" if len(peers) == gpus - 1 > 1 else ", ".join(peers)
     statuses = ", ".join(str(status) for status in sorted({pair.nvlink for pair in pairs}))
-    return found(BROKEN, gpu, f"no P2P over NVLink with {message} (status {statuses})")
+    return found(BROKEN, gpu, f"no P2P over NVLink with {peer_names} (status {statuses})")
 
 
 def _joined_by_switches(expected: Expectation) -> bool:
@@ -104,11 +104,11 @@ def _joined_by_switches(expected: Expectation) -> bool:
 
 def _summary(pairs: tuple[nvml.P2p, ...], expected: Expectation, joined: bool) -> Observation:
     nvlink, read = sum(pair.nvlink == OK for pair in pairs), sum(pair.read == OK for pair in pairs)
-    message = f"{nvlink} of {counted(len(pairs), 'pair')} of GPUs connected by NVLink, {read} can read each other"
+    summary = f"{nvlink} of {counted(len(pairs), 'pair')} of GPUs connected by NVLink, {read} can read each other"
     return (
-        Observation(message, "all by NVLink", f"{expected.instance_type} in fabrics.csv")
+        Observation(summary, "all by NVLink", f"{expected.instance_type} in fabrics.csv")
         if joined
-        else Observation(message)
+        else Observation(summary)
     )
 
 

@@ -50,8 +50,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         else:
             yield TooEarly(f"{gpu.subject}: {lanes}; an idle GPU may lower its width", gpu.subject, (WIDTH_LOW.name,))
     if links:
-        message = f"full width on {len(links) - len(narrow)} of {counted(len(links), 'GPU')}"
-        yield Observation(message, "all", "NVML's maximum of GPU and slot")
+        summary = f"full width on {len(links) - len(narrow)} of {counted(len(links), 'GPU')}"
+        yield Observation(summary, "all", "NVML's maximum of GPU and slot")
     elif gpus:
         yield NotConfigured("no GPU reports a plausible PCIe width")
 

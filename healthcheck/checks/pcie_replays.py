@@ -45,8 +45,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     counting = [gpu for gpu in gpus if gpu.pcie_replays is not None]
     if counting:
         yield from _judge_rates(counting, seen)
-        message = f"PCIe replays of {counted(len(counting), 'GPU')} read"
-        yield Observation(message, f"at most {MOST_PER_MINUTE:g} a minute each", "PCI Express specification")
+        summary = f"PCIe replays of {counted(len(counting), 'GPU')} read"
+        yield Observation(summary, f"at most {MOST_PER_MINUTE:g} a minute each", "PCI Express specification")
     elif gpus and not any("pcie_replays" in gpu.errors for gpu in gpus):
         yield NotConfigured("no GPU counts PCIe replays")
 

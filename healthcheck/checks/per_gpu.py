@@ -159,8 +159,8 @@ def earlier_reads(gpu: nvml.Gpu, seen: Evidence) -> Iterator[tuple[nvml.Gpu, flo
     if (before := earlier_gpus(seen)) is not None:
         reads.append(before)
     for gpus, age in sorted(reads, key=lambda read: read[1]):
-        if (one := same(gpu, gpus)) is not None:
-            yield one, age
+        if (earlier_gpu := same(gpu, gpus)) is not None:
+            yield earlier_gpu, age
 
 
 def earlier_read(gpu: nvml.Gpu, seen: Evidence, seconds: float) -> tuple[nvml.Gpu, float] | None:
@@ -175,9 +175,11 @@ def is_loaded(gpu: nvml.Gpu) -> bool:
     return bool(gpu.processes)
 
 
-def same(gpu: nvml.Gpu, others: Iterable[nvml.Gpu]) -> nvml.Gpu | None:
+def same(gpu: nvml.Gpu, gpus: Iterable[nvml.Gpu]) -> nvml.Gpu | None:
     """Return the entry of `others` for the same GPU at the same address, or None if there is none."""
-    return next((one for one in others if (one.address, one.uuid) == (gpu.address, gpu.uuid)), None)
+    return next(
+        (candidate for candidate in gpus if (candidate.address, candidate.uuid) == (gpu.address, gpu.uuid)), None
+    )
 
 
 def settled(finding: Finding, expected: Expectation, grace: Grace = DRIVER_GRACE) -> Judgement:

@@ -57,10 +57,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if of_imex:
         detail = f"recovery action 5 (Recover IMEX Domain) of {counted(of_imex, 'GPU')}"
         yield IMEX.on("node", detail)
-    numbers = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
-    wanting = sum(action != 0 for action in numbers)
-    if numbers:
-        yield Observation(f"a recovery is requested for {wanting} of {counted(len(numbers), 'GPU')}", "none", _SOURCE)
+    actions = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
+    wanting = sum(action != 0 for action in actions)
+    if actions:
+        yield Observation(f"a recovery is requested for {wanting} of {counted(len(actions), 'GPU')}", "none", _SOURCE)
     elif answer.gpus:
         yield Observation("no GPU reports its recovery action", "none", _SOURCE)
 

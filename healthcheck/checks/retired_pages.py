@@ -35,10 +35,12 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield from unread(gpu, "retired_pages")
     if all_lack(gpus, "retired_pages"):
         yield NotConfigured("no GPU here retires pages: from Ampere on they remap rows")
-    elif numbers := [pages.single_bit + pages.double_bit for gpu in gpus if (pages := gpu.retired_pages) is not None]:
+    elif page_counts := [
+        pages.single_bit + pages.double_bit for gpu in gpus if (pages := gpu.retired_pages) is not None
+    ]:
         most = expected.max_retired_pages_sbe
         yield Observation(
-            f"up to {counted(max(numbers), 'retired page')} on a GPU", f"at most {most}, none pending", SETTING
+            f"up to {counted(max(page_counts), 'retired page')} on a GPU", f"at most {most}, none pending", SETTING
         )
 
 

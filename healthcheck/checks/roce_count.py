@@ -34,8 +34,8 @@ BELOW_PROFILE = Reason(
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     mlx5 = seen[MLX5]
-    here = {function.address for function in seen[pci.FUNCTIONS] if function.vendor == pci.MELLANOX}
-    here |= {device.address for device in mlx5.devices}
+    present_addresses = {function.address for function in seen[pci.FUNCTIONS] if function.vendor == pci.MELLANOX}
+    present_addresses |= {device.address for device in mlx5.devices}
     ports = fabric_ports(seen, expected)
     roce = expected.profile.roce if expected.profile else 0
     present = _present(seen, ports)
@@ -45,27 +45,31 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if not ports and not present:
         yield NotConfigured("no mlx5 device")
         return
-    gone = [port for port in ports if port.address not in here]
+    gone = [port for port in ports if port.address not in present_addresses]
     # A user who enters a smaller number in the profile has removed devices on purpose.
     is_loss = gone and mlx5.driver_loaded and not 0 < roce <= present
     for port in gone if is_loss else ():
         yield GONE.on(port.subject, f"no PCI function {port.address}, which had an active port", source=ONCE_HAD)
     if not is_loss and present < roce:
         yield BELOW_PROFILE.on("node", f"{counted(present, 'mlx5 device')}, {expected.instance_type} has {roce}")
-    number, source = (roce, f"{expected.instance_type} in instance-profiles.conf") if roce else (len(ports), ONCE_HAD)
-    yield Observation(f"{counted(len(ports) - len(gone), 'device')} of the GPU fabric on PCI", f"{number}", source)
+    expected_count, source = (
+        (roce, f"{expected.instance_type} in instance-profiles.conf") if roce else (len(ports), ONCE_HAD)
+    )
+    yield Observation(
+        f"{counted(len(ports) - len(gone), 'device')} of the GPU fabric on PCI", f"{expected_count}", source
+    )
 
 
 def _present(seen: Evidence, ports: list[FabricPort]) -> int:
     """Return the number of network functions that the driver mlx5 has or could have, except known other ones."""
     fabric = {port.address for port in ports} | {device.address for device in seen[MLX5].fabric}
-    others = {
+    of_other_purpose = {
         device.address
         for device in seen[MLX5].devices
         if device.other_purpose or (fabric and device.address not in fabric)
     }
     functions = {function.address for function in seen[pci.FUNCTIONS] if function.is_mlx5_here}
-    return len((functions | {device.address for device in seen[MLX5].devices}) - others)
+    return len((functions | {device.address for device in seen[MLX5].devices}) - of_other_purpose)
 
 
 CHECK = Check("roce-count", GROUP, NEEDS, judge, (GONE, BELOW_PROFILE))

@@ -88,8 +88,8 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield MOST_DOWN.on("node", f"{down} of {counted(len(ports), 'port')} of the GPU fabric down")
     active = [port.device for port in ports if port.device and port.device.is_active]
     without_gid = sum(not device.has_gid for device in active)
-    message = f"{len(active)} of {counted(len(ports), 'port')} of the GPU fabric active"
-    yield Observation(f"{message}, {without_gid} without a GID" if without_gid else message, f"{len(ports)}", ONCE_HAD)
+    summary = f"{len(active)} of {counted(len(ports), 'port')} of the GPU fabric active"
+    yield Observation(f"{summary}, {without_gid} without a GID" if without_gid else summary, f"{len(ports)}", ONCE_HAD)
 
 
 def _state(
@@ -105,8 +105,8 @@ def _state(
     elif device.is_in_a_pod:
         yield TooEarly("its net device is in the network namespace of a pod", port.subject)
     else:
-        words = ", ".join(text for text in (device.state, device.phys_state) if text) or "no state"
-        yield DOWN.on(port.subject, f"port 1 is {words}", source=ONCE_HAD if port.earlier else "")
+        states = ", ".join(state for state in (device.state, device.phys_state) if state) or "no state"
+        yield DOWN.on(port.subject, f"port 1 is {states}", source=ONCE_HAD if port.earlier else "")
 
 
 def _missing(port: FabricPort, function: pci.PciFunction | None, mlx5: Mlx5) -> Iterator[Judgement]:
@@ -140,7 +140,7 @@ def _usual_rates(ports: list[FabricPort]) -> Mapping[str, float]:
         if port.device and port.device.is_active and port.device.rate:
             rates.setdefault(port.device.kind, []).append(port.device.rate)
     usual = {kind: Counter(found).most_common(1)[0] for kind, found in rates.items()}
-    return {kind: rate for kind, (rate, number) in usual.items() if number > len(rates[kind]) / 2}
+    return {kind: rate for kind, (rate, count) in usual.items() if count > len(rates[kind]) / 2}
 
 
 def _outages(port: FabricPort, at: float) -> Iterator[Judgement]:

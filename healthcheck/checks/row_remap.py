@@ -56,8 +56,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from unknown_yet(gpu, "exhausted_banks", EXHAUSTED)
     if all_lack(gpus, "row_remap", "exhausted_banks"):
         yield NotConfigured("no GPU here reports remapped rows")
-    elif message := ", ".join(_summary(gpus)):
-        yield Observation(message, "none failed, none pending, a spare row in every bank", "nvml.h")
+    elif summary := ", ".join(_summary(gpus)):
+        yield Observation(summary, "none failed, none pending, a spare row in every bank", "nvml.h")
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:

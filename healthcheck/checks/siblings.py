@@ -100,7 +100,7 @@ def _low(clocks: Sequence[float | None]) -> list[tuple[int, tuple[float, float]]
     for index, clock in enumerate(clocks):
         if clock is None:
             continue
-        usual, deviation = _others(clocks, index, _LEAST_MHZ)
+        usual, deviation = _spread_of_others(clocks, index, _LEAST_MHZ)
         if usual - clock > max(LEAST_DIFFERENCE * usual, MOST_DEVIATIONS * deviation):
             found.append((index, (clock, usual)))
     return found
@@ -114,7 +114,7 @@ def _high(shares: Sequence[float | None]) -> list[tuple[int, tuple[float, float]
     for index, share in enumerate(shares):
         if share is None:
             continue
-        usual, deviation = _others(shares, index, _LEAST_SHARE)
+        usual, deviation = _spread_of_others(shares, index, _LEAST_SHARE)
         if share - usual > max(LEAST_DIFFERENCE, MOST_DEVIATIONS * deviation):
             found.append((index, (share, usual)))
     return found
@@ -129,11 +129,11 @@ def _shares_differ(shares: Sequence[float | None]) -> bool:
     return bool(known) and max(known) - min(known) > LEAST_DIFFERENCE
 
 
-def _others(values: Sequence[float | None], index: int, least: float) -> tuple[float, float]:
+def _spread_of_others(values: Sequence[float | None], index: int, least: float) -> tuple[float, float]:
     """Return the median and the standard deviation of the other values."""
-    others = [value for at, value in enumerate(values) if value is not None and at != index]
-    usual = median(others)
-    return usual, max(_PER_DEVIATION * median([abs(value - usual) for value in others]), least)
+    other_values = [value for at, value in enumerate(values) if value is not None and at != index]
+    usual = median(other_values)
+    return usual, max(_PER_DEVIATION * median([abs(value - usual) for value in other_values]), least)
 
 
 def _works_harder(index: int, figures: Sequence[Figures]) -> bool:

@@ -27,11 +27,11 @@ TOO_HOT = Reason(
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen, "temperature")
     readings = [(gpu, gpu.temperature) for gpu in gpus if gpu.temperature is not None]
-    numbers = [temperature.celsius for _, temperature in readings if temperature.celsius is not None]
-    if numbers:
+    celsius = [temperature.celsius for _, temperature in readings if temperature.celsius is not None]
+    if celsius:
         limits = [limit for _, temperature in readings if (limit := slowdown_celsius(temperature)) is not None]
         expected = f"below the GPU's own limit, {_range(limits)} °C" if limits else ""
-        yield Observation(f"{_range(numbers)} °C", expected, "NVML" if limits else "")
+        yield Observation(f"{_range(celsius)} °C", expected, "NVML" if limits else "")
     elif gpus:
         yield NotConfigured("no GPU here reports its temperature")
     for gpu, temperature in readings:

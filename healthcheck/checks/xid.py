@@ -155,9 +155,9 @@ def _split_process(text: str) -> tuple[str, str, str]:
 def _detail(code: int, process: str, text: str) -> str:
     row = xid_table().get(code)
     name = row.mnemonic if row else "not in the catalogue"
-    message = f"{name}: {text}" if text else name
+    description = f"{name}: {text}" if text else name
     by = f" (process {process})" if process else ""
-    return message[: _LONGEST_DETAIL - len(by)] + by
+    return description[: _LONGEST_DETAIL - len(by)] + by
 
 
 CHECK = Check("xid", "0-nvidia-smi", (kernel_log.RING,), judge, (FAMILY,), Nature.EVENT, (_BEGINS,))

@@ -29,7 +29,7 @@ def hurry() -> None:
     vars(cycle)["AGAIN_SECONDS"] = cycle.AGAIN_SECONDS / TIMES
     vars(pod_reporter)["REREAD_SECONDS"] = 1.0
     vars(reset_command)["SILENT_SECONDS"] = 2.0
-    vars(reset_watch).update(_LOOK_SECONDS=0.2, _PLUGIN_SECONDS=1.0)
+    vars(reset_watch).update(_INTERVAL_SECONDS=0.2, _PLUGIN_SECONDS=1.0)
     vars(driver_reasons)["MISMATCH_SECONDS"] = 3 * vars(cycle)["AGAIN_SECONDS"]
 
 

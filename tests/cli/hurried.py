@@ -15,7 +15,7 @@ SILENT_SECONDS = 5.0
 
 if __name__ == "__main__":
     vars(reset_command).update(SILENT_SECONDS=SILENT_SECONDS, RENEWED_SECONDS=0.5)
-    vars(reset_watch).update(_LOOK_SECONDS=0.5, _PLUGIN_SECONDS=3.0)
+    vars(reset_watch).update(_INTERVAL_SECONDS=0.5, _PLUGIN_SECONDS=3.0)
     marks.WATCH_SECONDS = 0.5
     if "KILL_AT" in os.environ:
         die_at_writes(DyingAtWrites)
