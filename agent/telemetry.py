@@ -265,24 +265,26 @@ class Telemetry:
             self.deep_runs.labels(str(result))
 
     def show_verdict(
-        self, severity: Severity, status: Status, active: Sequence[ActiveFinding], blind: Mapping[str, bool]
+        self, severity: Severity, status: Status, active: Sequence[ActiveFinding], unobserved_groups: Mapping[str, bool]
     ) -> None:
         """Update the agent's verdict.
 
-        `blind` maps each group of checks to whether one of its checks could not run.
+        `unobserved_groups` maps each group of checks to whether one of its checks could not run.
         """
-        worst_first = sorted(active, key=lambda entry: -entry.finding.severity)
+        worst_first = sorted(active, key=lambda finding: -finding.finding.severity)
         shown = worst_first[:MOST_FINDINGS]
-        tiers = [entry.finding.severity for entry in active]
+        tiers = [finding.finding.severity for finding in active]
         self._snapshot.tell(
             {
                 self._severity: {(): severity},
-                self._status: {(one.value,): one is status for one in _STATUSES},
+                self._status: {(member.value,): member is status for member in _STATUSES},
                 self._standing: {(tier.name,): tiers.count(tier) for tier in Severity},
-                self._finding: {_labels(entry.finding): 1 for entry in shown},
-                self._first_seen: {tuple(map(_label, entry.key)): entry.first_seen.timestamp() for entry in shown},
+                self._finding: {_labels(finding.finding): 1 for finding in shown},
+                self._first_seen: {
+                    tuple(map(_label, finding.key)): finding.first_seen.timestamp() for finding in shown
+                },
                 self._left_out: {(): len(worst_first[MOST_FINDINGS:])},
-                self._unobserved: {(check,): is_blind for check, is_blind in blind.items()},
+                self._unobserved: {(check,): is_unobserved for check, is_unobserved in unobserved_groups.items()},
             }
         )
 
@@ -292,7 +294,7 @@ class Telemetry:
         self._snapshot.tell(
             {
                 self._deep_time: {(): tested_at},
-                self._deep_status: {(one.value,): one.value == status for one in statuses},
+                self._deep_status: {(member.value,): member.value == status for member in statuses},
                 self._deep_overdue: {(): is_overdue},
             }
         )
@@ -380,26 +382,26 @@ class Telemetry:
         else:
             self.driver_lines.labels(reason).inc()
 
-    def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-        metric = self._declared(name, "counter", labels, text)
-        return Counter(metric.name, text, metric.labels, registry=self.registry)
+    def _counter(self, name: str, help_text: str, labels: Iterable[str] = ()) -> Counter:
+        metric = self._declared(name, "counter", labels, help_text)
+        return Counter(metric.name, help_text, metric.labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
-        metric = self._declared(name, "gauge", labels, text)
-        return Gauge(metric.name, text, metric.labels, registry=self.registry)
+    def _gauge(self, name: str, help_text: str, labels: Iterable[str] = ()) -> Gauge:
+        metric = self._declared(name, "gauge", labels, help_text)
+        return Gauge(metric.name, help_text, metric.labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        metric = self._declared(name, "histogram", (), text)
-        return Histogram(metric.name, text, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
+        metric = self._declared(name, "histogram", (), help_text)
+        return Histogram(metric.name, help_text, buckets=buckets, registry=self.registry)
 
-    def _shown(self, name: str, text: str, *labels: str, kind: str = "gauge") -> str:
+    def _shown(self, name: str, help_text: str, *labels: str, kind: str = "gauge") -> str:
         """Declare a metric that is updated together with others, and return its name."""
-        metric = self._declared(name, kind, labels, text)
+        metric = self._declared(name, kind, labels, help_text)
         self._snapshot.declare(metric)
         return metric.name
 
-    def _declared(self, name: str, kind: str, labels: Iterable[str], text: str) -> Metric:
-        self.metrics.append(Metric(f"{_NAMESPACE}_{name}", kind, tuple(labels), text))
+    def _declared(self, name: str, kind: str, labels: Iterable[str], help_text: str) -> Metric:
+        self.metrics.append(Metric(f"{_NAMESPACE}_{name}", kind, tuple(labels), help_text))
         return self.metrics[-1]
 
 
@@ -429,10 +431,10 @@ def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: C
         return await forms[_OPENMETRICS if _MEDIA_TYPE in request.accept else ""].page()
 
     async def health(_: Request) -> Page:
-        return _word(healthy())
+        return _health_page(healthy())
 
     async def readiness(_: Request) -> Page:
-        return _word(ready())
+        return _health_page(ready())
 
     server = HttpServer({**pages, "/metrics": metrics, "/healthz": health, "/readyz": readiness}, port)
     server.start()
@@ -465,8 +467,8 @@ class MetricsText:
         return Page(HTTPStatus.OK, self._content_type, self._body)
 
 
-def _word(well: bool) -> Page:
-    status, word = (
-        (HTTPStatus.OK, b"ok\n") if well else (HTTPStatus.SERVICE_UNAVAILABLE, b"no light look ended in time\n")
+def _health_page(healthy: bool) -> Page:
+    status, text = (
+        (HTTPStatus.OK, b"ok\n") if healthy else (HTTPStatus.SERVICE_UNAVAILABLE, b"no light look ended in time\n")
     )
-    return Page(status, "text/plain", word)
+    return Page(status, "text/plain", text)

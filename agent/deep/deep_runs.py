@@ -271,8 +271,8 @@ class DeepTests:
         try:
             held_by = self._level_2.pods()
         except ProbeError as error:
-            blind = now - self._answered >= self._waits.kubelet_silence
-            return f"it is unknown whether a pod was started: {error}" if blind else ""
+            is_silent = now - self._answered >= self._waits.kubelet_silence
+            return f"it is unknown whether a pod was started: {error}" if is_silent else ""
         self._answered = now
         return held_by
 

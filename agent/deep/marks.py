@@ -146,8 +146,8 @@ class DeepTestMarks:
             self._kept.drop()
             return
         now = self._clock().wall
-        standing = [one for one in records_to_adopt(self._node.read(), {}) if one.kind == KIND]
-        if any(kept.result.at <= one.result.at and not is_future(one.result.at, now) for one in standing):
+        on_node = [deep for deep in records_to_adopt(self._node.read(), {}) if deep.kind == KIND]
+        if any(kept.result.at <= deep.result.at and not is_future(deep.result.at, now) for deep in on_node):
             self._kept.drop()
             self.clear()
         else:

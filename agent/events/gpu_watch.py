@@ -53,7 +53,10 @@ class GpuWatch:
         if not named or self._is_being_changed():
             return
         watched = self._addresses()
-        record = next((one for address, one in named if address in watched and not is_packet_filters(one.text)), None)
+        record = next(
+            (candidate for address, candidate in named if address in watched and not is_packet_filters(candidate.text)),
+            None,
+        )
         if record is None or not self._state.watch_gpus(WATCH_SECONDS):
             return
         log.info("the kernel reports a GPU's PCI function", text=printable(record.text, _LONGEST_LINE))

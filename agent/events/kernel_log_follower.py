@@ -111,7 +111,7 @@ class Follower:
             wait=tenacity.wait_fixed(_REOPEN_SECONDS),
             sleep=tenacity.sleep_using_event(self._stopping),
             stop=tenacity.stop_when_event_set(self._stopping),
-            before_sleep=self._blind,
+            before_sleep=self._log_failure,
             retry_error_callback=lambda _: None,
         )
         again(self._follow)
@@ -123,14 +123,14 @@ class Follower:
             poll.register(self._stop_read, select.POLLIN)
             read_at = time.monotonic()
             while not self._stopping.is_set():
-                batch, before = kernel_log.read(), read_at
+                batch, earlier_read = kernel_log.read(), read_at
                 read_at = time.monotonic()
                 self._cursor = batch.cursor
                 self._inbox.put(batch)
                 if batch.ended:
                     raise _LogEnded(f"{self._path}: it ended")
                 if not batch.more:
-                    seconds_a_record = (read_at - before) / max(batch.accepted + batch.refused, 1)
+                    seconds_a_record = (read_at - earlier_read) / max(batch.accepted + batch.refused, 1)
                     self._stopping.wait(min(_PORTION * seconds_a_record, _MOST_REST_SECONDS))
                     if not poll.poll(0):
                         poll.poll()
@@ -140,13 +140,13 @@ class Follower:
         while not self._stopping.is_set():
             self._judge.take(self._inbox.take(_SAVE_SECONDS if self._judge.has_more_to_do else None))
 
-    def _blind(self, state: tenacity.RetryCallState) -> None:
+    def _log_failure(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         why = failure(error) if isinstance(error, Exception) and not isinstance(error, ProbeError) else str(error)
         if state.attempt_number == 1:
             log.warning("the kernel log can't be followed", error=why)
         if not isinstance(error, _LogEnded):
-            self._judge.blind(why)
+            self._judge.log_unreadable(why)
 
 
 def _joined(first: RecordBatch, then: RecordBatch) -> RecordBatch:

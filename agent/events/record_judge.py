@@ -28,13 +28,13 @@ log = structlog.get_logger()
 
 _OVERRUN_AGAIN_SECONDS = 60.0
 """Shortest interval between reports of lost records."""
-_BLIND_SECONDS = 3600.0
+_UNOBSERVED_SECONDS = 3600.0
 """Time for which a check is unobserved after a record that it could not judge."""
 _LONGEST_LINE = 300
 
 
 class RecordJudge:
-    """Judge of kernel log records. The thread `judge` makes all calls except `blind`."""
+    """Judge of kernel log records. The thread `judge` makes all calls except `log_unreadable`."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class RecordJudge:
             self._reporter.report_defect("judge", error)
         self._report_lost()
 
-    def blind(self, why: str) -> None:
+    def log_unreadable(self, why: str) -> None:
         """Record that the log can't be read."""
         for check in self._state.known.event_checks:
-            self._ledger.blind(check, Unobserved(UNREADABLE, why))
+            self._ledger.mark_unobserved(check, Unobserved(UNREADABLE, why))
 
     def _count(self, batch: RecordBatch) -> None:
         telemetry = self._telemetry
@@ -164,7 +164,7 @@ class RecordJudge:
 
     def _put_aside(self, record: Record, check: str, why: str) -> None:
         cause = Unobserved(RECORD_SET_ASIDE, f"record {record.seq} is skipped: {why}")
-        self._set_aside[check] = (cause, time.monotonic() + _BLIND_SECONDS)
+        self._set_aside[check] = (cause, time.monotonic() + _UNOBSERVED_SECONDS)
         self._telemetry.set_aside.labels("kernel-log-record").inc()
         text = printable(record.text, _LONGEST_LINE)
         log.error("a kernel log record is skipped", check=check, seq=record.seq, text=text, failure=why)

@@ -25,17 +25,17 @@ class Outage:
         self._lock = threading.Lock()
         self._waiting: set[str] = set()
 
-    def away(self, owner: str, error: ClusterError) -> None:
+    def away(self, waiter: str, error: ClusterError) -> None:
         with self._lock:
             if not self._waiting:
                 log.warning(_REJECTED if isinstance(error, Unauthorized) else _UNAVAILABLE, error=str(error))
-            self._waiting.add(owner)
+            self._waiting.add(waiter)
 
-    def back(self, owner: str) -> None:
+    def back(self, waiter: str) -> None:
         with self._lock:
-            if self._waiting == {owner}:
+            if self._waiting == {waiter}:
                 log.info("the API server is available again; the Node is up to date")
-            self._waiting.discard(owner)
+            self._waiting.discard(waiter)
 
 
 class Permissions:
@@ -63,7 +63,9 @@ class Permissions:
     def allow(self, verb: str, resource: str) -> None:
         with self._lock:
             self._forbidden.discard((verb, resource))
-            self._telemetry.forbidden.labels(resource).set(any(text == resource for _, text in self._forbidden))
+            self._telemetry.forbidden.labels(resource).set(
+                any(forbidden == resource for _, forbidden in self._forbidden)
+            )
 
     def forbid(self, verb: str, resource: str, error: ClusterError) -> None:
         with self._lock:

@@ -44,15 +44,15 @@ log = structlog.get_logger()
 _RESOURCE, _SCHEDULERS = "devicetaintrules", "deployments"
 _MOMENT_SECONDS = 2.0
 """Longest wait of a verdict for its rules. After it, the Node is tainted until the rules are active."""
-_HEEDED_SECONDS, _POLL_SECONDS = 10.0, 0.1
+_PROCESSING_SECONDS, _POLL_SECONDS = 10.0, 0.1
 """Time for the cluster's controllers to process a new rule, and interval of the checks."""
 _ASK_AGAIN_SECONDS = 3600.0
 """Interval of the checks whether a controller still acts on the existing rules."""
 _PATIENCE_SECONDS = 30.0
 """Time for controllers that are being replaced to answer."""
-_UNHEEDED_SECONDS = 3600.0
+_NOT_PROCESSED_SECONDS = 3600.0
 """Retry delay on a cluster that accepts rules without effect, or forbids cordons."""
-_UNHEEDED = (
+_NOT_PROCESSED = (
     "the API server accepts DeviceTaintRules without effect: kube-controller-manager and kube-scheduler need "
     "the feature gate DRADeviceTaintRules"
 )
@@ -74,11 +74,11 @@ class _Target(Struct, frozen=True):
 class DeviceRules:
     """Rules of one node. `hold` and `free` run on the node writer's thread, requests in a thread that ends after them.
 
-    `stand`: our rules may exist and keep work off some GPU.
+    `may_exist`: our rules may exist and keep work off some GPU.
     """
 
     def __init__(
-        self, api: ApiServer, state: AgentState, reporter: Reporter, telemetry: Telemetry, *, stand: bool
+        self, api: ApiServer, state: AgentState, reporter: Reporter, telemetry: Telemetry, *, may_exist: bool
     ) -> None:
         self._api = api
         self._cluster = DeviceTaints(api.cluster.connection)
@@ -91,11 +91,11 @@ class DeviceRules:
         self._answer: DeviceTaintCover | None = None
         """Cover of the current target; None: the cluster has not answered yet."""
         self._is_due = self._is_running = self._was_missed = False
-        self._unheeded_until = self._ask_again_at = 0.0
+        self._not_processed_until = self._ask_again_at = 0.0
         self._unanswered_since: float | None = None
         self._cordons_forbidden, self._cordons_forbidden_until = "", 0.0
         self._reported = ("", "")
-        self.stand = stand
+        self.may_exist = may_exist
 
     def cycle_ended(self) -> None:
         """Check the rules again after a cycle.
@@ -104,7 +104,7 @@ class DeviceRules:
         """
         with self._condition:
             has_gpus = self._target is not None and bool(self._target.gpus)
-            self._is_due = has_gpus or self._answer is None or self.stand
+            self._is_due = has_gpus or self._answer is None or self.may_exist
 
     def hold(self, view: AgentView, decision: TaintDecision, node: NodeState) -> DeviceTaintCover | None:
         """Return whether rules or cordons keep work off each faulty GPU; None if the fault is of the node.
@@ -114,20 +114,20 @@ class DeviceRules:
         gpus = gpus_to_taint(view, decision, node)
         if not gpus:  # unobserved: the present rules and cordons stay
             cordons = our_cordons(node)
-            return None if gpus is None else DeviceTaintCover(self.stand or bool(cordons), cordons=cordons)
+            return None if gpus is None else DeviceTaintCover(self.may_exist or bool(cordons), cordons=cordons)
         cordon = self._cordons(view, decision, node, gpus) if is_shared(node) else None
         with self._condition:
-            self._aim(_Target(node, gpus, cordon))
+            self._set_target(_Target(node, gpus, cordon))
             self._condition.wait_for(lambda: self._answer is not None, _MOMENT_SECONDS)
             self._was_missed = self._answer is None
-            cover = self._answer or DeviceTaintCover(stands=False)
-        self._telemetry.device_taints_failed.set(not cover.stands)
+            cover = self._answer or DeviceTaintCover(is_complete=False)
+        self._telemetry.device_taints_failed.set(not cover.is_complete)
         return cover
 
     def forbid_cordons(self, why: str) -> None:
         """Cover no GPU by a cordon for a while: the cluster has refused a change of HAMi's list."""
         self._cordons_forbidden = f"the cluster forbids changes of {CORDON}: {why}; are the manifests applied?"
-        self._cordons_forbidden_until = time.monotonic() + _UNHEEDED_SECONDS
+        self._cordons_forbidden_until = time.monotonic() + _NOT_PROCESSED_SECONDS
 
     def _cordons(self, view: AgentView, decision: TaintDecision, node: NodeState, gpus: Sequence[BadGpu]) -> CordonPlan:
         if time.monotonic() < self._cordons_forbidden_until:
@@ -138,9 +138,9 @@ class DeviceRules:
         """Delete all rules of this node. Once they are gone, no more requests are sent."""
         self._telemetry.device_taints_failed.set(0)
         with self._condition:
-            self._aim(_Target(node, ()))
+            self._set_target(_Target(node, ()))
 
-    def _aim(self, target: _Target) -> None:
+    def _set_target(self, target: _Target) -> None:
         if not target.is_same(self._target):
             self._answer, self._is_due = None, True
         self._target = target
@@ -156,8 +156,8 @@ class DeviceRules:
                     self._is_running = False
                     return
                 self._is_due = False
-            stood = self.stand
-            self._take_answer(target, self._bring(target), lifted=stood and not self.stand)
+            existed = self.may_exist
+            self._take_answer(target, self._apply(target), lifted=existed and not self.may_exist)
 
     def _take_answer(self, target: _Target, answer: DeviceTaintCover | None, *, lifted: bool) -> None:
         with self._condition:
@@ -173,7 +173,7 @@ class DeviceRules:
         if is_news:
             self._news.set()
 
-    def _bring(self, target: _Target) -> DeviceTaintCover | None:
+    def _apply(self, target: _Target) -> DeviceTaintCover | None:
         """Change the rules to match the target, and return the cover; None without an answer."""
         resource = _RESOURCE if target.cordon is None else _SCHEDULERS
         try:
@@ -185,21 +185,21 @@ class DeviceRules:
                 answer = self._clear(target)
         except Forbidden as error:
             self._api.permissions.forbid("write", resource, error)
-            answer = DeviceTaintCover(stands=False, why=f"{error}; is kubernetes/overlays/device-taints applied?")
+            answer = DeviceTaintCover(is_complete=False, why=f"{error}; is kubernetes/overlays/device-taints applied?")
         except (NotServed, Refused, Conflict) as error:
-            self.stand = self.stand and not isinstance(error, NotServed)
-            answer = DeviceTaintCover(stands=False, why=str(error))
+            self.may_exist = self.may_exist and not isinstance(error, NotServed)
+            answer = DeviceTaintCover(is_complete=False, why=str(error))
         except ClusterError as error:
             log.warning("the taints of GPUs could not be updated to the verdict", error=str(error))
             if self._answer is not None or not target.gpus:
                 return None
-            answer = DeviceTaintCover(stands=False, why=str(error))
+            answer = DeviceTaintCover(is_complete=False, why=str(error))
         except Exception as error:  # noqa: BLE001 - boundary of this loop
             self._reporter.report_defect("device-rules", error)
-            answer = DeviceTaintCover(stands=False, why=failure(error))
+            answer = DeviceTaintCover(is_complete=False, why=failure(error))
         else:
             self._api.permissions.allow("write", resource)
-        self._tell(target, answer)
+        self._report(target, answer)
         return answer
 
     def _obeyed(self, cordon: CordonPlan) -> DeviceTaintCover:
@@ -215,39 +215,39 @@ class DeviceRules:
         change = plan_rules(target.gpus, self._cluster.list_devices(node.name), rules, node)
         self._delete(change.gone)
         if change.why:
-            return DeviceTaintCover(stands=False, why=change.why)
-        if time.monotonic() < self._unheeded_until:
-            self.stand = not self._delete((*change.standing, *(device_rule for device_rule, _ in change.changed)))
-            return DeviceTaintCover(stands=False, why=_UNHEEDED)
+            return DeviceTaintCover(is_complete=False, why=change.why)
+        if time.monotonic() < self._not_processed_until:
+            self.may_exist = not self._delete((*change.unchanged, *(device_rule for device_rule, _ in change.changed)))
+            return DeviceTaintCover(is_complete=False, why=_NOT_PROCESSED)
         for rule, tier in change.changed:
             self._cluster.change_tier(rule, tier)
         for wanted in change.made:
-            self.stand = True
+            self.may_exist = True
             self._cluster.create_rule(wanted, node)
         if time.monotonic() >= self._ask_again_at:
-            for rule in change.standing:
+            for rule in change.unchanged:
                 with suppress(Conflict):  # changed by another client: the next cycle reads it
                     self._cluster.ask_again(rule, datetime.now(UTC))
             self._ask_again_at = time.monotonic() + _ASK_AGAIN_SECONDS
-        return self._heeded(node, change)
+        return self._wait_until_processed(node, change)
 
-    def _heeded(self, node: NodeState, change: RuleChange) -> DeviceTaintCover:
+    def _wait_until_processed(self, node: NodeState, change: RuleChange) -> DeviceTaintCover:
         """Wait until the controllers have processed all rules; delete the rules that no controller acts on."""
-        deadline = time.monotonic() + _HEEDED_SECONDS
+        deadline = time.monotonic() + _PROCESSING_SECONDS
         while True:
             rules = [rule for rule in self._cluster.list_rules(node.name) if rule.is_ours and rule.name in change.names]
-            seen = len(rules) == len(change.names) and all(rule.is_heeded for rule in rules)
+            seen = len(rules) == len(change.names) and all(rule.is_processed for rule in rules)
             if seen or time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_SECONDS)
-        if seen and self._is_still_answered(all(rule.is_heeded_now for rule in rules)):
-            self.stand = True
+        if seen and self._is_still_answered(all(rule.is_processed_now for rule in rules)):
+            self.may_exist = True
             self._telemetry.device_taints.set(len(rules))
-            return DeviceTaintCover(stands=True)
+            return DeviceTaintCover(is_complete=True)
         self._unanswered_since = None
-        self._unheeded_until = time.monotonic() + _UNHEEDED_SECONDS
-        self.stand = not self._delete(rules)
-        return DeviceTaintCover(stands=False, why=_UNHEEDED)
+        self._not_processed_until = time.monotonic() + _NOT_PROCESSED_SECONDS
+        self.may_exist = not self._delete(rules)
+        return DeviceTaintCover(is_complete=False, why=_NOT_PROCESSED)
 
     def _is_still_answered(self, answered: bool) -> bool:
         """Whether rules that had an effect before still count: later cycles check again, for a limited time."""
@@ -260,15 +260,15 @@ class DeviceRules:
 
     def _clear(self, target: _Target) -> DeviceTaintCover:
         """Delete all our rules. Raises ClusterError."""
-        if is_shared(target.node) and not self.stand:  # no rule was written: cordons are on the Node itself
+        if is_shared(target.node) and not self.may_exist:  # no rule was written: cordons are on the Node itself
             self._telemetry.device_taints.set(0)
-            return DeviceTaintCover(stands=False)
+            return DeviceTaintCover(is_complete=False)
         rules = self._cluster.list_rules(target.node.name)
         if not self._delete(rule for rule in rules if rule.is_ours):
             raise Unavailable("a DeviceTaintRule was changed during its deletion")
-        self.stand = False
+        self.may_exist = False
         self._telemetry.device_taints.set(0)
-        return DeviceTaintCover(stands=False)
+        return DeviceTaintCover(is_complete=False)
 
     def _delete(self, rules: Iterable[DeviceRule]) -> bool:
         """Delete the rules, and return whether all are gone."""
@@ -277,24 +277,24 @@ class DeviceRules:
             log.info("deleted DeviceTaintRules", number=sum(gone))
         return all(gone)
 
-    def _tell(self, target: _Target, answer: DeviceTaintCover) -> None:
+    def _report(self, target: _Target, answer: DeviceTaintCover) -> None:
         """Report each change once."""
         gpus = ", ".join(f"{gpu.address} ({gpu.severity.name})" for gpu in target.gpus)
-        if answer.stands:
-            result = ("DeviceTainted", f"work is kept off GPU {gpus}, and not off the node")
+        if answer.is_complete:
+            news = ("DeviceTainted", f"work is kept off GPU {gpus}, and not off the node")
         elif answer.why:
-            result = (
+            news = (
                 "DeviceTaintFailed",
                 f"DEVICE_TAINTS can't be applied, so a faulty GPU taints its node: {answer.why}",
             )
         else:
-            result = (
+            news = (
                 ("DeviceTaintLifted", "no GPU of this node carries our taint any more")
                 if self._reported[0]
                 else ("", "")
             )
-        if result != self._reported and result[0]:
-            kind = "Normal" if result[0] == "DeviceTaintLifted" else "Warning"
-            name = event_name(target.node.name, *result, target.node.resource_version)
-            self._reporter.queue(NodeEvent(name, kind, result[0], cut(result[1])))
-        self._reported = result if result[0] != "DeviceTaintLifted" else ("", "")
+        if news != self._reported and news[0]:
+            kind = "Normal" if news[0] == "DeviceTaintLifted" else "Warning"
+            name = event_name(target.node.name, *news, target.node.resource_version)
+            self._reporter.queue(NodeEvent(name, kind, news[0], cut(news[1])))
+        self._reported = news if news[0] != "DeviceTaintLifted" else ("", "")

@@ -199,10 +199,10 @@ class Gate:
     async def page(self, query: str) -> Page:
         """Return the answer to `pod=UID&tolerates=true|false`, or the node's verdict for an empty query, as JSON."""
         try:
-            fields = parse_qs(query, max_num_fields=8)
+            parameters = parse_qs(query, max_num_fields=8)
         except ValueError:  # more fields
-            fields = {}
-        uid, tolerates = (fields.get(key, [""])[-1] for key in ("pod", "tolerates"))
+            parameters = {}
+        uid, tolerates = (parameters.get(key, [""])[-1] for key in ("pod", "tolerates"))
         if query and not (UID.match(uid) and tolerates in _TOLERATES):
             return Page(HTTPStatus.BAD_REQUEST, _JSON, b'{"error": "allowed is pod=UID&tolerates=true|false"}')
         if query:

@@ -72,7 +72,7 @@ class NodeUpdate:
 
     def waits_for_taint(self, node: NodeState) -> bool:
         """Whether the budget has a slot for a taint that is not set yet."""
-        return self.slot.is_held and not self._taint.stands(node)
+        return self.slot.is_held and not self._taint.is_set(node)
 
     def read(self) -> NodeState:
         """Read the Node. Raises ClusterError."""
@@ -97,19 +97,19 @@ class NodeUpdate:
             at_once = replace(view, rules=replace(view.rules, rewrite_after_seconds=0.0))
             self._try_record(node, plan(at_once, decision, whole, grant).patch)
         without_cordons = partial(plan, view, decision, whole, HELD if grant.cordons else grant, may_cordon=False)
-        stands = self._write(node, change, view.verdict, lambda: without_cordons().patch)
+        is_written = self._write(node, change, view.verdict, lambda: without_cordons().patch)
         self._telemetry.withheld.set(not grant.held and not node.tainted())
         if (after := self._state.node) is not None:
             self._taint.settle(after)
             self._measure_taint(view, was_tainted=node.tainted(), node=after)
-        return stands
+        return is_written
 
     def _measure_taint(self, view: AgentView, *, was_tainted: bool, node: NodeState) -> None:
         slots = self.slot.usage(view.rules.max_unhealthy_percent)
-        self._telemetry.show_taint(tainted=self._taint.stands(node), slots=slots)
-        faults = [entry for entry in view.verdict.active if entry.finding.severity >= view.rules.taint_severity]
+        self._telemetry.show_taint(tainted=self._taint.is_set(node), slots=slots)
+        faults = [active for active in view.verdict.active if active.finding.severity >= view.rules.taint_severity]
         if faults and node.tainted() and not was_tainted:
-            first = min(entry.first_seen for entry in faults)
+            first = min(active.first_seen for active in faults)
             self._telemetry.fault_to_taint.observe(max((self._state.now().wall - first).total_seconds(), 0.0))
 
     def _view(self, known: AgentKnowledge, node: NodeState) -> AgentView:
@@ -127,23 +127,23 @@ class NodeUpdate:
         self, node: NodeState, change: NodePatch, verdict: Verdict, without_cordons: Callable[[], Patch | None]
     ) -> bool:
         """Write the Node's changes: the taint first, because it keeps work away."""
-        stands = True
+        is_written = True
         if change.patch is not None:
             write = partial(self._write_node, node, change.patch, without_cordons)
-            stands = self._api.permissions.write("nodes", write)
-            if stands:
+            is_written = self._api.permissions.write("nodes", write)
+            if is_written:
                 for event in change.events:
                     self._reporter.queue(event)
                 log.info("wrote the Node", status=verdict.status.value, severity=verdict.severity.name)
             else:
                 self._taint.give_back_place(node)  # a slot without a possible taint is free for another node
         # No repair is requested for a node that still accepts work.
-        repairs = change.repair.conditions if stands else ()
+        repairs = change.repair.conditions if is_written else ()
         verdicts = [] if change.condition is None else [self._record.noted_in(change.condition)]
         if not self._write_conditions(node, [*verdicts, *map(self._conditions.with_time, repairs)]):
             return False
         self._tell(change.repair.events)
-        return stands
+        return is_written
 
     def _write_conditions(self, node: NodeState, conditions: Sequence[Mapping[str, Any]]) -> bool:
         """Write the conditions in one request, and return whether they are in place."""
@@ -153,13 +153,13 @@ class NodeUpdate:
             return True
         request = partial(self._api.cluster.nodes.patch_conditions, node.name, conditions)
         before = self._state.node
-        stands = self._api.permissions.write("nodes/status", partial(self._keep, request))
-        if stands:
+        is_written = self._api.permissions.write("nodes/status", partial(self._keep, request))
+        if is_written:
             self._conditions.went(conditions, time.monotonic())
         after = self._state.node
         if before is not None and after is not None and marks_of(before) != marks_of(after):
             self._state.news.set()  # the answer contains a change of another client, which the watch then skips
-        return stands
+        return is_written
 
     def _tell(self, events: Sequence[NodeEvent]) -> None:
         """Report each conflict once while it lasts."""

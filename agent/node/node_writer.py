@@ -136,10 +136,12 @@ class NodeWriter(threading.Thread):
             self._measure(self._state.judgement.verdict)
         known = self._state.known
         judgement = known.judgement
-        stands = not (judgement.is_complete or _is_news_to(judgement.verdict, node)) or self._update.apply(known, node)
+        is_written = not (judgement.is_complete or _is_news_to(judgement.verdict, node)) or self._update.apply(
+            known, node
+        )
         self.is_writing = False
         self._pods.wake()
-        self._telemetry.pending.set(not stands)
+        self._telemetry.pending.set(not is_written)
         if judgement.is_complete and not judgement.verdict.settling and not self._update.slot.is_owed:
             self.verdict_stands.set()
         self._api.outage.back("nodes")
@@ -224,8 +226,8 @@ class NodeWriter(threading.Thread):
 
     def _measure(self, verdict: Verdict) -> None:
         unseen = {row.check for row in verdict.unobserved}
-        blind = {group.check: group.check in unseen for group in verdict.groups}
-        self._telemetry.show_verdict(verdict.severity, verdict.status, verdict.active, blind)
+        unobserved_groups = {group.check: group.check in unseen for group in verdict.groups}
+        self._telemetry.show_verdict(verdict.severity, verdict.status, verdict.active, unobserved_groups)
 
 
 def _is_news_to(verdict: Verdict, node: NodeState) -> bool:

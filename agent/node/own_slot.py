@@ -41,7 +41,7 @@ class _Known(enum.Enum):
 
 
 class _Count(Struct, frozen=True):
-    number: int = 0
+    count: int = 0
     at: float = float("-inf")
     error: str = ""
     """Reason why a later count failed."""
@@ -72,8 +72,8 @@ class OwnSlot:
         if self._slot is None and self._take_at_once(node, percent):
             return HELD
         used = self._count_slots()
-        self._count_nodes(0.0 if 2 * used >= allowed(self._nodes.number, percent) else COUNTED_SECONDS)
-        self.places = places = allowed(self._nodes.number, percent)
+        self._count_nodes(0.0 if 2 * used >= allowed(self._nodes.count, percent) else COUNTED_SECONDS)
+        self.places = places = allowed(self._nodes.count, percent)
         if self._slot is not None:
             return self._verified(places, node)
         if used < places and self._take_one_of(draw(places, self._draw), node):
@@ -99,15 +99,15 @@ class OwnSlot:
 
     def usage(self, percent: int) -> tuple[int, int] | None:
         """Return the number of slots in use and allowed, by the last counts; None before the first."""
-        if self._used is None or not self._nodes.number:
+        if self._used is None or not self._nodes.count:
             return None
-        return self._used, allowed(self._nodes.number, percent)
+        return self._used, allowed(self._nodes.count, percent)
 
     def _take_at_once(self, node: NodeState, percent: int) -> bool:
         """Acquire with one request if the last count showed free slots."""
         in_use, self._in_use = self._in_use, _Count()  # once: after a lost race the slots are listed
-        places = allowed(self._nodes.number, percent)
-        is_free = self._clock() - in_use.at < _SEEN_SECONDS and 2 * in_use.number < places
+        places = allowed(self._nodes.count, percent)
+        is_free = self._clock() - in_use.at < _SEEN_SECONDS and 2 * in_use.count < places
         return is_free and self._take_one_of(draw(places, self._draw)[:1], node)
 
     def _take_free(self, places: int, node: NodeState) -> SlotGrant:
@@ -182,7 +182,7 @@ class OwnSlot:
             self._nodes = _Count(self._cluster.leases.count_heartbeats(), self._clock())
         except ClusterError as error:
             if not self._nodes.error:
-                log.warning("the number of nodes can't be read", error=str(error), last_known=self._nodes.number)
+                log.warning("the number of nodes can't be read", error=str(error), last_known=self._nodes.count)
             self._nodes = replace(self._nodes, error=str(error))
 
     def _release(self) -> None:

@@ -43,7 +43,7 @@ class WantedTaint:
             return decide_taint(view, node), HELD
         self._load(node, view.rules)
         devices = self._devices
-        by_devices = bool(our_cordons(node)) or (devices is not None and devices.stand)
+        by_devices = bool(our_cordons(node)) or (devices is not None and devices.may_exist)
         decision = decide_taint(view, node, by_devices=by_devices)
         self._carrier = ""
         if not decision.wants_taint:
@@ -51,7 +51,7 @@ class WantedTaint:
         grant = self.slot.hold(node, view.rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
         cover = devices.hold(view, decision, node) if devices is not None and grant.held else None
         self._carrier = "node" if cover is None else "gpus"
-        if cover is None or not cover.stands:
+        if cover is None or not cover.is_complete:
             return decision, grant
         return decision, SlotGrant(held=True, by_devices=True, cordons=cover.cordons)
 
@@ -69,12 +69,12 @@ class WantedTaint:
 
     def give_back_place(self, node: NodeState) -> None:
         """Release the slot if no taint of ours is set."""
-        if not self.stands(node):
+        if not self.is_set(node):
             self.slot.free(node)
 
-    def stands(self, node: NodeState) -> bool:
+    def is_set(self, node: NodeState) -> bool:
         """Whether our taint is on the Node or on its GPUs, or our cordon on a GPU."""
-        return node.tainted() or bool(our_cordons(node)) or (self._devices is not None and self._devices.stand)
+        return node.tainted() or bool(our_cordons(node)) or (self._devices is not None and self._devices.may_exist)
 
     def _load(self, node: NodeState, rules: Rules) -> None:
         """Load the writer of rules if it is needed, or if an earlier process left rules to delete."""
@@ -84,4 +84,4 @@ class WantedTaint:
             from agent.node.device_rule_writer import DeviceRules  # noqa: PLC0415 - loaded only if devices are tainted
 
             left = left and not our_cordons(node)  # cordons are on the Node itself
-            self._devices = DeviceRules(self._api, self._state, self._reporter, self._telemetry, stand=left)
+            self._devices = DeviceRules(self._api, self._state, self._reporter, self._telemetry, may_exist=left)

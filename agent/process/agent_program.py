@@ -149,8 +149,8 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
     """
 
     def try_once() -> None:
-        taken = serve(telemetry, port, serving.healthy, serving.ready, {GATE: serving.gate})
-        log.info("serving /metrics, /healthz and /readyz", port=taken)
+        bound_port = serve(telemetry, port, serving.healthy, serving.ready, {GATE: serving.gate})
+        log.info("serving /metrics, /healthz and /readyz", port=bound_port)
 
     try:
         try_once()
@@ -178,8 +178,8 @@ def _thread_failed(ended: threading.ExceptHookArgs) -> None:
     The kubelet starts a new process. Each thread reports errors and continues, so this should not happen.
     """
     name = ended.thread.name if ended.thread else ""
-    result = (ended.exc_type, ended.exc_value, ended.exc_traceback)
-    log.error("a thread failed", thread=name, exc_info=result)
+    exception = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+    log.error("a thread failed", thread=name, exc_info=exception)
     # The scheduler's thread may fail during shutdown; /healthz shows its other failures.
     if name in _OURS:
         sys.stderr.flush()

@@ -69,12 +69,12 @@ class MountedConfiguration:
     def _report_bad(self, bad: tuple[BadValue, ...]) -> None:
         if bad == self._bad:
             return
-        for value in (*self._bad, *bad):
-            self._telemetry.bad_settings.labels(value.key).set(value in bad)
+        for setting in (*self._bad, *bad):
+            self._telemetry.bad_settings.labels(setting.key).set(setting in bad)
         self._bad = bad
-        for value in bad:
-            log.error("a setting is invalid; its last valid value stays", setting=str(value))
-            self._reporter.warn("BadSetting", str(value))
+        for setting in bad:
+            log.error("a setting is invalid; its last valid value stays", setting=str(setting))
+            self._reporter.warn("BadSetting", str(setting))
 
     def _report_unknown(self, unknown: UnknownKeys | None) -> None:
         self._telemetry.unknown_settings.set(len(unknown.keys) if unknown else 0)

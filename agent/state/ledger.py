@@ -70,14 +70,14 @@ class Ledger:
         """
         outcomes = list(outcomes)
         self._failures.account(outcomes)
-        found = any(outcome.events for outcome in outcomes)
-        without_lines = [replace(one, events=()) for one in outcomes]
+        has_events = any(outcome.events for outcome in outcomes)
+        without_lines = [replace(outcome, events=()) for outcome in outcomes]
         with self._changing:
             before, now = self._state.memory, self._state.now()
-            after = after_kernel_log(before, outcomes, now, self._rules.escalate_after) if found else before
+            after = after_kernel_log(before, outcomes, now, self._rules.escalate_after) if has_events else before
             after = replace(after, cursor=before.cursor if cursor is None else cursor)
             judgement = self._state.judgement.after(after, without_lines)
-            if found and self._must_be_written(before, after, now):
+            if has_events and self._must_be_written(before, after, now):
                 self._write(judgement)
             self._state.remember(judgement)
         _log_found(self._wake_for_new(before, after))
@@ -95,7 +95,7 @@ class Ledger:
             if self.unsaved:
                 self._write(self._state.judgement)
 
-    def blind(self, check: Check, cause: Unobserved) -> None:
+    def mark_unobserved(self, check: Check, cause: Unobserved) -> None:
         """Record that a check lost the source that it follows."""
         with self._changing:
             outcome = Outcome(check.name, check.group, unobserved=(cause,))
@@ -111,11 +111,11 @@ class Ledger:
         self._wake_for_new(before, after)
         return after
 
-    def adopt(self, other: Memory) -> None:
+    def adopt(self, recorded: Memory) -> None:
         """Add the findings that only the Node still had, after the memory file was lost."""
         with self._changing:
             memory, now = self._state.memory, self._state.now()
-            kept = exits.begin(other, memory.machine, memory.boot_id, now)
+            kept = exits.begin(recorded, memory.machine, memory.boot_id, now)
             self._keep(self._bounded(exits.adopted(memory, kept, now)))
 
     def release(self, release: Release) -> None:
@@ -191,9 +191,9 @@ class Ledger:
 
 def _new(before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
     """Return the findings that are new or have a higher severity."""
-    known = {finding.key: finding.finding.severity for finding in before.active}
+    earlier = {finding.key: finding.finding.severity for finding in before.active}
     return tuple(
-        finding for finding in after.active if known.get(finding.key, Severity.PASS) < finding.finding.severity
+        finding for finding in after.active if earlier.get(finding.key, Severity.PASS) < finding.finding.severity
     )
 
 
@@ -205,10 +205,10 @@ def _log_found(new: Iterable[ActiveFinding]) -> None:
 
 def _only_counted(before: Memory, after: Memory) -> bool:
     """Whether only counts and times differ."""
-    known = {finding.key: finding.finding.severity for finding in before.active}
-    stands = {finding.key: finding.finding.severity for finding in after.active}
-    return (known, before.gpus, before.recovery, before.ended, before.driver_loaded_at) == (
-        stands,
+    earlier = {finding.key: finding.finding.severity for finding in before.active}
+    severities = {finding.key: finding.finding.severity for finding in after.active}
+    return (earlier, before.gpus, before.recovery, before.ended, before.driver_loaded_at) == (
+        severities,
         after.gpus,
         after.recovery,
         after.ended,

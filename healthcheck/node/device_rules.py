@@ -30,9 +30,9 @@ class DeviceRule(Struct, frozen=True):
     tier: str = ""
     is_ours: bool = False
     """Whether the rule has exactly the content that an agent writes under this name."""
-    is_heeded: bool = False
+    is_processed: bool = False
     """Whether the cluster's controllers have processed it. A served API alone does not prove that a controller acts."""
-    is_heeded_now: bool = False
+    is_processed_now: bool = False
     """Whether they have processed its last change. An older observation does not prove that they still run."""
 
 
@@ -79,7 +79,7 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
         str(entry.get("uid", "")) for entry in metadata.get("ownerReferences") or () if entry.get("kind") == "Node"
     ]
     conditions = (rule.get("status") or {}).get("conditions") or ()
-    heeded = [condition for condition in conditions if condition.get("type") == HEEDED]
+    processed = [condition for condition in conditions if condition.get("type") == HEEDED]
     generation = metadata.get("generation")
     fields = {"key": taint.get("key"), "effect": taint.get("effect")}
     return DeviceRule(
@@ -94,8 +94,8 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
         and selector == selector_of(node_name, device)
         and fields == {"key": UNHEALTHY, "effect": EFFECT}
         and tier in TIERS,
-        is_heeded=bool(heeded),
-        is_heeded_now=any(entry.get("observedGeneration") == generation for entry in heeded),
+        is_processed=bool(processed),
+        is_processed_now=any(entry.get("observedGeneration") == generation for entry in processed),
     )
 
 

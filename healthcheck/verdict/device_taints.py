@@ -40,7 +40,7 @@ class DeviceTaintCover(Struct, frozen=True):
     `cordons`: UUIDs of the GPUs that HAMi's list must contain for that, written together with the verdict.
     """
 
-    stands: bool
+    is_complete: bool
     why: str = ""
     cordons: frozenset[str] = frozenset()
 
@@ -67,14 +67,14 @@ class RuleChange(Struct, frozen=True):
     changed: tuple[tuple[DeviceRule, str], ...] = ()
     """Rules to change, each with its new tier."""
     gone: tuple[DeviceRule, ...] = ()
-    standing: tuple[DeviceRule, ...] = ()
+    unchanged: tuple[DeviceRule, ...] = ()
     """Rules that are already correct."""
     why: str = ""
 
     @property
     def names(self) -> frozenset[str]:
         """Return the names of the rules that remain or are created."""
-        kept = (*self.standing, *(old for old, _ in self.changed))
+        kept = (*self.unchanged, *(old for old, _ in self.changed))
         return frozenset((*(rule.name for rule in self.made), *(rule.name for rule in kept)))
 
 
@@ -163,7 +163,7 @@ def plan_rules(
         ),
         changed=tuple((rule, tiers[rule.device]) for rule in kept.values() if rule.tier != tiers[rule.device]),
         gone=gone,
-        standing=tuple(rule for rule in kept.values() if rule.tier == tiers[rule.device]),
+        unchanged=tuple(rule for rule in kept.values() if rule.tier == tiers[rule.device]),
     )
 
 

@@ -174,7 +174,7 @@ def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
     taints.create_rule(MissingRule(NAME, "gpu-0", "RESET"), node)
 
     def noted() -> bool:
-        return all(rule.is_heeded_now for rule in taints.list_rules(OWN))
+        return all(rule.is_processed_now for rule in taints.list_rules(OWN))
 
     eventually(noted)
     (made,) = taints.list_rules(OWN)

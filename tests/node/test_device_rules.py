@@ -48,14 +48,14 @@ def rule(device: str = "gpu-0", **changes: Any) -> Json:
 )
 def test_rule_with_an_agents_content_is_ours(changes: Json, is_ours: bool) -> None:
     found = device_rule(rule(**changes), NODE)
-    assert (found.is_ours, found.node_uid, found.is_heeded) == (is_ours, "node-uid", False)
+    assert (found.is_ours, found.node_uid, found.is_processed) == (is_ours, "node-uid", False)
 
 
 @pytest.mark.parametrize(("generation", "now"), [(2, True), (3, False)])
-def test_a_rule_that_the_controllers_have_seen_is_heeded(generation: int, now: bool) -> None:
+def test_a_rule_that_the_controllers_have_seen_is_processed(generation: int, now: bool) -> None:
     seen = {"type": "EvictionInProgress", "status": "False", "reason": "OtherEffect", "observedGeneration": 2}
     found = device_rule(rule(metadata={"generation": generation}, status={"conditions": [seen]}), NODE)
-    assert (found.is_heeded, found.is_heeded_now) == (True, now)
+    assert (found.is_processed, found.is_processed_now) == (True, now)
 
 
 def test_rule_names_of_two_nodes_differ() -> None:

@@ -106,7 +106,7 @@ def test_unobserved_cycle_keeps_the_present_taints() -> None:
 
 
 def rule(device: str = "gpu-0", tier: str = "RESET", **more: object) -> DeviceRule:
-    known = DeviceRule(rule_name(NODE, device), "u", "7", "0d4f5a5e-uid", device, tier, is_ours=True, is_heeded=True)
+    known = DeviceRule(rule_name(NODE, device), "u", "7", "0d4f5a5e-uid", device, tier, is_ours=True, is_processed=True)
     return replace(known, **more)
 
 
@@ -151,7 +151,7 @@ def test_rule_of_a_part_has_a_free_number() -> None:
     assert [(missing_rule.name, missing_rule.device) for missing_rule in change.made] == [
         (rule_name(NODE, "2"), parts[0].name)
     ]
-    assert (change.standing, change.gone) == ((numbered, by_device), ())
+    assert (change.unchanged, change.gone) == ((numbered, by_device), ())
 
 
 @pytest.mark.parametrize(("length", "why"), [(231, ""), (232, "their names are too long")])
@@ -164,7 +164,7 @@ def test_second_rule_of_a_device_is_deleted() -> None:
     twice = [rule(), rule(name=rule_name(NODE, "0"))]
     change = plan_rules([BAD], [GPU_0], twice, node())
 
-    assert (len(change.standing), len(change.gone), change.made) == (1, 1, ())
+    assert (len(change.unchanged), len(change.gone), change.made) == (1, 1, ())
 
 
 @pytest.mark.parametrize(
