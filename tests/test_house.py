@@ -23,7 +23,7 @@ from healthcheck.memory import known_names
 from healthcheck.model import Check, Reason, Severity, UnobservedCause
 from healthcheck.settings.declaration import NodeSettings, settings_of
 from healthcheck.settings.reading import read_settings
-from healthcheck.verdict.acknowledgement import UNTOLD
+from healthcheck.verdict.acknowledgement import UNEXPLAINED
 from repair.steps import ResetSettings
 from sim.scenarios import Expected, Scenario, scenarios
 from sweeper.settings import SweeperSettings
@@ -186,14 +186,19 @@ def test_every_metric_is_in_the_list() -> None:
 
 
 def test_severity_group_check_setting_and_metric_are_explained() -> None:
-    names = [*(severity.name for severity in Severity), *checks.GROUPS.values(), *checks.SHORT_NAMES, UNTOLD]
+    names = [
+        *(severity.name for severity in Severity),
+        *checks.GROUPS.values(),
+        *checks.SHORT_NAMES,
+        UNEXPLAINED,
+    ]
     names += [*(check.name for check in ALL_CHECKS), *settings_of(NodeSettings), PROFILES_FILE]
     names += [metric.name for metric in Telemetry().metrics]
     assert [name for name in names if index.without_prefix(name) not in index.words()] == []
 
 
 def test_a_reason_without_a_check_has_a_heading_of_its_own_too() -> None:
-    assert f"\n## {UNTOLD}\n" in (ROOT / "docs/findings.md").read_text()
+    assert f"\n## {UNEXPLAINED}\n" in (ROOT / "docs/findings.md").read_text()
 
 
 def without_code(page: Path) -> str:

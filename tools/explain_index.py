@@ -19,7 +19,7 @@ from healthcheck.deep import causes as deep
 from healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM
 from healthcheck.model import Severity, UnobservedCause
 from healthcheck.settings.declaration import NodeSettings, by_key, settings_of, written
-from healthcheck.verdict.acknowledgement import UNTOLD
+from healthcheck.verdict.acknowledgement import UNEXPLAINED
 
 _PROFILES = "Expected devices of an instance type, one type per line: type|gpus|efa|nvlink|provider[|roce]."
 _FINDINGS, _CAUSES, _ALERTS = "docs/findings.md", "docs/causes.md", "docs/alerts.md"
@@ -58,10 +58,10 @@ def index_entries() -> Iterator[IndexEntry]:
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
     yield from _of(REASON, _REPEATED, f"{_FINDINGS}#xid")
     yield IndexEntry(
-        UNTOLD,
+        UNEXPLAINED,
         REASON,
         "A deep test failed without a readable finding: its record has only a severity.",
-        f"{_FINDINGS}#{UNTOLD.lower()}",
+        f"{_FINDINGS}#{UNEXPLAINED.lower()}",
     )
 
 

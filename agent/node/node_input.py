@@ -45,7 +45,7 @@ class NodeInput:
         """
         if self._wants_record:
             self._take_record(node)
-        release, _ = read_release(node, gestures=self._state.settings.values.rules.enable_label)
+        release, _ = read_release(node, by_label=self._state.settings.values.rules.enable_label)
         if release is None:
             return False, None
         self._ledger.release(release)

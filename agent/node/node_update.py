@@ -87,7 +87,7 @@ class NodeUpdate:
         view, whole = self._view(known, node), self._record.as_if_there(node)
         decision, grant = self._taint.decide(view, whole)
         change = plan(view, decision, whole, grant)
-        self._reporter.complain((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
+        self._reporter.complain((*read_release(node, by_label=False)[1], *why_unread(node), *change.complaints))
         if not self._api.write:
             events = [event.reason for event in (*change.events, *change.repair.events)]
             conditions = [condition for condition in (change.condition, *change.repair.conditions) if condition]

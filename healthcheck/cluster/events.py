@@ -95,5 +95,5 @@ def _last_seen(event: Mapping[str, Any]) -> str:
     Each API sets at least one of the fields.
     """
     series = event.get("series") or {}
-    result = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return next((str(time) for time in result if time), "")
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((str(time) for time in times if time), "")

@@ -96,19 +96,19 @@ def _answer(url: str, query: str) -> dict[str, Any]:
 def _read(status: int, body: bytes) -> dict[str, Any]:
     """Parse an answer. Prometheus reports the reason of an error in the body."""
     try:
-        result = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
-        result = None
-    if not isinstance(result, dict):
+        answer = None
+    if not isinstance(answer, dict):
         raise PrometheusError(f"it answers {status} without a JSON object: is it a Prometheus?")
-    if status != 200 or result.get("status") != "success":
-        why = printable(str(result.get("error") or "no reason given"), _LONGEST_MESSAGE)
+    if status != 200 or answer.get("status") != "success":
+        why = printable(str(answer.get("error") or "no reason given"), _LONGEST_MESSAGE)
         raise PrometheusError(f"it answers {status}: {why}")
-    return result
+    return answer
 
 
-def _vector(fields: dict[str, Any]) -> list[Any]:
-    data = fields.get("data")
+def _vector(answer: dict[str, Any]) -> list[Any]:
+    data = answer.get("data")
     result = data.get("result") if isinstance(data, dict) and data.get("resultType") == "vector" else None
     if not isinstance(result, list):
         raise PrometheusError("its answer has no vector: is it a Prometheus?")

@@ -126,10 +126,10 @@ def give_back(node: NodeState, claim: Claim, gives_way: GivesWay = never_gives_w
     Return None if the Node has neither.
     """
     try:
-        standing = _parse(node.annotations.get(RUN, ""))
+        present = _parse(node.annotations.get(RUN, ""))
     except RecordError:
         return None
-    return _without_marks(node) if standing.is_same_run(claim) or gives_way(standing) else None
+    return _without_marks(node) if present.is_same_run(claim) or gives_way(present) else None
 
 
 def is_written(node: NodeState, claim: Claim) -> bool:

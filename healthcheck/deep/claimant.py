@@ -59,16 +59,16 @@ class Claimant(Struct, frozen=True):
         Returns None if `why_not` gives a reason or another run has the claim. If an earlier write succeeded but its
         answer was lost, the claim is not written again.
         """
-        claim, standing = self._claim(until), None
+        claim, written = self._claim(until), None
 
         def taking(node: NodeState) -> dict[str, Any] | None:
-            nonlocal standing
-            standing = node if is_written(node, claim) else None
-            if standing is not None or why_not(node):
+            nonlocal written
+            written = node if is_written(node, claim) else None
+            if written is not None or why_not(node):
                 return None
             return take(node, claim, self.now(), self.gives_way)
 
-        return self.write(taking) or standing
+        return self.write(taking) or written
 
     def hold(self, until: datetime, annotations: Annotations = nothing) -> NodeState | None:
         """Acquire or renew the claim until this time; None if another run has it."""

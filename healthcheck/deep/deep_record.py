@@ -25,7 +25,14 @@ from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, NodeState, i
 from healthcheck.text.moments import held, moment, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import UNTOLD, Fault, counts, deep_faults, is_adopted, severity_message
+from healthcheck.verdict.acknowledgement import (
+    UNEXPLAINED,
+    Fault,
+    counts,
+    deep_faults,
+    is_adopted,
+    severity_message,
+)
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 from healthcheck.verdict.record import DEEP, CauseRow, CheckRow, RunRecord
 from healthcheck.verdict.verdict import status_of, worst
@@ -135,10 +142,10 @@ def render(outcome: Outcome, ran: CompletedRun) -> RunRecord:
 
 def by_reason(passed: Iterable[Passed]) -> dict[str, tuple[str, ...]]:
     """Return the tests that passed, with their subjects."""
-    fields: dict[str, tuple[str, ...]] = {}
-    for result in passed:
-        fields[result.reason] = (*fields.get(result.reason, ()), result.subject)
-    return fields
+    subjects: dict[str, tuple[str, ...]] = {}
+    for test in passed:
+        subjects[test.reason] = (*subjects.get(test.reason, ()), test.subject)
+    return subjects
 
 
 def deep_record(record: RunRecord, kind: str) -> DeepRecord:
@@ -193,9 +200,9 @@ def _void(record: RunRecord, kind: str) -> DeepRecord:
     """Summarise a record of the bash suite for people. Raises ValueError."""
     at = moment(record.timestamp)
     words = ", ".join(
-        f"{name} {result}"[:_LONGEST_NAME]
+        f"{name} {value}"[:_LONGEST_NAME]
         for name in ("status", "severity", "recommendation", "suite")
-        if (result := getattr(record, name))
+        if (value := getattr(record, name))
     )
     return DeepRecord(kind, str(record.timestamp), DeepResult(at, at), void=words or "nothing")
 
@@ -229,11 +236,11 @@ def _found(fault: Fault, stated: Severity, kind: str, at: str | None) -> DeepFin
     """
     finding = Finding(
         # An unknown reason name still counts as a fault.
-        fault.reason if _REASON.match(fault.reason) else UNTOLD,
+        fault.reason if _REASON.match(fault.reason) else UNEXPLAINED,
         min(fault.severity, stated),
         fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node",
         (fault.row.detail or severity_message(kind, at, fault.severity.name))[:_LONGEST_DETAIL],
-        {name: message[:_LONGEST_NAME] for name in _NAMES if (message := (fault.row.about or {}).get(name))},
+        {name: name_text[:_LONGEST_NAME] for name in _NAMES if (name_text := (fault.row.about or {}).get(name))},
         rule=(fault.row.rule or "")[:_LONGEST_NAME],
         source=kind,
     )

@@ -72,11 +72,11 @@ def last_attempt(node: NodeState, now: datetime) -> Attempt | None:
 
 def _causes(record: RunRecord) -> str:
     """Return the causes of a record as text, each with its first detail."""
-    fields: dict[str, str] = {}
+    details: dict[str, str] = {}
     for row in record.unobserved or ():
         if row.cause:
-            fields.setdefault(row.cause, row.detail or "")
-    words = "; ".join(f"{cause}: {detail}" if detail else cause for cause, detail in fields.items())
+            details.setdefault(row.cause, row.detail or "")
+    words = "; ".join(f"{cause}: {detail}" if detail else cause for cause, detail in details.items())
     return printable(words, _LONGEST_CAUSES)
 
 

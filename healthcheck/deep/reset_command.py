@@ -89,10 +89,10 @@ def command_in(annotations: Mapping[str, str]) -> ResetCommand | None:
 
 
 def render(command: ResetCommand) -> str:
-    fields = {"holder": command.holder, "operands": dict(command.operands), "renewed": command.renewed}
+    row = {"holder": command.holder, "operands": dict(command.operands), "renewed": command.renewed}
     if command.until:
-        fields["until"] = command.until
-    return json.dumps(fields, separators=(",", ":"))
+        row["until"] = command.until
+    return json.dumps(row, separators=(",", ":"))
 
 
 def sign_of_life(now: datetime) -> str:

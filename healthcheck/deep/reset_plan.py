@@ -139,12 +139,12 @@ def why_not_offered(node: NodeState, before: NodeState, *, is_reset: bool = Fals
     # The kubelet forgets the capacity some minutes after the end of a device plugin.
     capacity = {**before.gpu_capacity, **node.gpu_capacity}
     least = capacity if is_reset else dict.fromkeys(capacity, 1)
-    if all(node.gpus.get(name, 0) >= number for name, number in least.items()):
+    if all(node.gpus.get(name, 0) >= count for name, count in least.items()):
         return ""
-    words = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
+    offer = f"pods can request {listed(node.gpus) or 'no GPU'} of {listed(capacity)}"
     if node.tainted():
         return (
-            f"{words}: without a toleration, a device plugin starts only when the taint {UNHEALTHY} is gone; "
+            f"{offer}: without a toleration, a device plugin starts only when the taint {UNHEALTHY} is gone; "
             f"gpu-healthcheck status {node.name} shows the next step"
         )
-    return f"{words}; gpu-healthcheck reset {node.name} restarts its device plugin"
+    return f"{offer}; gpu-healthcheck reset {node.name} restarts its device plugin"

@@ -333,12 +333,12 @@ class _Outputs:
     @property
     def texts(self) -> tuple[bytes, bytes]:
         """Return standard output and standard error."""
-        out, err = (bytes(text) for text in self._written.values())
+        out, err = (bytes(output) for output in self._written.values())
         return out, err
 
     @property
     def flooded(self) -> bool:
-        return max(len(text) for text in self._written.values()) > self._most_bytes
+        return max(len(output) for output in self._written.values()) > self._most_bytes
 
     def read_until(self, deadline: float, stop: threading.Event) -> bool:
         """Read until the process has ended and its output is read, or the output exceeds the limit.
@@ -398,6 +398,6 @@ def _started(
     return process
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
+def _signal_group(pid: int, signal_number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(pid, number)
+        os.killpg(pid, signal_number)

@@ -56,13 +56,13 @@ class Screen(Console):
 
 def wrapped(text: Text, width: int, indent: int = 0) -> Iterator[Text]:
     """Yield the text in lines of at most `width` columns. A word that is longer has a line of its own."""
-    start = end = room = 0
+    start = end = line_indent = 0
     for word in _WORD.finditer(text.plain):
-        if end > start and cell_len(text.plain[start : word.end()]) > width - room:
-            yield Text(" " * room).append(text[start:end])
-            start, room = word.start(), indent
+        if end > start and cell_len(text.plain[start : word.end()]) > width - line_indent:
+            yield Text(" " * line_indent).append(text[start:end])
+            start, line_indent = word.start(), indent
         end = word.end()
-    yield Text(" " * room).append(text[start:end])
+    yield Text(" " * line_indent).append(text[start:end])
 
 
 def _seen(text: Text) -> Text:

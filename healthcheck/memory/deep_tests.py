@@ -62,10 +62,10 @@ def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after
     """
     memory = retested(memory, _passed(memory, result), min(result.began, now.wall))
     active = {finding.key: finding for finding in memory.active}
-    for found in result.found:
-        if _was_released(memory, found):
+    for deep_finding in result.found:
+        if _was_released(memory, deep_finding):
             continue
-        finding = _as_active(memory, found, min(found.seen or result.at, now.wall), now, escalate_after)
+        finding = _as_active(memory, deep_finding, min(deep_finding.seen or result.at, now.wall), now, escalate_after)
         if memory.boot_id not in ("", finding.boot_id) and REBOOT.is_open_to(finding):
             memory = ended_by_reset(memory, finding, now.wall)  # a reboot since the test has ended the finding
         else:

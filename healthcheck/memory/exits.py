@@ -293,21 +293,21 @@ def within_log(memory: Memory) -> Memory:
     return replace(memory, acknowledged=acknowledged, active=active)
 
 
-def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
+def adopted(memory: Memory, recorded: Memory, now: Now) -> Memory:
     """Return the memory with the entries that only the Node's record still has.
 
     This restores the memory after the file on the node was lost. If both have an entry, the worse one is kept: the log
     repeats one event, not always with the same severity.
     """
-    other = _by_now(other, now)
+    recorded = _by_now(recorded, now)
     acknowledged = tuple(
-        acknowledgement for acknowledgement in other.acknowledged if acknowledgement not in memory.acknowledged
+        acknowledgement for acknowledgement in recorded.acknowledged if acknowledgement not in memory.acknowledged
     )
     memory = replace(
         memory,
-        released=memory.released or other.released,
+        released=memory.released or recorded.released,
         acknowledged=_newest((*acknowledged, *memory.acknowledged)),
-        adopted_records={**other.adopted_records, **memory.adopted_records},
+        adopted_records={**recorded.adopted_records, **memory.adopted_records},
     )
     # The log was read before the Node, so events that a person had released are in the memory again.
     memory = _without(
@@ -317,26 +317,26 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
             and is_acknowledged(memory, finding.key, finding.boot_id, finding.seq, finding.last_seen)
         ),
     )
-    active = {finding.key: finding for finding in other.active}
+    active = {finding.key: finding for finding in recorded.active}
     for finding in memory.active:
         active[finding.key] = _worse_of(finding, active.get(finding.key))
     return replace(memory, active=worst_first(active.values()))
 
 
-def _worse_of(finding: ActiveFinding, other: ActiveFinding | None) -> ActiveFinding:
+def _worse_of(finding: ActiveFinding, recorded: ActiveFinding | None) -> ActiveFinding:
     """Return the worse of two findings, with the earlier of their first observations.
 
     Both exist if a check cycle ended before the record on the Node was read.
     """
-    if other is None or other.nature is not finding.nature:
+    if recorded is None or recorded.nature is not finding.nature:
         return finding
-    seen = replace(finding, first_seen=min(finding.first_seen, other.first_seen))
-    if other.finding.severity <= finding.finding.severity:
+    seen = replace(finding, first_seen=min(finding.first_seen, recorded.first_seen))
+    if recorded.finding.severity <= finding.finding.severity:
         return seen
-    return replace(seen, finding=other.finding, check=other.check)
+    return replace(seen, finding=recorded.finding, check=recorded.check)
 
 
-def _by_now(other: Memory, now: Now) -> Memory:
+def _by_now(recorded: Memory, now: Now) -> Memory:
     """Limit the times of a record to now, and its counts to a maximum.
 
     Any client with access to the Node may have written the record.
@@ -347,13 +347,13 @@ def _by_now(other: Memory, now: Now) -> Memory:
         at, count = min(finding.last_at, now.monotonic), min(finding.count, _MOST_COUNTED)
         return replace(finding, first_seen=first, last_seen=last, last_at=at, count=count)
 
-    released = other.released
+    released = recorded.released
     return replace(
-        other,
-        active=tuple(map(seen, other.active)),
+        recorded,
+        active=tuple(map(seen, recorded.active)),
         acknowledged=tuple(
             replace(acknowledgement, last_seen=min(acknowledgement.last_seen, now.wall))
-            for acknowledgement in other.acknowledged
+            for acknowledgement in recorded.acknowledged
         ),
         released=replace(released, at=min(released.at, now.wall)) if released else None,
     )
@@ -365,10 +365,10 @@ def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement,
     Dropping an acknowledgement hides no fault.
     """
     kept: list[Acknowledgement] = []
-    room = _MOST_CHARACTERS
+    characters_left = _MOST_CHARACTERS
     for acknowledgement in reversed(acknowledged[-_MOST_ACKNOWLEDGED:]):
-        room -= len(acknowledgement.reason) + len(acknowledgement.subject) + len(acknowledgement.boot_id)
-        if room < 0:
+        characters_left -= len(acknowledgement.reason) + len(acknowledgement.subject) + len(acknowledgement.boot_id)
+        if characters_left < 0:
             break
         kept.append(acknowledgement)
     return tuple(reversed(kept))
@@ -491,8 +491,8 @@ def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: No
     if action is None and gpu.recovery_error != SUCCESS:
         return memory
     # If the driver does not support recovery actions, none is pending.
-    others = {other: known for other, known in memory.recovery.items() if other != address}
-    return replace(memory, recovery={**others, address: action} if action else others)
+    recovery = {other: pending_action for other, pending_action in memory.recovery.items() if other != address}
+    return replace(memory, recovery={**recovery, address: action} if action else recovery)
 
 
 def _all_reset(memory: Memory, answering: Mapping[str, Gpu], began: float, now: Now) -> Memory:

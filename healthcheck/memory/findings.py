@@ -175,9 +175,9 @@ def pid_of(process: str) -> str:
 def distinct(entries: Iterable[ProcessEntry]) -> tuple[ProcessEntry, ...]:
     """Return the last entry of each process at each place: files of 0.3.0 have several if its threads have names."""
     last: dict[object, ProcessEntry] = {}
-    for number, entry in enumerate(entries):
-        place = entry.place if isinstance(entry, ProcessHit) else ""
-        key = (pid_of(entry.process), place) if entry.process else number
+    for index, entry in enumerate(entries):
+        position = entry.place if isinstance(entry, ProcessHit) else ""
+        key = (pid_of(entry.process), position) if entry.process else index
         last.pop(key, None)
         last[key] = entry
     return tuple(last.values())
@@ -208,14 +208,14 @@ def located(gpus: Mapping[str, Mapping[str, str]], subject: str, about: Mapping[
     kind, _, name = subject.partition("/")
     if kind != "gpu" or gpu_address(subject) in gpus:
         return subject
-    place, slash, instance = name.partition("/")
-    if address := normalise_address(place):
+    gpu_name, slash, instance = name.partition("/")
+    if address := normalise_address(gpu_name):
         return f"gpu/{address}{slash}{instance}"
-    fields = dict(about or {})
-    fields.setdefault("uuid" if name.startswith("GPU-") else "index", name)
-    candidates = {address: known for address, known in gpus.items() if not differs(fields, known)}
+    names = dict(about or {})
+    names.setdefault("uuid" if name.startswith("GPU-") else "index", name)
+    candidates = {address: known for address, known in gpus.items() if not differs(names, known)}
     for key in ("uuid", "serial", "index"):
-        places = [address for address, known in candidates.items() if fields.get(key) and known.get(key) == fields[key]]
+        places = [address for address, known in candidates.items() if names.get(key) and known.get(key) == names[key]]
         if len(places) == 1:
             return f"gpu/{places[0]}"
     return subject

@@ -142,8 +142,8 @@ class _Reading:
 
     def _recover(self, address: str, at: float) -> None:
         # The next check cycle observes the same reset again. It must not count as a second reset, or end later events.
-        wanting = {other: action for other, action in self.memory.recovery.items() if other != address}
-        self._change(lambda whole: recovered(replace(whole, recovery=wanting), address, at, self._now))
+        recovery = {other: action for other, action in self.memory.recovery.items() if other != address}
+        self._change(lambda whole: recovered(replace(whole, recovery=recovery), address, at, self._now))
 
     def _change(self, change: Callable[[Memory], Memory]) -> None:
         """Apply a change to the whole memory, including the active findings."""
@@ -413,8 +413,8 @@ def _counted(known: ActiveFinding | None, event: KernelEvent, boot_id: str) -> t
     if counted and abs(event.at - counted[-1].at) <= WINDOW_SECONDS and not (process and counted[-1].process):
         process, counted = process or counted[-1].process, counted[:-1]
     pid = pid_of(process)
-    others = tuple(other for other in counted if not pid or pid_of(other.process) != pid)
-    return (*others, CountedProcess(process, event.at))[-MOST_COUNTED:]
+    other_processes = tuple(earlier for earlier in counted if not pid or pid_of(earlier.process) != pid)
+    return (*other_processes, CountedProcess(process, event.at))[-MOST_COUNTED:]
 
 
 def _ended(entries: tuple[ProcessEntry, ...], event: KernelEvent) -> tuple[ProcessEntry, ...]:
@@ -477,8 +477,8 @@ def _hit(memory: Memory, event: KernelEvent, address: str, now: Now) -> Memory:
     """Record the process that the Xid affected."""
     key = (event.reason, address)
     known, pid = _ended(memory.hits.get(key, ()), event), pid_of(event.process)
-    others = tuple(hit for hit in known if hit.place != event.place or pid_of(hit.process) != pid)
-    hits = (*others, ProcessHit(event.process, event.place, event.at, _seen(event, now)))[-_MOST_HITS:]
+    other_hits = tuple(hit for hit in known if hit.place != event.place or pid_of(hit.process) != pid)
+    hits = (*other_hits, ProcessHit(event.process, event.place, event.at, _seen(event, now)))[-_MOST_HITS:]
     return replace(memory, hits=with_newest(memory.hits, key, hits, MOST_GPUS))
 
 
@@ -490,13 +490,13 @@ def _repeated(memory: Memory, event: KernelEvent, address: str, now: Now) -> Fin
     # Newest first: in a storm over several GPUs the newest hit decides, and this test runs for each log line.
     if any(_is_recent(memory, hit, now) for hits in elsewhere for hit in reversed(hits)):
         return None
-    here = [
+    on_this_gpu = [
         process_hit
         for process_hit in memory.hits[event.reason, address]
         if process_hit.process and process_hit.place == event.place
     ]
     # Oldest first, and each process once.
-    if len(here) < REPEATS_FROM or not _is_recent(memory, here[-REPEATS_FROM], now):
+    if len(on_this_gpu) < REPEATS_FROM or not _is_recent(memory, on_this_gpu[-REPEATS_FROM], now):
         return None
     where = f" on {event.place}" if event.place else ""
     return Finding(

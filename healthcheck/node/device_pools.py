@@ -101,15 +101,15 @@ def read_slice(resource_slice: Mapping[str, Any]) -> DeviceSlice | None:
         return None
     pool = spec["pool"]
     name = str(pool["name"])
-    devices = tuple(_device(name, entry) for entry in spec.get("devices") or ())
+    devices = tuple(_device(name, device) for device in spec.get("devices") or ())
     count = int(pool["resourceSliceCount"])
     return DeviceSlice(DRIVER, name, int(pool["generation"]), count, str(spec.get("nodeName") or ""), devices)
 
 
 def address_of(attributes: Mapping[str, str]) -> str:
     """Return the PCI address of a device's GPU from the device's attributes; '' if they do not include it."""
-    fields = {key.removeprefix(f"{DRIVER}/"): text for key, text in attributes.items()}
-    addresses = (normalise_address(fields[key]) for key in _ADDRESSES if key in fields)
+    texts = {key.removeprefix(f"{DRIVER}/"): text for key, text in attributes.items()}
+    addresses = (normalise_address(texts[key]) for key in _ADDRESSES if key in texts)
     return next((address for address in addresses if address is not None), "")
 
 

@@ -51,7 +51,7 @@ def numbered_names(node_name: str) -> tuple[str, ...]:
 
     The admission policy does not let agents use invented device names (docs/decisions/notes.md).
     """
-    return tuple(rule_name(node_name, str(number)) for number in range(MOST_RULES))
+    return tuple(rule_name(node_name, str(index)) for index in range(MOST_RULES))
 
 
 def is_whole(device: str) -> bool:
@@ -76,12 +76,12 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
     selector, taint = spec.get("deviceSelector") or {}, spec["taint"]
     device, tier = str(selector.get("device", "")), str(taint.get("value", ""))
     owners = [
-        str(entry.get("uid", "")) for entry in metadata.get("ownerReferences") or () if entry.get("kind") == "Node"
+        str(owner.get("uid", "")) for owner in metadata.get("ownerReferences") or () if owner.get("kind") == "Node"
     ]
     conditions = (rule.get("status") or {}).get("conditions") or ()
     processed = [condition for condition in conditions if condition.get("type") == HEEDED]
     generation = metadata.get("generation")
-    fields = {"key": taint.get("key"), "effect": taint.get("effect")}
+    key_and_effect = {"key": taint.get("key"), "effect": taint.get("effect")}
     return DeviceRule(
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
@@ -92,10 +92,10 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
         is_ours=bool(device)
         and is_rule_name(metadata["name"], node_name, device)
         and selector == selector_of(node_name, device)
-        and fields == {"key": UNHEALTHY, "effect": EFFECT}
+        and key_and_effect == {"key": UNHEALTHY, "effect": EFFECT}
         and tier in TIERS,
         is_processed=bool(processed),
-        is_processed_now=any(entry.get("observedGeneration") == generation for entry in processed),
+        is_processed_now=any(condition.get("observedGeneration") == generation for condition in processed),
     )
 
 

@@ -86,7 +86,7 @@ class AllocatedDevices(Struct, frozen=True):
 
     def claimed_by(self, claims: Iterable[GpuClaim]) -> dict[str, str]:
         """Return one claim that holds devices on each node, as text, by node name."""
-        nodes = {(one.pool, one.name): node for node, every in self.devices.items() for one in every}
+        nodes = {(device.pool, device.name): node for node, devices in self.devices.items() for device in devices}
         return {nodes[device]: str(claim) for claim in claims for device in claim.devices if device in nodes}
 
 
@@ -101,7 +101,7 @@ def gpu_claim(claim: Mapping[str, Any]) -> GpuClaim | None:
     return GpuClaim(
         metadata["namespace"],
         metadata["name"],
-        tuple((str(entry.get("pool")), str(entry.get("device"))) for entry in held),
+        tuple((str(result.get("pool")), str(result.get("device"))) for result in held),
         tuple(str(user.get("name")) for user in users if user.get("resource") == "pods"),
     )
 

@@ -44,7 +44,7 @@ class GpuPod(Struct, frozen=True):
 
 def listed(amounts: Mapping[str, int]) -> str:
     """Return the amounts as text: `8 nvidia.com/gpu`."""
-    return ", ".join(f"{number} {resource}" for resource, number in sorted(amounts.items()))
+    return ", ".join(f"{count} {resource}" for resource, count in sorted(amounts.items()))
 
 
 def offered(allocatable: object) -> dict[str, int]:
@@ -55,7 +55,7 @@ def offered(allocatable: object) -> dict[str, int]:
     if not isinstance(allocatable, dict):
         return {}
     named = [name for name in allocatable if name in _WHOLE or name.startswith(_MIG)]
-    return {name: number for name in named if (number := whole_quantity(allocatable[name]))}
+    return {name: count for name in named if (count := whole_quantity(allocatable[name]))}
 
 
 def has_device_plugin(status: Mapping[str, Any]) -> bool:
@@ -64,7 +64,7 @@ def has_device_plugin(status: Mapping[str, Any]) -> bool:
     A node whose GPUs are all unhealthy keeps its capacity.
     """
     both = {**(status.get("allocatable") or {}), **(status.get("capacity") or {})}
-    return any(_number(name, both[name]) for name in both if name.startswith(_ASKED))
+    return any(_gpu_count(name, both[name]) for name in both if name.startswith(_ASKED))
 
 
 def gpu_pod(pod: Mapping[str, Any]) -> GpuPod | None:
@@ -97,7 +97,7 @@ def unplaced_since(pod: Mapping[str, Any]) -> datetime | None:
         for condition in conditions
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable"
     )
-    return next((moment_or_none(entry.get("lastTransitionTime")) for entry in entries), None)
+    return next((moment_or_none(condition.get("lastTransitionTime")) for condition in entries), None)
 
 
 def whole_quantity(quantity: object) -> int | None:
@@ -124,15 +124,15 @@ def _held(spec: Mapping[str, Any]) -> Counter[str]:
 def _asked(container: Mapping[str, Any]) -> Counter[str]:
     resources = container.get("resources") or {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return Counter({name: number for name, amount in asked.items() if (number := _number(name, amount))})
+    return Counter({name: count for name, amount in asked.items() if (count := _gpu_count(name, amount))})
 
 
-def _number(resource: str, amount: object) -> int:
+def _gpu_count(resource: str, amount: object) -> int:
     """Return the count of a GPU resource: 0 for other resources, 1 for an amount that is not a plain count.
 
     An example of such an amount is `16k` for a GPU's memory.
     """
     if not resource.startswith(_ASKED):
         return 0
-    number = whole_quantity(amount)
-    return 1 if number is None else number
+    count = whole_quantity(amount)
+    return 1 if count is None else count

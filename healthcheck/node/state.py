@@ -101,7 +101,7 @@ class NodeState(Struct, frozen=True):
     """Entries of `metadata.managedFields`."""
 
     def condition(self, kind: str = CONDITION) -> Mapping[str, Any] | None:
-        return next((entry for entry in self.conditions if entry.get("type") == kind), None)
+        return next((condition for condition in self.conditions if condition.get("type") == kind), None)
 
     @property
     def is_ready(self) -> bool:
@@ -215,16 +215,16 @@ def managers_of_condition(managed_fields: object, kind: str) -> tuple[FieldManag
 def _managers_of(managed_fields: object, *path: str) -> tuple[FieldManager, ...]:
     if not isinstance(managed_fields, list):
         return ()
-    return tuple(_manager(entry) for entry in managed_fields if _owns(entry, path))
+    return tuple(_manager(managed) for managed in managed_fields if _owns(managed, path))
 
 
-def _owns(entry: object, path: Sequence[str]) -> bool:
-    value: object = entry
+def _owns(managed: object, path: Sequence[str]) -> bool:
+    subtree: object = managed
     for key in ("fieldsV1", *path[:-1]):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return isinstance(value, Mapping) and path[-1] in value
+        subtree = subtree.get(key) if isinstance(subtree, Mapping) else None
+    return isinstance(subtree, Mapping) and path[-1] in subtree
 
 
-def _manager(entry: Mapping[str, Any]) -> FieldManager:
+def _manager(managed: Mapping[str, Any]) -> FieldManager:
     # An entry without a time counts as older than anything that it could refer to.
-    return FieldManager(printable(str(entry.get("manager", ""))), moment_or_none(entry.get("time")) or EARLIEST)
+    return FieldManager(printable(str(managed.get("manager", ""))), moment_or_none(managed.get("time")) or EARLIEST)

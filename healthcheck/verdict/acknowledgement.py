@@ -31,14 +31,14 @@ from healthcheck.verdict.verdict import worst
 
 _LONGEST_WORD, _LONGEST_REASON, _LONGEST_TIME = 253, 1024, 40
 _WORSE = (Status.WARN.value, Status.FAIL.value, Status.UNKNOWN.value)
-GESTURE = f"set the label {STATUS} to {Status.PASS.value}"
-_SOMEBODY = "a person"
+LABEL_RELEASE = f"set the label {STATUS} to {Status.PASS.value}"
+_UNKNOWN_AUTHOR = "a person"
 """Author of a release if the Node does not record one."""
-UNTOLD = "DeepDiagnosticFailed"
+UNEXPLAINED = "DeepDiagnosticFailed"
 """Reason of the finding that is added if no finding of a deep record explains the record's severity."""
 
 
-class _ReleaseWord(JsonObject, frozen=True):
+class _PendingReleaseRow(JsonObject, frozen=True):
     """Fields of the annotation with a release that the agent has not applied yet."""
 
     by: Annotated[str | None, word] = None
@@ -79,10 +79,10 @@ class Fault(Struct, frozen=True):
         )
 
 
-def read_release(node: NodeState, *, gestures: bool) -> tuple[Release | None, tuple[str, ...]]:
+def read_release(node: NodeState, *, by_label: bool) -> tuple[Release | None, tuple[str, ...]]:
     """Return the pending release on this Node, and complaints about unreadable parts.
 
-    Both come from the same Node object. `gestures` False: the label is not managed by this project, so its value is not
+    Both come from the same Node object. `by_label` False: the label is not managed by this project, so its value is not
     a release.
     """
     text = node.annotations.get(RELEASE)
@@ -92,7 +92,7 @@ def read_release(node: NodeState, *, gestures: bool) -> tuple[Release | None, tu
             return parse_release(text), ()
         except RecordError as error:
             complaints = (f"annotation {RELEASE}: {error}; it is removed",)
-    return (_gesture(node) if gestures else None), complaints
+    return (_release_by_label(node) if by_label else None), complaints
 
 
 def release_of(node: NodeState, by: str, reason: str, at: datetime) -> Release:
@@ -112,20 +112,20 @@ def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
 def dump_release(release: Release) -> str:
     """Return the annotation's text."""
     rows = tuple(map(acknowledgement_row, release.findings))
-    word = _ReleaseWord(release.by, release.reason, release.at, rows)
-    return json.dumps(as_json(word), separators=(",", ":"), ensure_ascii=False)
+    row = _PendingReleaseRow(release.by, release.reason, release.at, rows)
+    return json.dumps(as_json(row), separators=(",", ":"), ensure_ascii=False)
 
 
 def parse_release(text: str) -> Release:
     """Return the release in the text. Raises RecordError if the text is not a release."""
-    word = row_in(_ReleaseWord, records.load(text))
+    row = row_in(_PendingReleaseRow, records.load(text))
     try:
-        word.must_have("by", "reason", "at", "findings")
-        findings = tuple(_whole_second(finding.acknowledgement()) for finding in word.findings or ())
+        row.must_have("by", "reason", "at", "findings")
+        findings = tuple(_whole_second(finding.acknowledgement()) for finding in row.findings or ())
     except ValueError as error:
         raise RecordError(f"not a release ({{by, reason, at, findings}}): {error}") from None
-    assert word.at is not None
-    return Release((word.by or "")[:_LONGEST_WORD], (word.reason or "")[:_LONGEST_REASON], word.at, findings)
+    assert row.at is not None
+    return Release((row.by or "")[:_LONGEST_WORD], (row.reason or "")[:_LONGEST_REASON], row.at, findings)
 
 
 def released_at(node: NodeState, now: datetime) -> datetime | None:
@@ -135,10 +135,10 @@ def released_at(node: NodeState, now: datetime) -> datetime | None:
     """
     row = records.on_node(AgentRecord, node, RESULTS).released
     try:
-        waiting = row_in(_ReleaseWord, records.load(node.annotations.get(RELEASE, "{}"))).at
+        pending_at = row_in(_PendingReleaseRow, records.load(node.annotations.get(RELEASE, "{}"))).at
     except RecordError:
-        waiting = None
-    times = (row.at if row else None, waiting)
+        pending_at = None
+    times = (row.at if row else None, pending_at)
     return max((at for at in times if at is not None and not is_future(at, now)), default=None)
 
 
@@ -151,7 +151,7 @@ def other_severities(
     means that the agent's record on the Node lists them.
     """
     severities, complaints = [], []
-    known = tuple(acknowledged)
+    releases = tuple(acknowledged)
     adopted_records = adopted_records_on(node) if adopted_records is None else adopted_records
     for annotation in DEEP:
         try:
@@ -161,13 +161,13 @@ def other_severities(
             if is_adopted(record, annotation, adopted_records):
                 continue
             if is_counted := counts(record, node):
-                standing = [
-                    fault.severity for fault in deep_faults(record, DEEP[annotation]) if not fault.is_covered(known)
+                active_severities = [
+                    fault.severity for fault in deep_faults(record, DEEP[annotation]) if not fault.is_covered(releases)
                 ]
-                severities.append(min(records.severity_of(record), worst(standing)))
+                severities.append(min(records.severity_of(record), worst(active_severities)))
             if why := _why_undated(record):
-                does = "counts until it is removed from the Node" if is_counted else "is ignored"
-                complaints.append(f"annotation {annotation}: {why}; it {does}")
+                effect = "counts until it is removed from the Node" if is_counted else "is ignored"
+                complaints.append(f"annotation {annotation}: {why}; it {effect}")
         except RecordError as error:
             complaints.append(f"annotation {annotation}: {error}; it is ignored")
     return severities, tuple(complaints)
@@ -214,11 +214,11 @@ def _why_undated(record: RunRecord) -> str:
 
 def faults_on(node: NodeState) -> tuple[Fault, ...]:
     """Return the findings of all records on the Node, worst first. Unreadable records are skipped."""
-    every = [*_deep_faults_on(node), *_own_faults(node)]
-    return tuple(sorted(every, key=lambda fault: -fault.severity))
+    faults = [*_deep_faults_on(node), *_own_faults(node)]
+    return tuple(sorted(faults, key=lambda fault: -fault.severity))
 
 
-def _gesture(node: NodeState) -> Release | None:
+def _release_by_label(node: NodeState) -> Release | None:
     """Return the release that a person made by setting `status=pass` although our record is worse.
 
     The agent writes label and record together, so only a person can have changed the label alone. Results of a deep
@@ -229,12 +229,12 @@ def _gesture(node: NodeState) -> Release | None:
     if node.labels.get(STATUS) != Status.PASS.value or record.status not in _WORSE:
         return None
     findings = acknowledgements(_own_faults(node))
-    others = [manager for manager in node.status_managers if manager.name != FIELD_MANAGER]
-    moment = records.time_of(record) or EARLIEST
-    person = max(others, key=lambda manager: manager.at, default=FieldManager(_SOMEBODY, moment))
-    at = max(person.at, moment)
+    managers = [manager for manager in node.status_managers if manager.name != FIELD_MANAGER]
+    recorded_at = records.time_of(record) or EARLIEST
+    person = max(managers, key=lambda manager: manager.at, default=FieldManager(_UNKNOWN_AUTHOR, recorded_at))
+    at = max(person.at, recorded_at)
     has_something = findings or node.tainted()
-    return Release(person.name, GESTURE, at, tuple(map(_whole_second, findings))) if has_something else None
+    return Release(person.name, LABEL_RELEASE, at, tuple(map(_whole_second, findings))) if has_something else None
 
 
 def is_adopted(record: RunRecord, annotation: str, adopted_records: Mapping[str, str]) -> bool:
@@ -289,8 +289,9 @@ def deep_faults(record: RunRecord, kind: str) -> list[Fault]:
     faults = [fault for row in rows if (fault := _fault(row, record, row.nature or Nature.EVENT)) is not None]
     stated = records.severity_of(record)
     if stated > worst(fault.severity for fault in faults):
-        untold = FindingRow(UNTOLD, stated, "node", detail=severity_message(kind, record.timestamp, stated.name))
-        faults += [fault for fault in (_fault(untold, record, Nature.EVENT),) if fault is not None]
+        detail = severity_message(kind, record.timestamp, stated.name)
+        unexplained = FindingRow(UNEXPLAINED, stated, "node", detail=detail)
+        faults += [fault for fault in (_fault(unexplained, record, Nature.EVENT),) if fault is not None]
     return faults
 
 
@@ -301,9 +302,9 @@ def _fault(row: FindingRow, record: Record, nature: Nature | None, cursor: int |
     seq = -1 if row.seq is None else row.seq
     boot_id = record.boot_id or "" if row.boot_id is None else row.boot_id
     # The cursor is a position in the log of the record's boot. The log of an earlier boot has ended.
-    place = cursor if boot_id == (record.boot_id or "") else seq
+    position = cursor if boot_id == (record.boot_id or "") else seq
     seen = None if "last_seen" in row.odd else row.last_seen or records.time_of(record)
-    return Fault(row.reason, row.subject, row.severity, nature, boot_id, place if seq >= 0 else None, seq, seen, row)
+    return Fault(row.reason, row.subject, row.severity, nature, boot_id, position if seq >= 0 else None, seq, seen, row)
 
 
 def _whole_second(acknowledgement: Acknowledgement) -> Acknowledgement:

@@ -112,14 +112,14 @@ def plan_cordons(gpus: Sequence[BadGpu], view: AgentView, decision: TaintDecisio
     wanted, known = frozenset().union(*uuids.values()), view.memory.gpus
     if nameless := [address for address, named_by in uuids.items() if not named_by]:
         return CordonPlan(why=f"the UUID of {named(nameless, _MOST_NAMED)} is unknown")
-    others = {about.get("uuid", "") for about in known.values()}
-    if why := next(_why_not_cordoned(wanted, others, view, node), ""):
+    known_uuids = {about.get("uuid", "") for about in known.values()}
+    if why := next(_why_not_cordoned(wanted, known_uuids, view, node), ""):
         return CordonPlan(why=why)
     kept = {known.get(gpu_address(row.subject or ""), {}).get("uuid", "") for row in decision.kept}
     return CordonPlan(wanted | (hami.our_cordons(node) & kept))
 
 
-def _why_not_cordoned(wanted: frozenset[str], others: set[str], view: AgentView, node: NodeState) -> Iterator[str]:
+def _why_not_cordoned(wanted: frozenset[str], known_uuids: set[str], view: AgentView, node: NodeState) -> Iterator[str]:
     """Yield the reasons why another GPU than the cordoned ones may be faulty, or may be allocated without HAMi.
 
     HAMi may have dropped a card that it can't open, so a faulty GPU need not be registered. But each registered card
@@ -133,7 +133,7 @@ def _why_not_cordoned(wanted: frozenset[str], others: set[str], view: AgentView,
     if len(node.gpus) > 1:
         yield f"pods can request the GPUs by several resources: {named(sorted(node.gpus), _MOST_NAMED)}"
     try:
-        foreign = hami.card_ids(node) - wanted - others
+        foreign = hami.card_ids(node) - wanted - known_uuids
     except ValueError as error:
         yield f"HAMi's annotation {hami.CARDS} can't be read: {error}"
     else:
@@ -151,10 +151,10 @@ def plan_rules(
     # A rule of an earlier Node with the same name is deleted together with that Node.
     kept = {rule.device: rule for rule in ours if rule.node_uid == node.uid and rule.device in tiers}
     gone = tuple(rule for rule in ours if rule is not kept.get(rule.device))
-    others = [rule for rule in rules if not rule.is_ours]
-    if why := _why_not(gpus, devices, node, tiers, others):
+    foreign_rules = [rule for rule in rules if not rule.is_ours]
+    if why := _why_not(gpus, devices, node, tiers, foreign_rules):
         return RuleChange(gone=gone, why=why)
-    free = iter(_free_names(node, (*kept.values(), *others)))
+    free = iter(_free_names(node, (*kept.values(), *foreign_rules)))
     return RuleChange(
         made=tuple(
             MissingRule(rule_name(node.name, device) if is_whole(device) else next(free), device, tier)
@@ -192,23 +192,23 @@ def _why_not(
     devices: Sequence[Device],
     node: NodeState,
     tiers: Mapping[str, str],
-    others: Sequence[DeviceRule],
+    foreign_rules: Sequence[DeviceRule],
 ) -> str:
     unpublished = [gpu.address for gpu in gpus if not any(_is_of(device, gpu) for device in devices)]
     if unpublished:
         return f"no ResourceSlice of this node contains {named(unpublished, _MOST_NAMED)}"
-    nameless = [one.name for one in devices if not (one.address or one.uuids)]
+    nameless = [device.name for device in devices if not (device.address or device.uuids)]
     if nameless:
         return f"the driver does not report the GPU of {named(nameless, _MOST_NAMED)}"
     elsewhere = [d.name for d in devices if d.pool != node.name and any(_is_of(d, gpu) for gpu in gpus)]
     if elsewhere:
         return f"{named(elsewhere, _MOST_NAMED)} is published in a pool that does not have the node's name"
     by_device = {rule_name(node.name, device) for device in tiers}
-    if taken := sorted(rule.name for rule in others if rule.device in tiers or rule.name in by_device):
-        return f"the rule {named(taken, _MOST_NAMED)} belongs to another program, or was changed"
-    room = len(_free_names(node, others))
-    if len(tiers) > room or any(len(name) > _LONGEST_NAME for name in (*by_device, *numbered_names(node.name))):
-        return f"{len(tiers)} rules are too many (at most {room}), or their names are too long"
+    if conflicting := sorted(rule.name for rule in foreign_rules if rule.device in tiers or rule.name in by_device):
+        return f"the rule {named(conflicting, _MOST_NAMED)} belongs to another program, or was changed"
+    free = len(_free_names(node, foreign_rules))
+    if len(tiers) > free or any(len(name) > _LONGEST_NAME for name in (*by_device, *numbered_names(node.name))):
+        return f"{len(tiers)} rules are too many (at most {free}), or their names are too long"
     return ""
 
 

@@ -99,10 +99,10 @@ def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision
     scope = "node" if state.gpus is None else "pod"
     age = state.check_age_seconds
     checked = "no check cycle has ended yet" if age is None else f"checked {age:.0f} s ago"
-    silence = "" if state.kubelet_answered else f"; {_SILENCE}"
+    kubelet_silence = "" if state.kubelet_answered else f"; {_SILENCE}"
     if not found:
         subject = "the node" if state.gpus is None else f"the pod's {len(state.gpus)} GPUs and the node's shared parts"
-        message = f"{state.node}: no finding of {state.severity.name} or worse on {subject}{silence}; {checked}"
+        message = f"{state.node}: no finding of {state.severity.name} or worse on {subject}{kubelet_silence}; {checked}"
         return GateAnswer(
             1,
             state.node,
@@ -116,12 +116,12 @@ def _answer(state: GateState, found: Sequence[ActiveFinding], decision: Decision
     index = worst.about.get("index", "")
     name = f"GPU {index} ({worst.subject})" if index else worst.subject
     fault = f"{state.node}: {worst.reason} ({worst.severity.name}) on {name} since {_seconds(found[0].first_seen)}"
-    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return GateAnswer(
         1,
         state.node,
         decision,
-        f"{fault}{others}{silence}; {end}",
+        f"{fault}{more}{kubelet_silence}; {end}",
         scope,
         worst.reason,
         tuple(

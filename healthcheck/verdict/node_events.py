@@ -14,7 +14,7 @@ from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Printable, Severity, Status
 from healthcheck.node.state import DEEP_CHECK, STATUS, NodeState, is_tested
 from healthcheck.text.moments import timestamp
-from healthcheck.verdict.acknowledgement import UNTOLD
+from healthcheck.verdict.acknowledgement import UNEXPLAINED
 from healthcheck.verdict.budget import SlotGrant
 from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import Verdict
@@ -76,16 +76,16 @@ def headline(
         f"({finding.reason} on {finding.subject}): {finding.detail}"
         for finding in findings
     ]
-    blind = [f"{row.check} could not check: {row.cause.detail}" for row in verdict.unobserved]
-    stays = [
+    unobserved = [f"{row.check} could not check: {row.cause.detail}" for row in verdict.unobserved]
+    kept_taints = [
         f"the taint stays for {finding.reason} on {finding.subject} until it can be checked again" for finding in kept
     ]
     if status is Status.UNKNOWN and verdict.unobserved:
-        return verdict.unobserved[0].cause.cause.name, cut("; ".join(stays + blind + messages))
+        return verdict.unobserved[0].cause.cause.name, cut("; ".join(kept_taints + unobserved + messages))
     if findings and verdict.severity is severity:
-        return _reason(findings[0].reason), cut("; ".join(messages + blind))
+        return _reason(findings[0].reason), cut("; ".join(messages + unobserved))
     if severity > Severity.PASS:
-        return UNTOLD, cut("; ".join([*undescribed, *messages]))
+        return UNEXPLAINED, cut("; ".join([*undescribed, *messages]))
     return "NoFault", "every check that applies to this node ran and found no fault"
 
 
@@ -106,7 +106,7 @@ def _reason(reason: str) -> str:
 
     The reason can come from a record that any client may write. The admission policy accepts only valid reasons.
     """
-    return reason if _REASON.match(reason) else UNTOLD
+    return reason if _REASON.match(reason) else UNEXPLAINED
 
 
 def new_findings(record: AgentRecord, before: AgentRecord | None, node: NodeState) -> Iterator[NodeEvent]:
@@ -129,10 +129,10 @@ def _identity(finding: FindingRow) -> tuple[str, str, str]:
 def transition(
     status: Status, message: str, record: AgentRecord, before: AgentRecord | None, node: NodeState
 ) -> Iterator[NodeEvent]:
-    text = node.labels.get(STATUS)
+    label = node.labels.get(STATUS)
     # Without labels, the condition shows the merge of all records, although it cannot express `warn`.
-    same = (node.condition() or {}).get("status") == CONDITION_STATUS[status] and before is not None
-    if status.value == text or (text is None and same):
+    is_shown = (node.condition() or {}).get("status") == CONDITION_STATUS[status] and before is not None
+    if status.value == label or (label is None and is_shown):
         return
     kind = "Normal" if status in (Status.PASS, Status.WARN) else "Warning"
     name = event_name(node.name, status.value, str(record.timestamp), str(record.boot_id))
@@ -141,7 +141,7 @@ def transition(
 
 def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[NodeEvent]:
     """Yield an Event if ENABLE_TAINT or ENABLE_LABEL became false: the taint or labels are removed once."""
-    taken = [
+    removed = [
         word
         for word, off in (
             ("taint", not taint and node.tainted()),
@@ -149,10 +149,10 @@ def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Node
         )
         if off
     ]
-    if taken:
-        name = event_name(node.name, "switched-off", *taken, node.resource_version)
+    if removed:
+        name = event_name(node.name, "switched-off", *removed, node.resource_version)
         yield NodeEvent(
-            name, "Normal", "SwitchedOff", f"removed this program's {' and '.join(taken)}: the settings disable them"
+            name, "Normal", "SwitchedOff", f"removed this program's {' and '.join(removed)}: the settings disable them"
         )
 
 
@@ -174,8 +174,8 @@ def released_event(node: NodeState, release: Release) -> NodeEvent:
     """
     released = [f"{finding.reason} on {finding.subject}" for finding in release.findings]
     name = event_name(node.name, "released", release.by, release.reason, release.at.isoformat(), *released)
-    message = ", ".join(released) or "nothing"
-    return NodeEvent(name, "Normal", "Released", cut(f"{release.by} released {message}: {release.reason}"))
+    findings = ", ".join(released) or "nothing"
+    return NodeEvent(name, "Normal", "Released", cut(f"{release.by} released {findings}: {release.reason}"))
 
 
 def event_name(node: str, *parts: str) -> str:

@@ -76,18 +76,18 @@ def plan(
     """
     verdict, rules, now = view.verdict, view.rules, view.now
     decision = decision.granted(node, grant)
-    status, severity, word = decision.status, decision.severity, decision.word
-    kept = decision.kept if word in (SET, DEVICES) else ()
+    status, severity, taint_state = decision.status, decision.severity, decision.word
+    kept = decision.kept if taint_state in (SET, DEVICES) else ()
     if severity >= rules.taint_severity:  # the Node's taint needs no other reason; a GPU's own cordon does
-        kept = tuple(row for row in kept if word == DEVICES and gpu_address(row.subject or ""))
-    record, text = astuple(records.render_text(verdict, view.memory, view.identity, now, word, kept))
-    taints = _taints(node, wanted=word == SET, started=_has_started(status, verdict))
+        kept = tuple(row for row in kept if taint_state == DEVICES and gpu_address(row.subject or ""))
+    record, annotation = astuple(records.render_text(verdict, view.memory, view.identity, now, taint_state, kept))
+    taints = _taints(node, wanted=taint_state == SET, started=_has_started(status, verdict))
     before, complaint = _record_before(node)
-    cordons = hami.cordon_change(node, grant.cordons if word == DEVICES else ()) if may_cordon else {}
-    patch = _patch(_labels(status, severity, rules, now), {RESULTS: text, **cordons}, taints, node)
+    cordons = hami.cordon_change(node, grant.cordons if taint_state == DEVICES else ()) if may_cordon else {}
+    patch = _patch(_labels(status, severity, rules, now), {RESULTS: annotation, **cordons}, taints, node)
     # Foreign content in our record is removed.
     is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
-    news = _is_news(patch, record, before if is_ours else None, rules, now)
+    is_news = _is_news(patch, record, before if is_ours else None, rules, now)
     undescribed = undescribed_records(node, view.memory.adopted_records)
     reason, message = headline(status, severity, verdict, record.kept or (), undescribed)
     # The Event of the transition comes first, so that the limit never drops it.
@@ -103,17 +103,17 @@ def plan(
         severity,
         reason,
         message,
-        tainted=word == SET,
+        tainted=taint_state == SET,
         settling=verdict.settling,
         work=view.work,
         awaits_reboot=view.awaits_reboot,
     )
     return NodePatch(
-        patch if news else None,
-        condition if news or not _says_the_same(condition, node) else None,
-        events[:_MOST_EVENTS] if news else (),
+        patch if is_news else None,
+        condition if is_news or not _says_the_same(condition, node) else None,
+        events[:_MOST_EVENTS] if is_news else (),
         (*decision.complaints, *complaint),
-        plan_repair(rules.repair, summary, node, now, is_news=news),
+        plan_repair(rules.repair, summary, node, now, is_news=is_news),
     )
 
 
@@ -185,8 +185,8 @@ def _is_news(
         return True
     if records.signature(record) != records.signature(before):
         return True
-    came_again = records.recurrence(record) != records.recurrence(before)
-    return _age_seconds(before, now) >= (_RECOUNT_SECONDS if came_again else rules.rewrite_after_seconds)
+    has_recurred = records.recurrence(record) != records.recurrence(before)
+    return _age_seconds(before, now) >= (_RECOUNT_SECONDS if has_recurred else rules.rewrite_after_seconds)
 
 
 def _age_seconds(before: AgentRecord, now: datetime) -> float:

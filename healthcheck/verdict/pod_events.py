@@ -42,9 +42,11 @@ def pod_events(
     ranked = [
         (rank, _event(node, pod, active, is_tainted=is_tainted))
         for pod, gpus in pods.items()
-        for rank, active in enumerate(each for each in found if is_on(each.finding.subject, gpus or frozenset()))
+        for rank, active in enumerate(
+            finding for finding in found if is_on(finding.finding.subject, gpus or frozenset())
+        )
     ]
-    return [event for _, event in sorted(ranked, key=lambda entry: entry[0])]
+    return [event for _, event in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def _event(node: str, pod: InvolvedPod, active: ActiveFinding, *, is_tainted: bool) -> NodeEvent:

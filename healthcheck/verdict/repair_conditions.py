@@ -70,34 +70,34 @@ def plan_repair(
     repair: RepairPolicy, summary: NodeSummary, node: NodeState, now: datetime, *, is_news: bool
 ) -> RepairChange:
     """Compare with the Node and return the conditions to write; a changed message alone only with `is_news`."""
-    standing = {kind: entry for kind in REPAIR_CONDITIONS if (entry := node.condition(kind)) is not None}
-    if not (standing or repair.conditions):
+    present = {kind: condition for kind in REPAIR_CONDITIONS if (condition := node.condition(kind)) is not None}
+    if not (present or repair.conditions):
         return NO_REPAIR
-    ours = {kind for kind, entry in standing.items() if is_our_condition(entry)}
-    others = [kind for kind in repair.conditions if kind in standing and kind not in ours]
-    gone = [kind for kind in standing if kind in ours and kind not in repair.conditions]
-    wanted = [_wanted(kind, repair, summary) for kind in repair.conditions if kind not in others]
+    ours = {kind for kind, condition in present.items() if is_our_condition(condition)}
+    foreign = [kind for kind in repair.conditions if kind in present and kind not in ours]
+    gone = [kind for kind in present if kind in ours and kind not in repair.conditions]
+    wanted = [_wanted(kind, repair, summary) for kind in repair.conditions if kind not in foreign]
     changed = [
-        _timed(entry, standing.get(entry["type"], {}), now)
-        for entry in wanted
-        if entry is not None and _differs(entry, standing.get(entry["type"], {}), is_news=is_news)
+        _timed(condition, present.get(condition["type"], {}), now)
+        for condition in wanted
+        if condition is not None and _differs(condition, present.get(condition["type"], {}), is_news=is_news)
     ]
-    events = (*(_owned(kind, node) for kind in others), *_switched_off(gone, node))
+    events = (*(_owned(kind, node) for kind in foreign), *_switched_off(gone, node))
     return RepairChange((*changed, *map(removed_condition, gone)), events)
 
 
 def _wanted(kind: str, repair: RepairPolicy, summary: NodeSummary) -> dict[str, str] | None:
     """Return the condition to write; None if it is unchanged."""
-    result: tuple[str, str, str] | None
+    condition: tuple[str, str, str] | None
     if kind == REBOOT_REQUIRED and summary.awaits_reboot:
-        result = "True", "ResetAwaitsReboot", f"gpu-healthcheck reset has drained this node: {summary.message}"
+        condition = "True", "ResetAwaitsReboot", f"gpu-healthcheck reset has drained this node: {summary.message}"
     elif kind == HARDWARE_READY:
-        result = _hardware_ready(repair, summary)
+        condition = _hardware_ready(repair, summary)
     else:
-        result = _required(Severity.REBOOT if kind == REBOOT_REQUIRED else Severity.ISOLATE, summary)
-    if result is None:
+        condition = _required(Severity.REBOOT if kind == REBOOT_REQUIRED else Severity.ISOLATE, summary)
+    if condition is None:
         return None
-    status, reason, message = result
+    status, reason, message = condition
     return {"type": kind, "status": status, "reason": reason, "message": cut(f"{OUR_WORD}{message}")}
 
 

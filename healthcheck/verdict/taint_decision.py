@@ -94,11 +94,11 @@ class TaintDecision(Struct, frozen=True):
 def decide_taint(view: AgentView, node: NodeState, *, by_devices: bool = False) -> TaintDecision:
     """Return the decision as if every slot of the budget were free. `by_devices`: rules taint GPUs of the node now."""
     memory, rules = view.memory, view.rules
-    others, complaints = other_severities(node, memory.acknowledged, memory.adopted_records)
-    status, severity = merge(view.verdict, others)
+    deep_severities, complaints = other_severities(node, memory.acknowledged, memory.adopted_records)
+    status, severity = merge(view.verdict, deep_severities)
     kept = kept_findings(view.verdict, node, rules)
     word = _word(severity, node, rules, kept=bool(kept), tainted=by_devices or node.tainted())
-    return TaintDecision(status, severity, word, kept, worst(others), complaints)
+    return TaintDecision(status, severity, word, kept, worst(deep_severities), complaints)
 
 
 def accepts_work(word: str | None, node: NodeState) -> bool:
@@ -126,7 +126,7 @@ def kept_findings(verdict: Verdict, node: NodeState, rules: Rules) -> tuple[Find
     They are read from the agent's record on the same Node, as findings or as findings kept earlier. After a person's
     release none is kept, even if it cannot be observed.
     """
-    if read_release(node, gestures=rules.enable_label)[0] is not None:
+    if read_release(node, by_label=rules.enable_label)[0] is not None:
         return ()
     active = {finding.key for finding in verdict.active}
     kept = [

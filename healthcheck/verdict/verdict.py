@@ -80,12 +80,12 @@ def worst(severities: Iterable[Severity]) -> Severity:
     return max(severities, default=Severity.PASS)
 
 
-def merge(own: Verdict, others: Iterable[Severity]) -> tuple[Status, Severity]:
+def merge(own: Verdict, deep_severities: Iterable[Severity]) -> tuple[Status, Severity]:
     """Return status and severity for labels, taint and condition.
 
     They combine the agent's verdict with the severities of deep records.
     """
-    severity = worst((own.severity, *others))
+    severity = worst((own.severity, *deep_severities))
     return status_of(severity, could_not_check=own.status is Status.UNKNOWN or bool(own.unobserved)), severity
 
 
@@ -95,8 +95,8 @@ def _group(name: str, memory: Memory, outcomes: Sequence[Outcome]) -> GroupVerdi
     severity = worst(finding.finding.severity for finding in memory.active if finding.check in checks)
     if severity is Severity.PASS and not any(outcome.configured for outcome in members):
         return GroupVerdict(name, Status.NOT_CONFIGURED, severity)
-    unseen = any(outcome.unobserved for outcome in members)
-    return GroupVerdict(name, status_of(severity, could_not_check=unseen), severity)
+    has_unobserved = any(outcome.unobserved for outcome in members)
+    return GroupVerdict(name, status_of(severity, could_not_check=has_unobserved), severity)
 
 
 def _is_named_by_another(cause: Unobserved, outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:

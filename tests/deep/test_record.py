@@ -21,7 +21,13 @@ from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, RESULTS, SWE
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import UNTOLD, faults_on, other_severities, read_release, release_of
+from healthcheck.verdict.acknowledgement import (
+    UNEXPLAINED,
+    faults_on,
+    other_severities,
+    read_release,
+    release_of,
+)
 from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import decide
 from tests.examples import (
@@ -156,8 +162,8 @@ class TestTaking:
         ("text", "wanted"),
         [
             (run(row(), 7, {"reason": PCIE}, row(severity="AWFUL")), {(MEMORY, GPU)}),
-            (run({"reason": PCIE}, severity="ISOLATE"), {(UNTOLD, "node")}),
-            (run(row("not a name")), {(UNTOLD, GPU)}),
+            (run({"reason": PCIE}, severity="ISOLATE"), {(UNEXPLAINED, "node")}),
+            (run(row("not a name")), {(UNEXPLAINED, GPU)}),
             (run(row(subject="GPU 3")), {(MEMORY, "node")}),
             (run(row(subject="")), {(MEMORY, "node")}),
             (run(row(severity="PASS")), set()),
@@ -278,14 +284,14 @@ class TestItsExits:
         assert exits.passed(memory, WALL + timedelta(seconds=1)).active == ()
 
     def test_1_a_light_look_clears_no_deep_verdict(self) -> None:
-        memory = after(knows(), sweep=run(row(), row(UNTOLD, "MONITOR", "node")))
+        memory = after(knows(), sweep=run(row(), row(UNEXPLAINED, "MONITOR", "node")))
         for minutes in range(5, 300, 5):
             memory = exits.gpus_answered(memory, [_gpu()], at(minutes).monotonic, at(minutes))
             memory = after_cycle(
                 memory, JudgedCycle([says(check=name) for name in ("dcgm-diag-l2", "ecc", "gpu-count")]), at(minutes)
             )
 
-        assert reasons(memory) == {(MEMORY, GPU), (UNTOLD, "node")}
+        assert reasons(memory) == {(MEMORY, GPU), (UNEXPLAINED, "node")}
 
     def test_the_reset_of_its_gpu(self) -> None:
         memory = after(knows(), sweep=run(row(), row(PCIE, "REBOOT"), row(subject="gpu/4")))
@@ -408,7 +414,7 @@ class TestARelease:
 
         word = release_of(state, "mia", "swapped", WALL)
         assert [(finding.reason, finding.subject) for finding in word.findings] == [(MEMORY, GPU)]
-        assert read_release(state, gestures=True) == (None, ())
+        assert read_release(state, by_label=True) == (None, ())
 
 
 class TestTheMemory:

@@ -24,8 +24,8 @@ from healthcheck.node.state import (
 )
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import (
-    GESTURE,
-    UNTOLD,
+    LABEL_RELEASE,
+    UNEXPLAINED,
     acknowledgements,
     dump_release,
     faults_on,
@@ -149,14 +149,14 @@ class TestTheAnnotation:
     def test_that_nobody_can_read_is_no_release_and_is_complained_of(self, text: str) -> None:
         with pytest.raises(RecordError):
             parse_release(text)
-        found, complaints = read_release(node(annotations={RELEASE: text}), gestures=True)
+        found, complaints = read_release(node(annotations={RELEASE: text}), by_label=True)
 
         assert found is None
         assert [complaint.startswith(f"annotation {RELEASE}: ") for complaint in complaints] == [True]
 
-    @pytest.mark.parametrize("gestures", [True, False])
-    def test_counts_with_and_without_labels(self, gestures: bool) -> None:
-        assert read_release(node(annotations={RELEASE: dump_release(WORD)}), gestures=gestures) == (WORD, ())
+    @pytest.mark.parametrize("by_label", [True, False])
+    def test_counts_with_and_without_labels(self, by_label: bool) -> None:
+        assert read_release(node(annotations={RELEASE: dump_release(WORD)}), by_label=by_label) == (WORD, ())
 
     def test_of_a_whole_machine_can_be_read_back(self) -> None:
         standing = (replace(stands(fault(f"Xid{n}", REBOOT, f"gpu/{n}")), seq=n) for n in range(1000))
@@ -172,21 +172,21 @@ class TestTheAnnotation:
 
 class TestTheGesture:
     def test_releases_what_the_records_on_the_same_object_show(self) -> None:
-        word, complaints = read_release(gestured(remembers(xid79(), cursor=1200)), gestures=True)
+        word, complaints = read_release(gestured(remembers(xid79(), cursor=1200)), by_label=True)
 
         assert complaints == ()
         assert word is not None
-        assert (word.by, word.at, word.reason) == (PERSON.name, PERSON.at, GESTURE)
+        assert (word.by, word.at, word.reason) == (PERSON.name, PERSON.at, LABEL_RELEASE)
         assert [(finding.reason, finding.cursor) for finding in word.findings] == [("Xid79", 1200)]
 
     def test_is_none_where_labels_are_switched_off(self) -> None:
-        assert read_release(gestured(remembers(xid79())), gestures=False) == (None, ())
+        assert read_release(gestured(remembers(xid79())), by_label=False) == (None, ())
 
     @pytest.mark.parametrize("status", ["fail", "warn", "unknown", "Pass", ""])
     def test_is_the_word_pass_and_no_other(self, status: str) -> None:
         state = replace(gestured(remembers(xid79())), labels={STATUS: status})
 
-        assert read_release(state, gestures=True) == (None, ())
+        assert read_release(state, by_label=True) == (None, ())
 
     @pytest.mark.parametrize(
         ("managers", "by"),
@@ -200,7 +200,7 @@ class TestTheGesture:
     def test_is_one_whoever_is_noted_and_names_the_person_who_is(
         self, managers: tuple[FieldManager, ...], by: str
     ) -> None:
-        word, _ = read_release(replace(gestured(remembers(xid79())), status_managers=managers), gestures=True)
+        word, _ = read_release(replace(gestured(remembers(xid79())), status_managers=managers), by_label=True)
 
         assert word is not None
         assert (word.by, [finding.reason for finding in word.findings]) == (by, ["Xid79"])
@@ -209,32 +209,32 @@ class TestTheGesture:
     def test_is_the_same_whenever_it_is_read(self) -> None:
         state = replace(gestured(remembers(xid79())), status_managers=())
 
-        assert read_release(state, gestures=True) == read_release(state, gestures=True)
+        assert read_release(state, by_label=True) == read_release(state, by_label=True)
 
     @pytest.mark.parametrize("status", ["pass", "", 7, None, "PASS", "FAIL"])
     def test_is_none_where_our_own_record_says_nothing_worse(self, status: Any) -> None:
         text = json.dumps({**json.loads(recorded(remembers(xid79()))), "status": status})
 
-        assert read_release(gestured(remembers(), {RESULTS: text}), gestures=True) == (None, ())
+        assert read_release(gestured(remembers(), {RESULTS: text}), by_label=True) == (None, ())
 
     def test_is_none_over_a_record_of_the_bash_suite(self) -> None:
         own = json.loads(recorded(remembers(xid79())))
         del own["schema"]
 
-        assert read_release(gestured(remembers(), {RESULTS: json.dumps(own)}), gestures=True) == (None, ())
+        assert read_release(gestured(remembers(), {RESULTS: json.dumps(own)}), by_label=True) == (None, ())
 
     def test_is_none_where_nothing_is_worse_than_pass(self) -> None:
-        assert read_release(gestured(remembers()), gestures=True) == (None, ())
+        assert read_release(gestured(remembers()), by_label=True) == (None, ())
 
     def test_cannot_release_a_level(self) -> None:
         level = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
 
-        assert read_release(gestured(remembers(level)), gestures=True) == (None, ())
+        assert read_release(gestured(remembers(level)), by_label=True) == (None, ())
 
     def test_means_nothing_that_a_deep_run_wrote_by_itself(self) -> None:
         fields = {SWEEP_RESULT: deep(deep_row())}
-        alone, _ = read_release(gestured(remembers(), fields), gestures=True)
-        word, _ = read_release(gestured(remembers(xid79()), fields), gestures=True)
+        alone, _ = read_release(gestured(remembers(), fields), by_label=True)
+        word, _ = read_release(gestured(remembers(xid79()), fields), by_label=True)
 
         assert alone is None
         assert word is not None
@@ -244,7 +244,7 @@ class TestTheGesture:
     def test_an_unreadable_record_is_treated_as_absent(self, own: str) -> None:
         state = gestured(remembers(), {RESULTS: own, SWEEP_RESULT: deep(deep_row())})
 
-        assert read_release(state, gestures=True) == (None, ())
+        assert read_release(state, by_label=True) == (None, ())
 
 
 class TestTheDeepRecords:
@@ -269,7 +269,7 @@ class TestTheDeepRecords:
         acknowledged = acknowledgements(faults_on(state))
 
         assert [(acknowledgement.reason, acknowledgement.subject) for acknowledgement in acknowledged] == [
-            (UNTOLD, "node")
+            (UNEXPLAINED, "node")
         ]
         assert other_severities(state, acknowledged) == ([PASS], ())
 
@@ -277,7 +277,10 @@ class TestTheDeepRecords:
         state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
 
         assert acknowledgements(faults_on(state)) == ()
-        assert other_severities(state, [Acknowledgement(UNTOLD, "node", "", None, LATER)]) == ([ISOLATE], ())
+        assert other_severities(state, [Acknowledgement(UNEXPLAINED, "node", "", None, LATER)]) == (
+            [ISOLATE],
+            (),
+        )
 
     def test_of_a_level_are_not_a_persons_to_release(self) -> None:
         state = node(annotations={SWEEP_RESULT: deep(deep_row(nature="level"))})

@@ -204,7 +204,7 @@ def heeded(words: Words) -> Memory:
         memory = exits.adopted(memory, exits.begin(other, memory.machine, BOOT, NOW), NOW)
     except records.RecordError:
         pass
-    word, _ = read_release(state, gestures=True)
+    word, _ = read_release(state, by_label=True)
     if word is not None:
         memory = exits.after_release(memory, word, NOW)
     for record in records_to_adopt(state, memory.adopted_records):
@@ -263,7 +263,7 @@ def test_no_word_speaks_of_what_comes_after_it_was_seen(words: Words) -> None:
     after = after_kernel_log(memory, [says(events=(kernel_event(event),), check="xid")], later(10))
     if (passed := passed_run(words.node)) is not None:
         after = exits.quarantined(after, passed.name, passed.began, later(20))
-    word, _ = read_release(words.node, gestures=True)
+    word, _ = read_release(words.node, by_label=True)
     if word is not None:
         after = exits.within_log(exits.after_release(replace(after, cursor=CURSOR + 1), word, later(30)))
 

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Suspect
 from healthcheck.model import PREFIX, Nature, Severity, Unobserved
 from healthcheck.node.state import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
-from healthcheck.verdict.acknowledgement import UNTOLD, dump_release
+from healthcheck.verdict.acknowledgement import UNEXPLAINED, dump_release
 from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.node_events import cut, event_name, released_event
 from healthcheck.verdict.node_patch import NodePatch
@@ -840,8 +840,8 @@ class TestEvents:
         """As the admission policy has it; the record still says the word."""
         change = plan_for(node(), remembers(stands(fault(reason, REBOOT))))
 
-        assert condition_of(change)["reason"] == UNTOLD
-        assert [event.reason for event in change.events] == ["GpuHealthFail", UNTOLD]
+        assert condition_of(change)["reason"] == UNEXPLAINED
+        assert [event.reason for event in change.events] == ["GpuHealthFail", UNEXPLAINED]
 
     @pytest.mark.parametrize("name", ["n", NODE, "n" * 253])
     def test_an_events_name_is_one_that_kubernetes_takes(self, name: str) -> None:

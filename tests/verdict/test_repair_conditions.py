@@ -23,7 +23,7 @@ from healthcheck.node.state import (
     NodeState,
 )
 from healthcheck.text.moments import timestamp
-from healthcheck.verdict.acknowledgement import UNTOLD
+from healthcheck.verdict.acknowledgement import UNEXPLAINED
 from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.node_patch import NodePatch
 from healthcheck.verdict.repair_conditions import NO_REPAIR, RepairPolicy
@@ -279,7 +279,7 @@ def test_a_reason_in_the_eks_agents_words(ours: str, theirs: str) -> None:
 
 def test_every_reason_that_has_a_row_is_one_of_ours() -> None:
     known = {reason.name for check in CHECKS for reason in check.reasons}
-    assert {row["reason"] for _, row in read_rows("eks_reasons.csv")} - known == {UNTOLD}
+    assert {row["reason"] for _, row in read_rows("eks_reasons.csv")} - known == {UNEXPLAINED}
 
 
 @pytest.mark.parametrize("severity", [PASS, RESET, REBOOT])
