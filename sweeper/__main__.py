@@ -108,12 +108,12 @@ def _pass_over(what: str) -> None:
 
 
 def _log_plan(plan: SweepPlan) -> None:
-    taken = [decision.node.name for decision in plan.decisions if not decision.why]
+    selected = [decision.node.name for decision in plan.decisions if not decision.why]
     overdue = [decision for decision in plan.decisions if decision.node.overdue]
     log.info(
         "planned",
         nodes=len(plan.decisions),
-        taken=taken,
+        taken=selected,
         followed=[job.name for job in plan.leftovers.alive],
         stray=[job.name for job in plan.leftovers.stray],
         marked=list(plan.leftovers.marked),

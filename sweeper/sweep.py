@@ -164,9 +164,9 @@ class Sweep:
             holders[node.name] = self._holder(node, places)
             if is_marked(node):
                 marked.append(node)
-            one = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
-            if one is not None:
-                candidates.append(one)
+            node_candidate = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
+            if node_candidate is not None:
+                candidates.append(node_candidate)
         busy = busy_nodes(self._cluster.pods.list_with_gpus(), self._claimed(), self._given_out.devices)
         jobs, _ = self._cluster.jobs.select(self._namespace, SELECTOR)
         return ClusterView(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders, self._refused(jobs))

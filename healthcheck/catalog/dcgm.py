@@ -101,8 +101,8 @@ def dcgm_tests() -> Mapping[str, DcgmTest]:
             raise ValueError(f"dcgm_tests.csv:{line}: level {row['level']!r}, over_reports {row['over_reports']!r}")
         over_reports = row["over_reports"] == "yes"
         level, alone = int(row["level"]), Severity[row["failed_alone"]]
-        result = (row["meaning"], row["action"], row["source"])
-        tests[row["test"]] = DcgmTest(row["test"], level, over_reports, alone, *result)
+        test = (row["meaning"], row["action"], row["source"])
+        tests[row["test"]] = DcgmTest(row["test"], level, over_reports, alone, *test)
     return tests
 
 

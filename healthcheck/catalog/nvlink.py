@@ -74,7 +74,7 @@ class Nvlink5Row(Struct, frozen=True):
 
     def layouts_of(self, intr_info: int) -> tuple[int, ...]:
         """Return the layouts in which this row matches the word."""
-        return tuple(number for number, (mask, value) in enumerate(self.masks) if intr_info & mask == value)
+        return tuple(index for index, (mask, value) in enumerate(self.masks) if intr_info & mask == value)
 
     def has_status(self, status: int | None) -> bool:
         if self.status_is == "any":
@@ -138,8 +138,8 @@ def rule_registers(registers: Sequence[int], default: Severity) -> Ruling:
     """Return the worst ruling of all set bits."""
     otherwise = Ruling(default, "NVLINK_DEFAULT")
     rulings = [
-        _rule_bit(number, bit, otherwise)
-        for number, register in enumerate(registers, 1)
+        _rule_bit(index, bit, otherwise)
+        for index, register in enumerate(registers, 1)
         for bit in range(register.bit_length())
         if register >> bit & 1
     ]

@@ -58,24 +58,24 @@ def parse_thresholds(text: str) -> dict[str, Threshold]:
 def _parse(text: str) -> tuple[dict[str, Severity], dict[str, Threshold]]:
     severities: dict[str, Severity] = {}
     thresholds: dict[str, Threshold] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
+    for line_number, raw in enumerate(text.splitlines(), 1):
         line = raw.partition("#")[0].strip()
         if not line:
             continue
         left, equals, right = (part.strip() for part in line.partition("="))
         reason = _reason(left)
         if not equals or reason is None:
-            raise ValueError(f"line {number}: {line[:60]!r}; write {GRAMMAR}")
+            raise ValueError(f"line {line_number}: {line[:60]!r}; write {GRAMMAR}")
         if "after" in right.split():
-            thresholds[reason] = _threshold(reason, right, f"line {number}: {line[:60]!r}; ")
+            thresholds[reason] = _threshold(reason, right, f"line {line_number}: {line[:60]!r}; ")
         else:
-            severities[reason] = _severity(right, number)
+            severities[reason] = _severity(right, line_number)
     return severities, thresholds
 
 
-def _severity(word: str, number: int) -> Severity:
+def _severity(word: str, line_number: int) -> Severity:
     if word not in Severity.__members__:
-        raise ValueError(f"line {number}: severity {word[:40]!r}; allowed are {_ALLOWED}; write {GRAMMAR}")
+        raise ValueError(f"line {line_number}: severity {word[:40]!r}; allowed are {_ALLOWED}; write {GRAMMAR}")
     return Severity[word]
 
 

@@ -59,12 +59,12 @@ def parse_profiles(text: str, name: str = PROFILES_FILE) -> dict[str, InstancePr
     if len(text) > _LONGEST:
         raise ProfileError(f"{name}: {len(text)} characters; at most {_LONGEST} are read")
     profiles: dict[str, InstanceProfile] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
+    for line_number, raw in enumerate(text.splitlines(), 1):
         line = raw.partition("#")[0].strip()
         if line:
-            profile = _parse_line(line, f"{name}:{number}")
+            profile = _parse_line(line, f"{name}:{line_number}")
             if profile.instance_type in profiles:
-                raise ProfileError(f"{name}:{number}: {profile.instance_type!r} already has a line above")
+                raise ProfileError(f"{name}:{line_number}: {profile.instance_type!r} already has a line above")
             profiles[profile.instance_type] = profile
     return profiles
 
@@ -75,10 +75,10 @@ def find_profile(profiles: Profiles, instance_type: str) -> InstanceProfile | No
 
 
 def _parse_line(line: str, where: str) -> InstanceProfile:
-    fields = [field.strip() for field in line.split("|")]
-    if len(fields) not in (5, 6):
-        raise ProfileError(f"{where}: {line[:80]!r} has {len(fields)} fields; write {FORM}")
-    instance_type, gpus, efa, nvlink, provider, *roce = fields
+    columns = [field.strip() for field in line.split("|")]
+    if len(columns) not in (5, 6):
+        raise ProfileError(f"{where}: {line[:80]!r} has {len(columns)} fields; write {FORM}")
+    instance_type, gpus, efa, nvlink, provider, *roce = columns
     if not _TYPE.match(instance_type):
         raise ProfileError(f"{where}: type {instance_type[:40]!r}; write an instance type such as p5.48xlarge")
     if nvlink not in ("true", "false"):

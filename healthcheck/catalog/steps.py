@@ -22,7 +22,7 @@ RELOADED = frozenset({"driver", "nvswitch"})
 
 def step_for(severity: Severity, subjects: Iterable[str]) -> str:
     """Return the step that ends findings of this severity on these subjects, each of them `kind/name` or a kind."""
-    others = {subject.partition("/")[0] for subject in subjects} - {"gpu"}
-    if severity is not Severity.RESET or not others:
+    other_kinds = {subject.partition("/")[0] for subject in subjects} - {"gpu"}
+    if severity is not Severity.RESET or not other_kinds:
         return STEPS[severity]
-    return RELOAD if others <= RELOADED else STEPS[Severity.REBOOT]
+    return RELOAD if other_kinds <= RELOADED else STEPS[Severity.REBOOT]

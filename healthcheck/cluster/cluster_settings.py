@@ -28,7 +28,9 @@ class ClusterSettings(Requests):
         classes = self._pages("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
         return [
             SelectiveClass(
-                entry["metadata"]["name"], entry["handler"], (entry.get("scheduling") or {}).get("nodeSelector") or {}
+                runtime_class["metadata"]["name"],
+                runtime_class["handler"],
+                (runtime_class.get("scheduling") or {}).get("nodeSelector") or {},
             )
-            for entry in islice(classes, _MOST_CLASSES)
+            for runtime_class in islice(classes, _MOST_CLASSES)
         ]

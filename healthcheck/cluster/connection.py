@@ -276,15 +276,15 @@ class Requests:
         page = _read(
             self._connection.request("list", path, resource, query=asked, accept=_METADATA), f"list {resource}"
         )
-        return [str(entry["metadata"]["name"]) for entry in page.get("items") or ()]
+        return [str(object_["metadata"]["name"]) for object_ in page.get("items") or ()]
 
     def _each(self, resource: str, objects: Iterable[Mapping[str, Any]], read: Callable[[Any], T]) -> Iterator[T]:
         """Yield all readable objects: one malformed object must not hide the others."""
-        for entry in objects:
+        for object_ in objects:
             try:
-                state = read(entry)
+                state = read(object_)
             except ODD as error:
-                self._connection.pass_over(unreadable(resource, entry, error))
+                self._connection.pass_over(unreadable(resource, object_, error))
             else:
                 yield state
 

@@ -123,7 +123,11 @@ def _lease(
 
 def _slot(lease: Mapping[str, Any]) -> Slot:
     metadata, spec = lease["metadata"], lease.get("spec") or {}
-    owners = [entry.get("uid", "") for entry in metadata.get("ownerReferences") or () if entry.get("kind") == "Node"]
+    owners = [
+        reference.get("uid", "")
+        for reference in metadata.get("ownerReferences") or ()
+        if reference.get("kind") == "Node"
+    ]
     version = str(metadata.get("resourceVersion", ""))
     return Slot(
         name=metadata["name"],

@@ -21,7 +21,7 @@ class Idleness(Struct, frozen=True):
 
     def held(self) -> str:
         """Return the pods that have GPUs, or an empty string. Raises ProbeError."""
-        return named((f"{pod} has {number} {resource}" for pod, resource, number in self.pods()), _MOST_NAMED)
+        return named((f"{pod} has {count} {resource}" for pod, resource, count in self.pods()), _MOST_NAMED)
 
     def used(self) -> str:
         """Return the pods or processes that use the GPUs, or an empty string. Raises ProbeError."""

@@ -166,5 +166,5 @@ def _cut(text: str, width: int) -> str:
 
 def _cut_texts(field: _Field) -> Iterator[Text]:
     cut = Counter(text for text, _ in field.cells if cell_len(text) > field.width)
-    for text, number in cut.items():
-        yield Text(f"{counted(number, 'row')}: {text}")
+    for text, count in cut.items():
+        yield Text(f"{counted(count, 'row')}: {text}")

@@ -11,13 +11,13 @@ from structlog.typing import Processor
 
 def log_as_json(level: str) -> None:
     """Log one JSON object per line to stderr."""
-    fields: list[Processor] = [
+    processors: list[Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
-        processors=[*fields, structlog.processors.JSONRenderer()],
+        processors=[*processors, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
@@ -26,7 +26,7 @@ def log_as_json(level: str) -> None:
     libraries = logging.StreamHandler(sys.stderr)
     libraries.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=fields,
+            foreign_pre_chain=processors,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.JSONRenderer(),

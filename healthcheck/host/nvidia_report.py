@@ -55,7 +55,7 @@ class BugReport:
         argv = (limited, f"--fsize={MOST_BYTES}", "--", program, "--output-file", str(target))
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _make_room(self.directory)
+            _free_space(self.directory)
             self._program.run(argv, self.seconds, self.directory)
         except (ChildError, Shortage, OSError) as error:
             log.warning("bug report: not complete", error=str(error))
@@ -68,7 +68,7 @@ class BugReport:
         self._program.stop()
 
 
-def _make_room(directory: Path) -> None:
+def _free_space(directory: Path) -> None:
     """Delete the oldest reports to make room for a new report. Names sort by time."""
     reports = sorted(directory.glob(f"{_BEGINNING}*"))
     for old in reports[: max(len(reports) - MOST_REPORTS + 1, 0)]:

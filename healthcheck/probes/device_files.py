@@ -91,9 +91,9 @@ def _file(root: Path, folder: str, name: str) -> Iterator[DeviceFile]:
     found = _stat(below(root, f"{folder}/{name}"))
     if found is None:
         return
-    number = found.st_rdev
+    device_number = found.st_rdev
     if stat.S_ISCHR(found.st_mode):
-        yield DeviceFile(folder, name, True, os.major(number), os.minor(number))
+        yield DeviceFile(folder, name, True, os.major(device_number), os.minor(device_number))
     else:
         yield DeviceFile(folder, name, character=False)
 
@@ -114,10 +114,10 @@ def _majors(root: Path) -> Mapping[str, int] | None:
     Block devices come last, and none is NVIDIA's.
     """
     try:
-        text = read(root / "proc/devices", _LONGEST_LIST).decode("ascii", "replace")
+        table = read(root / "proc/devices", _LONGEST_LIST).decode("ascii", "replace")
     except OSError:
         return None
-    rows = (line.split() for line in text.splitlines() if "nvidia" in line)
+    rows = (line.split() for line in table.splitlines() if "nvidia" in line)
     return {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdecimal() and len(row[0]) < 6}
 
 

@@ -77,7 +77,7 @@ class GpuPodsReader:
     def read(self, reading: DriverReading) -> tuple[GpuPods, ...]:
         """Return the pods at the snapshots of this reading's history and, if it is due, at this reading."""
         times = {snapshot.at for snapshot in reading.history}
-        self._kept = tuple(entry for entry in self._kept if entry.at in times)
+        self._kept = tuple(kept for kept in self._kept if kept.at in times)
         if isinstance(reading.answer, Gpus) and is_due(reading):
             gpus = [gpu for gpu in reading.answer.gpus if gpu.error == SUCCESS]
             busy = [gpu for gpu in gpus if is_busy(gpu)]

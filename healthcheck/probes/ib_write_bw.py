@@ -54,7 +54,7 @@ def read_side(ended: ProgramEnd) -> LoopbackResult | None:
     if ended.code == 0:
         return _measured(ended.out[-_READ_BYTES:])
     reason = lines[0][:_LONGEST_TEXT] if lines else ""
-    if ended.code in _ENDED_BY_US or any(text in reason for text in _LEFT_ALONE):
+    if ended.code in _ENDED_BY_US or any(message in reason for message in _LEFT_ALONE):
         return None
     return Unobserved(NOT_RUN, f"{name}: {reason}" if reason else name)
 

@@ -31,7 +31,7 @@ def read_gpu_holders(host: Host) -> list[tuple[str, str, int]]:
         (claim.namespace, claim.name) for pod in pods for container in pod.containers for claim in container.claims
     }
     kept = [claim for claim in read_claims(host.root) if claim[:2] not in entries]
-    return [*holds_gpus(pods), *((f"the claim {where}/{name}", DRA_DRIVER, number) for where, name, number in kept)]
+    return [*holds_gpus(pods), *((f"the claim {where}/{name}", DRA_DRIVER, count) for where, name, count in kept)]
 
 
 def read_claims(root: Path) -> list[tuple[str, str, int]]:
@@ -59,8 +59,8 @@ def _claims(root: Path, file: str) -> Iterator[tuple[str, str, int]]:
         raise ProbeError(f"{file}: {error.strerror}") from error
     try:
         for claim in json.loads(json.loads(raw)["Data"])["ClaimInfoStateList"] or []:
-            if (number := _gpus(claim)) is not None:
-                yield _word(claim["Namespace"]), _word(claim["ClaimName"]), number
+            if (count := _gpus(claim)) is not None:
+                yield _word(claim["Namespace"]), _word(claim["ClaimName"]), count
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ProbeError(f"{file} is not a readable checkpoint: {type(error).__name__}: {error}") from error
 

@@ -33,12 +33,12 @@ def read_limits(host: Host) -> ProcessLimits | None:
         return None  # a shell outside of containers has the limits of a login
     file = host.root / "proc/self/limits"
     try:
-        text = read(file, _LONGEST).decode("ascii", "replace")
+        table = read(file, _LONGEST).decode("ascii", "replace")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ProbeError(f"{file}: {error.strerror}") from error
-    found = _LOCKED_MEMORY.search(text)
+    found = _LOCKED_MEMORY.search(table)
     if found is None:
         raise ProbeError(f"{file}: no line for locked memory")
     return ProcessLimits(None if found[1] == "unlimited" else int(found[1]))

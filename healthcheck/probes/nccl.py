@@ -129,9 +129,9 @@ def read_all_reduce(ended: ProgramEnd, gpus: int) -> Reduced | Failed | Unobserv
     """
     text = ended.out.decode("utf-8", "replace")
     if failure := _FAILURE.search(text) or _FAILURE.search(ended.err.decode("utf-8", "replace")):
-        message = printable(failure["text"], _LONGEST_TEXT)
+        error = printable(failure["text"], _LONGEST_TEXT)
         hardware = any(error in failure["text"].lower() for error in _HARDWARE_ERRORS)
-        return Failed(message) if hardware else Unobserved(NOT_RUN, f"all_reduce_perf: {message}")
+        return Failed(error) if hardware else Unobserved(NOT_RUN, f"all_reduce_perf: {error}")
     rows = list(_rows(text))
     judged = [bandwidth for size, bandwidth, _ in rows if size >= _SMALLEST_JUDGED]
     counted = _OUT_OF_BOUNDS.search(text)

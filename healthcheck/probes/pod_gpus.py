@@ -37,14 +37,17 @@ def gpus_of_pod(
     by_minor = {str(gpu.minor): gpu.subject for gpu in gpus if gpu.minor is not None}
     found = {by_id.get(uuid, "") for uuid in hami_gpus}
     for container in pod.containers if not hami_gpus else ():
-        ids = [text for devices in container.devices if is_gpu(devices.resource) for text in devices.ids]
+        ids = [device_id for devices in container.devices if is_gpu(devices.resource) for device_id in devices.ids]
         claimed = [
             device.device for claim in container.claims for device in claim.devices if device.driver == DRA_DRIVER
         ]
-        for text in ids:
-            uuid, minor = _WHOLE.match(text) or _MIG.match(text) or _OLD_MIG.match(text), _BY_MINOR.match(text)
+        for device_id in ids:
+            uuid, minor = (
+                _WHOLE.match(device_id) or _MIG.match(device_id) or _OLD_MIG.match(device_id),
+                _BY_MINOR.match(device_id),
+            )
             found.add((by_id.get(uuid[1], "") if uuid else "") or (by_minor.get(minor[1], "") if minor else ""))
-        for text in claimed:
-            minor = _DRA.match(text)
+        for device_id in claimed:
+            minor = _DRA.match(device_id)
             found.add(by_minor.get(minor[1], "") if minor else "")
     return frozenset(found) if found and "" not in found else None

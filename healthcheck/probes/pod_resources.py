@@ -71,7 +71,7 @@ def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
 
 def kubelet_socket(root: Path) -> str:
     """Return the socket of this node's kubelet. Raises ProbeError."""
-    return next((text for text in SOCKETS if host_files.is_there(root, text)), SOCKETS[0])
+    return next((path for path in SOCKETS if host_files.is_there(root, path)), SOCKETS[0])
 
 
 def is_kubelet_here(root: Path) -> bool:
@@ -85,7 +85,7 @@ def is_kubelet_here(root: Path) -> bool:
 def read_answer(answer: Mapping[str, Any]) -> tuple[PodDevices, ...]:
     """Return the pods in a ListPodResourcesResponse."""
     pods = answer.get("pod_resources", ())
-    read = (PodDevices(entry.get("namespace", ""), entry.get("name", ""), tuple(_containers(entry))) for entry in pods)
+    read = (PodDevices(pod.get("namespace", ""), pod.get("name", ""), tuple(_containers(pod))) for pod in pods)
     return tuple(pod for pod in read if pod.containers)
 
 
@@ -105,16 +105,18 @@ def holds_gpus(pods: Iterable[PodDevices]) -> list[tuple[str, str, int]]:
 
 
 def _containers(pod: Mapping[str, Any]) -> Iterator[ContainerDevices]:
-    for entry in pod.get("containers", ()):
+    for container in pod.get("containers", ()):
         # The kubelet lists the devices of each NUMA node separately.
         given: dict[str, tuple[str, ...]] = {}
-        for devices in entry.get("devices", ()):
+        for devices in container.get("devices", ()):
             resource = devices.get("resource_name", "")
             given[resource] = given.get(resource, ()) + tuple(devices.get("device_ids", ()))
-        claims = tuple(_claim(claim) for claim in entry.get("dynamic_resources", ()))
+        claims = tuple(_claim(claim) for claim in container.get("dynamic_resources", ()))
         if given or claims:
             yield ContainerDevices(
-                entry.get("name", ""), tuple(ResourceDevices(*item) for item in given.items()), claims
+                container.get("name", ""),
+                tuple(ResourceDevices(*resource_ids) for resource_ids in given.items()),
+                claims,
             )
 
 
@@ -130,7 +132,7 @@ def _gpus(container: ContainerDevices) -> Iterator[tuple[str, str]]:
     """Yield resource and device. A claim has no resource: its driver is used instead."""
     for devices in container.devices:
         if is_gpu(devices.resource):
-            yield from ((devices.resource, text) for text in devices.ids)
+            yield from ((devices.resource, device_id) for device_id in devices.ids)
     for claim in container.claims:
         yield from (
             (device.driver, f"{device.pool}/{device.device}") for device in claim.devices if device.driver == DRA_DRIVER

@@ -117,8 +117,8 @@ def read_services(host: Host) -> Services:
 
 
 def _uncounted(found: KnownProcesses, name: str) -> Iterator[Uncounted]:
-    if others := found.others.get(name, 0):
-        yield Uncounted(name, others, "in containers")
+    if count := found.others.get(name, 0):
+        yield Uncounted(name, count, "in containers")
     if privileged := sum(process.name == name and process.origin not in _OWN for process in found.processes):
         yield Uncounted(name, privileged, "in privileged containers, none of them the driver's", unsure=True)
     if name in found.crowded:

@@ -52,7 +52,7 @@ def _checks(value: str) -> str:
 
 
 def _repair_conditions(value: str) -> str:
-    if unknown := [text for text in listed(value) if text not in REPAIR_CONDITIONS]:
+    if unknown := [condition for condition in listed(value) if condition not in REPAIR_CONDITIONS]:
         allowed = ", ".join(REPAIR_CONDITIONS)
         raise ValueError(
             f"unknown condition {printable(unknown[0], _LONGEST_WORD)!r}; allowed are {allowed}, separated by commas"
@@ -378,5 +378,5 @@ def by_key(values: Struct) -> dict[str, Any]:
 
 def _setting(name: str, key: str, declared: Any, default: Any) -> Setting:
     kind, *metadata = get_args(declared) or (declared,)
-    parts = {type(entry): entry for entry in metadata}
+    parts = {type(annotation): annotation for annotation in metadata}
     return Setting(name, key, kind, default, parts.get(Meta, Meta()), parts.get(str, ""), parts.get(Rule, Rule()))

@@ -96,7 +96,7 @@ class Settings(Struct, frozen=True):
 
     def keeping(self, in_force: Settings) -> Settings:
         """Return these settings with the values in force instead of the invalid ones."""
-        keys = {value.key for value in self.bad}
+        keys = {bad_value.key for bad_value in self.bad}
         if _NO_KEY in keys:
             return replace(in_force, bad=self.bad, seen=self.seen)
         names = [setting.name for key, setting in settings_of(NodeSettings).items() if key in keys]
@@ -150,8 +150,8 @@ def read_variables(declared: type[T]) -> T:
 
 def complain_of_environment(program: str, error: SettingsError) -> int:
     """Report each invalid variable with its value. Return the exit code of the program."""
-    for value in error.bad:
-        complain(program, value.words)
+    for bad_value in error.bad:
+        complain(program, bad_value.words)
     return USAGE
 
 
@@ -261,13 +261,13 @@ def _model(declared: type[Struct], left_out: frozenset[str] = frozenset()) -> ty
 
         model_config = SettingsConfigDict(extra="ignore", case_sensitive=True)
 
-    fields: dict[str, Any] = {}
+    field_definitions: dict[str, Any] = {}
     for setting in settings_of(declared).values():
         if setting.key not in left_out:
             limits: dict[str, Any] = {name: getattr(setting.limits, name) for name in _LIMITS}
             default = ... if setting.default is NODEFAULT else setting.default
-            fields[setting.name] = _type(setting), Field(default, alias=setting.key, **limits)
-    return create_model(declared.__name__, __base__=Variables, **fields)
+            field_definitions[setting.name] = _type(setting), Field(default, alias=setting.key, **limits)
+    return create_model(declared.__name__, __base__=Variables, **field_definitions)
 
 
 def _type(setting: Setting) -> Any:
@@ -287,13 +287,13 @@ def _severity(mildest: Severity, value: Any) -> Severity:
 
 
 def _bad_values(error: ValidationError, declared: type[Struct], directory: Path | None) -> Iterator[BadValue]:
-    for entry in error.errors(include_url=False):
-        key = str(entry["loc"][0]) if entry["loc"] else _NO_KEY
+    for error_row in error.errors(include_url=False):
+        key = str(error_row["loc"][0]) if error_row["loc"] else _NO_KEY
         setting = settings_of(declared).get(key)
-        rule = str(entry.get("ctx", {}).get("error", ""))
-        allowed = rule or (setting.allowed if setting else "") or str(entry["msg"])
+        rule = str(error_row.get("ctx", {}).get("error", ""))
+        allowed = rule or (setting.allowed if setting else "") or str(error_row["msg"])
         where = str(directory / key) if directory is not None and (directory / key).exists() else _ENVIRONMENT
-        value = None if entry["type"] == "missing" else str(entry["input"])
+        value = None if error_row["type"] == "missing" else str(error_row["input"])
         if value is not None and declared is NodeSettings:  # a ConfigMap's text may have 1 MiB
             value = value.strip()[:_LONGEST_VALUE]
         yield BadValue(key, value, allowed, where)

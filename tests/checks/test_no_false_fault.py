@@ -104,7 +104,7 @@ def without(fields: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
                 gpu["errors"]["p2p"] = other["errors"]["p2p"] = code
             continue
         gpu.pop(reading, None)
-        nvml_child._note(gpu, reading, code)
+        nvml_child._note_failure(gpu, reading, code)
         if reading == "nvlinks":  # without links their counters are not read
             gpu.pop("nvlink_counters", None)
         if code in nvml_child._GONE:

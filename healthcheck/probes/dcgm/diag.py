@@ -75,13 +75,13 @@ def _is_engine_here() -> bool:
 
 def checked_host(value: str) -> str:
     """Validate a hostengine's `host[:port]`; '' means that dcgmi starts an engine. Raises ValueError."""
-    message = value.strip()
-    found = _HOST.fullmatch(message)
-    if message and (found is None or not 0 < int(found["port"] or 1) < 1 << 16):
+    host = value.strip()
+    match = _HOST.fullmatch(host)
+    if host and (match is None or not 0 < int(match["port"] or 1) < 1 << 16):
         raise ValueError(
             "allowed is host or host:port, such as localhost:5555; empty uses the node's engine, or one of its own"
         )
-    return message
+    return host
 
 
 @dataclass

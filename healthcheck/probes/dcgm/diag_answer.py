@@ -149,9 +149,9 @@ def _documents_in(value: Any) -> Iterator[dict[str, Any]]:
         return
     if any(top in value for top in _TOPS):
         yield value
-    for entry in _list(value.get(_ITERATIONS)):
-        if isinstance(entry, dict) and any(top in entry for top in _TOPS):
-            yield entry
+    for iteration in _list(value.get(_ITERATIONS)):
+        if isinstance(iteration, dict) and any(top in iteration for top in _TOPS):
+            yield iteration
 
 
 def _with_document(answer: DiagAnswer, document: Mapping[str, Any]) -> DiagAnswer:
@@ -202,7 +202,7 @@ def _results(test: Mapping[str, Any], category: str) -> Iterator[DiagResult]:
 def _rows(raw: Mapping[str, Any], name: str, own_name: str) -> Iterator[DiagResult]:
     """Yield a result for each device that the raw result covers."""
     status = _status(raw.get("status"))
-    errors = _errors(raw) or (_said_of_a_failure(raw) if status == "fail" else ())
+    errors = _errors(raw) or (_errors_in_info(raw) if status == "fail" else ())
     kind, index = _entity(raw)
     if name == SOFTWARE and own_name.lower() != SOFTWARE:
         # DCGM 4 puts the name of the old test before the text.
@@ -235,23 +235,23 @@ def _errors(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
     DCGM 3.3.0 and 3.3.1 put the text and the numbers of a software test's error next to each other in the result.
     """
     listed = _list(raw.get("warnings", raw.get("warning")))[: 4 * _MOST_ERRORS]
-    entries: list[Mapping[str, Any]] = [entry for entry in listed if isinstance(entry, dict)]
+    warnings: list[Mapping[str, Any]] = [warning for warning in listed if isinstance(warning, dict)]
     found: dict[DiagError, None] = {}
-    for entry in entries or [raw]:
-        text = next((_text(entry[key]) for key in _TEXT_KEYS if entry.get(key)), "")
-        error = DiagError(text, *(_number(entry.get(f"error_{key}")) for key in ("id", "category", "severity")))
+    for warning in warnings or [raw]:
+        text = next((_text(warning[key]) for key in _TEXT_KEYS if warning.get(key)), "")
+        error = DiagError(text, *(_number(warning.get(f"error_{key}")) for key in ("id", "category", "severity")))
         if text or error.id:
             found[error] = None
     return tuple(found)[:_MOST_ERRORS]
 
 
-def _said_of_a_failure(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
+def _errors_in_info(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
     """Return the text of `info` as errors, for a failure without a warning.
 
     Older versions describe failures there.
     """
-    result = raw.get("info")
-    texts = [_text(entry) for entry in ([result] if isinstance(result, str) else _list(result))[:_MOST_ERRORS]]
+    info = raw.get("info")
+    texts = [_text(text) for text in ([info] if isinstance(info, str) else _list(info))[:_MOST_ERRORS]]
     return tuple(DiagError(text) for text in dict.fromkeys(texts) if text)
 
 
@@ -277,8 +277,8 @@ def _status(value: Any) -> str:
 
 def _serials(places: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
     for place in places:
-        for key, value in list(_dict(place.get("GPU Device Serials")).items())[:_MOST_SERIALS]:
-            yield from _serial(key, value)
+        for key, serial in list(_dict(place.get("GPU Device Serials")).items())[:_MOST_SERIALS]:
+            yield from _serial(key, serial)
         for group in _list(place.get("entity_groups")):
             if isinstance(group, dict) and _text(group.get("entity_group")).lower() == "gpu":
                 for entity in _list(group.get("entities"))[:_MOST_SERIALS]:
@@ -295,7 +295,7 @@ def _serial(key: Any, value: Any) -> Iterator[tuple[int, str]]:
 
 def _said(texts: Sequence[str]) -> tuple[str, ...]:
     lines = (line for text in texts for line in text[:65536].splitlines())
-    return tuple([message for line in lines if (message := _text(line))][:_MOST_SAID])
+    return tuple([printed for line in lines if (printed := _text(line))][:_MOST_SAID])
 
 
 def _first(places: Sequence[Mapping[str, Any]], key: str) -> str:

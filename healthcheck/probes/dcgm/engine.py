@@ -215,8 +215,8 @@ def _addresses(root: Path, pid: int) -> Iterator[str]:
                 yield last
     with suppress(OSError):
         table = host_files.read_whole(root, f"/proc/{pid}/net/if_inet6", _LONGEST_TABLE)
-        for text in table.decode("ascii", "replace").splitlines():
-            if row := _ADDRESS_6.match(text):
+        for text_line in table.decode("ascii", "replace").splitlines():
+            if row := _ADDRESS_6.match(text_line):
                 yield str(IPv6Address(bytes.fromhex(row[1])))
 
 
@@ -224,8 +224,8 @@ def _listeners(root: Path, pid: int) -> Iterator[_Listener]:
     """Yield the TCP sockets that accept connections in the process's network (proc_net_tcp)."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
-            text = host_files.read_whole(root, f"/proc/{pid}/net/{table}", _LONGEST_TABLE).decode("ascii", "replace")
-            rows = (line.split() for line in text.splitlines()[1:])
+            sockets = host_files.read_whole(root, f"/proc/{pid}/net/{table}", _LONGEST_TABLE).decode("ascii", "replace")
+            rows = (line.split() for line in sockets.splitlines()[1:])
             for row in rows:
                 if len(row) > 9 and row[3] == _LISTENING and (listener := _listener(row[1], row[9])) is not None:
                     yield listener
@@ -247,9 +247,9 @@ def _listener(local: str, inode: str) -> _Listener | None:
 def _open_files(root: Path, pid: int) -> Iterator[str]:
     """Yield the files that the process has open; none if they are hidden."""
     with suppress(OSError):
-        for _, entry in zip(range(_MOST_OPEN), entries_of(root / f"proc/{pid}/fd"), strict=False):
+        for _, fd_entry in zip(range(_MOST_OPEN), entries_of(root / f"proc/{pid}/fd"), strict=False):
             with suppress(OSError):
-                yield os.readlink(entry.path)  # noqa: PTH115 - its text, not a path
+                yield os.readlink(fd_entry.path)  # noqa: PTH115 - its text, not a path
 
 
 def _may_use_gpus(root: Path, process: Process) -> bool:

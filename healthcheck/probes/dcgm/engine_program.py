@@ -90,5 +90,5 @@ def _is_roots_program(top: Path, path: str, owner: int) -> bool:
         stat.S_ISREG(mode)
         and bool(mode & _EXECUTABLE)
         and not mode & _SETS_IDS
-        and all(each.st_uid == owner and not each.st_mode & _WRITABLE_BY_OTHERS for each in (program, *above))
+        and all(part.st_uid == owner and not part.st_mode & _WRITABLE_BY_OTHERS for part in (program, *above))
     )

@@ -58,16 +58,16 @@ def read_side(ended: ProgramEnd) -> LoopbackResult | None:
     out = ended.out[-_READ_BYTES:]
     if corrupt := _CORRUPT.search(out):
         return Broken(f"data was changed in a message of {corrupt[1][:10].decode()} bytes", corrupt=True)
-    call, number, message = _first_error(ended)
-    text = f"fi_pingpong {how_it_ended(ended.code)}" + (f": {message}" if message else "")
-    if call in _MOVING_DATA and number not in _NOT_THE_DEVICE:
-        return Broken(text)  # the exit code may be 0, as it holds only the last 8 bits of an error
+    call, error_number, message = _first_error(ended)
+    detail = f"fi_pingpong {how_it_ended(ended.code)}" + (f": {message}" if message else "")
+    if call in _MOVING_DATA and error_number not in _NOT_THE_DEVICE:
+        return Broken(detail)  # the exit code may be 0, as it holds only the last 8 bits of an error
     if ended.code == 0:
         return _measured(out)
-    if number in _LEFT_ALONE or ended.code in _ENDED_BY_US:
+    if error_number in _LEFT_ALONE or ended.code in _ENDED_BY_US:
         return None
     opens_device = call.startswith("fi_") and call != "fi_getinfo"
-    return Broken(text) if opens_device and number in _DEVICE_ERRORS else Unobserved(NOT_RUN, text)
+    return Broken(detail) if opens_device and error_number in _DEVICE_ERRORS else Unobserved(NOT_RUN, detail)
 
 
 def _measured(out: bytes) -> LoopbackResult:

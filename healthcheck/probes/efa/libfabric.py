@@ -139,12 +139,12 @@ def _is_outdated(asked: TimedAnswer[_Question, Listing | Unobserved], question: 
 
 def read_listing(devices: tuple[str, ...], code: int, out: bytes, err: bytes) -> Listing | Unobserved:
     """Parse the output of fi_info. The result is Unobserved for an error that does not concern a device."""
-    message = _last_line(err)
+    last_line = _last_line(err)
     if code not in (0, _NO_DATA):
-        return Unobserved(FAILED, f"fi_info {how_it_ended(code)}" + (f": {message}" if message else ""))
+        return Unobserved(FAILED, f"fi_info {how_it_ended(code)}" + (f": {last_line}" if last_line else ""))
     listed = tuple(sorted({name.decode("ascii", "replace") for name in _DOMAIN.findall(out)}))
     version = _VERSION.search(out)
-    return Listing(devices, code, listed, version[1].decode() if version else "", message)
+    return Listing(devices, code, listed, version[1].decode() if version else "", last_line)
 
 
 def _last_line(text: bytes) -> str:

@@ -47,9 +47,9 @@ class Cuda:
             raise CudaError(name, -1, "the library lacks it") from None
         code = int(function(*arguments))
         if code not in (SUCCESS, allowed):
-            text = c_char_p()
-            self._library.cuGetErrorName(code, byref(text))
-            raise CudaError(name, code, (text.value or b"").decode("ascii", "replace"))
+            error_name = c_char_p()
+            self._library.cuGetErrorName(code, byref(error_name))
+            raise CudaError(name, code, (error_name.value or b"").decode("ascii", "replace"))
         return code
 
     # --- devices
@@ -60,9 +60,9 @@ class Cuda:
         return range(count.value)
 
     def address(self, device: int) -> str:
-        text = ctypes.create_string_buffer(32)
-        self.call("cuDeviceGetPCIBusId", text, c_int(len(text)), c_int(device))
-        return text.value.decode("ascii", "replace")
+        buffer = ctypes.create_string_buffer(32)
+        self.call("cuDeviceGetPCIBusId", buffer, c_int(len(buffer)), c_int(device))
+        return buffer.value.decode("ascii", "replace")
 
     def uuid(self, device: int) -> bytes:
         raw = ctypes.create_string_buffer(16)
@@ -70,9 +70,9 @@ class Cuda:
         return raw.raw
 
     def name(self, device: int) -> str:
-        text = ctypes.create_string_buffer(128)
-        self.call("cuDeviceGetName", text, c_int(len(text)), c_int(device))
-        return text.value.decode("ascii", "replace")
+        buffer = ctypes.create_string_buffer(128)
+        self.call("cuDeviceGetName", buffer, c_int(len(buffer)), c_int(device))
+        return buffer.value.decode("ascii", "replace")
 
     def processors(self, device: int) -> int:
         return self._attribute(_PROCESSORS, device)
@@ -132,9 +132,9 @@ class Cuda:
 
     def read(self, pointer: int, size: int) -> bytes:
         """Copy a few bytes from the GPU, and wait."""
-        text = ctypes.create_string_buffer(size)
-        self.call("cuMemcpyDtoH_v2", text, c_uint64(pointer), c_size_t(size))
-        return text.raw
+        buffer = ctypes.create_string_buffer(size)
+        self.call("cuMemcpyDtoH_v2", buffer, c_uint64(pointer), c_size_t(size))
+        return buffer.raw
 
     # --- work in a stream
 

@@ -80,15 +80,15 @@ class Kernel(Struct, frozen=True):
 
 def _ptx(name: str, target: str, kind: str, sums: int, loop: Iterable[str], before: str = "") -> str:
     # All sums start at different values: a compiler could compute equal ones once.
-    first = {number: "0f" + struct.pack(">f", number).hex().upper() for number in range(sums)}
-    started = [f"  add.rn.f32 %s{number}, %start, {value};" for number, value in first.items()]
+    constants = {index: "0f" + struct.pack(">f", index).hex().upper() for index in range(sums)}
+    started = [f"  add.rn.f32 %s{index}, %start, {constant};" for index, constant in constants.items()]
     compared = [
-        f"  sub.rn.f32 %diff, %s{number}, %start;\n"
-        f"  sub.rn.f32 %diff, %diff, {value};\n"
+        f"  sub.rn.f32 %diff, %s{index}, %start;\n"
+        f"  sub.rn.f32 %diff, %diff, {constant};\n"
         "  setp.neu.f32 %p, %diff, %sum;\n"
         "  selp.u32 %one, 1, 0, %p;\n"
         "  add.u32 %wrong, %wrong, %one;"
-        for number, value in first.items()
+        for index, constant in constants.items()
     ]
     again = ["  add.s32 %left, %left, -1;", "  setp.ne.s32 %p, %left, 0;", "  @%p bra again;", "  mov.u32 %wrong, 0;"]
     version = "8.0" if target == _HOPPER else "7.0"  # the first version with the instructions
@@ -98,12 +98,12 @@ def _ptx(name: str, target: str, kind: str, sums: int, loop: Iterable[str], befo
 
 def _fp32() -> Kernel:
     sums, pairs, rounds = 16, 8, 8192
-    each = [
-        f"  fma.rn.f32 %s{number}, {factors}, %s{number};" for factors in ("%a, %b", "%c, %d") for number in range(sums)
+    instructions = [
+        f"  fma.rn.f32 %s{index}, {factors}, %s{index};" for factors in ("%a, %b", "%c, %d") for index in range(sums)
     ]
     return Kernel(
         "fp32",
-        _ptx("fp32", "sm_70", "f32", sums, each * pairs),
+        _ptx("fp32", "sm_70", "f32", sums, instructions * pairs),
         capabilities=frozenset(range(7, _NEWEST)),
         blocks_per_processor=32,
         rounds=rounds,
@@ -120,17 +120,17 @@ def _bf16_of_warps() -> Kernel:
     whichever lane holds which value.
     """
     tiles, pairs, rounds, warp = 8, 4, 8192, 32
-    each = []
+    instructions = []
     for first, second in (("%a", "%b"), ("%c", "%d")):
         for tile in range(tiles):
-            own = ", ".join(f"%s{4 * tile + number}" for number in range(4))
-            each.append(
+            own = ", ".join(f"%s{4 * tile + index}" for index in range(4))
+            instructions.append(
                 "  mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32\n"
                 f"    {{{own}}}, {{{', '.join([first] * 4)}}}, {{{second}, {second}}}, {{{own}}};"
             )
     return Kernel(
         "bf16",
-        _ptx("bf16", "sm_80", "b32", 4 * tiles, each * pairs),
+        _ptx("bf16", "sm_80", "b32", 4 * tiles, instructions * pairs),
         capabilities=frozenset(range(8, _NEWEST)) - {9},
         blocks_per_processor=16,
         rounds=rounds,
@@ -149,13 +149,13 @@ def _bf16_of_hopper() -> Kernel:
     """
     sums, pairs, rounds, matrix, threads = 128, 8, 4096, 8192, 128
     written = [
-        f"  mad.lo.u32 %other, %half, 5, {17 * number};\n"
+        f"  mad.lo.u32 %other, %half, 5, {17 * index};\n"
         "  and.b32 %other, %other, 63;\n"
         "  cvt.rn.f32.u32 %diff, %other;\n"
-        f"  fma.rn.f32 %diff, %diff, %sign, {'%first' if number < matrix // (4 * THREADS) else '%second'};\n"
+        f"  fma.rn.f32 %diff, %diff, %sign, {'%first' if index < matrix // (4 * THREADS) else '%second'};\n"
         "  cvt.rn.bf16x2.f32 %other, %diff, %diff;\n"
-        f"  st.shared.b32 [%own+{4 * THREADS * number}], %other;"
-        for number in range(2 * matrix // (4 * THREADS))
+        f"  st.shared.b32 [%own+{4 * THREADS * index}], %other;"
+        for index in range(2 * matrix // (4 * THREADS))
     ]
     before = "\n".join(
         [
@@ -186,8 +186,8 @@ def _bf16_of_hopper() -> Kernel:
             "  bar.sync 0;",
         ]
     )
-    own = ", ".join(f"%s{number}" for number in range(sums))
-    each = [
+    own = ", ".join(f"%s{index}" for index in range(sums))
+    instructions = [
         f"  wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16\n"
         f"    {{{own}}}, {{{', '.join([first] * 4)}}}, {second}, %add, 1, 1, 0;"
         for first, second in (("%a", "%even"), ("%c", "%odd"))
@@ -195,7 +195,7 @@ def _bf16_of_hopper() -> Kernel:
     waited = ["  wgmma.commit_group.sync.aligned;", "  wgmma.wait_group.sync.aligned 0;"]
     return Kernel(
         "bf16",
-        _ptx("bf16", _HOPPER, "b32", sums, ["  wgmma.fence.sync.aligned;", *each * pairs, *waited], before),
+        _ptx("bf16", _HOPPER, "b32", sums, ["  wgmma.fence.sync.aligned;", *instructions * pairs, *waited], before),
         capabilities=frozenset({9}),
         blocks_per_processor=8,
         rounds=rounds,

@@ -50,8 +50,10 @@ class GpuLoad:
     def run(self) -> LoadReading:
         """Load the GPUs. Raises ProbeError if they can't be counted, or if the answer is malformed."""
         functions = read_functions(Host(self.root))
-        here = [function.address for function in functions if function.is_gpu and function.driver == _NVIDIA_DRIVER]
-        if not here:
+        addresses = [
+            function.address for function in functions if function.is_gpu and function.driver == _NVIDIA_DRIVER
+        ]
+        if not addresses:
             return LoadReading(absent="no GPU belongs to NVIDIA's driver")
         request = LoadRequest(tuple(self.gpus), self.warm_seconds, self.seconds)
         argv = (
@@ -70,7 +72,7 @@ class GpuLoad:
         if answer.cause:
             return LoadReading(failed=Unobserved(NOT_RUN, f"the load test: {answer.cause}"))
         known = {gpu.address for gpu in answer.gpus}
-        silent = [address for address in self.gpus or here if address not in known]
+        silent = [address for address in self.gpus or addresses if address not in known]
         return LoadReading((*answer.gpus, *(GpuSpeeds(address, error="CUDA does not list it") for address in silent)))
 
     def stop(self) -> None:

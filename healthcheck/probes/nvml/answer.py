@@ -71,10 +71,10 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
     readings |= _read(OPTIONAL, raw)[0]  # an invalid one is omitted
     counters = readings.pop("nvlink_counters", {})
     if "nvlinks" in readings:
-        numbers = enumerate(readings["nvlinks"])
+        link_states = enumerate(readings["nvlinks"])
         readings["nvlinks"] = tuple(
             NvLink(link, state != 0, version, counters.get(link, {}), state == _TRAFFIC_DISABLED)
-            for link, (state, version) in numbers
+            for link, (state, version) in link_states
         )
     return Gpu(
         index,
@@ -116,7 +116,9 @@ def _with_names(kind: Any, raw: Any) -> Any:
     if kind is int:
         return _count(raw)
     if isinstance(kind, type) and issubclass(kind, Struct):
-        return {name: _with_names(part, one) for (name, part), one in zip(_parts(kind), _listed(raw), strict=True)}
+        return {
+            name: _with_names(part, raw_part) for (name, part), raw_part in zip(_parts(kind), _listed(raw), strict=True)
+        }
     return raw
 
 
@@ -159,7 +161,7 @@ def _mig_devices(raw: Any) -> dict[str, int]:
 
 
 def _nvlink_counters(raw: Any) -> dict[int, dict[str, int]]:
-    return {int(link): {name: _count(value) for name, value in counts.items()} for link, counts in raw.items()}
+    return {int(link): {name: _count(count) for name, count in counts.items()} for link, counts in raw.items()}
 
 
 def _text(raw: Any) -> str:
@@ -194,23 +196,23 @@ _TYPES: Mapping[str, Any] = {part.name: part.type for part in fields(Gpu)}
 
 def _p2p(raw: Any, gpus: tuple[Gpu, ...]) -> Iterator[P2p]:
     addresses = {gpu.index: gpu.address for gpu in gpus}
-    for first, second, read, nvlink in raw:
-        text, other = addresses[first], addresses[second]
-        if text and other:
-            yield P2p(text, other, _unsigned(read), _unsigned(nvlink))
+    for first_index, second_index, read, nvlink in raw:
+        first_address, second_address = addresses[first_index], addresses[second_index]
+        if first_address and second_address:
+            yield P2p(first_address, second_address, _unsigned(read), _unsigned(nvlink))
 
 
 def _refused(answer: dict[str, Any]) -> Unobserved:
-    message = str(answer["cause"])
-    if is_shortage(message):
-        return Unobserved(PROBE_FAILED, f"nvml: {message}")
+    cause = str(answer["cause"])
+    if is_shortage(cause):
+        return Unobserved(PROBE_FAILED, f"nvml: {cause}")
     if answer["library"] is None:
-        return Unobserved(error_causes.LIBRARY_NOT_FOUND, message)
+        return Unobserved(error_causes.LIBRARY_NOT_FOUND, cause)
     match answer["error"]:
         case 9:
-            return Unobserved(error_causes.DRIVER_NOT_LOADED, f"NVML: {message} ({answer['library']})")
+            return Unobserved(error_causes.DRIVER_NOT_LOADED, f"NVML: {cause} ({answer['library']})")
         case 18:
-            return Unobserved(error_causes.LIBRARY_MISMATCH, f"NVML: {message} ({answer['library']})")
+            return Unobserved(error_causes.LIBRARY_MISMATCH, f"NVML: {cause} ({answer['library']})")
         case None:
-            return Unobserved(error_causes.NONSENSE, f"NVML's answer is implausible: {message}")
-    return Unobserved(error_causes.ERROR, f"NVML: {message} (error {answer['error']}, {answer['library']})")
+            return Unobserved(error_causes.NONSENSE, f"NVML's answer is implausible: {cause}")
+    return Unobserved(error_causes.ERROR, f"NVML: {cause} (error {answer['error']}, {answer['library']})")

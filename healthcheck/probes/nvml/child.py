@@ -53,7 +53,12 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
         version = text(pynvml.nvmlSystemGetDriverVersion())
         gpus = [_gpu(pynvml, index, inforoms, version) for index in range(count)]
         p2p = _p2p(pynvml, gpus)
-        return {"library": library.path, "driver_version": version, "gpus": [one for one, _ in gpus], "p2p": p2p}
+        return {
+            "library": library.path,
+            "driver_version": version,
+            "gpus": [readings for readings, _ in gpus],
+            "p2p": p2p,
+        }
     except pynvml.NVMLError as error:
         return {"library": library.path, "error": error.value, "cause": str(error)}
     finally:
@@ -65,31 +70,31 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
 
 def _gpu(nvml: Any, index: int, inforoms: Inforoms, version: str) -> tuple[dict[str, Any], Any]:
     """Return the readings of one GPU, and its handle; None if there is no handle."""
-    fields: dict[str, Any] = {"index": index, "error": 0, "errors": {}, "nonsense": []}
+    readings: dict[str, Any] = {"index": index, "error": 0, "errors": {}, "nonsense": []}
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        return fields | {"error": error.value}, None
+        return readings | {"error": error.value}, None
     gpu = GpuHandle(nvml, handle, inforoms, version)
     for name, read in READINGS.items():
         try:
-            fields[name] = read(gpu)
+            readings[name] = read(gpu)
         except nvml.NVMLError as error:
-            _note(fields, name, error.value)
+            _note_failure(readings, name, error.value)
             if error.value in _GONE:
-                return fields, handle
+                return readings, handle
         except ValueError:  # also for invalid text
-            fields["nonsense"].append(name)
-    return fields | {name: read(gpu) for name, read in OPTIONAL.items()}, handle
+            readings["nonsense"].append(name)
+    return readings | {name: read(gpu) for name, read in OPTIONAL.items()}, handle
 
 
-def _note(fields: dict[str, Any], name: str, code: int) -> None:
+def _note_failure(readings: dict[str, Any], name: str, code: int) -> None:
     """Record the failure of a reading."""
     if name in NAMES:
-        fields["error"] = fields["error"] or (0 if code in _NOT_OF_THE_GPU else code)
+        readings["error"] = readings["error"] or (0 if code in _NOT_OF_THE_GPU else code)
     elif code not in ABSENT:
-        fields["errors"][name] = code
-        fields["error"] = fields["error"] or (code if code in _BROKEN else 0)
+        readings["errors"][name] = code
+        readings["error"] = readings["error"] or (code if code in _BROKEN else 0)
 
 
 def _p2p(nvml: Any, gpus: list[tuple[dict[str, Any], Any]]) -> list[list[int]]:
@@ -98,16 +103,18 @@ def _p2p(nvml: Any, gpus: list[tuple[dict[str, Any], Any]]) -> list[list[int]]:
     MIG and P2P exclude each other.
     """
     pairs = []
-    sound = [
-        (fields, handle) for fields, handle in gpus if not fields["error"] and not (fields.get("mig_mode") or [0])[0]
+    healthy = [
+        (readings, handle)
+        for readings, handle in gpus
+        if not readings["error"] and not (readings.get("mig_mode") or [0])[0]
     ]
-    for (entry, handle), (other, other_handle) in combinations(sound, 2):
+    for (first, handle), (second, second_handle) in combinations(healthy, 2):
         try:
-            status = [nvml.nvmlDeviceGetP2PStatus(handle, other_handle, caps) for caps in _P2P_CAPS]
-            pairs.append([entry["index"], other["index"], *status])
+            statuses = [nvml.nvmlDeviceGetP2PStatus(handle, second_handle, caps) for caps in _P2P_CAPS]
+            pairs.append([first["index"], second["index"], *statuses])
         except nvml.NVMLError as error:
             if error.value not in ABSENT:
-                entry["errors"]["p2p"] = other["errors"]["p2p"] = error.value
+                first["errors"]["p2p"] = second["errors"]["p2p"] = error.value
     return pairs
 
 

@@ -61,7 +61,7 @@ class Library:
 
 def resolve_inside(root: str, path: str) -> str:
     """Follow symbolic links below the host's root: a target `/usr/lib/x` is the host's, not this container's."""
-    seen = 0
+    links = 0
     parts = path.strip("/").split("/")
     real = ""
     while parts:
@@ -69,14 +69,14 @@ def resolve_inside(root: str, path: str) -> str:
         if part == "..":
             real = real.rpartition("/")[0]
             continue
-        here = f"{real}/{part}"
-        if part in ("", ".") or not os.path.islink(root + here):
-            real = real if part in ("", ".") else here
+        real_path = f"{real}/{part}"
+        if part in ("", ".") or not os.path.islink(root + real_path):
+            real = real if part in ("", ".") else real_path
             continue
-        seen += 1
-        if seen > 40:
+        links += 1
+        if links > 40:
             raise OSError(f"{root}/{path.strip('/')}: too many symbolic links")
-        target = os.readlink(root + here)
+        target = os.readlink(root + real_path)
         parts = target.strip("/").split("/") + parts
         if target.startswith("/"):
             real = ""
@@ -156,8 +156,8 @@ def load(root: str, use_loader: bool, soname: str = SONAME) -> str:
 def _not_found(root: str, soname: str) -> str:
     """Return a text with all places where the library was searched."""
     base = root.rstrip("/")
-    others = ", ".join(place for place in _tree_places(base) if os.path.lexists(f"{base}/{place}/{soname}"))
-    unfit = f"; not of kernel module {_module_version(base) or '(none)'}: {others}" if others else ""
+    other_places = ", ".join(place for place in _tree_places(base) if os.path.lexists(f"{base}/{place}/{soname}"))
+    unfit = f"; not of kernel module {_module_version(base) or '(none)'}: {other_places}" if other_places else ""
     return (
         f"{soname} was not found under {root}: not in {', '.join(_LINUX_DIRECTORIES)}, the same below {_DRIVER_ROOT} "
         f"and {_TREES}/*, nor in {', '.join(_OTHER_PLACES)}{unfit}"

@@ -167,8 +167,8 @@ class GpuHandle:
         """Return these fields of these scopes, as `counts` does."""
         counts: list[int | None] = []
         for code, kind, value in self.fields(wanted):
-            number = _VALUES[kind].unpack_from(value)[0] if code == 0 and 0 <= kind < len(_VALUES) else None
-            counts.append(number if isinstance(number, int) and number >= 0 else None)
+            count = _VALUES[kind].unpack_from(value)[0] if code == 0 and 0 <= kind < len(_VALUES) else None
+            counts.append(count if isinstance(count, int) and count >= 0 else None)
         return counts
 
     def fields(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
@@ -330,11 +330,11 @@ def _processes(gpu: GpuHandle) -> int | None:
     None without the list of compute processes: the other lists alone would suggest zero.
     """
     computing = gpu.pids_known("nvmlDeviceGetComputeRunningProcesses")
-    others = [
+    other_pids = [
         gpu.pids_known("nvmlDeviceGetGraphicsRunningProcesses"),
         gpu.pids_known("nvmlDeviceGetMPSComputeRunningProcesses"),
     ]
-    return None if computing is None else len(computing.union(*filter(None, others)))
+    return None if computing is None else len(computing.union(*filter(None, other_pids)))
 
 
 def _pcie(gpu: GpuHandle) -> list[int | None]:
@@ -357,9 +357,9 @@ def _nvlinks(gpu: GpuHandle) -> list[list[int | None]] | None:
         gpu.links.append([state, gpu.ask_known("nvmlDeviceGetNvLinkVersion", link) if state else None])
     if gpu.is_r615 and gpu.links:
         states = gpu.counts_of((_LINK_STATE, link) for link in range(len(gpu.links)))
-        for entry, state in zip(gpu.links, states, strict=True):
+        for link_reading, state in zip(gpu.links, states, strict=True):
             # Older documents call the function's value a flag, so it may not show this state.
-            entry[0] = state if entry[0] and state == _TRAFFIC_DISABLED else entry[0]
+            link_reading[0] = state if link_reading[0] and state == _TRAFFIC_DISABLED else link_reading[0]
     return gpu.links or None
 
 
@@ -373,8 +373,8 @@ def _nvlink_counters(gpu: GpuHandle) -> dict[int, dict[str, int]]:
     names = _LINK_FIELDS_OF_NVLINK_5 if newest >= _NVLINK_5 else _LINK_FIELDS
     wanted = [(field, link) for link in active for field in names]
     counters: dict[int, dict[str, int]] = {}
-    for (field, link), result in zip(wanted, gpu.fields(wanted) if wanted else (), strict=True):
-        if (count := gpu.value_known(*result)) is not None:
+    for (field, link), field_value in zip(wanted, gpu.fields(wanted) if wanted else (), strict=True):
+        if (count := gpu.value_known(*field_value)) is not None:
             counters.setdefault(link, {})[names[field]] = count
     return counters or _error_counters(gpu, active)
 
@@ -490,20 +490,20 @@ def _sram_unique(gpu: GpuHandle) -> list[int] | None:
     counts = gpu.nvml.c_nvmlEccSramUniqueUncorrectedErrorCounts_v1_t()
     function = "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts"
     code = gpu.call(function, ctypes.byref(counts))
-    room = counts.entryCount
-    if code not in (0, _INSUFFICIENT_SIZE) or room > _MOST_SRAM_ERRORS:
+    capacity = counts.entryCount
+    if code not in (0, _INSUFFICIENT_SIZE) or capacity > _MOST_SRAM_ERRORS:
         return None
-    entries = (gpu.nvml.c_nvmlEccSramUniqueUncorrectedErrorEntry_v1_t * room)()
-    if room:
+    entries = (gpu.nvml.c_nvmlEccSramUniqueUncorrectedErrorEntry_v1_t * capacity)()
+    if capacity:
         counts.entries = entries
         code = gpu.call(function, ctypes.byref(counts))
-    if code != 0 or counts.entryCount > room:
+    if code != 0 or counts.entryCount > capacity:
         return None
     banks: dict[tuple[int, ...], int] = {}
     for entry in entries[: counts.entryCount]:
         bank = (int(bool(entry.isParity)), entry.unit, entry.location, entry.sublocation, entry.extlocation)
         banks[bank] = banks.get(bank, 0) + 1
-    return [max((most for bank, most in banks.items() if bank[0] == parity), default=0) for parity in (1, 0)]
+    return [max((addresses for bank, addresses in banks.items() if bank[0] == parity), default=0) for parity in (1, 0)]
 
 
 def _unless_empty(values: list[Any]) -> list[Any] | None:
@@ -589,5 +589,5 @@ These calls are new or deprecated, or not documented for each GPU, so a failure 
 
 
 def text(value: str | bytes) -> str:
-    message = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
-    return message[:128]
+    decoded = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+    return decoded[:128]
