@@ -96,7 +96,7 @@ class BugReportReader(LineReader):
         if heading:
             self._begin_section(int(heading["boot"]) if heading["boot"] else None)
         elif date and not self._is_dated:
-            self._date(date)
+            self._take_date(date)
         elif not self.joiner.goes_on(text, number):
             self.passed_over.quoted += counts  # a report also contains output of other programs
 
@@ -109,7 +109,7 @@ class BugReportReader(LineReader):
         else:
             self.passed_over.quoted += 1
 
-    def _date(self, found: re.Match[str]) -> None:
+    def _take_date(self, found: re.Match[str]) -> None:
         text = f"{found['month']} {found['day']} {found['year']} {found['time']}"
         try:
             date = datetime.strptime(text, "%b %d %Y %H:%M:%S").replace(tzinfo=UTC)
@@ -124,6 +124,8 @@ class BugReportReader(LineReader):
     def _begin_section(self, boot: int | None) -> None:
         self.keep(self.joiner.end())
         self.clock = Clock(self._saved)
+        if not self._sections[-1].records:
+            self._sections.pop()
         self._sections.append(_Section(boot))
 
     def _batches(self) -> Iterator[BootRecords]:
@@ -133,8 +135,10 @@ class BugReportReader(LineReader):
         end = max([self._saved.timestamp(), *(event.when for event in events)])
         first_boot = self.boot
         self.boot += len(starts)
-        for number in range(len(starts) + 1):
-            in_boot = [event for event in events if bisect_right(starts, event.when) == number]
+        boots: list[list[_Event]] = [[] for _ in range(len(starts) + 1)]
+        for event in events:
+            boots[bisect_right(starts, event.when)].append(event)
+        for number, in_boot in enumerate(boots):
             is_last = number == len(starts)
             if in_boot or is_last:
                 start = starts[number - 1] if number else min((event.when for event in in_boot), default=end)
