@@ -47,24 +47,24 @@ class FittedTable(Struct, frozen=True):
     notes: list[Text]
 
 
-class _Field(Struct, frozen=True):
+class _FilledColumn(Struct, frozen=True):
     """One column with its cells, the width of its widest text, and its chosen width."""
 
-    column: TableColumn
+    declared: TableColumn
     cells: list[Cell]
     widest: int
     width: int
 
     @property
     def least(self) -> int:
-        return min(self.widest, self.column.least or (_NARROWEST_NAME if self.column.is_name else self.widest))
+        return min(self.widest, self.declared.least or (_NARROWEST_NAME if self.declared.is_name else self.widest))
 
     def cut(self) -> list[Cell]:
         """Return the cells in the chosen width."""
         if self.width >= self.widest:
             return self.cells
         texts = [text for text, _ in self.cells]
-        words = shortened(texts, self.width) if self.column.is_name else [_cut(text, self.width) for text in texts]
+        words = shortened(texts, self.width) if self.declared.is_name else [_cut(text, self.width) for text in texts]
         return [(word, style) for word, (_, style) in zip(words, self.cells, strict=True)]
 
 
@@ -73,17 +73,17 @@ def fitted_table(
 ) -> FittedTable:
     """Return the table in lines of at most `width` columns; None: no limit, and nothing is shortened."""
     texts = [[(printable(text), style) for text, style in row] for row in rows]
-    fields = [_field(column, [row[place] for row in texts], headers) for place, column in enumerate(columns)]
-    names, notes = [text for text, _ in fields[0].cells], []
-    if width is not None and _total(fields) > width:
-        saved = fields[0].widest - fields[0].least
-        if saved and _total(fields, least=True) + saved > width and (ending := common_ending(names)):
-            cells = [(text.removesuffix(ending), style) for text, style in fields[0].cells]
-            fields[0] = _field(fields[0].column, cells, headers)
+    filled = [_filled(column, [row[index] for row in texts], headers) for index, column in enumerate(columns)]
+    names, notes = [text for text, _ in filled[0].cells], []
+    if width is not None and _total(filled) > width:
+        saved = filled[0].widest - filled[0].least
+        if saved and _total(filled, least=True) + saved > width and (ending := common_ending(names)):
+            cells = [(text.removesuffix(ending), style) for text, style in filled[0].cells]
+            filled[0] = _filled(filled[0].declared, cells, headers)
             notes.append(Text(f"All names of nodes end in {ending}", "dim"))
-        fields = _narrowed(fields, width)
-        notes += [note for field in fields if field.column.is_repeated for note in _cut_texts(field)]
-    return FittedTable(list(_lines(fields, headers)), notes)
+        filled = _narrowed(filled, width)
+        notes += [note for column in filled if column.declared.is_repeated for note in _cut_texts(column)]
+    return FittedTable(list(_lines(filled, headers)), notes)
 
 
 def common_ending(names: Sequence[str]) -> str:
@@ -115,47 +115,49 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
                 f"{name[: spare // 2]}{_CUT}{name[before : len(name) - after]}{_CUT}{name[len(name) - spare // 2 :]}"
                 for name in long
             ]
-    words = iter(best)
-    return [name if len(name) <= width else next(words) for name in names]
+    short_names = iter(best)
+    return [name if len(name) <= width else next(short_names) for name in names]
 
 
 def _without_middle(name: str, head: int, tail: int) -> str:
     return name[:head] + _CUT + name[len(name) - tail :]
 
 
-def _field(column: TableColumn, cells: list[Cell], headers: bool) -> _Field:
+def _filled(column: TableColumn, cells: list[Cell], headers: bool) -> _FilledColumn:
     widest = max([cell_len(column.title) if headers else 0, *(cell_len(text) for text, _ in cells)])
-    return _Field(column, cells, widest, widest)
+    return _FilledColumn(column, cells, widest, widest)
 
 
-def _total(fields: Sequence[_Field], *, least: bool = False) -> int:
-    return sum(field.least if least else field.width for field in fields) + len(_BETWEEN) * (len(fields) - 1)
+def _total(filled: Sequence[_FilledColumn], *, least: bool = False) -> int:
+    return sum(column.least if least else column.width for column in filled) + len(_BETWEEN) * (len(filled) - 1)
 
 
-def _narrowed(fields: Sequence[_Field], width: int) -> list[_Field]:
+def _narrowed(filled: Sequence[_FilledColumn], width: int) -> list[_FilledColumn]:
     """Leave out columns until the least widths fit, then give the free width to names first, and then to texts."""
-    kept = list(fields)
-    for field in sorted((field for field in fields if field.column.leaves), key=lambda field: field.column.leaves):
+    kept = list(filled)
+    for column in sorted(
+        (column for column in filled if column.declared.leaves), key=lambda column: column.declared.leaves
+    ):
         if _total(kept, least=True) <= width:
             break
-        kept.remove(field)
+        kept.remove(column)
     free = width - _total(kept, least=True)
-    widths = {field.column: field.least for field in kept}
-    for field in sorted(kept, key=lambda field: field.column.is_name == (free < 0)):
-        if field.column.is_name or field.column.least:
-            change = max(min(free, field.widest - field.least), min(_NARROWEST - field.least, 0))
-            widths[field.column] += change
+    widths = {column.declared: column.least for column in kept}
+    for column in sorted(kept, key=lambda column: column.declared.is_name == (free < 0)):
+        if column.declared.is_name or column.declared.least:
+            change = max(min(free, column.widest - column.least), min(_NARROWEST - column.least, 0))
+            widths[column.declared] += change
             free -= change
-    return [replace(field, width=widths[field.column]) for field in kept]
+    return [replace(column, width=widths[column.declared]) for column in kept]
 
 
-def _lines(fields: Sequence[_Field], headers: bool) -> Iterator[Text]:
-    titles = [[(field.column.title, "bold") for field in fields]] if headers else []
-    for row in (*titles, *zip(*(field.cut() for field in fields), strict=True)):
+def _lines(filled: Sequence[_FilledColumn], headers: bool) -> Iterator[Text]:
+    titles = [[(column.declared.title, "bold") for column in filled]] if headers else []
+    for row in (*titles, *zip(*(column.cut() for column in filled), strict=True)):
         *before, (last, style) = row
         line = Text()
-        for (text, word_style), field in zip(before, fields, strict=False):
-            line.append(text, word_style).append(" " * (field.width - cell_len(text)) + _BETWEEN)
+        for (text, word_style), column in zip(before, filled, strict=False):
+            line.append(text, word_style).append(" " * (column.width - cell_len(text)) + _BETWEEN)
         line.append(last, style).rstrip()
         yield line
 
@@ -164,7 +166,7 @@ def _cut(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + _CUT
 
 
-def _cut_texts(field: _Field) -> Iterator[Text]:
-    cut = Counter(text for text, _ in field.cells if cell_len(text) > field.width)
-    for text, count in cut.items():
-        yield Text(f"{counted(count, 'row')}: {text}")
+def _cut_texts(column: _FilledColumn) -> Iterator[Text]:
+    cut = Counter(text for text, _ in column.cells if cell_len(text) > column.width)
+    for text, number in cut.items():
+        yield Text(f"{counted(number, 'row')}: {text}")

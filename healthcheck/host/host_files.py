@@ -133,11 +133,13 @@ def walk(root: Path, folder: str) -> list[str]:
 
 def _walked(root: Path, folder: str, deepest: int) -> Iterator[str]:
     try:
-        some = islice((entry for entry in entries_of(below(root, folder)) if entry.name.isprintable()), _MOST_ENTRIES)
-        found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in some)
+        printable = (entry for entry in entries_of(below(root, folder)) if entry.name.isprintable())
+        entries = sorted(
+            (entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(printable, _MOST_ENTRIES)
+        )
     except OSError:
         return
-    for name, is_folder in found:
+    for name, is_folder in entries:
         path = f"{folder.rstrip('/')}/{name}"
         if not is_folder:
             yield path
@@ -151,10 +153,10 @@ def matches(root: Path, pattern: str) -> list[str]:
     Names that begin with a dot match too. Names that cannot be printed, such as invalid UTF-8 or names with a line
     break, are left out.
     """
-    found = ["/"]
+    paths = ["/"]
     for part in pattern.strip("/").split("/"):
-        found = [name for folder in found for name in _entries(root, folder, part)][:_MOST_MATCHES]
-    return found
+        paths = [path for folder in paths for path in _entries(root, folder, part)][:_MOST_MATCHES]
+    return paths
 
 
 def _entries(root: Path, folder: str, part: str) -> list[str]:

@@ -67,9 +67,9 @@ class HttpServer:
     Raises OSError if the port is in use.
     """
 
-    def __init__(self, pages: Pages, place: int | socket.socket) -> None:
+    def __init__(self, pages: Pages, address: int | socket.socket) -> None:
         self._pages = pages
-        self._listener = _listen(place) if isinstance(place, int) else place
+        self._listener = _listen(address) if isinstance(address, int) else address
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # accepted connections inherit it
         self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
