@@ -128,7 +128,8 @@ FORMS: dict[str, Form] = {
     ),
     "syslog rfc5424": each_line(lambda one: f"<4>1 {wall(one):%Y-%m-%dT%H:%M:%S.%f}Z {HOST} kernel - - - "),
 }
-DAY = timedelta(days=1)
+ONE_OF_EACH_KIND = ("kmsg", "dmesg", "dmesg -t", "journal short", "journal json", "syslog, newlines escaped")
+"""One form for each kind of prefix, and for each way to print a message of several lines."""
 WITHOUT_TIMES = {"dmesg -t", "dmesg -rt", "dmesg -xt"}
 TO_THE_MINUTE = {"dmesg -e"}
 

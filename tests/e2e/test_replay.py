@@ -23,7 +23,7 @@ from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Nature, Now
 from healthcheck.probes.kernel_log import Record
 from sim.scenarios import Scenario, scenarios
-from tests.captures.renderings import BOOTED, FORMS, WITHOUT_TIMES, capture, records
+from tests.captures.renderings import BOOTED, FORMS, ONE_OF_EACH_KIND, WITHOUT_TIMES, capture, records
 from tests.console import typed
 
 OFF_BUS = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
@@ -94,9 +94,9 @@ def test_form_with_a_fault_fails_and_without_passes(name: str, saved: Any) -> No
     assert found(replayed(healthy)) == set()
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize("scenario", [one for one in scenarios() if one.kernel_log], ids=lambda entry: entry.name)
-def test_scenarios_log_is_judged_alike_in_each_form(scenario: Scenario, name: str, saved: Any) -> None:
+def test_scenarios_log_is_judged_alike_in_each_kind_of_form(scenario: Scenario, name: str, saved: Any) -> None:
     """Every line that a check reads passes the reader, which parses only lines that can concern a GPU."""
     story = records((0.0, BANNER), *((10.0 + at, text) for at, text in enumerate(scenario.kernel_log)))
 
