@@ -79,7 +79,7 @@ def main() -> int:
     if (unknown := set(options.names) - set(MEASURES)) or options.rounds < 1:
         parser.error(f"cannot compare {', '.join(sorted(unknown)) or 'in no round'}; only {', '.join(MEASURES)}")
     try:
-        with _checkout(options.base) as base:
+        with checkout(options.base) as base:
             found = ratios(list(_rounds(base, options.names or MEASURES, options.rounds)))
     except CouldNotMeasure as error:
         print(error, file=sys.stderr)
@@ -110,13 +110,13 @@ def _figure(measured: Measured, path: Sequence[str]) -> float | None:
 
 
 @contextmanager
-def _checkout(commit: str) -> Iterator[Path]:
+def checkout(commit: str) -> Iterator[Path]:
     """Yield a second checkout with its environment, and remove it at the end."""
-    with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-base-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-checkout-") as folder:
         root = Path(folder) / "base"
         _run(ROOT, "git", "worktree", "add", "--detach", str(root), commit)
         try:
-            print("an environment for the base: make setup …", file=sys.stderr, flush=True)
+            print(f"an environment for {commit}: make setup …", file=sys.stderr, flush=True)
             _run(root, "make", "setup")
             yield root
         finally:

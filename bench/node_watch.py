@@ -69,13 +69,9 @@ class NodeWatch:
                 return observation
 
     def _read(self) -> None:
-        rest = b""
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            while chunk := self._response.read1(1 << 20):
-                at_ns = time.monotonic_ns()
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    self._observations.put(Observation(at_ns, json.loads(line)["object"]))
+            while line := self._response.readline():
+                self._observations.put(Observation(time.monotonic_ns(), json.loads(line)["object"]))
 
 
 def _headers(token: str) -> dict[str, str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from sim.api_stand_in import ApiStandIn
@@ -24,7 +23,7 @@ from sim.node import SimulatedNode
 
 NODE = "gpu-node-1"
 PREFIX = "gpu-healthcheck.aws-samples.io"
-_PATIENCE_SECONDS = 55.0
+_TIMEOUT_SECONDS = 55.0
 _AGENT_ENDS_SECONDS = 5.0
 
 
@@ -37,7 +36,6 @@ class Stage:
     api: ApiStandIn
     imds: SimulatedImds
     console: Console
-    live: Live
     began: float = field(default_factory=time.monotonic)
     agent: subprocess.Popen[bytes] | None = None
 
@@ -70,21 +68,8 @@ class Stage:
         self.console.print(f"[dim]{time.monotonic() - self.began:5.1f} s[/dim]  {words}")
 
     def until(self, predicate: Callable[[dict[str, Any]], bool]) -> float:
-        """Return the time at which the Node first matches; redraw the table while waiting."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            try:
-                at = self.api.wait_for(predicate, 0.25, NODE)
-            except TimeoutError:
-                if time.monotonic() > deadline:
-                    raise
-                self.draw()
-            else:
-                self.draw()
-                return at
-
-    def draw(self) -> None:
-        self.live.update(node_table(self.api.node(NODE)), refresh=self.console.is_terminal)
+        """Return the time at which the Node first matches."""
+        return self.api.wait_for(predicate, _TIMEOUT_SECONDS, NODE)
 
 
 def label(name: str) -> Callable[[dict[str, Any]], str]:
@@ -138,7 +123,7 @@ def falls_off_the_bus(stage: Stage) -> None:
         "condition": stage.until(lambda node: condition(node).get("status") == "False"),
         "Event": stage.api.wait_for_request(
             lambda request: "/events" in request.path and request.body.get("reason") == "Xid79",
-            _PATIENCE_SECONDS,
+            _TIMEOUT_SECONDS,
         ).at,
     }
     table = Table("written to the Node", "after the kernel's record")
@@ -171,8 +156,7 @@ def play(stage: Stage) -> int:
     try:
         for act in (becomes_healthy, falls_off_the_bus, hangs, comes_back):
             act(stage)
-            if not stage.console.is_terminal:  # without a terminal, each step ends with the table
-                stage.console.print(node_table(stage.api.node(NODE)))
+            stage.console.print(node_table(stage.api.node(NODE)))
     except (TimeoutError, AssertionError) as error:
         stage.console.print(f"the demo failed: {error}", style="bold red", markup=False)
         stage.console.print((stage.folder / "agent.log").read_text()[-3000:], markup=False)
@@ -190,10 +174,9 @@ def main() -> int:
         SimulatedNode.create(Path(folder) / NODE) as node,
         ApiStandIn(NODE) as api,
         SimulatedImds("p5.48xlarge") as imds,
-        Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live,
     ):
         api.kubeconfig(Path(folder) / "kubeconfig")
-        return play(Stage(Path(folder), node, api, imds, console, live))
+        return play(Stage(Path(folder), node, api, imds, console))
 
 
 if __name__ == "__main__":

@@ -30,15 +30,9 @@ CUDA_MAJOR = 12
 LIBRARY_DIRECTORY = "usr/lib/x86_64-linux-gnu"
 DRIVER_LIBRARIES = ("libnvidia-ml.so.1", "libcuda.so.1")
 EFA_PROGRAMS = "opt/amazon/efa/bin"
-FI_INFO = Path(__file__).parent / "fi_info.sh"
+CHROOT = Path(__file__).with_name("chroot.sh")
 DCGM_PROGRAMS = "usr/bin"
-DCGMI = Path(__file__).parent / "dcgmi.sh"
-NVIDIA_SMI, CHROOT, SYSTEMCTL, IB_WRITE_BW = (
-    Path(__file__).parent / name for name in ("nvidia_smi.sh", "chroot.sh", "systemctl.sh", "ib_write_bw.sh")
-)
-FI_PINGPONG = Path(__file__).parent / "fi_pingpong.sh"
 NCCL_PROGRAMS = "opt/nccl-tests/build"
-ALL_REDUCE_PERF = Path(__file__).parent / "all_reduce_perf.sh"
 KERNEL_RELEASE = "6.8.0-1029-aws"
 # Age at which no production code treats the driver as just loaded.
 SETTLED_DRIVER_SECONDS = 3600
@@ -254,50 +248,41 @@ class SimulatedNode:
 
         The folder of the node's own root also has a `chroot` that runs the program as it is.
         """
-        top = self.root / root
-        programs = top / DCGM_PROGRAMS
-        programs.mkdir(parents=True, exist_ok=True)
-        (top / "dcgm").mkdir(exist_ok=True)
-        shutil.copy(DCGMI, programs / "dcgmi")
+        programs = self._install("dcgmi", f"{root}/{DCGM_PROGRAMS}", f"{root}/dcgm")
         if root != ".":
-            (top / "nvml").symlink_to(self.root / "nvml")
+            (self.root / root / "nvml").symlink_to(self.root / "nvml")
         else:
-            shutil.copy(CHROOT, programs / "chroot")
+            self._install("chroot", DCGM_PROGRAMS)
         return programs
 
     def install_perftest(self) -> Path:
         """Install perftest's program on the node and return its folder. The script lists the files that control it."""
-        programs = self.root / DCGM_PROGRAMS
-        programs.mkdir(parents=True, exist_ok=True)
-        (self.root / "ib_write_bw").mkdir(exist_ok=True)
-        shutil.copy(IB_WRITE_BW, programs / "ib_write_bw")
-        return programs
+        return self._install("ib_write_bw", DCGM_PROGRAMS, "ib_write_bw")
 
     def install_nvidia_smi(self, driver_root: str = "") -> Path:
         """Install nvidia-smi in this root of the driver, and return the folder of programs for a PATH.
 
         The folder has a `chroot` that runs the program as it is. The script lists the files that control nvidia-smi.
         """
-        programs = self.root / DCGM_PROGRAMS
-        for folder in (programs, self.root / driver_root / DCGM_PROGRAMS, self.root / "nvidia-smi"):
-            folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(NVIDIA_SMI, self.root / driver_root / DCGM_PROGRAMS / "nvidia-smi")
-        shutil.copy(SYSTEMCTL, programs / "systemctl")
-        (self.root / "run/systemd/system").mkdir(parents=True, exist_ok=True)
-        (self.root / "systemd").mkdir(exist_ok=True)
-        shutil.copy(CHROOT, programs / "chroot")
-        return programs
+        self._install("nvidia-smi", f"{driver_root}/{DCGM_PROGRAMS}".lstrip("/"), "nvidia-smi")
+        self._install("systemctl", DCGM_PROGRAMS, "run/systemd/system", "systemd")
+        return self._install("chroot", DCGM_PROGRAMS)
+
+    def install_nccl_tests(self) -> Path:
+        """Install NCCL's test on the node and return its folder. The script lists the files that control it."""
+        return self._install("all_reduce_perf", NCCL_PROGRAMS)
+
+    def _install(self, program: str, folder: str, *control_folders: str) -> Path:
+        """Copy the script that stands for a program into a folder of the node, and return the folder."""
+        for path in (folder, *control_folders):
+            (self.root / path).mkdir(parents=True, exist_ok=True)
+        script = Path(__file__).parent / f"{program.replace('-', '_')}.sh"
+        shutil.copy(script, self.root / folder / program)
+        return self.root / folder
 
     def open_gpu(self, index: int, pid: int) -> None:
         """Let the process have the GPU's device file open. Raises PermissionError without root."""
         self.services.open_device(pid, NVIDIA_MAJOR, index, f"nvidia{index}")
-
-    def install_nccl_tests(self) -> Path:
-        """Install NCCL's test on the node and return its folder. The script lists the files that control it."""
-        programs = self.root / NCCL_PROGRAMS
-        programs.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ALL_REDUCE_PERF, programs / "all_reduce_perf")
-        return programs
 
     def limit_locked_memory(self, limit: int) -> None:
         """Set the locked-memory limit of the container runtime, and so of every pod, in bytes."""
@@ -581,9 +566,8 @@ class SimulatedNode:
             self.pci.add_efa(address)
         if shape.efa_addresses:
             self.write_value("sys/module/efa/version", "2.17.2g")
-            (self.root / EFA_PROGRAMS).mkdir(parents=True)
-            shutil.copy(FI_INFO, self.root / EFA_PROGRAMS / "fi_info")
-            shutil.copy(FI_PINGPONG, self.root / EFA_PROGRAMS / "fi_pingpong")
+            for program in ("fi_info", "fi_pingpong"):
+                self._install(program, EFA_PROGRAMS)
 
     def _plug_below(self, function: PciFunction) -> None:
         """Add the function below its bridge in the instance type, if any."""

@@ -7,9 +7,10 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+from bench.outcome import CouldNotMeasure
 from tests.upgrade import processes
 from tests.upgrade.save import save
-from tests.upgrade.versions import HERE, CouldNotTryError, Version, version_of
+from tests.upgrade.versions import HERE, Version, version_of
 
 
 def main() -> int:
@@ -26,7 +27,7 @@ def main() -> int:
                 save(before, options.save)
             else:
                 processes.tell(before, HERE)
-    except CouldNotTryError as error:
+    except CouldNotMeasure as error:
         print(error, file=sys.stderr)
         return 2
     except AssertionError as error:
