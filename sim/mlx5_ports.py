@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
 
 COUNTERS = (
     *("VL15_dropped", "excessive_buffer_overrun_errors", "link_downed", "link_error_recovery"),
@@ -60,59 +63,6 @@ class Mlx5Function:
         }
 
 
-def _buses(*buses: int) -> tuple[str, ...]:
-    return tuple(f"0000:{bus:02x}:00.0" for bus in buses)
-
-
-_RAILS = _buses(0x18, 0x40, 0x4F, 0x5E, 0x9A, 0xC0, 0xD0, 0xDC)
-_STORAGE = Mlx5Function(
-    "", "", "", board_id="MT_0000000892", link_layer="Ethernet", rate="200 Gb/sec (4X HDR)", bond="bond0"
-)
-
-HGX_H100 = tuple(
-    Mlx5Function(address, f"mlx5_{index}", f"ibp{int(address[5:7], 16)}s0") for index, address in enumerate(_RAILS)
-)
-"""Eight NDR ports (NVIDIA, DGX H100 User Guide, network modules)."""
-DGX_H100 = (
-    *HGX_H100,
-    replace(_STORAGE, address="0000:29:00.1", name="mlx5_8", netdev="enp41s0f1np1"),
-    replace(_STORAGE, address="0000:aa:00.1", name="mlx5_9", netdev="enp170s0f1np1"),
-    replace(_STORAGE, address="0000:82:00.0", name="mlx5_10", netdev="enp130s0", bond="", pci_device="0xa2dc"),
-)
-"""With the second ports of two storage adapters in a bond, and a BlueField with the default route."""
-VM_H100 = tuple(
-    Mlx5Function(
-        f"{index + 0x101:04x}:00:00.0", f"mlx5_ib{index}", f"ib{index}", pci_device="0x101e", board_id="MSF0000000047"
-    )
-    for index in range(8)
-)
-VM_H100 += (
-    Mlx5Function(
-        "0000:00:02.0",
-        "mlx5_an0",
-        "enP2s1",
-        pci_device="0x101a",
-        board_id="MSF0000000041",
-        link_layer="Ethernet",
-        rate="100 Gb/sec (4X EDR)",
-        interface="eth0",
-    ),
-)
-"""Eight virtual functions without their physical functions, and a ninth for the host's network (Azure)."""
-GB300R = tuple(
-    Mlx5Function(
-        address,
-        f"rocep{int(address[5:7], 16)}s0",
-        f"enp{int(address[5:7], 16)}s0",
-        pci_device="0x101e",
-        board_id="AMZ0000000010",
-        link_layer="Ethernet",
-    )
-    for address in _buses(*range(0xD8, 0xE0))
-)
-"""Eight virtual functions of ConnectX-8 with RoCE (NVIDIA/aicr, issue 1326)."""
-
-
 def with_virtual_functions(functions: tuple[Mlx5Function, ...]) -> tuple[Mlx5Function, ...]:
     """Return these functions, each with a virtual function that no pod uses yet."""
     virtual = (
@@ -135,13 +85,13 @@ def never_cabled(functions: tuple[Mlx5Function, ...], index: int) -> tuple[Mlx5F
     return tuple(replace(each, state="1: DOWN") if each is functions[index] else each for each in functions)
 
 
+_TABLE = Path(__file__).with_name("mlx5_ports.yaml")
+_OBSERVED = msgspec.yaml.decode(_TABLE.read_bytes(), type=dict[str, tuple[Mlx5Function, ...]])
 NETWORKS: Mapping[str, tuple[Mlx5Function, ...]] = {
     "": (),
-    "HGX_H100": HGX_H100,
-    "HGX_H100_SRIOV": with_virtual_functions(HGX_H100),
-    "HGX_H100_ONE_PORT_UNUSED": never_cabled(HGX_H100, 3),
-    "DGX_H100": DGX_H100,
-    "VM_H100": VM_H100,
-    "GB300R": GB300R,
+    **_OBSERVED,
+    "DGX_H100": (*_OBSERVED["HGX_H100"], *_OBSERVED["DGX_H100"]),
+    "HGX_H100_SRIOV": with_virtual_functions(_OBSERVED["HGX_H100"]),
+    "HGX_H100_ONE_PORT_UNUSED": never_cabled(_OBSERVED["HGX_H100"], 3),
 }
 """Functions by the name in instance_types.yaml."""
