@@ -25,37 +25,41 @@ _TEAM = "stuck"
 _PODS = f"/api/v1/namespaces/{_TEAM}/pods"
 _GPU = "nvidia.com/gpu"
 _NOTES = ("diagnose: the API server runs on the same machine; the memory is the peak of the whole process",)
-_REFUSED = (
-    "0/{0} nodes are available: {0} {1}. "
-    "preemption: 0/{0} nodes are available: {0} Preemption is not helpful for scheduling."
-)
-_UNSCHEDULED: Mapping[str, tuple[dict[str, Any], dict[str, str], str]] = {
-    "MoreGpusThanAnyNodeHas": ({}, {_GPU: "16"}, f"Insufficient {_GPU}"),
+_REFUSED = "0/{0} nodes are available: {0} {1}. preemption: 0/{0} nodes are available: {0} Preemption is not helpful."
+_UNSCHEDULED: Mapping[str, tuple[dict[str, Any], str, str]] = {
+    "MoreGpusThanAnyNodeHas": ({}, "16", f"Insufficient {_GPU}"),
     "NodeSelectorMatchesNoNode": (
         {"nodeSelector": {"pool": "none"}},
-        {},
+        "1",
         "node(s) didn't match Pod's node affinity/selector",
     ),
-    "ResourceNameUnknown": ({}, {_GPU: "", "nvidia.com/gpus": "1"}, "Insufficient nvidia.com/gpus"),
-    "PodAffinityUnmet": ({}, {}, "node(s) didn't match pod anti-affinity rules"),
 }
-"""By cause: changes to the spec and to the resources ('' removes a resource), and the scheduler's message."""
-_CRASHES = {
-    "CudaNewerThanDriver": (1, "CUDA driver version is insufficient for CUDA runtime version"),
-    "GpuMemoryExhausted": (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+"""By cause: changes to the spec, number of GPUs, and the scheduler's message."""
+_STATES: Mapping[str, dict[str, Any]] = {
+    "CudaNewerThanDriver": {
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {
+            "terminated": {
+                "exitCode": 1,
+                "reason": "Error",
+                "message": "CUDA driver version is insufficient for CUDA runtime version",
+            }
+        },
+        "restartCount": 5,
+    },
+    "ImageNotFound": {
+        "state": {
+            "waiting": {
+                "reason": "ImagePullBackOff",
+                "message": 'Back-off pulling image "registry.example.com/none:1": not found',
+            }
+        }
+    },
 }
-_WAITING = {
-    "ImageNotFound": ("ImagePullBackOff", 'Back-off pulling image "registry.example.com/none:1": not found'),
-}
-_REJECTED = {
-    "GpusUnavailableAtAdmission": (
-        "Pod was rejected: Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. "
-        "Requested: 1, Available: 0, which is unexpected"
-    ),
-}
-WANTED = frozenset((*_UNSCHEDULED, *_CRASHES, *_WAITING, *_REJECTED))
-_EACH = 25
-"""Number of pods per cause, some 200 in all."""
+"""By cause: the state of the container of a pod on a node."""
+WANTED = frozenset((*_UNSCHEDULED, *_STATES))
+_EACH = 50
+"""Number of pods per cause, 200 in all."""
 _ALONE = ("CudaNewerThanDriver", "MoreGpusThanAnyNodeHas")
 """Causes that do not depend on other pods: one of a pod on a node, one of a pending pod."""
 _CAUSES_FOUND = 1
@@ -80,8 +84,6 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
         "seconds": {what: summary(diagnosis.seconds) for what, diagnosis in diagnoses.items()},
         "peak_mib": summary([run.peak_mib for run in whole.runs]),
         "lists": {what: diagnosis.lists for what, diagnosis in diagnoses.items()},
-        "lacking": sorted(WANTED - set(named)),
-        "more": sorted(set(named) - WANTED),
     }
     return Outcome(rows, raw, _NOTES)
 
@@ -156,54 +158,25 @@ def _stick(plane: ControlPlane, size: int) -> None:
 
 
 def _stuck(size: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield stuck pods with their status."""
     since = timestamp(datetime.now(UTC) - timedelta(minutes=30))
-    for number in range(_EACH):
-        for cause, (spec, resources, reason) in _UNSCHEDULED.items():
-            condition = {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "lastTransitionTime": since,
-            }
-            fields = condition | {"message": _REFUSED.format(size, reason)}
-            yield _pod(cause, number, spec, resources), {"conditions": [fields]} if reason else {}
-        for cause, (code, message) in _CRASHES.items():
-            ended = {"exitCode": code, "reason": "Error", "message": message, "finishedAt": since, "startedAt": since}
-            state = {
-                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-                "lastState": {"terminated": ended},
-                "restartCount": 5,
-            }
-            yield _on_node(cause, number, size), _started(state, since)
-        for cause, (reason, message) in _WAITING.items():
-            yield (
-                _on_node(cause, number, size),
-                _started({"state": {"waiting": {"reason": reason, "message": message}}}, since),
-            )
-        for cause, message in _REJECTED.items():
-            fields = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message, "startTime": since}
-            yield _on_node(cause, number, size), fields
-
-
-def _started(state: dict[str, Any], since: str) -> dict[str, Any]:
-    conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": since}]
-    entry = {"name": "work", "image": "x", "imageID": "", "ready": False, "restartCount": 0, **state}
-    return {"phase": "Pending", "startTime": since, "conditions": conditions, "containerStatuses": [entry]}
-
-
-def _on_node(cause: str, number: int, size: int) -> dict[str, Any]:
+    scheduled = {"type": "PodScheduled", "lastTransitionTime": since}
     # One of the nodes with unused GPUs.
-    name = f"fleet-node-{8 % size:05d}.us-west-2.compute.internal"
-    return _pod(cause, number, {"nodeName": name}, {})
+    node = {"nodeName": f"fleet-node-{8 % size:05d}.us-west-2.compute.internal"}
+    for number in range(_EACH):
+        for cause, (spec, gpus, reason) in _UNSCHEDULED.items():
+            refusal = {"status": "False", "reason": "Unschedulable", "message": _REFUSED.format(size, reason)}
+            yield _pod(cause, number, spec, gpus), {"conditions": [scheduled | refusal]}
+        for cause, state in _STATES.items():
+            entry = {"name": "work", "image": "x", "imageID": "", "ready": False, "restartCount": 0, **state}
+            conditions = [scheduled | {"status": "True"}]
+            status = {"phase": "Pending", "startTime": since, "conditions": conditions, "containerStatuses": [entry]}
+            yield _pod(cause, number, node, "1"), status
 
 
-def _pod(cause: str, number: int, spec: Mapping[str, Any], resources: Mapping[str, str]) -> dict[str, Any]:
-    amounts = {name: value for name, value in {_GPU: "1", **resources}.items() if value}
-    container = {
-        "name": "work",
-        "image": "registry.example.com/none:1",
-        "resources": {"requests": amounts, "limits": amounts},
-    }
+def _pod(cause: str, number: int, spec: Mapping[str, Any], gpus: str) -> dict[str, Any]:
+    amounts = {"requests": {_GPU: gpus}, "limits": {_GPU: gpus}}
+    container = {"name": "work", "image": "registry.example.com/none:1", "resources": amounts}
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": cause.lower(), "uid": cause.lower(), "controller": True}
     metadata = {"name": f"{cause.lower()}-{number}", "namespace": _TEAM, "ownerReferences": [owner]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container], **spec}}

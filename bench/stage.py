@@ -149,7 +149,7 @@ class Stage:
     def at_most(self, what: str, limit: float, unit: str, value: float, figure: str = "") -> Row:
         """Return the row of a figure with an upper limit."""
         met = None if self.length.quick else value <= limit
-        return Row(what, f"≤ {limit:g} {unit}", figure or f"{value:.3g} {unit}", met)
+        return Row(what, f"≤ {limit:g} {unit}".strip(), figure or f"{value:.3g} {unit}".strip(), met)
 
     @property
     def bare_environment(self) -> dict[str, str]:
