@@ -17,7 +17,7 @@ DEPLOY = "nvidia.com/gpu.deploy.device-plugin"
 PLUGIN = "nvidia-device-plugin-daemonset"
 _DAEMON_SETS, _PODS = "/apis/apps/v1/namespaces/default/daemonsets", "/api/v1/namespaces/default/pods"
 _PID = 6001
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass
@@ -47,10 +47,10 @@ class DevicePlugin:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
-            self._look()
+        while not self._stopping.wait(_POLL_SECONDS):
+            self._synchronize()
 
-    def _look(self) -> None:
+    def _synchronize(self) -> None:
         selector = f"labelSelector=app%3D{PLUGIN}&fieldSelector=spec.nodeName%3D{self.name}"
         pods = [
             pod

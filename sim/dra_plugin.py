@@ -13,7 +13,7 @@ XID_TAINT = f"{DRIVER}/xid"
 _SLICES, _NAME = "/apis/resource.k8s.io/v1/resourceslices", "dra-driver-nvidia-gpu"
 _DAEMON_SETS, _PODS = "/apis/apps/v1/namespaces/default/daemonsets", "/api/v1/namespaces/default/pods"
 _SELECTOR = f"app.kubernetes.io%2Fname%3D{_NAME}"
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass
@@ -62,7 +62,7 @@ class DraPlugin:
         return bool(self._uid)
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
+        while not self._stopping.wait(_POLL_SECONDS):
             selector = f"labelSelector={_SELECTOR}&fieldSelector=spec.nodeName%3D{self.name}"
             uids = [
                 pod["metadata"]["uid"]

@@ -11,7 +11,7 @@ from sim.device_plugin import DevicePlugin
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 @dataclass
@@ -41,7 +41,7 @@ class HostBoot:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
+        while not self._stopping.wait(_POLL_SECONDS):
             if (request := self.node.root / "systemd/reboot").exists():
                 request.unlink()
                 self._go_down()

@@ -30,7 +30,7 @@ from sim.control_plane import ControlPlane, ControlPlaneError
 from sim.control_plane.files import write_kubeconfig
 from sim.node import DCGM_PROGRAMS
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _TOKEN_SECONDS = 7 * 86400
 """Lifetime of a pod's token: it is not renewed, and it ends with its pod."""
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]\Z")
@@ -38,7 +38,7 @@ _KILLED = 128 + signal.SIGTERM
 _BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 _GPU = "nvidia.com/gpu"
 _BY_KEY = "application/strategic-merge-patch+json"
-_AWAY = (OSError, ControlPlaneError, ValueError)
+_NO_ANSWER = (OSError, ControlPlaneError, ValueError)
 """The API server does not answer, or the requested object is missing, such as a pod deleted before its token."""
 
 
@@ -140,40 +140,40 @@ class Kubelets:
                     os.killpg(pod.process.pid, signal.SIGKILL)
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
+        while not self._stopping.wait(_POLL_SECONDS):
             try:
                 listed = self.plane.request("GET", _BOUND)
                 if listed.status == http.client.OK:
-                    self._look({pod["metadata"]["uid"]: pod for pod in listed.body["items"]})
-            except _AWAY:
+                    self._synchronize({pod["metadata"]["uid"]: pod for pod in listed.body["items"]})
+            except _NO_ANSWER:
                 continue  # real kubelets continue too
 
-    def _look(self, there: Mapping[str, dict[str, Any]]) -> None:
-        for uid, pod in there.items():
+    def _synchronize(self, present: Mapping[str, dict[str, Any]]) -> None:
+        for uid, pod in present.items():
             if uid in self._pods:
                 self._pods[uid].object = pod
             elif self._is_to_start(pod):
                 self._pods[uid] = self._started(pod)
         for known in self._pods.values():
-            self._tend(known)
+            self._advance(known)
         held: Counter[str] = Counter()
         for known in self._pods.values():
             held[known.node] += 0 if known.ended else known.gpus
         self.most_gpus |= held
-        self._tell(there)
+        self._report_pods(present)
 
-    def _tell(self, there: Mapping[str, dict[str, Any]]) -> None:
+    def _report_pods(self, present: Mapping[str, dict[str, Any]]) -> None:
         """Report the pods.
 
         A failed report is repeated in the next round, because a Job waits for the end of its pod.
         """
         for uid, known in list(self._pods.items()):
-            if uid not in there and known.ended:
+            if uid not in present and known.ended:
                 del self._pods[uid]
             elif known.unreported and self._is_reported(known):
                 known.unreported = {}
         # A pod that was never started, such as one created only for its token, is removed too.
-        for uid, pod in there.items():
+        for uid, pod in present.items():
             started = self._pods.get(uid)
             if _is_leaving(pod) and (started is None or (started.ended and not started.unreported)):
                 self._remove(pod)
@@ -242,7 +242,7 @@ class Kubelets:
             "status.hostIP": self.addresses.get(pod["spec"]["nodeName"], "127.0.0.1"),
         }[path]
 
-    def _tend(self, pod: _Pod) -> None:
+    def _advance(self, pod: _Pod) -> None:
         """End a deleted pod, by force after its grace period, and report its end."""
         if pod.ended:
             return

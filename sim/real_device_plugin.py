@@ -28,7 +28,7 @@ SOCKETS = Path("/var/lib/kubelet/device-plugins")
 _SOCKET = "nvidia-gpu.sock"
 _OF_APPLICATIONS = frozenset({13, 31, 43, 45, 68, 109})
 """Xids that applications cause; the plugin ignores them."""
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _SERVICE, _REGISTER = "v1beta1.DevicePlugin", "/v1beta1.Registration/Register"
 _API = Question(
     "v1beta1",
@@ -88,7 +88,7 @@ class Plugin(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def watch(self, stopping: threading.Event) -> None:
         """Mark the GPUs of new Xids as unhealthy, for ever."""
-        while not stopping.wait(_LOOK_SECONDS):
+        while not stopping.wait(_POLL_SECONDS):
             lines = self._lines()
             fresh, self._read = lines[self._read :], len(lines)
             for uuid, code in (line.split() for line in fresh):

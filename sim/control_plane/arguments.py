@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 NO_DEVICE_TAINT_RULES = "--runtime-config=resource.k8s.io/v1/devicetaintrules=false"
 """Argument of an API server that does not serve them, as by default up to 1.36."""
-NOBODY_HEEDS_THEM = "--feature-gates=DRADeviceTaintRules=false"
+NO_DEVICE_TAINT_CONTROLLER = "--feature-gates=DRADeviceTaintRules=false"
 """Argument of a controller-manager without their controller."""
 _BETA_POLICIES = (
     "--runtime-config=admissionregistration.k8s.io/v1beta1=true",

@@ -114,10 +114,10 @@ class ControlPlane:
         self._daemons.pop("kube-apiserver").kill()
         self._serve(*(() if served else (arguments.NO_DEVICE_TAINT_RULES,)))
 
-    def heed_device_taints(self, *, heeded: bool) -> None:
+    def control_device_taints(self, *, controlled: bool) -> None:
         """Restart the controller-manager, with or without its controller of DeviceTaintRules."""
         self._daemons.pop("kube-controller-manager").kill()
-        gates = () if heeded else (arguments.NOBODY_HEEDS_THEM,)
+        gates = () if controlled else (arguments.NO_DEVICE_TAINT_CONTROLLER,)
         self._start("kube-controller-manager", [*arguments.kube_controller_manager(self.folder), *gates])
 
     def start_controllers(self) -> None:

@@ -56,7 +56,7 @@ def _do(options: argparse.Namespace) -> int:
         case "deps":
             needs.install()
         case "suited":
-            return _say(needs.unsuited())
+            return _print_reason(needs.unsuited())
     return 0
 
 
@@ -70,7 +70,7 @@ def _up(node: RealNode, target: str) -> None:
     print(f"{node.name} is up with our image, without manifests. Shell: `make node-shell`; stop: `make node-down`")
 
 
-def _say(reason: str) -> int:
+def _print_reason(reason: str) -> int:
     if reason:
         print(reason, file=sys.stderr)
     return 1 if reason else 0

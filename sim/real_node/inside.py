@@ -44,15 +44,15 @@ class FirstProcess:
 
     def serve(self) -> None:
         while True:
-            self._bury()
+            self._reap_orphans()
             try:
                 connection, _ = self._socket.accept()
             except TimeoutError:
                 continue
             with connection, connection.makefile("rw") as lines:
-                lines.write(self._obey(lines.readline().split()))
+                lines.write(self._execute(lines.readline().split()))
 
-    def _obey(self, words: list[str]) -> str:
+    def _execute(self, words: list[str]) -> str:
         try:
             match words:
                 case ["start", name]:
@@ -80,7 +80,7 @@ class FirstProcess:
                     continue
         root.power_off_pods()
 
-    def _bury(self) -> None:
+    def _reap_orphans(self) -> None:
         """Reap dead processes without a waiting parent; a daemon's own object waits for the daemon."""
         ours = {daemon.pid: daemon for daemon in self._daemons.values() if daemon.pid}
         while True:

@@ -54,10 +54,10 @@ class RunningNode:
     # --- its programs
 
     def start(self, name: str) -> None:
-        self._tell(f"start {name}")
+        self._send(f"start {name}")
 
     def stop(self, name: str) -> None:
-        self._tell(f"stop {name}")
+        self._send(f"stop {name}")
 
     def restart(self, name: str) -> None:
         self.stop(name)
@@ -65,7 +65,7 @@ class RunningNode:
 
     def power_off(self) -> None:
         """End everything on the node at once; the control plane, elsewhere in a real cluster, keeps running."""
-        self._tell("power-off")
+        self._send("power-off")
 
     def power_on(self) -> None:
         self.start(FABRIC_MANAGER)
@@ -152,7 +152,7 @@ class RunningNode:
             ends += [f"--- end of {log.name}", *log.read_text(errors="replace").splitlines()[-lines:]]
         return "\n".join(ends)
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.folder / arguments.SOCKET))
             connection.sendall(f"{line}\n".encode())

@@ -79,10 +79,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def build(self, path: Path) -> SimulatedNode:
         """Create the node with its faults."""
         node = SimulatedNode.create(path, self.instance_type)
-        self.befall(node)
+        self.apply_to(node)
         return node
 
-    def befall(self, node: SimulatedNode) -> None:
+    def apply_to(self, node: SimulatedNode) -> None:
         """Apply the differences to a healthy node."""
         for name, *arguments in self.faults:
             getattr(node, name)(*arguments)

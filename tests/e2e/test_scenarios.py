@@ -144,7 +144,7 @@ def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, 
         cycles = Cycles(node, scenario)
         before = read_probes(cycles.host, CHECKS)
         before.at -= scenario.healthy_before
-        scenario.befall(node)
+        scenario.apply_to(node)
         cycles.pass_windows()
         now = read_probes(cycles.host, CHECKS, before)
         cycles.end()
@@ -177,7 +177,7 @@ def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) ->
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
         cycles = Cycles(node, scenario, 2.0)
         healthy = read_probes(cycles.host, LEVELS) if scenario.healthy_before else None
-        scenario.befall(node)
+        scenario.apply_to(node)
         cycles.pass_windows()
         said = []
         for seconds in (0.0, 1.0):

@@ -9,7 +9,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 import healthcheck
 
@@ -32,13 +31,6 @@ def test_the_image_says_the_version_of_the_package() -> None:
     assert ARGUMENTS["VERSION"] == healthcheck.__version__
 
 
-def test_the_manifests_run_the_image_of_that_version() -> None:
-    found = yaml.safe_load((ROOT / "kubernetes/manifests/04-daemonset-agent.yaml").read_text())
-    (container,) = found["spec"]["template"]["spec"]["containers"]
-
-    assert container["image"] == f"gpu-healthcheck:{healthcheck.__version__}"
-
-
 def test_the_last_stage_is_the_whole_system_and_slim_comes_before_anything_of_dcgm() -> None:
     names = [name for _, name in STAGES]
 
@@ -49,10 +41,6 @@ def test_the_last_stage_is_the_whole_system_and_slim_comes_before_anything_of_dc
 @pytest.mark.parametrize("image", ["PYTHON_IMAGE", "DCGM_IMAGE"])
 def test_a_base_is_named_in_full_with_a_tag(image: str) -> None:
     assert re.fullmatch(r"[a-z0-9.-]+\.[a-z]+(/[a-z0-9-]+)+:[0-9][\w.-]+(@sha256:[0-9a-f]{64})?", ARGUMENTS[image])
-
-
-def test_every_stage_stands_on_a_base_that_an_argument_names_or_on_another_stage() -> None:
-    assert {base for base, _ in STAGES} == {"${PYTHON_IMAGE}", "${DCGM_IMAGE}", "efa-${EFA_FROM}"}
 
 
 def test_efas_installer_is_pinned_by_version_and_checksum() -> None:

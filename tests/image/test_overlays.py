@@ -176,23 +176,6 @@ def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(install
     assert set(images) == set(CHANGES["example"])
 
 
-def test_the_policy_of_the_sweepers_jobs_names_the_templates_image_and_command() -> None:
-    documents = [found for file in MANIFESTS.glob("*.yaml") for found in yaml.safe_load_all(file.read_text())]
-    named = {
-        (document["kind"], document["metadata"]["name"]): document["spec"]
-        for document in documents
-        if document and "spec" in document
-    }
-    template = named["CronJob", "gpu-healthcheck-sweep-node"]["jobTemplate"]["spec"]["template"]["spec"]
-    (container,) = template["containers"]
-    result = named["ValidatingAdmissionPolicy", "gpu-healthcheck-sweeper-jobs"]["variables"]
-    literals = {
-        entry["name"]: json.loads(entry["expression"]) for entry in result if entry["name"] in ("image", "command")
-    }
-
-    assert literals == {"image": container["image"], "command": container["command"]}
-
-
 def test_the_base_names_every_manifest_of_the_folder() -> None:
     named = yaml.safe_load((MANIFESTS / "Kustomization").read_text())["resources"]
 

@@ -260,7 +260,7 @@ FAULTS = [
 def seen(folder: Path, scenario: Scenario, *, faulty: bool) -> Evidence:
     with SimulatedNode.create(folder, scenario.instance_type) as node:
         if faulty:
-            scenario.befall(node)
+            scenario.apply_to(node)
         driver = Driver(node.root, use_loader=False)
         driver.deadline_seconds = 5.0
         evidence = read_probes(

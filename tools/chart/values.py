@@ -59,12 +59,12 @@ def schema() -> str:
     whole: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", **_object()}
     for key in KEYS:
         *parents, last = key.name.split(".")
-        room = whole
+        folder = whole
         for parent in parents:
-            room = _required(room, parent)["properties"].setdefault(parent, _object())
+            folder = _required(folder, parent)["properties"].setdefault(parent, _object())
         if not key.is_optional:
-            _required(room, last)
-        room["properties"][last] = {**key.schema, **({"description": key.means} if key.means else {})}
+            _required(folder, last)
+        folder["properties"][last] = {**key.schema, **({"description": key.means} if key.means else {})}
     # All are required: the ConfigMap would have the text "<nil>" for a missing setting.
     _required(whole, "settings")["properties"]["settings"] = _object() | {
         "properties": {name: settings.schema(name) for name in names},
@@ -74,10 +74,10 @@ def schema() -> str:
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 
-def _required(room: dict[str, Any], name: str) -> dict[str, Any]:
+def _required(folder: dict[str, Any], name: str) -> dict[str, Any]:
     """Mark the key as required: Helm drops a key that is null, and a template would then produce an invalid object."""
-    room["required"] = list(dict.fromkeys((*room.get("required", ()), name)))
-    return room
+    folder["required"] = list(dict.fromkeys((*folder.get("required", ()), name)))
+    return folder
 
 
 def _object() -> dict[str, Any]:

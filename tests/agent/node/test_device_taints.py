@@ -143,7 +143,7 @@ def test_where_nobody_acts_on_rules_any_more_the_node_is_tainted_again(own_plane
         wait_for(world, "devices", tainted=False)
 
         # The rules are served and were acted on once. A start asks again, as each hour does.
-        own_plane.heed_device_taints(heeded=False)
+        own_plane.control_device_taints(controlled=False)
         world.restart()
         wait_for(world, "set", tainted=True)
         eventually(lambda: rules_of(own_plane, world.cluster.name) == {})
