@@ -41,19 +41,6 @@ def test_each_instance_type_has_its_gpus_and_efa_devices(
     assert len(efa) == efa_devices
 
 
-def test_the_links_of_sys_lead_from_an_efa_device_to_its_pci_function(node: SimulatedNode) -> None:
-    device = node.root / "sys/class/infiniband/rdmap79s0"
-
-    assert (device / "device").resolve().name == "0000:4f:00.0"
-    assert (device / "device/driver").resolve() == node.root.resolve() / "sys/bus/pci/drivers/efa"
-    assert (device / "ports/1/state").read_text() == "4: ACTIVE\n"
-    assert (device / "hw_counters/keep_alive_rcvd").read_text() == "0\n"
-    assert (device / "ports/1/hw_counters/rdma_read_wr_err").read_text() == "0\n"
-    uverbs = node.root / "sys/class/infiniband_verbs/uverbs0"
-    assert uverbs.resolve() == (device / "device/infiniband_verbs/uverbs0").resolve()
-    assert (device / "device/p2p").read_text() == "NVIDIA peermem\n"
-
-
 @pytest.mark.parametrize("gpu", range(8))
 def test_a_gpu_of_a_p5_shares_its_pci_switch_with_the_network_cards_before_it(node: SimulatedNode, gpu: int) -> None:
     listing = node.root / "sys/bus/pci/devices"
@@ -64,30 +51,6 @@ def test_a_gpu_of_a_p5_shares_its_pci_switch_with_the_network_cards_before_it(no
     assert {function.resolve().parent for function in group} == {switch.resolve()}
     assert {(function / "numa_node").read_text() for function in (*group, switch)} == {f"{gpu // 4}\n"}
     assert (switch / "class").read_text() == "0x060400\n"
-
-
-def test_a_gpu_that_moved_keeps_its_address_and_its_driver(node: SimulatedNode) -> None:
-    address = node.gpus[3].address
-    node.move_gpu(3, "0000:00:17.0", 1)
-
-    moved = (node.root / "sys/bus/pci/devices" / address).resolve()
-    assert (moved.name, moved.parent.name, node.pci.driver(address)) == (address, "0000:00:17.0", "nvidia")
-    assert (moved / "vendor").read_text() == "0x10de\n"
-
-
-def test_no_link_leads_out_of_the_node(node: SimulatedNode) -> None:
-    """But for the kernel's own in /proc: captured, they lead nowhere (tests/probes/container_runtime)."""
-    links = [path for path in node.root.rglob("*") if path.is_symlink()]
-    links = [path for path in links if path.relative_to(node.root).parts[0] != "proc"]
-
-    assert links
-    assert all(link.resolve(strict=True).is_relative_to(node.root.resolve()) for link in links)
-
-
-def test_gpus_of_all_nodes_have_different_uuids_and_serials(make_node: Callable[[str], SimulatedNode]) -> None:
-    gpus = make_node("p5.48xlarge").gpus + make_node("p5.48xlarge").gpus
-
-    assert len({gpu.uuid for gpu in gpus}) == len({gpu.serial for gpu in gpus}) == 16
 
 
 def test_a_reboot_heals_what_a_reboot_heals(node: SimulatedNode) -> None:

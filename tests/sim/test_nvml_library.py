@@ -5,7 +5,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,27 +128,6 @@ def test_mig_devices_are_those_that_were_made_and_only_while_the_mode_is_on(node
     assert nvml.ask(f"{handle}(gpu(2), 0)")["error"] == 6
 
 
-def test_a_mig_device_s_handle_does_not_outlive_it(node: SimulatedNode, nvml: Binding) -> None:
-    node.divide_gpu(3, {0: 2})
-    nvml.ask("globals().update(mig=pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(3), 0))")
-    node.divide_gpu(3, {})
-
-    assert nvml.ask("pynvml.nvmlDeviceGetGpuInstanceId(mig)")["error"] == 6
-
-
-def test_nothing_answers_before_initialisation(binding: Binding) -> None:
-    assert binding.ask("pynvml.nvmlDeviceGetCount()") == {"error": 1, "text": "Uninitialized"}
-
-
-def test_device_descriptors_are_open_only_between_init_and_shutdown(binding: Binding) -> None:
-    assert binding.ask("devices()") == []
-    binding.ask("pynvml.nvmlInit()")
-    assert binding.ask("devices()") == ["nvidiactl"]
-    assert binding.ask("[gpu(5) and None, gpu(5) and None, devices()]")[-1] == ["nvidia5", "nvidiactl"]
-    binding.ask("pynvml.nvmlShutdown()")
-    assert binding.ask("devices()") == []
-
-
 def test_a_hung_driver_answers_nothing_until_its_process_is_killed(node: SimulatedNode, nvml: Binding) -> None:
     node.hang()
     nvml.send("pynvml.nvmlDeviceGetCount()")
@@ -179,14 +158,3 @@ def test_a_process_with_the_old_library_mismatches_a_new_driver_for_ever(node: S
     assert fresh.ask("pynvml.nvmlInit()") is None
     assert fresh.ask("pynvml.nvmlSystemGetDriverVersion()") == "580.65.06"
     fresh.end()
-
-
-def test_two_nodes_in_two_directories_answer_each_for_itself(make_node: Callable[[str], SimulatedNode]) -> None:
-    counts = []
-    for instance_type in ("g6.xlarge", "p4d.24xlarge"):
-        child = Binding(make_node(instance_type).library)
-        child.ask("pynvml.nvmlInit()")
-        counts.append(child.ask("pynvml.nvmlDeviceGetCount()"))
-        child.end()
-
-    assert counts == [1, 8]
