@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -62,16 +61,6 @@ _NOTE = (
 
 
 _NO_KUBELET = Path("/nonexistent")
-
-
-@dataclass(frozen=True)
-class Request:
-    """Request that the API server answered to an agent."""
-
-    at: datetime
-    kind: tuple[str, str, int]
-    """Verb, resource and the answer's code."""
-    uri: str
 
 
 class Member:
@@ -138,19 +127,19 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
         since = datetime.now(UTC)
         _together(all_at_once)
         waited = [seconds for _ in range(all_at_once.parties - 1) for seconds in queue.get()]
-    asked = _asked(plane, set(names), since)
-    written = [request.at for request in asked if request.kind == ("patch", "nodes", HTTPStatus.OK)]
-    seconds = (max(written) - min(request.at for request in asked)).total_seconds()
+    answered = _answered(plane, set(names), since)
+    written = [_at(event) for event in answered if _is_written_node(event)]
+    seconds = (max(written) - min(map(_at, answered))).total_seconds()
     nodes = plane.request("GET", "/api/v1/nodes").body["items"]
     granted = sum(TAINT in node["spec"].get("taints", []) for node in nodes)
-    taints = [request for request in asked if _is_for_the_taint(request)]
+    taints = [event for event in answered if _is_for_the_taint(event)]
     rows = (
         stage.at_most(f"taints granted to {size} agents that fail at once", places, "", granted, f"{granted}"),
         stage.at_most("requests for it", AIM_REQUESTS, "", len(taints), f"{len(taints)}"),
         stage.at_most("until the last of them was on its Node, the taint set or withheld", AIM_SECONDS, "s", seconds),
     )
     raw = {"places": places, "granted": granted, "seconds": round(seconds, 2), "waited_seconds": summary(waited)}
-    return Outcome(rows, raw | {"requests": len(asked)}, _NOTE)
+    return Outcome(rows, raw | {"requests": len(answered)}, _NOTE)
 
 
 @contextmanager
@@ -207,20 +196,30 @@ def _well(checks: Iterable[Any]) -> list[Looked]:
     return [Looked(check.name, check.group) for check in checks]
 
 
-def _asked(plane: ControlPlane, names: set[str], since: datetime) -> list[Request]:
-    """Return the requests with the tokens of these nodes, from the audit log."""
-    found = []
-    for event in plane.audit(since):
-        if names.intersection(event["user"].get("extra", {}).get("authentication.kubernetes.io/node-name", ())):
-            about = event.get("objectRef", {})
-            resource = "/".join(filter(None, (about.get("resource"), about.get("subresource"))))
-            at = datetime.fromisoformat(event["requestReceivedTimestamp"])
-            code = int(event.get("responseStatus", {}).get("code", 0))
-            found.append(Request(at, (event["verb"], resource, code), event["requestURI"]))
-    return found
+def _answered(plane: ControlPlane, names: set[str], since: datetime) -> list[dict[str, Any]]:
+    """Return the events of the audit log about requests with the tokens of these nodes."""
+    node_name = "authentication.kubernetes.io/node-name"
+    return [
+        event for event in plane.audit(since) if names.intersection(event["user"].get("extra", {}).get(node_name, ()))
+    ]
 
 
-def _is_for_the_taint(request: Request) -> bool:
+def _at(event: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(event["requestReceivedTimestamp"])
+
+
+def _is_written_node(event: Mapping[str, Any]) -> bool:
+    code = event.get("responseStatus", {}).get("code")
+    return _is_for_a_node(event) and (event["verb"], code) == ("patch", HTTPStatus.OK)
+
+
+def _is_for_a_node(event: Mapping[str, Any]) -> bool:
+    about = event.get("objectRef", {})
+    return about.get("resource") == "nodes" and "subresource" not in about
+
+
+def _is_for_the_taint(event: Mapping[str, Any]) -> bool:
     """Whether a request is for the Node or the budget; others are sent with or without a taint."""
-    verb, resource, _ = request.kind
-    return resource == "nodes" or (resource == "leases" and ("gpu-healthcheck-budget" in request.uri or verb == "list"))
+    if event.get("objectRef", {}).get("resource") == "leases":
+        return "gpu-healthcheck-budget" in event["requestURI"] or event["verb"] == "list"
+    return _is_for_a_node(event)

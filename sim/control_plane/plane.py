@@ -69,7 +69,8 @@ class ControlPlane:
         self._api_port, self._etcd_port, self._peer_port = free_ports(3)
         self.url = f"https://127.0.0.1:{self._api_port}"
         self.ca_file = self.folder / "certificates" / "apiserver.crt"
-        self._pool = urllib3.PoolManager(maxsize=_CONNECTIONS, ca_certs=str(self.ca_file), retries=_RETRIES)
+        self._pools: dict[int, urllib3.PoolManager] = {}
+        """Connections by process: a forked one must not use those of its parent."""
         self.kubeconfig = self.folder / "admin.kubeconfig"
         self.audit_log = self.folder / "audit.log"
 
@@ -169,7 +170,9 @@ class ControlPlane:
             headers["Content-Type"] = content_type if method == "PATCH" else "application/json"
         text = None if body is None else json.dumps(body)
         try:
-            reply = self._pool.request(method, f"{self.url}{path}", body=text, headers=headers, timeout=seconds)
+            reply = self._connections().request(
+                method, f"{self.url}{path}", body=text, headers=headers, timeout=seconds
+            )
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(str(error)) from error
         message = reply.data.decode()
@@ -177,6 +180,11 @@ class ControlPlane:
         if "watch=true" in path and reply.status == http.client.OK:
             return Answer(reply.status, [json.loads(line) for line in message.splitlines()])
         return Answer(reply.status, json.loads(message) if is_json else message)
+
+    def _connections(self) -> urllib3.PoolManager:
+        if (pid := os.getpid()) not in self._pools:
+            self._pools[pid] = urllib3.PoolManager(maxsize=_CONNECTIONS, ca_certs=str(self.ca_file), retries=_RETRIES)
+        return self._pools[pid]
 
     def kubectl(self, *words: str, input: str | None = None) -> str:  # noqa: A002 - as subprocess calls it
         """Return the standard output of kubectl as admin; an error contains its standard error."""
