@@ -275,8 +275,6 @@ def _codes(usage: CardUsage, request: CardRequest, conditions: PodConditions) ->
     all_cards = Share(0, request.cards * share.memory, request.cards * share.cores)
     if not usage.usable:
         yield Code.UNHEALTHY
-    if usage.cordoned:
-        yield Code.CORDONED
     if not _takes_type(card.model, card.mode, options):
         yield Code.TYPE
     if card.uuid in options.avoid_uuids or (options.use_uuids and card.uuid not in options.use_uuids):
@@ -295,6 +293,9 @@ def _codes(usage: CardUsage, request: CardRequest, conditions: PodConditions) ->
         yield Code.COMPUTE
     if card.mode == MIG_MODE and card.largest_profile is not None and card.largest_profile < share.memory:
         yield Code.MIG
+    # Last, because versions before 2.10 ignore cordons.
+    if usage.cordoned:
+        yield Code.CORDONED
 
 
 def _takes_type(model: str, mode: str, options: CardOptions) -> bool:

@@ -97,9 +97,14 @@ class Installation(Struct, frozen=True):
 
     @property
     def version(self) -> tuple[int, int] | None:
-        """Return the version of the scheduler by its image's tag, as `v2.7.1` or `2.9.0-amd64`; None without one."""
-        match = _TAG.match(self.scheduler.version) if self.scheduler is not None else None
-        return (int(match[1]), int(match[2])) if match else None
+        """Return the version of the scheduler; None if its image's tag has none."""
+        return _version(self.scheduler.version) if self.scheduler is not None else None
+
+    @property
+    def uses_handshake(self) -> bool:
+        """Whether scheduler and device plugins are of versions up to 2.7, which use the handshake."""
+        versions = (self.version, *(_version(plugin.version) for plugin in self.plugins))
+        return all(version is not None and version < _JSON_SINCE for version in versions)
 
     @property
     def reads(self) -> RegistrationFormat | None:
@@ -267,6 +272,12 @@ def offered(snapshot: Snapshot, node: Node) -> SlotOffer:
     own = serving(snapshot, node)
     name = own.settings.count_name if own is not None else GPU
     return SlotOffer(name, node.allocatable.get(name, ""))
+
+
+def _version(tag: str) -> tuple[int, int] | None:
+    """Parse an image's tag, as `v2.7.1` or `2.9.0-amd64`."""
+    match = _TAG.match(tag)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _installation(key: tuple[str, str], parts: Iterable[Component], hooks: Iterable[Webhook]) -> Installation:

@@ -28,6 +28,7 @@ from diagnosis.hami.installation import Installation, installation_of, is_there,
 from diagnosis.hami.quota import quota_usage, quotas_of
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.hami_node import MIG_MODE
 from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
 from diagnosis.snapshot.nodes import Node
 from healthcheck.node.hami import CORDON
@@ -238,7 +239,14 @@ def _by_messages(snapshot: Snapshot, workload: _RefusedWorkload, fitting: Sequen
     """
     created = [pod.meta.created for pod in workload.waiting.pods if pod.meta.created is not None]
     is_recent = bool(created) and snapshot.now - max(created) < _RETRIES
-    if fitting and (is_recent or not (workload.named_causes or _loses_nodes(snapshot, workload))):
+    # The placement of MIG instances is not judged: it may be the reason.
+    by_mig = [MIG] if any(usage.card.mode == MIG_MODE for usage in workload.cards(snapshot)) else []
+    causes = [
+        *workload.named_causes,
+        *([NODES_UNREGISTERED] if _loses_nodes(snapshot, workload, fitting) else []),
+        *by_mig,
+    ]
+    if fitting and (is_recent or not causes):
         return
     evidence = list(_quotes(workload))
     if fitting:
@@ -249,9 +257,7 @@ def _by_messages(snapshot: Snapshot, workload: _RefusedWorkload, fitting: Sequen
         )
         ended = [pod.subject for pod in snapshot.pods if pod.over and pod.grant is not None and pod.grant.node]
         evidence += [f"ended pods that keep their annotations: {', '.join(ended[:_MOST_PODS])}"] if ended else []
-    cause = next(iter(workload.named_causes), None)
-    if cause is None and any(map(_UNKNOWN_NODE.search, workload.messages)):
-        cause = NODES_UNREGISTERED
+    cause = next(iter(causes), None)
     unknown = (*workload.unregistered, *fitting) if cause is NODES_UNREGISTERED else ()
     because = why_unknown(snapshot, unknown) if unknown else ()
     remedy = () if cause is not None else _more_log(workload.installation)
@@ -260,8 +266,10 @@ def _by_messages(snapshot: Snapshot, workload: _RefusedWorkload, fitting: Sequen
     )
 
 
-def _loses_nodes(snapshot: Snapshot, workload: _RefusedWorkload) -> bool:
-    """Whether more nodes are unknown to HAMi than lack a registration."""
+def _loses_nodes(snapshot: Snapshot, workload: _RefusedWorkload, fitting: Sequence[Node]) -> bool:
+    """Whether HAMi knows no cards of some nodes: if others fit, of more nodes than lack a registration."""
+    if not fitting:
+        return any(map(_UNKNOWN_NODE.search, workload.messages))
     spec = workload.waiting.spec
     unknown = sum(
         bool(unregistered(snapshot, workload.installation, node))
@@ -276,6 +284,8 @@ def _by_cards(snapshot: Snapshot, workload: _RefusedWorkload, request: CardReque
     found, because = workload.waiting.found, why_unknown(snapshot, workload.unregistered)
     table = (_requested(request), *_cards_by_node(snapshot, workload), *_quotes(workload))
     unhealthy, cordoned = (_held_back_by(workload, request, code) for code in (Code.UNHEALTHY, Code.CORDONED))
+    if CORDONED not in (workload.named_causes or (CORDONED,)):
+        cordoned = []  # versions before 2.10 ignore cordons
     for node in unhealthy:
         check = f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}"
         both = (check, CARD_UNHEALTHY.remedy)
@@ -310,6 +320,7 @@ def _held_back_by(workload: _RefusedWorkload, request: CardRequest, code: Code) 
         node
         for node, verdict in workload.registered
         if any(card.code is code for card in verdict.cards)
+        and verdict.code is not Code.NUMA
         and sum(set(card.codes) <= {code} for card in verdict.cards) >= request.cards
     ]
 
@@ -318,13 +329,11 @@ def _main_code(workload: _RefusedWorkload) -> Code:
     """Return the most frequent obstacle on cards of the requested kind, on nodes with enough of them."""
     enough = [verdict for _, verdict in workload.registered if verdict.code is not Code.NO_SUCH_NUMBER]
     codes = Counter(card.code for verdict in enough for card in verdict.cards if card.code is not None)
+    of_cards = [code for code, _ in codes.most_common()]
+    of_kind = [code for code in of_cards if code not in _OTHER_CARDS]
     of_nodes = [verdict.code for verdict in enough if verdict.code is not None]
-    for code, _ in codes.most_common():
-        if code not in _OTHER_CARDS:
-            return code
-    if of_nodes:
-        return Code.NUMA if Code.NUMA in of_nodes else Code.TOO_FEW
-    return codes.most_common(1)[0][0] if codes else Code.NO_SUCH_NUMBER
+    by_numa = [code for code in of_nodes if code is Code.NUMA]
+    return (*by_numa, *of_kind, *of_nodes, *of_cards, Code.NO_SUCH_NUMBER)[0]
 
 
 def _requested(request: CardRequest) -> str:

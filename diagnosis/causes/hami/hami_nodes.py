@@ -171,18 +171,12 @@ def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield nodes that a scheduler no longer uses although the plugin there works.
-
-    Only a scheduler and a plugin up to 2.7 use the handshake: both are known by the text form of the registration.
-    """
-    of_old = [each for each in installations(snapshot) if each.reads is RegistrationFormat.TEXT]
-    for node_name, pods in plugin_pods(of_old).items():
+    """Yield nodes that a scheduler no longer uses although the plugin there works."""
+    every = [installation for installation in installations(snapshot) if installation.uses_handshake]
+    for node_name, pods in plugin_pods(every).items():
         node = snapshot.by_node.get(node_name)
         working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-        registration = node.hami.registration if node is not None else None
-        if node is None or registration is None or registration.form is not RegistrationFormat.TEXT or not working:
-            continue
-        if is_judged(node, snapshot.now) and not offered(snapshot, node).is_none:
+        if node is not None and working and is_judged(node, snapshot.now) and not offered(snapshot, node).is_none:
             yield from _given_up(snapshot, node, working)
 
 

@@ -132,6 +132,20 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
         ("HamiMigNotFit", "pod/team/x"),
     ),
     (
+        "a placement of MIG that is not judged",
+        [*hami(hami_node("a", card("GPU-a-0", GIB_80, mode="mig"))), waits(asking(1, 20000))],
+        ("HamiMigNotFit", "pod/team/x"),
+    ),
+    (
+        "full, and cordoned under a version that ignores it",
+        [
+            *hami(hami_node("a", card("GPU-a-0"), annotations={"hami.io/device-cordon": "GPU-a-0"})),
+            holds("h", "GPU-a-0", 20000),
+            waits(asking(1, 8000)),
+        ],
+        ("HamiCardMemoryShort", MEMORY),
+    ),
+    (
         "over the quota",
         [*hami(A), FULL[0], QUOTA, waits(asking(1, 2000))],
         ("HamiQuotaExceeded", "resourcequota/team/q"),
