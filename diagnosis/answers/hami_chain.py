@@ -13,7 +13,7 @@ from diagnosis.causes.hami.hami_nodes import LOCK_STALE
 from diagnosis.causes.hami.scheduling import EXTENDER, EXTENDER_SLOW
 from diagnosis.causes.unscheduled.schedulers import NO_SCHEDULER
 from diagnosis.facts.components import Role
-from diagnosis.hami.cards import measured_use
+from diagnosis.hami.cards import Share, measured_use
 from diagnosis.hami.installation import CommandLine, Installation, installation_of, is_scheduled
 from diagnosis.model import Cause, Link
 from diagnosis.snapshot import Snapshot
@@ -39,96 +39,91 @@ class HamiLink(Enum):
 
 def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
     """Return the chains of the pods that HAMi handles or should handle, broken ones first."""
-    shown = tuple(problems)
-    return broken_first(filter(None, (hami_chain(snapshot, pod, shown) for pod in pods)))
+    problems = tuple(problems)
+    return broken_first(filter(None, (_chain(snapshot, pod, problems) for pod in pods)))
 
 
-def hami_chain(snapshot: Snapshot, pod: Pod, problems: Iterable[Problem]) -> Chain | None:
+def _chain(snapshot: Snapshot, pod: Pod, problems: Iterable[Problem]) -> Chain | None:
     """Return the chain of a pod through HAMi; None if the pod is not related to HAMi."""
     own, installation = tuple(touching(problems, pod)), installation_of(snapshot, pod)
-    related = is_scheduled(snapshot, pod) or any(problem.found.cause in _OWN for problem in own)
-    if installation is None or not related:
+    is_related = is_scheduled(snapshot, pod) or any(problem.found.cause in _OWN for problem in own)
+    if installation is None or not is_related:
         return None
-    passed = dict(_passed(snapshot, installation, pod))
+    event = scheduling.newest_event(snapshot, (pod,))
+    passed = dict(_passed(snapshot, installation, pod, event))
     broken = ((_link(problem.found.cause), problem) for problem in own)
-    waiting = scheduling.newest_event(snapshot, (pod,))
-    message = f"{waiting.reason}: {waiting.message}" if waiting is not None else "there is no message about it"
+    message = f"{event.reason}: {event.message}" if event is not None else "there is no message about it"
     hidden = why_hidden(snapshot, Link.RUNNING) if pod.phase != "Succeeded" else ""
     return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message, hidden)))
 
 
-def _passed(snapshot: Snapshot, own: Installation, pod: Pod) -> Iterator[tuple[HamiLink, str]]:
+def _passed(
+    snapshot: Snapshot, installation: Installation, pod: Pod, event: Event | None
+) -> Iterator[tuple[HamiLink, str]]:
     """Yield the links that the pod's state shows as passed, up to the first link that it does not show."""
+    grant = pod.grant
     if not is_scheduled(snapshot, pod):
         return
     yield HamiLink.WEBHOOK, f"schedulerName {pod.spec.scheduler}"
-    given, last = pod.grant, scheduling.newest_event(snapshot, (pod,))
-    if given is None and last is None and pod.condition("PodScheduled") is None:
+    if grant is None and event is None and pod.condition("PodScheduled") is None:
         return
-    yield HamiLink.SCHEDULER, "; ".join((_of_scheduler(own), *_of_event(last)))
-    if given is None or not given.node:
+    last = f"; its last event: {event.reason}" if event is not None else ""
+    yield HamiLink.SCHEDULER, f"{_scheduler_state(installation)}{last}"
+    if grant is None or not grant.node:
         return
-    yield HamiLink.FILTER, _of_cards(pod, given, own.command_line)
-    if not pod.spec.node or given.phase is None:
+    yield HamiLink.FILTER, _granted_cards(pod, grant, installation.command_line)
+    if not pod.spec.node or grant.phase is None:
         return
-    yield HamiLink.BIND, f"on node {pod.spec.node}, bind-phase {given.phase.value}"
-    if given.phase is not BindPhase.SUCCESS:
+    yield HamiLink.BIND, f"on node {pod.spec.node}, bind-phase {grant.phase.value}"
+    if grant.phase is not BindPhase.SUCCESS:
         return
-    yield HamiLink.PLUGIN, f"hami.io/bind-phase={given.phase.value}"
-    if pod.phase == "Succeeded" or any(state.running for state in pod.states if not state.init):
-        in_use = [
+    yield HamiLink.PLUGIN, f"hami.io/bind-phase={grant.phase.value}"
+    if pod.phase == "Succeeded":
+        yield HamiLink.CONTAINER, "it has succeeded"
+    elif any(state.running for state in pod.states if not state.init):
+        in_use = (
             f"{use} of {uuid} in use" for (name, uuid), use in measured_use(snapshot).items() if name == pod.subject
-        ]
-        running = "; ".join(("they run", *in_use, *_throttled(own, pod, given)))
-        yield HamiLink.CONTAINER, "it has succeeded" if pod.phase == "Succeeded" else running
+        )
+        yield HamiLink.CONTAINER, "; ".join(("they run", *in_use, *_core_limit(installation, pod, grant)))
 
 
-def _of_scheduler(installation: Installation) -> str:
-    if installation.scheduler is None:
+def _scheduler_state(installation: Installation) -> str:
+    scheduler = installation.scheduler
+    if scheduler is None:
         return f"{installation.service} exists, its pods are not visible"
-    return f"{installation.scheduler.subject} {installation.scheduler.version} is {installation.scheduler.health.value}"
+    return f"{scheduler.subject} {scheduler.version} is {scheduler.health.value}"
 
 
-def _of_event(last: Event | None) -> Iterator[str]:
-    if last is not None:
-        yield f"its last event: {last.reason}"
-
-
-def _throttled(installation: Installation, pod: Pod, given: PodGrant) -> Iterator[str]:
+def _core_limit(installation: Installation, pod: Pod, grant: PodGrant) -> Iterator[str]:
     """Yield a core limit that also applies on an idle card.
 
     It is intended, but may be unexpected in a performance test.
     """
-    held = sorted({share.cores for share in given.shares if 0 < share.cores < _WHOLE})
+    percentages = sorted({share.cores for share in grant.shares if 0 < share.cores < _WHOLE})
     policies = (container.env.get(CORE_POLICY) for container in pod.spec.containers)
     policy = next(filter(None, policies), installation.settings.core_policy)
-    if held and policy == "force":
-        yield f"cores are limited to {', '.join(map(str, held))} % even on an idle card: core policy force"
+    if percentages and policy == "force":
+        yield f"cores are limited to {', '.join(map(str, percentages))} % even on an idle card: core policy force"
 
 
-def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
+def _granted_cards(pod: Pod, grant: PodGrant, line: CommandLine) -> str:
     """Describe the granted cards, and the policy that chose them.
 
     The policy is included if the pod or the scheduler's command line names one.
     """
-    shares = [
-        f"{share.memory} MiB{f', {share.cores} %' if share.cores else ''} of {share.uuid}"
-        for share in given.shares[:_MOST]
-    ]
+    shares = "; ".join(f"{Share(1, share.memory, share.cores)} of {share.uuid}" for share in grant.shares[:_MOST])
     written = pod.card_options.annotations
     policies = [f"{key} {written[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in written]
     if line != CommandLine():
         own = ((NODE_POLICY, "nodes", line.node_policy), (GPU_POLICY, "cards", line.gpu_policy))
         policies += [f"the scheduler's own {what} {policy}" for key, what, policy in own if key not in written]
     chosen = f"; chosen by {', '.join(policies)}" if policies else ""
-    return f"node {given.node}: {'; '.join(shares) or 'no card is noted'}{chosen}"
+    return f"node {grant.node}: {shares or 'no card is noted'}{chosen}"
 
 
 def _link(cause: Cause) -> HamiLink | None:
     """Return the link that the cause breaks; None for the link that the pod has reached."""
-    if cause in _BY_CAUSE:
-        return _BY_CAUSE[cause]
-    return _BY_LINK[cause.link] if cause.link is not None else None
+    return _BY_CAUSE.get(cause) or (_BY_LINK[cause.link] if cause.link is not None else None)
 
 
 _BY_LINK: Mapping[Link, HamiLink] = {
@@ -142,13 +137,11 @@ _BY_LINK: Mapping[Link, HamiLink] = {
     Link.RUNNING: HamiLink.CONTAINER,
 }
 _BY_CAUSE: Mapping[Cause, HamiLink] = {
-    **dict.fromkeys((cause for one in control_plane.SEARCHES for cause in one.causes), HamiLink.WEBHOOK),
+    **dict.fromkeys((cause for search in control_plane.SEARCHES for cause in search.causes), HamiLink.WEBHOOK),
     **dict.fromkeys(webhook.CAUSES, HamiLink.WEBHOOK),
     **dict.fromkeys((EXTENDER, EXTENDER_SLOW, NO_SCHEDULER, NOT_READY[Role.HAMI_SCHEDULER]), HamiLink.SCHEDULER),
-    **dict.fromkeys((cause for one in hami_nodes.SEARCHES for cause in one.causes), HamiLink.FILTER),
-    **dict.fromkeys(
-        (LOCK_STALE, *(one for one in scheduling.CAUSES if one not in (EXTENDER, EXTENDER_SLOW))), HamiLink.BIND
-    ),
+    **dict.fromkeys((cause for search in hami_nodes.SEARCHES for cause in search.causes), HamiLink.FILTER),
+    **dict.fromkeys((LOCK_STALE, *scheduling.AT_BINDING), HamiLink.BIND),
 }
 _OWN = frozenset((*_BY_CAUSE, *filtering.CAUSES)) - {NO_SCHEDULER}
 """Causes that concern only pods that HAMi handles, or should handle."""

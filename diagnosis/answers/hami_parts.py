@@ -20,7 +20,7 @@ from healthcheck.text.naming import named
 
 COLUMNS = ("Part", "Status", "Version", "Details")
 _MONITOR, _PLUGIN = "vgpu-monitor", "device-plugin"
-_MOST_NAMED, _MOST_RULE = 5, 200
+_MOST_NAMED, _LONGEST_RULE = 5, 200
 
 
 class HamiPart(Struct, frozen=True):
@@ -43,30 +43,32 @@ class InstallationTable(Struct, frozen=True):
 
 def installation_tables(snapshot: Snapshot) -> tuple[InstallationTable, ...]:
     """Return the tables of all installations; empty without HAMi."""
-    tables = []
-    for installation in installations(snapshot):
-        parts = (*_schedulers(installation), *_plugins(snapshot, installation), *_webhooks(snapshot, installation))
-        tables.append(
-            InstallationTable(f"{installation.namespace}/{installation.name}", installation.scheduler_name, parts)
+    return tuple(
+        InstallationTable(
+            f"{installation.namespace}/{installation.name}",
+            installation.scheduler_name,
+            (*_scheduler(installation), *_plugins(snapshot, installation), *_webhooks(snapshot, installation)),
         )
-    return tuple(tables)
+        for installation in installations(snapshot)
+    )
 
 
-def _schedulers(installation: Installation) -> Iterator[HamiPart]:
+def _scheduler(installation: Installation) -> Iterator[HamiPart]:
     if installation.scheduler is None:
         yield HamiPart("scheduler", Health.UNKNOWN, Health.UNKNOWN.value)
         return
     line = installation.command_line
-    how = f"nodes by {line.node_policy}, cards by {line.gpu_policy}; lock expiry {_minutes(line.lock_expires)}"
-    how += " (the chart's defaults)" if line == CommandLine() else ""
+    options = f"nodes by {line.node_policy}, cards by {line.gpu_policy}; lock expiry {_minutes(line.lock_expires)}"
+    options += " (the chart's defaults)" if line == CommandLine() else ""
     if line.node_labels:
-        how += f"; only nodes with {', '.join(f'{key}={text}' for key, text in line.node_labels.items())}"
+        options += f"; only nodes with {', '.join(f'{key}={value}' for key, value in line.node_labels.items())}"
     for container in installation.scheduler.spec.containers:
-        if not container.init:
-            mine = container.name == HAMI_EXTENDER
-            name = "extender" if mine else "scheduler" if container.name == "kube-scheduler" else container.name
-            message = how if mine else f"{installation.scheduler.subject}, schedulerName {installation.scheduler_name}"
-            yield _of_container(name, installation.scheduler, container, message)
+        if container.name == HAMI_EXTENDER and not container.init:
+            yield _container("extender", installation.scheduler, container, options)
+        elif not container.init:
+            name = "scheduler" if container.name == "kube-scheduler" else container.name
+            detail = f"{installation.scheduler.subject}, schedulerName {installation.scheduler_name}"
+            yield _container(name, installation.scheduler, container, detail)
 
 
 def _plugins(snapshot: Snapshot, installation: Installation) -> Iterator[HamiPart]:
@@ -76,99 +78,96 @@ def _plugins(snapshot: Snapshot, installation: Installation) -> Iterator[HamiPar
     for plugin in installation.plugins:
         nodes = lacking.get(plugin.subject, ())
         without = f"; without it: {named(nodes, _MOST_NAMED)}" if nodes else ""
-        own = [container for container in plugin.spec.containers if not container.init]
-        for container in own:
-            mine = container.name == _PLUGIN or len(own) == 1
-            name = "monitor" if container.name == _MONITOR else "device plugin" if mine else container.name
-            yield _of_container(name, plugin, container, f"{plugin.subject}{without if mine else ''}")
-        if own and all(container.name != _MONITOR for container in own):
+        containers = [container for container in plugin.spec.containers if not container.init]
+        for container in containers:
+            if container.name == _PLUGIN or len(containers) == 1:
+                yield _container("device plugin", plugin, container, f"{plugin.subject}{without}")
+            else:
+                name = "monitor" if container.name == _MONITOR else container.name
+                yield _container(name, plugin, container, plugin.subject)
+        if containers and all(container.name != _MONITOR for container in containers):
             yield HamiPart("monitor", None, "none", detail=f"no container {_MONITOR} in {plugin.subject}")
 
 
-def _of_container(name: str, component: Component, container: Container, message: str) -> HamiPart:
+def _container(name: str, component: Component, container: Container, detail: str) -> HamiPart:
     """Return the row of one container, from all pods of the component.
 
     If none of them is visible, the counts of the workload are used.
     """
-    living = [pod for pod in component.pods if not pod.over]
-    ready = component.ready
+    living, ready = [pod for pod in component.pods if not pod.over], component.ready
     if living:
         ready = sum(any(state.name == container.name and state.ready for state in pod.states) for pod in living)
     health = replace(component, ready=ready).health
-    of = f"{ready} of {component.wanted} ready; " if component.wanted is not None else ""
-    return HamiPart(name, health, health.value, tag_of(container.image), of + message)
+    count = f"{ready} of {component.wanted} ready; " if component.wanted is not None else ""
+    return HamiPart(name, health, health.value, tag_of(container.image), count + detail)
 
 
 def _webhooks(snapshot: Snapshot, installation: Installation) -> Iterator[HamiPart]:
     if not installation.webhooks:
-        seen = snapshot.sees("MutatingWebhookConfiguration")
-        health = Health.DOWN if seen else Health.UNKNOWN
-        yield HamiPart("webhook", health, "missing" if seen else health.value)
+        is_visible = snapshot.sees("MutatingWebhookConfiguration")
+        health = Health.DOWN if is_visible else Health.UNKNOWN
+        yield HamiPart("webhook", health, "missing" if is_visible else health.value)
     for hook in installation.webhooks:
-        trust = _trust(hook, snapshot.now)
-        yield _webhook(snapshot, installation, hook, trust)
-        yield HamiPart("selects", None, detail=_taken(hook))
-        yield from _left_alone(snapshot, hook)
-        fails = "the pod is refused" if hook.fails_closed else "the pod passes unchanged"
-        policy = "Fail" if hook.fails_closed else "Ignore"
-        yield HamiPart("without a response", None, detail=f"failurePolicy {policy}: after {hook.timeout} s {fails}")
-        yield trust
+        authority = _authority(hook, snapshot.now)
+        yield _webhook(snapshot, installation, hook, authority)
+        yield HamiPart("selects", None, detail=_selection(hook))
+        yield from _ignored_namespaces(snapshot, hook)
+        policy, effect = ("Fail", "the pod is refused") if hook.fails_closed else ("Ignore", "the pod passes unchanged")
+        detail = f"failurePolicy {policy}: after {hook.timeout} s {effect}"
+        yield HamiPart("without a response", None, detail=detail)
+        yield authority
 
 
-def _webhook(snapshot: Snapshot, installation: Installation, hook: Webhook, trust: HamiPart) -> HamiPart:
-    namespace, _, name = installation.service.partition("/")
-    known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, name)]
-    ready = sum(each.ready for each in known)
-    behind = counted(ready, "ready endpoint") if known else "its endpoints are not visible"
-    health = Health.WORKING if ready else Health.DOWN if known else Health.UNKNOWN
-    if trust.health is Health.DOWN or not hook.on_pods:
+def _webhook(snapshot: Snapshot, installation: Installation, hook: Webhook, authority: HamiPart) -> HamiPart:
+    service = tuple(installation.service.split("/"))
+    slices = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == service]
+    ready = sum(each.ready for each in slices)
+    endpoints = counted(ready, "ready endpoint") if slices else "its endpoints are not visible"
+    health = Health.WORKING if ready else Health.DOWN if slices else Health.UNKNOWN
+    if authority.health is Health.DOWN or not hook.on_pods:
         health = Health.DOWN
-    pods = "" if hook.on_pods else "; none of its rules covers the creation of pods"
-    parts = f"{hook.configuration.subject}, service/{installation.service}"
-    message = f"{parts}: {behind}{pods}{_last_answer(snapshot, installation)}"
-    return HamiPart("webhook", health, health.value, detail=message)
-
-
-def _last_answer(snapshot: Snapshot, installation: Installation) -> str:
-    """Describe whether the newest pod that only HAMi can serve has HAMi's scheduler."""
+    parts = [f"{hook.configuration.subject}, service/{installation.service}: {endpoints}"]
+    if not hook.on_pods:
+        parts.append("none of its rules covers the creation of pods")
+    # The newest pod that only HAMi can serve shows whether the webhook responds.
     newest = newest_asking(snapshot, installation)
-    if newest is None:
-        return ""
-    seen = newest.spec.scheduler == installation.scheduler_name
-    return f"; the newest pod that requests shares, {newest.subject}, {'has' if seen else 'lacks'} its scheduler"
+    if newest is not None:
+        has = "has" if newest.spec.scheduler == installation.scheduler_name else "lacks"
+        parts.append(f"the newest pod that requests shares, {newest.subject}, {has} its scheduler")
+    return HamiPart("webhook", health, health.value, detail="; ".join(parts))
 
 
-def _taken(hook: Webhook) -> str:
+def _selection(hook: Webhook) -> str:
     pods = f"pods where {hook.objects}" if str(hook.objects) else "all pods"
-    places = f"namespaces where {hook.namespaces}" if str(hook.namespaces) else "all namespaces"
-    rules = [f"{name}: {text[:_MOST_RULE]}" for name, text in islice(hook.conditions.items(), _MOST_NAMED)]
-    return f"{pods}, in {places}" + (f", by matchConditions {'; '.join(rules)}" if rules else "")
+    namespaces = f"namespaces where {hook.namespaces}" if str(hook.namespaces) else "all namespaces"
+    rules = [f"{name}: {rule[:_LONGEST_RULE]}" for name, rule in islice(hook.conditions.items(), _MOST_NAMED)]
+    return f"{pods}, in {namespaces}" + (f", by matchConditions {'; '.join(rules)}" if rules else "")
 
 
-def _left_alone(snapshot: Snapshot, hook: Webhook) -> Iterator[HamiPart]:
-    alone = sorted(namespace.name for namespace in snapshot.namespaces if not hook.namespaces.takes(namespace.labels))
+def _ignored_namespaces(snapshot: Snapshot, hook: Webhook) -> Iterator[HamiPart]:
+    ignored = sorted(each.name for each in snapshot.namespaces if not hook.namespaces.takes(each.labels))
     if snapshot.namespaces:
-        message = (
-            named(alone, _MOST_NAMED) if alone else f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
-        )
-        yield HamiPart("ignores", None, detail=message)
+        none = f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
+        yield HamiPart("ignores", None, detail=named(ignored, _MOST_NAMED) if ignored else none)
 
 
-def _trust(hook: Webhook, now: datetime) -> HamiPart:
+def _authority(hook: Webhook, now: datetime) -> HamiPart:
     """Return the row for the webhook's CA.
 
     Secrets are never read, so it is unknown which certificates the CA has signed.
     """
-    what, authority = "its CA", last_authority(hook.ca) if hook.ca else None
-    text = "whether it signed the scheduler's certificate is not checked: Secrets are never read"
     if not hook.ca:
-        return HamiPart(what, Health.DOWN, "missing", detail="the webhook has no caBundle")
+        return HamiPart("its CA", Health.DOWN, "missing", detail="the webhook has no caBundle")
+    authority = last_authority(hook.ca)
     if authority is None:
         why = "it is not in a saved state" if hook.ca == OTHER_VALUE else "its caBundle is not a readable CA"
-        return HamiPart(what, Health.UNKNOWN, Health.UNKNOWN.value, detail=why)
+        return HamiPart("its CA", Health.UNKNOWN, Health.UNKNOWN.value, detail=why)
     status = "expired" if authority.ends < now else "not yet valid" if authority.begins > now else "valid"
-    until = f"{authority.name or 'without a name'}, {authority.begins:%Y-%m-%d} to {authority.ends:%Y-%m-%d}; {text}"
-    return HamiPart(what, Health.WORKING if status == "valid" else Health.DOWN, status, detail=until)
+    detail = (
+        f"{authority.name or 'without a name'}, {authority.begins:%Y-%m-%d} to {authority.ends:%Y-%m-%d}; whether it "
+        "signed the scheduler's certificate is not checked: Secrets are never read"
+    )
+    return HamiPart("its CA", Health.WORKING if status == "valid" else Health.DOWN, status, detail=detail)
 
 
 def _minutes(time: timedelta) -> str:

@@ -5,7 +5,7 @@ The checks cover HAMi's plugin, the node's registration, the handshake of old ve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 
 from diagnosis.causes.components import NOT_READY, last_line
@@ -30,7 +30,7 @@ from diagnosis.hami.installation import (
 )
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.hami_node import HANDSHAKE, LOCK, NodeLock, Registration, RegistrationFormat
+from diagnosis.snapshot.hami_node import HANDSHAKE, LOCK, NodeLock, RegistrationFormat
 from diagnosis.snapshot.hami_pod import BindPhase
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -108,46 +108,41 @@ _RELEASED = timedelta(minutes=1)
 _MOST_NAMED = 4
 
 
-def find_unmeant(snapshot: Snapshot) -> Iterator[FoundCause]:
+def find_unselected(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes that offer nothing and that no plugin selects; their labels exclude HAMi's plugin."""
-    plugins = [
-        plugin
-        for installation in installations(snapshot)
-        for plugin in installation.plugins
-        if plugin.meta.kind == "DaemonSet"
-    ]
+    every = installations(snapshot)
+    plugins = [plugin for each in every for plugin in each.plugins if plugin.meta.kind == "DaemonSet"]
     others = [each for each in components(snapshot) if each.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)]
-    claimed, there = sliced_nodes(snapshot), plugin_pods(installations(snapshot))
-    for node in snapshot.nodes:
-        aside = is_for_machines(node) or is_changed(node) or node.name in claimed or node.name in there
-        if not plugins or not has_nvidia(node) or not is_judged(node, snapshot.now) or aside or offers_gpus(node):
+    served = {*sliced_nodes(snapshot), *plugin_pods(every)}
+    for node in snapshot.nodes if plugins else ():
+        if node.name in served or is_for_machines(node) or not _is_steady(snapshot, node):
             continue
-        if not any(is_for(component.spec, node) for component in (*plugins, *others)):
-            yield _unmeant(node, min(plugins, key=lambda each: (len(missing_labels(each, node)), each.subject)))
+        selected = any(is_for(component.spec, node) for component in (*plugins, *others))
+        if has_nvidia(node) and not offers_gpus(node) and not selected:
+            yield _unselected(node, min(plugins, key=lambda each: (len(missing_labels(each, node)), each.subject)))
 
 
 def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Compare the registration of each node with its offer, and check that the scheduler can read it."""
-    there = plugin_pods(installations(snapshot))
-    for node in snapshot.nodes:
-        registered, pods = node.hami.registration, there.get(node.name, ())
-        if not is_judged(node, snapshot.now) or is_changed(node):
-            continue
-        starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
-        offer = offered(snapshot, node)
-        if registered is not None and registered.cards and offer.is_none and not starting:
-            yield _stale(snapshot, node, registered, pods)
-        elif pods and not (registered is not None and registered.cards) and not offer.is_none:
-            yield from _unregistered(snapshot, node, registered, pods)
+    """Compare the registration of each node with its offer."""
+    pods_by_node = plugin_pods(installations(snapshot))
+    for node in filter(lambda node: _is_steady(snapshot, node), snapshot.nodes):
+        pods, offer = pods_by_node.get(node.name, ()), offered(snapshot, node)
+        is_starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
+        if node.hami.cards and offer.is_none and not is_starting:
+            yield _stale(snapshot, node, pods)
+        elif not node.hami.cards and not offer.is_none:
+            working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
+            if working and any(installation.scheduler is not None for installation in installations(snapshot)):
+                yield _not_registered(snapshot, node, working[0])
 
 
 def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield cards that their plugin reports as unhealthy, whether or not pods wait for them."""
     for node in snapshot.nodes:
-        sick = [card for card in node.hami.cards if not card.healthy]
-        if sick and is_judged(node, snapshot.now) and not is_changed(node):
-            count = f"{len(sick)} of {len(node.hami.cards)} cards registered as unhealthy"
-            evidence = (f"{node.subject}: {count}: {named((card.uuid for card in sick), _MOST_NAMED)}",)
+        unhealthy = [card.uuid for card in node.hami.cards if not card.healthy]
+        if unhealthy and _is_steady(snapshot, node):
+            count = f"{len(unhealthy)} of {len(node.hami.cards)} cards registered as unhealthy"
+            evidence = (f"{node.subject}: {count}: {named(unhealthy, _MOST_NAMED)}",)
             remedy = (
                 f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",
                 f"When they are healthy, restart HAMi's device plugin pod there: {pods_on(node.name)} shows its name.",
@@ -158,16 +153,15 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each scheduler whose version can't read the registrations of its nodes."""
     for installation in installations(snapshot):
-        form = installation.reads
         nodes = [
             node
             for node in snapshot.nodes
             if (registration := node.hami.registration) is not None
-            and (registration.cards and registration.form is not form)
+            and (registration.cards and registration.form is not installation.reads)
             and other_owner(snapshot, installation, node) is None
         ]
-        if form is not None and installation.scheduler is not None and nodes:
-            yield _skew(installation, installation.scheduler, form, nodes)
+        if installation.reads is not None and installation.scheduler is not None and nodes:
+            yield _skew(installation, installation.scheduler, nodes)
 
 
 def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -189,76 +183,84 @@ def find_locks(snapshot: Snapshot) -> Iterator[FoundCause]:
             yield _locked(snapshot, node, lock, why)
 
 
-def _unmeant(node: Node, plugin: Component) -> FoundCause:
-    unmet, taints = missing_labels(plugin, node), refused(plugin.spec, node)
-    lacks = f"it requires {', '.join(unmet)}" if unmet else f"it does not tolerate {', '.join(map(str, taints))}"
-    if not unmet and not taints:
+def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[Origin, ...]:
+    """Return causes that may explain HAMi's `node unregistered` for these nodes, if they are found too."""
+    every = installations(snapshot)
+    workloads = [plugin.subject for each in every for plugin in each.plugins]
+    own = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, REGISTER_STALE, NOT_REGISTERED, CLOCK_APART, PLUGIN_SILENT)
+    return (
+        *origins((REGISTER_UNREADABLE,), *(installation.subject for installation in every)),
+        *origins((NOT_READY[Role.HAMI_PLUGIN],), *workloads),
+        *(origin for node in nodes for origin in origins((*own, UNHEALTHY, KEPT_FROM_WORK), node.subject)),
+    )
+
+
+def _is_steady(snapshot: Snapshot, node: Node) -> bool:
+    """Whether the node is neither new nor being changed."""
+    return is_judged(node, snapshot.now) and not is_changed(node)
+
+
+def _unselected(node: Node, plugin: Component) -> FoundCause:
+    labels, taints = missing_labels(plugin, node), refused(plugin.spec, node)
+    remedy = f"Let {plugin.subject} run there (Helm: devicePlugin.tolerations)."
+    if labels:
+        lacks, remedy = f"it requires {', '.join(labels)}", f"Label the node: {kubectl('label', node.meta, *labels)}"
+    elif taints:
+        lacks = f"it does not tolerate {', '.join(map(str, taints))}"
+    else:
         lacks = "its node affinity does not match the node"
     evidence = (f"{node.subject} has GPUs and offers none; {plugin.subject} does not run there: {lacks}",)
-    label = kubectl("label", node.meta, *unmet) if unmet else ""
-    remedy = (
-        f"Label the node: {label}" if unmet else f"Let {plugin.subject} run there (Helm: devicePlugin.tolerations)."
-    )
     return FoundCause(PLUGIN_NOT_MEANT, node.subject, evidence, (remedy,), (node.subject,))
 
 
-def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Iterable[Pod]) -> FoundCause:
-    offer = offered(snapshot, node)
-    evidence = [f"{node.subject}: {counted(len(registration.cards), 'card')} registered, {offer}"]
-    remedy = []
+def _stale(snapshot: Snapshot, node: Node, pods: Sequence[Pod]) -> FoundCause:
+    evidence = [f"{node.subject}: {counted(len(node.hami.cards), 'card')} registered, {offered(snapshot, node)}"]
     for pod in pods:
         evidence.append(f"{pod.subject}: {stage(pod, snapshot.now)}")
         line = last_line(snapshot.logs.get((pod.subject, "device-plugin"), ""))
         evidence += [f"its log: {line}"] if line else []
-        remedy = [
-            f"Read the plugin's log: {logs(pod.meta, '-c', 'device-plugin', '--tail=50')}",
-            f"Restart it: {kubectl('delete', pod.meta)}",
-        ]
-    if not remedy:
+    if not pods:
         evidence.append("no HAMi device plugin pod runs on the node")
-        remedy = [f"Find out why the plugin does not run there: {pods_on(node.name)}"]
-    return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,))
-
-
-def _unregistered(
-    snapshot: Snapshot,
-    node: Node,
-    registration: Registration | None,
-    pods: Iterable[Pod],
-) -> Iterator[FoundCause]:
-    working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-    if not working or not any(installation.scheduler is not None for installation in installations(snapshot)):
-        return
-    pod = working[0]
-    has = "no annotation hami.io/node-nvidia-register"
-    if registration is not None:
-        has = f"its registration names no card{f': {registration.unreadable}' if registration.unreadable else ''}"
-    evidence = (f"{node.subject}: {has}; {offered(snapshot, node)}", f"{pod.subject} is ready")
     remedy = (
-        f"Read the plugin's log: {logs(pod.meta, '-c', 'device-plugin', '--tail=50')}",
-        f"Check whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', _as(pod))}",
+        (_read_log(pods[-1]), f"Restart it: {kubectl('delete', pods[-1].meta)}")
+        if pods
+        else (f"Find out why the plugin does not run there: {pods_on(node.name)}",)
+    )
+    return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), remedy, (node.subject,))
+
+
+def _not_registered(snapshot: Snapshot, node: Node, pod: Pod) -> FoundCause:
+    registration = node.hami.registration
+    lacks = "no annotation hami.io/node-nvidia-register"
+    if registration is not None:
+        lacks = ": ".join(filter(None, ("its registration names no card", registration.unreadable)))
+    account = f"--as=system:serviceaccount:{pod.meta.namespace}:{pod.spec.service_account or 'default'}"
+    evidence = (f"{node.subject}: {lacks}; {offered(snapshot, node)}", f"{pod.subject} is ready")
+    remedy = (
+        _read_log(pod),
+        f"Check whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', account)}",
         f"Let it register again: {kubectl('delete', pod.meta)}",
     )
-    yield FoundCause(NOT_REGISTERED, node.subject, evidence, remedy, (node.subject,))
+    return FoundCause(NOT_REGISTERED, node.subject, evidence, remedy, (node.subject,))
 
 
-def _as(pod: Pod) -> str:
-    return f"--as=system:serviceaccount:{pod.meta.namespace}:{pod.spec.service_account or 'default'}"
+def _read_log(pod: Pod) -> str:
+    return f"Read the plugin's log: {logs(pod.meta, '-c', 'device-plugin', '--tail=50')}"
 
 
-def _skew(installation: Installation, scheduler: Component, form: RegistrationFormat, nodes: list[Node]) -> FoundCause:
+def _skew(installation: Installation, scheduler: Component, nodes: list[Node]) -> FoundCause:
+    read = installation.reads or RegistrationFormat.JSON
+    other = RegistrationFormat.TEXT if read is RegistrationFormat.JSON else RegistrationFormat.JSON
     names = tuple(node.subject for node in nodes)
-    other = RegistrationFormat.TEXT if form is RegistrationFormat.JSON else RegistrationFormat.JSON
-    plugins = sorted({plugin.version for plugin in installation.plugins})
     evidence = [
-        f"{scheduler.subject} is {scheduler.version} and reads {form.value}",
+        f"{scheduler.subject} is {scheduler.version} and reads {read.value}",
         f"{named(names, _MOST_NAMED)}: {other.value}",
     ]
-    if plugins:
-        evidence.append(f"device plugins: {', '.join(plugins)}")
-    look = command("kubectl", "-n", installation.namespace, "get", "pods", "-o", "wide")
+    plugins = sorted({plugin.version for plugin in installation.plugins})
+    evidence += [f"device plugins: {', '.join(plugins)}"] if plugins else []
+    pods = command("kubectl", "-n", installation.namespace, "get", "pods", "-o", "wide")
     remedy = (
-        f"Upgrade the whole release, and check that all of its pods were replaced: {look}",
+        f"Upgrade the whole release, and check that all of its pods were replaced: {pods}",
         "A plugin of the matching version rewrites the registration within a minute.",
     )
     return FoundCause(REGISTER_UNREADABLE, scheduler.subject, tuple(evidence), remedy, names)
@@ -309,21 +311,20 @@ def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
 
 
 def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCause:
-    waiting = [pod for pod in snapshot.pods if not pod.spec.node and not pod.over and _names(pod, node)]
+    waiting = [pod for pod in snapshot.pods if not pod.spec.node and not pod.over and _waits_for_lock(pod, node)]
     evidence = (
         f"{node.subject}: {LOCK} is {lock.annotation}: {why}",
         *(f"{pod.subject} waits for it" for pod in waiting[:3]),
     )
-    there = pods_on(node.name)
     remedy = (
-        f"Find out why the device plugin there did not finish: {there}",
+        f"Find out why the device plugin there did not finish: {pods_on(node.name)}",
         f"Remove the lock: {kubectl('annotate', node.meta, f'{LOCK}-')}",
     )
     affected = tuple(pod.subject for pod in waiting) or (node.subject,)
     return FoundCause(LOCK_STALE, node.subject, evidence, remedy, affected)
 
 
-def _names(pod: Pod, node: Node) -> bool:
+def _waits_for_lock(pod: Pod, node: Node) -> bool:
     condition = pod.condition("PodScheduled")
     return condition is not None and f"node {node.name} " in f"{condition.message} " and "lock" in condition.message
 
@@ -334,20 +335,8 @@ def _is_settled(snapshot: Snapshot, pod: Pod) -> bool:
     return since is None or snapshot.now - since > _REGISTERS
 
 
-def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[Origin, ...]:
-    """Return causes that may explain HAMi's `node unregistered` for these nodes, if they are found too."""
-    every = installations(snapshot)
-    workloads = [plugin.subject for each in every for plugin in each.plugins]
-    own = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, REGISTER_STALE, NOT_REGISTERED, CLOCK_APART, PLUGIN_SILENT)
-    return (
-        *origins((REGISTER_UNREADABLE,), *(installation.subject for installation in every)),
-        *origins((NOT_READY[Role.HAMI_PLUGIN],), *workloads),
-        *(origin for node in nodes for origin in origins((*own, UNHEALTHY, KEPT_FROM_WORK), node.subject)),
-    )
-
-
 SEARCHES = (
-    Search((PLUGIN_NOT_MEANT,), ("Node", "Pod", "DaemonSet"), find_unmeant, is_there),
+    Search((PLUGIN_NOT_MEANT,), ("Node", "Pod", "DaemonSet"), find_unselected, is_there),
     Search((NOT_REGISTERED, REGISTER_STALE), ("Node", "Pod"), find_registration, is_there),
     Search((CARD_UNHEALTHY,), ("Node",), find_unhealthy, is_there),
     Search((REGISTER_UNREADABLE,), ("Node",), find_skew, is_there),

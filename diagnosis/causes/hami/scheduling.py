@@ -79,134 +79,124 @@ _SERVER = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _ACCOUNT = re.compile(r"system:serviceaccount:([a-z0-9-]{1,63}):([a-z0-9.-]{1,253})\Z", re.ASCII)
-_OF_HAMI = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "BindingSucceed"))
+_REASONS = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "BindingSucceed"))
 _LASTS = timedelta(minutes=2)
-_MOST = 300
+_LONGEST = 300
 
 
 def find_unbound(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the step that fails for waiting pods: a step before or after HAMi's filter."""
     for waiting in unschedulable(snapshot):
-        own = installation_of(snapshot, waiting.pods[0]) if waiting.hami else None
-        if own is not None:
-            yield from _judged(snapshot, own, waiting)
+        installation = installation_of(snapshot, waiting.pods[0]) if waiting.hami else None
+        if installation is not None:
+            yield from _unbound(snapshot, installation, waiting)
     for pod in unplaced(snapshot):
         # The pod's condition holds kube-scheduler's error. Here there is no condition yet.
-        own = installation_of(snapshot, pod)
-        if own is not None and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(snapshot, pod):
-            last = newest_event(snapshot, (pod,))
-            if last is not None and last.reason == "FilteringSucceed":
-                yield from _filtered(snapshot, own, last, (snapshot.line(pod.meta)[-1], (pod.subject,)))
+        installation = installation_of(snapshot, pod)
+        if (
+            installation is not None
+            and not pod.spec.gates
+            and not refusal(snapshot, pod)
+            and is_scheduled(snapshot, pod)
+        ):
+            event = newest_event(snapshot, (pod,))
+            if event is not None and event.reason == "FilteringSucceed":
+                yield from _filtered(snapshot, installation, event, snapshot.line(pod.meta)[-1], (pod.subject,))
 
 
 def newest_event(snapshot: Snapshot, pods: Iterable[Pod]) -> Event | None:
     """Return the newest event of HAMi's scheduler about any of the pods."""
-    events = [event for pod in pods for event in snapshot.events_of(pod) if event.reason in _OF_HAMI]
+    events = [event for pod in pods for event in snapshot.events_of(pod) if event.reason in _REASONS]
     return max(events, key=lambda event: str(event.last), default=None)
 
 
-def _judged(snapshot: Snapshot, installation: Installation, waiting: Waiting) -> Iterator[FoundCause]:
-    called = _CALLED.search(waiting.message)
-    if called is not None:
-        yield _unanswered(snapshot, installation, waiting, called)
+def _unbound(snapshot: Snapshot, installation: Installation, waiting: Waiting) -> Iterator[FoundCause]:
+    call = _CALLED.search(waiting.message)
+    if call is not None:
+        yield _unanswered(snapshot, installation, waiting, call)
         return
-    last = newest_event(snapshot, waiting.pods)
-    failed = last is not None and last.reason == "BindingFailed"
-    text = last.message if last is not None and failed else waiting.message
-    if failed or waiting.fit is None:
-        yield from _unwritten(installation, waiting, text, failed=failed)
-    elif (
-        last is not None
-        and last.reason == "FilteringSucceed"
-        and all(reason.says is ReasonSubject.OTHER for reason in waiting.fit.reasons)
+    event = newest_event(snapshot, waiting.pods)
+    if event is not None and event.reason == "BindingFailed":
+        yield from _not_written(installation, waiting, event.message, failed=True)
+    elif waiting.fit is None:
+        yield from _not_written(installation, waiting, waiting.message, failed=False)
+    elif (event is not None and event.reason == "FilteringSucceed") and all(
+        reason.says is ReasonSubject.OTHER for reason in waiting.fit.reasons
     ):
-        since = (f"kube-scheduler since: {waiting.message[:_MOST]}",)
-        yield from _filtered(snapshot, installation, last, (waiting.workload, waiting.names), since)
+        since = f"kube-scheduler since: {waiting.message[:_LONGEST]}"
+        yield from _filtered(snapshot, installation, event, waiting.workload, waiting.names, since)
 
 
-def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting, called: re.Match[str]) -> FoundCause:
-    cause = EXTENDER_SLOW if _LATE.search(called[2]) else EXTENDER
-    evidence = [f"the scheduler, at /{called[1]}: {called[2][:_MOST]}", *_extender(snapshot, installation)]
-    remedy = [f"Read the extender's log: {_logs(installation)}"]
-    if cause is EXTENDER_SLOW:
+def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting, call: re.Match[str]) -> FoundCause:
+    verb, error = call.groups()
+    evidence = [f"the scheduler, at /{verb}: {error[:_LONGEST]}"]
+    for pod in installation.scheduler_pods:
+        at = stage(pod, snapshot.now)
+        evidence += [f"{pod.subject}: {at}"] if at.kind is not StageKind.READY else []
+        evidence += [
+            f"{pod.subject}: container {state.name} was restarted {_restarts(state)}"
+            for state in pod.states
+            if state.restarts
+        ]
+    cause, remedy = EXTENDER, [f"Read the extender's log: {_logs(installation)}"]
+    if _LATE.search(error):
+        cause = EXTENDER_SLOW
         remedy.append(
             "Check its CPU limit. With --profiling it serves /debug/pprof on its https port, 443 of its Service."
         )
-    if "x509" in called[2]:
-        remedy.insert(
-            0, f"Its certificate is not valid for 127.0.0.1: check the Secret {installation.name}-scheduler-tls."
-        )
+    if "x509" in error:
+        secret = f"{installation.name}-scheduler-tls"
+        remedy.insert(0, f"Its certificate is not valid for 127.0.0.1: check the Secret {secret}.")
     nodes = (f"node/{pod.spec.node}" for pod in installation.scheduler_pods)
     because = origins((NOT_READY[Role.HAMI_SCHEDULER],), installation.subject, *nodes)
     return waiting.found(cause, *evidence, subject=installation.subject, remedy=tuple(remedy), because_of=because)
 
 
-def _extender(snapshot: Snapshot, installation: Installation) -> Iterator[str]:
-    for pod in installation.scheduler_pods:
-        at = stage(pod, snapshot.now)
-        if at.kind is not StageKind.READY:
-            yield f"{pod.subject}: {at}"
-        yield from (
-            f"{pod.subject}: container {state.name} was restarted {_ends(state)}"
-            for state in pod.states
-            if state.restarts
-        )
-
-
-def _ends(state: ContainerState) -> str:
-    last = state.last_ended
-    how = f", last ended {last.reason or 'with'} exit code {last.exit_code}" if last is not None else ""
+def _restarts(state: ContainerState) -> str:
+    ended = state.last_ended
+    how = f", last ended {ended.reason or 'with'} exit code {ended.exit_code}" if ended is not None else ""
     return f"{state.restarts} times{how}"
 
 
-def _unwritten(installation: Installation, waiting: Waiting, text: str, *, failed: bool) -> Iterator[FoundCause]:
+def _not_written(installation: Installation, waiting: Waiting, message: str, *, failed: bool) -> Iterator[FoundCause]:
     """Yield a failed write when a pod is bound.
 
     A lock within its time expires on its own. A lock that persists is reported for its node.
     """
-    forbidden = _FORBIDDEN.search(text)
-    evidence = (f"HAMi's scheduler: {text[:_MOST]}",)
-    if forbidden is not None:
-        yield _forbidden(installation, waiting, evidence, forbidden)
-    elif _LOCKED.search(text) and not _SERVER.search(text):
-        return
-    elif _SERVER.search(text):
+    evidence = f"HAMi's scheduler: {message[:_LONGEST]}"
+    if (match := _FORBIDDEN.search(message)) is not None:
+        yield _forbidden(installation, waiting, evidence, match)
+    elif _SERVER.search(message):
         remedy = ("Check the API server and etcd: health, latency, and throttled requests.",)
-        yield waiting.found(
-            WRITE_FAILS, *evidence, subject=installation.subject, remedy=remedy, certainty=Certainty.LIKELY
-        )
-    elif failed or "bind" in text.lower():
+        subject = installation.subject
+        yield waiting.found(WRITE_FAILS, evidence, subject=subject, remedy=remedy, certainty=Certainty.LIKELY)
+    elif not _LOCKED.search(message) and (failed or "bind" in message.lower()):
         remedy = (f"Read its errors: {_logs(installation)}",)
-        because = origins((LOCK_STALE,), *(f"node/{name}" for name in _nodes_in(text)))
-        yield waiting.found(BIND_FAILS, *evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because)
+        nodes = re.findall(r"node ([a-z0-9.-]{1,253}) ", message[:_LONGEST])
+        because = origins((LOCK_STALE,), *(f"node/{name}" for name in nodes))
+        yield waiting.found(BIND_FAILS, evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because)
 
 
-def _forbidden(
-    installation: Installation, waiting: Waiting, evidence: tuple[str, ...], match: re.Match[str]
-) -> FoundCause:
+def _forbidden(installation: Installation, waiting: Waiting, evidence: str, match: re.Match[str]) -> FoundCause:
     user, verb, resource = match.groups()
     account = _ACCOUNT.match(user)
-    where = subject("ServiceAccount", account[1], account[2]) if account else installation.subject
+    to_change = subject("ServiceAccount", account[1], account[2]) if account else installation.subject
     remedy = (
         f"Check its permissions: {command('kubectl', 'auth', 'can-i', verb, resource, f'--as={user}')}",
         "Upgrade the whole release: its ClusterRole has the permissions of this version.",
     )
-    return waiting.found(NO_RIGHT, *evidence, subject=where, remedy=remedy)
+    return waiting.found(NO_RIGHT, evidence, subject=to_change, remedy=remedy)
 
 
 def _filtered(
-    snapshot: Snapshot,
-    installation: Installation,
-    last: Event,
-    result: tuple[str, tuple[str, ...]],
-    since: tuple[str, ...] = (),
+    snapshot: Snapshot, installation: Installation, event: Event, workload: str, pods: tuple[str, ...], *since: str
 ) -> Iterator[FoundCause]:
-    """Yield a pod that was not bound although HAMi found a node. `result`: the workload, and its pods."""
-    if last.last is None or snapshot.now - last.last < _LASTS:
+    """Yield a workload that was not bound although HAMi found a node."""
+    if event.last is None or snapshot.now - event.last < _LASTS:
         return
-    evidence = (f"HAMi's scheduler: {last.message[:_MOST]}", *since)
+    evidence = (f"HAMi's scheduler: {event.message[:_LONGEST]}", *since)
     remedy = (f"Read the log of the scheduler's other plugins about the pod: {_logs(installation, 'kube-scheduler')}",)
-    yield FoundCause(FILTERED_ONLY, result[0], evidence, remedy, result[1], Certainty.LIKELY)
+    yield FoundCause(FILTERED_ONLY, workload, evidence, remedy, pods, Certainty.LIKELY)
 
 
 def _logs(installation: Installation, container: str = "vgpu-scheduler-extender") -> str:
@@ -214,9 +204,5 @@ def _logs(installation: Installation, container: str = "vgpu-scheduler-extender"
     return command("kubectl", "-n", installation.namespace, "logs", f"deployment/{name}", "-c", container, "--tail=100")
 
 
-def _nodes_in(text: str) -> list[str]:
-    return re.findall(r"node ([a-z0-9.-]{1,253}) ", text[:_MOST])
-
-
-CAUSES: tuple[Cause, ...] = (EXTENDER, EXTENDER_SLOW, NO_RIGHT, WRITE_FAILS, BIND_FAILS, FILTERED_ONLY)
-SEARCHES = (Search(CAUSES, ("Pod",), find_unbound, is_there),)
+AT_BINDING: tuple[Cause, ...] = (NO_RIGHT, WRITE_FAILS, BIND_FAILS, FILTERED_ONLY)
+SEARCHES = (Search((EXTENDER, EXTENDER_SLOW, *AT_BINDING), ("Pod",), find_unbound, is_there),)
