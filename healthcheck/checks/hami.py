@@ -88,30 +88,29 @@ LOCKED = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    hami = seen[HAMI]
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    hami = evidence[HAMI]
     if not hami.runs:
         yield NotConfigured("HAMi does not run on this node")
-    elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
+    elif not any(function.is_gpu and function.driver == "nvidia" for function in evidence[pci.FUNCTIONS]):
         yield NotConfigured("no GPU is bound to the NVIDIA driver")
     else:
         if hami.up_seconds >= _GRACE.seconds:
-            yield from _of_plugin(hami)
+            yield from _judge_plugin(hami)
         else:
             early = (NOT_INSTALLED.name, PRELOAD_WRONG.name, NOT_SERVING.name)
             yield TooEarly(f"judged {_GRACE.seconds:g} s after {_GRACE.since}", reasons=early)
-        yield from _left_behind(hami)
+        yield from _judge_cleanup(hami)
         yield Observation(_summary(hami), "its library, its ld.so.preload and a socket of its plugin")
 
 
-def _of_plugin(hami: Hami) -> Iterator[Judgement]:
-    plugin = hami.plugin
-    if plugin is None:
+def _judge_plugin(hami: Hami) -> Iterator[Judgement]:
+    if hami.plugin is None:
         yield TooEarly("its device plugin does not run", reasons=(NOT_INSTALLED.name, PRELOAD_WRONG.name))
     else:
-        if lacking := _lacking(plugin):
-            yield NOT_INSTALLED.on("node", "; ".join(lacking))
-        if wrong := _wrong_preload(plugin):
+        if missing := _missing_libraries(hami.plugin):
+            yield NOT_INSTALLED.on("node", "; ".join(missing))
+        if wrong := _wrong_preload(hami.plugin):
             yield PRELOAD_WRONG.on("node", wrong)
     if hami.listening is None:
         yield TooEarly("its sockets are not visible", reasons=(NOT_SERVING.name,))
@@ -119,71 +118,68 @@ def _of_plugin(hami: Hami) -> Iterator[Judgement]:
         yield NOT_SERVING.on("node", why)
 
 
-def _lacking(plugin: Plugin) -> list[str]:
+def _missing_libraries(plugin: Plugin) -> list[str]:
     """Return the libraries that HAMi's image contains and the host lacks.
 
     If the image cannot be read, one library of any release is enough.
     """
-    there = {library.name: library for library in plugin.libraries}
-    good = [library.name for library in plugin.libraries if library.plain and library.size]
-    lacking = [name for name in plugin.brings or (() if good else (LIBRARY,)) if name not in good]
-    shown = [_state(f"{plugin.folder}/{name}", there.get(name)) for name in lacking[:_MOST_SHOWN]]
-    return shown + ([f"and {len(lacking) - _MOST_SHOWN} more"] if len(lacking) > _MOST_SHOWN else [])
+    on_host = {library.name: library for library in plugin.libraries}
+    usable = [library.name for library in plugin.libraries if library.plain and library.size]
+    missing = [name for name in plugin.brings or (() if usable else (LIBRARY,)) if name not in usable]
+    shown = [_file_state(f"{plugin.folder}/{name}", on_host.get(name)) for name in missing[:_MOST_SHOWN]]
+    return shown + ([f"and {len(missing) - _MOST_SHOWN} more"] if len(missing) > _MOST_SHOWN else [])
 
 
-def _state(path: str, file: File | None) -> str:
+def _file_state(path: str, file: File | None) -> str:
     if file is None:
         return f"no {path}"
     return f"{path} is {'empty' if file.plain else 'not a regular file'}"
 
 
 def _wrong_preload(plugin: Plugin) -> str:
+    """Return why ld.so.preload does not load the library in containers; '' if it does."""
     path, library = f"{plugin.folder}/{PRELOAD}", f"{plugin.folder}/{LIBRARY}"
     if plugin.preload is None or not plugin.preload.plain or not plugin.preload.size:
-        return _state(path, plugin.preload)
-    if library in (posixpath.normpath(preload) for preload in plugin.preloads):
+        return _file_state(path, plugin.preload)
+    if library in map(posixpath.normpath, plugin.preloads):
         return ""
     return f"{path} names {', '.join(plugin.preloads[:_MOST_SHOWN]) or 'nothing'}, but containers have {library}"
 
 
 def _not_serving(hami: Hami, listening: Sequence[str]) -> str:
-    """Return the reason why no pod gets a share of a GPU, or an empty string.
-
-    Pods get a share if a plugin listens and the kubelet has its socket.
-    """
+    """Return why no pod gets a share of a GPU; '' if a plugin listens and the kubelet has its socket."""
     own = [name for name in listening if name.startswith(_SOCKET)]
     if not own:
         # Without HAMi's plugin, the monitor may be Volcano's, which has a plugin of another name.
         return "" if hami.plugin is None and listening else f"nothing in its pod listens on {_SOCKET}*.sock"
-    there = hami.plugin.sockets if hami.plugin is not None else None
-    if there is None or _KUBELETS_SOCKET not in there or set(own) & set(there):
+    in_folder = hami.plugin.sockets if hami.plugin is not None else None
+    if in_folder is None or _KUBELETS_SOCKET not in in_folder or set(own) & set(in_folder):
         return ""
     return (
         f"its plugin listens on {own[0]}, which is no longer in the kubelet's folder: the kubelet was started after it"
     )
 
 
-def _left_behind(hami: Hami) -> Iterator[Judgement]:
-    left = hami.leftovers
+def _judge_cleanup(hami: Hami) -> Iterator[Judgement]:
+    stale, lock_seconds = hami.leftovers, hami.mig_lock_seconds
     if hami.up_seconds < 2 * hami.resync_seconds:
         wait = f"HAMi has run for {hami.up_seconds:.0f} s, and removes folders after {hami.resync_seconds:.0f} s"
         yield TooEarly(wait, reasons=(LEFTOVERS.name,))
-    elif left is None:
+    elif stale is None:
         yield TooEarly("the kubelet's folder of pods is not known", reasons=(LEFTOVERS.name,))
-    elif left.names:
-        shown = ", ".join(left.names[:_MOST_SHOWN]) + (", …" if len(left.names) > _MOST_SHOWN else "")
-        yield LEFTOVERS.on("node", f"{counted(len(left.names), 'folder')} in {left.folder}: {shown}")
-    age = hami.mig_lock_seconds
-    if age is not None and age >= _LONGEST_APPLY:
-        yield LOCKED.on("node", f"{MIG_LOCK} was created {age / 60:.0f} min ago")
+    elif stale.names:
+        shown = ", ".join(stale.names[:_MOST_SHOWN]) + (", …" if len(stale.names) > _MOST_SHOWN else "")
+        yield LEFTOVERS.on("node", f"{counted(len(stale.names), 'folder')} in {stale.folder}: {shown}")
+    if lock_seconds is not None and lock_seconds >= _LONGEST_APPLY:
+        yield LOCKED.on("node", f"{MIG_LOCK} was created {lock_seconds / 60:.0f} min ago")
 
 
 def _summary(hami: Hami) -> str:
-    plugin = hami.plugin
-    has = ", ".join(library.name for library in plugin.libraries[:_MOST_SHOWN]) if plugin is not None else ""
-    listens = ", ".join((hami.listening or ())[:_MOST_SHOWN])
-    parts = [f"{plugin.folder}: {has or 'no library'}" if plugin is not None else "its device plugin does not run"]
-    return "; ".join([*parts, f"listens on {listens}" if listens else "no socket of a plugin"])
+    plugin, listening = "its device plugin does not run", ", ".join((hami.listening or ())[:_MOST_SHOWN])
+    if hami.plugin is not None:
+        libraries = ", ".join(library.name for library in hami.plugin.libraries[:_MOST_SHOWN])
+        plugin = f"{hami.plugin.folder}: {libraries or 'no library'}"
+    return f"{plugin}; {f'listens on {listening}' if listening else 'no socket of a plugin'}"
 
 
 CHECK = Check(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -38,9 +38,9 @@ _IMAGE_LIBRARIES = "/k8s-vgpu/lib/nvidia"
 _PLUGIN_SOCKETS = "/var/lib/kubelet/device-plugins"
 """Folder of sockets in the plugin's container. Its path on the host depends on the kubelet."""
 _UID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_OF_CONTAINER = re.compile(rf"({_UID})_.{{1,253}}", re.ASCII)
-_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})", re.ASCII)
-_MOST_ENTRIES, _MOST_LEFT, _MOST_NAMES = 4096, 256, 32
+_CONTAINER_FOLDER = re.compile(rf"({_UID})_.{{1,253}}", re.ASCII)
+_POD_CGROUP = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})", re.ASCII)
+_MOST_ENTRIES, _MOST_STALE, _MOST_NAMES = 4096, 256, 32
 _LONGEST_ENVIRONMENT, _LONGEST_PATH = 1 << 17, 256
 
 
@@ -95,11 +95,18 @@ class Hami(Struct, frozen=True):
 
 
 class _HamiProcess(Struct, frozen=True):
-    """One of HAMi's processes, and its settings from the chart: `hook` is its HOOK_PATH; '' without one."""
+    """One of HAMi's processes, and its settings from the chart.
+
+    `hook_path` is '' without one. An unknown `started` counts as recent, so that no fault is reported for it.
+    """
 
     process: Process
-    hook: str
-    resync: str
+    hook_path: str
+    resync_interval: str
+
+    @property
+    def started(self) -> float:
+        return self.process.since_boot if self.process.since_boot is not None else float("inf")
 
 
 def read_hami(host: Host) -> Hami:
@@ -107,32 +114,29 @@ def read_hami(host: Host) -> Hami:
     root = host.root
     try:
         found = host.once(processes.find)
-        hami_processes = [
-            hami_process
-            for process in found.plugins
-            if (hami_process := _read_process(root, process)) is not None and hami_process.hook
-        ]
+        hami = [_hami_process(root, process) for process in found.plugins]
+        hami_processes = [each for each in hami if each is not None and each.hook_path]
         if hami_processes:
             return _read(root, hami_processes, found.processes)
-        hidden = not found.plugins and host_files.exists(root, USUAL_FOLDER) and not processes.are_the_hosts(root)
+        is_hidden = not found.plugins and host_files.exists(root, USUAL_FOLDER) and not processes.are_the_hosts(root)
     except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc, or a process has ended
         return Hami()
     except OSError as error:
         raise ProbeError(f"{error.filename or root / 'proc'}: {error.strerror}") from error
-    if hidden:
+    if is_hidden:
         raise ProbeError(
             f"{USUAL_FOLDER} exists, but the processes that show whether HAMi runs are not visible", PROCESSES_HIDDEN
         )
     return Hami()
 
 
-def _read_process(root: Path, process: Process) -> _HamiProcess | None:
+def _hami_process(root: Path, process: Process) -> _HamiProcess | None:
     """Return the process's settings; None if it has just ended or is hidden.
 
     A hidden process may be NVIDIA's own plugin.
     """
     try:
-        words = host_files.read_whole(root, f"/proc/{process.pid}/environ", _LONGEST_ENVIRONMENT)
+        environ = host_files.read_whole(root, f"/proc/{process.pid}/environ", _LONGEST_ENVIRONMENT)
     except PermissionError:
         if process.name == VGPU_MONITOR:
             raise
@@ -141,66 +145,55 @@ def _read_process(root: Path, process: Process) -> _HamiProcess | None:
         if is_gone(error):
             return None
         raise
-    pairs = (word.partition("=") for word in words.decode("utf-8", "replace").split("\0"))
-    wanted = {name: value for name, _, value in pairs if name in ("HOOK_PATH", "HAMI_RESYNC_INTERVAL")}
-    return _HamiProcess(process, _path(wanted.get("HOOK_PATH", "")), wanted.get("HAMI_RESYNC_INTERVAL", "")[:64])
+    pairs = (entry.partition("=") for entry in environ.decode("utf-8", "replace").split("\0"))
+    variables = {name: value for name, _, value in pairs if name in ("HOOK_PATH", "HAMI_RESYNC_INTERVAL")}
+    resync_interval = variables.get("HAMI_RESYNC_INTERVAL", "")[:64]
+    return _HamiProcess(process, _host_path(variables.get("HOOK_PATH", "")), resync_interval)
 
 
-def _path(text: str) -> str:
-    """Return the normalised path; '' if the text is not a host path."""
-    fits = text.startswith("/") and text.isprintable() and len(text) <= _LONGEST_PATH
-    return f"/{os.path.normpath(text).strip('/')}" if fits else ""
+def _host_path(path: str) -> str:
+    """Return the normalised path; '' if it is not a host path."""
+    is_path = path.startswith("/") and path.isprintable() and len(path) <= _LONGEST_PATH
+    return f"/{os.path.normpath(path).strip('/')}" if is_path else ""
 
 
-def _read(root: Path, hami_processes: Sequence[_HamiProcess], among: Sequence[Process]) -> Hami:
+def _read(root: Path, hami_processes: Sequence[_HamiProcess], every: Sequence[Process]) -> Hami:
     # During a rollout, two processes of one kind may run. The younger one remains.
-    youngest = {process.process.name: process for process in sorted(hami_processes, key=_started)}
+    youngest = {each.process.name: each for each in sorted(hami_processes, key=lambda each: each.started)}
     plugin, monitor = youngest.get(DEVICE_PLUGIN), youngest.get(VGPU_MONITOR)
-    process = plugin or monitor or hami_processes[0]
-    folder = _path(f"{plugin.hook}/vgpu") if plugin is not None else process.hook
-    period_delay = duration(monitor.resync) if monitor is not None else None
+    any_process = plugin or monitor or hami_processes[0]
+    folder = _host_path(f"{plugin.hook_path}/vgpu") if plugin is not None else any_process.hook_path
     # HAMi uses its default if it can't parse the value.
-    delay = period_delay.total_seconds() if period_delay is not None else USUAL_RESYNC
+    interval = duration(monitor.resync_interval) if monitor is not None else None
+    delay = interval.total_seconds() if interval is not None else USUAL_RESYNC
     return Hami(
         runs=True,
-        up_seconds=max(0.0, processes.uptime(root) - min(map(_started, youngest.values()))),
+        up_seconds=max(0.0, processes.uptime(root) - min(each.started for each in youngest.values())),
         plugin=_plugin(root, plugin.process, folder) if plugin is not None else None,
-        listening=_listening(root, process.process),
+        listening=_listening(root, any_process.process),
         resync_seconds=delay,
-        leftovers=_leftovers(root, among, process.process, folder, delay),
+        leftovers=_stale_folders(root, every, any_process.process, folder, delay),
         mig_lock_seconds=_age(root, MIG_LOCK),
     )
 
 
-def _started(process: _HamiProcess) -> float:
-    """Return the process's start time.
-
-    An unknown start counts as recent, so that no fault is reported for it.
-    """
-    return process.process.since_boot if process.process.since_boot is not None else float("inf")
-
-
 def _plugin(root: Path, process: Process, folder: str) -> Plugin:
-    own = processes.root_of(root, process)
+    own_root = processes.root_of(root, process)
     names = [entry.name for entry in _entries(root, folder) if entry.name.startswith(LIBRARY) or entry.name == PRELOAD]
-    files = {name: _file(root, f"{folder}/{name}") for name in names}
-    preload = files.pop(PRELOAD, None)
-    words = ""
+    files = {name: _file(root, f"{folder}/{name}") for name in sorted(names)}
+    preload, preloads = files.pop(PRELOAD, None), ""
     if preload is not None and preload.plain:
-        words = host_files.read_whole(root, f"{folder}/{PRELOAD}", 1 << 12).decode("utf-8", "replace")
+        preloads = host_files.read_whole(root, f"{folder}/{PRELOAD}", 1 << 12).decode("utf-8", "replace")
     # The plugin's script copies only plain files.
-    brought = (
-        []
-        if own == root
-        else [entry for entry in _entries(own, _IMAGE_LIBRARIES) if entry.is_file(follow_symlinks=False)]
-    )
+    image = [] if own_root == root else _entries(own_root, _IMAGE_LIBRARIES)
+    brings = [each.name for each in image if each.name.startswith(LIBRARY) and each.is_file(follow_symlinks=False)]
     return Plugin(
         folder,
-        tuple(sorted(entry.name for entry in brought if entry.name.startswith(LIBRARY)))[:_MOST_NAMES],
-        tuple(files[name] for name in sorted(files))[:_MOST_NAMES],
+        tuple(sorted(brings))[:_MOST_NAMES],
+        tuple(files.values())[:_MOST_NAMES],
         preload,
-        tuple(word[:_LONGEST_PATH] for word in re.split(r"[\s:]+", words) if word)[:_MOST_NAMES],
-        _sockets(own),
+        tuple(path[:_LONGEST_PATH] for path in re.split(r"[\s:]+", preloads) if path)[:_MOST_NAMES],
+        _sockets(own_root),
     )
 
 
@@ -217,22 +210,27 @@ def _entries(root: Path, folder: str) -> list[os.DirEntry[str]]:
 
 
 def _file(root: Path, path: str) -> File:
+    about = _lstat(root, path)
     name = path.rpartition("/")[2]
+    return File(name, stat.S_ISREG(about.st_mode), about.st_size) if about is not None else File(name, plain=False)
+
+
+def _lstat(root: Path, path: str) -> os.stat_result | None:
+    """Return the file's state; None if it does not exist, or at a dangling link."""
     try:
-        about = host_files.below(root, path).lstat()
+        return host_files.below(root, path).lstat()
     except OSError as error:
-        if is_gone(error):  # a dangling link
-            return File(name, plain=False)
+        if is_gone(error):
+            return None
         raise
-    return File(name, stat.S_ISREG(about.st_mode), about.st_size)
 
 
-def _sockets(own: Path) -> tuple[str, ...] | None:
+def _sockets(plugin_root: Path) -> tuple[str, ...] | None:
     try:
-        there = [entry for entry in _entries(own, _PLUGIN_SOCKETS) if stat.S_ISSOCK(entry.stat().st_mode)]
+        sockets = [entry for entry in _entries(plugin_root, _PLUGIN_SOCKETS) if stat.S_ISSOCK(entry.stat().st_mode)]
     except OSError:
         return None
-    return tuple(sorted(entry.name for entry in there))[:_MOST_NAMES] or None
+    return tuple(sorted(entry.name for entry in sockets))[:_MOST_NAMES] or None
 
 
 def _listening(root: Path, process: Process) -> tuple[str, ...] | None:
@@ -244,44 +242,41 @@ def _listening(root: Path, process: Process) -> tuple[str, ...] | None:
     return tuple(sorted({name for name in names if name.isprintable() and name != "kubelet.sock"}))[:_MOST_NAMES]
 
 
-def _leftovers(
-    root: Path, among: Sequence[Process], process: Process, folder: str, delay: float
+def _stale_folders(
+    root: Path, every: Sequence[Process], process: Process, folder: str, delay: float
 ) -> StaleFolders | None:
-    """Return the stale folders. The kubelet's folder of pods is identified by the folder of HAMi's pod in it."""
-    own = _pod_of(root, process)
-    pods = next((pod for pod in _folders_of_pods(among) if own and host_files.exists(root, f"{pod}/{own}")), "")
-    if not pods:
+    """Return the stale folders; None if the kubelet's folder of pods is unknown.
+
+    It is the one with the folder of HAMi's own pod; that of a running kubelet's flag comes first.
+    """
+    uid, containers = _pod_uid(root, process), f"{folder}/containers"
+    flags = [_host_path(each.flag("root-dir")) for each in every if each.name == KUBELET]
+    pods = [f"{kubelet}/pods" for kubelet in (*filter(None, flags), *KUBELETS)]
+    pods_folder = next((pods for pods in pods if uid and host_files.exists(root, f"{pods}/{uid}")), "")
+    if not pods_folder:
         return None
-    containers = f"{folder}/containers"
-    known = {entry.name for entry in _entries(root, pods)}
+    known = {entry.name for entry in _entries(root, pods_folder)}
     before = now().wall.timestamp() - delay
-    of_gone = (entry for entry in _entries(root, containers) if _pod_in(entry.name) not in {"", *known})
-    left = (entry.name for entry in of_gone if _is_left(Path(entry.path), before))
-    return StaleFolders(containers, tuple(sorted(islice(left, _MOST_LEFT))))
+    stale = (
+        entry.name
+        for entry in _entries(root, containers)
+        if (match := _CONTAINER_FOLDER.fullmatch(entry.name)) and match[1] not in known
+        if _is_stale(Path(entry.path), before)
+    )
+    return StaleFolders(containers, tuple(sorted(islice(stale, _MOST_STALE))))
 
 
-def _folders_of_pods(among: Sequence[Process]) -> Iterator[str]:
-    """Yield the folders of pods of kubelets, first that of a running kubelet's flag."""
-    messages = [process.flag("root-dir") for process in among if process.name == KUBELET]
-    yield from (f"{folder}/pods" for folder in (*filter(None, map(_path, messages)), *KUBELETS))
-
-
-def _pod_of(root: Path, process: Process) -> str:
+def _pod_uid(root: Path, process: Process) -> str:
     """Return the UID of the process's pod from its control group. The systemd driver writes dashes as underscores."""
     try:
-        words = host_files.read_whole(root, f"/proc/{process.pid}/cgroup", 1 << 14).decode("ascii", "replace")
+        cgroup = host_files.read_whole(root, f"/proc/{process.pid}/cgroup", 1 << 14).decode("ascii", "replace")
     except OSError:
         return ""
-    found = _POD.search(words)
-    return found[1].replace("_", "-") if found else ""
+    match = _POD_CGROUP.search(cgroup)
+    return match[1].replace("_", "-") if match else ""
 
 
-def _pod_in(name: str) -> str:
-    found = _OF_CONTAINER.fullmatch(name)
-    return found[1] if found else ""
-
-
-def _is_left(folder: Path, before: float) -> bool:
+def _is_stale(folder: Path, before: float) -> bool:
     """Whether the folder is old enough and belongs to a container that was started.
 
     Only a started container leaves the library's mount point in it. If the kubelet refused the pod after the Allocate,
@@ -298,13 +293,8 @@ def _is_left(folder: Path, before: float) -> bool:
 
 def _age(root: Path, path: str) -> float | None:
     """Return the seconds since the last write; None if the file does not exist."""
-    try:
-        written = host_files.below(root, path).lstat().st_mtime
-    except OSError as error:
-        if is_gone(error):
-            return None
-        raise
-    return max(0.0, now().wall.timestamp() - written)
+    about = _lstat(root, path)
+    return max(0.0, now().wall.timestamp() - about.st_mtime) if about is not None else None
 
 
 HAMI = Probe("hami", read_hami, Hami, (PROCESSES_HIDDEN,))

@@ -49,79 +49,50 @@ def too_early(hami: Hami) -> set[str]:
     return {reason for judgement in findings if isinstance(judgement, TooEarly) for reason in judgement.reasons}
 
 
-@pytest.mark.parametrize(
-    ("hami", "fault"),
-    [
-        (
-            with_plugin(libraries=()),
-            ("HamiLibraryNotInstalled", f"no {VGPU}/libvgpu.so.v2.8.0"),
-        ),
-        (
-            with_plugin(libraries=(OLDER,)),
-            ("HamiLibraryNotInstalled", f"no {VGPU}/libvgpu.so.v2.8.0"),
-        ),
-        (
-            with_plugin(libraries=(replace(LIBRARY, plain=False),)),
-            ("HamiLibraryNotInstalled", f"{VGPU}/libvgpu.so.v2.8.0 is not a regular file"),
-        ),
-        (
-            with_plugin(libraries=(replace(LIBRARY, size=0),)),
-            ("HamiLibraryNotInstalled", f"{VGPU}/libvgpu.so.v2.8.0 is empty"),
-        ),
-        (
-            with_plugin(brings=(), libraries=()),
-            ("HamiLibraryNotInstalled", f"no {VGPU}/libvgpu.so"),
-        ),
-        (
-            with_plugin(preload=None, preloads=()),
-            ("HamiPreloadWrong", f"no {VGPU}/ld.so.preload"),
-        ),
-        (
-            with_plugin(preload=replace(PRELOAD, plain=False), preloads=()),
-            ("HamiPreloadWrong", f"{VGPU}/ld.so.preload is not a regular file"),
-        ),
-        (
-            with_plugin(preload=replace(PRELOAD, size=0), preloads=()),
-            ("HamiPreloadWrong", f"{VGPU}/ld.so.preload is empty"),
-        ),
-        (
-            with_plugin(preloads=("/opt/vgpu/libvgpu.so",)),
-            (
-                "HamiPreloadWrong",
-                f"{VGPU}/ld.so.preload names /opt/vgpu/libvgpu.so, but containers have {VGPU}/libvgpu.so",
-            ),
-        ),
-        (
-            replace(HERE, listening=()),
-            ("HamiPluginNotServing", "nothing in its pod listens on nvidia-*.sock"),
-        ),
-        (
-            replace(HERE, listening=("smarter-fuse.sock",)),
-            ("HamiPluginNotServing", "nothing in its pod listens on nvidia-*.sock"),
-        ),
-        (
-            replace(HERE, plugin=None, listening=()),
-            ("HamiPluginNotServing", "nothing in its pod listens on nvidia-*.sock"),
-        ),
-        (
-            with_plugin(sockets=("kubelet.sock",)),
-            (
-                "HamiPluginNotServing",
-                f"its plugin listens on nvidia-gpu.sock, {NO_MORE_THERE}",
-            ),
-        ),
-        (
-            replace(HERE, leftovers=StaleFolders(f"{VGPU}/containers", LEFT)),
-            ("HamiLeftovers", f"6 folders in {VGPU}/containers: {', '.join(LEFT[:4])}, …"),
-        ),
-        (
-            replace(HERE, mig_lock_seconds=600.0),
-            ("HamiMigLockStale", "/tmp/hami/hami-mig-apply.lock was created 10 min ago"),
-        ),
-    ],
-)
-def test_what_does_not_work_is_found(hami: Hami, fault: tuple[str, str]) -> None:
-    assert found(hami) == [fault]
+INSTALL, WRONG, SILENT = "HamiLibraryNotInstalled", "HamiPreloadWrong", "HamiPluginNotServing"
+NO_SOCKET = "nothing in its pod listens on nvidia-*.sock"
+FAULTS: list[tuple[Hami, str, str]] = [
+    (with_plugin(libraries=()), INSTALL, f"no {VGPU}/libvgpu.so.v2.8.0"),
+    (with_plugin(libraries=(OLDER,)), INSTALL, f"no {VGPU}/libvgpu.so.v2.8.0"),
+    (
+        with_plugin(libraries=(replace(LIBRARY, plain=False),)),
+        INSTALL,
+        f"{VGPU}/libvgpu.so.v2.8.0 is not a regular file",
+    ),
+    (with_plugin(libraries=(replace(LIBRARY, size=0),)), INSTALL, f"{VGPU}/libvgpu.so.v2.8.0 is empty"),
+    (with_plugin(brings=(), libraries=()), INSTALL, f"no {VGPU}/libvgpu.so"),
+    (with_plugin(preload=None, preloads=()), WRONG, f"no {VGPU}/ld.so.preload"),
+    (
+        with_plugin(preload=replace(PRELOAD, plain=False), preloads=()),
+        WRONG,
+        f"{VGPU}/ld.so.preload is not a regular file",
+    ),
+    (with_plugin(preload=replace(PRELOAD, size=0), preloads=()), WRONG, f"{VGPU}/ld.so.preload is empty"),
+    (
+        with_plugin(preloads=("/opt/vgpu/libvgpu.so",)),
+        WRONG,
+        f"{VGPU}/ld.so.preload names /opt/vgpu/libvgpu.so, but containers have {VGPU}/libvgpu.so",
+    ),
+    (replace(HERE, listening=()), SILENT, NO_SOCKET),
+    (replace(HERE, listening=("smarter-fuse.sock",)), SILENT, NO_SOCKET),
+    (replace(HERE, plugin=None, listening=()), SILENT, NO_SOCKET),
+    (with_plugin(sockets=("kubelet.sock",)), SILENT, f"its plugin listens on nvidia-gpu.sock, {NO_MORE_THERE}"),
+    (
+        replace(HERE, leftovers=StaleFolders(f"{VGPU}/containers", LEFT)),
+        "HamiLeftovers",
+        f"6 folders in {VGPU}/containers: {', '.join(LEFT[:4])}, …",
+    ),
+    (
+        replace(HERE, mig_lock_seconds=600.0),
+        "HamiMigLockStale",
+        "/tmp/hami/hami-mig-apply.lock was created 10 min ago",
+    ),
+]
+
+
+@pytest.mark.parametrize(("hami", "reason", "detail"), FAULTS)
+def test_fault_is_a_finding(hami: Hami, reason: str, detail: str) -> None:
+    assert found(hami) == [(reason, detail)]
 
 
 @pytest.mark.parametrize(
@@ -142,11 +113,11 @@ def test_what_does_not_work_is_found(hami: Hami, fault: tuple[str, str]) -> None
         replace(HERE, mig_lock_seconds=599.0),
     ],
 )
-def test_what_is_in_order_is_no_finding(hami: Hami) -> None:
+def test_healthy_state_is_no_finding(hami: Hami) -> None:
     assert found(hami) == []
 
 
-def test_a_pod_that_has_just_started_is_left_in_peace() -> None:
+def test_young_pod_is_too_early() -> None:
     young = replace(with_plugin(libraries=(), preload=None), up_seconds=119.0, listening=())
 
     assert found(young) == []
@@ -156,7 +127,7 @@ def test_a_pod_that_has_just_started_is_left_in_peace() -> None:
 @pytest.mark.parametrize(
     ("up", "delay", "counts"), [(599.0, 300.0, False), (600.0, 300.0, True), (3600.0, 3600.0, False)]
 )
-def test_what_its_monitor_may_still_remove_is_no_leftover(up: float, delay: float, counts: bool) -> None:
+def test_folder_that_the_monitor_may_still_remove_is_no_finding(up: float, delay: float, counts: bool) -> None:
     hami = replace(HERE, up_seconds=up, resync_seconds=delay, leftovers=StaleFolders(VGPU, LEFT))
 
     assert bool(found(hami)) is counts
@@ -171,7 +142,7 @@ def test_what_its_monitor_may_still_remove_is_no_leftover(up: float, delay: floa
         (replace(HERE, plugin=None), {"HamiLibraryNotInstalled", "HamiPreloadWrong"}),
     ],
 )
-def test_an_unobserved_state_stays_unchanged(hami: Hami, open_faults: set[str]) -> None:
+def test_unknown_state_is_too_early(hami: Hami, open_faults: set[str]) -> None:
     assert too_early(hami) == open_faults
 
 
@@ -182,13 +153,13 @@ def test_an_unobserved_state_stays_unchanged(hami: Hami, open_faults: set[str]) 
         (replace(HERE, listening=()), "", "no GPU is bound to the NVIDIA driver"),
     ],
 )
-def test_elsewhere_it_is_nobodys_business(hami: Hami, driver: str, why: str) -> None:
+def test_node_without_hami_is_not_configured(hami: Hami, driver: str, why: str) -> None:
     findings = says(CHECK, P5, {HAMI: hami, FUNCTIONS: functions(*ADDRESSES, driver=driver)})
 
     assert findings == [NotConfigured(why)]
 
 
-def test_the_output_has_the_observed_value() -> None:
+def test_observation_has_library_and_socket() -> None:
     findings = says(CHECK, P5, {HAMI: HERE, FUNCTIONS: functions(*ADDRESSES)})
 
     observation = Observation(

@@ -65,13 +65,13 @@ def after(state: NodeState, wanted: set[str]) -> tuple[str | None, str | None]:
         (node("all", "all"), set(), "all", "all"),
     ],
 )
-def test_a_write_changes_our_entries_only(
+def test_cordon_change_keeps_entries_of_others(
     state: NodeState, wanted: set[str], listed: str | None, ours: str | None
 ) -> None:
     assert after(state, wanted) == (listed, ours)
 
 
-def test_only_an_entry_that_is_listed_is_in_force() -> None:
+def test_unlisted_entry_is_no_cordon() -> None:
     assert our_cordons(node(f"{A}, {B}", f"{A},{C}")) == {A}
     assert our_cordons(node(f"{A},{B}")) == our_cordons(node(None, A)) == frozenset()
 
@@ -81,7 +81,7 @@ def test_only_an_entry_that_is_listed_is_in_force() -> None:
     st.sets(st.sampled_from((A, B, C))),
     st.lists(st.sets(st.sampled_from((A, B, C)))),
 )
-def test_after_any_findings_the_list_has_again_what_others_wrote(
+def test_cordons_of_others_remain_after_any_findings(
     listed: list[str], claimed: set[str], steps: list[set[str]]
 ) -> None:
     state = node(",".join(listed))
@@ -109,7 +109,7 @@ def test_after_any_findings_the_list_has_again_what_others_wrote(
         ("[" * 100_000, None),
     ],
 )
-def test_cards_are_read_from_the_list_of_hami_2_8(text: str, ids: set[str] | None) -> None:
+def test_card_ids_are_read_from_json(text: str, ids: set[str] | None) -> None:
     state = node(**{CARDS: text})
     if ids is None:
         with pytest.raises(ValueError, match=r"."):
@@ -145,7 +145,7 @@ def deployment(image: str = "docker.io/projecthami/hami:v2.10.0", **status: Any)
         ("", "has no release number"),
     ],
 )
-def test_a_scheduler_obeys_cordons_from_2_10_on(image: str, why: str) -> None:
+def test_scheduler_before_2_10_ignores_cordons(image: str, why: str) -> None:
     assert why in why_ignored(deployment(image)) if why else why_ignored(deployment(image)) == ""
 
 
@@ -159,17 +159,17 @@ def test_a_scheduler_obeys_cordons_from_2_10_on(image: str, why: str) -> None:
         {"replicas": None, "updatedReplicas": None},
     ],
 )
-def test_a_scheduler_that_is_replaced_proves_nothing(status: dict[str, Any]) -> None:
+def test_scheduler_in_a_rollout_may_ignore_cordons(status: dict[str, Any]) -> None:
     assert "does not run, or is being updated" in why_ignored(deployment(**status))
 
 
-def test_another_deployment_is_no_scheduler_of_hami() -> None:
+def test_deployment_without_extender_may_ignore_cordons() -> None:
     other = deployment()
     del other["spec"]["template"]["spec"]["containers"][1]
     assert "has no container vgpu-scheduler-extender" in why_ignored(other)
 
 
-def test_the_webhook_names_the_scheduler() -> None:
+def test_webhook_names_the_scheduler() -> None:
     service = {"namespace": "kube-system", "name": "hami-scheduler", "path": "/webhook"}
     webhooks = [
         {"name": "vgpu.hami.io", "clientConfig": {"service": service}},
@@ -184,9 +184,7 @@ ANY = st.one_of(st.text(max_size=60), st.lists(st.sampled_from((A, B, "", " ", "
 
 
 @given(ANY, ANY, ANY, st.sets(st.sampled_from((A, B))))
-def test_any_text_of_other_clients_is_kept_and_hides_no_request(
-    cards: str, listed: str, ours: str, wanted: set[str]
-) -> None:
+def test_any_text_of_other_clients_is_kept(cards: str, listed: str, ours: str, wanted: set[str]) -> None:
     state = node(listed, ours, **{CARDS: cards})
     with suppress(ValueError):
         card_ids(state)

@@ -41,7 +41,7 @@ def tells(node: SimulatedNode, pid: int, **words: str) -> None:
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("hook", ["/usr/local", "/var/lib/hami"])
-def test_each_release_is_seen_as_it_is(release: str, hook: str, node: SimulatedNode) -> None:
+def test_plugin_of_each_release_is_read(release: str, hook: str, node: SimulatedNode) -> None:
     node.install_hami(release, hook)
     seen = read(node)
 
@@ -55,11 +55,11 @@ def test_each_release_is_seen_as_it_is(release: str, hook: str, node: SimulatedN
     assert seen.up_seconds == pytest.approx(3000, abs=1)
 
 
-def test_without_it_nothing_is_there_and_nothing_is_asked(node: SimulatedNode) -> None:
+def test_node_without_hami_has_an_empty_state(node: SimulatedNode) -> None:
     assert read(node) == Hami()
 
 
-def test_where_it_was_taken_away_its_files_are_none_of_it(node: SimulatedNode) -> None:
+def test_files_of_a_removed_hami_are_ignored(node: SimulatedNode) -> None:
     node.install_hami("2.5")
     for pid in (PLUGIN_PID, MONITOR_PID):
         shutil.rmtree(node.root / f"proc/{pid}")
@@ -67,7 +67,7 @@ def test_where_it_was_taken_away_its_files_are_none_of_it(node: SimulatedNode) -
     assert read(node) == Hami()
 
 
-def test_nvidias_own_plugin_is_not_hamis(node: SimulatedNode) -> None:
+def test_nvidias_own_plugin_is_ignored(node: SimulatedNode) -> None:
     node.install_hami("2.10")
     shutil.rmtree(node.root / f"proc/{MONITOR_PID}")
     tells(node, PLUGIN_PID, MIG_STRATEGY="none")
@@ -83,7 +83,7 @@ def test_nvidias_own_plugin_is_not_hamis(node: SimulatedNode) -> None:
         ("ns/user", "user:[4026539999]"),
     ],
 )
-def test_whoever_calls_himself_so_in_a_pod_is_not_believed(path: str, text: str, node: SimulatedNode) -> None:
+def test_unprivileged_process_with_the_name_is_ignored(path: str, text: str, node: SimulatedNode) -> None:
     node.install_hami("2.10")
     for pid in (PLUGIN_PID, MONITOR_PID):
         place = node.root / f"proc/{pid}/{path}"
@@ -97,7 +97,7 @@ def test_whoever_calls_himself_so_in_a_pod_is_not_believed(path: str, text: str,
 
 
 @pytest.mark.parametrize("hook", ["", "relative", "/\x1b[2J", f"/{'x' * 300}"])
-def test_a_folder_that_is_no_path_is_none(hook: str, node: SimulatedNode) -> None:
+def test_invalid_hook_path_is_ignored(hook: str, node: SimulatedNode) -> None:
     node.install_hami("2.10")
     for pid in (PLUGIN_PID, MONITOR_PID):
         tells(node, pid, HOOK_PATH=hook)
@@ -119,7 +119,7 @@ def test_hidden_processes_with_its_folder_are_unknown(node: SimulatedNode) -> No
     assert read(node) == Hami()
 
 
-def test_a_folder_in_a_files_place_is_no_plain_file(node: SimulatedNode) -> None:
+def test_folder_in_place_of_a_file_is_not_plain(node: SimulatedNode) -> None:
     node.install_hami("2.4")
     node.hami.put_folder("libvgpu.so")
     node.hami.put_folder("ld.so.preload")
@@ -130,7 +130,7 @@ def test_a_folder_in_a_files_place_is_no_plain_file(node: SimulatedNode) -> None
     assert (found.preload.plain, found.preloads) == (False, ())
 
 
-def test_a_link_counts_as_the_file_that_it_leads_to_on_the_host(node: SimulatedNode) -> None:
+def test_link_counts_as_its_target_on_the_host(node: SimulatedNode) -> None:
     node.install_hami("2.5")
     folder = node.root / "usr/local/vgpu"
     (folder / "libvgpu.so").symlink_to("/usr/local/vgpu/libvgpu.so.v2.5.3")
@@ -147,7 +147,7 @@ def test_a_link_counts_as_the_file_that_it_leads_to_on_the_host(node: SimulatedN
     assert found.brings == ("libvgpu.so.v2.5.3",)
 
 
-def test_without_its_files_all_are_missing(node: SimulatedNode) -> None:
+def test_removed_folder_has_no_libraries(node: SimulatedNode) -> None:
     node.install_hami("2.5")
     shutil.rmtree(node.root / "usr/local/vgpu")
     found = plugin(node)
@@ -155,7 +155,7 @@ def test_without_its_files_all_are_missing(node: SimulatedNode) -> None:
     assert (found.libraries, found.preload) == ((), None)
 
 
-def test_a_real_listener_is_seen_and_who_only_talks_to_it_is_not(tmp_path: Path) -> None:
+def test_only_listening_sockets_are_read(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as silent:
         listener.bind(f"{tmp_path}/nvidia-gpu.sock")
         listener.listen()
@@ -166,7 +166,7 @@ def test_a_real_listener_is_seen_and_who_only_talks_to_it_is_not(tmp_path: Path)
     assert f"{tmp_path}/silent.sock" not in paths
 
 
-def test_only_sockets_of_plugins_count(node: SimulatedNode) -> None:
+def test_only_sockets_of_plugins_are_read(node: SimulatedNode) -> None:
     node.install_hami("2.10")
     node.hami_listens("nvidia-gpu.sock", "kubelet.sock", "../pod-resources/kubelet.sock")
     assert read(node).listening == ("nvidia-gpu.sock",)
@@ -175,7 +175,7 @@ def test_only_sockets_of_plugins_count(node: SimulatedNode) -> None:
     assert read(node).listening == ()
 
 
-def test_a_kubelets_emptied_folder_is_seen_as_the_plugin_sees_it(node: SimulatedNode) -> None:
+def test_sockets_are_those_in_the_plugins_mount(node: SimulatedNode) -> None:
     node.install_hami("2.10")
     node.hami.forget_socket()
     assert plugin(node).sockets == ("kubelet.sock",)
@@ -184,7 +184,7 @@ def test_a_kubelets_emptied_folder_is_seen_as_the_plugin_sees_it(node: Simulated
     assert plugin(node).sockets is None
 
 
-def test_of_a_pod_that_is_gone_the_folder_is_left(node: SimulatedNode) -> None:
+def test_folder_of_a_removed_pod_is_stale(node: SimulatedNode) -> None:
     node.install_hami("2.10")
     for pod in (GONE, STAYS):
         node.hami_container(pod, age_seconds=3600, gone=pod == GONE)
@@ -197,7 +197,7 @@ def test_of_a_pod_that_is_gone_the_folder_is_left(node: SimulatedNode) -> None:
 
 
 @pytest.mark.parametrize(("age", "started"), [(200.0, True), (3600.0, False)])
-def test_what_hami_itself_keeps_is_not_left(age: float, started: bool, node: SimulatedNode) -> None:
+def test_folder_that_hami_keeps_is_not_stale(age: float, started: bool, node: SimulatedNode) -> None:
     """Younger than its delay; or of a pod that the kubelet refused, which may still be in the API."""
     node.install_hami("2.10")
     node.hami.run_container(GONE, age_seconds=age, started=started)
@@ -210,14 +210,14 @@ def test_what_hami_itself_keeps_is_not_left(age: float, started: bool, node: Sim
     ("message", "seconds"),
     [("1h30m", 5400.0), ("5m0s", 300.0), ("90s", 90.0), ("", 300.0), ("soon", 300.0), ("0s", 300.0)],
 )
-def test_its_delay_is_read_as_go_writes_it(message: str, seconds: float, node: SimulatedNode) -> None:
+def test_resync_interval_is_parsed_as_go_does(message: str, seconds: float, node: SimulatedNode) -> None:
     node.install_hami("2.10")
     tells(node, MONITOR_PID, HOOK_PATH="/usr/local/vgpu", HAMI_RESYNC_INTERVAL=message)
 
     assert read(node).resync_seconds == seconds
 
 
-def test_another_kubelets_folder_is_known_by_hamis_own_pod(node: SimulatedNode) -> None:
+def test_kubelet_folder_is_found_by_hamis_own_pod(node: SimulatedNode) -> None:
     node.run_kubernetes("eks-al2023")
     node.install_hami("2.10")
     node.hami_container(GONE, age_seconds=3600)
@@ -235,7 +235,7 @@ def test_another_kubelets_folder_is_known_by_hamis_own_pod(node: SimulatedNode) 
     assert left(node) == (f"{GONE}_cuda",)
 
 
-def test_the_lock_of_a_change_of_mig_has_an_age(node: SimulatedNode) -> None:
+def test_mig_lock_has_an_age(node: SimulatedNode) -> None:
     node.install_hami("2.10")
     assert read(node).mig_lock_seconds is None
 
@@ -247,7 +247,7 @@ def no_sockets(_: str, names: list[str]) -> list[str]:
     return [name for name in names if name.endswith(".sock")]
 
 
-def test_while_a_release_is_rolled_out_the_younger_plugin_counts(node: SimulatedNode) -> None:
+def test_younger_of_two_plugins_is_read(node: SimulatedNode) -> None:
     node.install_hami("2.5")
     shutil.copytree(node.root / f"proc/{PLUGIN_PID}", node.root / "proc/1300", symlinks=True, ignore=no_sockets)
     started = (node.root / "proc/1300/stat").read_text().split()

@@ -15,11 +15,10 @@ LIBRARY = "libvgpu.so.v2.10.0"
 def hami_row(world: World, status: str) -> str:
     """Return the record's row for it once the Node has this status."""
     rows = {row["check"]: row["status"] for row in world.wait_for_status(status).record["checks"]}
-    message: str = rows["8-hami"]
-    return message
+    return str(rows["8-hami"])
 
 
-def test_a_library_that_is_a_folder_is_warned_of_until_the_file_is_there_again(make_world: MakeWorld) -> None:
+def test_missing_library_warns_until_the_file_is_back(make_world: MakeWorld) -> None:
     world = make_world()
     world.program = quick_agent.__name__
     world.host.install_hami("2.10")

@@ -30,7 +30,7 @@ def crashing(message: str) -> Object:
     return vgpu_pod("x", on="a", states=[state])
 
 
-def test_an_allocation_that_hangs_is_why_the_kubelet_does_not_begin() -> None:
+def test_hanging_allocation_explains_the_idle_kubelet() -> None:
     [problem] = judged(*hami(A), bound("allocating", 20)).problems
     assert (problem.found.cause.name, problem.found.subject) == ("HamiAllocationHangs", "node/a")
     assert consequences(problem) == [("KubeletDoesNotAct", "node/a")]
@@ -55,7 +55,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
-def test_what_goes_wrong_behind_the_binding_is_named(state: list[Object], cause: tuple[str, str]) -> None:
+def test_fault_after_the_binding_has_a_cause(state: list[Object], cause: tuple[str, str]) -> None:
     assert results(judged(*state)) == [cause]
 
 
@@ -72,9 +72,7 @@ SEEN_ON_HOST = [
 
 
 @pytest.mark.parametrize(("reason", "detail", "pod"), SEEN_ON_HOST, ids=[pair[0] for pair in SEEN_ON_HOST])
-def test_what_the_agent_saw_of_hami_on_the_host_is_said_of_the_pods_that_it_explains(
-    reason: str, detail: str, pod: Object
-) -> None:
+def test_finding_of_the_agent_is_evidence_for_its_pods(reason: str, detail: str, pod: Object) -> None:
     [there] = judged(*hami(looked_at(reason, detail)), pod).problems
     [unlooked] = judged(*hami(A), pod).problems
 
@@ -82,7 +80,7 @@ def test_what_the_agent_saw_of_hami_on_the_host_is_said_of_the_pods_that_it_expl
     assert {*there.found.evidence} - {*unlooked.found.evidence} == {f"agent on the node: {reason}: {detail}"}
 
 
-def test_a_program_beyond_its_share_is_reported_with_the_limit() -> None:
+def test_exhausted_share_is_reported_with_its_limit() -> None:
     [problem] = judged(*hami(A), crashing(OOM)).problems
     assert "HAMi's limit: 1024 MiB of card GPU-a-0" in problem.found.evidence
 
@@ -109,5 +107,5 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_correctly_used_shares_have_no_causes(state: list[Object]) -> None:
+def test_correctly_used_share_has_no_cause(state: list[Object]) -> None:
     assert results(judged(*state)) == []

@@ -28,7 +28,7 @@ def printed(*objects: Object, missing: tuple[str, ...] = (), width: int | None =
     return "\n".join(line.plain for line in page(allocation(snapshot(*objects, missing=missing)), width))
 
 
-def test_a_terminal_shows_what_is_free_of_each_card_and_who_has_the_rest() -> None:
+def test_terminal_shows_free_amounts_and_owners_of_cards() -> None:
     shown = printed(*STATE)
     for word in (*WORDS, "GPU-1 (unhealthy)", "GPU-2 (cordoned)"):
         assert word in shown
@@ -36,17 +36,17 @@ def test_a_terminal_shows_what_is_free_of_each_card_and_who_has_the_rest() -> No
     assert "GPU-0 (cordoned by the agent)" in printed(shared("a", card(0), annotations=ours))
 
 
-def test_on_a_narrow_terminal_each_card_is_a_line_and_its_pods_are_whole() -> None:
+def test_narrow_terminal_shows_a_line_for_each_card() -> None:
     shown = printed(*STATE, width=80)
     assert re.search("^a +0 GPU-0 +4 of 10 +23572 of 32768 MiB ", shown, re.MULTILINE)
     assert "row: team/x (9192 MiB, 30 %, 2 slots)" in shown
 
 
-def test_what_is_free_is_not_known_without_pods() -> None:
+def test_free_amounts_without_pods_are_unknown() -> None:
     assert "? of 32768 MiB" in printed(*STATE, missing=("Pod",))
 
 
-def test_a_cluster_without_hami_has_no_such_table() -> None:
+def test_cluster_without_hami_has_no_card_table() -> None:
     assert "Slots free" in printed(*STATE)
     assert "Slots free" not in printed(node("a", 8))
 
@@ -59,14 +59,14 @@ def test_documents_show_the_same_row() -> None:
             assert word in text
 
 
-def test_a_node_that_is_asked_about_shows_its_cards() -> None:
+def test_inventory_shows_the_cards() -> None:
     seen = snapshot(*STATE)
     rows = [row for row in inventory(seen, seen.nodes[0]) if row.what.startswith("card ")]
     assert len(rows) == 3
     assert "23572 of 32768 MiB memory" in rows[0].value
 
 
-def test_programs_find_each_card_with_its_pods() -> None:
+def test_document_has_each_card_with_its_pods() -> None:
     (result,) = cluster_document(allocation(snapshot(*STATE)))["nodes"]
     first = result["cards"][0]
     assert (first["memory_mib"], first["memory_mib_held"], first["memory_mib_free"]) == (32768, 9196, 23572)
@@ -78,7 +78,7 @@ def test_programs_find_each_card_with_its_pods() -> None:
     ]
 
 
-def test_a_report_tells_by_how_much_memory_is_overcommitted() -> None:
+def test_report_shows_the_memory_scaling() -> None:
     own = json.dumps(
         {"nodeconfig": [{"name": "a", "devicememoryscaling": 2}, {"name": "gone", "devicememoryscaling": 3}]}
     )
@@ -96,7 +96,7 @@ def test_a_report_tells_by_how_much_memory_is_overcommitted() -> None:
     assert not allocation(snapshot(node("a", 8), device_config("nvidia: {deviceMemoryScaling: 2}"))).memory_scaling
 
 
-def test_what_a_stranger_registers_breaks_no_page() -> None:
+def test_hostile_registration_is_escaped() -> None:
     for word in HOSTILE:
         state = [shared("a", card(0, id=word, type=word, mode=word)), given("x", "a", f"{word},NVIDIA,1,0:;")]
         seen = snapshot(*state)

@@ -43,13 +43,13 @@ BROKEN: list[tuple[str, list[Object], HamiLink]] = [
 
 
 @pytest.mark.parametrize(("state", "link"), [pair[1:] for pair in BROKEN], ids=[pair[0] for pair in BROKEN])
-def test_the_link_that_broke_is_named(state: list[Object], link: HamiLink) -> None:
+def test_chain_names_the_broken_link(state: list[Object], link: HamiLink) -> None:
     [chain] = chains(*state)
     assert next(step.link for step in chain.steps if step.state is LinkState.BROKEN) is link
     assert all(step.problems for step in chain.steps if step.state is LinkState.BROKEN)
 
 
-def test_a_pod_that_runs_shows_its_card_and_by_what_it_was_chosen() -> None:
+def test_chain_of_a_running_pod_shows_its_cards_and_policy() -> None:
     [chain] = chains(*hami(A), vgpu_pod("x", on="a", annotations={"hami.io/gpu-scheduler-policy": "binpack"}))
     assert chain.is_whole
     seen = {step.link: step.seen for step in chain.steps}
@@ -57,7 +57,7 @@ def test_a_pod_that_runs_shows_its_card_and_by_what_it_was_chosen() -> None:
     assert seen[HamiLink.FILTER] == "node a: 1024 MiB, 10 % of GPU-a-0; chosen by hami.io/gpu-scheduler-policy binpack"
 
 
-def test_a_limit_of_cores_that_always_holds_is_shown_and_no_fault() -> None:
+def test_chain_shows_a_forced_core_limit() -> None:
     forced = device_config("nvidia: {gpuCorePolicy: force}")
     [chain] = chains(*hami(A), forced, vgpu_pod("x", on="a"))
     assert chain.is_whole
@@ -67,7 +67,7 @@ def test_a_limit_of_cores_that_always_holds_is_shown_and_no_fault() -> None:
     assert chain.steps[-1].seen == "they run"
 
 
-def test_the_schedulers_own_policy_is_shown_where_the_pod_names_none() -> None:
+def test_chain_shows_the_policy_of_the_scheduler() -> None:
     state = [
         with_flags(entry, "--gpu-scheduler-policy=binpack") if entry["kind"] == "Deployment" else entry
         for entry in hami(A)
@@ -77,7 +77,7 @@ def test_the_schedulers_own_policy_is_shown_where_the_pod_names_none() -> None:
     assert seen.endswith("chosen by hami.io/node-scheduler-policy spread, the scheduler's own cards binpack")
 
 
-def test_a_pod_that_waits_for_its_turn_shows_hamis_last_word() -> None:
+def test_waiting_link_shows_the_last_event() -> None:
     waits = vgpu_pod("x", conditions=[], age=1)
     [chain] = chains(*hami(A), waits, event(waits, "FilteringSucceed", "find fit node(a)", warning=False, minutes=0.2))
     [waiting] = [step for step in chain.steps if step.state is LinkState.WAITING]
@@ -85,5 +85,5 @@ def test_a_pod_that_waits_for_its_turn_shows_hamis_last_word() -> None:
 
 
 @pytest.mark.parametrize("state", [[node("b"), pod("x", 8, on="b")], [*hami(A), node("b"), pod("x", 8, on="b")]])
-def test_of_a_pod_that_is_not_hamis_nothing_is_shown(state: list[Object]) -> None:
+def test_pod_of_another_scheduler_has_no_chain(state: list[Object]) -> None:
     assert chains(*state) == ()

@@ -25,7 +25,7 @@ POD = st.dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(on_node=NODE, on_pod=POD, register=TEXT, message=TEXT, version=TEXT)
-def test_a_diagnosis_ends(
+def test_any_annotation_and_message_is_printable(
     on_node: dict[str, str], on_pod: dict[str, str], register: str, message: str, version: str
 ) -> None:
     own = hami_node("a", register=register, annotations={f"hami.io/{key}": name for key, name in on_node.items()})
@@ -52,7 +52,7 @@ _FLAGS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(flags=_FLAGS, expires=TEXT, bundle=TEXT, rule=TEXT)
-def test_each_installation_is_shown(flags: list[str], expires: str, bundle: str, rule: str) -> None:
+def test_any_installation_is_printable(flags: list[str], expires: str, bundle: str, rule: str) -> None:
     webhook: Object = {"ca": bundle, "matchConditions": [{"name": rule, "expression": rule}], "timeoutSeconds": rule}
     webhook["objectSelector"] = {"matchLabels": {rule: rule}}
     webhook["namespaceSelector"] = {"matchExpressions": [{"key": rule}]}

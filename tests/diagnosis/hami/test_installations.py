@@ -117,7 +117,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
-def test_what_keeps_hami_from_work_is_named(state: list[Object], cause: tuple[str, str]) -> None:
+def test_fault_of_hami_has_a_cause(state: list[Object], cause: tuple[str, str]) -> None:
     diagnosis = judged(*state)
     assert results(diagnosis) == [cause]
     assert all(problem.found.evidence for problem in diagnosis.problems)
@@ -160,16 +160,16 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_a_healthy_hami_has_no_causes(state: list[Object]) -> None:
+def test_healthy_hami_has_no_cause(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
-def test_a_scheduler_that_is_away_is_why_nobody_answers() -> None:
+def test_failed_job_explains_a_webhook_without_ca() -> None:
     diagnosis = judged(*hami(A, webhook={"ca": ""}), FAILED)
     assert [consequences(problem) for problem in diagnosis.problems] == [[("HamiWebhookWithoutCa", HOOK)]]
 
 
-def test_without_hami_nothing_is_said_of_it() -> None:
+def test_cluster_without_hami_hides_no_cause_of_it() -> None:
     hidden = judged(node("a"), pod("x", on="a"), missing=["MutatingWebhookConfiguration", "Job", "EndpointSlice"])
     assert "Hami" not in "".join(unchecked.hides for unchecked in hidden.unseen)
 
@@ -187,13 +187,13 @@ def test_installations_are_distinguished() -> None:
     assert all(installation.scheduler and installation.plugins and installation.webhooks for installation in found)
 
 
-def test_its_scheduler_is_known_by_its_configuration() -> None:
+def test_scheduler_name_is_read_from_its_configuration() -> None:
     text = "profiles:\n- schedulerName: my-hami\n  plugins: {}\n"
     config = obj("ConfigMap", "hami-scheduler", NAMESPACE, data={"config.yaml": text})
     assert installations(snapshot(*hami(A), config))[0].scheduler_name == "my-hami"
 
 
-def test_the_table_of_components_has_its_own_version_and_not_that_of_kubernetes() -> None:
+def test_components_have_the_version_of_hami() -> None:
     rows = [row.component for row in component_table(snapshot(*hami(A, version="v2.8.1", ready=False)))]
     assert [(component.role.value, component.version, component.health) for component in rows] == [
         ("HAMi scheduler", "v2.8.1", Health.DOWN),
@@ -205,13 +205,13 @@ def test_the_table_of_components_has_its_own_version_and_not_that_of_kubernetes(
     ("name", "causes"),
     [("ended", [("HamiWebhookCaExpired", HOOK)]), ("lasting", []), ("none", [])],
 )
-def test_a_ca_has_an_end(name: str, causes: list[tuple[str, str]]) -> None:
+def test_expired_ca_is_a_cause(name: str, causes: list[tuple[str, str]]) -> None:
     """Valid until 2026 and until 2120; for other files the end is unknown."""
     text = (Path(__file__).parent / f"ca-{name}.pem").read_text() if name != "none" else "-----BEGIN CERTIFICATE-----"
     assert results(judged(*hami(A, webhook={"ca": base64.b64encode(text.encode()).decode()}))) == causes
 
 
-def test_a_node_shows_what_hami_has_written_there() -> None:
+def test_inventory_shows_annotations_of_hami() -> None:
     seen = snapshot(*hami(locked(f"{ago(1)},team,x")))
     rows = {row.what: row.value for row in inventory(seen, seen.nodes[0]) if "HAMi's" in row.what}
     assert rows == {

@@ -38,7 +38,7 @@ def parts(*state: Object, **more: Any) -> dict[str, HamiPart]:
     return {part.what: part for part in table.parts}
 
 
-def test_every_part_has_its_health_and_version() -> None:
+def test_each_part_has_its_health_and_version() -> None:
     fields = parts(*hami(A, version="v2.9.1", webhook={"ca": ca("lasting")}))
     assert {part.what: (part.health, part.version) for part in fields.values() if part.health is not None} == {
         "scheduler": (Health.WORKING, "v1.33.4"),
@@ -50,7 +50,7 @@ def test_every_part_has_its_health_and_version() -> None:
     }
 
 
-def test_of_hami_only_its_parts_and_causes_are_shown() -> None:
+def test_report_about_hami_has_only_its_parts_and_causes() -> None:
     stuck = pod("x", 1, on="a", phase="Pending", states=[waiting("ErrImagePull", "not found")], namespace="team")
     state = snapshot(*hami(A, ready=False), stuck)
     whole = report_of(state, None, "", None, overview=False)
@@ -66,7 +66,7 @@ def test_of_hami_only_its_parts_and_causes_are_shown() -> None:
     assert not is_there(snapshot(node("a")), Target("HAMi", "", ""))
 
 
-def test_a_cause_of_a_hami_problem_is_shown_with_it() -> None:
+def test_cause_of_a_hami_problem_is_kept() -> None:
     card, image = (Cause(name, CauseSeverity.HIGH, None, "", "") for name in ("NodeFault", "Image"))
     found = [
         FoundCause(card, "node/a", ()),
@@ -78,21 +78,21 @@ def test_a_cause_of_a_hami_problem_is_shown_with_it() -> None:
     assert [child.found.cause for child in problem.consequences] == [CARD_UNHEALTHY]
 
 
-def test_a_crash_is_attributed_to_the_crashing_container() -> None:
+def test_crash_is_attributed_to_its_container() -> None:
     fields = parts(*hami(A, ready=False))
     assert fields["extender"].health is Health.DOWN
     assert fields["extender"].detail.startswith("0 of 1 ready")
     assert fields["webhook"].health is Health.DOWN
 
 
-def test_what_is_not_seen_is_not_missing() -> None:
+def test_invisible_part_is_unknown() -> None:
     hidden = [entry for entry in hami(A) if entry["kind"] not in ("Deployment", "Pod", "MutatingWebhookConfiguration")]
     fields = parts(*hidden, missing=["Deployment", "Pod", "MutatingWebhookConfiguration"])
     assert {part.health for part in (fields["scheduler"], fields["webhook"])} == {Health.UNKNOWN}
     assert parts(*hami(A, webhook=None))["webhook"].status == "missing"
 
 
-def test_a_plugin_without_its_monitor_is_reported() -> None:
+def test_plugin_without_a_monitor_has_a_row() -> None:
     state = hami(A)
     for entry in state:
         if "device-plugin" in entry["metadata"]["name"]:
@@ -130,7 +130,7 @@ SELECTED: list[tuple[Object, str, str]] = [
 
 
 @pytest.mark.parametrize(("webhook", "taken", "alone"), SELECTED)
-def test_the_webhooks_selector_is_shown_as_configured(webhook: Object, taken: str, alone: str) -> None:
+def test_webhook_row_shows_its_selectors(webhook: Object, taken: str, alone: str) -> None:
     fields = parts(*hami(A, webhook=webhook))
     assert (fields["selects"].detail, fields["ignores"].detail) == (taken, alone)
 
@@ -143,11 +143,11 @@ def test_the_webhooks_selector_is_shown_as_configured(webhook: Object, taken: st
         ({"failurePolicy": None}, "failurePolicy Fail: after 10 s the pod is refused"),
     ],
 )
-def test_what_becomes_of_a_pod_without_an_answer(webhook: Object, words: str) -> None:
+def test_webhook_row_shows_its_failure_policy(webhook: Object, words: str) -> None:
     assert parts(*hami(A, webhook=webhook))["without a response"].detail == words
 
 
-def test_a_webhook_of_other_objects_is_never_asked() -> None:
+def test_webhook_of_other_objects_is_down() -> None:
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]
     webhook = parts(*hami(A, webhook={"rules": rules}))["webhook"]
     assert webhook.health is Health.DOWN
@@ -165,20 +165,20 @@ def test_a_webhook_of_other_objects_is_never_asked() -> None:
         ("no base64!", "not visible", "its caBundle is not a readable CA"),
     ],
 )
-def test_a_ca_is_shown_with_its_time(bundle: str, status: str, words: str) -> None:
+def test_ca_row_shows_its_validity(bundle: str, status: str, words: str) -> None:
     fields = parts(*hami(A, webhook={"ca": bundle}))
     assert fields["its CA"].status == status
     assert words in fields["its CA"].detail
     assert (fields["webhook"].health is Health.DOWN) == (status in ("expired", "missing"))
 
 
-def test_the_newest_pod_shows_whether_the_webhook_answers() -> None:
+def test_webhook_row_names_the_newest_pod() -> None:
     assert "pod/team/x, has its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"))["webhook"].detail
     passed = vgpu_pod("y", age=1, spec={"schedulerName": "default-scheduler"})
     assert "pod/team/y, lacks its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"), passed)["webhook"].detail
 
 
-def test_the_policies_of_the_extender_are_shown() -> None:
+def test_extender_row_shows_its_policies() -> None:
     assert "(the chart's defaults)" in parts(*hami(A))["extender"].detail
     flag = "--node-label-selector=gpu=on"
     state = [with_flags(entry, flag) if entry["kind"] == "Deployment" else entry for entry in hami(A)]
@@ -193,7 +193,7 @@ def test_two_installations_have_a_table_each() -> None:
     ]
 
 
-def test_a_cluster_without_hami_has_none() -> None:
+def test_cluster_without_hami_has_no_table() -> None:
     seen = snapshot(node("a"), pod("x", on="a"))
     assert installation_tables(seen) == ()
     report = Report(diagnose(seen), hami=installation_tables(seen))
@@ -209,7 +209,7 @@ def test_all_forms_show_the_same_rows() -> None:
             assert word in text
 
 
-def test_a_terminal_shows_them_before_what_was_found(tmp_path: Path) -> None:
+def test_terminal_shows_the_table_before_the_causes(tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     file.write_text(json.dumps({"kind": "List", "items": hami(A, webhook={"ca": ca("lasting")})}))
     message = typed(("diagnose", "--from", str(file)), {}).stdout.decode()
@@ -221,7 +221,7 @@ def test_a_terminal_shows_them_before_what_was_found(tmp_path: Path) -> None:
     assert b"HAMi kube-system/hami" not in typed(("diagnose", "node", "a", "--from", str(file)), {}).stdout
 
 
-def test_what_a_stranger_writes_breaks_no_page() -> None:
+def test_hostile_selectors_are_escaped() -> None:
     for word in HOSTILE:
         conditions = [{"name": word, "expression": word}]
         webhook = {"objectSelector": {"matchLabels": {word: word}}, "matchConditions": conditions, "ca": word}

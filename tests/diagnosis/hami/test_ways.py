@@ -36,7 +36,7 @@ def rejected(message: str, **changes: Any) -> Object:
     )
 
 
-def test_a_node_without_cards_is_not_reported_as_short_of_cards() -> None:
+def test_missed_webhook_explains_a_shortage_of_shares() -> None:
     message = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 2 Insufficient nvidia.com/gpumem."
     waits = unplaced("x", message, asking(1, 1000), spec={"schedulerName": "default-scheduler"})
     [problem] = judged(*hami(A), node("cpu", None), waits).problems
@@ -162,7 +162,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
-def test_where_the_way_ends_is_named(state: list[Object], cause: tuple[str, str]) -> None:
+def test_unbound_pod_has_a_cause(state: list[Object], cause: tuple[str, str]) -> None:
     diagnosis = judged(*state)
     assert results(diagnosis) == [cause]
     assert all(problem.found.evidence and problem.found.affected is not None for problem in diagnosis.problems)
@@ -181,11 +181,11 @@ def noted(reason: str, message: str, minutes: float = 20, **changes: Any) -> lis
 FIT = "find fit node(a), 0 nodes not fit, 1 nodes fit(a:0.1)"
 
 
-def test_a_pod_that_passed_the_filter_and_goes_no_further_is_named() -> None:
+def test_pod_that_passed_the_filter_and_waits_has_a_cause() -> None:
     assert results(judged(*noted("FilteringSucceed", FIT))) == [("HamiFilteredNotBound", "pod/team/x")]
 
 
-def test_a_binding_that_fails_for_its_own_reason_is_quoted() -> None:
+def test_failed_binding_is_quoted() -> None:
     waits = unplaced("x", "binding rejected: no such annotation", reason="SchedulerError")
     found = judged(*hami(A), waits, event(waits, "BindingFailed", "no such annotation", by="hami-scheduler"))
     assert results(found) == [("HamiBindingFails", "pod/team/x")]
@@ -216,11 +216,11 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_starting_pods_have_no_causes(state: list[Object]) -> None:
+def test_starting_pod_has_no_cause(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
-def test_what_the_kubelet_says_follows_from_what_kept_the_webhook_away() -> None:
+def test_missed_webhook_explains_the_rejection_by_the_kubelet() -> None:
     found = judged(*hami(A, ready=False), rejected(NOT_PLACED))
     [missed] = found.problems[0].consequences
     assert missed.found.cause.name == "HamiWebhookMissed"
@@ -235,7 +235,7 @@ def test_what_the_kubelet_says_follows_from_what_kept_the_webhook_away() -> None
         (hami(A), ("MutatingWebhookConfiguration",), Certainty.LIKELY),
     ],
 )
-def test_what_may_have_kept_the_webhook_away_unseen_makes_it_likely_alone(
+def test_unchecked_selector_makes_a_missed_webhook_likely(
     state: list[Object], missing: tuple[str, ...], certainty: Certainty
 ) -> None:
     [missed] = judged(*state, plain(), missing=missing).problems
@@ -244,6 +244,6 @@ def test_what_may_have_kept_the_webhook_away_unseen_makes_it_likely_alone(
     assert bool(doubts) == (certainty is Certainty.LIKELY)
 
 
-def test_the_installation_of_the_requested_resources_is_checked() -> None:
+def test_installation_of_the_requested_resources_is_checked() -> None:
     kept = [entry for entry in cluster() if entry["metadata"]["name"] != "hami-webhook"]
     assert results(judged(*kept, plain())) == [("HamiWebhookMissing", SCHEDULER)]
