@@ -20,6 +20,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
+from healthcheck.text.moments import EARLIEST
 
 _ATTEMPT = frozenset(("TriggeredScaleUp", "Nominated"))
 """Event reasons of the Cluster Autoscaler and Karpenter for a pod whose node they create."""
@@ -64,20 +65,18 @@ class Attempts(Struct, frozen=True):
 
 def attempts(snapshot: Snapshot, pod: Pod) -> Attempts | None:
     """Return the attempts for the pod; None if there are none."""
-    every = [event for event in snapshot.events_of(pod) if event.reason in _ATTEMPT and event.last is not None]
-    if not every:
+    newest = islice(_gpu_nodes_by_age(snapshot), _MOST_NODES)
+    joined = next((node.meta.created for node in newest if selects(pod.spec, node)), None) or EARLIEST
+    tried = (event for event in snapshot.events_of(pod) if event.reason in _ATTEMPT)
+    events = [event for event in tried if event.last is not None and event.last > joined]
+    if not events:
         return None
-    joined = _joined(snapshot, pod)
-    tries = [event for event in every if event.last is not None and (joined is None or event.last > joined)]
-    if not tries:
-        return None
-    claims = _names(_CLAIM, tries)
+    claims = _names(_CLAIM, events)
     pools = tuple(dict.fromkeys(name.rpartition("-")[0] for name in claims))
-    nodes = claims or _names(_GROUP, tries)
+    nodes = claims or _names(_GROUP, events)
     failures = tuple(event for event in _failures(snapshot)[-_MOST_FAILURES:] if _is_about(event, nodes, pools))
-    since = min(event.first or event.last or snapshot.now for event in tries)
-    since = since if joined is None else max(since, joined)
-    return Attempts(tries[-1].by, since, sum(event.count for event in tries), nodes, pools, failures)
+    since = max(joined, min(event.first or event.last or snapshot.now for event in events))
+    return Attempts(events[-1].by, since, sum(event.count for event in events), nodes, pools, failures)
 
 
 def is_coming(snapshot: Snapshot, pod: Pod) -> bool | None:
@@ -101,16 +100,11 @@ def refusal_of(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
     return ()
 
 
-def _joined(snapshot: Snapshot, pod: Pod) -> datetime | None:
-    """Return the time when the newest GPU node that the pod selects joined, of those that joined last."""
-    newest = islice(_newest_first(snapshot), _MOST_NODES)
-    return next((node.meta.created for node in newest if selects(pod.spec, node)), None)
-
-
 @lru_cache(maxsize=1)
-def _newest_first(snapshot: Snapshot) -> tuple[Node, ...]:
+def _gpu_nodes_by_age(snapshot: Snapshot) -> tuple[Node, ...]:
+    """Return the GPU nodes whose age is known, the newest first."""
     nodes = (node for node in snapshot.nodes if node.meta.created is not None and has_nvidia(node))
-    return tuple(sorted(nodes, key=lambda node: str(node.meta.created), reverse=True))
+    return tuple(sorted(nodes, key=lambda node: node.meta.created or EARLIEST, reverse=True))
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import DeviceClass, ResourceClaim
+from diagnosis.snapshot.dra import DeviceClass
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.pods import Container, Pod, PodSpec
 
@@ -66,13 +66,18 @@ def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
     the only devices that can be claimed.
     """
     classes = {device_class.meta.name: device_class for device_class in snapshot.device_classes}
-    fields = {(claim.meta.namespace, claim.meta.name): _for_gpus(claim, classes) for claim in snapshot.claims}
-    whole = snapshot.sees("DeviceClass") and bool(classes)
-    only_gpus = whole and all(is_gpu_class(name, device_class) for name, device_class in classes.items())
+    asks_for_gpu = {
+        (claim.meta.namespace, claim.meta.name): any(
+            is_gpu_class(request.device_class, classes.get(request.device_class)) for request in claim.requests
+        )
+        for claim in snapshot.claims
+    }
+    visible = snapshot.sees("DeviceClass") and bool(classes)
+    only_gpus = visible and all(is_gpu_class(name, device_class) for name, device_class in classes.items())
     for pod in snapshot.pods:
         for name, source in pod.spec.claims.items():
-            fields.setdefault((pod.meta.namespace, source), only_gpus or "gpu" in f"{name} {source}".lower())
-    return frozenset(pair for pair, for_gpus in fields.items() if for_gpus)
+            asks_for_gpu.setdefault((pod.meta.namespace, source), only_gpus or "gpu" in f"{name} {source}".lower())
+    return frozenset(claim for claim, is_for_gpu in asks_for_gpu.items() if is_for_gpu)
 
 
 def claims_gpus(pod: Pod, claims: Iterable[tuple[str, str]]) -> bool:
@@ -88,9 +93,4 @@ def is_deep_test(pod: Pod) -> bool:
 
 def is_gpu_class(name: str, known: DeviceClass | None) -> bool:
     """Whether the DeviceClass selects GPUs, by its name or its selectors."""
-    messages = (name, *(known.selectors if known else ()))
-    return any(_GPU_CLASS.search(text) for text in messages)
-
-
-def _for_gpus(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:
-    return any(is_gpu_class(request.device_class, classes.get(request.device_class)) for request in claim.requests)
+    return any(_GPU_CLASS.search(text) for text in (name, *(known.selectors if known else ())))

@@ -67,10 +67,6 @@ class NodeUse(Struct, frozen=True, dict=True):
     def free(self, resource: str) -> Decimal:
         return max(offers(self.node, resource) - self.held.get(resource, ZERO), ZERO)
 
-    def obstacles(self, spec: PodSpec, asked: Amounts) -> tuple[Obstacle, ...]:
-        """Return all obstacles for such a pod that the objects show; empty if the pod fits."""
-        return (*refusals(spec, self.node), *shortages(asked, self.node, self.held))
-
     def fits(self, asked: Amounts) -> bool:
         return not any(shortages(asked, self.node, self.held))
 
@@ -96,12 +92,12 @@ class NodeUse(Struct, frozen=True, dict=True):
         return {name: sorted(some, key=lambda pair: (-pair[0], pair[1].subject)) for name, some in held.items()}
 
 
-def node_uses(snapshot: Snapshot, nodes: Iterable[Node] | None = None) -> tuple[NodeUse, ...]:
-    """Return these or all nodes with what their pods own, sorted by name."""
+def node_uses(snapshot: Snapshot) -> tuple[NodeUse, ...]:
+    """Return all nodes with what their pods own, sorted by name."""
     held, on = held_on(snapshot.pods), snapshot.pods_on
     return tuple(
         NodeUse(node, held.get(node.name, {}), tuple(pod for pod in on.get(node.name, ()) if not pod.over))
-        for node in sorted(snapshot.nodes if nodes is None else nodes, key=lambda one: one.name)
+        for node in sorted(snapshot.nodes, key=lambda one: one.name)
     )
 
 
@@ -175,13 +171,8 @@ def shortages(asked: Amounts, node: Node, held: Amounts) -> Iterator[Obstacle]:
         offered = offers(node, resource)
         free = max(offered - held.get(resource, ZERO), ZERO)
         if wanted > free:
-            why = (
-                ObstacleKind.ABSENT
-                if not offered
-                else ObstacleKind.TOO_SMALL
-                if wanted > offered
-                else ObstacleKind.IN_USE
-            )
+            larger = ObstacleKind.TOO_SMALL if offered else ObstacleKind.ABSENT
+            why = larger if wanted > offered else ObstacleKind.IN_USE
             yield Obstacle(why, resource=resource, asked=wanted, offered=offered, free=free)
 
 

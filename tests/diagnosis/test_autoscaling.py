@@ -1,4 +1,4 @@
-"""Pods for which an autoscaler wants a node, and the states in which that node is on its way."""
+"""Pods for which an autoscaler wants a node, and states in which that node will join soon."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def failed(message: str) -> Object:
         ([triggered(), failed("eks-other: VcpuLimitExceeded")], "InsufficientCapacity", JOB, Certainty.LIKELY),
     ],
 )
-def test_a_node_that_never_arrives_comes_before_the_full_ones(
+def test_node_that_never_joins_is_the_cause_of_full_nodes(
     events: list[Object], cause: str, subject: str, certainty: Certainty
 ) -> None:
     diagnosis = judged(*FULL, *events)
@@ -80,11 +80,11 @@ def test_a_node_that_never_arrives_comes_before_the_full_ones(
     ],
     ids=["it is created", "another type is tried", "it is created by a group", "it has joined", "another pool fails"],
 )
-def test_a_node_on_its_way_is_waited_for(events: list[Object]) -> None:
+def test_node_that_will_join_is_no_cause(events: list[Object]) -> None:
     assert results(judged(*FULL, *events)) == []
 
 
-def test_a_node_that_exists_is_not_missing() -> None:
+def test_nominated_existing_node_is_not_missing() -> None:
     entry = event(WAITS, "Nominated", "Pod should schedule on: node/a", warning=False, by="karpenter", minutes=20)
 
     assert results(judged(*FULL, entry)) == [("GpusAllInUse", f"resource/{GPU}")]

@@ -51,9 +51,9 @@ def sick(*subjects: str) -> Object:
         (sick(), devices("gpu-0"), ": Xid79"),
         (node("a", None), devices("gpu-0"), ""),
     ],
-    ids=["by its address", "by the node's condition", "nobody says"],
+    ids=["by its address", "by the node's condition", "unknown"],
 )
-def test_a_rule_of_ours_names_the_finding_and_what_ends_it(where: Object, device: Object, reasons: str) -> None:
+def test_rule_of_the_agent_names_finding_and_remedy(where: Object, device: Object, reasons: str) -> None:
     result = found(where, *claimed(), device, taint_rule())
 
     assert result.evidence == (
@@ -68,13 +68,13 @@ def test_a_rule_of_ours_names_the_finding_and_what_ends_it(where: Object, device
     )
 
 
-def test_a_rule_that_nobody_has_noted_is_likely_alone() -> None:
+def test_unprocessed_rule_is_likely() -> None:
     result = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(heeded=False))
     assert result.certainty is Certainty.LIKELY
     assert result.evidence[-1] == f"{RULE}, which the cluster's controllers have not processed"
 
 
-def test_a_rule_of_somebody_else_is_his_to_end() -> None:
+def test_rule_of_another_author_names_the_rule() -> None:
     taint = {"key": "team/maintenance", "effect": "NoExecute"}
     result = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(name="it's mine", taint=taint))
     assert (
@@ -83,7 +83,7 @@ def test_a_rule_of_somebody_else_is_his_to_end() -> None:
     assert result.remedy[-1] == """To remove the taint: `kubectl delete devicetaintrule 'it'"'"'s mine'`"""
 
 
-def test_the_drivers_own_taint_is_the_drivers_to_lift() -> None:
+def test_taint_of_the_driver_names_its_slice() -> None:
     result = found(node("a", None), *claimed(), tainted(devices("gpu-0")))
     assert result.evidence[-1] == (
         "gpu-0 of node/a has the taint gpu.nvidia.com/xid=79:NoSchedule in its ResourceSlice, from gpu.nvidia.com"
@@ -110,7 +110,7 @@ def asking(**request: Any) -> list[Object]:
         ({"allocationMode": "All"}, [devices("gpu-0", "gpu-1"), taken("gpu-1")], "DevicesAllAllocated"),
     ],
 )
-def test_what_the_claim_asks_for_decides_whether_a_taint_is_in_its_way(
+def test_claim_is_blocked_by_taints_only_if_too_few_devices_remain(
     request_: dict[str, Any], devices_: list[Object], cause: str
 ) -> None:
     diagnosis = judged(node("a", None), node("b", None), *asking(**request_), *devices_, taint_rule())
@@ -120,7 +120,7 @@ def test_what_the_claim_asks_for_decides_whether_a_taint_is_in_its_way(
 STATE = [node("a", None), *claimed(), devices("gpu-0"), taint_rule()]
 
 
-def test_a_saved_state_tells_the_same(tmp_path: Path) -> None:
+def test_saved_taint_rules_give_the_same_result(tmp_path: Path) -> None:
     bundle = Bundle()
     for entry in STATE:
         bundle.keep(entry["kind"], entry)
@@ -129,7 +129,7 @@ def test_a_saved_state_tells_the_same(tmp_path: Path) -> None:
 
 
 def collected(state: list[Object], version: str, error: ClusterError | None = None) -> Snapshot:
-    """From an API server that serves the rules in that version, and answers `error` to who lists them there."""
+    """From an API server that serves the rules in that version, and answers a list of them with `error`."""
     kinds = {kind.resource: kind.kind for kind in KINDS}
 
     def objects(path: str, resource: str, _: Mapping[str, str]) -> Iterator[Object]:
@@ -149,12 +149,12 @@ def test_rules_are_listed_in_the_version_that_is_served(version: str) -> None:
 
 
 @pytest.mark.parametrize("error", [None, Forbidden("no", "list", "devicetaintrules")], ids=["none served", "no right"])
-def test_where_nobody_serves_rules_or_shows_them_nothing_is_said_of_it(error: ClusterError | None) -> None:
+def test_unserved_or_forbidden_rules_are_not_reported(error: ClusterError | None) -> None:
     diagnosis = diagnose(collected([node("a")], "" if error is None else "v1beta2", error))
     assert (diagnosis.problems, diagnosis.unseen) == ((), ())
 
 
-def test_a_claim_that_nothing_explains_says_that_rules_could_not_be_seen() -> None:
+def test_unexplained_claim_mentions_invisible_rules() -> None:
     state = [node("a", None), *claimed(), devices("gpu-0")]
     (problem,) = judged(*state, missing=["DeviceTaintRule"]).problems
     assert problem.found.cause.name == "ClaimNotSatisfied"

@@ -12,33 +12,31 @@ from tests.diagnosis.states import condition, container, judged, node, obj, pod,
     "resource",
     ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "amd.com/gpu", "nvidia.com/gpumem"],
 )
-def test_a_pod_with_a_gpu_resource_is_one_of_them(resource: str) -> None:
+def test_gpu_pods_request_a_gpu_resource(resource: str) -> None:
     asking = pod("a", containers=[container(resources={resource: "1"})])
 
     assert [one.meta.name for one in gpu_pods(snapshot(asking))] == ["a"]
 
 
-def test_a_pod_without_any_is_none_of_them() -> None:
+def test_gpu_pods_leave_out_other_resources() -> None:
     plain = pod("a", 0, containers=[container(resources={"cpu": "1", "vpc.amazonaws.com/efa": "1"})])
 
     assert not list(gpu_pods(snapshot(plain, pod("b", containers=[container("main", 0)]))))
 
 
-def test_a_claim_of_a_gpu_class_counts() -> None:
+def test_gpu_pods_claim_a_gpu_class() -> None:
     asks = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}
     template = obj("ResourceClaimTemplate", "one-gpu", "team", spec={"spec": asks})
     claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
 
     assert list(gpu_pods(snapshot(template, pod("a", 0, spec=claims))))
-    assert list(gpu_pods(snapshot(pod("a", 0, spec=claims)))), "a template that is not there tells by its name"
+    assert list(gpu_pods(snapshot(pod("a", 0, spec=claims)))), "a missing template counts by its name"
     other = {"resourceClaims": [{"name": "net", "resourceClaimTemplateName": "one-nic"}]}
     assert not list(gpu_pods(snapshot(template, pod("a", 0, spec=other))))
 
 
 @pytest.mark.parametrize(("classes", "gpu"), [(["gpu.nvidia.com"], True), (["gpu.nvidia.com", "nic.example"], False)])
-def test_a_claim_that_nobody_sees_is_of_gpus_where_nothing_else_can_be_claimed(
-    classes: list[str], *, gpu: bool
-) -> None:
+def test_invisible_claim_is_of_gpus_if_all_classes_are(classes: list[str], *, gpu: bool) -> None:
     text = '0/1 nodes are available: resourceclaim "nowhere" not found. preemption: not helpful.'
     waits = condition("PodScheduled", "False", "Unschedulable", text)
     claims = {"resourceClaims": [{"name": "it", "resourceClaimName": "nowhere"}]}
@@ -46,7 +44,3 @@ def test_a_claim_that_nobody_sees_is_of_gpus_where_nothing_else_can_be_claimed(
     diagnosis = judged(node("a"), *state, pod("a", 0, spec=claims, conditions=[waits]), missing=["ResourceClaim"])
 
     assert results(diagnosis) == ([("ResourceClaimMissing", "resourceclaim/team/nowhere")] if gpu else [])
-
-
-def test_a_healthy_cluster_yields_nothing() -> None:
-    assert not results(judged(node("a"), pod("trainer", 8, on="a")))

@@ -12,6 +12,8 @@ from healthcheck.operations.pod_removal import read_retries
 from tests.diagnosis.states import Object, judged, node, obj, pod, recorded
 
 XID = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "detail": "fell off the bus"}
+RECORD = recorded(XID, status="fail", severity="REBOOT")
+FAULTY = node("a", cordoned=True, annotations=RECORD)
 DISRUPTION = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 DELETE = "kubectl -n team delete pod train-0"
 DRAIN = "kubectl drain a --pod-selector=batch.kubernetes.io/controller-uid=job-team-train --delete-emptydir-data"
@@ -87,38 +89,36 @@ ROWS: list[tuple[str, list[Object], list[str], str]] = [
 
 
 @pytest.mark.parametrize(("state", "commands", "part"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_the_way_off_a_faulty_node_keeps_the_job(state: list[Object], commands: list[str], part: str) -> None:
-    bad = node("a", cordoned=True, annotations=recorded(XID, status="fail", severity="REBOOT"))
-    first = judged(bad, *state).problems[0].found
+def test_remedy_keeps_the_job(state: list[Object], commands: list[str], part: str) -> None:
+    first = judged(FAULTY, *state).problems[0].found
 
     assert first.cause.name == "PodOnFaultyGpu"
     assert re.findall(r"`(kubectl [^`]+)`", " ".join(first.remedy)) == commands
     assert part in " ".join(first.remedy)
 
 
-def test_a_taint_replaces_the_cordon_of_the_drain() -> None:
+def test_drain_of_a_tainted_node_ends_with_uncordon() -> None:
     taint = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
-    bad = node("a", taints=[taint], annotations=recorded(XID, status="fail", severity="REBOOT"))
-    remedy = judged(bad, job(0, DISRUPTION), by("Job")).problems[0].found.remedy
+    remedy = (
+        judged(node("a", taints=[taint], annotations=RECORD), job(0, DISRUPTION), by("Job")).problems[0].found.remedy
+    )
 
     assert remedy[-1].endswith("as a taint keeps new pods off: `kubectl uncordon a`")
 
 
-def test_pods_of_one_job_are_moved_by_one_command() -> None:
-    bad = node("a", cordoned=True, annotations=recorded(XID, status="fail", severity="REBOOT"))
+def test_pods_of_one_job_are_one_command() -> None:
     ranks = [pod(f"train-{number}", 2, on="a", owner=("Job", "train")) for number in range(2)]
-    remedy = judged(bad, job(2, pods=2), *ranks).problems[0].found.remedy
+    remedy = judged(FAULTY, job(2, pods=2), *ranks).problems[0].found.remedy
 
     assert remedy[-1].endswith("`kubectl -n team delete pod train-0 train-1`")
 
 
-def test_a_saved_job_keeps_its_rules() -> None:
+def test_saved_job_keeps_its_retry_rules() -> None:
     raw = job(2, DISRUPTION, pods=4, owner=SET)
     assert read_retries("Job", redacted(raw)) == read_retries("Job", raw)
 
 
-def test_unlisted_jobs_are_not_checked() -> None:
-    bad = node("a", cordoned=True, annotations=recorded(XID, status="fail", severity="REBOOT"))
-    remedy = judged(bad, by("Job"), missing=["Job"]).problems[0].found.remedy
+def test_unlisted_job_is_not_checked() -> None:
+    remedy = judged(FAULTY, by("Job"), missing=["Job"]).problems[0].found.remedy
 
     assert "could not check whether this fails Job train: forbidden" in " ".join(remedy)

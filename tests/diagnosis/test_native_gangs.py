@@ -136,11 +136,11 @@ STATES: list[tuple[str, list[Object], list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("state", "expected"), [row[1:] for row in STATES], ids=[row[0] for row in STATES])
-def test_a_gang_is_judged_as_a_whole(state: list[Object], expected: list[tuple[str, str]]) -> None:
+def test_gang_has_exactly_its_cause(state: list[Object], expected: list[tuple[str, str]]) -> None:
     assert results(judged(*state)) == expected
 
 
-def test_the_missing_members_are_named() -> None:
+def test_gang_names_its_missing_members() -> None:
     ended = pod("train-2", 8, on="b", phase="Failed", owner=("Job", "train"), spec=member(2)["spec"])
 
     (problem,) = judged(*NODES, JOB, group(), *members(0, 3), ended).problems
@@ -153,7 +153,7 @@ def test_the_missing_members_are_named() -> None:
     assert "podgroups.scheduling.k8s.io train-workers" in problem.found.remedy[1]
 
 
-def test_what_keeps_the_owner_from_pods_explains_the_gang() -> None:
+def test_gang_is_a_consequence_of_its_owners_quota() -> None:
     text = 'pods "train-2" is forbidden: exceeded quota: gpu, requested: requests.nvidia.com/gpu=8, used: '
     text += "requests.nvidia.com/gpu=16, limited: requests.nvidia.com/gpu=16"
     hard = {"hard": {"requests.nvidia.com/gpu": "16"}, "used": {"requests.nvidia.com/gpu": "16"}}
@@ -168,7 +168,7 @@ def test_what_keeps_the_owner_from_pods_explains_the_gang() -> None:
     assert ("GangIncomplete", "job/team/train") in consequences(problem)
 
 
-def test_a_gang_with_its_missing_members_waits_for_nothing() -> None:
+def test_gang_with_all_members_is_complete() -> None:
     complete = [*NODES, JOB, group(2, condition("PodGroupScheduled", "True"))]
     assert results(judged(*complete, member(0))) == [("GangIncomplete", "job/team/train")]
     assert results(judged(*complete, member(0, on="a"), member(1, on="b"))) == []
@@ -177,7 +177,7 @@ def test_a_gang_with_its_missing_members_waits_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(("kind", "by_ref"), [(POD_GROUP, False), (WORKLOAD, True)])
-def test_groups_that_may_not_be_listed_are_unknown(kind: str, by_ref: bool) -> None:
+def test_unlisted_groups_are_unknown(kind: str, by_ref: bool) -> None:
     diagnosis = judged(*NODES, JOB, *members(0, 1, by_ref=by_ref), missing=(kind,))
 
     assert results(diagnosis) == []
@@ -186,7 +186,7 @@ def test_groups_that_may_not_be_listed_are_unknown(kind: str, by_ref: bool) -> N
     assert results(judged(*refused_alone, missing=(kind,))) == IN_USE
 
 
-def test_saved_objects_of_the_same_kind_differ_by_their_api(tmp_path: Path) -> None:
+def test_saved_gangs_and_volcano_groups_differ_by_api(tmp_path: Path) -> None:
     ended = pod("done", 8, on="a", phase="Failed", states=[{"name": "main", "state": {"terminated": terminated(1)}}])
     kinds: list[list[Object]] = [NODES, [*members(0, 1), ended], [JOB], [group()]]
     for at, items in enumerate(kinds):

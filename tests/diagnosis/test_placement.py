@@ -1,4 +1,4 @@
-"""The scheduler's arithmetic, done again from the objects."""
+"""Requests, free amounts and obstacles, computed from the objects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.facts.placement import NodeUse, ObstacleKind, asked_by, held_on
+from diagnosis.facts.placement import ObstacleKind, asked_by, held_on, refusals, shortages
 from diagnosis.snapshot.nodes import read_node
 from diagnosis.snapshot.pods import read_pod
 from tests.diagnosis.states import GPU, container, node, pod
@@ -16,12 +16,8 @@ _UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true"
 
 def _why(a_pod: dict[str, Any], a_node: dict[str, Any], *others: dict[str, Any]) -> set[ObstacleKind]:
     held = held_on(read_pod(entry) for entry in others).get(a_node["metadata"]["name"], {})
-    spec = read_pod(a_pod).spec
-    return {each.why for each in NodeUse(read_node(a_node), held).obstacles(spec, asked_by(spec))}
-
-
-def _init(name: str, gpus: int, **more: Any) -> dict[str, Any]:
-    return container(name, gpus, **more)
+    spec, there = read_pod(a_pod).spec, read_node(a_node)
+    return {each.why for each in (*refusals(spec, there), *shortages(asked_by(spec), there, held))}
 
 
 @pytest.mark.parametrize(
@@ -34,9 +30,11 @@ def _init(name: str, gpus: int, **more: Any) -> dict[str, Any]:
         ([2, (1, "Always")], [1], 2),
     ],
 )
-def test_init_containers_run_alone_and_sidecars_in_parallel(inits: list[Any], mains: list[int], gpus: int) -> None:
+def test_requests_add_sidecars_and_not_init_containers(inits: list[Any], mains: list[int], gpus: int) -> None:
     pairs = [entries if isinstance(entries, tuple) else (entries, None) for entries in inits]
-    init = [_init(f"i{n}", count, **({"restartPolicy": how} if how else {})) for n, (count, how) in enumerate(pairs)]
+    init = [
+        container(f"i{n}", count, **({"restartPolicy": how} if how else {})) for n, (count, how) in enumerate(pairs)
+    ]
     raw = pod(
         "x", containers=[container(f"c{n}", count) for n, count in enumerate(mains)], spec={"initContainers": init}
     )
@@ -53,12 +51,14 @@ def test_init_containers_run_alone_and_sidecars_in_parallel(inits: list[Any], ma
         (4, 8, [4], set()),
     ],
 )
-def test_what_others_hold_is_not_there(asks: int, there: int | None, others: list[int], why: set[ObstacleKind]) -> None:
+def test_amounts_of_other_pods_are_not_free(
+    asks: int, there: int | None, others: list[int], why: set[ObstacleKind]
+) -> None:
     running = [pod(f"o{n}", count, on="a") for n, count in enumerate(others)]
     assert _why(pod("x", asks), node("a", there), *running) == why
 
 
-def test_a_pod_that_ended_holds_nothing_and_one_that_is_asked_to_go_still_does() -> None:
+def test_only_ended_pods_free_their_amounts() -> None:
     ended = pod("done", 8, on="a", phase="Succeeded")
     leaving = pod("going", 8, on="a", metadata={"deletionTimestamp": "2026-11-22T11:00:00Z"})
     assert _why(pod("x"), node("a"), ended) == set()
@@ -76,11 +76,11 @@ def test_a_pod_that_ended_holds_nothing_and_one_that_is_asked_to_go_still_does()
         ([{"key": _UNHEALTHY["key"], "value": "false"}], {ObstacleKind.TAINTED}),
     ],
 )
-def test_a_toleration_is_matched_by_key_value_and_effect(tolerations: list[Any], why: set[ObstacleKind]) -> None:
+def test_toleration_matches_key_value_and_effect(tolerations: list[Any], why: set[ObstacleKind]) -> None:
     assert _why(pod("x", spec={"tolerations": tolerations}), node("a", taints=[_UNHEALTHY])) == why
 
 
-def test_a_preference_blocks_nothing_and_a_cordon_is_reported_once() -> None:
+def test_preferred_taint_and_cordon() -> None:
     assert _why(pod("x"), node("a", taints=[_UNHEALTHY | {"effect": "PreferNoSchedule"}])) == set()
     assert _why(pod("x"), node("a", cordoned=True)) == {ObstacleKind.CORDONED}
 
@@ -99,14 +99,14 @@ def test_a_preference_blocks_nothing_and_a_cordon_is_reported_once() -> None:
         ({"key": "zone", "operator": "Never", "values": []}, False),
     ],
 )
-def test_a_node_affinity_is_read_as_the_scheduler_reads_it(expression: dict[str, Any], takes: bool) -> None:
+def test_node_affinity_operators(expression: dict[str, Any], takes: bool) -> None:
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     there = node("a", labels={"zone": "a", "memory": "81920"})
     assert (ObstacleKind.UNSELECTED not in _why(pod("x", spec={"affinity": affinity}), there)) is takes
 
 
-def test_one_term_is_enough_and_an_empty_one_takes_nothing() -> None:
+def test_affinity_terms_are_alternatives_and_empty_matches_none() -> None:
     def spec(*terms: dict[str, Any]) -> dict[str, Any]:
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
         return {"affinity": {"nodeAffinity": required}}

@@ -73,64 +73,46 @@ def asking(resource: str, number: int = 1) -> Object:
 
 
 NODES = [rdma_node("a"), rdma_node("b")]
-CRASHED = {
-    "states": [
-        waiting("CrashLoopBackOff", "back-off", "main", lastState={"terminated": terminated(1)}),
-    ]
-}
-ABSENT: list[Row] = [
-    ("no plugin", [*NODES, SYSTEM], [("RdmaResourceAbsent", f"resource/{SHARED}")]),
+BARE = [rdma_node("a", labels={}), rdma_node("b", labels={})]
+CRASHES = waiting("CrashLoopBackOff", "back-off", "main", lastState={"terminated": terminated(1)})
+CRASHED: Any = {"states": [CRASHES]}
+OTHER_NAME = [offering(name, "rdma/hca_shared_devices_b") for name in "ab"]
+IS_ABSENT = "RdmaResourceAbsent"
+RESOURCES: list[tuple[str, str, list[Object], tuple[str, str]]] = [
+    ("no plugin", SHARED, [*NODES, SYSTEM], (IS_ABSENT, f"resource/{SHARED}")),
     (
-        "a plugin that is ready and selects nothing",
-        [*NODES, *plugin(SHARED_PLUGIN, "a", "b")],
-        [("RdmaResourceAbsent", f"resource/{SHARED}")],
+        *("a plugin that is ready and selects nothing", SHARED),
+        *([*NODES, *plugin(SHARED_PLUGIN, "a", "b")], (IS_ABSENT, f"resource/{SHARED}")),
     ),
     (
-        "a plugin whose labels the nodes lack",
-        [rdma_node("a", labels={}), rdma_node("b", labels={}), *plugin(SHARED_PLUGIN)],
-        [("RdmaResourceAbsent", f"resource/{SHARED}")],
+        *("a plugin whose labels the nodes lack", SHARED),
+        *([*BARE, *plugin(SHARED_PLUGIN)], (IS_ABSENT, f"resource/{SHARED}")),
     ),
     (
-        "a plugin that crashes",
-        [*NODES, *plugin(SHARED_PLUGIN, "a", "b", **CRASHED)],
-        [("RdmaPluginNotReady", f"daemonset/network-operator/{SHARED_PLUGIN}")],
+        *("a plugin that crashes", SHARED, [*NODES, *plugin(SHARED_PLUGIN, "a", "b", **CRASHED)]),
+        ("RdmaPluginNotReady", f"daemonset/network-operator/{SHARED_PLUGIN}"),
+    ),
+    ("another name of the same plugin", SHARED, OTHER_NAME, ("ResourceNameUnknown", "job/team/train")),
+    *(
+        (f"no SR-IOV plugin: {name}", name, [*NODES, SYSTEM], (IS_ABSENT, f"resource/{name}"))
+        for name in (SRIOV, "openshift.io/mlnx_rdma", "intel.com/mlnx_rdma", "mellanox.com/mlnx_rdma")
     ),
     (
-        "another name of the same plugin",
-        [offering("a", "rdma/hca_shared_devices_b"), offering("b", "rdma/hca_shared_devices_b")],
-        [("ResourceNameUnknown", "job/team/train")],
-    ),
-]
-
-
-@pytest.mark.parametrize(("objects", "expected"), [row[1:] for row in ABSENT], ids=[row[0] for row in ABSENT])
-def test_an_rdma_resource_that_no_node_offers_is_explained(
-    objects: list[Object], expected: list[tuple[str, str]]
-) -> None:
-    assert results(judged(*objects, JOB, asking(SHARED))) == expected
-
-
-SRIOV_STATES: list[Row] = [
-    ("no plugin", [*NODES, SYSTEM], [("RdmaResourceAbsent", f"resource/{SRIOV}")]),
-    (
-        "a plugin that crashes",
-        [*NODES, *plugin(SRIOV_PLUGIN, "a", "b", **CRASHED)],
-        [("SriovPluginNotReady", f"daemonset/network-operator/{SRIOV_PLUGIN}")],
+        *("an SR-IOV plugin that crashes", SRIOV, [*NODES, *plugin(SRIOV_PLUGIN, "a", "b", **CRASHED)]),
+        ("SriovPluginNotReady", f"daemonset/network-operator/{SRIOV_PLUGIN}"),
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("objects", "expected"), [row[1:] for row in SRIOV_STATES], ids=[row[0] for row in SRIOV_STATES]
+    ("name", "objects", "cause"), [row[1:] for row in RESOURCES], ids=[row[0] for row in RESOURCES]
 )
-def test_a_resource_of_the_sriov_plugin_is_not_blamed_on_the_gpu_plugin(
-    objects: list[Object], expected: list[tuple[str, str]]
-) -> None:
-    assert results(judged(*objects, JOB, asking(SRIOV))) == expected
+def test_absent_rdma_resource_has_exactly_its_cause(name: str, objects: list[Object], cause: tuple[str, str]) -> None:
+    assert results(judged(*objects, JOB, asking(name))) == [cause]
 
 
 @pytest.mark.parametrize(("name", "daemon_set"), [(SHARED, SHARED_PLUGIN), (SRIOV, SRIOV_PLUGIN)])
-def test_a_node_that_offers_it_is_no_cause(name: str, daemon_set: str) -> None:
+def test_offered_rdma_resource_has_no_cause(name: str, daemon_set: str) -> None:
     waits = asking(name)
     running = pod("train-0", 8, on="a", owner=("Job", "train"), containers=waits["spec"]["containers"])
     objects = [offering("a", name, "8"), rdma_node("b"), *plugin(daemon_set, "a", "b")]
@@ -138,23 +120,18 @@ def test_a_node_that_offers_it_is_no_cause(name: str, daemon_set: str) -> None:
     assert results(judged(*objects, JOB, running)) == []
 
 
-@pytest.mark.parametrize("name", ["openshift.io/mlnx_rdma", "intel.com/mlnx_rdma", "mellanox.com/mlnx_rdma"])
-def test_every_prefix_of_the_sriov_plugin_is_known(name: str) -> None:
-    assert results(judged(*NODES, SYSTEM, JOB, asking(name))) == [("RdmaResourceAbsent", f"resource/{name}")]
-
-
 @pytest.mark.parametrize("name", ["nvidia.com/gpu.shared", "vpc.amazonaws.com/efa", "example.com/nic"])
-def test_other_resources_keep_their_causes(name: str) -> None:
+def test_other_resources_are_no_rdma_resources(name: str) -> None:
     (problem, *_) = judged(*NODES, SYSTEM, JOB, asking(name)).problems
 
-    assert problem.found.cause.name != "RdmaResourceAbsent"
+    assert problem.found.cause.name != IS_ABSENT
 
 
-def test_the_remedy_names_the_state_of_the_plugin() -> None:
+def test_absent_rdma_resource_names_the_state_of_the_plugin() -> None:
     none = judged(*NODES, SYSTEM, JOB, asking(SHARED)).problems[0].found
     idle = judged(*NODES, *plugin(SHARED_PLUGIN, "a", "b"), JOB, asking(SHARED)).problems[0].found
-    bare = [rdma_node("a", labels={}), rdma_node("b", labels={})]
-    elsewhere = judged(*bare, *plugin(SHARED_PLUGIN), JOB, asking(SHARED)).problems[0].found
+    elsewhere = judged(*BARE, *plugin(SHARED_PLUGIN), JOB, asking(SHARED)).problems[0].found
+    (crashed,) = judged(*NODES, *plugin(SHARED_PLUGIN, "a", "b", **CRASHED), JOB, asking(SHARED)).problems
 
     assert none.remedy[0].startswith("Install the RDMA shared device plugin (rdmaSharedDevicePlugin of")
     assert "the cluster has no RDMA shared device plugin" in none.evidence
@@ -162,15 +139,10 @@ def test_the_remedy_names_the_state_of_the_plugin() -> None:
     assert any("is ready on node/a, node/b, and offers no such resource" in text for text in idle.evidence)
     assert any("requires feature.node.kubernetes.io/pci-15b3.present=true" in text for text in elsewhere.evidence)
     assert elsewhere.remedy[0].startswith("Find out why the nodes lack these labels")
+    assert consequences(crashed) == [(IS_ABSENT, f"resource/{SHARED}")]
 
 
-def test_a_plugin_that_crashes_explains_the_waiting_job() -> None:
-    (problem,) = judged(*NODES, *plugin(SHARED_PLUGIN, "a", "b", **CRASHED), JOB, asking(SHARED)).problems
-
-    assert consequences(problem) == [("RdmaResourceAbsent", f"resource/{SHARED}")]
-
-
-def test_virtual_functions_without_a_link_are_not_unhealthy_gpus() -> None:
+def test_unhealthy_virtual_functions_are_no_unhealthy_gpus() -> None:
     port_down = {"reason": "RdmaPortDown", "severity": "MONITOR", "subject": "rdma/mlx5_0"}
     capacity: Any = {"capacity": {SRIOV: "8"}, "allocatable": {SRIOV: "4"}}
     sick = rdma_node("a", annotations=recorded(port_down), **capacity)
@@ -187,8 +159,6 @@ def test_virtual_functions_without_a_link_are_not_unhealthy_gpus() -> None:
     young["metadata"]["creationTimestamp"] = ago(1)
     assert results(judged(healthy, *plugin(SRIOV_PLUGIN, "a"), JOB, young)) == []
 
-
-# --- RoCE by claims
 
 ROCE, EFA = "roce.networking.k8s.aws", "efa.networking.k8s.aws"
 AWS = "dra.networking.k8s.aws"
@@ -243,66 +213,40 @@ def dranet(*nodes: str, **changes: Any) -> list[Object]:
     return [daemon("aws-dranet", wanted=len(nodes), selector={}, **kept), *pods, SYSTEM]
 
 
-CLAIMS: list[Row] = [
+PUBLISHED = [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b")]
+MIXED = [*NODES, *dranet("a", "b"), *network_slices("efa", "a")]
+OTHER_FABRIC, NO_MATCH = (
+    ("ClaimOfAnotherFabric", "resourceclaim/team/net"),
+    ("NoDeviceMatchesClaim", "resourceclaim/team/net"),
+)
+CLAIMS: list[tuple[str, list[Object], tuple[str, str]]] = [
     (
-        "no driver publishes RoCE",
-        [*NODES, SYSTEM, *CLASSES, *claiming(ROCE)],
-        [("NoDevicesPublished", f"deviceclass/{ROCE}")],
+        *("no driver publishes RoCE", [*NODES, SYSTEM, *CLASSES, *claiming(ROCE)]),
+        ("NoDevicesPublished", f"deviceclass/{ROCE}"),
     ),
     (
-        "the network's driver crashes",
-        [*NODES, *dranet("a", "b", **CRASHED), *CLASSES, *claiming(ROCE)],
-        [("NetworkDraDriverNotReady", "daemonset/kube-system/aws-dranet")],
+        *("the network's driver crashes", [*NODES, *dranet("a", "b", **CRASHED), *CLASSES, *claiming(ROCE)]),
+        ("NetworkDraDriverNotReady", "daemonset/kube-system/aws-dranet"),
     ),
-    (
-        "no class of RoCE",
-        [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), CLASSES[1], *claiming(ROCE)],
-        [("DeviceClassMissing", f"deviceclass/{ROCE}")],
-    ),
-    (
-        "EFA claimed on nodes with RoCE",
-        [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, *claiming(EFA)],
-        [("ClaimOfAnotherFabric", "resourceclaim/team/net")],
-    ),
+    ("no class", [*PUBLISHED, CLASSES[1], *claiming(ROCE)], ("DeviceClassMissing", f"deviceclass/{ROCE}")),
+    ("EFA claimed on nodes with RoCE", [*PUBLISHED, *CLASSES, *claiming(EFA)], OTHER_FABRIC),
     (
         "RoCE claimed on nodes with EFA",
         [*NODES, *dranet("a", "b"), *network_slices("efa", "a", "b"), *CLASSES, *claiming(ROCE)],
-        [("ClaimOfAnotherFabric", "resourceclaim/team/net")],
+        OTHER_FABRIC,
     ),
-    (
-        "EFA nodes beside RoCE nodes whose driver publishes nothing",
-        [*NODES, *dranet("a", "b"), *network_slices("efa", "a"), *CLASSES, *claiming(ROCE)],
-        [("NoDeviceMatchesClaim", "resourceclaim/team/net")],
-    ),
-    (
-        "a selector that no RoCE device matches",
-        [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, *claiming(ROCE, selector=NONE)],
-        [("NoDeviceMatchesClaim", "resourceclaim/team/net")],
-    ),
-    (
-        "more RoCE than a node has",
-        [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, *claiming(ROCE, 9)],
-        [("NoDeviceMatchesClaim", "resourceclaim/team/net")],
-    ),
+    ("EFA beside RoCE nodes whose driver publishes nothing", [*MIXED, *CLASSES, *claiming(ROCE)], NO_MATCH),
+    ("no RoCE device matches a selector", [*PUBLISHED, *CLASSES, *claiming(ROCE, selector=NONE)], NO_MATCH),
+    ("more RoCE than a node has", [*PUBLISHED, *CLASSES, *claiming(ROCE, 9)], NO_MATCH),
 ]
 
 
-@pytest.mark.parametrize(("objects", "expected"), [row[1:] for row in CLAIMS], ids=[row[0] for row in CLAIMS])
-def test_a_claim_of_roce_is_explained(objects: list[Object], expected: list[tuple[str, str]]) -> None:
-    assert results(judged(*objects, JOB)) == expected
+@pytest.mark.parametrize(("objects", "cause"), [row[1:] for row in CLAIMS], ids=[row[0] for row in CLAIMS])
+def test_unmet_claim_of_roce_has_exactly_its_cause(objects: list[Object], cause: tuple[str, str]) -> None:
+    assert results(judged(*objects, JOB)) == [cause]
 
 
-def test_a_claim_of_roce_that_is_satisfied_is_no_cause() -> None:
-    waits, claim = claiming(ROCE)
-    given = [{"driver": AWS, "pool": "a", "device": f"roce-{number}", "request": "net"} for number in range(8)]
-    claim["status"] = {"allocation": {"devices": {"results": given}}, "reservedFor": [{"name": "train-0"}]}
-    running = pod("train-0", 4, on="a", owner=("Job", "train"), spec=waits["spec"] | {"nodeName": "a"})
-
-    objects = [*NODES, *dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES, running, claim]
-    assert results(judged(*objects, JOB)) == []
-
-
-def test_advice_about_claims_names_the_driver_of_the_network() -> None:
+def test_remedy_of_a_claim_names_the_network_driver() -> None:
     missing = judged(*NODES, SYSTEM, *CLASSES, *claiming(ROCE), JOB).problems[0].found
     silent = judged(*NODES, *dranet("a", "b"), *CLASSES, *claiming(ROCE), JOB).problems[0].found
     other = judged(*NODES, *network_slices("roce", "a", "b"), *CLASSES, *claiming(EFA), JOB).problems[0].found
@@ -310,9 +254,6 @@ def test_advice_about_claims_names_the_driver_of_the_network() -> None:
     assert missing.remedy[0].startswith("Install the network's DRA driver: the chart aws-dranet")
     assert "kubectl -n kube-system describe daemonset aws-dranet" in silent.remedy[0]
     assert other.remedy[0] == f"Set `deviceClassName: {ROCE}` in the claim for these nodes."
-
-
-# --- ports that are down
 
 
 def down(*ports: str) -> dict[str, str]:
@@ -352,13 +293,11 @@ PORTS: list[Row] = [
 
 
 @pytest.mark.parametrize(("objects", "expected"), [row[1:] for row in PORTS], ids=[row[0] for row in PORTS])
-def test_a_multi_node_job_on_a_node_with_several_ports_down_is_a_cause(
-    objects: list[Object], expected: list[tuple[str, str]]
-) -> None:
+def test_multi_node_job_over_ports_that_are_down(objects: list[Object], expected: list[tuple[str, str]]) -> None:
     assert results(judged(*objects, JOB, SYSTEM)) == expected
 
 
-def test_evidence_and_advice_name_ports_pods_and_node() -> None:
+def test_ports_down_names_ports_pods_and_node() -> None:
     (problem,) = judged(THREE, rdma_node("b"), *ranks("a", "b"), JOB, SYSTEM).problems
     found = problem.found
 
@@ -370,14 +309,12 @@ def test_evidence_and_advice_name_ports_pods_and_node() -> None:
     assert (found.affected, found.certainty) == (("pod/team/train-0", "job/team/train"), Certainty.PROVEN)
 
 
-def test_a_node_without_gpus_needs_no_plugin() -> None:
+def test_node_without_gpus_needs_no_rdma_plugin() -> None:
     assert results(judged(node("plain", None), *plugin(SHARED_PLUGIN, "plain", **CRASHED))) == []
 
 
-# --- all causes: what their advice leads to, and names that others choose
-
 SICK: Any = {"capacity": {SRIOV: "8"}, "allocatable": {SRIOV: "4"}}
-OF_ROCE = [*dranet("a", "b"), *network_slices("roce", "a", "b"), *CLASSES]
+OF_ROCE = [*PUBLISHED, *CLASSES]
 
 
 def placed(waits: Object, on: str, **changes: Any) -> Object:
@@ -391,39 +328,23 @@ def allocated(claim: Object, name: str) -> Object:
     return claim | {"status": {"allocation": {"devices": {"results": given}}, "reservedFor": [{"name": "train-0"}]}}
 
 
+OFFERING = [offering("a", SHARED), offering("b", SHARED), *plugin(SHARED_PLUGIN, "a", "b")]
+OFFERED = [*OFFERING, JOB, placed(asking(SHARED), "a")]
 CORDONED = rdma_node("a", annotations=down("mlx5_0", "mlx5_1"), cordoned=True)
 ENDS: dict[str, tuple[list[Object], list[Object]]] = {
-    "RdmaResourceAbsent": (
-        [*NODES, SYSTEM, JOB, asking(SHARED)],
-        [
-            offering("a", SHARED),
-            offering("b", SHARED),
-            *plugin(SHARED_PLUGIN, "a", "b"),
-            JOB,
-            placed(asking(SHARED), "a"),
-        ],
-    ),
+    "RdmaResourceAbsent": ([*NODES, SYSTEM, JOB, asking(SHARED)], OFFERED),
     "RdmaDevicesUnhealthy": (
         [rdma_node("a", **SICK), *plugin(SRIOV_PLUGIN, "a"), JOB, asking(SRIOV, 8)],
         [offering("a", SRIOV, "8"), *plugin(SRIOV_PLUGIN, "a"), JOB, placed(asking(SRIOV, 8), "a")],
     ),
-    "RdmaPluginNotReady": (
-        [*NODES, *plugin(SHARED_PLUGIN, "a", "b", **CRASHED), JOB, asking(SHARED)],
-        [
-            offering("a", SHARED),
-            offering("b", SHARED),
-            *plugin(SHARED_PLUGIN, "a", "b"),
-            JOB,
-            placed(asking(SHARED), "a"),
-        ],
-    ),
+    "RdmaPluginNotReady": ([*NODES, *plugin(SHARED_PLUGIN, "a", "b", **CRASHED), JOB, asking(SHARED)], OFFERED),
     "SriovPluginNotReady": (
         [*NODES, *plugin(SRIOV_PLUGIN, "a", "b", **CRASHED), JOB, asking(SRIOV)],
         [offering("a", SRIOV), offering("b", SRIOV), *plugin(SRIOV_PLUGIN, "a", "b"), JOB, placed(asking(SRIOV), "a")],
     ),
     "ClaimOfAnotherFabric": (
-        [*NODES, *OF_ROCE, JOB, *claiming(EFA)],
-        [*NODES, *OF_ROCE, JOB, placed(claiming(ROCE)[0], "a"), allocated(claiming(ROCE)[1], "net")],
+        [*OF_ROCE, JOB, *claiming(EFA)],
+        [*OF_ROCE, JOB, placed(claiming(ROCE)[0], "a"), allocated(claiming(ROCE)[1], "net")],
     ),
     "RdmaPortsDownUnderJob": (
         [THREE, rdma_node("b"), *ranks("a", "b"), JOB, SYSTEM],
@@ -433,11 +354,11 @@ ENDS: dict[str, tuple[list[Object], list[Object]]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_what_the_advice_leads_to_ends_the_cause(name: str) -> None:
+def test_followed_remedy_ends_the_cause(name: str) -> None:
     broken, repaired = ENDS[name]
 
     assert [cause for cause, _ in results(judged(*broken))] == [name]
-    assert name not in [cause for cause, _ in results(judged(*repaired))]
+    assert results(judged(*repaired)) == []
 
 
 def renamed(value: Any, words: str) -> Any:
@@ -470,7 +391,7 @@ def texts(value: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("words", ["", "n" * 150, *HOSTILE])
 @pytest.mark.parametrize("name", ENDS)
-def test_no_name_harms_a_report_of_80_columns(name: str, words: str) -> None:
+def test_hostile_names_are_printable_in_reports(name: str, words: str) -> None:
     found = diagnose(snapshot(*renamed(ENDS[name][0], words)))
     report = Report(found)
     screen = Screen(file=StringIO(), width=80)

@@ -1,4 +1,4 @@
-"""The real scheduler and the real admission refuse pods: their own texts, and the causes that are named for them."""
+"""The real scheduler and admission refuse pods: their texts, and the causes that are found."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ _KINDS = (
 _KINDS_OF_DRA = ("resourceslices", "resourceclaims", "deviceclasses", "resourceclaimtemplates")
 _A100 = "NVIDIA-A100-SXM4-80GB"
 _MIG = "nvidia.com/mig-3g.40gb"
+_TOO_MUCH = "MoreCpuOrMemoryThanAnyGpuNodeHas"
 
 
 def _spec(pool: str, amounts: dict[str, str], **more: Any) -> dict[str, Any]:
@@ -93,88 +94,58 @@ NODES: dict[str, dict[str, Any]] = {
     "zoned": {"devices": _gpus(8), "labels": {"topology.kubernetes.io/zone": "here"}},
     "mig": {"devices": {_MIG: "2"}},
 }
-PODS: list[tuple[dict[str, Any], ReasonSubject, str, str]] = [
-    (_pod("in-use", "full", _gpus(1)), ReasonSubject.SHORT, "GpusAllInUse", f"resource/{GPU}"),
-    (_pod("fragments", "split", _gpus(4)), ReasonSubject.SHORT, "GpusFragmented", f"resource/{GPU}"),
-    (_pod("too-many", "plain", _gpus(16)), ReasonSubject.SHORT, "MoreGpusThanAnyNodeHas", "pod/team/too-many"),
-    (_pod("untolerated", "tainted", _gpus(1)), ReasonSubject.TAINT, "TaintNotTolerated", "pod/team/untolerated"),
-    (_pod("withheld", "ours", _gpus(1)), ReasonSubject.TAINT, "NodeKeptFromWork", "node/ours"),
-    (_pod("cordon", "cordoned", _gpus(1)), ReasonSubject.CORDON, "NodeCordoned", "node/cordoned"),
-    (_pod("no-cpu", "cpu", _gpus(1) | {"cpu": "100"}), ReasonSubject.SHORT, "CpuOrMemoryUsedUp", "resource/cpu"),
-    (
-        _pod("much-cpu", "plain", _gpus(1) | {"cpu": "500"}),
-        ReasonSubject.SHORT,
-        "MoreCpuOrMemoryThanAnyGpuNodeHas",
-        "pod/team/much-cpu",
-    ),
-    (
+Row = tuple[dict[str, Any], ReasonSubject, str, str]
+
+
+def _row(reason: ReasonSubject, cause: str, subject: str, waiting: dict[str, Any]) -> Row:
+    """Return a pod with its cause; `subject`: '' for the pod itself."""
+    return waiting, reason, cause, subject or f"pod/team/{waiting['metadata']['name']}"
+
+
+PODS: list[Row] = [
+    _row(ReasonSubject.SHORT, "GpusAllInUse", f"resource/{GPU}", _pod("in-use", "full", _gpus(1))),
+    _row(ReasonSubject.SHORT, "GpusFragmented", f"resource/{GPU}", _pod("fragments", "split", _gpus(4))),
+    _row(ReasonSubject.SHORT, "MoreGpusThanAnyNodeHas", "", _pod("too-many", "plain", _gpus(16))),
+    _row(ReasonSubject.TAINT, "TaintNotTolerated", "", _pod("untolerated", "tainted", _gpus(1))),
+    _row(ReasonSubject.TAINT, "NodeKeptFromWork", "node/ours", _pod("withheld", "ours", _gpus(1))),
+    _row(ReasonSubject.CORDON, "NodeCordoned", "node/cordoned", _pod("cordon", "cordoned", _gpus(1))),
+    _row(ReasonSubject.SHORT, "CpuOrMemoryUsedUp", "resource/cpu", _pod("no-cpu", "cpu", _gpus(1) | {"cpu": "100"})),
+    _row(ReasonSubject.SHORT, _TOO_MUCH, "", _pod("much-cpu", "plain", _gpus(1) | {"cpu": "500"})),
+    _row(
+        *(ReasonSubject.SELECTOR, "NodeSelectorMatchesNoNode", ""),
         _pod("product", "labelled", _gpus(1), nodeSelector={"nvidia.com/gpu.product": _A100}),
-        ReasonSubject.SELECTOR,
-        "NodeSelectorMatchesNoNode",
-        "pod/team/product",
     ),
-    (
-        _pod("spelling", "plain", {"nvidia.com/gpus": "1"}),
-        ReasonSubject.SHORT,
-        "ResourceNameUnknown",
-        "pod/team/spelling",
-    ),
-    (
-        _pod("profile", "mig", {"nvidia.com/mig-1g.10gb": "1"}),
-        ReasonSubject.SHORT,
-        "MigProfileAbsent",
-        "pod/team/profile",
-    ),
-    (_pod("held", "leaving", _gpus(8)), ReasonSubject.SHORT, "TerminatingPodHoldsGpus", "pod/team/goner"),
-    (
+    _row(ReasonSubject.SHORT, "ResourceNameUnknown", "", _pod("spelling", "plain", {"nvidia.com/gpus": "1"})),
+    _row(ReasonSubject.SHORT, "MigProfileAbsent", "", _pod("profile", "mig", {"nvidia.com/mig-1g.10gb": "1"})),
+    _row(ReasonSubject.SHORT, "TerminatingPodHoldsGpus", "pod/team/goner", _pod("held", "leaving", _gpus(8))),
+    _row(
+        *(ReasonSubject.VOLUME_MISSING, "VolumeClaimMissing", "persistentvolumeclaim/team/nowhere"),
         _pod("claimless", "plain", _gpus(1), **_volume("nowhere")),
-        ReasonSubject.VOLUME_MISSING,
-        "VolumeClaimMissing",
-        "persistentvolumeclaim/team/nowhere",
     ),
-    (
+    _row(
+        *(ReasonSubject.VOLUME_UNBOUND, "VolumeClaimNotBound", "persistentvolumeclaim/team/data"),
         _pod("unbound", "plain", _gpus(1), **_volume("data")),
-        ReasonSubject.VOLUME_UNBOUND,
-        "VolumeClaimNotBound",
-        "persistentvolumeclaim/team/data",
     ),
-    (
-        _pod("apart", "plain", _gpus(1), **_anti("neighbour")),
-        ReasonSubject.OTHER_PODS,
-        "PodAffinityUnmet",
-        "pod/team/apart",
+    _row(ReasonSubject.OTHER_PODS, "PodAffinityUnmet", "", _pod("apart", "plain", _gpus(1), **_anti("neighbour"))),
+    _row(
+        ReasonSubject.VOLUME_ELSEWHERE, "VolumeInAnotherZone", "", _pod("far-off", "zoned", _gpus(1), **_volume("afar"))
     ),
-    (
-        _pod("far-off", "zoned", _gpus(1), **_volume("afar")),
-        ReasonSubject.VOLUME_ELSEWHERE,
-        "VolumeInAnotherZone",
-        "pod/team/far-off",
-    ),
-    (_pod("listens", "zoned", {}, **_port("main", 9999)), ReasonSubject.PORTS, "HostPortTaken", "pod/team/listens"),
-    (
-        _pod("rackless", "zoned", _gpus(1), **_spread("rack")),
-        ReasonSubject.SPREAD,
-        "PodAffinityUnmet",
-        "pod/team/rackless",
-    ),
-    (
+    _row(ReasonSubject.PORTS, "HostPortTaken", "", _pod("listens", "zoned", {}, **_port("main", 9999))),
+    _row(ReasonSubject.SPREAD, "PodAffinityUnmet", "", _pod("rackless", "zoned", _gpus(1), **_spread("rack"))),
+    _row(
+        *(ReasonSubject.CLAIM, "NoDevicesPublished", "deviceclass/gpu.nvidia.com"),
         _pod("no-slices", "plain", {}, **_claims("one")),
-        ReasonSubject.CLAIM,
-        "NoDevicesPublished",
-        "deviceclass/gpu.nvidia.com",
     ),
-    (
+    _row(
+        *(ReasonSubject.CLASS_MISSING, "DeviceClassMissing", "deviceclass/vgpu"),
         _pod("no-class", "plain", {}, **_claims("odd")),
-        ReasonSubject.CLASS_MISSING,
-        "DeviceClassMissing",
-        "deviceclass/vgpu",
     ),
 ]
-"""Of each pod what the scheduler's text is about, and the cause with its subject."""
+"""Pods, each with a reason in the scheduler's text, the cause and its subject."""
 GATED = _pod("gated", "plain", _gpus(1), schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
 UNSEEN = _pod("unseen", "plain", _gpus(1), schedulerName="gpu-scheduler")
 NO_CLAIM = _pod("no-claim", "plain", {}, **_claims("gpu-nowhere"))
-UNLOOKED = [
+UNTRIED = [
     (NO_CLAIM, "ResourceClaimMissing", "resourceclaim/team/gpu-nowhere"),
     (GATED, "KueueHoldsPod", "pod/team/gated"),
     (UNSEEN, "SchedulerNotThere", "pod/team/unseen"),
@@ -190,6 +161,17 @@ HOLDERS = [
 ]
 _ELSEWHERE = [{"matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["there"]}]}]
 _SIZE = {"storage": "1Gi"}
+
+
+def _volume_claim(name: str, **more: str) -> dict[str, Any]:
+    size = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": _SIZE}}
+    return _in("team", "PersistentVolumeClaim", name, spec=size | more)
+
+
+def _in(namespace: str, kind: str, name: str, version: str = "v1", **parts: Any) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": namespace}, **parts}
+
+
 OTHERS: list[dict[str, Any]] = [
     {
         "apiVersion": "v1",
@@ -203,27 +185,8 @@ OTHERS: list[dict[str, Any]] = [
             "claimRef": {"namespace": "team", "name": "afar"},
         },
     },
-    {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "afar", "namespace": "team"},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": "",
-            "volumeName": "pv-afar",
-            "resources": {"requests": _SIZE},
-        },
-    },
-    {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "data", "namespace": "team"},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": "",
-            "resources": {"requests": _SIZE},
-        },
-    },
+    _volume_claim("afar", volumeName="pv-afar"),
+    _volume_claim("data"),
 ]
 DRA: list[dict[str, Any]] = [
     {
@@ -253,10 +216,6 @@ def _deployment(namespace: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def _in(namespace: str, kind: str, name: str, version: str = "v1", **parts: Any) -> dict[str, Any]:
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": namespace}, **parts}
-
-
 _HOOK = {
     "name": "gate.example.com",
     "clientConfig": {"service": {"namespace": "hooked", "name": "gate", "path": "/"}},
@@ -265,54 +224,38 @@ _HOOK = {
     "admissionReviewVersions": ["v1"],
     "sideEffects": "None",
 }
-ADMISSION: list[tuple[list[dict[str, Any]], str, str]] = [
+
+
+def _hard(resource: str) -> dict[str, Any]:
+    return {"hard": {f"{resource}.{GPU}": "0"}}
+
+
+_MAX_CPU = {"limits": [{"type": "Container", "max": {"cpu": "1"}}]}
+_BASELINE = {"pod-security.kubernetes.io/enforce": "baseline"}
+ADMISSION: list[tuple[str, str, list[dict[str, Any]]]] = [
     (
-        [
-            _namespace("counted"),
-            _in("counted", "ResourceQuota", "gpus", spec={"hard": {f"requests.{GPU}": "0"}}),
-            _deployment("counted"),
-        ],
-        "ExceededQuota",
-        "resourcequota/counted/gpus",
+        *("ExceededQuota", "resourcequota/counted/gpus"),
+        [_in("counted", "ResourceQuota", "gpus", spec=_hard("requests")), _deployment("counted")],
     ),
     (
-        [
-            _namespace("ranged"),
-            _in("ranged", "LimitRange", "gpus", spec={"limits": [{"type": "Container", "max": {"cpu": "1"}}]}),
-            _deployment("ranged", amounts={"cpu": "4"}),
-        ],
-        "LimitRangeViolated",
-        "limitrange/ranged/gpus",
+        *("LimitRangeViolated", "limitrange/ranged/gpus"),
+        [_in("ranged", "LimitRange", "gpus", spec=_MAX_CPU), _deployment("ranged", amounts={"cpu": "4"})],
     ),
+    ("RuntimeClassMissing", "runtimeclass/nvidia", [_deployment("classless", runtimeClassName="nvidia")]),
+    ("PodSecurityDenied", "deployment/secured/serve", [_deployment("secured", hostNetwork=True)]),
     (
-        [_namespace("classless"), _deployment("classless", runtimeClassName="nvidia")],
-        "RuntimeClassMissing",
-        "runtimeclass/nvidia",
-    ),
-    (
-        [
-            _namespace("secured", **{"pod-security.kubernetes.io/enforce": "baseline"}),
-            _deployment("secured", hostNetwork=True),
-        ],
-        "PodSecurityDenied",
-        "deployment/secured/serve",
-    ),
-    (
-        [_namespace("homeless"), _deployment("homeless", serviceAccountName="trainer")],
         "ServiceAccountMissing",
         "serviceaccount/homeless/trainer",
+        [_deployment("homeless", serviceAccountName="trainer")],
     ),
+    ("WebhookUnreachable", "validatingwebhookconfiguration/gate", [_deployment("hooked")]),
     (
-        [_namespace("hooked"), _deployment("hooked")],
-        "WebhookUnreachable",
-        "validatingwebhookconfiguration/gate",
-    ),
-    (
-        [_namespace("unlimited"), _in("unlimited", "ResourceQuota", "gpus", spec={"hard": {f"limits.{GPU}": "0"}})],
-        "QuotaNeverApplies",
-        "resourcequota/unlimited/gpus",
+        *("QuotaNeverApplies", "resourcequota/unlimited/gpus"),
+        [_in("unlimited", "ResourceQuota", "gpus", spec=_hard("limits"))],
     ),
 ]
+"""Causes, each with its subject, and the objects of a namespace; only the last one refuses no pod."""
+_SPACES = [objects[0]["metadata"]["namespace"] for *_, objects in ADMISSION]
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +263,7 @@ def cluster(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     if not control_plane.has_controllers:
         pytest.skip("NOT TESTED against a real scheduler: there is none")
     with ControlPlane(controllers=True, scheduler=True) as plane:
-        _people(plane)
+        _fill(plane)
         yield plane
 
 
@@ -336,7 +279,7 @@ def diagnosis(cluster: ControlPlane) -> Diagnosis:
     return diagnose(builder.build(datetime.now(UTC) + timedelta(minutes=6)))
 
 
-def _people(plane: ControlPlane) -> None:
+def _fill(plane: ControlPlane) -> None:
     for name, how in NODES.items():
         labels = {"pool": how.get("pool", name), "nvidia.com/gpu.present": "true"} | how.get("labels", {})
         plane.create_node(name, labels=labels, taints=how.get("taints", ()), devices=how["devices"])
@@ -351,17 +294,13 @@ def _people(plane: ControlPlane) -> None:
     account = "/api/v1/namespaces/team/serviceaccounts/default"
     eventually(lambda: plane.request("GET", account).status == HTTPStatus.OK)
     _apply(plane, *HOLDERS, *OTHERS, *(DRA if plane.has_dra else ()))
-    plane.kubectl(
-        "wait",
-        "pvc/afar",
-        "--namespace=team",
-        "--for=jsonpath={.status.phase}=Bound",
-        f"--timeout={GIVE_UP_SECONDS:g}s",
-    )
+    bound = "--for=jsonpath={.status.phase}=Bound"
+    plane.kubectl("wait", "pvc/afar", "--namespace=team", bound, f"--timeout={GIVE_UP_SECONDS:g}s")
     plane.kubectl("delete", "pod", "goner", "--namespace=team", "--wait=false", "--grace-period=0", "--force")
-    pods = (*(pair[0] for pair in PODS), *(pair[0] for pair in UNLOOKED))
+    pods = (*(pair[0] for pair in PODS), *(pair[0] for pair in UNTRIED))
     _apply(plane, *(pod for pod in pods if _can_be(pod, plane)))
-    _apply(plane, *(entry for objects, *_ in ADMISSION for entry in objects))
+    _apply(plane, *(_namespace(name, **(_BASELINE if name == "secured" else {})) for name in _SPACES))
+    _apply(plane, *(entry for *_, objects in ADMISSION for entry in objects))
     _wait(plane)
 
 
@@ -378,11 +317,11 @@ def _wait(plane: ControlPlane) -> None:
     """Until the scheduler has judged every pod, and the API server refused the others."""
     for pod, *_ in (pair for pair in PODS if _can_be(pair[0], plane)):
         eventually(partial(_message, plane, pod["metadata"]["name"]), partial(str, pod))
-    refused = {objects[0]["metadata"]["name"] for objects, *_ in ADMISSION[:-1]}
-    eventually(lambda: refused <= _heard(plane), lambda: refused - _heard(plane))
+    refused = set(_SPACES[:-1])
+    eventually(lambda: refused <= _refusing_namespaces(plane), lambda: refused - _refusing_namespaces(plane))
 
 
-def _heard(plane: ControlPlane) -> set[str]:
+def _refusing_namespaces(plane: ControlPlane) -> set[str]:
     """The namespaces in which a pod was refused."""
     events = json.loads(plane.kubectl("get", "events", "-A", "--field-selector=reason=FailedCreate", "-o", "json"))
     return {event["metadata"]["namespace"] for event in events["items"]}
@@ -397,7 +336,7 @@ def _message(plane: ControlPlane, name: str) -> str:
 @pytest.mark.parametrize(
     ("pod", "subject"), [(pair[0], pair[1]) for pair in PODS], ids=[pair[0]["metadata"]["name"] for pair in PODS]
 )
-def test_its_text_is_taken_apart(cluster: ControlPlane, pod: dict[str, Any], subject: ReasonSubject) -> None:
+def test_message_of_the_scheduler_is_parsed(cluster: ControlPlane, pod: dict[str, Any], subject: ReasonSubject) -> None:
     if not _can_be(pod, cluster):
         pytest.skip("NOT TESTED with DRA: this Kubernetes does not serve resource.k8s.io/v1")
     message = _message(cluster, pod["metadata"]["name"])
@@ -407,19 +346,19 @@ def test_its_text_is_taken_apart(cluster: ControlPlane, pod: dict[str, Any], sub
     assert not read.of(ReasonSubject.OTHER), message
 
 
-def test_every_pod_has_exactly_its_cause(cluster: ControlPlane, diagnosis: Diagnosis) -> None:
-    waiting = [(pod, cause, subject) for pod, _, cause, subject in PODS] + UNLOOKED
+def test_every_cause_is_found_and_no_other(cluster: ControlPlane, diagnosis: Diagnosis) -> None:
+    waiting = [(pod, cause, subject) for pod, _, cause, subject in PODS] + UNTRIED
     wanted = {(cause, subject) for pod, cause, subject in waiting if _can_be(pod, cluster)}
-    wanted |= {(cause, subject) for _, cause, subject in ADMISSION}
+    wanted |= {(cause, subject) for cause, subject, _ in ADMISSION}
     assert {(problem.found.cause.name, problem.found.subject) for problem in diagnosis.problems} == wanted
 
 
-def test_each_waiting_pod_is_affected_by_its_own_cause_alone(cluster: ControlPlane, diagnosis: Diagnosis) -> None:
+def test_waiting_pod_is_affected_by_one_cause(cluster: ControlPlane, diagnosis: Diagnosis) -> None:
     by_pod: dict[str, list[str]] = {}
     for problem in diagnosis.problems:
         for name in problem.found.affected:
             by_pod.setdefault(name, []).append(problem.found.cause.name)
-    waiting = [(pair[0], pair[2]) for pair in PODS] + [(pair[0], pair[1]) for pair in UNLOOKED]
+    waiting = [(pair[0], pair[2]) for pair in PODS] + [(pair[0], pair[1]) for pair in UNTRIED]
     assert {name: causes for name, causes in by_pod.items() if name.startswith("pod/")} == {
         f"pod/team/{pod['metadata']['name']}": [cause] for pod, cause in waiting if _can_be(pod, cluster)
     }

@@ -15,7 +15,7 @@ from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, KEPT_FROM_WORK, NOT_LOOKED, release_of
 from diagnosis.facts.commands import command, kubectl, pods_on
 from diagnosis.facts.components import Role, components
-from diagnosis.facts.gpu_nodes import changes, devices_in, has_nvidia
+from diagnosis.facts.gpu_nodes import SETTLES, changes, devices_in, has_nvidia
 from diagnosis.facts.placement import UNSCHEDULABLE, expression_takes, selects, tolerates, untolerated
 from diagnosis.facts.quantity import counted
 from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Origin, origins
@@ -94,8 +94,6 @@ _RELIEF = {
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _BECOMES_READY = timedelta(minutes=5)
 """Time until a new node is ready."""
-SETTLES = timedelta(minutes=10)
-"""Time until a new node offers its GPUs; a driver may be built first."""
 _MOST_TAINTS, _MOST_LABELS = 8, 4
 _NAME = "metadata.name"
 _DISCOVERERS = (Role.GPU_FEATURES, Role.NODE_FEATURES)
@@ -289,19 +287,16 @@ def find_unmatched(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[Node], 
     wanted = list(_requirements(waiting.spec))
     failing = [each for each in wanted if not any(expression_takes(each, node) for node in nodes)]
     names = " and ".join(sorted(waiting.devices)) or "room"
-    evidence = [f"{counted(len(nodes), 'node')} with {names}; the selector matches none of them"]
-    remedy: list[str] = []
-    for expression in failing:
-        text, fixes = _unmatched(expression, nodes, others, names)
-        evidence.append(text)
-        remedy += fixes
+    pairs = [_unmatched(expression, nodes, others, names) for expression in failing]
     if not failing:
         parts = "; ".join(map(_shown, wanted))
-        evidence.append(f"each part of it matches some of them, all parts together match none: {parts}")
-        remedy.append("Loosen the part of the selector that is not needed.")
-    unlabelled = any(expression.key in _DISCOVERED and not _values(expression.key, nodes) for expression in failing)
+        each_matches = f"each part of it matches some of them, all parts together match none: {parts}"
+        pairs.append((each_matches, "Loosen the part of the selector that is not needed."))
+    evidence, remedy = zip(*pairs, strict=True)
+    first = f"{counted(len(nodes), 'node')} with {names}; the selector matches none of them"
+    unlabelled = any(each.key in _DISCOVERED and not _values(each.key, nodes) for each in failing)
     above = tuple(_why_unlabelled(snapshot, nodes)) if unlabelled else ()
-    return waiting.found(UNMATCHED, *evidence, remedy=tuple(remedy), because_of=above)
+    return waiting.found(UNMATCHED, first, *evidence, remedy=remedy, because_of=above)
 
 
 def requirements(spec: PodSpec) -> Iterator[str]:
@@ -319,50 +314,36 @@ def _why_unlabelled(snapshot: Snapshot, nodes: Iterable[Node]) -> Iterator[Origi
 
 
 def _requirements(spec: PodSpec) -> Iterator[Expression]:
-    """Yield all requirements of the spec.
-
-    One of several affinity terms is sufficient, but the terms are not separated here.
-    """
+    """Yield all requirements of the spec, without separating alternative affinity terms."""
     for key, value in spec.node_selector.items():
         yield Expression(key, "In", (value,))
     for term in spec.affinity or ():
         yield from term
 
 
-def _unmatched(
-    wanted: Expression, nodes: Sequence[Node], others: Sequence[Node], names: str
-) -> tuple[str, tuple[str, ...]]:
-    """Return the existing values closest to the requirement, and the correction to make."""
-    key, text = wanted.key, _shown(wanted)
+def _unmatched(wanted: Expression, nodes: Sequence[Node], others: Sequence[Node], names: str) -> tuple[str, str]:
+    """Return the labels that the nodes have instead, as evidence, and the correction to make."""
+    key, requirement = wanted.key, _shown(wanted)
     if elsewhere := [node.name for node in others if expression_takes(wanted, node)]:
-        return (
-            f"{text}: only nodes without {names} match ({', '.join(elsewhere[:_MOST_LABELS])})",
-            (f"Drop {key} from the selector, or select the nodes with {names} by a label that they have.",),
+        evidence = f"{requirement}: only nodes without {names} match ({', '.join(elsewhere[:_MOST_LABELS])})"
+        return evidence, f"Drop {key} from the selector, or select the nodes with {names} by a label that they have."
+    if values := _values(key, nodes):
+        existing = ", ".join(f"{value} ({number})" for value, number in values.most_common(_MOST_LABELS))
+        near = _near_value(wanted.values, values) if wanted.operator in ("In", "Gt", "Lt") else ""
+        change = f"Set {key} to {near} in the selector, if that fits." if near else ""
+        return f"{requirement}: these nodes have {key}={existing}", (
+            change or f"Change {key} in the selector to a value that the nodes have."
         )
-    values = _values(key, nodes)
-    if not values:
-        return _no_label(text, wanted, nodes)
-    existing = ", ".join(f"{value} ({number})" for value, number in values.most_common(_MOST_LABELS))
-    near = _near_value(wanted.values, values) if wanted.operator in ("In", "Gt", "Lt") else ""
-    fix = f"Set {key} to {near} in the selector, if that fits." if near else ""
-    fixes = (fix or f"Change {key} in the selector to a value that the nodes have.", *_suffix(wanted.values, near))
-    return f"{text}: these nodes have {key}={existing}", fixes
-
-
-def _no_label(text: str, wanted: Expression, nodes: Sequence[Node]) -> tuple[str, tuple[str, ...]]:
-    key, keys = wanted.key, {key for node in nodes for key in node.meta.labels}
-    close = [] if key in _DISCOVERED else get_close_matches(key, keys, 1, 0.85)
-    evidence = f"{text}: no node has the label {key}"
-    if close:
-        return f"{evidence}; they have {close[0]}", (f"Write {close[0]} instead of {key} in the selector.",)
-    remove = f"Remove {key} from the selector."
+    evidence = f"{requirement}: no node has the label {key}"
+    keys = {label for node in nodes for label in node.meta.labels}
+    if key not in _DISCOVERED and (close := get_close_matches(key, keys, 1, 0.85)):
+        return f"{evidence}; they have {close[0]}", f"Write {close[0]} instead of {key} in the selector."
     if key.startswith("nvidia.com/"):
         pods = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", "app=gpu-feature-discovery")
-        return evidence, (f"GPU feature discovery writes such labels; check whether it runs: {pods}", remove)
-    if wanted.values and nodes:
-        label = kubectl("label", nodes[0].meta, f"{key}={wanted.values[0]}")
-        return evidence, (remove, f"Or label the intended nodes: {label}")
-    return evidence, (remove,)
+        check = f"GPU feature discovery writes such labels; check whether it runs: {pods}"
+        return evidence, f"{check}; if not needed, remove {key} from the selector."
+    label = kubectl("label", nodes[0].meta, f"{key}={wanted.values[0]}") if wanted.values else ""
+    return evidence, f"Remove {key} from the selector." + (f" Or label the intended nodes: {label}" if label else "")
 
 
 def _values(key: str, nodes: Iterable[Node]) -> Counter[str]:
@@ -372,24 +353,17 @@ def _values(key: str, nodes: Iterable[Node]) -> Counter[str]:
     return Counter(node.meta.labels[key] for node in nodes if key in node.meta.labels)
 
 
-def _near_value(wanted: tuple[str, ...], existing: Iterable[str]) -> str:
-    """Return the value that extends a requested one, as with `…-SHARED`; else a similar or the only value."""
+def _near_value(wanted: Iterable[str], existing: Iterable[str]) -> str:
+    """Return the value that extends a requested one; else a similar or the only value.
+
+    GPU feature discovery adds -SHARED or the MIG profile to a product.
+    """
     known = list(existing)
-    for text in wanted:
-        added = [value for value in known if value.startswith(text) or text.startswith(value)]
-        if close := added or get_close_matches(text, known, 1, 0.7):
+    for value in wanted:
+        extended = [each for each in known if each.startswith(value) or value.startswith(each)]
+        if close := extended or get_close_matches(value, known, 1, 0.7):
             return close[0]
     return known[0] if len(known) == 1 else ""
-
-
-def _suffix(wanted: tuple[str, ...], near: str) -> tuple[str, ...]:
-    """Explain the suffix that GPU feature discovery adds to a product: it names the enabled feature."""
-    added = next((near.removeprefix(text) for text in wanted if near != text and near.startswith(text)), "")
-    if added.startswith("-SHARED"):
-        return ("Since GPU sharing was turned on, feature discovery adds -SHARED to the product.",)
-    if added.startswith("-MIG"):
-        return ("Since MIG was turned on, feature discovery adds the profile to the product.",)
-    return ()
 
 
 def _shown(expression: Expression) -> str:
