@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 
@@ -30,6 +30,7 @@ from diagnosis.hami.installation import installations, settings_of, settings_on
 from diagnosis.hami.settings import node_memory_scaling
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import USE
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -161,13 +162,11 @@ class Total(Struct, frozen=True):
 
 def totals(allocation: Allocation) -> tuple[Total, ...]:
     """Return the totals of all nodes, by resource and kind."""
-    sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for node in allocation.nodes:
-        for pool in node.pools:
-            amounts = sums[pool.resource, pool.kind]
-            for place, number in enumerate((pool.capacity, pool.total, pool.held, pool.free)):
-                amounts[place] += number
-    return tuple(Total(*names, *amounts) for names, amounts in sorted(sums.items()))
+    pools = grouped(((pool.resource, pool.kind), pool) for node in allocation.nodes for pool in node.pools)
+    return tuple(
+        Total(*names, *(sum(getattr(pool, each) for pool in some) for each in ("capacity", "total", "held", "free")))
+        for names, some in sorted(pools.items())
+    )
 
 
 def _average(loads: Iterable[CardLoad]) -> float | None:
@@ -280,33 +279,24 @@ def _places(resource: str, cards: Iterable[CardUsage]) -> Pool:
 
 def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:
     """Return, by node, the GPUs that a DRA driver publishes and the pods that they are reserved for."""
-    reserved: defaultdict[str, list[str]] = defaultdict(list)
+    owner_of: dict[str, str] = {}
     for claim in snapshot.claims:
+        pod = next((subject("Pod", claim.meta.namespace, name) for name in claim.reserved_for), claim.meta.subject)
         for device in claim.devices:
-            names = [subject("Pod", claim.meta.namespace, name) for name in claim.reserved_for]
-            reserved[device] += names or [claim.meta.subject]
-    found: defaultdict[str, list[Pool]] = defaultdict(list)
-    for (node, driver, kind), devices in sorted(_published(snapshot).items()):
-        holders: defaultdict[str, int] = defaultdict(int)
-        for device in devices:
-            for pod in reserved.get(device, [])[:1]:
-                holders[pod] += 1
-        shares = tuple(PoolShare(pod, number) for pod, number in sorted(holders.items()))
-        found[node].append(Pool(driver, kind, len(devices), len(devices), shares))
-    return found
-
-
-def _published(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[str]]:
-    """Return the devices, as driver/pool/device, by node, driver and kind."""
+            owner_of.setdefault(device, pod)
     devices: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for pool in snapshot.pools.values():
         kind = "devices by DRA" if is_whole(pool) else "devices by DRA, not all published yet"
-        for resource_slice in pool:
-            if resource_slice.node and resource_slice.driver in GPU_DRIVERS:
-                devices[resource_slice.node, resource_slice.driver, kind] += (
-                    f"{resource_slice.driver}/{resource_slice.pool}/{its.name}" for its in resource_slice.devices
-                )
-    return devices
+        for piece in pool:
+            if piece.node and piece.driver in GPU_DRIVERS:
+                prefix = f"{piece.driver}/{piece.pool}"
+                devices[piece.node, piece.driver, kind] += (f"{prefix}/{device.name}" for device in piece.devices)
+    pools: defaultdict[str, list[Pool]] = defaultdict(list)
+    for (node, driver, kind), names in sorted(devices.items()):
+        owners = Counter(owner_of[name] for name in names if name in owner_of)
+        shares = tuple(PoolShare(pod, number) for pod, number in sorted(owners.items()))
+        pools[node].append(Pool(driver, kind, len(names), len(names), shares))
+    return pools
 
 
 def _cards(node: Node, pools: Iterable[Pool], registered_cards: int) -> int | None:
@@ -334,25 +324,21 @@ def _left(node: Node, held: Mapping[str, Decimal], name: str) -> Decimal:
 
 
 def _namespaces(snapshot: Snapshot, nodes: Iterable[NodeAllocation]) -> tuple[NamespaceAllocation, ...]:
-    pending: defaultdict[str, int] = defaultdict(int)
-    running: defaultdict[str, int] = defaultdict(int)
-    for pod in gpu_pods(snapshot):
-        if pod.phase == "Pending":
-            pending[pod.meta.namespace] += 1
-        elif pod.phase == "Running":
-            running[pod.meta.namespace] += 1
-    devices: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-    memory: defaultdict[str, int] = defaultdict(int)
-    by_name = snapshot.by_node
+    phases = Counter((pod.meta.namespace, pod.phase) for pod in gpu_pods(snapshot))
+    devices: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    memory: Counter[str] = Counter()
     for node in nodes:
         for pool in node.pools:
             for holder in pool.holders:
                 namespace = holder.pod.split("/")[1]
                 devices[namespace][pool.resource] += holder.amount
-                memory[namespace] += holder.memory or _memory(by_name.get(node.node), pool, holder.amount)
-    names = sorted({*pending, *running, *devices})
+                memory[namespace] += holder.memory or _memory(snapshot.by_node.get(node.node), pool, holder.amount)
+    waiting_or_running = (name for name, phase in phases if phase in ("Pending", "Running"))
     return tuple(
-        NamespaceAllocation(name, pending[name], running[name], dict(devices[name]), memory[name]) for name in names
+        NamespaceAllocation(
+            *(name, phases[name, "Pending"], phases[name, "Running"]), dict(devices[name]), memory[name]
+        )
+        for name in sorted({*waiting_or_running, *devices})
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from functools import lru_cache, partial
 from itertools import islice
@@ -14,7 +14,7 @@ from diagnosis.causes.faulty_gpus import RANK_KEYS
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.waiting import Waiting, group_of, group_subject, unplaced, waits_for_group
 from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.components import Component, is_ready
+from diagnosis.facts.components import is_ready
 from diagnosis.facts.gangs import Gang, gang_of, group_message, is_held_back
 from diagnosis.facts.placement import ZERO, asked_by
 from diagnosis.facts.quantity import counted, shown
@@ -22,7 +22,7 @@ from diagnosis.hami.installation import installations
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.meta import Meta, subject
 from diagnosis.snapshot.native_gangs import kind_of
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.naming import named
@@ -58,7 +58,7 @@ _DEFAULT = "default-scheduler"
 _ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
 _REPORTS = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
 _RESOURCES = {"PodGroup": "podgroups.scheduling.k8s.io", "Workload": "workloads.scheduling.k8s.io"}
-_MOST_WORDS, _MOST_SCHEDULERS, _MOST = 8, 5, 8
+_MOST_SCHEDULERS, _MOST_NAMED, _MOST = 20, 5, 8
 
 
 def is_error(waiting: Waiting) -> bool:
@@ -74,7 +74,7 @@ def find_error(waiting: Waiting) -> Iterator[FoundCause]:
 
 
 def find_untried(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield pods that no scheduler has processed."""
+    """Yield pods that no scheduler has processed, of a limited number of schedulers."""
     pods_of_scheduler: dict[str, list[Pod]] = {}
     for pod in unplaced(snapshot):
         if pod.spec.gates or snapshot.is_new(pod.meta, PATIENCE) or _is_tried(snapshot, pod):
@@ -87,7 +87,7 @@ def find_untried(snapshot: Snapshot) -> Iterator[FoundCause]:
             yield refused_group
         else:
             pods_of_scheduler.setdefault(pod.spec.scheduler or _DEFAULT, []).append(pod)
-    for name, pods in sorted(pods_of_scheduler.items()):
+    for name, pods in islice(sorted(pods_of_scheduler.items()), _MOST_SCHEDULERS):
         yield from _not_there(snapshot, name, pods)
 
 
@@ -120,14 +120,15 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
     if not absence:
         return
     others = sorted({pod.spec.scheduler for pod in snapshot.pods if pod.spec.node and pod.spec.scheduler} - {name})
-    running = ", ".join(others[:_MOST_SCHEDULERS])
+    running = ", ".join(others[:_MOST_NAMED])
     evidence = (
         f"{counted(len(pods), 'pod')} of schedulerName {name}: no condition and no event of any scheduler",
         absence,
         *((f"schedulers of this cluster: {running}",) if running else ()),
     )
     remedy = tuple(_start_scheduler(snapshot, name, running))
-    because = tuple((NOT_READY[component.role].name, component.subject) for component in _of_hami(snapshot, name))
+    hami = (each.scheduler for each in installations(snapshot) if each.scheduler_name == name)
+    because = tuple((NOT_READY[each.role].name, each.subject) for each in hami if each is not None)
     sure = Certainty.PROVEN if name != _DEFAULT and snapshot.sees("Lease") else Certainty.LIKELY
     for workload, names in sorted(grouped((snapshot.line(pod.meta)[-1], pod.subject) for pod in pods).items()):
         where = f"scheduler/{name}" if name == _DEFAULT else workload
@@ -138,7 +139,8 @@ def _absence(snapshot: Snapshot, name: str) -> str:
     """Return the evidence that this scheduler is missing; '' if it works."""
     if name in _working(snapshot):
         return ""
-    renewed = max((at for text in _called(name) for at in _renewals(snapshot).get(text, ())), default=None)
+    leases = (each.renewed for each in snapshot.leases if each.renewed is not None and _is_named(each.meta, name))
+    renewed = max(leases, default=None)
     if renewed is not None:
         minutes = int((snapshot.now - renewed).total_seconds() // 60)
         return f"its Lease was last renewed {minutes} minutes ago" if minutes > 1 else ""
@@ -159,52 +161,20 @@ def _working(snapshot: Snapshot) -> frozenset[str]:
     return frozenset((*reports, *(pod.spec.scheduler for pod in placed)))
 
 
-@lru_cache(maxsize=1)
-def _renewals(snapshot: Snapshot) -> Mapping[str, Sequence[datetime]]:
-    """Return the times at which Leases with the name of a scheduler were renewed, by that name."""
-    renewed = ((each.meta.name, each.renewed) for each in snapshot.leases if each.renewed is not None)
-    return grouped((part, at) for name, at in renewed for part in _parts(name) & _wanted(snapshot))
-
-
 def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
     """Return the scheduler's pods: HAMi's by its installation, those of other schedulers by name.
 
     Controllers of the same installation are left out, because they do not schedule pods.
     """
-    of_hami = [pod for component in _of_hami(snapshot, name) for pod in component.pods]
-    own = of_hami or [pod for text in _called(name) for pod in _pods_by_part(snapshot).get(text, ())]
+    hami = (each.scheduler for each in installations(snapshot) if each.scheduler_name == name)
+    of_hami = [pod for scheduler in hami if scheduler is not None for pod in scheduler.pods]
+    own = of_hami or [pod for pod in snapshot.pods if pod.phase == "Running" and _is_named(pod.meta, name)]
     return [pod for pod in own if "sched" in pod.meta.name] or own
 
 
-@lru_cache(maxsize=1)
-def _pods_by_part(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
-    """Return the running pods by each part of their names that is the name of a scheduler."""
-    running = (pod for pod in snapshot.pods if pod.phase == "Running")
-    return grouped((part, pod) for pod in running for part in _parts(pod.meta.name) & _wanted(snapshot))
-
-
-@lru_cache(maxsize=1)
-def _wanted(snapshot: Snapshot) -> frozenset[str]:
-    return frozenset(text for pod in unplaced(snapshot) for text in _called(pod.spec.scheduler or _DEFAULT))
-
-
-def _parts(name: str) -> set[str]:
-    """Return all parts of a name between dashes."""
-    words = name.split("-")[:_MOST_WORDS]
-    return {"-".join(words[begin:end]) for begin in range(len(words)) for end in range(begin + 1, len(words) + 1)}
-
-
-def _of_hami(snapshot: Snapshot, name: str) -> list[Component]:
-    return _hami_schedulers(snapshot).get(name, [])
-
-
-@lru_cache(maxsize=1)
-def _hami_schedulers(snapshot: Snapshot) -> dict[str, list[Component]]:
-    return grouped((each.scheduler_name, each.scheduler) for each in installations(snapshot) if each.scheduler)
-
-
-def _called(name: str) -> tuple[str, ...]:
-    return name, _ALSO_CALLED.get(name, name)
+def _is_named(meta: Meta, scheduler: str) -> bool:
+    """Whether a part of the object's name between dashes is the name of the scheduler."""
+    return any(f"-{name}-" in f"-{meta.name}-" for name in (scheduler, _ALSO_CALLED.get(scheduler, scheduler)))
 
 
 def _start_scheduler(snapshot: Snapshot, name: str, running: str) -> Iterator[str]:
