@@ -41,17 +41,13 @@ _TYPES = re.compile(
 _GKE = "cloud.google.com/gke-accelerator"
 _PASSED_THROUGH = ("vm-passthrough", "vm-vgpu")
 _UPGRADING = frozenset(
-    (
-        *(
-            "cordon-required",
-            "wait-for-jobs-required",
-            "pod-deletion-required",
-            "drain-required",
-            "node-maintenance-required",
-        ),
-        *("pod-restart-required", "validation-required", "uncordon-required", "post-maintenance-required"),
+    f"{state}-required"
+    for state in (
+        *("cordon", "wait-for-jobs", "pod-deletion", "drain", "node-maintenance", "pod-restart", "validation"),
+        *("uncordon", "post-maintenance"),
     )
 )
+"""States of the operator's driver upgrade in which the node is being changed."""
 _DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused"
 _OPERANDS, _PLUGIN = f"{_DEPLOY}operands", f"{_DEPLOY}device-plugin"
 SETTLES = timedelta(minutes=10)
@@ -96,13 +92,8 @@ def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> 
 
     A pool that is being published again hides no node.
     """
-    slices = (
-        resource_slice
-        for pool in snapshot.pools.values()
-        for resource_slice in pool
-        if resource_slice.devices or not is_whole(pool)
-    )
-    return frozenset(each.node for each in slices if each.node and each.driver in drivers)
+    pieces = (piece for pool in snapshot.pools.values() for piece in pool if piece.devices or not is_whole(pool))
+    return frozenset(piece.node for piece in pieces if piece.node and piece.driver in drivers)
 
 
 def offers_gpus(node: Node) -> bool:

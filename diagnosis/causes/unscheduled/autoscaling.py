@@ -1,17 +1,35 @@
-"""Find waiting pods for which an autoscaler wants a node, and the cloud provides none."""
+"""Find waiting pods for which an autoscaler wants a node, and the cloud provides none.
+
+Karpenter and the Cluster Autoscaler report an attempt on the pod. Karpenter reports a failure on the NodeClaim, which
+it then deletes, and the Cluster Autoscaler on its ConfigMap.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING
 
-from diagnosis.causes.unscheduled.waiting import Waiting
-from diagnosis.facts.autoscaler import CAPACITY, QUOTA, Attempts, attempts
+from msgspec import Struct
+
 from diagnosis.facts.commands import command
+from diagnosis.facts.gpu_nodes import has_nvidia
+from diagnosis.facts.placement import selects
 from diagnosis.facts.quantity import counted
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Cause, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+from healthcheck.text.moments import EARLIEST
 from healthcheck.text.naming import named
+
+if TYPE_CHECKING:
+    from diagnosis.causes.unscheduled.waiting import Waiting
 
 _scheduled = Family(Link.SCHEDULED)
 NO_CAPACITY = _scheduled(
@@ -27,7 +45,108 @@ NO_QUOTA = _scheduled(
     source="Karpenter and Cluster Autoscaler: errors VcpuLimitExceeded, QUOTA_EXCEEDED",
 )
 CAUSES = (NO_CAPACITY, NO_QUOTA)
+_ATTEMPT = frozenset(("TriggeredScaleUp", "Nominated"))
+"""Event reasons of the Cluster Autoscaler and Karpenter for a pod whose node they create."""
+_REFUSAL = frozenset(("NotTriggerScaleUp", "FailedScaleUp"))
+_ARRIVES = timedelta(minutes=15)
+"""Time in which a new node joins. Karpenter and the Cluster Autoscaler give up after as long."""
+_ELSEWHERE = timedelta(minutes=5)
+"""Time in which Karpenter tries other instance types after the cloud had no capacity of one."""
+_CLAIM = re.compile(r"\b(?:nodeclaim|machine)/([a-z0-9][a-z0-9.-]{0,252})")
+_GROUP = re.compile(r"\{(\S{1,200}) \d{1,6}->\d{1,6}")
+_CLAIMS = ("nodeclaim/", "machine/")
+_MOST_NODES, _MOST_FAILURES = 1000, 200
+_STATUS = "/cluster-autoscaler-status"
+_QUOTA = re.compile(
+    r"VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded|quota[ _]?exceeded"
+    r"|exceed\w{0,6} [^\n]{0,80}quota",
+    re.IGNORECASE,
+)
+"""Errors of AWS, Google and Azure about the account's limits."""
+_CAPACITY = re.compile(
+    r"Insufficient\s?\w{0,20}\s?Capacity|UnfulfillableCapacity|not have sufficient [^\n]{0,60}capacity"
+    r"|RESOURCE_POOL_EXHAUSTED|stockout|out of resources?\b|AllocationFailed|Overconstrained\w{0,20}Allocation"
+    r"|SkuNotAvailable|UnavailableOffering",
+    re.IGNORECASE,
+)
+"""Errors of AWS, Google and Azure about free machines."""
 _MOST = 3
+
+
+class Attempts(Struct, frozen=True):
+    """Attempts of an autoscaler to add a node for a pod, since a suitable node joined last."""
+
+    by: str
+    since: datetime
+    count: int
+    nodes: tuple[str, ...]
+    """Karpenter's NodeClaims; otherwise node groups."""
+    pools: tuple[str, ...]
+    """Karpenter's NodePools, by the names of the NodeClaims."""
+    failures: tuple[Event, ...]
+    """Warnings about these nodes, the newest last."""
+
+
+def attempts(snapshot: Snapshot, pod: Pod) -> Attempts | None:
+    """Return the attempts for the pod; None if there are none."""
+    newest = islice(_gpu_nodes_by_age(snapshot), _MOST_NODES)
+    joined = next((node.meta.created for node in newest if selects(pod.spec, node)), None) or EARLIEST
+    tried = (event for event in snapshot.events_of(pod) if event.reason in _ATTEMPT)
+    events = [event for event in tried if event.last is not None and event.last > joined]
+    if not events:
+        return None
+    claims = _names(_CLAIM, events)
+    pools = tuple(dict.fromkeys(name.rpartition("-")[0] for name in claims))
+    nodes = claims or _names(_GROUP, events)
+    failures = tuple(event for event in _failures(snapshot)[-_MOST_FAILURES:] if _is_about(event, nodes, pools))
+    since = max(joined, min(event.first or event.last or snapshot.now for event in events))
+    return Attempts(events[-1].by, since, sum(event.count for event in events), nodes, pools, failures)
+
+
+def is_coming(snapshot: Snapshot, pod: Pod) -> bool | None:
+    """Whether a node is being created for the pod; None if no autoscaler reports anything."""
+    events = [event for event in snapshot.events_of(pod) if event.reason in _ATTEMPT | _REFUSAL]
+    if not events or events[-1].reason in _REFUSAL:
+        return None
+    tries = attempts(snapshot, pod)
+    if tries is None:
+        return events[-1].last is not None and snapshot.now - events[-1].last < _ARRIVES
+    refused = any(_CAPACITY.search(f"{one.reason} {one.message}") for one in tries.failures)
+    return snapshot.now - tries.since < (_ELSEWHERE if refused else _ARRIVES)
+
+
+def refusal_of(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
+    """Return why the autoscaler adds no node for one of the pods."""
+    for pod in pods:
+        for event in reversed(snapshot.events_of(pod)):
+            if event.reason in _REFUSAL or (event.by == "karpenter" and event.reason == "FailedScheduling"):
+                return (f"{event.by or 'the autoscaler'} adds no node for {pod.subject}: {event.message}",)
+    return ()
+
+
+@lru_cache(maxsize=1)
+def _gpu_nodes_by_age(snapshot: Snapshot) -> tuple[Node, ...]:
+    """Return the GPU nodes whose age is known, the newest first."""
+    nodes = (node for node in snapshot.nodes if node.meta.created is not None and has_nvidia(node))
+    return tuple(sorted(nodes, key=lambda node: node.meta.created or EARLIEST, reverse=True))
+
+
+@lru_cache(maxsize=1)
+def _failures(snapshot: Snapshot) -> tuple[Event, ...]:
+    """Return the warnings about Karpenter's claims and the Cluster Autoscaler, the newest last."""
+    about = (subject for subject in snapshot.events_about if subject.startswith(_CLAIMS) or subject.endswith(_STATUS))
+    found = (event for subject in about for event in snapshot.events_about[subject] if event.warning)
+    return tuple(sorted(found, key=lambda event: str(event.last)))
+
+
+def _names(pattern: re.Pattern[str], events: Iterable[Event]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for event in events for name in pattern.findall(event.message)))
+
+
+def _is_about(event: Event, nodes: tuple[str, ...], pools: tuple[str, ...]) -> bool:
+    if event.about.endswith(_STATUS):
+        return any(group in event.message for group in nodes)
+    return event.about.rpartition("/")[2].rpartition("-")[0] in pools
 
 
 def find_no_node(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
@@ -36,9 +155,9 @@ def find_no_node(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     if tries is None or (tries.by == "karpenter" and not tries.nodes):
         return  # Karpenter expects the pods on an existing node
     failures = [f"{event.about}: {event.reason}: {shortened(event.message)}" for event in tries.failures]
-    known = [failure for failure in failures if QUOTA.search(failure) or CAPACITY.search(failure)]
+    known = [failure for failure in failures if _QUOTA.search(failure) or _CAPACITY.search(failure)]
     # Karpenter puts `insufficient capacity` before each error of the cloud, also before that of a quota.
-    cause = NO_QUOTA if known and QUOTA.search(known[-1]) else NO_CAPACITY
+    cause = NO_QUOTA if known and _QUOTA.search(known[-1]) else NO_CAPACITY
     names = f": {named(tries.nodes, _MOST)}" if tries.nodes else ""
     chosen = f"chose a new node for {waiting.pods[0].subject} {counted(tries.count, 'time')}"
     pool = tries.pools[-1] if tries.pools else ""

@@ -10,9 +10,8 @@ from itertools import islice
 from msgspec.structs import replace
 
 from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
-from diagnosis.causes.unscheduled import refused, unknown_resources
+from diagnosis.causes.unscheduled import autoscaling, refused, unknown_resources
 from diagnosis.causes.unscheduled.waiting import Waiting, is_stuck
-from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
@@ -245,7 +244,7 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) 
         evidence = (
             f"one pod requests {shown(name, asked)}; {total}",
             *_owners(name, sorted(nodes, key=lambda use: -use.free(name)) if scattered else nodes),
-            *autoscaler.refusal_of(snapshot, waiting.pods),
+            *autoscaling.refusal_of(snapshot, waiting.pods),
         )
         remedy = (
             (_move(nodes, name),)

@@ -8,9 +8,8 @@ from difflib import get_close_matches
 
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.device_plugins import why_not_cut, why_not_offered
-from diagnosis.causes.unscheduled import refused
+from diagnosis.causes.unscheduled import autoscaling, refused
 from diagnosis.causes.unscheduled.waiting import Waiting
-from diagnosis.facts import autoscaler
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready
 from diagnosis.facts.components import refused as refusing_taints
@@ -118,7 +117,7 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, name: str) -> Iterator[Fou
             f"{counted(len(snapshot.nodes), 'node')}, none with {name}",
             *_without(snapshot, name),
             _offered(there),
-            *autoscaler.refusal_of(snapshot, waiting.pods),
+            *autoscaling.refusal_of(snapshot, waiting.pods),
         )
         steps, because = _check_plugin(snapshot, name), why_not_offered(snapshot)
         yield waiting.found(ABSENT, *evidence, subject=f"resource/{name}", remedy=steps, because_of=because)
@@ -276,7 +275,7 @@ def _rdma_absent(snapshot: Snapshot, waiting: Waiting, name: str, role: Role) ->
         remedy = (f"Install the {role.value} ({_RDMA_STEPS[role]}), with {resource}.",)
     subjects = (*((plugin.subject,) if plugin else ()), *(node.subject for node in nodes))
     because = origins((NOT_READY[role],), *subjects)
-    evidence += autoscaler.refusal_of(snapshot, waiting.pods)
+    evidence += autoscaling.refusal_of(snapshot, waiting.pods)
     return waiting.found(RDMA_ABSENT, *evidence, subject=f"resource/{name}", remedy=remedy, because_of=because)
 
 

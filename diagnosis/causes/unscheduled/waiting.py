@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.facts import autoscaler
+from diagnosis.causes.unscheduled import autoscaling
 from diagnosis.facts.fit_error import FitError, ReasonSubject, UnfitReason, parse, reason_of
 from diagnosis.facts.gangs import group_message, is_held_back
 from diagnosis.facts.gpu_requests import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
@@ -157,7 +157,7 @@ def is_stuck(snapshot: Snapshot, pod: Pod) -> bool:
 
 def _is_node_coming(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether a node is being created for the pod, or preemption is making room."""
-    created = autoscaler.is_coming(snapshot, pod)
+    created = autoscaling.is_coming(snapshot, pod)
     if created is not None:
         return created
     return bool(pod.nominated) and pod.nominated not in _nodes_with_stuck_pods(snapshot)
