@@ -77,17 +77,15 @@ def test_unprocessed_rule_is_likely() -> None:
 def test_rule_of_another_author_names_the_rule() -> None:
     taint = {"key": "team/maintenance", "effect": "NoExecute"}
     result = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(name="it's mine", taint=taint))
-    assert (
-        result.evidence[-1] == "gpu-0 of node/a has the taint team/maintenance:NoExecute by devicetaintrule/it's mine"
-    )
+    evidence = "gpu-0 of node/a has the taint team/maintenance:NoExecute by devicetaintrule/it's mine"
+    assert result.evidence[-1] == evidence
     assert result.remedy[-1] == """To remove the taint: `kubectl delete devicetaintrule 'it'"'"'s mine'`"""
 
 
 def test_taint_of_the_driver_names_its_slice() -> None:
     result = found(node("a", None), *claimed(), tainted(devices("gpu-0")))
-    assert result.evidence[-1] == (
-        "gpu-0 of node/a has the taint gpu.nvidia.com/xid=79:NoSchedule in its ResourceSlice, from gpu.nvidia.com"
-    )
+    taint = "gpu.nvidia.com/xid=79:NoSchedule in its ResourceSlice, from gpu.nvidia.com"
+    assert result.evidence[-1] == f"gpu-0 of node/a has the taint {taint}"
     assert "kubectl get resourceslices --field-selector=spec.nodeName=a" in result.remedy[-1]
 
 

@@ -66,50 +66,27 @@ SHORT = condition("PodScheduled", "False", "Unschedulable", "0/2 nodes are avail
 OTHERS = [pod(f"other-{on}", 8, on=on, namespace="else") for on in "ab"]
 IN_USE = [("GpusAllInUse", "resource/nvidia.com/gpu")]
 BARE: Any = {"metadata": {"ownerReferences": []}}
+INCOMPLETE, MISSING = [("GangIncomplete", "job/team/train")], [("PodGroupMissing", "job/team/train")]
+FOUR = members(0, 1, 2, 3)
+BY_PODS = members(0, 1, 2, 3, conditions=[refused("PodScheduled")])
+REFUSED_GROUP = group(4, refused("PodGroupScheduled"))
+INITIALLY = group(4, refused("PodGroupInitiallyScheduled"), version="v1beta1")
 STATES: list[tuple[str, list[Object], list[tuple[str, str]]]] = [
-    ("too few members", [*NODES, JOB, group(), *members(0, 1, 3)], [("GangIncomplete", "job/team/train")]),
-    (
-        "too few members of a group of 1.35",
-        [*NODES, JOB, workload(), *members(0, 1, by_ref=True)],
-        [("GangIncomplete", "job/team/train")],
-    ),
-    (
-        "too few members of a group of 1.37",
-        [*NODES, JOB, group(version="v1alpha3"), *members(0, 1)],
-        [("GangIncomplete", "job/team/train")],
-    ),
-    (
-        "too few bare pods",
-        [*NODES, group(2), member(0, **BARE)],
-        [("GangIncomplete", "podgroup/team/train-workers")],
-    ),
-    ("no group", [*NODES, JOB, *members(0, 1, 2, 3)], [("PodGroupMissing", "job/team/train")]),
-    ("no Workload", [*NODES, JOB, *members(0, 1, by_ref=True)], [("PodGroupMissing", "job/team/train")]),
-    (
-        "a Workload without the group",
-        [*NODES, JOB, workload(name="others"), *members(0, 1, by_ref=True)],
-        [("PodGroupMissing", "job/team/train")],
-    ),
+    ("too few members", [*NODES, JOB, group(), *members(0, 1, 3)], INCOMPLETE),
+    ("too few members of a group of 1.35", [*NODES, JOB, workload(), *members(0, 1, by_ref=True)], INCOMPLETE),
+    ("too few members of a group of 1.37", [*NODES, JOB, group(version="v1alpha3"), *members(0, 1)], INCOMPLETE),
+    ("too few bare pods", [*NODES, group(2), member(0, **BARE)], [("GangIncomplete", "podgroup/team/train-workers")]),
+    ("no group", [*NODES, JOB, *FOUR], MISSING),
+    ("no Workload", [*NODES, JOB, *members(0, 1, by_ref=True)], MISSING),
+    ("a Workload without the group", [*NODES, JOB, workload(name="others"), *members(0, 1, by_ref=True)], MISSING),
     ("members that have just been created", [*NODES, JOB, group(), *members(0, 1, age=1)], []),
-    (
-        "room for two of four",
-        [*NODES, JOB, group(4, refused("PodGroupScheduled")), *members(0, 1, 2, 3)],
-        [("GangIncomplete", "job/team/train")],
-    ),
-    (
-        "room for two of four in 1.37",
-        [*NODES, JOB, group(4, refused("PodGroupInitiallyScheduled"), version="v1beta1"), *members(0, 1, 2, 3)],
-        [("GangIncomplete", "job/team/train")],
-    ),
-    (
-        "room for two of four, by the pods' conditions",
-        [*NODES, JOB, group(), *members(0, 1, 2, 3, conditions=[refused("PodScheduled")])],
-        [("GangIncomplete", "job/team/train")],
-    ),
+    ("room for two of four", [*NODES, JOB, REFUSED_GROUP, *FOUR], INCOMPLETE),
+    ("room for two of four in 1.37", [*NODES, JOB, INITIALLY, *FOUR], INCOMPLETE),
+    ("room for two of four, by the pods' conditions", [*NODES, JOB, group(), *BY_PODS], INCOMPLETE),
     (
         "room for two of four, in other words",
-        [*NODES, JOB, group(4, refused("PodGroupScheduled", IN_OTHER_WORDS)), *members(0, 1, 2, 3)],
-        [("GangIncomplete", "job/team/train")],
+        [*NODES, JOB, group(4, refused("PodGroupScheduled", IN_OTHER_WORDS)), *FOUR],
+        INCOMPLETE,
     ),
     (
         "room for none",
@@ -128,9 +105,9 @@ STATES: list[tuple[str, list[Object], list[tuple[str, str]]]] = [
         [],
     ),
     (
-        "a group that another scheduler has",
+        "a group of another scheduler",
         [*NODES, JOB, obj("PodGroup", "train-workers", "team", spec={"minMember": 2}), *members(0, 1)],
-        [("PodGroupMissing", "job/team/train")],
+        MISSING,
     ),
 ]
 
