@@ -36,7 +36,7 @@ from healthcheck.operations.cordon import cordoned_by
 from healthcheck.operations.drain import DrainPermissions
 from healthcheck.operations.next_step import NextStep
 from healthcheck.operations.quarantine_job import job_name
-from healthcheck.text.json_rows import as_json
+from healthcheck.text.boundary import as_json
 from healthcheck.text.printable import printable
 from healthcheck.verdict.record import RunRecord
 

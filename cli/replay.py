@@ -21,7 +21,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import say
 from healthcheck.memory.findings import ActiveFinding
-from healthcheck.text import json_rows
+from healthcheck.text import boundary
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import Identity
@@ -120,7 +120,7 @@ def _judge_log(name: str, captures: Captures, replayed: Replay, instance_type: s
         assert replayed.now is not None
         identity = Identity(captures.host, instance_type)
         record = records.render(verdict, memory, identity, replayed.now.wall + captures.undated_by)
-        write_as(form, json_rows.as_json(record), indent=None)
+        write_as(form, boundary.as_json(record), indent=None)
     else:
         _show(name, verdict, replayed)
     return EXIT_CODES[verdict.status]

@@ -38,7 +38,7 @@ from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import Evidence, Finding, Now, Outcome
 from healthcheck.probes.dcgm.diag import DcgmReading
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer, DiagError, DiagResult, read_answer
-from healthcheck.text import json_rows
+from healthcheck.text import boundary
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import Identity
@@ -69,7 +69,7 @@ def judge_document(name: str, raw: bytes, saved_at: datetime, expected: Expectat
     verdict = decide(memory, outcomes)
     if form:
         record = records.render(verdict, memory, Identity("", expected.instance_type), now.wall)
-        write_as(form, json_rows.as_json(record), indent=None)
+        write_as(form, boundary.as_json(record), indent=None)
     else:
         _show(name, verdict, answer, expected.policy)
     return EXIT_CODES[verdict.status]

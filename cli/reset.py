@@ -35,7 +35,7 @@ from healthcheck.host.program import COULD_NOT, FAULT, INTERRUPTED
 from healthcheck.model import Status
 from healthcheck.operations.drain import DrainPermissions
 from healthcheck.operations.reset_job import job_name
-from healthcheck.text.json_rows import as_json
+from healthcheck.text.boundary import as_json
 from healthcheck.text.printable import printable
 
 

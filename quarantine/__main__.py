@@ -16,7 +16,7 @@ from healthcheck.host.program import COULD_NOT, FAULT, Options, RunRefused, exit
 from healthcheck.model import Status
 from healthcheck.settings.job_program import JobSettings, run_program
 from healthcheck.settings.reading import Settings
-from healthcheck.text.json_rows import as_json
+from healthcheck.text.boundary import as_json
 from quarantine.node_marks import QuarantineMarks
 from quarantine.recommendation import Recommendation
 from quarantine.run import QuarantineRun

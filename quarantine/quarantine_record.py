@@ -141,7 +141,7 @@ def _carried(fault: Fault, at: datetime | None) -> FindingRow:
         detail=detail,
         boot_id=fault.boot_id,
         nature=Nature.EVENT,
-        odd=frozenset(),
+        invalid=frozenset(),
     )
 
 

@@ -39,7 +39,7 @@ from healthcheck.probes.nvml.driver import read_driver_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.settings.declaration import NodeSettings
 from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
-from healthcheck.text.json_rows import as_json
+from healthcheck.text.boundary import as_json
 from healthcheck.text.moments import is_future
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import adopted_records_on

@@ -20,7 +20,7 @@ from healthcheck.checks import DEEP_CHECKS, MEANINGS
 from healthcheck.host.console import Screen
 from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import Check, Evidence, Nature, Observation, Outcome, Severity, Status, Unobserved, counted
-from healthcheck.text import json_rows
+from healthcheck.text import boundary
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.inventory_seen import seen_in
@@ -36,7 +36,7 @@ def show(judged: CheckResult, form: OutputFormat | None, *, verbose: bool) -> No
     if form:
         # Standard output contains only the record.
         console = Screen(stderr=True)
-        write_as(form, json_rows.as_json(_record(judged)), indent=None)
+        write_as(form, boundary.as_json(_record(judged)), indent=None)
     else:
         console = Screen()
         _show_table(console, judged)

@@ -20,7 +20,7 @@ from healthcheck.memory.known_names import STOPS_PODS
 from healthcheck.model import Severity, Status
 from healthcheck.node.state import RESULTS, is_our_taint
 from healthcheck.operations.cordon import cordoned_by
-from healthcheck.text.json_rows import as_json
+from healthcheck.text.boundary import as_json
 from healthcheck.text.moments import moment_or_none, timestamp
 from healthcheck.text.naming import named
 from healthcheck.text.printable import LONGEST, printable

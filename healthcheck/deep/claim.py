@@ -8,13 +8,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from msgspec import Struct
 
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
-from healthcheck.text.json_rows import JsonObject, as_json, one_of, row_in, word
-from healthcheck.text.moments import moment_or_none
+from healthcheck.text.boundary import JsonObject, as_json, read_row
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError
 
@@ -63,9 +62,9 @@ class Claim(Struct, frozen=True):
 class _ClaimRow(JsonObject, frozen=True):
     """Fields of the annotation."""
 
-    kind: Annotated[RunKind | None, one_of({one.value: one for one in RunKind})] = None
-    holder: Annotated[str | None, word] = None
-    until: Annotated[datetime | None, moment_or_none] = None
+    kind: RunKind | None = None
+    holder: str | None = None
+    until: datetime | None = None
 
 
 GivesWay = Callable[[Claim], bool]
@@ -177,7 +176,7 @@ def _text(claim: Claim) -> str:
 
 
 def _parse(text: str) -> Claim:
-    row = row_in(_ClaimRow, records.load(text))
+    row = read_row(_ClaimRow, records.load(text))
     try:
         row.must_have("kind", "holder", "until")
     except ValueError as error:

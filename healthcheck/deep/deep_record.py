@@ -153,7 +153,7 @@ def deep_record(record: RunRecord, kind: str) -> DeepRecord:
     at = moment(record.timestamp)
     severity = records.severity_of(record)
     faults = [fault for fault in deep_faults(record, kind) if min(fault.severity, severity) is not Severity.PASS]
-    saw_all = not record.unobserved and "unobserved" not in record.odd
+    saw_all = not record.unobserved and "unobserved" not in record.invalid
     return DeepRecord(
         kind,
         str(record.timestamp),

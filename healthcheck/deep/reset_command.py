@@ -8,7 +8,7 @@ at its `until` (kubernetes/manifests/11-admission-policies-reset.yaml).
 import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back
 from healthcheck.deep.reset_steps import awaits_reboot
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, annotated
-from healthcheck.text.json_rows import JsonObject, names, row_in, word
+from healthcheck.text.boundary import JsonObject, read_row
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError, RunRecord
@@ -53,10 +53,10 @@ class ResetCommand(Struct, frozen=True):
 
 
 class _CommandRow(JsonObject, frozen=True):
-    holder: Annotated[str | None, word] = None
-    operands: Annotated[Mapping[str, str] | None, names] = None
-    renewed: Annotated[str | None, word] = None
-    until: Annotated[str | None, word] = None
+    holder: str | None = None
+    operands: Mapping[str, str] | None = None
+    renewed: str | None = None
+    until: str | None = None
 
 
 class Silence(Struct):
@@ -81,7 +81,7 @@ class Silence(Struct):
 def command_in(annotations: Mapping[str, str]) -> ResetCommand | None:
     """Return the command's annotation; None if it is missing or unreadable."""
     try:
-        row = row_in(_CommandRow, records.load(annotations.get(RESET_COMMAND, "")))
+        row = read_row(_CommandRow, records.load(annotations.get(RESET_COMMAND, "")))
         row.must_have("holder", "renewed")
     except (RecordError, ValueError):
         return None

@@ -3,89 +3,73 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Any
+
+from msgspec import Meta, Struct, convert, field, to_builtins
 
 from healthcheck.memory.findings import FirstObservation, Key, Memory, ProcessHit, distinct
 from healthcheck.memory.rows import (
     AcknowledgementRow,
     FindingRow,
     ReleaseRow,
+    Seconds,
     acknowledgement_row,
     release_row,
     whole_row,
 )
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition, RdmaPort
 from healthcheck.text import strict_json
-from healthcheck.text.json_rows import (
-    NULL,
-    JsonObject,
-    as_json,
-    names,
-    only_rows,
-    row,
-    row_in,
-    seconds,
-    text,
-    whole,
-    word,
-)
+from healthcheck.text.boundary import as_json, read_row
 from healthcheck.text.moments import exact, moment
 
 SCHEMA = 2
 LONGEST = 4 << 20
 """Longest memory file, in bytes."""
+_Row = dict[str, Any]
+_Position = Annotated[int, Meta(ge=-1, lt=1 << 62)]
 
 
-def _table(value: object) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
-
-
-def _lists(value: object) -> tuple[Any, ...] | None:
-    return tuple(value) if isinstance(value, list) and all(isinstance(entry, list) for entry in value) else None
-
-
-class _FirstRow(JsonObject, frozen=True):
-    efa: Annotated[int | None, whole, NULL] = None
-    gpus: Annotated[int | None, whole, NULL] = None
-    """Written since 0.4.0."""
-    places: Annotated[Mapping[str, tuple[int, str]] | None, _table] = None
-    rdma: Annotated[Mapping[str, tuple[Any, ...]] | None, _table, NULL] = None
-    """Written since 0.4.0: name, kind and rate of each port, then its outages."""
-    rdma_released: Annotated[Mapping[str, str] | None, names] = None
-
-
-class _Content(JsonObject, frozen=True):
-    """Fields of the memory file.
-
-    Files of earlier versions of this program can lack `instance_type` and all fields after it.
-    """
-
-    machine: Annotated[str | None, word] = None
-    boot_id: Annotated[str | None, word] = None
-    cursor: Annotated[int | None, whole, NULL] = None
-    driver_loaded_at: Annotated[float | None, seconds, NULL] = None
-    instance_type: Annotated[str | None, word] = None
-    taken: Annotated[Mapping[str, str] | None, names] = None
-    findings: Annotated[tuple[FindingRow, ...] | None, only_rows(FindingRow)] = None
-    released: Annotated[ReleaseRow | None, row(ReleaseRow), NULL] = None
-    acknowledged: Annotated[tuple[AcknowledgementRow, ...] | None, only_rows(AcknowledgementRow)] = None
-    sights: Annotated[Mapping[str, tuple[str, datetime]] | None, _table] = None
-    sight_places: Annotated[Mapping[str, tuple[str, int]] | None, _table] = None
-    gpus: Annotated[Mapping[str, Mapping[str, str]] | None, _table] = None
-    gpus_boot_id: Annotated[str | None, word] = None
-    recovery: Annotated[Mapping[str, int] | None, _table] = None
-    last_xid: Annotated[Mapping[str, float] | None, _table] = None
-    hits: Annotated[tuple[Any, ...] | None, _lists] = None
-    ended: Annotated[tuple[Any, ...] | None, _lists] = None
-    first: Annotated[_FirstRow | None, row(_FirstRow)] = None
-
-
-class _Head(JsonObject, frozen=True):
+class _Head(Struct, frozen=True):
     """First line of the file."""
 
-    schema: Annotated[int | None, whole] = None
-    sha256: Annotated[str | None, text] = None
+    schema: int
+    sha256: str
+
+
+class _First(Struct, frozen=True, omit_defaults=True):
+    """Hardware that the machine had earlier. Fields with a default are written since 0.4.0."""
+
+    efa: int | None
+    places: Mapping[str, tuple[int, str]]
+    gpus: int | None = None
+    rdma: Mapping[str, tuple[Any, ...]] | None = None
+    """Name, kind and rate of each port, then its outages."""
+    rdma_released: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Content(Struct, frozen=True, omit_defaults=True):
+    """Fields of the memory file. Earlier versions wrote no fields with a default."""
+
+    machine: str
+    boot_id: str
+    cursor: _Position | None
+    driver_loaded_at: Seconds | None
+    findings: tuple[_Row, ...]
+    released: _Row | None
+    acknowledged: tuple[_Row, ...]
+    gpus: Mapping[str, Mapping[str, str]]
+    recovery: Mapping[str, int]
+    last_xid: Mapping[str, Seconds]
+    hits: tuple[tuple[str, str, str, str, Seconds, str], ...]
+    """Reason, address, process, place, and both times of each hit."""
+    ended: tuple[tuple[str, ...], ...]
+    """Reason, address and times."""
+    instance_type: str = ""
+    taken: Mapping[str, str] = field(default_factory=dict)
+    sights: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    sight_places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    gpus_boot_id: str = ""
+    first: _First = field(default_factory=lambda: _First(None, {}))
 
 
 def dump(memory: Memory) -> bytes:
@@ -93,24 +77,23 @@ def dump(memory: Memory) -> bytes:
 
     They begin with a digest, so that a partial write is never read as a complete file.
     """
-    content = json.dumps(as_json(_content(memory), exact)).encode()
-    return json.dumps(as_json(_Head(SCHEMA, _digest(content)))).encode() + b"\n" + content + b"\n"
+    content = json.dumps(to_builtins(_content(memory))).encode()
+    return json.dumps({"schema": SCHEMA, "sha256": _digest(content)}).encode() + b"\n" + content + b"\n"
 
 
 def parse(raw: bytes) -> Memory:
-    """Parse a memory file. Raises one of many errors if it is not complete."""
+    """Parse a memory file. Raises ValueError or TypeError if it is not complete."""
     first, _, rest = raw.partition(b"\n")
-    head = row_in(_Head, strict_json.loads(first, LONGEST))
+    head = convert(strict_json.loads(first, LONGEST), _Head)
     if head.schema != SCHEMA:
         raise ValueError(f"schema {head.schema!r}; this version reads {SCHEMA}")
     body = rest.removesuffix(b"\n")
     if head.sha256 != _digest(body):
         raise ValueError("its digest is not that of its content")
-    return _memory(row_in(_Content, strict_json.loads(body, LONGEST)))
+    return _memory(convert(strict_json.loads(body, LONGEST), _Content))
 
 
 def _content(memory: Memory) -> _Content:
-    places = {address: (position.numa_node, position.switch) for address, position in memory.first.places.items()}
     return _Content(
         machine=memory.machine,
         boot_id=memory.boot_id,
@@ -118,105 +101,94 @@ def _content(memory: Memory) -> _Content:
         driver_loaded_at=memory.driver_loaded_at,
         instance_type=memory.instance_type,
         taken=memory.adopted_records,
-        findings=tuple(map(whole_row, memory.active)),
-        released=release_row(memory.released) if memory.released else None,
-        acknowledged=tuple(map(acknowledgement_row, memory.acknowledged)),
-        sights={kind: (observation.name, observation.at) for kind, observation in memory.first_observations.items()},
+        findings=tuple(as_json(whole_row(finding), exact) for finding in memory.active),
+        released=as_json(release_row(memory.released), exact) if memory.released else None,
+        acknowledged=tuple(as_json(acknowledgement_row(event), exact) for event in memory.acknowledged),
+        sights={
+            kind: (observation.name, exact(observation.at)) for kind, observation in memory.first_observations.items()
+        },
         sight_places={
             kind: (observation.boot_id, observation.cursor)
             for kind, observation in memory.first_observations.items()
             if observation.boot_id
         },
         gpus=memory.gpus,
-        gpus_boot_id=memory.gpus_boot_id or None,
+        gpus_boot_id=memory.gpus_boot_id,
         recovery=memory.recovery,
         last_xid=memory.last_xid,
-        hits=tuple((*at, hit.process, hit.place, hit.at, hit.seen) for at, hits in memory.hits.items() for hit in hits),
-        ended=tuple((*at, *ends) for at, ends in memory.ended.items()),
-        first=_FirstRow(efa=memory.first.efa, gpus=memory.first.gpus, places=places, **_rdma_rows(memory)),
+        hits=tuple(
+            (*key, hit.process, hit.place, hit.at, exact(hit.seen)) for key, hits in memory.hits.items() for hit in hits
+        ),
+        ended=tuple((*key, *map(exact, times)) for key, times in memory.ended.items()),
+        first=_first_row(memory.first),
     )
 
 
 def _memory(content: _Content) -> Memory:
-    content.must_have(
-        *("machine", "boot_id", "findings", "acknowledged", "gpus", "recovery", "last_xid", "hits", "ended")
-    )
     hits: dict[Key, tuple[ProcessHit, ...]] = {}
-    for reason, address, process, place, at, seen in content.hits or ():
-        key = (str(reason), str(address))
-        hits[key] = (*hits.get(key, ()), ProcessHit(str(process), str(place), _seconds(at), moment(seen)))
+    for reason, address, process, place, at, seen in content.hits:
+        hits[reason, address] = (*hits.get((reason, address), ()), ProcessHit(process, place, at, moment(seen)))
     return Memory(
-        machine=content.machine or "",
-        boot_id=content.boot_id or "",
+        machine=content.machine,
+        boot_id=content.boot_id,
         cursor=content.cursor,
         driver_loaded_at=content.driver_loaded_at,
-        active=tuple(row.active_finding() for row in content.findings or ()),
-        released=content.released.release() if content.released else None,
-        acknowledged=tuple(row.acknowledgement() for row in content.acknowledged or ()),
-        gpus={address: names(about) or {} for address, about in (content.gpus or {}).items()},
-        gpus_boot_id=content.gpus_boot_id or "",
-        recovery={address: int(action) for address, action in (content.recovery or {}).items()},
-        last_xid={address: _seconds(at) for address, at in (content.last_xid or {}).items()},
+        active=tuple(read_row(FindingRow, row).active_finding() for row in content.findings),
+        released=read_row(ReleaseRow, content.released).release() if content.released is not None else None,
+        acknowledged=tuple(read_row(AcknowledgementRow, row).acknowledgement() for row in content.acknowledged),
+        gpus=content.gpus,
+        gpus_boot_id=content.gpus_boot_id,
+        recovery=content.recovery,
+        last_xid=content.last_xid,
         hits={key: distinct(entries) for key, entries in hits.items()},
-        ended={(str(entry[0]), str(entry[1])): tuple(moment(at) for at in entry[2:]) for entry in content.ended or ()},
-        first=_first(content.first, content.gpus or {}) if content.first else EarlierHardware(),
-        instance_type=content.instance_type or "",
-        adopted_records=content.taken or {},
-        first_observations=_first_observations(content),
+        ended={(reason, address): tuple(map(moment, times)) for reason, address, *times in content.ended},
+        first=_first(content.first, content.gpus),
+        instance_type=content.instance_type,
+        adopted_records=content.taken,
+        first_observations={kind: _observation(content, kind) for kind in content.sights},
     )
 
 
-def _first_observations(content: _Content) -> dict[str, FirstObservation]:
-    """Return the recorded observations.
-
-    Earlier versions of this program wrote them without their positions in the kernel log.
-    """
-    places = content.sight_places or {}
-    observations = {}
-    for kind, (name, at) in (content.sights or {}).items():
-        boot_id, cursor = places.get(kind, ("", -1))
-        observations[kind] = FirstObservation(str(name), moment(at), str(boot_id), int(cursor))
-    return observations
+def _observation(content: _Content, kind: str) -> FirstObservation:
+    """Return an observation. 0.3.0 wrote none, and later versions also its position in the kernel log."""
+    name, at = content.sights[kind]
+    return FirstObservation(name, moment(at), *content.sight_places.get(kind, ("", -1)))
 
 
-def _first(row: _FirstRow, gpus: Mapping[str, Mapping[str, str]]) -> EarlierHardware:
-    row.must_have("places")
-    places = {address: GpuPosition(int(numa), str(switch)) for address, (numa, switch) in (row.places or {}).items()}
+def _first_row(hardware: EarlierHardware) -> _First:
+    positions = {address: (position.numa_node, position.switch) for address, position in hardware.places.items()}
+    if hardware.rdma is None:
+        return _First(hardware.efa, positions, hardware.gpus)
+    return _First(
+        hardware.efa,
+        positions,
+        hardware.gpus,
+        {address: (port.name, port.kind, port.rate, *port.outages) for address, port in hardware.rdma.items()},
+        {address: port.released for address, port in hardware.rdma.items() if port.released},
+    )
+
+
+def _first(row: _First, gpus: Mapping[str, Mapping[str, str]]) -> EarlierHardware:
+    positions = {address: GpuPosition(*position) for address, position in row.places.items()}
     if row.gpus is not None:
-        return EarlierHardware(row.efa, places, row.gpus, _rdma_ports(row))
+        return EarlierHardware(row.efa, positions, row.gpus, _rdma_ports(row))
     # 0.3.0 stored no count: count each observed GPU once, even if it answered at several addresses.
-    identities = {_identity(gpus.get(address, {})) or address for address in places}
-    return EarlierHardware(row.efa, places, len(identities) or None)
+    identities = {_identity(gpus.get(address, {})) or address for address in positions}
+    return EarlierHardware(row.efa, positions, len(identities) or None)
 
 
-def _rdma_rows(memory: Memory) -> dict[str, Any]:
-    if memory.first.rdma is None:
-        return {"rdma": None}
-    ports = memory.first.rdma.items()
-    released = {address: port.released for address, port in ports if port.released}
-    rows = {address: (port.name, port.kind, port.rate, *port.outages) for address, port in ports}
-    return {"rdma": rows, "rdma_released": released or None}
-
-
-def _rdma_ports(row: _FirstRow) -> dict[str, RdmaPort] | None:
+def _rdma_ports(row: _First) -> dict[str, RdmaPort] | None:
     if row.rdma is None:
         return None
-    ports, released = {}, row.rdma_released or {}
+    ports = {}
     for address, (name, kind, rate, *outages) in row.rdma.items():
-        times = tuple(map(_seconds, outages))
-        ports[address] = RdmaPort(str(name), str(kind), _seconds(rate), times, released=released.get(address, ""))
+        port = RdmaPort(name, kind, rate, tuple(outages), released=row.rdma_released.get(address, ""))
+        ports[address] = convert(to_builtins(port), RdmaPort)
     return ports
 
 
 def _identity(about: Mapping[str, str]) -> str:
     return about.get("uuid") or about.get("serial") or ""
-
-
-def _seconds(value: object) -> float:
-    number = seconds(value)
-    if number is None:
-        raise ValueError("it must be a number of seconds")
-    return number
 
 
 def _digest(content: bytes) -> str:

@@ -7,26 +7,23 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated
 
+from msgspec import Meta, convert
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import MOST_COUNTED
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, CountedProcess, Release, distinct
 from healthcheck.model import Finding, Nature, Severity
-from healthcheck.text.json_rows import NULL, JsonObject, names, one_of, seconds, text, whole, word, yes
-from healthcheck.text.moments import held, moment_or_none
+from healthcheck.text.boundary import NULL, JsonObject
+from healthcheck.text.moments import held
 
 _LONGEST_WORD = 200
-SEVERITIES: Mapping[str, Severity] = Severity.__members__
-_NATURES = {one.value: one for one in Nature}
+Seconds = Annotated[float, Meta(ge=-1e13, le=1e13)]
+"""Seconds of a monotonic clock."""
 
 
-def _processes(value: object) -> tuple[tuple[str, float], ...] | None:
-    if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):
-        return None
-    pairs = [(text(name), seconds(at)) for name, at in value[-MOST_COUNTED:]]
-    read = tuple((name, at) for name, at in pairs if name is not None and at is not None)
-    return read if len(read) == len(pairs) else None
+def _processes(value: object) -> tuple[tuple[str, float], ...]:
+    return convert(value, tuple[tuple[str, Seconds], ...])[-MOST_COUNTED:]
 
 
 class FindingRow(JsonObject, frozen=True):
@@ -35,25 +32,25 @@ class FindingRow(JsonObject, frozen=True):
     A record on the Node contains the boot only if it is not the current boot; the file always contains it.
     """
 
-    reason: Annotated[str | None, word] = None
-    severity: Annotated[Severity | None, one_of(SEVERITIES)] = None
-    subject: Annotated[str | None, word] = None
-    about: Annotated[Mapping[str, str] | None, names] = None
-    detail: Annotated[str | None, word] = None
-    first_seen: Annotated[datetime | None, moment_or_none] = None
-    last_seen: Annotated[datetime | None, moment_or_none] = None
-    count: Annotated[int | None, whole] = None
-    exit: Annotated[str | None, word] = None
-    check: Annotated[str | None, word] = None
-    nature: Annotated[Nature | None, one_of(_NATURES)] = None
-    at: Annotated[float | None, seconds] = None
-    seq: Annotated[int | None, whole] = None
-    rule: Annotated[str | None, word] = None
-    source: Annotated[str | None, word] = None
-    boot_id: Annotated[str | None, word] = None
-    escalates: Annotated[bool | None, yes] = None
-    catalogued: Annotated[Severity | None, one_of(SEVERITIES)] = None
-    catalogued_rule: Annotated[str | None, word] = None
+    reason: str | None = None
+    severity: Severity | None = None
+    subject: str | None = None
+    about: Mapping[str, str] | None = None
+    detail: str | None = None
+    first_seen: datetime | None = None
+    last_seen: datetime | None = None
+    count: int | None = None
+    exit: str | None = None
+    check: str | None = None
+    nature: Nature | None = None
+    at: float | None = None
+    seq: int | None = None
+    rule: str | None = None
+    source: str | None = None
+    boot_id: str | None = None
+    escalates: bool | None = None
+    catalogued: Severity | None = None
+    catalogued_rule: str | None = None
     processes: Annotated[tuple[tuple[str, float], ...] | None, _processes] = None
     """Only in the file: name and time of each counted process."""
 
@@ -95,9 +92,9 @@ class FindingRow(JsonObject, frozen=True):
 class ReleaseRow(JsonObject, frozen=True):
     """Author, reason and time of a release, for people. The findings that it covers have separate rows."""
 
-    by: Annotated[str | None, word] = None
-    reason: Annotated[str | None, word] = None
-    at: Annotated[datetime | None, moment_or_none] = None
+    by: str | None = None
+    reason: str | None = None
+    at: datetime | None = None
 
     def release(self) -> Release:
         """Return the release. Raises ValueError if the row is not complete."""
@@ -109,11 +106,11 @@ class ReleaseRow(JsonObject, frozen=True):
 class AcknowledgementRow(JsonObject, frozen=True):
     """One finding that a person released."""
 
-    reason: Annotated[str | None, word] = None
-    subject: Annotated[str | None, word] = None
-    boot_id: Annotated[str | None, word] = None
-    cursor: Annotated[int | None, whole, NULL] = None
-    last_seen: Annotated[datetime | None, moment_or_none] = None
+    reason: str | None = None
+    subject: str | None = None
+    boot_id: str | None = None
+    cursor: Annotated[int | None, NULL] = None
+    last_seen: datetime | None = None
 
     def acknowledgement(self) -> Acknowledgement:
         """Return the acknowledgement. Raises ValueError if the row is not complete."""

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from healthcheck.model import counted
-from healthcheck.text.json_rows import whole, words
+from healthcheck.text.boundary import attempt, valid, whole, word
 from healthcheck.text.printable import printable
 
 JOB, JOB_SET, PYTORCH_JOB, MPI_JOB = "Job", "JobSet", "PyTorchJob", "MPIJob"
@@ -148,10 +148,10 @@ def read_retries(kind: str, raw: Mapping[str, Any]) -> Retries | None:
         printable(str(metadata.get("name", "")), _LONGEST_NAME),
         str(metadata.get("uid", "")),
         str(_object(metadata.get("labels")).get(_REPLICATED_JOB) or ""),
-        whole(limits.get(kind, _object(spec.get("runPolicy")).get("backoffLimit"))),
-        whole(spec.get("backoffLimitPerIndex")),
-        next((number for key in used if (number := whole(status.get(key))) is not None), 0),
-        whole(status.get("active")) or whole(spec.get("parallelism")) or 1,
+        _whole(limits.get(kind, _object(spec.get("runPolicy")).get("backoffLimit"))),
+        _whole(spec.get("backoffLimitPerIndex")),
+        next((number for key in used if (number := _whole(status.get(key))) is not None), 0),
+        _whole(status.get("active")) or _whole(spec.get("parallelism")) or 1,
         tuple(map(_rule, _objects(policy.get("rules")))) if isinstance(policy, dict) else None,
         {str(name).lower(): str(_object(one).get("restartPolicy")) for each in replicas for name, one in each},
         frozenset(
@@ -167,10 +167,10 @@ def _rule(raw: Mapping[str, Any]) -> FailureRule:
         printable(str(raw.get("action") or ""), _LONGEST_NAME),
         str(on_exit.get("containerName") or ""),
         str(on_exit.get("operator") or ""),
-        frozenset(words(on_exit.get("values")) or ()),
+        _words(on_exit.get("values")),
         any(one.get("status", "True") == "True" for one in disruptions),
-        frozenset(words(raw.get("onJobFailureReasons")) or ()),
-        frozenset(words(raw.get("targetReplicatedJobs")) or ()),
+        _words(raw.get("onJobFailureReasons")),
+        _words(raw.get("targetReplicatedJobs")),
         bool(raw.get("onJobFailureMessagePatterns")),
     )
 
@@ -297,6 +297,14 @@ def _of_mpi_job(job: Retries) -> RemovalEffect:
         why = f"its launcher ends with a worker, and runPolicy.backoffLimit is {job.limit}"
         return _effect(Fate.MAY_FAIL, job.title, why)
     return _effect(Fate.CONTINUES, job.title, "")
+
+
+def _whole(value: object) -> int | None:
+    return attempt(whole, value)
+
+
+def _words(value: object) -> frozenset[str]:
+    return frozenset(valid(word, value) if isinstance(value, list) else ())
 
 
 def _object(value: object) -> Mapping[str, Any]:

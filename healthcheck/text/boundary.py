@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from enum import Enum, IntEnum
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -16,7 +17,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from msgspec import Struct
 from msgspec.structs import fields
 
-from healthcheck.text.moments import moment, moment_or_none
+from healthcheck.text.moments import moment, moment_or_none, timestamp
 from healthcheck.text.printable import printable
 
 S = TypeVar("S", bound=Struct)
@@ -31,6 +32,7 @@ _MOST_WHOLE = 10**19
 _MOST_NUMBER = 1e13
 """Upper limit of other numbers: more seconds than the kernel log can have, and a float represents milliseconds."""
 _JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number"}
+_PLAIN = frozenset({str, int, float, bool})
 Reader = Callable[[Any], Any]
 """Return the value, other than null, as the type of its field; None for the default. Raises ValueError."""
 
@@ -48,9 +50,9 @@ def read(kind: type[S], raw: object, **given: object) -> S:
     `given`: values of fields that are not in the object.
     """
     values: dict[str, Any] = {}
-    table = _table(raw)
+    parts = table(raw)
     for name, path, more, reader in _fields(kind):
-        value: Any = table
+        value: Any = parts
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         try:
@@ -91,20 +93,128 @@ def _fields(kind: type[Struct]) -> tuple[tuple[str, _Path, tuple[_Path, ...], Re
     return tuple(found)
 
 
-def _reader_of(kind: Any) -> Reader:
-    """Return the reader of values of this type."""
-    inner = [one for one in get_args(kind) if one not in (types.NoneType, Ellipsis)]
-    if get_origin(kind) is Annotated:
-        return next(filter(callable, kind.__metadata__), None) or _reader_of(inner[0])
-    if get_origin(kind) in (Union, types.UnionType):
-        return _reader_of(inner[0])
-    if get_origin(kind) is tuple:
-        return partial(each, _reader_of(inner[0]))
-    if kind == Mapping[str, str]:
-        return texts
-    if issubclass(kind, Struct):
-        return partial(read, kind)
-    return _READERS[kind]
+def _reader_of(kind: Any, *, lenient: bool = False) -> Reader:
+    """Return the reader of values of this type. `lenient`: it leaves out invalid entries of lists and maps."""
+    for annotation in getattr(kind, "__metadata__", ()):
+        if callable(annotation):
+            return annotation  # type: ignore[no-any-return]
+    if get_origin(kind) in (Annotated, Union, types.UnionType, tuple):
+        reader = _reader_of(get_args(kind)[0], lenient=lenient)
+        return partial(valid if lenient else each, reader) if get_origin(kind) is tuple else reader
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return partial(_member, kind.__members__ if issubclass(kind, IntEnum) else {one.value: one for one in kind})
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return partial(read_row, kind) if issubclass(kind, JsonObject) else partial(read, kind)
+    return (_READERS_OF_ROWS if lenient else _READERS)[kind]
+
+
+# Rows of our own documents, which other programs may have changed.
+
+
+NULL = object()
+"""Marks a key whose value None is written as null instead of being omitted."""
+
+
+class JsonObject(Struct, frozen=True, kw_only=True):
+    """An object of a document, whose keys are its fields. None means that the document lacks the value."""
+
+    invalid: frozenset[str] = frozenset()
+    """Keys with a value of the wrong type: they are read as None, so that the other keys stay."""
+
+    def must_have(self, *keys: str) -> None:
+        """Raise ValueError if one of the keys is missing, or if any key has a value of the wrong type."""
+        if self.invalid:
+            raise ValueError(f"{', '.join(sorted(self.invalid))}: a value of another type")
+        if missing := [name for name in keys if getattr(self, name) is None]:
+            raise ValueError(f"missing {', '.join(missing)}")
+
+
+R = TypeVar("R", bound=JsonObject)
+
+
+@lru_cache(maxsize=64)
+def _keys(kind: type[JsonObject]) -> tuple[tuple[str, Reader, bool], ...]:
+    """Return name, reader, and whether None is written, of each key."""
+    hints = get_type_hints(kind, include_extras=True)
+    keys = [(name, hints[name]) for name in kind.__struct_fields__ if name != "invalid"]
+    return tuple(
+        (name, _reader_of(hint, lenient=True), NULL in getattr(hint, "__metadata__", ())) for name, hint in keys
+    )
+
+
+def read_row(kind: type[R], raw: object) -> R:
+    """Return the object as this kind of row. Raises ValueError if it is none."""
+    parts = table(raw)
+    values: dict[str, Any] = {}
+    invalid = set()
+    for name, reader, is_null in _keys(kind):
+        if name in parts and not (is_null and parts[name] is None):
+            try:
+                values[name] = reader(parts[name])
+            except ValueError:
+                invalid.add(name)
+    return kind(invalid=frozenset(invalid), **values)
+
+
+def as_json(row: JsonObject, time: Callable[[datetime], str] = timestamp) -> dict[str, Any]:
+    """Return the row as plain JSON types, in the order of the fields."""
+    plain: dict[str, Any] = {}
+    for name, _, is_null in _keys(type(row)):
+        value = getattr(row, name)
+        if value is not None:
+            plain[name] = value if type(value) in _PLAIN else _plain(value, time)
+        elif is_null:
+            plain[name] = None
+    return plain
+
+
+def _plain(value: Any, time: Callable[[datetime], str]) -> Any:
+    if isinstance(value, JsonObject):
+        return as_json(value, time)
+    if isinstance(value, tuple):
+        return [_plain(entry, time) for entry in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(entry, time) for name, entry in value.items()}
+    if isinstance(value, datetime):
+        return time(value)
+    if isinstance(value, Enum):
+        return value.name if isinstance(value, IntEnum) else value.value
+    return value
+
+
+def only(kind: type[R]) -> Callable[[Any], tuple[R, ...]]:
+    """Return a reader of a list that contains only such objects."""
+    return lambda value: tuple(read_row(kind, entry) for entry in listed(value))
+
+
+def valid(reader: Callable[[Any], T], value: object) -> tuple[T, ...]:
+    """Return the valid entries of a list."""
+    return tuple(found for entry in listed(value) if (found := attempt(reader, entry)) is not None)
+
+
+def attempt(reader: Callable[[Any], T], value: object) -> T | None:
+    """Return the value as the reader returns it; None if it is invalid."""
+    try:
+        return reader(value)
+    except ValueError:
+        return None
+
+
+def word(value: object) -> str:
+    """Return a text, or a number as text."""
+    return printable(_written(value), LONGEST_MESSAGE)
+
+
+def position(value: object) -> int:
+    """Return a count, or a position in the log; -1 for none."""
+    if whole(value) < -1:
+        raise _unexpected("a count", value)
+    return whole(value)
+
+
+def _valid_words(value: object) -> dict[str, str]:
+    words = ((str(name), attempt(word, entry)) for name, entry in table(value).items())
+    return {name: found for name, found in words if found is not None}
 
 
 # Readers of values.
@@ -150,6 +260,12 @@ def number(value: object) -> float:
     return float(value)
 
 
+def _member(members: Mapping[str, T], value: object) -> T:
+    if not isinstance(value, str) or value not in members:
+        raise ValueError(f"expected one of {', '.join(members)}")
+    return members[value]
+
+
 def is_there(value: object) -> bool:
     """Return whether there is a value; it may be an empty object."""
     return value is not None
@@ -159,7 +275,7 @@ def texts(value: object, keep: Callable[[str], bool] = bool, longest: int = LONG
     """Return labels, annotations, selectors, amounts. Numbers are returned as written; null is left out."""
     return {
         printable(name, LONGEST_NAME): printable(_written(entry), longest)
-        for name, entry in islice(_table(value).items(), MOST_ENTRIES)
+        for name, entry in islice(table(value).items(), MOST_ENTRIES)
         if entry is not None and isinstance(name, str) and keep(name)
     }
 
@@ -171,14 +287,13 @@ def each(reader: Callable[[Any], T], value: object) -> tuple[T, ...]:
 
 def entries(value: object) -> Iterator[Any]:
     """Yield the entries of a list other than null; none if there is no list."""
-    if value is not None and not isinstance(value, list):
-        raise _unexpected("a list", value)
-    return (entry for entry in islice(value or (), MOST_ENTRIES) if entry is not None)
+    found = [] if value is None else listed(value)
+    return (entry for entry in islice(found, MOST_ENTRIES) if entry is not None)
 
 
 def items(value: object) -> Iterator[tuple[str, Any]]:
     """Yield names and entries of an object, without null."""
-    pairs = islice(_table(value).items(), MOST_ENTRIES)
+    pairs = islice(table(value).items(), MOST_ENTRIES)
     return ((printable(str(name), LONGEST_NAME), entry) for name, entry in pairs if entry is not None)
 
 
@@ -187,14 +302,20 @@ def by_name(key: str, *keys: str, longest: int = LONGEST_NAME) -> Reader:
 
     def pairs(value: object) -> dict[str, str]:
         found = {}
-        for entry in map(_table, entries(value)):
+        for entry in map(table, entries(value)):
             found[text(entry.get(key) or "")] = text(next(filter(None, map(entry.get, keys)), ""), longest)
         return found
 
     return pairs
 
 
-def _table(value: object) -> dict[Any, Any]:
+def listed(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise _unexpected("a list", value)
+    return value
+
+
+def table(value: object) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise _unexpected("an object", value)
     return value
@@ -208,7 +329,15 @@ def _unexpected(expected: str, value: object) -> ValueError:
     return ValueError(f"expected {expected}, not {_JSON_TYPES.get(type(value), 'such a value')}")
 
 
-_READERS: Mapping[type, Reader] = {str: text, bool: flag, int: whole, float: number, datetime: moment}
+_READERS: Mapping[Any, Reader] = {
+    str: text,
+    bool: flag,
+    int: whole,
+    float: number,
+    datetime: moment,
+    Mapping[str, str]: texts,
+}
+_READERS_OF_ROWS = {**_READERS, str: word, int: position, Mapping[str, str]: _valid_words}
 Text = Annotated[str, message]
 """A text for people."""
 Moment = Annotated[datetime | None, moment_or_none]

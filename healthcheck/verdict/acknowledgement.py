@@ -22,8 +22,8 @@ from healthcheck.node.state import (
     FieldManager,
     NodeState,
 )
-from healthcheck.text.json_rows import JsonObject, as_json, only_rows, row_in, word
-from healthcheck.text.moments import EARLIEST, is_future, moment, moment_or_none
+from healthcheck.text.boundary import JsonObject, as_json, only, read_row
+from healthcheck.text.moments import EARLIEST, is_future, moment
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import DEEP, AgentRecord, Record, RecordError, RunRecord
@@ -41,10 +41,10 @@ UNEXPLAINED = "DeepDiagnosticFailed"
 class _PendingReleaseRow(JsonObject, frozen=True):
     """Fields of the annotation with a release that the agent has not applied yet."""
 
-    by: Annotated[str | None, word] = None
-    reason: Annotated[str | None, word] = None
-    at: Annotated[datetime | None, moment_or_none] = None
-    findings: Annotated[tuple[AcknowledgementRow, ...] | None, only_rows(AcknowledgementRow)] = None
+    by: str | None = None
+    reason: str | None = None
+    at: datetime | None = None
+    findings: Annotated[tuple[AcknowledgementRow, ...] | None, only(AcknowledgementRow)] = None
 
 
 class Fault(Struct, frozen=True):
@@ -118,7 +118,7 @@ def dump_release(release: Release) -> str:
 
 def parse_release(text: str) -> Release:
     """Return the release in the text. Raises RecordError if the text is not a release."""
-    row = row_in(_PendingReleaseRow, records.load(text))
+    row = read_row(_PendingReleaseRow, records.load(text))
     try:
         row.must_have("by", "reason", "at", "findings")
         findings = tuple(_whole_second(finding.acknowledgement()) for finding in row.findings or ())
@@ -135,7 +135,7 @@ def released_at(node: NodeState, now: datetime) -> datetime | None:
     """
     row = records.on_node(AgentRecord, node, RESULTS).released
     try:
-        pending_at = row_in(_PendingReleaseRow, records.load(node.annotations.get(RELEASE, "{}"))).at
+        pending_at = read_row(_PendingReleaseRow, records.load(node.annotations.get(RELEASE, "{}"))).at
     except RecordError:
         pending_at = None
     times = (row.at if row else None, pending_at)
@@ -203,7 +203,7 @@ def _why_undated(record: RunRecord) -> str:
 
     A record without a time can't be adopted, and a release can't distinguish it from a later record.
     """
-    if record.timestamp is None and "timestamp" not in record.odd and records.is_ours(record):
+    if record.timestamp is None and "timestamp" not in record.invalid and records.is_ours(record):
         return ""
     try:
         moment(record.timestamp)
@@ -285,7 +285,7 @@ def deep_faults(record: RunRecord, kind: str) -> list[Fault]:
 
     A severity that none of the findings explains is an event too.
     """
-    rows = [row for row in record.findings or () if "nature" not in row.odd]
+    rows = [row for row in record.findings or () if "nature" not in row.invalid]
     faults = [fault for row in rows if (fault := _fault(row, record, row.nature or Nature.EVENT)) is not None]
     stated = records.severity_of(record)
     if stated > worst(fault.severity for fault in faults):
@@ -303,7 +303,7 @@ def _fault(row: FindingRow, record: Record, nature: Nature | None, cursor: int |
     boot_id = record.boot_id or "" if row.boot_id is None else row.boot_id
     # The cursor is a position in the log of the record's boot. The log of an earlier boot has ended.
     position = cursor if boot_id == (record.boot_id or "") else seq
-    seen = None if "last_seen" in row.odd else row.last_seen or records.time_of(record)
+    seen = None if "last_seen" in row.invalid else row.last_seen or records.time_of(record)
     return Fault(row.reason, row.subject, row.severity, nature, boot_id, position if seq >= 0 else None, seq, seen, row)
 
 

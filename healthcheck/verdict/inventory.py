@@ -7,31 +7,23 @@ the second cycle must not cause a second write of the Node.
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec.structs import replace
 
-from healthcheck.text.json_rows import JsonObject, as_json, row, row_in, whole, yes
-from healthcheck.text.printable import printable
+from healthcheck.text.boundary import JsonObject, as_json, listed, read_row, text, valid
 
 LONGEST = 1024
 _MOST_HANDLERS, _MOST_FILES, _MOST_DEVICES = 8, 2, 8
 _LONGEST_NAME, _LONGEST_PATH = 40, 120
 
 
-def _bounded(longest: int) -> Callable[[object], str | None]:
-    return lambda value: printable(value, longest) if isinstance(value, str) else None
+def _several(longest: int, most: int) -> Callable[[object], tuple[str, ...]]:
+    return lambda value: valid(partial(text, longest=longest), listed(value)[:most])
 
 
-def _several(longest: int, most: int) -> Callable[[object], tuple[str, ...] | None]:
-    return lambda value: (
-        tuple(printable(text, longest) for text in value[:most] if isinstance(text, str))
-        if isinstance(value, list)
-        else None
-    )
-
-
-_name, _path = _bounded(_LONGEST_NAME), _bounded(_LONGEST_PATH)
+_name, _path = partial(text, longest=_LONGEST_NAME), partial(text, longest=_LONGEST_PATH)
 _devices = _several(_LONGEST_NAME, _MOST_DEVICES)
 _names, _paths = _several(_LONGEST_NAME, _MOST_HANDLERS), _several(_LONGEST_PATH, _MOST_FILES)
 
@@ -44,7 +36,7 @@ class RuntimeRow(JsonObject, frozen=True):
     socket: Annotated[str | None, _path] = None
     """Path of the socket at which the kubelet reaches the runtime."""
     default: Annotated[str | None, _name] = None
-    cdi: Annotated[bool | None, yes] = None
+    cdi: bool | None = None
     handlers: Annotated[tuple[str, ...] | None, _names] = None
     others: Annotated[tuple[str, ...] | None, _paths] = None
     """Configuration files of other runtimes on the node."""
@@ -62,7 +54,7 @@ class ToolkitRow(JsonObject, frozen=True):
 class DeviceFilesRow(JsonObject, frozen=True):
     """The driver's device files, in the host's /dev and the driver container's."""
 
-    gpus: Annotated[int | None, whole] = None
+    gpus: int | None = None
     """Number of GPU device files."""
     others: Annotated[tuple[str, ...] | None, _devices] = None
 
@@ -79,15 +71,15 @@ class DcgmRow(JsonObject, frozen=True):
 class Inventory(JsonObject, frozen=True):
     """Inventory of a node. None means that the value could not be read."""
 
-    pci: Annotated[int | None, whole] = None
+    pci: int | None = None
     """Number of GPUs on PCI."""
-    nvml: Annotated[int | None, whole] = None
+    nvml: int | None = None
     """Number of GPUs that answered NVML."""
     driver: Annotated[str | None, _name] = None
-    device_files: Annotated[DeviceFilesRow | None, row(DeviceFilesRow)] = None
-    runtime: Annotated[RuntimeRow | None, row(RuntimeRow)] = None
-    toolkit: Annotated[ToolkitRow | None, row(ToolkitRow)] = None
-    dcgm: Annotated[DcgmRow | None, row(DcgmRow)] = None
+    device_files: DeviceFilesRow | None = None
+    runtime: RuntimeRow | None = None
+    toolkit: ToolkitRow | None = None
+    dcgm: DcgmRow | None = None
 
 
 def within_limit(inventory: Inventory) -> Inventory:
@@ -107,4 +99,4 @@ def _is_long(inventory: Inventory) -> bool:
 
 def read(raw: Mapping[str, Any]) -> Inventory:
     """Return the inventory of a record that any client may have written."""
-    return row_in(Inventory, raw)
+    return read_row(Inventory, raw)

@@ -7,7 +7,7 @@ may have written them.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
@@ -20,22 +20,7 @@ from healthcheck.memory.rows import FindingRow, ReleaseRow, finding_row, short_r
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, SWEEP_RESULT, NodeState
 from healthcheck.text import strict_json
-from healthcheck.text.json_rows import (
-    NULL,
-    JsonObject,
-    as_json,
-    names,
-    only_rows,
-    row,
-    row_in,
-    rows,
-    seconds,
-    text,
-    whole,
-    word,
-    words,
-    yes,
-)
+from healthcheck.text.boundary import NULL, JsonObject, as_json, attempt, listed, message, only, read_row, table
 from healthcheck.text.moments import EARLIEST, held, moment_or_none, timestamp
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.verdict import Verdict
@@ -59,73 +44,73 @@ class RecordError(ValueError):
 class CheckRow(JsonObject, frozen=True):
     """One group of checks, or one test."""
 
-    check: Annotated[str | None, word] = None
-    status: Annotated[str | None, word] = None
-    severity: Annotated[str | None, word] = None
-    seen: Annotated[str | None, word] = None
+    check: str | None = None
+    status: str | None = None
+    severity: str | None = None
+    seen: str | None = None
 
 
 class CauseRow(JsonObject, frozen=True):
     """A check that could not run, and the cause."""
 
-    check: Annotated[str | None, word] = None
-    cause: Annotated[str | None, word] = None
-    detail: Annotated[str | None, word] = None
+    check: str | None = None
+    cause: str | None = None
+    detail: str | None = None
 
 
 class AcknowledgedRow(JsonObject, frozen=True):
     """Findings that people released, as `REASON SUBJECT`, with the same boot and log position."""
 
-    boot_id: Annotated[str | None, word] = None
-    cursor: Annotated[int | None, whole, NULL] = None
-    last_seen: Annotated[datetime | None, moment_or_none] = None
-    findings: Annotated[tuple[str, ...] | None, words] = None
+    boot_id: str | None = None
+    cursor: Annotated[int | None, NULL] = None
+    last_seen: datetime | None = None
+    findings: tuple[str, ...] | None = None
 
 
 class CutRow(JsonObject, frozen=True):
     """Numbers of entries that were left out."""
 
-    details: Annotated[int | None, whole] = None
-    findings: Annotated[int | None, whole] = None
-    unobserved: Annotated[int | None, whole] = None
+    details: int | None = None
+    findings: int | None = None
+    unobserved: int | None = None
 
 
 class VerdictRow(JsonObject, frozen=True):
     """Summary of the verdict of a deep diagnostic."""
 
-    timestamp: Annotated[str | None, text] = None
-    status: Annotated[str | None, word] = None
-    by: Annotated[str | None, word] = None
-    machine: Annotated[str | None, word] = None
+    timestamp: Annotated[str | None, message] = None
+    status: str | None = None
+    by: str | None = None
+    machine: str | None = None
 
 
 class HistoryRow(JsonObject, frozen=True):
     """An earlier quarantine run that found a fault. `findings` as `REASON SUBJECT`."""
 
-    at: Annotated[str | None, word] = None
-    recommendation: Annotated[str | None, word] = None
-    findings: Annotated[tuple[str, ...] | None, words] = None
-    gpus: Annotated[Mapping[str, str] | None, names] = None
+    at: str | None = None
+    recommendation: str | None = None
+    findings: tuple[str, ...] | None = None
+    gpus: Mapping[str, str] | None = None
     """Serial, else UUID, of each finding's GPU; the key is the entry in `findings`."""
-    returned: Annotated[bool | None, yes] = None
+    returned: bool | None = None
     """Whether the node accepted work again after the run."""
 
 
 class ResetStepRow(JsonObject, frozen=True):
     """A step of a reset that has ended."""
 
-    step: Annotated[str | None, word] = None
-    at: Annotated[datetime | None, moment_or_none] = None
-    detail: Annotated[str | None, word] = None
+    step: str | None = None
+    at: datetime | None = None
+    detail: str | None = None
 
 
 class ResetGpuRow(JsonObject, frozen=True):
     """A GPU of a reset."""
 
-    address: Annotated[str | None, word] = None
-    uuid: Annotated[str | None, word] = None
-    index: Annotated[str | None, word] = None
-    persistence: Annotated[bool | None, yes] = None
+    address: str | None = None
+    uuid: str | None = None
+    index: str | None = None
+    persistence: bool | None = None
     """Whether the reset has switched its persistence mode off, and must switch it on again."""
 
 
@@ -133,56 +118,50 @@ def _stated(value: object) -> str:
     return str(value)[:_SHORT_DETAIL]
 
 
-def _causes(value: object) -> tuple[CauseRow, ...] | None:
+def _causes(value: object) -> tuple[CauseRow, ...]:
     """Return one cause for each entry. A malformed entry counts too: it shows that not everything was checked."""
-    if not isinstance(value, list):
-        return None
-    return tuple(row_in(CauseRow, entry) if isinstance(entry, dict) else CauseRow() for entry in value)
+    return tuple(attempt(partial(read_row, CauseRow), entry) or CauseRow() for entry in listed(value))
 
 
-def _taken(value: object) -> dict[str, str] | None:
-    if not isinstance(value, dict):
-        return None
-    return {kind: at for kind, at in value.items() if kind in DEEP.values() and isinstance(at, str)}
+def _taken(value: object) -> dict[str, str]:
+    return {kind: at for kind, at in table(value).items() if kind in DEEP.values() and isinstance(at, str)}
 
 
-def _passed(value: object) -> dict[str, tuple[str, ...]] | None:
-    if not isinstance(value, dict):
-        return None
-    pairs = ((reason, entry) for reason, some in value.items() if isinstance(some, list) for entry in some)
-    fields: dict[str, tuple[str, ...]] = {}
+def _passed(value: object) -> dict[str, tuple[str, ...]]:
+    pairs = ((reason, entry) for reason, some in table(value).items() if isinstance(some, list) for entry in some)
+    subjects: dict[str, tuple[str, ...]] = {}
     for reason, subject in islice(pairs, _MOST_PASSED):
         if isinstance(subject, str):
-            fields[reason] = (*fields.get(reason, ()), subject[:_LONGEST_SUBJECT])
-    return fields
+            subjects[reason] = (*subjects.get(reason, ()), subject[:_LONGEST_SUBJECT])
+    return subjects
 
 
 class AgentRecord(JsonObject, frozen=True):
     """The agent's record: its view of the node."""
 
-    schema: Annotated[int | None, whole] = None
-    timestamp: Annotated[str | None, text] = None
-    hostname: Annotated[str | None, word] = None
-    instance_type: Annotated[str | None, word] = None
-    status: Annotated[str | None, word] = None
+    schema: int | None = None
+    timestamp: Annotated[str | None, message] = None
+    hostname: str | None = None
+    instance_type: str | None = None
+    status: str | None = None
     severity: Annotated[str | None, _stated] = None
-    checks: Annotated[tuple[CheckRow, ...] | None, rows(CheckRow)] = None
-    findings: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
+    checks: tuple[CheckRow, ...] | None = None
+    findings: tuple[FindingRow, ...] | None = None
     unobserved: Annotated[tuple[CauseRow, ...] | None, _causes] = None
-    agent_version: Annotated[str | None, word] = None
-    node_uid: Annotated[str | None, word] = None
-    machine: Annotated[str | None, word] = None
-    boot_id: Annotated[str | None, word] = None
-    cursor: Annotated[int | None, whole, NULL] = None
-    released: Annotated[ReleaseRow | None, row(ReleaseRow)] = None
-    acknowledged: Annotated[tuple[AcknowledgedRow, ...] | None, only_rows(AcknowledgedRow)] = None
+    agent_version: str | None = None
+    node_uid: str | None = None
+    machine: str | None = None
+    boot_id: str | None = None
+    cursor: Annotated[int | None, NULL] = None
+    released: ReleaseRow | None = None
+    acknowledged: Annotated[tuple[AcknowledgedRow, ...] | None, only(AcknowledgedRow)] = None
     taken: Annotated[Mapping[str, str] | None, _taken] = None
     """Timestamp of the last deep record whose findings this record has adopted, by the name of its annotation."""
-    inventory: Annotated[Inventory | None, row(Inventory)] = None
+    inventory: Inventory | None = None
     """GPUs and container runtime as observed in the last check cycle."""
-    cut: Annotated[CutRow | None, row(CutRow)] = None
-    taint: Annotated[str | None, word] = None
-    kept: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
+    cut: CutRow | None = None
+    taint: str | None = None
+    kept: tuple[FindingRow, ...] | None = None
     """Ended findings for which the taint stays, because their check could not run, or could not observe their GPU."""
 
 
@@ -192,10 +171,10 @@ class StandingRecord(JsonObject, frozen=True):
     Parsing the rest of 50,000 records would take seconds.
     """
 
-    findings: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
+    findings: tuple[FindingRow, ...] | None = None
     unobserved: Annotated[tuple[CauseRow, ...] | None, _causes] = None
-    released: Annotated[ReleaseRow | None, row(ReleaseRow)] = None
-    taint: Annotated[str | None, word] = None
+    released: ReleaseRow | None = None
+    taint: str | None = None
 
 
 class RunRecord(JsonObject, frozen=True):
@@ -204,37 +183,37 @@ class RunRecord(JsonObject, frozen=True):
     `timestamp` identifies the run among its kind.
     """
 
-    schema: Annotated[int | None, whole] = None
-    timestamp: Annotated[str | None, text] = None
-    started: Annotated[datetime | None, moment_or_none] = None
-    node: Annotated[str | None, word] = None
-    suite: Annotated[str | None, word] = None
-    by: Annotated[str | None, word] = None
-    holder: Annotated[str | None, word] = None
-    status: Annotated[str | None, word] = None
+    schema: int | None = None
+    timestamp: Annotated[str | None, message] = None
+    started: datetime | None = None
+    node: str | None = None
+    suite: str | None = None
+    by: str | None = None
+    holder: str | None = None
+    status: str | None = None
     severity: Annotated[str | None, _stated] = None
-    recommendation: Annotated[str | None, word] = None
-    reasons: Annotated[tuple[str, ...] | None, words] = None
-    checks: Annotated[tuple[CheckRow, ...] | None, rows(CheckRow)] = None
-    findings: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
+    recommendation: str | None = None
+    reasons: tuple[str, ...] | None = None
+    checks: tuple[CheckRow, ...] | None = None
+    findings: tuple[FindingRow, ...] | None = None
     unobserved: Annotated[tuple[CauseRow, ...] | None, _causes] = None
     passed: Annotated[Mapping[str, tuple[str, ...]] | None, _passed] = None
-    machine: Annotated[str | None, word] = None
-    boot_id: Annotated[str | None, word] = None
-    history: Annotated[tuple[HistoryRow, ...] | None, rows(HistoryRow)] = None
-    before: Annotated[VerdictRow | None, row(VerdictRow)] = None
+    machine: str | None = None
+    boot_id: str | None = None
+    history: tuple[HistoryRow, ...] | None = None
+    before: VerdictRow | None = None
     """Last verdict before this run; only in the record of a run without a verdict."""
-    running: Annotated[str | None, word] = None
-    bug_report: Annotated[str | None, word] = None
-    scope: Annotated[str | None, word] = None
+    running: str | None = None
+    bug_report: str | None = None
+    scope: str | None = None
     """GPUs that a reset must reset together (`deep.gpu_resets`)."""
-    gpus: Annotated[tuple[ResetGpuRow, ...] | None, rows(ResetGpuRow)] = None
-    pods: Annotated[tuple[str, ...] | None, words] = None
+    gpus: tuple[ResetGpuRow, ...] | None = None
+    pods: tuple[str, ...] | None = None
     """Pods that hold GPUs of a reset, as `namespace/name`: the command evicts them."""
-    steps: Annotated[tuple[ResetStepRow, ...] | None, rows(ResetStepRow)] = None
-    reset_at: Annotated[float | None, seconds] = None
+    steps: tuple[ResetStepRow, ...] | None = None
+    reset_at: float | None = None
     """Time of a successful reset, in seconds of the boot's monotonic clock."""
-    cut: Annotated[CutRow | None, row(CutRow)] = None
+    cut: CutRow | None = None
 
 
 Record = AgentRecord | RunRecord
@@ -340,7 +319,7 @@ def is_whole(text: str) -> bool:
 
 @lru_cache(maxsize=4)  # each step of a plan reads the same annotations
 def _read(kind: Any, text: str) -> Any:
-    return row_in(kind, load(text))
+    return read_row(kind, load(text))
 
 
 def on_node(kind: type[R], node: NodeState, key: str) -> R:
@@ -372,7 +351,7 @@ def severity_of(record: Record) -> Severity:
 def signature(record: AgentRecord) -> AgentRecord:
     """Return the part of a record whose change is worth a write: all except timestamps and repeat counts."""
     findings = tuple(_lasting(finding) for finding in record.findings or ())
-    return replace(record, timestamp=None, cursor=None, findings=findings, odd=frozenset())
+    return replace(record, timestamp=None, cursor=None, findings=findings, invalid=frozenset())
 
 
 def recurrence(record: AgentRecord) -> list[tuple[int | None, str | None]]:
@@ -385,13 +364,13 @@ def recurrence(record: AgentRecord) -> list[tuple[int | None, str | None]]:
 
 def _lasting(row: FindingRow) -> FindingRow:
     detail = None if row.nature is Nature.EVENT else row.detail
-    return replace(row, last_seen=None, at=None, seq=None, count=None, detail=detail, odd=frozenset())
+    return replace(row, last_seen=None, at=None, seq=None, count=None, detail=detail, invalid=frozenset())
 
 
 def remembered(record: AgentRecord) -> Memory:
     """Return the memory in a record, from which a lost file is rebuilt. Raises RecordError."""
     try:
-        replace(record, odd=record.odd & {"released", "acknowledged"}).must_have("machine", "boot_id")
+        replace(record, invalid=record.invalid & {"released", "acknowledged"}).must_have("machine", "boot_id")
         boot_id = record.boot_id or ""
         return Memory(
             machine=record.machine or "",
@@ -416,7 +395,7 @@ def level_4_status(record: RunRecord) -> str:
 
 def began(record: RunRecord) -> datetime | None:
     """Return the start of the run, else its end; None if it is unreadable."""
-    return None if "started" in record.odd else record.started or time_of(record)
+    return None if "started" in record.invalid else record.started or time_of(record)
 
 
 def passed_since(record: RunRecord) -> datetime | None:
@@ -466,7 +445,7 @@ def _limited(record: R) -> tuple[R, str]:
     if len(text.encode()) <= LONGEST:
         return record, text
     _shorten(plain, LONGEST)
-    return row_in(type(record), plain), _text(plain)
+    return read_row(type(record), plain), _text(plain)
 
 
 def _shorten(record: dict[str, Any], longest: int) -> None:

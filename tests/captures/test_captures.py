@@ -459,8 +459,10 @@ MANY_LINES = dmesg((1.0, MIG), *((2.0 + number, f"usb {number}") for number in r
         (with_gzip_head(b"\x00\x03", b"kern\x0elog", MANY_LINES), "the head of gzip member 1 is damaged"),
         (with_gzip_head(b"\x00\x03", b"ke\x8dn.log", MANY_LINES), "the head of gzip member 1 is damaged"),
     ],
-    ids=["cut", "trailing text", "gzip -n", "macOS", "Go", "UTF-8 name", "Latin-1 name"]
-    + ["empty member", "system 131", "control character in the name", "C1 character in the name"],
+    ids=[
+        *("cut", "trailing text", "gzip -n", "macOS", "Go", "UTF-8 name", "Latin-1 name", "empty member"),
+        *("system 131", "control character in the name", "C1 character in the name"),
+    ],
 )
 def test_gzip_file_is_read_as_far_as_possible_and_its_damage_reported(packed: bytes, damage: str) -> None:
     source = InputFile(io.BytesIO(packed))

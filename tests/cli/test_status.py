@@ -18,7 +18,7 @@ from healthcheck.cluster.kubeconfig import Access
 from healthcheck.memory.known_names import LOCKED
 from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import NodeState
-from healthcheck.text.json_rows import row_in
+from healthcheck.text.boundary import read_row
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.gate_refusals import refused_message
 from healthcheck.verdict.node_events import NodeEvent
@@ -148,7 +148,7 @@ def test_node_step_of_a_warning_is_for_its_worst_actionable_finding(
     reasons: tuple[str, ...], step: tuple[str, str]
 ) -> None:
     labels = {f"{P}/status": "warn", f"{P}/severity": "MONITOR"}
-    record = StandingRecord(findings=tuple(row_in(FindingRow, finding(reason)) for reason in reasons))
+    record = StandingRecord(findings=tuple(read_row(FindingRow, finding(reason)) for reason in reasons))
     result = node_step(NodeState("a", labels=labels), record, silent=False, now=datetime.now(UTC))
 
     assert result.note.startswith(step[0])
@@ -160,7 +160,7 @@ def test_node_step_of_a_warning_is_for_its_worst_actionable_finding(
 def test_node_step_of_a_locked_gpu_is_a_reboot() -> None:
     labels = {f"{P}/status": "warn", f"{P}/severity": "MONITOR"}
     row = {**finding("Xid8", "event"), "subject": "gpu/0000:41:00.0", "detail": f"channel 0x13; {LOCKED}"}
-    record = StandingRecord(findings=(row_in(FindingRow, row),))
+    record = StandingRecord(findings=(read_row(FindingRow, row),))
     result = node_step(NodeState("a", labels=labels), record, silent=False, now=datetime.now(UTC))
 
     assert (
@@ -172,7 +172,7 @@ def test_node_step_of_a_network_fault_is_its_explanation() -> None:
     row = finding("RdmaFabricDown") | {"severity": "RESET", "subject": "node"}
     labels = {f"{P}/status": "fail", f"{P}/severity": "RESET"}
     node = NodeState("a", labels=labels, annotations={f"{P}/results": json.dumps({"schema": 1, "findings": [row]})})
-    record = StandingRecord(findings=(row_in(FindingRow, row),))
+    record = StandingRecord(findings=(read_row(FindingRow, row),))
 
     step = node_step(node, record, silent=False, now=datetime.now(UTC))
 
@@ -194,7 +194,7 @@ def test_node_step_of_a_fault_is_the_command_that_ends_it(
 ) -> None:
     row = finding(reason) | {"severity": severity, "subject": subject}
     labels = {f"{P}/status": "fail", f"{P}/severity": severity}
-    record = StandingRecord(findings=(row_in(FindingRow, row),))
+    record = StandingRecord(findings=(read_row(FindingRow, row),))
     known = {f"{P}/results": json.dumps({"schema": 1, "findings": [row]})}
 
     for written, expected in ((known, commands), ({}, ["quarantine a"])):

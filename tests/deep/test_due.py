@@ -22,7 +22,7 @@ from healthcheck.deep.due import (
 )
 from healthcheck.node.devices import NodeDevices
 from healthcheck.node.state import CONDITION, DEEP_CHECK, QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState
-from healthcheck.text.json_rows import as_json
+from healthcheck.text.boundary import as_json
 from healthcheck.verdict.record import RunRecord
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

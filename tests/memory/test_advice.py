@@ -34,7 +34,7 @@ from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
 from healthcheck.settings.reading import packaged_profiles
-from healthcheck.text.json_rows import as_json
+from healthcheck.text.boundary import as_json
 from healthcheck.verdict.node_events import new_findings
 from healthcheck.verdict.record import AgentRecord, StandingRecord
 from sim.node import SimulatedNode

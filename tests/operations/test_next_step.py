@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import CORDONED_BY, FIELD_MANAGER, TAINT, FieldManager, NodeState
 from healthcheck.operations.next_step import NextStep, Platform, cordon_of_card, next_step, platform_of
-from healthcheck.text.json_rows import row_in
+from healthcheck.text.boundary import read_row
 from healthcheck.text.moments import EARLIEST
 from quarantine.recommendation import Recommendation
 
@@ -81,7 +81,7 @@ def test_how_it_is_replaced(node: NodeState, command: str) -> None:
     ],
 )
 def test_a_fault_is_reported_to_gke_by_its_kind(findings: list[tuple[str, str]], word: str) -> None:
-    rows = [row_in(FindingRow, {"reason": reason, "severity": severity}) for reason, severity in findings]
+    rows = [read_row(FindingRow, {"reason": reason, "severity": severity}) for reason, severity in findings]
 
     step = next_step("replace", GKE, rows)
 
@@ -126,7 +126,7 @@ def test_the_way_where_a_host_refuses_the_reboot_is_the_machines_own(node: NodeS
 def test_gpus_are_reset_by_the_command_and_anything_else_by_a_reboot(
     findings: list[tuple[str, str]], is_reset: bool
 ) -> None:
-    rows = [row_in(FindingRow, {"severity": severity, "subject": subject}) for severity, subject in findings]
+    rows = [read_row(FindingRow, {"severity": severity, "subject": subject}) for severity, subject in findings]
 
     step = next_step("reset", ELSEWHERE, rows)
 
@@ -143,7 +143,7 @@ def test_a_fault_of_the_network_reboots_no_node(
     rows = [{"reason": "RdmaFabricDown", "severity": "RESET", "subject": "node"}]
     rows += [{"reason": "Xid62", "severity": severity, "subject": subject} for severity, subject in others]
 
-    step = next_step("reset", ELSEWHERE, [row_in(FindingRow, row) for row in rows])
+    step = next_step("reset", ELSEWHERE, [read_row(FindingRow, row) for row in rows])
 
     assert any("--reboot" in command for command in step.commands) is is_rebooted
     assert ("gpu-healthcheck reset n" in step.commands) is is_reset
@@ -152,7 +152,7 @@ def test_a_fault_of_the_network_reboots_no_node(
 
 
 def test_a_platform_on_which_resets_fail_is_rebooted() -> None:
-    step = next_step("reset", EC2, [row_in(FindingRow, {"severity": "RESET", "subject": "gpu/0000:18:00.0"})])
+    step = next_step("reset", EC2, [read_row(FindingRow, {"severity": "RESET", "subject": "gpu/0000:18:00.0"})])
 
     assert step.commands == next_step("reboot", EC2, ()).commands
     assert "known to fail" in step.note
@@ -203,7 +203,7 @@ def sharing(cards: str = REGISTERED, before: str = "") -> NodeState:
 
 
 def on_gpu(uuid: str, severity: str = "RESET", subject: str = "gpu/0000:18:00.0") -> FindingRow:
-    return row_in(FindingRow, {"severity": severity, "subject": subject, "about": {"uuid": uuid}})
+    return read_row(FindingRow, {"severity": severity, "subject": subject, "about": {"uuid": uuid}})
 
 
 @pytest.mark.parametrize(

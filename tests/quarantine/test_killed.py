@@ -15,7 +15,7 @@ from healthcheck.deep.claim import clear
 from healthcheck.deep.deep_record import deep_record
 from healthcheck.memory.deep_tests import DeepResult
 from healthcheck.model import Severity
-from healthcheck.text.json_rows import row_in
+from healthcheck.text.boundary import read_row
 from healthcheck.text.moments import moment
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
@@ -49,7 +49,7 @@ def at_work(world: World, process: subprocess.Popen[str], group: str) -> None:
 
 
 def result_in(record: dict[str, Any]) -> DeepResult:
-    return deep_record(row_in(RunRecord, record), "quarantine-result").result
+    return deep_record(read_row(RunRecord, record), "quarantine-result").result
 
 
 def ended(record: dict[str, Any]) -> list[str]:
@@ -75,7 +75,7 @@ def test_a_stopped_run_ends_its_test_and_reports_it(
     assert (ended(record), "running" in record, world.marks, left) == (done, False, NOBODY, [])
     stopped = [entry["check"] for entry in record["unobserved"] if entry["cause"] == "RunStopped"]
     assert stopped == list(GROUPS[GROUPS.index(group) :])
-    assert records.passed_since(row_in(RunRecord, record)) is None
+    assert records.passed_since(read_row(RunRecord, record)) is None
 
 
 @pytest.mark.parametrize(("group", "file", "text", "done"), STEPS)
@@ -93,7 +93,7 @@ def test_after_kill_9_the_record_says_what_has_ended_and_another_run_takes_over(
     assert (ended(record), world.marks) == (done, OURS)
     assert {entry["check"] for entry in record["unobserved"]} == set(GROUPS[GROUPS.index(group) :])
     assert (
-        records.passed_since(row_in(RunRecord, record)),
+        records.passed_since(read_row(RunRecord, record)),
         result_in(record).all_passed,
     ) == (None, False)
 

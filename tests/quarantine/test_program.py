@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from healthcheck.deep.deep_record import deep_record
-from healthcheck.text.json_rows import row_in
+from healthcheck.text.boundary import read_row
 from healthcheck.text.moments import moment, timestamp
 from healthcheck.verdict.record import RunRecord, passed_since
 from tests.agent.deep.test_deep import answer
@@ -42,8 +42,8 @@ def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
     passed = dict.fromkeys((LEVEL_4, LOOPBACK, LOAD, ALL_REDUCE), "pass")
     assert statuses(world) == {**passed, ROCE: "not-configured"}
     assert (record["findings"], record["unobserved"], "running" in record) == ([], [], False)
-    assert passed_since(row_in(RunRecord, record)) == moment(record["started"])
-    assert deep_record(row_in(RunRecord, record), "quarantine-result").result.all_passed
+    assert passed_since(read_row(RunRecord, record)) == moment(record["started"])
+    assert deep_record(read_row(RunRecord, record), "quarantine-result").result.all_passed
     assert (world.marks, world.node["spec"]["taints"]) == (NOBODY, [SPOT])
 
 
@@ -78,9 +78,9 @@ def test_a_node_that_fails_is_not_given_back_to_work(
     assert (ended.code, record["status"], record["recommendation"]) == (1, "fail", recommendation)
     assert [entry["reason"] for entry in record["findings"]] == [reason]
     assert {check for check, status in statuses(world).items() if status == "fail"} == {failed}
-    assert (passed_since(row_in(RunRecord, record)), record["unobserved"], world.marks) == (None, [], NOBODY)
+    assert (passed_since(read_row(RunRecord, record)), record["unobserved"], world.marks) == (None, [], NOBODY)
     assert [
-        finding.finding.reason for finding in deep_record(row_in(RunRecord, record), "quarantine-result").result.found
+        finding.finding.reason for finding in deep_record(read_row(RunRecord, record), "quarantine-result").result.found
     ] == [reason]
 
 
@@ -115,7 +115,7 @@ def test_what_could_not_run_is_run_again_and_is_no_fault(
         "rerun",
     )
     assert {(entry["check"], entry["cause"]) for entry in record["unobserved"]} == {(blind, cause)}
-    assert (passed_since(row_in(RunRecord, record)), world.marks) == (None, NOBODY)
+    assert (passed_since(read_row(RunRecord, record)), world.marks) == (None, NOBODY)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_node_without_efa_and_nccls_test_is_judged_by_level_4(world: World) ->
     assert world.run().code == 0
     absent = dict.fromkeys((LOOPBACK, ROCE, ALL_REDUCE), "not-configured")
     assert statuses(world) == {LEVEL_4: "pass", LOAD: "pass", **absent}
-    assert passed_since(row_in(RunRecord, world.record)) is not None
+    assert passed_since(read_row(RunRecord, world.record)) is not None
 
 
 def test_a_doubtful_failure_of_level_4_is_believed_when_it_comes_again(world: World) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 import pytest
@@ -13,18 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
+from healthcheck.model import Severity
 from healthcheck.text.boundary import (
     LONGEST_MESSAGE,
     LONGEST_NAME,
     MOST_ENTRIES,
+    NULL,
     At,
+    JsonObject,
     Moment,
     Text,
+    as_json,
     by_name,
     document,
     items,
+    only,
     read,
+    read_row,
 )
+from healthcheck.text.moments import exact
 from healthcheck.text.printable import printable
 
 
@@ -130,3 +138,113 @@ def test_read_returns_printable_texts_or_raises_value_error(raw: dict[str, Any])
     texts = (service.name, service.message, *service.labels.values(), *service.env.values())
     assert all(text == printable(text) for text in texts)
     json.dumps(service.ratio, allow_nan=False)
+
+
+# --- rows of our own documents
+
+
+class Kind(StrEnum):
+    A = "a"
+
+
+class Inner(JsonObject, frozen=True):
+    name: str | None = None
+
+
+class Outer(JsonObject, frozen=True):
+    """A field of each type."""
+
+    name: str | None = None
+    count: Annotated[int | None, NULL] = None
+    at: float | None = None
+    seen: datetime | None = None
+    severity: Severity | None = None
+    kind: Kind | None = None
+    known: bool | None = None
+    about: Mapping[str, str] | None = None
+    reasons: tuple[str, ...] | None = None
+    inner: Inner | None = None
+    some: tuple[Inner, ...] | None = None
+    all: Annotated[tuple[Inner, ...] | None, only(Inner)] = None
+
+
+WHOLE: dict[str, Any] = {
+    "name": "x",
+    "count": 7,
+    "at": 1.5,
+    "seen": "2026-11-21T01:02:03Z",
+    "severity": "RESET",
+    "kind": "a",
+    "known": False,
+    "about": {"serial": "1"},
+    "reasons": ["r"],
+    "inner": {"name": "y"},
+    "some": [{"name": "z"}],
+    "all": [],
+}
+
+
+def test_a_written_row_is_read_back_in_the_order_of_the_fields() -> None:
+    outer = read_row(Outer, WHOLE)
+
+    assert (as_json(outer), list(as_json(outer)), outer.invalid) == (WHOLE, list(WHOLE), frozenset())
+    assert (outer.severity, outer.kind, outer.seen) == (
+        Severity.RESET,
+        Kind.A,
+        datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC),
+    )
+
+
+def test_none_is_written_only_where_null_has_a_meaning() -> None:
+    assert as_json(Outer()) == {"count": None}
+    assert read_row(Outer, {"count": None, "of another version": 1}) == Outer()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("name", []),
+        ("name", None),
+        ("count", True),
+        ("count", 1.0),
+        ("count", -2),
+        ("count", 10**19),
+        ("at", "1"),
+        ("at", 1e14),
+        ("seen", "yesterday"),
+        ("seen", "2026-11-21T01:02:03"),
+        ("severity", "reset"),
+        ("severity", ["RESET"]),
+        ("kind", 7),
+        ("known", 1),
+        ("about", ["serial"]),
+        ("reasons", "r"),
+        ("inner", [1]),
+        ("some", {}),
+        ("all", [{}, 7]),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_left_out_of_a_row_and_named(name: str, value: Any) -> None:
+    outer = read_row(Outer, WHOLE | {name: value})
+
+    assert (getattr(outer, name), outer.invalid) == (None, frozenset({name}))
+    with pytest.raises(ValueError, match=f"{name}: a value of another type"):
+        outer.must_have("name")
+
+
+def test_a_missing_key_that_a_row_must_have_is_named() -> None:
+    with pytest.raises(ValueError, match="missing at, seen"):
+        read_row(Outer, {"name": "x"}).must_have("name", "at", "seen")
+
+
+def test_invalid_entries_of_lists_and_maps_are_left_out_of_a_row() -> None:
+    outer = read_row(Outer, {"some": ["x", {"name": "z"}], "about": {"a": 1, "b": [], "c": None}, "reasons": [1, {}]})
+
+    assert as_json(outer) == {"count": None, "about": {"a": "1"}, "reasons": ["1"], "some": [{"name": "z"}]}
+
+
+def test_times_of_a_row_are_written_to_the_second_or_exactly() -> None:
+    seen = datetime(2026, 11, 21, 1, 2, 3, 5, tzinfo=UTC)
+
+    assert as_json(Outer(seen=seen))["seen"] == "2026-11-21T01:02:03Z"
+    assert as_json(Outer(seen=seen), exact)["seen"] == "2026-11-21T01:02:03.000005Z"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.text.json_rows import as_json
+from healthcheck.text.boundary import as_json
 from healthcheck.verdict.inventory import LONGEST, DeviceFilesRow, Inventory, RuntimeRow, ToolkitRow, read, within_limit
 
 WHOLE = Inventory(

@@ -12,7 +12,7 @@ from healthcheck import __version__
 from healthcheck.memory import rows
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.model import Nature, Outcome, Severity, Unobserved, UnobservedCause
-from healthcheck.text.json_rows import as_json, row_in
+from healthcheck.text.boundary import as_json, read_row
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import LONGEST, AgentRecord, RecordError, RunRecord, passed_since
@@ -40,7 +40,7 @@ def render(memory: Memory, outcomes: list[Outcome] | None = None, **more: Any) -
 
 
 def read(record: dict[str, Any]) -> AgentRecord:
-    return row_in(AgentRecord, record)
+    return read_row(AgentRecord, record)
 
 
 def size(record: dict[str, Any]) -> int:
@@ -333,9 +333,9 @@ RUN = {
 
 
 def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> None:
-    assert passed_since(row_in(RunRecord, RUN)) == datetime(2026, 11, 21, 2, tzinfo=UTC)
+    assert passed_since(read_row(RunRecord, RUN)) == datetime(2026, 11, 21, 2, tzinfo=UTC)
     unsaid = {key: RUN[key] for key in RUN if key != "started"}
-    assert passed_since(row_in(RunRecord, unsaid)) == datetime(2026, 11, 21, 3, tzinfo=UTC)
+    assert passed_since(read_row(RunRecord, unsaid)) == datetime(2026, 11, 21, 3, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> Non
     ],
 )
 def test_any_other_record_ends_nothing(change: dict[str, object]) -> None:
-    assert passed_since(row_in(RunRecord, RUN | change)) is None
+    assert passed_since(read_row(RunRecord, RUN | change)) is None
 
 
 def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> None:
