@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from cli import completing
-from cli.access import cluster_of, listings_of
-from cli.acyclic import acyclic
+from cli.access import acyclic, cluster_of, listings_of
 from cli.options import AsJson, Context, Kubeconfig, Prometheus, RequestTimeout, form_of, node_names, one_of, path
 from cli.output.json_documents import write_as
 from cli.words import end

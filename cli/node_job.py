@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
-from cli.log_format import LogLines
 from cli.node_requests import CouldNot, NodeRequests
 from healthcheck.cluster.command_retries import TookTooLong
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
 from healthcheck.node.pods import PodState
+from healthcheck.text.printable import printable
 
 _GONE_SECONDS = 180.0
 """Longest wait for the end of an earlier Job; after it, the node is assumed not to answer."""
@@ -22,6 +24,9 @@ _LONGEST_JOB_SECONDS = 86400.0
 """Deadline for a template that has none."""
 _SLACK_SECONDS = 180.0
 _LONGEST_WARNING = 500
+_NEVER = datetime.min.replace(tzinfo=UTC)
+_LONGEST_LINE = 500
+_SAID_ELSEWHERE = ("event", "level", "timestamp", "logger")
 
 
 class JobKind(Struct, frozen=True):
@@ -216,3 +221,48 @@ def _deadline_seconds(template: Mapping[str, Any]) -> float:
     """Return the longest duration of a Job of this template, with a margin to observe its end."""
     result = template["spec"].get("activeDeadlineSeconds")
     return (result if isinstance(result, int) else _LONGEST_JOB_SECONDS) + _SLACK_SECONDS
+
+
+class LogLines:
+    """Remove repeated lines from a log that is read repeatedly, each time from the second of its last line."""
+
+    def __init__(self) -> None:
+        self._last = (_NEVER, "")
+
+    @property
+    def since(self) -> datetime | None:
+        """Return the start of the next read; None for the beginning."""
+        return self._last[0] if self._last[1] else None
+
+    def take(self, text: str) -> Iterator[str]:
+        """Yield the new lines of `text` that begin with a time; lines without one are skipped."""
+        for line in text.split("\n"):
+            stamp, _, message = line.partition(" ")
+            try:
+                at = datetime.fromisoformat(stamp)
+            except ValueError:
+                continue
+            # Of two lines in one microsecond, the text of the timestamp decides: it may have more digits.
+            if at.tzinfo and (at, stamp) > self._last:
+                self._last = (at, stamp)
+                yield log_line(message)
+
+
+def log_line(line: str) -> str:
+    """Return a JSON log line as words, without empty values; any other line unchanged. At most 500 characters."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    if not isinstance(entry, dict) or "event" not in entry:
+        return printable(line, _LONGEST_LINE)
+    entries = ((key, value) for key, value in entry.items() if key not in _SAID_ELSEWHERE)
+    rest = ", ".join(f"{key} {_plain(value)}" for key, value in entries if value not in ("", [], {}, None))
+    level = f"{entry['level']}: " if entry.get("level") not in ("info", "debug", None) else ""
+    return printable(f"{level}{entry['event']}{f' ({rest})' if rest else ''}", _LONGEST_LINE)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return "; ".join(value)
+    return value if isinstance(value, str) else json.dumps(value)

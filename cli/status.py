@@ -16,8 +16,7 @@ from rich.console import Group
 from rich.live import Live
 
 from cli import completing
-from cli.access import cluster_of, listings_of
-from cli.acyclic import acyclic
+from cli.access import acyclic, cluster_of, listings_of
 from cli.fleet import Fleet, NodeReport, fleet_document, read_fleet, read_node
 from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, node_names, one_of
 from cli.output.fleet_table import print_fleet, watched

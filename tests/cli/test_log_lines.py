@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cli.log_format import LogLines, words
+from cli.node_job import LogLines, log_line
 
 FIRST, SECOND, THIRD = (f"2026-11-21T12:00:00.00000000{digit}Z" for digit in "123")
 
@@ -48,4 +48,4 @@ def test_log_lines_end_only_at_newlines() -> None:
     ],
 )
 def test_log_line_is_readable(line: str, message: str) -> None:
-    assert words(line) == message
+    assert log_line(line) == message

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from diagnosis.answers.one_pod import look_at_pod
+from diagnosis.answers.live import read_near_pod
 from diagnosis.answers.target import Target, concerned, narrowed
 from diagnosis.causes.diagnose import Problem, diagnose
 from diagnosis.snapshot import Snapshot
@@ -30,7 +30,7 @@ def agree(objects: Sequence[Mapping[str, Any]], whole: Snapshot) -> None:
 
 def looked_at(served: Served, target: Target, whole: Snapshot) -> Snapshot:
     with _at(whole.now):
-        return look_at_pod(Collector(served.objects), log_of(whole.logs), target)
+        return read_near_pod(Collector(served.objects), log_of(whole.logs), target)
 
 
 @contextmanager
