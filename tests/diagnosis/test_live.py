@@ -55,7 +55,7 @@ def reader(plane: ControlPlane, tmp_path: Path) -> Iterator[Path]:
     plane.kubectl("delete", "serviceaccount", _READER, "--namespace=default")
 
 
-def _until_he_may(plane: ControlPlane, path: str, reader: Path) -> None:
+def _wait_for_permission(plane: ControlPlane, path: str, reader: Path) -> None:
     """The API server learns of a role a moment after it took it."""
     token = yaml.safe_load(reader.read_text())["users"][0]["user"]["token"]
     eventually(lambda: plane.request("GET", path, token=token).status == 200)
@@ -134,33 +134,24 @@ def test_diagnose_of_a_healthy_node_finds_nothing(plane: ControlPlane) -> None:
     assert (gone.returncode, gone.stderr) == (3, "gpu-healthcheck diagnose: there is no node/gone\n")
 
 
-def test_diagnose_with_pods_only_names_what_is_not_visible(plane: ControlPlane, reader: Path) -> None:
-    plane.kubectl("create", "clusterrole", _READER, "--verb=get,list", "--resource=pods")
-    plane.kubectl(
-        "create", "clusterrolebinding", _READER, f"--clusterrole={_READER}", f"--serviceaccount=default:{_READER}"
-    )
-    _until_he_may(plane, "/api/v1/pods", reader)
-    try:
-        done = run(reader, "diagnose", "--json")
-    finally:
-        plane.kubectl("delete", "clusterrole", _READER)
-        plane.kubectl("delete", "clusterrolebinding", _READER)
-    assert done.returncode == 2
-    unseen = {entry["kind"]: entry["why"] for entry in _document(done)["unobserved"]}
-    assert unseen["Node"] == "the right to list nodes is missing"
-    assert "Pod" not in unseen
-
-
-def test_diagnose_with_one_namespace_reports_no_components(plane: ControlPlane, reader: Path) -> None:
-    plane.kubectl("create", "role", _READER, "--verb=get,list", "--resource=*.*", "--namespace=default")
+@pytest.mark.parametrize(
+    ("scope", "resources", "where"),
+    [("cluster", "pods", ()), ("", "*.*", ("-n", "default"))],
+    ids=["pods of all namespaces", "all of one namespace"],
+)
+def test_diagnose_with_few_permissions_names_what_is_not_visible(
+    plane: ControlPlane, reader: Path, scope: str, resources: str, where: tuple[str, ...]
+) -> None:
+    own = () if scope else ("--namespace=default",)
     account = f"--serviceaccount=default:{_READER}"
-    plane.kubectl("create", "rolebinding", _READER, f"--role={_READER}", account, "--namespace=default")
-    _until_he_may(plane, "/api/v1/namespaces/default/pods", reader)
+    plane.kubectl("create", f"{scope}role", _READER, "--verb=get,list", f"--resource={resources}", *own)
+    plane.kubectl("create", f"{scope}rolebinding", _READER, f"--{scope}role={_READER}", account, *own)
+    _wait_for_permission(plane, "/api/v1/pods" if scope else "/api/v1/namespaces/default/pods", reader)
     try:
-        done = run(reader, "diagnose", "--json", "-n", "default")
+        done = run(reader, "diagnose", "--json", *where)
     finally:
-        plane.kubectl("delete", "role", _READER, "--namespace=default")
-        plane.kubectl("delete", "rolebinding", _READER, "--namespace=default")
+        plane.kubectl("delete", f"{scope}role", _READER, *own)
+        plane.kubectl("delete", f"{scope}rolebinding", _READER, *own)
     unseen = {entry["kind"]: entry["why"] for entry in _document(done)["unobserved"]}
     assert (done.returncode, _document(done)["causes"]) == (2, [])
     assert unseen["Node"] == "the right to list nodes is missing"
@@ -197,7 +188,7 @@ def member(plane: ControlPlane, tmp_path: Path) -> Iterator[Path]:
     content = json.loads(path.read_text())
     content["contexts"][0]["context"]["namespace"] = TEAM
     path.write_text(json.dumps(content))
-    _until_he_may(plane, f"/api/v1/namespaces/{TEAM}/pods", path)
+    _wait_for_permission(plane, f"/api/v1/namespaces/{TEAM}/pods", path)
     yield path
     for name in (POD_OF_TEAM, TWIN):
         plane.request("DELETE", f"/api/v1/namespaces/{TEAM}/pods/{name}?gracePeriodSeconds=0")
@@ -253,7 +244,7 @@ def test_diagnose_prints_the_command_that_grants_its_permissions(plane: ControlP
     plane.kubectl("annotate", "node", "withheld", f"{RESULTS}={_RECORD}", "--overwrite")
     plane.kubectl(*binding[1:])
     try:
-        _until_he_may(plane, "/api/v1/nodes", member)
+        _wait_for_permission(plane, "/api/v1/nodes", member)
         done = run(member, "diagnose", "pod", TWIN, "--json")
         status = run(member, "status")
     finally:
