@@ -93,11 +93,9 @@ def outdated(daemon_set: Mapping[str, Any]) -> tuple[int, int]:
 
 def _add(found: dict[str, StartFailure], reason: str, message: str, pod: str, nodes: tuple[str, ...]) -> None:
     others = found[reason].nodes if reason in found else ()
-    found[reason] = _start_failure(reason, message, pod, (*others, *nodes))
-
-
-def _start_failure(reason: str, message: str, pod: str, nodes: tuple[str, ...]) -> StartFailure:
-    return StartFailure(reason, printable(message, _LONGEST_MESSAGE), _fix(reason, message, pod), nodes)
+    found[reason] = StartFailure(
+        reason, printable(message, _LONGEST_MESSAGE), _fix(reason, message, pod), (*others, *nodes)
+    )
 
 
 def _problem(pod: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -56,13 +56,9 @@ def groups_of(labels: Mapping[str, str]) -> dict[str, str]:
     for grouping, keys in GROUPINGS.items():
         if value := next((labels[key] for key in keys if labels.get(key)), ""):
             groups[grouping] = value
-        elif grouping == "rack" and (key := next(filter(_names_rack, labels), "")):
+        elif grouping == "rack" and (key := next((key for key in labels if _RACK.match(key.rpartition("/")[2])), "")):
             groups[grouping] = labels[key]
     return groups
-
-
-def _names_rack(key: str) -> bool:
-    return bool(_RACK.match(key.rpartition("/")[2]))
 
 
 def dividing(nodes: Sequence[Mapping[str, str]]) -> list[str]:

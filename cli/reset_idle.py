@@ -20,7 +20,6 @@ from cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted
 from healthcheck.cluster.errors import ClusterError, NotFound
-from healthcheck.cluster.leases import Heartbeat
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.claim import RunKind
 from healthcheck.deep.reset_command import OPERANDS
@@ -79,7 +78,8 @@ def _names(cluster: Cluster, now: datetime) -> Iterator[str]:
     skipped = 0
     for name in cluster.nodes.names(MAY_NEED_RESET):
         why = _why_not(cluster, name, now)
-        if not why and not _is_awake(heartbeats().get(name), now):
+        beat = None if why else heartbeats().get(name)
+        if not why and (beat is None or now - beat.renewed > timedelta(seconds=beat.seconds)):
             why = "its agent is silent"
         if not why:
             yield name
@@ -108,10 +108,6 @@ def _foreign_job(cluster: Cluster, name: str, *, is_new: bool = True) -> str:
         return ""
     is_in_the_way = job.made_by != AUTOMATION and (is_new or not job.outcome)
     return "" if not is_in_the_way else f"Job {job.namespace}/{job.name} of a person's reset is there"
-
-
-def _is_awake(beat: Heartbeat | None, now: datetime) -> bool:
-    return beat is not None and now - beat.renewed <= timedelta(seconds=beat.seconds)
 
 
 def _reset(cluster: Cluster, name: str, stopping: threading.Event) -> ResetOutcome:

@@ -72,7 +72,10 @@ class SlowGpus(Struct, frozen=True):
 def rank(fleet: Fleet) -> SlowGpus:
     """Return the slow GPUs of the fleet. Known losses come first, then the worse severity."""
     gpus = [gpu for row in fleet.nodes for gpu in _slow(row)]
-    unknown = sorted((NotCompared(row.node, row.not_compared) for row in fleet.nodes if row.not_compared), key=_name)
+    unknown = sorted(
+        (NotCompared(row.node, row.not_compared) for row in fleet.nodes if row.not_compared),
+        key=lambda entry: entry.node,
+    )
     return SlowGpus(sorted(gpus, key=_slowest_first), len(fleet.nodes) - len(unknown), unknown, fleet.passed_over)
 
 
@@ -112,10 +115,6 @@ def _least_loss_last(finding: FleetFinding) -> int:
 
 def _tier(severity: str) -> Severity:
     return Severity.__members__.get(severity, Severity.PASS)
-
-
-def _name(entry: NotCompared) -> str:
-    return entry.node
 
 
 def _slowest_first(gpu: SlowGpu) -> tuple[int, int, str, str]:

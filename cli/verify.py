@@ -189,7 +189,8 @@ def settings_answers(cluster: Cluster, nodes: Iterable[NodeState]) -> Iterator[V
         return
     config = cluster_config.judged(written)
     lacking = "; ".join((*config.reasons, *([_KEPT] if config.settings.bad else ())))
-    yield Verification("settings", holds=not lacking, message=lacking or _valid(len(written)))
+    valid = f"{counted(len(written), 'key')} set, all valid" if written else "every setting has its default"
+    yield Verification("settings", holds=not lacking, message=lacking or valid)
     if config.settings.values.device_taints:
         yield from _device_taint_answers(cluster, [is_shared(node) for node in nodes])
 
@@ -243,10 +244,6 @@ _EARLIER = (
     f" `kubectl rollout status daemonset/{AGENT} -n {NAMESPACE}`"
 )
 _KEPT = "for these keys, agents keep the last valid value and other programs use the default; all other keys act"
-
-
-def _valid(keys: int) -> str:
-    return f"{counted(keys, 'key')} set, all valid" if keys else "every setting has its default"
 
 
 _NODES = "DEVICE_TAINTS has no effect: a faulty GPU taints its whole node"

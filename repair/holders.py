@@ -110,7 +110,11 @@ def assigned(root: Path, uuids: Collection[str]) -> set[str] | None:
         return None
     holding = {pod for pod, _, _ in holds_gpus(pods)}
     names = ((f"{pod.namespace}/{pod.name}", _ids(pod)) for pod in pods)
-    return {name for name, ids in names if name in holding and any(_is_one_of(text, uuids) for text in ids)}
+
+    def may_be_one(device: str) -> bool:
+        return not device.startswith("GPU-") or device.startswith(tuple(uuids))
+
+    return {name for name, ids in names if name in holding and any(map(may_be_one, ids))}
 
 
 def _ids(pod: PodDevices) -> Iterator[str]:
@@ -118,10 +122,6 @@ def _ids(pod: PodDevices) -> Iterator[str]:
         for devices in container.devices:
             yield from devices.ids
         yield from (claim.name for claim in container.claims)
-
-
-def _is_one_of(device: str, uuids: Collection[str]) -> bool:
-    return not device.startswith("GPU-") or any(device.startswith(uuid) for uuid in uuids)
 
 
 def holders(

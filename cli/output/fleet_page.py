@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from itertools import islice
 
 from msgspec import Struct
@@ -120,6 +121,7 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
     link = _links()
     squares = [_square(place, row, groupings, link) for place, row in enumerate(fleet.nodes)]
     faulty = [square.place for square in squares if square.kind in _FAULTY]
+    numbers = Counter(square.kind for square in squares if not square.row.silent or square.kind in _FAULTY)
     pattern, silence = fault_pattern(fleet.nodes), unheard_group(fleet.nodes)
     reasons, slow = _spread(fleet.nodes, link), rank(fleet)
     places = {row.node: place for place, row in enumerate(fleet.nodes)}
@@ -132,7 +134,7 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
         squares=squares,
         faulty=len(faulty),
         size="large" if len(squares) <= _LARGE else "middle" if len(squares) <= _MIDDLE else "small",
-        legend=[(kind, KINDS[kind], number) for kind, number in _counted(squares)],
+        legend=[(kind, KINDS[kind], numbers[kind]) for kind in KINDS if numbers[kind]],
         totals=totals_of(fleet),
         silent=sum(row.shown_status == SILENT for row in fleet.nodes),
         accepting=sum(row.accepts_work for row in fleet.nodes),
@@ -153,7 +155,7 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
         passed_over_left_out=max(len(fleet.passed_over) - _MOST_ROWS, 0),
         most=_MOST_NAMES,
         shown=_shown,
-        step=_step,
+        step=partial(printable, longest=_LONGEST_STEP),
         link=link,
         loss_text=loss_text,
         heartbeat_text=heartbeat_text,
@@ -164,11 +166,6 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
 
 def _shown(words: str) -> str:
     return printable(words, _LONGEST)
-
-
-def _counted(squares: list[NodeSquare]) -> Iterator[tuple[str, int]]:
-    numbers = Counter(square.kind for square in squares if not square.row.silent or square.kind in _FAULTY)
-    return ((kind, numbers[kind]) for kind in KINDS if numbers[kind])
 
 
 def _links() -> Callable[[str], str]:
@@ -251,10 +248,6 @@ def _title(row: FleetRow, taint: str, reasons: list[str], left_out: int) -> str:
     return printable(f"{row.node}: {', '.join(words)}", 3 * _LONGEST)
 
 
-def _step(words: str) -> str:
-    return printable(words, _LONGEST_STEP)
-
-
 def _kind(row: FleetRow) -> str:
     if row.status == Status.FAIL:
         return row.severity.lower() if row.severity.lower() in _FAULTY else "reset"
@@ -288,7 +281,7 @@ def _entry(reason: str, findings: list[FleetFinding], link: Callable[[str], str]
         _shown(severity),
         tuple(subjects[:_MOST_SUBJECTS]),
         left_out,
-        _time(first) if first < since else "",
+        first.replace("T", " ").replace("Z", "") if first < since else "",
     )
 
 
@@ -299,10 +292,6 @@ def _in_plain_words(findings: list[FleetFinding]) -> str:
     words = index.in_plain_words(findings[0].reason, findings[0].subject, findings[0].about)
     more = f" (and {counted(len(findings) - 1, 'other')})" if len(findings) > 1 else ""
     return _shown(f"{words}{more}")
-
-
-def _time(at: str) -> str:
-    return at.replace("T", " ").replace("Z", "")
 
 
 def _subject(finding: FleetFinding) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from rich.console import Group
 from rich.text import Text
 
-from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, GateRefusals, ago, heartbeat_text, totals_of
+from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, ago, heartbeat_text, totals_of
 from cli.fleet_pattern import UNHEARD, FaultPattern, fault_pattern, group_sentence, unheard_group
 from cli.output import columns
 from cli.output.lines import COMMAND
@@ -152,7 +152,11 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
         keys = named(map(printable, fleet.unused_settings), _MOST_NAMED)
         yield Text(f"settings that are not used: {keys}; `gpu-healthcheck verify` has the reasons", "bold red")
     if fleet.refused:
-        pods = [f"{each.node} ({each.reason}, {counted(each.pods, 'pod')}{_last(each)})" for each in fleet.refused]
+        pods = [
+            f"{each.node} ({each.reason}, {counted(each.pods, 'pod')}"
+            + (f", last {_age(each.last)})" if each.last else ")")
+            for each in fleet.refused
+        ]
         yield Text(f"the gate refused pods: {named(pods, _MOST_NAMED)}", "magenta")
     stopped = [row.node for row in fleet.nodes if row.stops_pods]
     if stopped:
@@ -167,10 +171,6 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
         yield Text(f"skipped: {what}", "magenta")
     if (more := len(fleet.passed_over) - _MOST_NAMED) > 0:
         yield Text(f"skipped: {more} more: `-o json` lists them", "magenta")
-
-
-def _last(refusals: GateRefusals) -> str:
-    return f", last {_age(refusals.last)}" if refusals.last else ""
 
 
 def _age(at: str) -> str:

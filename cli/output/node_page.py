@@ -123,7 +123,8 @@ def _finding(fault: Fault, now: datetime) -> Iterator[Entry]:
     words = index.in_plain_words(fault.reason, fault.subject, row.about or {})
     message = f"{stops}{words} ({fault.reason} on {fault.subject}{names}): {row.detail or ''}"
     yield fault.severity.name, message, SEVERITY_STYLES[fault.severity]
-    first, last = (f"{word} {_at(time, now)}" if time else "" for word, time in _times(fault))
+    observed = (("first", fault.row.first_seen), ("last", fault.seen))
+    first, last = (f"{word} {timestamp(time)}{_age(timestamp(time), now)}" if time else "" for word, time in observed)
     times = f"{row.count} times" if (row.count or 0) > 1 else ""
     ends = f"ends by: {row.exit.replace(', ', ' or ')}" if row.exit else "the node's agent has not read it yet"
     yield "", _joined(first, last, times, ends), "dim"
@@ -184,14 +185,3 @@ def _joined(*parts: str) -> str:
 def _age(text: str, now: datetime) -> str:
     at = moment_or_none(text)
     return f" ({ago((now - at).total_seconds())})" if at is not None and at <= now else ""
-
-
-def _times(fault: Fault) -> Iterator[tuple[str, datetime | None]]:
-    """Yield the first and the last observation of a finding."""
-    yield "first", fault.row.first_seen
-    yield "last", fault.seen
-
-
-def _at(at: datetime, now: datetime) -> str:
-    text = timestamp(at)
-    return f"{text}{_age(text, now)}"

@@ -69,15 +69,15 @@ def _of_node(node: Node) -> dict[str, str]:
     }
     if node.handlers is not None:
         fields["runtime handlers"] = ", ".join(sorted(filter(None, node.handlers)))
-    fields |= {f"label {key}": value for key, value in node.meta.labels.items() if _is_of_gpus(key)}
+    fields |= {
+        f"label {key}": value
+        for key, value in node.meta.labels.items()
+        if key.startswith(_LABELS) and key not in _NOISE
+    }
     fields |= {f"capacity {key}": value for key, value in node.capacity.items() if key.startswith(_RESOURCES)}
     return fields | {
         f"allocatable {key}": value for key, value in node.allocatable.items() if key.startswith(_RESOURCES)
     }
-
-
-def _is_of_gpus(label: str) -> bool:
-    return label.startswith(_LABELS) and label not in _NOISE
 
 
 def _of_daemon(daemon: Workload) -> dict[str, str]:

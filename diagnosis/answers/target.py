@@ -60,7 +60,8 @@ def parse_target(words: Sequence[str], namespace: str) -> Target | None:
     if [word.lower() for word in words] == [HAMI.lower()]:
         return Target(HAMI, "", "")
     kind, _, name = words[0].partition("/") if len(words) == 1 else (words[0], "", "/".join(words[1:]))
-    known = _known(kind)
+    kind = kind.lower()
+    known = _KINDS.get(kind) or _SHORT.get(kind) or _KINDS.get(kind.removesuffix("s"))
     if known is None or not name or len(words) > 2:
         raise TargetError(
             f"{' '.join(words)!r}: expected pod NAMESPACE/NAME, node NAME, a workload such as job/NAME, or hami"
@@ -154,8 +155,3 @@ def touches(problem: Problem, subjects: frozenset[str]) -> bool:
     if problem.found.subject in subjects or not subjects.isdisjoint(problem.found.affected):
         return True
     return any(touches(consequence, subjects) for consequence in problem.consequences)
-
-
-def _known(kind: str) -> str | None:
-    word = kind.lower()
-    return _KINDS.get(word) or _SHORT.get(word) or _KINDS.get(word.removesuffix("s"))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from diagnosis.answers.allocation import FAULTY_OPEN, PoolShare, totals
+from diagnosis.answers.allocation import FAULTY_OPEN, totals
 from diagnosis.answers.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.facts.components import Health
 from diagnosis.facts.quantity import shown
@@ -130,10 +130,6 @@ def sentence(remedy: str) -> str:
     return "".join(code(part) if is_command else escaped(part) for is_command, part in remedy_parts(remedy))
 
 
-def _holders(holders: Iterable[PoolShare]) -> Iterator[str]:
-    return (f"{code(holder.pod)} {holder.amount}" for holder in holders)
-
-
 @cache
 def _environment(package: str) -> Environment:
     environment = Environment(
@@ -149,7 +145,7 @@ def _environment(package: str) -> Environment:
         "code": code,
         "sentence": sentence,
         "named": named,
-        "holders": _holders,
+        "holders": lambda shares: (f"{code(share.pod)} {share.amount}" for share in shares),
     }
     environment.tests["tainted_by_us"] = lambda closed: closed.startswith("our taint")
     return environment

@@ -62,17 +62,13 @@ def bars(allocation: Allocation, most: int) -> Iterator[Bar]:
         if not node.pools:
             yield Bar(node.node, node.closed, "none offered", used, ())
         for place, pool in enumerate(node.pools):
+            free = f"{pool.free} of {pool.total} free" if allocation.pods_seen else f"{pool.total}"
             boxes = tuple(_boxes(pool, fills, allocation.pods_seen))
-            yield Bar(node.node, node.closed, _label(pool, allocation.pods_seen), "" if place else used, boxes)
+            yield Bar(node.node, node.closed, f"{free}, {pool.kind} {pool.resource}", "" if place else used, boxes)
 
 
 def _amiss(node: NodeAllocation) -> bool:
     return not node.pools or any(pool.total < pool.capacity for pool in node.pools)
-
-
-def _label(pool: Pool, pods_seen: bool) -> str:
-    free = f"{pool.free} of {pool.total} free" if pods_seen else f"{pool.total}"
-    return f"{free}, {pool.kind} {pool.resource}"
 
 
 def _boxes(pool: Pool, fills: Mapping[str, str], pods_seen: bool) -> Iterator[Box]:

@@ -52,7 +52,7 @@ class Bundle:
         header = json.dumps(fields)
         with (
             self._open,
-            open(path, "xb", opener=_private) as file,
+            open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
             _Packer(file) as packer,
             tarfile.open(fileobj=packer, mode="w|") as archive,
         ):
@@ -91,7 +91,3 @@ def _add(archive: tarfile.TarFile, name: str, at: datetime, content: IO[bytes]) 
     member.mtime = int(at.timestamp())
     content.seek(0)
     archive.addfile(member, content)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -176,7 +176,8 @@ class NodeProbes:
             return NodeProbeAnswer(why_not=(seen[0].waits_for if seen else "") or "its check did not finish in time")
         except ClusterError as error:
             return NodeProbeAnswer(why_not="interrupted" if self.interrupted else str(error))
-        record = read_record(_record_in(log))
+        # Of standard output: a log mixes it with standard error.
+        record = read_record(next((line for line in _lines(log) if line.startswith("{")), ""))
         return NodeProbeAnswer(record, "" if record is not None else _without_record(pod, log))
 
     def _removed(self, name: str, answer: NodeProbeAnswer, appears_seconds: float = 0.0) -> NodeProbeAnswer:
@@ -215,11 +216,6 @@ def with_records(snapshot: Snapshot, answers: Mapping[str, NodeProbeAnswer]) -> 
     records = {name: answer.record for name, answer in answers.items() if answer.record is not None}
     nodes = (replace(node, record=records.get(node.name, node.record)) for node in snapshot.nodes)
     return replace(snapshot, nodes=tuple(nodes))
-
-
-def _record_in(log: str) -> str:
-    """Return the line of standard output: a log mixes it with standard error."""
-    return next((line for line in _lines(log) if line.startswith("{")), "")
 
 
 def _without_record(pod: PodState, log: str) -> str:
