@@ -71,9 +71,9 @@ def explain(word: Word = "", words: Words = None, output: JsonOrYaml = None) -> 
     here = read_here("explain")
     message, codes = _split([word, *(words or ())])
     if not codes and message.lower() in ("", *_ALL):
-        _tell_tables([message.lower()] if message else list(_ALL), output, here.policy)
+        _show_tables([message.lower()] if message else list(_ALL), output, here.policy)
     elif not codes and (meanings := _words_of_ours(message)):
-        _tell_words(meanings, output, here)
+        _show_meanings(meanings, output, here)
     else:
         explanation = _look_up(message, codes, here.policy)
         if output:
@@ -82,7 +82,7 @@ def explain(word: Word = "", words: Words = None, output: JsonOrYaml = None) -> 
             _print(Screen(), explanation, here.directory)
 
 
-def _tell_tables(names: Sequence[str], form: OutputFormat | None, policy: Policy) -> None:
+def _show_tables(names: Sequence[str], form: OutputFormat | None, policy: Policy) -> None:
     if form:
         write_as(form, {name: [_document(explanation) for explanation in _ALL[name](policy)] for name in names})
         return
@@ -90,7 +90,7 @@ def _tell_tables(names: Sequence[str], form: OutputFormat | None, policy: Policy
         _print_all(Screen(), name, policy)
 
 
-def _tell_words(meanings: tuple[IndexEntry, ...], form: OutputFormat | None, here: LocalSettings) -> None:
+def _show_meanings(meanings: tuple[IndexEntry, ...], form: OutputFormat | None, here: LocalSettings) -> None:
     if form:
         rows = [{**asdict(meaning), **_here_word(meaning, here)} for meaning in meanings]
         write_as(form, {"name": meanings[0].name, "words": rows})

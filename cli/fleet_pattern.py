@@ -61,7 +61,9 @@ def fault_pattern(rows: Sequence[FleetRow]) -> FaultPattern | None:
     todo = {row.node: command for row in inside if (command := _repair(row))}
     if len(set(todo.values())) != 1 or len(todo) > _MOST_NODES:
         return FaultPattern(found, reason, "", frozenset())
-    return FaultPattern(found, reason, _for_all(next(iter(todo.values())), " ".join(todo)), frozenset(todo))
+    command, names = next(iter(todo.values())), " ".join(todo)
+    line = command.replace(_NODE, names) if command == _MANY else f"for node in {names}; do {command} || break; done"
+    return FaultPattern(found, reason, line, frozenset(todo))
 
 
 def unheard_group(rows: Sequence[FleetRow]) -> Concentration | None:
@@ -69,12 +71,6 @@ def unheard_group(rows: Sequence[FleetRow]) -> Concentration | None:
     groups = [row.groups for row in rows]
     unheard = [place for place, row in enumerate(rows) if row.silent or row.status in _WITHOUT_VERDICT]
     return concentration(groups, dividing(groups), unheard) if len(unheard) > 1 else None
-
-
-def _for_all(command: str, names: str) -> str:
-    if command == _MANY:
-        return command.replace(_NODE, names)
-    return f"for node in {names}; do {command} || break; done"
 
 
 def _repair(row: FleetRow) -> str:

@@ -203,7 +203,9 @@ def show(result: QuarantineOutcome, console: Screen) -> None:
     console.print(Text.assemble("recommendation: ", (printable(result.recommendation), style)))
     for reason in record.reasons or ():
         print_line(console, Text(" "), Text(printable(reason)))
-    _show_step(result, console)
+    print_step(console, result.step)
+    if result.recommendation == PASSED and result.step == NextStep():
+        console.print("it is not cordoned: it accepts work again")
 
 
 def _check_rows(record: RunRecord) -> Iterator[list[Text]]:
@@ -215,12 +217,6 @@ def _check_rows(record: RunRecord) -> Iterator[list[Text]]:
         words = [printable(word or "") for word in (row.check, row.status, row.severity)]
         result = "; ".join(filter(None, [printable(row.seen or ""), *causes.get(words[0], ())]))
         yield [*(Text(word, _STYLES.get(word, "")) for word in words), Text(result)]
-
-
-def _show_step(result: QuarantineOutcome, console: Screen) -> None:
-    print_step(console, result.step)
-    if result.recommendation == PASSED and result.step == NextStep():
-        console.print("it is not cordoned: it accepts work again")
 
 
 def _exit_code(result: QuarantineOutcome) -> int:

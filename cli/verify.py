@@ -251,10 +251,8 @@ _NO_NODE = "no node has a label by which the DaemonSet finds GPU nodes (docs/ins
 
 
 def show(answers: Iterable[Verification], screen: Screen) -> None:
-    print_rows(screen, [[Text(one.about), Text(*_mark(one)), Text(one.message)] for one in answers])
-
-
-def _mark(answer: Verification) -> tuple[str, str]:
-    if answer.is_allowed:
-        return "allowed", "yellow"
-    return ("ok", "green") if answer.holds else ("not ok", "bold red")
+    rows = []
+    for one in answers:
+        mark = ("allowed", "yellow") if one.is_allowed else ("ok", "green") if one.holds else ("not ok", "bold red")
+        rows.append([Text(one.about), Text(*mark), Text(one.message)])
+    print_rows(screen, rows)

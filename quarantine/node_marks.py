@@ -130,7 +130,9 @@ class QuarantineMarks:
         Raises ClusterError on a permanent failure.
         """
         self._keep(begun, progress)
-        retries = replace(_AT_THE_END, say=_say_that_it_waits)
+        retries = replace(
+            _AT_THE_END, say=lambda error: log.warning("the result could not be written yet", error=str(error))
+        )
         node = retries.ask(lambda: self._claimant.give_back(self._record))
         assert node is not None
         return records.parse(RunRecord, node.annotations[QUARANTINE_RESULT])
@@ -155,10 +157,6 @@ class QuarantineMarks:
 def _gives_way(claim: Claim) -> bool:
     """Whether the claim is of a quarantine run: ours, or that of a dead run, because this process has the lock."""
     return claim.kind is RunKind.QUARANTINE
-
-
-def _say_that_it_waits(error: BaseException) -> None:
-    log.warning("the result could not be written yet", error=str(error))
 
 
 def _now() -> datetime:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
 from diagnosis.answers.chain import Chain, LinkState
 from diagnosis.answers.hami_parts import InstallationTable
 from diagnosis.answers.node_inventory import InventoryRow
-from diagnosis.causes.diagnose import Problem
 from diagnosis.facts.components import Health
 from diagnosis.model import CauseSeverity, Certainty
 from diagnosis.report.content import Report
@@ -60,7 +59,9 @@ def page(report: Report, width: int) -> Iterator[Text]:
         yield Text()
         yield from _problem(problem, f"{number}. ", 0, width, report.own)
     if len(problems) > 1:
-        yield from (Text(), _count(diagnosis.problems))
+        severities = Counter(problem.found.cause.severity for problem in diagnosis.problems)
+        parts = [f"{severities[each]} {each.name.lower()}" for each in reversed(CauseSeverity) if severities[each]]
+        yield from (Text(), Text(f"{severities.total()} problems ({', '.join(parts)}), the worst first.", "bold"))
     if diagnosis.unseen:
         yield Text("Not visible", "bold")
         for sentence in report.unseen:
@@ -69,13 +70,6 @@ def page(report: Report, width: int) -> Iterator[Text]:
         yield Text("Changed since" if report.changes else "No change that affects GPU pods.", "bold")
         for change in report.changes:
             yield from _lines(str(change), width, 2)
-
-
-def _count(problems: Iterable[Problem]) -> Text:
-    """Return the summary line, which is the last line of a long report."""
-    severities = Counter(problem.found.cause.severity for problem in problems)
-    parts = [f"{severities[each]} {each.name.lower()}" for each in reversed(CauseSeverity) if severities[each]]
-    return Text(f"{severities.total()} problems ({', '.join(parts)}), the worst first.", "bold")
 
 
 def _node(rows: Sequence[InventoryRow], width: int) -> Iterator[Text]:

@@ -127,7 +127,7 @@ class Collector:
                 self._whole.add(kind.kind)
             if isinstance(error, Forbidden):
                 self._denied.add(kind.kind)
-                self._user = _user_in(str(error)) or self._user
+                self._user = user[1] if (user := _USER.search(str(error))) else self._user
             if isinstance(error, Forbidden) and namespace and kind.namespaced:
                 # Use the same queries: only ConfigMaps with our names are relevant.
                 error = self._list(kind, [(namespace, query) for _, query in where(kind)])
@@ -138,7 +138,8 @@ class Collector:
         finally:
             self._listed(kind)
         if error is not None:
-            self.missing[kind.kind] = _why(error, kind)
+            is_denied = isinstance(error, Forbidden)
+            self.missing[kind.kind] = f"the right to list {kind.resource} is missing" if is_denied else str(error)
         self._builder.listed(kind.kind)
         return error
 
@@ -237,15 +238,3 @@ def _log(read: ReadLog, silent: set[str], pod: Pod, container: str, previous: bo
     except ClusterError:
         return ""
     return "\n".join(printable(line, _LONGEST_LINE) for line in lines)
-
-
-def _user_in(message: str) -> str:
-    """Return the user whom the API server's message names; '' for another message."""
-    found = _USER.search(message)
-    return found[1] if found else ""
-
-
-def _why(error: ClusterError, kind: ApiKind) -> str:
-    if isinstance(error, Forbidden):
-        return f"the right to list {kind.resource} is missing"
-    return str(error)

@@ -72,11 +72,8 @@ def _of(file: Path) -> Iterator[tuple[tuple[str, str], str]]:
                 lines.append(line)
                 continue
             if result is not None and mark[1] == b"END":
-                yield result, "\n".join(_shown(raw) for raw in lines)
+                texts = (raw.decode("utf-8", "replace").rstrip("\r\n") for raw in lines)
+                yield result, "\n".join(printable(text, _LONGEST_LINE) for text in texts)
             container, namespace, pod = (part.decode("ascii") for part in mark.groups()[1:])
             result = (subject("Pod", namespace, pod), container) if mark[1] == b"START" else None
             lines.clear()
-
-
-def _shown(line: bytes) -> str:
-    return printable(line.decode("utf-8", "replace").rstrip("\r\n"), _LONGEST_LINE)
