@@ -85,7 +85,7 @@ def training(hospital: Hospital) -> Iterator[Training]:
     hospital.plane.request("DELETE", f"{JOBS}/train?propagationPolicy=Background")
 
 
-def test_a_job_that_an_eviction_fails_needs_force(training: Training) -> None:
+def test_eviction_that_fails_a_job_needs_force(training: Training) -> None:
     training.start()
 
     code, out, _ = training.hospital.quarantine("first")
@@ -102,7 +102,7 @@ def test_a_job_that_an_eviction_fails_needs_force(training: Training) -> None:
     assert eventually(training.failed) == ["BackoffLimitExceeded"]
 
 
-def test_a_job_that_ignores_disruptions_continues_on_another_node(training: Training) -> None:
+def test_eviction_of_a_job_that_ignores_disruptions(training: Training) -> None:
     training.start(DISRUPTION)
 
     code, out, _ = training.hospital.quarantine("first")
@@ -112,7 +112,7 @@ def test_a_job_that_ignores_disruptions_continues_on_another_node(training: Trai
     assert training.failed() == []
 
 
-def test_a_job_with_retries_left_is_evicted_without_a_warning(training: Training) -> None:
+def test_eviction_of_a_job_with_retries_left_has_no_warning(training: Training) -> None:
     training.start(backoffLimit=2, pods=2)
 
     code, out, _ = training.hospital.quarantine("first")
@@ -121,7 +121,7 @@ def test_a_job_with_retries_left_is_evicted_without_a_warning(training: Training
     eventually(lambda: training.nodes() == ["second", "second"])
 
 
-def test_a_job_that_may_not_be_read_is_not_checked(training: Training) -> None:
+def test_eviction_of_an_unreadable_job_could_not_check(training: Training) -> None:
     training.start()
     plane, rbac = training.hospital.plane, "/apis/rbac.authorization.k8s.io/v1"
     reads = [
@@ -148,7 +148,7 @@ def test_a_job_that_may_not_be_read_is_not_checked(training: Training) -> None:
     [((), {}, "patch"), ((DISRUPTION,), {}, "drain"), ((), {"backoffLimit": 2}, "delete")],
     ids=["no retry is left", "evictions are ignored", "retries are left"],
 )
-def test_the_printed_commands_move_a_job_off_a_faulty_node(
+def test_diagnose_commands_move_a_job_off_a_faulty_node(
     training: Training, rules: tuple[dict[str, Any], ...], spec: dict[str, Any], verb: str
 ) -> None:
     training.start(*rules, **spec)
@@ -167,7 +167,7 @@ def test_the_printed_commands_move_a_job_off_a_faulty_node(
     assert "PodOnFaultyGpu" not in [cause["cause"] for cause in training.diagnosed()]
 
 
-def test_a_failed_job_reports_its_reason_and_the_finding_of_its_last_node(training: Training) -> None:
+def test_diagnose_of_a_failed_job_names_reason_and_finding(training: Training) -> None:
     training.start()
     training.break_first()
     (name,) = training.pods()

@@ -12,7 +12,7 @@ from sim.api_objects import JOBS
 from sim.api_stand_in import ApiStandIn
 
 
-def test_controllers_that_own_each_other_are_no_endless_chain(tmp_path: Path) -> None:
+def test_eviction_effects_end_for_controllers_in_a_circle(tmp_path: Path) -> None:
     def owned_by(job: dict[str, Any]) -> list[dict[str, Any]]:
         uid, name = job["metadata"]["uid"], job["metadata"]["name"]
         return [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "controller": True}]

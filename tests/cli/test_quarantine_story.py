@@ -65,7 +65,7 @@ def _template() -> dict[str, Any]:
     return spec
 
 
-def test_a_node_that_passes_every_test_takes_work_again(hospital: Hospital) -> None:
+def test_quarantine_story_of_a_node_that_passes(hospital: Hospital) -> None:
     code, out, err = hospital.quarantine(NODE, "--release-on-pass")
 
     assert (code, err, hospital.cordon(NODE)) == (0, "", (False, None)), out
@@ -73,7 +73,7 @@ def test_a_node_that_passes_every_test_takes_work_again(hospital: Hospital) -> N
     assert "recommendation: return-to-service" in out
 
 
-def test_a_node_that_fails_a_test_stays_away_from_work(hospital: Hospital, host: SimulatedNode) -> None:
+def test_quarantine_story_of_a_node_that_fails(hospital: Hospital, host: SimulatedNode) -> None:
     (host.root / "nccl/fails").write_text("nvlink")
 
     code, out, _ = hospital.quarantine(NODE, "--release-on-pass")
@@ -83,7 +83,7 @@ def test_a_node_that_fails_a_test_stays_away_from_work(hospital: Hospital, host:
     assert "recommendation: reset" in out
 
 
-def test_a_run_that_is_killed_is_to_be_run_again_and_passes_then(hospital: Hospital, host: SimulatedNode) -> None:
+def test_quarantine_story_of_a_killed_run(hospital: Hospital, host: SimulatedNode) -> None:
     host.write_value("dcgm/hang", "60")
     process = hospital.start(NODE)
     assert process.stdout is not None

@@ -37,7 +37,7 @@ def test_reset_fixes_a_gpu_and_keeps_pods_of_others(workshop: Workshop, operator
     assert "GpuResetDone the GPUs work again" in workshop.events
 
 
-def test_a_dry_run_changes_nothing(workshop: Workshop) -> None:
+def test_reset_dry_run_changes_nothing(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.add_pod("train-2", gpu=2)
     workshop.break_gpu(2)
@@ -58,7 +58,7 @@ class TestRefused:
         assert (code, workshop.is_untouched, workshop.has_job()) == (2, True, False), out
         return out
 
-    def test_with_a_job_of_its_name_that_runs_elsewhere(self, workshop: Workshop) -> None:
+    def test_reset_refuses_a_job_that_runs_elsewhere(self, workshop: Workshop) -> None:
         """It would report what another node's Job writes into its log."""
         workshop.run_plugin(operator=True)
         workshop.break_gpu(2)
@@ -68,12 +68,12 @@ class TestRefused:
         assert f"Job gpu-healthcheck/{name} is not a reset's; it is neither followed nor deleted" in out
         assert f"its pods may run on another node than {workshop.name}" in out
 
-    def test_without_a_finding_that_a_reset_ends(self, workshop: Workshop) -> None:
+    def test_reset_refuses_without_a_finding_that_it_ends(self, workshop: Workshop) -> None:
         eventually(lambda: workshop.annotation("results"))
         assert "no finding on it ends with the reset of a GPU" in self.refused(workshop)
         assert "no finding on GPU 3 ends with a reset; --force" in self.refused(workshop, "--gpu", "3")
 
-    def test_where_resets_are_known_to_fail(self, workshop: Workshop) -> None:
+    def test_reset_refuses_where_resets_are_known_to_fail(self, workshop: Workshop) -> None:
         workshop.plane.create_node("ec2", labels={})
         process = workshop.start("ec2", "--gpu", "3", "--dry-run")
         out, _ = process.communicate(timeout=GIVE_UP_SECONDS)
@@ -82,7 +82,7 @@ class TestRefused:
         assert "EC2's hypervisor refuses" in out
         assert "add --reboot to reboot it, or --force to try" in out
 
-    def test_a_node_that_does_not_exist(self, workshop: Workshop) -> None:
+    def test_reset_refuses_a_missing_node(self, workshop: Workshop) -> None:
         process = workshop.start("nobody")
         assert (process.wait(GIVE_UP_SECONDS), "does not exist" in process.communicate()[0]) == (2, True)
 
@@ -224,7 +224,7 @@ def test_reset_removes_only_a_deleted_hami_handshake(workshop: Workshop, handsha
 
 
 class TestCtrlC:
-    def test_before_the_reset_undoes_all(self, workshop: Workshop) -> None:
+    def test_ctrl_c_before_the_reset_undoes_all(self, workshop: Workshop) -> None:
         workshop.run_plugin(operator=True)
         workshop.add_pod("train-2", gpu=2, labels={"app": "train"})
         workshop.add_budget("train")
@@ -244,7 +244,7 @@ class TestCtrlC:
         assert [line for line in asked(workshop) if "gpu-reset" in line] == []
         eventually(lambda: workshop.reported == [*workshop.steps, "GpuResetFailed"])
 
-    def test_with_the_operands_off_what_is_left_is_said(self, workshop: Workshop) -> None:
+    def test_ctrl_c_with_operands_off_names_what_is_left(self, workshop: Workshop) -> None:
         """The device plugin does not tolerate the taint of the finding."""
         workshop.run_plugin(operator=True)
         workshop.add_exporter(gpu=2)
@@ -265,7 +265,7 @@ class TestCtrlC:
         code, out = workshop.reset()
         assert (code, workshop.allocatable, workshop.findings) == (0, 8, []), out
 
-    def test_with_a_device_plugin_that_tolerates_the_taint_nothing_is_left(self, workshop: Workshop) -> None:
+    def test_ctrl_c_with_a_tolerant_device_plugin_leaves_nothing(self, workshop: Workshop) -> None:
         workshop.plugin.tolerates = ("unhealthy", "maintenance")
         workshop.run_plugin(operator=True)
         workshop.add_exporter(gpu=2)
@@ -277,7 +277,7 @@ class TestCtrlC:
 
         assert (code, workshop.is_untouched, workshop.allocatable, "left: " in out) == (130, True, 8, False), out
 
-    def test_after_it_has_begun_the_node_is_returned_first(self, workshop: Workshop) -> None:
+    def test_ctrl_c_after_the_reset_began_returns_the_node_first(self, workshop: Workshop) -> None:
         workshop.run_plugin(operator=True)
         workshop.break_gpu(2)
         workshop.node.write_value("nvidia-smi/seconds", 3)
@@ -296,7 +296,7 @@ def asked(workshop: Workshop) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_after_kill_9_at_each_write_the_same_command_continues(workshop: Workshop) -> None:
+def test_reset_continues_after_kill_at_each_write(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     process = workshop.start(workshop.name, KILL_AT="never")

@@ -37,7 +37,9 @@ AFTER: dict[str, Callable[[Workshop], bool]] = {
 
 
 @pytest.mark.parametrize("reached", AFTER.values(), ids=AFTER)
-def test_after_the_reset_the_job_finishes(workshop: Workshop, reached: Callable[[Workshop], bool]) -> None:
+def test_abandoned_after_the_reset_is_finished_by_the_job(
+    workshop: Workshop, reached: Callable[[Workshop], bool]
+) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     workshop.node.write_value("nvidia-smi/seconds", 2)
@@ -55,7 +57,7 @@ def test_after_the_reset_the_job_finishes(workshop: Workshop, reached: Callable[
     assert workshop.reset()[0] == 2  # nothing is left to do
 
 
-def test_before_the_reset_the_job_takes_everything_back_and_names_what_is_left(workshop: Workshop) -> None:
+def test_abandoned_before_the_reset_is_undone_by_the_job(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.add_pod("train-2", gpu=2, labels={"app": "train"})
     workshop.add_budget("train")
@@ -75,7 +77,7 @@ def test_before_the_reset_the_job_takes_everything_back_and_names_what_is_left(w
     eventually(lambda: workshop.reported == [*workshop.steps, "GpuResetFailed"])
 
 
-def test_with_the_operands_off_the_job_names_the_gpus_that_are_left(workshop: Workshop) -> None:
+def test_abandoned_with_operands_off_names_the_gpus_that_are_left(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.add_exporter(gpu=2)
     workshop.break_gpu(2)
@@ -91,7 +93,7 @@ def test_with_the_operands_off_the_job_names_the_gpus_that_are_left(workshop: Wo
     eventually(lambda: any(left in event for event in workshop.events if event.startswith("GpuResetFailed")))
 
 
-def test_before_its_job_the_agent_takes_everything_back(workshop: Workshop) -> None:
+def test_abandoned_before_its_job_is_undone_by_the_agent(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     process = workshop.start(workshop.name, KILL_AT="1 after")
@@ -105,7 +107,7 @@ def test_before_its_job_the_agent_takes_everything_back(workshop: Workshop) -> N
     assert workshop.reset()[0] == 0
 
 
-def test_a_command_that_lives_keeps_the_node(workshop: Workshop) -> None:
+def test_living_command_keeps_the_node(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.add_pod("train-2", gpu=2, labels={"app": "train"})
     workshop.add_budget("train")
@@ -123,7 +125,7 @@ def test_a_command_that_lives_keeps_the_node(workshop: Workshop) -> None:
     assert (code, workshop.is_untouched) == (130, True), out
 
 
-def test_without_its_job_and_after_a_restart_the_agent_restores_the_operands(workshop: Workshop) -> None:
+def test_abandoned_without_its_job_is_undone_after_an_agents_restart(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.add_exporter(gpu=2)
     workshop.break_gpu(2)
@@ -142,7 +144,7 @@ def test_without_its_job_and_after_a_restart_the_agent_restores_the_operands(wor
     assert workshop.plane.request("GET", JOBS).status == 200
 
 
-def test_a_label_that_an_administrator_switched_off_stays_off(workshop: Workshop) -> None:
+def test_abandoned_keeps_a_label_that_an_administrator_switched_off(workshop: Workshop) -> None:
     dcgm = "nvidia.com/gpu.deploy.dcgm"
     workshop.patch({"metadata": {"labels": {dcgm: "false"}}})
     workshop.run_plugin(operator=True)
@@ -155,7 +157,7 @@ def test_a_label_that_an_administrator_switched_off_stays_off(workshop: Workshop
     assert workshop.labels[dcgm] == "false"
 
 
-def test_after_a_reboot_the_agent_returns_the_node_and_anyone_verifies_it(workshop: Workshop) -> None:
+def test_abandoned_after_a_reboot_is_returned_by_the_agent(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
     workshop.node.write_value("nvidia-smi/unknown-error", "")

@@ -27,7 +27,7 @@ def break_node(workshop: Workshop) -> None:
     eventually(lambda: workshop.is_tainted("unhealthy"))
 
 
-def test_a_reset_that_fails_is_followed_by_a_reboot_that_ends_the_finding(workshop: Workshop) -> None:
+def test_reboot_follows_a_failed_reset_and_ends_the_finding(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     workshop.add_pod("train-5", gpu=5)
     workshop.break_gpu(2)
@@ -53,7 +53,7 @@ def test_a_reset_that_fails_is_followed_by_a_reboot_that_ends_the_finding(worksh
     assert any("GpuResetStep reset: failed: nvidia-smi --gpu-reset: failed" in event for event in workshop.events)
 
 
-def test_a_finding_that_no_reset_ends_is_a_target_with_reboot_only(workshop: Workshop) -> None:
+def test_reboot_ends_a_finding_that_no_reset_ends(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     break_node(workshop)
 
@@ -71,7 +71,7 @@ def test_a_finding_that_no_reset_ends_is_a_target_with_reboot_only(workshop: Wor
     assert steps(workshop) == ["claim", "drain the node", "reboot", "verify", "level 2", "load"]
 
 
-def test_a_fault_that_returns_after_a_reset_and_a_reboot_escalates_on_its_gpu_alone(workshop: Workshop) -> None:
+def test_recurrence_after_reset_and_reboot_escalates_on_its_gpu(workshop: Workshop) -> None:
     (workshop.folder / "config/ESCALATE_AFTER").write_text("2")
     workshop.run_plugin(operator=True)
     workshop.break_gpu(2)
@@ -90,7 +90,7 @@ def test_a_fault_that_returns_after_a_reset_and_a_reboot_escalates_on_its_gpu_al
     assert workshop.next_commands()[0] == f"gpu-healthcheck quarantine {workshop.name}"
 
 
-def test_a_dry_run_names_the_drain(workshop: Workshop) -> None:
+def test_reboot_dry_run_names_the_drain(workshop: Workshop) -> None:
     workshop.run_plugin(operator=False)
     workshop.add_pod("train-5", gpu=5)
     break_node(workshop)
@@ -103,7 +103,7 @@ def test_a_dry_run_names_the_drain(workshop: Workshop) -> None:
     assert (workshop.is_untouched, workshop.has_job(), workshop.pods()) == (True, False, {"train-5"})
 
 
-def test_both_options_at_once_are_a_usage_error(workshop: Workshop) -> None:
+def test_reboot_and_no_reboot_are_a_usage_error(workshop: Workshop) -> None:
     code, out = workshop.reset("--reboot", "--no-reboot")
     assert (code, "exclude each other" in out) == (3, True)
 
@@ -136,7 +136,7 @@ class TestCouldNot:
         assert "REPAIR_CONDITIONS=GpuRebootRequired" in workshop.record["reasons"][0]
 
 
-def test_a_reboot_that_systemd_refuses_keeps_the_taint_and_returns_the_node(workshop: Workshop) -> None:
+def test_reboot_refused_by_systemd_keeps_the_taint(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     break_node(workshop)
     workshop.node.write_value("systemd/refused", "Failed to connect to bus: No such file or directory")
@@ -151,9 +151,7 @@ def test_a_reboot_that_systemd_refuses_keeps_the_taint_and_returns_the_node(work
     assert (workshop.is_tainted("unhealthy"), workshop.findings) == (True, ["Xid79"])
 
 
-def test_a_gpu_that_does_not_return_from_the_reboot_is_a_failure(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reboot_fails_if_a_gpu_does_not_return(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.run_plugin(operator=True)
     break_node(workshop)
     workshop.host.loses = 2
@@ -165,7 +163,7 @@ def test_a_gpu_that_does_not_return_from_the_reboot_is_a_failure(
     assert workshop.next_commands()[-1] == f"kubectl delete node {workshop.name}"
 
 
-def test_a_reboot_that_never_happens_is_named_and_requested_again(workshop: Workshop) -> None:
+def test_reboot_that_never_happens_is_requested_again(workshop: Workshop) -> None:
     workshop.run_plugin(operator=True)
     break_node(workshop)
     workshop.node.write_value("systemd/ignored", "")
@@ -233,7 +231,7 @@ class TestCtrlC:
         assert asked(workshop).count(REBOOT) == 1
 
 
-def test_a_program_that_reboots_nodes_is_awaited(workshop: Workshop) -> None:
+def test_reboot_waits_for_a_program_that_follows_the_condition(workshop: Workshop) -> None:
     """The agent's condition requests the reboot once the node is drained; systemd is not asked."""
     (workshop.folder / "config/REPAIR_CONDITIONS").write_text("GpuRebootRequired")
     workshop.run_plugin(operator=True)
@@ -253,7 +251,7 @@ def test_a_program_that_reboots_nodes_is_awaited(workshop: Workshop) -> None:
     eventually(lambda: workshop.condition("GpuRebootRequired").get("status") == "False")
 
 
-def test_after_kill_9_at_each_write_the_same_command_continues(workshop: Workshop) -> None:
+def test_reset_continues_after_kill_at_each_write(workshop: Workshop) -> None:
     workshop.run_plugin(operator=False)
     break_node(workshop)
     process = workshop.start(workshop.name, "--reboot", KILL_AT="never")

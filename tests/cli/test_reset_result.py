@@ -19,7 +19,7 @@ from healthcheck.host.console import Screen
         (28.4, "the GPUs work again after 28 s, without a reboot\n"),
     ],
 )
-def test_a_reset_that_was_followed_only_at_its_end_states_no_duration(seconds: float, text: str) -> None:
+def test_reset_followed_at_its_end_states_no_duration(seconds: float, text: str) -> None:
     out = StringIO()
     show(ResetOutcome("a", "pass", seconds=seconds), Screen(file=out, width=80))
 

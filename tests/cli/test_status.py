@@ -266,7 +266,7 @@ def test_status_of_a_node_describes_the_last_reset(tmp_path: Path, record: dict[
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-0.3, "0s ago"), (-30, "0s ago"), (61, "61s ago"), (1740, "29m ago"), (7200, "2h ago")]
 )
-def test_an_age_is_never_negative(seconds: float, text: str) -> None:
+def test_ago_is_never_negative(seconds: float, text: str) -> None:
     assert ago(seconds) == text
 
 
@@ -274,6 +274,11 @@ def test_an_age_is_never_negative(seconds: float, text: str) -> None:
     "words",
     [
         ("-o", "html", "-w"),
+        ("-o", "html", "--allocation"),
+        ("--slow", "gpu-node-1"),
+        ("--slow", "-w"),
+        ("--slow", "--allocation"),
+        ("--slow", "-o", "html"),
         ("-o", "name", "-w"),
         ("-o", "name", "--allocation"),
         ("--allocation", "-l", "a=b"),

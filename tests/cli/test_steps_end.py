@@ -81,7 +81,7 @@ def explain(word: str) -> str:
         (Walk([broken_link()], fixable=False), PERSON, [explain("RdmaFabricDown")]),
     ],
 )
-def test_the_steps_of_a_fault_try_each_repair_once(walk: Walk, end: str, commands: list[str]) -> None:
+def test_next_steps_try_each_repair_once(walk: Walk, end: str, commands: list[str]) -> None:
     assert (walk.end(), walk.commands) == (end, commands)
 
 
@@ -105,9 +105,7 @@ LINK = level("PcieReplayRate", MONITOR)
         (Walk(unoffered=True), HEALTHY, ["gpu-healthcheck diagnose node n"]),
     ],
 )
-def test_a_node_without_an_agent_a_result_or_a_device_plugin_gets_it_first(
-    walk: Walk, end: str, commands: list[str]
-) -> None:
+def test_next_step_first_restores_agent_result_and_device_plugin(walk: Walk, end: str, commands: list[str]) -> None:
     assert (walk.end(), walk.commands) == (end, commands)
 
 
@@ -125,9 +123,7 @@ def test_a_node_without_an_agent_a_result_or_a_device_plugin_gets_it_first(
         (Walk([xid62()], cordon="ours", recommendation="rerun"), HEALTHY, [ONE, TEST, FREE]),
     ],
 )
-def test_our_cordon_is_lifted_after_a_passed_test_and_a_persons_never(
-    walk: Walk, end: str, commands: list[str]
-) -> None:
+def test_next_step_lifts_our_cordon_only_after_a_passed_test(walk: Walk, end: str, commands: list[str]) -> None:
     assert (walk.end(), walk.commands) == (end, commands)
 
 
@@ -146,9 +142,7 @@ HEARD = Fault("GpuSlowerThanSiblings", MONITOR, ("quarantine",))
         (Walk(cordon="person", untestable=CAUSE, recommendation="rerun"), PERSON, WHY),
     ],
 )
-def test_a_quarantine_that_proved_nothing_names_its_cause_before_the_next(
-    walk: Walk, end: str, commands: list[str]
-) -> None:
+def test_next_step_after_an_unproven_quarantine_names_its_cause(walk: Walk, end: str, commands: list[str]) -> None:
     assert (walk.end(), walk.commands) == (end, commands)
 
 
@@ -168,9 +162,7 @@ def test_a_quarantine_that_proved_nothing_names_its_cause_before_the_next(
         (Walk([Fault("Xid13", MONITOR)]), PERSON, [explain("Xid13")]),
     ],
 )
-def test_a_warning_is_explained_and_the_quarantine_that_it_needs_is_a_command(
-    walk: Walk, end: str, commands: list[str]
-) -> None:
+def test_next_step_of_a_warning_explains_it(walk: Walk, end: str, commands: list[str]) -> None:
     assert (walk.end(), walk.commands) == (end, commands)
 
 
@@ -195,7 +187,7 @@ FAULTS: tuple[tuple[Callable[[], Fault], ...], ...] = (
 @pytest.mark.parametrize("reset", ["works", "fails", "refused"])
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("faults", FAULTS)
-def test_no_step_is_repeated_in_an_unchanged_state(
+def test_next_steps_are_not_repeated_in_an_unchanged_state(
     faults: tuple[Callable[[], Fault], ...], platform: dict[str, Any], reset: str, reboot: str
 ) -> None:
     others = product(("", "ours", "person"), ("", CAUSE), (False, True), (False, True))
@@ -206,7 +198,7 @@ def test_no_step_is_repeated_in_an_unchanged_state(
         assert walk.end() in (HEALTHY, REPLACED, PERSON)
 
 
-def test_a_listing_which_shows_no_owner_of_a_cordon_leads_to_the_node_itself() -> None:
+def test_next_step_of_a_cordon_without_an_owner_is_the_nodes_status() -> None:
     listed = replace(Walk(cordon="ours").node(), cordon_managers=(), mark_managers=())
 
     assert node_step(listed, StandingRecord(), silent=False, now=BEGIN).commands == ("gpu-healthcheck status n",)

@@ -120,7 +120,7 @@ def test_status_has_a_row_for_each_node(fleet: tuple[list[str], Path], width: in
 
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_watch_shows_the_worst_and_the_totals_on_one_screen(fleet: tuple[list[str], Path], width: int) -> None:
+def test_status_watch_fits_one_screen(fleet: tuple[list[str], Path], width: int) -> None:
     nodes, kubeconfig = fleet
     lines = shown(kubeconfig, width, "status", "-w", lines=16, code=130)
 
@@ -135,7 +135,7 @@ def test_a_watch_shows_the_worst_and_the_totals_on_one_screen(fleet: tuple[list[
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_one_node_is_shown_on_one_screen(fleet: tuple[list[str], Path], width: int) -> None:
+def test_status_of_a_node_fits_one_screen(fleet: tuple[list[str], Path], width: int) -> None:
     nodes, kubeconfig = fleet
     lines = shown(kubeconfig, width, "status", nodes[0])
 
@@ -150,7 +150,7 @@ def test_one_node_is_shown_on_one_screen(fleet: tuple[list[str], Path], width: i
 
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("width", WIDTHS)
-def test_one_node_that_is_watched_keeps_its_next_step(fleet: tuple[list[str], Path], width: int) -> None:
+def test_status_watch_of_a_node_keeps_its_next_step(fleet: tuple[list[str], Path], width: int) -> None:
     nodes, kubeconfig = fleet
     lines = shown(kubeconfig, width, "status", nodes[0], "-w", lines=8, code=130)
 
@@ -159,7 +159,7 @@ def test_one_node_that_is_watched_keeps_its_next_step(fleet: tuple[list[str], Pa
     assert lines[-1].startswith("            $ ")
 
 
-def test_in_a_pipe_and_wide_nothing_is_shortened(fleet: tuple[list[str], Path]) -> None:
+def test_status_in_a_pipe_and_wide_shortens_nothing(fleet: tuple[list[str], Path]) -> None:
     nodes, kubeconfig = fleet
     piped = typed(["status", "-o", "wide", "--no-headers"], {**os.environ, "KUBECONFIG": str(kubeconfig)})
     rows = [re.split("  +", row) for row in piped.stdout.decode().splitlines()]
@@ -173,7 +173,7 @@ def test_in_a_pipe_and_wide_nothing_is_shortened(fleet: tuple[list[str], Path]) 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("number", [1, 200])
 @pytest.mark.parametrize("length", NAMES)
-def test_a_sweep_keeps_its_reasons(length: int, number: int, width: int) -> None:
+def test_sweep_dry_run_keeps_its_reasons(length: int, number: int, width: int) -> None:
     tested = DeepTest(datetime.now(UTC), "pass", "sweep")
     nodes = [Candidate(name, "", "p5.48xlarge", {}, tested, None, "", False, True) for name in names(length, number)]
     decisions = [Decision(one, WHYS[place % len(WHYS)]) for place, one in enumerate(nodes)]
@@ -187,7 +187,7 @@ def test_a_sweep_keeps_its_reasons(length: int, number: int, width: int) -> None
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("number", [1, 200])
 @pytest.mark.parametrize("length", NAMES)
-def test_an_allocation_keeps_its_pods_and_why_a_node_is_closed(length: int, number: int, width: int) -> None:
+def test_status_allocation_keeps_pods_and_reasons(length: int, number: int, width: int) -> None:
     nodes, worker = names(length, number), "distributed-training-worker-0-of-64"
     objects = [node(name, taints=[TAINT] if place == 0 else []) for place, name in enumerate(nodes)]
     lines = [line.plain for line in page(allocation(snapshot(*objects, pod(worker, 6, on=nodes[0]))), width)]
@@ -208,11 +208,11 @@ def test_an_allocation_keeps_its_pods_and_why_a_node_is_closed(length: int, numb
         (["short", "a-longer-name"], 8, ["short", "a-lo…ame"]),
     ],
 )
-def test_shortened_names_still_differ(texts: list[str], width: int, short: list[str]) -> None:
+def test_shortened_names_are_unique(texts: list[str], width: int, short: list[str]) -> None:
     assert shortened(texts, width) == short
 
 
-def test_a_sentence_is_broken_between_words_and_no_name_is() -> None:
+def test_sentences_break_between_words_and_keep_names() -> None:
     name = NAMES[63].format(1)
 
     assert [line.plain for line in wrapped(Text(f"not on {name}, b"), 40, 2)] == ["not on", f"  {name},", "  b"]

@@ -57,7 +57,7 @@ def start(api: ApiStandIn, resource: Resource, name: str, **about: Any) -> None:
     api.store.create(resource, "gpu-healthcheck", {"metadata": {"name": name, "labels": OURS}, **about})
 
 
-def test_a_dry_run_shows_all_and_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_dry_run_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
     done = run_here(kubeconfig, "uninstall", "--dry-run")
 
     assert (done.returncode, done.stderr, api.writes) == (0, "", [])
@@ -69,7 +69,7 @@ def test_a_dry_run_shows_all_and_writes_nothing(api: ApiStandIn, kubeconfig: Pat
     ]
 
 
-def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_removes_only_our_data(api: ApiStandIn, kubeconfig: Path) -> None:
     done = run_here(kubeconfig, "uninstall", "--yes")
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -90,7 +90,7 @@ def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: 
 
 
 @pytest.mark.parametrize(("taint", "code", "left"), [("set", 0, []), ("devices", 2, ["failed", "well"])])
-def test_who_may_not_list_device_taints_is_kept_from_the_rest_where_a_record_tells_of_one(
+def test_uninstall_needs_to_list_device_taint_rules_that_a_record_has(
     api: ApiStandIn, kubeconfig: Path, taint: str, code: int, left: list[str]
 ) -> None:
     api.edit_node("failed", {"metadata": {"annotations": {f"{P}/results": json.dumps({"schema": 1, "taint": taint})}}})
@@ -105,7 +105,7 @@ def test_who_may_not_list_device_taints_is_kept_from_the_rest_where_a_record_tel
         assert f"  {SHOW_RULES}\n" in done.stdout
 
 
-def test_a_second_time_finds_nothing_and_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_again_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
     run_here(kubeconfig, "uninstall", "--yes")
     before = len(api.writes)
     done = run_here(kubeconfig, "uninstall")
@@ -115,7 +115,9 @@ def test_a_second_time_finds_nothing_and_writes_nothing(api: ApiStandIn, kubecon
 
 
 @pytest.mark.parametrize(("answers", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("", 130, True)])
-def test_a_person_is_asked(api: ApiStandIn, kubeconfig: Path, answers: str, code: int, left: bool) -> None:
+def test_uninstall_asks_for_confirmation(
+    api: ApiStandIn, kubeconfig: Path, answers: str, code: int, left: bool
+) -> None:
     done = run_here(kubeconfig, "uninstall", answers=answers)
 
     assert (done.returncode, bool(ours_on(api.node("failed")))) == (code, left)
@@ -134,7 +136,7 @@ def test_a_person_is_asked(api: ApiStandIn, kubeconfig: Path, answers: str, code
     ],
     ids=["a DaemonSet", "a CronJob", "a Job", "a pod", "a pod that waits"],
 )
-def test_nothing_is_done_while_something_would_write_again(
+def test_uninstall_refuses_while_our_programs_run(
     api: ApiStandIn, kubeconfig: Path, resource: Resource, about: Json
 ) -> None:
     start(api, resource, "ours", **about)
@@ -145,7 +147,7 @@ def test_nothing_is_done_while_something_would_write_again(
     assert f"  {STOP}\n" in done.stderr
 
 
-def test_what_has_ended_or_is_suspended_or_somebody_elses_is_in_nobodys_way(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_ignores_ended_suspended_and_foreign_workloads(api: ApiStandIn, kubeconfig: Path) -> None:
     complete = {"conditions": [{"type": "Complete", "status": "True"}]}
     created = {"creationTimestamp": "2026-11-21T01:02:03Z"}
     start(api, CRON_JOBS, "template", spec={"suspend": True})
@@ -156,7 +158,7 @@ def test_what_has_ended_or_is_suspended_or_somebody_elses_is_in_nobodys_way(api:
     assert run_here(kubeconfig, "uninstall", "--yes").returncode == 0
 
 
-def test_operands_that_a_killed_reset_left_switched_off_are_switched_on(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_restores_operands_of_a_killed_reset(api: ApiStandIn, kubeconfig: Path) -> None:
     plugin, dcgm = (f"nvidia.com/gpu.deploy.{name}" for name in ("device-plugin", "dcgm"))
     command = {"holder": "gpu-reset-failed", "operands": {plugin: "true"}, "renewed": "2026-11-21T01:02:03Z"}
     marks: Json = {
@@ -171,7 +173,7 @@ def test_operands_that_a_killed_reset_left_switched_off_are_switched_on(api: Api
     assert f"  switches on again what a reset has switched off: {plugin}\n" in done.stdout
 
 
-def test_a_gate_that_may_not_be_listed_is_a_note(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_notes_a_gate_that_can_not_be_listed(api: ApiStandIn, kubeconfig: Path) -> None:
     api.fail_with(403, path_part="/mutatingadmissionpolicies")
     done = run_here(kubeconfig, "uninstall", "--yes")
 
@@ -179,7 +181,7 @@ def test_a_gate_that_may_not_be_listed_is_a_note(api: ApiStandIn, kubeconfig: Pa
     assert f"a user with permission to delete them must run:\n  {STOP_GATE}\n" in done.stdout
 
 
-def test_a_dry_run_says_also_what_still_runs(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_dry_run_names_running_programs(api: ApiStandIn, kubeconfig: Path) -> None:
     for number in range(7):
         start(api, PODS, f"agent-{number}", status={"phase": "Running"})
     done = run_here(kubeconfig, "uninstall", "--dry-run")
@@ -191,7 +193,7 @@ def test_a_dry_run_says_also_what_still_runs(api: ApiStandIn, kubeconfig: Path) 
     assert "pods gpu-healthcheck/agent-4 and 2 more\n" in done.stderr
 
 
-def test_only_our_own_cordon_is_lifted_and_reported(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_lifts_only_our_cordon(api: ApiStandIn, kubeconfig: Path) -> None:
     cordon(api, "failed", by="gpu-quarantine-failed")
     cordon(api, "well", by="gpu-quarantine-well", manager="kubectl")
     cordon(api, "plain", manager="kubectl")
@@ -203,7 +205,7 @@ def test_only_our_own_cordon_is_lifted_and_reported(api: ApiStandIn, kubeconfig:
     assert "  is uncordoned: gpu-quarantine-failed had cordoned it\n" in done.stdout
 
 
-def test_a_persons_label_stays_and_new_nodes_are_thought_of(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_keeps_a_persons_label(api: ApiStandIn, kubeconfig: Path) -> None:
     startup = {"key": f"{P}/startup", "effect": "NoSchedule"}
     labels = {f"{P}/enabled": "true"}
     api.edit_node("well", {"metadata": {"labels": labels}, "spec": {"taints": [SPOT, startup]}})
@@ -214,7 +216,7 @@ def test_a_persons_label_stays_and_new_nodes_are_thought_of(api: ApiStandIn, kub
     assert f"  kubectl label nodes -l {P}/enabled {P}/enabled-\n" in done.stdout
 
 
-def test_a_lost_race_is_computed_again_on_what_stands_then(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_computes_its_patch_again_after_a_conflict(api: ApiStandIn, kubeconfig: Path) -> None:
     new = {"key": "example.com/new", "effect": "NoSchedule"}
 
     class Raced(Nodes):
@@ -234,11 +236,11 @@ def test_a_lost_race_is_computed_again_on_what_stands_then(api: ApiStandIn, kube
     assert [write.status for write in api.writes] == [409, 200, 200]
 
 
-def test_a_node_that_went_away_meanwhile_needs_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_skips_a_deleted_node(api: ApiStandIn, kubeconfig: Path) -> None:
     assert take_off(Cluster(partial(client, kubeconfig)), "gone", Screen(quiet=True))
 
 
-def test_a_missing_right_is_named_and_ends_it(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_ends_at_a_missing_permission(api: ApiStandIn, kubeconfig: Path) -> None:
     api.fail_with(403, path_part="/daemonsets")
     done = run_here(kubeconfig, "uninstall", "--yes")
 
@@ -246,7 +248,7 @@ def test_a_missing_right_is_named_and_ends_it(api: ApiStandIn, kubeconfig: Path)
     assert "you need permission to list daemonsets" in done.stderr
 
 
-def test_nodes_that_nobody_answers_for_are_named_and_the_others_go_on(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_continues_after_a_node_that_fails(api: ApiStandIn, kubeconfig: Path) -> None:
     api.fail_with(503, path_part="/nodes/failed")
     done = run_here(kubeconfig, "uninstall", "--yes")
 
@@ -255,7 +257,7 @@ def test_nodes_that_nobody_answers_for_are_named_and_the_others_go_on(api: ApiSt
     assert DELETE_REST not in done.stdout
 
 
-def test_no_cluster_is_exit_code_2(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_uninstall_without_a_cluster_exits_with_2(api: ApiStandIn, kubeconfig: Path) -> None:
     api.refuse()
     done = run_here(kubeconfig, "uninstall", "--yes")
     api.accept()

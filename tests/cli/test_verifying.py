@@ -29,7 +29,7 @@ def answers(*nodes: NodeState) -> list[Verification]:
     return list(engine_answers(nodes))
 
 
-def test_nodes_with_an_unusable_engine_are_listed_with_advice() -> None:
+def test_verify_lists_nodes_with_an_unusable_engine() -> None:
     (found,) = answers(*(node(name, dcgm={"cause": "DcgmEngineEmbedded"}) for name in ("b", "a")), node("c"))
 
     assert (found.about, found.holds) == ("deep tests", False)
@@ -40,7 +40,7 @@ def test_nodes_with_an_unusable_engine_are_listed_with_advice() -> None:
     assert "DCGM_BESIDE_EXPORTER" in found.message
 
 
-def test_on_a_narrow_terminal_no_name_is_broken() -> None:
+def test_verify_breaks_no_name_on_a_narrow_terminal() -> None:
     names = [f"ip-10-0-123-{number}.ap-southeast-2.compute.internal" for number in range(5)]
     screen = Screen(file=StringIO(), force_terminal=True, color_system=None, width=80)
     show(answers(*(node(name, dcgm={"cause": "DcgmEngineEmbedded"}) for name in names)), screen)
@@ -51,7 +51,7 @@ def test_on_a_narrow_terminal_no_name_is_broken() -> None:
 
 
 @pytest.mark.parametrize("dcgm", [{"host": "127.0.0.1:5555"}, {}, None, "x"])
-def test_a_node_with_a_proven_engine_or_none_lacks_nothing(dcgm: object) -> None:
+def test_verify_omits_nodes_with_a_usable_engine_or_none(dcgm: object) -> None:
     assert answers(node("a", dcgm=dcgm), NodeState("b", "u", "1")) == []
 
 
@@ -65,7 +65,7 @@ def test_a_node_with_a_proven_engine_or_none_lacks_nothing(dcgm: object) -> None
         ("true", {}, "v2.9.0", None, ""),
     ],
 )
-def test_a_hami_that_ignores_cordons_is_reported(
+def test_verify_reports_a_hami_that_ignores_cordons(
     tmp_path: Path, switch: str, annotations: dict[str, str], version: str, holds: bool | None, said: str
 ) -> None:
     with ApiStandIn() as api:

@@ -86,7 +86,7 @@ CASES = [
 ]
 
 
-def test_each_option_is_tried_or_takes_any_word() -> None:
+def test_each_option_is_tried_or_takes_any_value() -> None:
     assert {option.opts[0] for _, option in options()} == WRONG.keys() | FREE
 
 
@@ -97,7 +97,7 @@ def said_to(*words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("command", "option", "value", "message"), CASES)
-def test_a_wrong_word_is_answered_with_what_is_allowed(
+def test_invalid_value_is_answered_with_the_allowed_ones(
     command: str, option: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -111,18 +111,18 @@ def test_a_wrong_word_is_answered_with_what_is_allowed(
 
 
 @pytest.mark.parametrize("command", ["release", "quarantine"])
-def test_a_wait_of_no_length_is_none(command: str) -> None:
+def test_zero_wait_is_refused(command: str) -> None:
     result = said_to(command, *ARGUMENTS[command], "--timeout", "0")
     assert result == (3, "Error: Invalid value for '--timeout': must be more than 0")
 
 
 @pytest.mark.parametrize("word", ["nonsense", ""])
-def test_a_shell_that_is_none_of_them(word: str) -> None:
+def test_unknown_shell_is_refused(word: str) -> None:
     expected = f"Error: Invalid value for 'SHELL': '{word}': allowed are bash, zsh, fish, kubectl"
     assert said_to("completion", word) == (3, expected)
 
 
-def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
+def test_typed_text_is_escaped_in_errors() -> None:
     assert said_to("version", "-o", "\x1b[31m\nx") == (
         3,
         r"Error: Invalid value for '--output' / '-o': '\\x1b[31m\\nx': allowed are json, yaml",
@@ -157,13 +157,13 @@ def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
         (("nonsense",), "No such command 'nonsense'"),
     ],
 )
-def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:
+def test_conflicting_options_are_refused(words: tuple[str, ...], message: str) -> None:
     code, line = said_to(*words)
     assert (code, message in line) == (3, True), line
 
 
 @pytest.mark.parametrize("command", [("replay", "/nowhere"), ("diagnose", "--from", "/nowhere")])
-def test_one_form_may_be_asked_for_twice(command: tuple[str, ...]) -> None:
+def test_json_option_and_output_json_may_be_combined(command: tuple[str, ...]) -> None:
     assert said_to(*command, "--json", "-o", "json") == said_to(*command, "--json")
 
 
@@ -185,7 +185,7 @@ FOLDER = "the path of a folder from the root, beginning with /"
         (JobSettings, "REPORT_DIR", ".", FOLDER),
     ],
 )
-def test_a_wrong_variable_of_a_program_is_answered_likewise(
+def test_invalid_variable_of_a_program_is_answered_with_the_allowed_ones(
     settings: type[Struct],
     key: str,
     value: str,

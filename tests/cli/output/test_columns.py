@@ -17,17 +17,17 @@ from cli.output.columns import folded, text
         ([("one\ntwo\x1b[2J", "b")], "one\\ntwo\\x1b[2J  b\n"),
     ],
 )
-def test_cells_stand_below_each_other_and_steer_nothing(rows: list[tuple[str, ...]], message: str) -> None:
+def test_columns_are_aligned_and_escaped(rows: list[tuple[str, ...]], message: str) -> None:
     assert text(rows) == message
 
 
-def test_the_long_words_of_one_row_are_not_paid_for_by_all() -> None:
+def test_columns_limit_the_width_of_a_long_cell() -> None:
     message = text([("x" * 16_000, "end"), *(("a", "b"),) * 1000])
 
     assert message.startswith("x" * 16_000 + "  end\n")
     assert len(message) < 150_000
 
 
-def test_a_last_cell_that_is_too_long_goes_on_below_itself() -> None:
+def test_folded_columns_wrap_the_last_cell() -> None:
     assert folded([("a", "b"), ("Xid79", "fell off the bus")], 18) == "a      b\nXid79  fell off\n       the bus\n"
     assert folded([("a" * 30, "xx yy zz aa")], 20).splitlines()[1:] == [" " * 32 + "aa"]

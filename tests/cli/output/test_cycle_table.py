@@ -56,7 +56,7 @@ def lines(capsys: pytest.CaptureFixture[str], cycle: EvidenceCycle, *, verbose: 
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_line_per_check_says_what_was_seen_what_was_expected_and_by_whom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycle_table_line_has_observation_expectation_and_source(capsys: pytest.CaptureFixture[str]) -> None:
     messages = lines(capsys, look(check("nvlink", SEEN), check("pcie-link", Observation("16 lanes each", "", "NVML"))))
 
     expected = "expected 18 per GPU (p5.48xlarge in instance-profiles.conf)"
@@ -68,7 +68,7 @@ def test_a_line_per_check_says_what_was_seen_what_was_expected_and_by_whom(capsy
     ]
 
 
-def test_what_is_wrong_stands_under_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycle_table_lists_findings_below_their_check(capsys: pytest.CaptureFixture[str]) -> None:
     messages = lines(capsys, look(check("nvlink", INACTIVE, SEEN, BLIND), check("driver", BLIND)))
 
     assert [line.split()[:3] for line in messages[:1]] == [["3", "nvlink", "fail"]]
@@ -79,7 +79,7 @@ def test_what_is_wrong_stands_under_it(capsys: pytest.CaptureFixture[str]) -> No
     assert messages[3].split(maxsplit=3) == ["3", "driver", "unknown", "DriverNotLoaded: as above"]
 
 
-def test_without_an_observation_the_first_fault_is_shown_with_the_check(
+def test_cycle_table_without_an_observation_shows_the_first_finding(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     messages = lines(capsys, look(check("nvlink", INACTIVE)))
@@ -88,20 +88,20 @@ def test_without_an_observation_the_first_fault_is_shown_with_the_check(
     assert messages[0] == f"3 nvlink  fail  {words}: link 7 is inactive"
 
 
-def test_what_does_not_belong_to_the_node_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycle_table_shows_checks_that_do_not_apply(capsys: pytest.CaptureFixture[str]) -> None:
     messages = lines(capsys, look(check("imex", NotConfigured("no GB200: no IMEX"))))
 
     assert messages[0] == "3 imex  not-configured  no GB200: no IMEX"
 
 
-def test_what_needs_a_second_look_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycle_table_shows_faults_that_need_a_second_cycle(capsys: pytest.CaptureFixture[str]) -> None:
     early = (TooEarly("a rate needs two readings"), TooEarly("it began anew", "gpu/1"))
     messages = lines(capsys, look(check("pcie-replays", Observation("8 GPUs", "few"), *early)))
 
     assert messages[0].split("  ")[-1] == "8 GPUs; expected few; a rate needs two readings; gpu/1: it began anew"
 
 
-def test_a_cause_shown_above_is_named_at_the_end_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycle_table_refers_to_a_cause_shown_above(capsys: pytest.CaptureFixture[str]) -> None:
     messages = lines(capsys, look(check("gpu-count", BLIND), check("nvlink", SEEN, INACTIVE, BLIND)))
 
     assert messages[1].endswith("(p5.48xlarge in instance-profiles.conf); DriverNotLoaded: as above")
@@ -116,7 +116,7 @@ def test_a_cause_shown_above_is_named_at_the_end_of_the_line(capsys: pytest.Capt
         (("Xid13", "Xid79", "Xid13"), "3 Xids in the kernel log: Xid13 2 times, Xid79"),
     ],
 )
-def test_an_event_check_says_what_it_met_in_the_log(
+def test_cycle_table_event_check_counts_its_log_lines(
     reasons: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     met = [KernelEvent(reason, "gpu/0", seq, 1.0) for seq, reason in enumerate(reasons)]
@@ -136,7 +136,7 @@ def test_an_event_check_says_what_it_met_in_the_log(
         ),
     ],
 )
-def test_of_the_drivers_messages_those_of_a_fault_are_counted(
+def test_cycle_table_counts_only_fault_messages_of_the_driver(
     texts: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = Evidence({RING: tuple(Record(seq, 1.0, 0, text) for seq, text in enumerate(texts))})
@@ -145,7 +145,7 @@ def test_of_the_drivers_messages_those_of_a_fault_are_counted(
     assert messages[0].rpartition("  ")[2] == message
 
 
-def test_a_reason_that_the_cluster_passes_over_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycle_table_omits_reasons_overridden_to_pass(capsys: pytest.CaptureFixture[str]) -> None:
     expected = Expectation(policy=Policy({"NvLinkInactive": Severity.PASS}))
     messages = lines(capsys, look(check("nvlink", SEEN, INACTIVE), expected=expected))
 
@@ -154,7 +154,7 @@ def test_a_reason_that_the_cluster_passes_over_is_no_line(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("width", "broken"), [(80, True), (120, False), (200, False)])
-def test_a_terminal_breaks_a_line_under_its_own_column(
+def test_cycle_table_wraps_within_its_column(
     width: int, broken: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def terminal(**_: object) -> Screen:
@@ -171,7 +171,7 @@ def test_a_terminal_breaks_a_line_under_its_own_column(
     assert all(line[:column].strip() == "" for line in messages[2:-3])
 
 
-def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycle_table_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     """A file of evidence is untrusted."""
     wild = "\x1b[2J\r\n[red]\u202e"
     odd = Finding("Odd", Severity.MONITOR, wild, wild)
@@ -186,7 +186,7 @@ def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixt
     assert out.count("[red]") == 3 + 2 + 2 + 1 + 1 + 1
 
 
-def test_verbose_tells_of_a_container_runtime_what_is_not_as_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_evidence_of_a_container_runtime_omits_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     evidence = Evidence({CONTAINER_RUNTIME: ContainerRuntime("/c", known_from="kubelet", files=(ReadFile("/c", 1.5),))})
     message = " ".join(lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)).split("0.000 s")[1]
 
@@ -195,7 +195,7 @@ def test_verbose_tells_of_a_container_runtime_what_is_not_as_by_default(capsys: 
     )
 
 
-def test_verbose_shows_the_facts_and_what_was_cut_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_evidence_counts_what_was_cut(capsys: pytest.CaptureFixture[str]) -> None:
     records = tuple(Record(seq, 1.0, 0, "x" * 900) for seq in range(5000))
     silent = Probe("nvml", lambda _: 0, int)
     evidence = Evidence({LINKS: ("up", "down"), silent: BLIND, RING: records}, seconds={"links": 0.0123})

@@ -83,7 +83,7 @@ COMMANDS = ("kubectl cordon a", "gpu-healthcheck reset a --reboot", "gpu-healthc
 REFUSED = "If its host refuses the reboot, use another way to reboot the drained machine."
 
 
-def test_a_cordon_and_a_run_are_shown_with_the_taint() -> None:
+def test_page_shows_cordon_and_run_with_the_taint() -> None:
     until = timestamp(NOW + timedelta(minutes=10))
     claim = json.dumps({"kind": "reset", "holder": "x", "until": until})
     state = node("a", "fail", "RESET", findings=[found("Xid62", "RESET")])
@@ -91,7 +91,7 @@ def test_a_cordon_and_a_run_are_shown_with_the_taint() -> None:
     assert facts(row(state))[0][4] == "yes, cordoned, reset"
 
 
-def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
+def test_page_shows_reason_time_and_step_of_a_failed_node() -> None:
     fleet_row = row(node("a", "fail", "REBOOT", findings=[found("Xid79", "REBOOT")], taint="withheld"))
 
     assert facts(fleet_row) == [
@@ -134,7 +134,9 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
         ),
     ],
 )
-def test_a_square_says_what_its_node_says(state: NodeState, heard: float | None, message: str, next_step: str) -> None:
+def test_page_square_has_the_state_of_its_node(
+    state: NodeState, heard: float | None, message: str, next_step: str
+) -> None:
     fleet_row = row(state, heard=heard)
 
     assert titles(fleet_row) == [message]
@@ -142,7 +144,7 @@ def test_a_square_says_what_its_node_says(state: NodeState, heard: float | None,
     assert bool(step(fleet_row)) is bool(next_step)
 
 
-def test_an_agent_without_heartbeat_is_silent_if_leases_are_visible() -> None:
+def test_page_agent_without_a_heartbeat_is_silent_if_leases_are_visible() -> None:
     seen, unseen = (row_of_node(node("a", "pass"), None, timedelta(0), NOW, listed=listed) for listed in (True, False))
 
     assert (titles(seen, unseen), facts(seen)[0][5]) == (
@@ -160,7 +162,7 @@ def test_an_agent_without_heartbeat_is_silent_if_leases_are_visible() -> None:
         ("dance", NOW, "m", "Drain"),
     ],
 )
-def test_what_a_quarantine_run_recommends_counts_until_something_comes_after_it(
+def test_page_step_follows_a_quarantine_until_newer_findings(
     recommended: str, ended: datetime, machine: str, expected: str
 ) -> None:
     state = node("a", "fail", "RESET", findings=[found("EccUncorrected", "RESET")])
@@ -171,7 +173,7 @@ def test_what_a_quarantine_run_recommends_counts_until_something_comes_after_it(
     assert step(fleet_row).startswith(expected)
 
 
-def test_a_node_that_is_tested_now_is_left_to_its_test() -> None:
+def test_page_step_of_a_tested_node_is_to_wait() -> None:
     state = node("a", "fail", "RESET", findings=[found("EccUncorrected", "RESET")])
     run = {"kind": "quarantine", "holder": "x", "until": timestamp(NOW + timedelta(hours=1))}
     fleet_row = row(NodeState("a", labels=state.labels, annotations={**state.annotations, RUN: json.dumps(run)}))
@@ -179,7 +181,7 @@ def test_a_node_that_is_tested_now_is_left_to_its_test() -> None:
     assert step(fleet_row) == "Wait: a quarantine uses it, until 2026-11-21T13:00:00Z at most."
 
 
-def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled() -> None:
+def test_page_counts_nodes_by_status_and_reason() -> None:
     twice = [found("NvLinkDown", "RESET"), found("NvLinkDown", "RESET", "gpu/0000:2a:00.0"), found("Xid79", "REBOOT")]
     rows = [
         row(node("a", "fail", "REBOOT", findings=twice)),
@@ -199,7 +201,7 @@ def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled()
     )
 
 
-def test_a_node_without_a_record_has_the_reason_of_its_condition() -> None:
+def test_page_shows_the_conditions_reason_without_a_record() -> None:
     condition = {"type": "GpuHealthy", "reason": "Xid79", "lastTransitionTime": timestamp(EARLIER)}
     labels = {f"{P}/status": "fail", f"{P}/severity": "REBOOT"}
     fleet_row = row(NodeState("a", labels=labels, conditions=[condition], taints=[OUR_TAINT]))
@@ -237,7 +239,7 @@ def structure(tags: Tags) -> list[str]:
 
 
 @pytest.mark.parametrize("words", [*HOSTILE, *UNSEEN])
-def test_no_word_of_a_node_is_markup_or_steers_the_text(words: str) -> None:
+def test_page_escapes_texts_of_nodes(words: str) -> None:
     others = [row(node(name, "pass", labels={ZONE: "b"})) for name in "cd"]
     fleet, calm = (
         Fleet(FleetBudget(None, None, None), [strange(word)] * 2 + others, [word]) for word in (words, "word")
@@ -250,7 +252,7 @@ def test_no_word_of_a_node_is_markup_or_steers_the_text(words: str) -> None:
     assert [name for name in shown if not name.replace("\n", "").isprintable()] == []
 
 
-def test_however_much_a_node_says_its_row_stays_short() -> None:
+def test_page_limits_the_length_of_a_row() -> None:
     findings = [found(f"{'x' * 300}{number}", "REBOOT") for number in range(40)]
 
     assert "and 34 more" in facts(row(node("a", "fail", "REBOOT", findings=findings)))[0][2]
@@ -271,7 +273,7 @@ def fleet_with_a_bad_rack(number: int, per_rack: int = 8) -> list[FleetRow]:
     return sorted(rows, key=lambda each: each.status)
 
 
-def test_faults_in_one_rack_are_named_and_the_squares_grouped_by_it() -> None:
+def test_page_names_a_rack_with_most_faults() -> None:
     text = page(*fleet_with_a_bad_rack(32))
     words = " ".join(" ".join(parsed(text).words).split())
 
@@ -284,14 +286,14 @@ def test_faults_in_one_rack_are_named_and_the_squares_grouped_by_it() -> None:
     assert text.count('<a class="square') == 3 * 32
 
 
-def test_a_rack_without_its_network_gets_no_command_line_that_reboots_it() -> None:
+def test_fault_pattern_of_network_faults_has_no_command() -> None:
     step = NextStep(("gpu-healthcheck explain RdmaFabricDown",))
     pattern = fault_pattern([replace(each, next_step=step) for each in fleet_with_a_bad_rack(32)])
     assert pattern is not None
     assert (pattern.command, pattern.where) == ("", "7 of 8 faulty nodes are in rack r1")
 
 
-def test_faults_of_one_reason_in_one_rack_say_so() -> None:
+def test_page_names_the_common_reason_of_a_rack() -> None:
     same = [replace(each, reason="Xid79") for each in fleet_with_a_bad_rack(32)]
     mixed = [replace(each, reason=f"Xid{place}") for place, each in enumerate(same)]
     texts = [" ".join(" ".join(parsed(page(*rows)).words).split()) for rows in (same, mixed)]
@@ -299,7 +301,7 @@ def test_faults_of_one_reason_in_one_rack_say_so() -> None:
     assert ["All 7 have one reason: Xid79." in text for text in texts] == [True, False]
 
 
-def test_silent_nodes_do_not_count_as_pass() -> None:
+def test_page_counts_silent_nodes_apart() -> None:
     rows = [row(node("a", "fail", "RESET"), heard=7200), row(node("b", "pass"), heard=7200), row(node("c", "pass"))]
     words = "".join("".join(parsed(page(*rows)).words).split())
 
@@ -308,7 +310,7 @@ def test_silent_nodes_do_not_count_as_pass() -> None:
     assert [cells[1] for cells in facts(*rows)[:2]] == ["fail RESET", "silent, last pass"]
 
 
-def test_a_finding_that_is_older_than_its_severity_has_its_own_time() -> None:
+def test_page_shows_the_time_of_a_finding_older_than_its_severity() -> None:
     condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid13", "lastTransitionTime": timestamp(NOW)}
     state = node("a", "fail", "RESET", findings=[found("Xid13", "RESET")])
     raised = NodeState("a", labels=state.labels, annotations=state.annotations, conditions=[condition])
@@ -318,19 +320,19 @@ def test_a_finding_that_is_older_than_its_severity_has_its_own_time() -> None:
     assert facts(row(state))[0][2:4] == [words, "2026-11-21 09:00:00"]
 
 
-def test_a_fleet_without_topology_labels_has_one_view() -> None:
+def test_page_without_topology_labels_has_one_view() -> None:
     text = page(row(node("a", "pass")), row(node("b", "pass")))
 
     assert ("<label for=" in text.replace('<label for="filter">', ""), text.count('class="view"')) == (False, 1)
 
 
-def test_many_groups_without_a_fault_are_folded() -> None:
+def test_page_folds_many_groups_without_a_fault() -> None:
     text = page(*fleet_with_a_bad_rack(320))
 
     assert "38 more, in which no node is faulty, unknown or silent" in text
 
 
-def test_nodes_that_pass_are_folded_unless_their_agent_is_silent() -> None:
+def test_page_folds_nodes_that_pass_unless_silent() -> None:
     rows = [row(node("a", "warn", "MONITOR")), row(node("b", "pass"), heard=7200), row(node("c", "pass"))]
     text = page(*rows)
 
@@ -339,7 +341,7 @@ def test_nodes_that_pass_are_folded_unless_their_agent_is_silent() -> None:
     assert [len(cells) for cells in facts(*rows)] == [7, 7, 5]
 
 
-def test_a_finding_names_the_gpu_and_links_to_the_runbook() -> None:
+def test_page_finding_names_the_gpu_and_links_to_the_runbook() -> None:
     rows = fleet_with_a_bad_rack(32)
 
     assert facts(*rows)[0][2] == "GPU 3 fell off the bus Xid79 REBOOTGPU 3 at 0000:18:00.0 serial 165 GPU-1234"
@@ -360,7 +362,7 @@ def test_a_finding_names_the_gpu_and_links_to_the_runbook() -> None:
         ("Unheard", None),
     ],
 )
-def test_a_link_leads_to_the_page_and_heading_of_the_reason(reason: str, address: str | None) -> None:
+def test_page_link_leads_to_the_heading_of_the_reason(reason: str, address: str | None) -> None:
     text = page(row(node("a", "fail", "RESET", findings=[found(reason, "RESET")])))
 
     assert re.findall(rf'href="{re.escape(PAGES)}([^"]*)"', text) == ([address] * 2 if address else [])
@@ -378,14 +380,14 @@ def test_a_link_leads_to_the_page_and_heading_of_the_reason(reason: str, address
         ("", "GPU fleet, 0 of 1 nodes faulty"),
     ],
 )
-def test_title_and_header_name_the_cluster(context: str, title: str) -> None:
+def test_page_title_names_the_cluster(context: str, title: str) -> None:
     text = fleet_page.text(Fleet(FleetBudget(1, 2, 1), [row(node("a", "pass"))], []), NOW, context)
 
     assert f"<title>{title}</title>" in text
     assert f"<h1>GPU fleet{f' <small>{context}</small>' if context else ''}</h1>" in text
 
 
-def test_the_policy_allows_the_script_of_the_page_only() -> None:
+def test_page_policy_allows_only_its_script() -> None:
     text = page(row(node("a", "pass")))
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digest = b64encode(sha256(script.encode()).digest()).decode()
@@ -394,7 +396,7 @@ def test_the_policy_allows_the_script_of_the_page_only() -> None:
     assert "unsafe" not in text.replace("style-src 'unsafe-inline'", "")
 
 
-def test_a_large_fleet_is_one_small_file() -> None:
+def test_page_of_a_large_fleet_is_small() -> None:
     rows = [
         row(node(f"ip-10-0-{number}.us-west-2.compute.internal", "pass", labels={ZONE: "abc"[number % 3]}))
         for number in range(5000)
@@ -406,11 +408,11 @@ def test_a_large_fleet_is_one_small_file() -> None:
     assert len(text) < 3_000_000
 
 
-def test_an_empty_fleet_says_so() -> None:
+def test_page_of_an_empty_fleet() -> None:
     assert "No GPU nodes." in page()
 
 
-def test_the_page_needs_nothing_but_itself() -> None:
+def test_page_needs_no_other_file() -> None:
     text = page(row(node("a", "pass")))
 
     assert "default-src 'none'" in text
@@ -419,7 +421,7 @@ def test_the_page_needs_nothing_but_itself() -> None:
     assert "@import" not in text
 
 
-def test_the_command_writes_it_worst_first(tmp_path: Path) -> None:
+def test_status_html_is_worst_first(tmp_path: Path) -> None:
     fields = {"a": ("pass", "PASS"), "b": ("warn", "MONITOR"), "c": ("fail", "RESET"), "d": ("fail", "ISOLATE")}
     with ApiStandIn(*fields, "e") as api:
         kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
@@ -432,8 +434,3 @@ def test_the_command_writes_it_worst_first(tmp_path: Path) -> None:
     assert "<title>stand-in: GPU fleet, 2 of 5 nodes faulty</title>" in done.stdout
     shown = [str(value)[:1] for name, value in parsed(done.stdout).attributes if name == "title"]
     assert "".join(shown) == "dceba"
-
-
-@pytest.mark.parametrize("word", ["--watch", "--allocation"])
-def test_what_has_no_such_page_is_refused(tmp_path: Path, word: str) -> None:
-    assert run_here(tmp_path / "none", "status", "-o", "html", word).returncode == 3

@@ -20,7 +20,7 @@ def printed(body: str, *, terminal: bool, whole: bool = False) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_on_a_terminal_it_goes_on_below_itself_and_no_word_is_cut() -> None:
+def test_print_line_wraps_between_words_on_a_terminal() -> None:
     assert printed(LONG, terminal=True) == [
         "12:00:00 default/training-67b8b54f6f-nmbgs: of",
         "         DaemonSet gpu-healthcheck-agent",
@@ -28,9 +28,9 @@ def test_on_a_terminal_it_goes_on_below_itself_and_no_word_is_cut() -> None:
 
 
 @pytest.mark.parametrize(("terminal", "whole"), [(False, False), (True, True)])
-def test_piped_or_to_be_copied_it_stays_one_line(terminal: bool, whole: bool) -> None:
+def test_print_line_in_a_pipe_stays_on_one_line(terminal: bool, whole: bool) -> None:
     assert printed(LONG, terminal=terminal, whole=whole) == [f"12:00:00 {LONG}"]
 
 
-def test_the_first_spaces_of_a_detail_stay() -> None:
+def test_print_line_keeps_leading_spaces() -> None:
     assert printed("  a detail", terminal=True) == printed("  a detail", terminal=False) == ["12:00:00   a detail"]

@@ -63,7 +63,7 @@ def contrast(one: str, other: str, sight: str = "full") -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("ink", "paper"), TEXTS)
-def test_a_text_is_readable_on_its_background(ink: str, paper: str, scheme: str) -> None:
+def test_page_colours_have_enough_contrast(ink: str, paper: str, scheme: str) -> None:
     colours = palette(scheme)
 
     assert contrast(colours[ink], colours[paper]) >= READABLE
@@ -71,7 +71,7 @@ def test_a_text_is_readable_on_its_background(ink: str, paper: str, scheme: str)
 
 @pytest.mark.parametrize("sight", SIGHTS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_worse_a_status_the_more_visible_its_square(scheme: str, sight: str) -> None:
+def test_page_colours_are_more_visible_for_worse_statuses(scheme: str, sight: str) -> None:
     colours = palette(scheme)
     ladder = [contrast(colours[fill], colours["paper"], sight) for fill in LADDER]
     against_healthy = [contrast(colours[fill], colours["pass"], sight) for fill in LADDER]
@@ -81,7 +81,7 @@ def test_the_worse_a_status_the_more_visible_its_square(scheme: str, sight: str)
     assert min(contrast(colours[fill], colours["pass"], sight) for fill in ("isolate", "reboot")) >= READABLE
 
 
-def test_each_status_has_its_own_letter_or_shape_at_every_size() -> None:
+def test_page_squares_differ_by_letter_or_shape() -> None:
     marks = dict(re.findall(r'\.(\w+) \{ --fill: [^}]*--mark: "([^"]*)"', FLEET))
 
     assert list(marks) == list(fleet_page.KINDS)
@@ -92,7 +92,7 @@ def test_each_status_has_its_own_letter_or_shape_at_every_size() -> None:
 
 
 @pytest.mark.parametrize("text", [FLEET, DIAGNOSIS])
-def test_texts_have_colours_of_the_palette_only(text: str) -> None:
+def test_page_texts_use_only_the_palette(text: str) -> None:
     style = text.partition("<style>")[2].partition("</style>")[0]
 
     assert re.findall(r"(?<![\w-])(?:color|background): (?!var\(|inherit|none)[^;}]*", style) == []
