@@ -10,7 +10,7 @@ from pathlib import Path
 _PROGRAMS = {
     "agent": "agent",
     "sweep": "sweeper",
-    "sweep-run": "sweeper.node_test",
+    "sweep-run": "sweeper.sweep_run",
     "quarantine-run": "quarantine",
     "reset-run": "repair",
     "reset-idle": "cli.reset_idle",

@@ -23,7 +23,7 @@ class SweeperSettings(Struct, frozen=True, kw_only=True):
     log_level: LogLevel = field(default="info", name="LOG_LEVEL")
 
 
-class NodeTestSettings(SweeperSettings, frozen=True, kw_only=True):
+class SweepRunSettings(SweeperSettings, frozen=True, kw_only=True):
     """Settings of the program in a Job's pod."""
 
     node_name: NodeName = field(name="NODE_NAME")

@@ -281,7 +281,7 @@ def test_one_door_to_the_terminal() -> None:
         "healthcheck/probes/nvml/child.py": {"print"},  # to its parent
         "healthcheck/host/grpc_child.py": {"print"},
         "healthcheck/host/open_devices_child.py": {"print"},
-        "sweeper/node_test.py": {"sys.stdout.write"},  # its findings in words, printable as all findings are
+        "sweeper/sweep_run.py": {"sys.stdout.write"},  # its findings in words, printable as all findings are
     }
 
 

@@ -12,7 +12,7 @@ from tests import tiers
 
 LONG = [
     [sys.executable, "-m", "agent"],
-    [sys.executable, "-m", "sweeper.node_test"],
+    [sys.executable, "-m", "sweeper.sweep_run"],
     [sys.executable, "-m", "tests.quarantine.dying"],
     ["/nowhere/kube-apiserver", "--help"],
     [Path("/nowhere/containerd"), "config", "dump"],

@@ -15,7 +15,7 @@ from agent.process.settings import AgentSettings
 from cli.app import app
 from healthcheck.settings.job_program import JobSettings
 from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
-from sweeper.settings import NodeTestSettings, SweeperSettings
+from sweeper.settings import SweeperSettings, SweepRunSettings
 from tests.console import typed
 
 ARGUMENTS = {
@@ -177,11 +177,11 @@ FOLDER = "the path of a folder from the root, beginning with /"
     ("settings", "key", "value", "message"),
     [
         *((one, "LOG_LEVEL", "loud", LEVELS) for one in (AgentSettings, SweeperSettings, JobSettings)),
-        *((one, "NODE_NAME", "", NAME) for one in (AgentSettings, NodeTestSettings, JobSettings)),
+        *((one, "NODE_NAME", "", NAME) for one in (AgentSettings, SweepRunSettings, JobSettings)),
         (AgentSettings, "NODE_NAME", "n" * 254, NAME),
         *((AgentSettings, "METRICS_PORT", text, PORT) for text in ("many", "", "-1", "65536", "1e3", "٣", "9" * 20)),
         *((AgentSettings, key, "", FOLDER) for key in ("HOST_ROOT", "CONFIG_DIR", "STATE_DIR")),
-        *((one, "HOST_ROOT", "host", FOLDER) for one in (NodeTestSettings, JobSettings)),
+        *((one, "HOST_ROOT", "host", FOLDER) for one in (SweepRunSettings, JobSettings)),
         (JobSettings, "REPORT_DIR", ".", FOLDER),
     ],
 )

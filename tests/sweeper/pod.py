@@ -76,7 +76,7 @@ class Pod:
         self.world.cluster.edit({"metadata": {"annotations": {SWEEP: text}}})
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
-        """With KILL_AT it dies there, see `dying_node_test`."""
+        """With KILL_AT it dies there, see `dying_sweep_run`."""
         host = self.world.host.root
         environment = {
             "PATH": f"{host}/usr/bin:{os.environ['PATH']}",
@@ -86,7 +86,7 @@ class Pod:
             "CONFIG_DIR": str(self.world.config),
             **variables,
         }
-        program = ["tests.sweeper.dying_node_test"] if "KILL_AT" in variables else ["cli", "sweep-run"]
+        program = ["tests.sweeper.dying_sweep_run"] if "KILL_AT" in variables else ["cli", "sweep-run"]
         command = [sys.executable, "-m", *program]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)

@@ -16,7 +16,7 @@ from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.due import last_deep_test
 from healthcheck.probes.dcgm.diag import HURRY_SECONDS
 from healthcheck.text.moments import moment
-from sweeper import node_test
+from sweeper import sweep_run
 from tests.agent.world import P, StandIn, World
 from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said
 from tests.sweeper.pod import ALL_SKIPPED, ALREADY_RUNNING, SWEEP, Pod, ended, swept
@@ -260,7 +260,7 @@ class TestAnEnd:
         while AGAIN not in (line := process.stderr.readline()):
             assert line, "it ended"
         process.terminate()
-        time.sleep(HURRY_SECONDS + node_test._TELL_SECONDS + 1.0)  # longer than it would wait without one
+        time.sleep(HURRY_SECONDS + sweep_run._WRITE_SECONDS + 1.0)  # longer than it would wait without one
 
         pod.world.api.accept()
 

@@ -44,7 +44,7 @@ from healthcheck.text.moments import is_future
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import adopted_records_on
 from healthcheck.verdict.record import RunRecord
-from sweeper.settings import NodeTestSettings, cluster_values
+from sweeper.settings import SweepRunSettings, cluster_values
 
 log = structlog.get_logger()
 
@@ -54,20 +54,20 @@ _PATIENCE_SECONDS = 45.0
 """Longest wait for dcgmi after SIGTERM: the kubelet kills the pod after 60 s."""
 _LAST_SECONDS = 50.0
 """Longest time to write a verdict after SIGTERM."""
-_TELL_SECONDS = 1.5
+_WRITE_SECONDS = 1.5
 """Longest time to write a record without a verdict, after the end of dcgmi."""
 _CLOSELY_SECONDS = 0.25
 _KIND = "sweep-result"
 _WITHOUT_DCGM = "the image of the sweeps has no dcgmi: use the image with DCGM, even if the agents use the slim one"
-_MOST_SAID, _LONGEST_SAID = 4, 160
+_MOST_NAMED, _LONGEST_ROW = 4, 160
 
 
 @dataclass
-class NodeTest:
+class SweepRun:
     """One test of the node of this pod."""
 
     cluster: Cluster
-    settings: NodeTestSettings
+    settings: SweepRunSettings
     values: NodeSettings
     stop: threading.Event
     """Set at SIGTERM: other work needs the GPUs, or the Job's time is over."""
@@ -94,7 +94,7 @@ class NodeTest:
 
     @property
     def _last_seconds(self) -> float:
-        return _LAST_SECONDS if self._has_verdict else self._patience_seconds + _TELL_SECONDS
+        return _LAST_SECONDS if self._has_verdict else self._patience_seconds + _WRITE_SECONDS
 
     def run(self) -> RunRecord:
         """Test the node, write the record and return it. Raises ClusterError if it could not be written."""
@@ -102,7 +102,7 @@ class NodeTest:
         record = self._test(node)
         self._has_verdict = is_verdict(record)
         log.info("tested", node=node.name, record=as_json(record))
-        self._patiently(partial(self._tell, node.uid, record))
+        self._patiently(partial(self._write, node.uid, record))
         return record
 
     def _test(self, node: NodeState) -> RunRecord:
@@ -129,7 +129,7 @@ class NodeTest:
             log.warning("the boot can't be identified", error=str(error))
             return ""
 
-    def _tell(self, uid: str, record: RunRecord) -> None:
+    def _write(self, uid: str, record: RunRecord) -> None:
         """Write the record, unless the Node has one that takes precedence. Raises ClusterError."""
 
         def result(node: NodeState) -> dict[str, Any] | None:
@@ -146,9 +146,7 @@ class NodeTest:
         """Return the answer of a request with retries: an outage must not lose the result of a test of many minutes."""
         # Forbidden is retried too: an API server that has just started has not loaded its roles yet.
         errors = (Unavailable, Conflict, Forbidden)
-        return RetryLimits(self._deadline - time.monotonic(), errors, sleep=self._pause, say=_say_that_it_waits).ask(
-            ask
-        )
+        return RetryLimits(self._deadline - time.monotonic(), errors, sleep=self._pause, say=_log_retry).ask(ask)
 
     def _pause(self, seconds: float) -> None:
         """Pause that ends with SIGTERM; later pauses are short."""
@@ -165,13 +163,13 @@ def main(arguments: list[str] | None = None) -> int:
     """
     Options("sweep-run", __doc__).parse_args(arguments)
     try:
-        settings = read_variables(NodeTestSettings)
+        settings = read_variables(SweepRunSettings)
     except SettingsError as error:
         return complain_of_environment("sweep-run", error)
     log_as_json(settings.log_level)
     stop = stop_at_signals()
     try:
-        record = NodeTest(Cluster(), settings, cluster_values(settings.config_dir), stop).run()
+        record = SweepRun(Cluster(), settings, cluster_values(settings.config_dir), stop).run()
     except ClusterError as error:
         complain("sweep-run", str(error))
         return COULD_NOT
@@ -182,13 +180,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def why_not(node: NodeState, record: RunRecord, now: datetime) -> str:
     """Return why the record on the Node is kept; '' if the new one replaces it."""
-    standing = records.on_node(RunRecord, node, SWEEP_RESULT)
-    at, ended = records.time_of(standing), records.time_of(record)
+    on_node = records.on_node(RunRecord, node, SWEEP_RESULT)
+    at, ended = records.time_of(on_node), records.time_of(record)
     if at is None:
         return ""
     if ended is not None and ended < at and not is_future(at, now):
         return "it is newer: the node was tested again before this result could be written"
-    if is_verdict(standing) and not is_verdict(record) and adopted_records_on(node).get(_KIND) != standing.timestamp:
+    if is_verdict(on_node) and not is_verdict(record) and adopted_records_on(node).get(_KIND) != on_node.timestamp:
         return "the agent has not adopted its verdict yet, and this test has no verdict"
     return ""
 
@@ -196,14 +194,14 @@ def why_not(node: NodeState, record: RunRecord, now: datetime) -> str:
 def in_words(record: RunRecord) -> str:
     """Return the record as one line for the pod's log."""
     found = [f"{finding.reason} on {finding.subject}: {finding.detail}" for finding in record.findings or ()]
-    blind = [f"{row.cause}: {row.detail}" for row in record.unobserved or ()]
-    what = [text[:_LONGEST_SAID] for text in (*found, *blind)]
-    more = [f"and {len(what) - _MOST_SAID} more"] if len(what) > _MOST_SAID else []
-    message = "; ".join((f"severity {record.severity}", *what[:_MOST_SAID], *more))
-    return f"{record.node}: {record.suite}: {record.status}, {message}"
+    unobserved = [f"{row.cause}: {row.detail}" for row in record.unobserved or ()]
+    rows = [row[:_LONGEST_ROW] for row in (*found, *unobserved)]
+    more = [f"and {len(rows) - _MOST_NAMED} more"] if len(rows) > _MOST_NAMED else []
+    summary = "; ".join((f"severity {record.severity}", *rows[:_MOST_NAMED], *more))
+    return f"{record.node}: {record.suite}: {record.status}, {summary}"
 
 
-def _say_that_it_waits(error: BaseException) -> None:
+def _log_retry(error: BaseException) -> None:
     log.warning("retrying the request", error=str(error))
 
 
