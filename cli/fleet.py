@@ -18,7 +18,7 @@ from healthcheck.cluster.errors import Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
-from healthcheck.memory.known_names import STOPS_PODS
+from healthcheck.memory.reason_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow, ReleaseRow
 from healthcheck.model import PREFIX, Severity, Status
 from healthcheck.node.devices import AllocatedDevices

@@ -11,7 +11,7 @@ from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.attempts import Attempt, came, last_attempt, run_on
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.reset_plan import needs_reboot, reset_targets
-from healthcheck.memory.known_names import LOCKED, SLOW, STOPS_PODS
+from healthcheck.memory.reason_names import LOCKED, SLOW, STOPS_PODS
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity, Status
 from healthcheck.node.gpu_resources import listed

@@ -18,7 +18,7 @@ from healthcheck.deep import causes
 from healthcheck.deep.deep_record import by_reason
 from healthcheck.memory import exits
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.known_names import SLOW
+from healthcheck.memory.reason_names import SLOW
 from healthcheck.memory.rows import FindingRow, row_of
 from healthcheck.model import Check, Finding, Nature, Outcome, Passed, Severity, Status, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState

@@ -19,7 +19,7 @@ from cli import index
 from healthcheck import checks
 from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.checks import driver_messages, driver_reasons
-from healthcheck.memory import known_names
+from healthcheck.memory import reason_names
 from healthcheck.model import Check, Reason, Severity, UnobservedCause
 from healthcheck.settings.declaration import NodeSettings, settings_of
 from healthcheck.settings.reading import read_settings
@@ -321,24 +321,24 @@ def test_every_test_that_the_security_page_names_is_there() -> None:
 
 
 def test_the_memory_names_checks_and_reasons_that_exist() -> None:
-    checks_named = {known_names.LEVEL_2, known_names.DRIVER_MESSAGES, *known_names.DEEP_CHECKS}
+    checks_named = {reason_names.LEVEL_2, reason_names.DRIVER_MESSAGES, *reason_names.DEEP_CHECKS}
     reasons_named = {
-        known_names.LIBRARY_MISMATCH,
-        known_names.GPU_UNBOUND,
-        known_names.REMAP_FAILED,
-        known_names.REMAP_PENDING,
-        known_names.SLOWER_THAN_SIBLINGS,
-        *(known_names.FELL_OFF_BUS, known_names.NOT_RESPONDING, known_names.PCIE_ERROR),
-        *(known_names.NVLINK_TRAINING, known_names.INIT_FAILED),
-        *known_names.OF_THE_NETWORK,
+        reason_names.LIBRARY_MISMATCH,
+        reason_names.GPU_UNBOUND,
+        reason_names.REMAP_FAILED,
+        reason_names.REMAP_PENDING,
+        reason_names.SLOWER_THAN_SIBLINGS,
+        *(reason_names.FELL_OFF_BUS, reason_names.NOT_RESPONDING, reason_names.PCIE_ERROR),
+        *(reason_names.NVLINK_TRAINING, reason_names.INIT_FAILED),
+        *reason_names.OF_THE_NETWORK,
     }
 
     assert checks_named <= {check.name for check in ALL_CHECKS}
-    assert {check.name for check in checks.DEEP_CHECKS} == known_names.DEEP_CHECKS
+    assert {check.name for check in checks.DEEP_CHECKS} == reason_names.DEEP_CHECKS
     assert reasons_named <= set(REASONS)
-    assert set(known_names.STOPS_PODS) <= {
+    assert set(reason_names.STOPS_PODS) <= {
         reason.name for check in ALL_CHECKS if check.group[0] in "78" for reason in check.reasons
     }
-    assert driver_reasons.PROBE_FAILED == known_names.DRIVER_LOAD
+    assert driver_reasons.PROBE_FAILED == reason_names.DRIVER_LOAD
     messages = {driver_messages.PCIE_FATAL, driver_messages.PCIE_RECOVERED}
-    assert messages == {known_names.PCIE_FATAL, known_names.PCIE_RECOVERED}
+    assert messages == {reason_names.PCIE_FATAL, reason_names.PCIE_RECOVERED}

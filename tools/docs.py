@@ -27,7 +27,7 @@ from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.memory.cycles import CYCLES_TO_CONFIRM
 from healthcheck.memory.exit_table import EXITS
-from healthcheck.memory.known_names import SLOW
+from healthcheck.memory.reason_names import SLOW
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.settings.declaration import NodeSettings, settings_of
 from quarantine.recommendation import TABLE

@@ -16,7 +16,7 @@ from cli.output.lines import COMMAND
 from cli.words import SEVERITY_STYLES, STATUS_STYLES, severity_words
 from healthcheck.deep.claim import claim_on
 from healthcheck.host.console import Screen, wrapped
-from healthcheck.memory.known_names import STOPS_PODS
+from healthcheck.memory.reason_names import STOPS_PODS
 from healthcheck.model import Severity, Status
 from healthcheck.node.state import RESULTS, is_our_taint
 from healthcheck.operations.cordon import cordoned_by

@@ -11,7 +11,7 @@ from msgspec import Struct
 from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.deep.reset_plan import ResetTarget, ends_by_reset, needs_reboot
 from healthcheck.deep.reset_steps import Step, drained
-from healthcheck.memory.known_names import OF_THE_NETWORK
+from healthcheck.memory.reason_names import OF_THE_NETWORK
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, is_of_another_machine

@@ -18,7 +18,7 @@ from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
 from healthcheck.memory.exits import recovered
 from healthcheck.memory.findings import MOST_GPUS, Memory
-from healthcheck.memory.known_names import SLOW
+from healthcheck.memory.reason_names import SLOW
 from healthcheck.memory.rows import row_of
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, NodeState, is_of_another_machine

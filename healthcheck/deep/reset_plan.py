@@ -12,7 +12,7 @@ from healthcheck.checks.driver import being_changed
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.memory.findings import gpu_address
-from healthcheck.memory.known_names import OF_THE_NETWORK
+from healthcheck.memory.reason_names import OF_THE_NETWORK
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
 from healthcheck.node.gpu_resources import listed

@@ -24,8 +24,8 @@ from healthcheck.memory.findings import (
     gpu_identity,
     worst_first,
 )
-from healthcheck.memory.known_names import GPU_UNBOUND
 from healthcheck.memory.rdma_ports import after_ports, settled
+from healthcheck.memory.reason_names import GPU_UNBOUND
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.probes import pci

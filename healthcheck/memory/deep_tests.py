@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from healthcheck.memory.exit_table import REBOOT
 from healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
 from healthcheck.memory.findings import ActiveFinding, Key, Memory, differs, gpu_address, located, worst_first
-from healthcheck.memory.known_names import DEEP_CHECKS, LEVEL_2, SLOW
+from healthcheck.memory.reason_names import DEEP_CHECKS, LEVEL_2, SLOW
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from healthcheck.catalog.steps import RELOADED
 from healthcheck.memory.findings import ActiveFinding, gpu_address
-from healthcheck.memory.known_names import (
+from healthcheck.memory.reason_names import (
     DRIVER_LOAD,
     LEVEL_2,
     LIBRARY_MISMATCH,

@@ -45,9 +45,9 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
-from healthcheck.memory.known_names import RDMA, REMAP_FAILED, REMAP_PENDING
 from healthcheck.memory.moves import relocated
 from healthcheck.memory.rdma_ports import accepted, rebooted
+from healthcheck.memory.reason_names import RDMA, REMAP_FAILED, REMAP_PENDING
 from healthcheck.model import Finding, Nature, Now, Passed, Severity
 from healthcheck.model.node_facts import ONCE_HAD, SAME_LOAD_SECONDS, EarlierHardware
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu

@@ -28,7 +28,8 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
-from healthcheck.memory.known_names import (
+from healthcheck.memory.rdma_ports import with_link
+from healthcheck.memory.reason_names import (
     DRIVER_MESSAGES,
     FELL_OFF_BUS,
     INIT_FAILED,
@@ -44,7 +45,6 @@ from healthcheck.memory.known_names import (
     PCIE_FATAL,
     PCIE_RECOVERED,
 )
-from healthcheck.memory.rdma_ports import with_link
 from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity
 from healthcheck.text.moments import ago
 

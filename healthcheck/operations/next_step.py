@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from healthcheck.deep.attempts import Attempt, Tried, last_attempt, run_on
 from healthcheck.deep.gpu_resets import known_failure
-from healthcheck.memory.known_names import OF_THE_NETWORK
+from healthcheck.memory.reason_names import OF_THE_NETWORK
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
 from healthcheck.node.hami import CARDS, CORDON, UUID, cordoned

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from healthcheck import checks
 from healthcheck.catalog.plain_words import plain_words
 from healthcheck.memory.findings import Release
-from healthcheck.memory.known_names import STOPS_PODS
+from healthcheck.memory.reason_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Printable, Severity, Status
 from healthcheck.node.state import DEEP_CHECK, STATUS, NodeState, is_tested

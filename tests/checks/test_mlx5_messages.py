@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.mlx5_messages import CHECK, NOT_COUNTED_YET, read_message
-from healthcheck.memory import known_names
+from healthcheck.memory import reason_names
 from healthcheck.model import KernelEvent, Severity
 from healthcheck.model.node_facts import EarlierHardware, RdmaPort
 from healthcheck.probes.kernel_log import Record
@@ -97,7 +97,7 @@ def test_a_message_about_another_device_is_only_counted() -> None:
 
 
 def test_the_memory_knows_the_names_of_this_check() -> None:
-    assert (CHECK.name, NOT_COUNTED_YET) == (known_names.MLX5_MESSAGES, known_names.NOT_COUNTED_YET)
+    assert (CHECK.name, NOT_COUNTED_YET) == (reason_names.MLX5_MESSAGES, reason_names.NOT_COUNTED_YET)
     names = {read(text).reason for text in MESSAGES if read(text)}  # type: ignore[union-attr]
-    faults = {known_names.MLX5_UNRECOVERABLE, known_names.MLX5_NOT_RESPONDING}
-    assert faults | {known_names.MLX5_RECOVERED, *known_names.MLX5_LINKS} <= names
+    faults = {reason_names.MLX5_UNRECOVERABLE, reason_names.MLX5_NOT_RESPONDING}
+    assert faults | {reason_names.MLX5_RECOVERED, *reason_names.MLX5_LINKS} <= names

@@ -12,7 +12,7 @@ from cli.node_step import node_step
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.attempts import is_rebooted_at_once
 from healthcheck.deep.reset_plan import reset_targets, why_not_reboot, why_not_reset
-from healthcheck.memory.known_names import SLOW
+from healthcheck.memory.reason_names import SLOW
 from healthcheck.model import Finding, Severity, Status
 from healthcheck.node.state import NodeState
 from healthcheck.operations.next_step import NextStep

@@ -15,7 +15,7 @@ from cli.access import cluster_of
 from cli.fleet import ago
 from cli.node_step import node_step
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.memory.known_names import LOCKED
+from healthcheck.memory.reason_names import LOCKED
 from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import NodeState
 from healthcheck.text.boundary import read_row

@@ -20,7 +20,7 @@ from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.exits import begin, expired
 from healthcheck.memory.findings import Memory, Suspect
 from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.known_names import SLOWER_THAN_SIBLINGS
+from healthcheck.memory.reason_names import SLOWER_THAN_SIBLINGS
 from healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
 from healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import (

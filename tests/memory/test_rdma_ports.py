@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks import mlx5_messages, roce_ports
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory import known_names
+from healthcheck.memory import reason_names
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.cycles import JudgedCycle, after_cycle
 from healthcheck.memory.exits import after_release, begin
@@ -140,7 +140,7 @@ class TestOutages:
 
 
 def test_the_memory_knows_the_finding_of_a_slow_port() -> None:
-    assert roce_ports.RATE_LOW.name == known_names.RDMA_RATE_LOW
+    assert roce_ports.RATE_LOW.name == reason_names.RDMA_RATE_LOW
 
 
 class TestRelease:

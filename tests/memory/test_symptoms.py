@@ -10,7 +10,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import after_release, begin, expired
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.known_names import LOCKED
+from healthcheck.memory.reason_names import LOCKED
 from healthcheck.model import Evidence, Nature
 from healthcheck.probes.kernel_log import RING, Record
 from tests.examples import MACHINE, MONOTONIC, WALL, later, remembers
