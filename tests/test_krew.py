@@ -38,7 +38,7 @@ def test_krew_manifest_has_the_documented_fields() -> None:
     }
 
 
-def test_only_locked_wheels_come_and_not_what_the_commands_can_do_without() -> None:
+def test_krew_archive_has_locked_and_needed_wheels() -> None:
     locked = (ROOT / "requirements/product.txt").read_text()
     (of_the_image,) = re.findall(r"uninstall --yes --quiet \\\n(.*?) \\\n", (ROOT / "Dockerfile").read_text())
 
@@ -60,7 +60,7 @@ def packed(*wheels: Path) -> dict[str, bytes]:
     return krew.files(wheels, LAUNCHER, ROOT / "LICENSE")
 
 
-def test_compiled_modules_of_several_pythons_share_a_folder(tmp_path: Path) -> None:
+def test_krew_archive_has_modules_of_all_pythons(tmp_path: Path) -> None:
     ours = wheel(tmp_path, "ours.whl", **{"gpu_healthcheck/cli/app.py": "1", "gpu_healthcheck-1.dist-info/RECORD": "x"})
     shared = {"a/__init__.py": "", "a-1.dist-info/METADATA": "A"}
     two = (
@@ -76,14 +76,14 @@ def test_compiled_modules_of_several_pythons_share_a_folder(tmp_path: Path) -> N
     }
 
 
-def test_two_wheels_that_disagree_are_refused(tmp_path: Path) -> None:
+def test_krew_refuses_wheels_with_different_files(tmp_path: Path) -> None:
     two = [wheel(tmp_path, f"{text}.whl", **{"a/b.py": text}) for text in ("1", "2")]
 
     with pytest.raises(krew.Clash, match=r"2\.whl: a/b\.py"):
         packed(*two)
 
 
-def test_the_same_files_are_the_same_archive(tmp_path: Path) -> None:
+def test_krew_archives_of_equal_files_are_identical(tmp_path: Path) -> None:
     held = packed(wheel(tmp_path, "a.whl", **{"a.py": "1", "b.py": "2"}))
     krew.write(tmp_path / "one.tar.gz", held, 1_700_000_000)
     krew.write(tmp_path / "other.tar.gz", dict(reversed(held.items())), 1_700_000_000)
@@ -130,19 +130,19 @@ def call(plugin: Path, pythons: dict[str, str | Path]) -> tuple[int, str, str]:
     ],
     ids=["python3", "python3-is-too-old", "shims-that-lead-nowhere"],
 )
-def test_the_first_python_that_fits_runs_it(plugin: Path, pythons: dict[str, str | Path]) -> None:
+def test_krew_launcher_uses_the_first_suitable_python(plugin: Path, pythons: dict[str, str | Path]) -> None:
     assert call(plugin, pythons) == (0, "a b|\n", "")
 
 
 @pytest.mark.parametrize("pythons", [{}, {"python3": "echo .cpython-39-x86_64-linux-gnu.so"}], ids=["none", "too-old"])
-def test_without_such_a_python_one_sentence_says_so(plugin: Path, pythons: dict[str, str | Path]) -> None:
+def test_krew_launcher_reports_a_missing_python(plugin: Path, pythons: dict[str, str | Path]) -> None:
     code, out, err = call(plugin, pythons)
 
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "needs Python 3.11 to 3.14 on the PATH" in err
 
 
-def test_the_environment_of_a_person_changes_nothing(plugin: Path, tmp_path: Path) -> None:
+def test_krew_launcher_ignores_the_user_environment(plugin: Path, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('another json')")
     (plugin.parents[1] / "store/lib/__main__.py").write_text("import json")
     variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)}

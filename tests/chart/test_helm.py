@@ -48,7 +48,7 @@ def manifests() -> list[dict[str, Any]]:
     return [entry for file in sorted(MANIFESTS.glob("*.yaml")) for entry in objects_of(file.read_text())]
 
 
-def test_the_chart_as_it_is_makes_the_manifests_objects(helm: Helm) -> None:
+def test_chart_with_defaults_equals_the_manifests(helm: Helm) -> None:
     """The objects are equal, except for the release's namespace, which Helm itself creates."""
     made = rendered(helm)
 
@@ -57,14 +57,14 @@ def test_the_chart_as_it_is_makes_the_manifests_objects(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("overlay", SAME_AS)
-def test_with_its_values_set_it_makes_the_overlays_objects(helm: Helm, overlay: str, tmp_path: Path) -> None:
+def test_chart_with_values_equals_a_changing_overlay(helm: Helm, overlay: str, tmp_path: Path) -> None:
     made = flat(rendered(helm, *(f"--set={text}" for text in SAME_AS[overlay])))
 
     assert made == without_helms_own(kustomized(folder_of(overlay, tmp_path)))
 
 
 @pytest.mark.parametrize("overlay", ADDED)
-def test_with_its_values_set_it_makes_an_overlays_objects_too(helm: Helm, overlay: str) -> None:
+def test_chart_with_values_equals_an_adding_overlay(helm: Helm, overlay: str) -> None:
     """Kustomize changes none of them, but how their texts are broken into lines."""
     names = yaml.safe_load((OVERLAYS / overlay / "kustomization.yaml").read_text())["resources"]
     paths = [OVERLAYS / overlay / name for name in names]
@@ -76,9 +76,7 @@ def test_with_its_values_set_it_makes_an_overlays_objects_too(helm: Helm, overla
     assert flat(made) == without_helms_own([*manifests(), *added])
 
 
-def test_the_rules_follow_the_values_and_are_plain_rules_with_the_documented_command(
-    helm: Helm, tmp_path: Path
-) -> None:
+def test_chart_rules_follow_the_values(helm: Helm, tmp_path: Path) -> None:
     assert plain_rules(helm) == yaml.safe_load(overlay_rules())
 
     file = tmp_path / "values.yaml"
@@ -127,11 +125,11 @@ def plain_rules(helm: Helm, *words: str) -> dict[str, Any]:
     return rules
 
 
-def test_every_overlay_is_tried_here() -> None:
+def test_chart_tests_cover_every_overlay() -> None:
     assert sorted([*SAME_AS, *ADDED]) == sorted(folder.name for folder in OVERLAYS.iterdir())
 
 
-def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path: Path) -> None:
+def test_chart_puts_values_into_their_places(helm: Helm, tmp_path: Path) -> None:
     values = {
         "image": {"repository": "r.example.com:5000/a/gpu-healthcheck", "digest": DIGEST},
         "imagePullSecrets": [{"name": "registry"}],
@@ -177,9 +175,7 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("only_gpu_nodes", [False, True])
-def test_the_example_with_the_gate_and_automatic_resets_names_the_registry(
-    tmp_path: Path, only_gpu_nodes: bool
-) -> None:
+def test_example_overlay_names_the_registry_everywhere(tmp_path: Path, only_gpu_nodes: bool) -> None:
     shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
     file = tmp_path / "kubernetes" / "overlays" / "example" / "kustomization.yaml"
     text = file.read_text()
@@ -205,7 +201,7 @@ SERVER = "--api-versions=apps/v1/DaemonSet"
 """A kind that the API versions have only if an API server was asked."""
 
 
-def test_the_gate_has_the_image_of_the_agents_and_their_port(helm: Helm) -> None:
+def test_chart_gate_has_the_image_and_port_of_the_agents(helm: Helm) -> None:
     values = ("slim.enabled=true", "image.repository=r.example.com/a/b", "image.pullPolicy=Always")
     policy, _ = rendered(helm, *GATED, *(f"--set={text}" for text in values), "--set=agent.metricsPort=9000")
     texts = {one["name"]: one["expression"] for one in policy["spec"]["variables"]}
@@ -219,9 +215,7 @@ def test_the_gate_has_the_image_of_the_agents_and_their_port(helm: Helm) -> None
 @pytest.mark.parametrize(
     ("served", "version"), [((), "v1"), ((SERVER, BETA), "v1beta1"), ((SERVER, BETA, STABLE), "v1")]
 )
-def test_the_gates_policy_is_of_a_version_that_the_server_has(
-    helm: Helm, served: tuple[str, ...], version: str
-) -> None:
+def test_chart_gate_policy_has_a_served_version(helm: Helm, served: tuple[str, ...], version: str) -> None:
     versions = {entry["apiVersion"] for entry in rendered(helm, *GATED, *served)}
 
     assert versions == {f"admissionregistration.k8s.io/{version}"}
@@ -240,7 +234,7 @@ def test_the_gates_policy_is_of_a_version_that_the_server_has(
         (("--set=setings.CHECK_INTERVAL=5",), "gpu-healthcheck", "setings"),
     ],
 )
-def test_what_cannot_be_right_is_refused_in_words(
+def test_chart_refuses_invalid_values_with_a_message(
     helm: Helm, words: tuple[str, ...], namespace: str, message: str
 ) -> None:
     done = helm("template", "gpu-healthcheck", str(CHART), *words, namespace=namespace)
@@ -249,7 +243,7 @@ def test_what_cannot_be_right_is_refused_in_words(
     assert message in done.stderr
 
 
-def test_helm_finds_nothing_to_mend(helm: Helm) -> None:
+def test_chart_passes_helm_lint(helm: Helm) -> None:
     done = helm("lint", "--strict", str(CHART))
 
     assert done.returncode == 0, done.stdout

@@ -19,7 +19,7 @@ def plain() -> list[dict[str, Any]]:
     return [entry for file in sorted(MANIFESTS.glob("*.yaml")) for entry in yaml.safe_load_all(file.read_text())]
 
 
-def test_it_has_the_manifests_objects_with_the_image_in_every_place() -> None:
+def test_install_yaml_has_all_objects_with_the_image() -> None:
     made = list(yaml.safe_load_all(install_yaml(ELSEWHERE)))
     expected = {
         path: value.replace(IMAGE, ELSEWHERE) if isinstance(value, str) else value
@@ -31,7 +31,7 @@ def test_it_has_the_manifests_objects_with_the_image_in_every_place() -> None:
     assert IMAGE not in install_yaml(ELSEWHERE)
 
 
-def test_namespaces_come_first_then_policies() -> None:
+def test_install_yaml_begins_with_namespaces_and_policies() -> None:
     kinds = [entry["kind"] for entry in yaml.safe_load_all(install_yaml(IMAGE))]
     turns = [2 - (kind == "Namespace") - kind.startswith(("Namespace", "ValidatingAdmissionPolicy")) for kind in kinds]
 
@@ -42,6 +42,6 @@ def test_namespaces_come_first_then_policies() -> None:
 @pytest.mark.parametrize(
     "image", ["", "gpu-healthcheck", "gpu-healthcheck@sha256:0", 'a:1"; true', "a:1\nkind: Pod", "-a:1", "a:1@sha256:0"]
 )
-def test_what_names_no_image_is_refused(image: str) -> None:
+def test_install_yaml_refuses_an_incomplete_image(image: str) -> None:
     with pytest.raises(ValueError, match="REPOSITORY:TAG"):
         install_yaml(image)

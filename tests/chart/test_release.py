@@ -59,7 +59,7 @@ class Release:
 
 
 @pytest.mark.cluster
-def test_a_release_is_installed_upgraded_rolled_back_and_taken_away(helm: Helm) -> None:
+def test_chart_installs_upgrades_rolls_back_and_uninstalls(helm: Helm) -> None:
     with ControlPlane() as plane:
         release = Release(plane, helm)
         it_is_installed_with_its_policies_before_its_pods(release)
@@ -158,7 +158,7 @@ def a_namespace_that_allows_no_agent_is_refused(release: Release) -> None:
 
 
 @pytest.mark.cluster
-def test_the_documented_upgrades_work_on_a_release_of_0_3_0(helm: Helm, tmp_path: Path) -> None:
+def test_chart_upgrades_a_release_of_0_3_0(helm: Helm, tmp_path: Path) -> None:
     """Its values lack those that came later: `gate`, `resetAutomation`, `reset`."""
     with ControlPlane() as plane:
         release = Release(plane, helm)

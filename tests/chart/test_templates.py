@@ -33,7 +33,7 @@ def with_value(name: str, value: object) -> dict[str, Any]:
     return values
 
 
-def test_the_defaults_are_allowed() -> None:
+def test_chart_schema_allows_the_defaults() -> None:
     assert list(JUDGE.iter_errors(VALUES)) == []
 
 
@@ -69,7 +69,7 @@ def test_the_defaults_are_allowed() -> None:
         ("settings.CHECK_INTERVALL", 300),
     ],
 )
-def test_a_value_that_means_nothing_is_refused(name: str, value: object) -> None:
+def test_chart_schema_refuses_an_invalid_value(name: str, value: object) -> None:
     assert not JUDGE.is_valid(with_value(name, value))
 
 
@@ -84,12 +84,12 @@ def test_a_value_that_means_nothing_is_refused(name: str, value: object) -> None
         ("instanceProfiles", "# ours\n\nx9.big | 8 | 0 | true | - # a comment\ny9.big|1|0|false|efa\n"),
     ],
 )
-def test_a_value_of_another_form_is_allowed(name: str, value: object) -> None:
+def test_chart_schema_allows_other_forms_of_a_value(name: str, value: object) -> None:
     assert list(JUDGE.iter_errors(with_value(name, value))) == []
 
 
 @pytest.mark.parametrize("key", keys.KEYS, ids=lambda key: key.name)
-def test_null_takes_away_what_need_not_be_there(key: keys.Key) -> None:
+def test_chart_schema_allows_null_only_for_optional_values(key: keys.Key) -> None:
     """Helm leaves the key out then."""
     values = with_value(key.name, None)
     *parents, last = key.name.split(".")
@@ -145,19 +145,19 @@ def tried(name: str) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("name", VALUES["settings"])
-def test_a_setting_may_be_what_the_product_takes(name: str) -> None:
+def test_chart_schema_allows_the_settings_that_the_agent_accepts(name: str) -> None:
     for value in tried(name):
         assert JUDGE.is_valid(with_value(f"settings.{name}", value)) == settings.allowed(name, value), value
 
 
-def test_nothing_of_the_chart_is_left_over_from_before() -> None:
+def test_chart_has_no_stale_files() -> None:
     made = {path.name for path in chart.rendered() if path.parent.name == "templates"}
     there = {path.name for path in (chart.CHART / "templates").iterdir() if path.is_file()}
 
     assert there - made <= BY_HAND
 
 
-def test_every_image_and_its_name_in_the_policy_follow_the_values() -> None:
+def test_chart_images_follow_the_values() -> None:
     overlays = [templates.OVERLAYS / name for name in ("gate/policy.yaml", "reset-automation/cronjob.yaml")]
     files = (*MANIFESTS.glob("*.yaml"), *overlays)
     plain = "".join(file.read_text() for file in files).count(templates.IMAGE)
@@ -167,20 +167,20 @@ def test_every_image_and_its_name_in_the_policy_follow_the_values() -> None:
     assert made.count('include "gpu-healthcheck.image"') + made.count('include "gpu-healthcheck.agentImage"') == plain
 
 
-def test_every_pod_of_ours_has_the_values_of_a_pod() -> None:
+def test_chart_lists_every_workload_as_pods() -> None:
     """A program that is added to the manifests gets its own."""
     programs = {source for source in templates.sources() if source[0] in ("DaemonSet", "CronJob", "Job", "Deployment")}
 
     assert programs == set(keys.PODS)
 
 
-def test_every_policy_is_in_the_list_that_keeps_them_before_the_pods() -> None:
+def test_chart_policies_are_in_the_ordered_list() -> None:
     outside = [text for name, text in templates.templates().items() if name != "policies-and-programs.yaml"]
 
     assert "\nkind: ValidatingAdmissionPolicy" not in "".join(outside)
 
 
-def test_policies_stand_before_the_pods_that_they_hold() -> None:
+def test_chart_policies_precede_the_pods() -> None:
     text = templates.templates()["policies-and-programs.yaml"]
     kinds = [line.split()[-1] for line in text.splitlines() if line.startswith("    kind: ")]
 
@@ -189,7 +189,7 @@ def test_policies_stand_before_the_pods_that_they_hold() -> None:
     assert kinds.count("ValidatingAdmissionPolicy") == kinds.count("ValidatingAdmissionPolicyBinding") > 0
 
 
-def test_argo_cd_makes_the_policies_first_too() -> None:
+def test_policies_have_an_early_sync_wave() -> None:
     policies = [
         document.content["metadata"] for key, document in templates.sources().items() if key[0].startswith("Validating")
     ]
@@ -197,7 +197,7 @@ def test_argo_cd_makes_the_policies_first_too() -> None:
     assert {policy["annotations"]["argocd.argoproj.io/sync-wave"] for policy in policies} == {"-1"}
 
 
-def test_the_chart_is_of_the_products_version() -> None:
+def test_chart_has_the_product_version() -> None:
     written = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
 
     assert f"gpu-healthcheck:{written['appVersion']}" == templates.IMAGE

@@ -27,11 +27,11 @@ for name, module in sys.modules.items():
 """
 
 
-def test_the_image_says_the_version_of_the_package() -> None:
+def test_dockerfile_version_is_the_package_version() -> None:
     assert ARGUMENTS["VERSION"] == healthcheck.__version__
 
 
-def test_the_last_stage_is_the_whole_system_and_slim_comes_before_anything_of_dcgm() -> None:
+def test_dockerfile_ends_with_full_and_builds_slim_without_dcgm() -> None:
     names = [name for _, name in STAGES]
 
     assert names[-1] == "full"
@@ -39,16 +39,16 @@ def test_the_last_stage_is_the_whole_system_and_slim_comes_before_anything_of_dc
 
 
 @pytest.mark.parametrize("image", ["PYTHON_IMAGE", "DCGM_IMAGE"])
-def test_a_base_is_named_in_full_with_a_tag(image: str) -> None:
+def test_dockerfile_base_has_a_full_name_and_tag(image: str) -> None:
     assert re.fullmatch(r"[a-z0-9.-]+\.[a-z]+(/[a-z0-9-]+)+:[0-9][\w.-]+(@sha256:[0-9a-f]{64})?", ARGUMENTS[image])
 
 
-def test_efas_installer_is_pinned_by_version_and_checksum() -> None:
+def test_dockerfile_pins_the_efa_installer() -> None:
     assert re.fullmatch(r"1\.\d+\.\d+", ARGUMENTS["EFA_INSTALLER_VERSION"])
     assert re.fullmatch(r"[0-9a-f]{64}", ARGUMENTS["EFA_INSTALLER_SHA256"])
 
 
-def test_both_images_carry_the_labels_and_settings_of_the_other() -> None:
+def test_dockerfile_targets_have_equal_labels_and_settings() -> None:
     slim, full = (DOCKERFILE.partition(f" AS {name}\n")[2].partition("\nFROM ")[0] for name in ("slim", "full"))
 
     labels = [re.findall(r"org\.opencontainers\.image\.(\w+)=", stage) for stage in (slim, full)]
@@ -57,11 +57,11 @@ def test_both_images_carry_the_labels_and_settings_of_the_other() -> None:
         assert (line in slim, line in full) == (True, True)
 
 
-def test_no_step_names_an_architecture_or_needs_a_heredoc() -> None:
+def test_dockerfile_names_no_architecture() -> None:
     assert re.findall(r"x86_64|aarch64|amd64|arm64|<<", DOCKERFILE) == []
 
 
-def test_everything_that_the_build_copies_is_let_through() -> None:
+def test_dockerignore_allows_all_copied_files() -> None:
     copied = [
         word for words in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE) for word in words.split()[:-1]
     ]
@@ -72,14 +72,14 @@ def test_everything_that_the_build_copies_is_let_through() -> None:
 
 
 @pytest.mark.parametrize("file", ["product.txt", "build.txt"])
-def test_every_package_of_the_image_is_locked_with_its_hashes(file: str) -> None:
+def test_requirements_are_locked_with_hashes(file: str) -> None:
     text = (ROOT / "requirements" / file).read_text()
 
     for package in re.findall(r"^\w.*?(?=^\w|\Z)", text, re.MULTILINE | re.DOTALL):
         assert re.match(r"[\w.-]+==\S+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", package), package
 
 
-def test_every_folder_of_code_is_in_the_wheel() -> None:
+def test_pyproject_lists_every_package() -> None:
     """The tests run next to the sources, and would not miss a folder."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     programs = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
@@ -88,7 +88,7 @@ def test_every_folder_of_code_is_in_the_wheel() -> None:
     assert sorted(listed) == sorted(folders)
 
 
-def test_the_product_loads_nothing_that_the_image_leaves_out() -> None:
+def test_product_loads_no_module_that_the_image_omits() -> None:
     """In a process of its own: other tests load more."""
     printed = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = dict(line.split(" ", 1) for line in printed.stdout.splitlines())

@@ -82,7 +82,7 @@ HOSTS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("place", "links"), HOSTS.values(), ids=HOSTS)
-def test_the_library_is_found_below_the_root_of(
+def test_nvml_library_is_found_on_each_host(
     node: SimulatedNode, driver: Driver, place: str, links: dict[str, str]
 ) -> None:
     library = install(node.root / place)
@@ -94,7 +94,7 @@ def test_the_library_is_found_below_the_root_of(
     assert (answer.library, answer.driver_version, len(answer.gpus)) == (str(library), DRIVER_VERSION, 1)
 
 
-def test_what_nvidias_runtime_injected_comes_before_what_the_host_has(
+def test_nvml_library_of_the_runtime_precedes_the_host_library(
     node: SimulatedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The runtime puts it into the container's own library path. The fake one finds its node above its own place.
@@ -110,7 +110,7 @@ def test_what_nvidias_runtime_injected_comes_before_what_the_host_has(
     assert answer.library == str(injected)
 
 
-def test_a_bad_library_that_was_injected_does_not_hide_the_hosts(
+def test_nvml_library_of_the_host_replaces_an_invalid_injected_one(
     node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (node.root / "container").mkdir()
@@ -203,7 +203,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("put", "message"), BAD.values(), ids=BAD)
-def test_could_not_look_and_the_message_names(
+def test_invalid_nvml_library_is_named(
     node: SimulatedNode, driver: Driver, put: Callable[[Path], object], message: str
 ) -> None:
     path = node.root / "usr/lib64" / SONAME
@@ -220,7 +220,7 @@ def test_could_not_look_and_the_message_names(
     assert driver.child_pid == child  # it never died
 
 
-def test_an_invalid_library_behind_two_folders_is_reported_once(node: SimulatedNode, driver: Driver) -> None:
+def test_invalid_nvml_library_behind_two_folders_is_reported_once(node: SimulatedNode, driver: Driver) -> None:
     path = node.root / "usr/lib64" / SONAME
     path.parent.mkdir()
     path.write_text("not a library\n" * 10)
@@ -231,7 +231,7 @@ def test_an_invalid_library_behind_two_folders_is_reported_once(node: SimulatedN
     )
 
 
-def test_two_invalid_libraries_are_both_reported(node: SimulatedNode, driver: Driver) -> None:
+def test_invalid_nvml_libraries_are_all_reported(node: SimulatedNode, driver: Driver) -> None:
     first, second = node.root / "usr/lib64" / SONAME, node.root / "opt/nvidia/lib64" / SONAME
     for path in (first, second):
         path.parent.mkdir(parents=True)
@@ -241,7 +241,7 @@ def test_two_invalid_libraries_are_both_reported(node: SimulatedNode, driver: Dr
     assert driver.read().answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), message)
 
 
-def test_where_there_is_none_both_the_loaders_path_and_the_hosts_root_are_named(node: SimulatedNode) -> None:
+def test_missing_nvml_library_names_both_search_paths(node: SimulatedNode) -> None:
     driver = Driver(node.root)
 
     answer = driver.read().answer

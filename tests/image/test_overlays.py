@@ -100,9 +100,7 @@ def dry_run(plane: ControlPlane, *words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("overlay", CHANGES)
-def test_an_overlay_changes_what_it_says_and_nothing_else(
-    installed: ControlPlane, overlay: str, tmp_path: Path
-) -> None:
+def test_overlay_changes_only_its_own_paths(installed: ControlPlane, overlay: str, tmp_path: Path) -> None:
     plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
     changed = flat(dry_run(installed, "-k", folder_of(overlay, tmp_path)))
 
@@ -111,9 +109,7 @@ def test_an_overlay_changes_what_it_says_and_nothing_else(
 
 
 @pytest.mark.cluster
-def test_the_example_takes_all_components_at_once_and_names_the_registry_in_each(
-    installed: ControlPlane, tmp_path: Path
-) -> None:
+def test_example_overlay_takes_all_components(installed: ControlPlane, tmp_path: Path) -> None:
     """With the comment marks of the components removed; tests/chart has the example with the gate."""
     shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
     example = tmp_path / "kubernetes" / "overlays" / "example"
@@ -135,12 +131,12 @@ def test_the_example_takes_all_components_at_once_and_names_the_registry_in_each
 
 
 @pytest.mark.cluster
-def test_the_folder_of_manifests_is_the_base_and_still_applies_as_it_is(installed: ControlPlane) -> None:
+def test_manifests_apply_as_a_folder_and_as_a_base(installed: ControlPlane) -> None:
     assert flat(dry_run(installed, "-k", str(MANIFESTS))) == flat(dry_run(installed, "-f", str(MANIFESTS)))
 
 
 @pytest.mark.cluster
-def test_the_example_installs_on_a_bare_control_plane_and_the_plain_folder_takes_it_back() -> None:
+def test_example_overlay_installs_and_manifests_undo_it() -> None:
     path = "/apis/apps/v1/namespaces/gpu-healthcheck/daemonsets/gpu-healthcheck-agent"
     with ControlPlane() as bare:
         printed = bare.kubectl("apply", "-k", str(OVERLAYS / "example")).splitlines()
@@ -157,7 +153,7 @@ ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:0"
 
 
 @pytest.mark.cluster
-def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(installed: ControlPlane) -> None:
+def test_manifests_take_another_image_by_sed(installed: ControlPlane) -> None:
     """As docs/install.md has it, and as kustomize does it in the example."""
     files = map(str, sorted(MANIFESTS.glob("*.yaml")))
     sed = subprocess.run(["sed", f"s|{OURS}|{ELSEWHERE}|", *files], check=True, capture_output=True, text=True)
@@ -176,17 +172,17 @@ def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(install
     assert set(images) == set(CHANGES["example"])
 
 
-def test_the_base_names_every_manifest_of_the_folder() -> None:
+def test_kustomization_names_every_manifest() -> None:
     named = yaml.safe_load((MANIFESTS / "Kustomization").read_text())["resources"]
 
     assert named == sorted(file.name for file in MANIFESTS.glob("*.yaml"))
 
 
-def test_kubectl_finds_no_kustomization_among_the_manifests_that_it_applies() -> None:
+def test_manifests_folder_has_no_kustomization_for_kubectl() -> None:
     assert [file.name for file in MANIFESTS.rglob("*ustomization*.y*ml")] == []
 
 
-def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
+def test_overlays_are_tested_or_only_add_objects() -> None:
     adding = {"device-taints", "dra", "gate", "monitoring", "reset-automation"}
 
     assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted([*CHANGES, *adding])
@@ -205,7 +201,7 @@ def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
 
 
 @pytest.mark.cluster
-def test_what_the_prometheus_operator_reads_is_of_its_own_kinds(installed: ControlPlane) -> None:
+def test_monitoring_overlay_is_valid_for_the_prometheus_operator(installed: ControlPlane) -> None:
     """By the operator's own definitions, taken strictly: a field that it does not know would be dropped."""
     installed.kubectl("apply", "--server-side", "-f", str(Path(__file__).parent / "prometheus-operator-crds.yaml"))
     installed.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=180s")

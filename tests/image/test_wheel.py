@@ -78,19 +78,19 @@ def script(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=site, env=variables, capture_output=True, text=True, check=False)
 
 
-def test_what_is_installed_has_one_name(wheel: ZipFile) -> None:
+def test_wheel_installs_one_top_level_name(wheel: ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
 
     assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == {"gpu_healthcheck"}
 
 
-def test_there_is_a_man_page(wheel: ZipFile) -> None:
+def test_wheel_has_a_man_page(wheel: ZipFile) -> None:
     (text,) = [name for name in wheel.namelist() if name.partition("/")[0].endswith(".data")]
 
     assert text.endswith(".data/data/share/man/man1/gpu-healthcheck.1")
 
 
-def test_every_file_of_the_programs_is_in_it(wheel: ZipFile) -> None:
+def test_wheel_has_every_file_of_the_programs(wheel: ZipFile) -> None:
     files = {file.relative_to(ROOT) for name in PROGRAMS for file in (ROOT / name).rglob("*") if file.is_file()}
     sources = {f"gpu_healthcheck/{file}" for file in files if "__pycache__" not in file.parts}
 
@@ -98,20 +98,20 @@ def test_every_file_of_the_programs_is_in_it(wheel: ZipFile) -> None:
 
 
 @pytest.mark.parametrize("program", ["agent", "sweep-run", "quarantine-run"])
-def test_the_programs_of_the_cluster_start_with_namesakes_running(site: Path, program: str) -> None:
+def test_wheel_programs_start_beside_modules_of_the_same_name(site: Path, program: str) -> None:
     done = script(site, program)
 
     assert (done.returncode, done.stderr) == (3, f"gpu-healthcheck {program}: NODE_NAME is not set\n")
 
 
-def test_the_gate_starts_with_namesakes_running(site: Path) -> None:
+def test_wheel_gate_starts_beside_modules_of_the_same_name(site: Path) -> None:
     done = script(site, "gate", "--agent=127.0.0.1", "--port=1", "--pod=x", "--fail-closed")
 
     assert (done.returncode, done.stdout) == (69, "")
     assert "Connection refused; the pod ends (--fail-closed)" in done.stderr
 
 
-def test_a_cycle_reads_nvml_with_other_processes_of_our_name(site: Path, node: SimulatedNode) -> None:
+def test_wheel_cycle_reads_nvml_beside_modules_of_the_same_name(site: Path, node: SimulatedNode) -> None:
     done = script(site, "check", "gpu-count", "--root", str(node.root), "--json")
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -20,7 +20,7 @@ FROM ${{BASE}} AS slim
 """
 
 
-def test_the_bases_are_the_images_that_no_stage_makes() -> None:
+def test_dockerfile_bases_are_the_images_of_no_stage() -> None:
     assert bases(DOCKERFILE) == {"BASE": "docker.io/library/python:3.12-slim", "OTHER": f"nvcr.io/dcgm:4@{DIGEST}"}
     assert stages(DOCKERFILE) == ["build", "efa-plain", "efa", "nothing", "slim"]
 
@@ -36,13 +36,13 @@ def test_the_bases_are_the_images_that_no_stage_makes() -> None:
         (f"nvcr.io/dcgm@{DIGEST}", False),
     ],
 )
-def test_a_base_without_a_whole_digest_is_not_pinned(image: str, refused: bool) -> None:
+def test_dockerfile_base_without_a_digest_is_unpinned(image: str, refused: bool) -> None:
     found = unpinned(f"ARG BASE={image}\nFROM ${{BASE}}\n")
 
     assert found == ({"BASE": image} if refused else {})
 
 
-def test_our_dockerfile_names_its_bases_by_arguments() -> None:
+def test_dockerfile_names_its_bases_by_arguments() -> None:
     found = bases((REPOSITORY / "Dockerfile").read_text())
 
     assert sorted(found) == ["DCGM_IMAGE", "PYTHON_IMAGE"]

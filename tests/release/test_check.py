@@ -38,7 +38,7 @@ def sources(folder: Path, version: str = "1.2.0", dockerfile: str = PINNED, chan
     return folder
 
 
-def test_sources_that_say_the_tags_version_and_pin_their_bases_are_a_release(tmp_path: Path) -> None:
+def test_release_check_accepts_complete_sources(tmp_path: Path) -> None:
     assert refusals(sources(tmp_path), "v1.2.0") == []
 
 
@@ -62,18 +62,18 @@ def test_sources_that_say_the_tags_version_and_pin_their_bases_are_a_release(tmp
         ({"dockerfile": f"{PINNED}COPY --link --from=busybox:1 /bin/sh /\n"}, "v1.2.0", "names busybox:1 directly"),
     ],
 )
-def test_a_release_is_refused(tmp_path: Path, changed: dict[str, str], tag: str, message: str) -> None:
+def test_release_check_refuses_sources(tmp_path: Path, changed: dict[str, str], tag: str, message: str) -> None:
     found = refusals(sources(tmp_path, **changed), tag)
 
     assert any(message in line for line in found), found
 
 
-def test_the_notes_are_the_section_and_nothing_of_its_neighbours() -> None:
+def test_release_notes_are_the_section_of_the_version() -> None:
     assert section(CHANGELOG, "1.2.0") == "### Added\n\n- One thing.\n"
     assert section(CHANGELOG, "1.1.0") == "- Another.\n"
     with pytest.raises(ReleaseError, match=r"no text of 1\.2:"):
         section(CHANGELOG, "1.2")
 
 
-def test_our_sources_say_a_version() -> None:
+def test_release_version_is_found_in_the_sources() -> None:
     assert version_of(REPOSITORY).count(".") == 2

@@ -26,17 +26,17 @@ IMAGE = f"registry.example.com/gpu-healthcheck@{DIGEST}"
         (f"{IMAGE}0", f"{IMAGE}0", True),
     ],
 )
-def test_every_container_of_the_install_file_runs_the_released_image(image: str, reference: str, refused: bool) -> None:
+def test_install_file_has_only_the_released_image(image: str, reference: str, refused: bool) -> None:
     text = f"kind: List\nitems:\n  - spec:\n      initContainers:\n        - image: {image}\n---\n"
 
     assert other_images(text, reference) == ({image} if refused else set())
 
 
-def test_our_manifests_as_one_file_run_nothing_else() -> None:
+def test_install_file_of_our_manifests_has_no_other_image() -> None:
     assert other_images(install_yaml(IMAGE), IMAGE) == set()
 
 
-def test_the_charts_values_name_both_images_by_digest() -> None:
+def test_released_chart_values_name_images_by_digest() -> None:
     text = values_by_digest(
         (REPOSITORY / "charts/gpu-healthcheck/values.yaml").read_text(), "r/ours", DIGEST, "sha256:b2"
     )
@@ -53,7 +53,7 @@ def test_the_charts_values_name_both_images_by_digest() -> None:
         values_by_digest(text, "r/ours", DIGEST, "sha256:b2")
 
 
-def test_the_checksums_are_of_every_file_but_themselves(tmp_path: Path) -> None:
+def test_release_checksums_cover_every_file(tmp_path: Path) -> None:
     files = {"a.whl": b"one", "install.yaml": b"other"}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)

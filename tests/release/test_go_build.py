@@ -38,7 +38,7 @@ def build(folder: Path) -> None:
     (folder / "program").touch()
 
 
-def test_the_next_builder_removes_what_a_killed_one_left_and_nothing_of_others(tmp_path: Path) -> None:
+def test_go_build_removes_the_remains_of_a_killed_build(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for name in ("1.36.3-aaa", "1.36.3-bbb"):
         killed = subprocess.run([sys.executable, "-c", KILLED, str(cache / name)], check=False)
@@ -56,7 +56,7 @@ def test_the_next_builder_removes_what_a_killed_one_left_and_nothing_of_others(t
     ]
 
 
-def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_go_build_that_fails_leaves_no_files(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         build(folder)
         raise ProgramError("go build of it failed")

@@ -14,7 +14,7 @@ MADE_FROM = Origin("0.1.0", "c0ffee", 1_700_000_000, "https://example.com/source
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_build_has_no_clock_and_no_name_of_its_builder(target: str) -> None:
+def test_image_build_depends_on_no_clock_or_builder(target: str) -> None:
     words = build_arguments(target, MADE_FROM)
 
     assert {"--timestamp=1700000000", "--identity-label=false", "--build-arg=SOURCE_DATE_EPOCH=1700000000"} < set(words)
@@ -22,7 +22,7 @@ def test_a_build_has_no_clock_and_no_name_of_its_builder(target: str) -> None:
     assert target in stages((REPOSITORY / "Dockerfile").read_text())
 
 
-def test_no_bytecode_goes_by_the_time_of_its_source() -> None:
+def test_image_bytecode_ignores_the_time_of_its_source() -> None:
     """Such is different in each build, and stale once a builder sets all times: each start would compile it anew."""
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
 

@@ -18,7 +18,7 @@ def an_sdist(path: Path, names: list[str], owner: str, time: int, mode: int) -> 
     return path
 
 
-def test_two_archives_of_the_same_files_are_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_source_archives_of_equal_files_are_identical(tmp_path: Path) -> None:
     path = an_sdist(tmp_path / "1.tar.gz", ["a", "b"], "anna", 5, 0o640)
     other = an_sdist(tmp_path / "2.tar.gz", ["b", "tests/test_a.py", "a"], "bob", 6, 0o664)
 

@@ -23,12 +23,12 @@ def steps(file: Path) -> list[dict[str, Any]]:
     return [step for job in read(file)["jobs"].values() for step in job["steps"]]
 
 
-def test_an_action_has_one_version_everywhere() -> None:
+def test_workflows_use_one_version_of_an_action() -> None:
     used = {line for file in WORKFLOWS for line in re.findall(r"uses: (.*)", file.read_text())}
     assert len({line.partition("@")[0] for line in used}) == len(used)
 
 
-def test_two_jobs_may_sign_and_pull_requests_may_only_read() -> None:
+def test_workflows_sign_in_two_jobs_and_only_read_for_pull_requests() -> None:
     rights = {(file.stem, name): job["permissions"] for file in WORKFLOWS for name, job in read(file)["jobs"].items()}
 
     assert [job for job, may in rights.items() if "id-token" in may] == [("release", "attest"), ("release", "publish")]
@@ -37,7 +37,7 @@ def test_two_jobs_may_sign_and_pull_requests_may_only_read() -> None:
     assert {may for job, of in rights.items() if job[0] == "ci" for may in of.items()} == {("contents", "read")}
 
 
-def test_the_steps_that_the_workflow_calls_are_there() -> None:
+def test_workflows_call_all_release_steps() -> None:
     called = set(
         re.findall(r"python -m tools.release ([\w-]+)", (REPOSITORY / ".github/workflows/release.yml").read_text())
     )

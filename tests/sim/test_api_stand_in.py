@@ -47,13 +47,13 @@ def _refusal(call: Callable[..., Any], *arguments: Any) -> tuple[int, str, str]:
 
 
 class TestReading:
-    def test_a_node_is_read_by_name(self, api: Any) -> None:
+    def test_stand_in_returns_a_node_by_name(self, api: Any) -> None:
         node = api.read_node(NODE)
 
         assert node.metadata.labels["node.kubernetes.io/instance-type"] == "p5.48xlarge"
         assert [(condition.type, condition.status) for condition in node.status.conditions] == [("Ready", "True")]
 
-    def test_a_list_can_be_read_in_pieces(self, api: Any) -> None:
+    def test_stand_in_returns_a_list_in_pages(self, api: Any) -> None:
         first = api.list_node(limit=1)
         second = api.list_node(limit=1, _continue=first.metadata._continue)
 
@@ -70,7 +70,7 @@ class TestReading:
             ({"label_selector": "kubernetes.io/hostname in (gpu-node-2,x),nvidia.com/gpu.present"}, ["gpu-node-2"]),
         ],
     )
-    def test_a_list_is_cut_down_by_selectors(self, api: Any, selector: dict[str, str], names: list[str]) -> None:
+    def test_stand_in_filters_a_list_by_selectors(self, api: Any, selector: dict[str, str], names: list[str]) -> None:
         assert [node.metadata.name for node in api.list_node(**selector).items] == names
 
 
@@ -82,9 +82,7 @@ class TestKinds:
             ({"apiVersion": "v2"}, "Event in version 'v2' cannot be handled as a Event"),
         ],
     )
-    def test_an_object_of_another_kind_than_its_path_is_refused(
-        self, api: Any, named: dict[str, str], refusal: str
-    ) -> None:
+    def test_stand_in_refuses_an_object_of_another_kind(self, api: Any, named: dict[str, str], refusal: str) -> None:
         event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}, "involvedObject": {}, **named}
 
         assert _refusal(api.create_namespaced_event, "default", event) == (400, "BadRequest", refusal)
@@ -92,13 +90,13 @@ class TestKinds:
 
 class TestPatching:
     @pytest.mark.parametrize("content_type", [None, MERGE_PATCH])
-    def test_the_list_of_taints_is_replaced_whole(self, api: Any, content_type: str | None) -> None:
+    def test_stand_in_patch_replaces_the_list_of_taints(self, api: Any, content_type: str | None) -> None:
         api.patch_node(NODE, {"spec": {"taints": [TAINT, TAINT | {"key": "other"}]}}, _content_type=content_type)
         node = api.patch_node(NODE, {"spec": {"taints": [TAINT]}}, _content_type=content_type)
 
         assert [taint.key for taint in node.spec.taints] == ["sick"]
 
-    def test_a_stale_resource_version_is_a_conflict_and_changes_nothing(self, api: Any, stand_in: ApiStandIn) -> None:
+    def test_stand_in_refuses_a_stale_resource_version(self, api: Any, stand_in: ApiStandIn) -> None:
         stale = api.read_node(NODE).metadata.resource_version
         stand_in.edit_node(NODE, {"metadata": {"labels": {"other": "writer"}}})
         patch = {"metadata": {"resourceVersion": stale, "labels": {"a": "1"}}}
@@ -110,13 +108,13 @@ class TestPatching:
         assert "a" not in stand_in.node(NODE)["metadata"]["labels"]
         assert [(write.method, write.status) for write in stand_in.writes] == [("PATCH", 409)]
 
-    def test_a_patch_that_changes_nothing_makes_no_new_version(self, api: Any) -> None:
+    def test_stand_in_patch_without_a_change_keeps_the_version(self, api: Any) -> None:
         first = api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}})
         second = api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}})
 
         assert second.metadata.resource_version == first.metadata.resource_version
 
-    def test_conditions_are_merged_by_type(self, api: Any) -> None:
+    def test_stand_in_merges_conditions_by_type(self, api: Any) -> None:
         for status in ("Unknown", "False"):
             api.patch_node_status(NODE, {"status": {"conditions": [{"type": "GpuHealthy", "status": status}]}})
         conditions = api.read_node(NODE).status.conditions
@@ -126,7 +124,7 @@ class TestPatching:
             ("GpuHealthy", "False"),
         ]
 
-    def test_spec_and_status_are_written_each_through_its_own_door(self, api: Any) -> None:
+    def test_stand_in_writes_spec_and_status_separately(self, api: Any) -> None:
         api.patch_node(NODE, {"status": {"phase": "through the node"}})
         api.patch_node_status(NODE, {"spec": {"taints": [TAINT]}})
         node = api.read_node(NODE)
@@ -135,7 +133,7 @@ class TestPatching:
 
 
 class TestEventsAndLeases:
-    def test_only_the_lease_that_is_meant_is_deleted(self, leases: Any) -> None:
+    def test_stand_in_deletes_a_lease_only_with_its_uid(self, leases: Any) -> None:
         made = leases.create_namespaced_lease("gpu", {"metadata": {"name": "slot-0"}})
 
         def delete(uid: str) -> None:
@@ -145,7 +143,7 @@ class TestEventsAndLeases:
         delete(made.metadata.uid)
         assert leases.list_namespaced_lease("gpu").items == []
 
-    def test_a_lease_is_renewed_replaced_and_deleted(self, leases: Any) -> None:
+    def test_stand_in_renews_replaces_and_deletes_a_lease(self, leases: Any) -> None:
         made = leases.create_namespaced_lease("gpu", {"metadata": {"name": NODE}, "spec": {"holderIdentity": "a"}})
         leases.patch_namespaced_lease(NODE, "gpu", {"spec": {"leaseDurationSeconds": 40}})
         renewed = leases.read_namespaced_lease(NODE, "gpu")
@@ -162,7 +160,7 @@ class TestEventsAndLeases:
 
 
 class TestWatching:
-    def test_a_watch_begins_with_the_node_as_it_is_and_follows_it(self, api: Any, stand_in: ApiStandIn) -> None:
+    def test_stand_in_watch_begins_with_the_present_node(self, api: Any, stand_in: ApiStandIn) -> None:
         seen = []
         for event in watch.Watch().stream(api.list_node, field_selector=f"metadata.name={NODE}", timeout_seconds=60):
             seen.append((event["type"], event["object"].metadata.name, event["object"].metadata.labels.get("a")))
@@ -176,7 +174,7 @@ class TestWatching:
 
         assert seen == [("ADDED", NODE, None), ("MODIFIED", NODE, "1"), ("DELETED", NODE, "1")]
 
-    def test_a_watch_from_a_version_tells_what_came_after_it(self, api: Any, stand_in: ApiStandIn) -> None:
+    def test_stand_in_watch_from_a_version_returns_later_changes(self, api: Any, stand_in: ApiStandIn) -> None:
         version = api.list_node().metadata.resource_version
         stand_in.edit_node(NODE, {"metadata": {"labels": {"a": "1"}}})
 
@@ -184,7 +182,7 @@ class TestWatching:
 
         assert next(events)["type"] == "MODIFIED"
 
-    def test_a_watch_ends_at_its_time_with_a_bookmark(self, api: Any, stand_in: ApiStandIn) -> None:
+    def test_stand_in_watch_ends_with_a_bookmark(self, api: Any, stand_in: ApiStandIn) -> None:
         query = "watch=true&timeoutSeconds=1&allowWatchBookmarks=true&resourceVersion="
         version = api.list_node().metadata.resource_version
         lines = _get(f"{stand_in.endpoint}/api/v1/nodes?{query}{version}").splitlines()
@@ -192,7 +190,7 @@ class TestWatching:
         assert [json.loads(line)["type"] for line in lines] == ["BOOKMARK"]
         assert json.loads(lines[0])["object"]["metadata"]["resourceVersion"] == version
 
-    def test_a_watch_from_a_forgotten_version_is_gone(self, stand_in: ApiStandIn) -> None:
+    def test_stand_in_refuses_a_watch_from_a_compacted_version(self, stand_in: ApiStandIn) -> None:
         stand_in.edit_node(NODE, {"metadata": {"labels": {"a": "1"}}})
         stand_in.store.compact()
 
@@ -202,7 +200,7 @@ class TestWatching:
 
 
 class TestWaiting:
-    def test_the_time_is_that_of_the_write_not_of_the_question(self, api: Any, stand_in: ApiStandIn) -> None:
+    def test_stand_in_reports_the_time_of_the_write(self, api: Any, stand_in: ApiStandIn) -> None:
         api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}})
         api.patch_node(NODE, {"metadata": {"labels": {"b": "2"}}})
         first, second = stand_in.writes
@@ -214,9 +212,7 @@ class TestWaiting:
 
 
 class TestFailures:
-    def test_a_forbidden_request_names_the_missing_permission(
-        self, leases: Any, api: Any, stand_in: ApiStandIn
-    ) -> None:
+    def test_stand_in_refusal_names_the_missing_permission(self, leases: Any, api: Any, stand_in: ApiStandIn) -> None:
         stand_in.fail_with(403, path_part="/leases")
 
         _, reason, message = _refusal(leases.read_namespaced_lease, NODE, "gpu")
@@ -225,7 +221,7 @@ class TestFailures:
         assert 'cannot get resource "leases" in API group "coordination.k8s.io" in the namespace "gpu"' in message
         assert api.read_node(NODE).metadata.name == NODE
 
-    def test_a_hung_server_outlasts_the_client_and_forgets_the_request(self, api: Any, stand_in: ApiStandIn) -> None:
+    def test_stand_in_that_hangs_drops_the_request(self, api: Any, stand_in: ApiStandIn) -> None:
         stand_in.hang()
         with pytest.raises(HTTPError, match="Read timed out"):
             api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}}, _request_timeout=0.2)
@@ -235,7 +231,7 @@ class TestFailures:
         assert stand_in.writes == []
 
     @pytest.mark.parametrize("done", [False, True])
-    def test_one_request_can_be_held_before_it_is_done_or_before_it_is_answered(
+    def test_stand_in_holds_a_request_before_or_after_its_execution(
         self, api: Any, stand_in: ApiStandIn, done: bool
     ) -> None:
         reached = stand_in.stop_at("PATCH", f"/nodes/{NODE}", done=done)
@@ -262,7 +258,7 @@ class TestFailures:
         ("POST", "/api/v1/namespaces/default/events", "{}", 400),
     ],
 )
-def test_a_bad_request_is_answered_with_a_status(
+def test_stand_in_answers_a_bad_request_with_a_status(
     stand_in: ApiStandIn, method: str, path: str, body: str, code: int
 ) -> None:
     request = urllib.request.Request(stand_in.endpoint + path, data=body.encode() or None, method=method)

@@ -27,7 +27,7 @@ def source(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_machine_without_a_compiler_gets_an_install_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_c_library_without_a_compiler_names_a_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -36,7 +36,7 @@ def test_a_machine_without_a_compiler_gets_an_install_hint(monkeypatch: pytest.M
         c_library.find_compiler()
 
 
-def test_a_second_build_gives_the_file_of_the_first(monkeypatch: pytest.MonkeyPatch, source: Path) -> None:
+def test_c_library_is_built_once(monkeypatch: pytest.MonkeyPatch, source: Path) -> None:
     first = c_library.build(source, "one")
     c_library.build.cache_clear()
     monkeypatch.setenv("CC", os.devnull)  # would fail if it were asked
@@ -44,7 +44,7 @@ def test_a_second_build_gives_the_file_of_the_first(monkeypatch: pytest.MonkeyPa
     assert c_library.build(source, "one") == first
 
 
-def test_another_source_or_other_flags_give_another_file(source: Path) -> None:
+def test_c_library_has_a_file_per_source_and_flags(source: Path) -> None:
     first, other_flags = c_library.build(source, "one"), c_library.build(source, "one", "-g0")
     c_library.build.cache_clear()
     source.write_text("int one(void) { return 2; }")
@@ -52,7 +52,7 @@ def test_another_source_or_other_flags_give_another_file(source: Path) -> None:
     assert len({first, other_flags, c_library.build(source, "one")}) == 3
 
 
-def test_a_compiler_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, source: Path) -> None:
+def test_c_library_reports_a_compiler_that_does_not_start(monkeypatch: pytest.MonkeyPatch, source: Path) -> None:
     monkeypatch.setenv("CC", "/absent/compiler")
 
     with pytest.raises(c_library.CompilerError, match="cannot start"):
@@ -60,6 +60,6 @@ def test_a_compiler_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("name", ["nvml/nvml.c", "cuda/cuda.c", "wall_clock/wall_clock.c", "kill_at/kill_at.c"])
-def test_the_simulation_compiles_without_warnings(name: str) -> None:
+def test_c_library_sources_compile_without_warnings(name: str) -> None:
     """A user's compiler may warn of more: there, a warning does not stop the build."""
     assert c_library.build(Path(c_library.__file__).parent / name, "warned", "-Werror").is_file()

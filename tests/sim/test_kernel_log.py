@@ -40,7 +40,7 @@ def _read_all(descriptor: int) -> list[bytes]:
             return records
 
 
-def test_a_read_gives_exactly_one_record(log: SimulatedKernelLog, open_reader: Callable[[], int]) -> None:
+def test_kernel_log_read_returns_one_record(log: SimulatedKernelLog, open_reader: Callable[[], int]) -> None:
     written = [log.write(text) for text in ("first", "second", "third")]
 
     assert _read_all(open_reader()) == [record.line for record in written]
@@ -55,11 +55,13 @@ def test_a_read_gives_exactly_one_record(log: SimulatedKernelLog, open_reader: C
         (b"\xff\x00", rb"\xff\x00"),
     ],
 )
-def test_what_is_not_printable_is_escaped(log: SimulatedKernelLog, text: str | bytes, escaped: bytes) -> None:
+def test_kernel_log_escapes_unprintable_bytes(log: SimulatedKernelLog, text: str | bytes, escaped: bytes) -> None:
     assert log.write(text).line.partition(b";")[2] == escaped + b"\n"
 
 
-def test_a_new_boot_empties_the_ring_and_counts_from_0(log: SimulatedKernelLog, open_reader: Callable[[], int]) -> None:
+def test_kernel_log_is_empty_and_counts_from_0_after_a_boot(
+    log: SimulatedKernelLog, open_reader: Callable[[], int]
+) -> None:
     log.write("before")
     log.clear()
     after = log.write("after")
@@ -67,7 +69,7 @@ def test_a_new_boot_empties_the_ring_and_counts_from_0(log: SimulatedKernelLog, 
     assert (after.sequence, log.ring, _read_all(open_reader())) == (0, (after,), [after.line])
 
 
-def test_a_full_ring_loses_its_oldest_records(log: SimulatedKernelLog, open_reader: Callable[[], int]) -> None:
+def test_kernel_log_drops_oldest_records_when_full(log: SimulatedKernelLog, open_reader: Callable[[], int]) -> None:
     for number in range(1000):
         log.write(f"record {number}")
     read = _read_all(open_reader())
@@ -77,7 +79,7 @@ def test_a_full_ring_loses_its_oldest_records(log: SimulatedKernelLog, open_read
     assert log.ring[0].sequence == 1000 - len(read) > 0
 
 
-def test_an_overrun_leaves_a_gap_in_the_sequence(log: SimulatedKernelLog) -> None:
+def test_kernel_log_overrun_leaves_a_gap_in_the_sequence(log: SimulatedKernelLog) -> None:
     log.write("before")
     log.overrun(5)
 

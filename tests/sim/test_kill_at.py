@@ -81,14 +81,14 @@ def numbered(directory: Path, calls: list[tuple[str, str]]) -> list[FileCall]:
     return [FileCall(number, name, directory / path) for number, (name, path) in enumerate(calls, 1)]
 
 
-def test_no_kill_at_call_0_and_every_call_is_listed(directory: Path) -> None:
+def test_kill_at_call_0_kills_no_process_and_lists_every_call(directory: Path) -> None:
     assert run(STORY.format(directory), directory) == (0, numbered(directory, CALLS))
     assert content(directory) == STATES[-1]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", range(1, len(CALLS) + 1))
-def test_the_process_dies_at_that_call_and_the_directory_shows_it(directory: Path, call: int, when: When) -> None:
+def test_kill_at_ends_the_process_at_the_call(directory: Path, call: int, when: When) -> None:
     status, calls = run(STORY.format(directory), directory, call=call, when=when)
 
     assert (status, calls) == (-signal.SIGKILL, numbered(directory, CALLS[:call]))
@@ -114,7 +114,7 @@ os.truncate("link/four", 0)
 """
 
 
-def test_the_other_forms_of_the_calls_and_of_the_names_are_the_same_calls(directory: Path) -> None:
+def test_kill_at_counts_all_forms_of_a_call(directory: Path) -> None:
     status, calls = run(OTHER_FORMS.format(directory), directory)
 
     assert (status, calls) == (
@@ -136,7 +136,7 @@ def test_the_other_forms_of_the_calls_and_of_the_names_are_the_same_calls(direct
     )
 
 
-def test_a_child_counts_from_its_exec_on_and_for_itself(directory: Path) -> None:
+def test_kill_at_counts_the_calls_of_a_child_separately(directory: Path) -> None:
     program = """
 import os, subprocess, sys
 held = open("{0}/held", "wb")

@@ -23,7 +23,7 @@ def _functions(node: SimulatedNode, vendor: str) -> list[Path]:
         ("g6.xlarge", 1, 0),
     ],
 )
-def test_each_instance_type_has_its_gpus_and_efa_devices(
+def test_node_has_the_devices_of_its_instance_type(
     make_node: Callable[[str], SimulatedNode], instance_type: str, gpus: int, efa_devices: int
 ) -> None:
     node = make_node(instance_type)
@@ -42,7 +42,7 @@ def test_each_instance_type_has_its_gpus_and_efa_devices(
 
 
 @pytest.mark.parametrize("gpu", range(8))
-def test_a_gpu_of_a_p5_shares_its_pci_switch_with_the_network_cards_before_it(node: SimulatedNode, gpu: int) -> None:
+def test_node_puts_a_gpu_below_the_bridge_of_its_network_cards(node: SimulatedNode, gpu: int) -> None:
     listing = node.root / "sys/bus/pci/devices"
     bus = int(node.gpus[gpu].address.split(":")[1], 16)
     group = [listing / f"0000:{number:02x}:00.0" for number in range(bus - 4, bus + 1)]
@@ -53,7 +53,7 @@ def test_a_gpu_of_a_p5_shares_its_pci_switch_with_the_network_cards_before_it(no
     assert (switch / "class").read_text() == "0x060400\n"
 
 
-def test_a_reboot_heals_what_a_reboot_heals(node: SimulatedNode) -> None:
+def test_node_reboot_fixes_only_what_a_reboot_fixes(node: SimulatedNode) -> None:
     first_boot = node.boot_id
     node.lose_gpu(3)
     node.hang()
@@ -82,7 +82,7 @@ def test_a_reboot_heals_what_a_reboot_heals(node: SimulatedNode) -> None:
     assert node.boot_id != first_boot
 
 
-def test_an_xid_line_has_the_form_of_its_driver(tmp_path: Path) -> None:
+def test_node_writes_xid_lines_in_the_driver_format(tmp_path: Path) -> None:
     lines = []
     for version in ("565.57.01", "570.133.20"):
         with SimulatedNode.create(tmp_path / version, driver_version=version) as node:
@@ -102,7 +102,7 @@ def test_an_xid_line_has_the_form_of_its_driver(tmp_path: Path) -> None:
     ]
 
 
-def test_the_driver_says_once_per_boot_which_gpu_is_at_an_address(node: SimulatedNode) -> None:
+def test_node_logs_the_gpu_of_an_address_once_per_boot(node: SimulatedNode) -> None:
     for _ in range(2):
         node.xid(2, 13, "Graphics Exception")
     texts = [record.text.decode() for record in node.kernel_log.ring]
@@ -111,7 +111,7 @@ def test_the_driver_says_once_per_boot_which_gpu_is_at_an_address(node: Simulate
     assert texts.count(f"NVRM: GPU Board Serial Number: {node.gpus[2].serial}") == 1
 
 
-def test_the_fabric_manager_runs_where_its_type_needs_it_and_goes_with_the_driver(
+def test_node_runs_the_fabric_manager_with_the_driver_where_needed(
     make_node: Callable[[str], SimulatedNode],
 ) -> None:
     def runs(node: SimulatedNode) -> bool:

@@ -75,7 +75,7 @@ def nvml(binding: Binding) -> Binding:
     return binding
 
 
-def test_a_healthy_node_answers_with_its_own_values(node: SimulatedNode, nvml: Binding) -> None:
+def test_nvml_of_a_healthy_node_returns_its_values(node: SimulatedNode, nvml: Binding) -> None:
     third = node.gpus[3]
 
     assert nvml.ask("pynvml.nvmlSystemGetDriverVersion()") == "570.133.20"
@@ -91,7 +91,7 @@ def test_a_healthy_node_answers_with_its_own_values(node: SimulatedNode, nvml: B
     assert nvml.ask("pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu(3))") == 1
 
 
-def test_versioned_structures_are_filled_and_a_version_that_it_does_not_know_is_refused(nvml: Binding) -> None:
+def test_nvml_fills_versioned_structures_and_refuses_unknown_versions(nvml: Binding) -> None:
     nvml.ask("globals().update(fabric=pynvml.c_nvmlGpuFabricInfo_v3_t(), sram=pynvml.c_nvmlEccSramErrorStatus_v1_t())")
 
     memory = "(lambda m: (m.total, m.reserved, m.used))(pynvml.nvmlDeviceGetMemoryInfo(gpu(3), pynvml.nvmlMemory_v2))"
@@ -108,14 +108,14 @@ def test_versioned_structures_are_filled_and_a_version_that_it_does_not_know_is_
     assert nvml.ask("pynvml.nvmlDeviceGetGpuFabricInfoV(gpu(3), ctypes.byref(fabric))")["error"] == 25
 
 
-def test_each_field_value_has_its_own_return_code(node: SimulatedNode, nvml: Binding) -> None:
+def test_nvml_field_value_has_its_own_return_code(node: SimulatedNode, nvml: Binding) -> None:
     node.write_value("nvml/gpu1/field/230", 2)
     fields = "[(v.nvmlReturn, v.value.uiVal) for v in pynvml.nvmlDeviceGetFieldValues(gpu(1), [230, 91])]"
 
     assert nvml.ask(fields) == [[0, 2], [3, 0]]
 
 
-def test_mig_devices_are_those_that_were_made_and_only_while_the_mode_is_on(node: SimulatedNode, nvml: Binding) -> None:
+def test_nvml_lists_mig_devices_only_in_mig_mode(node: SimulatedNode, nvml: Binding) -> None:
     count, handle = "pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu(3))", "pynvml.nvmlDeviceGetMigDeviceHandleByIndex"
     assert (nvml.ask(count), nvml.ask(f"{handle}(gpu(3), 0)")) == (0, {"error": 6, "text": "Not Found"})
 
@@ -128,7 +128,7 @@ def test_mig_devices_are_those_that_were_made_and_only_while_the_mode_is_on(node
     assert nvml.ask(f"{handle}(gpu(2), 0)")["error"] == 6
 
 
-def test_a_hung_driver_answers_nothing_until_its_process_is_killed(node: SimulatedNode, nvml: Binding) -> None:
+def test_nvml_hangs_until_its_process_is_killed(node: SimulatedNode, nvml: Binding) -> None:
     node.hang()
     nvml.send("pynvml.nvmlDeviceGetCount()")
     assert nvml.is_silent()
@@ -140,7 +140,7 @@ def test_a_hung_driver_answers_nothing_until_its_process_is_killed(node: Simulat
     assert nvml.process.wait() == -signal.SIGKILL
 
 
-def test_a_crash_ends_the_process_by_its_signal(node: SimulatedNode, nvml: Binding) -> None:
+def test_nvml_crash_ends_the_process_by_a_signal(node: SimulatedNode, nvml: Binding) -> None:
     node.crash("nvmlDeviceGetSerial")
     assert nvml.ask("pynvml.nvmlDeviceGetCount()") == 8
 
@@ -149,7 +149,7 @@ def test_a_crash_ends_the_process_by_its_signal(node: SimulatedNode, nvml: Bindi
     assert nvml.process.wait() == -signal.SIGSEGV
 
 
-def test_a_process_with_the_old_library_mismatches_a_new_driver_for_ever(node: SimulatedNode, binding: Binding) -> None:
+def test_nvml_library_mismatches_a_later_driver_permanently(node: SimulatedNode, binding: Binding) -> None:
     node.driver_unload()
     node.driver_load("580.65.06")
     fresh = Binding(node.library)

@@ -15,7 +15,7 @@ from sim.real_node import needs
 ROOT = Path(__file__).parents[2]
 
 
-def test_up_names_the_missing_packages_before_it_builds_anything(
+def test_node_up_names_missing_packages_before_a_build(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(needs, "unsuited", lambda: "")
@@ -36,7 +36,7 @@ def test_up_names_the_missing_packages_before_it_builds_anything(
         ("node-xid", ["xid"]),
     ],
 )
-def test_the_targets_of_make_run_in_the_order_of_a_trial(goals: str, steps: list[str]) -> None:
+def test_make_node_targets_run_in_a_useful_order(goals: str, steps: list[str]) -> None:
     make = ["make", "--just-print", f"--directory={ROOT}", *goals.split()]
     printed = subprocess.run(make, capture_output=True, text=True, check=True).stdout
 
