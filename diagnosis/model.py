@@ -166,6 +166,18 @@ class FoundCause(Struct, frozen=True):
         return self.remedy or (self.cause.remedy,)
 
 
+def found_on(
+    subject: str,
+    cause: Cause,
+    evidence: Iterable[str],
+    remedy: Iterable[str] = (),
+    because_of: tuple[Origin, ...] = (),
+    certainty: Certainty = Certainty.PROVEN,
+) -> FoundCause:
+    """Return a result about a node or workload that itself does not work because of it."""
+    return FoundCause(cause, subject, tuple(evidence), tuple(remedy), (subject,), certainty, because_of)
+
+
 class Unchecked(Struct, frozen=True):
     """Part of the cluster that could not be checked.
 

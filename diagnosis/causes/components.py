@@ -48,107 +48,101 @@ _BUILDS = timedelta(minutes=30)
 """A driver container may compile the driver; its own startup probe waits 20 minutes."""
 
 
-def _cause(name: str, severity: CauseSeverity, means: str, source: str = _OPERATOR, *texts: Signature) -> Cause:
-    remedy = "Read its pod's state and its last log lines, and fix the reported error."
-    return Family(None, of_node=True)(name, means, remedy, *texts, severity=severity, source=source)
+_READ_LOG = "Read its pod's state and its last log lines, and fix the reported error."
+_high = Family(None, of_node=True, source=_OPERATOR)
+_medium = Family(None, of_node=True, source=_OPERATOR, severity=CauseSeverity.MEDIUM)
+_low = Family(None, of_node=True, source=_OPERATOR, severity=CauseSeverity.LOW)
+
+
+def _component(family: Family, name: str, means: str, *texts: Signature, source: str = _OPERATOR) -> Cause:
+    return family(name, means, _READ_LOG, *texts, source=source)
 
 
 NOT_READY: Mapping[Role, Cause] = {
-    Role.OPERATOR: _cause(
-        "GpuOperatorNotReady",
-        CauseSeverity.MEDIUM,
-        "The GPU operator does not run, so no program sets up or repairs GPU nodes.",
+    Role.OPERATOR: _component(
+        _medium, "GpuOperatorNotReady", "The GPU operator does not run, so no program sets up or repairs GPU nodes."
     ),
-    Role.NODE_FEATURES: _cause(
+    Role.NODE_FEATURES: _component(
+        _medium,
         "NodeFeatureDiscoveryNotReady",
-        CauseSeverity.MEDIUM,
         "Node feature discovery does not run: new GPU nodes are not recognised.",
     ),
-    Role.DRIVER: _cause("DriverNotReady", CauseSeverity.HIGH, "The driver pod does not become ready on a GPU node."),
-    Role.TOOLKIT: _cause(
+    Role.DRIVER: _component(_high, "DriverNotReady", "The driver pod does not become ready on a GPU node."),
+    Role.TOOLKIT: _component(
+        _high,
         "ContainerToolkitNotReady",
-        CauseSeverity.HIGH,
         "The container toolkit pod does not become ready: the container runtime injects no GPUs.",
     ),
-    Role.DEVICE_PLUGIN: _cause(
-        "DevicePluginNotReady",
-        CauseSeverity.HIGH,
-        "The device plugin does not work on a GPU node: it offers no GPUs there.",
+    Role.DEVICE_PLUGIN: _component(
+        _high, "DevicePluginNotReady", "The device plugin does not work on a GPU node: it offers no GPUs there."
     ),
-    Role.MPS: _cause(
+    Role.MPS: _component(
+        _medium,
         "MpsDaemonNotReady",
-        CauseSeverity.MEDIUM,
         "The MPS control daemon does not work on a GPU node.",
-        _OPERATOR,
         starting(
             r"mounting \\?\"([^\s\"\\]{0,80}nvidia/mps[^\s\"\\]{0,80})\\?\" to rootfs[^\n]{0,400}no such file", "runc"
         ),
     ),
-    Role.GPU_FEATURES: _cause(
+    Role.GPU_FEATURES: _component(
+        _low,
         "GpuFeatureDiscoveryNotReady",
-        CauseSeverity.LOW,
         "GPU feature discovery does not work: GPU labels are missing or outdated.",
     ),
-    Role.DCGM: _cause("DcgmNotReady", CauseSeverity.LOW, "DCGM's host engine does not work on a GPU node."),
-    Role.EXPORTER: _cause(
-        "DcgmExporterNotReady", CauseSeverity.LOW, "The DCGM exporter does not work: no metrics of these GPUs."
+    Role.DCGM: _component(_low, "DcgmNotReady", "DCGM's host engine does not work on a GPU node."),
+    Role.EXPORTER: _component(
+        _low, "DcgmExporterNotReady", "The DCGM exporter does not work: no metrics of these GPUs."
     ),
-    Role.MIG_MANAGER: _cause(
-        "MigManagerNotReady",
-        CauseSeverity.MEDIUM,
-        "The MIG manager does not work, so changes of MIG profiles have no effect.",
+    Role.MIG_MANAGER: _component(
+        _medium, "MigManagerNotReady", "The MIG manager does not work, so changes of MIG profiles have no effect."
     ),
-    Role.VALIDATOR: _cause(
-        "OperatorValidatorNotReady",
-        CauseSeverity.MEDIUM,
-        "The operator's validator fails: a stage of the GPU stack is broken.",
+    Role.VALIDATOR: _component(
+        _medium, "OperatorValidatorNotReady", "The operator's validator fails: a stage of the GPU stack is broken."
     ),
-    Role.CUDA_VALIDATOR: _cause(
-        "CudaValidationFails",
-        CauseSeverity.HIGH,
-        "The operator's CUDA test fails on a node: no CUDA program works there.",
+    Role.CUDA_VALIDATOR: _component(
+        _high, "CudaValidationFails", "The operator's CUDA test fails on a node: no CUDA program works there."
     ),
-    Role.SANDBOX: _cause(
+    Role.SANDBOX: _component(
+        _medium,
         "SandboxDevicesNotReady",
-        CauseSeverity.MEDIUM,
         "The component that passes GPUs to virtual machines does not work on a node.",
     ),
-    Role.DRA_DRIVER: _cause(
-        "DraDriverNotReady", CauseSeverity.HIGH, "The DRA driver does not work: claims of its devices are not prepared."
+    Role.DRA_DRIVER: _component(
+        _high, "DraDriverNotReady", "The DRA driver does not work: claims of its devices are not prepared."
     ),
-    Role.EFA_PLUGIN: _cause(
-        "EfaPluginNotReady", CauseSeverity.MEDIUM, "The EFA device plugin does not work: no pod gets EFA devices there."
+    Role.EFA_PLUGIN: _component(
+        _medium, "EfaPluginNotReady", "The EFA device plugin does not work: no pod gets EFA devices there."
     ),
-    Role.NETWORK_DRA: _cause(
+    Role.NETWORK_DRA: _component(
+        _medium,
         "NetworkDraDriverNotReady",
-        CauseSeverity.MEDIUM,
         "The network's DRA driver does not work: claims of EFA or RoCE devices are not prepared there.",
-        "https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.html",
+        source="https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.html",
     ),
-    Role.RDMA_PLUGIN: _cause(
+    Role.RDMA_PLUGIN: _component(
+        _medium,
         "RdmaPluginNotReady",
-        CauseSeverity.MEDIUM,
         "The RDMA shared device plugin does not work: no pod gets RDMA devices (rdma/…) there.",
-        "https://github.com/Mellanox/k8s-rdma-shared-dev-plugin",
+        source="https://github.com/Mellanox/k8s-rdma-shared-dev-plugin",
     ),
-    Role.SRIOV_PLUGIN: _cause(
+    Role.SRIOV_PLUGIN: _component(
+        _medium,
         "SriovPluginNotReady",
-        CauseSeverity.MEDIUM,
         "The SR-IOV network device plugin does not work: no pod gets virtual functions there.",
-        "https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin",
+        source="https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin",
     ),
-    Role.HAMI_SCHEDULER: _cause(
+    Role.HAMI_SCHEDULER: _component(
+        _high,
         "HamiSchedulerNotReady",
-        CauseSeverity.HIGH,
         "HAMi's scheduler does not run: pods pass its webhook unchanged, and pods that wait for the scheduler "
         "stay Pending.",
-        HAMI_DOCS,
+        source=HAMI_DOCS,
     ),
-    Role.HAMI_PLUGIN: _cause(
+    Role.HAMI_PLUGIN: _component(
+        _high,
         "HamiDevicePluginNotReady",
-        CauseSeverity.HIGH,
         "HAMi's device plugin does not work on a GPU node: its cards are not registered, and none is allocated.",
-        HAMI_DOCS,
+        source=HAMI_DOCS,
     ),
     Role.AGENT: Family(None, of_node=True)(
         "HealthAgentNotReady",
@@ -156,8 +150,8 @@ NOT_READY: Mapping[Role, Cause] = {
         "Fix what `gpu-healthcheck verify` names: the image, a quota, an admission policy, or the error in its log.",
         severity=CauseSeverity.MEDIUM,
     ),
-    Role.SWEEPER: _cause(
-        "SweeperNotReady", CauseSeverity.LOW, "The sweeper of gpu-healthcheck does not run, so no deep tests start."
+    Role.SWEEPER: _component(
+        _low, "SweeperNotReady", "The sweeper of gpu-healthcheck does not run, so no deep tests start."
     ),
 }
 VALIDATION = Family(None, source=_OPERATOR)(

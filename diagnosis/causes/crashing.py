@@ -258,7 +258,7 @@ _CERTAIN = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTUR
 
 
 class _Crash(Struct, frozen=True):
-    """Failed container of a pod.
+    """Failed container of a pod, and the object to change.
 
     `lack` is the reason why it has no GPU, if it reports that.
     """
@@ -272,15 +272,14 @@ class _Crash(Struct, frozen=True):
 
 def find_crashing(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many containers fail that way."""
-    together = grouped(((crash.known.cause.name, crash.subject), crash) for crash in _crashes(snapshot))
+    crashes = list(_crashes(snapshot))
     causes: defaultdict[str, list[Origin]] = defaultdict(list)
-    for some in together.values():
-        for crash in some:
-            causes[snapshot.line(crash.pod.meta)[-1]].append((crash.known.cause.name, crash.subject))
+    for crash in crashes:
+        causes[snapshot.line(crash.pod.meta)[-1]].append((crash.known.cause.name, crash.subject))
     for node, struck in struck_pods(snapshot).items():
         for other in struck:
             causes[snapshot.line(other.pod.meta)[-1]].append((FAULTY.name, f"node/{node}"))
-    for some in together.values():
+    for some in grouped(((crash.known.cause.name, crash.subject), crash) for crash in crashes).values():
         yield _found(snapshot, some, causes)
 
 
@@ -355,22 +354,28 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Container
     known = _recognise(snapshot, pod, state, ended)
     if known is None:
         return None
-    if known.cause is NOT_INJECTED:
-        lack = why_without_gpu(snapshot, pod, state.name)
+    lack = _lack(snapshot, pod, state, known)
+    if lack is not None:
         return _Crash(pod, state, replace(known, cause=lack.cause), lack.subject, lack)
-    if known.cause is CGROUP_LOST:
-        lack = MissingGpu(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
-        return _Crash(pod, state, known, lack.subject, lack)
-    if known.cause is CUDA_UNKNOWN and (missing := lack_of_device_files(snapshot, pod)):
-        return _Crash(pod, state, replace(known, cause=missing.cause), missing.subject, missing)
-    if known.cause is DRIVER_TOO_OLD and _NO_DRIVER.search(known.quote):
-        lack = why_without_gpu(snapshot, pod, state.name)
-        if lack.cause is NOT_REQUESTED or (lack.cause is CLASS_NOT_NAMED and is_plain_by_default(snapshot, pod)):
-            return _Crash(pod, state, replace(known, cause=lack.cause), lack.subject, lack)
     node = snapshot.by_node.get(pod.spec.node)
     if known.cause in _JOINED and node is not None and node.faults:
         known = replace(known, cause=HARDWARE)
     return _Crash(pod, state, known, subject_of(snapshot, pod, known.cause))
+
+
+def _lack(snapshot: Snapshot, pod: Pod, state: ContainerState, known: Recognised) -> MissingGpu | None:
+    """Return why the container has no GPU, if its message shows that it has none."""
+    if known.cause is NOT_INJECTED:
+        return why_without_gpu(snapshot, pod, state.name)
+    if known.cause is CGROUP_LOST:
+        return MissingGpu(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
+    if known.cause is CUDA_UNKNOWN:
+        return lack_of_device_files(snapshot, pod)
+    if known.cause is DRIVER_TOO_OLD and _NO_DRIVER.search(known.quote):
+        lack = why_without_gpu(snapshot, pod, state.name)
+        if lack.cause is NOT_REQUESTED or (lack.cause is CLASS_NOT_NAMED and is_plain_by_default(snapshot, pod)):
+            return lack
+    return None
 
 
 def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> Recognised | None:
@@ -407,20 +412,17 @@ def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
 
 def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Origin]]) -> FoundCause:
     first = some[0]
-    cause = first.known.cause
     evidence = tuple(_evidence(snapshot, some))
-    affected = tuple(dict.fromkeys(crash.pod.subject for crash in some))
     if first.lack is not None:
         return of_lack(first.lack, [crash.pod for crash in some], *evidence)
-    certain = cause in _CERTAIN and not _is_healthy_since(snapshot, first)
-    certainty = Certainty.PROVEN if certain else Certainty.LIKELY
+    is_certain = first.known.cause in _CERTAIN and not _is_healthy_since(snapshot, first)
     return FoundCause(
-        cause,
+        first.known.cause,
         first.subject,
         evidence,
         tuple(_remedy(snapshot, first)),
-        affected,
-        certainty,
+        tuple(dict.fromkeys(crash.pod.subject for crash in some)),
+        Certainty.PROVEN if is_certain else Certainty.LIKELY,
         _because(some, causes, snapshot),
     )
 
@@ -454,7 +456,7 @@ def _because(some: Iterable[_Crash], causes: Mapping[str, list[Origin]], snapsho
 
 
 def _evidence(snapshot: Snapshot, some: list[_Crash]) -> Iterator[str]:
-    in_time = sorted(some, key=lambda crash: str(_ended_at(crash)))
+    in_time = sorted(some, key=_ended_at)
     for crash in in_time[:3] if some[0] in in_time[:3] else (*in_time[:2], some[0]):
         yield f"{crash.pod.subject}: {_last_end(crash)}"
     if len(some) > 1:
@@ -462,9 +464,9 @@ def _evidence(snapshot: Snapshot, some: list[_Crash]) -> Iterator[str]:
     yield from _of_node(snapshot, some[0])
 
 
-def _ended_at(crash: _Crash) -> object:
+def _ended_at(crash: _Crash) -> str:
     ended = ended_of(crash.state)
-    return ended.at if ended is not None else None
+    return str(ended.at if ended is not None else None)
 
 
 def _last_end(crash: _Crash) -> str:

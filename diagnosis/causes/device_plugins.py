@@ -27,7 +27,7 @@ from diagnosis.facts.gpu_nodes import (
 from diagnosis.facts.quantity import count_of, counted, digits
 from diagnosis.facts.recorded_gpus import recorded_gpus
 from diagnosis.facts.symptoms import shortened
-from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, found_on, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
@@ -109,9 +109,8 @@ _REGISTERS = timedelta(minutes=5)
 def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check each node with NVIDIA GPUs that should offer them to containers."""
     every = components(snapshot)
-    there = _by_node(component for component in every if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN))
-    claimed = sliced_nodes(snapshot)
-    blind = not _sees_components(every, snapshot)
+    there, claimed = _by_node(_plugins(every)), sliced_nodes(snapshot)
+    is_hidden = not _sees_components(every, snapshot)
     for node in snapshot.nodes:
         if not has_nvidia(node) or is_for_machines(node) or not is_judged(node, snapshot.now):
             continue
@@ -119,12 +118,17 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
         yield from _twice(node, pods, snapshot.now)
         if offers_gpus(node):
             yield from _partly(node)
+            yield from _fewer(node)
         elif node.name in claimed or is_changed(node) or node.hami.cards:
             continue  # HAMi's own family reports nodes registered with HAMi
-        elif (blind or brings_plugin(node)) and not pods and _wants_plugin(node):
+        elif (is_hidden or brings_plugin(node)) and not pods and _wants_plugin(node):
             yield _unexplained(node, stack(snapshot))
         else:
             yield from _nothing(node, pods, snapshot)
+
+
+def _plugins(every: Iterable[Component]) -> list[Component]:
+    return [component for component in every if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
 
 
 def _sees_components(every: Iterable[Component], snapshot: Snapshot) -> bool:
@@ -136,7 +140,7 @@ def _sees_components(every: Iterable[Component], snapshot: Snapshot) -> bool:
 def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes that offer no GPU and have no device plugin."""
     every = components(snapshot)
-    plugins = [component for component in every if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
+    plugins = _plugins(every)
     there, claimed = _by_node(plugins), sliced_nodes(snapshot)
     above = tuple(
         (NOT_READY[each.role].name, each.subject) for each in every if each.role in (Role.OPERATOR, Role.NODE_FEATURES)
@@ -146,11 +150,9 @@ def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:
     if not _sees_components(every, snapshot) or (snapshot.gpu_clusters and not plugins):
         return
     for node in snapshot.nodes:
-        if not has_nvidia(node) or not is_judged(node, snapshot.now) or not _wants_plugin(node):
-            continue
-        by_claims = node.name in claimed or any(is_for(driver.spec, node) for driver in drivers)
-        by_claims = by_claims or brings_plugin(node)
-        if not offers_gpus(node) and not by_claims and not there.get(node.name):
+        by_claims = node.name in claimed or any(is_for(driver.spec, node) for driver in drivers) or brings_plugin(node)
+        is_served = offers_gpus(node) or by_claims or node.name in there
+        if has_nvidia(node) and is_judged(node, snapshot.now) and _wants_plugin(node) and not is_served:
             yield from _missing(node, plugins, above)
 
 
@@ -164,43 +166,35 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[Origin, ...]
     A node that only HAMi's plugin could serve is left to the search for HAMi's labels.
     """
     own = [plugin for plugin in plugins if plugin.role is Role.DEVICE_PLUGIN and plugin.meta.kind == "DaemonSet"]
-    if not own:
-        if not any(plugin.role is Role.HAMI_PLUGIN for plugin in plugins):
-            evidence = (f"{node.subject} has GPUs ({_why_gpu(node)}) and offers none", "no device plugin was found")
-            yield FoundCause(MISSING, f"resource/{GPU}", evidence, (_INSTALL,), (node.subject,), because_of=above)
-        return
-    meant = next((component for component in own if is_for(component.spec, node)), None)
-    if meant is not None:
-        yield _not_made(node, meant, above)
-        return
-    nearest = min(own, key=lambda component: (len(missing_labels(component, node)), component.subject))
-    yield from _kept_off(node, nearest, above)
+    if own:
+        yield _kept_off(node, min(own, key=lambda plugin: (*_distance(plugin, node), plugin.subject)), above)
+    elif not any(plugin.role is Role.HAMI_PLUGIN for plugin in plugins):
+        evidence = (f"{node.subject} has GPUs ({_why_gpu(node)}) and offers none", "no device plugin was found")
+        yield FoundCause(MISSING, f"resource/{GPU}", evidence, (_INSTALL,), (node.subject,), because_of=above)
 
 
-def _not_made(node: Node, plugin: Component, above: tuple[Origin, ...]) -> FoundCause:
-    evidence = (f"{node.subject} offers no GPU; {plugin.subject} selects it and has no pod there",)
-    describe = kubectl("describe", plugin.meta)
-    because = ((NOT_READY[Role.DEVICE_PLUGIN].name, plugin.subject), *above)
-    return FoundCause(
-        MISSING, node.subject, evidence, (f"Find the reason: {describe}",), (node.subject,), because_of=because
-    )
+def _distance(plugin: Component, node: Node) -> tuple[bool, int]:
+    return not is_for(plugin.spec, node), len(missing_labels(plugin, node))
 
 
-def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> Iterator[FoundCause]:
+def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> FoundCause:
+    """Return why the plugin's DaemonSet has no pod on the node: it made none, does not tolerate or not select it."""
     unmet, taints = missing_labels(plugin, node), refused(plugin.spec, node)
+    if is_for(plugin.spec, node):
+        evidence = f"{node.subject} offers no GPU; {plugin.subject} selects it and has no pod there"
+        because = ((NOT_READY[Role.DEVICE_PLUGIN].name, plugin.subject), *above)
+        describe = f"Find the reason: {kubectl('describe', plugin.meta)}"
+        return found_on(node.subject, MISSING, (evidence,), (describe,), because)
     evidence = f"{node.subject} offers no GPU, and {plugin.subject} does not run there: "
-    if not unmet and taints:
+    if taints and not unmet:
         names = ", ".join(map(str, taints))
         remedy = f"Let {plugin.subject} tolerate {names} (Helm: tolerations; GPU operator: daemonsets.tolerations)."
-        yield FoundCause(
-            MISSING, plugin.subject, (f"{evidence}it does not tolerate {names}",), (remedy,), (node.subject,)
-        )
-        return
-    label = ", ".join(unmet) or "other labels (its node affinity)"
+        messages = (f"{evidence}it does not tolerate {names}",)
+        return FoundCause(MISSING, plugin.subject, messages, (remedy,), (node.subject,))
     steps = [f"Label the node: {kubectl('label', node.meta, *unmet)}"] if unmet else []
     steps.append("With the GPU operator: check node feature discovery and the operator's log for the missing label.")
-    messages = (f"{evidence}it requires {label}",)
-    yield FoundCause(MISSING, node.subject, messages, tuple(steps), (node.subject,), because_of=above)
+    required = ", ".join(unmet) or "other labels (its node affinity)"
+    return found_on(node.subject, MISSING, (f"{evidence}it requires {required}",), steps, above)
 
 
 def missing_labels(plugin: Component, node: Node) -> list[str]:
@@ -210,35 +204,30 @@ def missing_labels(plugin: Component, node: Node) -> list[str]:
 
 
 def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield a node whose device plugin is ready and offers nothing."""
     ready = [(one, pod) for one, pod in pods if is_ready(pod) and _is_settled(pod, snapshot.now)]
     if not ready or any(not is_ready(pod) for _, pod in pods):
         return
-    evidence = [_offers(node), f"the node has GPUs: {_why_gpu(node)}", *_seen(node)]
-    remedy: list[str] = []
+    evidence = [_offers(node), f"the node has GPUs: {_why_gpu(node)}", *_by_agent(node)]
     for component, pod in ready:
-        message = snapshot.logs.get((pod.subject, next((state.name for state in pod.states if not state.init), "")), "")
+        container = next((state.name for state in pod.states if not state.init), "")
+        log = snapshot.logs.get((pod.subject, container), "")
         evidence.append(f"{pod.subject} of {component.subject} is ready")
-        evidence += [shortened(line) for line in message.splitlines() if _tells(line)][-2:]
-        remedy = [
-            f"Read the plugin's log: {logs(pod.meta, '--tail=50')}",
-            f"Restart it: {kubectl('delete', pod.meta)}",
-        ]
-    yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,))
+        evidence += [shortened(line) for line in log.splitlines() if _reports_failure(line)][-2:]
+    last = ready[-1][1].meta
+    remedy = (f"Read the plugin's log: {logs(last, '--tail=50')}", f"Restart it: {kubectl('delete', last)}")
+    yield found_on(node.subject, _unhealthy_or_not_offered(node), evidence, remedy)
 
 
 def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
-    evidence = (
-        _offers(node),
-        f"the node has GPUs: {_why_gpu(node)}",
-        *_seen(node),
-        "pods are not visible, so a device plugin may or may not run there",
-    )
+    hidden = "pods are not visible, so a device plugin may or may not run there"
+    evidence = (_offers(node), f"the node has GPUs: {_why_gpu(node)}", *_by_agent(node), hidden)
     remedy = (f"Check whether a device plugin runs there, and read its log: {pods_on(node.name)}",)
     because = origins(NOT_READY.values(), node.subject, *workloads)
-    return FoundCause(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
+    return found_on(node.subject, _unhealthy_or_not_offered(node), evidence, remedy, because, Certainty.LIKELY)
 
 
-def _what(node: Node) -> Cause:
+def _unhealthy_or_not_offered(node: Node) -> Cause:
     return UNHEALTHY if any(count_of(node.capacity, name) for name in devices_in(node.capacity)) else NOT_OFFERED
 
 
@@ -250,37 +239,31 @@ def _partly(node: Node) -> Iterator[FoundCause]:
     for name in devices_in(node.capacity):
         there, offered = count_of(node.capacity, name), count_of(node.allocatable, name)
         if 0 < offered < there:
-            lost = there - offered
-            evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_seen(node))
+            evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_by_agent(node))
             again = "restart the device plugin pod on the node: it does not advertise them again on its own"
-            why = f"Find out why the plugin does not offer {counted(lost, 'GPU')}: {kubectl('describe', node.meta)}"
+            lost = counted(there - offered, "GPU")
+            why = f"Find out why the plugin does not offer {lost}: {kubectl('describe', node.meta)}"
             respond = _all_respond(node, there)
             when = "All GPUs respond by now, so" if respond else "When the GPUs are healthy,"
             remedy = (*(() if respond else (why,)), f"{when} {again}. Its name: {pods_on(node.name)}")
-            yield FoundCause(UNHEALTHY, node.subject, evidence, remedy, (node.subject,))
-    yield from _fewer(node)
+            yield found_on(node.subject, UNHEALTHY, evidence, remedy)
 
 
 def _fewer(node: Node) -> Iterator[FoundCause]:
+    """Yield a node with fewer GPUs than its label counts, unless they are MIG instances or shares of HAMi."""
     labels = node.meta.labels
-    cut = any(name.startswith(MIG) for name in (*node.capacity, *node.allocatable)) or "MIG" in labels.get(
-        "nvidia.com/gpu.product", ""
-    )
-    labelled, copies = (
-        digits(labels.get("nvidia.com/gpu.count", ""), 0),
-        digits(labels.get("nvidia.com/gpu.replicas", "1"), 0),
-    )
-    mixed = labels.get("nvidia.com/mig.config", "all-disabled") != "all-disabled"
+    is_mig = any(name.startswith(MIG) for name in (*node.capacity, *node.allocatable))
+    is_mig = is_mig or "MIG" in labels.get("nvidia.com/gpu.product", "")
+    is_mig = is_mig or labels.get("nvidia.com/mig.config", "all-disabled") != "all-disabled"
+    labelled = digits(labels.get("nvidia.com/gpu.count", ""), 0)
+    copies = digits(labels.get("nvidia.com/gpu.replicas", "1"), 0)
     there = count_of(node.capacity, GPU) + count_of(node.capacity, SHARED)
-    if cut or mixed or node.hami.shared or is_changed(node) or not 0 < there < labelled * max(copies, 1):
+    if is_mig or node.hami.shared or is_changed(node) or not 0 < there < labelled * max(copies, 1):
         return
-    evidence = (
-        f"{node.subject}: capacity {there} {GPU}; label nvidia.com/gpu.count={labelled}"
-        + (f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""),
-        *_seen(node),
-    )
+    replicas = f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""
+    counts = f"{node.subject}: capacity {there} {GPU}; label nvidia.com/gpu.count={labelled}{replicas}"
     remedy = (f"All GPUs respond, so restart the device plugin pod on the node: {pods_on(node.name)}",)
-    yield FoundCause(FEWER, node.subject, evidence, remedy if _all_respond(node, labelled) else (), (node.subject,))
+    yield found_on(node.subject, FEWER, (counts, *_by_agent(node)), remedy if _all_respond(node, labelled) else ())
 
 
 def _all_respond(node: Node, number: int) -> bool:
@@ -289,18 +272,14 @@ def _all_respond(node: Node, number: int) -> bool:
 
 
 def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[FoundCause]:
-    lasting = {
-        component.subject: component for component, pod in pods if pod.meta.deleted is None and _is_settled(pod, now)
-    }
+    lasting = {plugin.subject: plugin for plugin, pod in pods if pod.meta.deleted is None and _is_settled(pod, now)}
     if len(lasting) < 2:
         return
-    extra = max(
-        lasting.values(), key=lambda component: (component.role is not Role.HAMI_PLUGIN, not _is_operators(component))
-    )
-    others = [component for component in lasting.values() if component is not extra]
-    evidence = f"{node.subject} has pods of {extra.subject} and of {', '.join(each.subject for each in others)}"
-    delete = kubectl("delete", extra.meta)
-    remedy = (f"To keep {others[0].subject}, delete the other: {delete}", "Restart the remaining one.")
+    extra = max(lasting.values(), key=lambda plugin: (plugin.role is not Role.HAMI_PLUGIN, not _is_operators(plugin)))
+    others = [plugin.subject for plugin in lasting.values() if plugin is not extra]
+    evidence = f"{node.subject} has pods of {extra.subject} and of {', '.join(others)}"
+    delete = f"To keep {others[0]}, delete the other: {kubectl('delete', extra.meta)}"
+    remedy = (delete, "Restart the remaining one.")
     yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
 
 
@@ -324,7 +303,7 @@ def _is_settled(pod: Pod, now: datetime) -> bool:
     return since is None or now - since > _REGISTERS
 
 
-def _seen(node: Node) -> Iterator[str]:
+def _by_agent(node: Node) -> Iterator[str]:
     """Yield our agent's record of the node's GPUs."""
     if counts := recorded_gpus(node):
         yield counts
@@ -345,43 +324,38 @@ def _why_gpu(node: Node) -> str:
 
 
 def _offers(node: Node) -> str:
-    named = devices_in((*node.capacity, *node.allocatable))
-    if not named:
-        return f"{node.subject} offers no GPU resource"
-    return f"{node.subject}: " + ", ".join(
+    names = devices_in((*node.capacity, *node.allocatable))
+    parts = (
         f"{name} {node.allocatable.get(name, 'absent')} allocatable of {node.capacity.get(name, 'absent')}"
-        for name in named
+        for name in names
     )
+    return f"{node.subject}: {', '.join(parts)}" if names else f"{node.subject} offers no GPU resource"
 
 
-def _tells(line: str) -> bool:
+def _reports_failure(line: str) -> bool:
     return any(word in line.lower() for word in ("no devices found", "failed to", "error", "incompatible", "unhealthy"))
 
 
 def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes on which the DRA driver runs with GPUs enabled and that no ResourceSlice lists."""
     drivers = [each for each in components(snapshot) if each.role is Role.DRA_DRIVER and each.meta.kind == "DaemonSet"]
-    messages = sliced_nodes(snapshot, (_GPU_DRIVER,))
-    served = bool(messages) or any(device_class.meta.name == _GPU_DRIVER for device_class in snapshot.device_classes)
-    for node in snapshot.nodes if served else ():
-        if not has_nvidia(node) or node.name in messages or not is_judged(node, snapshot.now) or is_changed(node):
+    listed = sliced_nodes(snapshot, (_GPU_DRIVER,))
+    is_served = bool(listed) or any(device_class.meta.name == _GPU_DRIVER for device_class in snapshot.device_classes)
+    for node in snapshot.nodes if is_served and drivers else ():
+        if not has_nvidia(node) or node.name in listed or not is_judged(node, snapshot.now) or is_changed(node):
             continue
-        if snapshot.gpu_clusters and drivers and not any(component.pod_on(node.name) for component in drivers):
+        if snapshot.gpu_clusters and not any(driver.pod_on(node.name) for driver in drivers):
             if not offers_gpus(node) and not is_for_machines(node):
                 yield _without_driver(node, drivers[0])
             continue
-        for driver in drivers:
+        for driver in filter(_gives_gpus, drivers):
             pod = driver.pod_on(node.name)
-            young = pod is None or snapshot.is_new(pod.meta, YOUNG)
-            if pod is None or young or not is_ready(pod) or not _gives_gpus(driver):
-                continue
-            evidence = (
-                f"{pod.subject} is ready on {node.subject}",
-                f"no ResourceSlice of {_GPU_DRIVER} lists {node.subject}",
-            )
-            because = origins((NOT_READY[Role.DRIVER], KEPT_FROM_WORK), node.subject)
-            remedy = (f"Read its log there: {logs(pod.meta, '-c', 'gpus', '--tail=50')}",)
-            yield FoundCause(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
+            if pod is not None and is_ready(pod) and not snapshot.is_new(pod.meta, YOUNG):
+                ready = f"{pod.subject} is ready on {node.subject}"
+                missing = f"no ResourceSlice of {_GPU_DRIVER} lists {node.subject}"
+                remedy = f"Read its log there: {logs(pod.meta, '-c', 'gpus', '--tail=50')}"
+                because = origins((NOT_READY[Role.DRIVER], KEPT_FROM_WORK), node.subject)
+                yield found_on(node.subject, NO_SLICES, (ready, missing), (remedy,), because)
 
 
 def _without_driver(node: Node, driver: Component) -> FoundCause:
@@ -391,7 +365,7 @@ def _without_driver(node: Node, driver: Component) -> FoundCause:
     wanted = ", ".join(f"{key}={value}" for key, value in driver.spec.node_selector.items())
     remedy = f"Find out why the operator has not set the label {wanted or 'for it'}: {labels}"
     because = origins((NOT_READY[Role.OPERATOR], NOT_READY[Role.DRA_DRIVER]), driver.subject)
-    return FoundCause(NO_SLICES, node.subject, evidence, (remedy,), (node.subject,), because_of=because)
+    return found_on(node.subject, NO_SLICES, evidence, (remedy,), because)
 
 
 def _gives_gpus(driver: Component) -> bool:

@@ -23,7 +23,7 @@ from diagnosis.facts.efa import (
 from diagnosis.facts.gpu_nodes import EFA, is_judged, sliced_nodes
 from diagnosis.facts.placement import expression_takes
 from diagnosis.facts.quantity import count_of
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
@@ -31,6 +31,12 @@ from healthcheck.node.state import INSTANCE_TYPE
 from healthcheck.text.naming import named
 
 _fault = Family(None, severity=CauseSeverity.MEDIUM)
+NO_EFA = _fault(
+    "EfaNotOffered",
+    "A node has EFA devices and offers only some or none of them: multi-node jobs fall back to TCP or wait.",
+    "Check the EFA device plugin pod on the node.",
+    source="https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
+)
 LEAVES_OUT = _fault(
     "EfaPluginLeavesTypeOut",
     "The EFA device plugin runs only on the instance types in its list, and a type with EFA is missing there: no pod "
@@ -80,8 +86,8 @@ def find_left_out(snapshot: Snapshot) -> Iterator[FoundCause]:
         nodes = tuple(node.subject for _, node, _ in some)
         why = {_missing_in_list(plugin, node): f"{node.subject}: {proof}" for _, node, proof in some}
         evidence = (f"{named(nodes, _MOST)}: no {EFA}", *why.values(), *(f"{subject} requires {text}" for text in why))
-        sure = Certainty.PROVEN if any(node.record is not None for _, node, _ in some) else Certainty.LIKELY
-        yield FoundCause(LEAVES_OUT, subject, evidence, tuple(_remedy(plugin, some[0][1])), nodes, sure)
+        certainty = Certainty.PROVEN if any(node.record is not None for _, node, _ in some) else Certainty.LIKELY
+        yield FoundCause(LEAVES_OUT, subject, evidence, tuple(_remedy(plugin, some[0][1])), nodes, certainty)
 
 
 def _proof(node: Node) -> str:
@@ -122,33 +128,25 @@ def find_miscounted(snapshot: Snapshot) -> Iterator[FoundCause]:
         profile, mlx5, offered = profile_of(node), mlx5_on(node), offered_efa(node)
         if profile is None or not 0 < profile.efa < offered or not mlx5:
             continue
-        image = next((_image(plugin, node) for plugin in plugins if plugin.pod_on(node.name)), "")
-        if not image and plugins:
-            image = _image(plugins[0], node)
+        own = [plugin for plugin in plugins if plugin.pod_on(node.name)] or plugins
+        image = _image(own[0], node) if own else ""
         found = _VERSION.match(tag_of(image))
         if found is None or tuple(map(int, found.groups())) < _FIXED:
             text = f"{node.subject} offers {offered} {EFA}; {type_of(node)} has {profile.efa}, and mlx5 ({mlx5})"
             wrong.append((plugins[0].subject if plugins else node.subject, (node, text)))
     for subject, some in grouped(wrong).items():
+        evidence, remedy = [text for _, text in some], [COUNTS_MLX5.remedy]
+        if plugins:
+            evidence.append(f"{subject}: image {plugins[0].version or 'without a version'}")
+            remedy.append(f"See the image: {kubectl('get', plugins[0].meta, '-o', 'wide')}")
         nodes = tuple(node.subject for node, _ in some)
-        version = (f"{subject}: image {plugins[0].version or 'without a version'}",) if plugins else ()
-        see = kubectl("get", plugins[0].meta, "-o", "wide") if plugins else ""
-        remedy = (COUNTS_MLX5.remedy, *((f"See the image: {see}",) if see else ()))
-        yield FoundCause(COUNTS_MLX5, subject, (*(text for _, text in some), *version), remedy, nodes)
+        yield FoundCause(COUNTS_MLX5, subject, tuple(evidence), tuple(remedy), nodes)
 
 
 def _image(plugin: Component, node: Node) -> str:
     pod = plugin.pod_on(node.name)
     spec = pod.spec if pod is not None else plugin.spec
     return next((container.image for container in spec.containers if not container.init), "")
-
-
-NO_EFA = _fault(
-    "EfaNotOffered",
-    "A node has EFA devices and offers only some or none of them: multi-node jobs fall back to TCP or wait.",
-    "Check the EFA device plugin pod on the node.",
-    source="https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
-)
 
 
 def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -164,22 +162,17 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
         if not is_judged(node, snapshot.now):
             continue
         there, offered = count_of(node.capacity, EFA), count_of(node.allocatable, EFA)
-        evidence = f"{node.subject}: capacity {there} {EFA}, allocatable {offered}"
-        above = [*origins((NOT_READY[Role.EFA_PLUGIN],), node.subject, *(part.subject for part in plugins))]
+        above = origins((NOT_READY[Role.EFA_PLUGIN],), node.subject, *(plugin.subject for plugin in plugins))
+        remedy = (f"Check the EFA device plugin there, and restart its pod: {pods_on(node.name)}",)
         if offered < there:
-            above.append((KEPT_FROM_WORK.name, node.subject))
-            yield _not_offered(node, (evidence,), tuple(above), Certainty.PROVEN)
+            evidence = (f"{node.subject}: capacity {there} {EFA}, allocatable {offered}",)
+            yield found_on(node.subject, NO_EFA, evidence, remedy, (*above, (KEPT_FROM_WORK.name, node.subject)))
         elif not offered and plugins and snapshot.sees("Pod") and (proof := observed_efa(node, types)):
             absent = [plugin for plugin in plugins if plugin.meta.kind == "DaemonSet" and not _works_on(plugin, node)]
             by_claims = node.name in claimed or any(is_for(driver.spec, node) for driver in drivers)
             if absent and len(absent) == len(plugins) and not by_claims and not left_out_by(plugins, node):
-                result = (f"{node.subject} offers no {EFA}", proof, why_not_on(absent[0], node))
-                yield _not_offered(node, result, tuple(above), Certainty.LIKELY)
-
-
-def _not_offered(node: Node, evidence: tuple[str, ...], above: tuple[Origin, ...], certainty: Certainty) -> FoundCause:
-    remedy = (f"Check the EFA device plugin there, and restart its pod: {pods_on(node.name)}",)
-    return FoundCause(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
+                why = (f"{node.subject} offers no {EFA}", proof, why_not_on(absent[0], node))
+                yield found_on(node.subject, NO_EFA, why, remedy, above, Certainty.LIKELY)
 
 
 def _works_on(plugin: Component, node: Node) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from diagnosis.causes.first_fixes import FILES_FIRST
@@ -145,6 +145,15 @@ class _MissingHandler:
     known: Recognised | None = None
     pods: list[Pod] = field(default_factory=list)
 
+    @property
+    def affected(self) -> tuple[str, ...]:
+        return tuple(pod.subject for pod in self.pods)
+
+    def quotes(self) -> Iterator[str]:
+        """Yield the message of the first pod, or its RuntimeClass if it has none, as evidence."""
+        for pod in self.pods[:1]:
+            yield f"{pod.subject}: {self.known or f'runtimeClassName {pod.spec.runtime_class}, waiting'}"
+
 
 def find_handlers(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each node that lacks a handler, or one for the object at fault for all nodes.
@@ -246,15 +255,15 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
     lacks: dict[tuple[str, str], _MissingHandler] = {}
     for pod in snapshot.pods:
         node = snapshot.by_node.get(pod.spec.node)
-        if not is_stuck(pod) or not pod.spec.node or _is_on_its_way(snapshot, pod, node):
+        if not is_stuck(pod) or _is_on_its_way(snapshot, pod, node):
             continue
         known = _recognised(snapshot, pod)
-        handler = _named(known.groups[0], pod, classes) if known is not None else _unknown_handler(pod, node, classes)
-        if not handler or not _is_gpus(handler, pod) or _has_it_by_now(snapshot, node, handler, known):
-            continue
-        lack = lacks.setdefault((pod.spec.node, handler), _MissingHandler(pod.spec.node, handler))
-        lack.pods.append(pod)
-        lack.known = lack.known or known
+        handler = _handler_of(known, classes.get(pod.spec.runtime_class), node)
+        is_for_gpus = "nvidia" in f"{handler} {pod.spec.runtime_class}".lower() or asks_for_gpus(pod.spec)
+        if handler and is_for_gpus and not _has_it_by_now(snapshot, node, handler, known):
+            lack = lacks.setdefault((pod.spec.node, handler), _MissingHandler(pod.spec.node, handler))
+            lack.pods.append(pod)
+            lack.known = lack.known or known
     return lacks
 
 
@@ -265,24 +274,16 @@ def _recognised(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     return recognised(HANDLERS, symptoms)
 
 
-def _named(handler: str, pod: Pod, classes: Mapping[str, RuntimeClass]) -> str:
-    """Return the handler as the RuntimeClass spells it, if only the case differs.
+def _handler_of(known: Recognised | None, named: RuntimeClass | None, node: Node | None) -> str:
+    """Return the missing handler by the message, else by the kubelet's list of handlers: events expire after an hour.
 
-    The component that copied the name into the text may have changed the case.
+    The program that copied the name into the message may have changed its case; then the RuntimeClass has it.
     """
-    known = classes.get(pod.spec.runtime_class)
-    return known.handler if known is not None and known.handler.lower() == handler.lower() else handler
-
-
-def _unknown_handler(pod: Pod, node: Node | None, classes: Mapping[str, RuntimeClass]) -> str:
-    """Return the handler that the node's list lacks, if its kubelet lists handlers; events expire after an hour."""
-    known, has = classes.get(pod.spec.runtime_class), handlers_of(node) if node is not None else None
-    return known.handler if has is not None and known is not None and known.handler not in has else ""
-
-
-def _is_gpus(handler: str, pod: Pod) -> bool:
-    """Whether the handler is for GPUs; other handlers are not checked."""
-    return "nvidia" in handler.lower() or asks_for_gpus(pod.spec) or "nvidia" in pod.spec.runtime_class.lower()
+    own = named.handler if named is not None else ""
+    if known is not None:
+        return own if own.lower() == known.groups[0].lower() else known.groups[0]
+    has = handlers_of(node) if node is not None else None
+    return own if has is not None and own not in has else ""
 
 
 def _is_on_its_way(snapshot: Snapshot, pod: Pod, node: Node | None) -> bool:
@@ -305,14 +306,13 @@ def _is_being_brought(snapshot: Snapshot, node: Node) -> bool:
     owners = {toolkit.meta.name for toolkit in toolkits(snapshot)}
     if not owners:
         return not (snapshot.sees("DaemonSet") and _no_way(snapshot, node))
-    its = [pod for pod in snapshot.pods_on.get(node.name, ()) if pod.meta.owner and pod.meta.owner.name in owners]
-    return not any(_has_done(snapshot, pod) for pod in its)
-
-
-def _has_done(snapshot: Snapshot, toolkit: Pod) -> bool:
-    """Whether the toolkit has been ready for a while: the container runtime has restarted by then."""
-    ready = toolkit.condition("Ready")
-    return ready is not None and ready.status == "True" and older(snapshot, ready.since, _YOUNG_POD)
+    for pod in snapshot.pods_on.get(node.name, ()):
+        ready = pod.condition("Ready")
+        # Once the toolkit has been ready for a while, the container runtime has restarted.
+        is_done = ready is not None and ready.status == "True" and older(snapshot, ready.since, _YOUNG_POD)
+        if is_done and pod.meta.owner is not None and pod.meta.owner.name in owners:
+            return False
+    return True
 
 
 def _no_way(snapshot: Snapshot, node: Node) -> RecordFinding | None:
@@ -338,12 +338,12 @@ def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) 
     nodes = ", ".join(f"node/{missing_handler.node}" for missing_handler in lacks[:_MOST_NAMED])
     evidence = (
         f"{named.meta.subject}: handler {handler}, which {len(lacks)} nodes do not have: {nodes}",
-        *_quote(lacks[0]),
+        *lacks[0].quotes(),
     )
     because = origins((ELSEWHERE, _TOOLKIT), *(toolkit.subject for toolkit in toolkits(snapshot)))
     there = [node for lack in lacks if (node := snapshot.by_node.get(lack.node)) is not None]
     remedy = tuple(fix_steps(snapshot, None, None, there))
-    affected = tuple(subject for lack in lacks for subject in _subjects(lack))
+    affected = tuple(pod.subject for lack in lacks for pod in lack.pods)
     yield FoundCause(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
 
 
@@ -386,23 +386,15 @@ def _right_name(snapshot: Snapshot, handler: str) -> str:
 
 
 def _wrong(snapshot: Snapshot, lack: _MissingHandler, named: RuntimeClass, right: str) -> FoundCause:
-    evidence = (
-        f"{named.meta.subject}: handler {lack.handler}",
-        *(_handlers_of(node) for node in snapshot.nodes if right in (handlers_of(node) or ())),
-        *_quote(lack),
-    )
-    again = kubectl("get", named.meta, "-o", "yaml")
-    remedy = (
-        (f"Save {again}, set {right} as its handler, delete the RuntimeClass and create it again: it is immutable"),
-        *_if_operators(snapshot, named),
-    )
-    return FoundCause(WRONG_HANDLER, named.meta.subject, evidence, remedy, _subjects(lack))
-
-
-def _if_operators(snapshot: Snapshot, named: RuntimeClass) -> Iterator[str]:
+    nodes = (_handlers_of(node) for node in snapshot.nodes if right in (handlers_of(node) or ()))
+    evidence = (f"{named.meta.subject}: handler {lack.handler}", *nodes, *lack.quotes())
+    save = f"Save {kubectl('get', named.meta, '-o', 'yaml')}, set {right} as its handler"
+    remedy = [f"{save}, delete the RuntimeClass and create it again: it is immutable"]
     for policy in snapshot.cluster_policies:
-        if policy.runtime_class and policy.runtime_class == named.meta.name:
-            yield f"{policy.meta.subject} creates it: set its value operator.runtimeClass, or the change is undone"
+        if policy.runtime_class == named.meta.name:
+            undone = "set its value operator.runtimeClass, or the change is undone"
+            remedy.append(f"{policy.meta.subject} creates it: {undone}")
+    return FoundCause(WRONG_HANDLER, named.meta.subject, evidence, tuple(remedy), lack.affected)
 
 
 def _not_for(lack: _MissingHandler, named: RuntimeClass, node: Node) -> FoundCause:
@@ -410,9 +402,9 @@ def _not_for(lack: _MissingHandler, named: RuntimeClass, node: Node) -> FoundCau
     evidence = (
         f"{node.subject} has no NVIDIA GPU by its resources and labels",
         f"{named.meta.subject}: handler {named.handler}, nodeSelector {chosen}",
-        *_quote(lack),
+        *lack.quotes(),
     )
-    return FoundCause(NOT_FOR_NODE, named.meta.subject, evidence, (NOT_FOR_NODE.remedy,), _subjects(lack))
+    return FoundCause(NOT_FOR_NODE, named.meta.subject, evidence, (NOT_FOR_NODE.remedy,), lack.affected)
 
 
 def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> Iterator[FoundCause]:
@@ -431,13 +423,13 @@ def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> It
         because.append((ELSEWHERE.name, subject))
         remedy = tuple(fix_steps(snapshot, node, finding))
         evidence = tuple(by_agent(finding))
-        yield FoundCause(ELSEWHERE, subject, evidence, remedy, _subjects(lack), because_of=origins(UNLOADABLE, subject))
+        yield FoundCause(ELSEWHERE, subject, evidence, remedy, lack.affected, because_of=origins(UNLOADABLE, subject))
     written = (f"{each.subject} writes {target}" for each in toolkits(snapshot) if (target := target_of(each)))
-    evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *written, *by_agent(finding))
+    evidence = (*lack.quotes(), *_known_of(snapshot, node, lack), *written, *by_agent(finding))
     proven = finding is not None or (node is not None and handlers_of(node) is not None)
     certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
     remedy = tuple(fix_steps(snapshot, node, finding))
-    yield FoundCause(MISSING, subject, evidence, remedy, _subjects(lack), certainty, tuple(because))
+    yield FoundCause(MISSING, subject, evidence, remedy, lack.affected, certainty, tuple(because))
 
 
 def _elsewhere(
@@ -460,7 +452,7 @@ def _elsewhere(
         evidence.append(f"{node.subject}: its kubelet uses {node.runtime} with {should} ({should.known_from})")
     remedy = tuple(fix_steps(snapshot, node, finding))
     return FoundCause(
-        ELSEWHERE, toolkit.subject, (*evidence, *by_agent(finding)), remedy, (node.subject, *_subjects(lack))
+        ELSEWHERE, toolkit.subject, (*evidence, *by_agent(finding)), remedy, (node.subject, *lack.affected)
     )
 
 
@@ -484,17 +476,6 @@ def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:
     """Whether GPU pods run on the node; the agent's record is then outdated."""
     there = (pod for pod in snapshot.pods if pod.spec.node == node.name and pod.phase == "Running")
     return any(asks_for_gpus(pod.spec) and all(state.ready for state in pod.states) for pod in there)
-
-
-def _quote(lack: _MissingHandler) -> Iterator[str]:
-    if lack.known is not None and lack.pods:
-        yield f"{lack.pods[0].subject}: {lack.known}"
-    elif lack.pods:
-        yield f"{lack.pods[0].subject}: runtimeClassName {lack.pods[0].spec.runtime_class}, waiting"
-
-
-def _subjects(lack: _MissingHandler) -> tuple[str, ...]:
-    return tuple(pod.subject for pod in lack.pods)
 
 
 SEARCHES = (

@@ -11,8 +11,6 @@ from healthcheck.model import Finding, Judgement, Observation, TooEarly, Unobser
 from healthcheck.probes.container_runtime import cri
 from healthcheck.probes.container_runtime.facts import DOCKER, UNREADABLE, ContainerRuntime, RuntimeConfiguration
 
-_MOST_NAMED = 8
-
 MALFORMED = gpu_runtime.reason(
     "RuntimeConfigMalformed",
     "The container runtime's own loader refuses its configuration: the runtime can't restart with it.",
@@ -107,15 +105,9 @@ def _summary(runtime: ContainerRuntime) -> str:
 def _handlers(runtime: ContainerRuntime) -> str:
     names = [handler.name for handler in runtime.running.handlers if handler.name]
     marked = [f"{name} (default)" if name == runtime.running.default else name for name in names]
-    handlers = runtime.on_disk.handlers if runtime.on_disk else ()
-    bare = [handler.name for handler in handlers if handler.privileged_without_host_devices][:_MOST_NAMED]
     kinds = dict.fromkeys(spec.kind or spec.path for spec in gpu_runtime.cdi_specs(runtime) if spec.problem is None)
-    parts = [
-        ", ".join(marked) or "no handler",
-        *([f"CDI with {', '.join(kinds)}"] if kinds else []),
-        *([f"privileged containers see only their own devices under {', '.join(bare)}"] if bare else []),
-    ]
-    return "; ".join(parts)
+    cdi = [f"CDI with {', '.join(kinds)}"] if kinds else []
+    return "; ".join([", ".join(marked) or "no handler", *cdi])
 
 
 CHECK = gpu_runtime.check("container-runtime", judge, MALFORMED, CRI_DISABLED, MISPLACED, also_refused=True)

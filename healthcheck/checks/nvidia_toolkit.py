@@ -69,15 +69,10 @@ def _set_mode(runtime: ContainerRuntime, path: str) -> str:
 
 
 def _summary(toolkit: Toolkit) -> str:
-    """Return the mode, and the switches that change which GPUs a container gets."""
     if toolkit.problem is not None:
         return f"{toolkit.path}: unreadable"
-    switches = [
-        *([] if toolkit.envvar_when_unprivileged else ["NVIDIA_VISIBLE_DEVICES of unprivileged containers is ignored"]),
-        *(["devices are also taken from volume mounts"] if toolkit.volume_mounts else []),
-    ]
     root = f", driver root {toolkit.driver_root}" if toolkit.driver_root else ""
-    return "; ".join([f"{toolkit.path}: mode {toolkit.mode or 'auto'}{root}", *switches])
+    return f"{toolkit.path}: mode {toolkit.mode or 'auto'}{root}"
 
 
 CHECK = gpu_runtime.check("nvidia-toolkit", judge, MALFORMED, MODE_UNKNOWN, PATH_MISSING)

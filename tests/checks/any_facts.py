@@ -193,7 +193,7 @@ _problems = st.builds(facts.ConfigurationProblem, _paths, words, numbers, number
 
 _read_files = _few(st.builds(facts.ReadFile, _paths, seconds))
 _kinds = st.sampled_from([facts.CONTAINERD, facts.CRIO, facts.DOCKER])
-_handlers = _few(st.builds(facts.Handler, _handler_names, _shims, _paths, _flags, st.booleans()))
+_handlers = _few(st.builds(facts.Handler, _handler_names, _shims, _paths, _flags))
 _configurations = st.builds(
     facts.RuntimeConfiguration,
     _handlers,
@@ -210,9 +210,7 @@ _programs = _few(
     st.builds(facts.RuntimeBinary, _paths, _paths, st.booleans(), st.sampled_from(["", "x86_64", "aarch64"]))
 )
 _specs = _few(st.builds(facts.CdiSpec, _paths, words, _few(words), _few(_paths), _perhaps(_problems)))
-_toolkits = st.builds(
-    facts.Toolkit, _paths, words, _paths, _paths, _few(_paths), st.booleans(), st.booleans(), _perhaps(_problems)
-)
+_toolkits = st.builds(facts.Toolkit, _paths, words, _paths, _paths, _few(_paths), _perhaps(_problems))
 _distributions = st.sampled_from(sorted({one.distribution for one in distributions.LAYOUTS} | {"GKE", "Bottlerocket"}))
 _runtimes = st.builds(
     facts.ContainerRuntime,

@@ -51,7 +51,7 @@ def test_a_specification_that_names_what_exists_is_well() -> None:
         ({"cdi_specs": ()}, False),
     ],
 )
-def test_only_what_somebody_reads_is_judged(more: dict[str, Any], judged: bool) -> None:
+def test_only_specifications_in_use_are_judged(more: dict[str, Any], judged: bool) -> None:
     nobody = [NotConfigured("no NVIDIA CDI specification is in use")]
     findings = judge(CHECK, runtime_with(STALE, **more))
     assert (findings, reasons(findings)) == (findings if judged else nobody, ["CdiSpecStale"] if judged else [])
@@ -97,7 +97,7 @@ def test_the_device_plugins_is_its_own() -> None:
         ({"cri_disabled": True}, "first correct the faults RuntimeCriDisabled"),
     ],
 )
-def test_its_pod_is_not_deleted_where_none_would_take_its_place(more: dict[str, Any], message: str) -> None:
+def test_plugin_pod_is_not_deleted_while_none_can_start(more: dict[str, Any], message: str) -> None:
     spec = replace(STALE, path=PLUGINS, kind="k8s.device-plugin.nvidia.com/gpu")
     [found] = judge(CHECK, runtime(RUNC, NVIDIA, cdi=True, cdi_specs=(spec,), **more))
     assert message in str(found)

@@ -415,11 +415,8 @@ OBSERVED = [
     ),
     (
         FILES,
-        runtime(replace(NVIDIA, privileged_without_host_devices=True), cdi=True, cdi_specs=(SPEC,)),
-        (
-            f"containerd at {SOCKET}, {FILE}: nvidia; CDI with nvidia.com/gpu; privileged containers see only "
-            "their own devices under nvidia"
-        ),
+        runtime(NVIDIA, cdi=True, cdi_specs=(SPEC,)),
+        f"containerd at {SOCKET}, {FILE}: nvidia; CDI with nvidia.com/gpu",
     ),
     (LOADED, runtime(NVIDIA, live=running(NVIDIA)), "containerd 1.7.27 answers with nvidia"),
     (NVIDIAS, runtime(NVIDIA, live=running(NVIDIA)), "handler nvidia as it runs"),

@@ -71,7 +71,7 @@ def test_classes_of_others_are_nobodys_business(handler: str) -> None:
 @pytest.mark.parametrize(
     ("defined", "asked"), [("Nvidia", "nvidia"), ("NVIDIA", "nvidia"), ("nvidia-CDI", "nvidia-cdi")]
 )
-def test_a_handler_in_other_letters_is_always_found(defined: str, asked: str) -> None:
+def test_handler_that_differs_in_case_is_reported(defined: str, asked: str) -> None:
     message = f"RuntimeClass class-{asked} names the handler {asked}, but {FILE} defines {defined}: case matters; {FIX}"
     assert judged(runtime(RUNC, replace(NVIDIA, name=defined)), named(asked)) == [
         finding("RuntimeClassHandlerUndefined", message)
@@ -84,12 +84,12 @@ def test_the_running_configuration_counts_and_unloaded_parts_are_reported_separa
     assert judged(runtime(RUNC, NVIDIA, AKS, live=running(RUNC, AKS)), named("nvidia")) == []
 
 
-def test_without_the_clusters_answer_what_stood_before_stands() -> None:
+def test_findings_stay_until_the_runtime_classes_are_known() -> None:
     untold = TooEarly("the cluster's RuntimeClasses are not known yet: only the agent reads them")
     assert judge(CHECK, runtime(RUNC, AKS)) == [untold]
 
 
-def test_it_tells_the_classes() -> None:
+def test_observation_names_the_runtime_classes() -> None:
     expected = replace(P5, runtime_classes=(named("nvidia"), named("crun")))
     assert seen(CHECK, runtime(NVIDIA), expected)[0].what == "RuntimeClasses class-nvidia (nvidia)"
     expected = replace(P5, runtime_classes=())

@@ -69,11 +69,11 @@ EITHER = f"with the GPU operator {STANDARD}; with the toolkit on the host {CONFI
         ("", EITHER),
     ],
 )
-def test_in_the_standard_place_by_the_toolkit_that_the_node_has(distribution: str, toolkit: str, message: str) -> None:
+def test_advice_uses_the_toolkit_that_the_node_has(distribution: str, toolkit: str, message: str) -> None:
     assert give(runtime_at(distribution=distribution, of=toolkit)) == message
 
 
-def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too() -> None:
+def test_toolkit_is_known_by_its_configuration_and_by_definitions() -> None:
     other = NvidiaDefinition("/x", "nvidia", "/x", binary=OPERATORS)
     operators = Toolkit("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
 
@@ -136,7 +136,7 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
         (runtime_at(kind=CRIO, of=OPERATORS), ["rollout restart ds/nvidia-container-toolkit-daemonset`"]),
     ],
 )
-def test_each_distribution_has_its_own(runtime: ContainerRuntime, parts: list[str]) -> None:
+def test_advice_depends_on_the_distribution(runtime: ContainerRuntime, parts: list[str]) -> None:
     message = give(runtime)
     assert [part for part in parts if part not in message] == []
 
@@ -152,7 +152,7 @@ def test_each_distribution_has_its_own(runtime: ContainerRuntime, parts: list[st
         (runtime_at(unit="odd; reboot.service"), "systemctl restart 'odd; reboot'"),
     ],
 )
-def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, command: str) -> None:
+def test_restart_command_names_the_unit(runtime: ContainerRuntime, command: str) -> None:
     assert runtime_fixes.restart(runtime) == command
 
 
@@ -169,12 +169,12 @@ def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, comman
         (runtime_at(distribution=BOTTLEROCKET), FILE, "its files can't be changed: use `apiclient set`"),
     ],
 )
-def test_a_file_is_corrected_where_it_stays(runtime: ContainerRuntime, file: str, message: str) -> None:
+def test_file_is_corrected_where_the_change_persists(runtime: ContainerRuntime, file: str, message: str) -> None:
     assert runtime_fixes.correct(runtime, file).startswith(message)
 
 
 @pytest.mark.parametrize("path", ["/a b", "/$(reboot)", "/a'b", "/a,b{c}", "/`x`"])
-def test_a_path_never_breaks_out_of_a_command(path: str) -> None:
+def test_path_is_quoted_in_commands(path: str) -> None:
     words = shlex.split(runtime_fixes.helm_values({"CONTAINERD_CONFIG": path}))
     escaped = "".join(f"\\{letter}" if letter in ",{}" else letter for letter in path)
     assert words[-1] == f"toolkit.env[0].name=CONTAINERD_CONFIG,toolkit.env[0].value={escaped}"
@@ -190,5 +190,5 @@ def test_a_path_never_breaks_out_of_a_command(path: str) -> None:
         ("/var/run/cdi/nvidia.yaml", "`systemctl restart nvidia-cdi-refresh` or `nvidia-ctk cdi generate"),
     ],
 )
-def test_a_specification_is_made_again_in_its_place(path: str, command: str) -> None:
+def test_specification_is_generated_again_at_its_path(path: str, command: str) -> None:
     assert runtime_fixes.generate_spec(path).startswith(command)

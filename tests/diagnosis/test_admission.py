@@ -179,7 +179,7 @@ STATES: list[tuple[str, list[Object], str, str]] = [
 
 
 @pytest.mark.parametrize(("state", "cause", "subject"), [pair[1:] for pair in STATES], ids=[pair[0] for pair in STATES])
-def test_each_state_tells_its_cause_and_no_other(state: list[Object], cause: str, subject: str) -> None:
+def test_state_has_its_cause_and_no_other(state: list[Object], cause: str, subject: str) -> None:
     assert results(judged(node("a"), *state)) == [(cause, subject)]
 
 
@@ -208,11 +208,11 @@ SILENT: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in SILENT], ids=[pair[0] for pair in SILENT])
-def test_what_has_passed_is_no_cause(state: list[Object]) -> None:
+def test_refusal_that_has_passed_is_no_cause(state: list[Object]) -> None:
     assert results(judged(node("a"), *state)) == []
 
 
-def test_the_text_of_a_stateful_set_is_read_too() -> None:
+def test_message_of_a_stateful_set_is_parsed() -> None:
     read = parse(f"create Pod serve-0 in StatefulSet serve failed error: {EXCEEDED}")
     assert read is not None
     assert (read.cause and read.cause.name, read.name, read.amounts) == (
@@ -223,7 +223,7 @@ def test_the_text_of_a_stateful_set_is_read_too() -> None:
 
 
 @pytest.mark.parametrize("made", [0, 2])
-def test_where_replica_sets_are_not_visible_their_deployment_tells(made: int) -> None:
+def test_deployment_reports_the_refusal_of_invisible_replica_sets(made: int) -> None:
     failed = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": EXCEEDED}
     deployment, replica_set = replicas(made)
     deployment["status"]["conditions"] = [failed]
@@ -234,7 +234,7 @@ def test_where_replica_sets_are_not_visible_their_deployment_tells(made: int) ->
     assert all(problem.found.affected == (DEPLOYMENT,) for problem in diagnosis.problems)
 
 
-def test_an_owned_deployment_is_recognised_by_its_replica_set() -> None:
+def test_owned_deployment_is_recognised_by_its_replica_set() -> None:
     deployment, *others = refused(EXCEEDED)
     owner = {"kind": "InferenceService", "name": "llm", "uid": "i", "controller": True}
     deployment["metadata"]["ownerReferences"] = [owner]
@@ -244,19 +244,19 @@ def test_an_owned_deployment_is_recognised_by_its_replica_set() -> None:
     assert not any("deployment/" in line for line in problem.found.evidence)
 
 
-def test_a_job_set_without_its_jobs_is_reported() -> None:
+def test_job_set_without_its_jobs_is_reported() -> None:
     made_of = obj("JobSet", "train", "team")
     text = f'job "train-w-0" creation failed with error: {DENIED}, for nvidia.com/gpu'
     state = [node("a"), made_of, event(made_of, "JobCreationFailed", text)]
     assert results(judged(*state)) == [("WebhookDeniesPods", "jobset/team/train")]
 
 
-def test_who_holds_the_quota_is_named() -> None:
+def test_pods_that_use_the_quota_are_named() -> None:
     (problem,) = judged(node("a"), *refused(EXCEEDED), quota("2"), pod("holder", 2, on="a")).problems
     assert any("pod/team/holder (2)" in line for line in problem.found.evidence)
 
 
-def test_an_event_of_a_training_operator_counts_while_it_is_new() -> None:
+def test_event_of_a_training_operator_counts_while_it_is_new() -> None:
     job = obj("PyTorchJob", "train", "team")
     fresh = event(job, "FailedCreatePod", f"Error creating: {EXCEEDED}")
     assert results(judged(node("a"), fresh)) == [("ExceededQuota", "pytorchjob/team/train")]

@@ -60,17 +60,17 @@ ONE_NODE = [
 
 
 @pytest.mark.parametrize(("name", "cause"), ONE_NODE, ids=[cause for _, cause in ONE_NODE])
-def test_an_operand_that_crashes_on_one_node_is_reported_with_that_node(name: str, cause: str) -> None:
+def test_operand_that_crashes_on_one_node_is_a_fault_of_the_node(name: str, cause: str) -> None:
     assert results(judged(*with_pods([crashing(name, "a")]))) == [(cause, "node/a")]
 
 
 @pytest.mark.parametrize(("name", "cause"), ONE_NODE, ids=[cause for _, cause in ONE_NODE])
-def test_an_operand_that_crashes_on_all_nodes_is_reported_once_with_its_workload(name: str, cause: str) -> None:
+def test_operand_that_crashes_on_all_nodes_is_a_fault_of_its_workload(name: str, cause: str) -> None:
     changed = [crashing(name, "a"), crashing(name, "b")]
     assert results(judged(*with_pods(changed))) == [(cause, f"daemonset/{NAMESPACE}/{name}")]
 
 
-def test_an_image_that_is_not_there_is_a_matter_of_the_workload_even_on_one_node() -> None:
+def test_missing_image_is_a_fault_of_the_workload_even_on_one_node() -> None:
     pull = waiting("ImagePullBackOff", 'Back-off pulling image "nvcr.io/nvidia/driver:1-x": not found', "main")
     changed = [operand(DRIVER, "a", states=[pull], phase="Pending")]
     diagnosis = judged(*with_pods(changed))
@@ -78,7 +78,7 @@ def test_an_image_that_is_not_there_is_a_matter_of_the_workload_even_on_one_node
     assert consequences(diagnosis.problems[0]) == [("DriverNotReady", f"daemonset/{NAMESPACE}/{DRIVER}")]
 
 
-def test_those_that_wait_for_the_driver_stand_beneath_it() -> None:
+def test_components_that_wait_for_the_driver_are_consequences() -> None:
     changed = [
         crashing(DRIVER, "a"),
         operand(TOOLKIT, "a", stands_at="driver-validation"),
@@ -90,7 +90,7 @@ def test_those_that_wait_for_the_driver_stand_beneath_it() -> None:
     assert consequences(diagnosis.problems[0]) == [("ValidationHangs", "node/a")]
 
 
-def test_a_stage_that_hangs_with_nothing_above_it_stands_by_itself() -> None:
+def test_stage_that_hangs_without_a_cause_is_reported() -> None:
     changed = [operand(VALIDATOR, "a", stands_at="cuda-validation")]
     assert results(judged(*with_pods(changed))) == [("ValidationHangs", "node/a")]
 
@@ -120,7 +120,7 @@ def test_transitional_and_intended_states_have_no_causes(state: list[Object]) ->
     assert results(judged(*state)) == []
 
 
-def test_a_daemon_set_without_pods_is_reported_with_its_controllers_message() -> None:
+def test_daemon_set_without_pods_is_reported_with_its_controllers_message() -> None:
     ours = daemon(DRIVER, wanted=2, made=0, ready=0)
     event_ = event(ours, "FailedCreate", 'pods "nvidia-driver-daemonset-" is forbidden: violates PodSecurity', by="x")
     state = [entry for entry in operator(A, B) if not entry["metadata"]["name"].startswith(DRIVER)]
@@ -129,7 +129,7 @@ def test_a_daemon_set_without_pods_is_reported_with_its_controllers_message() ->
     assert any("PodSecurity" in text for text in diagnosis.problems[0].found.evidence)
 
 
-def test_an_operator_that_crashes_is_a_matter_of_its_deployment() -> None:
+def test_crashing_operator_is_a_fault_of_its_deployment() -> None:
     broken = pod(
         "gpu-operator-5f7-x",
         0,
@@ -141,7 +141,7 @@ def test_an_operator_that_crashes_is_a_matter_of_its_deployment() -> None:
     assert results(judged(*operator(A), broken)) == [("GpuOperatorNotReady", f"deployment/{NAMESPACE}/gpu-operator")]
 
 
-def test_a_log_tells_why_a_driver_does_not_come_up() -> None:
+def test_log_of_the_driver_gives_the_fix() -> None:
     log = "Installing Linux kernel headers...\nE: Unable to locate package linux-headers-6.8.0-1015-aws\n"
     logs = {(f"pod/{NAMESPACE}/{DRIVER}-a", f"{DRIVER}-ctr"): log}
     (problem,) = judged(*with_pods([crashing(DRIVER, "a")]), logs=logs).problems
@@ -149,7 +149,7 @@ def test_a_log_tells_why_a_driver_does_not_come_up() -> None:
     assert "headers" in problem.found.remedy[0]
 
 
-def test_a_plugin_that_sees_no_device_is_quoted() -> None:
+def test_log_of_a_plugin_without_devices_is_quoted() -> None:
     logs = {(f"pod/{NAMESPACE}/{PLUGIN}-a", f"{PLUGIN}-ctr"): "No devices found. Waiting indefinitely.\n"}
     (problem,) = judged(*operator(gpu_node("a", None)), logs=logs).problems
     assert problem.found.evidence[-1] == "No devices found. Waiting indefinitely."
@@ -178,7 +178,7 @@ def test_without_the_pods_those_of_a_node_that_is_changed_are_not_missed() -> No
     ]
 
 
-def test_a_plugin_that_ends_for_cards_cut_differently_stands_beneath_that() -> None:
+def test_plugin_that_ends_for_an_invalid_mig_geometry_is_a_consequence() -> None:
     cut = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-INVALID", "nvidia.com/gpu.count": "0"}
     nodes = (gpu_node("a", labels=cut, allocatable={"nvidia.com/gpu": "0"}, capacity={"nvidia.com/gpu": "0"}), B)
     diagnosis = judged(*with_pods([crashing(PLUGIN, "a")], nodes))
@@ -187,7 +187,7 @@ def test_a_plugin_that_ends_for_cards_cut_differently_stands_beneath_that() -> N
     assert ("DevicePluginNotReady", "node/a") in consequences(diagnosis.problems[0])
 
 
-def test_the_master_of_feature_discovery_is_needed_wherever_it_runs() -> None:
+def test_master_of_feature_discovery_counts_on_any_node() -> None:
     master = pod(
         "nfd-master-x",
         0,

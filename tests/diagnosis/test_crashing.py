@@ -89,7 +89,7 @@ def working(end: Object) -> Object:
 
 
 @pytest.mark.parametrize(("words", "cause", "subject"), WORDS)
-def test_its_last_words_in_its_message_or_its_log(words: str, cause: str, subject: str) -> None:
+def test_message_or_log_of_a_failed_container_names_its_cause(words: str, cause: str, subject: str) -> None:
     by_message = crashing(end=terminated(1, "Error", f"Traceback:\n{words}\n"))
     log = {("pod/team/train-x", "main"): f"epoch 1\nepoch 2\n{words}\n"}
     for_good = pod(
@@ -107,7 +107,7 @@ def test_its_last_words_in_its_message_or_its_log(words: str, cause: str, subjec
 
 
 @pytest.mark.parametrize("words", [row[0] for row in WORDS])
-def test_what_works_now_said_it_long_ago(words: str) -> None:
+def test_message_of_a_container_that_recovered_is_ignored(words: str) -> None:
     log = {("pod/team/train-x", "main"): f"{words}\n" + "step\n" * 20}
 
     assert not results(judged(node("a"), JOB, working(terminated(1, "Error", words)), logs=log))
@@ -115,7 +115,7 @@ def test_what_works_now_said_it_long_ago(words: str) -> None:
     assert not results(judged(node("a"), JOB, done, logs=log))
 
 
-def test_a_job_that_got_there_in_the_end_has_no_trouble_with_its_first_try() -> None:
+def test_failed_pod_that_the_job_replaced_is_ignored() -> None:
     failed = pod(
         "train-x",
         on="a",
@@ -129,7 +129,7 @@ def test_a_job_that_got_there_in_the_end_has_no_trouble_with_its_first_try() -> 
     assert not results(judged(node("a"), JOB, failed, later))
 
 
-def test_the_kernel_kills_for_the_machines_memory_and_never_for_the_gpus() -> None:
+def test_oom_kill_concerns_the_memory_of_the_node() -> None:
     log = {("pod/team/train-x", "main"): "torch.OutOfMemoryError: CUDA out of memory"}
 
     diagnosis = judged(node("a"), JOB, crashing(end=terminated(137, "OOMKilled")), logs=log)
@@ -138,7 +138,7 @@ def test_the_kernel_kills_for_the_machines_memory_and_never_for_the_gpus() -> No
 
 
 @pytest.mark.parametrize(("code", "cause"), [(139, "ContainerKilledBySignal"), (134, "ContainerKilledBySignal")])
-def test_exit_codes(code: int, cause: str) -> None:
+def test_exit_code_of_a_signal_names_its_cause(code: int, cause: str) -> None:
     assert results(judged(node("a"), JOB, crashing(end=terminated(code)))) == [(cause, "job/team/train")]
 
 
@@ -151,19 +151,19 @@ def test_exit_codes(code: int, cause: str) -> None:
         ("CUDA initialization: CUDA unknown error", "`modprobe nvidia_uvm`"),
     ],
 )
-def test_errors_of_one_cause_are_mended_each_in_its_way(words: str, step: str) -> None:
+def test_remedy_depends_on_the_error_of_a_cause(words: str, step: str) -> None:
     (problem,) = judged(node("a"), JOB, crashing(end=terminated(1, "Error", words))).problems
     assert step in problem.found.remedy[0]
 
 
-def test_a_probe_that_kills_is_named() -> None:
+def test_failing_liveness_probe_is_the_cause_of_a_kill() -> None:
     kills = crashing(end=terminated(137))
     fields = event(kills, "Unhealthy", "Liveness probe failed: Get http://10.0.0.1:8000/health: connection refused")
 
     assert results(judged(node("a"), JOB, kills, fields)) == [("LivenessProbeKills", "job/team/train")]
 
 
-def test_a_fault_of_the_node_outweighs_what_looks_like_the_programs() -> None:
+def test_fault_of_the_node_outranks_a_program_error() -> None:
     finding = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "detail": "fell off the bus"}
     sick = node(
         "a",
@@ -179,7 +179,7 @@ def test_a_fault_of_the_node_outweighs_what_looks_like_the_programs() -> None:
     assert ("GpuHardwareFault", "node/a") in consequences(diagnosis.problems[0])
 
 
-def test_processes_that_lost_each_other_follow_from_what_one_of_them_died_of() -> None:
+def test_lost_contact_follows_from_the_failure_of_another_rank() -> None:
     dies = crashing("train-0", end=terminated(1, "Error", "uncorrectable ECC error encountered", minutes=5))
     misses = [
         crashing(f"train-{rank}", end=terminated(1, "Error", "ncclRemoteError: peer gone"), on="b") for rank in (1, 2)
@@ -198,27 +198,27 @@ def test_processes_that_lost_each_other_follow_from_what_one_of_them_died_of() -
         {"conditions": [condition("DisruptionTarget", "True", "PreemptionByScheduler")]},
     ],
 )
-def test_what_somebody_ends_has_not_crashed(excuse: dict[str, Any]) -> None:
+def test_requested_end_is_no_crash(excuse: dict[str, Any]) -> None:
     assert not results(judged(node("a"), JOB, crashing(end=terminated(143), **excuse)))
 
 
-def test_a_container_that_waits_to_be_made_after_a_reboot_has_not_crashed() -> None:
+def test_container_created_again_after_a_reboot_is_no_crash() -> None:
     state = waiting("ContainerCreating", lastState={"terminated": terminated(255, "Unknown")}, restartCount=1)
 
     assert not results(judged(node("a"), JOB, pod("train-x", on="a", states=[state], owner=("Job", "train"))))
 
 
-def test_a_pod_that_asked_for_no_gpu_and_wants_one() -> None:
+def test_crash_without_a_requested_gpu_is_a_missing_request() -> None:
     plain = crashing(end=terminated(1, "Error", "RuntimeError: No CUDA GPUs are available"), containers=[container()])
 
     assert results(judged(node("a"), JOB, plain)) == [("GpuNotRequested", "job/team/train")]
 
 
-def test_crashes_of_others_are_nobodys_business() -> None:
+def test_crash_of_a_pod_without_gpus_is_ignored() -> None:
     assert not results(judged(node("a"), JOB, crashing(containers=[container()])))
 
 
-def test_a_container_of_which_nobody_kept_how_it_ended() -> None:
+def test_crash_loop_without_a_recorded_end_is_judged_by_its_log() -> None:
     bare = pod("train-x", on="a", states=[waiting("CrashLoopBackOff", "back-off 5m0s")], owner=("Job", "train"))
     log = {("pod/team/train-x", "main"): "torch.OutOfMemoryError: CUDA out of memory."}
 
@@ -233,7 +233,7 @@ def test_a_container_of_which_nobody_kept_how_it_ended() -> None:
         ("Failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND", "GpuNotInjected"),
     ],
 )
-def test_a_component_that_says_what_its_node_lacks_follows_from_that(words: str, cause: str) -> None:
+def test_crash_of_a_component_follows_from_the_fault_of_its_node(words: str, cause: str) -> None:
     name = "nvidia-device-plugin-daemonset"
     last: Object = {"lastState": {"terminated": terminated(1, "Error", words)}, "restartCount": 9}
     plugin = pod("p", 0, on="a", labels={"app": name}, states=[waiting("CrashLoopBackOff", **last)])
@@ -257,7 +257,7 @@ WITHOUT_TOOL = [
 
 
 @pytest.mark.parametrize("state", WITHOUT_TOOL, ids=["again and again", "at its start"])
-def test_where_the_driver_is_not_brought_in_its_tool_is_not_there(state: Object) -> None:
+def test_missing_nvidia_smi_shows_a_gpu_that_was_not_injected(state: Object) -> None:
     k3s = node("a", 1, handlers=("", "runc", "nvidia"))
     runtime_class = obj("RuntimeClass", "nvidia", handler="nvidia")
     waits = pod("x", 1, on="a", phase="Running", states=[state])
@@ -265,7 +265,7 @@ def test_where_the_driver_is_not_brought_in_its_tool_is_not_there(state: Object)
     assert results(judged(k3s, runtime_class, waits)) == [("RuntimeClassNotNamed", "pod/team/x")]
 
 
-def test_one_that_runs_by_now_has_its_tool() -> None:
+def test_missing_nvidia_smi_is_ignored_after_a_restart() -> None:
     ended = {"terminated": terminated(128, "StartError", NO_TOOL)}
     running = {"name": "main", "ready": True, "restartCount": 2, "state": {"running": {"startedAt": ago(9)}}}
 
@@ -301,7 +301,7 @@ def gated(name: str, words: str, code: int = 75, **changes: Any) -> Object:
     ],
     ids=["injected", "without a message", "own name", "another container", "fails closed"],
 )
-def test_a_gate_that_restarts_on_its_node_is_a_cause(name: str, words: str, code: int, cause: str) -> None:
+def test_gate_that_restarts_on_its_node_is_a_cause(name: str, words: str, code: int, cause: str) -> None:
     (problem,) = judged(node("a"), JOB, gated(name, words, code)).problems
 
     assert (problem.found.cause.name, problem.found.subject) == (cause, "job/team/train")
@@ -309,7 +309,7 @@ def test_a_gate_that_restarts_on_its_node_is_a_cause(name: str, words: str, code
     assert deletes == (cause == "GateRestartsOnFaultyNode")
 
 
-def test_a_pod_that_the_gate_refused_and_its_job_replaces_is_no_cause() -> None:
+def test_refused_pod_that_its_job_replaces_is_no_cause() -> None:
     ended = {"name": "gpu-gate", "state": {"terminated": terminated(75, "Error", REFUSED)}}
     status = {"initContainerStatuses": [ended]}
     failed = pod("train-x", on="a", phase="Failed", owner=("Job", "train"), states=[], status=status)

@@ -92,14 +92,14 @@ def test_a_pod_that_runs_on_a_node_with_a_fault_is_the_first_cause(severity: str
     assert "`kubectl -n team delete pod x`" in found.remedy[1]
 
 
-def test_it_comes_before_what_keeps_more_pods_from_work() -> None:
+def test_pod_on_a_faulty_gpu_precedes_a_cause_with_more_pods() -> None:
     crowd = [pod(f"w{number}", 16, conditions=[_refused()]) for number in range(9)]
 
     diagnosis = judged(faulty(finding()), node("b"), pod("x", on="a"), *crowd)
     assert causes(diagnosis)[:2] == [FAULTY, "MoreGpusThanAnyNodeHas"]
 
 
-def test_the_ranks_of_a_job_that_are_there_are_named() -> None:
+def test_ranks_of_a_job_on_the_node_are_named() -> None:
     diagnosis = judged(faulty(finding()), node("b"), *job())
 
     (line,) = [text for text in diagnosis.problems[0].found.evidence if text.startswith("job/")]
@@ -120,7 +120,7 @@ def test_a_rank_on_another_node_is_linked_to_the_rank_on_a_faulty_gpu() -> None:
     assert (touching(others, "web-0"), touching(others, "web-1")) == ([FAULTY], [])
 
 
-def test_the_ranks_elsewhere_that_end_for_it_follow_from_it() -> None:
+def test_failure_of_other_ranks_follows_from_the_faulty_gpu() -> None:
     states = [waiting("CrashLoopBackOff", lastState={"terminated": terminated(1, message="NCCL error: remote")})]
     labels = {"batch.kubernetes.io/job-completion-index": "9"}
     lost = pod("train-9", on="b", owner=("Job", "train"), labels=labels, states=states)
@@ -163,7 +163,7 @@ HAMI = {"hami.io/vgpu-devices-allocated": f"{DEAD},NVIDIA,4096,30:;"}
     ],
     ids=["its GPU", "one of its GPUs", "a replica", "by HAMi", "an unknown ID", "an instance of some GPU", "no names"],
 )
-def test_the_gpu_of_a_pod_is_known_or_the_node_counts(work: Object, evidence: str) -> None:
+def test_fault_of_another_gpu_counts_only_if_the_pods_gpus_are_unknown(work: Object, evidence: str) -> None:
     diagnosis = judged(faulty(finding()), work)
 
     assert causes(diagnosis)[0] == FAULTY
@@ -209,7 +209,7 @@ def test_work_on_a_node_without_a_fault_is_no_cause(state: Object) -> None:
     assert FAULTY not in causes(judged(state, pod("x", on="a")))
 
 
-def test_what_the_kubelet_reports_as_unhealthy_is_a_cause_by_itself() -> None:
+def test_device_that_the_kubelet_reports_unhealthy_is_a_cause() -> None:
     diagnosis = judged(node("a"), given("x", DEAD, health="Unhealthy"), given("y", HEALTHY))
 
     (problem,) = diagnosis.problems

@@ -21,11 +21,11 @@ def test_a_gpu_node_that_is_not_ready(status: str) -> None:
     assert "pod/team/x" in diagnosis.problems[0].found.affected
 
 
-def test_one_without_gpus_is_others_business() -> None:
+def test_unready_node_without_gpus_is_ignored() -> None:
     assert not results(judged(node("a", None, ready="False"), node("b")))
 
 
-def test_one_that_joins_or_is_being_upgraded_is_left_in_peace() -> None:
+def test_node_that_joins_or_is_upgraded_is_ignored() -> None:
     joins = node("a", ready="False")
     joins["metadata"]["creationTimestamp"] = ago(3)
     upgrading = node("b", ready="False", cordoned=True, labels={"nvidia.com/gpu-driver-upgrade-state": "pod-restart"})
@@ -37,14 +37,14 @@ def test_one_that_joins_or_is_being_upgraded_is_left_in_peace() -> None:
     assert not results(judged(flaps))
 
 
-def test_a_lease_that_nobody_renews_while_others_are() -> None:
+def test_stale_lease_beside_renewed_ones_is_reported() -> None:
     nodes = [node(name) for name in "abc"]
 
     assert results(judged(*nodes, lease("a", 9), lease("b", 0), lease("c", 0))) == [("NodeNotReady", "node/a")]
     assert not results(judged(*nodes, lease("a", 9), lease("b", 9), lease("c", 9)))
 
 
-def test_pods_on_a_node_that_is_gone() -> None:
+def test_pods_bound_to_a_missing_node_are_reported() -> None:
     bound = pod("x", on="a", phase="Pending")
 
     assert results(judged(node("b"), bound)) == [("GpuNodeGone", "node/a")]
@@ -53,7 +53,7 @@ def test_pods_on_a_node_that_is_gone() -> None:
     assert not results(judged(bound, missing=["Node"]))
 
 
-def test_pods_that_should_be_gone_are_what_their_node_keeps() -> None:
+def test_pods_that_an_unready_node_does_not_delete_are_affected() -> None:
     pods = [pod(f"x-{number}", on="a", metadata={"deletionTimestamp": ago(45)}) for number in range(4)]
 
     diagnosis = judged(node("a", ready="Unknown"), *pods)
@@ -63,14 +63,14 @@ def test_pods_that_should_be_gone_are_what_their_node_keeps() -> None:
     ]
 
 
-def test_a_pod_that_is_on_its_way_out_is_no_fault() -> None:
+def test_pod_that_is_being_deleted_is_ignored() -> None:
     ends = pod("x", on="a", metadata={"deletionTimestamp": ago(3)})
     ended = pod("y", on="a", phase="Succeeded", metadata={"deletionTimestamp": ago(90), "finalizers": ["a/b"]})
 
     assert not results(judged(node("a"), ends, ended))
 
 
-def test_a_kubelet_that_has_not_said_a_word_of_a_pod() -> None:
+def test_kubelet_without_a_report_about_a_pod_is_reported() -> None:
     bound = pod("x", on="a", phase="Pending", age=30)
 
     assert results(judged(node("a"), bound)) == [("KubeletDoesNotAct", "node/a")]

@@ -132,7 +132,7 @@ def rejected(name: str, reason: str, message: str, **changes: object) -> Object:
 
 
 @pytest.mark.parametrize(("reason", "message", "cause", "subject"), BY_TEXT)
-def test_each_text_is_one_cause_however_many_pods_meet_it(reason: str, message: str, cause: str, subject: str) -> None:
+def test_rejections_with_the_same_message_are_one_cause(reason: str, message: str, cause: str, subject: str) -> None:
     pods = [rejected(f"llm-{number}", reason, message) for number in range(30)]
 
     diagnosis = judged(node("a"), *makers(0), *pods)
@@ -142,12 +142,12 @@ def test_each_text_is_one_cause_however_many_pods_meet_it(reason: str, message: 
 
 
 @pytest.mark.parametrize(("reason", "message"), [row[:2] for row in BY_TEXT])
-def test_what_others_do_by_now_is_no_trouble_any_more(reason: str, message: str) -> None:
+def test_rejected_pod_that_was_replaced_is_ignored(reason: str, message: str) -> None:
     """The rejected pod only lies there."""
     assert not results(judged(node("a"), *makers(2), rejected("llm-0", reason, message)))
 
 
-def test_a_completed_job_has_no_trouble_with_a_pod_that_a_restarted_kubelet_rejected() -> None:
+def test_rejected_pod_of_a_completed_job_is_ignored() -> None:
     done = obj("Job", "train", "team", status={"conditions": [{"type": "Complete", "status": "True"}]})
     left = pod(
         "train-x",
@@ -162,13 +162,13 @@ def test_a_completed_job_has_no_trouble_with_a_pod_that_a_restarted_kubelet_reje
 
 
 @pytest.mark.parametrize("reason", ["NodeShutdown", "Terminated", "Preempting", "DeadlineExceeded", ""])
-def test_what_was_meant_to_end_is_none(reason: str) -> None:
+def test_requested_end_is_no_rejection(reason: str) -> None:
     ended = pod("x", on="a", phase="Failed", status={"reason": reason, "message": "Pod was terminated"})
 
     assert not results(judged(node("a"), ended))
 
 
-def test_a_template_that_names_a_node_is_what_has_to_be_changed() -> None:
+def test_template_that_names_a_node_is_the_object_to_change() -> None:
     template = {"spec": {"nodeName": "a", "containers": [container("main", 1)]}}
     maker = obj("Job", "train", "team", spec={"template": template})
     full = "Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 8, capacity: 8"
@@ -181,7 +181,7 @@ def test_a_template_that_names_a_node_is_what_has_to_be_changed() -> None:
     assert "the template itself names the node: nodeName a" in diagnosis.problems[0].found.evidence
 
 
-def test_the_evidence_has_what_the_node_has_now() -> None:
+def test_evidence_has_the_nodes_current_capacity() -> None:
     unhealthy = node("a", allocatable={GPU: "0"})
     left = rejected("llm-0", UNEXPECTED, BY_TEXT[2][1])
 

@@ -31,18 +31,18 @@ def runs(gpus: int = 1, **env: str) -> Object:
 @pytest.mark.parametrize(
     ("gpus", "value"), [(1, "-1"), (2, "0"), (2, "2,3"), (1, "0,1"), (1, "GPU-8dbf1c52-1111"), (1, "none")]
 )
-def test_a_variable_that_is_not_what_the_container_gets(gpus: int, value: str) -> None:
+def test_variable_that_hides_gpus_is_reported(gpus: int, value: str) -> None:
     state = node("a"), runs(gpus, CUDA_VISIBLE_DEVICES=value)
 
     assert results(judged(*state)) == [("GpusHiddenByVariable", "pod/team/x")]
 
 
 @pytest.mark.parametrize(("gpus", "value"), [(1, "0"), (2, "0,1"), (2, "1,0"), (8, "0,1,2,3,4,5,6,7"), (1, "")])
-def test_a_variable_that_says_the_same_hides_nothing(gpus: int, value: str) -> None:
+def test_variable_that_names_the_allocated_gpus_is_ignored(gpus: int, value: str) -> None:
     assert not results(judged(node("a"), runs(gpus, CUDA_VISIBLE_DEVICES=value)))
 
 
-def test_what_a_shared_gpu_or_cdi_makes_of_a_variable_is_no_fault() -> None:
+def test_variable_with_a_shared_gpu_or_cdi_is_ignored() -> None:
     sharing = {"sharing-strategy": "time-slicing", "replicas": "4", "count": "8"}
     shared = node("a", 32, labels={f"nvidia.com/gpu.{key}": value for key, value in sharing.items()})
     by_cdi = obj("ClusterPolicy", "policy", spec={"cdi": {"enabled": True}})
@@ -57,29 +57,29 @@ def test_what_a_shared_gpu_or_cdi_makes_of_a_variable_is_no_fault() -> None:
     assert results(judged(node("a"), runs(1, NVIDIA_VISIBLE_DEVICES="0"))) == [("GpusHiddenByVariable", "pod/team/x")]
 
 
-def test_a_log_that_ends_with_no_gpu() -> None:
+def test_log_that_ends_without_a_gpu_is_reported() -> None:
     assert results(judged(node("a"), runs(), logs=LOG)) == [("GpuNotInjected", "node/a")]
     assert results(judged(node("a"), NVIDIA, runs(), logs=LOG)) == [("RuntimeClassNotNamed", "pod/team/x")]
 
 
-def test_a_log_that_went_on_says_nothing() -> None:
+def test_log_that_continues_after_the_message_is_ignored() -> None:
     log = {("pod/team/x", "main"): f"{NO_CUDA}\n" + "step\n" * 20}
 
     assert not results(judged(node("a"), runs(), logs=log))
 
 
-def test_a_program_that_does_without_is_no_fault() -> None:
+def test_program_that_runs_without_a_gpu_is_ignored() -> None:
     assert not results(judged(node("a"), runs(0), logs=LOG))
 
 
-def test_another_containers_gpu_is_not_its_own() -> None:
+def test_gpu_of_another_container_is_not_requested() -> None:
     asks, wants = container("helper", 1), container("main", 0)
     mixed = pod("x", on="a", containers=[asks, wants])
 
     assert results(judged(node("a"), mixed, logs=LOG)) == [("GpuNotRequested", "pod/team/x")]
 
 
-def test_access_that_was_lost_is_the_nodes() -> None:
+def test_lost_access_is_a_fault_of_the_node() -> None:
     pods = [pod(name, on="a") for name in ("x", "y")]
     logs = {(f"pod/team/{name}", "main"): "Failed to initialize NVML: Unknown Error" for name in ("x", "y")}
 
@@ -89,7 +89,7 @@ def test_access_that_was_lost_is_the_nodes() -> None:
     assert len(diagnosis.problems[0].found.affected) == 2
 
 
-def test_mig_slices_are_not_counted_as_cards() -> None:
+def test_mig_instances_are_not_counted_as_gpus() -> None:
     mig = {"nvidia.com/mig-1g.10gb": "2"}
     variables = [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]
     sliced = node("a", allocatable={GPU: "0", **mig}, capacity={GPU: "0", **mig})
@@ -103,7 +103,7 @@ def test_mig_slices_are_not_counted_as_cards() -> None:
 @pytest.mark.parametrize(
     ("default", "cdi", "cause"), [("runc", False, ["RuntimeClassNotNamed"]), ("runc", True, []), ("nvidia", False, [])]
 )
-def test_a_default_runtime_that_knows_of_no_gpu(default: str, cdi: bool, cause: list[str]) -> None:
+def test_default_runtime_without_gpu_support_is_the_cause(default: str, cdi: bool, cause: list[str]) -> None:
     seen = {"runtime": {"name": "containerd 1.7.28", "config": "/etc/c.toml", "default": default, "cdi": cdi}}
     looked = node("a", annotations=recorded(status="pass", severity="PASS", inventory=seen))
 
@@ -112,7 +112,7 @@ def test_a_default_runtime_that_knows_of_no_gpu(default: str, cdi: bool, cause: 
 
 
 @pytest.mark.parametrize("reason", ["DeviceFileMissing", "DeviceFileWrong"])
-def test_a_device_file_that_the_node_lacks_explains_it(reason: str) -> None:
+def test_missing_device_file_of_the_node_is_the_cause(reason: str) -> None:
     lacks = node("a", annotations=recorded(reason, detail="no /dev/nvidia-uvm"))
 
     diagnosis = judged(lacks, runs(), logs=LOG)

@@ -71,7 +71,7 @@ def toolkit(config: str = "/etc/containerd", socket: str = "/run/containerd", **
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_node_without_the_handler_is_named_once(text: str) -> None:
+def test_node_without_the_handler_is_reported_once(text: str) -> None:
     pods = [stuck(f"trainer-{number}") for number in range(5)]
     events = [event(pod, "FailedCreatePodSandBox", text, count=20) for pod in pods]
 
@@ -81,12 +81,12 @@ def test_a_node_without_the_handler_is_named_once(text: str) -> None:
     assert len(diagnosis.problems[0].found.affected) == 5
 
 
-def test_a_list_of_handlers_is_enough_once_the_events_are_gone() -> None:
+def test_kubelets_list_of_handlers_is_enough_without_events() -> None:
     assert results(judged(node("a", handlers=("", "runc")), NVIDIA, stuck())) == [("RuntimeHandlerMissing", "node/a")]
     assert not results(judged(node("a"), NVIDIA, stuck()))
 
 
-def test_a_container_that_was_refused_later_tells_it_too() -> None:
+def test_message_of_a_container_state_names_the_missing_handler() -> None:
     state = waiting("CreateContainerError", 'failed to get sandbox runtime: no runtime for "nvidia" is configured')
     held = pod("x", on="a", phase="Pending", spec={"runtimeClassName": "nvidia"}, states=[state])
 
@@ -94,7 +94,7 @@ def test_a_container_that_was_refused_later_tells_it_too() -> None:
 
 
 @pytest.mark.parametrize("progress", ["Pulling", "Pulled", "Created", "Started"])
-def test_a_pod_that_has_gone_on_has_no_trouble(progress: str) -> None:
+def test_event_before_the_pods_progress_is_ignored(progress: str) -> None:
     held = stuck()
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], minutes=9, count=20)
     later = event(held, progress, "on it", minutes=1, warning=False)
@@ -102,14 +102,14 @@ def test_a_pod_that_has_gone_on_has_no_trouble(progress: str) -> None:
     assert not results(judged(node("a", handlers=None), NVIDIA, held, fields, later))
 
 
-def test_an_event_about_a_pod_of_the_same_name_before_it_says_nothing() -> None:
+def test_event_about_an_earlier_pod_of_the_same_name_is_ignored() -> None:
     held = stuck()
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=20, uid="another")
 
     assert not results(judged(node("a", handlers=None), NVIDIA, held, fields))
 
 
-def test_a_node_or_a_pod_that_is_just_being_set_up_is_left_in_peace() -> None:
+def test_new_node_or_pod_is_not_reported() -> None:
     new = node("a", handlers=("runc",))
     new["metadata"]["creationTimestamp"] = ago(4)
     held, young = stuck(), stuck("young", age=0.5)
@@ -122,7 +122,7 @@ def test_a_node_or_a_pod_that_is_just_being_set_up_is_left_in_peace() -> None:
 @pytest.mark.parametrize(
     ("asked", "has"), [("Nvidia", "nvidia"), ("nvidia", "nvidia-container-runtime"), ("nvdia", "nvidia")]
 )
-def test_a_class_with_an_unknown_handler_is_the_fault(asked: str, has: str) -> None:
+def test_runtime_class_with_a_misspelt_handler_is_the_cause(asked: str, has: str) -> None:
     named = obj("RuntimeClass", "gpu-nvidia", handler=asked)
     held = [stuck(f"x-{on}", on=on, runtime_class="gpu-nvidia") for on in "ab"]
     events = [event(entry, "FailedCreatePodSandBox", NO_RUNTIME.format(asked), count=9) for entry in held]
@@ -131,7 +131,7 @@ def test_a_class_with_an_unknown_handler_is_the_fault(asked: str, has: str) -> N
     assert results(judged(*nodes, named, *held, *events)) == [("RuntimeClassHandlerWrong", "runtimeclass/gpu-nvidia")]
 
 
-def test_a_pod_without_a_gpu_on_a_node_without_one_needs_another_class() -> None:
+def test_pod_without_a_gpu_on_a_node_without_one_needs_another_class() -> None:
     plain = pod(
         "x",
         0,
@@ -159,7 +159,7 @@ def plugin_of(on: str) -> list[Object]:
 PLUGIN_LABEL = "nvidia-device-plugin-ds"
 
 
-def test_where_no_node_tells_of_gpus_yet_a_plugin_that_can_not_start_is_why() -> None:
+def test_plugin_that_cannot_start_hides_the_gpus_of_all_nodes() -> None:
     diagnosis = judged(node("box", None, **K3S), *plugin_of("box"))
 
     assert results(diagnosis) == [("RuntimeHandlerMissing", "node/box")]
@@ -200,7 +200,7 @@ BY_HAND: list[tuple[str, Object, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), [pair[1:] for pair in BY_HAND], ids=[pair[0] for pair in BY_HAND])
-def test_each_distribution_is_mended_in_its_own_way(changes: Object, words: str) -> None:
+def test_steps_on_the_node_depend_on_its_distribution(changes: Object, words: str) -> None:
     (problem,) = judged(node("a", **({"handlers": ("", "runc")} | changes)), NVIDIA, stuck()).problems
     (commands,) = [text for text in problem.found.remedy if "kubectl get node" not in text]
 
@@ -208,20 +208,20 @@ def test_each_distribution_is_mended_in_its_own_way(changes: Object, words: str)
     assert words.startswith("`nvidia-ctk") or "nvidia-ctk" not in commands
 
 
-def test_a_plugin_on_a_node_without_gpus_needs_a_selector() -> None:
+def test_plugin_on_a_node_without_gpus_needs_a_selector() -> None:
     diagnosis = judged(node("box", None, **K3S), node("a"), *plugin_of("box"))
 
     assert ("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia") in results(diagnosis)
 
 
-def test_the_handlers_of_others_are_not_ours_to_judge() -> None:
+def test_handler_that_is_not_for_gpus_is_ignored() -> None:
     plain = pod("x", 0, on="a", phase="Pending", spec={"runtimeClassName": "gvisor"}, states=[waiting("Pending")])
     fields = event(plain, "FailedCreatePodSandBox", NO_RUNTIME.format("runsc"), count=9)
 
     assert not results(judged(node("a"), obj("RuntimeClass", "gvisor", handler="runsc"), plain, fields))
 
 
-def test_a_toolkit_that_configures_another_runtime_is_the_root_cause() -> None:
+def test_toolkit_that_configures_another_runtime_is_the_cause() -> None:
     k3s = node("a", handlers=("", "runc"), runtime="containerd://2.1.4-k3s1", kubelet="v1.33.4+k3s1")
     policy = obj("ClusterPolicy", "policy", spec={"toolkit": {"env": [{"name": "NVIDIA_RUNTIME_NAME", "value": "n"}]}})
 
@@ -239,14 +239,14 @@ def test_a_toolkit_that_configures_another_runtime_is_the_root_cause() -> None:
     )
 
 
-def test_a_toolkit_that_writes_where_the_kubelet_reads_is_not_to_blame() -> None:
+def test_toolkit_that_writes_the_kubelets_file_is_not_the_cause() -> None:
     k3s = node("a", handlers=("", "runc"), runtime="containerd://2.1.4-k3s1", kubelet="v1.33.4+k3s1")
     right = toolkit(socket="/var/run/k3s/containerd")
 
     assert results(judged(k3s, NVIDIA, stuck(), right)) == [("RuntimeHandlerMissing", "node/a")]
 
 
-def test_the_agents_finding_is_reported_with_its_fix() -> None:
+def test_finding_of_the_agent_is_evidence_and_names_the_file() -> None:
     detail = (
         "/etc/containerd/config.toml, line 9 has it, but another containerd reads that file; "
         "the kubelet's containerd reads /var/lib/k8s-containerd/k8s-containerd/etc/containerd/config.toml: "
@@ -293,7 +293,7 @@ def test_command_in_a_record_is_never_printed(command: str) -> None:
         assert command not in str(problem.found)
 
 
-def test_without_an_operator_a_host_toolkit_may_configure_another_runtime() -> None:
+def test_host_toolkit_that_configures_another_runtime_is_the_cause() -> None:
     message_there = (
         f"/etc/two.toml, line 9 has it, but another containerd reads that file; the kubelet's containerd reads {EITHER}"
     )
@@ -315,7 +315,7 @@ def test_without_an_operator_a_host_toolkit_may_configure_another_runtime() -> N
         (("True", 3), [("RuntimeHandlerMissing", "node/a")]),
     ],
 )
-def test_a_young_node_is_left_in_peace_while_its_toolkit_is_at_work(
+def test_new_node_is_not_reported_until_its_toolkit_is_ready(
     ready: tuple[str, float] | None, causes: list[tuple[str, str]]
 ) -> None:
     new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", detail=EITHER))
@@ -326,7 +326,7 @@ def test_a_young_node_is_left_in_peace_while_its_toolkit_is_at_work(
     assert results(judged(new, NVIDIA, held, fields, toolkit(), *its)) == causes
 
 
-def test_a_new_node_without_a_toolkit_is_reported_at_once() -> None:
+def test_new_node_without_a_toolkit_is_reported_at_once() -> None:
     held = stuck(age=4)
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
     new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", detail=EITHER))
@@ -346,7 +346,7 @@ def operator_pod(status: str = "True", minutes: float = 300) -> Object:
     return pod("toolkit-x", 0, on="a", namespace="gpu-operator", conditions=conditions, age=4, **owner, **ends)
 
 
-def test_what_our_agent_saw_is_a_cause_even_when_nothing_waits() -> None:
+def test_finding_of_the_agent_is_a_cause_without_waiting_pods() -> None:
     seen = node(
         "a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", detail="/etc/containerd/config.toml: x")
     )
@@ -355,7 +355,7 @@ def test_what_our_agent_saw_is_a_cause_even_when_nothing_waits() -> None:
     assert not results(judged(seen, NVIDIA, pod("works", on="a")))
 
 
-def test_components_that_wait_for_the_handler_are_its_consequences() -> None:
+def test_component_that_waits_for_the_handler_is_a_consequence() -> None:
     name = "nvidia-device-plugin-daemonset"
     waits = stuck("plugin-x", namespace="gpu-operator", labels={"app": name}, containers=[container("plugin")])
     fields = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=50)
@@ -371,7 +371,7 @@ def job(name: str, runtime_class: str, **status: Any) -> Object:
     return obj("Job", name, "team", spec={"parallelism": 2, "template": template}, status=status)
 
 
-def test_a_class_that_is_not_there_keeps_pods_from_being_made() -> None:
+def test_missing_runtime_class_is_the_cause_of_refused_pods() -> None:
     waits = job("train", "nvidia")
     refused = 'Error creating: pods "train-" is forbidden: pod rejected: RuntimeClass "nvidia" not found'
 
@@ -382,11 +382,11 @@ def test_a_class_that_is_not_there_keeps_pods_from_being_made() -> None:
     assert not results(judged(node("a"), job("train", "nvidia", succeeded=2)))
 
 
-def test_what_nobody_listed_is_not_taken_for_what_is_not_there() -> None:
+def test_unlisted_runtime_classes_are_not_missing() -> None:
     assert not results(judged(node("a"), job("train", "nvidia"), missing=["RuntimeClass"]))
 
 
-def test_a_pod_that_works_has_no_use_for_what_was_said() -> None:
+def test_old_message_about_a_running_pod_is_ignored() -> None:
     works = pod("x", on="a", spec={"runtimeClassName": "nvidia"})
     works["status"]["containerStatuses"][0]["lastState"] = {"terminated": terminated(128, "StartError", TEXTS[0])}
 
@@ -395,13 +395,13 @@ def test_a_pod_that_works_has_no_use_for_what_was_said() -> None:
     )
 
 
-def test_the_reasons_of_our_agent_are_its_own() -> None:
+def test_reasons_in_the_record_are_declared_by_checks() -> None:
     known = {reason.name for check in CHECKS for reason in check.reasons}
 
     assert set(RECORD_REASONS) <= known
 
 
-def test_what_our_agent_saw_of_both_runtimes_is_enough() -> None:
+def test_inventory_of_two_runtimes_shows_where_the_toolkit_writes() -> None:
     own, other = "/var/lib/k8s-containerd/etc/containerd/config.toml", "/etc/containerd/config.toml"
     socket = "/var/lib/k8s-containerd/run/containerd/containerd.sock"
     runtime = {"config": own, "socket": socket, "handlers": ["runc"], "others": [other], "nvidia_in": [other]}
@@ -428,9 +428,7 @@ SOCKET = "/run/own/containerd.sock"
     ],
     ids=["another socket", "the toolkit's socket", "an older record"],
 )
-def test_the_recorded_socket_tells_which_runtime_the_toolkit_should_configure(
-    inventory: Object, causes: list[str]
-) -> None:
+def test_recorded_socket_is_the_target_of_the_toolkit(inventory: Object, causes: list[str]) -> None:
     annotations = recorded(inventory={"runtime": inventory | {"config": "/etc/containerd/config.toml"}})
     diagnosis = judged(node("a", handlers=("", "runc"), annotations=annotations), NVIDIA, stuck(), toolkit())
     steps = " ".join(diagnosis.problems[0].found.remedy)
@@ -440,7 +438,7 @@ def test_the_recorded_socket_tells_which_runtime_the_toolkit_should_configure(
     assert "SOCKET by them" not in steps
 
 
-def test_of_many_nodes_the_recorded_files_are_in_the_common_step() -> None:
+def test_common_step_of_many_nodes_names_the_recorded_files() -> None:
     annotations = recorded(inventory={"runtime": {"config": "/etc/own/config.toml", "socket": SOCKET}})
     nodes = [node(f"n-{number}", handlers=("", "runc"), annotations=annotations) for number in range(9)]
     pods = [stuck(f"trainer-{number}", on=f"n-{number}") for number in range(9)]
@@ -450,7 +448,7 @@ def test_of_many_nodes_the_recorded_files_are_in_the_common_step() -> None:
     assert not any("CONFIG and SOCKET" in step for step in texts)
 
 
-def test_many_nodes_that_lack_it_are_one_find_with_each_of_them_beneath() -> None:
+def test_many_nodes_without_the_handler_are_one_cause() -> None:
     nodes = [node(f"n-{number}", handlers=("", "runc")) for number in range(20)]
     pods = [stuck(f"trainer-{number}", on=f"n-{number}") for number in range(20)]
 
@@ -470,9 +468,7 @@ def test_many_nodes_that_lack_it_are_one_find_with_each_of_them_beneath() -> Non
         ("unix:///run/containerd/containerd.sock", "/run/k3s/containerd", True),
     ],
 )
-def test_the_kubelets_socket_tells_which_runtime_the_toolkit_should_configure(
-    kubelets: str, toolkits: str, blamed: bool
-) -> None:
+def test_kubeadms_socket_is_the_target_of_the_toolkit(kubelets: str, toolkits: str, blamed: bool) -> None:
     fields_by = {"kubeadm.alpha.kubernetes.io/cri-socket": kubelets}
     seen = node("a", handlers=("", "runc"), annotations=fields_by)
     whole = toolkit(socket=toolkits)
@@ -485,7 +481,7 @@ def test_the_kubelets_socket_tells_which_runtime_the_toolkit_should_configure(
         assert causes == ["ToolkitConfiguresAnotherRuntime" if blamed else "RuntimeHandlerMissing"]
 
 
-def test_a_toolkit_that_finds_no_runtime_at_its_socket_looks_for_another_than_the_kubelets() -> None:
+def test_toolkit_without_a_runtime_at_its_socket_configures_another_runtime() -> None:
     whole = toolkit()
     words = (
         "error running nvidia-toolkit: unable to restart containerd: unable to dial: dial unix /runtime/sock-dir/"
@@ -513,7 +509,7 @@ def test_a_toolkit_that_finds_no_runtime_at_its_socket_looks_for_another_than_th
 
 
 @pytest.mark.parametrize(("age", "found"), [(60.0, [("RuntimeHandlerMissing", "node/a")]), (5.0, [])])
-def test_without_the_nodes_a_pod_that_has_waited_long_tells(age: float, found: list[tuple[str, str]]) -> None:
+def test_pod_that_waited_long_is_enough_without_nodes(age: float, found: list[tuple[str, str]]) -> None:
     waits = stuck(age=age)
     fields = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=90)
 
@@ -530,7 +526,7 @@ UNIMPLEMENTED = (
 
 
 @pytest.mark.parametrize("reason", ["RuntimeCriDisabled", "DefaultRuntimeUndefined", "RuntimeConfigMalformed"])
-def test_a_runtime_with_an_invalid_configuration_is_the_root_cause(reason: str) -> None:
+def test_unloadable_configuration_is_the_cause(reason: str) -> None:
     down = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", reason, detail=EITHER))
     down["status"]["conditions"] = [condition("Ready", "False", minutes=30, reason="KubeletNotReady")]
     held, unreached = stuck(), stuck("unreached")
@@ -550,7 +546,7 @@ def test_a_runtime_with_an_invalid_configuration_is_the_root_cause(reason: str) 
     ]
 
 
-def test_of_two_such_faults_one_follows_from_the_other() -> None:
+def test_second_unloadable_fault_follows_from_the_first() -> None:
     seen = node("a", handlers=(), annotations=recorded("DefaultRuntimeUndefined", "RuntimeCriDisabled", detail=EITHER))
 
     (problem,) = judged(seen, NVIDIA, stuck()).problems
@@ -559,7 +555,7 @@ def test_of_two_such_faults_one_follows_from_the_other() -> None:
     assert ("DefaultRuntimeUndefined", "node/a") in consequences(problem)
 
 
-def test_where_everything_works_the_next_restart_is_no_cause_yet() -> None:
+def test_unloadable_configuration_of_a_working_node_is_no_cause() -> None:
     assert not results(
         judged(node("a", annotations=recorded("RuntimeCriDisabled", detail=EITHER)), NVIDIA, pod("works", on="a"))
     )

@@ -237,7 +237,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("state", "expected"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
-def test_each_state_tells_its_cause_and_no_other(state: list[Object], expected: tuple[str, str]) -> None:
+def test_state_has_its_cause_and_no_other(state: list[Object], expected: tuple[str, str]) -> None:
     assert results(judged(*state)) == [expected]
 
 
@@ -304,7 +304,7 @@ def test_intended_states_have_no_causes(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
-def test_a_policy_stands_beneath_the_operand_that_it_waits_for() -> None:
+def test_policy_is_a_consequence_of_the_operand_that_it_waits_for() -> None:
     crashed = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": terminated(1)}}
     broken = operand(PLUGIN, "a", states=[{"name": f"{PLUGIN}-ctr", "ready": False, "restartCount": 9, **crashed}])
     state = [entry for entry in with_policy(NOT_READY) if entry["metadata"]["name"] != f"{PLUGIN}-a"]

@@ -84,12 +84,12 @@ def test_a_faulty_node_that_accepts_work_comes_first_and_is_cordoned_first() -> 
         (tainted(STARTUP), "NodeAwaitsFirstLook"),
     ],
 )
-def test_what_stands_on_a_node_keeps_it_from_work(state: Object, causes: str) -> None:
+def test_taint_of_a_node_is_reported(state: Object, causes: str) -> None:
     assert results(judged(state)) == [(causes, "node/a")]
 
 
 @pytest.mark.parametrize("state", [tainted(MAINTENANCE, "l2", annotations=run(-20)), tainted(STARTUP, age=4)])
-def test_a_run_and_a_first_look_that_are_on_their_way_are_no_fault(state: Object) -> None:
+def test_active_run_or_first_check_cycle_is_no_fault(state: Object) -> None:
     assert results(judged(state)) == []
 
 
@@ -114,7 +114,7 @@ def test_pods_that_the_gate_refused_are_evidence() -> None:
     ("running", "minutes", "found"),
     [("reboot", None, True), ("reboot", 5, True), ("reboot", -5, False), ("drain the node", None, False)],
 )
-def test_a_reboot_that_a_dead_reset_requested(running: str, minutes: float | None, found: bool) -> None:
+def test_reboot_requested_by_an_ended_reset_is_reported(running: str, minutes: float | None, found: bool) -> None:
     annotations = {RESET_RESULT: json.dumps({"running": running})}
     annotations |= run(minutes) if minutes is not None else {}
 
@@ -137,7 +137,9 @@ DCGM = "nvidia.com/gpu.deploy.dcgm"
         ("false", "nonsense", None, False),
     ],
 )
-def test_operands_that_a_dead_reset_left_off(label: str, operands: object, minutes: float | None, found: bool) -> None:
+def test_operands_switched_off_by_an_ended_reset_are_reported(
+    label: str, operands: object, minutes: float | None, found: bool
+) -> None:
     annotations = {RESET_COMMAND: json.dumps({"holder": "x", "operands": operands, "renewed": "x"})}
     annotations |= run(minutes) if minutes is not None else {}
 

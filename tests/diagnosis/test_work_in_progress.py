@@ -169,11 +169,11 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_none_of_it_is_a_fault(state: list[Object]) -> None:
+def test_work_in_progress_is_no_fault(state: list[Object]) -> None:
     assert not results(judged(*NODES, *state))
 
 
-def test_nor_is_all_of_it_together() -> None:
+def test_all_work_in_progress_together_is_no_fault() -> None:
     objects = {(entry["kind"], entry["metadata"]["name"]): entry for state in STATES.values() for entry in state}
 
     assert not results(judged(*NODES, *objects.values()))

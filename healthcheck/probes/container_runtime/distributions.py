@@ -31,7 +31,7 @@ _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")
 class RuntimePaths(Struct, frozen=True):
     """Paths of the file and the socket of a container runtime that a distribution includes.
 
-    `kubelet_folder` contains the kubelet's drop-ins. `variables` name folders in the flags of a snap.
+    `kubelet_folder` contains the kubelet's drop-ins.
     """
 
     distribution: str
@@ -39,7 +39,6 @@ class RuntimePaths(Struct, frozen=True):
     socket: str
     kind: str = CONTAINERD
     kubelet_folder: str = ""
-    variables: tuple[tuple[str, str], ...] = ()
 
 
 def _ranchers(distribution: str, name: str) -> RuntimePaths:
@@ -62,7 +61,6 @@ LAYOUTS = (
         MICROK8S,
         f"{_MICROK8S_DATA}/args/containerd.toml",
         f"{_MICROK8S_COMMON}/run/containerd.sock",
-        variables=(("SNAP_DATA", _MICROK8S_DATA), ("SNAP_COMMON", _MICROK8S_COMMON)),
     ),
     RuntimePaths(K0S, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock"),
     # Folder of the option containerd-base-dir, with and without a subfolder (1.35, 1.36).

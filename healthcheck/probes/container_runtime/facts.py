@@ -63,8 +63,6 @@ class Handler(_Fact, frozen=True):
     binary: str = ""
     systemd_cgroup: bool | None = None
     """Whether the cgroup driver is systemd; None if it is not set, as for a containerd handler without options."""
-    privileged_without_host_devices: bool = False
-    """Whether a privileged container gets only the devices assigned to it."""
 
 
 class RuntimeConfiguration(_Fact, frozen=True):
@@ -130,8 +128,6 @@ class Toolkit(_Fact, frozen=True):
     """Path of ldconfig in the file, as `@/sbin/ldconfig`. With @, it is a path of the host."""
     missing: tuple[str, ...] = ()
     """Host paths in the configuration that do not exist."""
-    envvar_when_unprivileged: bool = True
-    volume_mounts: bool = False
     problem: ConfigurationProblem | None = None
 
 

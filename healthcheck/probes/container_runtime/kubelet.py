@@ -6,9 +6,6 @@ order of their names. Kubernetes: kubelet-config-file, and mergeKubeletConfigura
 
 from __future__ import annotations
 
-import functools
-import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from msgspec import Struct
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import distributions, processes
-from healthcheck.probes.container_runtime.distributions import RuntimePaths
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import K0S, K3S, KUBELET, KUBELITE, RKE2, Process, flag_of
 from healthcheck.text import documents
@@ -31,12 +27,6 @@ _ENDPOINT, _CGROUP_DRIVER = "containerRuntimeEndpoint", "cgroupDriver"
 _SYSTEMD = "systemd"
 _DROP_IN = ".conf"
 _LONGEST = 1024
-_LONGEST_LINE = 1 << 14
-"""Most characters of a line of flags."""
-_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
-_OPTIONS_OF_K3S = ("/etc/rancher/k3s/config.yaml", "/etc/rancher/rke2/config.yaml")
-_DOCKER_IN_K3S = "/run/k3s/cri-dockerd/cri-dockerd.sock"
-"""Socket of k3s with `docker: true`, in which k3s connects the kubelet to Docker."""
 
 
 class KubeletSettings(Struct, frozen=True):
@@ -73,8 +63,6 @@ def settings_of(root: Path, kubelet: Process) -> KubeletSettings:
     layout = distributions.layout_of(distributions.by_kubelet(kubelet))
     own = processes.root_of(root, kubelet)
     arguments = kubelet.arguments
-    if file := flag_of(arguments, "kubelet-args-file"):
-        arguments = _flags_in(own, file, layout)
     config = flag_of(arguments, "config")
     options, files = _options(
         own, config, flag_of(arguments, "config-dir") or (layout.kubelet_folder if layout else "")
@@ -84,8 +72,6 @@ def settings_of(root: Path, kubelet: Process) -> KubeletSettings:
         source = f"--container-runtime-endpoint of {kubelet.name}"
     elif endpoint := _text(options, _ENDPOINT):
         source = f"{_ENDPOINT} in {files[_ENDPOINT]}"
-    elif kubelet.name.startswith((K3S, RKE2)) and (of_k3s := _of_k3s(own)):
-        endpoint, source = of_k3s
     else:
         endpoint, source = layout.socket if layout else distributions.STANDARD_SOCKET, f"default of {kubelet.name}"
         is_default = True
@@ -109,53 +95,6 @@ def _options(root: Path, config: str, folder: str) -> tuple[Table, dict[str, str
         for key in {_ENDPOINT, _CGROUP_DRIVER} & table.keys():
             options[key], files[key] = table[key], file
     return options, files
-
-
-def _of_k3s(root: Path) -> tuple[str, str] | None:
-    """Return the endpoint and its source from k3s's own configuration file.
-
-    Versions before 1.32 write no drop-ins and hide their flags, so this file may be the only source.
-    """
-    for file in _OPTIONS_OF_K3S:
-        try:
-            options = documents.yaml_object(host_files.read(root, file)[0])
-        except (OSError, MalformedError):
-            continue
-        if endpoint := _text(options, "container-runtime-endpoint"):
-            return endpoint, f"container-runtime-endpoint in {file}"
-        if options.get("docker") is True:
-            return _DOCKER_IN_K3S, f"docker in {file}"
-    return None
-
-
-def _flags_in(root: Path, file: str, layout: RuntimePaths | None) -> tuple[str, ...]:
-    """Return the words in a file of flags, with the variables of a snap replaced by its folders."""
-    try:
-        words = _arguments(host_files.read(root, file)[0])
-    except OSError:
-        return ()
-    for name, folder in layout.variables if layout else ():
-        words = tuple(word.replace(f"${{{name}}}", folder).replace(f"${name}", folder) for word in words)
-    return words
-
-
-@functools.lru_cache(maxsize=32)
-def _arguments(raw: bytes) -> tuple[str, ...]:
-    """Return the words of a file of flags: one flag per line, or systemd's form `NAME="--flag=value …"`."""
-    words: list[str] = []
-    for line in raw.decode("utf-8", "replace").splitlines():
-        for word in _words(line):
-            words += _words(word.partition("=")[2]) if _VARIABLE.match(word) else [word]
-    return tuple(printable(word) for word in words)
-
-
-def _words(line: str) -> list[str]:
-    if len(line) > _LONGEST_LINE:
-        return []
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:  # an unclosed quotation mark
-        return line.split()
 
 
 def _program(process: Process) -> str:

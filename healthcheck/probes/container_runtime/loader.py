@@ -176,7 +176,6 @@ def _handlers(runtimes: Mapping[str, Any]) -> Iterator[Handler]:
             _text(table.get("runtime_type")),
             _text(binary),
             driver if isinstance(driver, bool) else None,
-            table.get("privileged_without_host_devices") is True,
         )
 
 

@@ -20,12 +20,16 @@ STANDARD_FILE = "/etc/nvidia-container-runtime/config.toml"
 OPERATORS_FILE = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
 _OPERATORS_FOLDER = "/usr/local/nvidia/toolkit/"
 _RUNTIME, _CLI = "nvidia-container-runtime", "nvidia-container-cli"
-_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-_VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 _TYPES: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys((_CLI, _RUNTIME), (dict, "a table")),
     **dict.fromkeys(("root", "ldconfig", "mode"), (str, "a string")),
-    **dict.fromkeys((_ENVVAR, _VOLUME_MOUNTS), (bool, "true or false")),
+    **dict.fromkeys(
+        (
+            "accept-nvidia-visible-devices-envvar-when-unprivileged",
+            "accept-nvidia-visible-devices-as-volume-mounts",
+        ),
+        (bool, "true or false"),
+    ),
 }
 
 
@@ -75,8 +79,6 @@ def _from_table(root: Path, path: str, table: Table) -> Toolkit:
         driver_root,
         ldconfig,
         (*named_paths.missing(root, [driver_root]), *_missing_ldconfig(root, ldconfig)),
-        table.get(_ENVVAR, True),
-        table.get(_VOLUME_MOUNTS, False),
     )
 
 

@@ -56,7 +56,7 @@ EXPECTED = {
     ),
     "microk8s": (
         *("MicroK8s", "snap.microk8s.daemon-containerd.service", MICROK8S_SOCKET),
-        "--container-runtime-endpoint of kubelite",
+        "default of kubelite",
         "/var/snap/microk8s/6089/args/containerd.toml",
     ),
     "k8s-snap": (

@@ -173,18 +173,18 @@ def test_report_of_each_runtime_is_read(
         assert answer_of(one) == RuntimeAnswer(Live(name, number, "", expected), why_not_loaded=NO_LOADER)
 
 
-def test_a_runtime_that_is_not_ready_says_why(short_root: Path) -> None:
+def test_runtime_that_is_not_ready_has_its_reason(short_root: Path) -> None:
     condition = {"type": "RuntimeReady", "reason": "DockerDaemonNotReady", "message": "docker: is it running?\n"}
     with asked(short_root, GOOD[0], {"status": {"conditions": [condition]}}) as one:
         answer = live(one)
     assert answer.not_ready == "DockerDaemonNotReady: docker: is it running?\\n"
 
 
-def test_one_without_a_word_about_it_is_not_ready_all_the_same() -> None:
+def test_runtime_without_a_ready_status_is_not_ready() -> None:
     assert read_status({}, {"status": {"conditions": [{"type": "RuntimeReady"}]}}).not_ready == "RuntimeReady is false"
 
 
-def test_an_answer_without_that_condition_is_none(short_root: Path) -> None:
+def test_answer_without_the_ready_condition_is_an_error(short_root: Path) -> None:
     with asked(short_root, {}, {}) as one:
         answer = answer_of(one)
     assert answer.why_not_live == "the container runtime does not report its condition RuntimeReady"
@@ -196,14 +196,14 @@ def test_passwords_of_registries_are_not_kept(short_root: Path) -> None:
         assert "hunter2" not in repr(one.status.ask(FACTS))
 
 
-def test_a_look_never_waits_and_the_next_has_the_answer(short_root: Path) -> None:
+def test_probe_does_not_wait_and_the_next_one_has_the_answer(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
         assert one.look(FACTS) is None
         assert one.look(FACTS) == GOOD[2]
         assert one.times == 1
 
 
-def test_while_one_is_asked_nobody_else_is(short_root: Path) -> None:
+def test_only_one_request_is_in_progress(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
         one.server.holds.clear()
         assert [one.status.read(FACTS) for _ in range(3)] == [None] * 3
@@ -212,7 +212,7 @@ def test_while_one_is_asked_nobody_else_is(short_root: Path) -> None:
         assert one.times == 1
 
 
-def test_an_answer_is_good_for_an_hour(short_root: Path) -> None:
+def test_answer_is_requested_again_after_an_hour(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
         for seconds, times in [(0, 1), (300, 1), (ASKED_AGAIN_SECONDS - 1, 1), (ASKED_AGAIN_SECONDS, 2)]:
             one.now = 1000.0 + seconds
@@ -220,7 +220,7 @@ def test_an_answer_is_good_for_an_hour(short_root: Path) -> None:
             assert (seconds, one.times) == (seconds, times)
 
 
-def test_files_that_changed_are_asked_about_at_once_and_what_was_loaded_still_is(short_root: Path) -> None:
+def test_changed_files_cause_a_new_request_and_the_answer_stays(short_root: Path) -> None:
     edited = replace(FACTS, files=(replace(FILE, written=FILE.written + 1),))
     with asked(short_root, *GOOD[:2]) as one:
         one.look(FACTS)
@@ -228,7 +228,7 @@ def test_files_that_changed_are_asked_about_at_once_and_what_was_loaded_still_is
         assert one.times == 2
 
 
-def test_another_process_is_asked_at_once_and_the_answer_of_the_last_is_none_of_its_own(short_root: Path) -> None:
+def test_another_process_is_asked_at_once_without_the_earlier_answer(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
         one.look(FACTS)
         assert one.look(replace(FACTS, since_boot=500.0)) is None
@@ -245,7 +245,7 @@ def test_another_process_is_asked_at_once_and_the_answer_of_the_last_is_none_of_
     ],
     ids=["not ready", "no answer"],
 )
-def test_what_is_not_as_it_should_be_is_asked_again_soon(short_root: Path, status: Json) -> None:
+def test_failure_is_requested_again_soon(short_root: Path, status: Json) -> None:
     with asked(short_root, GOOD[0], status) as one:
         for seconds, times in [(0, 1), (TRIED_AGAIN_SECONDS - 1, 1), (TRIED_AGAIN_SECONDS, 2)]:
             one.now = 1000.0 + seconds
@@ -253,13 +253,13 @@ def test_what_is_not_as_it_should_be_is_asked_again_soon(short_root: Path, statu
             assert (seconds, one.times) == (seconds, times)
 
 
-def test_where_nobody_listens_is_harmless_and_tried_again(short_root: Path) -> None:
+def test_socket_without_a_listener_is_reported(short_root: Path) -> None:
     status = RuntimeStatus(short_root, clock=lambda: 0.0)
     facts = with_answer(Host(short_root, ask_container_runtime=status.ask), FACTS)
     assert (facts.live, facts.why_not_live) == (None, f"{SOCKET}: No such file or directory")
 
 
-def test_the_answer_is_shown_with_the_file_values(short_root: Path) -> None:
+def test_answer_completes_the_facts(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
         host = Host(short_root, ask_container_runtime=one.status.read)
         assert with_answer(host, FACTS) == replace(FACTS, why_not_live=NOT_YET, why_not_loaded=NOT_YET)
@@ -267,7 +267,7 @@ def test_the_answer_is_shown_with_the_file_values(short_root: Path) -> None:
         assert with_answer(host, FACTS) == replace(FACTS, live=GOOD[2], why_not_loaded=NO_LOADER)
 
 
-def test_without_a_socket_there_is_nobody_to_ask(short_root: Path) -> None:
+def test_runtime_without_a_socket_is_not_asked(short_root: Path) -> None:
     facts = ContainerRuntime(why_none="no kubelet")
     assert with_answer(Host(short_root, ask_container_runtime=RuntimeStatus(short_root).ask), facts) == facts
 
@@ -281,14 +281,14 @@ JSON = st.recursive(
 
 
 @given(JSON.map(json.dumps) | st.text() | st.just("[" * 100_000))
-def test_whatever_its_configuration_says_is_taken_in(config: str) -> None:
+def test_any_configuration_is_read_as_short_printable_text(config: str) -> None:
     answer = read_status({}, {"status": READY, "info": [{"key": "config", "value": config}]})
     known = answer.configuration or RuntimeConfiguration()
     texts = [known.default, *known.cdi_folders, *(text for each in known.handlers for text in (each.name, each.binary))]
     assert [text for text in texts if not text.isprintable() or len(text) > 200] == []
 
 
-def test_ten_thousand_handlers_are_too_many() -> None:
+def test_number_of_handlers_is_limited() -> None:
     status = {"status": READY} | handlers(*(f"h{number}" for number in range(10_000)))
     configuration = read_status({}, status).configuration
     assert configuration is not None
@@ -296,7 +296,7 @@ def test_ten_thousand_handlers_are_too_many() -> None:
 
 
 @pytest.mark.parametrize("saved_tree", [False, True])
-def test_check_waits_for_the_answer_but_of_a_saved_tree_asks_nobody(short_root: Path, saved_tree: bool) -> None:
+def test_check_waits_for_the_answer_except_of_a_saved_tree(short_root: Path, saved_tree: bool) -> None:
     node = SimulatedNode.create(short_root / "node", "p5.48xlarge")
     node.run_kubernetes("kubeadm")
     evidence = short_root / "evidence.json"

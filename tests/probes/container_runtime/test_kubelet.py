@@ -47,7 +47,7 @@ def put(root: Path, files: dict[str, str | bytes]) -> Path:
         (("--image-service-endpoint=/c",), STANDARD_SOCKET),
     ],
 )
-def test_a_flag_outranks_the_file_and_the_file_the_default(
+def test_flag_outranks_the_file_and_the_file_the_default(
     arguments: tuple[str, ...], socket: str, tmp_path: Path
 ) -> None:
     files: dict[str, str | bytes] = {
@@ -74,7 +74,7 @@ def test_unreadable_file_does_not_hide_the_drop_in(tmp_path: Path) -> None:
     assert (settings.endpoint, settings.endpoint_source) == ("/a", "containerRuntimeEndpoint in /etc/d/1.conf")
 
 
-def test_drop_ins_count_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_drop_ins_apply_in_the_order_of_their_names(tmp_path: Path) -> None:
     put(
         tmp_path,
         {
@@ -101,7 +101,7 @@ def test_drop_ins_count_in_the_order_of_their_names(tmp_path: Path) -> None:
         (("--cgroup-driver=cgroupfs",), "cgroupDriver: systemd\n", False),
     ],
 )
-def test_the_cgroup_driver_is_unknown_where_nothing_is_said(
+def test_cgroup_driver_is_unknown_if_it_is_not_set(
     arguments: tuple[str, ...], message: str, expected: bool | None, tmp_path: Path
 ) -> None:
     put(tmp_path, {"etc/k.yaml": message})
@@ -117,18 +117,9 @@ def test_the_cgroup_driver_is_unknown_where_nothing_is_said(
             {"var/lib/rancher/k3s/agent/etc/kubelet.conf.d/00-k3s-defaults.conf": "containerRuntimeEndpoint: /a\n"},
             ("/a", "containerRuntimeEndpoint in /var/lib/rancher/k3s/agent/etc/kubelet.conf.d/00-k3s-defaults.conf"),
         ),
-        (
-            {"etc/rancher/k3s/config.yaml": "container-runtime-endpoint: unix:///run/b.sock\n"},
-            ("/run/b.sock", "container-runtime-endpoint in /etc/rancher/k3s/config.yaml"),
-        ),
-        (
-            {"etc/rancher/k3s/config.yaml": "docker: true\n"},
-            ("/run/k3s/cri-dockerd/cri-dockerd.sock", "docker in /etc/rancher/k3s/config.yaml"),
-        ),
-        ({"etc/rancher/k3s/config.yaml": "docker: [\n"}, (K3S_SOCKET, "default of k3s-agent")),
     ],
 )
-def test_k3s_hides_its_flags_and_its_files_tell(
+def test_endpoint_of_k3s_is_read_from_its_drop_ins(
     files: dict[str, str | bytes], expected: tuple[str, str], tmp_path: Path
 ) -> None:
     seen = settings_of(put(tmp_path, files), Process(7, "k3s-agent", ("/usr/local/bin/k3s agent",)))
@@ -146,7 +137,7 @@ def test_k3s_hides_its_flags_and_its_files_tell(
         ([], None),
     ],
 )
-def test_a_kubelet_of_its_own_outranks_a_program_that_holds_one(
+def test_separate_kubelet_outranks_a_program_that_contains_one(
     names: list[str], chosen: str | None, tmp_path: Path
 ) -> None:
     found = choose(tmp_path, [kubelet("agent", name=name, pid=pid) for pid, name in enumerate(names)])
@@ -154,7 +145,7 @@ def test_a_kubelet_of_its_own_outranks_a_program_that_holds_one(
     assert (found.name if found else None) == chosen
 
 
-def test_a_kubelet_in_a_container_is_the_hosts_only_if_there_is_no_other(tmp_path: Path) -> None:
+def test_kubelet_in_a_container_counts_only_without_another(tmp_path: Path) -> None:
     """As with kind, where nodes are containers; Talos has its only kubelet in one."""
     (tmp_path / "proc/1/ns").mkdir(parents=True)
     (tmp_path / "proc/1/ns/mnt").symlink_to("mnt:[1]")
@@ -165,21 +156,5 @@ def test_a_kubelet_in_a_container_is_the_hosts_only_if_there_is_no_other(tmp_pat
 
 
 @pytest.mark.parametrize("words", [(), ("kubectl", "get"), ("etcd-snapshot",)])
-def test_a_command_of_a_persons_is_no_kubelet(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_short_lived_command_of_k3s_is_no_kubelet(words: tuple[str, ...], tmp_path: Path) -> None:
     assert choose(tmp_path, [kubelet(*words, name="k3s")]) is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "socket"),
-    [
-        ('--container-runtime-endpoint="${SNAP_COMMON}/run/x.sock"\n# --container-runtime-endpoint=/no\n', None),
-        ('A="--container-runtime-endpoint=/var/snap/microk8s/common/run/x.sock --x=y"', None),
-        ('"' * 99 + "\n" + "x" * 99999, "/var/snap/microk8s/common/run/containerd.sock"),
-    ],
-)
-def test_a_snaps_file_of_flags_is_read_with_its_variables(flags: str, socket: str | None, tmp_path: Path) -> None:
-    put(tmp_path, {"args": flags})
-
-    seen = settings_of(tmp_path, kubelet("--kubelet-args-file=/args", name="kubelite"))
-
-    assert seen.endpoint == (socket or "/var/snap/microk8s/common/run/x.sock")

@@ -107,7 +107,7 @@ def test_the_fabric_manager_of_the_driver_container_is_the_nodes(node: Simulated
         (Container(POD, ALL_CAPABILITIES), "in privileged containers, none of them the driver's"),
     ],
 )
-def test_with_its_root_alone_or_its_rights_alone_it_is_not(
+def test_driver_root_or_capabilities_alone_are_not_the_driver_container(
     node: SimulatedNode, container: Container, where: str
 ) -> None:
     node.stop_fabric_manager()
@@ -122,7 +122,7 @@ def test_with_its_root_alone_or_its_rights_alone_it_is_not(
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=st.booleans(), decoys=st.lists(st.tuples(NAMES, st.sampled_from(IN_CONTAINERS)), max_size=6))
-def test_what_users_call_their_processes_changes_nothing(
+def test_names_of_processes_in_pods_change_nothing(
     node: SimulatedNode, runs: bool, decoys: list[tuple[str, str]]
 ) -> None:
     if runs:
@@ -148,7 +148,7 @@ def everything(node: SimulatedNode) -> tuple[object, ...]:
     return find(node.root).processes, read_services(host).running, runtime.used, runtime.kubelet, runtime.known_from
 
 
-def test_any_number_of_them_hides_nothing(node: SimulatedNode) -> None:
+def test_any_number_of_processes_in_pods_hides_nothing(node: SimulatedNode) -> None:
     for pid in range(3, 3 + processes.MOST + 50):
         node.services.start_in_container(pid, FABRIC_MANAGER, Container(POD))
 
@@ -158,7 +158,7 @@ def test_any_number_of_them_hides_nothing(node: SimulatedNode) -> None:
     assert seen.uncounted == (Uncounted(FABRIC_MANAGER, processes.MOST + 50, "in containers"),)
 
 
-def test_more_than_anybody_looks_at_is_no_absence_and_hides_no_other_name(node: SimulatedNode) -> None:
+def test_too_many_processes_of_a_name_are_no_absence(node: SimulatedNode) -> None:
     node.stop_fabric_manager()
     for pid in range(3, 3 + processes.MOST + 1):
         node.services.start_in_container(pid, FABRIC_MANAGER, Container(POD, ALL_CAPABILITIES))

@@ -112,15 +112,6 @@ def test_a_driver_root_that_is_not_there_is_missed(tmp_path: Path) -> None:
     assert read(tmp_path, '[nvidia-container-cli]\nroot = "/"').missing == ()
 
 
-def test_the_switches_are_read(tmp_path: Path) -> None:
-    found = read(
-        tmp_path,
-        "accept-nvidia-visible-devices-as-volume-mounts = true\n"
-        "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n",
-    )
-    assert (found.envvar_when_unprivileged, found.volume_mounts) == (False, True)
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

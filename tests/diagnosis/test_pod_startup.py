@@ -1,0 +1,181 @@
+"""Pods with containers that do not start, by each message, and the same pods after progress."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.diagnosis.states import (
+    Object,
+    ago,
+    container,
+    event,
+    judged,
+    node,
+    obj,
+    pod,
+    recorded,
+    results,
+    terminated,
+    waiting,
+)
+
+ROWS = [line.split("\t") for line in (Path(__file__).parent / "start_messages.tsv").read_text().splitlines()[1:]]
+"""Reason of the state or event, cause, object to change, message."""
+STARTS = [row[1:] for row in ROWS if row[0] == "CreateContainerError"]
+IMAGES = [row[1:] for row in ROWS if row[0] == "ErrImagePull"]
+EVENTS = [row for row in ROWS if row[0].startswith("Failed")]
+OCI = "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
+JOB = obj("Job", "train", "team", spec={"template": {"spec": {"containers": [container("main", 1)]}}})
+
+
+def held(*states: Object, **changes: Any) -> Object:
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    return pod(
+        "train-x",
+        on="a",
+        phase=changes.pop("phase", "Pending"),
+        owner=("Job", "train"),
+        states=list(states),
+        spec={"volumes": volumes},
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(("cause", "subject", "text"), STARTS)
+def test_message_of_a_container_that_does_not_start_names_its_cause(cause: str, subject: str, text: str) -> None:
+    by_state = held(waiting("CreateContainerError", text))
+    again = waiting("CrashLoopBackOff", "back-off", lastState={"terminated": terminated(128, "StartError", text)})
+    for_good = held({"name": "main", "state": {"terminated": terminated(128, "StartError", text)}}, phase="Failed")
+
+    assert results(judged(node("a"), JOB, by_state)) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, held(again))) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, for_good)) == [(cause, subject)]
+
+
+@pytest.mark.parametrize("text", [row[2] for row in STARTS])
+def test_message_of_a_container_that_runs_by_now_is_ignored(text: str) -> None:
+    last = {"lastState": {"terminated": terminated(128, "StartError", text)}}
+    works = {"name": "main", "ready": True, "restartCount": 2, "state": {"running": {"startedAt": ago(5)}}, **last}
+
+    assert not results(judged(node("a"), JOB, held(works, phase="Running")))
+
+
+@pytest.mark.parametrize(("cause", "subject", "text"), IMAGES)
+def test_message_of_an_image_that_is_not_pulled_names_its_cause(cause: str, subject: str, text: str) -> None:
+    now = held(waiting("ErrImagePull", text))
+    later = held(waiting("ImagePullBackOff", 'Back-off pulling image "registry.example/train:1"'))
+    fields = event(later, "Failed", f'Failed to pull image "registry.example/train:1": {text}', minutes=3)
+
+    assert results(judged(node("a"), JOB, now)) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, later, fields)) == [(cause, subject)]
+
+
+@pytest.mark.parametrize(("reason", "cause", "subject", "text"), EVENTS)
+def test_event_before_any_container_names_its_cause(reason: str, cause: str, subject: str, text: str) -> None:
+    stuck = held(waiting("ContainerCreating"))
+    fields = event(stuck, reason, text, count=9)
+
+    assert results(judged(node("a"), JOB, stuck, fields)) == [(cause, subject)]
+    went_on = event(stuck, "Pulling", 'Pulling image "registry.example/train:1"', minutes=0.5, warning=False)
+    assert not results(judged(node("a"), JOB, stuck, fields, went_on))
+    young = held(waiting("ContainerCreating"), age=1)
+    assert not results(judged(node("a"), JOB, young, event(young, reason, text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "subject"),
+    [
+        ('secret "hf-token" not found', "secret/team/hf-token"),
+        ('configmap "train" not found', "configmap/team/train"),
+        ("couldn't find key token in Secret team/hf-token", "secret/team/hf-token"),
+        ("couldn't find key lr in ConfigMap team/train", "configmap/team/train"),
+    ],
+)
+def test_missing_config_reference_is_the_object_to_change(text: str, subject: str) -> None:
+    stuck = held(waiting("CreateContainerConfigError", text))
+
+    assert results(judged(node("a"), JOB, stuck)) == [("ConfigReferenceMissing", subject)]
+
+
+def test_failing_init_container_is_reported_and_a_running_one_is_not() -> None:
+    init = waiting("CrashLoopBackOff", "back-off", "fetch", lastState={"terminated": terminated(1)})
+    main = waiting("PodInitializing")
+    stuck = held(main, status={"initContainerStatuses": [init], "containerStatuses": [main]})
+
+    assert results(judged(node("a"), JOB, stuck)) == [("InitContainerFails", "job/team/train")]
+    words = terminated(1, "Error", "RuntimeError: No CUDA GPUs are available")
+    looks = waiting("CrashLoopBackOff", "back-off", "fetch", lastState={"terminated": words})
+    asks = held(main, status={"initContainerStatuses": [looks], "containerStatuses": [main]})
+    assert results(judged(node("a"), JOB, asks)) == [("GpuNotRequested", "job/team/train")]
+    runs = {"name": "fetch", "ready": False, "restartCount": 0, "state": {"running": {"startedAt": ago(8)}}}
+    busy = held(main, status={"initContainerStatuses": [runs], "containerStatuses": [main]})
+    assert not results(judged(node("a"), JOB, busy))
+
+
+def test_long_pull_of_a_large_image_is_no_fault() -> None:
+    pulls = held(waiting("ContainerCreating"), age=25)
+    fields = event(pulls, "Pulling", 'Pulling image "nvcr.io/nvidia/pytorch:26.01-py3"', minutes=24, warning=False)
+
+    assert not results(judged(node("a"), JOB, pulls, fields))
+
+
+def test_pod_without_a_gpu_is_ignored() -> None:
+    plain = pod("web", 0, on="a", phase="Pending", states=[waiting("ImagePullBackOff", "not found")])
+
+    assert not results(judged(node("a"), plain))
+
+
+def test_pods_with_the_same_fault_on_a_node_are_one_result() -> None:
+    pods = [
+        pod(f"x-{number}", on="a", phase="Pending", states=[waiting("RunContainerError", STARTS[0][2])])
+        for number in range(40)
+    ]
+
+    (problem,) = judged(node("a"), *pods).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == ("DriverNotLoaded", "node/a")
+    assert len(problem.found.affected) == 40
+
+
+def test_long_message_is_shortened_around_the_match() -> None:
+    text = OCI + "error running prestart hook #0: " * 12 + "nvml error: driver not loaded"
+    fails = pod("x", 1, on="a", phase="Pending", states=[waiting("RunContainerError", text)])
+
+    assert "driver not loaded" in judged(node("a"), fails).problems[0].found.evidence[0]
+
+
+CLAIM = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]}
+
+
+@pytest.mark.parametrize("going", [{}, {"deletionTimestamp": ago(20)}])
+def test_volume_used_by_another_pod_is_reported_at_once(going: dict[str, str]) -> None:
+    waits = pod("x", on="a", phase="Pending", age=3, states=[waiting("ContainerCreating")], spec=CLAIM)
+    fields = event(
+        waits, "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) y'
+    )
+    keeps = pod("y", 0, on="b", spec=CLAIM, metadata=going)
+
+    assert results(judged(node("a"), node("b"), waits, fields, keeps)) == [
+        ("VolumeHeldByAnotherNode", "persistentvolumeclaim/team/data")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "cause"),
+    [
+        ("no /dev/nvidia-uvm or /run/nvidia/driver/dev/nvidia-uvm", "DriverDeviceFilesMissing"),
+        ("no /dev/nvidiactl; no /dev/nvidia-uvm", "DriverDeviceFilesMissing"),
+        ("no /dev/nvidia-uvm-tools", "CdiSpecificationStale"),
+        ("no /dev/nvidia1", "CdiSpecificationStale"),
+    ],
+)
+def test_stale_specification_is_a_missing_device_file_if_the_agent_misses_it(missing: str, cause: str) -> None:
+    message = 'CDI device injection failed: failed to stat CDI host device "/dev/nvidia-uvm": no such file or directory'
+    stuck = pod("x", on="a", states=[waiting("CreateContainerError", message)])
+
+    assert results(judged(node("a", annotations=recorded("DeviceFileMissing", detail=missing)), stuck)) == [
+        (cause, "node/a")
+    ]
