@@ -14,8 +14,8 @@ from diagnosis.facts.quantity import counted
 from diagnosis.hami.certificate import last_authority
 from diagnosis.hami.installation import CommandLine, Installation, installations, newest_asking
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import Webhook
 from diagnosis.snapshot.pods import HAMI_EXTENDER, OTHER_VALUE, Container
-from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.naming import named
 
 COLUMNS = ("Part", "Status", "Version", "Details")

@@ -35,9 +35,9 @@ from diagnosis.facts.quantity import amount, shown
 from diagnosis.hami.installation import WEBHOOK
 from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import LimitRangeItem, Quota, Webhook
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.policy_objects import LimitRangeItem, Quota, Webhook
 from healthcheck.text.naming import named
 
 _REQUESTS, _LIMITS = "requests.", "limits."

@@ -35,7 +35,6 @@ from diagnosis.facts.commands import command, explain, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.recorded_gpus import all_respond_since, recorded_gpus
 from diagnosis.facts.symptoms import (
     GATE_REFUSAL,
     GATE_WORDS,
@@ -66,6 +65,7 @@ from diagnosis.model import (
 )
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
+from diagnosis.snapshot.nodes import all_respond_since, recorded_gpus
 from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 from healthcheck.node.state import CONDITION
 

@@ -25,12 +25,11 @@ from diagnosis.facts.gpu_nodes import (
     switched_off,
 )
 from diagnosis.facts.quantity import count_of, counted, digits
-from diagnosis.facts.recorded_gpus import recorded_gpus
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, found_on, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.nodes import Node, recorded_gpus
 from diagnosis.snapshot.pods import Pod
 
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"

@@ -36,9 +36,8 @@ from diagnosis.facts.placement import ZERO, asked_by, offers
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, failing, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named

@@ -16,9 +16,8 @@ from diagnosis.facts.commands import explain, logs
 from diagnosis.facts.symptoms import GATE_REFUSAL, GATE_WORDS, shortened
 from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import Condition, Pod, condition_in
 from diagnosis.snapshot.workloads import Workload
 from healthcheck.operations.pod_removal import WITH_RETRIES

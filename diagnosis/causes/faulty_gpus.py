@@ -18,11 +18,10 @@ from diagnosis.facts.quantity import counted
 from diagnosis.facts.symptoms import ended_of, older, shortened
 from diagnosis.model import Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.dra import ResourceClaim, SliceDevice
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import AllocatedDevice, Container, ContainerState, Pod
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.memory.findings import gpu_address

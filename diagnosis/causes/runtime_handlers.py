@@ -54,10 +54,9 @@ from diagnosis.model import (
     starting,
 )
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import RecordFinding
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.cluster_objects import RuntimeClass
+from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import Pod
-from diagnosis.snapshot.policy_objects import RuntimeClass
 from diagnosis.snapshot.workloads import Workload
 from healthcheck.checks import container_runtime, default_runtime
 

@@ -13,14 +13,12 @@ from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.facts.recorded_gpus import all_respond_since, recorded_gpus
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import ClusterPolicy
+from diagnosis.snapshot.cluster_objects import ClusterPolicy, DisruptionBudget
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.nodes import Node, all_respond_since, recorded_gpus
 from diagnosis.snapshot.pods import Condition, Pod
-from diagnosis.snapshot.policy_objects import DisruptionBudget
 from healthcheck.node.state import OUR_WORD
 from healthcheck.text.naming import named
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.native_gangs import NativeGang, kind_of
 from diagnosis.snapshot.pods import Pod, SchedulingGroup
+from diagnosis.snapshot.queues import NativeGang, kind_of
 
 _SCHEDULED = ("PodGroupScheduled", "PodGroupInitiallyScheduled")
 """Conditions of a PodGroup in Kubernetes 1.36, and from 1.37 on."""

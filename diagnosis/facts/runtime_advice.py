@@ -11,9 +11,8 @@ from msgspec import Struct
 from diagnosis.facts.commands import command, explain, kubectl
 from diagnosis.facts.symptoms import shortened
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.meta import Meta
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import OTHER_VALUE, PodSpec
 from diagnosis.snapshot.workloads import Workload
 from healthcheck.checks.runtime_fixes import give_handler, helm_values

@@ -19,12 +19,11 @@ from diagnosis.facts.gpu_nodes import GPU
 from diagnosis.facts.placement import has, offers
 from diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import ConfigMap
+from diagnosis.snapshot.cluster_objects import ConfigMap, Webhook
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.hami_node import RegistrationFormat
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import HAMI_EXTENDER, Container, Pod, PodSpec
-from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.durations import duration
 
 RULES_VERSION = (2, 10)

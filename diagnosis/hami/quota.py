@@ -10,7 +10,7 @@ from diagnosis.facts.quantity import amount
 from diagnosis.hami.cards import Share, share_by_card, total
 from diagnosis.hami.settings import HamiSettings
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.policy_objects import Quota
+from diagnosis.snapshot.cluster_objects import Quota
 
 
 class QuotaAmounts(Struct, frozen=True):

@@ -14,30 +14,36 @@ from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.cluster_objects import (
     ClusterPolicy,
     ConfigMap,
+    DisruptionBudget,
     Endpoints,
     Lease,
+    LimitRange,
+    Quota,
+    RuntimeClass,
     Volume,
     VolumeClaim,
+    Webhook,
     read_endpoints,
+    read_webhooks,
 )
 from diagnosis.snapshot.dra import DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice, read_claim
 from diagnosis.snapshot.gpu_use import GpuUse
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.hami_use import ShareUse
-from diagnosis.snapshot.kueue import Queue, Queued
 from diagnosis.snapshot.meta import ApiObject, Meta, read_object, subject
-from diagnosis.snapshot.native_gangs import POD_GROUP, WORKLOAD, NativeGang, native_kind
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
-from diagnosis.snapshot.policy_objects import (
-    DisruptionBudget,
-    LimitRange,
-    Quota,
-    RuntimeClass,
-    Webhook,
-    read_webhooks,
+from diagnosis.snapshot.queues import (
+    POD_GROUP,
+    WORKLOAD,
+    GroupQueue,
+    NativeGang,
+    PodGroup,
+    Queue,
+    Queued,
+    native_kind,
+    read_volcano,
 )
-from diagnosis.snapshot.volcano import GroupQueue, PodGroup, read_volcano
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 from diagnosis.snapshot.workloads import Workload, read_workload
 from healthcheck.node.device_pools import newest

@@ -1,22 +1,141 @@
-"""Kinds with few facts: Services' endpoints, ConfigMaps, volumes, Leases, operators."""
+"""Kinds with few facts: rules of a cluster, admission webhooks, endpoints, ConfigMaps, volumes, Leases, operators."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Struct, field
 
 from diagnosis.snapshot.meta import ApiObject, Meta, read_object
 from diagnosis.snapshot.pods import Conditions, Expression, read_terms
-from healthcheck.text.boundary import At, Moment, by_name, document, entries, flag, items, value_at
+from healthcheck.text.boundary import (
+    LONGEST_MESSAGE,
+    At,
+    Moment,
+    by_name,
+    document,
+    entries,
+    flag,
+    items,
+    read,
+    text,
+    value_at,
+)
 
-_LONGEST_DOCUMENT = 256 * 1024
+_LONGEST_BUNDLE, _LONGEST_DOCUMENT = 64 * 1024, 256 * 1024
 _ZONES = (
     *("topology.kubernetes.io/zone", "topology.kubernetes.io/region"),
     *("failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"),
 )
 """Zone labels that restrict a volume; several zones in one value are separated by `__`."""
+
+
+class _Scope(Expression, frozen=True):
+    key: Annotated[str, At("scopeName")] = ""
+
+
+def _scopes(spec: object) -> tuple[Expression, ...]:
+    plain = (Expression(text(name), "Exists") for name in entries(value_at(spec, "scopes")))
+    selected = entries(value_at(spec, "scopeSelector", "matchExpressions"))
+    return (*plain, *(read(_Scope, entry) for entry in selected))
+
+
+class Quota(ApiObject, frozen=True):
+    """ResourceQuota: amounts by name, as `requests.nvidia.com/gpu`. `scopes`: pods it covers; empty for all."""
+
+    hard: Annotated[Mapping[str, str], At("status.hard", "spec.hard")] = field(default_factory=dict)
+    used: Annotated[Mapping[str, str], At("status.used")] = field(default_factory=dict)
+    scopes: Annotated[tuple[Expression, ...], At("spec"), _scopes] = ()
+
+
+class LimitRangeItem(Struct, frozen=True):
+    """One entry of a LimitRange, of `kind` Container, Pod or PersistentVolumeClaim."""
+
+    kind: Annotated[str, At("type")] = ""
+    most: Annotated[Mapping[str, str], At("max")] = field(default_factory=dict)
+    least: Annotated[Mapping[str, str], At("min")] = field(default_factory=dict)
+    defaults: Annotated[Mapping[str, str], At("default")] = field(default_factory=dict)
+
+
+class LimitRange(ApiObject, frozen=True):
+    """LimitRange with its items."""
+
+    limits: Annotated[tuple[LimitRangeItem, ...], At("spec.limits")] = ()
+
+
+class Selector(Struct, frozen=True):
+    """Label selector. A budget without one selects nothing; an empty selector selects everything."""
+
+    labels: Annotated[Mapping[str, str], At("matchLabels")] = field(default_factory=dict)
+    expressions: Annotated[tuple[Expression, ...], At("matchExpressions")] = ()
+
+    def takes(self, labels: Mapping[str, str]) -> bool:
+        same = all(labels.get(key) == value for key, value in self.labels.items())
+        return same and all(expression.takes(labels.get(expression.key)) for expression in self.expressions)
+
+    def __str__(self) -> str:
+        """Format as `team is a and gpu is not off`; '' for an empty selector."""
+        return " and ".join((*(f"{key} is {text}" for key, text in self.labels.items()), *map(str, self.expressions)))
+
+
+class DisruptionBudget(ApiObject, frozen=True):
+    """PodDisruptionBudget. `allowed` is None if it has not been computed yet."""
+
+    selector: Annotated[Selector | None, At("spec.selector")] = None
+    allowed: Annotated[int | None, At("status.disruptionsAllowed")] = None
+    healthy: Annotated[int | None, At("status.currentHealthy")] = None
+    wanted: Annotated[int | None, At("status.desiredHealthy")] = None
+
+
+class RuntimeClass(ApiObject, frozen=True):
+    """RuntimeClass: its handler and its nodeSelector."""
+
+    handler: str = ""
+    node_selector: Annotated[Mapping[str, str], At("scheduling.nodeSelector")] = field(default_factory=dict)
+
+
+def _service(value: object) -> str | None:
+    name = value_at(value, "name")
+    return None if name is None else f"{text(value_at(value, 'namespace') or '')}/{text(name)}"
+
+
+def _is_on_pods(rules: object) -> bool:
+    """Return whether one of the rules is about the creation of pods."""
+    return any(
+        not {"pods", "*", "*/*"}.isdisjoint(entries(value_at(rule, "resources")))
+        and not {"CREATE", "*"}.isdisjoint(entries(value_at(rule, "operations")))
+        for rule in entries(rules)
+    )
+
+
+class Webhook(Struct, frozen=True):
+    """One webhook of a configuration. `service` is namespace/name; '' for a URL."""
+
+    configuration: Annotated[Meta, At()]
+    name: str = ""
+    service: Annotated[str, At("clientConfig.service"), _service] = ""
+    path: Annotated[str, At("clientConfig.service.path")] = ""
+    fails_closed: Annotated[bool, At("failurePolicy"), lambda policy: policy != "Ignore"] = True
+    on_pods: Annotated[bool, At("rules"), _is_on_pods] = False
+    """Whether it is called when a pod is created."""
+    ca: Annotated[str, At("clientConfig.caBundle"), partial(text, longest=_LONGEST_BUNDLE)] = ""
+    """PEM certificates in base64, as in the API; a placeholder in a saved state."""
+    namespaces: Annotated[Selector, At("namespaceSelector")] = field(default_factory=Selector)
+    objects: Annotated[Selector, At("objectSelector")] = field(default_factory=Selector)
+    timeout: Annotated[int, At("timeoutSeconds")] = 10
+    """Timeout in seconds."""
+    conditions: Annotated[
+        Mapping[str, str], At("matchConditions"), by_name("name", "expression", longest=LONGEST_MESSAGE)
+    ] = field(default_factory=dict)
+    """matchConditions: expressions by name, all of which must be true."""
+
+
+def read_webhooks(kind: str, raw: Any) -> tuple[Webhook, ...]:
+    """Read the webhooks of a MutatingWebhookConfiguration or ValidatingWebhookConfiguration."""
+    meta = read_object(ApiObject, kind, raw).meta
+    return tuple(read(Webhook, entry, configuration=meta) for entry in entries(raw.get("webhooks")))
 
 
 def _documents(value: object) -> dict[str, str]:

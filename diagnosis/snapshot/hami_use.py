@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from diagnosis.snapshot.samples import EXPORTED, OWN, Pair, pods, samples
+from diagnosis.snapshot.gpu_use import EXPORTED_POD, OWN_POD, Pair, pods, samples
 
 _UUID = ("device_uuid", "deviceuuid")
-_PODS = (EXPORTED, OWN, ("podnamespace", "podname"))
+_PODS = (EXPORTED_POD, OWN_POD, ("podnamespace", "podname"))
 """Pod labels: common names from 2.9 on, possibly renamed by Prometheus; HAMi's own names up to 2.8."""
 _LABELS = ", ".join((*_UUID, *(label for pair in _PODS for label in pair)))
 
@@ -46,7 +46,7 @@ def read_cores(series: Iterable[object]) -> tuple[ShareUse, ...]:
 
 def _read(series: Iterable[object], most: float) -> Iterator[tuple[str, tuple[Pair, ...], float]]:
     for labels, value in samples(series, most):
-        uuid = next(filter(None, map(labels.text, _UUID)), "")
+        uuid = next(filter(None, map(labels.get, _UUID)), "")
         named = pods(labels, *_PODS)
         if uuid and named:
             yield uuid, named, value

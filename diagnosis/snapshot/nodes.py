@@ -1,24 +1,59 @@
-"""Read Nodes of the API."""
+"""Nodes of the API, with our agent's record of each: observations beyond the reach of the API."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cached_property
 from typing import Annotated
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.agent_record import NodeRecord, RecordFinding, read_record
 from diagnosis.snapshot.hami_node import HamiNode, read_hami_node
 from diagnosis.snapshot.meta import ApiObject, read_object
 from diagnosis.snapshot.pods import Condition, Conditions, condition_in
 from healthcheck.model import Severity
 from healthcheck.node.state import DEEP_CHECK, KEEPS_AWAY, RESULTS, UNHEALTHY
-from healthcheck.text.boundary import At, entries, text, value_at
+from healthcheck.text.boundary import At, JsonObject, by_name, entries, read_row, text, texts, value_at
 from healthcheck.verdict.inventory import Inventory
+from healthcheck.verdict.record import RecordError, load
 from healthcheck.verdict.taint_decision import WITHHELD
 
+_HEALTHY = ("pass", "warn")
 _FAULTS = frozenset(one.name for one in Severity if one > Severity.MONITOR)
+
+
+class RecordFinding(JsonObject, frozen=True):
+    """Finding of a record. `about`: other names of the subject: a GPU's index, UUID and serial number."""
+
+    reason: Annotated[str, text] = ""
+    severity: Annotated[str, text] = ""
+    subject: Annotated[str, text] = ""
+    detail: str = ""
+    about: Annotated[Mapping[str, str], texts] = field(default_factory=dict)
+    first_seen: datetime | None = None
+
+
+class NodeRecord(JsonObject, frozen=True):
+    """Record of a node. `inventory`: from the agent's last check cycle; empty if the agent writes none."""
+
+    status: Annotated[str, text] = ""
+    severity: Annotated[str, text] = ""
+    timestamp: datetime | None = None
+    findings: tuple[RecordFinding, ...] = ()
+    taint: Annotated[str, text] = ""
+    """State of our taint: `set`, `devices`, `withheld`, `off`, or ''."""
+    inventory: Inventory = field(default_factory=Inventory)
+    checks: Annotated[Mapping[str, str], by_name("check", "status")] = field(default_factory=dict)
+    """Status by name of a group of checks."""
+
+
+def read_record(annotation: str) -> NodeRecord | None:
+    """Read the record; None if there is none or it can't be parsed, so that nothing is known from it."""
+    try:
+        return read_row(NodeRecord, load(annotation)) if annotation else None
+    except RecordError:
+        return None
 
 
 class Taint(Struct, frozen=True):
@@ -110,3 +145,22 @@ class Node(ApiObject, frozen=True, dict=True):
 def read_node(raw: object) -> Node:
     """Read a Node. Raises ValueError if it has no name, or a value of the wrong type."""
     return read_object(Node, "Node", raw)
+
+
+def recorded_gpus(node: Node) -> str:
+    """Return the record's time and counts of GPUs as evidence; '' if it has no counts."""
+    pci, nvml = node.inventory.pci, node.inventory.nvml
+    if pci is None and nvml is None:
+        return ""
+    at = node.record.timestamp if node.record is not None else None
+    shown = ("?" if number is None else number for number in (pci, nvml))
+    return "agent's record{}: {} GPUs on PCI, {} respond to NVML".format(f" of {at:%H:%M}Z" if at else "", *shown)
+
+
+def all_respond_since(node: Node, at: datetime | None) -> bool:
+    """Whether a record newer than `at` has no fault, and all GPUs respond."""
+    record = node.record
+    if record is None or node.faults or record.status not in _HEALTHY or at is None or record.timestamp is None:
+        return False
+    pci, nvml = node.inventory.pci, node.inventory.nvml
+    return record.timestamp > at and bool(nvml) and pci in (None, nvml)

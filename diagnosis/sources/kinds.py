@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
-from diagnosis.snapshot.native_gangs import POD_GROUP, WORKLOAD
+from diagnosis.snapshot.queues import POD_GROUP, WORKLOAD
 
 
 class ApiKind(Struct, frozen=True):

@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import NodeRecord, read_record
+from diagnosis.snapshot.nodes import NodeRecord, read_record
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable

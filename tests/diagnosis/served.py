@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from diagnosis.snapshot.json_fields import Fields
-from diagnosis.snapshot.native_gangs import native_kind
+from diagnosis.snapshot.queues import native_kind
 from diagnosis.sources.kinds import KINDS
 from healthcheck.cluster.errors import Forbidden
 

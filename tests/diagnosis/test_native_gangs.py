@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diagnosis.causes.diagnose import diagnose
-from diagnosis.snapshot.native_gangs import POD_GROUP, WORKLOAD
+from diagnosis.snapshot.queues import POD_GROUP, WORKLOAD
 from diagnosis.sources.saved import read_saved
 from tests.diagnosis.component_states import gpu_node
 from tests.diagnosis.states import (

@@ -22,8 +22,8 @@ from diagnosis.hami.installation import (
 from diagnosis.hami.settings import DEVICE_CONFIG, read_settings
 from diagnosis.model import CauseSeverity, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import Webhook
 from diagnosis.snapshot.pods import Pod, condition_in
-from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload
 
 _CONFIGURATION = "HAMi, pkg/scheduler/config, and its chart's templates/scheduler/device-configmap.yaml"

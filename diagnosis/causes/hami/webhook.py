@@ -21,8 +21,8 @@ from diagnosis.hami.installation import (
 )
 from diagnosis.model import Cause, Certainty, Family, FoundCause, Link, Origin, Search, origins, rejecting
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import Webhook
 from diagnosis.snapshot.pods import Pod
-from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.moments import timestamp
 
 _fault = Family(None)

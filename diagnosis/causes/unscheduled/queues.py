@@ -16,11 +16,10 @@ from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, ori
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.kueue import Queued
 from diagnosis.snapshot.meta import Meta, subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod, condition_in
-from diagnosis.snapshot.volcano import GroupQueue, PodGroup
+from diagnosis.snapshot.queues import GroupQueue, PodGroup, Queued
 from healthcheck.text.moments import EARLIEST
 from healthcheck.text.naming import named
 

@@ -23,8 +23,8 @@ from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import Meta, subject
-from diagnosis.snapshot.native_gangs import kind_of
 from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.queues import kind_of
 from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
