@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
 from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
-from diagnosis.causes.hami.allocating import LIBRARY_REASONS, seen_on_host
+from diagnosis.causes.hami.allocating import LIBRARY_REASONS, agent_findings
 from diagnosis.causes.pod_startup import START_REASONS, TOOL
 from diagnosis.causes.pod_startup_table import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
 from diagnosis.causes.running import (
@@ -489,7 +489,7 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     if crash.known.cause is GPU_MEMORY:
         yield from (f"HAMi's limit: {share.memory} MiB of card {share.uuid}" for share in crash.pod.shares[:4])
     if crash.known.cause is HAMI_LIBRARY:
-        yield from seen_on_host(node, *LIBRARY_REASONS)
+        yield from agent_findings(node, *LIBRARY_REASONS)
     if node is None:
         return
     keys = ("nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/cuda.driver-version.full")

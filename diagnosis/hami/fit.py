@@ -110,13 +110,15 @@ class NodeVerdict(Struct, frozen=True):
 
     If the pod does not fit, `container` names the first container without cards, and `cards` are judged for that
     container. Otherwise they are judged for the last container that requests cards. `code`: why the cards that fit are
-    not enough together; None if single cards are the reason.
+    not enough together; None if single cards are the reason. `by_mig`: whether it fits only if HAMi finds a place for a
+    MIG instance, which is not judged.
     """
 
     reason: str = ""
     container: str = ""
     cards: tuple[CardVerdict, ...] = ()
     code: Code | None = None
+    by_mig: bool = False
 
     @property
     def fits(self) -> bool:
@@ -216,9 +218,11 @@ def fit(cards: Iterable[CardUsage], requests: Iterable[ContainerRequest], condit
         request = container.request
         if request is None:
             continue
+        by_mig = verdict.by_mig
         verdict, chosen = _fit_container(tuple(usages.values()), container.name, request, conditions)
         if not verdict.fits:
             return verdict
+        verdict = replace(verdict, by_mig=by_mig or verdict.by_mig)
         # Init containers have ended when the others start, so these get the cards unchanged.
         for usage in chosen if not container.init else ():
             share = request.share_of(usage)
@@ -234,9 +238,9 @@ def _fit_container(
     cards = tuple(_card_verdict(usage, request, conditions) for usage in usages)
     fitting = [usage for usage, verdict in zip(usages, cards, strict=True) if verdict.code is None]
     chosen = _choose(fitting, request.cards, conditions.options)
-    # Several instances of one card in MIG mode count as several cards; their placement is not judged.
+    # Several instances of one card in MIG mode count as several cards.
     if len(chosen) == request.cards or any(usage.card.mode == MIG_MODE for usage in fitting):
-        return NodeVerdict("", name, cards), chosen
+        return NodeVerdict("", name, cards, by_mig=any(usage.card.mode == MIG_MODE for usage in chosen)), chosen
     if request.cards > len(usages):
         return NodeVerdict(_reason({Code.NO_SUCH_NUMBER: 1}, len(usages)), name, cards, Code.NO_SUCH_NUMBER), ()
     codes = Counter(verdict.code for verdict in cards if verdict.code is not None)

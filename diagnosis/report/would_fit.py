@@ -89,7 +89,8 @@ def _why(node: NodeAnswer) -> str:
         messages.append(node.unregistered)
     elif node.verdict is not None and not node.verdict.fits:
         messages.append(f"container {node.verdict.container}: {node.verdict.reason}")
-    return "; ".join(messages) or "fits"
+    by_mig = node.verdict is not None and node.verdict.by_mig
+    return "; ".join(messages) or ("fits, if HAMi finds a place for the MIG instance" if by_mig else "fits")
 
 
 def _says(card: CardUsage, verdict: CardVerdict) -> str:

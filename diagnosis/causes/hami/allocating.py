@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from diagnosis.causes.pod_startup_table import NODES
 from diagnosis.facts.commands import kubectl, pods_on
 from diagnosis.hami.installation import LOCK_EXPIRES, installation_of, is_there
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, failing
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, failing
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.hami_pod import BindPhase, PodGrant
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Container, Pod
+from diagnosis.snapshot.pods import Pod
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 
@@ -62,81 +62,77 @@ _NOT_BEGUN = ("", "ContainerCreating", "PodInitializing")
 LIBRARY_REASONS = ("HamiLibraryNotInstalled", "HamiPreloadWrong")
 """Reasons of the agent's check `hami` that explain a missing library."""
 _SOCKET_REASON = "HamiPluginNotServing"
+_COMPONENT, _PLUGIN = "app.kubernetes.io/component", "hami-device-plugin"
 
 
 def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that are Pending on their node although HAMi's scheduler has bound them."""
     for pod in snapshot.pods:
-        given = pod.grant if pod.spec.node and pod.phase == "Pending" else None
-        if given is None or pod.meta.deleted is not None or any(state.running or state.ended for state in pod.states):
+        grant = pod.grant if pod.spec.node and pod.phase == "Pending" and pod.meta.deleted is None else None
+        if grant is None or any(state.running or state.ended for state in pod.states):
             continue
-        since = given.bound_at or given.at or pod.meta.created
-        # When the node's lock has expired, another pod may be bound there.
-        own = installation_of(snapshot, pod)
-        expires = own.command_line.lock_expires if own is not None else LOCK_EXPIRES
-        late = since is None or snapshot.now - since > expires
-        if given.phase is BindPhase.FAILED:
-            yield _failed(pod, given)
-        elif given.phase is BindPhase.ALLOCATING and late and all(state.waiting in _NOT_BEGUN for state in pod.states):
-            yield _hanging(snapshot, pod, given)
+        if grant.phase is BindPhase.FAILED:
+            evidence = f"{pod.subject}: hami.io/bind-phase=failed, {_cards(grant)}"
+            yield _not_allocated(ALLOCATION_FAILED, pod, evidence, *filter(None, (pod.message,)))
+        elif grant.phase is BindPhase.ALLOCATING and all(state.waiting in _NOT_BEGUN for state in pod.states):
+            # When the node's lock has expired, another pod may be bound there.
+            installation = installation_of(snapshot, pod)
+            expires = installation.command_line.lock_expires if installation is not None else LOCK_EXPIRES
+            since = grant.bound_at or grant.at or pod.meta.created
+            if since is None or snapshot.now - since > expires:
+                yield _hanging(snapshot, pod, grant)
 
 
 def find_uncontrolled(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield containers without HAMi's limits on a card that other pods share."""
-    users: defaultdict[str, list[Pod]] = defaultdict(list)
-    shared = [(pod, given) for pod in snapshot.pods if not pod.over and (given := pod.grant) is not None]
-    for pod, given in shared:
-        for uuid in {share.card for share in given.shares}:
-            users[uuid].append(pod)
-    for pod, given in shared:
-        for container in pod.spec.containers:
-            texts = [uuid for uuid in {share.card for share in given.shares} if len(users[uuid]) > 1]
-            if texts and container.env.get(CONTROL, "").lower() in ("true", "1"):
-                yield _uncontrolled(snapshot, pod, container, texts[0], users[texts[0]])
+    pods = [pod for pod in snapshot.pods if not pod.over and pod.grant is not None]
+    users = grouped((uuid, pod) for pod in pods for uuid in _card_uuids(pod))
+    for pod in pods:
+        shared = next((uuid for uuid in _card_uuids(pod) if len(users[uuid]) > 1), None)
+        for container in pod.spec.containers if shared is not None else ():
+            if container.env.get(CONTROL, "").lower() in ("true", "1"):
+                others = named((user.subject for user in users[shared or ""] if user is not pod), _MOST)
+                evidence = (
+                    f"{pod.subject}: container {container.name} has {CONTROL}=true on card {shared}",
+                    f"other pods on the card: {others}",
+                )
+                yield FoundCause(NO_CONTROL, snapshot.line(pod.meta)[-1], evidence, (), (pod.subject,))
 
 
-def _uncontrolled(snapshot: Snapshot, pod: Pod, container: Container, uuid: str, users: list[Pod]) -> FoundCause:
-    others = [user.subject for user in users if user is not pod]
-    message = f"{pod.subject}: container {container.name} has {CONTROL}=true on card {uuid}"
-    evidence = (message, f"other pods on the card: {named(others, _MOST)}")
-    return FoundCause(NO_CONTROL, snapshot.line(pod.meta)[-1], evidence, (), (pod.subject,))
+def _card_uuids(pod: Pod) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(share.card for share in pod.shares))
 
 
-def _failed(pod: Pod, given: PodGrant) -> FoundCause:
-    evidence = (f"{pod.subject}: hami.io/bind-phase=failed, {_cards(given)}", *([pod.message] if pod.message else []))
-    return FoundCause(ALLOCATION_FAILED, f"node/{pod.spec.node}", evidence, _look(pod), (pod.subject,))
+def _hanging(snapshot: Snapshot, pod: Pod, grant: PodGrant) -> FoundCause:
+    since = f" since {timestamp(grant.bound_at)}" if grant.bound_at is not None else ""
+    plugins = (each for each in snapshot.pods_on.get(pod.spec.node, ()) if each.meta.labels.get(_COMPONENT) == _PLUGIN)
+    return _not_allocated(
+        ALLOCATION_HANGS,
+        pod,
+        f"{pod.subject}: hami.io/bind-phase=allocating{since}, {_cards(grant)}; no container has started",
+        *(f"{plugin.subject} is {plugin.phase} there" for plugin in plugins),
+        *agent_findings(snapshot.by_node.get(pod.spec.node), _SOCKET_REASON),
+        certainty=Certainty.LIKELY,
+    )
 
 
-def _hanging(snapshot: Snapshot, pod: Pod, given: PodGrant) -> FoundCause:
-    node = f"node/{pod.spec.node}"
-    since = f" since {timestamp(given.bound_at)}" if given.bound_at is not None else ""
-    evidence = [f"{pod.subject}: hami.io/bind-phase=allocating{since}, {_cards(given)}; no container has started"]
-    plugins = (one for one in snapshot.pods_on.get(pod.spec.node, ()) if _is_plugin(one))
-    evidence += [f"{plugin.subject} is {plugin.phase} there" for plugin in plugins]
-    evidence += seen_on_host(snapshot.by_node.get(pod.spec.node), _SOCKET_REASON)
-    return FoundCause(ALLOCATION_HANGS, node, tuple(evidence), _look(pod), (pod.subject,), Certainty.LIKELY)
-
-
-def seen_on_host(node: Node | None, *reasons: str) -> list[str]:
-    """Return our agent's finding about HAMi on the node, if it has one of these reasons."""
-    found = node.finding(*reasons) if node is not None else None
-    return [f"agent on the node: {found.reason}: {found.detail}"] if found is not None else []
-
-
-def _is_plugin(pod: Pod) -> bool:
-    return pod.meta.labels.get("app.kubernetes.io/component") == "hami-device-plugin"
-
-
-def _cards(given: PodGrant) -> str:
-    cards = ", ".join(f"{share.memory} MiB of {share.uuid}" for share in given.shares[:_MOST])
-    return f"allocated {cards}" if cards else "no card is noted on it"
-
-
-def _look(pod: Pod) -> tuple[str, ...]:
-    return (
+def _not_allocated(cause: Cause, pod: Pod, *evidence: str, certainty: Certainty = Certainty.PROVEN) -> FoundCause:
+    remedy = (
         f"Check HAMi's device plugin on the node, and its log: {pods_on(pod.spec.node)}",
         f"Then delete the pod, so that it is scheduled again: {kubectl('delete', pod.meta)}",
     )
+    return FoundCause(cause, f"node/{pod.spec.node}", evidence, remedy, (pod.subject,), certainty)
+
+
+def agent_findings(node: Node | None, *reasons: str) -> list[str]:
+    """Return our agent's finding about HAMi on the node, if it has one of these reasons."""
+    finding = node.finding(*reasons) if node is not None else None
+    return [f"agent on the node: {finding.reason}: {finding.detail}"] if finding is not None else []
+
+
+def _cards(grant: PodGrant) -> str:
+    cards = ", ".join(f"{share.memory} MiB of {share.uuid}" for share in grant.shares[:_MOST])
+    return f"allocated {cards}" if cards else "no card is noted on it"
 
 
 SEARCHES = (

@@ -28,7 +28,6 @@ from diagnosis.hami.installation import Installation, installation_of, is_there,
 from diagnosis.hami.quota import quota_usage, quotas_of
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.hami_node import MIG_MODE
 from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
 from diagnosis.snapshot.nodes import Node
 from healthcheck.node.hami import CORDON
@@ -174,8 +173,7 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
     most = max(_FEWEST_JUDGED, _MOST_WALKED // max(sum(map(len, cards_of(snapshot).values())), 1))
     for waiting in unschedulable(snapshot):
         installation = installation_of(snapshot, waiting.pods[0]) if waiting.hami else None
-        messages = _messages(snapshot, waiting)
-        if installation is None or not (messages or _is_silent(waiting)):
+        if installation is None or not ((messages := _messages(snapshot, waiting)) or _is_silent(waiting)):
             continue
         key = _request_key(waiting, installation)
         if key not in verdicts_by_request and len(verdicts_by_request) < most:
@@ -219,7 +217,7 @@ def _nodes(snapshot: Snapshot, installation: Installation, waiting: Waiting) -> 
 
 def _by_cards_or_messages(snapshot: Snapshot, workload: _RefusedWorkload) -> Iterator[FoundCause]:
     request = workload.request
-    fitting = [node for node, verdict in workload.registered if verdict.fits] if request is not None else []
+    fitting = [(node, verdict) for node, verdict in workload.registered if verdict.fits and request is not None]
     if not workload.nodes and any(node.hami.shared for node in snapshot.nodes):
         return  # other searches report why the pod can't use them
     if request is None or fitting or not workload.nodes:
@@ -232,43 +230,40 @@ def _by_cards_or_messages(snapshot: Snapshot, workload: _RefusedWorkload) -> Ite
         yield from _by_cards(snapshot, workload, request)
 
 
-def _by_messages(snapshot: Snapshot, workload: _RefusedWorkload, fitting: Sequence[Node]) -> Iterator[FoundCause]:
+def _by_messages(
+    snapshot: Snapshot, workload: _RefusedWorkload, fitting: Sequence[tuple[Node, NodeVerdict]]
+) -> Iterator[FoundCause]:
     """Yield a result from HAMi's messages if the table of cards gives no reason.
 
     Examples: other vendors' cards, nodes that are not visible, capacity that has become free since.
     """
     created = [pod.meta.created for pod in workload.waiting.pods if pod.meta.created is not None]
     is_recent = bool(created) and snapshot.now - max(created) < _RETRIES
-    # The placement of MIG instances is not judged: it may be the reason.
-    by_mig = [MIG] if any(usage.card.mode == MIG_MODE for usage in workload.cards(snapshot)) else []
-    causes = [
-        *workload.named_causes,
-        *([NODES_UNREGISTERED] if _loses_nodes(snapshot, workload, fitting) else []),
-        *by_mig,
-    ]
+    causes = list(workload.named_causes)
+    if _loses_nodes(snapshot, workload, bool(fitting)):
+        causes.append(NODES_UNREGISTERED)
+    if fitting and all(verdict.by_mig for _, verdict in fitting):
+        causes.append(MIG)
     if fitting and (is_recent or not causes):
         return
     evidence = list(_quotes(workload))
     if fitting:
-        nodes = ", ".join(node.subject for node in fitting[:_MOST_NODES])
+        nodes = ", ".join(node.subject for node, _ in fitting[:_MOST_NODES])
         evidence.append(
             f"by the registrations and allocations, {nodes} would fit: HAMi's own state differs, or HAMi has not "
             "retried since"
         )
         ended = [pod.subject for pod in snapshot.pods if pod.over and pod.grant is not None and pod.grant.node]
         evidence += [f"ended pods that keep their annotations: {', '.join(ended[:_MOST_PODS])}"] if ended else []
-    cause = next(iter(causes), None)
-    unknown = (*workload.unregistered, *fitting) if cause is NODES_UNREGISTERED else ()
+    cause, remedy = (causes[0], ()) if causes else (UNFIT, _more_log(workload.installation))
+    unknown = (*workload.unregistered, *(node for node, _ in fitting)) if cause is NODES_UNREGISTERED else ()
     because = why_unknown(snapshot, unknown) if unknown else ()
-    remedy = () if cause is not None else _more_log(workload.installation)
-    yield workload.waiting.found(
-        cause or UNFIT, *evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because
-    )
+    yield workload.waiting.found(cause, *evidence, remedy=remedy, certainty=Certainty.LIKELY, because_of=because)
 
 
-def _loses_nodes(snapshot: Snapshot, workload: _RefusedWorkload, fitting: Sequence[Node]) -> bool:
+def _loses_nodes(snapshot: Snapshot, workload: _RefusedWorkload, any_fits: bool) -> bool:
     """Whether HAMi knows no cards of some nodes: if others fit, of more nodes than lack a registration."""
-    if not fitting:
+    if not any_fits:
         return any(map(_UNKNOWN_NODE.search, workload.messages))
     spec = workload.waiting.spec
     unknown = sum(
