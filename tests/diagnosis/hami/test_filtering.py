@@ -35,158 +35,105 @@ def filtered(*words: str, waiting: Object) -> list[Object]:
 
 FULL = [holds(f"h{number}", f"GPU-a-{number}", 20000) for number in (0, 1)]
 QUOTA = obj("ResourceQuota", "q", "team", status={"hard": {"limits.nvidia.com/gpumem": "21000"}})
-SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
-    ("more than any card has", [*hami(A), waits(asking(1, 40000))], ("HamiCardMemoryShort", "pod/team/x")),
-    ("memory in use", [*hami(A), *FULL, waits(asking(1, 8000))], ("HamiCardMemoryShort", MEMORY)),
-    ("cores in use", [*hami(A), *FULL, waits(asking(1, 1000, 80))], ("HamiCardCoresShort", CORES)),
-    (
-        "all cores given",
-        [*hami(A), *[holds(f"h{one}", f"GPU-a-{one}", 1000, 100) for one in (0, 1)], waits(asking(1, 1000))],
-        ("HamiCardCoresShort", CORES),
-    ),
-    (
-        "places in use",
-        [*hami(hami_node("a", card("GPU-a-0", count=1))), FULL[0], waits(asking(1, 1000))],
-        ("HamiCardSlotsTaken", PLACES),
-    ),
-    (
-        "a card alone, and memory said",
-        [*hami(A), *FULL, waits(asking(1, 1000, 100))],
-        ("HamiCardCoresShort", CORES),
-    ),
-    (
-        "a card alone beside pods without cores",
-        [*hami(A), *[holds(f"h{one}", f"GPU-a-{one}", 1000, 0) for one in (0, 1)], waits(asking(1, 1000, 100))],
-        ("HamiExclusiveConflict", PLACES),
-    ),
-    (
-        "a card alone, as the webhook wrote it",
-        [
-            *hami(A),
-            *FULL,
-            *filtered("1 nodes ExclusiveDeviceAllocateConflict(a)", waiting=waits(asking(1, 0, 100))),
-        ],
-        ("HamiExclusiveConflict", PLACES),
-    ),
-    ("more cards than a node has", [*hami(A), waits(asking(3, 1000))], ("HamiTooFewCards", "pod/team/x")),
-    (
-        "no card of the type",
-        [*hami(A), waits(asking(1, 1000), annotations={"nvidia.com/use-gputype": "H100"})],
-        ("HamiConstraintMatchesNoCard", "pod/team/x"),
-    ),
-    (
-        "no card of the UUID",
-        [*hami(A), waits(asking(1, 1000), annotations={"nvidia.com/use-gpuuuid": "GPU-gone"})],
-        ("HamiConstraintMatchesNoCard", "pod/team/x"),
-    ),
-    (
-        "its own type is full, another is not wanted",
-        [
-            *hami(hami_node("a", card("GPU-a-0"), card("GPU-a-1", type="NVIDIA H100", index=1))),
-            holds("h", "GPU-a-1", 20000),
-            waits(asking(1, 8000), annotations={"nvidia.com/use-gputype": "H100"}),
-        ],
-        ("HamiCardMemoryShort", MEMORY),
-    ),
-    (
-        "unhealthy",
-        [*hami(hami_node("a", card("GPU-a-0", health=False))), waits(asking(1, 1000))],
-        ("HamiCardUnhealthy", "node/a"),
-    ),
-    (
-        "one unhealthy, the other in use",
-        [
-            *hami(hami_node("a", card("GPU-a-0"), card("GPU-a-1", index=1, health=False))),
-            FULL[0],
-            waits(asking(1, 8000)),
-        ],
-        ("HamiCardUnhealthy", "node/a"),
-    ),
-    (
-        "cordoned",
-        [
-            *hami(hami_node("a", card("GPU-a-0"), annotations={"hami.io/device-cordon": "GPU-a-0"}), version="v2.10.0"),
-            waits(asking(1, 1000)),
-        ],
-        ("HamiCardCordoned", "node/a"),
-    ),
-    (
-        "cards of two NUMA nodes",
-        [
-            *hami(hami_node("a", card("GPU-a-0"), card("GPU-a-1", numa=1))),
-            waits(asking(2, 1000), annotations={"nvidia.com/numa-bind": "true"}),
-        ],
-        ("HamiNumaNotFit", "pod/team/x"),
-    ),
-    (
-        "no place for an instance of MIG",
-        [
-            *hami(
-                hami_node(
-                    "a", card("GPU-a-0", GIB_80, mode="mig", migProfiles=[{"name": "1g.10gb", "memoryMB": 9856}])
-                ),
-                version="v2.10.0",
-            ),
-            waits(asking(1, 20000)),
-        ],
-        ("HamiMigNotFit", "pod/team/x"),
-    ),
-    (
-        "a placement of MIG that is not judged",
-        [*hami(hami_node("a", card("GPU-a-0", GIB_80, mode="mig"))), waits(asking(1, 20000))],
-        ("HamiMigNotFit", "pod/team/x"),
-    ),
-    (
-        "full, and cordoned under a version that ignores it",
-        [
-            *hami(hami_node("a", card("GPU-a-0"), annotations={"hami.io/device-cordon": "GPU-a-0"})),
-            holds("h", "GPU-a-0", 20000),
-            waits(asking(1, 8000)),
-        ],
-        ("HamiCardMemoryShort", MEMORY),
-    ),
-    (
-        "over the quota",
-        [*hami(A), FULL[0], QUOTA, waits(asking(1, 2000))],
-        ("HamiQuotaExceeded", "resourcequota/team/q"),
-    ),
-    (
-        "HAMi's word alone, though there is room by now",
-        [*hami(A), waits(asking(1, 1000), text=BY_MEMORY)],
-        ("HamiCardMemoryShort", "pod/team/x"),
-    ),
-    (
-        "another vendor's card",
-        [*hami(A), waits({"name": "main", "resources": {"limits": {"hygon.com/dcunum": "1"}}}, text=REFUSED)],
-        ("HamiNodeUnfit", "pod/team/x"),
-    ),
-    (
-        "another vendor's word",
-        [
-            *hami(A),
-            waits(
-                {"name": "m", "resources": {"limits": {"metax-tech.com/sgpu": "1"}}},
-                text=REFUSED.replace("NodeUnfitPod", "ModeNotFit"),
-            ),
-        ],
-        ("HamiConstraintMatchesNoCard", "pod/team/x"),
-    ),
-    (
-        "nodes with cards are closed to it",
-        [
-            *hami(hami_node("a", taints=[{"key": "mine", "effect": "NoSchedule"}])),
-            node("cpu", None),
-            waits(
-                asking(1, 1000),
-                text="0/2 nodes are available: 1 node unregistered, 1 node(s) had untolerated taint {mine: }.",
-            ),
-        ],
-        ("TaintNotTolerated", "pod/team/x"),
-    ),
-]
+POD, SMALL = "pod/team/x", asking(1, 1000)
+CORDON = {"hami.io/device-cordon": "GPU-a-0"}
+PROFILES = [{"name": "1g.10gb", "memoryMB": 9856}]
+DCU, SGPU = (
+    {"name": "main", "resources": {"limits": {name: "1"}}} for name in ("hygon.com/dcunum", "metax-tech.com/sgpu")
+)
+Row = tuple[list[Object], tuple[str, str]]
 
 
-@pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
+def held_each(memory: int, cores: int) -> list[Object]:
+    return [holds(f"h{number}", f"GPU-a-{number}", memory, cores) for number in (0, 1)]
+
+
+def refused(cause: str, subject: str, *pods: Object, cards: tuple[Object, ...] = (), **node: Any) -> Row:
+    """The cause for a pod on node a with such cards, two of 24 GiB by default."""
+    version = node.pop("version", "v2.9.0")
+    return [*hami(hami_node("a", *cards, **node), version=version), *pods], (cause, subject)
+
+
+ROWS: dict[str, Row] = {
+    "more than any card has": refused("HamiCardMemoryShort", POD, waits(asking(1, 40000))),
+    "memory in use": refused("HamiCardMemoryShort", MEMORY, *FULL, waits(asking(1, 8000))),
+    "cores in use": refused("HamiCardCoresShort", CORES, *FULL, waits(asking(1, 1000, 80))),
+    "all cores given": refused("HamiCardCoresShort", CORES, *held_each(1000, 100), waits(SMALL)),
+    "slots in use": refused("HamiCardSlotsTaken", PLACES, FULL[0], waits(SMALL), cards=(card("GPU-a-0", count=1),)),
+    "an unshared card with memory": refused("HamiCardCoresShort", CORES, *FULL, waits(asking(1, 1000, 100))),
+    "an unshared card beside pods without cores": refused(
+        "HamiExclusiveConflict", PLACES, *held_each(1000, 0), waits(asking(1, 1000, 100))
+    ),
+    "an unshared card, as the webhook writes it": refused(
+        "HamiExclusiveConflict",
+        PLACES,
+        *FULL,
+        *filtered("1 nodes ExclusiveDeviceAllocateConflict(a)", waiting=waits(asking(1, 0, 100))),
+    ),
+    "more cards than a node has": refused("HamiTooFewCards", POD, waits(asking(3, 1000))),
+    "no card of the type": refused(
+        "HamiConstraintMatchesNoCard", POD, waits(SMALL, annotations={"nvidia.com/use-gputype": "H100"})
+    ),
+    "no card of the UUID": refused(
+        "HamiConstraintMatchesNoCard", POD, waits(SMALL, annotations={"nvidia.com/use-gpuuuid": "GPU-gone"})
+    ),
+    "the only card of the type is full": refused(
+        "HamiCardMemoryShort",
+        MEMORY,
+        holds("h", "GPU-a-1", 20000),
+        waits(asking(1, 8000), annotations={"nvidia.com/use-gputype": "H100"}),
+        cards=(card("GPU-a-0"), card("GPU-a-1", type="NVIDIA H100", index=1)),
+    ),
+    "unhealthy": refused("HamiCardUnhealthy", "node/a", waits(SMALL), cards=(card("GPU-a-0", health=False),)),
+    "one unhealthy, the other in use": refused(
+        "HamiCardUnhealthy",
+        "node/a",
+        FULL[0],
+        waits(asking(1, 8000)),
+        cards=(card("GPU-a-0"), card("GPU-a-1", index=1, health=False)),
+    ),
+    "cordoned": refused(
+        "HamiCardCordoned", "node/a", waits(SMALL), cards=(card("GPU-a-0"),), annotations=CORDON, version="v2.10.0"
+    ),
+    "full, and cordoned under a version that ignores it": refused(
+        "HamiCardMemoryShort", MEMORY, FULL[0], waits(asking(1, 8000)), cards=(card("GPU-a-0"),), annotations=CORDON
+    ),
+    "cards of two NUMA nodes": refused(
+        "HamiNumaNotFit",
+        POD,
+        waits(asking(2, 1000), annotations={"nvidia.com/numa-bind": "true"}),
+        cards=(card("GPU-a-0"), card("GPU-a-1", numa=1)),
+    ),
+    "no MIG profile is large enough": refused(
+        "HamiMigNotFit",
+        POD,
+        waits(asking(1, 20000)),
+        cards=(card("GPU-a-0", GIB_80, mode="mig", migProfiles=PROFILES),),
+        version="v2.10.0",
+    ),
+    "a placement of MIG that is not judged": refused(
+        "HamiMigNotFit", POD, waits(asking(1, 20000)), cards=(card("GPU-a-0", GIB_80, mode="mig"),)
+    ),
+    "over the quota": refused("HamiQuotaExceeded", "resourcequota/team/q", FULL[0], QUOTA, waits(asking(1, 2000))),
+    "a message, and room by now": refused("HamiCardMemoryShort", POD, waits(SMALL, text=BY_MEMORY)),
+    "another vendor's card": refused("HamiNodeUnfit", POD, waits(DCU)),
+    "another vendor's message": refused(
+        "HamiConstraintMatchesNoCard", POD, waits(SGPU, text=REFUSED.replace("NodeUnfitPod", "ModeNotFit"))
+    ),
+    "nodes with cards are tainted": refused(
+        "TaintNotTolerated",
+        POD,
+        node("cpu", None),
+        waits(
+            SMALL,
+            text="0/2 nodes are available: 1 node unregistered, 1 node(s) had untolerated taint {mine: }.",
+        ),
+        taints=[{"key": "mine", "effect": "NoSchedule"}],
+    ),
+}
+
+
+@pytest.mark.parametrize(("state", "cause"), ROWS.values(), ids=ROWS)
 def test_refused_pod_has_a_cause(state: list[Object], cause: tuple[str, str]) -> None:
     assert results(judged(*state)) == [cause]
 
@@ -255,26 +202,24 @@ def test_unready_scheduler_explains_its_waiting_pods() -> None:
     assert ("SchedulerNotThere", "pod/team/x") in consequences(problem)
 
 
-HEALTHY: list[tuple[str, list[Object]]] = [
-    (
-        "it knows no node without cards, and the other has room by now",
-        [
-            *hami(A),
-            node("cpu", None),
-            waits(asking(1, 1000), text="0/2 nodes are available: 1 NodeUnfitPod, 1 node unregistered."),
-        ],
-    ),
-    ("the plugin came back a moment ago", [*hami(A), waits(asking(1, 1000), text=UNKNOWN, age=5)]),
-    ("room was made a moment ago", [*hami(A), waits(asking(1, 1000), text=BY_MEMORY, age=5)]),
-    ("unfit some time ago, and there is room", [*hami(A), waits(asking(1, 1000))]),
-    (
-        "filtered, and placed since",
-        [*hami(A), *filtered("1 nodes CardInsufficientMemory(a)", waiting=vgpu_pod("y", on="a"))],
-    ),
-]
+HEALTHY = {
+    "no cards on one node, and room on the other by now": [
+        *hami(A),
+        node("cpu", None),
+        waits(SMALL, text="0/2 nodes are available: 1 NodeUnfitPod, 1 node unregistered."),
+    ],
+    "the plugin came back a moment ago": [*hami(A), waits(SMALL, text=UNKNOWN, age=5)],
+    "a card became free a moment ago": [*hami(A), waits(SMALL, text=BY_MEMORY, age=5)],
+    "a MIG card became free a moment ago": [*hami(hami_node("a", card("GPU-a-0", mode="mig"))), waits(SMALL, age=5)],
+    "unfit some time ago, and there is room": [*hami(A), waits(SMALL)],
+    "refused, and bound since": [
+        *hami(A),
+        *filtered("1 nodes CardInsufficientMemory(a)", waiting=vgpu_pod("y", on="a")),
+    ],
+}
 
 
-@pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
+@pytest.mark.parametrize("state", HEALTHY.values(), ids=HEALTHY)
 def test_pod_that_fits_now_has_no_cause(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
