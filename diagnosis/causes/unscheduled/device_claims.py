@@ -166,14 +166,13 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield why no devices are allocated for the claims of the pods; nothing if the objects show no reason."""
     if snapshot.sees(*_CLAIM_KINDS):
         yield from _missing(snapshot, waiting)
-    classes = {each.meta.name: each for each in snapshot.device_classes}
-    pod = waiting.pods[0]
+    pod, claims = waiting.pods[0], snapshot.claim
     for name, source in pod.spec.claims.items():
-        known = snapshot.claim
-        claim = known.get((waiting.namespace, pod.claim_names.get(name, ""))) or known.get((waiting.namespace, source))
+        names = ((waiting.namespace, each) for each in (pod.claim_names.get(name, ""), source))
+        claim = next((claims[each] for each in names if each in claims), None)
         if claim is not None and not claim.devices:
             for request in claim.requests:
-                yield from _unmet_request(snapshot, waiting, claim, request, classes)
+                yield from _unmet_request(snapshot, waiting, claim.meta.subject, request)
 
 
 def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
@@ -233,11 +232,9 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
             yield waiting.found(NO_CLAIM, evidence, subject=subject("ResourceClaim", namespace, source))
         elif set(kinds) == {"ResourceClaimTemplate"} and name not in pod.claim_names:
             evidence = f"{pod.subject}: no ResourceClaim was created from the template {source}"
-            of_pod = f"--field-selector=involvedObject.name={pod.meta.name}"
-            look = command("kubectl", "-n", namespace, "get", "events", of_pod)
-            remedy = (f"kube-controller-manager creates it; check its events: {look}",)
+            remedy = f"kube-controller-manager creates it; check its events: {kubectl('describe', pod.meta)}"
             template = subject("ResourceClaimTemplate", namespace, source)
-            yield waiting.found(NO_CLAIM, evidence, subject=template, remedy=remedy)
+            yield waiting.found(NO_CLAIM, evidence, subject=template, remedy=(remedy,))
 
 
 @lru_cache(maxsize=1)
@@ -248,16 +245,20 @@ def _claim_kinds(snapshot: Snapshot) -> Mapping[str, Mapping[str, list[str]]]:
     return {namespace: grouped(some) for namespace, some in namespaces.items()}
 
 
-def _unmet_request(
-    snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request: Request, classes: Mapping[str, DeviceClass]
-) -> Iterator[FoundCause]:
-    text = f"{claim.meta.subject} requests {'all' if request.all else request.count} of class {request.device_class}"
+def _unmet_request(snapshot: Snapshot, waiting: Waiting, claim: str, request: Request) -> Iterator[FoundCause]:
+    text = f"{claim} requests {'all' if request.all else request.count} of class {request.device_class}"
+    classes = _classes(snapshot)
     known = classes.get(request.device_class)
     if known is not None and snapshot.sees("ResourceSlice"):
-        yield from _unmet(snapshot, waiting, Demand(text, claim.meta.subject, request, known))
+        yield from _unmet(snapshot, waiting, Demand(text, claim, request, known))
     elif known is None and snapshot.sees("DeviceClass") and request.device_class:
-        existing = f"existing DeviceClasses: {', '.join(sorted(classes)[:_MOST]) or 'none'}"
+        existing = f"existing DeviceClasses: {', '.join(islice(classes, _MOST)) or 'none'}"
         yield waiting.found(NO_CLASS, text, existing, subject=f"deviceclass/{request.device_class}")
+
+
+@lru_cache(maxsize=1)
+def _classes(snapshot: Snapshot) -> Mapping[str, DeviceClass]:
+    return {each.meta.name: each for each in sorted(snapshot.device_classes, key=lambda each: each.meta.name)}
 
 
 def _unmet(snapshot: Snapshot, waiting: Waiting, demand: Demand) -> Iterator[FoundCause]:
@@ -473,33 +474,29 @@ def _holds(term: str, device: PublishedDevice) -> bool:
         return device.driver == driver[1]
     if attribute := _ATTRIBUTE.match(term):
         wanted = attribute[4] if attribute[4] is not None else attribute[5]
-        return (_value(attribute, device.device.attributes) == wanted) is (attribute[3] == "==")
+        return (_value(attribute, device) == wanted) is (attribute[3] == "==")
     if capacity := _CAPACITY.match(term):
-        there, wanted_amount = amount(_value(capacity, device.device.capacity) or ""), amount(capacity[3])
-        if there is None or wanted_amount is None:
+        there, limit = amount(_value(capacity, device) or ""), amount(capacity[3])
+        if there is None or limit is None:
             return there is not None
-        order = (there > wanted_amount) - (there < wanted_amount)
+        order = (there > limit) - (there < limit)
         return order in {">=": (0, 1), ">": (1,), "==": (0,), "<=": (-1, 0), "<": (-1,)}[capacity[4]]
     return True
 
 
-def _value(term: re.Match[str], values: Mapping[str, str]) -> str | None:
+def _value(term: re.Match[str], device: PublishedDevice) -> str | None:
     """Return the value under the short name of the term, or under the qualified one."""
+    values = device.device.capacity if term.re is _CAPACITY else device.device.attributes
     return values.get(term[2], values.get(f"{term[1]}/{term[2]}"))
 
 
 def _unmet_terms(demand: Demand, devices: Sequence[PublishedDevice]) -> Iterator[str]:
     """Yield terms that hold for no device, each with the values that the devices have."""
     for term in demand.terms:
-        if not any(_holds(term, device) for device in devices):
-            known = _ATTRIBUTE.match(term) or _CAPACITY.match(term)
-            existing = _existing(known, devices) if known else _drivers(devices)
-            yield f"no device meets {shortened(term)}; {existing}"
-
-
-def _existing(term: re.Match[str], devices: Iterable[PublishedDevice]) -> str:
-    sizes = term.re is _CAPACITY
-    values = (_value(term, each.device.capacity if sizes else each.device.attributes) or "(none)" for each in devices)
-    return f"existing {term[2]}: " + ", ".join(
-        f"{value} ({number})" for value, number in Counter(values).most_common(_MOST)
-    )
+        if any(_holds(term, device) for device in devices):
+            continue
+        existing, known = _drivers(devices), _ATTRIBUTE.match(term) or _CAPACITY.match(term)
+        if known:
+            values = Counter(_value(known, device) or "(none)" for device in devices).most_common(_MOST)
+            existing = f"existing {known[2]}: {', '.join(f'{value} ({number})' for value, number in values)}"
+        yield f"no device meets {shortened(term)}; {existing}"
