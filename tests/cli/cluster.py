@@ -15,6 +15,7 @@ from sim.api_stand_in import ApiStandIn
 from tests.console import typed
 
 P = "gpu-healthcheck.aws-samples.io"
+ROOT = Path(__file__).parents[2]
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
 Json = dict[str, Any]
 
@@ -36,6 +37,20 @@ def run_here(kubeconfig: Path, *words: str, answers: str = "") -> subprocess.Com
     """The same in this process; the answers are typed then."""
     done = typed(words, _environment(kubeconfig), answers)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def start(kubeconfig: Path, *words: str, module: str = "cli", **variables: str) -> subprocess.Popen[str]:
+    """Start `gpu-healthcheck WORDS` as a process of this module, with few variables."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "KUBECONFIG": str(kubeconfig),
+        "COLUMNS": "200",
+        "TZ": "UTC",
+        **variables,
+    }
+    command = [sys.executable, "-m", module, *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
 def _environment(kubeconfig: Path) -> dict[str, str]:

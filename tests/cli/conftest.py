@@ -16,7 +16,8 @@ from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
 from sim.node import SimulatedNode
 from sim.pod_resources import serving_pod_resources
-from tests.cli.quarantine_world import ROOT, Hospital
+from tests.cli.cluster import ROOT
+from tests.cli.quarantine_world import Hospital
 from tests.cli.reset_world import Workshop
 from tests.device_files import may_be_made
 from tests.scheduling import scheduled

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,10 +15,9 @@ from healthcheck.operations.quarantine_job import CRON_JOB, job_name
 from sim.control_plane import ControlPlane
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
+from tests.cli.cluster import P, start
 from tests.waiting import eventually
 
-P = "gpu-healthcheck.aws-samples.io"
-ROOT = Path(__file__).parents[2]
 NODES, DEFAULT_PODS = "/api/v1/nodes", "/api/v1/namespaces/default/pods"
 JOB_PODS = "/api/v1/namespaces/gpu-healthcheck/pods"
 BATCH = "/apis/batch/v1/namespaces/gpu-healthcheck"
@@ -156,20 +154,7 @@ class Hospital:
     def start(self, *words: str, kubeconfig: Path | None = None, **variables: str) -> subprocess.Popen[str]:
         """Start the command. With KILL_AT it dies at that point, see `dying`."""
         program = "tests.cli.dying" if "KILL_AT" in variables else "cli"
-        return subprocess.Popen(
-            [sys.executable, "-m", program, "quarantine", *words],
-            cwd=ROOT,
-            env={
-                "PATH": os.environ["PATH"],
-                "KUBECONFIG": str(kubeconfig or self.plane.kubeconfig),
-                "COLUMNS": "200",
-                "TZ": "UTC",
-                **variables,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return start(kubeconfig or self.plane.kubeconfig, "quarantine", *words, module=program, **variables)
 
     def quarantine(self, *words: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
         """Run the command to its end. Return its exit code, standard output and standard error."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,9 @@ from sim.host_boot import HostBoot
 from sim.host_services import Container
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
+from tests.cli.cluster import P, start
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
-P = "gpu-healthcheck.aws-samples.io"
-ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/default/pods"
 JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs"
 WORK = "/apis/batch/v1/namespaces/default/jobs"
@@ -114,20 +111,7 @@ class Workshop:
 
     def start(self, *words: str, command: str = "reset", **variables: str) -> subprocess.Popen[str]:
         program = "tests.cli.dying" if "KILL_AT" in variables and self.module == "cli" else self.module
-        return subprocess.Popen(
-            [sys.executable, "-m", program, command, *words],
-            cwd=ROOT,
-            env={
-                "PATH": os.environ["PATH"],
-                "KUBECONFIG": str(self.plane.kubeconfig),
-                "COLUMNS": "200",
-                "TZ": "UTC",
-                **variables,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return start(self.plane.kubeconfig, command, *words, module=program, **variables)
 
     def reset(self, *words: str) -> tuple[int, str]:
         """Run the command to its end. Return its exit code and standard output."""

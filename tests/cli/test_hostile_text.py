@@ -20,7 +20,8 @@ import pytest
 
 from healthcheck.text.printable import printable
 from sim.control_plane import ControlPlane
-from tests.cli.quarantine_world import Hospital, P
+from tests.cli.cluster import P
+from tests.cli.quarantine_world import Hospital
 from tests.hostile import HOSTILE
 
 pytestmark = pytest.mark.cluster

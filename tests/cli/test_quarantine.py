@@ -13,7 +13,8 @@ import pytest
 
 from healthcheck.deep.job import SHOWN
 from healthcheck.operations.quarantine_job import job_name
-from tests.cli.quarantine_world import ACCOUNT, BATCH, DEFAULT_PODS, JOB_PODS, LOST_GPU, NODES, Hospital, P
+from tests.cli.cluster import P
+from tests.cli.quarantine_world import ACCOUNT, BATCH, DEFAULT_PODS, JOB_PODS, LOST_GPU, NODES, Hospital
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

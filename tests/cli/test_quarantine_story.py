@@ -15,7 +15,8 @@ from sim.control_plane import MANIFESTS, ControlPlane
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
 from sim.node import EFA_PROGRAMS, SimulatedNode
-from tests.cli.quarantine_world import ROOT, Hospital
+from tests.cli.cluster import ROOT
+from tests.cli.quarantine_world import Hospital
 
 pytestmark = pytest.mark.cluster
 NODE = "tested"

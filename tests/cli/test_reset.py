@@ -7,7 +7,8 @@ import pytest
 from healthcheck.text.moments import moment
 from sim.device_plugin import DEPLOY
 from sim.dra_plugin import XID_TAINT, DraPlugin
-from tests.cli.reset_world import P, Workshop
+from tests.cli.cluster import P
+from tests.cli.reset_world import Workshop
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster

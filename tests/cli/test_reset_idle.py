@@ -17,7 +17,8 @@ from healthcheck.operations.reset_job import job_name
 from healthcheck.text.moments import timestamp
 from sim.control_plane import ControlPlane, unbound_token
 from sim.device_plugin import DEPLOY
-from tests.cli.reset_world import JOBS, ROOT, P, Workshop
+from tests.cli.cluster import ROOT, P
+from tests.cli.reset_world import JOBS, Workshop
 from tests.overlays import OVERLAYS
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
