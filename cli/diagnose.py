@@ -225,9 +225,9 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     if pods:
         raise typer.Exit(_would_fit(snapshot, pods, None if saved else access, form))
     if prometheus:
-        from diagnosis.sources.measured_use import with_idle  # noqa: PLC0415 - where a Prometheus is to be asked
+        from diagnosis.sources.measured_use import with_use  # noqa: PLC0415 - where a Prometheus is to be asked
 
-        snapshot = with_idle(snapshot, prometheus)
+        snapshot = with_use(snapshot, prometheus, idle=True)
     _must_exist(snapshot, target)
     report = report_of(snapshot, target, namespace, old, overview=form is not DiagnoseFormat.TERMINAL)
     _print(report, form)

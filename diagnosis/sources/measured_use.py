@@ -10,25 +10,22 @@ from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
 from healthcheck.cluster.prometheus import PrometheusError, instant
 
 
-def with_use(snapshot: Snapshot, url: str) -> Snapshot:
-    """Return the snapshot with the current utilization of each card, or the reason why it is unknown."""
-    snapshot = with_shares(snapshot, url)
-    try:
-        return replace(snapshot, gpu_use=_current(url))
-    except PrometheusError as error:
-        return _without(snapshot, str(error))
+def with_use(snapshot: Snapshot, url: str, *, idle: bool = False) -> Snapshot:
+    """Return the snapshot with the current utilization of each card, or the reason why it is unknown.
 
-
-def with_idle(snapshot: Snapshot, url: str) -> Snapshot:
-    """Return the snapshot with the current utilization of each card and the cards idle for an hour, or the reason."""
+    `idle`: also with the cards that were idle for an hour.
+    """
     snapshot = with_shares(snapshot, url)
     try:
         snapshot = replace(snapshot, gpu_use=_current(url))
+        if not idle:
+            return snapshot
         if instant(url, AN_HOUR_AGO):
             return replace(snapshot, idle_gpus=read_use(instant(url, IDLE)))
+        why = f"{url} has recorded {SERIES} for less than an hour: could not check. Try again later"
     except PrometheusError as error:
-        return _without(snapshot, str(error))
-    return _without(snapshot, f"{url} has recorded {SERIES} for less than an hour: could not check. Try again later")
+        why = str(error)
+    return replace(snapshot, missing={**snapshot.missing, USE: why})
 
 
 def with_shares(snapshot: Snapshot, url: str) -> Snapshot:
@@ -55,7 +52,3 @@ def _current(url: str) -> tuple[GpuUse, ...]:
         f"{url} has no series {SERIES}, and none of whole GPUs by the DCGM exporter: could not check."
         " Does it scrape the DCGM exporter?"
     )
-
-
-def _without(snapshot: Snapshot, why: str) -> Snapshot:
-    return replace(snapshot, missing={**snapshot.missing, USE: why})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diagnosis.snapshot.gpu_use import AN_HOUR_AGO, EXPORTED, IDLE, SERIES, USE, GpuUse
-from diagnosis.sources.measured_use import with_idle, with_use
+from diagnosis.sources.measured_use import with_use
 from healthcheck.cluster.prometheus import PrometheusError, instant
 from sim.loopback import LoopbackAnswers, LoopbackServer
 from tests.diagnosis.states import snapshot
@@ -139,7 +139,7 @@ def test_diagnose_reads_the_utilization_of_each_release(prometheus: PrometheusSe
         for gpu, percent, pods in ((0, 98, (("ml", "train-0"),)), (1, 1, ()))
     ]
     assert (
-        with_idle(snapshot(), prometheus.url)
+        with_use(snapshot(), prometheus.url, idle=True)
         .missing[USE]
         .endswith("for less than an hour: could not check. Try again later")
     )
@@ -149,12 +149,12 @@ def test_diagnose_reads_the_utilization_of_each_release(prometheus: PrometheusSe
 @pytest.mark.parametrize("release", ["4.8.2", "4.9.0"])
 def test_without_the_rules_diagnose_names_their_file(tmp_path: Path, undo: ExitStack, release: str) -> None:
     prometheus = undo.enter_context(PrometheusServer(tmp_path / "prometheus", "groups: []"))
-    assert "Does it scrape the DCGM exporter?" in with_idle(snapshot(), prometheus.url).missing[USE]
+    assert "Does it scrape the DCGM exporter?" in with_use(snapshot(), prometheus.url, idle=True).missing[USE]
     prometheus.set_targets((serve(undo, release), {}))
     prometheus.wait_for(EXPORTED)
 
-    for reading in (with_use, with_idle):
+    for idle in (False, True):
         assert (
             "could not check. Load the recording rules in kubernetes/overlays/monitoring/prometheus-rule.yaml"
-            in reading(snapshot(), prometheus.url).missing[USE]
+            in with_use(snapshot(), prometheus.url, idle=idle).missing[USE]
         )
