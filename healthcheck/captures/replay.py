@@ -37,51 +37,20 @@ _RUN_SECONDS = 60.0
 _LONGEST_LINE = 160
 
 
-class _Recurring(Struct, frozen=True):
-    """Number of lines of an event that is a fault only if it recurs, the first line, and the time of the last."""
-
-    count: int
-    first: str
-    last_at: float
-
-
-class _FirstLine(Struct, frozen=True):
-    """First line that gives a finding its severity."""
-
-    source: str
-    shown: str
-
-
-class _Errors(Struct):
-    """Errors that no rule judges, in the current boot.
-
-    Errors come in runs. A run with a fault that the driver reported in words belongs to this fault.
-    """
+class _Run(Struct):
+    """Lines of one kind, each soon after the one before: their number, the first, and the time of the last."""
 
     count: int = 0
     first: str = ""
     """Source and text of the first line."""
-    _last_at: float = -math.inf
-    _in_run: int = 0
-    _first_in_run: str = ""
-    _is_judged: bool = False
+    last_at: float = -math.inf
+    is_judged: bool = False
+    """Whether a fault that the driver reported in words is in this run, to which its errors then belong."""
 
-    def add(self, at: float, line: Line | None) -> None:
-        """Add an error, or None for a judged fault, in the order of the log."""
-        if at - self._last_at > _RUN_SECONDS:
-            self.end_run()
-        self._last_at = at
-        if line is None:
-            self._is_judged = True
-            return
-        self._first_in_run = self._first_in_run or f"{line.source}: {printable(line.record.text, _LONGEST_LINE)}"
-        self._in_run += 1
-
-    def end_run(self) -> None:
-        if not self._is_judged:
-            self.count += self._in_run
-            self.first = self.first or self._first_in_run
-        self._in_run, self._first_in_run, self._is_judged = 0, "", False
+    def add(self, at: float, line: Line) -> None:
+        self.first = self.first or f"{line.source}: {printable(line.record.text, _LONGEST_LINE)}"
+        self.count += 1
+        self.last_at = at
 
 
 class Replay(Struct):
@@ -102,18 +71,22 @@ class Replay(Struct):
     """Number of records about a fault in a form that no check can read."""
     first_unread: str = ""
     """File and number of the first unread record."""
-    _errors: _Errors = field(default_factory=_Errors)
-    _recurring: dict[Key, _Recurring] = field(default_factory=dict)
+    _error_run: _Run = field(default_factory=_Run)
+    """Last errors that no rule judges."""
+    _errors: _Run = field(default_factory=_Run)
+    """All errors of this boot before them that no rule judges."""
+    _recurring: dict[Key, _Run] = field(default_factory=dict)
     """Events of this boot that are a fault only if they recur, by reason and subject."""
     _boot: int = -1
-    _first: dict[Key, dict[Severity, _FirstLine]] = field(default_factory=dict)
+    _first_lines: dict[Key, dict[Severity, Line]] = field(default_factory=dict)
+    """First line of each active finding that gives it a severity."""
 
     def take(self, batch: BootRecords) -> None:
         """Judge the records of a batch."""
         if batch.boot != self._boot:
             self.memory = begin(self.memory, "", f"boot {batch.boot}", replace(batch.now, wall=batch.began))
-            self._boot, self._errors, self._recurring = batch.boot, _Errors(), {}
-            self._forget_what_left()
+            self._boot, self._errors, self._error_run, self._recurring = batch.boot, _Run(), _Run(), {}
+            self._forget_ended()
         self.now = batch.now
         if batch.lines:
             self.memory = after_kernel_log(self.memory, self._judged(batch.lines), batch.now, self.escalate_after)
@@ -121,7 +94,7 @@ class Replay(Struct):
                 if active.finding.severity is not Severity.PASS:
                     self.ignored.pop(active.key, None)  # lines that are no fault alone, and reached a threshold
         self.memory = expired(self.memory, batch.now, self.monitor_ttl_seconds)
-        self._forget_what_left()
+        self._forget_ended()
 
     def outcomes(self, unobserved: Iterable[Unobserved] = ()) -> tuple[Outcome, ...]:
         """Return one outcome for each check that reads the kernel log.
@@ -129,51 +102,59 @@ class Replay(Struct):
         `unobserved` are the reasons why parts of the captures could not be read. A log without a message about an RDMA
         device does not show whether the machine has any.
         """
-        blind = tuple(unobserved)
+        causes = list(unobserved)
         if self.unread:
             lines = (
                 f"{counted(self.unread, 'line')} of the driver about an Xid or a GPU off the bus, in an unknown form"
             )
-            blind += (Unobserved(LINES_NOT_READ, f"{lines}, the first at {self.first_unread}"),)
+            causes.append(Unobserved(LINES_NOT_READ, f"{lines}, the first at {self.first_unread}"))
         count, first = self._unjudged()
         if count:
             lines = f"{counted(count, 'line')} of the driver reporting an error that no rule judges"
-            blind += (Unobserved(LINES_NOT_READ, f"{lines}, the first at {first}"),)
-        found = {finding.check for finding in self.memory.active}
-        checks = [check for check in self.checks if check is not mlx5_messages.CHECK or check.name in found]
-        return tuple(Outcome(check.name, check.group, unobserved=blind) for check in checks)
+            causes.append(Unobserved(LINES_NOT_READ, f"{lines}, the first at {first}"))
+        failed = {finding.check for finding in self.memory.active}
+        checks = [check for check in self.checks if check is not mlx5_messages.CHECK or check.name in failed]
+        return tuple(Outcome(check.name, check.group, unobserved=tuple(causes)) for check in checks)
 
     def _unjudged(self) -> tuple[int, str]:
         """Return the number of errors of the last boot that no rule judges, and the first of them.
 
         An event that has to recur to be a fault counts while the log ends before it is over.
         """
-        self._errors.end_run()
         active = {finding.key for finding in self.memory.active}
         now = self.now.monotonic if self.now else 0.0
-        open_ends = [
-            event for key, event in self._recurring.items() if key not in active and now - event.last_at <= _RUN_SECONDS
-        ]
-        firsts = [self._errors.first, *(event.first for event in open_ends)]
-        return self._errors.count + sum(event.count for event in open_ends), next(filter(None, firsts), "")
+        runs = [self._errors, *([] if self._error_run.is_judged else [self._error_run])]
+        runs += [run for key, run in self._recurring.items() if key not in active and now - run.last_at <= _RUN_SECONDS]
+        return sum(run.count for run in runs), next((run.first for run in runs if run.first), "")
 
     def ended(self, boot_id: str, shift: timedelta) -> Memory:
         """Return the memory at the end of the capture, each finding with its source line.
 
         `shift` is added to the times, to correct those of a capture without dates.
         """
-        standing = tuple(self._rested(finding, shift) for finding in self.memory.active)
-        return replace(self.memory, boot_id=boot_id, active=standing)
+        active = tuple(self._with_source(finding, shift) for finding in self.memory.active)
+        return replace(self.memory, boot_id=boot_id, active=active)
 
-    def line_of(self, standing: ActiveFinding) -> str:
+    def line_of(self, finding: ActiveFinding) -> str:
         """Return the source line of a finding, unchanged."""
-        first = self._first_line(standing)
-        return first.shown if first else ""
+        line = self._first_line(finding)
+        return line.shown if line else ""
 
-    def _first_line(self, standing: ActiveFinding) -> _FirstLine | None:
+    def _first_line(self, finding: ActiveFinding) -> Line | None:
         """Return the source line of a finding: the first of its severity, else the first of the worst."""
-        lines = self._first.get(standing.key, {})
-        return lines.get(standing.finding.severity) or (lines[max(lines)] if lines else None)
+        lines = self._first_lines.get(finding.key, {})
+        return lines.get(finding.finding.severity) or (lines[max(lines)] if lines else None)
+
+    def _with_source(self, active: ActiveFinding, shift: timedelta) -> ActiveFinding:
+        line = self._first_line(active)
+        # A finding of several events, such as a reached threshold, has its own source.
+        source = active.finding.source or (line.source if line else "")
+        return replace(
+            active,
+            finding=replace(active.finding, source=source),
+            first_seen=active.first_seen + shift,
+            last_seen=active.last_seen + shift,
+        )
 
     def _judged(self, lines: Iterable[Line]) -> tuple[Outcome, ...]:
         by_seq = {line.record.seq: line for line in lines}
@@ -186,35 +167,41 @@ class Replay(Struct):
             self.first_unread = self.first_unread or by_seq[record.seq].source
         self._add_errors(errors, by_seq, outcomes)
         return tuple(
-            replace(
-                outcome,
-                events=tuple(self._sourced(event, by_seq[event.seq]) for event in outcome.events),
-            )
+            replace(outcome, events=tuple(self._sourced(event, by_seq[event.seq]) for event in outcome.events))
             for outcome in outcomes
         )
 
     def _add_errors(self, errors: Iterable[Record], by_seq: Mapping[int, Line], outcomes: Iterable[Outcome]) -> None:
         """Add the driver's errors that no check judges, together with its faults, in the order of the log."""
-        found: list[tuple[int, float, Line | None]] = [(one.seq, one.at, by_seq[one.seq]) for one in errors]
+        is_error = {error.seq: True for error in errors}
         for outcome in outcomes:
             if outcome.check != driver_messages.CHECK.name:
                 continue
             for event in outcome.events:
                 if event.recurs is not None:
-                    self._add_recurring(event, by_seq[event.seq])
+                    self._add_recurring(event, event.recurs.pause, by_seq[event.seq])
                 elif event.finding is not None:
-                    found.append((event.seq, event.at, None))
-        for _, at, line in sorted(found, key=lambda entry: entry[0]):
-            self._errors.add(at, line)
+                    is_error[event.seq] = False
+        for seq in sorted(is_error):
+            line = by_seq[seq]
+            if line.record.at - self._error_run.last_at > _RUN_SECONDS:
+                self._end_error_run()
+            if is_error[seq]:
+                self._error_run.add(line.record.at, line)
+            else:
+                self._error_run.is_judged, self._error_run.last_at = True, line.record.at
 
-    def _add_recurring(self, event: KernelEvent, line: Line) -> None:
-        key, first = (event.reason, event.subject), f"{line.source}: {printable(line.record.text, _LONGEST_LINE)}"
-        known = self._recurring.get(key)
-        is_new = known is None or event.recurs is None or event.at - known.last_at > event.recurs.pause
-        if known is None or is_new:
-            self._recurring[key] = _Recurring(1, first, event.at)
-        else:
-            self._recurring[key] = _Recurring(known.count + 1, known.first, event.at)
+    def _end_error_run(self) -> None:
+        if not self._error_run.is_judged:
+            self._errors.count += self._error_run.count
+            self._errors.first = self._errors.first or self._error_run.first
+        self._error_run = _Run()
+
+    def _add_recurring(self, event: KernelEvent, pause: float, line: Line) -> None:
+        run = self._recurring.get((event.reason, event.subject))
+        if run is None or event.at - run.last_at > pause:
+            run = self._recurring[event.reason, event.subject] = _Run()
+        run.add(event.at, line)
 
     def _sourced(self, event: KernelEvent, line: Line) -> KernelEvent:
         finding = event.finding
@@ -222,7 +209,7 @@ class Replay(Struct):
             self._count(event)
             return replace(event, source=line.source)
         key = (finding.reason, finding.subject)
-        self._first.setdefault(key, {}).setdefault(finding.severity, _FirstLine(line.source, line.shown))
+        self._first_lines.setdefault(key, {}).setdefault(finding.severity, line)
         return replace(event, source=line.source)
 
     def _count(self, event: KernelEvent) -> None:
@@ -231,17 +218,6 @@ class Replay(Struct):
         if not is_news_of_the_driver and (key in self.ignored or len(self.ignored) < _MOST_COUNTED):
             self.ignored[key] += 1
 
-    def _rested(self, standing: ActiveFinding, shift: timedelta) -> ActiveFinding:
-        first = self._first_line(standing)
-        # A finding of several events, such as a reached threshold, has its own source.
-        source = standing.finding.source or (first.source if first else "")
-        return replace(
-            standing,
-            finding=replace(standing.finding, source=source),
-            first_seen=standing.first_seen + shift,
-            last_seen=standing.last_seen + shift,
-        )
-
-    def _forget_what_left(self) -> None:
+    def _forget_ended(self) -> None:
         keys = {finding.key for finding in self.memory.active}
-        self._first = {key: first for key, first in self._first.items() if key in keys}
+        self._first_lines = {key: lines for key, lines in self._first_lines.items() if key in keys}
