@@ -7,7 +7,6 @@ module has its Python's version in its name. SOURCE_DATE_EPOCH sets the time of 
 from __future__ import annotations
 
 import argparse
-import gzip
 import hashlib
 import io
 import os
@@ -26,6 +25,7 @@ from zipfile import ZipFile
 import yaml
 
 import healthcheck
+from tools.release.packages import reproducible_archive
 
 _ROOT = Path(__file__).parents[1]
 _EARLIEST_EPOCH = 315532800
@@ -100,11 +100,7 @@ def _is_wanted(name: str) -> bool:
 
 def write(archive: Path, held: Mapping[str, bytes], epoch: int) -> None:
     """Write the archive: equal files give equal bytes, independent of machine and time."""
-    with (
-        archive.open("wb") as file,
-        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar,
-    ):
+    with reproducible_archive(archive, epoch) as tar:
         for name, content in sorted(held.items()):
             member = tarfile.TarInfo(name)
             member.size, member.mtime, member.mode = len(content), epoch, 0o755 if name == PROGRAM else 0o644

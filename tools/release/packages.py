@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import sys
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tools.release.origin import Origin, run
@@ -35,12 +37,7 @@ def for_krew(tree: Path, out: Path, made_from: Origin) -> None:
 def even_out(sdist: Path, epoch: int) -> None:
     """Rewrite the source archive, in which setuptools stores the current time, the user's name and umask modes."""
     fresh = sdist.with_suffix(".fresh")
-    with (
-        tarfile.open(sdist) as old,
-        fresh.open("wb") as file,
-        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as new,
-    ):
+    with tarfile.open(sdist) as old, reproducible_archive(fresh, epoch) as new:
         for member in sorted(old.getmembers(), key=lambda tar_info: tar_info.name):
             if member.name.split("/")[1:2] == ["tests"]:
                 continue  # setuptools adds tests/test_*.py without the modules that they import
@@ -49,3 +46,14 @@ def even_out(sdist: Path, epoch: int) -> None:
             member.pax_headers = {}
             new.addfile(member, old.extractfile(member))
     fresh.rename(sdist)
+
+
+@contextmanager
+def reproducible_archive(path: Path, epoch: int) -> Iterator[tarfile.TarFile]:
+    """Open a new archive whose own header depends on no clock and no name."""
+    with (
+        path.open("wb") as file,
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        yield tar
