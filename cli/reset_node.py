@@ -26,7 +26,7 @@ from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refuse
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.attempts import INTERRUPTED, is_rebooted_at_once
-from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back, take
+from healthcheck.deep.claim import Claim, RunKind, acquire, claim_on, release
 from healthcheck.deep.job import JobState
 from healthcheck.deep.reset_command import (
     command_in,
@@ -311,7 +311,7 @@ class NodeReset:
             now = datetime.now(UTC)
             claim = Claim(RunKind.RESET, self._job.name, now + _CLAIMED)
             why = list(obstacles(node, self._job.name, now))
-            patch = None if why else take(node, claim, now, claim.is_same_run)
+            patch = None if why else acquire(node, claim, now, claim.is_same_run)
             if patch is None:
                 return None
             texts = {
@@ -558,7 +558,7 @@ class NodeReset:
 
     def _release(self) -> None:
         """Release the claim and its taint: a device plugin does not start before."""
-        self._requests.patched(lambda node: give_back(node, Claim(RunKind.RESET, self._job.name, datetime.now(UTC))))
+        self._requests.patched(lambda node: release(node, Claim(RunKind.RESET, self._job.name, datetime.now(UTC))))
 
     def _finish(self, *left: str) -> None:
         """End the command's permissions, and record what is left to do."""

@@ -81,7 +81,7 @@ class QuarantineMarks:
     def _take(self, *, force: bool) -> NodeState:
         if why := self.why_not(self._cluster.nodes.read(self._node), force=force):
             self._refuse(why)
-        taken = self._claimant.hold(_now() + HELD)
+        taken = self._claimant.acquire_or_renew(_now() + HELD)
         if taken is None:
             raise RunRefused("another deep test has just taken the node")
         # By now, the API server lists a pod that was bound before the taint was set.
@@ -91,7 +91,7 @@ class QuarantineMarks:
 
     def _refuse(self, why: str) -> NoReturn:
         """Remove our marks and raise: a lost write or a dead run may have left them."""
-        self._claimant.give_back()
+        self._claimant.release()
         raise RunRefused(why)
 
     def tell(self, begun: RunStart, progress: QuarantineProgress) -> None:
@@ -102,7 +102,7 @@ class QuarantineMarks:
     def hold(self) -> bool:
         """Renew the claim with the current record. False: another run owns the node."""
         try:
-            is_ours = self._claimant.hold(_now() + HELD, self._record) is not None
+            is_ours = self._claimant.acquire_or_renew(_now() + HELD, self._record) is not None
         except ClusterError as error:
             log.warning("the Node could not be written; retrying", error=str(error))
             self.is_heard = False
@@ -133,7 +133,7 @@ class QuarantineMarks:
         retries = replace(
             _AT_THE_END, say=lambda error: log.warning("the result could not be written yet", error=str(error))
         )
-        node = retries.ask(lambda: self._claimant.give_back(self._record))
+        node = retries.ask(lambda: self._claimant.release(self._record))
         assert node is not None
         return records.parse(RunRecord, node.annotations[QUARANTINE_RESULT])
 

@@ -103,7 +103,7 @@ class ResetMarks:
         # The command has judged the findings and the platform, and a person may have overruled it there.
         if why := "; ".join(obstacles(node, self._holder, _now())):
             raise RunRefused(why)
-        taken = self._claimant.hold(_now() + HELD)
+        taken = self._claimant.acquire_or_renew(_now() + HELD)
         if taken is None:
             raise RunRefused("another run has just claimed the node")
         return taken
@@ -137,7 +137,7 @@ class ResetMarks:
     def tell(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:
         """Write the record and renew the claim. Raises RunRefused if another run owns the node, ClusterError."""
         annotations = self._annotations(begun, progress)
-        if _AT_THE_START.ask(lambda: self._claimant.hold(_now() + min(held, LONGEST), annotations)) is None:
+        if _AT_THE_START.ask(lambda: self._claimant.acquire_or_renew(_now() + min(held, LONGEST), annotations)) is None:
             raise RunRefused("another run has claimed the node, or it was returned")
 
     def note(self, begun: ResetStart, progress: ResetProgress, held: timedelta = HELD) -> None:
@@ -151,8 +151,8 @@ class ResetMarks:
         """Write the last record and restore the operator's labels, with retries. Raises ClusterError."""
         annotations = self._annotations(begun, progress)
         self._is_restoring = True
-        if _AT_THE_END.ask(lambda: self._claimant.hold(_now() + HANDED_OVER, annotations)) is None:
-            _AT_THE_END.ask(lambda: self._claimant.give_back(annotations))  # writes only the record
+        if _AT_THE_END.ask(lambda: self._claimant.acquire_or_renew(_now() + HANDED_OVER, annotations)) is None:
+            _AT_THE_END.ask(lambda: self._claimant.release(annotations))  # writes only the record
 
     def hand_over(
         self, begun: ResetStart, progress: ResetProgress, before: NodeState, stopping: threading.Event
@@ -170,7 +170,7 @@ class ResetMarks:
             is_awaited = progress.status is Status.PASS and node.tainted() and time.monotonic() < ends
         log.warning("the command is dead, so the node is returned")
         # A device plugin does not start before the taint of the claim is gone.
-        _AT_THE_END.ask(self._claimant.give_back)
+        _AT_THE_END.ask(self._claimant.release)
         if left := self._wait_for_plugin(before, stopping, is_reset=progress.status is Status.PASS):
             progress = replace(progress, reasons=(*progress.reasons, f"{_silent()}: {left}"))
 

@@ -279,12 +279,12 @@ class Sweep:
         until = at + timedelta(seconds=self._order.deadline_seconds + _SLACK_SECONDS)
         claimant = self._claimant(node.name, job_name(node.name, at))
         job = job_for(self._template, node, self._order, at)
-        if not self._take(node.name, claimant, until):
+        if not self._acquire(node.name, claimant, until):
             return
         try:
             made = patiently(partial(self._made, job))
         except ClusterError:
-            self._give_back(claimant)
+            self._release(claimant)
             raise
         waiting[made.name] = made
         log.info("a sweep Job is started", node=node.name, job=made.name, until=until.isoformat())
@@ -292,7 +292,7 @@ class Sweep:
     def _claimant(self, node_name: str, job_name: str) -> Claimant:
         return Claimant(RunKind.SWEEP, job_name, partial(self._cluster.nodes.update, node_name), _now)
 
-    def _take(self, name: str, claimant: Claimant, until: datetime) -> bool:
+    def _acquire(self, name: str, claimant: Claimant, until: datetime) -> bool:
         """Claim the node, and return whether that succeeded.
 
         The Node is read again, because the listing is seconds old.
@@ -304,7 +304,7 @@ class Sweep:
             return why
 
         try:
-            return patiently(partial(claimant.take, until, why_not)) is not None
+            return patiently(partial(claimant.acquire, until, why_not)) is not None
         except NotFound:
             return False
 
@@ -348,7 +348,7 @@ class Sweep:
     def _see(self, job: JobState, waiting: dict[str, JobState], *, there: bool) -> None:
         """Release the node of an ended Job at once, without waiting for the others."""
         if job.name in waiting and (job.outcome or not there):
-            self._give_back(self._claimant(job.node, job.name))
+            self._release(self._claimant(job.node, job.name))
             del waiting[job.name]
             log.info("a sweep Job has ended", node=job.node, job=job.name, outcome=job.outcome or "deleted")
 
@@ -384,9 +384,9 @@ class Sweep:
         closely = [_CLOSELY_SECONDS for job in waiting.values() if job.claims]
         return int(min([_WATCH_SECONDS, *left, *closely])) + 1
 
-    def _give_back(self, claimant: Claimant) -> None:
+    def _release(self, claimant: Claimant) -> None:
         with suppress(NotFound):
-            patiently(claimant.give_back)
+            patiently(claimant.release)
 
     # --- the Node
 

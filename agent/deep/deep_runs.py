@@ -197,14 +197,14 @@ class DeepTests:
         longest = self._state.settings.values.dcgm_timeout_seconds + _MARGIN_SECONDS
         self._telemetry.deep_running.set(1)
         try:
-            run = self._marks.take(longest)
+            run = self._marks.acquire(longest)
             if run is None:
                 return self._waits.check_again
             log.info("deep test: claimed the node", until=timestamp(run.until))
             return self._test()
         finally:
             self._telemetry.deep_running.set(0)
-            self._marks.give_back()
+            self._marks.release()
 
     def _test(self) -> float:
         self._stopping.wait(self._waits.maintenance)

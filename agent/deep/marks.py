@@ -81,10 +81,10 @@ class DeepTestMarks:
             return f"it is unknown whether DRA allocates its GPUs: {error}"
         return obstacle(seen, now + _STILL_HEARD, now)
 
-    def take(self, seconds: float) -> Claim | None:
+    def acquire(self, seconds: float) -> Claim | None:
         """Claim the node for a limited time; None if an obstacle has appeared. Raises ClusterError."""
         self._is_at_work, self._was_seen = True, False
-        node = self._claimant.take(self._clock().wall + timedelta(seconds=seconds), self.hindrance)
+        node = self._claimant.acquire(self._clock().wall + timedelta(seconds=seconds), self.hindrance)
         return self._claimant.claim_on(node) if node is not None else None
 
     def is_ours(self) -> bool:
@@ -95,11 +95,11 @@ class DeepTestMarks:
         self._was_seen = self._claimant.has(node)
         return self._was_seen
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the node. After a ClusterError, `clear` releases it later, or any other client after `until`."""
         if self._is_at_work:
             self._is_at_work = False
-            self._claimant.give_back()
+            self._claimant.release()
 
     def clear(self) -> None:
         """Remove the claim of a dead run: a claim of this agent without a run, or any expired claim."""
@@ -121,7 +121,7 @@ class DeepTestMarks:
             return annotated(node, result(node))
 
         self._until_the_end.ask(
-            partial(self._claimant.give_back, result) if give_back else partial(self._node.update, alone)
+            partial(self._claimant.release, result) if give_back else partial(self._node.update, alone)
         )
         self._kept.drop()
 

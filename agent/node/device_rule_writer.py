@@ -72,7 +72,9 @@ class _Target(Struct, frozen=True):
 
 
 class DeviceRules:
-    """Rules of one node. `hold` and `free` run on the node writer's thread, requests in a thread that ends after them.
+    """Rules of one node.
+
+    `request_cover` and `request_clear` run on the node writer's thread, requests in a thread that ends after them.
 
     `may_exist`: our rules may exist and keep work off some GPU.
     """
@@ -106,7 +108,7 @@ class DeviceRules:
             has_gpus = self._target is not None and bool(self._target.gpus)
             self._is_due = has_gpus or self._answer is None or self.may_exist
 
-    def hold(self, view: AgentView, decision: TaintDecision, node: NodeState) -> DeviceTaintCover | None:
+    def request_cover(self, view: AgentView, decision: TaintDecision, node: NodeState) -> DeviceTaintCover | None:
         """Return whether rules or cordons keep work off each faulty GPU; None if the fault is of the node.
 
         The last answer is valid until the next one.
@@ -134,7 +136,7 @@ class DeviceRules:
             return CordonPlan(why=self._cordons_forbidden)
         return plan_cordons(gpus, view, decision, node)
 
-    def free(self, node: NodeState) -> None:
+    def request_clear(self, node: NodeState) -> None:
         """Delete all rules of this node. Once they are gone, no more requests are sent."""
         self._telemetry.device_taints_failed.set(0)
         with self._condition:
@@ -157,9 +159,9 @@ class DeviceRules:
                     return
                 self._is_due = False
             existed = self.may_exist
-            self._take_answer(target, self._apply(target), lifted=existed and not self.may_exist)
+            self._apply_answer(target, self._apply(target), lifted=existed and not self.may_exist)
 
-    def _take_answer(self, target: _Target, answer: DeviceTaintCover | None, *, lifted: bool) -> None:
+    def _apply_answer(self, target: _Target, answer: DeviceTaintCover | None, *, lifted: bool) -> None:
         with self._condition:
             if not target.is_same(self._target):
                 return

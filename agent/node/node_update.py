@@ -136,7 +136,7 @@ class NodeUpdate:
                     self._reporter.queue(event)
                 log.info("wrote the Node", status=verdict.status.value, severity=verdict.severity.name)
             else:
-                self._taint.give_back_place(node)  # a slot without a possible taint is free for another node
+                self._taint.release_slot(node)  # a slot without a possible taint is free for another node
         # No repair is requested for a node that still accepts work.
         repairs = change.repair.conditions if is_written else ()
         verdicts = [] if change.condition is None else [self._record.noted_in(change.condition)]

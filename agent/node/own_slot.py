@@ -62,25 +62,25 @@ class OwnSlot:
         """Number of slots of the fleet at the last request."""
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the slots, no secret
 
-    def take(self, node: NodeState, percent: int, *, closely: bool = True) -> SlotGrant:
+    def acquire(self, node: NodeState, percent: int, *, closely: bool = True) -> SlotGrant:
         """Acquire a slot. Raises ClusterError if the cluster does not answer.
 
         Only with `closely` a slot is found that is free because another node owns several; that lists all slots.
         """
         if self._holds_one(node) and self._known is _Known.YES:
             return HELD
-        if self._slot is None and self._take_at_once(node, percent):
+        if self._slot is None and self._acquire_at_once(node, percent):
             return HELD
         used = self._count_slots()
         self._count_nodes(0.0 if 2 * used >= allowed(self._nodes.count, percent) else COUNTED_SECONDS)
         self.places = places = allowed(self._nodes.count, percent)
         if self._slot is not None:
             return self._verified(places, node)
-        if used < places and self._take_one_of(draw(places, self._draw), node):
+        if used < places and self._acquire_one_of(draw(places, self._draw), node):
             return HELD
         if not closely and (used >= places or (used := self._count_slots()) >= places):
             return _full(used, places)
-        return self._take_free(places, node)
+        return self._acquire_free(places, node)
 
     def reconcile(self, node: NodeState) -> None:
         """Refresh the facts for the next request: our own slot, the slots in use, and the number of nodes.
@@ -92,7 +92,7 @@ class OwnSlot:
         if self._clock() - self._in_use.at >= RECONCILE_SECONDS:
             self._in_use = _Count(self._count_slots(), self._clock())
 
-    def give_back(self, node: NodeState) -> None:
+    def release(self, node: NodeState) -> None:
         """Release the slot. Raises ClusterError if the cluster does not answer."""
         self._find(node)
         self._release()
@@ -103,21 +103,21 @@ class OwnSlot:
             return None
         return self._used, allowed(self._nodes.count, percent)
 
-    def _take_at_once(self, node: NodeState, percent: int) -> bool:
+    def _acquire_at_once(self, node: NodeState, percent: int) -> bool:
         """Acquire with one request if the last count showed free slots."""
         in_use, self._in_use = self._in_use, _Count()  # once: after a lost race the slots are listed
         places = allowed(self._nodes.count, percent)
         is_free = self._clock() - in_use.at < _SEEN_SECONDS and 2 * in_use.count < places
-        return is_free and self._take_one_of(draw(places, self._draw)[:1], node)
+        return is_free and self._acquire_one_of(draw(places, self._draw)[:1], node)
 
-    def _take_free(self, places: int, node: NodeState) -> SlotGrant:
+    def _acquire_free(self, places: int, node: NodeState) -> SlotGrant:
         """List all slots if none was free at random. A node with several slots counts once."""
         in_use = occupancy(self._cluster.leases.slots())
         if len(in_use.since) >= places:
             return _full(len(in_use.since), places)
         if in_use.surplus:
             self._known = _Known.UNVERIFIED
-        if not self._take_one_of(draw_free(in_use, places, node.name, self._draw), node):
+        if not self._acquire_one_of(draw_free(in_use, places, node.name, self._draw), node):
             return SlotGrant(held=False, why=f"at most {places} nodes may be tainted, and so many are")
         return self._verified(places, node) if in_use.surplus else HELD
 
@@ -131,7 +131,7 @@ class OwnSlot:
         self._known = _Known.YES
         return grant
 
-    def _take_one_of(self, names: Sequence[str], node: NodeState) -> bool:
+    def _acquire_one_of(self, names: Sequence[str], node: NodeState) -> bool:
         for name in names:
             try:
                 self._slot = self._cluster.leases.create_slot(name, node)

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 _MOMENT_SECONDS = 2.0
 """Longest wait of a verdict for a slot. After it, the verdict is written without the taint, which follows."""
-_FIRST_SECONDS, _TAKE_CAP_SECONDS, _CAP_SECONDS = 1.0, 5.0, 30.0
+_FIRST_SECONDS, _ACQUIRE_CAP_SECONDS, _CAP_SECONDS = 1.0, 5.0, 30.0
 """Retry delay: random, doubling up to a cap. The cap is short while a taint waits for a slot, long when a slot is
 returned."""
 _SPREAD_SECONDS_PER_PLACE = 0.25
@@ -36,12 +36,12 @@ _FORBIDDEN = SlotGrant(held=False, why="the agent may not write the Lease that c
 class SlotState(enum.Enum):
     """State of the node's slot, with all transitions.
 
-    hold():  NONE, RELEASING -> REQUESTED
-             HELD, REFUSED -> REQUESTED  after the next check cycle; HELD at each write of a tainted Node
-    free():  all -> RELEASING            after a release, the slots are counted for the next request, now and then
-    answer:  REQUESTED -> HELD, REFUSED
-             REFUSED -> HELD, REFUSED    from one closer request, after a random delay
-             RELEASING -> NONE
+    request():  NONE, RELEASING -> REQUESTED
+                HELD, REFUSED -> REQUESTED  after the next check cycle; HELD at each write of a tainted Node
+    release():  all -> RELEASING            after a release, the slots are counted for the next request, now and then
+    answer:     REQUESTED -> HELD, REFUSED
+                REFUSED -> HELD, REFUSED    from one closer request, after a random delay
+                RELEASING -> NONE
     A new Node of the same name begins as in NONE.
     """
 
@@ -86,7 +86,7 @@ class SlotRequests(threading.Thread):
         """Whether the budget has a slot for a taint that the Node may not have yet."""
         return self._state is SlotState.HELD
 
-    def hold(self, node: NodeState, percent: int, *, tainted: bool) -> SlotGrant:
+    def request(self, node: NodeState, percent: int, *, tainted: bool) -> SlotGrant:
         """Return the slot once it is held. A refused one is requested again after the next cycle.
 
         `tainted`: our taint is on the Node already, or on a GPU of it. It stays without a slot.
@@ -107,14 +107,14 @@ class SlotRequests(threading.Thread):
         """Return the number of slots in use and allowed, by the last counts; None before the first."""
         return self._slot.usage(percent)
 
-    def free(self, node: NodeState) -> None:
+    def release(self, node: NodeState) -> None:
         """Release the slot."""
         with self._condition:
             self._lacked = None
             self._begin(SlotState.RELEASING, node)
 
     def cycle_ended(self) -> None:
-        """Let the next call of `hold` request again."""
+        """Let the next call of `request` request again."""
         self._is_old = True
 
     def end(self) -> None:
@@ -159,17 +159,17 @@ class SlotRequests(threading.Thread):
             self._put_off(asked, node, error)
         else:
             self._api.outage.back("slots")
-            self._take_answer(asked, node, grants[-1])
+            self._apply_answer(asked, node, grants[-1])
 
     def _ask(self, asked: SlotState, node: NodeState) -> SlotGrant:
         if asked is not SlotState.RELEASING:
-            return self._slot.take(node, self._percent, closely=asked is SlotState.REFUSED)
-        self._slot.give_back(node)
+            return self._slot.acquire(node, self._percent, closely=asked is SlotState.REFUSED)
+        self._slot.release(node)
         with suppress(Unavailable):  # the next write counts again
             self._slot.reconcile(node)
         return HELD
 
-    def _take_answer(self, asked: SlotState, node: NodeState, grant: SlotGrant) -> None:
+    def _apply_answer(self, asked: SlotState, node: NodeState, grant: SlotGrant) -> None:
         with self._condition:
             if not self._is_open(asked, node):
                 return
@@ -190,7 +190,7 @@ class SlotRequests(threading.Thread):
         with self._condition:
             if not self._is_open(asked, node):
                 return
-            longest = _CAP_SECONDS if asked is SlotState.RELEASING else _TAKE_CAP_SECONDS
+            longest = _CAP_SECONDS if asked is SlotState.RELEASING else _ACQUIRE_CAP_SECONDS
             seconds = random.uniform(0, min(_FIRST_SECONDS * 2.0**self._failures, longest))  # noqa: S311
             self._failures = min(self._failures + 1, 16)
             self._due_at = time.monotonic() + min(error.retry_after_seconds or 0.0, longest) + seconds

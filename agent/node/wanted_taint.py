@@ -48,8 +48,8 @@ class WantedTaint:
         self._carrier = ""
         if not decision.wants_taint:
             return decision, HELD
-        grant = self.slot.hold(node, view.rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
-        cover = devices.hold(view, decision, node) if devices is not None and grant.held else None
+        grant = self.slot.request(node, view.rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
+        cover = devices.request_cover(view, decision, node) if devices is not None and grant.held else None
         self._carrier = "node" if cover is None else "gpus"
         if cover is None or not cover.is_complete:
             return decision, grant
@@ -63,14 +63,14 @@ class WantedTaint:
     def settle(self, node: NodeState) -> None:
         """Release unneeded slots and rules after the Node was written."""
         if self._devices is not None and (not self._carrier or (self._carrier == "node" and node.tainted())):
-            self._devices.free(node)
+            self._devices.request_clear(node)
         if not self._carrier:
-            self.give_back_place(node)
+            self.release_slot(node)
 
-    def give_back_place(self, node: NodeState) -> None:
+    def release_slot(self, node: NodeState) -> None:
         """Release the slot if no taint of ours is set."""
         if not self.is_set(node):
-            self.slot.free(node)
+            self.slot.release(node)
 
     def is_set(self, node: NodeState) -> bool:
         """Whether our taint is on the Node or on its GPUs, or our cordon on a GPU."""

@@ -106,7 +106,9 @@ def is_marked(node: NodeState) -> bool:
     return RUN in node.annotations or MODE in node.labels or any(map(_is_maintenance, node.taints))
 
 
-def take(node: NodeState, claim: Claim, now: datetime, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
+def acquire(
+    node: NodeState, claim: Claim, now: datetime, gives_way: GivesWay = never_gives_way
+) -> dict[str, Any] | None:
     """Return the patch that makes the claim; None if another claim blocks the node.
 
     A sweep sets no taint: its Job requests the GPUs, and a taint would keep real work from preempting it.
@@ -119,7 +121,7 @@ def take(node: NodeState, claim: Claim, now: datetime, gives_way: GivesWay = nev
     return _patch(node, _text(claim), claim.kind.value, kept)
 
 
-def give_back(node: NodeState, claim: Claim, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
+def release(node: NodeState, claim: Claim, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
     """Return the patch that releases the claim of this run, or a claim that gives way.
 
     Return None if the Node has neither.

@@ -15,12 +15,12 @@ from healthcheck.deep.claim import (
     Claim,
     GivesWay,
     RunKind,
+    acquire,
     claim_on,
     clear,
-    give_back,
     is_written,
     never_gives_way,
-    take,
+    release,
 )
 from healthcheck.node.state import NodeState, PatchFor, annotated
 
@@ -53,7 +53,7 @@ class Claimant(Struct, frozen=True):
         claim = self.claim_on(node)
         return claim is not None and self.is_own(claim)
 
-    def take(self, until: datetime, why_not: Callable[[NodeState], str]) -> NodeState | None:
+    def acquire(self, until: datetime, why_not: Callable[[NodeState], str]) -> NodeState | None:
         """Acquire the node and return its state.
 
         Returns None if `why_not` gives a reason or another run has the claim. If an earlier write succeeded but its
@@ -61,29 +61,31 @@ class Claimant(Struct, frozen=True):
         """
         claim, written = self._claim(until), None
 
-        def taking(node: NodeState) -> dict[str, Any] | None:
+        def acquiring(node: NodeState) -> dict[str, Any] | None:
             nonlocal written
             written = node if is_written(node, claim) else None
             if written is not None or why_not(node):
                 return None
-            return take(node, claim, self.now(), self.gives_way)
+            return acquire(node, claim, self.now(), self.gives_way)
 
-        return self.write(taking) or written
+        return self.write(acquiring) or written
 
-    def hold(self, until: datetime, annotations: Annotations = nothing) -> NodeState | None:
+    def acquire_or_renew(self, until: datetime, annotations: Annotations = nothing) -> NodeState | None:
         """Acquire or renew the claim until this time; None if another run has it."""
 
-        def holding(node: NodeState) -> dict[str, Any] | None:
-            patch = take(node, self._claim(until), self.now(), lambda held: self.is_own(held) or self.gives_way(held))
+        def acquiring(node: NodeState) -> dict[str, Any] | None:
+            patch = acquire(
+                node, self._claim(until), self.now(), lambda held: self.is_own(held) or self.gives_way(held)
+            )
             return patch and annotated(node, annotations(node), patch)
 
-        return self.write(holding)
+        return self.write(acquiring)
 
-    def give_back(self, annotations: Annotations = nothing) -> NodeState | None:
+    def release(self, annotations: Annotations = nothing) -> NodeState | None:
         """Release the claim. The annotations are written even if another run now has the node."""
 
         def giving_back(node: NodeState) -> dict[str, Any] | None:
-            patch, more = give_back(node, self._claim(self.now()), self.gives_way), annotations(node)
+            patch, more = release(node, self._claim(self.now()), self.gives_way), annotations(node)
             return annotated(node, more, patch) if more else patch
 
         return self.write(giving_back)

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, RunKind, claim_on, give_back
+from healthcheck.deep.claim import Claim, RunKind, claim_on, release
 from healthcheck.deep.reset_steps import awaits_reboot
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, annotated
 from healthcheck.text.boundary import JsonObject, read_row
@@ -167,7 +167,7 @@ def restored(node: NodeState, patch: Mapping[str, Any] | None = None) -> dict[st
 
 def returned(node: NodeState, holder: str, now: datetime) -> dict[str, Any] | None:
     """Return the patch that releases the claim of the reset and restores its labels; None if the Node has neither."""
-    patch = give_back(node, Claim(RunKind.RESET, holder, now))
+    patch = release(node, Claim(RunKind.RESET, holder, now))
     if RESET_COMMAND not in node.annotations:
         return patch
     return annotated(node, {RESET_COMMAND: None}, restored(node, patch) or patch)

@@ -464,11 +464,11 @@ def test_an_agent_takes_its_own_marks_and_the_startup_taint_away(cluster: Cluste
 def test_an_agent_takes_its_node_for_a_level_2_and_gives_it_back_with_the_result(cluster: Cluster) -> None:
     now = datetime.now(UTC)
     run = deep_runs.Claim(deep_runs.RunKind.L2, "agent", now + timedelta(hours=1))
-    taken = cluster.patch(path_of(MAIN, OWN), deep_runs.take(node_state(cluster.node()), run, now))
+    taken = cluster.patch(path_of(MAIN, OWN), deep_runs.acquire(node_state(cluster.node()), run, now))
     assert taken.status == 200, taken.message
     assert taken.body["spec"]["taints"] == [SPOT, STARTUP, MAINTENANCE]
 
-    patch = deep_runs.give_back(node_state(taken.body), run) or {}
+    patch = deep_runs.release(node_state(taken.body), run) or {}
     patch["metadata"]["annotations"][f"{P}/sweep-result"] = "{}"
     given_back = cluster.patch(path_of(MAIN, OWN), patch)
 

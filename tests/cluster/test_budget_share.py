@@ -38,7 +38,7 @@ class Member:
         self.slot = OwnSlot(self.cluster)
 
     def take(self) -> bool:
-        return self.slot.take(self.node, PERCENT).held
+        return self.slot.acquire(self.node, PERCENT).held
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import yaml
 from cli.verify import crowd_answers
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.device_taint_rules import DeviceTaints
-from healthcheck.deep.claim import Claim, RunKind, take
+from healthcheck.deep.claim import Claim, RunKind, acquire
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
 from healthcheck.node.state import HARDWARE_READY, MOST_FIELD_MANAGERS, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
@@ -224,7 +224,7 @@ def test_our_writes_leave_the_owners_of_what_they_leave_as_it_is(plane: ControlP
     now = datetime.now(UTC)
     test = Claim(RunKind.QUARANTINE, "gpu-quarantine-x", now + timedelta(hours=1))
 
-    taken = take(cluster.nodes.read(FAILED), test, now)
+    taken = acquire(cluster.nodes.read(FAILED), test, now)
     assert taken is not None
     cluster.nodes.patch(FAILED, taken)
     verdict, memory = decide(Memory(), [Outcome("xid", "0-nvidia-smi")]), Memory()

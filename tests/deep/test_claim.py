@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import LONGEST, Claim, RunKind, claim_on, clear, give_back, is_marked, take
+from healthcheck.deep.claim import LONGEST, Claim, RunKind, acquire, claim_on, clear, is_marked, release
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
 from healthcheck.settings.declaration import NodeSettings, settings_of
 from quarantine.node_marks import HELD
@@ -50,7 +50,7 @@ def patched(node: NodeState, patch: Mapping[str, Any] | None) -> NodeState:
 
 
 def held(run: Claim = SWEEP, node: NodeState = FREE) -> NodeState:
-    return patched(node, take(node, run, NOW))
+    return patched(node, acquire(node, run, NOW))
 
 
 @pytest.mark.parametrize("run", [SWEEP, L2, Claim(RunKind.QUARANTINE, "job", NOW + timedelta(hours=3))])
@@ -58,7 +58,7 @@ def test_a_run_is_taken_and_given_back_without_a_trace(run: Claim) -> None:
     node = held(run)
 
     assert (claim_on(node, NOW), node.labels[MODE]) == (run, run.kind)
-    assert patched(node, give_back(node, run)) == FREE
+    assert patched(node, release(node, run)) == FREE
 
 
 def test_only_a_run_without_gpu_requests_sets_a_taint() -> None:
@@ -67,19 +67,19 @@ def test_only_a_run_without_gpu_requests_sets_a_taint() -> None:
 
 
 def test_a_node_that_is_held_is_not_taken() -> None:
-    assert take(held(L2), SWEEP, NOW) is None
+    assert acquire(held(L2), SWEEP, NOW) is None
 
 
 def test_a_run_past_its_time_is_nobodys() -> None:
     later = SWEEP.until
     assert claim_on(held(), later) is None
-    assert claim_on(patched(held(), take(held(), replace(L2, until=later + timedelta(1)), later)), later) is not None
+    assert claim_on(patched(held(), acquire(held(), replace(L2, until=later + timedelta(1)), later)), later) is not None
 
 
 def test_a_run_is_given_back_by_its_holder_only() -> None:
-    assert give_back(held(), replace(SWEEP, holder="another")) is None
-    assert give_back(held(), replace(L2, holder=SWEEP.holder)) is None
-    assert give_back(FREE, SWEEP) is None
+    assert release(held(), replace(SWEEP, holder="another")) is None
+    assert release(held(), replace(L2, holder=SWEEP.holder)) is None
+    assert release(FREE, SWEEP) is None
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_claim_lasts_no_longer_than_its_kind(kind: RunKind) -> None:
 
     beyond = NOW - timedelta(seconds=1)
     assert claim_on(node, beyond) is None
-    assert take(node, L2, beyond) is not None
+    assert acquire(node, L2, beyond) is not None
     assert patched(node, clear(node, beyond)) == FREE
 
 
@@ -152,4 +152,4 @@ def test_no_annotation_can_make_it_fail_or_hold_a_node_for_ever(text: str) -> No
     node = replace(FREE, annotations={RUN: text})
     assert claim_on(node, NOW) is None
     assert patched(node, clear(node, NOW)) == FREE
-    assert take(node, SWEEP, NOW) is not None
+    assert acquire(node, SWEEP, NOW) is not None

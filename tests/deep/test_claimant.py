@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, GivesWay, RunKind, claim_on, never_gives_way, take
+from healthcheck.deep.claim import Claim, GivesWay, RunKind, acquire, claim_on, never_gives_way
 from healthcheck.deep.claimant import Claimant
 from healthcheck.node.state import MAINTENANCE, MODE, SWEEP_RESULT, NodeState, PatchFor
 from tests.deep.test_claim import FREE, NOW, patched
@@ -42,7 +42,7 @@ class Api:
 
 
 def under(claim: Claim | None) -> Api:
-    return Api(FREE if claim is None else patched(FREE, take(FREE, claim, NOW)))
+    return Api(FREE if claim is None else patched(FREE, acquire(FREE, claim, NOW)))
 
 
 def agent_on(api: Api, gives_way: GivesWay = never_gives_way) -> Claimant:
@@ -69,7 +69,7 @@ def test_a_node_is_taken_once_and_from_nobody(
     standing: Claim | None, why_not: Callable[[NodeState], str], claim: Claim | None, writes: int
 ) -> None:
     api = under(standing)
-    taken = agent_on(api).take(SOON, why_not)
+    taken = agent_on(api).acquire(SOON, why_not)
 
     assert (api.claim, len(api.patches), taken) == (claim, writes, api.node if claim == OURS else None)
 
@@ -77,7 +77,7 @@ def test_a_node_is_taken_once_and_from_nobody(
 @pytest.mark.parametrize("standing", [None, OURS, replace(OURS, until=NOW), replace(OURS, holder="before")], ids=str)
 def test_a_node_is_held_for_longer_with_a_record_in_the_same_write(standing: Claim | None) -> None:
     api = under(standing)
-    held = agent_on(api, lambda claim: claim.kind is RunKind.L2).hold(LATER, lambda _: RESULT)
+    held = agent_on(api, lambda claim: claim.kind is RunKind.L2).acquire_or_renew(LATER, lambda _: RESULT)
 
     assert (api.claim, held, len(api.patches)) == (replace(OURS, until=LATER), api.node, 1)
     assert api.node.annotations[SWEEP_RESULT] == "{}"
@@ -85,7 +85,7 @@ def test_a_node_is_held_for_longer_with_a_record_in_the_same_write(standing: Cla
 
 def test_what_another_holds_is_neither_held_for_longer_nor_written_to() -> None:
     api = under(THEIRS)
-    assert (agent_on(api).hold(LATER, lambda _: RESULT), api.claim, api.patches) == (None, THEIRS, [])
+    assert (agent_on(api).acquire_or_renew(LATER, lambda _: RESULT), api.claim, api.patches) == (None, THEIRS, [])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_node_is_given_back_by_its_holder_and_the_record_written_in_any_case(
     standing: Claim | None, left: Claim | None
 ) -> None:
     api = under(standing)
-    agent_on(api).give_back(lambda _: RESULT)
+    agent_on(api).release(lambda _: RESULT)
 
     assert (api.claim, len(api.patches), api.node.annotations[SWEEP_RESULT]) == (left, 1, "{}")
     assert (MODE in api.node.labels, api.node.taints) == (left is not None, FREE.taints)
@@ -103,7 +103,7 @@ def test_a_node_is_given_back_by_its_holder_and_the_record_written_in_any_case(
 
 def test_without_a_record_nothing_is_written_on_a_node_of_anothers() -> None:
     api = under(THEIRS)
-    assert (agent_on(api).give_back(), api.patches) == (None, [])
+    assert (agent_on(api).release(), api.patches) == (None, [])
 
 
 @pytest.mark.parametrize(

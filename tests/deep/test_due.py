@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, RunKind, take
+from healthcheck.deep.claim import Claim, RunKind, acquire
 from healthcheck.deep.due import (
     Attempt,
     DeepTest,
@@ -152,7 +152,7 @@ def test_a_node_with_a_silent_agent_is_not_tested(heard: datetime | None) -> Non
 
 
 def test_a_node_under_a_run_is_not_tested() -> None:
-    patch = take(NODE, Claim(RunKind.L2, "agent", NOW + HOUR), NOW)
+    patch = acquire(NODE, Claim(RunKind.L2, "agent", NOW + HOUR), NOW)
     assert patch is not None
     held = replace(NODE, annotations=patch["metadata"]["annotations"])
     assert obstacle(held, NOW + HOUR, NOW) == "a deep test (l2) uses it until 2026-11-21T13:00:00Z"

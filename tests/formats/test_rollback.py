@@ -47,7 +47,7 @@ def left_on_a_node() -> dict[str, Any]:
     message = records.dump(records.render(verdict, MEMORY, IDENTITY, WALL, "set"))
     outcome = Outcome("dcgm-diag-l2", "1-dcgm-diag-l2", findings=(fault(),), passed=(Passed("DcgmDiagPcie", GPU),))
     ran = deep_record.CompletedRun(NODE, "sweep", WALL, WALL, MACHINE, BOOT)
-    taken = claim.take(node(), claim.Claim(claim.RunKind.L2, "agent", WALL + timedelta(hours=1)), WALL)
+    taken = claim.acquire(node(), claim.Claim(claim.RunKind.L2, "agent", WALL + timedelta(hours=1)), WALL)
     assert taken is not None
     release = release_of(node(annotations={RESULTS: message}), "ann", "cable reseated", WALL)
     return {

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.deep.claim import Claim, RunKind, take
+from healthcheck.deep.claim import Claim, RunKind, acquire
 from healthcheck.deep.job import JobState
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
 from sweeper.leftovers import Leftovers, find_leftovers
@@ -18,7 +18,7 @@ ENDED = JobState("job-1", "gpu-healthcheck", "uid", "n", NOW, outcome="DeadlineE
 
 
 def held(kind: RunKind = RunKind.SWEEP, holder: str = "job-1", until: datetime = LATER) -> NodeState:
-    patch = take(NodeState("n"), Claim(kind, holder, until), NOW)
+    patch = acquire(NodeState("n"), Claim(kind, holder, until), NOW)
     assert patch is not None
     return NodeState("n", annotations=patch["metadata"]["annotations"], labels=patch["metadata"]["labels"])
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, RunKind, take
+from healthcheck.deep.claim import Claim, RunKind, acquire
 from healthcheck.deep.due import Attempt, DeepTest
 from healthcheck.node.devices import NodeDevices
 from healthcheck.node.gpu_resources import GpuPod
@@ -208,7 +208,7 @@ def test_a_node_without_gpus_is_none_of_ours_until_an_agent_has_spoken_for_it() 
 
 
 def test_a_node_under_a_run_is_seen_as_such() -> None:
-    patch = take(node(), Claim(RunKind.QUARANTINE, "x", NOW + HOUR), NOW)
+    patch = acquire(node(), Claim(RunKind.QUARANTINE, "x", NOW + HOUR), NOW)
     assert patch is not None
     assert reduced(node(annotations=patch["metadata"]["annotations"])).under_run
 

@@ -645,7 +645,7 @@ class TestARun:
         reached = rig.world.api.stop_at("PATCH", f"/nodes/{rig.name}")
         worker = in_thread(rig.start())
         assert reached.wait(GIVE_UP_SECONDS)
-        patch = deep_runs.take(node_state(rig.world.node().object), sweep, datetime.now(UTC))
+        patch = deep_runs.acquire(node_state(rig.world.node().object), sweep, datetime.now(UTC))
         assert patch is not None
         patch["metadata"].pop("resourceVersion")
         rig.world.cluster.edit(patch)

@@ -62,13 +62,13 @@ def test_a_healthy_node_counts_in_advance_so_that_its_first_taint_costs_one_requ
     state = AgentState("a")
     requests = SlotRequests(api_server(cluster), state, Reports(state))
     requests.start()
-    requests.free(node)
+    requests.release(node)
     eventually(lambda: asked_since(api, 0) == ["GET", "COUNT"])
 
-    assert requests.hold(node, 20, tainted=False).held
+    assert requests.request(node, 20, tainted=False).held
     assert asked_since(api, 0) == ["GET", "COUNT", "POST"]
     requests.cycle_ended()
-    assert requests.hold(node, 20, tainted=False).held
-    requests.free(node)
+    assert requests.request(node, 20, tainted=False).held
+    requests.release(node)
     eventually(lambda: asked_since(api, 0)[3:5] == ["GET", "DELETE"])
     requests.end()
