@@ -1,4 +1,4 @@
-"""Moments, findings and nodes that the tests of this folder and its neighbours speak about."""
+"""Moments, findings and nodes that tests share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ MACHINE = "ec2d6ab0-0000-4000-8000-000000000001"
 BOOT = "0b0a6c5e-0000-4000-8000-00000000000a"
 NODE = "ip-10-0-0-1.ec2.internal"
 IDENTITY = Identity(NODE, "p5.48xlarge", "0d4f5a5e-uid")
-BLIND = Unobserved(UnobservedCause.named("DriverNotLoaded"), "NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)")
+UNOBSERVED = Unobserved(
+    UnobservedCause.named("DriverNotLoaded"), "NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)"
+)
 LABELS = {f"{PREFIX}/{key}": key for key in ("status", "severity", "last-check")}
 
 
@@ -53,7 +55,7 @@ def kernel_event(finding: Finding, **more: Any) -> KernelEvent:
     return KernelEvent(finding.reason, finding.subject, finding.seq, at, finding, **more)
 
 
-def stands(
+def active_finding(
     finding: Finding,
     nature: Nature = Nature.EVENT,
     *,
@@ -65,22 +67,24 @@ def stands(
     return ActiveFinding(finding, check, nature, WALL, WALL, 1, boot_id, at, seq)
 
 
-def remembers(*standing: ActiveFinding, **more: Any) -> Memory:
-    return Memory(machine=MACHINE, boot_id=BOOT, active=standing, **more)
+def memory_with(*active: ActiveFinding, **more: Any) -> Memory:
+    return Memory(machine=MACHINE, boot_id=BOOT, active=active, **more)
 
 
-def says(*findings: Finding, blind: Unobserved | None = None, check: str = "gpu-count", **more: Any) -> Outcome:
+def outcome_with(
+    *findings: Finding, unobserved: Unobserved | None = None, check: str = "gpu-count", **more: Any
+) -> Outcome:
     more.setdefault("group", "0-nvidia-smi")
-    return Outcome(check, findings=findings, unobserved=(blind,) if blind else (), **more)
+    return Outcome(check, findings=findings, unobserved=(unobserved,) if unobserved else (), **more)
 
 
 def node(**more: Any) -> NodeState:
     return NodeState(NODE, uid="0d4f5a5e-uid", resource_version="41", **more)
 
 
-def looked_at(*findings: Finding) -> Memory:
-    """The memory after one look that showed these."""
-    return after_cycle(remembers(), JudgedCycle([says(*findings)]), NOW)
+def memory_after_cycle(*findings: Finding) -> Memory:
+    """The memory after one check cycle with these findings."""
+    return after_cycle(memory_with(), JudgedCycle([outcome_with(*findings)]), NOW)
 
 
 def planned(

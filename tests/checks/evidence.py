@@ -44,7 +44,7 @@ IDLE = Load(utilisation=Samples(71, 14_000_000, 0))
 BUSY = Load(1980, 2619, 690_000, 0, 0, 0, Samples(71, 14_000_000, 7_029))
 
 
-def says(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
+def judgements(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
     return list(check.judge(Evidence(seen), expected))
 
 
@@ -57,12 +57,12 @@ def says_later(
 
 def finds(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
     """Return the judgements without the line for people."""
-    return [judgement for judgement in says(check, expected, seen) if not isinstance(judgement, Observation)]
+    return [judgement for judgement in judgements(check, expected, seen) if not isinstance(judgement, Observation)]
 
 
 def tells(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Observation]:
     """The line for a person alone."""
-    return [observation for observation in says(check, expected, seen) if isinstance(observation, Observation)]
+    return [observation for observation in judgements(check, expected, seen) if isinstance(observation, Observation)]
 
 
 def gpu_function(address: str, driver: str = "nvidia", **more: Any) -> PciFunction:

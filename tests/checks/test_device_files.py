@@ -13,7 +13,7 @@ from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Se
 from healthcheck.probes.device_files import DEVICE_FILES, FOLDERS, DeviceFile, DeviceFiles
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from healthcheck.probes.pci import FUNCTIONS
-from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, finds, functions, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, finds, functions, healthy, judgements
 
 HOST, CONTAINER = FOLDERS
 UVM = 510
@@ -66,10 +66,10 @@ def test_where_all_are_there_nothing_is_found() -> None:
         NVML: driver_says(*GPUS),
         FUNCTIONS: functions(*ADDRESSES),
     }
-    assert says(CHECK, P5, facts) == [Observation("7 device files in /dev", "7")]
+    assert judgements(CHECK, P5, facts) == [Observation("7 device files in /dev", "7")]
 
     unused = device_files(*files("nvidia-uvm", "nvidia-uvm-tools"), majors={"nvidia": 195})
-    assert says(CHECK, P5, facts | {DEVICE_FILES: unused}) == [
+    assert judgements(CHECK, P5, facts | {DEVICE_FILES: unused}) == [
         Observation("4 device files in /dev, nvidia-uvm not loaded yet", "4")
     ]
 
@@ -78,7 +78,7 @@ def test_gpus_that_are_on_no_pci_bus_have_other_files() -> None:
     """On WSL, for example, NVML answers and there is no nvidiactl."""
     facts: dict[Any, Any] = {DEVICE_FILES: device_files(), NVML: driver_says(*GPUS), FUNCTIONS: ()}
 
-    assert says(CHECK, P5, facts) == [NotConfigured("no GPU on PCI is bound to the NVIDIA driver")]
+    assert judgements(CHECK, P5, facts) == [NotConfigured("no GPU on PCI is bound to the NVIDIA driver")]
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_where_nvml_fails_a_missing_control_file_may_be_why() -> None:
         NVML: driver_is_silent(silent),
         FUNCTIONS: functions(*ADDRESSES),
     }
-    assert says(CHECK, P5, facts) == [silent, lacks("DeviceFileMissing", "no /dev/nvidiactl")]
+    assert judgements(CHECK, P5, facts) == [silent, lacks("DeviceFileMissing", "no /dev/nvidiactl")]
 
     # Nothing is missed of a driver that has no GPU here.
-    assert says(CHECK, P5, facts | {FUNCTIONS: functions(*ADDRESSES, driver="")}) == [silent]
+    assert judgements(CHECK, P5, facts | {FUNCTIONS: functions(*ADDRESSES, driver="")}) == [silent]
 
 
 def test_a_copy_of_a_tree_has_no_devices_and_nothing_is_said_of_them() -> None:

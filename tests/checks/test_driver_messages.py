@@ -12,7 +12,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK as XID
 from healthcheck.model import Evidence, KernelEvent, Severity
 from healthcheck.probes.kernel_log import RING, Record
-from tests.checks.evidence import says
+from tests.checks.evidence import judgements
 
 UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
 API_MISMATCH = "NVRM: API mismatch: the client 'nvidia-smi' (pid 4711)"
@@ -117,7 +117,7 @@ FAULTS += [
 
 def read(*texts: str) -> list[KernelEvent]:
     ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
-    return [event for event in says(CHECK, Expectation(), {RING: ring}) if isinstance(event, KernelEvent)]
+    return [event for event in judgements(CHECK, Expectation(), {RING: ring}) if isinstance(event, KernelEvent)]
 
 
 @pytest.mark.parametrize(("text", "reason", "severity", "subject"), FAULTS)

@@ -18,7 +18,7 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu, SramUnique
-from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, judgements
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -47,7 +47,7 @@ UNTOLD = TooEarly(f"{SUBJECT} does not report its sram threshold exceeded", SUBJ
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:
-    return says(CHECK, P5, {NVML: driver_says(*gpus)})
+    return judgements(CHECK, P5, {NVML: driver_says(*gpus)})
 
 
 def found(**more: Any) -> list[Judgement]:

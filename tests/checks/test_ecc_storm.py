@@ -12,7 +12,7 @@ from healthcheck.memory.findings import Memory
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Observation, Severity, TooEarly
 from healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryErrors, RowRemap, Snapshot
 from tests.checks.evidence import ADDRESSES, BUSY, IDLE, P5, driver_says, healthy
-from tests.examples import NOW, remembers
+from tests.examples import NOW, memory_with
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 SUBJECT = f"gpu/{ADDRESSES[3]}"
@@ -128,7 +128,7 @@ def after(memory: Memory, now: Gpu, before: Gpu) -> Memory:
 
 
 def test_a_storm_lasts_while_the_gpu_is_idle_and_ends_by_a_reset_or_by_clean_work() -> None:
-    memory = after(remembers(), gpu(60_000), gpu(0))
+    memory = after(memory_with(), gpu(60_000), gpu(0))
     assert [active.finding.reason for active in memory.active] == ["EccCorrectedStorm"]
     idle = after(memory, gpu(60_000, busy=False), gpu(60_000))
     assert len(idle.active) == 1
@@ -140,7 +140,7 @@ def test_a_storm_lasts_while_the_gpu_is_idle_and_ends_by_a_reset_or_by_clean_wor
 
 
 def test_a_total_ends_by_a_reset() -> None:
-    memory = after(remembers(), gpu(30_000_000), gpu(30_000_000))
+    memory = after(memory_with(), gpu(30_000_000), gpu(30_000_000))
     assert len(memory.active) == 1
 
     at_reset = after(memory, gpu(0, busy=False), gpu(30_000_000))

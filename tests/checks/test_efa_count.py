@@ -11,14 +11,14 @@ from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Se
 from healthcheck.model.node_facts import EarlierHardware
 from healthcheck.probes.efa.infiniband import RDMA, Rdma
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
-from tests.checks.evidence import EFA_ADDRESSES, G6, P5, UNKNOWN_TYPE, efa_functions, functions, rdma, says
+from tests.checks.evidence import EFA_ADDRESSES, G6, P5, UNKNOWN_TYPE, efa_functions, functions, judgements, rdma
 
 ONE_EFA = replace(P5, profile=replace(P5.profile, efa=1)) if P5.profile else P5
 
 
 def judge(on_pci: int | tuple[PciFunction, ...], seen: Rdma, expected: Expectation = P5) -> list[Judgement]:
     efa = efa_functions(on_pci) if isinstance(on_pci, int) else on_pci
-    findings = says(CHECK, expected, {FUNCTIONS: (*functions("0000:53:00.0"), *efa), RDMA: seen})
+    findings = judgements(CHECK, expected, {FUNCTIONS: (*functions("0000:53:00.0"), *efa), RDMA: seen})
     assert sum(isinstance(word, Observation | NotConfigured) for word in findings) == 1
     return [word for word in findings if not isinstance(word, Observation)]
 
@@ -127,4 +127,4 @@ def test_a_function_that_no_driver_has_is_dark() -> None:
     ],
 )
 def test_a_person_reads_where_the_expectation_comes_from(expected: Expectation, line: Observation) -> None:
-    assert says(CHECK, expected, {FUNCTIONS: efa_functions(32), RDMA: rdma(32)}) == [line]
+    assert judgements(CHECK, expected, {FUNCTIONS: efa_functions(32), RDMA: rdma(32)}) == [line]

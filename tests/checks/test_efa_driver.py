@@ -8,11 +8,11 @@ from healthcheck.checks.efa_driver import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.efa.infiniband import RDMA, Rdma
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
-from tests.checks.evidence import P5, efa_device, efa_functions, rdma, says
+from tests.checks.evidence import P5, efa_device, efa_functions, judgements, rdma
 
 
 def judge(on_pci: tuple[PciFunction, ...], seen: Rdma) -> list[Judgement]:
-    return says(CHECK, P5, {FUNCTIONS: on_pci, RDMA: seen})
+    return judgements(CHECK, P5, {FUNCTIONS: on_pci, RDMA: seen})
 
 
 def found(reason: str, detail: str) -> Finding:

@@ -21,7 +21,7 @@ from healthcheck.model import (
 )
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA, Rdma, RdmaDevice
 from sim.node import SimulatedNode
-from tests.checks.evidence import P5, efa_device, rdma, says, says_later
+from tests.checks.evidence import P5, efa_device, judgements, rdma, says_later
 
 SECONDS = 300.0
 
@@ -85,7 +85,7 @@ def test_what_was_counted_before_we_came_is_nothing() -> None:
 
 
 def test_a_first_reading_is_too_early() -> None:
-    assert says(CHECK, P5, {RDMA: rdma(2, counters=dict.fromkeys(ERROR_COUNTERS, 10**15))}) == [
+    assert judgements(CHECK, P5, {RDMA: rdma(2, counters=dict.fromkeys(ERROR_COUNTERS, 10**15))}) == [
         TooEarly("a rate needs an earlier check cycle"),
         Observation(
             "error counters of 2 EFA devices read", "no counter above the threshold", "EKS node monitoring agent"
@@ -137,7 +137,7 @@ def test_a_person_reads_how_many_are_bad() -> None:
 
 
 def test_a_node_without_efa_has_no_counters() -> None:
-    assert says(CHECK, P5, {RDMA: rdma(0, mlx5=4)}) == [NotConfigured("no EFA device")]
+    assert judgements(CHECK, P5, {RDMA: rdma(0, mlx5=4)}) == [NotConfigured("no EFA device")]
 
 
 def test_two_looks_at_a_node_show_what_came_between_them(node: SimulatedNode) -> None:

@@ -10,11 +10,11 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.pci import FUNCTIONS
-from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, functions, rdma, says
+from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, functions, judgements, rdma
 
 
 def judge(word: str | None, expected: Expectation = P5, driver: str = "nvidia", efa: int = 32) -> list[Judgement]:
-    return says(CHECK, expected, {FUNCTIONS: functions(*ADDRESSES, driver=driver), RDMA: rdma(efa, p2p=word)})
+    return judgements(CHECK, expected, {FUNCTIONS: functions(*ADDRESSES, driver=driver), RDMA: rdma(efa, p2p=word)})
 
 
 def of_type(name: str) -> Expectation:

@@ -10,7 +10,7 @@ from healthcheck.checks.examine import read_probes
 from healthcheck.model import Finding, Host, Judgement, NotConfigured, Observation, Severity, TooEarly
 from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA, Rdma
 from sim.node import SimulatedNode
-from tests.checks.evidence import P5, efa_device, rdma, says, says_later
+from tests.checks.evidence import P5, efa_device, judgements, rdma, says_later
 
 SILENT = "keep_alive_rcvd does not rise, while another device's rises by 3 or more"
 UNTOLD = "no device sent enough keep-alives for a comparison"
@@ -71,7 +71,7 @@ def test_a_silent_device_against_its_neighbours(
 
 
 def test_a_first_reading_is_too_early() -> None:
-    assert says(CHECK, P5, {RDMA: counting(0, 500)}) == [
+    assert judgements(CHECK, P5, {RDMA: counting(0, 500)}) == [
         TooEarly("a comparison needs an earlier check cycle"),
         Observation("keep-alives of 2 EFA devices read"),
     ]
@@ -88,7 +88,7 @@ def test_a_person_reads_how_many_are_alive() -> None:
     [(rdma(0, mlx5=4), "no EFA device"), (rdma(32, counters={}), "no EFA device counts its keep-alives")],
 )
 def test_without_the_counter_there_is_nothing_to_see(seen: Rdma, why: str) -> None:
-    assert says(CHECK, P5, {RDMA: seen}) == [NotConfigured(why)]
+    assert judgements(CHECK, P5, {RDMA: seen}) == [NotConfigured(why)]
 
 
 def test_two_looks_at_a_node_show_who_was_silent(node: SimulatedNode) -> None:

@@ -9,12 +9,12 @@ from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Se
 from healthcheck.probes.efa.fi_pingpong import NOT_RUN
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK
 from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
-from tests.checks.evidence import P5, UNKNOWN_TYPE, says
+from tests.checks.evidence import P5, UNKNOWN_TYPE, judgements
 
 
 def judge(*answers: LoopbackResult, least: int = 0) -> list[Judgement]:
     loopbacks = tuple(Loopback(f"rdmap{number}s0", answer) for number, answer in enumerate(answers, 16))
-    return says(CHECK, replace(P5, efa_min_bandwidth=least), {EFA_LOOPBACK: LoopbackReading(loopbacks)})
+    return judgements(CHECK, replace(P5, efa_min_bandwidth=least), {EFA_LOOPBACK: LoopbackReading(loopbacks)})
 
 
 def at(bandwidth: float) -> Measured:
@@ -61,4 +61,6 @@ def test_where_none_was_measured_there_is_no_line_for_a_person() -> None:
 def test_without_the_program_or_a_device_it_does_not_belong_to_the_node() -> None:
     absent = LoopbackReading(absent="fi_pingpong is not installed here")
 
-    assert says(CHECK, UNKNOWN_TYPE, {EFA_LOOPBACK: absent}) == [NotConfigured("fi_pingpong is not installed here")]
+    assert judgements(CHECK, UNKNOWN_TYPE, {EFA_LOOPBACK: absent}) == [
+        NotConfigured("fi_pingpong is not installed here")
+    ]

@@ -16,13 +16,13 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing
-from tests.checks.evidence import P5, says
+from tests.checks.evidence import P5, judgements
 
 DEVICES = tuple(f"rdmap{number}s0" for number in range(16, 48))
 
 
 def judge(look: LibfabricReading) -> list[Judgement]:
-    return says(CHECK, P5, {LIBFABRIC: look})
+    return judgements(CHECK, P5, {LIBFABRIC: look})
 
 
 def listing(*listed: str, code: int = 0, version: str = "203.0", message: str = "") -> LibfabricReading:

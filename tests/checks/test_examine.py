@@ -30,7 +30,7 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from tests.checks.evidence import untimed
-from tests.examples import BLIND, fault
+from tests.examples import UNOBSERVED, fault
 
 HOST = Host(Path("/nowhere"))
 
@@ -147,11 +147,11 @@ def test_a_judge_is_not_called_without_its_evidence() -> None:
 
 
 def test_a_judge_may_say_several_things_at_once() -> None:
-    words = [fault(), BLIND, fault("GpuLost")]
+    words = [fault(), UNOBSERVED, fault("GpuLost")]
 
     (outcome,) = untimed(judge([check("a", report=lambda _: words)], Evidence({}), Expectation()))
 
-    assert outcome == Outcome("a", "0-nvidia-smi", (fault(), fault("GpuLost")), unobserved=(BLIND,))
+    assert outcome == Outcome("a", "0-nvidia-smi", (fault(), fault("GpuLost")), unobserved=(UNOBSERVED,))
     assert outcome.observed is False
 
 

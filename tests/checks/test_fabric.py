@@ -20,7 +20,7 @@ from healthcheck.model import (
 )
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Mode
 from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
-from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, healthy, says
+from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, healthy, judgements
 
 GB200 = replace(P5, instance_type="p6e-gb200.36xlarge")
 P5_SMALL = replace(P5, instance_type="p5.4xlarge")
@@ -50,7 +50,7 @@ def judge(
 
 
 def look_judged(look: DriverReading, expected: Expectation = P5, services: Services = UP) -> list[Judgement]:
-    return says(CHECK, expected, {NVML: look, SERVICES: services})
+    return judgements(CHECK, expected, {NVML: look, SERVICES: services})
 
 
 def finding(reason: str, severity: Severity, detail: str) -> Finding:

@@ -34,7 +34,7 @@ from tests.checks.evidence import (
     every,
     functions,
     healthy,
-    says,
+    judgements,
 )
 
 DRIVER, OTHER = "570.133.20", "570.124.06"
@@ -69,7 +69,7 @@ def judge(
         MODULES: KernelModules(driver, nouveau=False),
         SERVICES: Services(of_host, running, start, uncounted=uncounted),
     }
-    return says(CHECK, expected, seen)
+    return judgements(CHECK, expected, seen)
 
 
 def findings(said: list[Judgement]) -> list[Finding]:

@@ -8,13 +8,13 @@ from healthcheck.checks.gdrcopy import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.gdrcopy import GDRCOPY, GdrCopy
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
-from tests.checks.evidence import ADDRESSES, P5, functions, says
+from tests.checks.evidence import ADDRESSES, P5, functions, judgements
 
 UNIT = "gdrcopy.service"
 
 
 def judge(copy: GdrCopy, *gpus: PciFunction) -> list[Judgement]:
-    return says(CHECK, P5, {GDRCOPY: copy, FUNCTIONS: gpus or functions(*ADDRESSES)})
+    return judgements(CHECK, P5, {GDRCOPY: copy, FUNCTIONS: gpus or functions(*ADDRESSES)})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from healthcheck.checks.gpu_placement import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
-from tests.checks.evidence import ADDRESSES, P5, efa_functions, gpu_function, says
+from tests.checks.evidence import ADDRESSES, P5, efa_functions, gpu_function, judgements
 
 SWITCHES = tuple(f"0000:00:{slot:02x}.0" for slot in range(0x10, 0x18))
 FIRST = {address: GpuPosition(index // 4, SWITCHES[index]) for index, address in enumerate(ADDRESSES)}
@@ -23,7 +23,7 @@ def functions(places: Mapping[str, GpuPosition]) -> tuple[PciFunction, ...]:
 
 
 def judge(now: Mapping[str, GpuPosition], first: Mapping[str, GpuPosition]) -> list[Judgement]:
-    return says(CHECK, replace(P5, first=EarlierHardware(places=first)), {FUNCTIONS: functions(now)})
+    return judgements(CHECK, replace(P5, first=EarlierHardware(places=first)), {FUNCTIONS: functions(now)})
 
 
 def seen(message: str) -> Observation:

@@ -9,7 +9,7 @@ import pytest
 from healthcheck.checks.gpu_repair import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, TooEarly
 from healthcheck.probes.nvml.gpus import NVML, Gpu, PendingRepair
-from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, judgements
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -28,7 +28,7 @@ UNREPAIRABLE = Finding(
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:
-    return says(CHECK, P5, {NVML: driver_says(*gpus)})
+    return judgements(CHECK, P5, {NVML: driver_says(*gpus)})
 
 
 def with_third(**more: Any) -> list[Gpu]:

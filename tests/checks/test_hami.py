@@ -9,7 +9,7 @@ from healthcheck.checks.hami import CHECK
 from healthcheck.model import Finding, NotConfigured, Observation, TooEarly
 from healthcheck.probes.hami import HAMI, File, Hami, Plugin, StaleFolders
 from healthcheck.probes.pci import FUNCTIONS
-from tests.checks.evidence import ADDRESSES, P5, finds, functions, says
+from tests.checks.evidence import ADDRESSES, P5, finds, functions, judgements
 
 VGPU = "/usr/local/vgpu"
 LIBRARY = File("libvgpu.so.v2.8.0", plain=True, size=4 << 20)
@@ -154,13 +154,13 @@ def test_unknown_state_is_too_early(hami: Hami, open_faults: set[str]) -> None:
     ],
 )
 def test_node_without_hami_is_not_configured(hami: Hami, driver: str, why: str) -> None:
-    findings = says(CHECK, P5, {HAMI: hami, FUNCTIONS: functions(*ADDRESSES, driver=driver)})
+    findings = judgements(CHECK, P5, {HAMI: hami, FUNCTIONS: functions(*ADDRESSES, driver=driver)})
 
     assert findings == [NotConfigured(why)]
 
 
 def test_observation_has_library_and_socket() -> None:
-    findings = says(CHECK, P5, {HAMI: HERE, FUNCTIONS: functions(*ADDRESSES)})
+    findings = judgements(CHECK, P5, {HAMI: HERE, FUNCTIONS: functions(*ADDRESSES)})
 
     observation = Observation(
         f"{VGPU}: libvgpu.so.v2.8.0; listens on nvidia-gpu.sock",

@@ -9,7 +9,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.imex import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, Service, Services
-from tests.checks.evidence import G6, P5, UNKNOWN_TYPE, says
+from tests.checks.evidence import G6, P5, UNKNOWN_TYPE, judgements
 
 GB200 = replace(P5, instance_type="p6e-gb200.36xlarge")
 RACKS = [replace(P5, instance_type=f"p6e-{one}.36xlarge") for one in ("gb200", "gb300", "gb300r")]
@@ -18,7 +18,7 @@ SOURCE = "p6e-gb200.36xlarge in fabrics.csv"
 
 
 def judge(expected: Expectation, services: Services) -> list[Judgement]:
-    return says(CHECK, expected, {SERVICES: services})
+    return judgements(CHECK, expected, {SERVICES: services})
 
 
 @pytest.mark.parametrize("expected", RACKS)

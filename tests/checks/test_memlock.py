@@ -8,13 +8,13 @@ from healthcheck.checks.memlock import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.limits import LIMITS, ProcessLimits
-from tests.checks.evidence import P5, rdma, says
+from tests.checks.evidence import P5, judgements, rdma
 
 GIB = 1 << 30
 
 
 def judge(own: ProcessLimits | None, efa: int = 32) -> list[Judgement]:
-    return says(CHECK, P5, {RDMA: rdma(efa), LIMITS: own})
+    return judgements(CHECK, P5, {RDMA: rdma(efa), LIMITS: own})
 
 
 @pytest.mark.parametrize(("limit", "message"), [(16 * GIB, "16,384 MiB"), (64 * GIB, "65,536 MiB")])

@@ -9,13 +9,13 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nccl_allreduce import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, TooEarly, Unobserved
 from healthcheck.probes.nccl import ALL_REDUCE, NOT_RUN, AllReduceReading, Failed, Reduced
-from tests.checks.evidence import P5, UNKNOWN_TYPE, says
+from tests.checks.evidence import P5, UNKNOWN_TYPE, judgements
 
 P4D = Expectation(None, "p4d.24xlarge")
 
 
 def judge(look: AllReduceReading, expected: Expectation = P5) -> list[Judgement]:
-    return says(CHECK, expected, {ALL_REDUCE: look})
+    return judgements(CHECK, expected, {ALL_REDUCE: look})
 
 
 def reduced(bandwidth: float, wrong: int = 0, gpus: int = 8) -> AllReduceReading:

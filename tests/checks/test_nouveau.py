@@ -8,11 +8,11 @@ from healthcheck.checks.nouveau import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.kernel_modules import MODULES, KernelModules
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
-from tests.checks.evidence import ADDRESSES, P5, efa_functions, functions, says
+from tests.checks.evidence import ADDRESSES, P5, efa_functions, functions, judgements
 
 
 def judge(nouveau: bool, *gpus: PciFunction) -> list[Judgement]:
-    return says(CHECK, P5, {MODULES: KernelModules("570.133.20", nouveau), FUNCTIONS: (*gpus, *efa_functions(2))})
+    return judgements(CHECK, P5, {MODULES: KernelModules("570.133.20", nouveau), FUNCTIONS: (*gpus, *efa_functions(2))})
 
 
 @pytest.mark.parametrize("taken", [0, 1, 8])

@@ -10,7 +10,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nvlink import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode, NvLink
-from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, says
+from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, judgements
 from tests.checks.evidence import healthy as healthy_gpu
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -27,7 +27,7 @@ def links(count: int = 18, down: tuple[int, ...] = (), version: int | None = 6) 
 
 
 def judge(expected: Expectation, *gpus: Gpu) -> list[Judgement]:
-    return says(CHECK, expected, {NVML: driver_says(*gpus)})
+    return judgements(CHECK, expected, {NVML: driver_says(*gpus)})
 
 
 def findings(expected: Expectation, *gpus: Gpu) -> list[Judgement]:

@@ -9,7 +9,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nvswitch import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
-from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, functions, says
+from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, functions, judgements
 
 P4D = replace(P5, instance_type="p4d.24xlarge")
 P5_HYPERPOD = replace(P5, instance_type="ml.p5.48xlarge")
@@ -22,7 +22,7 @@ def switches(count: int, driver: str = "nvidia-nvswitch") -> tuple[PciFunction, 
 
 
 def judge(expected: Expectation, *seen: PciFunction) -> list[Judgement]:
-    return says(CHECK, expected, {FUNCTIONS: (*functions(*ADDRESSES), *seen)})
+    return judgements(CHECK, expected, {FUNCTIONS: (*functions(*ADDRESSES), *seen)})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.p2p import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus, P2p
-from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, every, gpu, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, every, gpu, healthy, judgements
 
 EVERY_PAIR = tuple(combinations(range(8), 2))
 P3DN = Expectation(InstanceProfile("p3dn.24xlarge", 8, 1, True, "efa"), "p3dn.24xlarge")
@@ -36,7 +36,7 @@ def judge(
     of: Collection[tuple[int, int]] = EVERY_PAIR,
 ) -> list[Judgement]:
     answer = Gpus("570.133.20", "/usr/lib64/libnvidia-ml.so.1", gpus, pairs(broken, status, of))
-    return says(CHECK, expected, {NVML: DriverReading(answer)})
+    return judgements(CHECK, expected, {NVML: DriverReading(answer)})
 
 
 def found(findings: list[Judgement]) -> dict[int, str]:

@@ -14,14 +14,14 @@ from healthcheck.model import (
     TooEarly,
 )
 from healthcheck.probes.nvml.gpus import NVML, Gpu, PcieLink
-from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_says, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_says, healthy, judgements
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:
-    return says(CHECK, P5, {NVML: driver_says(*gpus)})
+    return judgements(CHECK, P5, {NVML: driver_says(*gpus)})
 
 
 def seen(message: str) -> Observation:
@@ -88,6 +88,6 @@ def test_what_no_link_can_have_and_what_nobody_tells_is_not_judged(link: PcieLin
 
 
 def test_no_instance_type_is_needed() -> None:
-    findings = says(CHECK, UNKNOWN_TYPE, {NVML: driver_says(healthy(3, pcie=PcieLink(8, 16, 5, 5)))})
+    findings = judgements(CHECK, UNKNOWN_TYPE, {NVML: driver_says(healthy(3, pcie=PcieLink(8, 16, 5, 5)))})
 
     assert [finding.reason for finding in findings if isinstance(finding, Finding)] == ["PcieWidthLow"]

@@ -9,7 +9,7 @@ from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Se
 from healthcheck.probes.ib_loopback import RDMA_LOOPBACK
 from healthcheck.probes.ib_write_bw import NOT_RUN
 from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
-from tests.checks.evidence import UNKNOWN_TYPE, says
+from tests.checks.evidence import UNKNOWN_TYPE, judgements
 
 LOST, BLIND = Broken("Failed status 12"), Unobserved(NOT_RUN, "no library")
 PASSED = Observation("1 of 2 RDMA ports carry data, at 392 to 392 Gb/s")
@@ -50,16 +50,18 @@ ROWS: list[tuple[tuple[LoopbackResult, ...], list[Judgement]]] = [
 ]
 
 
-@pytest.mark.parametrize(("answers", "judgements"), ROWS)
+@pytest.mark.parametrize(("answers", "expected"), ROWS)
 def test_a_port_is_at_fault_if_it_fails_and_another_passes(
-    answers: tuple[LoopbackResult, ...], judgements: list[Judgement]
+    answers: tuple[LoopbackResult, ...], expected: list[Judgement]
 ) -> None:
     ports = tuple(Loopback(f"mlx5_{number}", answer) for number, answer in enumerate(answers))
 
-    assert says(CHECK, UNKNOWN_TYPE, {RDMA_LOOPBACK: LoopbackReading(ports)}) == judgements
+    assert judgements(CHECK, UNKNOWN_TYPE, {RDMA_LOOPBACK: LoopbackReading(ports)}) == expected
 
 
 def test_without_the_program_or_a_port_the_test_does_not_apply() -> None:
     absent = LoopbackReading(absent="ib_write_bw is not installed here")
 
-    assert says(CHECK, UNKNOWN_TYPE, {RDMA_LOOPBACK: absent}) == [NotConfigured("ib_write_bw is not installed here")]
+    assert judgements(CHECK, UNKNOWN_TYPE, {RDMA_LOOPBACK: absent}) == [
+        NotConfigured("ib_write_bw is not installed here")
+    ]

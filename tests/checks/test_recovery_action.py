@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from healthcheck.checks.recovery_action import CHECK
 from healthcheck.model import Finding, Judgement, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
-from tests.checks.evidence import ADDRESSES, P5, driver_says, gpu, says
+from tests.checks.evidence import ADDRESSES, P5, driver_says, gpu, judgements
 
 # docs/rules.md 16, as drivers from R610 on define the numbers.
 WANTED = [
@@ -34,7 +34,7 @@ def judge(*gpus: Gpu, driver: str = "610.43.02") -> list[Judgement]:
 
 
 def look_judged(look: DriverReading) -> list[Judgement]:
-    return [judgement for judgement in says(CHECK, P5, {NVML: look}) if not isinstance(judgement, Observation)]
+    return [judgement for judgement in judgements(CHECK, P5, {NVML: look}) if not isinstance(judgement, Observation)]
 
 
 @pytest.mark.parametrize(("action", "severity", "detail"), WANTED)
@@ -122,7 +122,7 @@ def test_an_action_counts_whatever_else_failed_on_the_gpu() -> None:
 
 def test_a_person_reads_how_many_want_it() -> None:
     some, none = (wants(1, 1), wants(2, 0), wants(3, None), Gpu(4, 15)), (wants(3, None),)
-    seen = [says(CHECK, P5, {NVML: driver_says(*gpus)})[-1] for gpus in (some, none)]
+    seen = [judgements(CHECK, P5, {NVML: driver_says(*gpus)})[-1] for gpus in (some, none)]
 
     source = "nvml.h, field 230"
     assert seen == [

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from healthcheck.checks.retired_pages import CHECK
 from healthcheck.model import Finding, Judgement, Observation, Severity
 from healthcheck.probes.nvml.gpus import NVML, Gpu, RetiredPages
-from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, judgements
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -27,7 +27,7 @@ def over(single: int, double: int, most: int = 60) -> Finding:
 
 
 def judge(*gpus: Gpu, most: int = 60) -> list[Judgement]:
-    return says(CHECK, replace(P5, max_retired_pages_sbe=most), {NVML: driver_says(*gpus)})
+    return judgements(CHECK, replace(P5, max_retired_pages_sbe=most), {NVML: driver_says(*gpus)})
 
 
 def found(most: int = 60, **more: Any) -> list[Judgement]:

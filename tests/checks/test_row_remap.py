@@ -22,8 +22,8 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.probes.nvml.gpus import NVML, Gpu, RowRemap
-from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, says
-from tests.examples import NOW, remembers
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, judgements
+from tests.examples import NOW, memory_with
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -43,7 +43,7 @@ UNTOLD = [untold("row remap", "RowRemapFailed"), untold("exhausted banks", "RowB
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:
-    return says(CHECK, P5, {NVML: driver_says(*gpus)})
+    return judgements(CHECK, P5, {NVML: driver_says(*gpus)})
 
 
 def found(**more: Any) -> list[Judgement]:
@@ -128,7 +128,7 @@ def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None
 
 def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
     fault = RowRemap(0, 9, pending=True, failed=True)
-    memory = _after(remembers(), healthy(3, row_remap=fault, exhausted_banks=1))
+    memory = _after(memory_with(), healthy(3, row_remap=fault, exhausted_banks=1))
     assert [finding.finding.reason for finding in memory.active] == [
         "RowRemapFailed",
         "RowRemapPending",

@@ -12,7 +12,7 @@ from healthcheck.checks.xid import CHECK
 from healthcheck.model import Evidence, KernelEvent, Nature, Severity
 from healthcheck.model.node_facts import DeepDiagnostic
 from healthcheck.probes.kernel_log import RING, Record
-from tests.checks.evidence import says
+from tests.checks.evidence import judgements
 
 
 def ring(*texts: str) -> tuple[Record, ...]:
@@ -84,7 +84,7 @@ def test_only_what_a_test_brings_about_by_itself_is_put_down_to_it(
 
     (event,) = [
         kernel_event
-        for kernel_event in says(CHECK, expected, {RING: (record,)})
+        for kernel_event in judgements(CHECK, expected, {RING: (record,)})
         if isinstance(kernel_event, KernelEvent)
     ]
     assert (event.finding is not None, event.of_a_test) == (counts, not counts)

@@ -18,7 +18,7 @@ from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import Identity
 from healthcheck.verdict.verdict import decide
-from tests.examples import GPU, MACHINE, NOW, fault, later, remembers, says, stands
+from tests.examples import GPU, MACHINE, NOW, active_finding, fault, later, memory_with, outcome_with
 
 LOST = fault("GpuLost")
 NEXT_BOOT = "0b0a6c5e-0000-4000-8000-00000000000b"
@@ -32,7 +32,7 @@ def node_of(memory: Memory, now: Now, **annotations: Any) -> NodeState:
 
 
 def seen(memory: Memory, now: Now) -> Memory:
-    return after_cycle(memory, JudgedCycle([says(LOST)]), now)
+    return after_cycle(memory, JudgedCycle([outcome_with(LOST)]), now)
 
 
 def booted(memory: Memory) -> tuple[Memory, Now]:
@@ -42,7 +42,7 @@ def booted(memory: Memory) -> tuple[Memory, Now]:
 
 
 def test_a_level_that_is_observed_in_two_boots_has_outlasted_a_reboot() -> None:
-    first = seen(remembers(), NOW)
+    first = seen(memory_with(), NOW)
     second, now = booted(first)
 
     assert last_attempt(node_of(first, NOW)) == Attempt()
@@ -51,7 +51,7 @@ def test_a_level_that_is_observed_in_two_boots_has_outlasted_a_reboot() -> None:
 
 
 def test_a_level_of_one_boot_has_outlasted_no_reboot() -> None:
-    after_reboot, now = booted(remembers())
+    after_reboot, now = booted(memory_with())
     first = seen(after_reboot, now)
     tomorrow = later(86_400, since=now)
 
@@ -79,7 +79,7 @@ ADDRESS = GPU.removeprefix("gpu/")
     ],
 )
 def test_the_record_of_a_reset_shows_what_an_older_fault_has_outlasted(run: dict[str, Any], tried: Tried) -> None:
-    memory = remembers(stands(fault("Xid62", Severity.RESET)))
+    memory = memory_with(active_finding(fault("Xid62", Severity.RESET)))
     ended = {"schema": 1, "by": "reset", "timestamp": f"{later(600).wall:%Y-%m-%dT%H:%M:%SZ}", **run}
     earlier = ended | {"timestamp": f"{NOW.wall - timedelta(minutes=1):%Y-%m-%dT%H:%M:%SZ}"}
 
@@ -90,7 +90,7 @@ def test_the_record_of_a_reset_shows_what_an_older_fault_has_outlasted(run: dict
 
 
 def test_a_reset_that_a_person_ended_counts_as_none() -> None:
-    memory = remembers(stands(fault("Xid62", Severity.RESET)))
+    memory = memory_with(active_finding(fault("Xid62", Severity.RESET)))
     reasons = [INTERRUPTED, "pods can request no GPU of 8 nvidia.com/gpu"]
     run = {"schema": 1, "by": "reset", "timestamp": f"{later(600).wall:%Y-%m-%dT%H:%M:%SZ}", "status": "unknown"}
 
@@ -104,7 +104,7 @@ def test_a_reset_that_a_person_ended_counts_as_none() -> None:
 def test_a_reset_that_has_ended_nothing_is_not_repeated_before_a_reboot(
     status: str, force: bool, at_once: bool
 ) -> None:
-    memory = remembers(stands(fault("Xid62", Severity.RESET)))
+    memory = memory_with(active_finding(fault("Xid62", Severity.RESET)))
     run = {"schema": 1, "timestamp": f"{later(600).wall:%Y-%m-%dT%H:%M:%SZ}", "gpus": [{"address": ADDRESS}]}
     untried, tried = node_of(memory, NOW), node_of(memory, NOW, **{RESET_RESULT: {**run, "status": status}})
 

@@ -37,13 +37,13 @@ from tests.examples import (
     MONOTONIC,
     NOW,
     WALL,
+    active_finding,
     fault,
     kernel_event,
     later,
+    memory_with,
     node,
-    remembers,
-    says,
-    stands,
+    outcome_with,
 )
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
@@ -91,7 +91,7 @@ def reasons(memory: Memory) -> set[tuple[str, str]]:
 
 
 def knows(*standing: Any, **more: Any) -> Memory:
-    return remembers(*standing, gpus=KNOWN, **more)
+    return memory_with(*standing, gpus=KNOWN, **more)
 
 
 class TestTaking:
@@ -137,7 +137,7 @@ class TestTaking:
         assert (finding.finding.about == ABOUT) is wanted.startswith(GPU)
 
     def test_takes_no_index_that_two_gpus_had(self) -> None:
-        twice = remembers(gpus={ADDRESS: ABOUT, "0000:64:00.0": OTHER | {"index": "3"}})
+        twice = memory_with(gpus={ADDRESS: ABOUT, "0000:64:00.0": OTHER | {"index": "3"}})
 
         assert reasons(after(twice, sweep=run(row(subject="gpu/3")))) == {(MEMORY, "gpu/3")}
 
@@ -210,7 +210,7 @@ class TestTaking:
         assert (finding.last_seen, finding.last_at) == (WALL, NOW.monotonic)
 
     def test_leaves_what_a_look_shows_to_the_looks(self) -> None:
-        lost = stands(fault("GpuLost", REBOOT), Nature.LEVEL, check="gpu-count")
+        lost = active_finding(fault("GpuLost", REBOOT), Nature.LEVEL, check="gpu-count")
 
         assert after(knows(lost), sweep=run(row("GpuLost", "REBOOT"))).active == (lost,)
 
@@ -226,7 +226,7 @@ class TestTheMerge:
     def test_leaves_out_what_was_taken(self) -> None:
         deep = {SWEEP_RESULT: run(row(severity="ISOLATE")), QUARANTINE_RESULT: run(row(PCIE))}
         memory = after(knows(), sweep=deep[SWEEP_RESULT])
-        own = records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
+        own = records.dump(records.render(decide(memory, [outcome_with()]), memory, IDENTITY, WALL))
         state = node(annotations={**deep, RESULTS: own})
 
         # A reader with only the Node, and the agent with an older record there.
@@ -274,7 +274,7 @@ class TestItsExits:
         assert reasons(after(memory, at(60), sweep=run(minutes=60))) == {(MEMORY, GPU)}
 
     def test_a_passed_level_2_ends_nothing_but_deep_findings(self) -> None:
-        xid = stands(fault("Xid79", REBOOT))
+        xid = active_finding(fault("Xid79", REBOOT))
 
         assert after(knows(xid), at(60), sweep=run(minutes=60)).active == (xid,)
 
@@ -288,7 +288,9 @@ class TestItsExits:
         for minutes in range(5, 300, 5):
             memory = exits.gpus_answered(memory, [_gpu()], at(minutes).monotonic, at(minutes))
             memory = after_cycle(
-                memory, JudgedCycle([says(check=name) for name in ("dcgm-diag-l2", "ecc", "gpu-count")]), at(minutes)
+                memory,
+                JudgedCycle([outcome_with(check=name) for name in ("dcgm-diag-l2", "ecc", "gpu-count")]),
+                at(minutes),
             )
 
         assert reasons(memory) == {(MEMORY, GPU), (UNEXPLAINED, "node")}
@@ -460,7 +462,7 @@ def _others() -> list[Gpu]:
 
 def _recorded(memory: Memory, text: str) -> NodeState:
     """Return the Node after the agent wrote that memory."""
-    own = records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
+    own = records.dump(records.render(decide(memory, [outcome_with()]), memory, IDENTITY, WALL))
     return node(annotations={SWEEP_RESULT: text, RESULTS: own})
 
 
@@ -529,9 +531,9 @@ class TestReset:
         return after(memory, at(6), reset=text)
 
     def test_ends_the_findings_of_these_gpus_and_counts_it(self) -> None:
-        xid = stands(fault("Xid62", RESET, about=ABOUT))
-        other = stands(fault("Xid62", RESET, "gpu/0000:64:00.0"))
-        isolated = stands(fault("Xid64", ISOLATE))
+        xid = active_finding(fault("Xid62", RESET, about=ABOUT))
+        other = active_finding(fault("Xid62", RESET, "gpu/0000:64:00.0"))
+        isolated = active_finding(fault("Xid64", ISOLATE))
         memory = self.took(knows(xid, other, isolated))
 
         assert reasons(memory) == {other.key, isolated.key}
@@ -555,7 +557,7 @@ class TestReset:
         ],
     )
     def test_of_anything_else_ends_nothing(self, fields: dict[str, Any]) -> None:
-        memory = knows(stands(fault("Xid62", RESET)))
+        memory = knows(active_finding(fault("Xid62", RESET)))
         assert reasons(self.took(memory, **fields)) == {("Xid62", GPU)}
 
     @pytest.mark.parametrize(
@@ -599,17 +601,17 @@ class TestReset:
         return after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", events=(kernel_event(found),))], now, 2)
 
     def test_an_event_after_it_stays(self) -> None:
-        memory = knows(stands(fault("Xid62", RESET), at=MONOTONIC + 61))
+        memory = knows(active_finding(fault("Xid62", RESET), at=MONOTONIC + 61))
         assert reasons(self.took(memory)) == {("Xid62", GPU)}
 
     def test_only_a_reset_has_such_fields(self) -> None:
-        memory = knows(stands(fault("Xid62", RESET)))
+        memory = knows(active_finding(fault("Xid62", RESET)))
         text = run(minutes=5, boot_id=BOOT, reset_at=MONOTONIC + 60, gpus=[{"uuid": "GPU-3"}], checks=[])
         assert reasons(after(memory, at(6), sweep=text, quarantine=text)) == {("Xid62", GPU)}
 
     def test_twice_is_once(self) -> None:
-        memory = self.took(knows(stands(fault("Xid62", RESET))))
-        again = replace(memory, active=(stands(fault("Xid62", RESET)),))
+        memory = self.took(knows(active_finding(fault("Xid62", RESET))))
+        again = replace(memory, active=(active_finding(fault("Xid62", RESET)),))
         assert reasons(self.took(again)) == {("Xid62", GPU)}
 
     def test_a_fault_under_load_ends_by_the_next_reset_and_by_no_level_2(self) -> None:

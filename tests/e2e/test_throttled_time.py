@@ -15,7 +15,7 @@ from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML
 from sim.node import SimulatedNode
 from tests.checks.evidence import P5
-from tests.examples import later, remembers
+from tests.examples import later, memory_with
 
 INTERVAL = 300.0
 COUNTERS = {"ClocksThermalSlowdown": 270, "PowerBrake": 271, "ThermalThrottling": 269}
@@ -30,7 +30,7 @@ class Agent:
         self.seconds = 1000.0
         self.driver = Driver(node.root, use_loader=False, clock=lambda: self.seconds)
         self.before: Evidence | None = None
-        self.memory: Memory = remembers()
+        self.memory: Memory = memory_with()
         self.counts = dict.fromkeys(COUNTERS, 0.0)
 
     def restart(self) -> None:

@@ -21,19 +21,32 @@ from healthcheck.node.state import RESULTS, RUN
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import dump_release, release_of
 from healthcheck.verdict.verdict import decide
-from tests.examples import BLIND, BOOT, GPU, IDENTITY, MACHINE, NODE, WALL, fault, node, remembers, says, stands
+from tests.examples import (
+    BOOT,
+    GPU,
+    IDENTITY,
+    MACHINE,
+    NODE,
+    UNOBSERVED,
+    WALL,
+    active_finding,
+    fault,
+    memory_with,
+    node,
+    outcome_with,
+)
 from tests.formats import FOLDER
 from tests.memory.test_file import MEMORY
 
 BEFORE = "0.3.0"
-LEVEL = stands(fault("RowRemapPending"), Nature.LEVEL, check="row-remap")
+LEVEL = active_finding(fault("RowRemapPending"), Nature.LEVEL, check="row-remap")
 
 
 def reads(name: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(json.loads((FOLDER / BEFORE / f"{name}.schema.json").read_text()))
 
 
-@pytest.mark.parametrize("memory", [MEMORY, remembers(), remembers(stands(fault(), seq=7), LEVEL)])
+@pytest.mark.parametrize("memory", [MEMORY, memory_with(), memory_with(active_finding(fault(), seq=7), LEVEL)])
 def test_memory_file_is_valid_for_the_version_before(memory: Memory) -> None:
     head, body, _ = content.dump(memory).split(b"\n")
 
@@ -43,7 +56,7 @@ def test_memory_file_is_valid_for_the_version_before(memory: Memory) -> None:
 
 def left_on_a_node() -> dict[str, Any]:
     """All that our programs leave on a Node, as JSON."""
-    verdict = decide(MEMORY, [says(blind=BLIND)])
+    verdict = decide(MEMORY, [outcome_with(unobserved=UNOBSERVED)])
     message = records.dump(records.render(verdict, MEMORY, IDENTITY, WALL, "set"))
     outcome = Outcome("dcgm-diag-l2", "1-dcgm-diag-l2", findings=(fault(),), passed=(Passed("DcgmDiagPcie", GPU),))
     ran = deep_record.CompletedRun(NODE, "sweep", WALL, WALL, MACHINE, BOOT)

@@ -31,7 +31,7 @@ from healthcheck.verdict.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
 from tests.checks.evidence import untimed
 from tests.checks.grammar import fault_lines, quoted_lines
-from tests.examples import IDENTITY, MACHINE, MONOTONIC, NOW, WALL, fault, kernel_event, later, says
+from tests.examples import IDENTITY, MACHINE, MONOTONIC, NOW, WALL, fault, kernel_event, later, outcome_with
 from tests.fuzz import archives, captures, container_runtime, hardware
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
 from tests.memory import test_properties as properties
@@ -159,10 +159,10 @@ def a_forged_file_is_read_or_set_aside(
 def _is_usable(memory: Memory) -> None:
     memory = begin(memory, MACHINE, memory.boot_id, NOW)
     gpus = (Gpu(0, address="0000:53:00.0", uuid="GPU-1", serial="1"),)
-    memory = after_cycle(memory, JudgedCycle([says()], gpus), later(10))
+    memory = after_cycle(memory, JudgedCycle([outcome_with()], gpus), later(10))
     event = fault(seq=1, at=NOW.monotonic)
-    memory = after_kernel_log(memory, [says(events=(kernel_event(event),), check="xid")], later(20))
-    render(decide(memory, [says()]), memory, IDENTITY, WALL)
+    memory = after_kernel_log(memory, [outcome_with(events=(kernel_event(event),), check="xid")], later(20))
+    render(decide(memory, [outcome_with()]), memory, IDENTITY, WALL)
     dump_memory(memory)
 
 

@@ -39,7 +39,7 @@ from healthcheck.verdict.node_events import new_findings
 from healthcheck.verdict.record import AgentRecord, StandingRecord
 from sim.node import SimulatedNode
 from sim.scenarios import Scenario, scenarios
-from tests.examples import GPU, MACHINE, MONOTONIC, WALL, later, remembers
+from tests.examples import GPU, MACHINE, MONOTONIC, WALL, later, memory_with
 
 ADDRESS = GPU.removeprefix("gpu/")
 TO_RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
@@ -140,7 +140,7 @@ def driver_lines() -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("name", "line", "advice"), list(driver_lines()), ids=lambda value: str(value)[:20])
 def test_every_way_that_the_advice_names_ends_the_event(name: str, line: str, advice: str) -> None:
-    memory = heard(read(remembers(), -10), line, 10)
+    memory = heard(read(memory_with(), -10), line, 10)
     assert [finding.finding.reason for finding in memory.active] == [name]
 
     assert_followed(memory, advice)
@@ -195,7 +195,9 @@ def test_the_step_for_every_sxid_is_the_same_everywhere_and_ends_it(text: str, o
     assert f"| {sxid.FAMILY.action} |" in page
     for code in (*sxid_table(), 99999):
         policy = Policy({f"SXid{code}": override} if override else {})
-        memory = heard(read(remembers(), -10), f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {code}, {text}", 10, policy)
+        memory = heard(
+            read(memory_with(), -10), f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {code}, {text}", 10, policy
+        )
         explanation = explain_sxid(code, policy)
 
         assert_one_step(memory, explanation)
@@ -222,7 +224,9 @@ def xid_lines() -> Iterator[tuple[int, str]]:
 )
 def test_the_step_for_every_xid_is_the_same_everywhere_and_ends_it(policy: Policy) -> None:
     for code, text in xid_lines():
-        memory = heard(read(remembers(), -10), f"NVRM: Xid (PCI:{ADDRESS}): {code}, pid=1, name=x, {text}", 10, policy)
+        memory = heard(
+            read(memory_with(), -10), f"NVRM: Xid (PCI:{ADDRESS}): {code}, pid=1, name=x, {text}", 10, policy
+        )
         row = xid_table().get(code)
         if not memory.active:
             is_ignored = explain_xid(code, (), policy).here.severity is Severity.PASS
@@ -284,7 +288,7 @@ def after(memory: Memory, evidence: Evidence, scenario: Scenario, at: float) -> 
 def test_a_level_ends_with_the_check_that_meets_the_node_as_the_advice_leaves_it(
     scenario: Scenario, tmp_path: Path
 ) -> None:
-    memory = after(remembers(), seen(tmp_path / "faulty", scenario, faulty=True), scenario, 0)
+    memory = after(memory_with(), seen(tmp_path / "faulty", scenario, faulty=True), scenario, 0)
     reasons = {finding.finding.reason for finding in memory.active}
     assert scenario.stands_for in reasons
 

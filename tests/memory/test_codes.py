@@ -15,7 +15,7 @@ from healthcheck.memory.severity_changes import in_force
 from healthcheck.model import Evidence, Nature, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu
-from tests.examples import MONOTONIC, NOW, later, remembers
+from tests.examples import MONOTONIC, NOW, later, memory_with
 
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
 IMEX = "GPU recovery action changed from 0x0 (None) to 0x5 (Recover IMEX Domain)"
@@ -32,7 +32,7 @@ def reads(*texts: str, memory: Memory | None = None, policy: Policy = POLICY) ->
     """After these lines, a second apart, the last one now."""
     ring = tuple(Record(seq, MONOTONIC + 1 + seq - len(texts), 0, text) for seq, text in enumerate(texts))
     outcomes = judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation(policy=policy))
-    return after_kernel_log(memory or remembers(), outcomes, NOW)
+    return after_kernel_log(memory or memory_with(), outcomes, NOW)
 
 
 def active(memory: Memory) -> list[str]:
@@ -94,7 +94,7 @@ GPU = "gpu/0000:53:00.0"
 
 def at(*lines: tuple[float, str]) -> list[str]:
     """Return the active findings after lines at these seconds, read one by one in the order of the log."""
-    memory = remembers()
+    memory = memory_with()
     for seq, (second, text) in enumerate(lines):
         ring = (Record(seq, MONOTONIC + second, 0, text),)
         outcomes = judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation())

@@ -26,7 +26,7 @@ from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, 
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import KernelEvent, Nature, Outcome, Passed, Severity
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
-from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, kernel_event, later, remembers, stands
+from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, active_finding, fault, kernel_event, later, memory_with
 
 ADDRESS = GPU.removeprefix("gpu/")
 ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
@@ -41,7 +41,9 @@ DAY = 86_400.0
 SOON = MONOTONIC + 60.0
 
 STANDING = [
-    stands(replace(fault(reason, severity, subject), about=ABOUT, rule=RULES.get(reason, "")), nature, check=check)
+    active_finding(
+        replace(fault(reason, severity, subject), about=ABOUT, rule=RULES.get(reason, "")), nature, check=check
+    )
     for reason, severity, subject, nature, check in product(
         REASONS, [one for one in Severity if one], SUBJECTS, Nature, CHECKS
     )
@@ -115,7 +117,7 @@ def test_an_exit_ends_what_names_it_and_nothing_else(taken: tuple[str, ...]) -> 
         if finding.nature is Nature.LEVEL:  # a check cycle ends a level
             continue
         names_it = any(words in exit_words(finding).split(", ") for words in taken)
-        left = EVIDENCE[taken](remembers(finding))
+        left = EVIDENCE[taken](memory_with(finding))
         assert (left.active == ()) == names_it, (finding, exit_words(finding))
 
 

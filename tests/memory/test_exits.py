@@ -32,12 +32,12 @@ from tests.examples import (
     MONOTONIC,
     NOW,
     WALL,
+    active_finding,
     fault,
     kernel_event,
     later,
-    remembers,
-    says,
-    stands,
+    memory_with,
+    outcome_with,
 )
 
 MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity)
@@ -82,23 +82,23 @@ class TestReset:
         ],
     )
     def test_a_reset_of_a_gpu_ends_its_own_resets_and_nothing_worse(self, finding: Finding, stays: bool) -> None:
-        after = recovered(remembers(stands(finding)), ADDRESS, MONOTONIC + 1, later(1))
+        after = recovered(memory_with(active_finding(finding)), ADDRESS, MONOTONIC + 1, later(1))
 
         assert bool(after.active) is stays
 
     def test_what_came_after_the_reset_stands(self) -> None:
-        memory = remembers(stands(fault("Xid95", RESET), at=MONOTONIC + 5))
+        memory = memory_with(active_finding(fault("Xid95", RESET), at=MONOTONIC + 5))
 
         assert recovered(memory, ADDRESS, MONOTONIC + 4, later(9)) == memory
 
     def test_a_level_leaves_by_a_look_alone(self) -> None:
-        memory = remembers(stands(fault("GpuResetRequired", RESET), Nature.LEVEL))
+        memory = memory_with(active_finding(fault("GpuResetRequired", RESET), Nature.LEVEL))
 
         assert recovered(memory, ADDRESS, MONOTONIC + 1, later(1)) == memory
 
     def test_the_recovery_action_seen_going_back_to_none_is_evidence(self) -> None:
         memory = gpus_answered(
-            remembers(stands(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1)
+            memory_with(active_finding(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1)
         )
         assert reasons(memory) == ["Xid95"]
 
@@ -106,13 +106,13 @@ class TestReset:
 
     @pytest.mark.parametrize("action", [0, None])
     def test_an_action_of_none_that_was_never_another_proves_nothing(self, action: int | None) -> None:
-        memory = remembers(stands(fault("Xid95", RESET)))
+        memory = memory_with(active_finding(fault("Xid95", RESET)))
 
         assert reasons(gpus_answered(memory, [gpu(recovery_action=action)], MONOTONIC + 9, later(9))) == ["Xid95"]
 
     def test_an_action_that_can_no_longer_be_read_proves_nothing(self) -> None:
         memory = gpus_answered(
-            remembers(stands(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1)
+            memory_with(active_finding(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1)
         )
         memory = gpus_answered(memory, [gpu(recovery_action=None, recovery_error=999)], MONOTONIC + 2, later(2))
 
@@ -134,17 +134,17 @@ class TestReset:
     def test_a_driver_loaded_anew_is_evidence_only_for_a_gpu_that_answers_after_it(
         self, seen: list[Gpu], stays: bool
     ) -> None:
-        memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
+        memory = memory_with(active_finding(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
 
         assert bool(gpus_answered(memory, seen, MONOTONIC + 30, later(30)).active) is stays
 
     def test_a_look_that_began_before_the_driver_was_loaded_proves_nothing(self) -> None:
-        memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
+        memory = memory_with(active_finding(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
 
         assert reasons(gpus_answered(memory, [gpu()], MONOTONIC + 19, later(30))) == ["Xid95"]
 
     def test_a_fault_after_the_driver_was_loaded_stands(self) -> None:
-        memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC - 20)
+        memory = memory_with(active_finding(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC - 20)
 
         assert reasons(gpus_answered(memory, [gpu()], MONOTONIC + 5, later(5))) == ["Xid95"]
 
@@ -158,8 +158,8 @@ class TestRowsThatWaitForAReset:
 
     def waits(self, *standing: ActiveFinding, boot_id: str = BOOT) -> Memory:
         pending = fault("RowRemapPending", RESET, about=ABOUT)
-        level = stands(pending, Nature.LEVEL, check="row-remap", at=self.LATEST, boot_id=boot_id)
-        return remembers(level, *standing)
+        level = active_finding(pending, Nature.LEVEL, check="row-remap", at=self.LATEST, boot_id=boot_id)
+        return memory_with(level, *standing)
 
     def met_after(self, memory: Memory, remap: RowRemap | None, **more: object) -> set[str]:
         """Return the findings apart from the level, which a cycle ends."""
@@ -183,11 +183,11 @@ class TestRowsThatWaitForAReset:
     def test_rows_that_waited_and_wait_no_more_end_what_the_log_said_of_them(
         self, finding: Finding, stays: bool
     ) -> None:
-        assert bool(self.met_after(self.waits(stands(finding)), self.CLEAN)) is stays
+        assert bool(self.met_after(self.waits(active_finding(finding)), self.CLEAN)) is stays
 
     def test_clean_rows_that_nobody_saw_waiting_prove_nothing(self) -> None:
         """The driver could not even record the row: it is bad, in use, and neither pending nor failed."""
-        assert self.met_after(remembers(stands(fault("Xid64", RESET))), self.CLEAN) == {"Xid64"}
+        assert self.met_after(memory_with(active_finding(fault("Xid64", RESET))), self.CLEAN) == {"Xid64"}
 
     @pytest.mark.parametrize(
         "remap",
@@ -195,25 +195,25 @@ class TestRowsThatWaitForAReset:
         ids=["not told", "still pending", "failed"],
     )
     def test_rows_that_are_not_seen_whole_prove_nothing(self, remap: RowRemap | None) -> None:
-        assert self.met_after(self.waits(stands(fault("Xid64", RESET))), remap) == {"Xid64"}
+        assert self.met_after(self.waits(active_finding(fault("Xid64", RESET))), remap) == {"Xid64"}
 
     @pytest.mark.parametrize("more", [{"error": 15}, {"address": "0000:64:00.0", "serial": "2", "uuid": "GPU-2"}])
     def test_another_gpu_or_one_that_does_not_answer_proves_nothing(self, more: dict[str, object]) -> None:
-        assert self.met_after(self.waits(stands(fault("Xid64", RESET))), self.CLEAN, **more) == {"Xid64"}
+        assert self.met_after(self.waits(active_finding(fault("Xid64", RESET))), self.CLEAN, **more) == {"Xid64"}
 
     @pytest.mark.parametrize(("before", "stays"), [(60.0, False), (59.9, True), (-1.0, True)])
     def test_what_may_have_come_after_the_reset_stands(self, before: float, stays: bool) -> None:
-        memory = self.waits(stands(fault("Xid64", RESET), at=self.LATEST - before))
+        memory = self.waits(active_finding(fault("Xid64", RESET), at=self.LATEST - before))
 
         assert bool(self.met_after(memory, self.CLEAN)) is stays
 
     def test_rows_that_waited_in_another_boot_prove_nothing(self) -> None:
-        memory = self.waits(stands(fault("Xid64", RESET)), boot_id="the boot before")
+        memory = self.waits(active_finding(fault("Xid64", RESET)), boot_id="the boot before")
 
         assert self.met_after(memory, self.CLEAN) == {"Xid64"}
 
     def test_it_counts_as_a_reset_for_a_fault_that_comes_back(self) -> None:
-        memory = self.waits(stands(fault("Xid64", RESET, about=ABOUT)))
+        memory = self.waits(active_finding(fault("Xid64", RESET, about=ABOUT)))
 
         after = gpus_answered(memory, [gpu(row_remap=self.CLEAN)], self.LATEST + 300, later(600))
 
@@ -226,19 +226,19 @@ class TestAnotherGpu:
     def test_another_serial_or_uuid_at_the_address_inherits_nothing(
         self, severity: Severity, other: dict[str, str]
     ) -> None:
-        memory = remembers(stands(fault("Xid1", severity, about=ABOUT)))
+        memory = memory_with(active_finding(fault("Xid1", severity, about=ABOUT)))
 
         assert reasons(gpus_answered(memory, [gpu(**other)], MONOTONIC + 1, later(1))) == []
 
     @pytest.mark.parametrize("same", [{}, {"index": 3}, {"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
     def test_the_same_gpu_by_another_index_or_with_less_to_say_stays(self, same: dict[str, object]) -> None:
-        memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
+        memory = memory_with(active_finding(fault("Xid54", ISOLATE, about=ABOUT)))
 
         assert reasons(gpus_answered(memory, [gpu(**same)], MONOTONIC + 1, later(1))) == ["Xid54"]
 
     @pytest.mark.parametrize("less", [{"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
     def test_a_gpu_with_fewer_readings_in_one_cycle_keeps_its_names(self, less: dict[str, str]) -> None:
-        memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
+        memory = memory_with(active_finding(fault("Xid54", ISOLATE, about=ABOUT)))
 
         memory = gpus_answered(memory, [gpu(**less)], MONOTONIC + 1, later(1))
         assert (memory.active[0].finding.about, reasons(memory)) == (ABOUT, ["Xid54"])
@@ -246,17 +246,17 @@ class TestAnotherGpu:
         assert reasons(gpus_answered(memory, [gpu(serial="999", uuid="GPU-999")], MONOTONIC + 2, later(2))) == []
 
     def test_a_gpu_that_does_not_answer_is_no_other(self) -> None:
-        memory = remembers(stands(fault("Xid79", REBOOT, about=ABOUT)))
+        memory = memory_with(active_finding(fault("Xid79", REBOOT, about=ABOUT)))
 
         assert gpus_answered(memory, [Gpu(0, 15)], MONOTONIC + 1, later(1)) == memory
 
     def test_a_finding_learns_the_names_of_its_gpu(self) -> None:
-        (finding,) = gpus_answered(remembers(stands(fault())), [gpu()], MONOTONIC + 1, later(1)).active
+        (finding,) = gpus_answered(memory_with(active_finding(fault())), [gpu()], MONOTONIC + 1, later(1)).active
 
         assert finding.finding.about == ABOUT
 
     def test_a_fault_of_a_missing_gpu_is_reported_with_its_former_names(self) -> None:
-        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(memory_with(), [gpu()], MONOTONIC, NOW)
 
         (finding,) = comes(memory, fault("Xid79", REBOOT), MONOTONIC + 5).active
 
@@ -266,16 +266,16 @@ class TestAnotherGpu:
         ("instances", "stays"), [((5, 6), True), ((6,), False), ((), False), (None, True), ((55,), False)]
     )
     def test_a_mig_finding_leaves_with_its_instance(self, instances: tuple[int, ...] | None, stays: bool) -> None:
-        memory = remembers(stands(fault("Xid94", REBOOT, MIG)), stands(fault("Xid79", REBOOT)))
+        memory = memory_with(active_finding(fault("Xid94", REBOOT, MIG)), active_finding(fault("Xid79", REBOOT)))
 
         after = gpus_answered(memory, [gpu(instances=instances)], MONOTONIC + 1, later(1))
 
         assert set(reasons(after)) == ({"Xid79", "Xid94"} if stays else {"Xid79"})
 
     def test_a_machine_with_other_gpus_inherits_nothing_from_another_boot(self) -> None:
-        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
-        old = stands(fault("SXid20034", ISOLATE, "nvswitch/0000:85:00.0"), boot_id="the boot before")
-        new = stands(fault("SXid11004", RESET, "nvswitch/0000:85:00.0"))
+        memory = gpus_answered(memory_with(), [gpu()], MONOTONIC, NOW)
+        old = active_finding(fault("SXid20034", ISOLATE, "nvswitch/0000:85:00.0"), boot_id="the boot before")
+        new = active_finding(fault("SXid11004", RESET, "nvswitch/0000:85:00.0"))
 
         after = gpus_answered(replace(memory, active=(old, new)), [gpu(serial="77", uuid="GPU-77")], MONOTONIC, NOW)
 
@@ -283,24 +283,24 @@ class TestAnotherGpu:
 
     def test_one_swapped_board_that_answers_alone_speaks_for_no_other_gpu(self) -> None:
         both = [gpu(), gpu(index=1, address="0000:64:00.0", serial="2", uuid="GPU-2")]
-        old = stands(fault("Xid54", ISOLATE, OTHER, about={"serial": "2"}), boot_id="the boot before")
-        memory = gpus_answered(remembers(old), both, MONOTONIC, NOW)
+        old = active_finding(fault("Xid54", ISOLATE, OTHER, about={"serial": "2"}), boot_id="the boot before")
+        memory = gpus_answered(memory_with(old), both, MONOTONIC, NOW)
 
         after = gpus_answered(memory, [gpu(serial="77", uuid="GPU-77")], MONOTONIC + 1, later(1))
 
         assert reasons(after) == ["Xid54"]
 
     def test_a_mismatch_that_came_after_the_look_began_stands(self) -> None:
-        mismatch = stands(fault("DriverLibraryMismatch", MONITOR, "driver"), at=MONOTONIC + 2)
+        mismatch = active_finding(fault("DriverLibraryMismatch", MONITOR, "driver"), at=MONOTONIC + 2)
 
-        assert reasons(gpus_answered(remembers(mismatch), [gpu()], MONOTONIC + 1, later(3))) == [
+        assert reasons(gpus_answered(memory_with(mismatch), [gpu()], MONOTONIC + 1, later(3))) == [
             "DriverLibraryMismatch"
         ]
 
     def test_an_nvml_that_opens_ends_a_logged_mismatch(self) -> None:
-        mismatch = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
+        mismatch = active_finding(fault("DriverLibraryMismatch", MONITOR, "driver"))
 
-        assert reasons(gpus_answered(remembers(mismatch), [gpu()], MONOTONIC + 1, later(1))) == []
+        assert reasons(gpus_answered(memory_with(mismatch), [gpu()], MONOTONIC + 1, later(1))) == []
 
 
 class TestEscalation:
@@ -308,7 +308,7 @@ class TestEscalation:
 
     def again(self, finding: Finding, times: int, escalate_after: int = 2) -> Memory:
         """It came, the node rebooted, and so on; after the last boot it is there once more."""
-        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(memory_with(), [gpu()], MONOTONIC, NOW)
         for number in range(times):
             memory = boots(comes(memory, finding, escalate_after=escalate_after), number)
         return comes(memory, finding, escalate_after=escalate_after)
@@ -344,7 +344,7 @@ class TestEscalation:
         assert finding.finding.severity is severity
 
     def test_several_lines_of_a_failed_remap_at_once_are_one(self) -> None:
-        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(memory_with(), [gpu()], MONOTONIC, NOW)
         for number in range(5):
             memory = comes(memory, fault("Xid64", RESET), MONOTONIC + number)
 
@@ -359,7 +359,8 @@ class TestEscalation:
         self, reason: str, subject: str, severity: Severity
     ) -> None:
         memory = comes(
-            remembers(stands(fault(reason, ISOLATE, subject), Nature.LEVEL, check="row-remap")), fault("Xid64", RESET)
+            memory_with(active_finding(fault(reason, ISOLATE, subject), Nature.LEVEL, check="row-remap")),
+            fault("Xid64", RESET),
         )
 
         assert [finding.finding.severity for finding in memory.active if finding.finding.reason == "Xid64"] == [
@@ -372,7 +373,7 @@ class TestEscalation:
         assert self.again(fault("Xid79", REBOOT), 4, escalate_after=4).active[0].finding.severity is ISOLATE
 
     def test_resets_count_as_reboots_do(self) -> None:
-        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(memory_with(), [gpu()], MONOTONIC, NOW)
         for number in range(2):
             memory = comes(memory, fault("Xid95", RESET), MONOTONIC + 10 * number)
             memory = recovered(memory, ADDRESS, MONOTONIC + 10 * number + 5, later(10 * number + 5))
@@ -387,8 +388,8 @@ class TestEscalation:
         old = (WALL - timedelta(days=7, seconds=1), WALL - timedelta(days=6))
         finding = fault("Xid79", REBOOT, about=ABOUT)
 
-        assert escalated(remembers(ended={("Xid79", "1650001"): old}), finding, NOW, 2) == finding
-        assert escalated(remembers(ended={("Xid79", "1650001"): (*old, WALL)}), finding, NOW, 2).severity is ISOLATE
+        assert escalated(memory_with(ended={("Xid79", "1650001"): old}), finding, NOW, 2) == finding
+        assert escalated(memory_with(ended={("Xid79", "1650001"): (*old, WALL)}), finding, NOW, 2).severity is ISOLATE
 
     def test_another_fault_of_the_same_gpu_has_its_own_count(self) -> None:
         memory = self.again(fault("Xid79", REBOOT), 2)
@@ -397,18 +398,23 @@ class TestEscalation:
 
     def test_a_level_that_is_back_after_reboots_is_isolated_until_it_is_gone(self) -> None:
         lost = fault("GpuLost", REBOOT)
-        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(memory_with(), [gpu()], MONOTONIC, NOW)
         for number in range(2):
-            memory = boots(after_cycle(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2)), number)
-            memory = after_cycle(memory, JudgedCycle([says()], [gpu()]), NOW, MemoryRules(escalate_after=2))
-        memory = after_cycle(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2))
+            memory = boots(
+                after_cycle(memory, JudgedCycle([outcome_with(lost)]), NOW, MemoryRules(escalate_after=2)), number
+            )
+            memory = after_cycle(memory, JudgedCycle([outcome_with()], [gpu()]), NOW, MemoryRules(escalate_after=2))
+        memory = after_cycle(memory, JudgedCycle([outcome_with(lost)]), NOW, MemoryRules(escalate_after=2))
         assert memory.active[0].finding.severity is ISOLATE
 
         eight_days = later(8 * 86400)
-        memory = after_cycle(memory, JudgedCycle([says(lost)]), eight_days, MemoryRules(escalate_after=2))
+        memory = after_cycle(memory, JudgedCycle([outcome_with(lost)]), eight_days, MemoryRules(escalate_after=2))
         assert memory.active[0].finding.severity is ISOLATE
         assert (
-            after_cycle(memory, JudgedCycle([says()], [gpu()]), eight_days, MemoryRules(escalate_after=2)).active == ()
+            after_cycle(
+                memory, JudgedCycle([outcome_with()], [gpu()]), eight_days, MemoryRules(escalate_after=2)
+            ).active
+            == ()
         )
 
     def test_a_release_clears_the_count(self) -> None:
@@ -419,10 +425,10 @@ class TestEscalation:
         assert memory.ended == {}
 
     def test_the_count_is_bounded(self) -> None:
-        memory = remembers()
+        memory = memory_with()
         for number in range(2000):
             finding = fault(f"Xid{number % 400}", REBOOT, about={"serial": str(number % 7)})
-            memory = begin(replace(memory, active=(stands(finding),)), MACHINE, f"boot {number}", NOW)
+            memory = begin(replace(memory, active=(active_finding(finding),)), MACHINE, f"boot {number}", NOW)
 
         assert len(memory.ended) == 256
         assert max(len(ends) for ends in memory.ended.values()) <= 16
@@ -433,28 +439,28 @@ class TestQuarantine:
 
     @pytest.mark.parametrize("severity", [RESET, REBOOT, ISOLATE])
     def test_what_was_found_before_it_is_past(self, severity: Severity) -> None:
-        memory = remembers(stands(fault("Xid1", severity)))
+        memory = memory_with(active_finding(fault("Xid1", severity)))
 
         assert reasons(passed(memory, WALL + timedelta(hours=1))) == []
 
     def test_what_came_after_it_began_stands(self) -> None:
-        memory = remembers(stands(fault("Xid54", ISOLATE)))
+        memory = memory_with(active_finding(fault("Xid54", ISOLATE)))
 
         assert passed(memory, WALL) == memory
 
     def test_what_is_only_watched_has_its_own_time(self) -> None:
-        memory = remembers(stands(fault("Xid13", MONITOR)))
+        memory = memory_with(active_finding(fault("Xid13", MONITOR)))
 
         assert passed(memory, WALL + timedelta(hours=1)) == memory
 
     def test_a_level_leaves_by_a_look_alone(self) -> None:
-        memory = remembers(stands(fault("GpuLost"), Nature.LEVEL))
+        memory = memory_with(active_finding(fault("GpuLost"), Nature.LEVEL))
 
         assert passed(memory, WALL + timedelta(hours=1)) == memory
 
     @pytest.mark.parametrize(("severity", "stays"), [(RESET, True), (REBOOT, True), (ISOLATE, False)])
     def test_a_gpu_that_still_asks_for_recovery_is_not_well(self, severity: Severity, stays: bool) -> None:
-        memory = remembers(stands(fault("Xid1", severity)), recovery={ADDRESS: 2})
+        memory = memory_with(active_finding(fault("Xid1", severity)), recovery={ADDRESS: 2})
 
         assert bool(passed(memory, WALL + timedelta(hours=1)).active) is stays
 
@@ -467,7 +473,7 @@ class TestRelease:
         return Acknowledgement(reason, GPU, boot_id, cursor, WALL)
 
     def test_what_it_names_is_gone_and_stays_gone_when_the_log_is_read_again(self) -> None:
-        memory = remembers(stands(fault(), seq=90))
+        memory = memory_with(active_finding(fault(), seq=90))
 
         after = after_release(memory, self.word(self.row()), later(3600))
         again = comes(after, fault(seq=90))
@@ -476,12 +482,12 @@ class TestRelease:
         assert after.released == replace(self.word(self.row()), findings=())
 
     def test_the_same_fault_after_it_stands(self) -> None:
-        after = after_release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
+        after = after_release(memory_with(active_finding(fault(), seq=90)), self.word(self.row()), later(3600))
 
         assert reasons(comes(after, fault(seq=101))) == ["Xid79"]
 
     def test_a_fault_that_arrives_at_the_same_moment_stands(self) -> None:
-        memory = remembers(stands(fault(), seq=101), stands(fault("Xid95", RESET), seq=99))
+        memory = memory_with(active_finding(fault(), seq=101), active_finding(fault("Xid95", RESET), seq=99))
 
         assert reasons(after_release(memory, self.word(self.row(), self.row("Xid62")), later(3600))) == [
             "Xid79",
@@ -489,17 +495,17 @@ class TestRelease:
         ]
 
     def test_the_same_place_in_the_log_of_another_boot_is_another_event(self) -> None:
-        memory = remembers(stands(fault(), seq=90))
+        memory = memory_with(active_finding(fault(), seq=90))
 
         assert reasons(after_release(memory, self.word(self.row(boot_id="the boot before")), later(3600))) == ["Xid79"]
 
     def test_a_level_is_not_released(self) -> None:
-        memory = remembers(stands(fault("GpuLost"), Nature.LEVEL))
+        memory = memory_with(active_finding(fault("GpuLost"), Nature.LEVEL))
 
         assert reasons(after_release(memory, self.word(self.row("GpuLost", cursor=None)), later(3600))) == ["GpuLost"]
 
     def test_records_without_a_sequence_number_are_distinguished_by_time(self) -> None:
-        memory = remembers(stands(fault("DcgmDiagMemory", ISOLATE)))
+        memory = memory_with(active_finding(fault("DcgmDiagMemory", ISOLATE)))
         row = self.row("DcgmDiagMemory", cursor=None)
 
         assert reasons(after_release(memory, self.word(row), later(3600))) == []
@@ -507,20 +513,24 @@ class TestRelease:
         assert reasons(after_release(memory, self.word(earlier), later(3600))) == ["DcgmDiagMemory"]
 
     def test_the_same_release_again_changes_nothing(self) -> None:
-        once = after_release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
+        once = after_release(memory_with(active_finding(fault(), seq=90)), self.word(self.row()), later(3600))
 
         assert after_release(once, self.word(self.row()), later(3600)) == once
 
     def test_a_reboot_forgets_what_was_said_of_the_old_log(self) -> None:
-        memory = after_release(remembers(), self.word(self.row(), self.row("DcgmDiagMemory", cursor=None)), later(3600))
+        memory = after_release(
+            memory_with(), self.word(self.row(), self.row("DcgmDiagMemory", cursor=None)), later(3600)
+        )
 
         assert [acknowledgement.reason for acknowledgement in begin(memory, MACHINE, "boot 2", NOW).acknowledged] == [
             "DcgmDiagMemory"
         ]
 
     def test_a_lost_file_learns_from_the_node_what_was_released_and_what_stood(self) -> None:
-        on_the_node = after_release(remembers(stands(fault("Xid54", ISOLATE))), self.word(self.row()), later(3600))
-        ring_read_anew = remembers(stands(fault(), seq=90), stands(fault("Xid95", RESET), seq=120))
+        on_the_node = after_release(
+            memory_with(active_finding(fault("Xid54", ISOLATE))), self.word(self.row()), later(3600)
+        )
+        ring_read_anew = memory_with(active_finding(fault(), seq=90), active_finding(fault("Xid95", RESET), seq=120))
 
         after = adopted(ring_read_anew, on_the_node, later(3600))
 
@@ -529,18 +539,18 @@ class TestRelease:
 
     def test_a_lost_file_learns_from_the_node_that_it_was_worse(self) -> None:
         """The log tells one event more than once, and not always as bad."""
-        ring_read_anew = remembers(stands(fault("Xid154", RESET), seq=90))
+        ring_read_anew = memory_with(active_finding(fault("Xid154", RESET), seq=90))
 
-        after = adopted(ring_read_anew, remembers(stands(fault("Xid154"), seq=80)), later(3600))
+        after = adopted(ring_read_anew, memory_with(active_finding(fault("Xid154"), seq=80)), later(3600))
 
         assert [(finding.finding.severity, finding.seq) for finding in after.active] == [(REBOOT, 90)]
 
     def test_a_lost_file_learns_from_the_node_since_when_a_level_stands(self) -> None:
         """Where the Node was read late, a look had seen it meanwhile."""
-        (row,) = remembers(stands(fault("RowRemapPending", RESET), nature=Nature.LEVEL)).active
+        (row,) = memory_with(active_finding(fault("RowRemapPending", RESET), nature=Nature.LEVEL)).active
         seen_anew = replace(row, first_seen=later(3600).wall)
 
-        after = adopted(remembers(seen_anew), remembers(row), later(3600))
+        after = adopted(memory_with(seen_anew), memory_with(row), later(3600))
 
         assert [finding.first_seen for finding in after.active] == [row.first_seen]
 
@@ -555,7 +565,7 @@ class TestTheFuture:
 
     @pytest.mark.parametrize("cursor", [None, 10**15])
     def test_a_release_ends_what_stands_and_nothing_later(self, cursor: int | None) -> None:
-        before = remembers(stands(fault(), seq=90 if cursor else -1), cursor=100)
+        before = memory_with(active_finding(fault(), seq=90 if cursor else -1), cursor=100)
 
         memory = within_log(after_release(before, self.word(cursor), NOW))
         again = comes(memory, fault(seq=101), MONOTONIC + 1)
@@ -566,8 +576,8 @@ class TestTheFuture:
         assert reasons(within_log(after_release(again, self.word(cursor), later(3)))) == ["Xid79"]
 
     def test_a_passed_run_ends_what_stood_at_its_first_sight_whenever_it_is_seen_again(self) -> None:
-        memory = quarantined(remembers(stands(fault("Xid54", ISOLATE))), "run", self.AHEAD, later(1))
-        found = replace(stands(fault("Xid79", ISOLATE)), last_seen=later(5).wall)
+        memory = quarantined(memory_with(active_finding(fault("Xid54", ISOLATE))), "run", self.AHEAD, later(1))
+        found = replace(active_finding(fault("Xid79", ISOLATE)), last_seen=later(5).wall)
         again = replace(memory, active=(found,))
 
         assert reasons(memory) == []
@@ -575,17 +585,19 @@ class TestTheFuture:
         assert reasons(quarantined(again, "another run", later(6).wall, later(10))) == []
 
     def test_what_a_clock_set_back_left_can_be_released(self) -> None:
-        seen = replace(stands(fault("DcgmDiagMemory", ISOLATE)), last_seen=later(3600).wall)
+        seen = replace(active_finding(fault("DcgmDiagMemory", ISOLATE)), last_seen=later(3600).wall)
         row = Acknowledgement("DcgmDiagMemory", GPU, BOOT, None, later(3600).wall)
 
-        memory = after_release(remembers(seen), Release("x", "x", WALL, (row,)), NOW)
+        memory = after_release(memory_with(seen), Release("x", "x", WALL, (row,)), NOW)
 
         assert reasons(memory) == []
         assert is_acknowledged(memory, seen.key, BOOT, -1, seen.last_seen)
 
     def test_a_place_in_the_log_is_bounded_by_its_end(self) -> None:
         row = Acknowledgement("Xid79", GPU, BOOT, 10**15, WALL)
-        memory = remembers(stands(fault("Xid62"), seq=10**12), cursor=7, acknowledged=(row, replace(row, boot_id="x")))
+        memory = memory_with(
+            active_finding(fault("Xid62"), seq=10**12), cursor=7, acknowledged=(row, replace(row, boot_id="x"))
+        )
 
         after = within_log(memory)
 
@@ -595,7 +607,9 @@ class TestTheFuture:
 
 
 def test_nothing_of_reset_or_worse_passes_by_time_whatever_the_clock_says() -> None:
-    memory = remembers(*(stands(fault(f"Xid{number}", severity)) for number, severity in enumerate(Severity) if number))
+    memory = memory_with(
+        *(active_finding(fault(f"Xid{number}", severity)) for number, severity in enumerate(Severity) if number)
+    )
 
     for jump in (-3600.0, 3600.0, 86400.0 * 3650):
         kept = expired(memory, later(10 * 86400, wall_jumps_by=jump), 86400).active

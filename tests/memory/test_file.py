@@ -18,15 +18,15 @@ from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Acknowledgement, CountedProcess, Memory, ProcessHit, Release
 from healthcheck.model import Nature, Now
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition
-from tests.examples import BOOT, GPU, WALL, fault, remembers, stands
+from tests.examples import BOOT, GPU, WALL, active_finding, fault, memory_with
 from tests.host.test_node_file import PLANTED, no_room
 
-MEMORY = remembers(
+MEMORY = memory_with(
     replace(
-        stands(fault(about={"serial": "165"}, rule="xid.csv:79", escalates=False), seq=41),
+        active_finding(fault(about={"serial": "165"}, rule="xid.csv:79", escalates=False), seq=41),
         processes=(CountedProcess("7 a, b", 1.5), CountedProcess("", 2.000001)),
     ),
-    stands(fault("GpuCountLow", subject="node"), Nature.LEVEL, check="gpu-count", boot_id="the boot before"),
+    active_finding(fault("GpuCountLow", subject="node"), Nature.LEVEL, check="gpu-count", boot_id="the boot before"),
     cursor=2**40,
     driver_loaded_at=17.25,
     instance_type="p5.48xlarge",
@@ -85,7 +85,7 @@ def test_an_empty_memory_is_read_back_too(file: MemoryFile) -> None:
 
 
 def test_a_write_replaces_the_file_without_leftovers(file: MemoryFile) -> None:
-    file.write(remembers())
+    file.write(memory_with())
     with file.path.open("rb") as reader:
         file.write(MEMORY)
         seen_by_a_reader = json.loads(reader.read().splitlines()[1])
@@ -99,14 +99,14 @@ def test_a_write_that_was_cut_short_leaves_the_old_memory(file: MemoryFile) -> N
     file.path.with_suffix(".new").write_bytes(b'{"schema": 1, "mach')  # as a crash before the rename leaves it
 
     assert file.read() == MEMORY
-    file.write(remembers())
-    assert file.read() == remembers()
+    file.write(memory_with())
+    assert file.read() == memory_with()
 
 
 def test_a_disk_that_is_full_leaves_the_old_memory(file: MemoryFile) -> None:
     file.write(MEMORY)
     with no_room(), pytest.raises(MemoryFileError, match=r"memory\.json: File too large"):
-        file.write(remembers())
+        file.write(memory_with())
 
     assert file.read() == MEMORY
 

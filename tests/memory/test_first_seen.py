@@ -20,9 +20,9 @@ from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, efa_functions, functions, gpu_function, rdma
-from tests.examples import BOOT, MACHINE, NOW, WALL, fault, remembers, stands
+from tests.examples import BOOT, MACHINE, NOW, WALL, active_finding, fault, memory_with
 
-BLIND = Unobserved(UnobservedCause.named("ProbeFailed"), "Permission denied")
+UNOBSERVED = Unobserved(UnobservedCause.named("ProbeFailed"), "Permission denied")
 PLACES = {address: GpuPosition(index // 4, "0000:50:00.0") for index, address in enumerate(ADDRESSES)}
 PLACED = tuple(gpu_function(gpu, numa_node=place.numa_node, switch=place.switch) for gpu, place in PLACES.items())
 LOW = fault("GpuCountLow", Severity.REBOOT, "node", flickers=True)
@@ -51,11 +51,11 @@ def test_the_count_of_efa_devices_is_only_ever_raised(now: int, known: int) -> N
 def test_the_count_of_gpus_is_only_ever_raised_and_knows_no_address(now: int, known: int) -> None:
     elsewhere = functions(*(f"0001:{bus:02x}:00.0" for bus in range(now)), driver="vfio-pci")
 
-    assert first_seen(KNOWN, seen(elsewhere, 32)).gpus == first_seen(KNOWN, seen(elsewhere, BLIND)).gpus == known
+    assert first_seen(KNOWN, seen(elsewhere, 32)).gpus == first_seen(KNOWN, seen(elsewhere, UNOBSERVED)).gpus == known
 
 
 def test_a_machine_of_another_instance_type_has_had_nothing_yet() -> None:
-    memory = replace(remembers(first=KNOWN), instance_type="ml.p5.48xlarge")
+    memory = replace(memory_with(first=KNOWN), instance_type="ml.p5.48xlarge")
 
     def after(instance_type: str) -> int | None:
         evidence = seen(functions(ADDRESSES[0]), 0)
@@ -70,7 +70,7 @@ def test_of_an_earlier_version_each_gpu_that_it_met_counts_once() -> None:
     places = {address: GpuPosition(0, "") for address in (*gpus, *moved)}
 
     def read(known: dict[str, dict[str, str]], places: dict[str, GpuPosition]) -> int | None:
-        written = dump(remembers(first=EarlierHardware(32, places, 0), gpus=known)).split(b"\n")[1]
+        written = dump(memory_with(first=EarlierHardware(32, places, 0), gpus=known)).split(b"\n")[1]
         without = written.replace(b', "gpus": 0', b"")
         head = json.dumps({"schema": 2, "sha256": hashlib.sha256(without).hexdigest()}).encode()
         return parse(head + b"\n" + without + b"\n").first.gpus
@@ -93,7 +93,7 @@ def test_a_place_of_which_the_kernel_says_nothing_is_learned_when_it_does() -> N
     assert first_seen(unplaced, seen(PLACED, 0)).places == KNOWN.places
 
 
-@pytest.mark.parametrize("evidence", [seen(BLIND, 40), Evidence({}), Evidence({RDMA: rdma(40)})])
+@pytest.mark.parametrize("evidence", [seen(UNOBSERVED, 40), Evidence({}), Evidence({RDMA: rdma(40)})])
 def test_a_look_that_did_not_count_tells_nothing(evidence: Evidence) -> None:
     assert first_seen(KNOWN, evidence) == KNOWN
     assert first_seen(EarlierHardware(), evidence) == EarlierHardware()
@@ -106,14 +106,14 @@ def test_it_stays_small() -> None:
 
 
 def test_it_outlives_the_boot_and_not_the_machine() -> None:
-    memory = remembers(first=KNOWN)
+    memory = memory_with(first=KNOWN)
 
     assert begin(memory, MACHINE, BOOT, NOW).first == begin(memory, MACHINE, "another boot", NOW).first == KNOWN
     assert begin(memory, "another machine", "another boot", NOW).first == EarlierHardware()
 
 
 def test_other_hardware_under_the_same_name_has_had_nothing_yet() -> None:
-    memory = remembers(first=KNOWN, gpus={ADDRESSES[0]: {"serial": "1"}})
+    memory = memory_with(first=KNOWN, gpus={ADDRESSES[0]: {"serial": "1"}})
 
     def answers(serial: str) -> EarlierHardware:
         return gpus_answered(memory, [Gpu(0, 0, ADDRESSES[0], serial=serial)], 0.0, NOW).first
@@ -122,8 +122,8 @@ def test_other_hardware_under_the_same_name_has_had_nothing_yet() -> None:
 
 
 def test_a_release_accepts_the_smaller_count_and_only_where_it_names_the_finding() -> None:
-    missing = stands(replace(LOW, source=ONCE_HAD), Nature.LEVEL, check="gpu-count")
-    memory = replace(remembers(missing), first=KNOWN)
+    missing = active_finding(replace(LOW, source=ONCE_HAD), Nature.LEVEL, check="gpu-count")
+    memory = replace(memory_with(missing), first=KNOWN)
 
     def released(reason: str, standing: ActiveFinding = missing) -> Memory:
         rows = (Acknowledgement(reason, "node", BOOT, None, WALL - timedelta(hours=1)),)
@@ -134,7 +134,7 @@ def test_a_release_accepts_the_smaller_count_and_only_where_it_names_the_finding
     assert first_seen(accepted.first, seen(functions(*ADDRESSES[:7]), 32)).gpus == 7
     assert (released("Xid79").active, released("Xid79").first) == ((missing,), KNOWN)
     # A fault against PCI or the profile recurs at once, and so never ends.
-    by_profile = stands(LOW, Nature.LEVEL, check="gpu-count")
+    by_profile = active_finding(LOW, Nature.LEVEL, check="gpu-count")
     assert (released("GpuCountLow", by_profile).active, released("GpuCountLow", by_profile).first) == (
         (by_profile,),
         KNOWN,

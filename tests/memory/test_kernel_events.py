@@ -21,7 +21,7 @@ from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import functions
-from tests.examples import GPU, MONOTONIC, NOW, WALL, fault, later, remembers
+from tests.examples import GPU, MONOTONIC, NOW, WALL, fault, later, memory_with
 
 MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity)
 OTHER = "gpu/0000:64:00.0"
@@ -57,12 +57,12 @@ class TestCleanup:
         return line("Xid45", severity, at, **more)
 
     def test_alone_it_is_watched(self) -> None:
-        assert observed(reads(remembers(), self.cleanup())) == [("Xid45", 1)]
+        assert observed(reads(memory_with(), self.cleanup())) == [("Xid45", 1)]
 
     @pytest.mark.parametrize("other", [line("Xid48", RESET, 5), line("Xid31", MONITOR, 5), line("Xid43", None, 5)])
     @pytest.mark.parametrize("cleanup_at", [4.0, 6.0, -54.0, 64.0])
     def test_with_another_xid_it_is_a_consequence(self, other: KernelEvent, cleanup_at: float) -> None:
-        after = reads(remembers(), *sorted([other, self.cleanup(cleanup_at)], key=lambda event: event.at), after=70)
+        after = reads(memory_with(), *sorted([other, self.cleanup(cleanup_at)], key=lambda event: event.at), after=70)
 
         assert "Xid45" not in [finding.finding.reason for finding in after.active]
 
@@ -70,39 +70,39 @@ class TestCleanup:
     def test_further_away_it_stands_for_itself(self, cleanup_at: float) -> None:
         lines = sorted([line("Xid48", RESET, 5), self.cleanup(cleanup_at)], key=lambda event: event.at)
 
-        assert set(observed(reads(remembers(), *lines, after=70))) == {("Xid48", 1), ("Xid45", 1)}
+        assert set(observed(reads(memory_with(), *lines, after=70))) == {("Xid48", 1), ("Xid45", 1)}
 
     def test_a_reported_finding_is_withdrawn_when_its_cause_is_found_later(self) -> None:
-        memory = reads(remembers(), self.cleanup(), self.cleanup(1.0), after=1)
+        memory = reads(memory_with(), self.cleanup(), self.cleanup(1.0), after=1)
         assert observed(memory) == [("Xid45", 2)]
 
         assert observed(reads(memory, line("Xid79", REBOOT, 20), after=20)) == [("Xid79", 1)]
 
     def test_what_stood_alone_for_long_is_not_withdrawn(self) -> None:
-        memory = reads(remembers(), self.cleanup(), self.cleanup(300.0), after=300)
+        memory = reads(memory_with(), self.cleanup(), self.cleanup(300.0), after=300)
 
         assert observed(reads(memory, line("Xid79", REBOOT, 310), after=310)) == [("Xid79", 1), ("Xid45", 2)]
 
     def test_another_gpus_xid_explains_nothing(self) -> None:
-        after = reads(remembers(), line("Xid48", RESET, subject=OTHER), self.cleanup(1.0), after=1)
+        after = reads(memory_with(), line("Xid48", RESET, subject=OTHER), self.cleanup(1.0), after=1)
 
         assert set(observed(after)) == {("Xid48", 1), ("Xid45", 1)}
 
     def test_a_mig_instance_is_a_part_of_its_gpu(self) -> None:
-        after = reads(remembers(), line("Xid94", MONITOR, subject=f"{GPU}/gi5"), self.cleanup(1.0), after=1)
+        after = reads(memory_with(), line("Xid94", MONITOR, subject=f"{GPU}/gi5"), self.cleanup(1.0), after=1)
 
         assert observed(after) == [("Xid94", 1)]
 
     def test_what_the_driver_itself_calls_a_consequence_is_one(self) -> None:
-        assert observed(reads(remembers(), self.cleanup(follows=True))) == []
+        assert observed(reads(memory_with(), self.cleanup(follows=True))) == []
 
     def test_where_a_cluster_made_it_worse_it_counts(self) -> None:
-        after = reads(remembers(), line("Xid48", RESET), self.cleanup(1.0, RESET, follows=True), after=1)
+        after = reads(memory_with(), line("Xid48", RESET), self.cleanup(1.0, RESET, follows=True), after=1)
 
         assert set(observed(after)) == {("Xid48", 1), ("Xid45", 1)}
 
     def test_a_storm_of_it_is_one_finding_with_a_count(self) -> None:
-        after = reads(remembers(), *(self.cleanup(number / 100) for number in range(3000)), after=30)
+        after = reads(memory_with(), *(self.cleanup(number / 100) for number in range(3000)), after=30)
 
         assert observed(after) == [("Xid45", 3000)]
 
@@ -118,22 +118,22 @@ class TestRecovery:
             line("Xid154", None, 79, recovery_action=0),
         ]
 
-        assert observed(reads(remembers(), *lines, after=80)) == [("Xid13", 1)]
+        assert observed(reads(memory_with(), *lines, after=80)) == [("Xid13", 1)]
 
     def test_what_comes_after_it_stands(self) -> None:
         lines = [line("Xid154", None, 9, recovery_action=0), line("Xid95", RESET, 9.5)]
 
-        assert observed(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
+        assert observed(reads(memory_with(), *lines, after=10)) == [("Xid95", 1)]
 
     def test_a_reboot_that_is_needed_for_another_reason_stays(self) -> None:
         lines = [line("Xid79", REBOOT), line("Xid154", REBOOT, 0.1), line("Xid154", None, 9, recovery_action=0)]
 
-        assert observed(reads(remembers(), *lines, after=10)) == [("Xid79", 1)]
+        assert observed(reads(memory_with(), *lines, after=10)) == [("Xid79", 1)]
 
     def test_of_another_gpu_it_ends_nothing(self) -> None:
         lines = [line("Xid95", RESET), line("Xid154", None, 9, subject=OTHER, recovery_action=0)]
 
-        assert observed(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
+        assert observed(reads(memory_with(), *lines, after=10)) == [("Xid95", 1)]
 
 
 class TestAPendingActionByTheText:
@@ -143,7 +143,7 @@ class TestAPendingActionByTheText:
     TO_RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
 
     def failed(self) -> Memory:
-        memory = gpus_answered(remembers(), [self.gpu(0)], MONOTONIC - 100, later(-100))
+        memory = gpus_answered(memory_with(), [self.gpu(0)], MONOTONIC - 100, later(-100))
         for seq, (code, text) in enumerate(((62, "0x1 0x2"), (154, self.TO_RESET)), 1):
             record = Record(seq, MONOTONIC + seq, 0, f"NVRM: Xid (PCI:{self.ADDRESS}): {code}, pid=1, name=x, {text}")
             outcomes = judge((XID,), Evidence({RING: (record,)}), Expectation())
@@ -208,7 +208,7 @@ class TestRepeats:
 
     @pytest.mark.parametrize("reason", ["Xid13", "Xid31"])
     def test_the_third_process_makes_it_the_hardwares_fault(self, reason: str) -> None:
-        two = reads(remembers(), self.hit(1, reason), self.hit(2, reason), after=2)
+        two = reads(memory_with(), self.hit(1, reason), self.hit(2, reason), after=2)
         assert observed(two) == [(reason, 2)]
 
         three = reads(two, self.hit(3, reason), after=3)
@@ -218,22 +218,22 @@ class TestRepeats:
         assert "quarantine" in repeated.finding.detail
 
     def test_the_same_process_over_and_over_is_a_bug_of_its_own(self) -> None:
-        after = reads(remembers(), *(self.hit(number, process="7 python") for number in range(500)), after=500)
+        after = reads(memory_with(), *(self.hit(number, process="7 python") for number in range(500)), after=500)
 
         assert observed(after) == [("Xid13", 500)]
 
     def test_processes_without_a_name_are_indistinguishable(self) -> None:
-        after = reads(remembers(), *(self.hit(number, process="") for number in range(9)), after=9)
+        after = reads(memory_with(), *(self.hit(number, process="") for number in range(9)), after=9)
 
         assert observed(after) == [("Xid13", 9)]
 
     def test_on_several_tpcs_it_is_the_programs(self) -> None:
-        after = reads(remembers(), *(self.hit(number, place=f"GPC 0, TPC {number}") for number in range(9)), after=9)
+        after = reads(memory_with(), *(self.hit(number, place=f"GPC 0, TPC {number}") for number in range(9)), after=9)
 
         assert observed(after) == [("Xid13", 9)]
 
     def test_without_a_place_it_is_not_on_one_tpc(self) -> None:
-        after = reads(remembers(), *(self.hit(number, place="") for number in range(9)), after=9)
+        after = reads(memory_with(), *(self.hit(number, place="") for number in range(9)), after=9)
 
         assert observed(after) == [("Xid13", 9)]
 
@@ -267,24 +267,24 @@ class TestRepeats:
                 records.append(record)
         outcomes = judge((XID,), Evidence({RING: tuple(records)}), Expectation())
 
-        memory = after_kernel_log(remembers(), outcomes, later(80))
+        memory = after_kernel_log(memory_with(), outcomes, later(80))
 
         assert {finding.finding.reason for finding in memory.active} == expected
 
     def test_on_two_gpus_it_is_the_programs(self) -> None:
         lines = [self.hit(0, subject=OTHER), *(self.hit(number) for number in range(1, 9))]
 
-        assert {reason for reason, _ in observed(reads(remembers(), *lines, after=9))} == {"Xid13"}
+        assert {reason for reason, _ in observed(reads(memory_with(), *lines, after=9))} == {"Xid13"}
 
     def test_what_is_a_day_ago_counts_no_more(self) -> None:
-        memory = reads(remembers(), self.hit(1), self.hit(2), after=2)
+        memory = reads(memory_with(), self.hit(1), self.hit(2), after=2)
 
         assert observed(reads(memory, self.hit(86403), after=86403)) == [("Xid13", 3)]
 
     def test_what_is_remembered_of_them_is_bounded(self) -> None:
         lines = [self.hit(number, subject=f"gpu/0000:{number % 200:02x}:00.0") for number in range(4000)]
 
-        memory = reads(remembers(), *lines, after=4000)
+        memory = reads(memory_with(), *lines, after=4000)
 
         assert len(memory.hits) == 64
         assert max(len(hits) for hits in memory.hits.values()) <= 16
@@ -302,22 +302,22 @@ class TestAGpuThatTheDriverCouldNotTake:
 
     def test_a_load_that_reports_it_ends_nothing(self) -> None:
         """A BAR is read while the GPUs are probed, one after the other; the sum of failures stands before the end."""
-        memory = reads(remembers(), self.failed(0, GPU), self.failed(8), self.loaded(8.5), after=9)
+        memory = reads(memory_with(), self.failed(0, GPU), self.failed(8), self.loaded(8.5), after=9)
 
         assert observed(memory) == [("GpuInitFailed", 1), ("GpuInitFailed", 1)]
 
     def test_a_later_load_without_a_failure_ends_it(self) -> None:
-        memory = reads(remembers(), self.failed(0, GPU), self.failed(8), self.loaded(8.5), after=9)
+        memory = reads(memory_with(), self.failed(0, GPU), self.failed(8), self.loaded(8.5), after=9)
 
         assert observed(reads(memory, self.loaded(600), after=600)) == []
 
     def test_a_later_load_with_the_same_failure_does_not(self) -> None:
-        memory = reads(remembers(), self.failed(8), self.loaded(8.5), after=9)
+        memory = reads(memory_with(), self.failed(8), self.loaded(8.5), after=9)
 
         assert observed(reads(memory, self.failed(600), self.loaded(600.2), after=601)) == [("GpuInitFailed", 2)]
 
     def test_a_load_ends_no_failure_to_start_a_gpu_that_was_taken(self) -> None:
-        memory = reads(remembers(), line("GpuInitFailed", RESET, 0), self.loaded(600), after=600)
+        memory = reads(memory_with(), line("GpuInitFailed", RESET, 0), self.loaded(600), after=600)
 
         assert observed(memory) == [("GpuInitFailed", 1)]
 
@@ -326,7 +326,7 @@ class TestAGpuThatTheDriverCouldNotTake:
         [("nvidia", 0, True), ("vfio-pci", 15, True), ("", 15, False), ("nvidia", 15, False)],
     )
     def test_a_look_at_which_every_gpu_of_the_driver_answers_ends_it(self, driver: str, error: int, ends: bool) -> None:
-        memory = reads(remembers(), self.failed(0), after=1)
+        memory = reads(memory_with(), self.failed(0), after=1)
         seen = Evidence({FUNCTIONS: (*functions(ADDRESS), *functions("0000:64:00.0", driver=driver))})
         gpus = [Gpu(0, 0, ADDRESS), Gpu(1, error, "0000:64:00.0")]
 
@@ -339,46 +339,46 @@ class TestWhatIsNoFault:
     def test_the_drivers_load_is_remembered(self) -> None:
         loads = line("DriverLoaded", None, 3, subject="driver", driver_loaded=True)
 
-        assert reads(remembers(), loads, after=3).driver_loaded_at == MONOTONIC + 3
+        assert reads(memory_with(), loads, after=3).driver_loaded_at == MONOTONIC + 3
 
     def test_the_uuid_that_the_driver_tells_names_the_finding(self) -> None:
-        memory = reads(remembers(), line("GpuNamed", None, 1, uuid="GPU-7"), line("Xid79", REBOOT, 2), after=2)
+        memory = reads(memory_with(), line("GpuNamed", None, 1, uuid="GPU-7"), line("Xid79", REBOOT, 2), after=2)
 
         assert memory.active[0].finding.about == {"uuid": "GPU-7"}
 
     def test_a_uuid_that_nvml_reports_too_removes_nothing(self) -> None:
         about = {"index": "3", "uuid": "GPU-7", "serial": "165"}
 
-        assert reads(remembers(gpus={ADDRESS: about}), line("GpuNamed", None, uuid="GPU-7")).gpus == {ADDRESS: about}
+        assert reads(memory_with(gpus={ADDRESS: about}), line("GpuNamed", None, uuid="GPU-7")).gpus == {ADDRESS: about}
 
     def test_another_uuid_is_another_gpu(self) -> None:
         about = {"index": "3", "uuid": "GPU-7", "serial": "165"}
 
-        after = reads(remembers(gpus={ADDRESS: about}), line("GpuNamed", None, uuid="GPU-8"))
+        after = reads(memory_with(gpus={ADDRESS: about}), line("GpuNamed", None, uuid="GPU-8"))
 
         assert after.gpus == {ADDRESS: {"uuid": "GPU-8"}}
 
     def test_an_ignored_code_stands_nowhere(self) -> None:
-        assert observed(reads(remembers(), line("Xid43", None))) == []
+        assert observed(reads(memory_with(), line("Xid43", None))) == []
 
 
 def test_records_of_several_checks_are_taken_in_the_logs_order() -> None:
     loads = Outcome("driver-messages", "0", events=(line("Xid154", None, 5, recovery_action=0),))
     fault_before = Outcome("xid", "0", events=(line("Xid95", RESET, 1), line("Xid62", RESET, 6)))
 
-    assert observed(after_kernel_log(remembers(), [loads, fault_before], later(6))) == [("Xid62", 1)]
+    assert observed(after_kernel_log(memory_with(), [loads, fault_before], later(6))) == [("Xid62", 1)]
 
 
 def test_a_flood_of_many_faults_is_bounded_and_keeps_the_worst() -> None:
     lines = [line(f"Xid{number}", MONITOR, number / 1000, f"gpu/{number:04x}:00:00.0") for number in range(1000)]
 
-    memory = reads(remembers(), *lines, line("Xid79", REBOOT, 2), after=3)
+    memory = reads(memory_with(), *lines, line("Xid79", REBOOT, 2), after=3)
 
     assert (len(memory.active), memory.active[0].finding.reason) == (512, "Xid79")
 
 
 def test_nothing_read_changes_nothing() -> None:
-    memory = remembers()
+    memory = memory_with()
 
     assert after_kernel_log(memory, [Outcome("xid", "0")], NOW) is memory
     assert fault() not in [finding.finding for finding in memory.active]
@@ -387,7 +387,7 @@ def test_nothing_read_changes_nothing() -> None:
 def test_what_hit_a_deep_test_is_no_sign_of_anything() -> None:
     """It is no fault, no cause of another fault, and no part of a joint one."""
     of_tests = [line("Xid13", None, at, process=f"{at} nvvs", place="GPC 1", of_a_test=True) for at in range(5)]
-    after = reads(remembers(), *of_tests, line("Xid45", MONITOR, 5), after=10)
+    after = reads(memory_with(), *of_tests, line("Xid45", MONITOR, 5), after=10)
 
     assert observed(after) == [("Xid45", 1)]
     assert (after.hits, list(after.last_xid)) == ({}, [])

@@ -24,19 +24,19 @@ from healthcheck.memory.reason_names import SLOWER_THAN_SIBLINGS
 from healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
 from healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import (
-    BLIND,
     BOOT,
     GPU,
     MACHINE,
     MONOTONIC,
     NOW,
+    UNOBSERVED,
     WALL,
+    active_finding,
     fault,
     kernel_event,
     later,
-    remembers,
-    says,
-    stands,
+    memory_with,
+    outcome_with,
 )
 
 MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity)
@@ -63,81 +63,85 @@ def read(findings: Iterable[Finding]) -> list[Outcome]:
 
 class TestLevels:
     def test_a_level_stands_from_the_first_look_that_shows_it(self) -> None:
-        after = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
+        after = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
-        assert after.active == (stands(LOST, Nature.LEVEL, check="gpu-count"),)
+        assert after.active == (active_finding(LOST, Nature.LEVEL, check="gpu-count"),)
 
     def test_a_level_leaves_when_a_look_shows_it_gone(self) -> None:
-        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
-        assert reasons(after_cycle(before, JudgedCycle([says()]), later(10))) == []
+        assert reasons(after_cycle(before, JudgedCycle([outcome_with()]), later(10))) == []
 
     def test_a_level_stays_while_nobody_could_look(self) -> None:
-        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
-        assert after_cycle(before, JudgedCycle([says(blind=BLIND)]), later(10)) == before
+        assert after_cycle(before, JudgedCycle([outcome_with(unobserved=UNOBSERVED)]), later(10)) == before
 
     def test_a_level_stays_when_its_check_saw_only_a_part(self) -> None:
-        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
         other = fault("GpuLost", subject="gpu/0000:64:00.0", detail="NVML error 15")
 
-        after = after_cycle(before, JudgedCycle([says(other, blind=BLIND)]), later(10))
+        after = after_cycle(before, JudgedCycle([outcome_with(other, unobserved=UNOBSERVED)]), later(10))
 
         assert sorted(finding.finding.subject for finding in after.active) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
 
     def test_a_level_stays_active_while_only_its_fault_is_unobserved(self) -> None:
-        before = after_cycle(remembers(), JudgedCycle([says(LOST), says(PENDING, check="row-remap")]), NOW)
+        before = after_cycle(
+            memory_with(), JudgedCycle([outcome_with(LOST), outcome_with(PENDING, check="row-remap")]), NOW
+        )
         untold = (TooEarly("not told in MIG mode", LOST.subject, ("GpuLost",)),)
 
         after = after_cycle(
-            before, JudgedCycle([says(too_early=untold), says(check="row-remap", too_early=untold)]), later(10)
+            before,
+            JudgedCycle([outcome_with(too_early=untold), outcome_with(check="row-remap", too_early=untold)]),
+            later(10),
         )
 
         assert reasons(after) == ["GpuLost"]
 
     def test_a_gpu_that_no_driver_has_is_seen_on_pci_whether_it_answers_or_not(self) -> None:
         unbound = fault("GpuUnbound", MONITOR)
-        known = remembers(gpus={"0000:53:00.0": {"index": "0"}})
-        before = after_cycle(known, JudgedCycle([says(unbound), says(LOST)]), NOW)
+        known = memory_with(gpus={"0000:53:00.0": {"index": "0"}})
+        before = after_cycle(known, JudgedCycle([outcome_with(unbound), outcome_with(LOST)]), NOW)
 
-        assert reasons(after_cycle(before, JudgedCycle([says()]), later(10))) == ["GpuLost"]
+        assert reasons(after_cycle(before, JudgedCycle([outcome_with()]), later(10))) == ["GpuLost"]
 
     def test_another_checks_look_ends_nothing(self) -> None:
-        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
-        assert reasons(after_cycle(before, JudgedCycle([says(check="efa-count")]), later(10))) == ["GpuLost"]
+        assert reasons(after_cycle(before, JudgedCycle([outcome_with(check="efa-count")]), later(10))) == ["GpuLost"]
 
     def test_a_level_seen_again_keeps_when_it_was_first_seen(self) -> None:
-        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
-        (again,) = after_cycle(before, JudgedCycle([says(LOST)]), later(300)).active
+        (again,) = after_cycle(before, JudgedCycle([outcome_with(LOST)]), later(300)).active
 
         assert (again.first_seen, again.last_seen) == (WALL, WALL + timedelta(seconds=300))
 
     def test_a_level_that_comes_back_is_a_new_one(self) -> None:
-        memory = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
-        memory = after_cycle(memory, JudgedCycle([says()]), later(10))
+        memory = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
+        memory = after_cycle(memory, JudgedCycle([outcome_with()]), later(10))
 
-        (again,) = after_cycle(memory, JudgedCycle([says(LOST)]), later(20)).active
+        (again,) = after_cycle(memory, JudgedCycle([outcome_with(LOST)]), later(20)).active
 
         assert again.first_seen == WALL + timedelta(seconds=20)
 
     def test_a_level_survives_a_reboot_until_a_look_shows_it_gone(self) -> None:
-        before = after_cycle(remembers(), JudgedCycle([says(LOST)]), NOW)
+        before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
         rebooted = begin(before, MACHINE, "another boot", NOW)
 
         assert reasons(rebooted) == ["GpuLost"]
-        assert reasons(after_cycle(rebooted, JudgedCycle([says()]), later(200))) == []
+        assert reasons(after_cycle(rebooted, JudgedCycle([outcome_with()]), later(200))) == []
 
     def test_a_level_never_leaves_by_time(self) -> None:
         minor = fault("EfaBelowProfile", MONITOR, "node")
-        before = remembers(stands(minor, Nature.LEVEL))
+        before = memory_with(active_finding(minor, Nature.LEVEL))
 
         assert expired(before, later(30 * DAY), DAY) == before
 
     def test_a_check_that_nobody_runs_takes_its_levels_with_it_but_not_its_events(self) -> None:
-        before = remembers(stands(fault()), stands(LOW, Nature.LEVEL, check="gpu-count"))
+        before = memory_with(active_finding(fault()), active_finding(LOW, Nature.LEVEL, check="gpu-count"))
 
         assert reasons(without_checks(before, ["efa-count"])) == ["Xid79"]
         assert without_checks(before, ["gpu-count"]) == before
@@ -145,98 +149,102 @@ class TestLevels:
 
 class TestAFaultThatTheLogReportsToo:
     def test_what_a_look_shows_of_it_is_the_same_event_and_leaves_by_the_events_exit(self) -> None:
-        logged = stands(fault("GpuInitFailed", RESET), seq=7)
-        shown = says(fault("GpuInitFailed", RESET, flickers=True))
+        logged = active_finding(fault("GpuInitFailed", RESET), seq=7)
+        shown = outcome_with(fault("GpuInitFailed", RESET, flickers=True))
 
-        memory = after_cycle(remembers(logged), JudgedCycle([shown]), later(10))
-        assert memory.active == after_cycle(memory, JudgedCycle([says()]), later(20)).active == (logged,)
+        memory = after_cycle(memory_with(logged), JudgedCycle([shown]), later(10))
+        assert memory.active == after_cycle(memory, JudgedCycle([outcome_with()]), later(20)).active == (logged,)
 
     def test_where_a_look_shows_it_worse_it_is_a_level(self) -> None:
-        logged = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
-        shown = says(fault("DriverLibraryMismatch", RESET, "driver"))
+        logged = active_finding(fault("DriverLibraryMismatch", MONITOR, "driver"))
+        shown = outcome_with(fault("DriverLibraryMismatch", RESET, "driver"))
 
-        memory = after_cycle(remembers(logged), JudgedCycle([shown]), later(10))
+        memory = after_cycle(memory_with(logged), JudgedCycle([shown]), later(10))
         assert [(finding.nature, finding.finding.severity, finding.first_seen) for finding in memory.active] == [
             (Nature.LEVEL, RESET, WALL)
         ]
-        assert after_cycle(memory, JudgedCycle([says()]), later(20)).active == ()
+        assert after_cycle(memory, JudgedCycle([outcome_with()]), later(20)).active == ()
 
 
 class TestFlickering:
     def test_it_counts_only_after_three_more_looks_saw_it(self) -> None:
-        memory, shown = remembers(), []
+        memory, shown = memory_with(), []
 
         for look in range(6):
-            memory = after_cycle(memory, JudgedCycle([says(LOW)]), later(10.0 * look))
+            memory = after_cycle(memory, JudgedCycle([outcome_with(LOW)]), later(10.0 * look))
             shown.append((reasons(memory), bool(memory.suspects)))
 
         assert CYCLES_TO_CONFIRM == 4
         assert shown == [([], True)] * 3 + [(["GpuCountLow"], False)] * 3
 
     def test_one_good_look_begins_the_count_anew(self) -> None:
-        memory = remembers()
+        memory = memory_with()
         for _ in range(3):
-            memory = after_cycle(memory, JudgedCycle([says(LOW)]), NOW)
+            memory = after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)
 
-        memory = after_cycle(memory, JudgedCycle([says()]), NOW)
+        memory = after_cycle(memory, JudgedCycle([outcome_with()]), NOW)
         assert memory.suspects == {}
 
-        assert reasons(after_cycle(memory, JudgedCycle([says(LOW)]), NOW)) == []
+        assert reasons(after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)) == []
 
     def test_a_look_that_could_not_look_neither_counts_nor_forgets(self) -> None:
-        memory = remembers()
+        memory = memory_with()
         for _ in range(3):
-            memory = after_cycle(memory, JudgedCycle([says(LOW)]), NOW)
-            memory = after_cycle(memory, JudgedCycle([says(blind=BLIND)]), NOW)
+            memory = after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)
+            memory = after_cycle(memory, JudgedCycle([outcome_with(unobserved=UNOBSERVED)]), NOW)
 
         assert reasons(memory) == []
-        assert reasons(after_cycle(memory, JudgedCycle([says(LOW)]), NOW)) == ["GpuCountLow"]
+        assert reasons(after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)) == ["GpuCountLow"]
 
     def test_what_can_no_longer_be_looked_at_is_not_waited_for(self) -> None:
-        memory, blind = remembers(), []
+        memory, blind = memory_with(), []
         for look in range(2 + MOST_UNOBSERVED_CYCLES):
             memory = after_cycle(
-                memory, JudgedCycle([says(LOW) if look < 2 else says(blind=BLIND)]), later(10.0 * look)
+                memory,
+                JudgedCycle([outcome_with(LOW) if look < 2 else outcome_with(unobserved=UNOBSERVED)]),
+                later(10.0 * look),
             )
             blind += [suspect.unobserved_cycles for suspect in memory.suspects.values()]
 
         assert blind == [0, 0, *range(1, MOST_UNOBSERVED_CYCLES)]
-        assert after_cycle(memory, JudgedCycle([says(LOW)]), NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
+        assert after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW).suspects == {
+            ("gpu-count", LOW_KEY): Suspect(1)
+        }
 
     def test_a_check_that_nobody_runs_takes_what_it_was_looking_at_with_it(self) -> None:
-        memory = after_cycle(remembers(), JudgedCycle([says(LOW)]), NOW)
+        memory = after_cycle(memory_with(), JudgedCycle([outcome_with(LOW)]), NOW)
 
         assert without_checks(memory, ["gpu-count"]) == memory
         assert without_checks(memory, ["efa-count"]).suspects == {}
 
     def test_once_confirmed_it_leaves_at_the_first_good_look_and_must_be_confirmed_again(self) -> None:
-        memory = remembers()
+        memory = memory_with()
         for _ in range(4):
-            memory = after_cycle(memory, JudgedCycle([says(LOW)]), NOW)
-        memory = after_cycle(memory, JudgedCycle([says()]), NOW)
+            memory = after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)
+        memory = after_cycle(memory, JudgedCycle([outcome_with()]), NOW)
 
         assert reasons(memory) == []
-        assert reasons(after_cycle(memory, JudgedCycle([says(LOW)]), NOW)) == []
+        assert reasons(after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)) == []
 
     def test_two_that_flicker_are_counted_apart(self) -> None:
         other = fault("EfaCountLow", REBOOT, "node", flickers=True)
-        memory = remembers()
+        memory = memory_with()
         for _ in range(3):
-            memory = after_cycle(memory, JudgedCycle([says(LOW), says(check="efa-count")]), NOW)
-        memory = after_cycle(memory, JudgedCycle([says(LOW), says(other, check="efa-count")]), NOW)
+            memory = after_cycle(memory, JudgedCycle([outcome_with(LOW), outcome_with(check="efa-count")]), NOW)
+        memory = after_cycle(memory, JudgedCycle([outcome_with(LOW), outcome_with(other, check="efa-count")]), NOW)
 
         assert reasons(memory) == ["GpuCountLow"]
         assert list(memory.suspects.values()) == [Suspect(1)]
 
     def test_a_reboot_forgets_what_was_being_looked_at_again(self) -> None:
-        memory = after_cycle(remembers(), JudgedCycle([says(LOW)]), NOW)
+        memory = after_cycle(memory_with(), JudgedCycle([outcome_with(LOW)]), NOW)
 
         assert begin(memory, MACHINE, "another boot", NOW).suspects == {}
 
 
 class TestEvents:
     def test_an_event_stands_with_the_time_that_its_record_has(self) -> None:
-        (finding,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).active
+        (finding,) = after_kernel_log(memory_with(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).active
 
         assert (finding.first_seen, finding.last_seen) == (WALL - timedelta(seconds=90),) * 2
         assert (finding.nature, finding.count, finding.boot_id, finding.last_at) == (
@@ -247,12 +255,12 @@ class TestEvents:
         )
 
     def test_an_event_is_never_from_the_future(self) -> None:
-        (finding,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).active
+        (finding,) = after_kernel_log(memory_with(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).active
 
         assert finding.first_seen == WALL
 
     def test_the_same_event_again_is_counted_and_keeps_its_first_time(self) -> None:
-        memory = after_kernel_log(remembers(), read([event("Xid79", REBOOT)]), NOW)
+        memory = after_kernel_log(memory_with(), read([event("Xid79", REBOOT)]), NOW)
         memory = after_kernel_log(memory, read([event("Xid79", REBOOT, MONOTONIC + 60)]), later(60))
 
         (finding,) = memory.active
@@ -262,7 +270,7 @@ class TestEvents:
         worse = event("Xid154", REBOOT, detail="to 0x2 (Node Reboot Required)")
         milder = event("Xid154", RESET, detail="to 0x1 (GPU Reset Required)")
 
-        memory = after_kernel_log(after_kernel_log(remembers(), read([worse]), NOW), read([milder]), later(5))
+        memory = after_kernel_log(after_kernel_log(memory_with(), read([worse]), NOW), read([milder]), later(5))
 
         (finding,) = memory.active
         assert (finding.finding.severity, finding.finding.detail, finding.count) == (
@@ -274,7 +282,7 @@ class TestEvents:
     def test_a_worse_event_of_the_same_reason_takes_its_place(self) -> None:
         milder, worse = event("Xid154", RESET), event("Xid154", REBOOT)
 
-        memory = after_kernel_log(after_kernel_log(remembers(), read([milder]), NOW), read([worse]), later(5))
+        memory = after_kernel_log(after_kernel_log(memory_with(), read([milder]), NOW), read([worse]), later(5))
 
         assert [finding.finding.severity for finding in memory.active] == [REBOOT]
 
@@ -286,7 +294,7 @@ class TestEvents:
             event("Xid54", ISOLATE),
         ]
 
-        memory = after_kernel_log(remembers(), read(found), NOW)
+        memory = after_kernel_log(memory_with(), read(found), NOW)
 
         assert [(finding.finding.reason, finding.finding.subject) for finding in memory.active] == [
             ("Xid54", GPU),
@@ -296,10 +304,14 @@ class TestEvents:
         ]
 
     def test_a_light_look_that_shows_nothing_clears_no_event(self) -> None:
-        memory = remembers(stands(fault()))
+        memory = memory_with(active_finding(fault()))
 
         assert (
-            after_cycle(memory, JudgedCycle([says(), says(check="xid"), says(check="driver")]), later(300)).active
+            after_cycle(
+                memory,
+                JudgedCycle([outcome_with(), outcome_with(check="xid"), outcome_with(check="driver")]),
+                later(300),
+            ).active
             == memory.active
         )
 
@@ -310,7 +322,7 @@ class TestEvents:
     def test_a_restart_ends_nothing_and_a_reboot_all_below_isolate(
         self, severity: Severity, after_restart: bool, after_reboot: bool
     ) -> None:
-        memory = remembers(stands(fault("Xid1", severity)), cursor=99, driver_loaded_at=5.0)
+        memory = memory_with(active_finding(fault("Xid1", severity)), cursor=99, driver_loaded_at=5.0)
 
         restarted, rebooted = begin(memory, MACHINE, BOOT, NOW), begin(memory, MACHINE, "another boot", NOW)
 
@@ -322,7 +334,7 @@ class TestEvents:
     def test_a_flood_of_events_is_bounded_and_keeps_the_worst(self) -> None:
         flood = [fault("Xid13", MONITOR, f"gpu/{number}", at=MONOTONIC) for number in range(2000)]
 
-        memory = after_kernel_log(remembers(), read([*flood, event("Xid79", REBOOT)]), NOW)
+        memory = after_kernel_log(memory_with(), read([*flood, event("Xid79", REBOOT)]), NOW)
 
         assert len(memory.active) == 512
         assert memory.active[0].finding.reason == "Xid79"
@@ -342,18 +354,18 @@ class TestEvents:
         ],
     )
     def test_each_finding_says_what_ends_it(self, nature: Nature, severity: Severity, words: str) -> None:
-        assert exit_words(stands(fault("Xid1", severity), nature)) == words
+        assert exit_words(active_finding(fault("Xid1", severity), nature)) == words
 
 
 class TestMachines:
     def test_another_machine_inherits_nothing(self) -> None:
-        memory = remembers(stands(fault("Xid54", ISOLATE)), stands(LOST, Nature.LEVEL), cursor=12)
+        memory = memory_with(active_finding(fault("Xid54", ISOLATE)), active_finding(LOST, Nature.LEVEL), cursor=12)
 
         assert begin(memory, "another machine", "another boot", NOW) == Memory("another machine", "another boot")
 
     @pytest.mark.parametrize(("before", "now"), [("", MACHINE), (MACHINE, ""), ("", "")])
     def test_a_machine_that_cannot_tell_its_name_is_taken_for_the_same(self, before: str, now: str) -> None:
-        memory = Memory(before, BOOT, active=(stands(fault()),))
+        memory = Memory(before, BOOT, active=(active_finding(fault()),))
 
         after = begin(memory, now, BOOT, NOW)
 
@@ -367,19 +379,19 @@ class TestTime:
     @pytest.mark.parametrize("jump", [-HOUR, 0.0, HOUR, -10 * DAY, 10 * DAY])
     @pytest.mark.parametrize(("age", "stays"), [(0.0, True), (DAY - 1, True), (DAY, False), (DAY + HOUR, False)])
     def test_a_monitor_event_passes_by_the_monotonic_clock_alone(self, age: float, stays: bool, jump: float) -> None:
-        memory = remembers(stands(fault("Xid13", MONITOR)))
+        memory = memory_with(active_finding(fault("Xid13", MONITOR)))
 
         assert bool(expired(memory, later(age, wall_jumps_by=jump), DAY).active) is stays
 
     @pytest.mark.parametrize("severity", [RESET, REBOOT, ISOLATE])
     @pytest.mark.parametrize("jump", [-HOUR, HOUR, 3650 * DAY])
     def test_nothing_worse_ever_passes_by_time(self, severity: Severity, jump: float) -> None:
-        memory = remembers(stands(fault("Xid1", severity)))
+        memory = memory_with(active_finding(fault("Xid1", severity)))
 
         assert expired(memory, later(365 * DAY, wall_jumps_by=jump), DAY) == memory
 
     def test_a_monitor_event_seen_again_lives_from_then_on(self) -> None:
-        memory = remembers(stands(fault("Xid13", MONITOR)))
+        memory = memory_with(active_finding(fault("Xid13", MONITOR)))
         memory = after_kernel_log(memory, read([event("Xid13", MONITOR, MONOTONIC + DAY - 10)]), later(DAY - 10))
 
         assert reasons(expired(memory, later(DAY + HOUR), DAY)) == ["Xid13"]
@@ -387,13 +399,13 @@ class TestTime:
 
     @pytest.mark.parametrize(("wall_age", "stays"), [(DAY - 1, True), (DAY, False), (-HOUR, True)])
     def test_a_monitor_event_of_another_boot_passes_by_the_wall_clock(self, wall_age: float, stays: bool) -> None:
-        memory = remembers(stands(fault("Xid13", MONITOR), boot_id="the boot before", at=1e9))
+        memory = memory_with(active_finding(fault("Xid13", MONITOR), boot_id="the boot before", at=1e9))
 
         assert bool(expired(memory, later(wall_age), DAY).active) is stays
 
     @pytest.mark.parametrize("jump", [-HOUR, HOUR])
     def test_a_clock_that_jumps_while_an_event_stands_leaves_its_first_time(self, jump: float) -> None:
-        memory = after_kernel_log(remembers(), read([event("Xid79", REBOOT)]), NOW)
+        memory = after_kernel_log(memory_with(), read([event("Xid79", REBOOT)]), NOW)
 
         after = after_kernel_log(memory, read([event("Xid79", REBOOT, MONOTONIC + 5)]), later(5, wall_jumps_by=jump))
 
@@ -411,9 +423,9 @@ class TestLook:
         return Gpu(0, 0, self.ADDRESS, f"GPU-{serial}", serial, **more)
 
     def test_another_gpu_in_the_place_of_one_that_failed_is_judged_for_itself(self) -> None:
-        known = after_cycle(remembers(stands(fault("Xid54", ISOLATE))), JudgedCycle([], [self.gpu("1")]), NOW)
+        known = after_cycle(memory_with(active_finding(fault("Xid54", ISOLATE))), JudgedCycle([], [self.gpu("1")]), NOW)
 
-        after = after_cycle(known, JudgedCycle([says(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
+        after = after_cycle(known, JudgedCycle([outcome_with(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
 
         assert [(finding.finding.reason, finding.finding.about["serial"]) for finding in after.active] == [
             ("GpuLost", "2")
@@ -421,36 +433,36 @@ class TestLook:
 
     @pytest.mark.parametrize(("answers", "left"), [(True, []), (False, ["GpuLost"])])
     def test_a_gpu_that_answers_no_more_takes_no_fault_with_it(self, answers: bool, left: list[str]) -> None:
-        before = after_cycle(remembers(), JudgedCycle([says(LOST)], [self.gpu()]), NOW)
+        before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)], [self.gpu()]), NOW)
 
-        look = JudgedCycle([says()], [self.gpu()] if answers else [], MONOTONIC + 10)
+        look = JudgedCycle([outcome_with()], [self.gpu()] if answers else [], MONOTONIC + 10)
 
         assert reasons(after_cycle(before, look, later(10))) == left
 
     @pytest.mark.parametrize(("age", "left"), [(DAY - 1, ["Xid13"]), (DAY, [])])
     def test_time_ends_what_only_time_ends(self, age: float, left: list[str]) -> None:
-        before = remembers(stands(fault("Xid13", MONITOR)))
+        before = memory_with(active_finding(fault("Xid13", MONITOR)))
 
-        after = after_cycle(before, JudgedCycle([says()]), later(age), MemoryRules(monitor_ttl_seconds=DAY))
+        after = after_cycle(before, JudgedCycle([outcome_with()]), later(age), MemoryRules(monitor_ttl_seconds=DAY))
 
         assert reasons(after) == left
 
     def test_it_remembers_what_the_node_was_taken_for(self) -> None:
         assert (
-            after_cycle(remembers(), JudgedCycle([], instance_type="p5.48xlarge"), NOW).instance_type == "p5.48xlarge"
+            after_cycle(memory_with(), JudgedCycle([], instance_type="p5.48xlarge"), NOW).instance_type == "p5.48xlarge"
         )
 
 
 def test_a_slow_gpu_that_is_idle_stays_for_a_day_and_ends_when_it_is_equal() -> None:
     slow = fault(SLOWER_THAN_SIBLINGS, Severity.MONITOR)
-    idle = says(check="gpu-siblings", too_early=(TooEarly("idle", slow.subject),))
+    idle = outcome_with(check="gpu-siblings", too_early=(TooEarly("idle", slow.subject),))
     rules = MemoryRules(monitor_ttl_seconds=86_400)
-    memory = after_cycle(remembers(), JudgedCycle([says(slow, check="gpu-siblings")]), NOW, rules)
+    memory = after_cycle(memory_with(), JudgedCycle([outcome_with(slow, check="gpu-siblings")]), NOW, rules)
 
     kept = after_cycle(memory, JudgedCycle([idle]), later(86_000), rules)
-    again = after_cycle(kept, JudgedCycle([says(slow, check="gpu-siblings")]), later(86_300), rules)
+    again = after_cycle(kept, JudgedCycle([outcome_with(slow, check="gpu-siblings")]), later(86_300), rules)
 
     assert [finding.last_seen for finding in kept.active] == [NOW.wall]
     assert after_cycle(kept, JudgedCycle([idle]), later(86_400), rules).active == ()
     assert after_cycle(again, JudgedCycle([idle]), later(100_000), rules).active != ()
-    assert after_cycle(kept, JudgedCycle([says(check="gpu-siblings")]), later(86_100), rules).active == ()
+    assert after_cycle(kept, JudgedCycle([outcome_with(check="gpu-siblings")]), later(86_100), rules).active == ()

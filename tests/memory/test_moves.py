@@ -9,7 +9,7 @@ from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Nature, Outcome, Severity
 from healthcheck.probes.nvml.gpus import Gpu
-from tests.examples import MACHINE, MONOTONIC, fault, kernel_event, later, remembers, stands
+from tests.examples import MACHINE, MONOTONIC, active_finding, fault, kernel_event, later, memory_with
 
 ISOLATE, RESET = Severity.ISOLATE, Severity.RESET
 A, B, C, D = "0000:53:00.0", "0000:64:00.0", "0000:75:00.0", "0000:86:00.0"
@@ -25,7 +25,7 @@ def answered(memory: Memory, *gpus: Gpu, at: float = 100.0) -> Memory:
 
 
 def known(*standing: ActiveFinding, of: tuple[Gpu, ...] = (gpu(A, "1"), gpu(B, "2"))) -> Memory:
-    return gpus_answered(remembers(*standing), of, MONOTONIC - 10, later(-10))
+    return gpus_answered(memory_with(*standing), of, MONOTONIC - 10, later(-10))
 
 
 def rebooted(memory: Memory) -> Memory:
@@ -40,7 +40,7 @@ def places(memory: Memory) -> list[tuple[str, str, str]]:
 
 
 def isolated(address: str = A, reason: str = "Xid54", part: str = "") -> ActiveFinding:
-    return stands(fault(reason, ISOLATE, f"gpu/{address}{part}"))
+    return active_finding(fault(reason, ISOLATE, f"gpu/{address}{part}"))
 
 
 class TestAfterAReboot:
@@ -114,14 +114,16 @@ class TestAfterAReboot:
 
     @pytest.mark.parametrize("nature", Nature)
     def test_a_board_in_its_place_keeps_everything(self, nature: Nature) -> None:
-        memory = known(stands(fault("RowRemapFailed", ISOLATE, f"gpu/{A}"), nature))
+        memory = known(active_finding(fault("RowRemapFailed", ISOLATE, f"gpu/{A}"), nature))
 
         assert answered(rebooted(memory), gpu(A, "1"), gpu(B, "2")).active == rebooted(memory).active
 
 
 def test_a_reset_of_another_board_in_its_place_ends_no_finding_of_a_silent_one() -> None:
     three = (gpu(A, "1"), gpu(B, "2"), gpu(C, "3"))
-    memory = known(stands(fault("Xid54", ISOLATE, f"gpu/{A}")), stands(fault("Xid62", RESET, f"gpu/{A}")), of=three)
+    memory = known(
+        active_finding(fault("Xid54", ISOLATE, f"gpu/{A}")), active_finding(fault("Xid62", RESET, f"gpu/{A}")), of=three
+    )
 
     replaced = answered(memory, gpu(A, "9"), gpu(B, "2"), at=MONOTONIC + 10)
     pending = Gpu(0, address=A, serial="9", uuid="GPU-9", recovery_action=1)

@@ -21,7 +21,7 @@ from healthcheck.model import Evidence, Host, Nature, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.settings.reading import packaged_profiles
 from sim.node import SimulatedNode
-from tests.examples import MACHINE, MONOTONIC, fault, later, remembers, stands
+from tests.examples import MACHINE, MONOTONIC, active_finding, fault, later, memory_with
 
 ROCE = [check for check in CHECKS if check.group == "9-roce"]
 LEVELS = [*(check for check in ROCE if check.nature is Nature.LEVEL), efa_namespaces.CHECK]
@@ -39,7 +39,7 @@ class Machine:
     def __init__(self, node: SimulatedNode, instance_type: str) -> None:
         self.node = node
         self.profile = find_profile(packaged_profiles(), instance_type)
-        self.memory = remembers()
+        self.memory = memory_with()
         self.at = 0.0
         self.boots = 0
         self._before: Evidence | None = None
@@ -155,7 +155,7 @@ def log(text: str) -> Step:
 def failed_loopback(machine: Machine) -> None:
     """A quarantine found that the port can't write to itself."""
     finding = fault("RdmaLoopbackFailed", Severity.REBOOT, "rdma/mlx5_3")
-    active = stands(finding, check="rdma-loopback", at=MONOTONIC + machine.at)
+    active = active_finding(finding, check="rdma-loopback", at=MONOTONIC + machine.at)
     machine.memory = replace(machine.memory, active=(active,))
 
 

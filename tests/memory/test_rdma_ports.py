@@ -21,7 +21,7 @@ from healthcheck.model.node_facts import LINK, ONCE_HAD, SPEED, EarlierHardware,
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.mlx5 import MLX5, Mlx5
 from tests.checks.evidence import RAILS, hgx, mlx5_device, storage_device
-from tests.examples import BOOT, MACHINE, MONOTONIC, NOW, WALL, fault, later, remembers, stands
+from tests.examples import BOOT, MACHINE, MONOTONIC, NOW, WALL, active_finding, fault, later, memory_with
 
 PORT = RdmaPort("mlx5_3", mlx5_device(3).kind, 400.0)
 DOWN = mlx5_device(3, state="1: DOWN")
@@ -59,26 +59,26 @@ def active(memory: Memory) -> list[tuple[str, str, Severity]]:
 
 class TestAdded:
     def test_the_active_ports_of_the_fabric(self) -> None:
-        known = ports(cycle(remembers(), hgx(mlx5_device(2, state="1: DOWN"))))
+        known = ports(cycle(memory_with(), hgx(mlx5_device(2, state="1: DOWN"))))
         assert sorted(known) == sorted(set(RAILS) - {RAILS[2]})
         assert known[RAILS[3]] == PORT
 
     def test_nothing_while_the_ports_can_t_be_read(self) -> None:
         blind = Unobserved(UnobservedCause.named("ProbeFailed"), "x")
-        assert cycle(remembers(), hgx() | {MLX5: blind}).first.rdma is None
+        assert cycle(memory_with(), hgx() | {MLX5: blind}).first.rdma is None
 
     def test_no_port_of_another_kind_later(self) -> None:
-        memory = cycle(remembers(), hgx())
+        memory = cycle(memory_with(), hgx())
         fabric_is_down = [mlx5_device(index, state="1: DOWN") for index in range(8)]
         storage = [storage_device(index, bonded=False) for index in range(2)]
         assert set(ports(cycle(memory, hgx(*fabric_is_down, *storage), 300))) == set(RAILS)
 
     def test_a_port_that_joined_a_bond_is_removed(self) -> None:
-        memory = cycle(remembers(), hgx())
+        memory = cycle(memory_with(), hgx())
         assert set(ports(cycle(memory, hgx(mlx5_device(3, bonded=True)), 300))) == set(RAILS) - {RAILS[3]}
 
     def test_a_missing_device_stays(self) -> None:
-        assert set(ports(cycle(cycle(remembers(), hgx()), hgx(without=3), 300))) == set(RAILS)
+        assert set(ports(cycle(cycle(memory_with(), hgx()), hgx(without=3), 300))) == set(RAILS)
 
     def test_as_many_as_fit(self) -> None:
         many = tuple(mlx5_device(0, address=f"{index:04x}:00:00.0") for index in range(MOST_PORTS + 9))
@@ -88,13 +88,13 @@ class TestAdded:
         assert after_ports({RAILS[3]: PORT}, Evidence(hgx()), has_efa=True) == {}
 
     def test_the_highest_speed_and_the_present_name(self) -> None:
-        memory = cycle(cycle(remembers(), hgx()), hgx(mlx5_device(3, rate=200.0, name="ibp94s0")), 300)
+        memory = cycle(cycle(memory_with(), hgx()), hgx(mlx5_device(3, rate=200.0, name="ibp94s0")), 300)
         assert ports(memory)[RAILS[3]] == replace(PORT, name="ibp94s0")
 
 
 class TestOutages:
     def test_cycles_count_an_outage_from_25_seconds_on(self) -> None:
-        memory = cycle(remembers(), hgx())
+        memory = cycle(memory_with(), hgx())
         for at in (300, 310, 320):
             memory = cycle(memory, hgx(DOWN), at)
         assert ports(cycle(memory, hgx(), 330))[RAILS[3]].outages == ()
@@ -103,13 +103,13 @@ class TestOutages:
 
     @pytest.mark.parametrize(("seconds", "outages"), [(24.9, 0), (25.0, 1), (9000.0, 1)])
     def test_the_drivers_lines_give_the_exact_time(self, seconds: float, outages: int) -> None:
-        memory = cycle(remembers(), hgx())
+        memory = cycle(memory_with(), hgx())
         down, up = (f"mlx5_core 0000:5e:00.0 enp94s0np0: Link {word}" for word in ("down", "up"))
         memory = logged(memory, (10.0, down), (10.0 + seconds, up), (10.0 + seconds, up))
         assert len(ports(memory)[RAILS[3]].outages) == outages
 
     def test_a_line_and_a_cycle_count_the_same_outage_once(self) -> None:
-        memory = logged(cycle(remembers(), hgx()), (290.0, "mlx5_core 0000:5e:00.0 enp94s0np0: Link down"))
+        memory = logged(cycle(memory_with(), hgx()), (290.0, "mlx5_core 0000:5e:00.0 enp94s0np0: Link down"))
         memory = cycle(cycle(memory, hgx(DOWN), 300), hgx(DOWN), 320)
         memory = logged(memory, (325.0, "mlx5_core 0000:5e:00.0 enp94s0np0: Link up"))
         memory = cycle(memory, hgx(), 330)
@@ -118,24 +118,24 @@ class TestOutages:
     def test_a_net_device_in_a_pod_is_no_outage(self) -> None:
         roce = {"link_layer": "Ethernet", "netdev": "enp94s0"}
         fabric = [mlx5_device(index, **roce) for index in range(8)]
-        memory = cycle(remembers(), hgx(*fabric))
+        memory = cycle(memory_with(), hgx(*fabric))
         for at in (300, 310, 330, 900):
             memory = cycle(memory, hgx(*fabric[:3], replace(fabric[3], netdev="", state="1: DOWN"), *fabric[4:]), at)
         assert ports(cycle(memory, hgx(*fabric), 910))[RAILS[3]].outages == ()
 
     def test_old_ones_are_dropped(self) -> None:
-        memory = remembers(first=EarlierHardware(rdma={RAILS[3]: replace(PORT, outages=(MONOTONIC,))}))
+        memory = memory_with(first=EarlierHardware(rdma={RAILS[3]: replace(PORT, outages=(MONOTONIC,))}))
         assert ports(cycle(memory, hgx(), 43_199))[RAILS[3]].outages == (MONOTONIC,)
         assert ports(cycle(memory, hgx(), 43_201))[RAILS[3]].outages == ()
 
     def test_a_reboot_forgets_them_and_keeps_the_ports(self) -> None:
         port = replace(PORT, outages=(MONOTONIC,), down=(MONOTONIC, MONOTONIC))
-        memory = begin(remembers(first=EarlierHardware(rdma={RAILS[3]: port})), MACHINE, "another boot", NOW)
+        memory = begin(memory_with(first=EarlierHardware(rdma={RAILS[3]: port})), MACHINE, "another boot", NOW)
         assert memory.first.rdma == {RAILS[3]: PORT}
 
     def test_the_file_keeps_them(self) -> None:
         for rdma in (None, {}, {RAILS[3]: replace(PORT, outages=(12.5, 13.0))}):
-            memory = remembers(first=EarlierHardware(0, {}, 8, rdma))
+            memory = memory_with(first=EarlierHardware(0, {}, 8, rdma))
             assert parse(dump(memory)).first == memory.first
 
 
@@ -149,7 +149,7 @@ class TestRelease:
         other = replace(PORT, name="mlx5_4")
         finding = replace(fault(reason, Severity.MONITOR, "rdma/mlx5_3"), source=ONCE_HAD)
         first = EarlierHardware(0, {}, 8, {RAILS[3]: PORT, RAILS[4]: other})
-        memory = remembers(stands(finding, Nature.LEVEL, check="roce-ports"), first=first)
+        memory = memory_with(active_finding(finding, Nature.LEVEL, check="roce-ports"), first=first)
         row = Acknowledgement(reason, "rdma/mlx5_3", BOOT, None, WALL)
         memory = after_release(memory, Release("ops", "moved", WALL, (row,)), NOW)
         part = SPEED if reason == "RdmaRateLow" else LINK
@@ -160,27 +160,27 @@ class TestRelease:
 
 class TestMessages:
     def test_a_device_of_the_fabric_and_its_recovery(self) -> None:
-        memory = logged(cycle(remembers(), hgx()), (5.0, FATAL.format("5e:00.0")))
+        memory = logged(cycle(memory_with(), hgx()), (5.0, FATAL.format("5e:00.0")))
         assert active(memory) == [("Mlx5Unrecoverable", "rdma/mlx5_3", Severity.REBOOT)]
         assert active(cycle(memory, hgx(), 300)) == active(memory)
         assert active(logged(memory, (9.0, RECOVERED.replace("5e:00.0", "40:00.0")))) == active(memory)
         assert active(logged(memory, (9.0, RECOVERED))) == []
 
     def test_a_recovery_ends_no_later_message(self) -> None:
-        memory = logged(cycle(remembers(), hgx()), (5.0, RECOVERED), (6.0, FATAL.format("5e:00.0")))
+        memory = logged(cycle(memory_with(), hgx()), (5.0, RECOVERED), (6.0, FATAL.format("5e:00.0")))
         assert len(active(memory)) == 1
 
     def test_a_device_of_another_purpose(self) -> None:
-        assert active(logged(cycle(remembers(), hgx()), (5.0, FATAL.format("29:00.1")))) == []
+        assert active(logged(cycle(memory_with(), hgx()), (5.0, FATAL.format("29:00.1")))) == []
 
     def test_before_the_first_cycle_it_is_monitor_and_then_settled(self) -> None:
-        memory = logged(remembers(), (5.0, FATAL.format("5e:00.0")), (5.0, FATAL.format("29:00.1")))
+        memory = logged(memory_with(), (5.0, FATAL.format("5e:00.0")), (5.0, FATAL.format("29:00.1")))
         assert {severity for _, _, severity in active(memory)} == {Severity.MONITOR}
         assert active(cycle(memory, hgx(), 10)) == [("Mlx5Unrecoverable", "rdma/mlx5_3", Severity.REBOOT)]
         assert len(active(cycle(memory, hgx() | {MLX5: Unobserved(UnobservedCause.named("X"), "x")}, 10))) == 2
 
     def test_a_dead_device_of_the_fabric_counts_although_it_never_was_active(self) -> None:
-        memory = logged(remembers(), (5.0, FATAL.format("5e:00.0")))
+        memory = logged(memory_with(), (5.0, FATAL.format("5e:00.0")))
         assert active(cycle(memory, hgx(DOWN), 10)) == [("Mlx5Unrecoverable", "rdma/mlx5_3", Severity.REBOOT)]
 
     @pytest.mark.parametrize(
@@ -202,11 +202,11 @@ class TestMessages:
     def test_one_event_of_a_device_is_one_finding(
         self, lines: tuple[tuple[float, str], ...], reasons: list[str]
     ) -> None:
-        memory = cycle(remembers(), hgx())
+        memory = cycle(memory_with(), hgx())
         assert [reason for reason, _, _ in active(logged(memory, *lines))] == reasons
         if len(lines) > 1:  # the lines of one event may be read in two batches
             assert [reason for reason, _, _ in active(logged(logged(memory, lines[0]), *lines[1:]))] == reasons
 
     def test_a_reboot_ends_it(self) -> None:
-        memory = logged(cycle(remembers(), hgx()), (5.0, FATAL.format("5e:00.0")))
+        memory = logged(cycle(memory_with(), hgx()), (5.0, FATAL.format("5e:00.0")))
         assert active(begin(memory, MACHINE, "another boot", NOW)) == []

@@ -12,7 +12,7 @@ from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Nature, Severity, Status
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.verdict.verdict import Verdict, decide
-from tests.examples import MONOTONIC, NOW, fault, remembers, says
+from tests.examples import MONOTONIC, NOW, fault, memory_with, outcome_with
 
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
 XID = "NVRM: Xid (PCI:0000:53:00): {}, pid='<unknown>', name=<unknown>, {}"
@@ -26,8 +26,8 @@ PERSISTENCE_MODE_OFF = fault("PersistenceModeOff", Severity.MONITOR, "gpu/0000:6
 def verdict(*texts: str, persistence_mode: bool = True) -> Verdict:
     ring = tuple(Record(seq, MONOTONIC - 60 + seq, 0, text) for seq, text in enumerate(texts))
     outcomes = judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation())
-    memory = after_kernel_log(remembers(), outcomes, NOW)
-    level = says(*(() if persistence_mode else (PERSISTENCE_MODE_OFF,)))
+    memory = after_kernel_log(memory_with(), outcomes, NOW)
+    level = outcome_with(*(() if persistence_mode else (PERSISTENCE_MODE_OFF,)))
     memory = after_cycle(memory, JudgedCycle([level]), NOW, MemoryRules(cycles_to_confirm=1))
     return decide(memory, (*outcomes, level))
 

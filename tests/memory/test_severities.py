@@ -21,7 +21,7 @@ from healthcheck.memory.severity_changes import in_force
 from healthcheck.model import Evidence, Severity, Status
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.verdict.verdict import decide
-from tests.examples import GPU, MACHINE, MONOTONIC, NOW, fault, later, remembers, says, stands
+from tests.examples import GPU, MACHINE, MONOTONIC, NOW, active_finding, fault, later, memory_with, outcome_with
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 ADDRESS = GPU.removeprefix("gpu/")
@@ -31,7 +31,7 @@ NVLINK5 = "NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x00000013 0x00000001 0x0)"
 def logged(text: str, policy: Policy, memory: Memory | None = None, at: float = 0.0) -> Memory:
     record = Record(1, MONOTONIC + at, 0, text)
     outcomes = judge((XID, SXID), Evidence({RING: (record,)}), Expectation(policy=policy))
-    return after_kernel_log(memory or remembers(), outcomes, later(at), 2)
+    return after_kernel_log(memory or memory_with(), outcomes, later(at), 2)
 
 
 def xid(code: int, text: str = "x") -> str:
@@ -61,7 +61,7 @@ def test_an_override_reaches_an_active_finding_and_taking_it_back_restores_it(
 
     for memory in (overridden, from_the_start):
         assert [finding.finding.severity for finding in memory.active] == [severity]
-        assert decide(memory, [says()]).severity is severity
+        assert decide(memory, [outcome_with()]).severity is severity
         assert [finding.finding.rule for finding in memory.active] == [OVERRIDDEN]
         assert in_force(parse(dump(memory)), policy) == parse(dump(memory))
         restored = in_force(parse(dump(memory)), Policy())
@@ -71,7 +71,7 @@ def test_an_override_reaches_an_active_finding_and_taking_it_back_restores_it(
 
 
 def test_one_that_is_set_to_pass_is_no_part_of_the_verdict() -> None:
-    verdict = decide(logged(xid(62), Policy({"Xid62": PASS})), [says()])
+    verdict = decide(logged(xid(62), Policy({"Xid62": PASS})), [outcome_with()])
 
     assert (verdict.status, verdict.active) == (Status.PASS, ())
 
@@ -112,7 +112,7 @@ def test_the_clusters_defaults_reach_an_active_finding(
 
 
 def test_an_escalated_finding_stays_isolate_unless_an_override_is_milder_than_reset() -> None:
-    memory = remembers(stands(replace(fault("Xid62", ISOLATE), rule=ESCALATED)))
+    memory = memory_with(active_finding(replace(fault("Xid62", ISOLATE), rule=ESCALATED)))
 
     severities = {
         override: in_force(memory, Policy({"Xid62": override})).active[0].finding.severity for override in Severity
@@ -123,7 +123,9 @@ def test_an_escalated_finding_stays_isolate_unless_an_override_is_milder_than_re
 
 
 def test_a_memory_of_0_3_0_takes_the_tables_severity_for_what_an_override_had_set() -> None:
-    head, _, body = dump(remembers(stands(replace(fault("Xid62", MONITOR), rule=OVERRIDDEN)))).partition(b"\n")
+    head, _, body = dump(memory_with(active_finding(replace(fault("Xid62", MONITOR), rule=OVERRIDDEN)))).partition(
+        b"\n"
+    )
     assert "catalogued" not in json.loads(body)["findings"][0]
     memory = parse(head + b"\n" + body)
 

@@ -13,7 +13,7 @@ from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.reason_names import LOCKED
 from healthcheck.model import Evidence, Nature
 from healthcheck.probes.kernel_log import RING, Record
-from tests.examples import MACHINE, MONOTONIC, WALL, later, remembers
+from tests.examples import MACHINE, MONOTONIC, WALL, later, memory_with
 
 EVENT_CHECKS = tuple(one for one in CHECKS if one.nature is Nature.EVENT)
 LOST = "NVRM: GPU3 _issueRpcAndWait: rpcSendMessage failed with status 0x0000000f for fn 76!"
@@ -112,7 +112,7 @@ SILENT = "GpuNotResponding MONITOR driver"
     ],
 )
 def test_one_fault_is_one_finding(lines: list[tuple[float, str]], expected: list[str]) -> None:
-    assert found(heard(remembers(), *lines)) == expected
+    assert found(heard(memory_with(), *lines)) == expected
 
 
 UNSUPPORTED = "GpuInitFailed MONITOR 53:00.0"
@@ -141,12 +141,12 @@ UNSUPPORTED = "GpuInitFailed MONITOR 53:00.0"
 def test_a_sound_gpu_that_the_driver_does_not_support_needs_no_reset(
     lines: list[tuple[float, str]], expected: list[str]
 ) -> None:
-    assert found(heard(remembers(), *lines)) == sorted(expected)
+    assert found(heard(memory_with(), *lines)) == sorted(expected)
 
 
 @pytest.mark.parametrize("lines", [[(0, WATCHDOG), (1, xid(8))], [(0, xid(8)), (1, WATCHDOG)]])
 def test_an_xid_8_of_the_watchdog_names_a_reboot(lines: list[tuple[float, str]]) -> None:
-    (active,) = heard(remembers(), *lines).active
+    (active,) = heard(memory_with(), *lines).active
 
     assert LOCKED in active.finding.detail
     assert len(active.finding.detail) <= 200
@@ -154,7 +154,7 @@ def test_an_xid_8_of_the_watchdog_names_a_reboot(lines: list[tuple[float, str]])
 
 def test_each_symptom_ends_as_its_record_says() -> None:
     lines = [(0.0, WATCHDOG), (1.0, LINK), (2.0, LINK), (3.0, LINK), (4.0, FATAL), (4.1, NOT_RECOVERED)]
-    memory = heard(remembers(), *lines)
+    memory = heard(memory_with(), *lines)
     assert len(memory.active) == 3
 
     assert found(expired(memory, later(90_000), 86400.0)) == ["GpuPcieError REBOOT 53:00.0"]
@@ -162,7 +162,7 @@ def test_each_symptom_ends_as_its_record_says() -> None:
 
 
 def test_a_released_symptom_stays_ended_when_it_is_read_again() -> None:
-    memory = heard(remembers(), (0, LOST))
+    memory = heard(memory_with(), (0, LOST))
     (active,) = memory.active
     rows = (Acknowledgement(active.finding.reason, active.finding.subject, active.boot_id, 1, WALL),)
     memory = after_release(memory, Release("ops", "checked", WALL, rows), later(300))
@@ -171,6 +171,6 @@ def test_a_released_symptom_stays_ended_when_it_is_read_again() -> None:
 
 
 def test_a_new_boot_begins_its_recurrence_anew() -> None:
-    memory = heard(remembers(), (0, LINK), (1, LINK))
+    memory = heard(memory_with(), (0, LINK), (1, LINK))
 
     assert found(heard(begin(memory, MACHINE, "boot-2", later(2)), (3, LINK))) == []

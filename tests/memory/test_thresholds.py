@@ -23,7 +23,7 @@ from healthcheck.memory.severity_changes import in_force
 from healthcheck.model import Evidence, Nature, Severity, Status
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.verdict.verdict import decide
-from tests.examples import BOOT, GPU, MACHINE, MONOTONIC, WALL, later, remembers, says
+from tests.examples import BOOT, GPU, MACHINE, MONOTONIC, WALL, later, memory_with, outcome_with
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 OTHER = "gpu/0000:64:00.0"
@@ -47,7 +47,7 @@ def xid(code: int, process: str = "", gpu: str = GPU, instance: str = "", text: 
 def logged(lines: Iterable[Line], by: Policy = RULE, memory: Memory | None = None, first: int = 0) -> Memory:
     records = tuple(Record(first + number, MONOTONIC + at, 0, text) for number, (at, text) in enumerate(lines))
     outcomes = judge((XID, SXID), Evidence({RING: records}), Expectation(policy=by))
-    return after_kernel_log(memory or remembers(), outcomes, later(records[-1].at - MONOTONIC), 2)
+    return after_kernel_log(memory or memory_with(), outcomes, later(records[-1].at - MONOTONIC), 2)
 
 
 def severities(memory: Memory) -> dict[str, Severity]:
@@ -160,7 +160,7 @@ STORM = [(number / 100, xid(43, "7 python")) for number in range(11_760)]
 )
 def test_processes_are_counted_not_lines(text: str, lines: list[Line], expected: dict[str, Severity]) -> None:
     whole = logged(lines, policy(text))
-    parts, number = remembers(), 0
+    parts, number = memory_with(), 0
     for number, line in enumerate(lines[:200]):
         parts = parse(dump(logged([line], policy(text), parts, number)))
 
@@ -177,7 +177,7 @@ def test_a_cleanup_of_another_xid_counts_nothing() -> None:
 
 
 def test_below_the_threshold_an_ignored_code_is_no_finding() -> None:
-    verdict = decide(logged(processes(0, 1)), [says()])
+    verdict = decide(logged(processes(0, 1)), [outcome_with()])
 
     assert (verdict.status, verdict.active) == (Status.PASS, ())
 
@@ -286,7 +286,7 @@ def test_a_tenant_with_many_processes_takes_no_memory() -> None:
 
 def test_a_pid_that_is_used_again_is_another_process_if_its_start_is_known() -> None:
     def judged(lines: Iterable[tuple[float, float | None]], rule: str, code: int = 43) -> Memory:
-        memory = remembers()
+        memory = memory_with()
         for number, (at, age) in enumerate(lines):
             seen = Expectation(policy=policy(rule), ages={} if age is None else {"900": age})
             record = Record(number, MONOTONIC + at, 0, xid(code, f"900 {number}"))

@@ -37,7 +37,7 @@ from healthcheck.verdict.acknowledgement import (
 )
 from healthcheck.verdict.record import RecordError
 from healthcheck.verdict.verdict import decide
-from tests.examples import BOOT, GPU, IDENTITY, WALL, fault, later, node, remembers, says, stands
+from tests.examples import BOOT, GPU, IDENTITY, WALL, active_finding, fault, later, memory_with, node, outcome_with
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 EARLIER_BOOT = "0b0a6c5e-0000-4000-8000-00000000000b"
@@ -50,7 +50,7 @@ WORD = Release(
 
 def recorded(memory: Memory) -> str:
     """The agent's own record of that memory."""
-    return records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
+    return records.dump(records.render(decide(memory, [outcome_with()]), memory, IDENTITY, WALL))
 
 
 def deep(*rows: dict[str, Any], **more: Any) -> str:
@@ -73,7 +73,7 @@ def deep_row(reason: str = "DcgmDiagMemory", severity: Severity = ISOLATE, **mor
 
 
 def xid79(seq: int = 900, **more: Any) -> Any:
-    return replace(stands(fault("Xid79", REBOOT), **more), seq=seq)
+    return replace(active_finding(fault("Xid79", REBOOT), **more), seq=seq)
 
 
 def gestured(memory: Memory, annotations: dict[str, str] | None = None, by: FieldManager = PERSON) -> NodeState:
@@ -90,7 +90,7 @@ class TestTheAnnotation:
         assert parse_release(dump_release(WORD)) == WORD
 
     def test_names_exactly_the_event_findings_of_all_records(self) -> None:
-        memory = remembers(xid79(), stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count"), cursor=1200)
+        memory = memory_with(xid79(), active_finding(fault("GpuLost"), Nature.LEVEL, check="gpu-count"), cursor=1200)
         state = node(annotations={RESULTS: recorded(memory), SWEEP_RESULT: deep(deep_row())})
 
         word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
@@ -101,7 +101,7 @@ class TestTheAnnotation:
         }
 
     def test_of_an_event_of_an_earlier_boot_speaks_of_that_boots_log(self) -> None:
-        memory = remembers(xid79(5000, boot_id=EARLIER_BOOT), cursor=12)
+        memory = memory_with(xid79(5000, boot_id=EARLIER_BOOT), cursor=12)
         state = node(annotations={RESULTS: recorded(memory)})
 
         word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
@@ -111,7 +111,7 @@ class TestTheAnnotation:
 
     def test_ends_what_it_names_though_the_record_cuts_its_times_to_the_second(self) -> None:
         seen = WALL.replace(microsecond=654_321)
-        memory = remembers(replace(xid79(-1), first_seen=seen, last_seen=seen))
+        memory = memory_with(replace(xid79(-1), first_seen=seen, last_seen=seen))
         state = node(annotations={RESULTS: recorded(memory)})
 
         word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
@@ -121,10 +121,10 @@ class TestTheAnnotation:
     # A fault that arrives at the same moment is another one.
     @pytest.mark.parametrize(("seq", "stays"), [(900, False), (1200, False), (1201, True)])
     def test_leaves_what_came_after_the_record(self, seq: int, stays: bool) -> None:
-        state = node(annotations={RESULTS: recorded(remembers(xid79(), cursor=1200))})
+        state = node(annotations={RESULTS: recorded(memory_with(xid79(), cursor=1200))})
         word = release_of(state, "mia", "swapped", LATER)
 
-        assert bool(after_release(remembers(xid79(seq), cursor=seq), word, later(3600)).active) is stays
+        assert bool(after_release(memory_with(xid79(seq), cursor=seq), word, later(3600)).active) is stays
 
     @pytest.mark.parametrize(
         "text",
@@ -159,9 +159,9 @@ class TestTheAnnotation:
         assert read_release(node(annotations={RELEASE: dump_release(WORD)}), by_label=by_label) == (WORD, ())
 
     def test_of_a_whole_machine_can_be_read_back(self) -> None:
-        standing = (replace(stands(fault(f"Xid{n}", REBOOT, f"gpu/{n}")), seq=n) for n in range(1000))
+        standing = (replace(active_finding(fault(f"Xid{n}", REBOOT, f"gpu/{n}")), seq=n) for n in range(1000))
         rows = [deep_row(f"DcgmDiag{n}") for n in range(60)]
-        own = recorded(remembers(*standing, cursor=2000))
+        own = recorded(memory_with(*standing, cursor=2000))
         state = node(annotations={RESULTS: own, SWEEP_RESULT: deep(*rows), QUARANTINE_RESULT: deep(*rows)})
 
         word = release_of(state, "mia", "swapped", LATER)
@@ -172,7 +172,7 @@ class TestTheAnnotation:
 
 class TestTheGesture:
     def test_releases_what_the_records_on_the_same_object_show(self) -> None:
-        word, complaints = read_release(gestured(remembers(xid79(), cursor=1200)), by_label=True)
+        word, complaints = read_release(gestured(memory_with(xid79(), cursor=1200)), by_label=True)
 
         assert complaints == ()
         assert word is not None
@@ -180,11 +180,11 @@ class TestTheGesture:
         assert [(finding.reason, finding.cursor) for finding in word.findings] == [("Xid79", 1200)]
 
     def test_is_none_where_labels_are_switched_off(self) -> None:
-        assert read_release(gestured(remembers(xid79())), by_label=False) == (None, ())
+        assert read_release(gestured(memory_with(xid79())), by_label=False) == (None, ())
 
     @pytest.mark.parametrize("status", ["fail", "warn", "unknown", "Pass", ""])
     def test_is_the_word_pass_and_no_other(self, status: str) -> None:
-        state = replace(gestured(remembers(xid79())), labels={STATUS: status})
+        state = replace(gestured(memory_with(xid79())), labels={STATUS: status})
 
         assert read_release(state, by_label=True) == (None, ())
 
@@ -200,41 +200,41 @@ class TestTheGesture:
     def test_is_one_whoever_is_noted_and_names_the_person_who_is(
         self, managers: tuple[FieldManager, ...], by: str
     ) -> None:
-        word, _ = read_release(replace(gestured(remembers(xid79())), status_managers=managers), by_label=True)
+        word, _ = read_release(replace(gestured(memory_with(xid79())), status_managers=managers), by_label=True)
 
         assert word is not None
         assert (word.by, [finding.reason for finding in word.findings]) == (by, ["Xid79"])
         assert word.at >= WALL
 
     def test_is_the_same_whenever_it_is_read(self) -> None:
-        state = replace(gestured(remembers(xid79())), status_managers=())
+        state = replace(gestured(memory_with(xid79())), status_managers=())
 
         assert read_release(state, by_label=True) == read_release(state, by_label=True)
 
     @pytest.mark.parametrize("status", ["pass", "", 7, None, "PASS", "FAIL"])
     def test_is_none_where_our_own_record_says_nothing_worse(self, status: Any) -> None:
-        text = json.dumps({**json.loads(recorded(remembers(xid79()))), "status": status})
+        text = json.dumps({**json.loads(recorded(memory_with(xid79()))), "status": status})
 
-        assert read_release(gestured(remembers(), {RESULTS: text}), by_label=True) == (None, ())
+        assert read_release(gestured(memory_with(), {RESULTS: text}), by_label=True) == (None, ())
 
     def test_is_none_over_a_record_of_the_bash_suite(self) -> None:
-        own = json.loads(recorded(remembers(xid79())))
+        own = json.loads(recorded(memory_with(xid79())))
         del own["schema"]
 
-        assert read_release(gestured(remembers(), {RESULTS: json.dumps(own)}), by_label=True) == (None, ())
+        assert read_release(gestured(memory_with(), {RESULTS: json.dumps(own)}), by_label=True) == (None, ())
 
     def test_is_none_where_nothing_is_worse_than_pass(self) -> None:
-        assert read_release(gestured(remembers()), by_label=True) == (None, ())
+        assert read_release(gestured(memory_with()), by_label=True) == (None, ())
 
     def test_cannot_release_a_level(self) -> None:
-        level = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
+        level = active_finding(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
 
-        assert read_release(gestured(remembers(level)), by_label=True) == (None, ())
+        assert read_release(gestured(memory_with(level)), by_label=True) == (None, ())
 
     def test_means_nothing_that_a_deep_run_wrote_by_itself(self) -> None:
         fields = {SWEEP_RESULT: deep(deep_row())}
-        alone, _ = read_release(gestured(remembers(), fields), by_label=True)
-        word, _ = read_release(gestured(remembers(xid79()), fields), by_label=True)
+        alone, _ = read_release(gestured(memory_with(), fields), by_label=True)
+        word, _ = read_release(gestured(memory_with(xid79()), fields), by_label=True)
 
         assert alone is None
         assert word is not None
@@ -242,7 +242,7 @@ class TestTheGesture:
 
     @pytest.mark.parametrize("own", ["", "no JSON", "[]", '{"released":7}', '{"released":{"at":7}}'])
     def test_an_unreadable_record_is_treated_as_absent(self, own: str) -> None:
-        state = gestured(remembers(), {RESULTS: own, SWEEP_RESULT: deep(deep_row())})
+        state = gestured(memory_with(), {RESULTS: own, SWEEP_RESULT: deep(deep_row())})
 
         assert read_release(state, by_label=True) == (None, ())
 

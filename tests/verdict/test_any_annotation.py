@@ -40,13 +40,13 @@ from tests.examples import (
     NODE,
     NOW,
     WALL,
+    active_finding,
     fault,
     kernel_event,
     later,
+    memory_with,
     node,
-    remembers,
-    says,
-    stands,
+    outcome_with,
 )
 from tests.fuzz.damage import forge, json_values, places
 
@@ -88,13 +88,13 @@ VALUES = ODD | json_values
 
 def own(memory: Memory) -> dict[str, Any]:
     record: dict[str, Any] = json.loads(
-        records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL, "set"))
+        records.dump(records.render(decide(memory, [outcome_with()]), memory, IDENTITY, WALL, "set"))
     )
     return record
 
 
-DEEP_FAULT = stands(fault("DcgmDiagMemory", Severity.ISOLATE), check="dcgm-diag-l4")
-KNOWN = remembers(replace(stands(fault()), seq=900), DEEP_FAULT, cursor=CURSOR)
+DEEP_FAULT = active_finding(fault("DcgmDiagMemory", Severity.ISOLATE), check="dcgm-diag-l4")
+KNOWN = memory_with(replace(active_finding(fault()), seq=900), DEEP_FAULT, cursor=CURSOR)
 WORD = release_of(node(annotations={RESULTS: json.dumps(own(KNOWN))}), "mia", "swapped", WALL)
 RELEASED = exits.after_release(KNOWN, WORD, NOW)
 DEEP_ROW = {
@@ -198,7 +198,7 @@ HOSTILE = Words(
 
 def heeded(words: Words) -> Memory:
     """As the agent takes it all in, after its file was lost."""
-    state, memory = words.node, remembers(replace(stands(fault()), seq=900), cursor=CURSOR, **STANDING)
+    state, memory = words.node, memory_with(replace(active_finding(fault()), seq=900), cursor=CURSOR, **STANDING)
     try:
         other = records.remembered(records.parse(AgentRecord, words.results))
         memory = exits.adopted(memory, exits.begin(other, memory.machine, BOOT, NOW), NOW)
@@ -232,7 +232,7 @@ def test_what_is_remembered_is_read_back(words: Words) -> None:
 @example(words=HOSTILE)
 def test_what_a_record_keeps_is_read_back(words: Words) -> None:
     memory = heeded(words)
-    record = records.render(decide(memory, [says()]), memory, IDENTITY, WALL)
+    record = records.render(decide(memory, [outcome_with()]), memory, IDENTITY, WALL)
     message = records.dump(record)
     read = records.parse(AgentRecord, message)
     again = records.remembered(read)
@@ -242,7 +242,7 @@ def test_what_a_record_keeps_is_read_back(words: Words) -> None:
     assert len(message.encode()) <= records.LONGEST
     if "cut" not in json.loads(message):
         assert [kept(finding) for finding in again.active] == [
-            kept(finding) for finding in decide(memory, [says()]).active
+            kept(finding) for finding in decide(memory, [outcome_with()]).active
         ]
         assert len(again.acknowledged) == len({(a.key, a.boot_id, a.cursor) for a in memory.acknowledged})
 
@@ -260,7 +260,7 @@ def test_no_word_speaks_of_what_comes_after_it_was_seen(words: Words) -> None:
     assert all(acknowledgement.last_seen <= NOW.wall for acknowledgement in memory.acknowledged)
     event = fault(seq=CURSOR + 1, at=NOW.monotonic + 5)
 
-    after = after_kernel_log(memory, [says(events=(kernel_event(event),), check="xid")], later(10))
+    after = after_kernel_log(memory, [outcome_with(events=(kernel_event(event),), check="xid")], later(10))
     if (passed := passed_run(words.node)) is not None:
         after = exits.quarantined(after, passed.name, passed.began, later(20))
     word, _ = read_release(words.node, by_label=True)

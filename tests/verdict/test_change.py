@@ -20,17 +20,17 @@ from healthcheck.verdict.node_patch import NodePatch
 from healthcheck.verdict.taint_decision import Rules
 from healthcheck.verdict.verdict import Verdict, decide
 from tests.examples import (
-    BLIND,
     GPU,
     NODE,
+    UNOBSERVED,
     WALL,
+    active_finding,
     fault,
     later,
+    memory_with,
     node,
+    outcome_with,
     planned,
-    remembers,
-    says,
-    stands,
     wants_taint,
 )
 
@@ -49,7 +49,7 @@ RULES = Rules()
 
 
 def memory_of(severity: Severity) -> Memory:
-    return remembers(stands(fault(f"Xid{int(severity)}", severity))) if severity else remembers()
+    return memory_with(active_finding(fault(f"Xid{int(severity)}", severity))) if severity else memory_with()
 
 
 def plan_for(
@@ -61,8 +61,8 @@ def plan_for(
     now: datetime = WALL,
     grant: SlotGrant = HELD,
 ) -> NodePatch:
-    memory = remembers() if memory is None else memory
-    verdict = decide(memory, [says(blind=blind)])
+    memory = memory_with() if memory is None else memory
+    verdict = decide(memory, [outcome_with(unobserved=blind)])
     return planned(verdict, memory, state, rules, now, grant)
 
 
@@ -115,7 +115,7 @@ class TestTaints:
     ) -> None:
         state = node(taints=[*FOREIGN_TAINTS, TAINT] if before else FOREIGN_TAINTS)
 
-        change = plan_for(state, memory_of(severity), blind=BLIND if blind else None, rules=Rules(limit))
+        change = plan_for(state, memory_of(severity), blind=UNOBSERVED if blind else None, rules=Rules(limit))
 
         after = written(state, change)
         assert after.tainted() is (severity >= limit or (before and blind))
@@ -233,63 +233,63 @@ class TestTheBudget:
         self, severity: Severity, blind: bool, tainted: bool, rules: Rules, labels: dict[str, str], wants: bool
     ) -> None:
         state = node(taints=[TAINT] if tainted else [], labels=labels)
-        verdict = decide(memory_of(severity), [says(blind=BLIND if blind else None)])
+        verdict = decide(memory_of(severity), [outcome_with(unobserved=UNOBSERVED if blind else None)])
 
-        assert wants_taint(verdict, state, rules, remembers()) is wants
+        assert wants_taint(verdict, state, rules, memory_with()) is wants
 
     def test_a_deep_verdict_that_was_released_wants_none(self) -> None:
         row = {"reason": "D", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": "2026-11-21T01:00:00Z"}
         state = node(annotations={SWEEP_RESULT: json.dumps({"schema": 1, "severity": "ISOLATE", "findings": [row]})})
-        verdict = decide(remembers(), [says()])
+        verdict = decide(memory_with(), [outcome_with()])
         acknowledged = Acknowledgement("D", "gpu/0", "", None, WALL)
 
-        assert wants_taint(verdict, state, RULES, remembers()) is True
-        assert wants_taint(verdict, state, RULES, remembers(acknowledged=(acknowledged,))) is False
+        assert wants_taint(verdict, state, RULES, memory_with()) is True
+        assert wants_taint(verdict, state, RULES, memory_with(acknowledged=(acknowledged,))) is False
 
 
 class TestATaintLeavesWithItsFinding:
     """A taint stays for an ended finding only while the finding's own check, or its GPU, cannot be observed."""
 
     OTHER = "gpu/0000:64:00.0"
-    GPU_ALONE = Unobserved(BLIND.cause, BLIND.detail, GPU)
-    OTHER_GPU = Unobserved(BLIND.cause, BLIND.detail, OTHER)
+    GPU_ALONE = Unobserved(UNOBSERVED.cause, UNOBSERVED.detail, GPU)
+    OTHER_GPU = Unobserved(UNOBSERVED.cause, UNOBSERVED.detail, OTHER)
 
     @pytest.mark.parametrize(
         ("check", "unobserved", "subject", "stays"),
         [
-            ("xid", BLIND, GPU, True),
-            ("xid", BLIND, "nvswitch/0000:85:00.0", True),
-            ("gpu-count", BLIND, GPU, True),
+            ("xid", UNOBSERVED, GPU, True),
+            ("xid", UNOBSERVED, "nvswitch/0000:85:00.0", True),
+            ("gpu-count", UNOBSERVED, GPU, True),
             ("gpu-count", GPU_ALONE, GPU, True),
             ("temperature", GPU_ALONE, GPU, True),
             ("temperature", GPU_ALONE, f"{GPU}/gi5", True),
             ("temperature", OTHER_GPU, GPU, False),
             ("gpu-count", OTHER_GPU, GPU, False),
-            ("fabric-manager", BLIND, GPU, False),
-            ("gpu-count", BLIND, "nvswitch/0000:85:00.0", False),
-            ("memlock", BLIND, "node", False),
+            ("fabric-manager", UNOBSERVED, GPU, False),
+            ("gpu-count", UNOBSERVED, "nvswitch/0000:85:00.0", False),
+            ("memlock", UNOBSERVED, "node", False),
         ],
     )
     def test_only_its_own_check_or_gpu_keeps_it(
         self, check: str, unobserved: Unobserved, subject: str, *, stays: bool
     ) -> None:
-        state = settled(remembers(stands(fault(subject=subject))))
-        verdict = decide(remembers(), [says(), says(blind=unobserved, check=check)])
+        state = settled(memory_with(active_finding(fault(subject=subject))))
+        verdict = decide(memory_with(), [outcome_with(), outcome_with(unobserved=unobserved, check=check)])
 
         after = written(state, self._planned(verdict, state))
         again = written(after, self._planned(verdict, after))
 
         assert (after.tainted(), again.tainted()) == (stays, stays)
-        assert wants_taint(verdict, after, RULES, remembers()) is stays
+        assert wants_taint(verdict, after, RULES, memory_with()) is stays
         kept = record_of(again).get("kept", [])
         assert [(entry["reason"], entry["subject"]) for entry in kept] == ([("Xid79", subject)] if stays else [])
         assert ("the taint stays for Xid79" in str(again.conditions)) is stays
-        assert not written(again, self._planned(decide(remembers(), [says()]), again)).tainted()
+        assert not written(again, self._planned(decide(memory_with(), [outcome_with()]), again)).tainted()
 
     @pytest.mark.parametrize("by_label", [False, True])
     def test_a_release_lifts_it_whatever_cannot_be_observed(self, *, by_label: bool) -> None:
-        blind = decide(remembers(), [says(blind=BLIND)])
-        state = settled(remembers(stands(fault())))
+        blind = decide(memory_with(), [outcome_with(unobserved=UNOBSERVED)])
+        state = settled(memory_with(active_finding(fault())))
         kept = written(state, self._planned(blind, state))
         word = dump_release(Release("me", "tested", WALL, ()))
         released = replace(
@@ -305,7 +305,7 @@ class TestATaintLeavesWithItsFinding:
         assert not written(after, self._planned(blind, after, later(4000).wall)).tainted()
 
     def test_a_release_lifts_none_that_a_finding_sets(self) -> None:
-        memory = remembers(stands(fault("RowRemapFailed", Severity.RESET), Nature.LEVEL))
+        memory = memory_with(active_finding(fault("RowRemapFailed", Severity.RESET), Nature.LEVEL))
         state = settled(memory)
         word = dump_release(Release("me", "tested", WALL, ()))
         released = replace(state, annotations={**state.annotations, RELEASE: word})
@@ -313,16 +313,16 @@ class TestATaintLeavesWithItsFinding:
         assert written(released, plan_for(released, memory)).tainted()
 
     def test_the_record_of_0_3_0_that_names_no_finding_keeps_none(self) -> None:
-        state = settled(remembers(), blind=BLIND, taints=[TAINT])
+        state = settled(memory_with(), blind=UNOBSERVED, taints=[TAINT])
         old = record_of(state)
         old.pop("kept")
         before = replace(state, annotations={**state.annotations, RESULTS: json.dumps(old)})
 
         assert before.tainted()
-        assert not written(before, plan_for(before, blind=BLIND, now=later(4000).wall)).tainted()
+        assert not written(before, plan_for(before, blind=UNOBSERVED, now=later(4000).wall)).tainted()
 
     def _planned(self, verdict: Verdict, state: NodeState, now: datetime = WALL) -> NodePatch:
-        return planned(verdict, remembers(), state, RULES, now)
+        return planned(verdict, memory_with(), state, RULES, now)
 
 
 class TestTheStartupTaint:
@@ -343,7 +343,9 @@ class TestTheStartupTaint:
     ) -> None:
         state = node(taints=[FOREIGN_TAINTS[0], STARTUP_TAINT, OTHER_EFFECT])
 
-        change = plan_for(state, memory_of(severity), blind=BLIND if blind else None, rules=Rules(enable_taint=enabled))
+        change = plan_for(
+            state, memory_of(severity), blind=UNOBSERVED if blind else None, rules=Rules(enable_taint=enabled)
+        )
 
         assert (STARTUP_TAINT in written(state, change).taints) is stays
         assert [taint for taint in written(state, change).taints if taint not in (STARTUP_TAINT, TAINT)] == [
@@ -358,8 +360,8 @@ class TestTheStartupTaint:
     def test_stays_while_something_settles(self) -> None:
         state = node(taints=[STARTUP_TAINT])
         suspects = {("gpu-count", ("GpuLost", "gpu/0")): Suspect(1)}
-        memory = Memory(remembers().machine, remembers().boot_id, suspects=suspects)
-        verdict = decide(memory, [says()])
+        memory = Memory(memory_with().machine, memory_with().boot_id, suspects=suspects)
+        verdict = decide(memory, [outcome_with()])
 
         change = planned(verdict, memory, state, RULES)
 
@@ -383,7 +385,7 @@ class TestARelease:
         before = settled(memory_of(REBOOT))
         word = Release("mia", "swapped", WALL, ())
         state = NodeState(**{**asdict(before), "annotations": {**before.annotations, RELEASE: "{}"}})
-        memory = Memory(remembers().machine, remembers().boot_id, released=word)
+        memory = Memory(memory_with().machine, memory_with().boot_id, released=word)
 
         change = plan_for(state, memory)
         after = written(state, change)
@@ -416,7 +418,7 @@ class TestARelease:
     def test_of_a_deep_record_lets_the_node_pass(self) -> None:
         row = {"reason": "D", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": "2026-11-21T01:00:00Z"}
         deep = {SWEEP_RESULT: json.dumps({"schema": 1, "severity": "ISOLATE", "findings": [row]})}
-        released = remembers(acknowledged=(Acknowledgement("D", "gpu/0", "", None, WALL),))
+        released = memory_with(acknowledged=(Acknowledgement("D", "gpu/0", "", None, WALL),))
 
         after = written(node(annotations=deep), plan_for(node(annotations=deep), released))
 
@@ -438,7 +440,7 @@ class TestLabels:
         ],
     )
     def test_the_three_labels(self, severity: Severity, blind: bool, status: str) -> None:
-        change = plan_for(node(), memory_of(severity), blind=BLIND if blind else None)
+        change = plan_for(node(), memory_of(severity), blind=UNOBSERVED if blind else None)
 
         assert patch_of(change)["metadata"]["labels"] == {
             STATUS: status,
@@ -486,7 +488,7 @@ class TestLabels:
 
 class TestWhenToWrite:
     @pytest.mark.parametrize("severity", Severity)
-    @pytest.mark.parametrize("blind", [None, BLIND])
+    @pytest.mark.parametrize("blind", [None, UNOBSERVED])
     def test_nothing_is_written_when_nothing_changed(self, severity: Severity, blind: Unobserved | None) -> None:
         memory = memory_of(severity)
         state = settled(memory, blind=blind, taints=FOREIGN_TAINTS, labels=FOREIGN_LABELS)
@@ -494,20 +496,20 @@ class TestWhenToWrite:
         assert plan_for(state, memory, blind=blind, now=WALL + timedelta(minutes=59)) == NodePatch()
 
     def test_a_finding_that_is_seen_again_is_nothing_new(self) -> None:
-        level = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
-        state = settled(remembers(level))
-        seen_again = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count", at=99_999.0)
+        level = active_finding(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
+        state = settled(memory_with(level))
+        seen_again = active_finding(fault("GpuLost"), Nature.LEVEL, check="gpu-count", at=99_999.0)
 
-        assert plan_for(state, remembers(seen_again, cursor=4000)) == NodePatch()
+        assert plan_for(state, memory_with(seen_again, cursor=4000)) == NodePatch()
 
     @pytest.mark.parametrize(("age", "writes"), [(0, False), (29, False), (30, True), (3600, True)])
     def test_an_event_that_comes_again_is_written_no_more_often_than_each_half_minute(
         self, age: int, writes: bool
     ) -> None:
-        once = stands(fault())
+        once = active_finding(fault())
         again = replace(once, finding=replace(once.finding, detail="and again"), count=2)
 
-        change = plan_for(settled(remembers(once)), remembers(again), now=WALL + timedelta(seconds=age))
+        change = plan_for(settled(memory_with(once)), memory_with(again), now=WALL + timedelta(seconds=age))
 
         assert (change.patch is not None, change.condition is not None) == (writes, writes)
         assert change.events == ()
@@ -569,7 +571,7 @@ class TestWhenToWrite:
     def test_another_boot_is_news(self) -> None:
         state = settled()
 
-        assert plan_for(state, Memory(remembers().machine, "another boot")).patch is not None
+        assert plan_for(state, Memory(memory_with().machine, "another boot")).patch is not None
 
 
 class TestOtherRecords:
@@ -620,7 +622,7 @@ class TestOtherRecords:
 
     def test_what_stops_gpu_pods_comes_first_among_equals(self) -> None:
         findings = [fault("Xid13", MONITOR), fault("NvidiaRuntimeMissing", MONITOR, "runtime/containerd")]
-        condition = plan_for(node(), remembers(*map(stands, findings))).condition
+        condition = plan_for(node(), memory_with(*map(active_finding, findings))).condition
 
         missing = "The container runtime can't give pods a GPU"
         assert condition is not None
@@ -711,9 +713,9 @@ class TestCondition:
             (PASS, None, "True", "NoFault"),
             (MONITOR, None, "True", "Xid1"),
             (RESET, None, "False", "Xid2"),
-            (REBOOT, BLIND, "False", "Xid3"),
-            (PASS, BLIND, "Unknown", "DriverNotLoaded"),
-            (MONITOR, BLIND, "Unknown", "DriverNotLoaded"),
+            (REBOOT, UNOBSERVED, "False", "Xid3"),
+            (PASS, UNOBSERVED, "Unknown", "DriverNotLoaded"),
+            (MONITOR, UNOBSERVED, "Unknown", "DriverNotLoaded"),
         ],
     )
     def test_a_first_condition(self, severity: Severity, blind: Unobserved | None, state: str, reason: str) -> None:
@@ -748,11 +750,12 @@ class TestCondition:
         assert condition["type"] == "GpuHealthy"
 
     def test_the_worst_finding_is_listed_first_and_unobserved_checks_last(self) -> None:
-        memory = remembers(
-            stands(fault("Xid54", ISOLATE, detail="power")), stands(fault("Xid13", MONITOR, detail="warp"))
+        memory = memory_with(
+            active_finding(fault("Xid54", ISOLATE, detail="power")),
+            active_finding(fault("Xid13", MONITOR, detail="warp")),
         )
 
-        condition = condition_of(plan_for(node(), memory, blind=BLIND))
+        condition = condition_of(plan_for(node(), memory, blind=UNOBSERVED))
 
         assert condition["message"] == (
             "GPU 0000:53:00.0's extra power connector does not deliver (Xid54 on gpu/0000:53:00.0): power; "
@@ -763,7 +766,7 @@ class TestCondition:
     @pytest.mark.parametrize("letter", ["x", "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{EURO SIGN}", "\N{FIRE}"])
     @pytest.mark.parametrize("shift", range(4))
     def test_a_message_has_at_most_1024_bytes_and_is_whole_text(self, letter: str, shift: int) -> None:
-        memory = remembers(stands(fault(detail="-" * shift + letter * 1500)))
+        memory = memory_with(active_finding(fault(detail="-" * shift + letter * 1500)))
 
         change = plan_for(node(), memory)
 
@@ -792,10 +795,10 @@ class TestEvents:
         assert plan_for(written(state, change), memory).events == ()
 
     def test_a_second_finding_is_reported_without_a_transition(self) -> None:
-        first = stands(fault("Xid79", REBOOT))
-        second = stands(fault("Xid48", RESET))
+        first = active_finding(fault("Xid79", REBOOT))
+        second = active_finding(fault("Xid48", RESET))
 
-        change = plan_for(settled(remembers(first)), remembers(first, second))
+        change = plan_for(settled(memory_with(first)), memory_with(first, second))
 
         assert [event.reason for event in change.events] == ["Xid48"]
 
@@ -814,12 +817,12 @@ class TestEvents:
         assert [(event.reason, event.type) for event in events if event.reason.startswith("Gpu")] == [(reason, kind)]
 
     def test_going_blind_is_a_transition(self) -> None:
-        assert [(event.reason, event.type) for event in plan_for(settled(), blind=BLIND).events] == [
+        assert [(event.reason, event.type) for event in plan_for(settled(), blind=UNOBSERVED).events] == [
             ("GpuHealthUnknown", "Warning")
         ]
 
     def test_a_flood_of_findings_makes_at_most_32_events_and_the_transition_is_among_them(self) -> None:
-        memory = remembers(*(stands(fault("Xid48", RESET, f"gpu/{number}")) for number in range(300)))
+        memory = memory_with(*(active_finding(fault("Xid48", RESET, f"gpu/{number}")) for number in range(300)))
 
         events = plan_for(settled(), memory).events
 
@@ -828,7 +831,7 @@ class TestEvents:
 
     def test_the_same_news_has_the_same_names_and_other_news_others(self) -> None:
         state, memory = settled(), memory_of(REBOOT)
-        moved = remembers(stands(fault("Xid3", REBOOT, "gpu/0000:64:00.0")))
+        moved = memory_with(active_finding(fault("Xid3", REBOOT, "gpu/0000:64:00.0")))
 
         names = [event.name for event in plan_for(state, memory).events]
 
@@ -838,7 +841,7 @@ class TestEvents:
     @pytest.mark.parametrize("reason", ["", "it broke", "[/x]", "X" * 64, "xid79", "Xid79\n", "\x1b[31m"])
     def test_a_reason_that_somebody_else_made_up_is_none_of_the_apis(self, reason: str) -> None:
         """As the admission policy has it; the record still says the word."""
-        change = plan_for(node(), remembers(stands(fault(reason, REBOOT))))
+        change = plan_for(node(), memory_with(active_finding(fault(reason, REBOOT))))
 
         assert condition_of(change)["reason"] == UNEXPLAINED
         assert [event.reason for event in change.events] == ["GpuHealthFail", UNEXPLAINED]
@@ -853,7 +856,7 @@ class TestEvents:
 
 
 def test_planning_changes_neither_the_node_nor_the_record() -> None:
-    verdict: Verdict = decide(memory_of(REBOOT), [says()])
+    verdict: Verdict = decide(memory_of(REBOOT), [outcome_with()])
     state = node(taints=FOREIGN_TAINTS, labels=FOREIGN_LABELS)
     before = (repr(verdict), list(state.taints), dict(state.labels))
 

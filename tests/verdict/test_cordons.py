@@ -20,7 +20,7 @@ from healthcheck.verdict.device_taints import CordonPlan, gpus_to_taint, plan_co
 from healthcheck.verdict.node_patch import NodePatch, plan
 from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
 from healthcheck.verdict.verdict import decide
-from tests.examples import BLIND, IDENTITY, WALL, fault, node, remembers, says, stands
+from tests.examples import IDENTITY, UNOBSERVED, WALL, active_finding, fault, memory_with, node, outcome_with
 
 ON = Rules(device_taints=True)
 A, B = "0000:53:00.0", "0000:64:00.0"
@@ -34,7 +34,7 @@ def on(address: str = A, severity: Severity = Severity.REBOOT, **about: str) -> 
 
 
 def memory_of(*findings: Finding, gpus: Mapping[str, Mapping[str, str]] = GPUS) -> Memory:
-    return remembers(*map(stands, findings), gpus=gpus)
+    return memory_with(*map(active_finding, findings), gpus=gpus)
 
 
 def cards(*uuids: str) -> str:
@@ -55,7 +55,7 @@ def cordons(
     hami_runs: bool | None = True,
 ) -> CordonPlan | None:
     state = state or shared()
-    verdict = decide(memory, [says(blind=BLIND if blind else None)])
+    verdict = decide(memory, [outcome_with(unobserved=UNOBSERVED if blind else None)])
     view = AgentView(verdict, memory, IDENTITY, rules, WALL, hami_runs=hami_runs)
     decision = decide_taint(view, state)
     gpus = gpus_to_taint(view, decision, state)
@@ -131,7 +131,7 @@ def test_a_registration_that_hami_left_behind_proves_nothing(
 
 def test_a_gpu_that_cannot_be_checked_stays_cordoned_beside_a_faulty_one() -> None:
     before = records.render_text(
-        decide(memory_of(on()), [says()]),
+        decide(memory_of(on()), [outcome_with()]),
         memory_of(on()),
         IDENTITY,
         WALL,
@@ -159,7 +159,7 @@ def written(
 
 
 def planned(memory: Memory, state: NodeState, grant: SlotGrant, *, blind: bool = False, **more: Any) -> NodePatch:
-    verdict = decide(memory, [says(blind=BLIND if blind else None)])
+    verdict = decide(memory, [outcome_with(unobserved=UNOBSERVED if blind else None)])
     view = AgentView(verdict, memory, IDENTITY, ON, WALL)
     return plan(view, decide_taint(view, state, by_devices=grant.by_devices), state, grant, **more)
 

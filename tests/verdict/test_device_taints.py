@@ -25,7 +25,19 @@ from healthcheck.verdict.node_patch import NodePatch
 from healthcheck.verdict.repair_conditions import RepairPolicy
 from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint, says_devices
 from healthcheck.verdict.verdict import decide
-from tests.examples import BLIND, IDENTITY, NODE, WALL, fault, node, planned, remembers, says, stands, wants_taint
+from tests.examples import (
+    IDENTITY,
+    NODE,
+    UNOBSERVED,
+    WALL,
+    active_finding,
+    fault,
+    memory_with,
+    node,
+    outcome_with,
+    planned,
+    wants_taint,
+)
 
 ON = Rules(device_taints=True)
 A, B = "0000:53:00.0", "0000:64:00.0"
@@ -40,14 +52,14 @@ def on(subject: str, severity: Severity = REBOOT, reason: str = "Xid79", **about
 
 
 def memory_of(*findings: Finding) -> Memory:
-    return remembers(*map(stands, findings))
+    return memory_with(*map(active_finding, findings))
 
 
 def tainted_gpus(
     memory: Memory, state: NodeState | None = None, rules: Rules = ON, blind: Unobserved | None = None
 ) -> list[tuple[str, Severity]] | None:
     state = state or node()
-    view = AgentView(decide(memory, [says(blind=blind)]), memory, IDENTITY, rules, WALL)
+    view = AgentView(decide(memory, [outcome_with(unobserved=blind)]), memory, IDENTITY, rules, WALL)
     found = gpus_to_taint(view, decide_taint(view, state), state)
     return None if found is None else [(gpu.address, gpu.severity) for gpu in found]
 
@@ -95,14 +107,14 @@ def test_findings_taint_the_node_without_usable_device_taints(state: NodeState, 
 
 def test_unobserved_cycle_keeps_the_present_taints() -> None:
     bad = memory_of(on(f"gpu/{A}"))
-    assert tainted_gpus(bad, node(taints=[TAINT]), blind=BLIND) is None
+    assert tainted_gpus(bad, node(taints=[TAINT]), blind=UNOBSERVED) is None
     assert tainted_gpus(bad, node(taints=[TAINT])) == [(A, REBOOT)]
-    assert tainted_gpus(bad, blind=BLIND) == [(A, REBOOT)]
+    assert tainted_gpus(bad, blind=UNOBSERVED) == [(A, REBOOT)]
 
-    verdict = decide(remembers(), [says(blind=BLIND)])
-    assert wants_taint(verdict, node(), ON, remembers(), by_devices=True)
-    assert not wants_taint(verdict, node(), ON, remembers())
-    assert tainted_gpus(remembers(), blind=BLIND) == []
+    verdict = decide(memory_with(), [outcome_with(unobserved=UNOBSERVED)])
+    assert wants_taint(verdict, node(), ON, memory_with(), by_devices=True)
+    assert not wants_taint(verdict, node(), ON, memory_with())
+    assert tainted_gpus(memory_with(), blind=UNOBSERVED) == []
 
 
 def rule(device: str = "gpu-0", tier: str = "RESET", **more: object) -> DeviceRule:
@@ -193,7 +205,7 @@ def test_rules_that_cannot_cover_a_gpu_are_not_created(
 
 
 def plan_for(state: NodeState, memory: Memory, grant: SlotGrant) -> NodePatch:
-    verdict = decide(memory, [says()])
+    verdict = decide(memory, [outcome_with()])
     return planned(verdict, memory, state, ON, WALL, grant)
 
 
@@ -220,7 +232,7 @@ def test_node_has_no_taint_while_its_gpus_have(
 
 def test_repair_is_not_requested_for_a_node_with_working_gpus() -> None:
     memory = memory_of(on(f"gpu/{A}", ISOLATE))
-    verdict = decide(memory, [says()])
+    verdict = decide(memory, [outcome_with()])
     rules = replace(ON, repair=RepairPolicy(REPAIR_CONDITIONS))
     conditions = planned(verdict, memory, node(), rules, WALL, BY_DEVICES).repair.conditions
     assert {entry["type"]: (entry["status"], entry["reason"]) for entry in conditions} == {

@@ -13,7 +13,7 @@ from healthcheck.probes.pod_resources import read_answer
 from healthcheck.probes.pods_by_uid import Toleration
 from healthcheck.verdict.gate import GateState, decide_gate, tolerates_taint
 from healthcheck.verdict.gate_refusals import refusals_in, refused_message
-from tests.examples import stands
+from tests.examples import active_finding
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcde"
 MIG = "MIG-01234567-89ab-cdef-0123-456789abcde"
@@ -119,7 +119,7 @@ def test_a_pod_waits_only_for_a_taint_that_will_refuse_it(
 ) -> None:
     state = GateState(
         "node",
-        [stands(LOST_GPU)],
+        [active_finding(LOST_GPU)],
         Severity.RESET,
         1.0,
         is_tainted=is_tainted,
@@ -131,7 +131,7 @@ def test_a_pod_waits_only_for_a_taint_that_will_refuse_it(
     assert (answer.decision, answer.taint_delayed) == (decision, is_delayed)
 
 
-@pytest.mark.parametrize("standing", [[], [stands(LOST_GPU)]])
+@pytest.mark.parametrize("standing", [[], [active_finding(LOST_GPU)]])
 def test_a_kubelet_without_an_answer_is_named(standing: list[ActiveFinding]) -> None:
     state = GateState("node", standing, Severity.RESET, 1.0, tolerates=False)
     answers = [decide_gate(replace(state, kubelet_answered=answered)) for answered in (True, False)]

@@ -9,7 +9,7 @@ from healthcheck.checks.listed import CHECKS, DEEP_CHECKS
 from healthcheck.model import Finding, Severity
 from healthcheck.verdict.node_events import InvolvedPod, NodeEvent
 from healthcheck.verdict.pod_events import LEAST, pod_events, reported
-from tests.examples import stands
+from tests.examples import active_finding
 
 THIRD, FIFTH = "gpu/0000:03:00.0", "gpu/0000:05:00.0"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1"}
@@ -20,7 +20,7 @@ POD, TWIN = InvolvedPod("team", "train", "uid-3"), InvolvedPod("team", "serve", 
 def events(
     *findings: Finding, gpus: frozenset[str] | None = frozenset({THIRD}), tainted: bool = True
 ) -> list[NodeEvent]:
-    found = reported(map(stands, findings))
+    found = reported(map(active_finding, findings))
     return pod_events("node-1", found, {POD: gpus, TWIN: frozenset({FIFTH})}, is_tainted=tainted)
 
 

@@ -17,7 +17,18 @@ from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import LONGEST, AgentRecord, RecordError, RunRecord, passed_since
 from healthcheck.verdict.verdict import decide
-from tests.examples import BLIND, BOOT, IDENTITY, MACHINE, NODE, WALL, fault, remembers, says, stands
+from tests.examples import (
+    BOOT,
+    IDENTITY,
+    MACHINE,
+    NODE,
+    UNOBSERVED,
+    WALL,
+    active_finding,
+    fault,
+    memory_with,
+    outcome_with,
+)
 
 
 def finding_row(standing: ActiveFinding) -> dict[str, Any]:
@@ -25,13 +36,13 @@ def finding_row(standing: ActiveFinding) -> dict[str, Any]:
 
 
 ALL_GROUPS = [
-    says(check="driver"),
-    says(check="gpu-count"),
-    says(check="xid"),
-    says(check="efa-count", group="2-efa-enumeration"),
-    says(check="nvlink", group="3-topology-check"),
-    says(check="runtime", group="7-container-runtime"),
-    says(check="hami", group="8-hami", configured=False),
+    outcome_with(check="driver"),
+    outcome_with(check="gpu-count"),
+    outcome_with(check="xid"),
+    outcome_with(check="efa-count", group="2-efa-enumeration"),
+    outcome_with(check="nvlink", group="3-topology-check"),
+    outcome_with(check="runtime", group="7-container-runtime"),
+    outcome_with(check="hami", group="8-hami", configured=False),
 ]
 
 
@@ -48,17 +59,17 @@ def size(record: dict[str, Any]) -> int:
 
 
 def flood(count: int, detail: str) -> Memory:
-    return remembers(
-        stands(fault("Xid79", Severity.REBOOT, detail=detail)),
+    return memory_with(
+        active_finding(fault("Xid79", Severity.REBOOT, detail=detail)),
         *(
-            stands(fault("Xid13", Severity.MONITOR, f"gpu/0000:{number:02x}:00.0", detail=detail))
+            active_finding(fault("Xid13", Severity.MONITOR, f"gpu/0000:{number:02x}:00.0", detail=detail))
             for number in range(count)
         ),
     )
 
 
 def test_a_healthy_record_keeps_the_seeds_keys_and_adds_ours() -> None:
-    record = render(remembers(cursor=1234))
+    record = render(memory_with(cursor=1234))
 
     assert record == {
         "schema": 1,
@@ -85,14 +96,14 @@ def test_a_healthy_record_keeps_the_seeds_keys_and_adds_ours() -> None:
 
 
 def test_a_healthy_record_is_at_most_2_kib() -> None:
-    assert size(render(remembers(cursor=2**63))) <= 2048
+    assert size(render(memory_with(cursor=2**63))) <= 2048
 
 
 def test_a_finding_is_reported_with_all_names_of_its_subject() -> None:
     about = {"index": "0", "uuid": "GPU-1", "serial": "165"}
     finding = fault(about=about, rule="xid.csv:79", source="dmesg.txt:4")
 
-    (row,) = render(remembers(stands(finding, at=12.34567)))["findings"]
+    (row,) = render(memory_with(active_finding(finding, at=12.34567)))["findings"]
 
     assert row == {
         "reason": "Xid79",
@@ -113,7 +124,9 @@ def test_a_finding_is_reported_with_all_names_of_its_subject() -> None:
 
 
 def test_an_unchecked_part_is_reported_with_its_cause() -> None:
-    record = render(remembers(), [says(blind=Unobserved(UnobservedCause.named("ProbeFailed"), "x" * 5000))])
+    record = render(
+        memory_with(), [outcome_with(unobserved=Unobserved(UnobservedCause.named("ProbeFailed"), "x" * 5000))]
+    )
 
     assert record["status"] == "unknown"
     assert record["unobserved"] == [{"check": "0-nvidia-smi", "cause": "ProbeFailed", "detail": "x" * 300}]
@@ -121,8 +134,8 @@ def test_an_unchecked_part_is_reported_with_its_cause() -> None:
 
 @pytest.mark.parametrize("taint", ["set", "withheld", "off"])
 def test_the_taint_is_shown_only_if_set_or_withheld(taint: str) -> None:
-    assert render(remembers(), taint=taint)["taint"] == taint
-    assert "taint" not in render(remembers())
+    assert render(memory_with(), taint=taint)["taint"] == taint
+    assert "taint" not in render(memory_with())
 
 
 @pytest.mark.parametrize("count", [1, 40, 100, 500])
@@ -147,7 +160,7 @@ def test_a_record_of_a_node_that_sees_nothing_is_at_most_16_kib_and_keeps_what_s
         Unobserved(UnobservedCause.named("GpuNotAnswering"), f"gpu/{n}: ecc mode: NVML error 999", f"gpu/{n}")
         for n in range(600)
     )
-    memory = remembers(*(stands(fault("GpuLost", subject=f"gpu/{n}", detail=detail)) for n in range(8)))
+    memory = memory_with(*(active_finding(fault("GpuLost", subject=f"gpu/{n}", detail=detail)) for n in range(8)))
 
     record = render(memory, [Outcome("ecc", "0-nvidia-smi", unobserved=causes)])
 
@@ -158,16 +171,16 @@ def test_a_record_of_a_node_that_sees_nothing_is_at_most_16_kib_and_keeps_what_s
 
 
 def test_one_enormous_finding_does_not_make_an_enormous_record() -> None:
-    record = render(remembers(stands(fault(subject="gpu/" + "\N{FIRE}" * LONGEST))))
+    record = render(memory_with(active_finding(fault(subject="gpu/" + "\N{FIRE}" * LONGEST))))
 
     assert size(record) <= LONGEST
     assert (record["severity"], record["cut"]) == ("REBOOT", {"details": 0, "findings": 1})
 
 
 def test_a_memory_is_rebuilt_from_the_record_that_was_written() -> None:
-    memory = remembers(
-        stands(fault(about={"serial": "165"}, rule="xid.csv:79")),
-        stands(fault("GpuCountLow", subject="node"), Nature.LEVEL, check="gpu-count"),
+    memory = memory_with(
+        active_finding(fault(about={"serial": "165"}, rule="xid.csv:79")),
+        active_finding(fault("GpuCountLow", subject="node"), Nature.LEVEL, check="gpu-count"),
         cursor=77,
     )
 
@@ -175,7 +188,7 @@ def test_a_memory_is_rebuilt_from_the_record_that_was_written() -> None:
 
 
 def test_half_a_surrogate_pair_from_a_foreign_annotation_can_be_written_again() -> None:
-    foreign = json.dumps(render(remembers(stands(fault(detail="half \ud83d of a pair")))))
+    foreign = json.dumps(render(memory_with(active_finding(fault(detail="half \ud83d of a pair")))))
     memory = records.remembered(records.parse(AgentRecord, foreign))
 
     assert r"half \\ud83d of a pair" in records.dump(read(render(memory)))
@@ -209,21 +222,23 @@ def test_an_annotation_that_is_no_record_is_refused_with_its_reason(text: str, m
         {"findings": [{"reason": "Xid79"}]},
         {
             "findings": [
-                fault_row | change for fault_row in [finding_row(stands(fault()))] for change in [{"severity": "BAD"}]
+                fault_row | change
+                for fault_row in [finding_row(active_finding(fault()))]
+                for change in [{"severity": "BAD"}]
             ]
         },
-        {"findings": [finding_row(stands(fault())) | {"severity": []}]},
-        {"findings": [finding_row(stands(fault())) | {"first_seen": "yesterday"}]},
-        {"findings": [finding_row(stands(fault())) | {"first_seen": "2026-11-21T01:02:03"}]},
-        {"findings": [finding_row(stands(fault())) | {"count": float("inf")}]},
-        {"findings": [finding_row(stands(fault())) | {"count": "many"}]},
-        {"findings": [finding_row(stands(fault())) | {"about": 7}]},
-        {"findings": [finding_row(stands(fault())) | {"at": {}}]},
-        {"findings": [finding_row(stands(fault())) | {"nature": "human"}]},
+        {"findings": [finding_row(active_finding(fault())) | {"severity": []}]},
+        {"findings": [finding_row(active_finding(fault())) | {"first_seen": "yesterday"}]},
+        {"findings": [finding_row(active_finding(fault())) | {"first_seen": "2026-11-21T01:02:03"}]},
+        {"findings": [finding_row(active_finding(fault())) | {"count": float("inf")}]},
+        {"findings": [finding_row(active_finding(fault())) | {"count": "many"}]},
+        {"findings": [finding_row(active_finding(fault())) | {"about": 7}]},
+        {"findings": [finding_row(active_finding(fault())) | {"at": {}}]},
+        {"findings": [finding_row(active_finding(fault())) | {"nature": "human"}]},
     ],
 )
 def test_a_record_of_another_shape_is_no_memory(change: dict[str, Any]) -> None:
-    record = render(remembers()) | change
+    record = render(memory_with()) | change
 
     with pytest.raises(RecordError, match="not a record of schema 1"):
         records.remembered(read(record))
@@ -231,7 +246,7 @@ def test_a_record_of_another_shape_is_no_memory(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("key", ["machine", "boot_id"])
 def test_the_seeds_record_is_no_memory(key: str) -> None:
-    record = render(remembers())
+    record = render(memory_with())
     del record[key]
 
     with pytest.raises(RecordError, match=key):
@@ -240,7 +255,7 @@ def test_the_seeds_record_is_no_memory(key: str) -> None:
 
 @pytest.mark.parametrize(("cursor", "remembered"), [(5, 5), (None, None), ("5", None), (5.5, None)])
 def test_a_cursor_that_is_no_number_is_none(cursor: Any, remembered: int | None) -> None:
-    assert records.remembered(read(render(remembers()) | {"cursor": cursor})).cursor == remembered
+    assert records.remembered(read(render(memory_with()) | {"cursor": cursor})).cursor == remembered
 
 
 @pytest.mark.parametrize("findings", [None, "x", 7, {"reason": "Xid79"}, ["x", None, 7]])
@@ -275,7 +290,7 @@ def test_a_severity_that_is_none_is_refused_with_what_is_allowed(word: Any) -> N
     ],
 )
 def test_times_and_the_cursor_alone_are_no_news(change: dict[str, Any], news: bool) -> None:
-    record = render(remembers(stands(fault())))
+    record = render(memory_with(active_finding(fault())))
 
     assert (records.signature(read(record | change)) != records.signature(read(record))) is news
 
@@ -295,7 +310,7 @@ def test_times_and_the_cursor_alone_are_no_news(change: dict[str, Any], news: bo
 def test_an_event_that_comes_again_is_no_news_at_once(
     nature: Nature, key: str, news: bool | None, news_in_time: bool
 ) -> None:
-    record = render(remembers(stands(fault(), nature)))
+    record = render(memory_with(active_finding(fault(), nature)))
     other = record | {"findings": [record["findings"][0] | {key: "something else"}]}
     news = (
         nature is Nature.LEVEL if news is None else news
@@ -317,9 +332,9 @@ def test_times_are_written_in_utc(at: datetime, text: str) -> None:
 
 
 def test_a_blind_check_does_not_make_a_healthy_record_long() -> None:
-    outcomes = [says(check=group.check, group=group.group, blind=BLIND) for group in ALL_GROUPS]
+    outcomes = [outcome_with(check=group.check, group=group.group, unobserved=UNOBSERVED) for group in ALL_GROUPS]
 
-    assert size(render(remembers(), outcomes)) <= 2048
+    assert size(render(memory_with(), outcomes)) <= 2048
 
 
 LEVEL_4 = {"check": "4-dcgm-diag-l4", "status": "pass", "severity": "PASS"}
@@ -367,7 +382,7 @@ def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> 
         Acknowledgement("DcgmDiagMemory", "dcgm", BOOT, None, WALL),
     )
 
-    text = records.dump(read(render(remembers(acknowledged=acknowledged))))
+    text = records.dump(read(render(memory_with(acknowledged=acknowledged))))
     acknowledgements = records.remembered(records.parse(AgentRecord, text)).acknowledged
 
     asked = [
@@ -390,6 +405,6 @@ def test_a_healthy_node_that_was_released_of_much_has_a_small_record() -> None:
         for bus in range(8)
     )
 
-    record = render(remembers(acknowledged=acknowledged, released=Release("ann", "board swapped", WALL, ())))
+    record = render(memory_with(acknowledged=acknowledged, released=Release("ann", "board swapped", WALL, ())))
 
     assert size(record) <= 2048

@@ -29,7 +29,7 @@ from healthcheck.verdict.node_patch import NodePatch
 from healthcheck.verdict.repair_conditions import NO_REPAIR, RepairPolicy
 from healthcheck.verdict.taint_decision import Rules
 from healthcheck.verdict.verdict import decide
-from tests.examples import BLIND, WALL, fault, node, planned, remembers, says, stands
+from tests.examples import UNOBSERVED, WALL, active_finding, fault, memory_with, node, outcome_with, planned
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 ALL = Rules(repair=RepairPolicy(REPAIR_CONDITIONS))
@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 
 def memory_of(severity: Severity) -> Memory:
-    return remembers(stands(fault(f"Xid{int(severity)}", severity))) if severity else remembers()
+    return memory_with(active_finding(fault(f"Xid{int(severity)}", severity))) if severity else memory_with()
 
 
 def plan_for(
@@ -53,7 +53,7 @@ def plan_for(
     now: datetime = WALL,
     work: str = "",
 ) -> NodePatch:
-    verdict = decide(memory, [says(blind=blind)])
+    verdict = decide(memory, [outcome_with(unobserved=blind)])
     return planned(verdict, memory, state, rules, now, grant, work)
 
 
@@ -87,7 +87,7 @@ SAID = [
 
 @pytest.mark.parametrize(("severity", "blind", "messages"), SAID)
 def test_each_tier_has_its_own_condition(severity: Severity, blind: bool, messages: tuple[str, ...]) -> None:
-    change = plan_for(node(), memory_of(severity), blind=BLIND if blind else None)
+    change = plan_for(node(), memory_of(severity), blind=UNOBSERVED if blind else None)
 
     assert words(change) == messages
     for entry in conditions(change).values():
@@ -158,12 +158,12 @@ def test_a_taint_that_was_there_before_is_enough() -> None:
 
 
 def test_hardware_that_still_settles_is_not_said_to_be_ready() -> None:
-    flickers = remembers(suspects={("gpu-count", ("GpuLost", "gpu/0")): Suspect(1)})
+    flickers = memory_with(suspects={("gpu-count", ("GpuLost", "gpu/0")): Suspect(1)})
 
     assert words(plan_for(node(), flickers)) == ("False", "False", "-")
 
 
-@pytest.mark.parametrize("blind", [None, BLIND])
+@pytest.mark.parametrize("blind", [None, UNOBSERVED])
 def test_blindness_takes_nothing_back(blind: Unobserved | None) -> None:
     before = plan_for(node(), memory_of(ISOLATE))
 
@@ -180,8 +180,8 @@ def test_what_is_said_already_is_not_said_again() -> None:
 
 
 def test_the_time_of_the_transition_moves_with_the_status_alone() -> None:
-    first = remembers(stands(fault("Xid54", ISOLATE)))
-    other = remembers(stands(fault("RowRemapFailed", ISOLATE)))
+    first = memory_with(active_finding(fault("Xid54", ISOLATE)))
+    other = memory_with(active_finding(fault("RowRemapFailed", ISOLATE)))
     state = with_conditions(plan_for(node(), first), taints=[TAINT])
 
     again = conditions(plan_for(state, other, now=LATER))
@@ -191,7 +191,7 @@ def test_the_time_of_the_transition_moves_with_the_status_alone() -> None:
         HARDWARE_READY: timestamp(WALL),
     }
     assert again[HARDWARE_READY]["reason"] == "NvidiaDoubleBitError"
-    well = conditions(plan_for(state, remembers(), now=LATER))
+    well = conditions(plan_for(state, memory_with(), now=LATER))
     assert {entry["lastTransitionTime"] for entry in well.values()} == {timestamp(LATER)}
     assert (well[REPLACEMENT_REQUIRED]["status"], well[HARDWARE_READY]["status"]) == ("False", "True")
 
@@ -230,7 +230,7 @@ class TestOthers:
         assert plan_for(node(conditions=[THEIRS]), memory_of(ISOLATE), rules=Rules()).repair == NO_REPAIR
 
     def test_copy_of_ours_is_ours(self) -> None:
-        stale = conditions(plan_for(node(), remembers()))[HARDWARE_READY]
+        stale = conditions(plan_for(node(), memory_with()))[HARDWARE_READY]
         managers = {HARDWARE_READY: (FieldManager("eks-node-monitoring-agent", WALL),)}
 
         change = plan_for(node(conditions=[stale], repair_managers=managers), memory_of(ISOLATE), now=LATER)
@@ -285,7 +285,7 @@ def test_every_reason_that_has_a_row_is_one_of_ours() -> None:
 @pytest.mark.parametrize("severity", [PASS, RESET, REBOOT])
 def test_a_reset_that_waits_for_a_reboot_requests_it_whatever_the_severity(severity: Severity) -> None:
     memory = memory_of(severity)
-    verdict = decide(memory, [says()])
+    verdict = decide(memory, [outcome_with()])
     change = planned(verdict, memory, node(), ALL, work="a reset uses the node", awaits_reboot=True)
 
     assert conditions(change)[REBOOT_REQUIRED]["status"] == "True"

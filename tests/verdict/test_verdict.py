@@ -7,14 +7,14 @@ import pytest
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Nature, Outcome, Severity, Status, Unobserved, UnobservedCause
 from healthcheck.verdict.verdict import CheckCause, GroupVerdict, Verdict, decide, merge, status_of
-from tests.examples import BLIND, fault, looked_at, remembers, says, stands
+from tests.examples import UNOBSERVED, active_finding, fault, memory_after_cycle, memory_with, outcome_with
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 
 
 def verdict_of(severity: Severity, blind: Unobserved | None = None) -> Verdict:
-    memory = remembers(stands(fault("Xid1", severity))) if severity else remembers()
-    return decide(memory, [says(blind=blind)])
+    memory = memory_with(active_finding(fault("Xid1", severity))) if severity else memory_with()
+    return decide(memory, [outcome_with(unobserved=blind)])
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,17 @@ def test_the_status_of_each_severity_with_and_without_a_blind_check(
     assert status_of(severity, could_not_check=False) is looked
     assert status_of(severity, could_not_check=True) is blind
     assert verdict_of(severity).status is looked
-    assert verdict_of(severity, BLIND).status is blind
+    assert verdict_of(severity, UNOBSERVED).status is blind
 
 
 def test_the_severity_is_the_worst_one_standing() -> None:
-    memory = remembers(stands(fault("Xid54", ISOLATE)), stands(fault("Xid48", RESET)), stands(fault("Xid13", MONITOR)))
+    memory = memory_with(
+        active_finding(fault("Xid54", ISOLATE)),
+        active_finding(fault("Xid48", RESET)),
+        active_finding(fault("Xid13", MONITOR)),
+    )
 
-    assert decide(memory, [says()]).severity is ISOLATE
+    assert decide(memory, [outcome_with()]).severity is ISOLATE
 
 
 # seed-defects.md 15: the later, milder finding overwrote the earlier one.
@@ -55,24 +59,24 @@ def test_the_severity_is_the_worst_one_standing() -> None:
     ],
 )
 def test_no_finding_hides_another(standing: list[tuple[str, Severity]], severity: Severity) -> None:
-    memory = remembers(*(stands(fault(reason, tier)) for reason, tier in standing))
-    verdict = decide(memory, [says()])
+    memory = memory_with(*(active_finding(fault(reason, tier)) for reason, tier in standing))
+    verdict = decide(memory, [outcome_with()])
 
     assert (verdict.status, verdict.severity) == (Status.FAIL, severity)
     assert [finding.finding.reason for finding in verdict.active] == [reason for reason, _ in standing]
 
 
 def test_each_group_shows_its_own_worst_finding() -> None:
-    memory = remembers(
-        stands(fault("Xid79", REBOOT), check="xid"),
-        stands(fault("EfaBelowProfile", MONITOR, "node"), Nature.LEVEL, check="efa-count"),
+    memory = memory_with(
+        active_finding(fault("Xid79", REBOOT), check="xid"),
+        active_finding(fault("EfaBelowProfile", MONITOR, "node"), Nature.LEVEL, check="efa-count"),
     )
     outcomes = [
-        says(check="driver"),
-        says(check="xid"),
-        says(check="efa-count", group="2-efa-enumeration"),
-        says(check="runtime", group="7-container-runtime", blind=BLIND),
-        says(check="hami", group="8-hami", configured=False),
+        outcome_with(check="driver"),
+        outcome_with(check="xid"),
+        outcome_with(check="efa-count", group="2-efa-enumeration"),
+        outcome_with(check="runtime", group="7-container-runtime", unobserved=UNOBSERVED),
+        outcome_with(check="hami", group="8-hami", configured=False),
     ]
 
     assert decide(memory, outcomes).groups == (
@@ -84,20 +88,20 @@ def test_each_group_shows_its_own_worst_finding() -> None:
 
 
 def test_a_group_of_which_one_check_belongs_here_is_configured() -> None:
-    outcomes = [says(check="a", configured=False), says(check="b")]
+    outcomes = [outcome_with(check="a", configured=False), outcome_with(check="b")]
 
     assert decide(Memory(), outcomes).groups == (GroupVerdict("0-nvidia-smi", Status.PASS, PASS),)
 
 
 def test_what_does_not_belong_to_the_node_is_neither_pass_nor_unknown() -> None:
-    verdict = decide(Memory(), [says(configured=False)])
+    verdict = decide(Memory(), [outcome_with(configured=False)])
 
     assert (verdict.status, verdict.groups[0].status) == (Status.PASS, Status.NOT_CONFIGURED)
 
 
 @pytest.mark.parametrize("severity", Severity)
 def test_without_a_single_check_nothing_passed(severity: Severity) -> None:
-    memory = remembers(stands(fault("Xid1", severity))) if severity else Memory()
+    memory = memory_with(active_finding(fault("Xid1", severity))) if severity else Memory()
     verdict = decide(memory, [])
 
     assert verdict.status is (Status.FAIL if severity >= RESET else Status.UNKNOWN)
@@ -106,29 +110,29 @@ def test_without_a_single_check_nothing_passed(severity: Severity) -> None:
 
 def test_one_cause_is_reported_once_per_group() -> None:
     outcomes = [
-        says(check="driver", blind=BLIND),
-        says(check="gpu-count", blind=BLIND),
-        says(check="topology", group="3-topology-check", blind=BLIND),
+        outcome_with(check="driver", unobserved=UNOBSERVED),
+        outcome_with(check="gpu-count", unobserved=UNOBSERVED),
+        outcome_with(check="topology", group="3-topology-check", unobserved=UNOBSERVED),
     ]
 
     assert decide(Memory(), outcomes).unobserved == (
-        CheckCause("0-nvidia-smi", BLIND),
-        CheckCause("3-topology-check", BLIND),
+        CheckCause("0-nvidia-smi", UNOBSERVED),
+        CheckCause("3-topology-check", UNOBSERVED),
     )
 
 
 def test_two_causes_of_one_group_are_both_reported() -> None:
     other = Unobserved(UnobservedCause.named("ProbeFailed"), "pci: no such directory")
-    outcome = Outcome("gpu-count", "0-nvidia-smi", unobserved=(BLIND, other))
+    outcome = Outcome("gpu-count", "0-nvidia-smi", unobserved=(UNOBSERVED, other))
 
-    assert [row.cause for row in decide(Memory(), [outcome]).unobserved] == [BLIND, other]
+    assert [row.cause for row in decide(Memory(), [outcome]).unobserved] == [UNOBSERVED, other]
 
 
 def test_a_verdict_says_that_it_is_still_settling() -> None:
     flickering = fault("GpuCountLow", REBOOT, "node", flickers=True)
 
-    assert decide(looked_at(flickering), [says()]).settling is True
-    assert decide(Memory(), [says()]).settling is False
+    assert decide(memory_after_cycle(flickering), [outcome_with()]).settling is True
+    assert decide(Memory(), [outcome_with()]).settling is False
 
 
 @pytest.mark.parametrize(
@@ -149,4 +153,4 @@ def test_a_verdict_says_that_it_is_still_settling() -> None:
 def test_the_merge_is_the_worst_of_all_records(
     own: Severity, blind: bool, others: list[Severity], status: Status, severity: Severity
 ) -> None:
-    assert merge(verdict_of(own, BLIND if blind else None), others) == (status, severity)
+    assert merge(verdict_of(own, UNOBSERVED if blind else None), others) == (status, severity)

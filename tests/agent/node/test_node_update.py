@@ -28,11 +28,11 @@ from healthcheck.settings.reading import Settings
 from sim.api_objects import DEPLOYMENTS, WEBHOOKS
 from sim.api_stand_in import ApiStandIn
 from tests.agent.parts import Reports, api_server
-from tests.examples import BLIND, fault, remembers, says, stands
+from tests.examples import UNOBSERVED, active_finding, fault, memory_with, outcome_with
 from tests.hami_cluster import NAMESPACE, deployment, registration, webhook
 
 NAME = "gpu-node-1"
-MILD = remembers(stands(fault("EfaCountLow", Severity.MONITOR, "node")))
+MILD = memory_with(active_finding(fault("EfaCountLow", Severity.MONITOR, "node")))
 
 
 class Edited(Nodes):
@@ -73,7 +73,7 @@ def test_a_release_in_the_answer_to_the_condition_is_news(
 
 
 def judged(memory: Memory) -> Judgement:
-    return Judgement(memory, {"gpu-count": says()}, ())
+    return Judgement(memory, {"gpu-count": outcome_with()}, ())
 
 
 class Strict(Nodes):
@@ -88,7 +88,7 @@ class Strict(Nodes):
 @pytest.mark.parametrize("refused", ["the write", "webhookconfigurations", "deployments"])
 def test_where_the_cluster_refuses_cordons_the_node_is_tainted(tmp_path: Path, refused: str) -> None:
     uuid = "GPU-00000000-51e0-4000-8000-00000000000a"
-    memory = remembers(stands(fault()), gpus={"0000:53:00.0": {"uuid": uuid}})
+    memory = memory_with(active_finding(fault()), gpus={"0000:53:00.0": {"uuid": uuid}})
     settings = Settings(NodeSettings(device_taints=True))
     with ApiStandIn(NAME) as api:
         api.store.create(WEBHOOKS, "", webhook())
@@ -102,7 +102,7 @@ def test_where_the_cluster_refuses_cordons_the_node_is_tainted(tmp_path: Path, r
         state, telemetry = AgentState(NAME), Telemetry()
         state.configure(settings, memory)
         state.remember(judged(memory))
-        state.store_evidence(Evidence({HAMI: Hami(runs=True), NVML: BLIND}), no_driver=False)
+        state.store_evidence(Evidence({HAMI: Hami(runs=True), NVML: UNOBSERVED}), no_driver=False)
         update = NodeUpdate(api_server(cluster, telemetry), state, Reports(state), telemetry)
 
         update.slot.start()

@@ -14,14 +14,14 @@ from healthcheck.memory.exits import begin
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Shortage
-from tests.examples import fault, remembers, stands
+from tests.examples import active_finding, fault, memory_with
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> MemoryFile:
     file = MemoryFile(tmp_path)
     file.acquire()
-    file.write(remembers(stands(fault())))
+    file.write(memory_with(active_finding(fault())))
     return file
 
 

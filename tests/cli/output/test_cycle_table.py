@@ -36,7 +36,7 @@ from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, ReadFile
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import P5
-from tests.examples import BLIND, BOOT, MACHINE, NODE, NOW
+from tests.examples import BOOT, MACHINE, NODE, NOW, UNOBSERVED
 
 LINKS = Probe("links", lambda _: (), tuple[str, ...])
 SEEN = Observation("8 GPUs, 143 of 144 NVLinks active", "18 per GPU", "p5.48xlarge in instance-profiles.conf")
@@ -69,7 +69,7 @@ def test_cycle_table_line_has_observation_expectation_and_source(capsys: pytest.
 
 
 def test_cycle_table_lists_findings_below_their_check(capsys: pytest.CaptureFixture[str]) -> None:
-    messages = lines(capsys, look(check("nvlink", INACTIVE, SEEN, BLIND), check("driver", BLIND)))
+    messages = lines(capsys, look(check("nvlink", INACTIVE, SEEN, UNOBSERVED), check("driver", UNOBSERVED)))
 
     assert [line.split()[:3] for line in messages[:1]] == [["3", "nvlink", "fail"]]
     assert [line.strip() for line in messages[1:3]] == [
@@ -102,7 +102,7 @@ def test_cycle_table_shows_faults_that_need_a_second_cycle(capsys: pytest.Captur
 
 
 def test_cycle_table_refers_to_a_cause_shown_above(capsys: pytest.CaptureFixture[str]) -> None:
-    messages = lines(capsys, look(check("gpu-count", BLIND), check("nvlink", SEEN, INACTIVE, BLIND)))
+    messages = lines(capsys, look(check("gpu-count", UNOBSERVED), check("nvlink", SEEN, INACTIVE, UNOBSERVED)))
 
     assert messages[1].endswith("(p5.48xlarge in instance-profiles.conf); DriverNotLoaded: as above")
     assert messages[2].strip().startswith("GPU 0000:53:00.0 reported NvLinkInactive (NvLinkInactive RESET on ")
@@ -198,7 +198,7 @@ def test_verbose_evidence_of_a_container_runtime_omits_defaults(capsys: pytest.C
 def test_verbose_evidence_counts_what_was_cut(capsys: pytest.CaptureFixture[str]) -> None:
     records = tuple(Record(seq, 1.0, 0, "x" * 900) for seq in range(5000))
     silent = Probe("nvml", lambda _: 0, int)
-    evidence = Evidence({LINKS: ("up", "down"), silent: BLIND, RING: records}, seconds={"links": 0.0123})
+    evidence = Evidence({LINKS: ("up", "down"), silent: UNOBSERVED, RING: records}, seconds={"links": 0.0123})
     messages = lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)
 
     assert messages[messages.index("links, 0.012 s") + 1] == "('up', 'down')"
