@@ -24,7 +24,7 @@ def released(world: World) -> None:
     world.cluster.edit({"metadata": {"annotations": {f"{P}/release": dump_release(word)}}})
 
 
-def test_a_gpu_gone_from_pci_after_a_reboot_is_missed_without_a_profile_until_a_person_accepts_it(
+def test_gpu_missing_on_pci_after_a_reboot_is_reported_until_a_person_accepts_it(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(labelled=UNKNOWN_TYPE)
@@ -50,7 +50,7 @@ def test_a_gpu_gone_from_pci_after_a_reboot_is_missed_without_a_profile_until_a_
     assert json.loads(world.node().object["metadata"]["annotations"][RESULTS])["released"]["reason"] == "taken out"
 
 
-def test_a_gpu_without_a_handle_is_a_fault_after_three_more_looks_and_gone_with_the_first_answer(world: World) -> None:
+def test_gpu_without_a_handle_is_a_fault_after_three_more_cycles_and_ends_with_the_first_answer(world: World) -> None:
     world.hurry()
     world.host.write_value("nvml/gpu3/error", 999)
     world.host.write_value("nvml/gpu4/error", 4)  # no permission: this GPU is unobserved

@@ -84,7 +84,7 @@ def test_a_memory_without_a_verdict_is_reported_and_its_taint_stays(planted: Wor
     assert planted.node().tainted
 
 
-def test_an_answer_to_a_write_that_nobody_can_read_is_passed_over(planted: World) -> None:
+def test_unreadable_answer_to_a_write_is_skipped(planted: World) -> None:
     agent = planted.start(PLANT="in_a_node")
     planted.wait_for_status("pass")
     planted.host.xid(3, 79, ERROR)

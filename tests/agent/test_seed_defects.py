@@ -59,7 +59,7 @@ def test_8_the_hosts_proc_is_not_laid_over_the_containers() -> None:
     assert {entry["mountPath"] for entry in container["volumeMounts"]}.isdisjoint({"/proc", "/sys", "/"})
 
 
-def test_12_a_driver_that_hangs_stops_no_look(world: World) -> None:
+def test_12_hanging_driver_stops_no_check_cycle(world: World) -> None:
     world.configure(CHECK_INTERVAL="10")
     world.give_up_soon()
     world.start()
@@ -72,7 +72,7 @@ def test_12_a_driver_that_hangs_stops_no_look(world: World) -> None:
     world.wait_for_status("pass")
 
 
-def test_11_a_node_that_nobody_could_look_at_has_no_hardware_fault(world: World) -> None:
+def test_11_node_that_could_not_be_checked_has_no_hardware_fault(world: World) -> None:
     world.host.driver_unload()
     world.start()
 

@@ -65,7 +65,7 @@ def test_who_is_withheld_and_how_many_places_are_taken(withheld: World) -> None:
     ]
 
 
-def test_a_node_that_was_released_says_by_whom(watched: World) -> None:
+def test_released_node_names_the_author(watched: World) -> None:
     watched.host.xid(3, 79, "GPU has fallen off the bus.")
     watched.wait_for_taint()
     by_command(watched)
@@ -127,7 +127,7 @@ def test_when_it_was_tested_deeply_and_whether_that_is_overdue(
     assert ("overdue for a deep test: gpu-node-1: offers no GPUs to pods" in table) is bool(why)
 
 
-def test_a_node_that_was_never_tested_says_so(watched: World) -> None:
+def test_untested_node_is_reported_as_never_tested(watched: World) -> None:
     (node,) = asked(watched)["nodes"]
 
     assert (node["tested_at"], node["overdue"]) == ("", "")

@@ -51,7 +51,7 @@ def limit_descriptors(agent: AgentProcess, most: int) -> None:
     process.rlimit(psutil.RLIMIT_NOFILE, (most, process.rlimit(psutil.RLIMIT_NOFILE)[1]))
 
 
-def test_thousands_of_connections_blind_nobody(quick: World, peers: ExitStack) -> None:
+def test_thousands_of_connections_block_no_check(quick: World, peers: ExitStack) -> None:
     agent = quick.agent
     limit_descriptors(agent, 256)
     process = psutil.Process(agent.process.pid)

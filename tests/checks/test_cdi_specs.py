@@ -35,7 +35,7 @@ def test_what_is_not_there_is_named(missing: tuple[str, ...], named: str) -> Non
     ]
 
 
-def test_a_specification_that_names_what_exists_is_well() -> None:
+def test_specification_of_existing_files_is_healthy() -> None:
     assert judge(CHECK, runtime_with(SPEC)) == []
 
 

@@ -79,9 +79,7 @@ def test_the_output_counts_the_throttled_gpus() -> None:
         (None, True),
     ],
 )
-def test_what_a_deep_test_does_to_the_clocks_is_neither_found_nor_shown_gone(
-    run: DeepDiagnostic | None, is_flag: bool
-) -> None:
+def test_deep_tests_effect_on_clocks_is_neither_found_nor_ended(run: DeepDiagnostic | None, is_flag: bool) -> None:
     """The check cycle is at 0 s."""
     look = {NVML: driver_says(healthy(2), healthy(3, clock_reasons=0x48))}
     findings = finds(CHECK, replace(P5, deep_run=run), look)

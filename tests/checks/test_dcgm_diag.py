@@ -166,7 +166,7 @@ def test_an_error_with_a_passed_test_is_no_fault(error_id: int | None, shape: st
     assert ("DcgmDiagMemory", "gpu/0") in passed(diag_answer)
 
 
-def test_a_summary_that_fails_by_what_a_passed_device_said_is_no_fault() -> None:
+def test_failed_summary_of_a_passed_device_is_no_fault() -> None:
     document = dcgm_4_5(Story(errors={("memory", 1): [Said("Couldn't allocate at least 75.0%", 56, 10, 4)]}))
     test = document["DCGM Diagnostic"]["test_categories"][1]["tests"][0]
     test["results"][1]["status"] = "Pass"
@@ -181,7 +181,7 @@ NOT_HAD = "Couldn't allocate at least 75.0% of GPU memory on GPU 1"
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", ["memory", "pcie"])
-def test_what_a_gpu_in_use_brings_about_is_no_fault(shape: str, where: str) -> None:
+def test_use_of_a_gpu_is_no_fault(shape: str, where: str) -> None:
     errors = {("memory", 1): [Said(NOT_HAD, 56, 10, 4)]}
     errors[where, 1] = [*errors.get((where, 1), []), Said(BUSY, 65, 4, 4)]
     diag_answer = answer(SHAPES[shape](Story(errors=errors)), 226, 2)
@@ -206,7 +206,7 @@ def test_work_of_others_on_a_gpu_is_a_use_of_it(shape: Callable[[Story], dict[st
         ("GPU 1 tested 93% of its memory", {("DcgmDiagMemory", "gpu/1"): RESET}, []),
     ],
 )
-def test_a_failure_without_a_warning_says_why_in_its_info(
+def test_failure_without_a_warning_is_explained_by_its_info(
     info: str | list[str], found: dict[tuple[str, str], Severity], why: list[str]
 ) -> None:
     result = {"gpu_id": "1", "status": "Fail", "info": info}
@@ -226,7 +226,7 @@ def test_a_failure_without_a_warning_says_why_in_its_info(
     ],
 )
 @pytest.mark.parametrize("shape", [dcgm_4, dcgm_4_5])
-def test_a_gpu_in_use_excuses_no_words_of_its_hardware(shape: Callable[[Story], dict[str, Any]], message: str) -> None:
+def test_gpu_in_use_excuses_no_hardware_error(shape: Callable[[Story], dict[str, Any]], message: str) -> None:
     text = f"API call cuCtxSynchronize failed for GPU 1: '{message}'"
     graphics = Said("NVVS has detected processes with graphics contexts open", 25, 3, 6)
     errors = {("software", 1): [graphics], ("memory", 1): [Said(text, 65, 6, 4)]}
@@ -263,7 +263,7 @@ def test_a_gpu_in_use_excuses_no_other_gpu_and_no_error_of_its_own() -> None:
     ],
 )
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_failed_test_of_memory_that_says_the_gpu_is_in_use_is_no_fault(shape: str, text: str) -> None:
+def test_failed_memory_test_of_a_gpu_in_use_is_no_fault(shape: str, text: str) -> None:
     error_id = 51 if "CUDA API" in text else 56
     diag_answer = answer(SHAPES[shape](Story(errors={("memory", 1): [Said(text, error_id, 10, 4)]})), 226, 2)
 
@@ -281,7 +281,7 @@ def test_a_failed_test_of_memory_without_an_id_is_a_reset_by_itself(text: str, t
     assert findings(diag_answer) == {(reason_name(test), "gpu/1"): severity}
 
 
-def test_a_severity_of_the_output_counts_for_what_the_table_does_not_know() -> None:
+def test_severity_in_the_output_counts_for_errors_missing_in_the_table() -> None:
     assert findings(with_error({"warning": "new", "error_id": 999, "error_severity": 2})) == {
         ("DcgmDiagMemory", "gpu/1"): ISOLATE
     }
@@ -364,7 +364,7 @@ def test_a_skipped_test_with_another_that_ran_is_no_gap() -> None:
     assert not {reason for reason, _ in passed(diag_answer)} & {"DcgmDiagMemory"}
 
 
-def test_a_skip_that_says_why_it_skipped_is_a_skip_and_one_that_was_aborted_is_not() -> None:
+def test_skip_with_a_reason_is_a_skip_and_an_aborted_test_is_not() -> None:
     disabled = {"warning": "The memory test is skipped for this GPU.", "error_id": 48}
     aborted = {"warning": "Test was aborted early due to user signal", "error_id": 47}
 
@@ -416,7 +416,7 @@ def test_a_run_that_lacks_the_tests_of_its_level_is_no_pass() -> None:
         (255, "DcgmRefused"),
     ],
 )
-def test_an_exit_code_that_is_no_result_says_why_and_nothing_passed(code: int, cause: str) -> None:
+def test_exit_code_without_a_result_gives_the_reason_and_no_pass(code: int, cause: str) -> None:
     for diag_answer in (read_answer(b"", b"words", code, 2), answer(dcgm_4(WELL), code, 2)):
         assert (findings(diag_answer), causes(diag_answer), passed(diag_answer)) == ({}, [cause], set())
 
@@ -427,7 +427,7 @@ def test_an_exit_code_of_a_failure_that_no_result_shows_is_no_pass(code: int) ->
     assert causes(read_answer(b"", b"", code, 2)) == ["DcgmNoData"]
 
 
-def test_what_failed_counts_whatever_ended_the_run() -> None:
+def test_failed_test_counts_whatever_ended_the_run() -> None:
     diag_answer = answer(dcgm_4(FAILED), 203, 2)
 
     assert (findings(diag_answer), causes(diag_answer)) == ({("DcgmDiagMemory", "gpu/1"): ISOLATE}, ["DcgmKilled"])
@@ -457,7 +457,7 @@ def test_what_failed_counts_whatever_ended_the_run() -> None:
         ("nvvs ended somehow", 203, "DcgmKilled"),
     ],
 )
-def test_a_runtime_error_says_why_there_is_no_result(text: str, code: int | None, cause: str) -> None:
+def test_runtime_error_explains_a_missing_result(text: str, code: int | None, cause: str) -> None:
     answer = read_answer(runtime_error(text), b"", code)
 
     assert (findings(answer), causes(answer)) == ({}, [cause])
@@ -474,7 +474,7 @@ def test_a_runtime_error_says_why_there_is_no_result(text: str, code: int | None
         (b"nothing known", "DcgmNoData"),
     ],
 )
-def test_an_answer_in_plain_words_says_why_there_is_no_result(out: bytes, cause: str) -> None:
+def test_plain_text_answer_explains_a_missing_result(out: bytes, cause: str) -> None:
     assert causes(read_answer(out, b"", 0)) == [cause]
 
 
@@ -570,7 +570,7 @@ def test_only_what_healthy_gpus_report_too_is_repeated(errors: list[Said], tests
     assert needs_repeat(answer(dcgm_4(both)), POLICY) == ()
 
 
-def test_a_test_that_is_known_to_be_wrong_is_repeated_whatever_it_says() -> None:
+def test_test_known_to_be_wrong_is_repeated_whatever_its_result() -> None:
     answer = DiagAnswer(results=(DiagResult("nvbandwidth", "fail", "gpu", 0, (DiagError("MCUTIL > 10%", 44, 16, 4),)),))
 
     assert needs_repeat(answer, POLICY) == ("nvbandwidth",)
@@ -624,7 +624,7 @@ def test_a_deep_finding_is_an_event_with_its_own_exit() -> None:
     assert "level 2" not in exit_words(of_level_4)
 
 
-def test_a_later_level_2_of_the_same_test_ends_what_level_2_found_on_that_gpu() -> None:
+def test_later_level_2_of_the_same_test_ends_its_findings_on_that_gpu() -> None:
     other = Story(errors={("memory", 0): [FAULTY]})
 
     assert standing(found((FAILED, 2), (WELL, 2))) == []
@@ -639,7 +639,7 @@ def test_level_2_ends_nothing_that_level_4_found() -> None:
     assert standing(found((FAILED, 2), (FAILED, 4), (WELL, 2))) == [("DcgmDiagMemory", "gpu/1", ISOLATE, 2)]
 
 
-def test_the_worse_of_two_findings_stands_until_it_left() -> None:
+def test_worse_of_two_findings_is_active_until_it_ends() -> None:
     milder = Story(errors={("memory", 1): [Said("slow", 62, 1, 4)]})
 
     assert standing(found((FAILED, 2), (milder, 2))) == [("DcgmDiagMemory", "gpu/1", ISOLATE, 2)]
@@ -667,7 +667,7 @@ def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None
 # The list.
 
 
-def test_a_look_that_is_no_deep_one_could_not_look() -> None:
+def test_read_outside_a_deep_diagnostic_is_unobserved() -> None:
     evidence = read_probes(Host(root=Any), [LEVEL_2])  # type: ignore[arg-type]
     (outcome,) = judge((LEVEL_2,), evidence, Expectation())
 

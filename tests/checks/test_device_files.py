@@ -164,7 +164,7 @@ def test_where_nvml_fails_a_missing_control_file_may_be_why() -> None:
     assert judgements(CHECK, P5, facts | {FUNCTIONS: functions(*ADDRESSES, driver="")}) == [silent]
 
 
-def test_a_copy_of_a_tree_has_no_devices_and_nothing_is_said_of_them() -> None:
+def test_copied_tree_has_no_devices_and_no_finding_about_them() -> None:
     copied = "this root is a copy of a host's tree, without device files"
 
     assert judge(DeviceFiles((), (), MAJORS)) == [NotConfigured(copied)]

@@ -31,7 +31,7 @@ def test_a_driver_that_answers_is_no_finding() -> None:
 
 
 @pytest.mark.parametrize("missed", [(1000.0,), (1000.0, 1000.0), (1000.0, 1029.9)])
-def test_one_miss_or_two_close_together_could_not_look(missed: tuple[float, ...]) -> None:
+def test_one_or_two_close_misses_are_unobserved(missed: tuple[float, ...]) -> None:
     assert judge(driver_is_silent(SILENT, *missed)) == [SILENT]
 
 
@@ -40,7 +40,7 @@ def test_two_misses_half_a_minute_apart_are_a_fault(missed: tuple[float, ...]) -
     assert judge(driver_is_silent(SILENT, *missed)) == [unresponsive("no answer within 60 s, since 1000 s after boot")]
 
 
-def test_the_same_hang_reads_the_same_at_every_look() -> None:
+def test_hang_gives_the_same_finding_in_every_cycle() -> None:
     assert judge(driver_is_silent(SILENT, 1000.0, 1300.0)) == judge(driver_is_silent(SILENT, 1000.0, 1600.0))
 
 
@@ -51,7 +51,7 @@ def test_a_child_that_cannot_be_killed_is_named() -> None:
 
 
 @pytest.mark.parametrize("cause", ["DriverBeingChanged", "DriverNotLoaded", "NvmlCrashed", "NvmlNonsense"])
-def test_any_other_reason_for_no_answer_could_not_look(cause: str) -> None:
+def test_other_missing_answer_is_unobserved(cause: str) -> None:
     assert judge(driver_is_silent(Unobserved(UnobservedCause.named(cause), "why"))) == [
         Unobserved(UnobservedCause.named(cause), "why")
     ]
@@ -154,5 +154,5 @@ def test_the_output_has_both_versions() -> None:
         ({"team/gpu.deploy.driver": "paused-x"}, ""),
     ],
 )
-def test_the_nodes_labels_say_who_is_at_work_on_the_driver(labels: dict[str, str], message: str) -> None:
+def test_node_labels_show_who_changes_the_driver(labels: dict[str, str], message: str) -> None:
     assert being_changed(labels) == message

@@ -159,7 +159,7 @@ def test_text_that_only_quotes_a_line_is_no_fault(quote: str, text: str) -> None
         "NVRM: GPU at PCI:0000:9b:00: somebody",
     ],
 )
-def test_another_line_of_the_driver_says_nothing_here(text: str) -> None:
+def test_other_driver_line_gives_no_finding(text: str) -> None:
     assert read(text) == []
 
 
@@ -221,7 +221,7 @@ def test_a_line_about_an_xid_or_a_gpu_off_the_bus_that_matches_no_rule_counts_as
         "kgspLogXid119: GSP Timeout",
     ],
 )
-def test_a_line_that_is_read_or_speaks_of_no_fault_is_not_unread(text: str) -> None:
+def test_read_or_harmless_line_does_not_count_as_unread(text: str) -> None:
     assert unread_of(text) == []
 
 
@@ -230,7 +230,7 @@ def unread_of(*texts: str) -> list[int]:
     return [record.seq for record in unread(ring, judge((CHECK, XID), Evidence({RING: ring}), Expectation()))[0]]
 
 
-def test_a_driver_that_was_loaded_is_seen_and_no_fault() -> None:
+def test_driver_load_is_observed_and_no_fault() -> None:
     (seen,) = read("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun Mar 30 12:00:00 UTC 2025")
 
     assert (seen.reason, seen.subject, seen.driver_loaded, seen.finding) == ("DriverLoaded", "driver", True, None)
@@ -238,7 +238,7 @@ def test_a_driver_that_was_loaded_is_seen_and_no_fault() -> None:
 
 
 @pytest.mark.parametrize("address", ["PCI:0000:9b:00", "0000:9b:00", "PCI:00000000:9B:00.0"])
-def test_a_gpu_that_is_named_is_seen_with_its_uuid(address: str) -> None:
+def test_named_gpu_gets_its_uuid(address: str) -> None:
     (seen,) = read(f"NVRM: GPU at {address}: {UUID}")
 
     assert (seen.reason, seen.subject, seen.uuid, seen.finding) == ("GpuNamed", "gpu/0000:9b:00.0", UUID, None)

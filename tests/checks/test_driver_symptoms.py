@@ -131,12 +131,12 @@ def test_a_line_that_gives_up_no_gpu_is_no_event(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [text.replace("{}", "NVRM: GPU lost") for text in BY_THE_KERNEL])
-def test_a_process_with_the_words_of_the_driver_is_no_event_and_no_error(text: str) -> None:
+def test_process_line_with_the_drivers_words_is_no_event_and_no_error(text: str) -> None:
     assert event(text) is None
     assert not reports_error(text)
 
 
-def test_a_packet_filter_with_the_words_of_the_driver_is_no_event_and_no_error() -> None:
+def test_packet_filter_line_with_the_drivers_words_is_no_event_and_no_error() -> None:
     text = PACKET.format(f"{LOST[3]} ")
 
     assert event(text) is None

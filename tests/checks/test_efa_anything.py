@@ -44,7 +44,7 @@ expectations: st.SearchStrategy[Expectation] = st.builds(
 
 
 @given(functions, rdmas, rdmas, expectations, st.floats(0.001, 1e6))
-def test_any_two_looks_are_judged(
+def test_any_two_reads_are_judged(
     on_pci: tuple[PciFunction, ...], before: Rdma, now: Rdma, expected: Expectation, seconds: float
 ) -> None:
     earlier = Evidence({FUNCTIONS: on_pci, RDMA: before}, 1000.0)

@@ -50,12 +50,12 @@ def test_devices_of_a_virtual_machine_need_no_driver() -> None:
     assert judge(efa_functions(32, driver="vfio-pci"), rdma(0, loaded=False)) == [NotConfigured("no EFA device")]
 
 
-def test_a_device_that_is_dark_with_the_driver_loaded_is_for_the_count_to_say() -> None:
+def test_device_without_rdma_device_is_left_to_the_count_check() -> None:
     assert findings(judge(efa_functions(32), rdma(31))) == []
 
 
 @pytest.mark.parametrize(("closed", "message"), [(1, "1 of 32"), (32, "32 of 32")])
-def test_a_device_that_nobody_can_open_is_a_finding(closed: int, message: str) -> None:
+def test_device_that_cannot_be_opened_is_a_finding(closed: int, message: str) -> None:
     devices = tuple(efa_device(index, **({"uverbs": ""} if index < closed else {})) for index in range(32))
 
     assert findings(judge(efa_functions(32), Rdma(devices, efa_driver_loaded=True))) == [

@@ -115,7 +115,7 @@ def test_counters_that_the_driver_does_not_have_are_absent() -> None:
     assert judge(replace(old, counters={}), replace(old, counters={})) == []
 
 
-def test_a_device_that_refuses_could_not_be_looked_at_alone() -> None:
+def test_refusing_device_is_unobserved_alone() -> None:
     refusing = counting(rx_drops=10**9)
     refusing = replace(refusing, error="rx_drops: Timer expired")
 

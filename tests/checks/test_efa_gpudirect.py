@@ -53,7 +53,7 @@ def test_a_node_without_efa_has_none() -> None:
     assert judge("", efa=0) == [NotConfigured("no EFA device")]
 
 
-def test_the_kernels_own_driver_says_nothing() -> None:
+def test_kernels_own_driver_gives_no_finding() -> None:
     assert judge(None) == [
         NotConfigured("the EFA driver does not report it: the kernel's own EFA driver relies on dma-buf")
     ]

@@ -87,7 +87,7 @@ def test_a_person_reads_how_many_are_alive() -> None:
     ("seen", "why"),
     [(rdma(0, mlx5=4), "no EFA device"), (rdma(32, counters={}), "no EFA device counts its keep-alives")],
 )
-def test_without_the_counter_there_is_nothing_to_see(seen: Rdma, why: str) -> None:
+def test_missing_counter_gives_no_finding(seen: Rdma, why: str) -> None:
     assert judgements(CHECK, P5, {RDMA: seen}) == [NotConfigured(why)]
 
 

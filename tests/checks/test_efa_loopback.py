@@ -45,7 +45,7 @@ def test_data_that_was_lost_and_data_that_was_changed_are_two_faults() -> None:
     ]
 
 
-def test_a_device_that_could_not_be_tested_is_could_not_look_there_alone() -> None:
+def test_untested_device_is_unobserved_alone() -> None:
     assert judge(Unobserved(NOT_RUN, "no library"), at(4321.0), least=4000) == [
         Unobserved(NOT_RUN, "efa/rdmap16s0: no library", "efa/rdmap16s0"),
         Observation("1 of 2 EFA devices carry data, at 4321 to 4321 MB/s", "at least 4000 MB/s", "EFA_MIN_BW"),

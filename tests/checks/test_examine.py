@@ -64,7 +64,7 @@ def test_a_probe_that_two_checks_need_is_read_once() -> None:
     assert evidence[shared] == 8
 
 
-def test_what_two_probes_need_is_read_once_in_each_look() -> None:
+def test_shared_source_is_read_once_in_each_cycle() -> None:
     reads: list[Path] = []
 
     def scan(root: Path) -> int:
@@ -110,7 +110,7 @@ def test_a_probe_that_fails_leaves_its_cause_and_the_others_go_on(error: Excepti
 @pytest.mark.parametrize(
     "error", [TypeError("'<' not supported"), RecursionError("deep"), OSError(24, "Too many open files")]
 )
-def test_a_judge_that_fails_is_blind_alone_and_what_it_had_said_stays(error: Exception) -> None:
+def test_failing_judge_is_unobserved_alone_and_keeps_its_earlier_judgements(error: Exception) -> None:
     def says(_: Evidence) -> Iterator[Judgement]:
         yield fault()
         raise error
@@ -146,7 +146,7 @@ def test_a_judge_is_not_called_without_its_evidence() -> None:
     assert outcome.unobserved == (Unobserved(UnobservedCause.named("NotLooked"), "nvml was not read"),)
 
 
-def test_a_judge_may_say_several_things_at_once() -> None:
+def test_judge_may_yield_several_judgements() -> None:
     words = [fault(), UNOBSERVED, fault("GpuLost")]
 
     (outcome,) = untimed(judge([check("a", report=lambda _: words)], Evidence({}), Expectation()))
@@ -155,7 +155,7 @@ def test_a_judge_may_say_several_things_at_once() -> None:
     assert outcome.observed is False
 
 
-def test_what_does_not_belong_to_the_node_is_not_configured() -> None:
+def test_check_that_does_not_apply_is_not_configured() -> None:
     (outcome,) = judge([check("a", report=lambda _: [NotConfigured("no EFA device")])], Evidence({}), Expectation())
 
     assert (outcome.configured, outcome.observed, outcome.findings) == (False, True, ())
@@ -202,7 +202,7 @@ def test_it_is_known_how_long_each_source_and_each_check_took() -> None:
     assert thinks.seconds >= 0.01
 
 
-def test_a_look_knows_the_look_before_and_none_before_that() -> None:
+def test_cycle_keeps_one_earlier_cycle() -> None:
     probe, _ = counted("nvml")
     checks = [check("a", probe)]
     first = read_probes(HOST, checks)

@@ -97,7 +97,7 @@ def test_a_gpu_in_mig_mode_takes_no_part_in_a_fabric(fabric: Fabric) -> None:
     assert judge(fabric, mig_mode=Mode(current=False, pending=True)) != [seven]
 
 
-def test_a_gpu_that_our_own_look_may_have_initialised_is_not_found_on_its_way() -> None:
+def test_gpu_initialised_by_our_read_is_not_judged_as_pending() -> None:
     message = "fabric state 2 (in progress), and with persistence mode off each first use registers again"
 
     assert judge(Fabric(2, 0), persistence=False) == [TooEarly(message, SUBJECT), ONE_MISSING]
@@ -161,7 +161,7 @@ def test_a_status_counts_only_once_the_registration_has_ended() -> None:
     )
 
 
-def test_a_state_that_nobody_knows_is_neither_right_nor_wrong() -> None:
+def test_unknown_state_is_neither_right_nor_wrong() -> None:
     assert judge(Fabric(4, 0)) == [
         Unobserved(UnobservedCause.named("FabricStateUnknown"), f"{SUBJECT}: fabric state 4", SUBJECT),
         ONE_MISSING,

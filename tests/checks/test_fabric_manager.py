@@ -211,12 +211,12 @@ def test_a_type_without_needs_none(kind: str, running: tuple[Service, ...]) -> N
     assert findings == [NotConfigured("no fabric manager is needed on this node")]
 
 
-def test_a_type_that_nobody_knows_needs_it_where_it_drives_switches() -> None:
+def test_unknown_type_needs_it_if_it_drives_switches() -> None:
     assert findings(judge(expected=UNKNOWN_TYPE, pci=(*functions(*ADDRESSES), SWITCH))) == [NOT_RUNNING]
 
 
 @pytest.mark.parametrize("more", [(), (replace(SWITCH, driver="vfio-pci"),), (replace(SWITCH, pci_class=0x060400),)])
-def test_a_type_that_nobody_knows_needs_none_where_it_drives_none(more: tuple[PciFunction, ...]) -> None:
+def test_unknown_type_needs_none_if_it_drives_none(more: tuple[PciFunction, ...]) -> None:
     findings = judge(expected=UNKNOWN_TYPE, pci=(*functions(*ADDRESSES), *more))
 
     assert findings == [NotConfigured("no fabric manager is needed on this node")]
@@ -251,7 +251,7 @@ def test_a_node_that_lost_its_gpus_needs_it_as_before() -> None:
     assert findings(judge(pci=())) == [NOT_RUNNING]
 
 
-def test_without_a_driver_it_could_not_look() -> None:
+def test_missing_driver_is_unobserved() -> None:
     assert judge(driver="") == [
         Unobserved(
             UnobservedCause.named("DriverNotLoaded"),
@@ -261,7 +261,7 @@ def test_without_a_driver_it_could_not_look() -> None:
 
 
 @pytest.mark.parametrize("running", [RUNNING, ()])
-def test_where_the_hosts_processes_are_hidden_it_could_not_look(running: tuple[Service, ...]) -> None:
+def test_hidden_host_processes_are_unobserved(running: tuple[Service, ...]) -> None:
     assert judge(*running, of_host=False) == [
         Unobserved(UnobservedCause.named("HostProcessesHidden"), "the host's processes are not visible")
     ]

@@ -75,7 +75,7 @@ def test_several_lost_gpus_are_found_in_the_order_of_the_bus() -> None:
 
 
 @pytest.mark.parametrize("driver", ["", "vfio-pci", "pci-stub"])
-def test_a_function_that_is_not_the_drivers_is_not_taken_for_the_lost_gpu(driver: str) -> None:
+def test_function_of_another_driver_is_not_the_lost_gpu(driver: str) -> None:
     gpus = [Gpu(0, LOST), *(replace(ALL[index], index=index - 1) for index in range(2, 8))]
     pci = (gpu_function(ADDRESSES[0], driver), *functions(*ADDRESSES[1:]))
 
@@ -90,7 +90,7 @@ def test_a_lost_gpu_that_pci_no_longer_shows_is_named_by_its_index() -> None:
     ]
 
 
-def test_a_gpu_lost_in_the_middle_of_a_look_keeps_all_its_names() -> None:
+def test_gpu_lost_during_a_read_keeps_all_its_names() -> None:
     gpus = [replace(gpu, error=LOST) if gpu.index == 2 else gpu for gpu in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
@@ -143,7 +143,7 @@ def test_a_handle_with_an_unknown_error_is_a_gpu_that_did_not_start_and_a_readin
 
 
 @pytest.mark.parametrize("error", [1, 2, 4, 6, 9, 10, 12, 17, 18, 19, 27])
-def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int) -> None:
+def test_other_gpu_error_is_unobserved_and_never_a_count(error: int) -> None:
     subject = f"gpu/{ADDRESSES[5]}"
     gpus = [Gpu(5, error) if gpu.index == 5 else gpu for gpu in ALL]
 
@@ -247,7 +247,7 @@ def test_an_unbound_gpu_excuses_no_other_one() -> None:
     assert judge(driver_says(*ALL[:6]), pci[1:]) == [unbound(ADDRESSES[7]), low(6, 7)]
 
 
-def test_a_gpu_that_nvml_lists_was_bound_while_we_looked() -> None:
+def test_gpu_that_nvml_lists_counts_as_bound() -> None:
     pci = (*functions(*ADDRESSES[:7]), gpu_function(ADDRESSES[7], ""))
 
     assert judge(driver_says(*ALL), pci) == []

@@ -148,7 +148,7 @@ def test_what_could_not_run() -> None:
     assert [type(word) for word in judge(LoadReading((mig,)))] == [NotConfigured]
 
 
-def test_people_see_the_range_of_each_quantity() -> None:
+def test_explanation_has_the_range_of_each_quantity() -> None:
     (shown,) = [word.what for word in tells(CHECK, P5, {GPU_LOAD: siblings(gpu(0, fp32=58.0))})]
     assert shown == (
         "8 of 8 GPUs: FP32 58.0 to 66.0 TFLOPS, BF16 930.0 to 930.0 TFLOPS, from the machine's memory "

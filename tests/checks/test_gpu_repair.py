@@ -47,7 +47,7 @@ def with_third(**more: Any) -> list[Gpu]:
         (None, [], 0),
     ],
 )
-def test_what_a_gpu_shows_and_what_is_said_of_it(
+def test_gpu_facts_give_the_expected_judgements(
     repair: PendingRepair | None, findings: list[Judgement], waiting: int
 ) -> None:
     assert judge(*with_third(repair=repair)) == [
@@ -83,7 +83,7 @@ def test_a_gpu_that_stops_reporting_it_keeps_it() -> None:
         ({"unrepairable_memory": None}, "0 repairs waiting for a reset"),
     ],
 )
-def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None:
+def test_reading_that_no_gpu_has_is_not_shown(more: dict[str, Any], what: str) -> None:
     assert judge(*every(**more))[-1] == Observation(what, "none", "nvml.h")
 
 

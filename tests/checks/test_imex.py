@@ -49,7 +49,7 @@ def test_where_the_host_does_not_start_it_nothing_is_expected(of_host: bool) -> 
     assert judge(GB200, Services(of_host)) == [NotConfigured("systemd does not start nvidia-imex on this node")]
 
 
-def test_where_the_hosts_processes_are_hidden_it_could_not_look() -> None:
+def test_hidden_host_processes_are_unobserved() -> None:
     assert judge(GB200, Services(of_host=False, imex_enabled=True)) == [
         Unobserved(UnobservedCause.named("HostProcessesHidden"), "the host's processes are not visible")
     ]

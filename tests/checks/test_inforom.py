@@ -51,7 +51,7 @@ def test_a_call_that_answers_it_is_found_with_all_names() -> None:
     assert judge(*with_one(replace(healthy(3), recovery_error=CORRUPTED))) == [corrupted(ABOUT)]
 
 
-def test_a_pair_that_answers_it_does_not_say_which_gpu() -> None:
+def test_answering_pair_does_not_tell_which_gpu_is_at_fault() -> None:
     assert judge(*every(errors={"p2p": CORRUPTED})) == []
 
 
@@ -61,7 +61,7 @@ def test_a_valid_one_or_a_gpu_that_has_no_such_test_is_no_finding(valid: bool | 
 
 
 @pytest.mark.parametrize("error", [1, 8, 10, 15, 16, 999])
-def test_a_gpu_that_does_not_answer_could_not_look(error: int) -> None:
+def test_gpu_without_an_answer_is_unobserved(error: int) -> None:
     silent = Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error {error}", SUBJECT)
 
     assert judge(*with_one(Gpu(3, error))) == [silent]

@@ -101,11 +101,11 @@ def test_groups_stand_in_their_order() -> None:
     assert groups == sorted(groups)
 
 
-def test_every_check_stands_in_a_group_of_the_record() -> None:
+def test_check_is_listed_in_a_group_of_the_record() -> None:
     assert [check.name for check in CHECKS if check.group not in GROUPS.values()] == []
 
 
-def test_an_event_check_says_how_its_lines_begin() -> None:
+def test_event_check_declares_how_its_lines_begin() -> None:
     """An event check receives only lines with its declared beginnings. Without any, it would receive none."""
     assert [check.name for check in CHECKS if bool(check.begins) != (check.nature is Nature.EVENT)] == []
     assert all(begin and begin.isascii() and begin.isprintable() and "\\" not in begin for begin in KERNEL_LINES)

@@ -40,7 +40,7 @@ def test_less_is_a_finding(limit: int, message: str) -> None:
     )
 
 
-def test_outside_of_a_pod_nobody_can_tell() -> None:
+def test_outside_of_a_pod_it_is_unknown() -> None:
     assert judge(None) == [NotConfigured("the limit of pods is unknown outside of a pod of this node")]
 
 

@@ -93,7 +93,7 @@ def test_an_error_of_the_hardware_is_a_fault() -> None:
     assert judge(AllReduceReading(Failed(message))) == [Finding("NcclFailed", Severity.RESET, "node", message)]
 
 
-def test_what_could_not_run_or_does_not_belong_here_is_no_fault() -> None:
+def test_test_that_could_not_run_or_does_not_apply_is_no_fault() -> None:
     blind = Unobserved(NOT_RUN, "all_reduce_perf: out of memory")
 
     assert judge(AllReduceReading(blind)) == [blind]

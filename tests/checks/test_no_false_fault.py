@@ -145,7 +145,7 @@ afters = st.sampled_from([None, 10.0, 300.0])
 
 
 @pytest.mark.parametrize("instance_type", KINDS)
-def test_all_of_it_is_healthy(instance_type: str) -> None:
+def test_healthy_twin_has_no_finding(instance_type: str) -> None:
     assert isinstance(healthy(instance_type).seen[NVML], DriverReading)
     for after in (None, 10.0):
         outcomes = judged(instance_type, [], after)
@@ -155,7 +155,7 @@ def test_all_of_it_is_healthy(instance_type: str) -> None:
 @pytest.mark.parametrize("instance_type", KINDS)
 @settings(max_examples=30)
 @given(lost=losses(ABSENT), after=afters)
-def test_what_is_absent_is_no_fault_and_leaves_nobody_blind(
+def test_absent_reading_is_no_fault_and_not_unobserved(
     instance_type: str, lost: list[Loss], after: float | None
 ) -> None:
     outcomes = judged(instance_type, lost, after)
@@ -175,7 +175,7 @@ def test_an_error_that_is_not_the_hardwares_is_no_fault(
 
 
 @pytest.mark.parametrize("instance_type", KINDS)
-def test_an_error_that_is_not_the_hardwares_leaves_somebody_blind(instance_type: str) -> None:
+def test_error_outside_the_hardware_is_unobserved(instance_type: str) -> None:
     lost = [(0, reading, code) for reading in READINGS for code in NOT_OF_THE_HARDWARE]
 
     blind = {pair: bool(unobserved(judged(instance_type, [pair], None))) for pair in lost}

@@ -121,7 +121,7 @@ def test_links_that_could_not_be_read_have_no_rate(gpu_now: Gpu, message: str) -
     ]
 
 
-def test_counters_that_make_no_sense_could_not_look() -> None:
+def test_implausible_counters_are_unobserved() -> None:
     now = healthy(3, nvlinks=counts().nvlinks, errors={"nvlink_counters": NONSENSE})
 
     assert judge(now, counts(replays=0)) == [
@@ -131,7 +131,7 @@ def test_counters_that_make_no_sense_could_not_look() -> None:
     ]
 
 
-def test_counters_that_could_not_be_read_are_not_taken_for_missing_ones() -> None:
+def test_unread_counters_do_not_count_as_missing() -> None:
     unread = replace(counts(), errors={"nvlink_counters": 999})
 
     for earlier in (counts(replays=0), unread):

@@ -96,7 +96,7 @@ def test_where_switches_do_not_join_all_gpus_pairs_are_shown_and_not_judged(expe
     ]
 
 
-def test_a_node_without_pairs_has_nothing_to_look_at() -> None:
+def test_node_without_pairs_has_nothing_to_check() -> None:
     assert judge([], of=[]) == [NotConfigured("the driver reports no P2P status for any pair of GPUs")]
 
 

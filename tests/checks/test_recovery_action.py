@@ -99,7 +99,7 @@ def test_several_gpus_are_several_findings() -> None:
 
 
 @pytest.mark.parametrize("error", [1, 10, 15, 16, 17, 999])
-def test_an_action_that_could_not_be_read_is_neither_there_nor_gone(error: int) -> None:
+def test_unread_action_is_neither_present_nor_ended(error: int) -> None:
     subject = f"gpu/{ADDRESSES[3]}"
 
     assert judge(wants(3, None, recovery_error=error)) == [

@@ -52,7 +52,7 @@ def found(most: int = 60, **more: Any) -> list[Judgement]:
         (None, []),
     ],
 )
-def test_what_a_gpu_shows_and_what_is_said_of_it(pages: RetiredPages | None, findings: list[Judgement]) -> None:
+def test_gpu_facts_give_the_expected_judgements(pages: RetiredPages | None, findings: list[Judgement]) -> None:
     assert found(retired_pages=pages) == findings
 
 

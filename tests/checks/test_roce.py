@@ -195,7 +195,7 @@ class TestCount:
         seen[MLX5] = replace(seen[MLX5], driver_loaded=False)
         assert finds(roce_count.CHECK, HAD, seen) == []
 
-    def test_a_device_handed_to_a_virtual_machine_is_not_gone(self) -> None:
+    def test_device_of_a_virtual_machine_is_not_missing(self) -> None:
         seen = hgx()
         seen[MLX5] = Mlx5(tuple(device for device in seen[MLX5].devices if device.name != "mlx5_5"))
         seen[FUNCTIONS] = tuple(

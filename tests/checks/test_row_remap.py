@@ -75,7 +75,7 @@ def found(**more: Any) -> list[Judgement]:
         ),
     ],
 )
-def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], findings: list[Judgement]) -> None:
+def test_gpu_facts_give_the_expected_judgements(more: dict[str, Any], findings: list[Judgement]) -> None:
     assert found(**more) == findings
 
 
@@ -122,7 +122,7 @@ def test_what_was_replaced_is_shown() -> None:
         ),
     ],
 )
-def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None:
+def test_reading_that_no_gpu_has_is_not_shown(more: dict[str, Any], what: str) -> None:
     assert judge(*every(**more))[-1] == Observation(what, EXPECTED, "nvml.h")
 
 

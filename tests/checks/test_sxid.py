@@ -74,7 +74,7 @@ def test_a_line_without_a_word_goes_by_its_number(text: str, expected: Severity)
         "20034, Data {0x50610002",
     ],
 )
-def test_what_follows_an_error_is_no_new_one(text: str) -> None:
+def test_consequence_of_an_error_is_no_new_one(text: str) -> None:
     assert read(SWITCH + text) is None
 
 
@@ -95,7 +95,7 @@ def test_a_line_of_another_form_is_no_sxid(text: str) -> None:
     assert read(text) is None
 
 
-def test_a_finding_says_which_switch_which_row_and_when() -> None:
+def test_finding_names_switch_row_and_time() -> None:
     seen = read(SWITCH + "20034, Fatal, Link 30 LTSSM Fault Up")
 
     assert seen

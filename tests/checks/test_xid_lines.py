@@ -150,7 +150,7 @@ def test_the_process_and_the_drivers_text_are_separated(text: str, process: str,
         (31, "MMU Fault on (GPC 1, TPC 3, SM 0)", ""),
     ],
 )
-def test_an_xid_13_says_where_on_the_gpu_it_was(code: int, text: str, place: str) -> None:
+def test_xid_13_names_the_position_on_the_gpu(code: int, text: str, place: str) -> None:
     seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): {code}, {text}"), Expectation())
 
     assert seen
@@ -302,7 +302,7 @@ def test_the_raw_record_of_a_multi_line_message_is_read_as_one() -> None:
         (149, ", AA Fatal(0x6)", "NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x00000013 0x00000001 0x0)", None),
     ],
 )
-def test_words_like_the_drivers_in_a_processs_name_decide_nothing(
+def test_process_names_like_the_drivers_words_decide_nothing(
     code: int, name: str, words: str, severity: Severity | None
 ) -> None:
     plain, named = (

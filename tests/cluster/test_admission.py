@@ -451,7 +451,7 @@ def test_an_agent_writes_labels_annotations_and_taint_in_one_patch(cluster: Clus
     assert answer.body["metadata"]["labels"][f"{P}/severity"] == "REBOOT"
 
 
-def test_an_agent_takes_its_own_marks_and_the_startup_taint_away(cluster: Cluster) -> None:
+def test_agent_removes_its_own_marks_and_the_startup_taint(cluster: Cluster) -> None:
     cluster.patch(path_of(MAIN, OWN), metadata(labels={f"{P}/mode": "l2"}) | spec(taints=[SPOT, STARTUP, UNHEALTHY]))
 
     answer = cluster.patch(path_of(MAIN, OWN), metadata(labels={f"{P}/mode": None}) | spec(taints=[SPOT]))
@@ -461,7 +461,7 @@ def test_an_agent_takes_its_own_marks_and_the_startup_taint_away(cluster: Cluste
     assert f"{P}/mode" not in answer.body["metadata"]["labels"]
 
 
-def test_an_agent_takes_its_node_for_a_level_2_and_gives_it_back_with_the_result(cluster: Cluster) -> None:
+def test_agent_acquires_its_node_for_a_level_2_and_releases_it_with_the_result(cluster: Cluster) -> None:
     now = datetime.now(UTC)
     run = deep_runs.Claim(deep_runs.RunKind.L2, "agent", now + timedelta(hours=1))
     taken = cluster.patch(path_of(MAIN, OWN), deep_runs.acquire(node_state(cluster.node()), run, now))
@@ -479,7 +479,7 @@ def test_an_agent_takes_its_node_for_a_level_2_and_gives_it_back_with_the_result
 
 
 @pytest.mark.parametrize("kind", ["sweep", "quarantine"])
-def test_an_agent_clears_away_what_another_programs_dead_run_left(cluster: Cluster, kind: str) -> None:
+def test_agent_clears_the_marks_of_another_programs_ended_run(cluster: Cluster, kind: str) -> None:
     left = {"key": f"{P}/maintenance", "value": kind, "effect": "NoSchedule"}
     text = json.dumps({"kind": kind, "holder": "job-1", "until": "2026-11-21T01:02:03Z"})
     marks = metadata(labels={f"{P}/mode": kind}, annotations={f"{P}/run": text}) | spec(taints=[SPOT, STARTUP, left])
@@ -494,9 +494,7 @@ def test_an_agent_clears_away_what_another_programs_dead_run_left(cluster: Clust
 
 
 @pytest.mark.parametrize("resource", BOTH)
-def test_an_agent_takes_a_release_away_with_its_new_record_and_cannot_change_it(
-    cluster: Cluster, resource: str
-) -> None:
+def test_agent_removes_a_release_with_its_new_record_and_cannot_change_it(cluster: Cluster, resource: str) -> None:
     release = f"{P}/release"
     assert cluster.plane.request("PATCH", path_of(MAIN, OWN), metadata(annotations={release: "{}"})).status == 200
 
@@ -527,7 +525,7 @@ def test_an_agent_sets_its_condition_and_leaves_the_others(cluster: Cluster) -> 
     assert {found["type"] for found in answer.body["status"]["conditions"]} == {"Ready", "GpuHealthy"}
 
 
-def test_an_agent_sets_all_its_conditions_at_once_and_takes_those_for_repairers_away(cluster: Cluster) -> None:
+def test_agent_sets_all_its_conditions_at_once_and_removes_those_for_repairers(cluster: Cluster) -> None:
     repairs = [READY | {"type": kind} for kind in REPAIR_CONDITIONS]
 
     answer = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT, *repairs]}})
@@ -628,7 +626,7 @@ def test_an_agent_reads_the_size_of_the_fleet_from_one_lease(cluster: Cluster) -
     cluster.plane.request("DELETE", f"{HEARTBEATS}/admission-third")
 
 
-def test_an_agent_takes_a_slot_for_its_node_and_gives_it_back(cluster: Cluster) -> None:
+def test_agent_acquires_and_releases_a_slot_for_its_node(cluster: Cluster) -> None:
     agent, node = cluster.agent(), node_state(cluster.node())
     taken = agent.leases.create_slot("slot-0", node)
     with pytest.raises(Conflict):
@@ -647,7 +645,7 @@ def test_a_slot_is_called_by_a_number_or_by_its_node(cluster: Cluster, name: str
 
 
 @pytest.mark.parametrize("length", [63, 64, 240])
-def test_a_node_of_a_long_name_takes_a_slot_and_finds_it(installed: ControlPlane, length: int) -> None:
+def test_node_of_a_long_name_acquires_a_slot_and_finds_it(installed: ControlPlane, length: int) -> None:
     name = "n" * length
     installed.request("POST", "/api/v1/nodes", metadata(name=name))
     agent = client(installed, installed.agent_token(name))

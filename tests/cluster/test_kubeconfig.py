@@ -104,7 +104,7 @@ class TestInAPod:
     def test_without_a_kubeconfig_it_is_the_account(self) -> None:
         assert (choose(NOTHING_SAID), choose(None)) == (None, None)
 
-    def test_an_account_that_can_not_be_looked_at_is_named(self, pod: Path) -> None:
+    def test_unreadable_account_is_named(self, pod: Path) -> None:
         pod.unlink()
         pod.symlink_to(pod.name)
         with pytest.raises(KubeconfigError, match=f"the pod's account: {pod}: Too many levels"):
@@ -128,7 +128,7 @@ class TestInAPod:
         assert in_words(choose(Access(context="near"))) == "near"
         assert in_words(choose(Access(kubeconfig=write(tmp_path / "b", "other")))) == "other"
 
-    def test_a_context_that_nobody_has_is_not_the_account(self) -> None:
+    def test_unknown_context_is_not_the_account(self) -> None:
         with pytest.raises(KubeconfigError, match=r"no context 'near' in ~/.kube/config: there is none"):
             choose(Access(context="near"))
 
@@ -175,7 +175,7 @@ class TestOutside:
         with pytest.raises(KubeconfigError, match="kubeconfig /nowhere: No such file or directory"):
             choose(Access(kubeconfig="/nowhere"))
 
-    def test_a_file_that_can_not_be_looked_at_is_not_passed_over(self, home: Path) -> None:
+    def test_unreadable_file_is_not_skipped(self, home: Path) -> None:
         (home / ".kube/config").symlink_to("config")
         for ask in (choose, context_names):
             with pytest.raises(KubeconfigError, match=r"kubeconfig ~/\.kube/config: Too many levels of symbolic links"):

@@ -68,7 +68,7 @@ def test_status_shows_every_node_and_names_what_it_passes_over(plane: ControlPla
         assert why in result
 
 
-def test_the_table_of_status_says_the_same(plane: ControlPlane) -> None:
+def test_status_table_gives_the_same(plane: ControlPlane) -> None:
     done = run(plane.kubeconfig, "status")
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -99,16 +99,16 @@ def test_what_was_said_last_is_raised(errors: Iterable[ClusterError], waits: Wai
     assert (raised.value, answers.asked) == (last, asked)
 
 
-def test_a_look_is_repeated_until_it_gives_something() -> None:
+def test_call_is_repeated_until_it_returns_a_value() -> None:
     waits = Waits()
     assert patience(waits).until(Answers(["", AWAY, "", "seen"]), 2.0) == "seen"
     assert (waits.seconds[0], waits.seconds[2], waits.seconds[1] <= 0.2) == (2.0, 2.0, True)
 
 
-def test_a_look_that_gives_nothing_in_its_time_gives_nothing() -> None:
+def test_call_without_a_value_in_time_returns_none() -> None:
     assert patience(Waits(ends_at=1)).until(Answers([AWAY, ""]), 2.0) == ""
 
 
-def test_a_look_that_ends_in_an_error_raises_it() -> None:
+def test_call_that_fails_raises_its_error() -> None:
     with pytest.raises(Unavailable):
         patience(Waits(ends_at=1)).until(Answers(["", AWAY]), 2.0)

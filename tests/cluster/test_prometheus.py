@@ -117,7 +117,7 @@ def test_nobody_there() -> None:
         instant(url, "up")
 
 
-def test_an_address_is_taken_with_or_without_a_slash_at_its_end() -> None:
+def test_address_is_accepted_with_or_without_a_trailing_slash() -> None:
     assert checked("http://prometheus.monitoring:9090/") == "http://prometheus.monitoring:9090"
     assert checked("HTTPS://Host/thanos/") == "https://host/thanos"
     assert checked("http://[::1]:9090") == "http://[::1]:9090"

@@ -142,7 +142,7 @@ RETURN = {
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("patch", "refusal"), RETURN.values(), ids=RETURN)
-def test_a_reset_restores_only_what_its_command_has_switched_off(
+def test_reset_restores_only_the_operands_that_its_command_disabled(
     plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str
 ) -> None:
     answer = asked(plane, token, patch)
@@ -205,7 +205,7 @@ AGENT = {
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("patch", "refusal"), AGENT.values(), ids=AGENT)
-def test_an_agent_restores_only_what_a_command_has_switched_off(
+def test_agent_restores_only_the_operands_that_a_command_disabled(
     plane: ControlPlane, patch: dict[str, Any], refusal: str
 ) -> None:
     answer = asked(plane, plane.agent_token(OWN), patch)

@@ -102,7 +102,7 @@ def uninstall(plane: ControlPlane, *words: str) -> Any:
     return run(plane.kubeconfig, "uninstall", *words)
 
 
-def test_all_of_ours_goes_off_and_what_others_set_stays(plane: ControlPlane) -> None:
+def test_our_marks_are_removed_and_foreign_ones_stay(plane: ControlPlane) -> None:
     as_our_programs_do(plane, FAILED, cordon=True)
     as_the_scripts_did(plane, SCRIPTS)
     as_our_programs_do(plane, PERSONS, cordon=False)
@@ -190,7 +190,7 @@ def test_a_cordon_that_a_person_set_after_ours_is_his(plane: ControlPlane) -> No
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["ours", "a person's after it"])
-def test_a_cordon_that_nobody_is_noted_for_stays(plane: ControlPlane, again: bool) -> None:
+def test_cordon_without_a_recorded_owner_stays(plane: ControlPlane, again: bool) -> None:
     as_our_programs_do(plane, FAILED, cordon=True)
     # Any client that may patch the Node can do this; later writes have no field manager until an apply.
     change(plane, FAILED, {"metadata": {"managedFields": [{}]}}, "anybody")

@@ -54,7 +54,7 @@ def held(run: Claim = SWEEP, node: NodeState = FREE) -> NodeState:
 
 
 @pytest.mark.parametrize("run", [SWEEP, L2, Claim(RunKind.QUARANTINE, "job", NOW + timedelta(hours=3))])
-def test_a_run_is_taken_and_given_back_without_a_trace(run: Claim) -> None:
+def test_run_is_acquired_and_released_without_a_trace(run: Claim) -> None:
     node = held(run)
 
     assert (claim_on(node, NOW), node.labels[MODE]) == (run, run.kind)
@@ -66,7 +66,7 @@ def test_only_a_run_without_gpu_requests_sets_a_taint() -> None:
     assert held(L2).taints == (SPOT, {"key": MAINTENANCE, "value": "l2", "effect": "NoSchedule"})
 
 
-def test_a_node_that_is_held_is_not_taken() -> None:
+def test_claimed_node_is_not_selected() -> None:
     assert acquire(held(L2), SWEEP, NOW) is None
 
 
@@ -99,7 +99,7 @@ def test_a_run_is_given_back_by_its_holder_only() -> None:
         json.dumps({"kind": ["sweep"], "holder": "x", "until": 7}),
     ],
 )
-def test_a_run_that_nobody_can_read_holds_nothing_and_is_cleared(text: str) -> None:
+def test_unreadable_run_claims_nothing_and_is_cleared(text: str) -> None:
     node = replace(FREE, annotations={RUN: text}, labels={**FREE.labels, MODE: "sweep"})
 
     assert claim_on(node, NOW) is None
@@ -113,7 +113,7 @@ def test_what_stands_without_a_run_is_cleared_and_nothing_else() -> None:
     assert (clear(FREE, NOW), is_marked(FREE), is_marked(left)) == (None, False, True)
 
 
-def test_a_living_run_keeps_its_marks_and_loses_what_the_scripts_left() -> None:
+def test_active_run_keeps_its_marks_and_loses_those_of_the_scripts() -> None:
     node = held(L2)
     with_left = replace(node, taints=(*node.taints, LEFT))
 

@@ -65,7 +65,7 @@ def nothing(_: NodeState) -> str:
     ],
     ids=["free", "hindered", "another's", "over its time", "of an earlier run of ours", "its answer was lost"],
 )
-def test_a_node_is_taken_once_and_from_nobody(
+def test_node_is_acquired_once_and_from_no_other_run(
     standing: Claim | None, why_not: Callable[[NodeState], str], claim: Claim | None, writes: int
 ) -> None:
     api = under(standing)
@@ -128,7 +128,7 @@ def test_what_no_living_run_answers_for_is_taken_away(standing: Claim | None, kn
     assert not agent.is_to_clear(api.node)
 
 
-def test_a_taint_that_the_scripts_left_is_taken_away_under_a_living_run() -> None:
+def test_taint_of_the_scripts_is_removed_under_an_active_run() -> None:
     left = {"key": MAINTENANCE, "value": "sweep", "effect": "NoSchedule"}
     api = under(OURS)
     held = api.node

@@ -44,12 +44,12 @@ def test_it_names_who_uses_them(pods: list[tuple[str, str, int]], seen: Evidence
         Evidence({NVML: DriverReading(Unobserved(UnobservedCause.named("DriverNotLoaded"), "x"))}),
     ],
 )
-def test_without_an_answer_of_nvml_nobody_knows(seen: Evidence | None) -> None:
+def test_missing_answer_of_nvml_is_unknown(seen: Evidence | None) -> None:
     with pytest.raises(ProbeError):
         Idleness(list, lambda: seen).used()
 
 
-def test_a_kubelet_that_does_not_answer_leaves_nobody_idle() -> None:
+def test_silent_kubelet_leaves_no_node_idle() -> None:
     def silent() -> list[tuple[str, str, int]]:
         raise ProbeError("no socket")
 

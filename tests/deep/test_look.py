@@ -49,7 +49,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_well_node_is_looked_at_once(node: Node) -> None:
+def test_healthy_node_is_checked_once(node: Node) -> None:
     assert node.look() == ({}, set())
     assert node.asked == ["2"]
 
@@ -77,7 +77,7 @@ def test_a_doubtful_fault_that_comes_again_is_one(node: Node) -> None:
     assert set(faults) == {"DcgmDiagPcie"}
 
 
-def test_a_doubt_that_nobody_could_settle_is_no_fault_and_no_pass_and_the_sure_one_stays(node: Node) -> None:
+def test_unsettled_doubt_is_neither_fault_nor_pass_and_the_sure_fault_stays(node: Node) -> None:
     node.answers("2", pcie=SLOW, memory=FAULTY)
     node.host.write_value("dcgm/answer-pcie", BUSY)
 

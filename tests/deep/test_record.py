@@ -193,7 +193,7 @@ class TestTaking:
     def test_leaves_a_record_alone_that_nobody_can_read_or_date(self, text: str) -> None:
         assert after(knows(), sweep=text) == knows()
 
-    def test_bounds_what_somebody_wrote(self) -> None:
+    def test_bounds_foreign_text(self) -> None:
         long = "x" * 5000
         (finding,) = after(knows(), sweep=run(row(subject=f"gpu/{long}", detail=long, about={"uuid": long}))).active
 
@@ -268,7 +268,7 @@ class TestItsExits:
         later_run = after(memory, at(60), sweep=text) if kind == "sweep" else after(memory, at(60), quarantine=text)
         assert reasons(later_run) == stays
 
-    def test_a_passed_level_2_does_not_end_what_a_quarantine_run_found(self) -> None:
+    def test_passed_level_2_does_not_end_findings_of_a_quarantine_run(self) -> None:
         memory = after(knows(), quarantine=run(row(severity="ISOLATE")))
 
         assert reasons(after(memory, at(60), sweep=run(minutes=60))) == {(MEMORY, GPU)}
@@ -283,7 +283,7 @@ class TestItsExits:
 
         assert exits.passed(memory, WALL + timedelta(seconds=1)).active == ()
 
-    def test_1_a_light_look_clears_no_deep_verdict(self) -> None:
+    def test_1_light_cycle_clears_no_deep_verdict(self) -> None:
         memory = after(knows(), sweep=run(row(), row(UNEXPLAINED, "MONITOR", "node")))
         for minutes in range(5, 300, 5):
             memory = exits.gpus_answered(memory, [_gpu()], at(minutes).monotonic, at(minutes))
@@ -324,7 +324,7 @@ class TestItsExits:
         assert after(rebooted, at(61), sweep=run(row(severity=severity))) == rebooted
 
     @pytest.mark.parametrize(("severity", "stays"), [("RESET", 0), ("REBOOT", 0), ("ISOLATE", 1)])
-    def test_a_reboot_before_the_record_was_taken(self, severity: str, stays: int) -> None:
+    def test_reboot_before_the_record_was_adopted(self, severity: str, stays: int) -> None:
         memory = after(knows(), sweep=run(row(severity=severity), boot_id=EARLIER_BOOT))
 
         assert len(memory.active) == stays
@@ -369,7 +369,7 @@ class TestItsExits:
 
         assert after(memory, at(61), sweep=text).active == ()
 
-    def test_what_comes_back_after_two_resets_is_sent_away(self) -> None:
+    def test_finding_that_recurs_after_two_resets_is_isolated(self) -> None:
         memory = knows()
         for minutes in (0, 60, 120):
             memory = after(memory, at(minutes), 2, sweep=run(row(), minutes=minutes))
@@ -400,7 +400,7 @@ class TestARelease:
         memory = exits.after_release(after(knows(), sweep=text), word, later(3600))
         assert (memory.active, after(memory, at(6), sweep=text)) == ((), memory)
 
-    def test_after_it_was_taken_lasts_until_a_later_run_finds_it_again(self) -> None:
+    def test_after_its_adoption_lasts_until_a_later_run_finds_it_again(self) -> None:
         text = run(row(severity="ISOLATE", subject="gpu/3"))
         memory = after(knows(), sweep=text)
         word = release_of(_recorded(memory, text), "mia", "swapped", WALL + timedelta(minutes=5))

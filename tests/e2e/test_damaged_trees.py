@@ -194,7 +194,7 @@ def _may_hide(stage: Stage, path: str, kind: str, reason: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_what_could_not_be_read_is_never_missed(stage: Stage, kind: str) -> None:
+def test_unread_gpu_is_never_missing(stage: Stage, kind: str) -> None:
     """Each file that decides on a device or a process."""
     gpu, efa = stage.node.gpus[0].address, stage.node.shape.efa_addresses[0]
     links = [f"sys/bus/pci/devices/{address}" for address in (gpu, efa)]
@@ -208,7 +208,7 @@ def test_what_could_not_be_read_is_never_missed(stage: Stage, kind: str) -> None
 
 
 @pytest.mark.parametrize("folder", ["sys/bus/pci/devices", "sys/class/infiniband", "sys/module", "proc"])
-def test_thousands_of_entries_with_odd_names_hide_nobody(stage: Stage, folder: str) -> None:
+def test_thousands_of_malformed_names_hide_no_other(stage: Stage, folder: str) -> None:
     odd = [stage.node.root / folder / os.fsdecode(b"zz \xff\n%d" % number) for number in range(5000)]
     for name in odd:
         name.mkdir()

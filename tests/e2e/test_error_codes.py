@@ -157,11 +157,11 @@ def divided_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("call", OF_THE_SYSTEM)
-def test_a_call_about_no_gpu_could_not_look(stage: Stage, call: str) -> None:
+def test_call_about_no_gpu_is_unobserved(stage: Stage, call: str) -> None:
     assert stage.of_each_code(f"error/{call}") == dict.fromkeys(CODES, Said([], {""}))
 
 
-def test_a_handle_is_a_fault_of_its_gpu_or_could_not_look(stage: Stage) -> None:
+def test_handle_error_is_a_fault_of_the_gpu_or_unobserved(stage: Stage) -> None:
     """No handle is never an absence: that GPU is there."""
     faults = FAULTS | {999: "GpuInitFailed"}
     expected = {code: Said([f"{faults[code]} {stage.gpu}"] if code in faults else [], {stage.gpu}) for code in CODES}
@@ -179,7 +179,7 @@ def test_a_name_is_missed_or_the_gpu_tells_its_fault(stage: Stage, call: str) ->
 
 
 @pytest.mark.parametrize("call", READINGS)
-def test_a_reading_is_absent_a_fault_or_could_not_look(stage: Stage, call: str) -> None:
+def test_reading_is_absent_a_fault_or_unobserved(stage: Stage, call: str) -> None:
     expected = {code: stage.expected(code, ABSENT) for code in CODES}
     if call == "nvmlDeviceValidateInforom":  # the very answer that was asked for
         expected[14] = Said(expected[14].findings, set())
@@ -201,7 +201,7 @@ def test_a_reading_of_a_divided_gpu_too(divided_stage: Stage, call: str) -> None
     assert divided_stage.of_each_code(f"gpu0/error.{call}") == expected
 
 
-def test_a_pair_is_absent_or_could_not_be_looked_at(stage: Stage) -> None:
+def test_pair_is_absent_or_unobserved(stage: Stage) -> None:
     """Which of the two is broken it does not say: that one says so itself."""
     assert stage.of_each_code("gpu0/error.nvmlDeviceGetP2PStatus") == {
         code: NOTHING if code in ABSENT else Said([], {stage.gpu, stage.other}) for code in CODES

@@ -69,7 +69,7 @@ def _read(probe: Probe[Any], host: Host) -> Any:
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
-def test_a_probe_fails_or_sees_what_there_is(node: SimulatedNode, probe: Probe[Any]) -> None:
+def test_probe_fails_or_returns_the_facts(node: SimulatedNode, probe: Probe[Any]) -> None:
     def ask_driver() -> DriverReading:
         driver = Driver(node.root, use_loader=False)
         try:
@@ -132,7 +132,7 @@ def everywhere(work: Callable[[], object]) -> list[object]:
     return came
 
 
-def test_the_configuration_is_never_taken_for_a_bad_one(tmp_path: Path) -> None:
+def test_configuration_directory_is_never_a_malformed_one(tmp_path: Path) -> None:
     (tmp_path / "CHECK_INTERVAL").write_text("77")
     (tmp_path / "severity-overrides").write_text("xid 13 = RESET\n")
     healthy = read_settings(tmp_path)

@@ -80,7 +80,7 @@ once = settings(max_examples=120, suppress_health_check=[HealthCheck.function_sc
 
 @once
 @given(values=st.lists(st.tuples(places, no_numbers), min_size=1, max_size=4))
-def test_what_is_no_number_is_no_fault(stage: Stage, values: list[tuple[int, str]]) -> None:
+def test_missing_number_is_no_fault(stage: Stage, values: list[tuple[int, str]]) -> None:
     assert [finding for finding in stage.says(values) if isinstance(finding, Finding)] == []
 
 

@@ -171,7 +171,7 @@ SAYS_SOMETHING = [scenario for scenario in scenarios() if scenario.expect.findin
 
 
 @pytest.mark.parametrize("scenario", buildable(SAYS_SOMETHING), ids=lambda scenario: scenario.name)
-def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) -> None:
+def test_next_cycle_gives_the_same_result(scenario: Scenario, tmp_path: Path) -> None:
     """Else the Node would be written at every look. A rate is measured over another time."""
     expected = expectation(scenario)
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:

@@ -241,8 +241,8 @@ TARGETS = (
     *(
         Target(f"annotations-{name}", _property(holds), {"words": any_annotation.WORDS})
         for name, holds in (
-            ("memory", any_annotation.test_what_is_remembered_is_read_back),
-            ("record", any_annotation.test_what_a_record_keeps_is_read_back),
+            ("memory", any_annotation.test_memory_round_trip_keeps_its_content),
+            ("record", any_annotation.test_record_round_trip_keeps_its_content),
             ("future", any_annotation.test_no_word_speaks_of_what_comes_after_it_was_seen),
             ("readers", any_annotation.test_no_reader_ends_of_it),
         )

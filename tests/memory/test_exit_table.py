@@ -112,7 +112,7 @@ EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
 
 
 @pytest.mark.parametrize("taken", EVIDENCE, ids=" and ".join)
-def test_an_exit_ends_what_names_it_and_nothing_else(taken: tuple[str, ...]) -> None:
+def test_exit_ends_the_findings_that_name_it_and_no_others(taken: tuple[str, ...]) -> None:
     for finding in STANDING:
         if finding.nature is Nature.LEVEL:  # a check cycle ends a level
             continue
@@ -121,7 +121,7 @@ def test_an_exit_ends_what_names_it_and_nothing_else(taken: tuple[str, ...]) -> 
         assert (left.active == ()) == names_it, (finding, exit_words(finding))
 
 
-def test_each_exit_but_a_look_has_its_evidence_here() -> None:
+def test_every_exit_except_the_cycles_has_its_evidence_here() -> None:
     assert {words for taken in EVIDENCE for words in taken} == {way.words for way in EXITS} - {table.NOT_SHOWN.words}
 
 

@@ -86,12 +86,12 @@ class TestReset:
 
         assert bool(after.active) is stays
 
-    def test_what_came_after_the_reset_stands(self) -> None:
+    def test_finding_after_the_reset_stays_active(self) -> None:
         memory = memory_with(active_finding(fault("Xid95", RESET), at=MONOTONIC + 5))
 
         assert recovered(memory, ADDRESS, MONOTONIC + 4, later(9)) == memory
 
-    def test_a_level_leaves_by_a_look_alone(self) -> None:
+    def test_level_ends_only_by_a_check_cycle(self) -> None:
         memory = memory_with(active_finding(fault("GpuResetRequired", RESET), Nature.LEVEL))
 
         assert recovered(memory, ADDRESS, MONOTONIC + 1, later(1)) == memory
@@ -138,12 +138,12 @@ class TestReset:
 
         assert bool(gpus_answered(memory, seen, MONOTONIC + 30, later(30)).active) is stays
 
-    def test_a_look_that_began_before_the_driver_was_loaded_proves_nothing(self) -> None:
+    def test_cycle_that_began_before_the_driver_load_proves_nothing(self) -> None:
         memory = memory_with(active_finding(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
 
         assert reasons(gpus_answered(memory, [gpu()], MONOTONIC + 19, later(30))) == ["Xid95"]
 
-    def test_a_fault_after_the_driver_was_loaded_stands(self) -> None:
+    def test_fault_after_the_driver_load_stays_active(self) -> None:
         memory = memory_with(active_finding(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC - 20)
 
         assert reasons(gpus_answered(memory, [gpu()], MONOTONIC + 5, later(5))) == ["Xid95"]
@@ -180,12 +180,10 @@ class TestRowsThatWaitForAReset:
             (fault("Xid95", RESET), True),
         ],
     )
-    def test_rows_that_waited_and_wait_no_more_end_what_the_log_said_of_them(
-        self, finding: Finding, stays: bool
-    ) -> None:
+    def test_cleared_row_wait_ends_the_logs_findings_about_it(self, finding: Finding, stays: bool) -> None:
         assert bool(self.met_after(self.waits(active_finding(finding)), self.CLEAN)) is stays
 
-    def test_clean_rows_that_nobody_saw_waiting_prove_nothing(self) -> None:
+    def test_clean_rows_that_never_waited_prove_nothing(self) -> None:
         """The driver could not even record the row: it is bad, in use, and neither pending nor failed."""
         assert self.met_after(memory_with(active_finding(fault("Xid64", RESET))), self.CLEAN) == {"Xid64"}
 
@@ -198,11 +196,11 @@ class TestRowsThatWaitForAReset:
         assert self.met_after(self.waits(active_finding(fault("Xid64", RESET))), remap) == {"Xid64"}
 
     @pytest.mark.parametrize("more", [{"error": 15}, {"address": "0000:64:00.0", "serial": "2", "uuid": "GPU-2"}])
-    def test_another_gpu_or_one_that_does_not_answer_proves_nothing(self, more: dict[str, object]) -> None:
+    def test_another_or_silent_gpu_proves_nothing(self, more: dict[str, object]) -> None:
         assert self.met_after(self.waits(active_finding(fault("Xid64", RESET))), self.CLEAN, **more) == {"Xid64"}
 
     @pytest.mark.parametrize(("before", "stays"), [(60.0, False), (59.9, True), (-1.0, True)])
-    def test_what_may_have_come_after_the_reset_stands(self, before: float, stays: bool) -> None:
+    def test_finding_that_may_be_after_the_reset_stays_active(self, before: float, stays: bool) -> None:
         memory = self.waits(active_finding(fault("Xid64", RESET), at=self.LATEST - before))
 
         assert bool(self.met_after(memory, self.CLEAN)) is stays
@@ -290,7 +288,7 @@ class TestAnotherGpu:
 
         assert reasons(after) == ["Xid54"]
 
-    def test_a_mismatch_that_came_after_the_look_began_stands(self) -> None:
+    def test_mismatch_after_the_cycles_start_stays_active(self) -> None:
         mismatch = active_finding(fault("DriverLibraryMismatch", MONITOR, "driver"), at=MONOTONIC + 2)
 
         assert reasons(gpus_answered(memory_with(mismatch), [gpu()], MONOTONIC + 1, later(3))) == [
@@ -384,7 +382,7 @@ class TestEscalation:
         assert (finding.finding.severity, finding.finding.rule) == (ISOLATE, "ESCALATE_AFTER")
         assert "after 2 resets or reboots" in finding.finding.detail
 
-    def test_what_is_longer_ago_than_seven_days_is_not_counted(self) -> None:
+    def test_end_of_more_than_seven_days_ago_is_not_counted(self) -> None:
         old = (WALL - timedelta(days=7, seconds=1), WALL - timedelta(days=6))
         finding = fault("Xid79", REBOOT, about=ABOUT)
 
@@ -396,7 +394,7 @@ class TestEscalation:
 
         assert comes(memory, fault("Xid95", RESET)).active[-1].finding.severity is RESET
 
-    def test_a_level_that_is_back_after_reboots_is_isolated_until_it_is_gone(self) -> None:
+    def test_level_that_recurs_after_reboots_is_isolated_until_it_ends(self) -> None:
         lost = fault("GpuLost", REBOOT)
         memory = gpus_answered(memory_with(), [gpu()], MONOTONIC, NOW)
         for number in range(2):
@@ -438,12 +436,12 @@ class TestQuarantine:
     """A later quarantine run, with level 4 in it, passed."""
 
     @pytest.mark.parametrize("severity", [RESET, REBOOT, ISOLATE])
-    def test_what_was_found_before_it_is_past(self, severity: Severity) -> None:
+    def test_finding_before_it_ends(self, severity: Severity) -> None:
         memory = memory_with(active_finding(fault("Xid1", severity)))
 
         assert reasons(passed(memory, WALL + timedelta(hours=1))) == []
 
-    def test_what_came_after_it_began_stands(self) -> None:
+    def test_finding_after_the_start_stays_active(self) -> None:
         memory = memory_with(active_finding(fault("Xid54", ISOLATE)))
 
         assert passed(memory, WALL) == memory
@@ -453,13 +451,13 @@ class TestQuarantine:
 
         assert passed(memory, WALL + timedelta(hours=1)) == memory
 
-    def test_a_level_leaves_by_a_look_alone(self) -> None:
+    def test_level_ends_only_by_a_check_cycle(self) -> None:
         memory = memory_with(active_finding(fault("GpuLost"), Nature.LEVEL))
 
         assert passed(memory, WALL + timedelta(hours=1)) == memory
 
     @pytest.mark.parametrize(("severity", "stays"), [(RESET, True), (REBOOT, True), (ISOLATE, False)])
-    def test_a_gpu_that_still_asks_for_recovery_is_not_well(self, severity: Severity, stays: bool) -> None:
+    def test_gpu_that_requests_recovery_is_not_healthy(self, severity: Severity, stays: bool) -> None:
         memory = memory_with(active_finding(fault("Xid1", severity)), recovery={ADDRESS: 2})
 
         assert bool(passed(memory, WALL + timedelta(hours=1)).active) is stays
@@ -486,7 +484,7 @@ class TestRelease:
 
         assert reasons(comes(after, fault(seq=101))) == ["Xid79"]
 
-    def test_a_fault_that_arrives_at_the_same_moment_stands(self) -> None:
+    def test_fault_at_the_same_moment_stays_active(self) -> None:
         memory = memory_with(active_finding(fault(), seq=101), active_finding(fault("Xid95", RESET), seq=99))
 
         assert reasons(after_release(memory, self.word(self.row(), self.row("Xid62")), later(3600))) == [
@@ -517,7 +515,7 @@ class TestRelease:
 
         assert after_release(once, self.word(self.row()), later(3600)) == once
 
-    def test_a_reboot_forgets_what_was_said_of_the_old_log(self) -> None:
+    def test_reboot_forgets_acknowledgements_of_the_old_log(self) -> None:
         memory = after_release(
             memory_with(), self.word(self.row(), self.row("DcgmDiagMemory", cursor=None)), later(3600)
         )
@@ -526,7 +524,7 @@ class TestRelease:
             "DcgmDiagMemory"
         ]
 
-    def test_a_lost_file_learns_from_the_node_what_was_released_and_what_stood(self) -> None:
+    def test_lost_file_learns_from_the_node_releases_and_active_findings(self) -> None:
         on_the_node = after_release(
             memory_with(active_finding(fault("Xid54", ISOLATE))), self.word(self.row()), later(3600)
         )
@@ -545,7 +543,7 @@ class TestRelease:
 
         assert [(finding.finding.severity, finding.seq) for finding in after.active] == [(REBOOT, 90)]
 
-    def test_a_lost_file_learns_from_the_node_since_when_a_level_stands(self) -> None:
+    def test_lost_file_learns_from_the_node_since_when_a_level_is_active(self) -> None:
         """Where the Node was read late, a look had seen it meanwhile."""
         (row,) = memory_with(active_finding(fault("RowRemapPending", RESET), nature=Nature.LEVEL)).active
         seen_anew = replace(row, first_seen=later(3600).wall)
@@ -564,7 +562,7 @@ class TestTheFuture:
         return Release("x", "x", self.AHEAD, (Acknowledgement("Xid79", GPU, BOOT, cursor, self.AHEAD),))
 
     @pytest.mark.parametrize("cursor", [None, 10**15])
-    def test_a_release_ends_what_stands_and_nothing_later(self, cursor: int | None) -> None:
+    def test_release_ends_active_findings_and_no_later_ones(self, cursor: int | None) -> None:
         before = memory_with(active_finding(fault(), seq=90 if cursor else -1), cursor=100)
 
         memory = within_log(after_release(before, self.word(cursor), NOW))
@@ -575,7 +573,7 @@ class TestTheFuture:
         assert memory.released.at == WALL
         assert reasons(within_log(after_release(again, self.word(cursor), later(3)))) == ["Xid79"]
 
-    def test_a_passed_run_ends_what_stood_at_its_first_sight_whenever_it_is_seen_again(self) -> None:
+    def test_passed_run_ends_findings_active_at_its_first_observation(self) -> None:
         memory = quarantined(memory_with(active_finding(fault("Xid54", ISOLATE))), "run", self.AHEAD, later(1))
         found = replace(active_finding(fault("Xid79", ISOLATE)), last_seen=later(5).wall)
         again = replace(memory, active=(found,))
@@ -584,7 +582,7 @@ class TestTheFuture:
         assert reasons(quarantined(again, "run", self.AHEAD, later(10))) == ["Xid79"]
         assert reasons(quarantined(again, "another run", later(6).wall, later(10))) == []
 
-    def test_what_a_clock_set_back_left_can_be_released(self) -> None:
+    def test_release_after_the_clock_was_set_back_ends_the_finding(self) -> None:
         seen = replace(active_finding(fault("DcgmDiagMemory", ISOLATE)), last_seen=later(3600).wall)
         row = Acknowledgement("DcgmDiagMemory", GPU, BOOT, None, later(3600).wall)
 

@@ -72,7 +72,7 @@ def test_nothing_is_remembered_at_first(file: MemoryFile) -> None:
     assert file.read() is None
 
 
-def test_what_was_written_is_read_back_exactly(file: MemoryFile) -> None:
+def test_written_text_is_read_back_exactly(file: MemoryFile) -> None:
     file.write(MEMORY)
 
     assert file.read() == MEMORY
@@ -116,7 +116,7 @@ def test_only_the_holder_of_the_lock_writes(tmp_path: Path) -> None:
         MemoryFile(tmp_path).write(MEMORY)
 
 
-def test_a_second_agent_waits_until_the_first_is_gone(tmp_path: Path) -> None:
+def test_second_agent_waits_for_the_end_of_the_first(tmp_path: Path) -> None:
     first = start_second_agent(tmp_path)
     assert says(first) == "True"
     ours = MemoryFile(tmp_path)
@@ -211,7 +211,7 @@ def test_a_file_with_nothing_wrong_is_read(file: MemoryFile) -> None:
         whole() + b" " * (5 << 20),
     ],
 )
-def test_a_file_that_is_no_memory_is_set_aside_and_said(file: MemoryFile, raw: bytes) -> None:
+def test_file_that_is_no_memory_is_set_aside_and_reported(file: MemoryFile, raw: bytes) -> None:
     file.path.write_bytes(raw)
 
     with pytest.raises(MemoryFileError, match=r"memory\.json: .*; renamed to memory\.unreadable"):
@@ -223,14 +223,14 @@ def test_a_file_that_is_no_memory_is_set_aside_and_said(file: MemoryFile, raw: b
     assert file.read() == MEMORY
 
 
-def test_a_newer_schema_says_which_one_this_version_reads(file: MemoryFile) -> None:
+def test_newer_schema_is_reported_with_the_schema_of_this_version(file: MemoryFile) -> None:
     file.path.write_bytes(whole(schema=3))
 
     with pytest.raises(MemoryFileError, match="schema 3; this version reads 2"):
         file.read()
 
 
-def test_a_directory_in_the_files_place_is_said(file: MemoryFile) -> None:
+def test_directory_in_place_of_the_file_is_reported(file: MemoryFile) -> None:
     file.path.mkdir()
 
     with pytest.raises(MemoryFileError, match=r"memory\.json: Is a directory"):
@@ -240,12 +240,12 @@ def test_a_directory_in_the_files_place_is_said(file: MemoryFile) -> None:
 
 
 @pytest.mark.parametrize("path", ["/proc/1/state", "/sys/state", "/dev/null/state"])
-def test_a_place_where_nothing_can_be_written_is_said(path: str) -> None:
+def test_unwritable_folder_is_reported(path: str) -> None:
     with pytest.raises(MemoryFileError, match=path):
         MemoryFile(Path(path)).acquire()
 
 
-def test_a_directory_that_vanished_is_said(file: MemoryFile) -> None:
+def test_vanished_directory_is_reported(file: MemoryFile) -> None:
     (file.directory / "lock").unlink()
     file.directory.rmdir()
 
@@ -269,7 +269,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", directory], check=True)
 
 
-def test_a_read_only_file_system_is_said_and_read_from(read_only: Path) -> None:
+def test_read_only_file_system_is_reported_and_read(read_only: Path) -> None:
     file = MemoryFile(read_only)
 
     with pytest.raises(MemoryFileError, match="Read-only file system"):
@@ -278,7 +278,7 @@ def test_a_read_only_file_system_is_said_and_read_from(read_only: Path) -> None:
         file.read()
 
 
-def test_whatever_releases_say_the_memory_with_them_is_read_back(file: MemoryFile) -> None:
+def test_memory_with_any_releases_is_read_back(file: MemoryFile) -> None:
     """As long as an annotation is read, one after the other, each letter of many bytes."""
     memory = Memory("machine", BOOT)
     for number in range(40):

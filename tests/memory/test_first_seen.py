@@ -34,7 +34,7 @@ def seen(pci: tuple[PciFunction, ...] | Unobserved, efa: int | Unobserved) -> Ev
     return Evidence(facts)
 
 
-def test_a_first_look_learns_what_is_there() -> None:
+def test_first_cycle_records_the_hardware() -> None:
     assert first_seen(EarlierHardware(), seen(PLACED + efa_functions(32), 32)) == KNOWN
 
 
@@ -48,7 +48,7 @@ def test_the_count_of_efa_devices_is_only_ever_raised(now: int, known: int) -> N
 
 
 @pytest.mark.parametrize(("now", "known"), [(7, 8), (0, 8), (8, 8), (16, 16)])
-def test_the_count_of_gpus_is_only_ever_raised_and_knows_no_address(now: int, known: int) -> None:
+def test_count_of_gpus_only_rises_and_has_no_address(now: int, known: int) -> None:
     elsewhere = functions(*(f"0001:{bus:02x}:00.0" for bus in range(now)), driver="vfio-pci")
 
     assert first_seen(KNOWN, seen(elsewhere, 32)).gpus == first_seen(KNOWN, seen(elsewhere, UNOBSERVED)).gpus == known
@@ -86,7 +86,7 @@ def test_a_gpu_keeps_the_place_where_it_was_met() -> None:
     assert first_seen(KNOWN, seen(moved, 32)) == first_seen(KNOWN, seen((), 32)) == KNOWN
 
 
-def test_a_place_of_which_the_kernel_says_nothing_is_learned_when_it_does() -> None:
+def test_position_that_the_kernel_did_not_report_is_learned_later() -> None:
     unplaced = first_seen(EarlierHardware(), seen(functions(*ADDRESSES), 0))
     assert unplaced.places == {}
 

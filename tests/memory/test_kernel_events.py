@@ -101,7 +101,7 @@ class TestCleanup:
 
         assert set(observed(after)) == {("Xid48", 1), ("Xid45", 1)}
 
-    def test_a_storm_of_it_is_one_finding_with_a_count(self) -> None:
+    def test_storm_is_one_finding_with_a_count(self) -> None:
         after = reads(memory_with(), *(self.cleanup(number / 100) for number in range(3000)), after=30)
 
         assert observed(after) == [("Xid45", 3000)]
@@ -110,7 +110,7 @@ class TestCleanup:
 class TestRecovery:
     """Xid 154 names the state of the GPU, and can take it back."""
 
-    def test_back_to_none_ends_what_a_reset_ends(self) -> None:
+    def test_return_to_none_ends_findings_of_reset(self) -> None:
         lines = [
             line("Xid95", RESET),
             line("Xid154", RESET, 0.1),
@@ -120,7 +120,7 @@ class TestRecovery:
 
         assert observed(reads(memory_with(), *lines, after=80)) == [("Xid13", 1)]
 
-    def test_what_comes_after_it_stands(self) -> None:
+    def test_finding_after_it_stays_active(self) -> None:
         lines = [line("Xid154", None, 9, recovery_action=0), line("Xid95", RESET, 9.5)]
 
         assert observed(reads(memory_with(), *lines, after=10)) == [("Xid95", 1)]
@@ -276,7 +276,7 @@ class TestRepeats:
 
         assert {reason for reason, _ in observed(reads(memory_with(), *lines, after=9))} == {"Xid13"}
 
-    def test_what_is_a_day_ago_counts_no_more(self) -> None:
+    def test_event_of_yesterday_does_not_count(self) -> None:
         memory = reads(memory_with(), self.hit(1), self.hit(2), after=2)
 
         assert observed(reads(memory, self.hit(86403), after=86403)) == [("Xid13", 3)]
@@ -316,7 +316,7 @@ class TestAGpuThatTheDriverCouldNotTake:
 
         assert observed(reads(memory, self.failed(600), self.loaded(600.2), after=601)) == [("GpuInitFailed", 2)]
 
-    def test_a_load_ends_no_failure_to_start_a_gpu_that_was_taken(self) -> None:
+    def test_driver_load_ends_no_start_failure_of_an_initialised_gpu(self) -> None:
         memory = reads(memory_with(), line("GpuInitFailed", RESET, 0), self.loaded(600), after=600)
 
         assert observed(memory) == [("GpuInitFailed", 1)]
@@ -325,7 +325,7 @@ class TestAGpuThatTheDriverCouldNotTake:
         ("driver", "error", "ends"),
         [("nvidia", 0, True), ("vfio-pci", 15, True), ("", 15, False), ("nvidia", 15, False)],
     )
-    def test_a_look_at_which_every_gpu_of_the_driver_answers_ends_it(self, driver: str, error: int, ends: bool) -> None:
+    def test_cycle_in_which_every_gpu_of_the_driver_answers_ends_it(self, driver: str, error: int, ends: bool) -> None:
         memory = reads(memory_with(), self.failed(0), after=1)
         seen = Evidence({FUNCTIONS: (*functions(ADDRESS), *functions("0000:64:00.0", driver=driver))})
         gpus = [Gpu(0, 0, ADDRESS), Gpu(1, error, "0000:64:00.0")]
@@ -358,7 +358,7 @@ class TestWhatIsNoFault:
 
         assert after.gpus == {ADDRESS: {"uuid": "GPU-8"}}
 
-    def test_an_ignored_code_stands_nowhere(self) -> None:
+    def test_ignored_code_gives_no_finding(self) -> None:
         assert observed(reads(memory_with(), line("Xid43", None))) == []
 
 
@@ -384,7 +384,7 @@ def test_nothing_read_changes_nothing() -> None:
     assert fault() not in [finding.finding for finding in memory.active]
 
 
-def test_what_hit_a_deep_test_is_no_sign_of_anything() -> None:
+def test_fault_of_a_deep_tests_process_is_no_sign() -> None:
     """It is no fault, no cause of another fault, and no part of a joint one."""
     of_tests = [line("Xid13", None, at, process=f"{at} nvvs", place="GPC 1", of_a_test=True) for at in range(5)]
     after = reads(memory_with(), *of_tests, line("Xid45", MONITOR, 5), after=10)

@@ -62,17 +62,17 @@ def read(findings: Iterable[Finding]) -> list[Outcome]:
 
 
 class TestLevels:
-    def test_a_level_stands_from_the_first_look_that_shows_it(self) -> None:
+    def test_level_is_active_from_the_first_cycle_that_shows_it(self) -> None:
         after = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
         assert after.active == (active_finding(LOST, Nature.LEVEL, check="gpu-count"),)
 
-    def test_a_level_leaves_when_a_look_shows_it_gone(self) -> None:
+    def test_level_ends_when_a_cycle_no_longer_shows_it(self) -> None:
         before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
         assert reasons(after_cycle(before, JudgedCycle([outcome_with()]), later(10))) == []
 
-    def test_a_level_stays_while_nobody_could_look(self) -> None:
+    def test_level_stays_active_while_unobserved(self) -> None:
         before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
         assert after_cycle(before, JudgedCycle([outcome_with(unobserved=UNOBSERVED)]), later(10)) == before
@@ -99,19 +99,19 @@ class TestLevels:
 
         assert reasons(after) == ["GpuLost"]
 
-    def test_a_gpu_that_no_driver_has_is_seen_on_pci_whether_it_answers_or_not(self) -> None:
+    def test_gpu_without_a_driver_is_observed_on_pci(self) -> None:
         unbound = fault("GpuUnbound", MONITOR)
         known = memory_with(gpus={"0000:53:00.0": {"index": "0"}})
         before = after_cycle(known, JudgedCycle([outcome_with(unbound), outcome_with(LOST)]), NOW)
 
         assert reasons(after_cycle(before, JudgedCycle([outcome_with()]), later(10))) == ["GpuLost"]
 
-    def test_another_checks_look_ends_nothing(self) -> None:
+    def test_another_checks_outcome_ends_nothing(self) -> None:
         before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
         assert reasons(after_cycle(before, JudgedCycle([outcome_with(check="efa-count")]), later(10))) == ["GpuLost"]
 
-    def test_a_level_seen_again_keeps_when_it_was_first_seen(self) -> None:
+    def test_recurring_level_keeps_its_first_time(self) -> None:
         before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
         (again,) = after_cycle(before, JudgedCycle([outcome_with(LOST)]), later(300)).active
@@ -126,7 +126,7 @@ class TestLevels:
 
         assert again.first_seen == WALL + timedelta(seconds=20)
 
-    def test_a_level_survives_a_reboot_until_a_look_shows_it_gone(self) -> None:
+    def test_level_survives_a_reboot_until_a_cycle_no_longer_shows_it(self) -> None:
         before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)]), NOW)
 
         rebooted = begin(before, MACHINE, "another boot", NOW)
@@ -140,7 +140,7 @@ class TestLevels:
 
         assert expired(before, later(30 * DAY), DAY) == before
 
-    def test_a_check_that_nobody_runs_takes_its_levels_with_it_but_not_its_events(self) -> None:
+    def test_deselected_check_loses_its_levels_and_keeps_its_events(self) -> None:
         before = memory_with(active_finding(fault()), active_finding(LOW, Nature.LEVEL, check="gpu-count"))
 
         assert reasons(without_checks(before, ["efa-count"])) == ["Xid79"]
@@ -148,14 +148,14 @@ class TestLevels:
 
 
 class TestAFaultThatTheLogReportsToo:
-    def test_what_a_look_shows_of_it_is_the_same_event_and_leaves_by_the_events_exit(self) -> None:
+    def test_event_that_a_cycle_shows_too_ends_by_the_events_exit(self) -> None:
         logged = active_finding(fault("GpuInitFailed", RESET), seq=7)
         shown = outcome_with(fault("GpuInitFailed", RESET, flickers=True))
 
         memory = after_cycle(memory_with(logged), JudgedCycle([shown]), later(10))
         assert memory.active == after_cycle(memory, JudgedCycle([outcome_with()]), later(20)).active == (logged,)
 
-    def test_where_a_look_shows_it_worse_it_is_a_level(self) -> None:
+    def test_fault_that_a_cycle_shows_worse_is_a_level(self) -> None:
         logged = active_finding(fault("DriverLibraryMismatch", MONITOR, "driver"))
         shown = outcome_with(fault("DriverLibraryMismatch", RESET, "driver"))
 
@@ -177,7 +177,7 @@ class TestFlickering:
         assert CYCLES_TO_CONFIRM == 4
         assert shown == [([], True)] * 3 + [(["GpuCountLow"], False)] * 3
 
-    def test_one_good_look_begins_the_count_anew(self) -> None:
+    def test_one_clean_cycle_restarts_the_count(self) -> None:
         memory = memory_with()
         for _ in range(3):
             memory = after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)
@@ -187,7 +187,7 @@ class TestFlickering:
 
         assert reasons(after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)) == []
 
-    def test_a_look_that_could_not_look_neither_counts_nor_forgets(self) -> None:
+    def test_unobserved_cycle_neither_counts_nor_forgets(self) -> None:
         memory = memory_with()
         for _ in range(3):
             memory = after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)
@@ -196,7 +196,7 @@ class TestFlickering:
         assert reasons(memory) == []
         assert reasons(after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)) == ["GpuCountLow"]
 
-    def test_what_can_no_longer_be_looked_at_is_not_waited_for(self) -> None:
+    def test_suspect_that_stays_unobserved_is_dropped(self) -> None:
         memory, blind = memory_with(), []
         for look in range(2 + MOST_UNOBSERVED_CYCLES):
             memory = after_cycle(
@@ -211,7 +211,7 @@ class TestFlickering:
             ("gpu-count", LOW_KEY): Suspect(1)
         }
 
-    def test_a_check_that_nobody_runs_takes_what_it_was_looking_at_with_it(self) -> None:
+    def test_deselected_check_loses_its_suspects(self) -> None:
         memory = after_cycle(memory_with(), JudgedCycle([outcome_with(LOW)]), NOW)
 
         assert without_checks(memory, ["gpu-count"]) == memory
@@ -236,14 +236,14 @@ class TestFlickering:
         assert reasons(memory) == ["GpuCountLow"]
         assert list(memory.suspects.values()) == [Suspect(1)]
 
-    def test_a_reboot_forgets_what_was_being_looked_at_again(self) -> None:
+    def test_reboot_forgets_suspects(self) -> None:
         memory = after_cycle(memory_with(), JudgedCycle([outcome_with(LOW)]), NOW)
 
         assert begin(memory, MACHINE, "another boot", NOW).suspects == {}
 
 
 class TestEvents:
-    def test_an_event_stands_with_the_time_that_its_record_has(self) -> None:
+    def test_event_has_the_time_of_its_record(self) -> None:
         (finding,) = after_kernel_log(memory_with(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).active
 
         assert (finding.first_seen, finding.last_seen) == (WALL - timedelta(seconds=90),) * 2
@@ -279,14 +279,14 @@ class TestEvents:
             2,
         )
 
-    def test_a_worse_event_of_the_same_reason_takes_its_place(self) -> None:
+    def test_worse_event_of_the_same_reason_replaces_it(self) -> None:
         milder, worse = event("Xid154", RESET), event("Xid154", REBOOT)
 
         memory = after_kernel_log(after_kernel_log(memory_with(), read([milder]), NOW), read([worse]), later(5))
 
         assert [finding.finding.severity for finding in memory.active] == [REBOOT]
 
-    def test_events_of_two_gpus_stand_apart_and_the_worst_is_first(self) -> None:
+    def test_events_of_two_gpus_are_separate_and_the_worst_is_first(self) -> None:
         found = [
             event("Xid13", MONITOR),
             event("Xid48", RESET),
@@ -303,7 +303,7 @@ class TestEvents:
             ("Xid13", GPU),
         ]
 
-    def test_a_light_look_that_shows_nothing_clears_no_event(self) -> None:
+    def test_clean_light_cycle_clears_no_event(self) -> None:
         memory = memory_with(active_finding(fault()))
 
         assert (
@@ -353,7 +353,7 @@ class TestEvents:
             (Nature.EVENT, ISOLATE, "a passed quarantine run, release, another GPU in its place"),
         ],
     )
-    def test_each_finding_says_what_ends_it(self, nature: Nature, severity: Severity, words: str) -> None:
+    def test_finding_names_its_exit(self, nature: Nature, severity: Severity, words: str) -> None:
         assert exit_words(active_finding(fault("Xid1", severity), nature)) == words
 
 
@@ -364,7 +364,7 @@ class TestMachines:
         assert begin(memory, "another machine", "another boot", NOW) == Memory("another machine", "another boot")
 
     @pytest.mark.parametrize(("before", "now"), [("", MACHINE), (MACHINE, ""), ("", "")])
-    def test_a_machine_that_cannot_tell_its_name_is_taken_for_the_same(self, before: str, now: str) -> None:
+    def test_machine_without_a_name_counts_as_the_same(self, before: str, now: str) -> None:
         memory = Memory(before, BOOT, active=(active_finding(fault()),))
 
         after = begin(memory, now, BOOT, NOW)
@@ -390,7 +390,7 @@ class TestTime:
 
         assert expired(memory, later(365 * DAY, wall_jumps_by=jump), DAY) == memory
 
-    def test_a_monitor_event_seen_again_lives_from_then_on(self) -> None:
+    def test_recurring_monitor_event_lives_from_its_last_time(self) -> None:
         memory = memory_with(active_finding(fault("Xid13", MONITOR)))
         memory = after_kernel_log(memory, read([event("Xid13", MONITOR, MONOTONIC + DAY - 10)]), later(DAY - 10))
 
@@ -404,7 +404,7 @@ class TestTime:
         assert bool(expired(memory, later(wall_age), DAY).active) is stays
 
     @pytest.mark.parametrize("jump", [-HOUR, HOUR])
-    def test_a_clock_that_jumps_while_an_event_stands_leaves_its_first_time(self, jump: float) -> None:
+    def test_clock_jump_keeps_the_first_time_of_an_active_event(self, jump: float) -> None:
         memory = after_kernel_log(memory_with(), read([event("Xid79", REBOOT)]), NOW)
 
         after = after_kernel_log(memory, read([event("Xid79", REBOOT, MONOTONIC + 5)]), later(5, wall_jumps_by=jump))
@@ -422,7 +422,7 @@ class TestLook:
     def gpu(self, serial: str = "1", **more: Any) -> Gpu:
         return Gpu(0, 0, self.ADDRESS, f"GPU-{serial}", serial, **more)
 
-    def test_another_gpu_in_the_place_of_one_that_failed_is_judged_for_itself(self) -> None:
+    def test_another_gpu_in_place_of_a_failed_one_is_judged_alone(self) -> None:
         known = after_cycle(memory_with(active_finding(fault("Xid54", ISOLATE))), JudgedCycle([], [self.gpu("1")]), NOW)
 
         after = after_cycle(known, JudgedCycle([outcome_with(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
@@ -432,7 +432,7 @@ class TestLook:
         ]
 
     @pytest.mark.parametrize(("answers", "left"), [(True, []), (False, ["GpuLost"])])
-    def test_a_gpu_that_answers_no_more_takes_no_fault_with_it(self, answers: bool, left: list[str]) -> None:
+    def test_silent_gpu_keeps_its_findings(self, answers: bool, left: list[str]) -> None:
         before = after_cycle(memory_with(), JudgedCycle([outcome_with(LOST)], [self.gpu()]), NOW)
 
         look = JudgedCycle([outcome_with()], [self.gpu()] if answers else [], MONOTONIC + 10)
@@ -440,7 +440,7 @@ class TestLook:
         assert reasons(after_cycle(before, look, later(10))) == left
 
     @pytest.mark.parametrize(("age", "left"), [(DAY - 1, ["Xid13"]), (DAY, [])])
-    def test_time_ends_what_only_time_ends(self, age: float, left: list[str]) -> None:
+    def test_time_ends_only_its_own_findings(self, age: float, left: list[str]) -> None:
         before = memory_with(active_finding(fault("Xid13", MONITOR)))
 
         after = after_cycle(before, JudgedCycle([outcome_with()]), later(age), MemoryRules(monitor_ttl_seconds=DAY))

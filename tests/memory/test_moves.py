@@ -67,12 +67,12 @@ class TestAfterAReboot:
 
         assert places(memory) == [("Xid54", f"gpu/{B}", "1"), ("Xid54", f"gpu/{C}", "2")]
 
-    def test_a_board_that_was_replaced_takes_its_finding_along(self) -> None:
+    def test_replaced_board_keeps_its_finding(self) -> None:
         memory = answered(rebooted(known(isolated(A), isolated(B))), gpu(A, "9"), gpu(B, "2"))
 
         assert places(memory) == [("Xid54", f"gpu/{B}", "2")]
 
-    def test_one_board_gone_keeps_its_finding_and_the_others_stay_their_own(self) -> None:
+    def test_missing_board_keeps_its_finding_and_the_others_keep_theirs(self) -> None:
         """The board may be silent and not gone: the count is another check's, and a release accepts it."""
         memory = answered(rebooted(known(isolated(A), isolated(B))), gpu(A, "2"))
 

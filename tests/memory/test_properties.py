@@ -216,7 +216,7 @@ def test_a_severity_falls_by_a_written_exit_alone(
 
 
 @given(steps=histories)
-def test_rows_that_wait_no_more_end_what_the_log_said_of_them_and_nothing_else(steps: list[Step]) -> None:
+def test_cleared_row_wait_ends_only_the_logs_findings_about_it(steps: list[Step]) -> None:
     world = lived(steps)
     rows = {finding.key: finding for finding in world.memory.active if finding.finding.reason in REMAP_XIDS}
     waited = any(finding.key == ("RowRemapPending", f"gpu/{ADDRESSES[0]}") for finding in world.memory.active)
@@ -273,7 +273,7 @@ def test_a_release_holds_when_the_whole_log_is_read_again(steps: list[Step]) -> 
 
 @settings(max_examples=60)
 @given(steps=histories)
-def test_the_file_gives_back_what_it_was_given(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) -> None:
+def test_file_returns_what_was_written(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) -> None:
     memory = lived(steps).memory
     file = MemoryFile(tmp_path_factory.mktemp("state"))
     file.acquire()

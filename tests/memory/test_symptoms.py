@@ -152,7 +152,7 @@ def test_an_xid_8_of_the_watchdog_names_a_reboot(lines: list[tuple[float, str]])
     assert len(active.finding.detail) <= 200
 
 
-def test_each_symptom_ends_as_its_record_says() -> None:
+def test_symptom_ends_as_its_record_states() -> None:
     lines = [(0.0, WATCHDOG), (1.0, LINK), (2.0, LINK), (3.0, LINK), (4.0, FATAL), (4.1, NOT_RECOVERED)]
     memory = heard(memory_with(), *lines)
     assert len(memory.active) == 3

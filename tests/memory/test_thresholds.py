@@ -274,7 +274,7 @@ def test_an_announced_action_is_never_made_milder() -> None:
     assert severities(in_force(memory, policy("xid 31 = RESET after 3 in 10m")))[f"Xid31 {GPU}"] is REBOOT
 
 
-def test_a_tenant_with_many_processes_takes_no_memory() -> None:
+def test_tenant_with_many_processes_uses_no_memory() -> None:
     lines = [(number / 10, xid(43, f"{number} {'x' * 15}")) for number in range(5000)]
 
     memory = logged(lines)

@@ -161,7 +161,7 @@ def test_a_gpu_reset_that_only_nvml_shows(node: Node) -> None:
     assert node.look() is PASS
 
 
-def test_a_fault_between_a_reset_and_the_look_that_sees_it(node: Node) -> None:
+def test_fault_between_a_reset_and_the_cycle_that_observes_it(node: Node) -> None:
     """The log has reported the reset: NVML's report of it is not a second one."""
     of = f"NVRM: Xid (PCI:{ADDRESSES[0]}): 154, GPU recovery action changed from"
     node.swap(0, recovery_action=0)
@@ -190,7 +190,7 @@ def test_a_fault_that_came_back_too_often_behind_a_milder_line_of_the_same_code(
     assert node.xid(0, 149, fatal) is ISOLATE
 
 
-def test_a_level_that_came_back_too_often_and_was_released_is_what_it_was(node: Node) -> None:
+def test_released_level_that_recurred_too_often_keeps_its_severity(node: Node) -> None:
     bad = Finding("RowRemapPending", RESET, f"gpu/{ADDRESSES[0]}.0", "x")
     for _ in range(2):
         assert node.look(bad) is RESET
@@ -330,7 +330,7 @@ def test_a_teardown_storm(node: Node) -> None:
     assert node.reasons == {"Xid31"}
 
 
-def test_a_gpu_lost_in_every_way_at_once_and_mended_by_a_reboot(node: Node) -> None:
+def test_gpu_lost_in_every_way_and_fixed_by_a_reboot(node: Node) -> None:
     assert node.log(f"NVRM: GPU {ADDRESSES[1]}.0: GPU has fallen off the bus.") is REBOOT
     assert node.xid(1, 79, "GPU has fallen off the bus.") is REBOOT
     assert node.xid(1, 154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)") is REBOOT
@@ -343,7 +343,7 @@ def test_a_gpu_lost_in_every_way_at_once_and_mended_by_a_reboot(node: Node) -> N
     assert node.look() is PASS
 
 
-def test_a_log_that_was_cleared_takes_nothing_back(node: Node) -> None:
+def test_cleared_log_ends_nothing(node: Node) -> None:
     assert node.xid(1, 79) is REBOOT
     node.seq += 5000  # `dmesg -C` and five thousand records later
     assert node.log("systemd[1]: Started something.") is REBOOT

@@ -52,7 +52,7 @@ def test_rule_with_an_agents_content_is_ours(changes: Json, is_ours: bool) -> No
 
 
 @pytest.mark.parametrize(("generation", "now"), [(2, True), (3, False)])
-def test_a_rule_that_the_controllers_have_seen_is_processed(generation: int, now: bool) -> None:
+def test_processed_rule_is_recognised(generation: int, now: bool) -> None:
     seen = {"type": "EvictionInProgress", "status": "False", "reason": "OtherEffect", "observedGeneration": 2}
     found = device_rule(rule(metadata={"generation": generation}, status={"conditions": [seen]}), NODE)
     assert (found.is_processed, found.is_processed_now) == (True, now)

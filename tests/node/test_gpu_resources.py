@@ -35,7 +35,7 @@ GPU = "nvidia.com/gpu"
         ("nonsense", {}),
     ],
 )
-def test_what_a_node_offers(allocatable: object, gpus: dict[str, int]) -> None:
+def test_node_offers_these_gpus(allocatable: object, gpus: dict[str, int]) -> None:
     assert offered(allocatable) == gpus
 
 

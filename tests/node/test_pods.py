@@ -60,7 +60,7 @@ def test_how_it_ended(entry: dict[str, Any], how: str) -> None:
     assert pod_state(entry).ended == how
 
 
-def test_a_pod_that_says_nothing_yet_is_no_crash() -> None:
+def test_pod_without_a_status_is_no_crash() -> None:
     bare = pod_state({"metadata": {"namespace": "n", "name": "p", "uid": "u"}})
 
     assert (bare.container, bare.ended, bare.waits_for) == ("", "", "no scheduler has tried it yet")

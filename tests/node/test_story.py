@@ -69,7 +69,7 @@ def test_a_lost_gpu_and_its_xid_put_the_node_out_of_service(stage: Stage) -> Non
     assert stage.view().condition["reason"] in {"Xid79", "GpuLost"}
 
 
-def test_the_command_in_the_pod_says_the_same(stage: Stage) -> None:
+def test_command_in_the_pod_gives_the_same_output(stage: Stage) -> None:
     with stage.agent_stands_still():  # of the simulated log there is one reader only
         stage.host.kernel_log.replay()
         done = stage.in_pod("gpu-healthcheck", "check", "--json", check=False)
@@ -171,7 +171,7 @@ def test_mended_and_released_the_node_passes_without_a_restart(stage: Stage) -> 
     assert _same_process(stage.pod.ready(), before)
 
 
-def test_a_reboot_mends_what_fails_after_a_release(stage: Stage) -> None:
+def test_reboot_fixes_a_fault_after_a_release(stage: Stage) -> None:
     stage.host.xid(LOST, 79, ERROR)
     stage.wait_for_taint()
     boot = stage.host.boot_id

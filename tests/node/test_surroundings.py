@@ -110,7 +110,7 @@ def test_the_kernels_log_and_a_device_that_comes_later_are_read(seen: dict[str, 
     assert (seen["late in /dev"], seen["late in /host/dev"]) == (True, True)
 
 
-def test_a_mount_that_comes_later_is_seen(seen: dict[str, Any]) -> None:
+def test_later_mount_is_observed(seen: dict[str, Any]) -> None:
     assert seen["late mount"] == ["x"]
 
 

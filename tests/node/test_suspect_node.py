@@ -176,7 +176,7 @@ def marks(stage: Stage) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def test_a_false_alarm_is_cleared_and_the_node_takes_its_work_again(suspect: Stage) -> None:
+def test_false_alarm_is_cleared_and_the_node_gets_work_again(suspect: Stage) -> None:
     suspect.host.xid(3, 79, "GPU has fallen off the bus.")
     suspect.wait(lambda node: node.tainted)
 
@@ -194,9 +194,7 @@ def test_a_false_alarm_is_cleared_and_the_node_takes_its_work_again(suspect: Sta
     wait_for_work(suspect)
 
 
-def test_a_node_that_fails_is_to_be_replaced_and_a_release_does_not_hide_what_is_there(
-    suspect: Stage, tmp_path: Path
-) -> None:
+def test_failing_node_is_to_be_replaced_and_a_release_hides_no_present_fault(suspect: Stage, tmp_path: Path) -> None:
     gpu = suspect.host.gpus[1]
     suspect.host.want_recovery(1, 1)
     suspect.wait(lambda node: node.tainted and "GpuRecoveryAction" in node.findings)

@@ -235,7 +235,7 @@ def test_ctrl_c_undoes_everything_before_the_reset_and_returns_the_node_after_it
     workshop.wait_for_work()
 
 
-def test_a_reset_whose_command_is_killed_returns_the_gpus_without_it(workshop: Workshop) -> None:
+def test_reset_with_a_killed_command_returns_the_gpus(workshop: Workshop) -> None:
     stage = workshop.stage
     workshop.break_gpu()
     workshop.answer("seconds", "3")

@@ -29,7 +29,7 @@ def test_a_copy_of_a_tree_holds_no_devices(node: SimulatedNode) -> None:
         read(node.root)
 
 
-def test_a_dev_that_leads_nowhere_is_could_not_look(node: SimulatedNode) -> None:
+def test_dangling_dev_link_is_unobserved(node: SimulatedNode) -> None:
     shutil.rmtree(node.root / "dev")
     (node.root / "dev").symlink_to("dev")
 

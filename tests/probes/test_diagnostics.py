@@ -100,7 +100,7 @@ def test_without_the_hosts_numbers_there_is_none(with_logs: SimulatedNode) -> No
     assert found(with_logs) == frozenset()
 
 
-def test_where_nobody_knows_the_pods_nobody_says_so(node: SimulatedNode) -> None:
+def test_unknown_pods_are_reported_as_unknown(node: SimulatedNode) -> None:
     node.services.start_in_container(900, "nvvs", Container(systemd(OURS)))
 
     with pytest.raises(OSError, match="pods"):

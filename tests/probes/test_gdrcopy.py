@@ -61,7 +61,7 @@ def test_the_folder_of_aws_images_sets_it_up(node: SimulatedNode) -> None:
     assert read(node).set_up_by == "/opt/gdrcopy"
 
 
-def test_what_can_not_be_read_sets_nothing_up(node: SimulatedNode) -> None:
+def test_unreadable_file_sets_up_nothing(node: SimulatedNode) -> None:
     (node.root / "etc/modules").mkdir()
     (node.root / "etc/modules-load.d").mkdir(parents=True)
     (node.root / "etc/modules-load.d/loop.conf").symlink_to("loop.conf")
@@ -70,7 +70,7 @@ def test_what_can_not_be_read_sets_nothing_up(node: SimulatedNode) -> None:
     assert read(node).set_up_by == ""
 
 
-def test_without_the_list_of_modules_it_could_not_look(node: SimulatedNode, tmp_path: Path) -> None:
+def test_missing_list_of_modules_is_unobserved(node: SimulatedNode, tmp_path: Path) -> None:
     shutil.rmtree(node.root / "sys/module")
 
     with pytest.raises(ProbeError, match="sys/module: no such directory"):

@@ -43,7 +43,7 @@ def pod(name: str, *ids: str) -> PodDevices:
     ("one", "busy"),
     [(gpu(0), True), (gpu(0, 90), True), (gpu(0, 89), False), (gpu(0, 100, 9), False), (Gpu(0), False)],
 )
-def test_busy_is_what_the_samples_show(one: Gpu, busy: bool) -> None:
+def test_busy_gpu_is_known_by_its_samples(one: Gpu, busy: bool) -> None:
     assert is_busy(one) is busy
 
 
@@ -123,6 +123,6 @@ def test_facts_are_saved_and_read_again() -> None:
     assert saved_and_read(facts, GPU_PODS.facts) == facts
 
 
-def test_a_single_cycle_asks_nobody() -> None:
+def test_single_cycle_reads_no_pods() -> None:
     assert GPU_PODS.read(Host(Path("/"))) == ()
     assert GPU_PODS.read(replace(Host(Path("/")), ask_gpu_pods=lambda: (GpuPods(1.0),))) == (GpuPods(1.0),)

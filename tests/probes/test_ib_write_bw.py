@@ -95,7 +95,7 @@ LEFT_ALONE = "ethernet_read_keys: Couldn't read remote address\n Unable to read 
 
 
 @pytest.mark.parametrize(("code", "err"), [(1, LEFT_ALONE), (-15, ""), (-9, "a last word\n")])
-def test_a_side_that_the_other_left_alone_knows_nothing(code: int, err: str) -> None:
+def test_side_left_by_the_other_has_no_result(code: int, err: str) -> None:
     assert read_side(ended(code, err)) is None
 
 

@@ -127,7 +127,7 @@ class TestFiles:
         with log_of(tmp_path / "kmsg", numbered(10, 11, 15, 16, 116)) as log:
             assert log.read().lost == 3 + 99
 
-    def test_what_was_judged_before_is_passed_over(self, tmp_path: Path) -> None:
+    def test_judged_record_is_skipped(self, tmp_path: Path) -> None:
         (tmp_path / "kmsg").write_bytes(numbered(1, 2, 3, 4))
 
         with KernelLog(tmp_path / "kmsg", after=2) as log:
@@ -135,7 +135,7 @@ class TestFiles:
 
         assert (seqs(batch), batch.lost) == ([3, 4], 0)
 
-    def test_what_was_overwritten_since_the_cursor_is_lost(self, tmp_path: Path) -> None:
+    def test_records_overwritten_since_the_cursor_are_lost(self, tmp_path: Path) -> None:
         (tmp_path / "kmsg").write_bytes(numbered(10, 11))
 
         with KernelLog(tmp_path / "kmsg", after=2) as log:
@@ -199,7 +199,7 @@ class TestFiles:
         ("path", "message"),
         [("missing/kmsg", "kmsg: No such file or directory"), ("", "Is a directory")],
     )
-    def test_a_log_that_cannot_be_read_says_why(self, tmp_path: Path, path: str, message: str) -> None:
+    def test_unreadable_log_is_reported_with_the_reason(self, tmp_path: Path, path: str, message: str) -> None:
         with pytest.raises(ProbeError, match=message), KernelLog(tmp_path / path) as log:
             log.read()
 
@@ -245,7 +245,7 @@ class TestSimulatedNode:
         assert (batch.ended, batch.more, batch.cursor) == (False, False, written.sequence)
         assert log.read() == RecordBatch((), cursor=written.sequence)
 
-    def test_what_was_overwritten_is_counted(self, node: SimulatedNode, log: KernelLog) -> None:
+    def test_overwritten_records_are_counted(self, node: SimulatedNode, log: KernelLog) -> None:
         log.read()
         node.kernel_log.overrun(17)
         node.kernel_log.write("after the flood")
@@ -271,7 +271,7 @@ class TestSimulatedNode:
         assert (len(before), boot_id(node.root)) == (36, node.boot_id)
         assert before != node.boot_id
 
-    def test_a_missing_boot_id_says_so(self, tmp_path: Path) -> None:
+    def test_missing_boot_id_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(ProbeError, match="boot_id: No such file"):
             boot_id(tmp_path)
 
@@ -313,7 +313,7 @@ class TestRealDevice:
         assert unreadable == 0
         assert [record.seq for record in records] == sorted({record.seq for record in records})
 
-    def test_what_user_space_writes_is_refused_as_a_forgery(self, device: Path) -> None:
+    def test_user_space_line_is_refused_as_a_forgery(self, device: Path) -> None:
         mark = uuid.uuid4().hex
         with KernelLog(device) as kernel_only, KernelLog(device, frozenset({1})) as from_user_space:
             drain(kernel_only), drain(from_user_space)

@@ -57,7 +57,7 @@ def test_the_claims_that_a_kubelet_keeps(tmp_path: Path, text: str, holders: lis
     assert read_claims(keep(tmp_path, text)) == holders
 
 
-def test_a_kubelet_that_knows_no_claims_keeps_none(tmp_path: Path) -> None:
+def test_kubelet_without_claims_keeps_none(tmp_path: Path) -> None:
     assert read_claims(tmp_path) == []
 
 

@@ -47,7 +47,7 @@ def test_nonsense_could_not_be_read(node: SimulatedNode, text: str) -> None:
         read_limits(Host(node.root))
 
 
-def test_what_can_not_be_read_says_so(tmp_path: Path) -> None:
+def test_unreadable_source_is_reported(tmp_path: Path) -> None:
     (tmp_path / "proc/self/limits").mkdir(parents=True)
 
     with pytest.raises(ProbeError, match="Is a directory"):

@@ -286,7 +286,7 @@ def test_the_fabric_of_a_real_machine(name: str, tmp_path: Path) -> None:
     ],
     ids=["virtual machine", "storage"],
 )
-def test_a_fabric_that_comes_up_after_other_ports_takes_their_place(early: Rows, late: Rows, tmp_path: Path) -> None:
+def test_later_fabric_replaces_other_ports(early: Rows, late: Rows, tmp_path: Path) -> None:
     tree = plug(tmp_path, [*early, *late])
     known = after_ports(None, read_probes(Host(tmp_path), LEVELS), has_efa=False)
     for device in late:

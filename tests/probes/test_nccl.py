@@ -116,7 +116,7 @@ def test_an_error_that_only_hardware_makes_is_a_fault(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ANYBODY_S)
-def test_any_other_error_is_could_not_look(text: str) -> None:
+def test_other_error_is_unobserved(text: str) -> None:
     found = read_all_reduce(ProgramEnd(2, ABOVE + failure("CUDA", text), b""), 8)
 
     assert found == Unobserved(NOT_RUN, f"all_reduce_perf: {text}")
@@ -143,7 +143,7 @@ def test_any_other_error_is_could_not_look(text: str) -> None:
         (1, ABOVE + ROOTED + BELOW, b"", "ended with exit code 1: # Avg bus bandwidth"),
     ],
 )
-def test_an_end_without_a_whole_measurement_is_could_not_look(code: int, out: bytes, err: bytes, message: str) -> None:
+def test_exit_without_a_whole_measurement_is_unobserved(code: int, out: bytes, err: bytes, message: str) -> None:
     found = read_all_reduce(ProgramEnd(code, out, err), 8)
 
     assert isinstance(found, Unobserved)
@@ -201,7 +201,7 @@ def test_it_runs_over_all_gpus_and_no_network_takes_part(all_reduce: AllReduce, 
         ("memory", Unobserved(NOT_RUN, "all_reduce_perf: out of memory")),
     ],
 )
-def test_a_fault_of_the_node_is_seen(
+def test_fault_of_the_node_is_observed(
     all_reduce: AllReduce, node: SimulatedNode, fault: str, answer: Reduced | Failed | Unobserved
 ) -> None:
     node.write_value("nccl/fails", fault)
@@ -216,7 +216,7 @@ def test_a_run_without_an_end_is_ended_and_is_a_fault(all_reduce: AllReduce, nod
     assert all_reduce.run() == AllReduceReading(Failed("all_reduce_perf: no end within 0.5 s"))
 
 
-def test_one_that_was_stopped_is_could_not_look(all_reduce: AllReduce, node: SimulatedNode) -> None:
+def test_stopped_run_is_unobserved(all_reduce: AllReduce, node: SimulatedNode) -> None:
     node.write_value("nccl/fails", "hang")
     looks: list[AllReduceReading] = []
     thread = threading.Thread(target=lambda: looks.append(all_reduce.run()))
@@ -245,7 +245,7 @@ def test_a_gpu_that_works_for_a_virtual_machine_takes_no_part(all_reduce: AllRed
     assert all_reduce.run() == AllReduceReading(Reduced(7, 472.31, 0))
 
 
-def test_a_light_look_runs_none(node: SimulatedNode, all_reduce: AllReduce) -> None:
+def test_light_cycle_runs_no_deep_check(node: SimulatedNode, all_reduce: AllReduce) -> None:
     with pytest.raises(ProbeError, match="only a deep diagnostic"):
         read_all_reduce_look(Host(node.root))
     assert read_all_reduce_look(Host(node.root, ask_all_reduce=all_reduce.run)).answer == Reduced(8, 472.31, 0)

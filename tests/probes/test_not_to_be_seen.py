@@ -50,7 +50,7 @@ def test_nobody_can_tell(node: SimulatedNode, read: Callable[[Host], object], pa
         read(Host(node.root))
 
 
-def test_a_library_that_is_not_to_be_seen_is_one(short_root: Path) -> None:
+def test_hidden_library_counts_as_one(short_root: Path) -> None:
     """The others alone would be a mismatch without evidence."""
     (short_root / "hidden").mkdir(mode=0)
     (short_root / "usr/lib64").mkdir(parents=True)

@@ -89,7 +89,7 @@ def test_nvswitches_are_known_by_their_class(
     ("file", "content"),
     [("vendor", b""), ("vendor", b"\xff\xff"), ("vendor", None), ("device", b"x"), ("device", None), ("class", b"")],
 )
-def test_a_function_that_goes_away_while_we_look_is_left_out(
+def test_function_that_vanishes_during_the_read_is_left_out(
     node: SimulatedNode, file: str, content: bytes | None
 ) -> None:
     path = node.root / "sys/bus/pci/devices" / node.gpus[0].address / file
@@ -99,7 +99,7 @@ def test_a_function_that_goes_away_while_we_look_is_left_out(
 
 
 @pytest.mark.parametrize("file", ["vendor", "device", "class"])
-def test_a_function_that_is_there_and_can_t_be_read_is_not_taken_for_gone(node: SimulatedNode, file: str) -> None:
+def test_unreadable_function_is_not_missing(node: SimulatedNode, file: str) -> None:
     """As when this process has no file descriptor left: all functions would seem to be gone."""
     path = node.root / "sys/bus/pci/devices" / node.gpus[0].address / file
     path.unlink()

@@ -148,7 +148,7 @@ def test_a_device_that_an_init_container_had_before_counts_once() -> None:
     assert holds_gpus(pods) == [("ml/p", GPU, 3)]
 
 
-def test_a_resource_without_devices_is_held_by_nobody() -> None:
+def test_resource_without_devices_has_no_owner() -> None:
     assert holds_gpus(listed(pod("p", with_devices(given(GPU))))) == []
 
 

@@ -44,14 +44,14 @@ def test_the_fabric_manager_is_found_by_the_name_that_the_kernel_cuts(node: Simu
 
 
 @pytest.mark.parametrize("comm", ["nv-fabricmanager", "nv-fabricmanag", "v-fabricmanage", "nv-hostengine", "", "\0"])
-def test_another_process_is_not_taken_for_it(node: SimulatedNode, comm: str) -> None:
+def test_another_process_does_not_count_as_it(node: SimulatedNode, comm: str) -> None:
     node.write_value("proc/1041/comm", comm)
 
     assert manager(node) is None
 
 
 @pytest.mark.parametrize("state", ["Z", "X"])
-def test_a_dead_one_that_nobody_waited_for_does_not_run(node: SimulatedNode, state: str) -> None:
+def test_zombie_process_does_not_count_as_running(node: SimulatedNode, state: str) -> None:
     stat = (node.root / "proc/1041/stat").read_text()
     node.write_value("proc/1041/stat", stat.replace(") S ", f") {state} ").strip())
 
@@ -79,7 +79,7 @@ def test_an_age_is_never_below_nothing(node: SimulatedNode) -> None:
     assert manager(node) == Service(FABRIC_MANAGER, 1041, 0.0)
 
 
-def test_a_process_that_goes_while_we_look_does_not_run(node: SimulatedNode) -> None:
+def test_process_that_ends_during_the_read_does_not_count_as_running(node: SimulatedNode) -> None:
     (node.root / "proc/1041/comm").unlink()
 
     assert manager(node) is None
@@ -144,13 +144,13 @@ def test_only_its_last_start_counts(node: SimulatedNode) -> None:
         "\udcff\udcfe",
     ],
 )
-def test_a_log_that_says_nothing_of_a_start_leaves_it_unknown(node: SimulatedNode, text: str) -> None:
+def test_log_without_a_start_leaves_it_unknown(node: SimulatedNode, text: str) -> None:
     (node.root / LOG).write_text(text, errors="surrogateescape")
 
     assert read(node).fabric_manager_start is None
 
 
-def test_a_log_of_an_earlier_boot_says_nothing_of_this_one(node: SimulatedNode) -> None:
+def test_log_of_an_earlier_boot_gives_no_fact_of_this_boot(node: SimulatedNode) -> None:
     before_the_boot = time.time() - 2 * 3630
     os.utime(node.root / LOG, (before_the_boot, before_the_boot))
 

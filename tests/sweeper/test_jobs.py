@@ -58,7 +58,7 @@ def test_the_job_can_run_on_its_node_only_and_belongs_to_it() -> None:
 
 
 @pytest.mark.parametrize("gpus", [{"nvidia.com/gpu": 8}, {"nvidia.com/mig-1g.10gb": 7, "nvidia.com/mig-3g.40gb": 2}])
-def test_6_the_job_asks_for_every_gpu_so_that_the_scheduler_proves_that_nobody_uses_one(gpus: dict[str, int]) -> None:
+def test_6_job_requests_every_gpu_so_that_the_scheduler_proves_them_unused(gpus: dict[str, int]) -> None:
     """Defect 6 of the scripts: a Job without a request in parallel with any work."""
     resources = pod_of(made(gpus=gpus))["containers"][0]["resources"]
 

@@ -93,7 +93,7 @@ def held(fleet: Fleet) -> dict[str, str]:
 
 
 @pytest.mark.cluster
-def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None:
+def test_sweep_leaves_each_owner_one_slot_and_logs_it(budget: Fleet) -> None:
     for name in ("greedy", "faulty", "left"):
         budget.add(name, healthy=False, taints=[TAINT])
     hold(budget, "greedy", *range(7, 0, -1))
@@ -113,7 +113,7 @@ def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None
 
 
 @pytest.mark.cluster
-def test_a_sweep_gives_back_what_a_node_that_is_gone_has_left(budget: Fleet) -> None:
+def test_sweep_releases_slots_of_deleted_nodes(budget: Fleet) -> None:
     """For a slot without an ownerReference, which the garbage collector does not delete."""
     lease = {"metadata": {"name": "slot-3"}, "spec": {"holderIdentity": "gone"}}
     lease["metadata"]["labels"] = {f"{P}/holder": "gone"}  # type: ignore[assignment]
@@ -138,7 +138,7 @@ def test_freeing_a_slot_without_a_node_frees_no_other(budget: Fleet, spec: dict[
 
 
 @pytest.mark.cluster
-def test_a_sweep_goes_on_where_it_may_not_see_the_places(budget: Fleet) -> None:
+def test_sweep_continues_without_permission_for_slots(budget: Fleet) -> None:
     """As with the roles of a release before."""
     budget.add("well")
     role = ("-n", "gpu-healthcheck-budget", "rolebinding/gpu-healthcheck-sweeper")

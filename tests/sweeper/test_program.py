@@ -21,7 +21,7 @@ def test_the_command_is_the_sweepers_own_program() -> None:
     assert (done.returncode, "--dry-run" in done.stdout) == (0, True)
 
 
-def test_without_a_cluster_it_says_so() -> None:
+def test_missing_cluster_is_reported() -> None:
     done = run("--dry-run")
     assert (done.returncode, done.stdout) == (2, "")
     assert "gpu-healthcheck sweep: can't connect to a cluster" in done.stderr

@@ -43,7 +43,7 @@ def why_not(node: Candidate, limits: SweepLimits = LIMITS, **more: Any) -> str:
     return decision.why
 
 
-def test_6_the_node_that_was_tested_longest_ago_comes_first_and_one_that_never_was_before_it() -> None:
+def test_6_node_tested_longest_ago_comes_first_after_nodes_never_tested() -> None:
     """Defect 6: the first ten in the order of the list, always the same."""
     nodes = [one("a", 7), one("b", 9), one("c"), one("d", 8), one("e", 5)]
 
@@ -73,7 +73,7 @@ def test_an_interval_of_zero_means_that_nothing_is_due() -> None:
     assert why_not(one("n"), replace(LIMITS, interval=timedelta(0))) == "DCGM_L2_INTERVAL is 0: there are no deep tests"
 
 
-def test_a_node_in_use_is_not_taken() -> None:
+def test_node_in_use_is_not_selected() -> None:
     assert why_not(one("n"), busy={"n": "ns/p holds 1 nvidia.com/gpu"}) == "in use: ns/p holds 1 nvidia.com/gpu"
 
 
@@ -207,13 +207,13 @@ def test_a_node_without_gpus_is_none_of_ours_until_an_agent_has_spoken_for_it() 
     assert spoken.obstacle == "offers no GPUs to pods"
 
 
-def test_a_node_under_a_run_is_seen_as_such() -> None:
+def test_node_under_a_run_is_reported_as_such() -> None:
     patch = acquire(node(), Claim(RunKind.QUARANTINE, "x", NOW + HOUR), NOW)
     assert patch is not None
     assert reduced(node(annotations=patch["metadata"]["annotations"])).under_run
 
 
-def test_a_record_that_says_that_it_could_not_test_is_a_try_in_vain() -> None:
+def test_record_without_a_test_is_a_failed_try() -> None:
     record = json.dumps({"timestamp": (NOW - HOUR).isoformat(), "status": "unknown"})
     assert (
         why_not(reduced(node(annotations={SWEEP_RESULT: record}))) == "tried without a result at 2026-11-21T11:00:00Z"

@@ -78,7 +78,7 @@ def test_a_node_that_passes_stays_in_service_and_is_not_due_again(fleet: Fleet, 
     assert ("tested at" in printed, "TAKEN" in printed) == (True, False)
 
 
-def test_1_what_a_sweep_found_is_tainted_by_the_agent_and_cleared_by_no_light_pass(fleet: Fleet, story: Story) -> None:
+def test_1_finding_of_a_sweep_is_tainted_by_the_agent_and_kept_by_light_cycles(fleet: Fleet, story: Story) -> None:
     """Defect 1 of the scripts: the next light pass took the taint of a failed level 2 away."""
     story.dcgm(answer=story.answer(("memory", 1, FAULTY)), code="205")
     swept(fleet)

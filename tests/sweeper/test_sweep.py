@@ -50,7 +50,7 @@ def test_a_node_that_is_in_use_is_left_alone(fleet: Fleet, kubelets: Kubelets) -
     assert "in use: default/work holds 1 nvidia.com/gpu" in printed
 
 
-def test_one_odd_heartbeat_is_named_and_keeps_the_test_from_no_other_node(fleet: Fleet) -> None:
+def test_malformed_heartbeat_is_named_and_stops_no_other_node(fleet: Fleet) -> None:
     odd = {
         "last": "9999-12-31T23:59:59.999999Z",
         "first": "0000-01-01T00:00:00.000000Z",
@@ -163,7 +163,7 @@ def test_these_are_all_the_writes_of_a_sweep(fleet: Fleet, kubelets: Kubelets) -
     assert [line.split()[1:] for line in printed.splitlines()] == WRITES, message
 
 
-def test_6_what_the_scripts_left_behind_is_cleared_and_nothing_of_others(fleet: Fleet) -> None:
+def test_6_leftovers_of_the_scripts_are_cleared_and_no_others(fleet: Fleet) -> None:
     """Defect 6: taints that no Job answered for stayed for ever."""
     left = {"key": f"{P}/maintenance", "value": "sweep", "effect": "NoSchedule"}
     foreign = [SPOT, {"key": f"{P}/maintenance", "value": "sweep", "effect": "NoExecute"}]
@@ -178,7 +178,7 @@ def test_6_what_the_scripts_left_behind_is_cleared_and_nothing_of_others(fleet: 
     assert (ours, node.cordoned, f"{P}/mode" in node.labels) == (foreign, True, False)
 
 
-def test_a_job_for_which_no_run_stands_is_stopped(fleet: Fleet, kubelets: Kubelets) -> None:
+def test_job_without_an_active_claim_is_stopped(fleet: Fleet, kubelets: Kubelets) -> None:
     fleet.hold(fleet.add("stray"))
     sweeper = fleet.sweeper()
     eventually(fleet.working)

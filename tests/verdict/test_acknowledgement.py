@@ -358,7 +358,7 @@ def test_a_deep_record_with_an_unrepresentable_time_counts_and_is_reported(at: A
         ({"taken": None}, (), False),
     ],
 )
-def test_a_deep_record_is_taken_once_the_taint_that_the_agent_wants_stands(
+def test_deep_record_is_adopted_once_the_requested_taint_is_set(
     own: dict[str, Any], taints: tuple[Any, ...], taken: bool
 ) -> None:
     record = {"schema": 1, "taken": {"sweep-result": "2026-11-21T01:02:03Z"}, **own}

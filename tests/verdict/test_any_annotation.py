@@ -216,7 +216,7 @@ def heeded(words: Words) -> Memory:
 
 @given(words=WORDS)
 @example(words=HOSTILE)
-def test_what_is_remembered_is_read_back(words: Words) -> None:
+def test_memory_round_trip_keeps_its_content(words: Words) -> None:
     memory = heeded(words)
     with tempfile.TemporaryDirectory() as folder:
         file = MemoryFile(Path(folder))
@@ -230,7 +230,7 @@ def test_what_is_remembered_is_read_back(words: Words) -> None:
 
 @given(words=WORDS)
 @example(words=HOSTILE)
-def test_what_a_record_keeps_is_read_back(words: Words) -> None:
+def test_record_round_trip_keeps_its_content(words: Words) -> None:
     memory = heeded(words)
     record = records.render(decide(memory, [outcome_with()]), memory, IDENTITY, WALL)
     message = records.dump(record)

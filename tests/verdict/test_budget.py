@@ -77,7 +77,7 @@ class TestAListing:
         assert (len(taken.since), taken.surplus) == (2, 1)
 
     @pytest.mark.parametrize(("holder", "before"), [("a", 0), ("b", 1), ("c", 2), ("nobody", 3)])
-    def test_says_who_was_there_before(self, holder: str, before: int) -> None:
+    def test_names_the_earlier_owner(self, holder: str, before: int) -> None:
         """An owner of several slots counts from its first."""
         taken = occupancy([slot(7, "a", 11), slot(1, "b", 12), slot(2, "c", 13), slot(0, "a", 14)])
 

@@ -110,7 +110,7 @@ class TestTaints:
     @pytest.mark.parametrize("severity", Severity)
     @pytest.mark.parametrize("blind", [False, True])
     @pytest.mark.parametrize("before", [False, True])
-    def test_a_taint_stands_from_a_severity_on_and_unknown_neither_adds_nor_lifts_one(
+    def test_taint_is_set_from_its_severity_and_unknown_neither_adds_nor_lifts_one(
         self, limit: Severity, severity: Severity, blind: bool, before: bool
     ) -> None:
         state = node(taints=[*FOREIGN_TAINTS, TAINT] if before else FOREIGN_TAINTS)
@@ -229,7 +229,7 @@ class TestTheBudget:
             (REBOOT, False, True, RULES, {"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}, True),
         ],
     )
-    def test_a_place_is_wanted_where_the_taint_is_to_stand(
+    def test_slot_is_requested_where_the_taint_is_wanted(
         self, severity: Severity, blind: bool, tainted: bool, rules: Rules, labels: dict[str, str], wants: bool
     ) -> None:
         state = node(taints=[TAINT] if tainted else [], labels=labels)
@@ -495,7 +495,7 @@ class TestWhenToWrite:
 
         assert plan_for(state, memory, blind=blind, now=WALL + timedelta(minutes=59)) == NodePatch()
 
-    def test_a_finding_that_is_seen_again_is_nothing_new(self) -> None:
+    def test_repeated_finding_is_no_news(self) -> None:
         level = active_finding(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
         state = settled(memory_with(level))
         seen_again = active_finding(fault("GpuLost"), Nature.LEVEL, check="gpu-count", at=99_999.0)
@@ -533,7 +533,7 @@ class TestWhenToWrite:
             ({LAST_CHECK: "never"}, False),
         ],
     )
-    def test_a_label_that_somebody_changed_is_put_right(self, labels: dict[str, str], writes: bool) -> None:
+    def test_changed_label_is_restored(self, labels: dict[str, str], writes: bool) -> None:
         memory = memory_of(REBOOT)
         state = settled(memory)
         changed = NodeState(NODE, labels={**state.labels, **labels}, annotations=state.annotations, taints=[TAINT])
@@ -544,7 +544,7 @@ class TestWhenToWrite:
         if change.patch:
             assert change.patch["metadata"]["labels"].keys() - {LAST_CHECK} == labels.keys()
 
-    def test_a_taint_that_somebody_removed_is_set_again(self) -> None:
+    def test_removed_taint_is_set_again(self) -> None:
         memory = memory_of(REBOOT)
         state = settled(memory)
         bare = NodeState(NODE, state.uid, labels=state.labels, annotations=state.annotations, taints=[])
@@ -558,7 +558,7 @@ class TestWhenToWrite:
         assert plan_for(bare).patch is not None
 
     @pytest.mark.parametrize("change", [{"of another": 1}, {"taken": {"other": "x"}}, {"checks": ["x"]}, {"cut": 7}])
-    def test_what_somebody_put_into_the_record_is_taken_out_again(self, change: dict[str, Any]) -> None:
+    def test_foreign_content_of_the_record_is_removed(self, change: dict[str, Any]) -> None:
         state = settled()
         forged = json.dumps(record_of(state) | change)
 
@@ -620,7 +620,7 @@ class TestOtherRecords:
         assert change.condition["message"] == f"sweep-result of {shown} has severity ISOLATE"
         assert [event.message for event in change.events] == [change.condition["message"]]
 
-    def test_what_stops_gpu_pods_comes_first_among_equals(self) -> None:
+    def test_finding_that_stops_gpu_pods_comes_first_among_equals(self) -> None:
         findings = [fault("Xid13", MONITOR), fault("NvidiaRuntimeMissing", MONITOR, "runtime/containerd")]
         condition = plan_for(node(), memory_with(*map(active_finding, findings))).condition
 
@@ -839,7 +839,7 @@ class TestEvents:
         assert len({*names, *(event.name for event in plan_for(state, moved).events)}) == 3
 
     @pytest.mark.parametrize("reason", ["", "it broke", "[/x]", "X" * 64, "xid79", "Xid79\n", "\x1b[31m"])
-    def test_a_reason_that_somebody_else_made_up_is_none_of_the_apis(self, reason: str) -> None:
+    def test_invented_reason_is_none_of_the_apis(self, reason: str) -> None:
         """As the admission policy has it; the record still says the word."""
         change = plan_for(node(), memory_with(active_finding(fault(reason, REBOOT))))
 
@@ -847,7 +847,7 @@ class TestEvents:
         assert [event.reason for event in change.events] == ["GpuHealthFail", UNEXPLAINED]
 
     @pytest.mark.parametrize("name", ["n", NODE, "n" * 253])
-    def test_an_events_name_is_one_that_kubernetes_takes(self, name: str) -> None:
+    def test_event_name_is_valid_in_kubernetes(self, name: str) -> None:
         made = event_name(name, "Xid79", "gpu/\ud83d")
 
         assert made.startswith(f"{name[:200]}.")

@@ -101,7 +101,7 @@ def test_without_the_setting_the_node_is_tainted() -> None:
         (shared(gpus={"nvidia.com/gpu": 2, "nvidia.com/gpu.shared": 8}), GPUS, "several resources"),
     ],
 )
-def test_what_a_cordon_cannot_cover_taints_the_node_with_the_reason(
+def test_cordon_that_cannot_cover_a_gpu_taints_the_node_with_the_reason(
     state: NodeState, gpus: Mapping[str, Mapping[str, str]], why: str
 ) -> None:
     plan = cordons(memory_of(on(), gpus=gpus), state)

@@ -38,7 +38,7 @@ _KEYS = st.sampled_from(
 
 
 @pytest.mark.parametrize("inventory", [WHOLE, Inventory(), Inventory(runtime=RuntimeRow(handlers=()))])
-def test_what_was_written_is_read_back(inventory: Inventory) -> None:
+def test_written_text_is_read_back(inventory: Inventory) -> None:
     assert read(json.loads(json.dumps(as_json(inventory)))) == inventory
     assert within_limit(inventory) == inventory
 
@@ -60,7 +60,7 @@ def test_it_is_never_longer_than_it_may_be() -> None:
 
 
 @given(st.dictionaries(_KEYS, _ANYTHING | st.dictionaries(_KEYS, _ANYTHING)))
-def test_what_others_write_is_bounded_and_typed(raw: dict[str, object]) -> None:
+def test_foreign_content_is_bounded_and_typed(raw: dict[str, object]) -> None:
     inventory = within_limit(read(raw))
     assert len(json.dumps(as_json(inventory)).encode()) <= LONGEST
     assert read(as_json(inventory)) == inventory

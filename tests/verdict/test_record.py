@@ -140,7 +140,7 @@ def test_the_taint_is_shown_only_if_set_or_withheld(taint: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 40, 100, 500])
 @pytest.mark.parametrize("detail", ["short", "x" * 200, "\N{FIRE}" * 200, '\\"' * 105])
-def test_a_record_of_many_findings_is_at_most_16_kib_and_counts_what_it_cut(count: int, detail: str) -> None:
+def test_record_of_many_findings_is_at_most_16_kib_and_counts_dropped_rows(count: int, detail: str) -> None:
     record = render(flood(count, detail))
 
     assert size(record) <= LONGEST
@@ -155,7 +155,7 @@ def test_a_record_of_many_findings_is_at_most_16_kib_and_counts_what_it_cut(coun
 
 
 @pytest.mark.parametrize("detail", ["short", "x" * 200])
-def test_a_record_of_a_node_that_sees_nothing_is_at_most_16_kib_and_keeps_what_stands(detail: str) -> None:
+def test_record_of_an_unobserved_node_is_at_most_16_kib_and_keeps_active_findings(detail: str) -> None:
     causes = tuple(
         Unobserved(UnobservedCause.named("GpuNotAnswering"), f"gpu/{n}: ecc mode: NVML error 999", f"gpu/{n}")
         for n in range(600)
@@ -273,7 +273,7 @@ def test_a_record_without_a_severity_states_none() -> None:
 
 
 @pytest.mark.parametrize("word", ["SKIP", "reset", "", 4, None, [], {"a": 1}])
-def test_a_severity_that_is_none_is_refused_with_what_is_allowed(word: Any) -> None:
+def test_invalid_severity_is_refused_with_the_allowed_ones(word: Any) -> None:
     with pytest.raises(RecordError, match="allowed are PASS, MONITOR, RESET, REBOOT, ISOLATE"):
         records.severity_of(read({"severity": word}))
 
@@ -331,7 +331,7 @@ def test_times_are_written_in_utc(at: datetime, text: str) -> None:
     assert timestamp(at) == text
 
 
-def test_a_blind_check_does_not_make_a_healthy_record_long() -> None:
+def test_unobserved_check_keeps_a_healthy_record_short() -> None:
     outcomes = [outcome_with(check=group.check, group=group.group, unobserved=UNOBSERVED) for group in ALL_GROUPS]
 
     assert size(render(memory_with(), outcomes)) <= 2048

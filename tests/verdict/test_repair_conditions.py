@@ -164,7 +164,7 @@ def test_hardware_that_still_settles_is_not_said_to_be_ready() -> None:
 
 
 @pytest.mark.parametrize("blind", [None, UNOBSERVED])
-def test_blindness_takes_nothing_back(blind: Unobserved | None) -> None:
+def test_unobserved_verdict_withdraws_nothing(blind: Unobserved | None) -> None:
     before = plan_for(node(), memory_of(ISOLATE))
 
     after = plan_for(with_conditions(before, taints=[TAINT]), memory_of(ISOLATE), blind=blind, now=LATER)
@@ -173,7 +173,7 @@ def test_blindness_takes_nothing_back(blind: Unobserved | None) -> None:
     assert entries <= {("True", timestamp(WALL)), ("False", timestamp(WALL))}
 
 
-def test_what_is_said_already_is_not_said_again() -> None:
+def test_reported_line_is_not_reported_again() -> None:
     before = plan_for(node(), memory_of(REBOOT))
 
     assert plan_for(with_conditions(before), memory_of(REBOOT), now=LATER).repair == NO_REPAIR

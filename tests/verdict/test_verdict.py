@@ -27,7 +27,7 @@ def verdict_of(severity: Severity, blind: Unobserved | None = None) -> Verdict:
         (ISOLATE, Status.FAIL, Status.FAIL),
     ],
 )
-def test_the_status_of_each_severity_with_and_without_a_blind_check(
+def test_status_of_each_severity_with_and_without_an_unobserved_check(
     severity: Severity, looked: Status, blind: Status
 ) -> None:
     assert status_of(severity, could_not_check=False) is looked
@@ -93,7 +93,7 @@ def test_a_group_of_which_one_check_belongs_here_is_configured() -> None:
     assert decide(Memory(), outcomes).groups == (GroupVerdict("0-nvidia-smi", Status.PASS, PASS),)
 
 
-def test_what_does_not_belong_to_the_node_is_neither_pass_nor_unknown() -> None:
+def test_check_that_does_not_apply_is_neither_pass_nor_unknown() -> None:
     verdict = decide(Memory(), [outcome_with(configured=False)])
 
     assert (verdict.status, verdict.groups[0].status) == (Status.PASS, Status.NOT_CONFIGURED)
@@ -128,7 +128,7 @@ def test_two_causes_of_one_group_are_both_reported() -> None:
     assert [row.cause for row in decide(Memory(), [outcome]).unobserved] == [UNOBSERVED, other]
 
 
-def test_a_verdict_says_that_it_is_still_settling() -> None:
+def test_verdict_is_marked_as_settling() -> None:
     flickering = fault("GpuCountLow", REBOOT, "node", flickers=True)
 
     assert decide(memory_after_cycle(flickering), [outcome_with()]).settling is True

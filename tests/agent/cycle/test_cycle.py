@@ -96,7 +96,7 @@ def light(node: SimulatedNode, config: Path, mocker: MockerFixture) -> Iterator[
     one.driver.end()
 
 
-def test_a_look_is_judged_with_the_look_before_it(light: Light) -> None:
+def test_cycle_is_judged_with_the_cycle_before(light: Light) -> None:
     first, _ = light.look()
     second, _ = light.look()
 
@@ -239,7 +239,7 @@ def test_the_instance_type_is_a_metric_while_it_is_known(light: Light) -> None:
     ]
 
 
-def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, node: SimulatedNode) -> None:
+def test_earlier_hardware_is_expected_in_the_next_cycle(light: Light, node: SimulatedNode) -> None:
     _, at_first = light.look()
     node.remove_efa(5)
     _, then = light.look()
@@ -248,7 +248,7 @@ def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, no
     assert light.state.memory.first.efa == 32
 
 
-def test_a_later_look_has_what_the_runtime_says(short_root: Path, config: Path, mocker: MockerFixture) -> None:
+def test_later_cycle_has_the_runtimes_answer(short_root: Path, config: Path, mocker: MockerFixture) -> None:
     (config / "CHECKS_LIGHTWEIGHT").write_text("container-runtime")
     ready = {"status": {"conditions": [{"type": "RuntimeReady", "status": True}]}}
     answers = answers_to("container-runtime", {}, ready)
@@ -291,7 +291,7 @@ def test_a_gpu_slower_than_those_of_its_pod_is_found_while_they_work_and_kept_wh
     assert [finding.finding.subject for finding in light.state.memory.active] == slow
 
 
-def test_what_the_node_allows_is_expected(light: Light) -> None:
+def test_allocatable_count_of_the_node_is_expected(light: Light) -> None:
     assert light.look()[1].efa_allocatable is None
 
     node = NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}, efa_allocatable=31)
@@ -338,7 +338,7 @@ def test_a_node_that_cannot_be_read_for_a_moment_is_still_of_its_type(light: Lig
     assert light.look()[1].instance_type == ""
 
 
-def test_a_node_that_comes_up_is_looked_at_again_soon(light: Light, node: SimulatedNode, config: Path) -> None:
+def test_starting_node_is_checked_again_soon(light: Light, node: SimulatedNode, config: Path) -> None:
     (config / "CHECKS_LIGHTWEIGHT").write_text("persistence-mode")
     assert light.cycle.run() is None
 
@@ -347,7 +347,7 @@ def test_a_node_that_comes_up_is_looked_at_again_soon(light: Light, node: Simula
     assert light.cycle.run() == AGAIN_SECONDS
 
 
-def test_a_driver_that_comes_back_is_young_though_no_log_says_so(light: Light, node: SimulatedNode) -> None:
+def test_reloaded_driver_is_young_without_a_log_line(light: Light, node: SimulatedNode) -> None:
     at_first = light.look()[1].driver_age_seconds
     assert at_first > 0
     node.driver_unload()
@@ -361,7 +361,7 @@ def test_a_driver_that_comes_back_is_young_though_no_log_says_so(light: Light, n
 
 
 @pytest.mark.parametrize("first", [15, 16])
-def test_a_gpu_being_reset_is_no_fault_of_it_nor_of_its_peers(
+def test_gpu_being_reset_is_no_fault_of_it_or_its_peers(
     light: Light, node: SimulatedNode, config: Path, first: int
 ) -> None:
     (config / "CHECKS_LIGHTWEIGHT").write_text("driver gpu-count ecc nvlink fabric p2p")
@@ -384,7 +384,7 @@ def test_a_gpu_being_reset_is_no_fault_of_it_nor_of_its_peers(
     assert (light.state.memory.active, light.state.memory.suspects) == ((), {})
 
 
-def test_a_gpu_that_stays_lost_is_a_finding_of_the_fourth_look(light: Light, node: SimulatedNode) -> None:
+def test_lost_gpu_is_a_finding_in_the_fourth_cycle(light: Light, node: SimulatedNode) -> None:
     light.look()
     node.lose_gpu(3)
     for _ in range(3):
@@ -430,7 +430,7 @@ def test_a_narrow_pcie_link_counts_in_use_and_stays_when_the_gpu_goes_idle(
     assert light.state.memory.active == ()
 
 
-def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNode) -> None:
+def test_new_finding_is_checked_again_soon(light: Light, node: SimulatedNode) -> None:
     light.look()
     node.want_recovery(3, 1)
 

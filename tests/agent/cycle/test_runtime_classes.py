@@ -96,7 +96,7 @@ def test_a_thousand_and_more_are_read_in_pages_and_the_rest_left_out(listing: Li
     assert pages == ["500"] * 3  # the last was requested while the second was read
 
 
-def test_the_last_good_list_outlives_an_outage_and_is_asked_for_again_at_the_next_look(listing: Listing) -> None:
+def test_last_valid_list_outlives_an_outage_and_is_requested_again_in_the_next_cycle(listing: Listing) -> None:
     listing.api.add_runtime_class("nvidia", "nvidia")
     before = listing.on(GPU_NODE)
     listing.now += 2 * LISTED_AGAIN_SECONDS

@@ -71,19 +71,19 @@ class TestTheFile:
         line = KernelEvent(f"Xid{code}", GPU, seq, 1.0, finding)
         ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", events=(line,))], seq)
 
-    def test_what_is_new_is_written_at_once(self, ledger: Ledger, file: MemoryFile) -> None:
+    def test_new_finding_is_written_at_once(self, ledger: Ledger, file: MemoryFile) -> None:
         self.xid(ledger, 1)
         self.xid(ledger, 2, code=79)
 
         assert (counted(file), ledger.unsaved) == (2, False)
 
-    def test_what_got_worse_is_written_at_once(self, ledger: Ledger, file: MemoryFile) -> None:
+    def test_worse_finding_is_written_at_once(self, ledger: Ledger, file: MemoryFile) -> None:
         self.xid(ledger, 1)
         self.xid(ledger, 2, severity=Severity.REBOOT)
 
         assert (counted(file), ledger.unsaved) == (2, False)
 
-    def test_what_is_counted_again_waits_until_somebody_saves(self, ledger: Ledger, file: MemoryFile) -> None:
+    def test_repeated_counts_wait_for_the_next_save(self, ledger: Ledger, file: MemoryFile) -> None:
         self.xid(ledger, 1)
         self.xid(ledger, 2)
 
@@ -175,7 +175,7 @@ class TestFollowing:
         file.ready.set()
         file.unlock()
 
-    def test_a_log_is_read_on_while_the_disk_takes_its_time(self, node: SimulatedNode, slow: _SlowFile) -> None:
+    def test_log_is_read_while_the_disk_is_slow(self, node: SimulatedNode, slow: _SlowFile) -> None:
         following = _Following(node, slow)
         following.follower.start()
         for _ in range(100):
@@ -189,7 +189,7 @@ class TestFollowing:
         eventually(lambda: counted(slow) == 100)
         following.follower.end()
 
-    def test_a_log_that_is_overrun_again_and_again_says_so_once(self, node: SimulatedNode, file: MemoryFile) -> None:
+    def test_repeatedly_overrun_log_is_reported_once(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = _Following(node, file)
         following.follower.start()
         eventually(lambda: following.metric() > 0)
@@ -202,7 +202,9 @@ class TestFollowing:
         lost = "17 kernel log records were overwritten before they were read"
         assert following.reports.warnings == [("KernelLogOverrun", lost)]
 
-    def test_what_no_check_reads_is_counted_and_judged_by_none(self, node: SimulatedNode, file: MemoryFile) -> None:
+    def test_driver_error_without_a_check_is_counted_and_not_judged(
+        self, node: SimulatedNode, file: MemoryFile
+    ) -> None:
         following = _Following(node, file)
         following.follower.start()
         first = node.kernel_log.write("usb 1-1: reset")

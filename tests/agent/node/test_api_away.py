@@ -62,7 +62,7 @@ def test_a_start_without_the_api_server_waits_for_it_looking(world: World, outag
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
-def test_a_fault_during_an_outage_stands_on_the_node_after_it(watched: World, outage: str) -> None:
+def test_fault_during_an_outage_is_written_after_it(watched: World, outage: str) -> None:
     before = watched.node()
     OUTAGES[outage](watched)
     watched.host.xid(3, 79, ERROR)
@@ -80,7 +80,7 @@ def test_a_fault_during_an_outage_stands_on_the_node_after_it(watched: World, ou
     eventually(lambda: watched.agent.metric("verdict_pending") == 0)
 
 
-def test_an_outage_is_said_once_and_its_end_too(watched: World) -> None:
+def test_outage_is_reported_once_at_its_start_and_end(watched: World) -> None:
     watched.api.fail_with(503, times=3)
     watched.host.xid(3, 79, ERROR)
     watched.wait_for_taint()
@@ -104,7 +104,7 @@ def test_a_server_that_asks_for_patience_gets_it_even_when_there_is_news(watched
     assert after[0].at - refused.at >= 3
 
 
-def test_a_watch_that_breaks_off_is_taken_up_again(watched: World) -> None:
+def test_interrupted_watch_continues(watched: World) -> None:
     watched.api.cut_connections()
     watched.api.store.compact()
     watches = len([request for request in watched.api.requests if "watch=true" in request.path])

@@ -123,7 +123,7 @@ def test_one_bad_gpu_of_eight_gets_no_pod_and_the_other_seven_do(own_plane: Cont
         eventually(lambda: (len(devices_in_use(own_plane)), waiting()) == (8, []))
 
 
-def test_where_nobody_acts_on_rules_any_more_the_node_is_tainted_again(own_plane: ControlPlane, tmp_path: Path) -> None:
+def test_node_is_tainted_again_when_no_controller_processes_rules(own_plane: ControlPlane, tmp_path: Path) -> None:
     with World(tmp_path / "world", RealCluster(own_plane, "withdrawn")) as world:
         world.hurry()
         world.configure(MAX_UNHEALTHY_PERCENT="100", DEVICE_TAINTS="true")

@@ -74,7 +74,7 @@ FULL = pytest.mark.parametrize("fill", [annotations_filled, object_filled], ids=
 
 
 @FULL
-def test_a_full_node_is_labelled_and_tainted_and_says_what_is_missing(
+def test_full_node_is_labelled_tainted_and_reports_the_missing_record(
     installed: ControlPlane, tmp_path: Path, fill: Callable[[World], None]
 ) -> None:
     name = f"full-{fill.__name__.partition('_')[0]}"
@@ -131,7 +131,7 @@ def test_a_record_that_grows_out_of_its_node_goes_and_is_nobodys_release(
         assert world.events("Released") == []
 
 
-def test_a_node_that_takes_no_taint_holds_no_place(installed: ControlPlane, tmp_path: Path) -> None:
+def test_node_without_a_taint_holds_no_slot(installed: ControlPlane, tmp_path: Path) -> None:
     cluster = RealCluster(installed, "full-refused")
     refusal = refusing(cluster.name)
     with World(tmp_path / cluster.name, cluster) as world:

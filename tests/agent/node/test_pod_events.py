@@ -149,7 +149,7 @@ def test_a_gpu_that_no_longer_answers_is_known_to_an_agent_that_started_later(po
     pods.wait_for("gpu-3")
 
 
-def test_a_pod_that_starts_later_on_the_faulty_gpu_is_told_too(pods: Pods) -> None:
+def test_pod_that_starts_later_on_the_faulty_gpu_gets_an_event(pods: Pods) -> None:
     pods.run({"gpu-5": pods.uuid(5)})
     pods.world.configure(ENABLE_TAINT="false")
     start(pods)

@@ -302,7 +302,7 @@ class TestTheCommand:
         node = failed.node()
         assert (node.status, node.tainted, "unschedulable" in node.object["spec"]) == ("pass", False, False)
 
-    def test_says_that_it_is_the_kubeconfigs_user_who_releases(self, failed: World) -> None:
+    def test_names_the_kubeconfigs_user_as_author(self, failed: World) -> None:
         assert run(failed).returncode == 0
         assert failed.node().record["released"]["by"] == "stand-in"
 
@@ -362,7 +362,7 @@ class TestTheCommand:
 
         assert (done.returncode, "you need permission to get nodes" in done.stderr) == (2, True)
 
-    def test_says_when_no_agent_answers(self, failed: World) -> None:
+    def test_reports_when_no_agent_answers(self, failed: World) -> None:
         assert failed.agent.terminate() == 0
         done = run(failed, "--timeout", "1")
 

@@ -83,7 +83,7 @@ def steps(world: World) -> list[str]:
     return [event["message"] for event in world.events("GpuResetStep")]
 
 
-def test_each_step_is_reported_once_whoever_performs_it(quick: World) -> None:
+def test_step_is_reported_once_by_any_program(quick: World) -> None:
     at = timestamp(datetime.now(UTC))
     rows = [{"step": step, "at": at, "detail": "done"} for step in ("claim", "reset")]
     begin(quick, "reset")

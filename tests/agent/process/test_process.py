@@ -66,7 +66,7 @@ def world(world: World) -> World:
 
 
 class TestLoading:
-    def test_an_agent_leaves_out_what_only_consoles_logins_and_other_clients_need(self) -> None:
+    def test_agent_imports_no_modules_of_consoles_logins_and_other_clients(self) -> None:
         loaded = subprocess.check_output([sys.executable, "-I", "-c", LOADED], text=True).split()
 
         assert {"structlog", "kubernetes.config.kube_config"} <= set(loaded)
@@ -94,7 +94,7 @@ class TestLoading:
 
         assert {part.__name__ for part in UNUSED} <= set(loaded)
 
-    def test_a_part_that_was_left_out_says_so_to_whoever_asks_for_it(self) -> None:
+    def test_left_out_module_reports_that_when_it_is_used(self) -> None:
         with pytest.raises(OSError, match=r"the agent does not load pickle\.dumps"):
             UnusedModule("pickle").dumps({})
 
@@ -249,7 +249,7 @@ class TestOnce:
         assert {event["reason"] for event in world.cluster.events()} == {"Xid79", "GpuHealthFail"}
         assert world.cluster.lease() is not None
 
-    def test_a_dry_run_says_what_it_would_write_and_writes_nothing(self, world: World) -> None:
+    def test_dry_run_prints_its_writes_and_writes_nothing(self, world: World) -> None:
         world.host.xid(3, 79, "GPU has fallen off the bus.")
         before = world.node().object
         agent = world.start("--once", "--dry-run")

@@ -65,7 +65,7 @@ def schedule(tmp_path: Path, light: Work, deep: Work) -> Iterator[Schedule]:
         work.goes_on.set()
 
 
-def test_a_hanging_deep_look_delays_no_light_one(schedule: Schedule, light: Work, deep: Work) -> None:
+def test_hanging_deep_run_delays_no_light_cycle(schedule: Schedule, light: Work, deep: Work) -> None:
     deep.goes_on.clear()
     schedule.start(light, nothing, deep)
 
@@ -73,7 +73,7 @@ def test_a_hanging_deep_look_delays_no_light_one(schedule: Schedule, light: Work
     assert light.comes(3)
 
 
-def test_a_hanging_light_look_delays_no_deep_one(schedule: Schedule, light: Work, deep: Work) -> None:
+def test_hanging_light_cycle_delays_no_deep_run(schedule: Schedule, light: Work, deep: Work) -> None:
     light.goes_on.clear()
     schedule.start(light, nothing, deep)
 
@@ -81,7 +81,7 @@ def test_a_hanging_light_look_delays_no_deep_one(schedule: Schedule, light: Work
     assert deep.comes(3)
 
 
-def test_a_deep_look_that_failed_ends_neither(schedule: Schedule, light: Work) -> None:
+def test_failed_deep_diagnostic_ends_neither(schedule: Schedule, light: Work) -> None:
     failed = threading.Event()
 
     def fails() -> float:
@@ -94,7 +94,7 @@ def test_a_deep_look_that_failed_ends_neither(schedule: Schedule, light: Work) -
     assert light.comes(3)
 
 
-def test_after_a_look_that_failed_the_next_does_not_wait_for_the_interval(
+def test_cycle_after_a_failed_one_does_not_wait_for_the_interval(
     tmp_path: Path, light: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.process.schedule._FAILED_AGAIN_SECONDS", 0.05)

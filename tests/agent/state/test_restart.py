@@ -236,7 +236,7 @@ class TestTheMemoryFile:
 
 
 class TestTwoAgentsOnOneNode:
-    def test_the_second_looks_and_writes_nothing_until_the_first_is_gone(self, watched: World) -> None:
+    def test_second_agent_checks_and_writes_nothing_until_the_first_ends(self, watched: World) -> None:
         first = watched.agent
         written = watched.stand_in.writes("nodes")
         second = watched.start()

@@ -154,7 +154,7 @@ def test_an_unreadable_annotation_is_attributed_by_its_name(name: str, tmp_path:
     "text", ["[" * 200_000, "{" * 200_000, "a: &a {k: v}\nb:\n  <<: [*a, *a]\n", " " * (1 << 20) + "x"]
 )
 @pytest.mark.parametrize("name", ["nvidia.yaml", "nvidia.json"])
-def test_what_is_too_much_for_us_never_ends_a_look(name: str, text: str, tmp_path: Path) -> None:
+def test_shortage_never_ends_a_check_cycle(name: str, text: str, tmp_path: Path) -> None:
     [found] = specs(tmp_path, (f"/etc/cdi/{name}", text))
     assert found.problem is not None
 

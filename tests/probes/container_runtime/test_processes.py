@@ -304,7 +304,7 @@ def test_a_socket_has_one_name(endpoint: str, path: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "nothing", "nonsense"])
-def test_a_list_of_sockets_that_is_none_names_nobody(kind: str, node: SimulatedNode) -> None:
+def test_malformed_list_of_sockets_names_no_process(kind: str, node: SimulatedNode) -> None:
     path = node.root / "proc/902/net/unix"
     path.unlink()
     match kind:

@@ -86,7 +86,7 @@ def test_every_gpu_of_a_healthy_node_passes(dcgmi: Dcgmi, level: int) -> None:
     }
 
 
-def test_a_deep_look_runs_the_level_that_its_check_needs(dcgmi: Dcgmi) -> None:
+def test_deep_diagnostic_runs_the_level_of_its_check(dcgmi: Dcgmi) -> None:
     evidence = read_probes(Host(dcgmi.node.root, ask_dcgm=dcgmi.diag().run), [LEVEL_2])
 
     (outcome,) = judge([LEVEL_2], evidence, Expectation())
@@ -143,14 +143,14 @@ def test_a_hostengine_of_the_node_is_used_by_its_name(dcgmi: Dcgmi) -> None:
     assert judged(dcgmi.diag(host="localhost:5555").run(2)).unobserved == ()
 
 
-def test_without_dcgmi_there_is_nobody_to_ask(tmp_path: Path) -> None:
+def test_missing_dcgmi_is_not_queried(tmp_path: Path) -> None:
     seen = Dcgm(path=str(tmp_path)).run(2)
 
     assert seen == DcgmReading(absent="dcgmi is not installed here")
     assert (judged(seen).configured, judged(seen).seen) == (False, (Observation("dcgmi is not installed here"),))
 
 
-def test_a_dcgmi_that_cannot_be_started_could_not_look(tmp_path: Path) -> None:
+def test_dcgmi_that_cannot_start_is_unobserved(tmp_path: Path) -> None:
     (tmp_path / "dcgmi").write_bytes(b"\x7fELF, but no more")
     (tmp_path / "dcgmi").chmod(0o755)
 

@@ -190,7 +190,7 @@ def test_a_test_has_one_name_over_all_versions(name: Any, category: str, test: s
         (["Pass"], "unknown"),
     ],
 )
-def test_a_status_is_known_or_is_said_to_be_unknown(word: Any, status: str) -> None:
+def test_status_is_known_or_unknown(word: Any, status: str) -> None:
     results = [{"entity_group": "GPU", "entity_id": 0, "status": word}]
     answer = read({"DCGM Diagnostic": {"test_categories": [{"tests": [{"name": "memory", "results": results}]}]}})
 
@@ -279,7 +279,7 @@ def test_what_of_the_iterations_is_whole_counts_though_the_rest_is_cut_off() -> 
 
 
 @pytest.mark.parametrize("top", ["DCGM Diagnostic", "DCGM GPU Diagnostic"])
-def test_a_run_that_came_to_nothing_says_why(top: str) -> None:
+def test_run_without_a_result_gives_the_reason(top: str) -> None:
     answer = read_answer(runtime_error("Error: already\nrunning", top))
 
     assert (answer.runtime_errors, answer.version, answer.results) == (("Error: already running",), "4.2.3", ())

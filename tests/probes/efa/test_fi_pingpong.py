@@ -82,7 +82,7 @@ def test_messages_that_nobody_acknowledged_are_a_fault() -> None:
         b"a table of other numbers\n1 2 3 4 5 6 7 8\n",
     ],
 )
-def test_a_run_that_measured_nothing_is_could_not_look(out: bytes) -> None:
+def test_run_without_a_measurement_is_unobserved(out: bytes) -> None:
     """A message longer than the endpoint takes is left out without a word, with the exit code 0."""
     assert read_side(ended(0, out=out)) == Unobserved(
         NOT_RUN, "fi_pingpong ended without an error and without a measurement"
@@ -144,9 +144,7 @@ COULD_NOT_RUN = [
 
 
 @pytest.mark.parametrize(("code", "err", "message"), COULD_NOT_RUN)
-def test_a_library_a_right_or_a_port_that_is_missing_is_could_not_look(
-    code: int, err: str, message: str | None
-) -> None:
+def test_missing_library_permission_or_port_is_unobserved(code: int, err: str, message: str | None) -> None:
     text = err.strip() if message is None else message
 
     found = read_side(ended(code, err))
@@ -164,11 +162,11 @@ def test_a_library_a_right_or_a_port_that_is_missing_is_could_not_look(
         (-9, "a last word\n"),
     ],
 )
-def test_a_side_that_the_other_left_alone_knows_nothing(code: int, err: str) -> None:
+def test_side_left_by_the_other_has_no_result(code: int, err: str) -> None:
     assert read_side(ended(code, err)) is None
 
 
-def test_a_crash_is_could_not_look() -> None:
+def test_crash_is_unobserved() -> None:
     assert read_side(ended(-11)) == Unobserved(NOT_RUN, "fi_pingpong was ended by SIGSEGV")
 
 

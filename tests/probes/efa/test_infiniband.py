@@ -48,7 +48,7 @@ def test_an_efa_device_of_a_generation_to_come_counts(node: SimulatedNode) -> No
     assert len(read_rdma(Host(node.root)).efa) == 32
 
 
-def test_a_device_that_goes_away_while_we_look_does_not_count(node: SimulatedNode) -> None:
+def test_device_that_vanishes_during_the_read_does_not_count(node: SimulatedNode) -> None:
     (node.root / "sys/class/infiniband/gone").symlink_to("../../devices/gone")
 
     rdma = read_rdma(Host(node.root))
@@ -83,7 +83,7 @@ def test_without_sys_nothing_could_be_seen(tmp_path: Path) -> None:
         read_rdma(Host(tmp_path))
 
 
-def test_a_file_in_the_listings_place_says_so(tmp_path: Path) -> None:
+def test_file_in_place_of_the_listing_is_reported(tmp_path: Path) -> None:
     (tmp_path / "sys/class").mkdir(parents=True)
     (tmp_path / "sys/class/infiniband").write_text("x")
 

@@ -97,7 +97,7 @@ def listing(look: LibfabricReading) -> Listing:
     return look.answer
 
 
-def test_a_look_never_waits_and_the_next_has_the_answer(asked: Asked) -> None:
+def test_read_never_waits_and_the_next_has_the_answer(asked: Asked) -> None:
     assert asked.look() == LibfabricReading()
 
     answer = listing(asked.look())
@@ -117,7 +117,7 @@ def test_a_whole_answer_is_repeated_for_an_hour(asked: Asked) -> None:
         assert (seconds, asked.times) == (seconds, times)
 
 
-def test_an_answer_that_lacks_a_device_is_asked_for_again_at_each_look(asked: Asked) -> None:
+def test_answer_that_lacks_a_device_is_requested_again_in_each_cycle(asked: Asked) -> None:
     asked.node.write_value("libfabric/unlisted", asked.node.efa_names[3])
     asked.look()
 
@@ -140,7 +140,7 @@ def test_other_devices_are_asked_about_anew_and_the_old_answer_is_none_about_the
     assert asked.times == 2
 
 
-def test_a_device_that_nobody_can_open_is_not_asked_about(asked: Asked) -> None:
+def test_device_that_cannot_be_opened_is_not_queried(asked: Asked) -> None:
     asked.node.remove_uverbs(5)
 
     answer = listing(asked.libfabric.ask())
@@ -191,7 +191,7 @@ def test_it_knows_nothing_of_our_environment(asked: Asked) -> None:
     assert {"FI_LOG_LEVEL", "FI_PROVIDER", "HOME"} & asked.environments[0] == set()
 
 
-def test_without_the_program_nobody_is_asked(node: SimulatedNode, tmp_path: Path) -> None:
+def test_missing_program_is_not_queried(node: SimulatedNode, tmp_path: Path) -> None:
     absent = LibfabricReading(absent="fi_info is not installed here")
     assert Libfabric(node.root, path=str(tmp_path)).read() == absent
 
@@ -199,7 +199,7 @@ def test_without_the_program_nobody_is_asked(node: SimulatedNode, tmp_path: Path
     assert Libfabric(node.root, path=str(tmp_path)).read() == absent
 
 
-def test_a_program_that_can_t_run_is_could_not_look(node: SimulatedNode, tmp_path: Path) -> None:
+def test_program_that_cannot_run_is_unobserved(node: SimulatedNode, tmp_path: Path) -> None:
     program = tmp_path / "fi_info"
     program.write_bytes(b"\x7fELF of another machine")
     program.chmod(0o755)
@@ -245,7 +245,7 @@ def test_each_domain_of_reliable_datagrams_counts_once() -> None:
         ),
     ],
 )
-def test_an_end_that_says_nothing_of_devices_is_could_not_look(code: int, err: bytes, message: str) -> None:
+def test_exit_without_devices_is_unobserved(code: int, err: bytes, message: str) -> None:
     assert read_listing(("rdmap16s0",), code, b"", err) == Unobserved(UnobservedCause.named("LibfabricFailed"), message)
 
 

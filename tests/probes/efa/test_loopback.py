@@ -117,7 +117,7 @@ def test_a_device_that_fails_is_not_asked_a_second_time(bench: Bench) -> None:
     assert {compared for _, _, device, compared, _ in bench.runs if device == bench.devices[3]} == {""}
 
 
-def test_a_device_that_the_provider_does_not_know_is_could_not_look(bench: Bench) -> None:
+def test_device_unknown_to_the_provider_is_unobserved(bench: Bench) -> None:
     program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
     program.write_text(program.read_text().replace("/sys/class/infiniband/$device", "/nowhere"))
 
@@ -136,7 +136,7 @@ def test_a_device_that_the_provider_does_not_know_is_could_not_look(bench: Bench
         ("exit 0", "fi_pingpong ended without an error and without a measurement"),
     ],
 )
-def test_a_program_that_is_another_one_is_could_not_look(bench: Bench, script: str, message: str) -> None:
+def test_wrong_program_is_unobserved(bench: Bench, script: str, message: str) -> None:
     (bench.node.root / EFA_PROGRAMS / "fi_pingpong").write_text(f"#!/bin/sh\n{script}\n")
 
     assert bench.answers() == [Unobserved(NOT_RUN, message)] * 4
@@ -220,7 +220,7 @@ def test_without_the_program_or_a_device_nothing_is_run(bench: Bench, tmp_path: 
     assert bench.runs == []
 
 
-def test_a_light_look_sends_nothing(bench: Bench) -> None:
+def test_light_cycle_sends_nothing(bench: Bench) -> None:
     with pytest.raises(ProbeError, match="only a deep diagnostic"):
         read_efa_loopback(Host(bench.node.root))
     assert read_efa_loopback(Host(bench.node.root, ask_efa_loopback=bench.loopback.run)).loopbacks == tuple(bench.calls)

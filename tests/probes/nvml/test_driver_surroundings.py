@@ -72,5 +72,5 @@ def test_only_the_first_pid_namespace_shows_every_process(tmp_path: Path, namesp
     assert sees_every_process(tmp_path) is sees
 
 
-def test_a_tree_without_a_living_proc_is_taken_for_the_node(node: SimulatedNode) -> None:
+def test_tree_without_proc_counts_as_the_node(node: SimulatedNode) -> None:
     assert sees_every_process(node.root)

@@ -226,7 +226,7 @@ class TestAnswers:
         assert [(answered[error].error, answered[error].fabric) for error in GONE] == [(error, None) for error in GONE]
 
     @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlSystemGetDriverVersion"])
-    def test_an_error_of_the_system_could_not_look(self, node: SimulatedNode, driver: Driver, call: str) -> None:
+    def test_system_error_is_unobserved(self, node: SimulatedNode, driver: Driver, call: str) -> None:
         answered = {}
         for error in ERRORS:
             node.write_value(f"nvml/error/{call}", error)
@@ -254,9 +254,7 @@ class TestAnswers:
         nameless = replace(healthy(node)[2], error=999, address="", uuid="", serial="", name="")
         assert gpus(driver.read())[2] == nameless
 
-    def test_a_gpu_that_is_lost_in_the_middle_of_a_look_is_not_asked_on(
-        self, node: SimulatedNode, driver: Driver
-    ) -> None:
+    def test_gpu_lost_during_a_read_is_not_queried_further(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu2/error.nvmlDeviceGetSerial", 15)
         node.hang("nvmlDeviceGetName")
         for index in (0, 1, *range(3, 8)):
@@ -842,9 +840,7 @@ class TestReadings:
         assert self.answered(driver) == replace(healthy(node)[0], recovery_action=number)
 
     @pytest.mark.parametrize("value", ["", "three", "-1", "4294967295", "18446744073709551615", "\x7f", "0x", "1 2"])
-    def test_whatever_stands_in_the_place_of_a_value_silences_no_other_gpu(
-        self, node: SimulatedNode, driver: Driver, value: str
-    ) -> None:
+    def test_malformed_value_silences_no_other_gpu(self, node: SimulatedNode, driver: Driver, value: str) -> None:
         driver.read()
         child = driver.child_pid
         folder = node.root / "nvml/gpu0"
@@ -904,7 +900,7 @@ class TestHistory:
 
         assert driver.read().history == ()
 
-    def test_a_read_that_failed_is_not_part_of_it(self, node: SimulatedNode, driver: Driver, clock: Clock) -> None:
+    def test_failed_read_is_not_part_of_it(self, node: SimulatedNode, driver: Driver, clock: Clock) -> None:
         node.write_value("nvml/error/nvmlDeviceGetCount_v2", 999)
         driver.read()
         clock.seconds += 300.0
@@ -945,7 +941,7 @@ class TestInforom:
 
         assert seen == [[True, True, True], [True, True, True], [True, False, True]]
 
-    def test_a_corrupted_one_is_tested_at_each_look_until_it_is_mended(
+    def test_corrupted_inforom_is_tested_in_each_cycle_until_it_is_fixed(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
         self.corrupt(node, 1)
@@ -957,7 +953,7 @@ class TestInforom:
 
         assert seen == [False, False, True, True]
 
-    def test_a_test_that_failed_is_made_again_at_the_next_look(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_failed_test_is_repeated_in_the_next_cycle(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu1/error.nvmlDeviceValidateInforom", 999)
         failed = gpus(driver.read())[1]
         (node.root / "nvml/gpu1/error.nvmlDeviceValidateInforom").unlink()
@@ -1024,7 +1020,7 @@ class TestInstances:
 
         assert self.instances(driver) == ()
 
-    def test_a_gpu_that_knows_no_mig_can_t_say(self, make_node: Callable[[str], SimulatedNode]) -> None:
+    def test_gpu_without_mig_support_is_absent(self, make_node: Callable[[str], SimulatedNode]) -> None:
         driver = Driver(make_node("g6.xlarge").root, use_loader=False)
 
         look = driver.read()
@@ -1036,7 +1032,7 @@ class TestInstances:
         "call",
         ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId"],
     )
-    def test_an_error_of_any_call_can_t_say(self, node: SimulatedNode, driver: Driver, call: str) -> None:
+    def test_error_of_any_call_is_unobserved(self, node: SimulatedNode, driver: Driver, call: str) -> None:
         node.divide_gpu(2, {0: 1})
         answered = {}
         for error in (3, 4, 13, 999):
@@ -1074,7 +1070,7 @@ class TestHangs:
     @pytest.mark.parametrize(
         "function", ["", "nvmlInitWithFlags", "nvmlDeviceGetSerial", "nvmlDeviceGetMigMode", "nvmlShutdown"]
     )
-    def test_a_call_that_never_returns_is_a_missed_deadline_and_its_child_is_gone(
+    def test_call_that_never_returns_misses_its_deadline_and_its_child_ends(
         self, node: SimulatedNode, driver: Driver, function: str
     ) -> None:
         driver.read()
@@ -1138,7 +1134,7 @@ class TestHangs:
 
 class TestCrashes:
     @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetUUID", "nvmlShutdown"])
-    def test_a_crash_in_the_driver_is_a_failed_look_and_the_next_has_a_new_child(
+    def test_driver_crash_fails_one_read_and_the_next_has_a_new_child(
         self, node: SimulatedNode, driver: Driver, function: str
     ) -> None:
         driver.read()
@@ -1254,7 +1250,7 @@ class TestDriverChanges:
         assert [cause(look) for look in gone[1:]] == ["DriverNotLoaded"] * 2
         assert gpus(back) == healthy(node)
 
-    def test_a_driver_that_is_loaded_after_the_agent_started_is_seen_at_once(
+    def test_driver_loaded_after_the_agents_start_is_observed_at_once(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
         node.driver_unload()
@@ -1305,7 +1301,7 @@ class TestDriverChanges:
         node.driver_load()
         assert [seconds(10.0), seconds(10.0)] == [None, None]
 
-    def test_a_library_that_was_removed_is_said(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_removed_library_is_reported(self, node: SimulatedNode, driver: Driver) -> None:
         driver.read()
         for file in node.library.parent.iterdir():
             file.unlink()
@@ -1401,7 +1397,7 @@ class TestLibraryPlaces:
         assert look.answer.library == str(library)
 
     @pytest.mark.usefixtures("library")
-    def test_a_tree_without_a_library_says_so(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_tree_without_a_library_is_reported(self, node: SimulatedNode, driver: Driver) -> None:
         answer = driver.read().answer
 
         assert isinstance(answer, Unobserved)
@@ -1536,9 +1532,7 @@ class TestChild:
 
         assert capfd.readouterr() == ("", "nvmlShutdown: Unknown Error\n")
 
-    def test_a_library_without_a_function_could_not_look(
-        self, node: SimulatedNode, driver: Driver, library: Path
-    ) -> None:
+    def test_library_without_a_function_is_unobserved(self, node: SimulatedNode, driver: Driver, library: Path) -> None:
         source = library.with_suffix(".c")
         source.write_text("int nothing_of_nvml;")
         (node.root / "usr/lib64").mkdir(parents=True)

@@ -51,7 +51,7 @@ def test_an_unreadable_request_is_no_pause(node: SimulatedNode, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_another_kind_of_file_is_no_pause_and_blocks_nobody(node: SimulatedNode, tmp_path: Path, kind: str) -> None:
+def test_another_kind_of_file_is_no_pause_and_blocks_no_read(node: SimulatedNode, tmp_path: Path, kind: str) -> None:
     start_pause(tmp_path / "elsewhere", node.root, 60)
     path = tmp_path / FILE
     if kind == "pipe":
