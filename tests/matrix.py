@@ -35,7 +35,7 @@ TESTS = (
     "tests/agent/node/test_device_taints.py",
     "tests/cluster/test_uninstall.py",
     # A sweep, with the scheduler and claimed devices too; a quarantine run.
-    "tests/sweeper/test_story.py::test_1_what_a_sweep_found_is_tainted_by_the_agent_and_cleared_by_no_light_pass",
+    "tests/sweeper/test_story.py::test_1_finding_of_a_sweep_is_tainted_by_the_agent_and_kept_by_light_cycles",
     "tests/sweeper/test_dra.py",
     "tests/quarantine/test_job.py::test_from_a_fault_over_a_run_that_passes_back_into_service",
     # Messages of this version's scheduler and admission about waiting pods, and the listed kinds.
