@@ -98,14 +98,14 @@ def select(
     nodes: Sequence[Candidate],
     busy: Mapping[str, str],
     tried: Mapping[str, Attempt],
-    places: int,
+    most_nodes: int,
     limits: SweepLimits,
     now: datetime,
 ) -> list[Decision]:
     """Return one decision per node, longest untested first.
 
-    `busy`: holders of the GPUs by node name. `tried`: last Job by node name. `places`: number of nodes that may still
-    be taken.
+    `busy`: holders of the GPUs by node name. `tried`: last Job by node name. `most_nodes`: nodes that may still be
+    selected.
     """
     of_type = Counter(node.instance_type for node in nodes)
     used = Counter(node.instance_type for node in nodes if node.under_run)
@@ -116,11 +116,11 @@ def select(
         if not why and used[node.instance_type] >= allowed:
             named = node.instance_type or "unknown type"
             why = f"{used[node.instance_type]} of {of_type[node.instance_type]} nodes ({named}) have a deep test"
-        if not why and places <= 0:
+        if not why and most_nodes <= 0:
             why = f"it is tested later: MAX_NODES_PER_SWEEP is {limits.nodes}"
         if not why:
             used[node.instance_type] += 1
-            places -= 1
+            most_nodes -= 1
         decisions.append(Decision(node, why))
     return decisions
 

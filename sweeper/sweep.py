@@ -102,9 +102,9 @@ class Sweep:
         left = find_leftovers(view.marked, view.jobs, now)
         jobs = sorted(view.jobs, key=lambda job: job.created)
         tried = {job.node: Attempt(job.created, view.refused.get(job.name, "")) for job in jobs}
-        places = self._limits.nodes - len(left.alive)
+        most_nodes = self._limits.nodes - len(left.alive)
         return SweepPlan(
-            tuple(select(view.candidates, view.busy, tried, places, self._limits, now)),
+            tuple(select(view.candidates, view.busy, tried, most_nodes, self._limits, now)),
             left,
             tuple(unowned(view.slots, view.holders, now)),
             tuple(kept_without_agent(view.slots, view.holders, now)),
@@ -159,9 +159,9 @@ class Sweep:
         beats = self._cluster.leases.heartbeats(_now())
         self._heard = {name: beat.renewed + timedelta(seconds=beat.seconds) for name, beat in beats.items()}
         candidates, marked, holders, now = [], [], {}, _now()
-        places = {slot.holder for slot in slots}
+        slot_owners = {slot.holder for slot in slots}
         for node in map(self._with_devices, self._cluster.nodes.select()):
-            holders[node.name] = self._holder(node, places)
+            holders[node.name] = self._holder(node, slot_owners)
             if is_marked(node):
                 marked.append(node)
             node_candidate = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
@@ -203,8 +203,8 @@ class Sweep:
         except Forbidden:
             return None
 
-    def _holder(self, node: NodeState, places: Container[str]) -> SlotOwner:
-        is_tainted = node.tainted() or (node.name in places and says_devices(node))
+    def _holder(self, node: NodeState, slot_owners: Container[str]) -> SlotOwner:
+        is_tainted = node.tainted() or (node.name in slot_owners and says_devices(node))
         return SlotOwner(node.uid, is_tainted, self._heard.get(node.name))
 
     # --- clearing
@@ -322,9 +322,9 @@ class Sweep:
         if not waiting:
             return
         # Forbidden too: an API server that has just started does not know its roles yet.
-        patience = RetryLimits(self._order.deadline_seconds + _SLACK_SECONDS, (ClusterError,))
+        retries = RetryLimits(self._order.deadline_seconds + _SLACK_SECONDS, (ClusterError,))
         try:
-            has_ended = patience.until(partial(self._watch, waiting), _BETWEEN_WATCHES_SECONDS)
+            has_ended = retries.until(partial(self._watch, waiting), _BETWEEN_WATCHES_SECONDS)
         except ClusterError:
             has_ended = False
         if not has_ended:

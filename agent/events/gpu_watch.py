@@ -60,7 +60,7 @@ class GpuWatch:
         if record is None or not self._state.watch_gpus(WATCH_SECONDS):
             return
         log.info("the kernel reports a GPU's PCI function", text=printable(record.text, _LONGEST_LINE))
-        if not self._state.memory.suspects:  # their next repeat is due within 10 s, and no sooner
+        if not self._state.memory.suspects:  # their next repeat is due within 10 s, and no earlier
             self._start_cycle_soon()
 
     def _is_being_changed(self) -> bool:

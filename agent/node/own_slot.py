@@ -58,7 +58,7 @@ class OwnSlot:
         self._node_uid = ""
         self._nodes = self._in_use = _Count()
         self._used: int | None = None
-        self.places = 0
+        self.allowed_slots = 0
         """Number of slots of the fleet at the last request."""
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the slots, no secret
 
@@ -73,14 +73,14 @@ class OwnSlot:
             return HELD
         used = self._count_slots()
         self._count_nodes(0.0 if 2 * used >= allowed(self._nodes.count, percent) else COUNTED_SECONDS)
-        self.places = places = allowed(self._nodes.count, percent)
+        self.allowed_slots = allowed_slots = allowed(self._nodes.count, percent)
         if self._slot is not None:
-            return self._verified(places, node)
-        if used < places and self._acquire_one_of(draw(places, self._draw), node):
+            return self._verified(allowed_slots, node)
+        if used < allowed_slots and self._acquire_one_of(draw(allowed_slots, self._draw), node):
             return HELD
-        if not closely and (used >= places or (used := self._count_slots()) >= places):
-            return _full(used, places)
-        return self._acquire_free(places, node)
+        if not closely and (used >= allowed_slots or (used := self._count_slots()) >= allowed_slots):
+            return _budget_used(used, allowed_slots)
+        return self._acquire_free(allowed_slots, node)
 
     def reconcile(self, node: NodeState) -> None:
         """Refresh the facts for the next request: our own slot, the slots in use, and the number of nodes.
@@ -106,27 +106,27 @@ class OwnSlot:
     def _acquire_at_once(self, node: NodeState, percent: int) -> bool:
         """Acquire with one request if the last count showed free slots."""
         in_use, self._in_use = self._in_use, _Count()  # once: after a lost race the slots are listed
-        places = allowed(self._nodes.count, percent)
-        is_free = self._clock() - in_use.at < _SEEN_SECONDS and 2 * in_use.count < places
-        return is_free and self._acquire_one_of(draw(places, self._draw)[:1], node)
+        allowed_slots = allowed(self._nodes.count, percent)
+        is_free = self._clock() - in_use.at < _SEEN_SECONDS and 2 * in_use.count < allowed_slots
+        return is_free and self._acquire_one_of(draw(allowed_slots, self._draw)[:1], node)
 
-    def _acquire_free(self, places: int, node: NodeState) -> SlotGrant:
+    def _acquire_free(self, allowed_slots: int, node: NodeState) -> SlotGrant:
         """List all slots if none was free at random. A node with several slots counts once."""
         in_use = occupancy(self._cluster.leases.slots())
-        if len(in_use.since) >= places:
-            return _full(len(in_use.since), places)
+        if len(in_use.since) >= allowed_slots:
+            return _budget_used(len(in_use.since), allowed_slots)
         if in_use.surplus:
             self._known = _Known.UNVERIFIED
-        if not self._acquire_one_of(draw_free(in_use, places, node.name, self._draw), node):
-            return SlotGrant(held=False, why=f"at most {places} nodes may be tainted, and so many are")
-        return self._verified(places, node) if in_use.surplus else HELD
+        if not self._acquire_one_of(draw_free(in_use, allowed_slots, node.name, self._draw), node):
+            return SlotGrant(held=False, why=f"at most {allowed_slots} nodes may be tainted, and so many are")
+        return self._verified(allowed_slots, node) if in_use.surplus else HELD
 
-    def _verified(self, places: int, node: NodeState) -> SlotGrant:
+    def _verified(self, allowed_slots: int, node: NodeState) -> SlotGrant:
         """Check the order of all slots: a name beyond the allowed number could be acquired, too."""
         grant = HELD
-        if occupancy(self._cluster.leases.slots()).before(node.name) >= places:
+        if occupancy(self._cluster.leases.slots()).before(node.name) >= allowed_slots:
             self._release()
-            why = f"another node was just tainted as the last of at most {places}"
+            why = f"another node was just tainted as the last of at most {allowed_slots}"
             grant = SlotGrant(held=False, why=why)
         self._known = _Known.YES
         return grant
@@ -196,5 +196,5 @@ class OwnSlot:
             self._cluster.leases.delete_slot(slot)
 
 
-def _full(used: int, places: int) -> SlotGrant:
-    return SlotGrant(held=False, why=f"{used} of at most {places} nodes are tainted already")
+def _budget_used(used: int, allowed_slots: int) -> SlotGrant:
+    return SlotGrant(held=False, why=f"{used} of at most {allowed_slots} nodes are tainted already")

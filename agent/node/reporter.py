@@ -52,7 +52,7 @@ class Reporter(threading.Thread):
         self._tried: _Waiting | None = None
         """The Event that was last tried; another Event may now be first in the queue."""
         self._beats_wanted = self._beats_written = 0
-        self._heartbeat_patience, self._event_patience = _Patience(), _Patience()
+        self._heartbeat_retry, self._event_retry = _RetryState(), _RetryState()
         self._complaints: tuple[str, ...] = ()
         """Unreadable annotations that were reported last."""
         self._defects: dict[str, str] = {}
@@ -117,8 +117,8 @@ class Reporter(threading.Thread):
 
     def retry_now(self) -> None:
         """Retry at once, because the Node exists again."""
-        self._heartbeat_patience.end()
-        self._event_patience.end()
+        self._heartbeat_retry.end()
+        self._event_retry.end()
         self._wake.set()
 
     def end(self) -> None:
@@ -134,29 +134,29 @@ class Reporter(threading.Thread):
 
     def _seconds(self) -> float | None:
         """Return the time until the next retry, in seconds; None if nothing is due."""
-        due = ((self._heartbeat_patience, self._beat_due), (self._event_patience, bool(self._events)))
-        return min((patience.seconds for patience, is_due in due if is_due), default=None)
+        due = ((self._heartbeat_retry, self._beat_due), (self._event_retry, bool(self._events)))
+        return min((retry.seconds for retry, is_due in due if is_due), default=None)
 
     def _write_next(self) -> bool:
         """Write the heartbeat or the next Event if it is due, and return whether a write was due."""
-        if self._beat_due and not self._heartbeat_patience.seconds:
-            self._try(self._write_heartbeat, self._heartbeat_patience, "leases")
+        if self._beat_due and not self._heartbeat_retry.seconds:
+            self._try(self._write_heartbeat, self._heartbeat_retry, "leases")
             return True
-        if self._events and not self._event_patience.seconds:
-            self._try(self._write_event, self._event_patience, "events")
+        if self._events and not self._event_retry.seconds:
+            self._try(self._write_event, self._event_retry, "events")
             return True
         return False
 
-    def _try(self, write: Callable[[], None], patience: _Patience, what: str) -> None:
+    def _try(self, write: Callable[[], None], retry: _RetryState, what: str) -> None:
         try:
             write()
         except ClusterError as error:
-            self._account_for(what, error, first=patience.failed(error))
+            self._account_for(what, error, first=retry.failed(error))
         except Exception as error:  # noqa: BLE001 - an Event that can't be written must not end the agent
-            patience.failed(ClusterError(str(error)))
+            retry.failed(ClusterError(str(error)))
             self._drop(what, failure(error))
         else:
-            patience.succeeded()
+            retry.succeeded()
             self._api.outage.back(what)
 
     def _drop(self, what: str, why: str) -> None:
@@ -239,7 +239,7 @@ class _Waiting:
         self.done = threading.Event()
 
 
-class _Patience:
+class _RetryState:
     """Retry times of one kind of request."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ _MOMENT_SECONDS = 2.0
 _FIRST_SECONDS, _ACQUIRE_CAP_SECONDS, _CAP_SECONDS = 1.0, 5.0, 30.0
 """Retry delay: random, doubling up to a cap. The cap is short while a taint waits for a slot, long when a slot is
 returned."""
-_SPREAD_SECONDS_PER_PLACE = 0.25
+_SPREAD_SECONDS_PER_SLOT = 0.25
 """Delay after a refused slot before all slots are listed for nodes with several. If a whole fleet fails, its nodes
 must not list all slots at the same moment."""
 _UNANSWERED = "it is unknown how many nodes are tainted already: "
@@ -177,7 +177,7 @@ class SlotRequests(threading.Thread):
             self._state = SlotState.NONE if asked is SlotState.RELEASING else answer
             self._why, self._is_old, self._due_at = grant.why, False, math.inf
             if (asked, answer) == (SlotState.REQUESTED, SlotState.REFUSED):
-                spread = random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slot.places)  # noqa: S311
+                spread = random.uniform(0, _SPREAD_SECONDS_PER_SLOT * self._slot.allowed_slots)  # noqa: S311
                 self._due_at = time.monotonic() + (_CAP_SECONDS if grant is _FORBIDDEN else spread)
             if self._lacked not in (None, self._state):
                 self._news.set()

@@ -19,7 +19,7 @@ _REACHED = re.compile(rf"{OVERRIDDEN}: after (\d{{1,4}}) in (\d{{1,6}})s\Z", re.
 _BY_THE_TABLE = ("xid.csv:", "xid_overrides.csv:", "STRICT_PSHC")
 
 
-def ruled(finding: Finding, policy: Policy) -> Finding:
+def with_overrides(finding: Finding, policy: Policy) -> Finding:
     """Return the finding with the severity that this policy gives to one event; the same object if nothing changes.
 
     A code that the tables ignore is remembered with severity PASS if this policy counts it.
@@ -38,7 +38,7 @@ def ruled(finding: Finding, policy: Policy) -> Finding:
     return replace(finding, severity=severity, rule=rule, catalogued=catalogued, catalogued_rule=catalogued_rule)
 
 
-def raised(finding: Finding, threshold: Threshold) -> Finding:
+def at_threshold(finding: Finding, threshold: Threshold) -> Finding:
     """Return the finding at the severity of a threshold that its processes reached. It never becomes milder."""
     if threshold.severity <= finding.severity:
         return finding

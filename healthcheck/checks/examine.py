@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.severities import is_ignored, ruled
+from healthcheck.catalog.severities import is_ignored, with_overrides
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import clock
 from healthcheck.model import (
@@ -59,13 +59,13 @@ def read_probes(
     at = clock.now().monotonic
     host = replace(host, read_once={})
     probes = dict.fromkeys((*(probe for check in checks for probe in check.needs), *also))
-    seen: dict[Probe[Any], Any] = {}
+    facts: dict[Probe[Any], Any] = {}
     seconds: dict[str, float] = {}
     for probe in probes:
         began = time.monotonic()
-        seen[probe] = _read(probe, host)
+        facts[probe] = _read(probe, host)
         seconds[probe.name] = time.monotonic() - began
-    return Evidence(seen, at, before, seconds)
+    return Evidence(facts, at, before, seconds)
 
 
 def _read(probe: Probe[Any], host: Host) -> Any:
@@ -90,25 +90,25 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
     unread = tuple(cause for probe in check.needs if (cause := evidence.unread(probe)))
     if unread:
         return Outcome(check.name, check.group, unobserved=unread, seconds=time.monotonic() - began)
-    words: dict[type, list[Any]] = {}
-    seen: list[Observation] = []
-    for word in _judgements(check, evidence, expected):
-        words.setdefault(type(word), []).append(word)
-        if isinstance(word, Observation):
-            seen.append(word)
-        elif isinstance(word, NotConfigured):  # of a check that does not apply to the node, a user sees the reason
-            seen.append(Observation(word.detail))
+    by_type: dict[type, list[Any]] = {}
+    observations: list[Observation] = []
+    for judgement in _judgements(check, evidence, expected):
+        by_type.setdefault(type(judgement), []).append(judgement)
+        if isinstance(judgement, Observation):
+            observations.append(judgement)
+        elif isinstance(judgement, NotConfigured):  # of a check that does not apply to the node, a user sees the reason
+            observations.append(Observation(judgement.detail))
     return Outcome(
         check.name,
         check.group,
         # If a cluster sets a reason to PASS, there is no finding.
-        findings=tuple(finding for finding in words.get(Finding, ()) if finding.severity is not Severity.PASS),
-        events=tuple(words.get(KernelEvent, ())),
-        unobserved=tuple(words.get(Unobserved, ())),
-        configured=NotConfigured not in words,
-        seen=tuple(seen),
-        too_early=tuple(words.get(TooEarly, ())),
-        passed=tuple(words.get(Passed, ())),
+        findings=tuple(finding for finding in by_type.get(Finding, ()) if finding.severity is not Severity.PASS),
+        events=tuple(by_type.get(KernelEvent, ())),
+        unobserved=tuple(by_type.get(Unobserved, ())),
+        configured=NotConfigured not in by_type,
+        seen=tuple(observations),
+        too_early=tuple(by_type.get(TooEarly, ())),
+        passed=tuple(by_type.get(Passed, ())),
         seconds=time.monotonic() - began,
     )
 
@@ -119,11 +119,11 @@ def _judgements(check: Check, evidence: Evidence, expected: Expectation) -> Iter
     If the check fails, the judgements that it gave before remain valid.
     """
     try:
-        for word in check.judge(evidence, expected):
-            if isinstance(word, Finding):
-                yield ruled(word, expected.policy)
+        for judgement in check.judge(evidence, expected):
+            if isinstance(judgement, Finding):
+                yield with_overrides(judgement, expected.policy)
             else:
-                yield with_policy(word, expected.policy) if isinstance(word, KernelEvent) else word
+                yield with_policy(judgement, expected.policy) if isinstance(judgement, KernelEvent) else judgement
     except Exception as error:  # noqa: BLE001 - boundary of the judges: a failed judge must not stop the others
         yield Unobserved(CHECK_FAILED, f"{check.name}: {failure(error)}")
 
@@ -139,5 +139,5 @@ def with_policy(event: KernelEvent, policy: Policy) -> KernelEvent:
     """Return the event with this cluster's severity and threshold, and without the finding if it is no fault here."""
     if event.finding is None:
         return event
-    finding, threshold = ruled(event.finding, policy), policy.thresholds.get(event.reason)
+    finding, threshold = with_overrides(event.finding, policy), policy.thresholds.get(event.reason)
     return replace(event, finding=None if is_ignored(finding) else finding, threshold=threshold)

@@ -24,20 +24,20 @@ MOVED = Reason(
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    places = {
+    positions = {
         function.address: GpuPosition(function.numa_node, function.switch)
         for function in seen[pci.FUNCTIONS]
         if function.is_gpu
     }
-    if not places:
+    if not positions:
         yield NotConfigured("no GPU on PCI")
         return
     first = expected.first.places
-    moved = {address: place for address, place in places.items() if first.get(address, place) != place}
-    for address, place in moved.items():
-        detail = f"{_words(place)}, at first {_words(first[address])}"
+    moved = {address: position for address, position in positions.items() if first.get(address, position) != position}
+    for address, position in moved.items():
+        detail = f"{_words(position)}, at first {_words(first[address])}"
         yield MOVED.on(f"gpu/{address}", detail)
-    summary = f"GPUs by NUMA node: {_by_node(places.values())}"
+    summary = f"GPUs by NUMA node: {_by_node(positions.values())}"
     yield (
         Observation(summary, "the same positions as in the first check cycle", MOVED.source)
         if first
@@ -45,14 +45,14 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     )
 
 
-def _by_node(places: Iterable[GpuPosition]) -> str:
-    count = Counter(place.numa_node for place in places)
+def _by_node(positions: Iterable[GpuPosition]) -> str:
+    count = Counter(position.numa_node for position in positions)
     return ", ".join(f"{count[node]} on {node if node != pci.NO_NODE else 'none'}" for node in sorted(count))
 
 
-def _words(place: GpuPosition) -> str:
-    node = f"on NUMA node {place.numa_node}" if place.numa_node != pci.NO_NODE else "on no NUMA node"
-    return f"{node} below {place.switch or 'the root'}"
+def _words(position: GpuPosition) -> str:
+    node = f"on NUMA node {position.numa_node}" if position.numa_node != pci.NO_NODE else "on no NUMA node"
+    return f"{node} below {position.switch or 'the root'}"
 
 
 CHECK = Check("gpu-placement", "3-topology-check", (pci.FUNCTIONS,), judge, (MOVED,))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from healthcheck.catalog.policy import MOST_COUNTED, OVERRIDDEN
 from healthcheck.catalog.recovery import NONE
-from healthcheck.catalog.severities import is_reached, raised
+from healthcheck.catalog.severities import at_threshold, is_reached
 from healthcheck.memory.exit_table import DEVICE_RECOVERED, RECOVERY_XID, SMOOTHING_OFF
 from healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
@@ -452,7 +452,7 @@ def _at_threshold(
     threshold = event.threshold
     if threshold is None or not is_reached(threshold, finding, [process.at for process in processes]):
         return finding
-    reached = raised(finding, threshold)
+    reached = at_threshold(finding, threshold)
     if reached is finding:
         return finding
     source = known.finding.source if known is not None and known.finding.rule == reached.rule else event.source

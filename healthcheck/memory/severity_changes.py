@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.severities import is_reached, raised, ruled
+from healthcheck.catalog.severities import at_threshold, is_reached, with_overrides
 from healthcheck.memory.findings import ActiveFinding, Memory, worst_first
 from healthcheck.model import Finding
 
@@ -15,16 +15,16 @@ def in_force(memory: Memory, policy: Policy) -> Memory:
 
     A finding that an override sets to PASS stays until its exit, but does not count. Removing the override restores it.
     """
-    findings = [_ruled(finding, policy) for finding in memory.active]
+    findings = [_in_force(finding, policy) for finding in memory.active]
     if all(new is finding.finding for new, finding in zip(findings, memory.active, strict=True)):
         return memory
     active = (replace(finding, finding=new) for new, finding in zip(findings, memory.active, strict=True))
     return replace(memory, active=worst_first(active))
 
 
-def _ruled(active: ActiveFinding, policy: Policy) -> Finding:
+def _in_force(active: ActiveFinding, policy: Policy) -> Finding:
     """Return the finding at the severity of one event, or of a threshold that its processes reached."""
-    finding, threshold = ruled(active.finding, policy), policy.thresholds.get(active.finding.reason)
+    finding, threshold = with_overrides(active.finding, policy), policy.thresholds.get(active.finding.reason)
     if threshold and is_reached(threshold, active.finding, (process.at for process in active.processes)):
-        finding = raised(finding, threshold)
+        finding = at_threshold(finding, threshold)
     return active.finding if finding == active.finding else finding

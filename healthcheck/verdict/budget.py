@@ -61,8 +61,8 @@ class Occupancy(Struct, frozen=True):
 
     def before(self, holder: str) -> int:
         """Return the number of other holders that had a slot when this holder acquired its first."""
-        mine = self.since.get(holder)
-        return sum(1 for other, made in self.since.items() if other != holder and (mine is None or made < mine))
+        own_time = self.since.get(holder)
+        return sum(1 for other, made in self.since.items() if other != holder and (own_time is None or made < own_time))
 
 
 def occupancy(slots: Iterable[Slot]) -> Occupancy:
@@ -79,19 +79,19 @@ def allowed(fleet: int | None, percent: int) -> int:
     return max(1, (fleet or 0) * percent // 100)
 
 
-def draw(places: int, source: random.Random) -> Sequence[str]:
+def draw(allowed_slots: int, source: random.Random) -> Sequence[str]:
     """Return the slots to try, without repeats."""
-    return [slot_name(number) for number in source.sample(range(places), min(TRIES, places))]
+    return [slot_name(index) for index in source.sample(range(allowed_slots), min(TRIES, allowed_slots))]
 
 
-def draw_free(occupancy: Occupancy, places: int, node_name: str, source: random.Random) -> Sequence[str]:
+def draw_free(occupancy: Occupancy, allowed_slots: int, node_name: str, source: random.Random) -> Sequence[str]:
     """Return the slots to try, from a listing of the holders.
 
     Extra slots of a holder add to the available number. If every number is used, the node's own name is the last
     option: no other node may use it.
     """
-    numbers = range(min(places + occupancy.surplus, MOST_NUMBERS))
-    free = [name for name in map(slot_name, numbers) if name not in occupancy.names]
+    indexes = range(min(allowed_slots + occupancy.surplus, MOST_NUMBERS))
+    free = [name for name in map(slot_name, indexes) if name not in occupancy.names]
     return source.sample(free, min(TRIES, len(free))) or [node_name]
 
 
@@ -103,8 +103,8 @@ def oldest_first(slots: Iterable[Slot]) -> list[Slot]:
     return sorted(slots, key=lambda slot: (slot.made, slot.name))
 
 
-def slot_name(number: int) -> str:
-    return f"slot-{number}"
+def slot_name(index: int) -> str:
+    return f"slot-{index}"
 
 
 def holder_label(node_name: str) -> str:

@@ -32,14 +32,15 @@ def one(name: str, hours_ago: float | None = None, kind: str = "p5.48xlarge", **
     return Candidate(name, f"uid-{name}", kind, {"nvidia.com/gpu": 8}, tested, **facts)
 
 
-def taken(*nodes: Candidate, limits: SweepLimits = LIMITS, places: int | None = None, **more: Any) -> list[str]:
-    asked = {"busy": {}, "tried": {}, **more}
-    room = limits.nodes if places is None else places
-    return [each.node.name for each in select(nodes, places=room, limits=limits, now=NOW, **asked) if not each.why]
+def selected(*nodes: Candidate, limits: SweepLimits = LIMITS, most_nodes: int | None = None, **more: Any) -> list[str]:
+    facts = {"busy": {}, "tried": {}, **more}
+    most_nodes = limits.nodes if most_nodes is None else most_nodes
+    decisions = select(nodes, most_nodes=most_nodes, limits=limits, now=NOW, **facts)
+    return [decision.node.name for decision in decisions if not decision.why]
 
 
 def why_not(node: Candidate, limits: SweepLimits = LIMITS, **more: Any) -> str:
-    (decision,) = select([node], **{"busy": {}, "tried": {}, "places": 10, **more}, limits=limits, now=NOW)
+    (decision,) = select([node], **{"busy": {}, "tried": {}, "most_nodes": 10, **more}, limits=limits, now=NOW)
     return decision.why
 
 
@@ -47,8 +48,8 @@ def test_6_node_tested_longest_ago_comes_first_after_nodes_never_tested() -> Non
     """Defect 6: the first ten in the order of the list, always the same."""
     nodes = [one("a", 7), one("b", 9), one("c"), one("d", 8), one("e", 5)]
 
-    assert taken(*nodes) == ["c", "b", "d", "a"]
-    assert taken(*nodes, places=2) == ["c", "b"]
+    assert selected(*nodes) == ["c", "b", "d", "a"]
+    assert selected(*nodes, most_nodes=2) == ["c", "b"]
 
 
 @pytest.mark.parametrize(
@@ -106,14 +107,16 @@ def test_a_job_with_a_rejected_pod_is_reported_with_the_kubelets_message() -> No
 
 
 def test_a_node_that_was_tried_in_vain_goes_behind_those_that_wait_longer() -> None:
-    assert taken(one("broken"), one("patient", 8), tried={"broken": Attempt(NOW - 3 * HOUR)}, places=1) == ["patient"]
+    assert selected(one("broken"), one("patient", 8), tried={"broken": Attempt(NOW - 3 * HOUR)}, most_nodes=1) == [
+        "patient"
+    ]
 
 
 @pytest.mark.parametrize(("nodes", "percent", "allowed"), [(10, 20, 2), (9, 20, 1), (1, 1, 1), (3, 100, 3), (10, 1, 1)])
 def test_no_more_than_a_share_of_each_instance_type(nodes: int, percent: int, allowed: int) -> None:
     fleet = [one(f"{kind}-{number}", kind=kind) for kind in ("p4d", "p5") for number in range(nodes)]
 
-    names = taken(*fleet, limits=SweepLimits(100, percent, 6 * HOUR))
+    names = selected(*fleet, limits=SweepLimits(100, percent, 6 * HOUR))
 
     assert Counter(name.partition("-")[0] for name in names) == {"p4d": allowed, "p5": allowed}
 
@@ -122,8 +125,8 @@ def test_nodes_under_a_run_count_against_their_types_share() -> None:
     held = one("held", obstacle="a deep run (l2) uses it", under_run=True)
     others = [one(f"n-{number}") for number in range(9)]
 
-    assert len(taken(held, *others, limits=SweepLimits(10, 20, 6 * HOUR))) == 1
-    assert taken(held, *others, limits=SweepLimits(10, 10, 6 * HOUR)) == []
+    assert len(selected(held, *others, limits=SweepLimits(10, 20, 6 * HOUR))) == 1
+    assert selected(held, *others, limits=SweepLimits(10, 10, 6 * HOUR)) == []
 
 
 def test_every_waiting_node_has_its_reason() -> None:
