@@ -54,7 +54,7 @@ nvml=tests/probes/nvml/test_nvml.py agent=tests/agent
   tests/host/test_grpc_child.py tests/host/test_http_server.py tests/host/test_node_file.py tests/image/test_wheel.py \
   tests/cli/test_check.py::test_no_record_is_without_a_check \
   $agent/test_faults.py::TestAHealthyNode::test_passes_and_says_what_was_looked_at \
-  $agent/test_faults.py::TestAnXid79::test_stands_on_the_node_in_every_form \
+  $agent/test_faults.py::TestAnXid79::test_findings_on_the_node_are_the_same_in_every_form \
   $agent/process/test_process.py::TestOnce::test_it_looks_tells_everything_and_ends \
   --deselect tests/host/test_grpc_child.py::test_a_socket_that_we_may_not_open # the namespace has root alone
 exec env CC=aarch64-linux-gnu-gcc unshare --user --map-root-user --mount sh -c "$inside" inside \

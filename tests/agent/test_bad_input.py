@@ -51,7 +51,7 @@ class TestSettingsAtTheStart:
 
         assert world.wait_for_event("BadSetting")["message"].startswith("environment: CHECK_INTERVAL = '5'")
 
-    def test_repaired_are_taken_without_a_restart(self, world: World) -> None:
+    def test_repaired_settings_are_read_without_a_restart(self, world: World) -> None:
         world.hurry()
         world.configure(**{"severity-overrides": "xid 79 = BAD"})
         world.host.xid(3, 79, "GPU has fallen off the bus.")

@@ -45,7 +45,7 @@ class TestAHealthyNode:
             ("Node", watched.node().uid)
         ]
 
-    def test_has_no_process_with_the_driver_open_between_looks(self, watched: World) -> None:
+    def test_agent_has_no_process_with_the_driver_open_between_cycles(self, watched: World) -> None:
         for pid in [watched.agent.process.pid, *watched.agent.children]:
             opened = [file.readlink() for file in (watched.host.root.parent / f"/proc/{pid}/fd").iterdir()]
             assert [str(file) for file in opened if "nvidia" in str(file)] == []
@@ -56,7 +56,7 @@ class TestAHealthyNode:
 
         assert world.wait_for_status("pass").record["instance_type"] == "x9.metal"
 
-    def test_of_a_type_without_efa_says_that_none_belongs_to_it(self, make_world: MakeWorld) -> None:
+    def test_type_without_efa_is_reported(self, make_world: MakeWorld) -> None:
         world = make_world(instance_type="g5.xlarge")
         world.start()
 
@@ -72,7 +72,7 @@ class TestAHealthyNode:
 
 
 class TestAnXid79:
-    def test_stands_on_the_node_in_every_form(self, watched: World) -> None:
+    def test_findings_on_the_node_are_the_same_in_every_form(self, watched: World) -> None:
         watched.host.xid(3, 79, "GPU has fallen off the bus.")
         node = watched.wait_for_taint()
 
@@ -97,7 +97,7 @@ class TestAnXid79:
         watched.wait_for_event("GpuHealthFail")
         assert len(watched.events("GpuHealthFail")) == 1
 
-    def test_leaves_what_others_wrote_as_it_is(self, watched: World) -> None:
+    def test_foreign_text_stays_unchanged(self, watched: World) -> None:
         watched.cluster.edit(
             {
                 "metadata": {"labels": {"example.com/team": "vision"}, "annotations": {"example.com/note": "kept"}},

@@ -29,7 +29,7 @@ def runtime_with(*specs: CdiSpec, **more: Any) -> Any:
         (tuple(f"/lib/{number}" for number in range(6)), "/lib/0, /lib/1, /lib/2, /lib/3 and 2 more"),
     ],
 )
-def test_what_is_not_there_is_named(missing: tuple[str, ...], named: str) -> None:
+def test_missing_file_is_named(missing: tuple[str, ...], named: str) -> None:
     assert judge(CHECK, runtime_with(replace(SPEC, missing=missing))) == [
         finding("CdiSpecStale", f"{SPEC.path} (nvidia.com/gpu) names {named}, not found; {AGAIN}")
     ]
@@ -105,7 +105,7 @@ def test_plugin_pod_is_not_deleted_while_none_can_start(more: dict[str, Any], me
 
 
 @pytest.mark.parametrize("only_ours", [True, False])
-def test_one_that_nobody_can_read_is_found_with_its_place(only_ours: bool) -> None:
+def test_unreadable_specification_is_reported_with_its_path(only_ours: bool) -> None:
     spec = CdiSpec(SPEC.path, problem=ConfigurationProblem(SPEC.path, "expected ',' or ']'", 3, 5, only_ours))
     malformed = finding("CdiSpecMalformed", f"{SPEC.path}, line 3, column 5: expected ',' or ']'; {AGAIN}")
     assert judge(CHECK, runtime_with(spec)) == ([] if only_ours else [malformed])

@@ -56,7 +56,7 @@ def test_each_bit_is_its_own_fault_and_the_general_one_only_alone(
 
 
 @pytest.mark.parametrize("bits", [0, None, *NO_FAULT, sum(NO_FAULT)])
-def test_what_software_or_a_person_sets_and_no_answer_are_no_finding(bits: int | None) -> None:
+def test_throttling_by_software_or_a_person_is_no_finding(bits: int | None) -> None:
     assert judge(healthy(2), healthy(3, clock_reasons=bits)) == []
 
 

@@ -138,7 +138,7 @@ def test_the_worst_error_of_a_test_wins_and_all_are_reported() -> None:
 
 @pytest.mark.parametrize("error_id", sorted(dcgm_table()))
 @pytest.mark.parametrize("status", ["Fail", "Warn"])
-def test_every_error_of_a_failed_test_is_what_its_table_says(error_id: int, status: str) -> None:
+def test_error_of_a_failed_test_has_the_severity_of_its_table(error_id: int, status: str) -> None:
     row = dcgm_table()[error_id]
     answer = with_error({"warning": "words", "error_id": error_id}, status)
 
@@ -190,7 +190,7 @@ def test_use_of_a_gpu_is_no_fault(shape: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [dcgm_4, dcgm_4_5])
-def test_work_of_others_on_a_gpu_is_a_use_of_it(shape: Callable[[Story], dict[str, Any]]) -> None:
+def test_foreign_process_on_a_gpu_is_a_use_of_it(shape: Callable[[Story], dict[str, Any]]) -> None:
     graphics = Said("NVVS has detected processes with graphics contexts open", 25, 3, 6)
     errors = {("software", 1): [graphics], ("memory", 1): [Said(NOT_HAD, 56, 10, 4)]}
     diag_answer = answer(shape(Story(errors=errors)), 226, 2)
@@ -322,7 +322,7 @@ def test_a_test_that_could_not_run_is_no_fault(error_id: int | None, text: str, 
         (25, "processes with graphics contexts in use"),
     ],
 )
-def test_words_never_excuse_an_error_that_says_what_it_is(error_id: int, text: str) -> None:
+def test_error_that_names_itself_is_never_excused(error_id: int, text: str) -> None:
     answer = with_error({"warning": text, "error_id": error_id})
 
     assert (list(findings(answer)), causes(answer)) == ([("DcgmDiagMemory", "gpu/1")], [])
@@ -563,7 +563,7 @@ def test_the_tests_tell_which_level_was_run(tests: tuple[str, ...], level: int) 
         ([], ()),
     ],
 )
-def test_only_what_healthy_gpus_report_too_is_repeated(errors: list[Said], tests: tuple[str, ...]) -> None:
+def test_only_failures_of_healthy_gpus_are_repeated(errors: list[Said], tests: tuple[str, ...]) -> None:
     assert needs_repeat(answer(dcgm_4(Story(errors={("memory", 0): errors}))), POLICY) == tests
     # One GPU that surely failed needs no second opinion of the others.
     both = Story(errors={("memory", 0): errors, ("memory", 1): [FAULTY]})
@@ -576,7 +576,7 @@ def test_test_known_to_be_wrong_is_repeated_whatever_its_result() -> None:
     assert needs_repeat(answer, POLICY) == ("nvbandwidth",)
 
 
-def test_the_second_run_is_the_one_that_counts_where_it_came_to_a_result() -> None:
+def test_second_run_counts_if_it_has_a_result() -> None:
     slow = Story(errors={("memory", 0): [Said("slow", 62, 1, 4)]})
     first = answer(dcgm_4(slow), 226, 2)
 

@@ -84,7 +84,7 @@ def test_gpus_that_are_on_no_pci_bus_have_other_files() -> None:
 @pytest.mark.parametrize(
     ("missing", "gpu"), [("nvidiactl", None), ("nvidia-uvm", None), ("nvidia0", GPUS[0]), ("nvidia1", GPUS[1])]
 )
-def test_one_that_must_be_there_is_missed(missing: str, gpu: Gpu | None) -> None:
+def test_required_file_is_missing(missing: str, gpu: Gpu | None) -> None:
     assert judge(device_files(*files(missing))) == [lacks("DeviceFileMissing", f"no /dev/{missing}", gpu)]
 
 
@@ -93,7 +93,7 @@ def test_one_that_is_made_when_somebody_wants_it_is_not(missing: str) -> None:
     assert judge(device_files(*files(missing))) == []
 
 
-def test_of_the_module_that_nobody_asked_for_yet_no_file_is_expected() -> None:
+def test_unused_module_needs_no_device_file() -> None:
     """Nor is one judged that was left over from a time when it was loaded."""
     for there in (files("nvidia-uvm", "nvidia-uvm-tools"), files(nvidia_uvm=(508, 0))):
         assert judge(device_files(*there, majors={"nvidia": 195})) == []
@@ -140,7 +140,7 @@ def test_the_minor_number_is_the_drivers_and_not_the_index() -> None:
     ]
 
 
-def test_one_that_is_right_in_either_folder_is_right() -> None:
+def test_correct_device_file_in_either_folder_counts() -> None:
     both = (HOST, CONTAINER)
     assert judge(device_files(*files(folder=CONTAINER), folders=both)) == []
     assert judge(device_files(*files(nvidia_uvm=(508, 0)), *files(folder=CONTAINER), folders=both)) == []
@@ -187,7 +187,7 @@ def test_many_that_are_wrong_are_counted() -> None:
     assert judgement.detail.endswith("; and 5 more")
 
 
-def test_without_the_list_of_majors_only_what_has_a_fixed_one_is_judged() -> None:
+def test_missing_list_of_majors_judges_fixed_ones_only() -> None:
     there = DeviceFiles((HOST,), files("nvidia-uvm", nvidia_uvm_tools=(1, 1)), None)
 
     assert judge(there) == []

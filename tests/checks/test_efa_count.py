@@ -69,7 +69,7 @@ ALL_DARK = low(
         (30, rdma(0, loaded=False), P5, below(30)),
     ],
 )
-def test_what_is_there_against_what_the_type_can_have(
+def test_present_count_is_compared_with_the_types(
     on_pci: int, seen: Rdma, expected: Expectation, findings: list[Judgement]
 ) -> None:
     assert judge(on_pci, seen, expected) == findings
@@ -99,11 +99,13 @@ def test_what_is_there_against_what_the_type_can_have(
         (0, had(P5, None, 0), NONE_HERE),
     ],
 )
-def test_what_is_there_against_what_was_there(count: int, expected: Expectation, findings: list[Judgement]) -> None:
+def test_present_count_is_compared_with_the_earlier_one(
+    count: int, expected: Expectation, findings: list[Judgement]
+) -> None:
     assert judge(count, rdma(count), expected) == findings
 
 
-def test_functions_of_a_virtual_machine_need_no_rdma_device_and_are_not_gone() -> None:
+def test_functions_of_a_virtual_machine_need_no_rdma_device_and_are_not_missing() -> None:
     handed_on = (*efa_functions(30), *(replace(function, driver="vfio-pci") for function in efa_functions(32)[30:]))
 
     assert judge(handed_on, rdma(30), had(P5, 32)) == []

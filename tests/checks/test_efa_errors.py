@@ -78,7 +78,7 @@ def test_several_counters_are_one_finding() -> None:
     ]
 
 
-def test_what_was_counted_before_we_came_is_nothing() -> None:
+def test_counts_before_the_agents_start_are_ignored() -> None:
     much = dict.fromkeys(ERROR_COUNTERS, 10**15)
 
     assert judge(counting(**much), counting(**much)) == []
@@ -140,7 +140,7 @@ def test_a_node_without_efa_has_no_counters() -> None:
     assert judgements(CHECK, P5, {RDMA: rdma(0, mlx5=4)}) == [NotConfigured("no EFA device")]
 
 
-def test_two_looks_at_a_node_show_what_came_between_them(node: SimulatedNode) -> None:
+def test_two_reads_of_the_counters_show_changes_between_them(node: SimulatedNode) -> None:
     host = Host(node.root)
     node.efa_counter(4, "rx_drops", 10**15)
     before = read_probes(host, [CHECK])

@@ -91,7 +91,7 @@ def test_missing_counter_gives_no_finding(seen: Rdma, why: str) -> None:
     assert judgements(CHECK, P5, {RDMA: seen}) == [NotConfigured(why)]
 
 
-def test_two_looks_at_a_node_show_who_was_silent(node: SimulatedNode) -> None:
+def test_two_reads_of_the_counters_show_silent_devices(node: SimulatedNode) -> None:
     host = Host(node.root)
     before = read_probes(host, [CHECK])
     for index in range(1, 32):

@@ -54,7 +54,7 @@ def test_devices_that_are_not_listed_are_named(missing: int, named: str) -> None
     ]
 
 
-def test_no_provider_is_a_finding_with_what_fi_info_says() -> None:
+def test_missing_provider_is_a_finding_with_fi_infos_output() -> None:
     message = "fi_getinfo: -61 (No data available)"
 
     assert judge(listing(code=61, version="", message=message)) == [
@@ -80,7 +80,7 @@ def test_an_answer_that_is_still_to_come_is_waited_for() -> None:
     assert judge(LibfabricReading()) == [TooEarly("fi_info has not answered yet")]
 
 
-def test_no_answer_is_could_not_look() -> None:
+def test_missing_answer_is_unobserved() -> None:
     silent = Unobserved(
         UnobservedCause.named("LibfabricNotAnswering"), "fi_info: no end within 10 s; its process was ended"
     )
@@ -88,7 +88,7 @@ def test_no_answer_is_could_not_look() -> None:
     assert judge(LibfabricReading(silent)) == [silent]
 
 
-def test_where_nobody_can_be_asked_it_does_not_belong_to_the_node() -> None:
+def test_missing_source_does_not_apply_to_the_node() -> None:
     assert judge(LibfabricReading(absent="fi_info is not installed here")) == [
         NotConfigured("fi_info is not installed here")
     ]

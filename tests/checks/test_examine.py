@@ -126,7 +126,7 @@ def test_failing_judge_is_unobserved_alone_and_keeps_its_earlier_judgements(erro
     assert "(test_examine.py:" in blind.detail
 
 
-def test_the_words_of_a_failure_are_short_and_steer_nothing() -> None:
+def test_texts_of_a_failure_are_short_and_printable() -> None:
     def says(_: Evidence) -> Iterator[Judgement]:
         raise ValueError("\x1b[2J\ud800" + "x" * 5000)
         yield

@@ -70,7 +70,7 @@ def test_a_gpu_that_is_not_registered_in_time_is_found(state: int, name: str) ->
 
 
 @pytest.mark.parametrize(("age", "found"), [(0.0, False), (179.9, False), (180.0, True), (1e9, True)])
-def test_registration_may_take_its_time_from_the_managers_start_on(age: float, found: bool) -> None:
+def test_registration_is_judged_from_the_managers_start(age: float, found: bool) -> None:
     coming = f"{SUBJECT}: fabric state 2 (in progress); judged 180 s after the fabric manager was started"
 
     assert judge(Fabric(2, 0), services=up(age))[0] == (
@@ -117,7 +117,7 @@ def test_one_gpu_of_a_board_need_not_be_registered() -> None:
 
 
 @pytest.mark.parametrize(("services", "found"), [(up(3600.0), True), (NO_MANAGER, False)])
-def test_on_a_type_that_nobody_knows_the_manager_tells(services: Services, found: bool) -> None:
+def test_unknown_type_needs_the_manager_that_runs(services: Services, found: bool) -> None:
     findings = judge(Fabric(1, 0), UNKNOWN_TYPE, services)
 
     assert [type(judgement) for judgement in findings] == ([Finding, Observation] if found else [Observation])
@@ -132,7 +132,7 @@ def test_a_gpu_that_has_no_fabric_is_none_that_fails(fabric: Fabric | None) -> N
 
 @pytest.mark.parametrize("fabric", [None, Fabric(0, 3)])
 @pytest.mark.parametrize("expected", [P5, G6, UNKNOWN_TYPE])
-def test_gpus_before_hopper_and_on_cards_have_nothing_to_look_at(fabric: Fabric | None, expected: Expectation) -> None:
+def test_gpus_before_hopper_and_cards_have_nothing_to_check(fabric: Fabric | None, expected: Expectation) -> None:
     findings = look_judged(driver_says(*every(fabric=fabric)), expected)
 
     assert findings == [NotConfigured("NVML reports no NVLink fabric here")]
@@ -252,7 +252,7 @@ def test_another_fault_of_the_mask_comes_before_a_missing_partition() -> None:
     assert judge(replace(REGISTERED, health_mask=0x4A9))[0] == finding("FabricUnhealthy", Severity.RESET, faults)
 
 
-def test_readings_that_all_failed_do_not_say_that_there_is_no_fabric() -> None:
+def test_failed_readings_do_not_prove_that_there_is_no_fabric() -> None:
     findings = look_judged(driver_says(*every(fabric=None, errors={"fabric": 999})))
 
     assert {type(judgement) for judgement in findings} == {Unobserved}

@@ -268,7 +268,7 @@ def test_hidden_host_processes_are_unobserved(running: tuple[Service, ...]) -> N
 
 
 @pytest.mark.parametrize("cause", ["DriverBeingChanged", "DriverNotLoaded"])
-def test_while_there_is_no_driver_it_does_not_look(cause: str) -> None:
+def test_fabric_manager_is_not_judged_without_a_driver(cause: str) -> None:
     blind = Unobserved(UnobservedCause.named(cause), "why")
 
     assert judge(look=driver_is_silent(blind)) == [blind]

@@ -196,13 +196,13 @@ def missed(listed: int, pci: int, once: int = 8) -> Finding:
         (7, 7, once_had(8, P5), [low(7, 7)]),
     ],
 )
-def test_without_a_profile_it_is_what_the_machine_once_had(
+def test_missing_profile_is_replaced_by_earlier_hardware(
     listed: int, on_pci: int, expected: Expectation, findings: list[Judgement]
 ) -> None:
     assert judge(driver_says(*ALL[:listed]), functions(*ADDRESSES[:on_pci]), expected) == findings
 
 
-def test_of_what_the_machine_once_had_gpus_of_another_driver_or_none_are_not_missing() -> None:
+def test_gpus_of_another_driver_or_none_are_not_missing() -> None:
     away = (*functions(*ADDRESSES[:6]), *functions(*ADDRESSES[6:], driver="vfio-pci"))
     left = (*functions(*ADDRESSES[:7]), gpu_function(ADDRESSES[7], ""))
 
@@ -212,7 +212,7 @@ def test_of_what_the_machine_once_had_gpus_of_another_driver_or_none_are_not_mis
 
 
 @pytest.mark.parametrize("expected", [once_had(1), once_had(1, G6)])
-def test_the_last_gpu_gone_from_pci_is_missed_though_the_driver_cannot_load(expected: Expectation) -> None:
+def test_last_gpu_missing_on_pci_is_reported_without_a_driver(expected: Expectation) -> None:
     gone = replace(missed(0, 0), detail="PCI shows none, this machine had 1")
 
     assert judge(driver_is_silent(NOT_LOADED), (), expected) == [NOT_LOADED, gone]

@@ -140,7 +140,7 @@ class TestFailures:
         assert len(passes(reading)) == 14
 
 
-def test_what_could_not_run() -> None:
+def test_test_that_could_not_run_is_unobserved() -> None:
     failed = Unobserved(NOT_RUN, "no library")
     assert judge(LoadReading(failed=failed)) == [failed]
     assert judge(LoadReading(absent="no GPU")) == [NotConfigured("no GPU")]

@@ -54,7 +54,7 @@ def test_memory_in_use_without_a_process_is_found(used: int, detail: str, mode: 
         healthy(3, memory=using(70 * GIB), mig_mode=MIG_ON),
     ],
 )
-def test_little_memory_or_a_process_or_what_does_not_tell_is_no_finding(gpu: Gpu) -> None:
+def test_little_used_or_unreported_memory_is_no_finding(gpu: Gpu) -> None:
     assert judge(healthy(2), gpu) == []
 
 

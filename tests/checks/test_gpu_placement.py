@@ -58,7 +58,7 @@ def test_gpus_that_were_never_met_are_not_expected_anywhere() -> None:
     assert judge(FIRST, {}) == [Observation("GPUs by NUMA node: 4 on 0, 4 on 1")]
 
 
-def test_one_that_came_later_and_one_that_is_gone_have_not_moved() -> None:
+def test_added_and_removed_gpus_have_not_moved() -> None:
     known = dict(list(FIRST.items())[:4])
 
     assert judge(FIRST, known) == [seen("4 on 0, 4 on 1")]

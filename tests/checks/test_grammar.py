@@ -98,7 +98,7 @@ def test_text_that_only_quotes_a_line_is_no_fault(text: str) -> None:
 
 
 @given(kernels_lines())
-def test_what_the_kernel_writes_of_a_process_or_a_packet_is_never_the_drivers(text: str) -> None:
+def test_process_or_packet_line_is_never_the_drivers(text: str) -> None:
     assert events(text) == []
 
 

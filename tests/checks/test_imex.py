@@ -38,7 +38,7 @@ def test_enabled_and_not_running_it_is_found(expected: Expectation) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_running_it_is_no_finding_whoever_started_it(enabled: bool) -> None:
+def test_running_program_is_no_finding(enabled: bool) -> None:
     assert judge(GB200, Services(of_host=True, running=RUNNING, imex_enabled=enabled)) == [
         Observation("running", "running", SOURCE)
     ]

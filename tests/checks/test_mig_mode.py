@@ -54,7 +54,7 @@ def test_a_mig_gpu_without_instances_among_whole_gpus_is_found() -> None:
         (healthy(2, mig_mode=None), healthy(3, mig_mode=ON)),
     ],
 )
-def test_what_somebody_may_have_asked_for_is_no_finding(gpus: tuple[Gpu, ...]) -> None:
+def test_possibly_requested_state_is_no_finding(gpus: tuple[Gpu, ...]) -> None:
     assert judge(*gpus) == []
 
 

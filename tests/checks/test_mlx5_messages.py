@@ -96,7 +96,7 @@ def test_a_message_about_another_device_is_only_counted() -> None:
     assert event.finding is None
 
 
-def test_the_memory_knows_the_names_of_this_check() -> None:
+def test_memory_names_the_reasons_of_this_check() -> None:
     assert (CHECK.name, NOT_COUNTED_YET) == (reason_names.MLX5_MESSAGES, reason_names.NOT_COUNTED_YET)
     names = {read(text).reason for text in MESSAGES if read(text)}  # type: ignore[union-attr]
     faults = {reason_names.MLX5_UNRECOVERABLE, reason_names.MLX5_NOT_RESPONDING}

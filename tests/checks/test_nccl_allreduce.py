@@ -57,7 +57,7 @@ def test_each_type_has_a_figure_of_its_own(bandwidth: float, is_slow: bool) -> N
 
 @pytest.mark.parametrize("expected", [P5, P4D, UNKNOWN_TYPE])
 @pytest.mark.parametrize("gpus", [8, 4])
-def test_what_the_cluster_asks_for_outranks_the_figure_of_the_type(expected: Expectation, gpus: int) -> None:
+def test_clusters_figure_outranks_the_types(expected: Expectation, gpus: int) -> None:
     asking = replace(expected, nccl_min_bus_bandwidth=30)
     seen = Observation(f"29.9 GB/s bus bandwidth over {gpus} GPUs", "at least 30 GB/s", "NCCL_MIN_BUS_BW")
     slow = Finding("NcclSlow", Severity.RESET, "node", f"{seen.what}; NCCL_MIN_BUS_BW is 30", rule="NCCL_MIN_BUS_BW")

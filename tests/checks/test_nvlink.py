@@ -72,7 +72,7 @@ def test_a_fault_is_found_once_on_its_gpu_with_its_links(
 @pytest.mark.parametrize(
     "more", [links(), links(19), links(version=7), links(version=0), links(version=None), None], ids=str
 )
-def test_what_the_type_has_or_more_of_it_is_no_fault(more: tuple[NvLink, ...] | None) -> None:
+def test_full_count_of_the_type_is_no_fault(more: tuple[NvLink, ...] | None) -> None:
     """An unknown version (None) and an invalid one (0) are no old version."""
     assert findings(P5, healthy_gpu(3, nvlinks=more)) == []
 

@@ -79,7 +79,7 @@ def test_a_node_without_any_is_one_finding_per_gpu_not_one_per_pair() -> None:
 
 
 @pytest.mark.parametrize("status", [1, 2, 3, 5, 7, 99])
-def test_every_status_that_says_no_counts_and_is_named(status: int) -> None:
+def test_failing_status_counts_and_is_named(status: int) -> None:
     assert found(judge([(0, 1)], status=status))[0] == f"no P2P over NVLink with {ADDRESSES[1]} (status {status})"
 
 

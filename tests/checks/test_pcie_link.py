@@ -83,7 +83,7 @@ def test_a_slot_that_has_no_more_lanes_is_no_fault(width: int) -> None:
         None,
     ],
 )
-def test_what_no_link_can_have_and_what_nobody_tells_is_not_judged(link: PcieLink | None) -> None:
+def test_impossible_and_unreported_links_are_not_judged(link: PcieLink | None) -> None:
     assert judge(healthy(3, pcie=link)) == [NotConfigured("no GPU reports a plausible PCIe width")]
 
 

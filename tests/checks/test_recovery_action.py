@@ -85,7 +85,7 @@ def test_a_reset_is_found_on_its_own_gpu_with_an_imex_domain() -> None:
 
 
 @pytest.mark.parametrize("action", [0, None])
-def test_no_action_or_a_driver_that_knows_none_is_no_finding(action: int | None) -> None:
+def test_missing_action_is_no_finding(action: int | None) -> None:
     assert judge(*(wants(index, action) for index in range(8))) == []
 
 

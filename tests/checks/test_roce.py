@@ -190,7 +190,7 @@ class TestCount:
         assert (finding.reason, finding.subject, finding.source) == ("RdmaDeviceGone", "rdma/mlx5_5", ONCE_HAD)
         assert finds(roce_ports.CHECK, HAD, hgx(without=5)) == []
 
-    def test_without_its_driver_nothing_is_gone(self) -> None:
+    def test_missing_driver_hides_no_device(self) -> None:
         seen = hgx(without=5)
         seen[MLX5] = replace(seen[MLX5], driver_loaded=False)
         assert finds(roce_count.CHECK, HAD, seen) == []

@@ -100,7 +100,7 @@ def test_a_reading_that_failed_hides_nothing_of_the_other(
     ]
 
 
-def test_what_was_replaced_is_shown() -> None:
+def test_replacement_is_shown() -> None:
     findings = judge(
         healthy(0, row_remap=RowRemap(1, 2, pending=False, failed=False), exhausted_banks=3),
         healthy(1, row_remap=RowRemap(10, 20, pending=False, failed=False, inactive=4)),
@@ -126,7 +126,7 @@ def test_reading_that_no_gpu_has_is_not_shown(more: dict[str, Any], what: str) -
     assert judge(*every(**more))[-1] == Observation(what, EXPECTED, "nvml.h")
 
 
-def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
+def test_remapping_fault_stays_while_mig_mode_hides_it() -> None:
     fault = RowRemap(0, 9, pending=True, failed=True)
     memory = _after(memory_with(), healthy(3, row_remap=fault, exhausted_banks=1))
     assert [finding.finding.reason for finding in memory.active] == [

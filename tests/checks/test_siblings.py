@@ -54,7 +54,7 @@ def test_at_the_power_limit_a_gpu_held_down_by_something_else_is_slow() -> None:
     assert deviations_of(hot, *[CAPPED] * 7) == (Deviation("sm_mhz", 1275.0, 1500.0),)
 
 
-def test_one_that_works_less_at_the_power_limit_makes_no_other_slow() -> None:
+def test_gpu_at_its_power_limit_makes_no_other_slow() -> None:
     idle = replace(CAPPED, sm_mhz=1950.0, watts=420.0, capped=0.2)
 
     assert slower([idle, *[CAPPED] * 7]) == [()] * 8

@@ -43,7 +43,7 @@ def severity(text: str, policy: Policy | None = None) -> Severity:
         ("20034, FATAL, shouted", RESET),
     ],
 )
-def test_the_word_in_the_line_decides_whatever_the_number(text: str, expected: Severity) -> None:
+def test_text_of_the_line_outranks_its_number(text: str, expected: Severity) -> None:
     assert severity(SWITCH + text) is expected
 
 
@@ -135,7 +135,7 @@ def test_a_number_that_a_cluster_sets_to_pass_is_remembered_at_its_own_severity(
     assert (seen.reason, seen.finding.severity, seen.finding.catalogued) == ("SXid20034", PASS, RESET)
 
 
-def test_every_row_has_its_source_and_what_we_decided_its_reason() -> None:
+def test_row_has_its_source_and_our_reason() -> None:
     table = sxid_table()
 
     assert [code for code, row in table.items() if not (row.source and row.mnemonic and row.kind in CLASSES)] == []

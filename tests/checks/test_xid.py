@@ -75,7 +75,7 @@ ENDED = DeepDiagnostic("l2", 100.0, 200.0, {812: 256.0})
         (None, 150.0, 13, "pid=812, name=nvvs, ", True),
     ],
 )
-def test_only_what_a_test_brings_about_by_itself_is_put_down_to_it(
+def test_only_events_of_a_tests_own_processes_are_attributed_to_it(
     run: DeepDiagnostic | None, at: float, code: int, process: str, counts: bool
 ) -> None:
     record = Record(1, at, 0, f"NVRM: Xid (PCI:0000:53:00): {code}, {process}x")

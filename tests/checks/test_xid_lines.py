@@ -200,7 +200,7 @@ def test_no_severity_of_a_cluster_makes_a_recovery_a_fault(severity: Severity) -
 @pytest.mark.parametrize(
     ("code", "escalates"), [(13, False), (31, False), (94, False), (43, False), (79, True), (48, True), (999, True)]
 )
-def test_what_nvidia_puts_down_to_an_application_never_escalates(code: int, escalates: bool) -> None:
+def test_application_xid_never_escalates(code: int, escalates: bool) -> None:
     finding = finding_in(record(f"NVRM: Xid (PCI:0000:05:00): {code}, x"), overriding(f"Xid{code}", Severity.RESET))
 
     assert finding

@@ -934,7 +934,7 @@ def test_a_token_that_names_no_node_writes_nothing(
     assert (answer.status, UNBOUND in answer.message) == (403, True), answer.message
 
 
-def test_nobody_else_is_held_by_the_policies(cluster: Cluster) -> None:
+def test_policies_hold_no_other_account(cluster: Cluster) -> None:
     answer = cluster.plane.request("PATCH", path_of(MAIN, OWN), metadata(labels={"example.com/new": "x"}))
 
     assert answer.status == 200

@@ -79,7 +79,7 @@ def test_one_holder_of_every_place_leaves_each_other_node_its_share(members: dic
     assert [members[name].take() for name in HONEST] == [held[name] for name in HONEST]
 
 
-def test_no_more_than_allowed_hold_a_place_while_one_takes_and_frees_them(members: dict[str, Member]) -> None:
+def test_slots_never_exceed_the_limit_while_nodes_acquire_and_release_them(members: dict[str, Member]) -> None:
     greedy = members[GREEDY]
     places = allowed(greedy.cluster.leases.count_heartbeats(), PERCENT)
     for number in range(places + 2 * len(HONEST)):

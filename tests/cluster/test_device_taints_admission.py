@@ -147,7 +147,7 @@ def test_a_token_makes_164_rules_and_not_one_more(plane: ControlPlane) -> None:
     assert {plane.request("DELETE", f"{rules}/{text}", token=token).status for text in made} == {200}
 
 
-def test_what_an_older_agent_made_may_be_changed_and_taken_away(plane: ControlPlane) -> None:
+def test_object_of_an_older_agent_may_be_changed_and_removed(plane: ControlPlane) -> None:
     """Up to 0.2.0 a part of a GPU had a rule of its own name."""
     token, rules = plane.agent_token(OWN), DEVICE_TAINT_RULES
     older = rule(plane, device="gpu-0-mig-1g-0")

@@ -199,7 +199,7 @@ class TestOutside:
             ("contexts: [{name: b}, {name: c}]\n", "no current context in {}; --context takes b, c"),
         ],
     )
-    def test_what_can_not_be_used_is_named(
+    def test_unusable_file_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, message: str
     ) -> None:
         path = tmp_path / "config"

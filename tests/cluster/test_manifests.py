@@ -184,7 +184,7 @@ def test_rbac_gives_the_agents_account_its_work_and_no_more(
     assert may(installed, AGENT, asked) is allowed
 
 
-def test_the_viewers_role_grants_what_a_diagnosis_lists_and_no_more() -> None:
+def test_viewers_role_grants_the_listings_of_a_diagnosis_only() -> None:
     (role,) = (found for found in documents("ClusterRole") if found["metadata"]["name"] == "gpu-healthcheck-viewer")
     bindings = [*documents("ClusterRoleBinding"), *documents("RoleBinding")]
     rights = {(group, name) for rule in role["rules"] for group in rule["apiGroups"] for name in rule["resources"]}
@@ -277,7 +277,7 @@ def test_who_takes_nodes_away_leaves_one_under_a_deep_test(name: str) -> None:
     }
 
 
-def test_the_port_of_the_manifest_is_the_one_that_the_agent_takes() -> None:
+def test_port_of_the_manifest_is_the_agents() -> None:
     (agent,) = documents("DaemonSet")
     (container,) = agent["spec"]["template"]["spec"]["containers"]
     port = settings_of(AgentSettings)["METRICS_PORT"].default

@@ -54,7 +54,7 @@ def written(answer: Any) -> None:
     assert answer.status in (200, 201), answer.message
 
 
-def test_status_shows_every_node_and_names_what_it_passes_over(plane: ControlPlane) -> None:
+def test_status_lists_every_node_and_names_skipped_ones(plane: ControlPlane) -> None:
     done = run(plane.kubeconfig, "status", "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     fleet: Json = json.loads(done.stdout)

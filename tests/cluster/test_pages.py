@@ -51,7 +51,7 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "body", [b"", b"null", b"[]", b"\xff{", b'{"items":7}', b'{"items":[],"metadata":7}', b"[" * 99999]
 )
-def test_what_is_no_list_is_said(
+def test_malformed_list_is_reported(
     words: tuple[str, ...], body: bytes, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Answers, "body", body)

@@ -49,7 +49,7 @@ def patience(waits: Waits, seconds: float = math.inf, say: Callable[[BaseExcepti
     return RetryLimits(seconds, longest_pause=0.2, sleep=waits.sleep, is_over=waits.is_over, say=say)
 
 
-def test_what_another_try_may_end_is_asked_again_and_said() -> None:
+def test_retriable_error_is_retried_and_logged() -> None:
     waits, exceptions = Waits(), list[BaseException]()
     answers = Answers([AWAY, Conflict("faster"), "yes"])
 
@@ -91,7 +91,7 @@ def test_a_quarantine_run_waits_no_longer_than_its_pod_may(asks: RetryLimits) ->
     ],
     ids=["it will not end", "nor this", "somebody ends it", "it was over before", "its time is over"],
 )
-def test_what_was_said_last_is_raised(errors: Iterable[ClusterError], waits: Waits, seconds: float, asked: int) -> None:
+def test_last_message_is_raised(errors: Iterable[ClusterError], waits: Waits, seconds: float, asked: int) -> None:
     answers = Answers(list(errors))
     last = answers.left[-1]
     with pytest.raises(ClusterError) as raised:

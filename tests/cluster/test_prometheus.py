@@ -102,7 +102,7 @@ def dripping(answers: Any) -> None:
 
 
 @pytest.mark.parametrize("instead", [never, dripping])
-def test_one_that_never_ends_its_answer_is_given_up(instead: Any) -> None:
+def test_endless_answer_is_given_up(instead: Any) -> None:
     with PrometheusStandIn(instead=instead) as world:
         began = time.monotonic()
         with pytest.raises(PrometheusError, match=r"has not answered within 0\.3 s"):
@@ -130,7 +130,7 @@ def test_address_is_accepted_with_or_without_a_trailing_slash() -> None:
         *("http://user:secret@host", "http://host/?query=up", "http://host/#there", "http://host:port", "http://[::1"),
     ],
 )
-def test_what_is_no_address_is_refused_without_repeating_it(url: str) -> None:
+def test_invalid_address_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(AddressError) as exception_info:
         checked(url)
     assert "secret" not in str(exception_info.value)

@@ -242,7 +242,7 @@ def test_a_reset_may_neither_evict_nor_change_another_object(plane: ControlPlane
 
 
 @pytest.mark.cluster
-def test_no_other_program_says_that_a_gpu_was_reset(plane: ControlPlane) -> None:
+def test_reset_reported_by_another_program_does_not_count(plane: ControlPlane) -> None:
     forged = annotated(f"{P}/reset-result", "{}")
     assert "no annotation but" in asked(plane, token_of(plane, "quarantine"), forged)
     assert "an agent may change annotations" in asked(plane, plane.agent_token(OWN), forged)

@@ -560,9 +560,7 @@ def test_the_sweeper_may_make_the_one_and_not_the_other(
 
 
 @pytest.mark.parametrize("namespace", ["default", "kube-system", "gpu-healthcheck-budget"])
-def test_the_sweeper_makes_jobs_where_somebody_bound_it_to_a_role_and_nowhere_else(
-    installed: ControlPlane, token: str, namespace: str
-) -> None:
+def test_sweeper_creates_jobs_only_with_a_role(installed: ControlPlane, token: str, namespace: str) -> None:
     refusal = said(installed, sweep_job(namespace), path=jobs(namespace), token=token)
 
     assert refusal.startswith("403 ")

@@ -157,7 +157,7 @@ def test_a_crowd_of_field_managers_is_cleared_and_the_usual_ones_stay(plane: Con
     assert not list(crowd_answers(Cluster(lambda: client(plane.kubeconfig)).nodes.select()))
 
 
-def test_our_device_taints_go_and_what_a_person_made_of_one_stays(plane: ControlPlane) -> None:
+def test_our_device_taints_are_removed_and_edited_ones_stay(plane: ControlPlane) -> None:
     if not plane.has_device_taints:
         pytest.skip("NOT TESTED: Kubernetes up to 1.36 does not serve DeviceTaintRules of resource.k8s.io/v1")
     cluster = Cluster(lambda: client(plane.kubeconfig))
@@ -216,7 +216,7 @@ def _has(fields: Any, path: tuple[str, ...]) -> bool:
     return not path or (path[0] in fields and _has(fields[path[0]], path[1:]))
 
 
-def test_our_writes_leave_the_owners_of_what_they_leave_as_it_is(plane: ControlPlane) -> None:
+def test_our_writes_keep_the_owners_of_unchanged_fields(plane: ControlPlane) -> None:
     """The label and the cordon are a person's, with the same values as our own patches."""
     cluster = Cluster(lambda: client(plane.kubeconfig))
     plane.kubectl("cordon", FAILED)

@@ -106,7 +106,7 @@ def test_unreadable_run_claims_nothing_and_is_cleared(text: str) -> None:
     assert patched(node, clear(node, NOW)) == FREE
 
 
-def test_what_stands_without_a_run_is_cleared_and_nothing_else() -> None:
+def test_mark_without_a_run_is_cleared_alone() -> None:
     left = replace(FREE, labels={**FREE.labels, MODE: "l2"}, taints=(SPOT, LEFT, THEIRS))
 
     assert patched(left, clear(left, NOW)) == replace(FREE, taints=(SPOT, THEIRS))

@@ -83,7 +83,7 @@ def test_a_node_is_held_for_longer_with_a_record_in_the_same_write(standing: Cla
     assert api.node.annotations[SWEEP_RESULT] == "{}"
 
 
-def test_what_another_holds_is_neither_held_for_longer_nor_written_to() -> None:
+def test_claim_of_another_run_is_neither_renewed_nor_written() -> None:
     api = under(THEIRS)
     assert (agent_on(api).acquire_or_renew(LATER, lambda _: RESULT), api.claim, api.patches) == (None, THEIRS, [])
 
@@ -117,7 +117,7 @@ def test_without_a_record_nothing_is_written_on_a_node_of_anothers() -> None:
     ],
     ids=str,
 )
-def test_what_no_living_run_answers_for_is_taken_away(standing: Claim | None, knows: bool, stays: bool) -> None:
+def test_claim_without_a_living_run_is_removed(standing: Claim | None, knows: bool, stays: bool) -> None:
     api = under(standing)
     agent = agent_on(api, lambda claim: knows and claim.kind is RunKind.L2)
     assert agent.is_to_clear(api.node) is not stays

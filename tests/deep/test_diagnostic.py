@@ -87,7 +87,7 @@ def test_unsettled_doubt_is_neither_fault_nor_pass_and_the_sure_fault_stays(node
     assert node.asked == ["2", "pcie"]
 
 
-def test_one_that_is_stopped_has_not_looked(node: Node) -> None:
+def test_stopped_diagnostic_is_unobserved(node: Node) -> None:
     node.host.write_value("dcgm/hang", "")
     stopper = threading.Timer(0.5, node.dcgm.stop)
     stopper.start()

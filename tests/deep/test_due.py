@@ -142,7 +142,7 @@ def test_due_and_overdue() -> None:
         ),
     ],
 )
-def test_what_on_the_node_keeps_a_test_away(node: NodeState, why: str) -> None:
+def test_obstacles_of_a_test_on_the_node(node: NodeState, why: str) -> None:
     assert obstacle(node, NOW + HOUR, NOW) == why
 
 

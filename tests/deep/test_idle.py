@@ -31,7 +31,7 @@ def look(*processes: int | None) -> Evidence:
         ),
     ],
 )
-def test_it_names_who_uses_them(pods: list[tuple[str, str, int]], seen: Evidence | None, used: str) -> None:
+def test_finding_names_the_users(pods: list[tuple[str, str, int]], seen: Evidence | None, used: str) -> None:
     assert Idleness(lambda: pods, lambda: seen).used() == used
 
 

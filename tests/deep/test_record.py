@@ -136,12 +136,12 @@ class TestTaking:
         assert finding.finding.subject == wanted
         assert (finding.finding.about == ABOUT) is wanted.startswith(GPU)
 
-    def test_takes_no_index_that_two_gpus_had(self) -> None:
+    def test_index_of_two_gpus_identifies_none(self) -> None:
         twice = memory_with(gpus={ADDRESS: ABOUT, "0000:64:00.0": OTHER | {"index": "3"}})
 
         assert reasons(after(twice, sweep=run(row(subject="gpu/3")))) == {(MEMORY, "gpu/3")}
 
-    def test_takes_a_record_once(self) -> None:
+    def test_record_is_adopted_once(self) -> None:
         text = run(row())
         memory = after(knows(), sweep=text)
 
@@ -152,7 +152,7 @@ class TestTaking:
 
         assert found.finding.detail == f"sweep-result of {moment()} has severity ISOLATE"
 
-    def test_takes_each_kind_of_record_for_itself(self) -> None:
+    def test_records_of_each_kind_are_adopted_separately(self) -> None:
         memory = after(knows(), sweep=run(row()), quarantine=run(row(PCIE)))
 
         assert reasons(memory) == {(MEMORY, GPU), (PCIE, GPU)}
@@ -172,7 +172,7 @@ class TestTaking:
             (run(row(), passed=[3], unobserved=9, checks="x"), {(MEMORY, GPU)}),
         ],
     )
-    def test_takes_what_can_be_read_of_a_damaged_record(self, text: str, wanted: set[tuple[str, str]]) -> None:
+    def test_readable_part_of_a_damaged_record_counts(self, text: str, wanted: set[tuple[str, str]]) -> None:
         memory = after(knows(), sweep=text)
 
         assert (reasons(memory), memory.adopted_records) == (wanted, {"sweep-result": moment()})
@@ -190,7 +190,7 @@ class TestTaking:
             "x" * 100_000,
         ],
     )
-    def test_leaves_a_record_alone_that_nobody_can_read_or_date(self, text: str) -> None:
+    def test_unreadable_or_undated_record_stays_unchanged(self, text: str) -> None:
         assert after(knows(), sweep=text) == knows()
 
     def test_bounds_foreign_text(self) -> None:
@@ -199,7 +199,7 @@ class TestTaking:
 
         assert max(len(finding.finding.subject), len(finding.finding.detail), len(finding.finding.about["uuid"])) <= 500
 
-    def test_takes_no_finding_for_worse_than_its_own_run_says(self) -> None:
+    def test_adopted_finding_is_no_worse_than_its_run(self) -> None:
         (finding,) = after(knows(), sweep=run(row(severity="ISOLATE"), severity="MONITOR")).active
 
         assert finding.finding.severity is MONITOR
@@ -209,7 +209,7 @@ class TestTaking:
 
         assert (finding.last_seen, finding.last_at) == (WALL, NOW.monotonic)
 
-    def test_leaves_what_a_look_shows_to_the_looks(self) -> None:
+    def test_level_is_left_to_the_check_cycles(self) -> None:
         lost = active_finding(fault("GpuLost", REBOOT), Nature.LEVEL, check="gpu-count")
 
         assert after(knows(lost), sweep=run(row("GpuLost", "REBOOT"))).active == (lost,)
@@ -223,7 +223,7 @@ class TestTaking:
 
 
 class TestTheMerge:
-    def test_leaves_out_what_was_taken(self) -> None:
+    def test_adopted_record_is_left_out(self) -> None:
         deep = {SWEEP_RESULT: run(row(severity="ISOLATE")), QUARANTINE_RESULT: run(row(PCIE))}
         memory = after(knows(), sweep=deep[SWEEP_RESULT])
         own = records.dump(records.render(decide(memory, [outcome_with()]), memory, IDENTITY, WALL))
@@ -240,7 +240,7 @@ class TestTheMerge:
         assert other_severities(state, (), {"sweep-result": moment()}) == ([RESET], ())
 
     @pytest.mark.parametrize("taken", ["x", 7, None, {"sweep-result": 7}, {"other": "x"}])
-    def test_survives_a_damaged_list_of_what_was_taken(self, taken: Any) -> None:
+    def test_damaged_list_of_adopted_records_is_ignored(self, taken: Any) -> None:
         state = node(annotations={SWEEP_RESULT: run(row()), RESULTS: json.dumps({"schema": 1, "taken": taken})})
 
         assert other_severities(state, ()) == ([RESET], ())
@@ -475,7 +475,7 @@ class TestWritingOne:
     def written(self, outcome: Outcome) -> str:
         return records.dump(render(outcome, self.RAN))
 
-    def test_what_was_found_and_what_passed_comes_back(self) -> None:
+    def test_findings_and_passes_round_trip(self) -> None:
         memory = after(knows(), sweep=run(row(severity="ISOLATE"), row(PCIE), minutes=-60))
         found = fault(PCIE, RESET, "gpu/3", about={"serial": "1650003"}, detail="slow")
         outcome = self.outcome(found, passed=(Passed(MEMORY, "gpu/3"),))
@@ -515,7 +515,7 @@ class TestWritingOne:
         assert len(text.encode()) <= records.LONGEST
         assert records.load(text)["cut"]["details"] == len(found)
 
-    def test_of_another_machine_is_taken_without_its_findings(self) -> None:
+    def test_file_of_another_machine_is_read_without_its_findings(self) -> None:
         text = run(row(severity="ISOLATE"), machine="another")
 
         memory = after(knows(), sweep=text)
@@ -620,6 +620,6 @@ class TestReset:
             "reset of the GPU, reboot, a passed quarantine run, release, another GPU in its place"
         )
 
-    def test_faults_of_its_level_2_are_taken_over(self) -> None:
+    def test_faults_of_its_level_2_are_adopted(self) -> None:
         memory = self.took(knows(), findings=[row(PCIE)], severity="RESET", status="fail")
         assert reasons(memory) == {(PCIE, GPU)}

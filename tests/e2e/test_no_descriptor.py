@@ -80,7 +80,7 @@ def test_probe_fails_or_returns_the_facts(node: SimulatedNode, probe: Probe[Any]
     read_everywhere(probe, Host(node.root, ask_driver))
 
 
-def test_the_child_that_asks_nvml_takes_no_library_for_missing(node: SimulatedNode) -> None:
+def test_nvml_child_reports_no_present_library_as_missing(node: SimulatedNode) -> None:
     driver, aside = Driver(node.root, use_loader=False), node.root / "aside"
     node.library.rename(aside)
     try:
@@ -140,7 +140,7 @@ def test_configuration_directory_is_never_a_malformed_one(tmp_path: Path) -> Non
     assert all(isinstance(came, Shortage) or came == healthy for came in everywhere(lambda: read_settings(tmp_path)))
 
 
-def test_the_memory_is_never_taken_for_lost_nor_written_in_part(tmp_path: Path) -> None:
+def test_memory_is_never_written_in_part(tmp_path: Path) -> None:
     file, memory = MemoryFile(tmp_path), Memory("machine", "boot", 7)
     assert file.acquire()
     file.write(memory)

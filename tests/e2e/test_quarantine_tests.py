@@ -97,7 +97,7 @@ def test_each_fault_is_found_and_has_its_recommendation(
 @pytest.mark.parametrize(
     ("file", "value"), [("fi_pingpong/fails", "DEVICE memory"), ("nccl/fails", "memory"), ("nccl/fails", "library")]
 )
-def test_what_could_not_run_is_run_again(quarantine: Quarantine, file: str, value: str) -> None:
+def test_test_that_could_not_run_is_repeated(quarantine: Quarantine, file: str, value: str) -> None:
     quarantine.node.write_value(file, value.replace("DEVICE", quarantine.node.efa_names[0]))
 
     outcomes = quarantine.outcomes()

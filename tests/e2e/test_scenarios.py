@@ -139,7 +139,7 @@ def test_check_says_of_a_scenario_what_it_expects_and_its_evidence_says_it_again
 
 
 @pytest.mark.parametrize("scenario", buildable(MORE_THAN_A_LOOK), ids=lambda scenario: scenario.name)
-def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
+def test_agents_cycles_give_the_scenarios_expected_result(scenario: Scenario, tmp_path: Path) -> None:
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
         cycles = Cycles(node, scenario)
         before = read_probes(cycles.host, CHECKS)

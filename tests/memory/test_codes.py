@@ -63,7 +63,7 @@ def test_it_ends_when_no_gpu_asks_for_it_any_more() -> None:
     assert active(looks(memory_left, 0, 0)) == []
 
 
-def test_it_ends_with_the_lines_that_take_it_back() -> None:
+def test_finding_ends_with_the_lines_that_withdraw_it() -> None:
     memory = looks(reads(xid(154, IMEX), xid(154, IMEX, "64")), 5, 5)
 
     assert active(reads(xid(154, IMEX_OVER), memory=memory)) == ["Xid154 MONITOR node"]

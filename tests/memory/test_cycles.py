@@ -167,7 +167,7 @@ class TestAFaultThatTheLogReportsToo:
 
 
 class TestFlickering:
-    def test_it_counts_only_after_three_more_looks_saw_it(self) -> None:
+    def test_suspect_counts_only_after_three_more_cycles(self) -> None:
         memory, shown = memory_with(), []
 
         for look in range(6):
@@ -217,7 +217,7 @@ class TestFlickering:
         assert without_checks(memory, ["gpu-count"]) == memory
         assert without_checks(memory, ["efa-count"]).suspects == {}
 
-    def test_once_confirmed_it_leaves_at_the_first_good_look_and_must_be_confirmed_again(self) -> None:
+    def test_confirmed_flickering_finding_ends_with_one_clean_cycle_and_is_confirmed_again(self) -> None:
         memory = memory_with()
         for _ in range(4):
             memory = after_cycle(memory, JudgedCycle([outcome_with(LOW)]), NOW)
@@ -447,7 +447,7 @@ class TestLook:
 
         assert reasons(after) == left
 
-    def test_it_remembers_what_the_node_was_taken_for(self) -> None:
+    def test_memory_keeps_the_nodes_instance_type(self) -> None:
         assert (
             after_cycle(memory_with(), JudgedCycle([], instance_type="p5.48xlarge"), NOW).instance_type == "p5.48xlarge"
         )

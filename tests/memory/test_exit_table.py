@@ -125,7 +125,7 @@ def test_every_exit_except_the_cycles_has_its_evidence_here() -> None:
     assert {words for taken in EVIDENCE for words in taken} == {way.words for way in EXITS} - {table.NOT_SHOWN.words}
 
 
-def test_every_finding_has_an_exit_that_a_person_can_take() -> None:
+def test_finding_has_an_exit_that_a_person_can_cause() -> None:
     def is_open(finding: ActiveFinding, ways: Iterable[Exit]) -> bool:
         return any(way.is_open_to(finding) for way in ways)
 

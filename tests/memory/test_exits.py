@@ -96,7 +96,7 @@ class TestReset:
 
         assert recovered(memory, ADDRESS, MONOTONIC + 1, later(1)) == memory
 
-    def test_the_recovery_action_seen_going_back_to_none_is_evidence(self) -> None:
+    def test_return_of_the_recovery_action_to_none_is_evidence(self) -> None:
         memory = gpus_answered(
             memory_with(active_finding(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1)
         )
@@ -192,7 +192,7 @@ class TestRowsThatWaitForAReset:
         [None, RowRemap(0, 1, pending=True, failed=False), RowRemap(0, 1, pending=False, failed=True)],
         ids=["not told", "still pending", "failed"],
     )
-    def test_rows_that_are_not_seen_whole_prove_nothing(self, remap: RowRemap | None) -> None:
+    def test_partly_read_rows_prove_nothing(self, remap: RowRemap | None) -> None:
         assert self.met_after(self.waits(active_finding(fault("Xid64", RESET))), remap) == {"Xid64"}
 
     @pytest.mark.parametrize("more", [{"error": 15}, {"address": "0000:64:00.0", "serial": "2", "uuid": "GPU-2"}])
@@ -229,7 +229,7 @@ class TestAnotherGpu:
         assert reasons(gpus_answered(memory, [gpu(**other)], MONOTONIC + 1, later(1))) == []
 
     @pytest.mark.parametrize("same", [{}, {"index": 3}, {"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
-    def test_the_same_gpu_by_another_index_or_with_less_to_say_stays(self, same: dict[str, object]) -> None:
+    def test_same_gpu_with_another_index_or_fewer_names_keeps_its_findings(self, same: dict[str, object]) -> None:
         memory = memory_with(active_finding(fault("Xid54", ISOLATE, about=ABOUT)))
 
         assert reasons(gpus_answered(memory, [gpu(**same)], MONOTONIC + 1, later(1))) == ["Xid54"]
@@ -279,7 +279,7 @@ class TestAnotherGpu:
 
         assert reasons(after) == ["SXid11004"]
 
-    def test_one_swapped_board_that_answers_alone_speaks_for_no_other_gpu(self) -> None:
+    def test_swapped_board_identifies_no_other_gpu(self) -> None:
         both = [gpu(), gpu(index=1, address="0000:64:00.0", serial="2", uuid="GPU-2")]
         old = active_finding(fault("Xid54", ISOLATE, OTHER, about={"serial": "2"}), boot_id="the boot before")
         memory = gpus_answered(memory_with(old), both, MONOTONIC, NOW)
@@ -327,7 +327,7 @@ class TestEscalation:
         ],
         ids=["milder", "an application's", "no GPU", "a GPU that nobody can tell from another"],
     )
-    def test_what_never_escalates(self, finding: Finding) -> None:
+    def test_reasons_that_never_escalate(self, finding: Finding) -> None:
         (active,) = self.again(finding, 5).active
 
         assert active.finding.severity is finding.severity
@@ -470,7 +470,7 @@ class TestRelease:
     def row(self, reason: str = "Xid79", boot_id: str = BOOT, cursor: int | None = 100) -> Acknowledgement:
         return Acknowledgement(reason, GPU, boot_id, cursor, WALL)
 
-    def test_what_it_names_is_gone_and_stays_gone_when_the_log_is_read_again(self) -> None:
+    def test_released_finding_stays_ended_when_the_log_is_read_again(self) -> None:
         memory = memory_with(active_finding(fault(), seq=90))
 
         after = after_release(memory, self.word(self.row()), later(3600))
@@ -479,7 +479,7 @@ class TestRelease:
         assert (reasons(after), reasons(again)) == ([], [])
         assert after.released == replace(self.word(self.row()), findings=())
 
-    def test_the_same_fault_after_it_stands(self) -> None:
+    def test_same_fault_after_it_stays_active(self) -> None:
         after = after_release(memory_with(active_finding(fault(), seq=90)), self.word(self.row()), later(3600))
 
         assert reasons(comes(after, fault(seq=101))) == ["Xid79"]
@@ -604,7 +604,7 @@ class TestTheFuture:
         assert [finding.seq for finding in within_log(replace(memory, cursor=None)).active] == [-1]
 
 
-def test_nothing_of_reset_or_worse_passes_by_time_whatever_the_clock_says() -> None:
+def test_findings_of_reset_or_worse_do_not_end_by_time() -> None:
     memory = memory_with(
         *(active_finding(fault(f"Xid{number}", severity)) for number, severity in enumerate(Severity) if number)
     )

@@ -294,9 +294,7 @@ def test_memory_with_any_releases_is_read_back(file: MemoryFile) -> None:
 
 @pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
 @pytest.mark.parametrize("name", ["memory.json", "lock"])
-def test_what_is_no_file_in_its_place_is_an_error_that_says_so(
-    tmp_path: Path, name: str, plant: Callable[[Path], object]
-) -> None:
+def test_folder_in_place_of_a_file_is_reported(tmp_path: Path, name: str, plant: Callable[[Path], object]) -> None:
     plant(tmp_path / name)
     file = MemoryFile(tmp_path)
     if name == "lock":

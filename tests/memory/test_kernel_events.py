@@ -78,7 +78,7 @@ class TestCleanup:
 
         assert observed(reads(memory, line("Xid79", REBOOT, 20), after=20)) == [("Xid79", 1)]
 
-    def test_what_stood_alone_for_long_is_not_withdrawn(self) -> None:
+    def test_symptom_without_a_cause_for_long_is_not_withdrawn(self) -> None:
         memory = reads(memory_with(), self.cleanup(), self.cleanup(300.0), after=300)
 
         assert observed(reads(memory, line("Xid79", REBOOT, 310), after=310)) == [("Xid79", 1), ("Xid45", 2)]
@@ -93,7 +93,7 @@ class TestCleanup:
 
         assert observed(after) == [("Xid94", 1)]
 
-    def test_what_the_driver_itself_calls_a_consequence_is_one(self) -> None:
+    def test_consequence_by_the_drivers_text_is_one(self) -> None:
         assert observed(reads(memory_with(), self.cleanup(follows=True))) == []
 
     def test_where_a_cluster_made_it_worse_it_counts(self) -> None:
@@ -281,7 +281,7 @@ class TestRepeats:
 
         assert observed(reads(memory, self.hit(86403), after=86403)) == [("Xid13", 3)]
 
-    def test_what_is_remembered_of_them_is_bounded(self) -> None:
+    def test_memory_is_bounded(self) -> None:
         lines = [self.hit(number, subject=f"gpu/0000:{number % 200:02x}:00.0") for number in range(4000)]
 
         memory = reads(memory_with(), *lines, after=4000)
@@ -362,7 +362,7 @@ class TestWhatIsNoFault:
         assert observed(reads(memory_with(), line("Xid43", None))) == []
 
 
-def test_records_of_several_checks_are_taken_in_the_logs_order() -> None:
+def test_records_of_several_checks_are_applied_in_log_order() -> None:
     loads = Outcome("driver-messages", "0", events=(line("Xid154", None, 5, recovery_action=0),))
     fault_before = Outcome("xid", "0", events=(line("Xid95", RESET, 1), line("Xid62", RESET, 6)))
 

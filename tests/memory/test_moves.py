@@ -103,7 +103,7 @@ class TestAfterAReboot:
         assert [finding.finding.subject for finding in same.active] == [f"gpu/{A}"]
         assert [finding.finding.subject for finding in swapped.active] == [f"gpu/{B}"]
 
-    def test_what_was_logged_before_nvml_answered_is_about_the_gpu_that_is_there(self) -> None:
+    def test_event_before_nvml_answered_gets_the_present_gpus_names(self) -> None:
         memory = rebooted(known(isolated(A)))
         new = kernel_event(fault("Xid62", RESET, f"gpu/{B}", seq=3, at=20.0))
         memory = after_kernel_log(memory, [Outcome("xid", "0", events=(new,))], later(61))

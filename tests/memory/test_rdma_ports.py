@@ -139,7 +139,7 @@ class TestOutages:
             assert parse(dump(memory)).first == memory.first
 
 
-def test_the_memory_knows_the_finding_of_a_slow_port() -> None:
+def test_memory_names_the_finding_of_a_slow_port() -> None:
     assert roce_ports.RATE_LOW.name == reason_names.RDMA_RATE_LOW
 
 

@@ -70,13 +70,13 @@ def test_an_override_reaches_an_active_finding_and_taking_it_back_restores_it(
         ]
 
 
-def test_one_that_is_set_to_pass_is_no_part_of_the_verdict() -> None:
+def test_event_set_to_pass_is_no_part_of_the_verdict() -> None:
     verdict = decide(logged(xid(62), Policy({"Xid62": PASS})), [outcome_with()])
 
     assert (verdict.status, verdict.active) == (Status.PASS, ())
 
 
-def test_one_that_is_set_to_pass_ends_by_its_own_exit() -> None:
+def test_event_set_to_pass_ends_by_its_own_exit() -> None:
     hidden = logged(xid(62), Policy({"Xid62": PASS}))
 
     assert recovered(hidden, ADDRESS, MONOTONIC + 5, later(5)).active == ()

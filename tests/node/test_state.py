@@ -29,7 +29,7 @@ def test_the_owners_of_a_label_are_the_managers_with_its_entry() -> None:
     "fields",
     [None, {}, "x", [None, 7, "x", []], [{}], [{"fieldsV1": None}], [{"fieldsV1": {"f:metadata": []}}]],
 )
-def test_notes_of_another_shape_name_nobody(fields: object) -> None:
+def test_malformed_managed_fields_name_no_manager(fields: object) -> None:
     assert managers_of_label(fields, STATUS) == ()
 
 

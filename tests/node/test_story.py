@@ -157,7 +157,7 @@ def test_events_during_an_api_server_outage_are_reported_afterwards(stage: Stage
     assert marks(stage) == FAILED
 
 
-def test_mended_and_released_the_node_passes_without_a_restart(stage: Stage) -> None:
+def test_fixed_and_released_node_passes_without_a_restart(stage: Stage) -> None:
     before = stage.pod.ready()
 
     stage.reset_gpu(LOST)

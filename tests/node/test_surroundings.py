@@ -119,7 +119,7 @@ def test_sys_and_the_containerd_tree_are_the_hosts(agent: Stage, seen: dict[str,
     assert seen["containerd"] == "version = 2"
 
 
-def test_the_kubelets_process_is_seen_with_its_arguments_and_its_root(seen: dict[str, Any]) -> None:
+def test_kubelets_process_has_its_arguments_and_root(seen: dict[str, Any]) -> None:
     assert f"--config={FOLDER / 'kubelet.json'}" in seen["kubelet"]
     assert seen["kubelet's root"] is True
 
@@ -150,7 +150,7 @@ def test_nothing_of_ours_lies_in_the_hosts_dev(agent: Stage) -> None:
     assert "termination-log" not in agent.on_node("ls /dev").split()
 
 
-def test_no_capability_takes_the_place_of_privileged(agent: Stage, late: None) -> None:
+def test_capabilities_do_not_replace_privileged(agent: Stage, late: None) -> None:
     every = {"capabilities": {"add": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"}}
 
     seen = json.loads(agent.run_twin(agent.twin("capable", LOOK, securityContext=every)))

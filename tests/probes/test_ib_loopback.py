@@ -166,7 +166,7 @@ def test_a_light_check_cycle_sends_nothing(bench: Bench) -> None:
     assert reading.loopbacks == tuple(bench.calls)
 
 
-def test_the_profile_says_which_fabric_a_type_has(bench: Bench) -> None:
+def test_profile_names_the_fabric_of_a_type(bench: Bench) -> None:
     bench.loopback.profile = InstanceProfile("p6-b200.48xlarge", 8, 8, nvlink=True, provider="efa")
     assert bench.loopback.run().absent == "the GPU fabric of this node is EFA"
 

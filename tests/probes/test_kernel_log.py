@@ -328,7 +328,7 @@ class TestRealDevice:
         assert texts == [f"NVRM: Xid (PCI:0000:53:00): 79, {mark}\x07\\ \\xe9\\xff"]
 
     @pytest.mark.parametrize("begin", [*KERNEL_LINES, "NVRM: Xid (PCI:0000:05:00)", "NVRM: loading NVIDIA UNIX"])
-    def test_what_the_kernel_says_of_a_process_that_crashes_is_not_the_drivers(self, device: Path, begin: str) -> None:
+    def test_crash_line_of_a_process_is_not_the_drivers(self, device: Path, begin: str) -> None:
         """The record is of facility 0 and begins with the name, which is whatever the process calls itself."""
         with KernelLog(device, begins=KERNEL_LINES) as log:
             drain(log)

@@ -27,6 +27,6 @@ def test_nouveau_is_observed_with_the_nvidia_driver(node: SimulatedNode) -> None
     assert read_modules(Host(node.root)) == KernelModules(DRIVER_VERSION, nouveau=True)
 
 
-def test_without_sys_nothing_could_be_seen(tmp_path: Path) -> None:
+def test_missing_sys_is_unobserved(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="sys/module: no such directory"):
         read_modules(Host(tmp_path))

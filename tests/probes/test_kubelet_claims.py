@@ -88,6 +88,6 @@ def test_a_claim_that_the_socket_tells_of_counts_once(short_root: Path) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_what_is_no_checkpoint_is_not_taken_for_an_idle_node(tmp_path: Path, text: str) -> None:
+def test_malformed_checkpoint_is_not_an_idle_node(tmp_path: Path, text: str) -> None:
     with pytest.raises(ProbeError, match="dra_manager_state"):
         read_claims(keep(tmp_path, text))

@@ -42,7 +42,7 @@ def tree(root: Path, **files: str | bytes) -> Path:
         ({"product_uuid": "x" * 500}, "x" * 128),
     ],
 )
-def test_the_machine_is_what_its_firmware_says_else_what_its_system_says(
+def test_machine_id_comes_from_firmware_then_system(
     tmp_path: Path, files: dict[str, str | bytes], identity: str
 ) -> None:
     assert machine_id(tree(tmp_path, **files)) == identity
@@ -75,7 +75,7 @@ def test_the_instance_type_is_asked_with_a_token(ec2: Path, name: str) -> None:
         assert len(imds.tokens) == 1
 
 
-def test_nobody_is_asked_on_another_machine(tmp_path: Path) -> None:
+def test_another_machine_is_not_queried(tmp_path: Path) -> None:
     with SimulatedImds("p5.48xlarge") as imds:
         with pytest.raises(ProbeError, match="not an EC2 machine"):
             instance_type(tmp_path, imds.endpoint)

@@ -235,7 +235,7 @@ def test_after_the_patience_the_other_ports_are_skipped(node: SimulatedNode, mon
 
 
 class TestExclusive:
-    def test_in_shared_mode_nobody_is_asked(self, node: SimulatedNode) -> None:
+    def test_shared_mode_needs_no_query(self, node: SimulatedNode) -> None:
         assert (read(node).exclusive, read(node).holders) == (False, ())
 
     def test_without_a_kubelet_no_pod_holds_a_device(self, node: SimulatedNode) -> None:

@@ -181,7 +181,7 @@ def all_reduce(node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> Iterator
     reduce.stop()
 
 
-def test_it_runs_over_all_gpus_and_no_network_takes_part(all_reduce: AllReduce, node: SimulatedNode) -> None:
+def test_test_runs_over_all_gpus_without_a_network(all_reduce: AllReduce, node: SimulatedNode) -> None:
     assert all_reduce.run() == AllReduceReading(Reduced(8, 472.31, 0))
 
     asked = (node.root / "nccl/asked").read_text().split("\n")

@@ -169,7 +169,7 @@ def test_the_nearest_of_several_bridges_is_the_switch(tmp_path: Path) -> None:
     assert gpu.bridges == ("0000:00:01.0", "0000:01:00.0", "0000:02:08.0")
 
 
-def test_without_sys_nothing_could_be_seen(tmp_path: Path) -> None:
+def test_missing_sys_is_unobserved(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="sys/bus/pci/devices: No such file or directory"):
         read_functions(Host(tmp_path))
 

@@ -106,14 +106,14 @@ def test_in_a_container_with_its_own_processes_nothing_is_known_of_the_hosts(nod
 
 
 @pytest.mark.parametrize("uptime", ["", "soon", "nan nan", "-1.00 0.00", "inf 0.00", "9" * 400 + ".00 0.00"])
-def test_without_a_number_of_seconds_nothing_could_be_seen(node: SimulatedNode, uptime: str) -> None:
+def test_missing_seconds_are_unobserved(node: SimulatedNode, uptime: str) -> None:
     node.write_value("proc/uptime", uptime)
 
     with pytest.raises(ProbeError, match="is not a number of seconds"):
         read(node)
 
 
-def test_without_proc_nothing_could_be_seen(tmp_path: Path) -> None:
+def test_missing_proc_is_unobserved(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="proc/uptime: No such file or directory"):
         read_services(Host(tmp_path))
 

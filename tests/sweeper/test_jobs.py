@@ -82,7 +82,7 @@ def test_dra_devices_are_claimed_and_plugin_devices_requested(gpus: dict[str, in
     }
 
 
-def test_what_the_template_says_stands() -> None:
+def test_template_values_stay() -> None:
     job, written = made(), template()["spec"]
     spec = job["spec"]
 

@@ -74,7 +74,7 @@ def test_a_command_runs_with_its_variables_and_reports_its_exit(
         fleet.plane.request("DELETE", f"{path}?gracePeriodSeconds=0")
 
 
-def test_what_is_deleted_is_asked_to_end_and_killed_after_its_grace(
+def test_deleted_pod_is_terminated_and_killed_after_its_grace(
     fleet: Fleet, kubelets: Kubelets, run: Callable[..., str]
 ) -> None:
     path = run("stubborn", STUBBORN, grace=1)

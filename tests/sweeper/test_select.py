@@ -66,7 +66,7 @@ def test_6_node_tested_longest_ago_comes_first_after_nodes_never_tested() -> Non
         (one("n", 7, tried=Attempt(NOW - 2 * HOUR)), ""),
     ],
 )
-def test_why_a_node_is_not_taken(node: Candidate, why: str) -> None:
+def test_reasons_why_a_node_is_not_selected(node: Candidate, why: str) -> None:
     assert why_not(node) == why
 
 

@@ -51,7 +51,7 @@ def test_a_place_that_an_agent_took_before_its_first_heartbeat_is_its_own() -> N
     assert unowned([slot(age=timedelta(minutes=59))], {"n": NEVER_HEARD}, NOW) == []
 
 
-def test_of_several_a_holder_keeps_the_one_that_it_took_first() -> None:
+def test_owner_of_several_slots_keeps_the_first() -> None:
     slots = [slot(1), slot(4), slot(2), slot(3, holder="m", node_uid="uid-m")]
     nodes = {"n": TAINTED, "m": SlotOwner("uid-m", tainted=True, heard=None)}
 
@@ -63,7 +63,7 @@ def test_of_several_a_holder_keeps_the_one_that_it_took_first() -> None:
     ]
 
 
-def test_what_a_holder_has_from_a_node_of_before_is_not_the_one_that_it_keeps() -> None:
+def test_owner_with_slots_of_an_earlier_node_keeps_the_new_one() -> None:
     slots = [slot(1), slot(2, node_uid="uid-old")]
 
     assert [freed.slot.name for freed in unowned(slots, {"n": TAINTED}, NOW)] == ["slot-2"]

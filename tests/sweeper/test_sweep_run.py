@@ -78,7 +78,7 @@ class TestAVerdict:
 
         assert (pod.run().code, pod.record["status"]) == (0, "warn")
 
-    def test_of_what_healthy_gpus_report_too_is_believed_when_it_comes_again(self, pod: Pod) -> None:
+    def test_error_that_healthy_gpus_show_too_counts_when_it_recurs(self, pod: Pod) -> None:
         pod.dcgm(answer=pod.answer(("pcie", 1, SLOW)), answer_pcie=pod.answer())
 
         done = pod.run()
@@ -101,18 +101,18 @@ class TestAVerdict:
         assert "DCGM_TIMEOUT = 'soon'" in done.err
 
     @pytest.mark.parametrize("hours_ago", [7, -24])
-    def test_takes_the_place_of_what_stood_there(self, pod: Pod, hours_ago: int) -> None:
+    def test_new_result_replaces_the_present_one(self, pod: Pod, hours_ago: int) -> None:
         pod.annotate(swept(hours_ago, "fail"))
 
         assert (pod.run().code, pod.record["status"]) == (0, "pass")
 
     @pytest.mark.parametrize("text", ["{", '{"status": "fail"}'])
-    def test_takes_the_place_of_what_nobody_can_read(self, pod: Pod, text: str) -> None:
+    def test_new_result_replaces_an_unreadable_one(self, pod: Pod, text: str) -> None:
         pod.annotate(text)
 
         assert (pod.run().code, pod.record["status"]) == (0, "pass")
 
-    def test_that_somebody_wrote_meanwhile_stays(self, pod: Pod) -> None:
+    def test_text_written_meanwhile_stays(self, pod: Pod) -> None:
         newer = swept(-0.05, "fail", by="agent")
         pod.annotate(newer)
 
@@ -183,7 +183,7 @@ class TestWhatCouldNotRun:
             assert (pod.record["status"], test.status, test.at) == ("unknown", "pass", moment(at))
             pod.world.cluster.edit({"metadata": {"annotations": {f"{P}/results": taken(str(pod.record["timestamp"]))}}})
 
-    def test_hides_no_verdict_that_the_agent_has_not_taken(self, pod: Pod) -> None:
+    def test_record_hides_no_verdict_that_the_agent_has_not_adopted(self, pod: Pod) -> None:
         verdict = swept(5, "fail", severity="ISOLATE")
         pod.annotate(verdict)
         pod.dcgm(answer=ALREADY_RUNNING, code="217")

@@ -100,7 +100,7 @@ class TestTheAnnotation:
             ("DcgmDiagMemory", "", None),
         }
 
-    def test_of_an_event_of_an_earlier_boot_speaks_of_that_boots_log(self) -> None:
+    def test_acknowledgement_of_an_earlier_boot_covers_that_boots_log(self) -> None:
         memory = memory_with(xid79(5000, boot_id=EARLIER_BOOT), cursor=12)
         state = node(annotations={RESULTS: recorded(memory)})
 
@@ -120,7 +120,7 @@ class TestTheAnnotation:
 
     # A fault that arrives at the same moment is another one.
     @pytest.mark.parametrize(("seq", "stays"), [(900, False), (1200, False), (1201, True)])
-    def test_leaves_what_came_after_the_record(self, seq: int, stays: bool) -> None:
+    def test_finding_after_the_record_stays(self, seq: int, stays: bool) -> None:
         state = node(annotations={RESULTS: recorded(memory_with(xid79(), cursor=1200))})
         word = release_of(state, "mia", "swapped", LATER)
 
@@ -146,7 +146,7 @@ class TestTheAnnotation:
             "x" * 300_000,
         ],
     )
-    def test_that_nobody_can_read_is_no_release_and_is_complained_of(self, text: str) -> None:
+    def test_unreadable_release_is_none_and_is_reported(self, text: str) -> None:
         with pytest.raises(RecordError):
             parse_release(text)
         found, complaints = read_release(node(annotations={RELEASE: text}), by_label=True)
@@ -171,7 +171,7 @@ class TestTheAnnotation:
 
 
 class TestTheGesture:
-    def test_releases_what_the_records_on_the_same_object_show(self) -> None:
+    def test_release_covers_the_records_on_the_same_object(self) -> None:
         word, complaints = read_release(gestured(memory_with(xid79(), cursor=1200)), by_label=True)
 
         assert complaints == ()
@@ -212,7 +212,7 @@ class TestTheGesture:
         assert read_release(state, by_label=True) == read_release(state, by_label=True)
 
     @pytest.mark.parametrize("status", ["pass", "", 7, None, "PASS", "FAIL"])
-    def test_is_none_where_our_own_record_says_nothing_worse(self, status: Any) -> None:
+    def test_label_release_needs_a_worse_record_of_ours(self, status: Any) -> None:
         text = json.dumps({**json.loads(recorded(memory_with(xid79()))), "status": status})
 
         assert read_release(gestured(memory_with(), {RESULTS: text}), by_label=True) == (None, ())

@@ -254,7 +254,7 @@ def kept(entry: Any) -> tuple[Any, ...]:
 
 @given(words=WORDS)
 @example(words=HOSTILE)
-def test_no_word_speaks_of_what_comes_after_it_was_seen(words: Words) -> None:
+def test_release_does_not_cover_findings_after_its_observation(words: Words) -> None:
     memory = heeded(words)
     assert all(finding.last_seen <= NOW.wall for finding in memory.active)
     assert all(acknowledgement.last_seen <= NOW.wall for acknowledgement in memory.acknowledged)

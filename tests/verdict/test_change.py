@@ -338,7 +338,7 @@ class TestTheStartupTaint:
         ],
     )
     @pytest.mark.parametrize("enabled", [True, False])
-    def test_leaves_with_the_first_look_that_ends_pass_or_warn(
+    def test_startup_taint_is_removed_with_the_first_pass_or_warn(
         self, severity: Severity, blind: bool, stays: bool, enabled: bool
     ) -> None:
         state = node(taints=[FOREIGN_TAINTS[0], STARTUP_TAINT, OTHER_EFFECT])
@@ -367,12 +367,12 @@ class TestTheStartupTaint:
 
         assert written(state, change).taints == [STARTUP_TAINT]
 
-    def test_stays_while_a_deep_record_says_fail(self) -> None:
+    def test_taint_stays_while_a_deep_record_fails(self) -> None:
         state = node(taints=[STARTUP_TAINT], annotations={SWEEP_RESULT: '{"schema":1,"severity":"RESET"}'})
 
         assert list(written(state, plan_for(state)).taints) == [STARTUP_TAINT, TAINT]
 
-    def test_that_somebody_sets_later_leaves_as_well(self) -> None:
+    def test_startup_taint_set_later_is_removed_too(self) -> None:
         state = settled()
         started = written(state, NodePatch({"metadata": {"labels": {}, "annotations": {}}}))
         again = NodeState(**{**asdict(started), "taints": [STARTUP_TAINT]})
@@ -816,7 +816,7 @@ class TestEvents:
 
         assert [(event.reason, event.type) for event in events if event.reason.startswith("Gpu")] == [(reason, kind)]
 
-    def test_going_blind_is_a_transition(self) -> None:
+    def test_transition_to_unobserved_is_reported(self) -> None:
         assert [(event.reason, event.type) for event in plan_for(settled(), blind=UNOBSERVED).events] == [
             ("GpuHealthUnknown", "Warning")
         ]

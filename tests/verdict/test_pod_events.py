@@ -24,7 +24,7 @@ def events(
     return pod_events("node-1", found, {POD: gpus, TWIN: frozenset({FIFTH})}, is_tainted=tainted)
 
 
-def test_the_pod_on_the_faulty_gpu_gets_one_event_in_plain_words() -> None:
+def test_pod_on_the_faulty_gpu_gets_one_plain_event() -> None:
     (event,) = events(LOST)
 
     assert (event.pod, event.type, event.reason) == (POD, "Warning", "GpuUnhealthy")

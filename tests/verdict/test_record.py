@@ -373,7 +373,7 @@ def test_any_other_record_ends_nothing(change: dict[str, object]) -> None:
     assert passed_since(read_row(RunRecord, RUN | change)) is None
 
 
-def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> None:
+def test_release_is_read_back_within_its_limits() -> None:
     later = WALL + timedelta(seconds=9)
     acknowledged = (
         Acknowledgement("Xid79", "gpu/0000:53:00.0", BOOT, 100, WALL),

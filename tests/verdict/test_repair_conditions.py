@@ -125,7 +125,7 @@ def test_no_repair_is_requested_while_a_quarantine_uses_the_node(severity: Sever
         (ISOLATE, REBOOT, "Unknown"),
     ],
 )
-def test_the_cluster_says_from_which_severity_on_its_hardware_is_not_ready(
+def test_severity_for_hardware_ready_comes_from_the_cluster(
     threshold: Severity, severity: Severity, message: str
 ) -> None:
     rules = Rules(repair=RepairPolicy((HARDWARE_READY,), threshold))
@@ -157,7 +157,7 @@ def test_a_taint_that_was_there_before_is_enough() -> None:
     assert conditions(change)[HARDWARE_READY]["status"] == "False"
 
 
-def test_hardware_that_still_settles_is_not_said_to_be_ready() -> None:
+def test_settling_hardware_is_not_ready() -> None:
     flickers = memory_with(suspects={("gpu-count", ("GpuLost", "gpu/0")): Suspect(1)})
 
     assert words(plan_for(node(), flickers)) == ("False", "False", "-")
@@ -226,7 +226,7 @@ class TestOthers:
         assert HARDWARE_READY not in conditions(change)
         assert "not named in managedFields" in change.repair.events[0].message
 
-    def test_is_not_taken_away_when_ours_are_switched_off(self) -> None:
+    def test_foreign_mark_stays_when_ours_are_disabled(self) -> None:
         assert plan_for(node(conditions=[THEIRS]), memory_of(ISOLATE), rules=Rules()).repair == NO_REPAIR
 
     def test_copy_of_ours_is_ours(self) -> None:

@@ -106,7 +106,7 @@ def test_cycle_is_judged_with_the_cycle_before(light: Light) -> None:
     assert second.before.before is None
 
 
-def test_what_was_not_read_then_is_not_known_now(light: Light, config: Path) -> None:
+def test_unread_value_stays_unknown(light: Light, config: Path) -> None:
     (config / "CHECKS_LIGHTWEIGHT").write_text("driver")
     light.look()
     (config / "CHECKS_LIGHTWEIGHT").write_text("driver efa-count")
@@ -311,7 +311,7 @@ def test_the_runtime_classes_are_those_of_the_nodes_own_labels(light: Light) -> 
     assert light.look()[1].runtime_classes == (PodRuntimeClass("nvidia", "nvidia", for_this_node=True),)
 
 
-def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: Path) -> None:
+def test_cycle_does_not_wait_for_libfabric(light: Light, node: SimulatedNode, config: Path) -> None:
     (config / "CHECKS_LIGHTWEIGHT").write_text("efa-provider")
     node.write_value("libfabric/unlisted", node.efa_names[7])
 
@@ -396,9 +396,7 @@ def test_lost_gpu_is_a_finding_in_the_fourth_cycle(light: Light, node: Simulated
 
 
 @pytest.mark.parametrize(("interval", "timeout"), [("10", "900"), ("300", "1"), ("10", "1")])
-def test_no_setting_shortens_the_deadline_of_a_look_at_nvml(
-    light: Light, config: Path, interval: str, timeout: str
-) -> None:
+def test_setting_cannot_shorten_the_deadline_of_nvml(light: Light, config: Path, interval: str, timeout: str) -> None:
     (config / "CHECK_INTERVAL").write_text(interval)
     (config / "CHECK_TIMEOUT").write_text(timeout)
     light.look()

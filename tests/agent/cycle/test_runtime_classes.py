@@ -109,7 +109,7 @@ def test_last_valid_list_outlives_an_outage_and_is_requested_again_in_the_next_c
     assert listing.on(GPU_NODE) == ()
 
 
-def test_without_the_permission_nothing_is_judged_and_it_is_said_once(listing: Listing) -> None:
+def test_missing_permission_judges_nothing_and_is_reported_once(listing: Listing) -> None:
     listing.api.fail_with(403)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):

@@ -222,7 +222,7 @@ class TestWhen:
         ],
         ids=["an hour before", "half an hour before", "by a quarantine run", "by nobody who came to a result", "never"],
     )
-    def test_it_is_not_due_within_the_interval_whoever_tested(
+    def test_node_is_not_due_within_the_interval_after_any_test(
         self, rig: Rig, annotations: dict[str, tuple[float, dict[str, Any]]], least: float, most: float
     ) -> None:
         rig.annotate(**{"sweep": None, **{name: swept(hours, **more) for name, (hours, more) in annotations.items()}})
@@ -268,7 +268,7 @@ class TestWhen:
         assert 500 < rig.start().attempt() <= 600
         assert (rig.writes, rig.asked) == ([], [])
 
-    def test_nodes_that_were_never_tested_take_turns_over_the_interval(self, rig: Rig) -> None:
+    def test_untested_nodes_are_spread_over_the_interval(self, rig: Rig) -> None:
         seconds = []
         for number in range(16):
             rig.world.api.add_node(f"other-{number}")
@@ -474,7 +474,7 @@ class TestARun:
         assert rig.start().attempt() == 3600
         assert (rig.result["by"], rig.result["status"], rig.marks) == ("agent", "pass", {})
 
-    def test_takes_the_node_and_gives_it_back_with_its_result(self, rig: Rig) -> None:
+    def test_test_acquires_the_node_and_releases_it_with_its_result(self, rig: Rig) -> None:
         assert rig.start().attempt() == 3600
 
         taken, given_back = rig.writes
@@ -508,7 +508,7 @@ class TestARun:
         assert (row["reason"], row["subject"], row["nature"]) == ("DcgmDiagMemory", "gpu/1", "event")
         assert (rig.marks, rig.runs) == ({}, {"fail": 1.0})
 
-    def test_tries_once_more_what_fails_on_healthy_gpus_too(self, rig: Rig) -> None:
+    def test_failure_that_healthy_gpus_show_too_is_tried_once_more(self, rig: Rig) -> None:
         slow = Said("Bandwidth of GPU 1 is 3.0 GB/s, below 10.0", 30, 2, 2)
         rig.dcgm(answer_2=answer(("pcie", 1), slow), answer_pcie=answer(tests=("pcie",)))
         rig.start().attempt()
@@ -562,13 +562,13 @@ class TestARun:
 
         assert (rig.asked, rig.marks) == ([], {})
 
-    def test_is_not_begun_when_a_process_came_since_the_last_look(self, rig: Rig) -> None:
+    def test_test_does_not_begin_with_a_process_newer_than_the_last_cycle(self, rig: Rig) -> None:
         rig.looks_later = saw(Gpu(0, processes=1))
 
         assert rig.start().attempt() == QUICK.check_again
         assert (rig.asked, rig.marks) == ([], {})
 
-    def test_is_not_begun_when_nobody_could_look_again(self, rig: Rig) -> None:
+    def test_test_does_not_begin_without_a_later_cycle(self, rig: Rig) -> None:
         rig.state.store_evidence(saw(Gpu(0, processes=0), at=0.0))
         rig.waits = replace(QUICK, cycle=0.2)
 
@@ -589,7 +589,7 @@ class TestARun:
         tests.attempt()
         assert rig.result["status"] == "pass"
 
-    def test_is_stopped_when_the_kubelet_says_nothing_any_more(self, rig: Rig) -> None:
+    def test_test_stops_when_the_kubelet_is_silent(self, rig: Rig) -> None:
         rig.dcgm(hang="")
         worker = in_thread(rig.start())
         eventually(lambda: rig.asked)
@@ -598,7 +598,7 @@ class TestARun:
 
         assert (rig.marks, rig.runs) == ({}, {"stopped": 1.0})
 
-    def test_is_stopped_when_somebody_takes_the_node_from_it(self, rig: Rig) -> None:
+    def test_test_stops_when_another_run_acquires_the_node(self, rig: Rig) -> None:
         rig.dcgm(hang="")
         worker = in_thread(rig.start())
         eventually(lambda: rig.asked)
@@ -640,7 +640,7 @@ class TestARun:
         eventually(lambda: not psutil.pid_exists(sleeper) or psutil.Process(sleeper).status() == psutil.STATUS_ZOMBIE)
         assert (rig.result, rig.marks) == (before, {})
 
-    def test_of_two_who_want_the_node_at_once_only_one_gets_it(self, rig: Rig) -> None:
+    def test_node_is_acquired_by_one_of_two_runs(self, rig: Rig) -> None:
         sweep = deep_runs.Claim(deep_runs.RunKind.SWEEP, "job-1", datetime.now(UTC) + timedelta(hours=1))
         reached = rig.world.api.stop_at("PATCH", f"/nodes/{rig.name}")
         worker = in_thread(rig.start())
@@ -734,7 +734,7 @@ class TestAResultThatNobodyCouldTake:
 
         assert (rig.result["status"], rig.asked, kept.exists()) == ("pass", ["2"], False)
 
-    def test_is_dropped_when_a_newer_test_stands_there(self, rig: Rig) -> None:
+    def test_kept_result_is_dropped_when_the_node_has_a_newer_test(self, rig: Rig) -> None:
         rig.annotate(sweep=swept(5))
         tests, before = rig.start(), rig.result
         kept = rig.world.folder / "state/sweep-result.json"
@@ -759,7 +759,7 @@ class TestWhatADeadRunLeft:
         ],
         ids=str,
     )
-    def test_is_taken_away_as_soon_as_nobody_answers_for_it(
+    def test_mark_without_an_owner_is_removed(
         self, rig: Rig, run: tuple[str, str, float] | None, mode: str | None, taint: str | None, stays: bool
     ) -> None:
         foreign = {"key": "team", "value": "a", "effect": "NoSchedule"}
@@ -897,7 +897,7 @@ class TestSinceWhenARunHasTheNode:
 
         assert run.at(moment) == DeepDiagnostic("quarantine", 1000.0)
 
-    def test_one_that_was_there_before_the_agent_began_nobody_knows_when(self) -> None:
+    def test_start_before_the_agent_is_unknown(self) -> None:
         moment = Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0)
         text = json.dumps({"kind": "l2", "holder": HOLDER, "until": "2026-11-21T00:10:00Z"})
 

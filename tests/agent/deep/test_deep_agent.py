@@ -74,7 +74,7 @@ def result_of(node: NodeView) -> str:
     return str((node.object["metadata"].get("annotations") or {}).get(SWEEP, ""))
 
 
-def test_what_level_2_finds_taints_the_node_before_the_taint_of_the_test_goes(rig: Rig) -> None:
+def test_level_2_finding_taints_the_node_before_the_tests_taint_ends(rig: Rig) -> None:
     rig.dcgm(answer=answer(("memory", 1), FAULTY), code="205")
     with running(rig.world):
         node = rig.world.wait(lambda node: "DcgmDiagMemory" in node.findings and MODE not in node.labels)

@@ -141,7 +141,7 @@ class TestADeepRecord:
         node = watched.wait_for_status("pass")
         assert (node.tainted, node.findings, len(node.record["taken"])) == (False, {}, 1)
 
-    def test_is_taken_that_came_while_nobody_was_there(self, watched: World) -> None:
+    def test_record_from_before_the_agents_start_is_adopted(self, watched: World) -> None:
         assert watched.agent.terminate() == 0
         fields = tell(watched, failed_record(), QUARANTINE)
         watched.host.kernel_log.replay()

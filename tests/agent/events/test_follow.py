@@ -396,7 +396,7 @@ class TestARecordThatCannotBeTaken:
         assert "OverflowError" in message
 
 
-def test_what_no_file_can_hold_never_becomes_the_memory(file: MemoryFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unstorable_finding_never_becomes_the_memory(file: MemoryFile, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise ValueError("year 1 is out of range")
 

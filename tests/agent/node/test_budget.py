@@ -63,7 +63,7 @@ class TestAPlace:
         assert slot["metadata"]["labels"] == {f"{P}/holder": holder_label(node.object["metadata"]["name"])}
         assert [(entry["kind"], entry["uid"]) for entry in slot["metadata"]["ownerReferences"]] == [("Node", node.uid)]
 
-    def test_is_given_back_once_the_taint_is_gone(self, tainted: World) -> None:
+    def test_slot_is_released_once_the_taint_is_removed(self, tainted: World) -> None:
         by_command(tainted)
         tainted.wait_for_status("pass")
         eventually(lambda: holders(tainted) == [])
@@ -92,7 +92,7 @@ class TestAPlace:
         watched.wait_for_taint()
         assert {slot["metadata"]["name"] for slot in slots(watched)} == {f"slot-{number}" for number in range(5)}
 
-    def test_that_was_deleted_by_hand_is_taken_again(self, tainted: World) -> None:
+    def test_deleted_slot_is_acquired_again(self, tainted: World) -> None:
         tainted.api.store.delete(*RESOURCE, "slot-0")
         wake(tainted)
         eventually(lambda: holders(tainted) == [tainted.cluster.name])
@@ -110,7 +110,7 @@ class TestAPlace:
         tainted.wait_for_status("pass")
         assert holders(tainted) == ["another-0"]
 
-    def test_is_given_up_with_the_node_and_taken_again_for_its_successor(self, tainted: World) -> None:
+    def test_slot_is_dropped_with_the_node_and_acquired_again_for_its_successor(self, tainted: World) -> None:
         before = tainted.node().uid
         tainted.api.delete_node(tainted.cluster.name)
         tainted.api.add_node(tainted.cluster.name)

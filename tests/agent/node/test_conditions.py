@@ -61,7 +61,7 @@ class TestPutBack:
         assert ours.may_go([written_condition(), news], 100.2)
         assert not ours.may_go([written_condition()], 100.2)
 
-    def test_that_is_due_is_said_to_be_due_once(self) -> None:
+    def test_due_restoration_is_reported_once(self) -> None:
         ours = WrittenConditions()
         for now in (100.0, 100.1):
             ours.went([written_condition()], now)

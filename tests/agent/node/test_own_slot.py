@@ -40,9 +40,7 @@ def asked_since(api: ApiStandIn, before: int) -> list[str]:
     return ["COUNT" if url.query == "limit=1" else method for method, url in urls if BUDGET_NAMESPACE in url.path]
 
 
-def test_looks_that_follow_each_other_ask_once_in_a_while_how_many_places_are_taken(
-    api: ApiStandIn, cluster: Cluster
-) -> None:
+def test_consecutive_cycles_count_used_slots_once_in_a_while(api: ApiStandIn, cluster: Cluster) -> None:
     now = [1000.0]
     slot, node = OwnSlot(cluster, lambda: now[0]), cluster.nodes.read("a")
     asked = []

@@ -87,7 +87,7 @@ def resume(world: World) -> None:
 
 class TestARelease:
     @BOTH
-    def test_is_taken_at_once_and_for_good(self, failed: World, gesture: Gesture, by: str) -> None:
+    def test_release_is_applied_at_once_and_permanently(self, failed: World, gesture: Gesture, by: str) -> None:
         gesture(failed)
         is_released(failed, by)
         versions = len(failed.stand_in.past())

@@ -46,7 +46,7 @@ def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> Non
     api.close()
 
 
-def test_what_came_before_it_meanwhile_is_not_dropped_in_its_place(tmp_path: Path) -> None:
+def test_newer_event_is_not_dropped_for_an_older_one(tmp_path: Path) -> None:
     """A person's release queues such an Event first, and the node writer waits for it."""
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
     released: list[threading.Event] = []

@@ -72,7 +72,7 @@ class TestLoading:
         assert {"structlog", "kubernetes.config.kube_config"} <= set(loaded)
         assert not {"rich", "requests", "websocket", *(part.__name__ for part in UNUSED)} & set(loaded)
 
-    def test_what_is_imported_after_an_agent_has_begun_is_whole(self) -> None:
+    def test_module_imported_after_the_agents_start_is_complete(self) -> None:
         message = subprocess.check_output([sys.executable, "-I", "-c", WHOLE_AGAIN], text=True)
 
         assert "built-in function dumps" in message
@@ -88,7 +88,7 @@ class TestLoading:
         program = [sys.executable, "-c", PROXY]
         assert subprocess.check_output(program, text=True, env=environment).strip() == message
 
-    def test_whoever_imports_the_agents_modules_has_the_libraries_whole(self) -> None:
+    def test_import_of_the_agents_modules_keeps_the_libraries_complete(self) -> None:
         program = "import sys, agent.__main__, agent.process.agent_program, pickle; print(pickle.dumps, *sys.modules)"
         loaded = subprocess.check_output([sys.executable, "-I", "-c", program], text=True).split()
 
@@ -98,7 +98,7 @@ class TestLoading:
         with pytest.raises(OSError, match=r"the agent does not load pickle\.dumps"):
             UnusedModule("pickle").dumps({})
 
-    def test_the_child_that_asks_nvml_leaves_out_what_pynvml_never_calls(self, world: World) -> None:
+    def test_nvml_child_leaves_out_modules_that_pynvml_never_uses(self, world: World) -> None:
         process = subprocess.run(
             [sys.executable, "-I", "-c", LOADED_BY_THE_CHILD, str(world.host.root), "root-only"],
             input=b"look\n",
@@ -148,7 +148,7 @@ class TestStarting:
         assert "can't connect to a cluster" in agent.log.read_text()
         assert "Traceback" not in agent.log.read_text()
 
-    def test_on_a_port_that_is_taken_watches_all_the_same_and_serves_once_it_is_free(self, world: World) -> None:
+    def test_agent_with_a_used_port_checks_and_serves_once_it_is_free(self, world: World) -> None:
         with socket.create_server(("", 0)) as taken:
             agent = world.start(METRICS_PORT=str(taken.getsockname()[1]))
             world.wait_for_status("pass")
@@ -222,7 +222,7 @@ class TestServing:
         assert (metrics["fault_to_taint_seconds_count"], metrics["fault_to_taint_seconds_bucket{+Inf}"]) == (1, 1)
         assert time.time() >= metrics[f"finding_first_seen_timestamp_seconds{{Xid79,gpu/{gpu.address}}}"] > 0
 
-    def test_it_is_healthy_at_once_and_ready_after_the_first_look(self, world: World) -> None:
+    def test_agent_is_healthy_at_once_and_ready_after_the_first_cycle(self, world: World) -> None:
         world.host.hang()
         agent = world.start()
         eventually(lambda: agent.children)
@@ -274,7 +274,7 @@ class TestOnce:
 
 
 class TestEnding:
-    def test_sigterm_ends_it_with_0_and_takes_the_child_along(self, watched: World) -> None:
+    def test_sigterm_ends_the_agent_with_0_and_its_child(self, watched: World) -> None:
         children = watched.agent.children
         assert children
         before = watched.node().ours

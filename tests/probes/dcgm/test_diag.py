@@ -158,7 +158,7 @@ def test_dcgmi_that_cannot_start_is_unobserved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_one_that_does_not_end_is_asked_to_and_then_made_to(dcgmi: Dcgmi, deaf: bool) -> None:
+def test_program_that_does_not_end_is_terminated_then_killed(dcgmi: Dcgmi, deaf: bool) -> None:
     dcgmi.tell("hang")
     if deaf:
         dcgmi.tell("deaf")
@@ -173,7 +173,7 @@ def test_one_that_does_not_end_is_asked_to_and_then_made_to(dcgmi: Dcgmi, deaf: 
     assert answer(dcgmi.diag().run(2)).code == 0
 
 
-def test_what_is_run_again_has_what_its_level_left_of_the_time(dcgmi: Dcgmi) -> None:
+def test_repeated_tests_have_the_remaining_time_of_their_level(dcgmi: Dcgmi) -> None:
     dcgmi.tell("seconds", "1")
     diag = dcgmi.diag(deadline_seconds=LONG)
     answer(diag.run(2))
@@ -183,7 +183,7 @@ def test_what_is_run_again_has_what_its_level_left_of_the_time(dcgmi: Dcgmi) -> 
     assert cause(diag.run_tests(["pcie"])).cause.name == "DcgmTimedOut"
 
 
-def test_one_that_somebody_needs_the_gpus_from_is_stopped_and_none_follows(dcgmi: Dcgmi) -> None:
+def test_stopped_test_of_a_needed_node_is_not_repeated(dcgmi: Dcgmi) -> None:
     dcgmi.tell("hang")
     diag, seen = dcgmi.diag(), []
     thread = threading.Thread(target=lambda: seen.append(diag.run(2)))

@@ -269,7 +269,7 @@ def test_a_document_that_ends_anywhere_is_cut_off_and_never_a_pass(shape: str) -
         assert (answer.cut_off, answer.documents, answer.results) == (True, 0, ())
 
 
-def test_what_of_the_iterations_is_whole_counts_though_the_rest_is_cut_off() -> None:
+def test_complete_iterations_of_a_cut_answer_count() -> None:
     raw = printed({"Overall Result": "Fail", "iterations": [dcgm_4(FAILED), dcgm_4(Story())]})
 
     answer = read_answer(raw[: len(raw) - 400])
@@ -318,7 +318,7 @@ def test_a_result_has_several_errors() -> None:
     assert [error.id for error in of(read(dcgm_3_3_1(both)), "memory", 0).errors] == [51, 56]
 
 
-def test_what_has_no_end_is_read_to_a_limit() -> None:
+def test_endless_answer_is_read_to_a_limit() -> None:
     flood = printed(dcgm_4(Story())) + b" " * LONGEST_ANSWER
     assert (read_answer(flood).too_long, read_answer(flood).documents) == (True, 1)
 

@@ -185,7 +185,7 @@ def test_a_second_engine_starts_only_with_permission(
 @pytest.mark.parametrize(
     "state", [tenants_on_the_hosts_network, of_another_name_at_the_port, of_the_host_with_another_listener]
 )
-def test_what_dcgmi_would_ask_by_itself_is_never_asked_unproven(
+def test_dcgmi_never_connects_to_an_unproven_engine_by_default(
     node: SimulatedNode, state: Callable[[SimulatedNode], None]
 ) -> None:
     state(node)
@@ -223,9 +223,7 @@ def test_without_an_engine_on_its_gpus_a_node_is_tested_by_one_of_our_own(
         (socket.AF_INET6, "::1", "[::1]:{}"),
     ],
 )
-def test_the_kernels_own_tables_prove_a_socket_and_not_one_that_another_process_shares(
-    family: socket.AddressFamily, address: str, host: str
-) -> None:
+def test_kernel_tables_prove_an_unshared_socket(family: socket.AddressFamily, address: str, host: str) -> None:
     root = Path("/")
     if not are_the_hosts(root):
         pytest.skip("the processes of this machine can't be seen from here")

@@ -143,7 +143,7 @@ def test_the_engines_dcgmi_gets_none_of_our_folders(node: SimulatedNode, monkeyp
     assert not (node.root / "image/dcgm/asked").exists()
 
 
-def test_our_dcgmi_follows_one_whose_user_is_refused(node: SimulatedNode) -> None:
+def test_our_dcgmi_follows_an_engine_whose_user_is_refused(node: SimulatedNode) -> None:
     operators(node).write_text("#!/bin/sh\necho 'Error: permission denied'\nexit 239\n")
     install_ours(node, "4.7.1", "4.7.1")
 
@@ -151,7 +151,7 @@ def test_our_dcgmi_follows_one_whose_user_is_refused(node: SimulatedNode) -> Non
 
 
 @pytest.mark.parametrize("code", NOT_STARTED)
-def test_our_dcgmi_follows_one_that_does_not_start(node: SimulatedNode, code: int) -> None:
+def test_our_dcgmi_follows_an_engine_that_does_not_start(node: SimulatedNode, code: int) -> None:
     operators(node).write_text(f"#!/bin/sh\nexit {code}\n")
     install_ours(node, "4.7.1", "4.7.1")
 
@@ -289,7 +289,7 @@ def of_an_engine_that_ended(node: SimulatedNode, program: Path) -> None:
         of_an_engine_that_ended,
     ],
 )
-def test_no_program_is_run_that_somebody_else_may_have_written(
+def test_program_writable_by_others_is_not_run(
     node: SimulatedNode, state: Callable[[SimulatedNode, Path], None]
 ) -> None:
     program = operators(node)

@@ -66,7 +66,7 @@ def test_every_form_of_a_row_is_read(row: bytes, bandwidth: float, size: int) ->
     assert read_side(ended(0, out=HEAD + row + b"\n")) == Measured(bandwidth, size)
 
 
-def test_messages_that_nobody_acknowledged_are_a_fault() -> None:
+def test_unacknowledged_messages_are_a_fault() -> None:
     row = b"1m      100     +3       200m        0.10s   2000.00     500.00       0.00\n"
 
     assert read_side(ended(0, out=TABLE + row)) == Broken("3 of 100 messages were not acknowledged")
@@ -116,7 +116,7 @@ def test_data_that_came_back_changed_is_corrupt_whatever_else_is_there(code: int
         (5, "a provider's warning\n" + call("fi_endpoint", errno.EIO) + CLOSING, None),
     ],
 )
-def test_what_the_device_refuses_is_its_fault(code: int, err: str, message: str | None) -> None:
+def test_refusal_of_the_device_is_its_fault(code: int, err: str, message: str | None) -> None:
     found = read_side(ended(code, err))
 
     assert found == Broken(f"fi_pingpong {message or 'ended with exit code 5: fi_endpoint: as it is said'}")
@@ -189,7 +189,7 @@ LOST, CHANGED, BLIND = Broken("lost"), Broken("changed", corrupt=True), Unobserv
         (CHANGED, LOST, CHANGED),
     ],
 )
-def test_the_worse_word_of_both_sides_counts(
+def test_worse_result_of_both_sides_counts(
     server: LoopbackResult | None, client: LoopbackResult | None, both: LoopbackResult | None
 ) -> None:
     assert together(server, client) == both

@@ -78,7 +78,7 @@ def test_a_kernel_without_rdma_has_no_devices(tmp_path: Path) -> None:
     assert read_rdma(Host(tmp_path)) == Rdma((), efa_driver_loaded=False)
 
 
-def test_without_sys_nothing_could_be_seen(tmp_path: Path) -> None:
+def test_missing_sys_is_unobserved(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="sys/class: no such directory"):
         read_rdma(Host(tmp_path))
 

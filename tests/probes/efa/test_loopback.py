@@ -227,7 +227,7 @@ def test_light_cycle_sends_nothing(bench: Bench) -> None:
     assert len(bench.calls) == 4
 
 
-def test_where_the_hosts_devices_can_t_be_seen_nobody_says_that_there_are_none(bench: Bench, tmp_path: Path) -> None:
+def test_hidden_devices_are_not_reported_as_missing(bench: Bench, tmp_path: Path) -> None:
     bench.loopback.root = tmp_path
 
     with pytest.raises(ProbeError, match="sys/class: no such directory"):

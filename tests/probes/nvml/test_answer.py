@@ -133,7 +133,7 @@ def test_an_error_of_the_gpu_counts_for_more_than_a_name_that_makes_no_sense() -
     assert read(error=15, uuid=7)[0].error == 15
 
 
-def test_what_the_child_could_make_no_sense_of_is_an_error_too() -> None:
+def test_failure_of_the_child_is_an_error() -> None:
     first = read(nonsense=["temperature", "recovery_action"])[0]
 
     assert (first.error, first.errors, first.recovery_error) == (0, {"temperature": NONSENSE}, NONSENSE)

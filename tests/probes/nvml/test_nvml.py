@@ -247,7 +247,7 @@ class TestAnswers:
 
         assert gpus(driver.read()) == healthy(node)
 
-    def test_one_error_stands_for_a_gpu_that_fails_every_call(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_one_error_stands_in_for_a_gpu_that_fails_every_call(self, node: SimulatedNode, driver: Driver) -> None:
         for error, call in zip((3, 999, 8, 11), WITHOUT_ANSWER_OF, strict=True):
             node.write_value(f"nvml/gpu2/error.{call}", error)
 
@@ -270,7 +270,7 @@ class TestAnswers:
             ("nvml/count", 257, "NVML reports 257 GPUs"),
         ],
     )
-    def test_nonsense_about_the_whole_could_not_look(
+    def test_implausible_answer_is_unobserved(
         self, node: SimulatedNode, driver: Driver, file: str, value: object, message: str
     ) -> None:
         node.write_value(file, value)
@@ -823,7 +823,7 @@ class TestReadings:
             ("nvlink/3/field/162", "7 of type 0", "nvlink_counters"),
         ],
     )
-    def test_what_nothing_can_be_spoils_that_reading_of_that_gpu_alone(
+    def test_implausible_reading_is_lost_alone(
         self, node: SimulatedNode, driver: Driver, file: str, value: object, reading: str
     ) -> None:
         node.write_value(f"nvml/gpu0/{file}", value)
@@ -961,7 +961,7 @@ class TestInforom:
         assert (failed.inforom_valid, failed.errors) == (None, {"inforom_valid": 999})
         assert gpus(driver.read()) == healthy(node)
 
-    def test_one_of_a_gpu_without_a_uuid_is_tested_at_each_look(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_inforom_of_a_gpu_without_a_uuid_is_tested_in_each_cycle(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu1/error.nvmlDeviceGetUUID", 3)
         before = self.valid(driver)[1]
         self.corrupt(node, 1)
@@ -1172,7 +1172,7 @@ def devices(pid: int | None) -> list[str]:
 
 
 class TestHandles:
-    def test_no_device_is_open_between_looks(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_device_is_closed_between_cycles(self, node: SimulatedNode, driver: Driver) -> None:
         for _ in range(3):
             assert gpus(driver.read()) == healthy(node)
             assert devices(driver.child_pid) == []
@@ -1188,7 +1188,7 @@ class TestHandles:
             ("nvml/gpu0/bus_id", "nonsense"),
         ],
     )
-    def test_none_is_open_after_a_look_that_failed_either(
+    def test_device_is_closed_after_a_failed_cycle(
         self, node: SimulatedNode, driver: Driver, path: str, value: object
     ) -> None:
         node.write_value(path, value)
@@ -1196,9 +1196,7 @@ class TestHandles:
 
         assert devices(driver.child_pid) == []
 
-    def test_they_are_open_while_a_look_lasts_and_gone_when_it_was_ended(
-        self, node: SimulatedNode, driver: Driver
-    ) -> None:
+    def test_devices_are_open_during_a_read_and_closed_after_its_end(self, node: SimulatedNode, driver: Driver) -> None:
         driver.read()
         child = driver.child_pid
         assert child
@@ -1486,7 +1484,7 @@ class TestLibraryPlaces:
         assert isinstance(look.answer, Gpus), look.answer
         assert look.answer.library == str(library)
 
-    def test_without_one_in_the_loaders_path_the_hosts_is_taken(self, node: SimulatedNode) -> None:
+    def test_missing_library_in_the_loaders_path_uses_the_hosts(self, node: SimulatedNode) -> None:
         if ctypes.util.find_library("nvidia-ml"):
             pytest.skip("this machine has a driver's library of its own")
         driver = Driver(node.root)
@@ -1523,7 +1521,7 @@ class TestChild:
             )
         assert capfd.readouterr() == ("", "")
 
-    def test_what_the_child_itself_says_gets_into_the_log(
+    def test_childs_own_message_is_logged(
         self, node: SimulatedNode, driver: Driver, capfd: pytest.CaptureFixture[str]
     ) -> None:
         node.write_value("nvml/error/nvmlShutdown", 999)
@@ -1544,12 +1542,12 @@ class TestChild:
         assert cause(look) == "NvmlError"
         assert "(error 13, " in detail(look)
 
-    def test_it_is_the_first_that_the_oom_killer_takes(self, driver: Driver) -> None:
+    def test_child_is_the_first_victim_of_the_oom_killer(self, driver: Driver) -> None:
         driver.read()
 
         assert Path(f"/proc/{driver.child_pid}/oom_score_adj").read_text() == "1000\n"
 
-    def test_it_ends_when_nobody_asks_any_more(self, node: SimulatedNode) -> None:
+    def test_child_ends_without_a_parent(self, node: SimulatedNode) -> None:
         done = subprocess.run(
             [*isolated("healthcheck.probes.nvml.child"), node.root, "root-only"],
             input=b"look\nlook\n",
