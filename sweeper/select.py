@@ -68,14 +68,14 @@ class Decision(Struct, frozen=True):
 
 def candidate(
     node: NodeState,
-    heard: datetime | None,
+    heartbeat_valid_until: datetime | None,
     tolerations: Sequence[Mapping[str, Any]],
     interval: timedelta,
     now: datetime,
 ) -> Candidate | None:
     """Return the facts of a node; None without GPUs and without an agent's verdict.
 
-    `heard`: expiry of its agent's heartbeat. `tolerations` are those of the sweep's pods.
+    `heartbeat_valid_until`: expiry of its agent's heartbeat. `tolerations` are those of the sweep's pods.
     """
     if not node.gpus and node.devices is None and RESULTS not in node.annotations:
         return None
@@ -87,7 +87,10 @@ def candidate(
         gpus=node.gpus,
         tested=tested,
         tried=last_attempt(node, now),
-        obstacle=obstacle(node, heard, now) or _kept_away(node, tolerations) or _shared(node) or engine_obstacle(node),
+        obstacle=obstacle(node, heartbeat_valid_until, now)
+        or _kept_away(node, tolerations)
+        or _shared(node)
+        or engine_obstacle(node),
         under_run=claim_on(node, now) is not None,
         overdue=is_overdue(node, tested, interval, now),
         devices=node.devices.gpus if node.devices else 0,

@@ -20,14 +20,15 @@ _YOUNG = timedelta(hours=1)
 
 
 class SlotOwner(Struct, frozen=True):
-    """Facts of a Node that decide whether its slot is in use. `heard`: end of validity of its agent's heartbeat."""
+    """Facts of a Node that decide whether its slot is in use."""
 
     uid: str
     tainted: bool
-    heard: datetime | None
+    heartbeat_valid_until: datetime | None
+    """None: no agent of the Node has a heartbeat."""
 
     def is_silent(self, now: datetime) -> bool:
-        return self.heard is None or self.heard < now
+        return self.heartbeat_valid_until is None or self.heartbeat_valid_until < now
 
 
 class FreedSlot(Struct, frozen=True):

@@ -88,13 +88,15 @@ class Sweep:
     def __init__(self, cluster: Cluster, values: NodeSettings) -> None:
         self._cluster = cluster
         self._namespace = values.sweep_namespace
-        self._order = JobSettings(values.sweep_namespace, values.dcgm_timeout_seconds + values.job_timeout_seconds)
+        self._job_settings = JobSettings(
+            values.sweep_namespace, values.dcgm_timeout_seconds + values.job_timeout_seconds
+        )
         interval = timedelta(seconds=values.dcgm_l2_interval_seconds)
         self._limits = SweepLimits(values.max_nodes_per_sweep, values.max_sweep_percent, interval)
-        self._heard: dict[str, datetime] = {}
+        self._heartbeats_valid_until: dict[str, datetime] = {}
         self._placed: set[str] = set()
-        self._given_out = AllocatedDevices()
-        self._stepped_aside: set[str] = set()
+        self._allocated = AllocatedDevices()
+        self._made_way: set[str] = set()
 
     def plan(self) -> SweepPlan:
         """Read the cluster once, and plan. Changes nothing."""
@@ -155,19 +157,23 @@ class Sweep:
         """Read the cluster. Jobs are listed last, so that each claim on a listed Node already has its Job."""
         tolerated = tolerations(self._template)
         slots = self._slots()
-        self._given_out = self._by_claims()
+        self._allocated = self._by_claims()
         beats = self._cluster.leases.heartbeats(_now())
-        self._heard = {name: beat.renewed + timedelta(seconds=beat.seconds) for name, beat in beats.items()}
+        self._heartbeats_valid_until = {
+            name: beat.renewed + timedelta(seconds=beat.seconds) for name, beat in beats.items()
+        }
         candidates, marked, holders, now = [], [], {}, _now()
         slot_owners = {slot.holder for slot in slots}
         for node in map(self._with_devices, self._cluster.nodes.select()):
             holders[node.name] = self._holder(node, slot_owners)
             if is_marked(node):
                 marked.append(node)
-            node_candidate = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
+            node_candidate = candidate(
+                node, self._heartbeats_valid_until.get(node.name), tolerated, self._limits.interval, now
+            )
             if node_candidate is not None:
                 candidates.append(node_candidate)
-        busy = busy_nodes(self._cluster.pods.list_with_gpus(), self._claimed(), self._given_out.devices)
+        busy = busy_nodes(self._cluster.pods.list_with_gpus(), self._claimed(), self._allocated.devices)
         jobs, _ = self._cluster.jobs.select(self._namespace, SELECTOR)
         return ClusterView(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders, self._refused(jobs))
 
@@ -194,18 +200,18 @@ class Sweep:
             return AllocatedDevices()
 
     def _with_devices(self, node: NodeState) -> NodeState:
-        return with_devices(node, self._given_out)
+        return with_devices(node, self._allocated)
 
     def _claimed(self) -> Mapping[str, str] | None:
         """Return the owners of DRA devices by node name; None if not visible. Call it after the pods are listed."""
         try:
-            return self._given_out.claimed_by(self._cluster.dra.list_gpu_claims()) if self._given_out.devices else None
+            return self._allocated.claimed_by(self._cluster.dra.list_gpu_claims()) if self._allocated.devices else None
         except Forbidden:
             return None
 
     def _holder(self, node: NodeState, slot_owners: Container[str]) -> SlotOwner:
         is_tainted = node.tainted() or (node.name in slot_owners and says_devices(node))
-        return SlotOwner(node.uid, is_tainted, self._heard.get(node.name))
+        return SlotOwner(node.uid, is_tainted, self._heartbeats_valid_until.get(node.name))
 
     # --- clearing
 
@@ -276,9 +282,9 @@ class Sweep:
 
     def _start(self, node: Candidate, waiting: dict[str, JobState]) -> None:
         at = _now()
-        until = at + timedelta(seconds=self._order.deadline_seconds + _SLACK_SECONDS)
+        until = at + timedelta(seconds=self._job_settings.deadline_seconds + _SLACK_SECONDS)
         claimant = self._claimant(node.name, job_name(node.name, at))
-        job = job_for(self._template, node, self._order, at)
+        job = job_for(self._template, node, self._job_settings, at)
         if not self._acquire(node.name, claimant, until):
             return
         try:
@@ -299,7 +305,7 @@ class Sweep:
         """
 
         def why_not(node: NodeState) -> str:
-            if why := obstacle(self._with_devices(node), self._heard.get(name), _now()):
+            if why := obstacle(self._with_devices(node), self._heartbeats_valid_until.get(name), _now()):
                 log.info("not claimed after all", node=name, why=why)
             return why
 
@@ -322,7 +328,7 @@ class Sweep:
         if not waiting:
             return
         # Forbidden too: an API server that has just started does not know its roles yet.
-        retries = RetryLimits(self._order.deadline_seconds + _SLACK_SECONDS, (ClusterError,))
+        retries = RetryLimits(self._job_settings.deadline_seconds + _SLACK_SECONDS, (ClusterError,))
         try:
             has_ended = retries.until(partial(self._watch, waiting), _BETWEEN_WATCHES_SECONDS)
         except ClusterError:
@@ -337,7 +343,7 @@ class Sweep:
         for name, job in list(waiting.items()):
             self._see(listed.get(name, job), waiting, there=name in listed)
         self._stop_unplaced(waiting)
-        self._step_aside(waiting)
+        self._make_way(waiting)
         if waiting:
             for job, there in self._cluster.jobs.watch(self._namespace, SELECTOR, version, self._seconds(waiting)):
                 self._see(job, waiting, there=there)
@@ -365,7 +371,7 @@ class Sweep:
             self._deleted(waiting[name])
         self._placed |= old
 
-    def _step_aside(self, waiting: Mapping[str, JobState]) -> None:
+    def _make_way(self, waiting: Mapping[str, JobState]) -> None:
         """End the tests with claimed devices when work may need them.
 
         The scheduler does not: it never preempts a pod for a claimed device, whatever the priority.
@@ -373,10 +379,10 @@ class Sweep:
         if not any(job.claims for job in waiting.values()):
             return
         for job in in_the_way(waiting.values(), self._cluster.pods.list_unplaced_since()):
-            if job.name not in self._stepped_aside:
+            if job.name not in self._made_way:
                 log.info("waiting work may need its devices", node=job.node, job=job.name)
                 self._deleted(job)
-                self._stepped_aside.add(job.name)
+                self._made_way.add(job.name)
 
     def _seconds(self, waiting: Mapping[str, JobState]) -> int:
         """Return the time of the watch: until the next Job must be scheduled."""

@@ -108,16 +108,15 @@ def is_overdue(node: NodeState, test: DeepTest | None, interval: timedelta, now:
     return bool(interval) and since is not None and now - since > OVERDUE_INTERVALS * interval
 
 
-def obstacle(node: NodeState, heard: datetime | None, now: datetime) -> str:
+def obstacle(node: NodeState, heartbeat_valid_until: datetime | None, now: datetime) -> str:
     """Return the reason on the Node that prevents a deep test, or an empty string.
 
-    It does not check whether the node is idle. `heard` is the time until which the agent's heartbeat is valid; None if
-    there is no heartbeat.
+    It does not check whether the node is idle. `heartbeat_valid_until` is None if the agent has no heartbeat.
     """
-    return next(_obstacles(node, heard, now), "")
+    return next(_obstacles(node, heartbeat_valid_until, now), "")
 
 
-def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterator[str]:
+def _obstacles(node: NodeState, heartbeat_valid_until: datetime | None, now: datetime) -> Iterator[str]:
     run = claim_on(node, now)
     if run is not None:
         yield f"a deep test ({run.kind.value}) uses it until {timestamp(run.until)}"
@@ -131,10 +130,10 @@ def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterat
         yield "HyperPod tests it"
     if changed := being_changed(node.labels):
         yield f"its driver is being replaced: {changed}"
-    if heard is None or heard < now:
+    if heartbeat_valid_until is None or heartbeat_valid_until < now:
         yield "its heartbeat is overdue"
-    if ill := _unhealthy(node):
-        yield ill
+    if fault := _unhealthy(node):
+        yield fault
 
 
 def engine_obstacle(node: NodeState) -> str:

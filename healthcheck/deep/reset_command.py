@@ -26,7 +26,7 @@ SILENT_SECONDS = 60.0
 RENEWED_SECONDS = 5.0
 """Pause between two signs of life: after a lost connection of 40 s, the next one is in time."""
 _LONGEST_GAP_SECONDS = 10.0
-"""Longest part of a pause between two reads that counts: during an outage of the API server, nobody can be heard."""
+"""Longest part of a pause between two reads that counts: no sign of life arrives in an outage of the API server."""
 
 LONGEST = timedelta(hours=3)
 """Time that a reset may take: its Job has two hours. For a person's, it begins anew with each sign of life."""

@@ -23,6 +23,6 @@ def stop_at_signals() -> threading.Event:
         stop.set()
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # without a handler nothing is written to the pipe
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: None)  # without a handler nothing is written to the pipe
     return stop

@@ -199,15 +199,15 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
 
     Findings of level 4 need more: see `passed`.
     """
-    well = {(result.reason, result.subject) for result in passed}
+    passed_keys = {(result.reason, result.subject) for result in passed}
 
-    def is_well(result: ActiveFinding) -> bool:
-        is_open = LEVEL_2_PASSED.is_open_to(result) or MEASURED.is_open_to(result)
-        if not is_open or result.last_seen >= began:
+    def has_passed(finding: ActiveFinding) -> bool:
+        is_open = LEVEL_2_PASSED.is_open_to(finding) or MEASURED.is_open_to(finding)
+        if not is_open or finding.last_seen >= began:
             return False
-        return not well.isdisjoint({result.key, (result.finding.reason, "")})
+        return not passed_keys.isdisjoint({finding.key, (finding.finding.reason, "")})
 
-    return _without(memory, is_well)
+    return _without(memory, has_passed)
 
 
 def after_release(memory: Memory, release: Release, now: Now) -> Memory:

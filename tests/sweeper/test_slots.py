@@ -15,11 +15,11 @@ from tests.waiting import eventually
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-ALIVE = SlotOwner("uid-n", tainted=False, heard=NOW + HOUR)
-SILENT = SlotOwner("uid-n", tainted=False, heard=NOW - HOUR)
-NEVER_HEARD = SlotOwner("uid-n", tainted=False, heard=None)
-TAINTED = SlotOwner("uid-n", tainted=True, heard=NOW + HOUR)
-LEFT = SlotOwner("uid-n", tainted=True, heard=None)
+ALIVE = SlotOwner("uid-n", tainted=False, heartbeat_valid_until=NOW + HOUR)
+SILENT = SlotOwner("uid-n", tainted=False, heartbeat_valid_until=NOW - HOUR)
+NEVER_HEARD = SlotOwner("uid-n", tainted=False, heartbeat_valid_until=None)
+TAINTED = SlotOwner("uid-n", tainted=True, heartbeat_valid_until=NOW + HOUR)
+LEFT = SlotOwner("uid-n", tainted=True, heartbeat_valid_until=None)
 SLOTS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
 TAINT = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 
@@ -37,7 +37,10 @@ def slot(number: int = 0, *, node_uid: str = "uid-n", holder: str = "n", age: ti
         (ALIVE, []),
         (SILENT, ["its node has no taint of ours, and no agent with a valid heartbeat"]),
         (NEVER_HEARD, ["its node has no taint of ours, and no agent with a valid heartbeat"]),
-        (SlotOwner("uid-new", tainted=True, heard=NOW + HOUR), ["it belongs to an earlier node of this name"]),
+        (
+            SlotOwner("uid-new", tainted=True, heartbeat_valid_until=NOW + HOUR),
+            ["it belongs to an earlier node of this name"],
+        ),
     ],
     ids=["gone", "tainted", "tainted, no agent", "not tainted yet", "reset by hand", "never heard", "made anew"],
 )
@@ -53,7 +56,7 @@ def test_a_place_that_an_agent_took_before_its_first_heartbeat_is_its_own() -> N
 
 def test_owner_of_several_slots_keeps_the_first() -> None:
     slots = [slot(1), slot(4), slot(2), slot(3, holder="m", node_uid="uid-m")]
-    nodes = {"n": TAINTED, "m": SlotOwner("uid-m", tainted=True, heard=None)}
+    nodes = {"n": TAINTED, "m": SlotOwner("uid-m", tainted=True, heartbeat_valid_until=None)}
 
     found = unowned(slots, nodes, NOW)
 
