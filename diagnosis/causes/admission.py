@@ -184,12 +184,12 @@ def find_limit_range(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal
     if snapshot.sees("LimitRange") and not ranges and "ratio" not in refusal.text:
         return
     for each in ranges:
-        messages = [
+        bounds = [
             f"{each.meta.subject}: per {of.kind} {_bounds(of, resource)}" for of in each.limits if _bounds(of, resource)
         ]
         edit = kubectl("edit", each.meta)
         remedy = (f"Change {resource} in the pod template of {incomplete.top}, or the range: {edit}",)
-        evidence = (f"{incomplete.workload.subject}: {refusal.text}", *messages)
+        evidence = (f"{incomplete.workload.subject}: {refusal.text}", *bounds)
         yield FoundCause(LIMIT_RANGE, each.meta.subject, evidence, remedy, (incomplete.top,))
     if not ranges:
         yield FoundCause(LIMIT_RANGE, incomplete.top, (f"{incomplete.workload.subject}: {refusal.text}",))
@@ -241,8 +241,8 @@ def _secure(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tupl
 
 
 def _bounds(of: LimitRangeItem, resource: str) -> str:
-    result = (("at least", of.least), ("at most", of.most))
-    return ", ".join(f"{word} {amounts[resource]} {resource}" for word, amounts in result if resource in amounts)
+    limits = (("at least", of.least), ("at most", of.most))
+    return ", ".join(f"{word} {amounts[resource]} {resource}" for word, amounts in limits if resource in amounts)
 
 
 def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:

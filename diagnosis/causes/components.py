@@ -410,7 +410,7 @@ def _hanging(
 ) -> Iterator[FoundCause]:
     """Yield the waiting pods of each node, ordered by stage; the first stage is the one to examine."""
     order, full = list(_WAITED_FOR), _full_nodes(snapshot)
-    messages: set[str] = set()
+    explained: set[str] = set()
     for unready in sorted(waiting, key=lambda trouble: order.index(trouble.stage.container)):
         if unready.stage.container == "plugin-validation" and unready.pod.spec.node in full:
             continue  # its test needs a free GPU, and pods use all of them
@@ -418,8 +418,8 @@ def _hanging(
         evidence = f"{unready.pod.subject}{on} waits in its init container {unready.stage.container}"
         above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
         above = tuple(pair for pair in above if pair[0] != NOT_READY[unready.component.role].name)
-        remedy = _of_stage(unready) if unready.subject not in messages else ()
-        messages.add(unready.subject)
+        remedy = _of_stage(unready) if unready.subject not in explained else ()
+        explained.add(unready.subject)
         yield FoundCause(VALIDATION, unready.subject, (evidence,), remedy, because_of=above)
 
 

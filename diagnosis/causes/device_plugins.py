@@ -315,11 +315,11 @@ def _by_agent(node: Node) -> Iterator[str]:
 def _why_gpu(node: Node) -> str:
     labels = node.meta.labels
     names = ("nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.present")
-    messages = [f"{name}={labels[name]}" for name in names if name in labels]
-    messages += [f"{key}={text}" for key, text in labels.items() if "10de.present" in key or "gpu-manufacturer" in key]
-    messages += [f"{key}={text}" for key, text in labels.items() if key.endswith(("/accelerator", "gke-accelerator"))]
-    messages += [f"capacity {name}={node.capacity[name]}" for name in devices_in(node.capacity)]
-    return ", ".join(messages[:3]) or "by its labels"
+    signs = [f"{name}={labels[name]}" for name in names if name in labels]
+    signs += [f"{key}={text}" for key, text in labels.items() if "10de.present" in key or "gpu-manufacturer" in key]
+    signs += [f"{key}={text}" for key, text in labels.items() if key.endswith(("/accelerator", "gke-accelerator"))]
+    signs += [f"capacity {name}={node.capacity[name]}" for name in devices_in(node.capacity)]
+    return ", ".join(signs[:3]) or "by its labels"
 
 
 def _offers(node: Node) -> str:

@@ -147,15 +147,15 @@ def _parent(key: Origin, above: dict[Origin, list[Origin]]) -> Origin | None:
 
 
 def _follows(key: Origin, of: Origin, above: dict[Origin, list[Origin]]) -> bool:
-    seen: set[Origin] = set()
-    ahead = [key]
-    while ahead:
-        pair = ahead.pop()
+    visited: set[Origin] = set()
+    pending = [key]
+    while pending:
+        pair = pending.pop()
         if pair == of:
             return True
-        if pair not in seen:
-            seen.add(pair)
-            ahead += above[pair]
+        if pair not in visited:
+            visited.add(pair)
+            pending += above[pair]
     return False
 
 

@@ -125,13 +125,13 @@ def find_hidden(snapshot: Snapshot) -> Iterator[FoundCause]:
         pod, path, mlx5 = some[0]
         evidence = [f"{pod.subject} has EFA, is not privileged, and mounts hostPath {path}"]
         evidence.append(f"node/{pod.spec.node} has mlx5 devices beside EFA: {mlx5}")
-        sure = Certainty.LIKELY if "p6-b300" in mlx5 else Certainty.PROVEN
+        certainty = Certainty.LIKELY if "p6-b300" in mlx5 else Certainty.PROVEN
         volume = next(name for name, each in pod.spec.host_volumes.items() if each == path)
         remedy = (
             f"Remove the volume {volume} (hostPath {path}) and its volumeMounts from {workload}.",
             f"Then check in a new pod that `fi_info -p efa` lists the devices; now: {kubectl('describe', pod.meta)}",
         )
-        yield FoundCause(HIDDEN, workload, tuple(evidence), remedy, tuple(pod.subject for pod, _, _ in some), sure)
+        yield FoundCause(HIDDEN, workload, tuple(evidence), remedy, tuple(pod.subject for pod, _, _ in some), certainty)
 
 
 def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:

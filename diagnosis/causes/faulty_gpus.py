@@ -165,8 +165,8 @@ def _by_device(snapshot: Snapshot, name: str) -> AllocatedGpu:
 
 
 def _uuids(attributes: Mapping[str, str]) -> tuple[str, ...]:
-    fields = {key.rpartition("/")[2]: value for key, value in attributes.items()}
-    return tuple(filter(None, (fields.get("uuid", ""), fields.get("parentUUID", ""))))
+    values = {key.rpartition("/")[2]: value for key, value in attributes.items()}
+    return tuple(filter(None, (values.get("uuid", ""), values.get("parentUUID", ""))))
 
 
 @lru_cache(maxsize=1)
@@ -225,12 +225,12 @@ def _reported(snapshot: Snapshot, pod: Pod) -> AffectedPod:
 @lru_cache(maxsize=1)
 def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[AffectedPod]]:
     """Return, by node, the pods that run on one of its faulty GPUs."""
-    fields: defaultdict[str, list[AffectedPod]] = defaultdict(list)
+    by_node: defaultdict[str, list[AffectedPod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         node = snapshot.by_node.get(pod.spec.node)
         if node is not None and _is_at_work(pod) and (struck := struck_on(snapshot, pod, node)):
-            fields[node.name].append(struck)
-    return fields
+            by_node[node.name].append(struck)
+    return by_node
 
 
 def is_gang(workload: str) -> bool:
@@ -294,8 +294,8 @@ def _found(snapshot: Snapshot, name: str, struck: Sequence[AffectedPod]) -> Foun
     node = snapshot.by_node.get(name)
     faults = _faults(node) if node is not None else ()
     findings = [each for each in faults if any(each in affected_pod.findings for affected_pod in struck)]
-    lines = [snapshot.line(affected_pod.pod.meta)[-1] for affected_pod in struck]
-    affected = (*(affected_pod.pod.subject for affected_pod in struck), *dict.fromkeys(filter(is_gang, lines)))
+    workloads = [snapshot.line(affected_pod.pod.meta)[-1] for affected_pod in struck]
+    affected = (*(affected_pod.pod.subject for affected_pod in struck), *dict.fromkeys(filter(is_gang, workloads)))
     if node is not None:
         # The kubelet repeats the last report of a device plugin or driver, which may be older than our verdict.
         doubted = not findings and node.record is not None and node.record.status == "pass"
@@ -356,10 +356,10 @@ def _given(affected: AffectedPod) -> str:
 
 def _rank(pod: Pod) -> str:
     """Return the pod's number in its workload; a pod with several GPUs has one rank for each."""
-    fields = {**pod.meta.annotations, **pod.meta.labels}
-    if _REPLICA in fields:
-        return f" ({fields.get(_REPLICA_TYPE, 'replica')} {fields[_REPLICA]})"
-    number = next((fields[key] for key in RANK_KEYS if key in fields), "")
+    marks = {**pod.meta.annotations, **pod.meta.labels}
+    if _REPLICA in marks:
+        return f" ({marks.get(_REPLICA_TYPE, 'replica')} {marks[_REPLICA]})"
+    number = next((marks[key] for key in RANK_KEYS if key in marks), "")
     if not number:
         return ""
     alone = [*(value for container in pod.spec.containers for value in gpus_of(container).values())] in (["1"], [])

@@ -46,13 +46,13 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
     on_node, silent = gpu_pods_on(snapshot), _silent(snapshot)
     for node in gpu_nodes(snapshot):
         pods = on_node.get(node.name, ())
-        messages = tuple(_not_ready(snapshot, node)) or silent.get(node.name, ())
+        evidence = tuple(_not_ready(snapshot, node)) or silent.get(node.name, ())
         waiting = any(is_stuck(one) or one.meta.deleted is not None for one in pods)
         # A cordoned node may be under maintenance. Report it only if pods wait for it.
-        if messages and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
+        if evidence and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
             look = f"Check the node's state: {kubectl('describe', node.meta)}"
-            yield FoundCause(NOT_READY, node.subject, messages, (look, _LOOK), affected)
+            yield FoundCause(NOT_READY, node.subject, evidence, (look, _LOOK), affected)
 
 
 def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -62,20 +62,20 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
         node = snapshot.by_node.get(pod.spec.node)
         if node is None or not node.ready or _is_meant(snapshot, node) or not _has_not_begun(pod):
             continue
-        heard = any(event.by.startswith("kubelet") for event in snapshot.events_about.get(pod.subject, ()))
-        if not heard and older(snapshot, scheduled_at(pod), _GONE_FOR):
+        is_reported = any(event.by.startswith("kubelet") for event in snapshot.events_about.get(pod.subject, ()))
+        if not is_reported and older(snapshot, scheduled_at(pod), _GONE_FOR):
             left[node.name].append(pod)
     leases = {lease.meta.name: lease.renewed for lease in snapshot.leases if lease.meta.namespace == _LEASES}
     for name, pods in left.items():
         renewed = leases.get(name)
         stale = renewed is not None and snapshot.now - renewed > _SILENT
-        messages = [f"{one.subject} is bound to it and has no container state" for one in pods[:_MOST_SHOWN]]
-        messages += [f"lease {_LEASES}/{name}: last renewed at {renewed:%H:%M:%S}Z"] if renewed and stale else []
+        evidence = [f"{one.subject} is bound to it and has no container state" for one in pods[:_MOST_SHOWN]]
+        evidence += [f"lease {_LEASES}/{name}: last renewed at {renewed:%H:%M:%S}Z"] if renewed and stale else []
         certainty = Certainty.PROVEN if stale else Certainty.LIKELY
         # A device plugin that does not answer keeps a working kubelet from starting pods.
         above = origins((NOT_READY, *(() if stale else (ALLOCATION_HANGS,))), f"node/{name}")
         affected = tuple(one.subject for one in pods)
-        yield FoundCause(SILENT, f"node/{name}", tuple(messages), (SILENT.remedy,), affected, certainty, above)
+        yield FoundCause(SILENT, f"node/{name}", tuple(evidence), (SILENT.remedy,), affected, certainty, above)
 
 
 def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:

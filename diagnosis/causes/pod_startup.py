@@ -64,7 +64,7 @@ from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSour
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import ContainerState, Pod
+from diagnosis.snapshot.pods import Container, ContainerState, Pod
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 
 _EVENT = TextSource.EVENT
@@ -246,11 +246,8 @@ def _of_image(symptoms: Iterable[Symptom], events: Iterable[Symptom]) -> Recogni
 
     `ImagePullBackOff` gives no reason; the event before it does, as long as it is kept.
     """
-    texts = (
-        *symptoms,
-        *(symptom for symptom in _failed(events) if "pull" in symptom.text.lower() or "image" in symptom.text.lower()),
-    )
-    written = tuple(text for text in texts if text.text)
+    pulls = (event for event in _failed(events) if "pull" in event.text.lower() or "image" in event.text.lower())
+    written = tuple(symptom for symptom in (*symptoms, *pulls) if symptom.text)
     return recognised(_IMAGES, written) or _as(IMAGE_FAILS, (*written, *symptoms))
 
 
@@ -273,15 +270,7 @@ def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
 def _of_sandbox(symptom: Symptom) -> Recognised | None:
     if recognised(HANDLERS, (symptom,)) is not None:
         return None
-    known = recognised(_INJECTION, (symptom,)) or recognised(_SANDBOXES, (symptom,))
-    if known is not None and known.cause is RUNTIME_SILENT and not _is_of_runtime(symptom.text):
-        return recognised(texts_in(_EVENT, (NETWORK, SANDBOX)), (symptom,))
-    return known
-
-
-def _is_of_runtime(text: str) -> bool:
-    """Whether the container runtime refused the connection: network plugins and others have sockets too."""
-    return bool(re.search(r"(?:containerd|crio|cri-dockerd|dockershim)\S{0,40}\.sock|runtime\.v1", text))
+    return recognised((*_INJECTION, *_SANDBOXES), (symptom,))
 
 
 def _as(cause: Cause, symptoms: Iterable[Symptom]) -> Recognised:
@@ -334,9 +323,12 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
     first = stuck[0]
     pod, known = first.pod, first.known
     evidence = [f"{one.pod.subject}: {one.known}" for one in stuck[:3]]
-    images = _images(stuck) if known.cause.link is Link.PREPARED else ()
+    is_about_image = known.cause.link is Link.PREPARED and "Image" in known.cause.name
+    images = list(dict.fromkeys(each.image for each in _containers(stuck)))[:3] if is_about_image else []
     evidence += [f"image {image}" for image in images]
-    evidence += _memory(stuck) if known.cause is START_KILLED else []
+    if known.cause is START_KILLED:
+        limits = (f"memory limit of {each.name}: {each.limits.get('memory', 'none')}" for each in _containers(stuck))
+        evidence += list(dict.fromkeys(limits))[:3]
     evidence += _of_node(snapshot, pod, known.cause)
     look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
     remedy = (*_special(known, images, snapshot.by_node.get(pod.spec.node)), known.cause.remedy, look)
@@ -344,14 +336,10 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
     return FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
 
 
-def _images(stuck: Iterable[RecognisedPod]) -> tuple[str, ...]:
-    named = (
-        container.image
-        for one in stuck
-        for container in one.pod.spec.containers
-        if container.name == one.known.symptom.container and "mage" in one.known.cause.name
-    )
-    return tuple(dict.fromkeys(named))[:3]
+def _containers(stuck: Iterable[RecognisedPod]) -> Iterator[Container]:
+    """Yield the containers that the messages are about."""
+    for one in stuck:
+        yield from (each for each in one.pod.spec.containers if each.name == one.known.symptom.container)
 
 
 def _of_node(snapshot: Snapshot, pod: Pod, of: Cause) -> Iterator[str]:
@@ -360,25 +348,11 @@ def _of_node(snapshot: Snapshot, pod: Pod, of: Cause) -> Iterator[str]:
         return
     driver = node.meta.labels.get("nvidia.com/cuda.driver-version.full")
     version = f", driver {driver}" if driver else ""
-    yield f"{node.subject}: {node.runtime}{version}{_architecture(node) if of is IMAGE_PLATFORM else ''}"
+    machine = f", {_ARCHITECTURE} {node.meta.labels.get(_ARCHITECTURE, 'unknown')}" if of is IMAGE_PLATFORM else ""
+    yield f"{node.subject}: {node.runtime}{version}{machine}"
     if node.findings:
         named = ", ".join(dict.fromkeys(finding.reason for finding in node.findings[:5]))
         yield f"agent on the node: {named}"
-
-
-def _architecture(node: Node) -> str:
-    return f", {_ARCHITECTURE} {node.meta.labels.get(_ARCHITECTURE, 'unknown')}"
-
-
-def _memory(stuck: Iterable[RecognisedPod]) -> tuple[str, ...]:
-    """Return the memory limits of the containers."""
-    limits = (
-        f"memory limit of {container.name}: {container.limits.get('memory', 'none')}"
-        for one in stuck
-        for container in one.pod.spec.containers
-        if container.name == one.known.symptom.container
-    )
-    return tuple(dict.fromkeys(limits))[:3]
 
 
 def _special(known: Recognised, images: Sequence[str], node: Node | None) -> Iterator[str]:

@@ -135,8 +135,13 @@ RUNTIME_SILENT = _runtime_on_node(
     "ContainerRuntimeUnreachable",
     "The kubelet does not reach its container runtime.",
     "Check whether it runs, and at which socket: `systemctl status containerd` on the node.",
-    Signature(r"(?:connect: connection refused|no such file)[^\n]{0,80}", _KUBELET, _EVENT),
-    Signature(r"unknown service runtime\.v1|container runtime (?:is|status check)", _KUBELET, _EVENT),
+    # Network plugins and others have sockets, too.
+    Signature(
+        r"(?:containerd|crio|cri-dockerd|dockershim)\S{0,40}\.sock[^\n]{0,80}(?:connection refused|no such file)",
+        _KUBELET,
+        _EVENT,
+    ),
+    Signature(r"unknown service runtime\.v1", _KUBELET, _EVENT),
     follows=_FILES,
 )
 CGROUP_DRIVERS = _runtime_on_node(

@@ -251,9 +251,9 @@ def _of_node(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> Iter
     for name in sorted(asked & {*node.capacity, *node.allocatable}) or sorted(asked):
         has, offers = node.capacity.get(name, "none"), node.allocatable.get(name, "none")
         yield f"{node.subject}: {name}: capacity {has}, allocatable {offers} now"
-    taken = sorted({one.spec.scheduler for one in snapshot.pods if one.spec.node == node.name and _holds(one)})
-    if len(taken) > 1:
-        yield f"{node.subject}: its GPU pods were bound by {', '.join(taken)}"
+    schedulers = sorted({one.spec.scheduler for one in snapshot.pods if one.spec.node == node.name and _holds(one)})
+    if len(schedulers) > 1:
+        yield f"{node.subject}: its GPU pods were bound by {', '.join(schedulers)}"
 
 
 def _holds(pod: Pod) -> bool:
@@ -273,9 +273,9 @@ def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
         return
     for pod in pods:
         for key, value in pod.spec.node_selector.items():
-            own = node.meta.labels.get(key)
-            if own != value:
-                yield f"{pod.subject} requires {key}={value}; {node.subject} has {own or 'no such label'}"
+            label = node.meta.labels.get(key)
+            if label != value:
+                yield f"{pod.subject} requires {key}={value}; {node.subject} has {label or 'no such label'}"
         if not selects(pod.spec, node):
             return
 

@@ -126,10 +126,12 @@ def find_running(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_hidden(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check the spec alone: a variable that contradicts the container's request for GPUs."""
-    pods = (pod for pod in snapshot.pods if not pod.over and pod.meta.deleted is None and asks_for_gpus(pod.spec))
-    messages = ((pod, [hidden(snapshot, pod, container) for container in pod.spec.containers]) for pod in pods)
-    found = ((pod, next(filter(None, some))) for pod, some in messages if any(some))
-    for subject, some in grouped((snapshot.line(pod.meta)[-1], (pod, message)) for pod, message in found).items():
+    found = []
+    for pod in snapshot.pods:
+        if not pod.over and pod.meta.deleted is None and asks_for_gpus(pod.spec):
+            messages = filter(None, (hidden(snapshot, pod, container) for container in pod.spec.containers))
+            found += [(snapshot.line(pod.meta)[-1], (pod, message)) for message in (*messages,)[:1]]
+    for subject, some in grouped(found).items():
         evidence = tuple(f"{pod.subject}: {message}" for pod, message in some[:_MOST_SHOWN])
         yield of_lack(MissingGpu(HIDDEN, subject, evidence, Certainty.LIKELY), [pod for pod, _ in some])
 
@@ -156,29 +158,37 @@ def _plain(node: Node) -> str:
 
     This is the case if the default runtime has no GPU support, and CDI is off.
     """
-    seen = node.inventory.runtime
-    if seen is None or seen.default not in ("runc", "crun") or seen.cdi is not False or _GKE in node.meta.labels:
+    recorded = node.inventory.runtime
+    if (
+        recorded is None
+        or recorded.default not in ("runc", "crun")
+        or recorded.cdi is not False
+        or _GKE in node.meta.labels
+    ):
         return ""
-    return f"{node.subject}: the default runtime of {node.runtime} is {seen.default}, and CDI is off"
+    return f"{node.subject}: the default runtime of {node.runtime} is {recorded.default}, and CDI is off"
 
 
 def _plain_by_choice(snapshot: Snapshot) -> str:
     """Return the same evidence from the settings of the toolkit and the device plugin, if both agree."""
-    as_variables = [
-        box.env["DEVICE_LIST_STRATEGY"]
-        for component in components(snapshot)
-        if component.role is Role.DEVICE_PLUGIN
-        for box in component.spec.containers
-        if "DEVICE_LIST_STRATEGY" in box.env
-    ]
-    if _with_cdi(snapshot) or not as_variables or any(variable != "envvar" for variable in as_variables):
+    strategies, plain = _strategies(snapshot), _default_settings(snapshot).get("false")
+    if plain is None or _with_cdi(snapshot) or set(strategies) != {"envvar"}:
         return ""
-    for toolkit in toolkits(snapshot):
-        for box in toolkit.spec.containers if toolkit.spec is not None else ():
-            name = next((text for text in _AS_DEFAULT if box.env.get(text) == "false"), "")
-            if name:
-                return f"{toolkit.subject}: {name}=false, and the device plugin gives devices by variables alone"
-    return ""
+    return f"{plain}, and the device plugin gives devices by variables alone"
+
+
+def _default_settings(snapshot: Snapshot) -> dict[str, str]:
+    """Return the toolkit's settings of the default runtime as text, by value."""
+    boxes = ((each, box) for each in toolkits(snapshot) if each.spec is not None for box in each.spec.containers)
+    named = ((each, name, box.env.get(name)) for each, box in boxes for name in _AS_DEFAULT)
+    return {value: f"{each.subject}: {name}={value}" for each, name, value in named if value is not None}
+
+
+def _strategies(snapshot: Snapshot) -> list[str]:
+    """Return how the device plugins pass devices to the runtime, as far as it is set."""
+    plugins = (component for component in components(snapshot) if component.role is Role.DEVICE_PLUGIN)
+    boxes = (box for plugin in plugins for box in plugin.spec.containers)
+    return [box.env["DEVICE_LIST_STRATEGY"] for box in boxes if "DEVICE_LIST_STRATEGY" in box.env]
 
 
 def of_lack(lack: MissingGpu, pods: Sequence[Pod], *evidence: str) -> FoundCause:
@@ -207,7 +217,9 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
     if lack := lack_of_device_files(snapshot, pod):
         return lack
     classes = [runtime_class for runtime_class in snapshot.runtime_classes if "nvidia" in runtime_class.handler]
-    if not pod.spec.runtime_class and classes and _needs_class(snapshot):
+    # Without CDI, a pod that names no class gets a GPU only if NVIDIA's runtime is the default one.
+    needs_class = not _with_cdi(snapshot) and "true" not in _default_settings(snapshot)
+    if not pod.spec.runtime_class and classes and needs_class:
         there = f"{classes[0].meta.subject}: handler {classes[0].handler}"
         return MissingGpu(
             CLASS_NOT_NAMED, written, (f"{pod.subject} names no runtimeClassName", there), Certainty.LIKELY
@@ -242,8 +254,7 @@ def is_plain_by_default(snapshot: Snapshot, pod: Pod) -> bool:
     # The operator's plugin names the class regardless of the default runtime. A plugin installed alone names it only if
     # needed.
     needed = any("nvidia" in plugin.spec.runtime_class for plugin in plugins) and "ClusterPolicy" not in owners
-    boxes = (box for toolkit in toolkits(snapshot) if toolkit.spec is not None for box in toolkit.spec.containers)
-    return needed or any(box.env.get(name) == "false" for box in boxes for name in _AS_DEFAULT)
+    return needed or "false" in _default_settings(snapshot)
 
 
 def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
@@ -322,18 +333,8 @@ def _with_cdi(snapshot: Snapshot) -> bool:
 
     If so, the variable has no effect, and its value `void` states that.
     """
-    if any(policy.cdi for policy in snapshot.cluster_policies):
-        return True
-    plugins = (component for component in components(snapshot) if component.role is Role.DEVICE_PLUGIN)
-    return any(_CDI in box.env.get("DEVICE_LIST_STRATEGY", "") for plugin in plugins for box in plugin.spec.containers)
-
-
-def _needs_class(snapshot: Snapshot) -> bool:
-    """Whether a pod gets no GPU without a class: devices come by variables, and NVIDIA's runtime is not the default."""
-    if _with_cdi(snapshot):
-        return False
-    boxes = [box for toolkit in toolkits(snapshot) if toolkit.spec is not None for box in toolkit.spec.containers]
-    return not any(box.env.get(name) == "true" for box in boxes for name in _AS_DEFAULT)
+    by_policy = any(policy.cdi for policy in snapshot.cluster_policies)
+    return by_policy or any(_CDI in strategy for strategy in _strategies(snapshot))
 
 
 SEARCHES = (

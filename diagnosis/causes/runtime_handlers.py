@@ -439,13 +439,13 @@ def _elsewhere(
     should = where_it_should_write(node, finding)
     if node is None:
         return None
-    texts = written_elsewhere(node)
-    seen = bool(texts) or (finding is not None and finding.reason == _NO_WAY[0])
-    if not seen and (writes is None or should is None or should.same(writes)):
+    files = written_elsewhere(node)
+    is_observed = bool(files) or (finding is not None and finding.reason == _NO_WAY[0])
+    if not is_observed and (writes is None or should is None or should.same(writes)):
         return None
     evidence = [f"{toolkit.subject} writes {writes}"] if writes is not None else []
     evidence += [
-        f"{node.subject}: {text} has NVIDIA's handler, but the kubelet's runtime does not read it" for text in texts
+        f"{node.subject}: {text} has NVIDIA's handler, but the kubelet's runtime does not read it" for text in files
     ]
     if should is not None:
         evidence.append(f"{node.subject}: its kubelet uses {node.runtime} with {should} ({should.known_from})")
@@ -473,8 +473,8 @@ def _handlers_of(node: Node) -> str:
 
 def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:
     """Whether GPU pods run on the node; the agent's record is then outdated."""
-    there = (pod for pod in snapshot.pods if pod.spec.node == node.name and pod.phase == "Running")
-    return any(asks_for_gpus(pod.spec) and all(state.ready for state in pod.states) for pod in there)
+    running = (pod for pod in snapshot.pods if pod.spec.node == node.name and pod.phase == "Running")
+    return any(asks_for_gpus(pod.spec) and all(state.ready for state in pod.states) for pod in running)
 
 
 SEARCHES = (

@@ -13,7 +13,7 @@ from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, origins
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, found_on, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy, DisruptionBudget
 from diagnosis.snapshot.grouping import grouped
@@ -29,15 +29,12 @@ _OWN_FAULTS = frozenset(("ReconcileFailed", "PrerequisiteNotMet", "NFDLabelsMiss
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _EMPTIED = frozenset(("wait-for-jobs-required", "pod-deletion-required", "drain-required"))
 _DISRUPTED = ("karpenter.sh/disrupted", "karpenter.sh/disruption", "ToBeDeletedByClusterAutoscaler")
-_BAD_IF_TRUE = frozenset(
-    (
-        *("NvidiaErrorReboot", "NvidiaErrorTerminate"),
-        *("GPUMissing", "NVLinkStatusInactive", "XIDErrors", "IBLinkFlapping", "GPUUnhealthy", "GpuUnhealthy"),
-    )
+_FAULT_TYPES = (
+    *("NvidiaErrorReboot", "NvidiaErrorTerminate", "GPUMissing", "NVLinkStatusInactive", "XIDErrors", "IBLinkFlapping"),
+    *("GPUUnhealthy", "GpuUnhealthy"),
 )
-"""Conditions of HyperPod's agent, of AKS, and of common configurations of node problem detectors."""
-_BAD_IF_FALSE = frozenset(("AcceleratedHardwareReady",))
-"""Conditions of EKS."""
+_FAULT_CONDITIONS = frozenset((*((kind, "True") for kind in _FAULT_TYPES), ("AcceleratedHardwareReady", "False")))
+"""Conditions of HyperPod's agent, of AKS, of common configurations of node problem detectors, and of EKS."""
 _MOST_PODS, _MOST_PAIRS = 3, 1_000_000
 _DRA_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-intro-install.html"
 _fault = Family(None, severity=CauseSeverity.MEDIUM)
@@ -90,32 +87,29 @@ def find_gpu_clusters(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_both(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield a result if the cluster has a ClusterPolicy and a GPUCluster."""
-    both = [_lasting(some) for some in (snapshot.cluster_policies, snapshot.gpu_clusters)]
+    both = [
+        [policy for policy in some if policy.meta.deleted is None and policy.state != "ignored"]
+        for some in (snapshot.cluster_policies, snapshot.gpu_clusters)
+    ]
     if all(both):
         every = [policy for some in both for policy in some]
         evidence = tuple(f"{policy.meta.subject}: state {policy.state or 'not reported'}" for policy in every)
-        look = command("kubectl", "get", "clusterpolicies.nvidia.com,gpuclusters.nvidia.com")
+        compare = f"Compare both: {command('kubectl', 'get', 'clusterpolicies.nvidia.com,gpuclusters.nvidia.com')}"
         affected = tuple(policy.meta.subject for policy in every)
-        yield FoundCause(
-            BOTH_STACKS, both[1][0].meta.subject, evidence, (f"Compare both: {look}", BOTH_STACKS.remedy), affected
-        )
-
-
-def _lasting(some: Iterable[ClusterPolicy]) -> list[ClusterPolicy]:
-    return [policy for policy in some if policy.meta.deleted is None and policy.state != "ignored"]
+        yield FoundCause(BOTH_STACKS, both[1][0].meta.subject, evidence, (compare, BOTH_STACKS.remedy), affected)
 
 
 def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterator[FoundCause]:
     nodes = [node for node in snapshot.nodes if has_nvidia(node)]
-    busy = any(is_changed(node) or snapshot.is_new(node.meta, _PATIENCE) for node in nodes)
+    is_changing = any(is_changed(node) or snapshot.is_new(node.meta, _PATIENCE) for node in nodes)
     for policy in policies:
         conditions = [condition for condition in policy.conditions if _is_bad(condition)]
         waits = policy.state == "notReady" or bool(conditions)
-        own = any(condition.reason in _OWN_FAULTS for condition in conditions)
-        if policy.meta.deleted is not None or not waits or not nodes or (busy and not own):
+        is_own_fault = any(condition.reason in _OWN_FAULTS for condition in conditions)
+        if policy.meta.deleted is not None or not waits or not nodes or (is_changing and not is_own_fault):
             continue
         since = max((each.since for each in conditions if each.since is not None), default=policy.meta.created)
-        if own or since is None or snapshot.now - since > _PATIENCE:
+        if is_own_fault or since is None or snapshot.now - since > _PATIENCE:
             yield _policy(policy, conditions, tuple(_waited_for(nodes, snapshot)))
 
 
@@ -125,35 +119,33 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
         if not has_gpu(node) or node.meta.deleted is not None:
             continue
         for condition in node.conditions:
-            bad = (condition.type in _BAD_IF_TRUE and condition.status == "True") or (
-                condition.type in _BAD_IF_FALSE and condition.status == "False"
-            )
-            if bad and not condition.message.startswith(OUR_WORD):  # ours: the taint is reported
+            is_ours = condition.message.startswith(OUR_WORD)  # the taint is reported
+            if (condition.type, condition.status) in _FAULT_CONDITIONS and not is_ours:
                 yield _reported(node, condition)
 
 
 def _reported(node: Node, condition: Condition) -> FoundCause:
-    evidence: tuple[str, ...] = (f"{node.subject}: condition {condition}",)
-    remedy = (f"Read its report and when it began: {kubectl('describe', node.meta)}", REPORTED.remedy)
+    evidence, read = f"{node.subject}: condition {condition}", kubectl("describe", node.meta)
+    read = f"Read its report and when it began: {read}"
     if not all_respond_since(node, condition.since):
-        return FoundCause(REPORTED, node.subject, evidence, remedy, (node.subject,))
-    evidence = (*evidence, f"{recorded_gpus(node)}, and it has no fault")
+        return found_on(node.subject, REPORTED, (evidence,), (read, REPORTED.remedy))
+    doubt = f"{recorded_gpus(node)}, and it has no fault"
     test = f"The two disagree, so test the node under load: {command('gpu-healthcheck', 'quarantine', node.name)}"
-    return FoundCause(REPORTED, node.subject, evidence, (remedy[0], test), (node.subject,), Certainty.LIKELY)
+    return found_on(node.subject, REPORTED, (evidence, doubt), (read, test), certainty=Certainty.LIKELY)
 
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield missing RuntimeClasses that a component's pods name: its next pod can't be created."""
-    there = {runtime_class.meta.name for runtime_class in snapshot.runtime_classes}
+    existing = {runtime_class.meta.name for runtime_class in snapshot.runtime_classes}
     for component in components(snapshot):
         name = component.spec.runtime_class
-        if name and name not in there and component.wanted and component.meta.kind == "DaemonSet":
+        if name and name not in existing and component.wanted and component.meta.kind == "DaemonSet":
             yield missing_class(snapshot, name, f"{component.subject} names it", component.subject)
 
 
 def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield budgets that block the eviction of GPU pods from nodes that are being drained."""
-    emptied = {one.name: one for one in snapshot.nodes if _is_emptied(one)}
+    emptied = {node.name: node for node in snapshot.nodes if _why_emptied(node)}
     if not emptied:
         return
     full = [disruption_budget for disruption_budget in snapshot.budgets if disruption_budget.allowed == 0]
@@ -181,16 +173,18 @@ def _covered(snapshot: Snapshot, budgets: Iterable[DisruptionBudget]) -> list[tu
         pods = min(some, key=len)
         left -= len(pods)
         if left >= 0:
-            found.append((budget, [pod for pod in pods if _covers(budget, pod)]))
+            found.append(
+                (
+                    budget,
+                    [pod for pod in pods if budget.selector is not None and budget.selector.takes(pod.meta.labels)],
+                )
+            )
     return found
 
 
 def _is_bad(condition: Condition) -> bool:
-    if condition.reason == "NoGPUNodes":
-        return False
-    return (condition.type == "Ready" and condition.status == "False") or (
-        condition.type == "Error" and condition.status == "True"
-    )
+    is_bad = (condition.type, condition.status) in (("Ready", "False"), ("Error", "True"))
+    return is_bad and condition.reason != "NoGPUNodes"
 
 
 def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[Origin, ...]) -> FoundCause:
@@ -212,11 +206,6 @@ def _waited_for(nodes: list[Node], snapshot: Snapshot) -> Iterator[Origin]:
     yield from origins(components_first, *(node.subject for node in nodes))
 
 
-def _is_emptied(node: Node) -> bool:
-    disrupted = any(taint.key in _DISRUPTED for taint in node.taints)
-    return node.cordoned or disrupted or node.meta.labels.get(_UPGRADE) in _EMPTIED or node.meta.deleted is not None
-
-
 def _is_drained(snapshot: Snapshot, node: Node, covered: Collection[str]) -> bool:
     """Whether the node is to be emptied, not only closed to new pods.
 
@@ -224,8 +213,8 @@ def _is_drained(snapshot: Snapshot, node: Node, covered: Collection[str]) -> boo
     """
     if _why_emptied(node) != [_CORDONED]:
         return True
-    there = [one for one in snapshot.pods_on.get(node.name, ()) if _is_evicted(one)]
-    return all(pod.subject in covered for pod in there)
+    evicted = [one for one in snapshot.pods_on.get(node.name, ()) if _is_evicted(one)]
+    return all(pod.subject in covered for pod in evicted)
 
 
 def _is_coming(snapshot: Snapshot, pod: Pod) -> bool:
@@ -243,11 +232,6 @@ def _is_evicted(pod: Pod) -> bool:
     return not pod.over and not stays and pod.meta.deleted is None
 
 
-def _covers(budget: DisruptionBudget, pod: Pod) -> bool:
-    same = budget.meta.namespace == pod.meta.namespace
-    return same and budget.selector is not None and budget.selector.takes(pod.meta.labels)
-
-
 def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node]) -> FoundCause:
     count = f"{budget.healthy} healthy of {budget.wanted} required" if budget.wanted is not None else "none to spare"
     evidence = (
@@ -255,23 +239,21 @@ def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node
         f"it covers {named((f'{pod.subject} on node/{pod.spec.node}' for pod in held), _MOST_PODS)}",
         *(f"{node.subject} is being drained: {', '.join(_why_emptied(node))}" for node in nodes.values()),
     )
-    words = ("kubectl", "-n", budget.meta.namespace)
+    prefix = ("kubectl", "-n", budget.meta.namespace)
     remedy = (
-        f"Find out why its pods are not ready: {command(*words, 'describe', 'pdb', budget.meta.name)}",
+        f"Find out why its pods are not ready: {command(*prefix, 'describe', 'pdb', budget.meta.name)}",
         "If its pods can't be ready elsewhere, let the budget allow one disruption: maxUnavailable: 1.",
     )
-    return FoundCause(
-        BLOCKED, budget.meta.subject, evidence, remedy, tuple(node.subject for node in nodes.values()), Certainty.PROVEN
-    )
+    return FoundCause(BLOCKED, budget.meta.subject, evidence, remedy, tuple(node.subject for node in nodes.values()))
 
 
 def _why_emptied(node: Node) -> list[str]:
     upgrade = node.meta.labels.get(_UPGRADE, "")
-    messages = [_CORDONED] if node.cordoned else []
-    messages += [f"{_UPGRADE}={upgrade}"] if upgrade in _EMPTIED else []
-    messages += [f"taint {taint}" for taint in node.taints if taint.key in _DISRUPTED]
-    messages += ["it was evicted on request"] if node.meta.deleted is not None else []
-    return messages
+    reasons = [_CORDONED] if node.cordoned else []
+    reasons += [f"{_UPGRADE}={upgrade}"] if upgrade in _EMPTIED else []
+    reasons += [f"taint {taint}" for taint in node.taints if taint.key in _DISRUPTED]
+    reasons += ["it was evicted on request"] if node.meta.deleted is not None else []
+    return reasons
 
 
 SEARCHES = (

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from healthcheck.checks import CHECKS
 from healthcheck.model import Finding
 from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.probes.container_runtime import nvidia_definitions, processes, runtime_binaries
+from healthcheck.probes.container_runtime import host_paths, nvidia_definitions, processes
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import RuntimeStatus
 from healthcheck.probes.container_runtime.distributions import AKS, EKS_AL2023, K3S, K8S_SNAP, RKE2
@@ -217,7 +217,7 @@ class Node:
         loaded = Loader(Path("/")).load(asked)
         seen = replace(asked, live=answer.live, why_not_live=answer.why_not_live, **_of_loader(loaded))
         named = [handler.binary for handler in seen.used.handlers if handler.binary]
-        return replace(seen, programs=tuple(runtime_binaries.find(root, name) for name in named))
+        return replace(seen, programs=tuple(host_paths.find_program(root, name) for name in named))
 
     def _whole(self, files: Files) -> Files:
         return {**files, "bin/nvidia-container-runtime": "#!/bin/sh\n"}

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import named_paths
+from healthcheck.probes.container_runtime import host_paths
 from healthcheck.probes.container_runtime.facts import CdiSpec, ConfigurationProblem
 from healthcheck.text import documents
 from healthcheck.text.documents import MalformedError
@@ -52,7 +52,7 @@ def _specs(root: Path, folders: Sequence[str]) -> Iterator[CdiSpec]:
         content = _read(root, path)
         if isinstance(content, _Content):
             if _is_for_pods(content.kind):
-                missing = named_paths.missing(root, content.needed)[:_MOST_MISSING]
+                missing = host_paths.missing(root, content.needed)[:_MOST_MISSING]
                 yield CdiSpec(path, content.kind, content.devices, missing)
         elif content is not None and _is_named_after_nvidia(path):
             yield CdiSpec(path, problem=ConfigurationProblem.of(content, path))

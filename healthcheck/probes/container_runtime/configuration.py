@@ -16,9 +16,9 @@ from healthcheck.probes.container_runtime import (
     cri,
     distributions,
     facts,
+    host_paths,
     nvidia_definitions,
     processes,
-    runtime_binaries,
     toolkit,
 )
 from healthcheck.probes.container_runtime import kubelet as kubelets
@@ -149,7 +149,7 @@ def _with_files(root: Path, observed: ContainerRuntime) -> ContainerRuntime:
         return observed
     used = observed.used
     named = list(dict.fromkeys(handler.binary for handler in used.handlers if handler.binary))[:_MOST_PROGRAMS]
-    programs = tuple(runtime_binaries.find(root, name) for name in named)
+    programs = tuple(host_paths.find_program(root, name) for name in named)
     folders = observed.running.cdi_folders or used.cdi_folders
     own = toolkit.read_toolkit(root, [program.path for program in programs])
     return replace(observed, programs=programs, cdi_specs=cdi.read_specs(root, folders), toolkit=own)
@@ -169,7 +169,7 @@ def _others(root: Path, path: str, found: Sequence[Process]) -> Iterator[tuple[s
 
     Runtimes in containers (with other mounts than the host's) belong to the containers and are skipped.
     """
-    seen = {host_files.resolved(root, path)}
+    known = {host_files.resolved(root, path)}
     own = [
         (_config_of(process), _KINDS[process.name])
         for process in found
@@ -177,8 +177,8 @@ def _others(root: Path, path: str, found: Sequence[Process]) -> Iterator[tuple[s
     ]
     for config, kind in (*own, *((layout.config, layout.kind) for layout in LAYOUTS)):
         real = host_files.resolved(root, config)
-        if real not in seen and host_files.exists(root, config):
-            seen.add(real)
+        if real not in known and host_files.exists(root, config):
+            known.add(real)
             yield config, kind
 
 

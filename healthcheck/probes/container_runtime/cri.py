@@ -173,8 +173,8 @@ def _config(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why_not_ready(condition: Mapping[str, Any]) -> str:
-    words = [_text(condition.get(key)) for key in ("reason", "message")]
-    return ": ".join(word for word in words if word) or f"{_READY} is false"
+    parts = [_text(condition.get(key)) for key in ("reason", "message")]
+    return ": ".join(part for part in parts if part) or f"{_READY} is false"
 
 
 def _table(table: Mapping[str, Any], key: str) -> dict[str, Any]:

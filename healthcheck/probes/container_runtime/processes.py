@@ -202,12 +202,12 @@ def socket_path(root: Path, endpoint: str) -> str:
     return host_files.in_run(path)
 
 
-def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process]) -> Process | None:
+def holder_of(root: Path, kubelet: Process, socket: str, among: Sequence[Process]) -> Process | None:
     """Return the process that listens on the socket, as far as the kernel shows it.
 
     systemd keeps open the sockets on which it listens for others, so other owners give no evidence.
     """
-    links = {f"socket:[{inode}]" for inode in _listening(root, seen_by.pid, socket)}
+    links = {f"socket:[{inode}]" for inode in _listening(root, kubelet.pid, socket)}
     return next((process for process in among if links and _has_open(root, process.pid, links)), None)
 
 

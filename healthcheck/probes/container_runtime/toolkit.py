@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import named_paths, toml_file
+from healthcheck.probes.container_runtime import host_paths, toml_file
 from healthcheck.probes.container_runtime.facts import ConfigurationProblem, Toolkit
 from healthcheck.probes.container_runtime.toml_file import Table
 from healthcheck.text.documents import MalformedError
@@ -78,7 +78,7 @@ def _from_table(root: Path, path: str, table: Table) -> Toolkit:
         runtime.get("mode", ""),
         driver_root,
         ldconfig,
-        (*named_paths.missing(root, [driver_root]), *_missing_ldconfig(root, ldconfig)),
+        (*host_paths.missing(root, [driver_root]), *_missing_ldconfig(root, ldconfig)),
     )
 
 
@@ -91,5 +91,5 @@ def _missing_ldconfig(root: Path, ldconfig: str) -> tuple[str, ...]:
         return ()
     path = ldconfig.removeprefix("@")
     plain = path.removesuffix(".real")
-    gone = named_paths.missing(root, [plain, f"{plain}.real"])
+    gone = host_paths.missing(root, [plain, f"{plain}.real"])
     return (path,) if len(gone) == 2 else ()

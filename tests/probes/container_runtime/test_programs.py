@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.probes.container_runtime import runtime_binaries
+from healthcheck.probes.container_runtime import host_paths
 from healthcheck.probes.container_runtime.facts import RuntimeBinary
 
 PATH = "/usr/bin/containerd"
@@ -35,7 +35,7 @@ def elf(machine: int = 62) -> bytes:
 def test_another_file_has_no_machine(raw: bytes, tmp_path: Path) -> None:
     put(tmp_path, PATH, raw)
 
-    assert runtime_binaries.architecture(tmp_path, PATH) == ""
+    assert host_paths.architecture(tmp_path, PATH) == ""
 
 
 def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
 
     for path in ("/pipe", "/folder", "/nothing", "/\0"):
-        assert runtime_binaries.architecture(tmp_path, path) == ""
+        assert host_paths.architecture(tmp_path, path) == ""
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
 def test_the_machine_is_that_of_the_elf_head(machine: int, message: str, tmp_path: Path) -> None:
     put(tmp_path, PATH, elf(machine))
 
-    assert runtime_binaries.architecture(tmp_path, PATH) == message
+    assert host_paths.architecture(tmp_path, PATH) == message
 
 
 def test_the_program_that_runs_this_is_of_this_machine() -> None:
-    assert runtime_binaries.architecture(Path("/"), sys.executable) == os.uname().machine
+    assert host_paths.architecture(Path("/"), sys.executable) == os.uname().machine
 
 
 def test_a_program_is_found_as_a_service_finds_it(tmp_path: Path) -> None:
@@ -68,19 +68,19 @@ def test_a_program_is_found_as_a_service_finds_it(tmp_path: Path) -> None:
     (tmp_path / "opt/dangling").symlink_to("/nowhere")
 
     bare = "nvidia-container-runtime"
-    assert runtime_binaries.find(tmp_path, bare) == RuntimeBinary(
+    assert host_paths.find_program(tmp_path, bare) == RuntimeBinary(
         bare, f"/usr/bin/{bare}", executable=True, architecture="x86_64"
     )
-    assert runtime_binaries.find(tmp_path, "/opt/runtime") == RuntimeBinary("/opt/runtime", "/opt/runtime")
-    assert runtime_binaries.find(tmp_path, "/opt/link") == RuntimeBinary("/opt/link", "/opt/link", True, "x86_64")
+    assert host_paths.find_program(tmp_path, "/opt/runtime") == RuntimeBinary("/opt/runtime", "/opt/runtime")
+    assert host_paths.find_program(tmp_path, "/opt/link") == RuntimeBinary("/opt/link", "/opt/link", True, "x86_64")
     for missing in ("/opt/dangling", "crun", "/opt", ""):
-        assert runtime_binaries.find(tmp_path, missing) == RuntimeBinary(missing)
+        assert host_paths.find_program(tmp_path, missing) == RuntimeBinary(missing)
 
 
 def test_one_that_nobody_may_run_is_named_where_there_is_no_other(tmp_path: Path) -> None:
     put(tmp_path, "/usr/bin/crun", b"", 0o644)
 
-    assert runtime_binaries.find(tmp_path, "crun") == RuntimeBinary("crun", "/usr/bin/crun")
+    assert host_paths.find_program(tmp_path, "crun") == RuntimeBinary("crun", "/usr/bin/crun")
 
 
 @given(
@@ -95,6 +95,6 @@ def test_a_damaged_program_is_read_or_it_is_nothing(damages: list[tuple[int, int
         raw[place % len(raw)] = byte
     with tempfile.TemporaryDirectory() as folder:
         put(Path(folder), PATH, bytes(raw[: max(length, len(raw) - length)]))
-        machine = runtime_binaries.architecture(Path(folder), PATH)
+        machine = host_paths.architecture(Path(folder), PATH)
 
     assert machine in ("", "ppc64le", "x86_64", "aarch64")
