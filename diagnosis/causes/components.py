@@ -5,6 +5,7 @@ The report names the component, its location, the stage that it has reached, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
@@ -194,68 +195,63 @@ _TELLING = ("error", "fail", "fatal", "panic", "could not", "unable to", "cannot
 _LONGEST = 400
 _HINTS = (
     (
-        ("no runtime for",),
+        "no runtime for",
         "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart it.",
     ),
     (
-        ("Could not resolve Linux kernel version", "kernel source tree", "kernel-headers", "linux-headers"),
+        "Could not resolve Linux kernel version|kernel source tree|kernel-headers|linux-headers",
         (
             "The headers of the node's kernel are missing: use a driver image for that kernel, give the node access "
             "to its package repository, or install the driver on the host."
         ),
     ),
     (
-        ("Key was rejected by service", "Required key not available"),
+        "Key was rejected by service|Required key not available",
         "Secure Boot refuses the unsigned module: use signed, precompiled drivers, or turn Secure Boot off.",
     ),
-    (("nouveau",), "The driver nouveau uses the GPU: block it on the host, and reboot the node."),
+    ("nouveau", "The driver nouveau uses the GPU: block it on the host, and reboot the node."),
     (
-        (
-            "nvidia is in use",
-            "driver is in use",
-            "Could not unload NVIDIA driver kernel modules",
-            "Failed to uninstall nvidia driver",
-        ),
+        "(?:nvidia|driver) is in use|Could not unload NVIDIA driver kernel modules|Failed to uninstall nvidia driver",
         "A process still uses the old driver: drain the node's GPU pods, stop host programs that use it, or reboot.",
     ),
     (
-        ("Driver/library version mismatch",),
+        "Driver/library version mismatch",
         "The driver's libraries and the loaded module have different versions: drain the node and reboot it.",
     ),
     (
-        ("ERROR_LIBRARY_NOT_FOUND", "libnvidia-ml.so", "Incompatible strategy", "Incompatible platform"),
+        r"ERROR_LIBRARY_NOT_FOUND|libnvidia-ml\.so|Incompatible (?:strategy|platform)",
         (
             "Its own container has no driver: run it with the nvidia runtime (RuntimeClass or default "
             "runtime), or correct its setting for the driver root."
         ),
     ),
     (
-        ("more than one MIG device type present", "same migEnabled value"),
+        "more than one MIG device type present|same migEnabled value",
         "The MIG strategy is single and the cards have different profiles: give all the same profile, or use mixed.",
     ),
     (
-        ("driver not loaded", "couldn't communicate with the NVIDIA driver", "NVIDIA-SMI has failed"),
+        "driver not loaded|couldn't communicate with the NVIDIA driver|NVIDIA-SMI has failed",
         "The driver's kernel module is not loaded on the node.",
     ),
     (
-        ("no such host", "Temporary failure resolving", "Could not resolve host", "i/o timeout"),
+        "no such host|Temporary failure resolving|Could not resolve host|i/o timeout",
         "The node does not reach a name server or a repository: check its network and its firewall.",
     ),
     (
-        ("manifest unknown", "MANIFEST_UNKNOWN", ": not found"),
+        "manifest.unknown|: not found",
         (
             "The image does not exist: for a driver, none is published for this version and operating system. Correct "
             "repository, image and version in the ClusterPolicy or Helm values."
         ),
     ),
     (
-        ("unauthorized", "authentication required", "access denied", "403 Forbidden"),
+        "unauthorized|authentication required|access denied|403 Forbidden",
         "The registry refuses the pull: give the workload an imagePullSecret with read access.",
     ),
-    (("toomanyrequests", "rate limit"), "The registry limits pulls: use a mirror, or an account with a higher limit."),
-    (("OOMKilled",), "The container needs more memory than its limit: raise the limit."),
+    ("toomanyrequests|rate limit", "The registry limits pulls: use a mirror, or an account with a higher limit."),
+    ("OOMKilled", "The container needs more memory than its limit: raise the limit."),
 )
-"""Fixes by texts of a log, the more specific texts first."""
+"""Fixes by patterns of a log, the more specific ones first."""
 
 
 class UnreadyPod(Struct, frozen=True):
@@ -268,15 +264,18 @@ class UnreadyPod(Struct, frozen=True):
     subject: str
     """Subject: the node, or the component if the pod has no node."""
 
+    def __str__(self) -> str:
+        """Format as a pod with its node."""
+        return f"{self.pod.subject} on {self.subject}" if self.subject != self.component.subject else self.pod.subject
+
 
 def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each component that is not ready where it should be.
 
     A component that only waits for another one is listed as its consequence.
     """
-    nodes, every = {node.name: node for node in snapshot.nodes}, components(snapshot)
-    events = _warnings(snapshot)
-    troubles = [trouble for part in every for trouble in _troubles(snapshot, part, nodes)]
+    every, events = components(snapshot), _warnings(snapshot)
+    troubles = [trouble for component in every for trouble in _troubles(snapshot, component)]
     subjects = _subjects(troubles)
     waiting: list[UnreadyPod] = []
     named: set[Origin] = set()
@@ -293,15 +292,15 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     yield from _without_pods(every, snapshot)
 
 
-def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node]) -> Iterator[UnreadyPod]:
+def _troubles(snapshot: Snapshot, component: Component) -> Iterator[UnreadyPod]:
     if component.role not in NOT_READY or component.wanted == 0:
         return
     unseen, now = not snapshot.sees("Node"), snapshot.now
     for pod in component.pods:
-        node = nodes.get(pod.spec.node)
+        node = snapshot.by_node.get(pod.spec.node)
         # The agent starts within seconds also on a new node, and its users look for it at once.
         new = node is not None and not is_judged(node, now) and not (component.role is Role.AGENT and node.ready)
-        if node is not None and (new or _shares_node(component, node)):
+        if node is not None and (new or _is_unneeded(component, node)):
             continue
         # If nodes are not visible, a node may be as new as its pods.
         if unseen and snapshot.is_new(pod.meta, YOUNG):
@@ -312,13 +311,13 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
             yield UnreadyPod(component, pod, at, node, f"node/{pod.spec.node}" if known else component.subject)
 
 
-def _shares_node(component: Component, node: Node) -> bool:
+def _is_unneeded(component: Component, node: Node) -> bool:
     """Whether the component does not matter on the node at present.
 
     Either the node has no GPU, or the operator is changing the layers that the component depends on.
     """
-    of_nodes = component.meta.kind == "DaemonSet"
-    if of_nodes and component.role in _ON_OTHER_NODES and not has_gpu(node):
+    is_on_other_nodes = component.meta.kind == "DaemonSet" and component.role in _ON_OTHER_NODES
+    if is_on_other_nodes and not has_gpu(node):
         return True
     return is_changed(node) and component.role not in (Role.DRIVER, Role.MIG_MANAGER)
 
@@ -354,11 +353,9 @@ def _found(
     unready: UnreadyPod, subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot, warnings: Iterable[Event]
 ) -> FoundCause:
     role, pod = unready.component.role, unready.pod
-    on = f" on {unready.subject}" if unready.subject != unready.component.subject else ""
-    evidence = [f"{pod.subject}{on}: {unready.stage}"]
-    evidence += [f"{event.reason}: {event.message}" for event in warnings if unready.stage.kind is StageKind.CREATING][
-        :2
-    ]
+    evidence = [f"{unready}: {unready.stage}"]
+    if unready.stage.kind is StageKind.CREATING:
+        evidence += [f"{event.reason}: {event.message}" for event in warnings][:2]
     log = snapshot.logs.get((pod.subject, unready.stage.container), "")
     if line := last_line(log):
         evidence.append(f"its log: {line}")
@@ -414,8 +411,7 @@ def _hanging(
     for unready in sorted(waiting, key=lambda trouble: order.index(trouble.stage.container)):
         if unready.stage.container == "plugin-validation" and unready.pod.spec.node in full:
             continue  # its test needs a free GPU, and pods use all of them
-        on = f" on {unready.subject}" if unready.subject != unready.component.subject else ""
-        evidence = f"{unready.pod.subject}{on} waits in its init container {unready.stage.container}"
+        evidence = f"{unready} waits in its init container {unready.stage.container}"
         above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
         above = tuple(pair for pair in above if pair[0] != NOT_READY[unready.component.role].name)
         remedy = _of_stage(unready) if unready.subject not in explained else ()
@@ -495,8 +491,7 @@ def _offer(node: Node) -> str:
 
 def hint(texts: str) -> str:
     """Return the fix for these texts; '' if they contain no known message."""
-    lower = texts[:16384].lower()
-    return next((message for words, message in _HINTS if any(word.lower() in lower for word in words)), "")
+    return next((fix for pattern, fix in _HINTS if re.search(pattern, texts[:16384], re.IGNORECASE)), "")
 
 
 def last_line(log: str) -> str:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
+from diagnosis.causes.faulty_gpus import FAULTY, affected_pods
 from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, agent_findings
 from diagnosis.causes.pod_startup import START_REASONS, TOOL
@@ -276,7 +276,7 @@ def find_crashing(snapshot: Snapshot) -> Iterator[FoundCause]:
     causes: defaultdict[str, list[Origin]] = defaultdict(list)
     for crash in crashes:
         causes[snapshot.line(crash.pod.meta)[-1]].append((crash.known.cause.name, crash.subject))
-    for node, struck in struck_pods(snapshot).items():
+    for node, struck in affected_pods(snapshot).items():
         for other in struck:
             causes[snapshot.line(other.pod.meta)[-1]].append((FAULTY.name, f"node/{node}"))
     for some in grouped(((crash.known.cause.name, crash.subject), crash) for crash in crashes).values():

@@ -201,7 +201,7 @@ class AffectedPod(Struct, frozen=True):
 
 def find_faulty(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each node with faulty GPUs that pods use."""
-    for name, struck in struck_pods(snapshot).items():
+    for name, struck in affected_pods(snapshot).items():
         yield _found(snapshot, name, struck)
 
 
@@ -223,12 +223,12 @@ def _reported(snapshot: Snapshot, pod: Pod) -> AffectedPod:
 
 
 @lru_cache(maxsize=1)
-def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[AffectedPod]]:
+def affected_pods(snapshot: Snapshot) -> Mapping[str, Sequence[AffectedPod]]:
     """Return, by node, the pods that run on one of its faulty GPUs."""
     by_node: defaultdict[str, list[AffectedPod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         node = snapshot.by_node.get(pod.spec.node)
-        if node is not None and _is_at_work(pod) and (struck := struck_on(snapshot, pod, node)):
+        if node is not None and _is_at_work(pod) and (struck := affected_on(snapshot, pod, node)):
             by_node[node.name].append(struck)
     return by_node
 
@@ -238,7 +238,7 @@ def is_gang(workload: str) -> bool:
     return workload.partition("/")[0] not in _INDEPENDENT
 
 
-def struck_on(snapshot: Snapshot, pod: Pod, node: Node) -> AffectedPod | None:
+def affected_on(snapshot: Snapshot, pod: Pod, node: Node) -> AffectedPod | None:
     """Return the pod with the faults of its node that concern it; None if there are none."""
     unhealthy, faults = tuple(unhealthy_gpus(pod)), _faults(node)
     if not faults and not unhealthy:
@@ -385,7 +385,7 @@ def find_in_place(snapshot: Snapshot) -> Iterator[FoundCause]:
     failing = []
     for pod in gpu_pods(snapshot):
         node, state = snapshot.by_node.get(pod.spec.node), _failing(snapshot, pod)
-        if node is not None and state is not None and _can_move(pod) and (struck := struck_on(snapshot, pod, node)):
+        if node is not None and state is not None and _can_move(pod) and (struck := affected_on(snapshot, pod, node)):
             failing.append((snapshot.line(pod.meta)[-1], (struck, state, node)))
     for workload, some in grouped(failing).items():
         yield _restarting(snapshot, workload, some)

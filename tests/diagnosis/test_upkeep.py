@@ -183,11 +183,6 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
     ),
     ("EFA of its like alone", [OFFERS, gpu_node("b", labels=TYPE), *efa("a")], ("EfaNotOffered", "node/b")),
     (
-        "EFA of a type that the plugin does not list",
-        [gpu_node("a", labels=TYPE), *listing("p4d.24xlarge")],
-        ("EfaPluginLeavesTypeOut", "daemonset/kube-system/aws-efa-k8s-device-plugin"),
-    ),
-    (
         "EFA that the agent sees, of a type that the plugin does not list",
         [checked("a", "pass", labels=SMALL), *listing("p4d.24xlarge")],
         ("EfaPluginLeavesTypeOut", "daemonset/kube-system/aws-efa-k8s-device-plugin"),
@@ -273,15 +268,9 @@ HEALTHY: list[tuple[str, list[Object]]] = [
     ("no EFA anywhere", [gpu_node("a", labels=TYPE), gpu_node("b", labels=TYPE), *efa("a", "b")]),
     ("a node of the type without EFA devices", [OFFERS, gpu_node("b", labels=TYPE), *efa("a", "b")]),
     (
-        "a type without EFA in a small machine's launch template",
-        [gpu_node("a", labels=SMALL), *listing("p4d.24xlarge")],
-    ),
-    (
         "a node whose agent sees no EFA device",
         [checked("a", "not-configured", labels=TYPE), *listing("p4d.24xlarge")],
     ),
-    ("a type that the plugin lists", [gpu_node("a", labels=TYPE), *listing("p5.48xlarge")]),
-    ("EFA by DRANET", [gpu_node("a", labels=TYPE), *listing("p4d.24xlarge"), *dranet("a")]),
     ("EFA by DRANET beside the plugin", [OFFERS, gpu_node("b", labels=TYPE), *efa("a"), *dranet("b")]),
     ("a GPUCluster beside a new node", [*by_claims(gpu_cluster("ready"), "a"), gpu_node("b", None, age=5), SYSTEM]),
     ("a GPUCluster", by_claims(gpu_cluster("ready"), "a")),

@@ -321,7 +321,7 @@ STATES: Rows = [
 
 
 @pytest.mark.parametrize(("state", "expected"), [row[1:] for row in STATES], ids=[row[0] for row in STATES])
-def test_a_state_has_its_cause_and_no_other(state: list[Object], expected: list[tuple[str, str]]) -> None:
+def test_state_has_its_cause_and_no_other(state: list[Object], expected: list[tuple[str, str]]) -> None:
     assert results(judged(*state)) == expected
 
 
@@ -348,7 +348,7 @@ def log(words: str, name: str = "train-0", container_name: str = "main") -> dict
 
 
 @pytest.mark.parametrize("words", FALLBACKS)
-def test_a_log_shows_that_nccl_does_not_use_efa(words: str) -> None:
+def test_log_of_nccl_without_efa_is_reported(words: str) -> None:
     expected = [("NcclFallsBackToTcp", "job/team/train")]
     assert results(judged(*ON_P5, JOB, *ranks(32), logs=log(words))) == expected
     by_mpi = [*ON_P5, LAUNCHER, *ranks(32, owner=("MPIJob", "train"))]
@@ -357,15 +357,15 @@ def test_a_log_shows_that_nccl_does_not_use_efa(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", USED)
-def test_a_log_shows_that_nccl_uses_efa(words: str) -> None:
+def test_log_of_nccl_with_efa_is_ignored(words: str) -> None:
     assert results(judged(*ON_P5, JOB, *ranks(32), logs=log(words))) == []
 
 
-def test_one_node_needs_no_efa() -> None:
+def test_job_on_one_node_needs_no_efa() -> None:
     assert results(judged(ec2("a"), *plugin("a"), JOB, rank("0", "a", 32), logs=log(FALLBACKS[0]))) == []
 
 
-def test_a_hidden_device_explains_the_fallback() -> None:
+def test_hidden_device_explains_the_fallback() -> None:
     (problem,) = judged(*ON_B200, JOB, *mounts("/dev/infiniband"), logs=log(FALLBACKS[1])).problems
 
     assert consequences(problem) == [("NcclFallsBackToTcp", "job/team/train")]
@@ -374,7 +374,7 @@ def test_a_hidden_device_explains_the_fallback() -> None:
 AGENT = "misc/socket.cc NCCL WARN socketPollConnect: connect to 169.254.170.23<41221> returned Connection refused"
 
 
-def test_the_address_of_the_pod_identity_agent_is_no_ranks() -> None:
+def test_address_of_the_pod_identity_agent_is_reported() -> None:
     expected = [("NcclUsesPodIdentityAddress", "job/team/train")]
     hangs = [*ON_P5, JOB, *ranks(32)]
     assert results(judged(*hangs, logs=log(AGENT))) == expected
@@ -388,7 +388,7 @@ def test_the_address_of_the_pod_identity_agent_is_no_ranks() -> None:
     assert results(judged(*ON_P5, JOB, *failed)) == expected
 
 
-def test_a_list_without_the_type_explains_a_job_that_cannot_request_efa() -> None:
+def test_plugin_without_the_type_explains_a_job_without_efa() -> None:
     left_out = [*BARE_P5, *plugin(affinity=listing(TYPE, "In", "p4d.24xlarge"))]
 
     (problem,) = judged(*left_out, JOB, *ranks()).problems
