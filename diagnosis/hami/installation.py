@@ -7,15 +7,13 @@ Service.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from diagnosis.facts.components import Component, Role, components
-from diagnosis.facts.gpu_nodes import GPU
 from diagnosis.facts.placement import has, offers
 from diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
 from diagnosis.snapshot import Snapshot
@@ -133,19 +131,30 @@ def is_there(snapshot: Snapshot) -> bool:
 @lru_cache(maxsize=1)
 def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
     """Return each installation with a visible part, by namespace and name."""
-    every = [each for each in components(snapshot) if each.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)]
-    placed = grouped((each.meta.namespace, each.meta.name) for each in every if each.role is Role.HAMI_SCHEDULER)
-    found = grouped(
-        ((each.meta.namespace, _release(each.meta.name, placed.get(each.meta.namespace, ()))), each) for each in every
-    )
-    ours = [hook for hook in snapshot.webhooks if hook.name == WEBHOOK and hook.service]
-    places = (hook.service.partition("/") for hook in ours)
-    hooks = grouped(((place[0], _stem(place[2])), hook) for place, hook in zip(places, ours, strict=True))
-    # A tenant can create any number of pods that look like one.
-    likely = sorted({*found, *hooks}, key=lambda key: (key not in hooks, _is_of_pods(found.get(key, ())), key))
+    parts = [part for part in components(snapshot) if part.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)]
+    schedulers = grouped((part.meta.namespace, part.meta.name) for part in parts if part.role is Role.HAMI_SCHEDULER)
+
+    def release(part: Component) -> _Key:
+        # Plugins of other vendors have names of their own, so the name comes from the namespace's only scheduler.
+        names = schedulers.get(part.meta.namespace, [])
+        return part.meta.namespace, _stem(names[0] if len(names) == 1 else part.meta.name)
+
+    def served(hook: Webhook) -> _Key:
+        namespace, _, service = hook.service.partition("/")
+        return namespace, _stem(service)
+
+    parts_by_key = grouped((release(part), part) for part in parts)
+    hooks_by_key = grouped((served(hook), hook) for hook in snapshot.webhooks if hook.name == WEBHOOK and hook.service)
+
+    def doubt(key: _Key) -> tuple[bool, bool, _Key]:
+        # A tenant can create any number of pods that look like one.
+        return key not in hooks_by_key, all(part.meta.kind == "Pod" for part in parts_by_key.get(key, ())), key
+
+    likely = sorted({*parts_by_key, *hooks_by_key}, key=doubt)
     keys = sorted(likely[:_MOST])
-    parts = (_installation(key, found.get(key, ()), hooks.get(key, ())) for key in keys)
-    return tuple(_configured(snapshot, part, keys) for part in parts)
+    return tuple(
+        _installation(snapshot, key, parts_by_key.get(key, ()), hooks_by_key.get(key, ()), keys) for key in keys
+    )
 
 
 def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
@@ -158,15 +167,21 @@ def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
     )
 
 
-def settings_of(
-    snapshot: Snapshot, installation: Installation | None = None, others: Collection[_Key] = ()
-) -> HamiSettings:
+def settings_of(snapshot: Snapshot, key: _Key = ("", ""), others: Collection[_Key] = ()) -> HamiSettings:
     """Return the settings from the installation's ConfigMap, else from the likeliest ConfigMap without an owner."""
-    maps = [each for each in snapshot.config_maps if DEVICE_CONFIG in each.data and _owner(each) not in others]
-    own = (installation.namespace, installation.name) if installation is not None else ("", "")
-    near = [each for each in maps if each.meta.namespace == own[0] or not others]
-    rank = sorted(near, key=lambda each: (_owner(each) != own, each.meta.namespace != own[0], each.meta.subject))
-    return read_settings(rank[0]) if rank else HamiSettings()
+
+    def owner(config_map: ConfigMap) -> _Key:
+        return config_map.meta.namespace, config_map.meta.name.removesuffix(_DEVICES)
+
+    candidates = [
+        config_map
+        for config_map in snapshot.config_maps
+        if DEVICE_CONFIG in config_map.data
+        and owner(config_map) not in others
+        and (config_map.meta.namespace == key[0] or not others)
+    ]
+    ranked = sorted(candidates, key=lambda each: (owner(each) != key, each.meta.namespace != key[0], each.meta.subject))
+    return read_settings(ranked[0]) if ranked else HamiSettings()
 
 
 def schedulers(snapshot: Snapshot) -> frozenset[str]:
@@ -179,13 +194,18 @@ def installation_of(snapshot: Snapshot, pod: Pod) -> Installation | None:
 
     It is chosen by the pod's scheduler, then its node, then its requested resources.
     """
+    resources = {name for container in pod.spec.containers for name in (*container.limits, *container.requests)}
 
-    def near(installation: Installation) -> tuple[bool, bool, int]:
-        asked = {name for container in pod.spec.containers for name in (*container.limits, *container.requests)}
-        resources = 2 if installation.settings.count_name in asked else 1 if installation.settings.names & asked else 0
-        return pod.spec.scheduler == installation.scheduler_name, pod.spec.node in installation.nodes, resources
+    def rank(installation: Installation) -> tuple[bool, bool, bool, bool]:
+        settings = installation.settings
+        return (
+            pod.spec.scheduler == installation.scheduler_name,
+            pod.spec.node in installation.nodes,
+            settings.count_name in resources,
+            not settings.names.isdisjoint(resources),
+        )
 
-    return max(installations(snapshot), key=near, default=None)
+    return max(installations(snapshot), key=rank, default=None)
 
 
 def serving(snapshot: Snapshot, node: Node) -> Installation | None:
@@ -252,64 +272,41 @@ def plugin_pods(every: Iterable[Installation]) -> Mapping[str, Sequence[Pod]]:
     return grouped((pod.spec.node, pod) for pod in pods if pod.spec.node and not pod.over)
 
 
-class SlotOffer(Struct, frozen=True):
-    """Number of slots on cards that the kubelet offers under a resource name; '' if it reports none."""
-
-    resource: str
-    amount: str
-
-    @property
-    def is_none(self) -> bool:
-        return self.amount in ("", "0")
-
-    def __str__(self) -> str:
-        return f"{self.resource} {self.amount or 'absent'} allocatable"
-
-
-def offered(snapshot: Snapshot, node: Node) -> SlotOffer:
-    """Return the node's own offer, under the resource name of the installation that serves it."""
-    own = serving(snapshot, node)
-    name = own.settings.count_name if own is not None else GPU
-    return SlotOffer(name, node.allocatable.get(name, ""))
-
-
 def _version(tag: str) -> tuple[int, int] | None:
     """Parse an image's tag, as `v2.7.1` or `2.9.0-amd64`."""
     match = _TAG.match(tag)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _installation(key: tuple[str, str], parts: Iterable[Component], hooks: Iterable[Webhook]) -> Installation:
-    parts = list(parts)
+def _installation(
+    snapshot: Snapshot, key: _Key, parts: Sequence[Component], webhooks: Iterable[Webhook], keys: Iterable[_Key]
+) -> Installation:
+    """Return the installation with scheduler name and settings from its own ConfigMaps and command line."""
     scheduler = next((part for part in parts if part.role is Role.HAMI_SCHEDULER), None)
     plugins = tuple(part for part in parts if part.role is Role.HAMI_PLUGIN)
-    nodes = frozenset(pod.spec.node for plugin in plugins for pod in plugin.pods if pod.spec.node and not pod.over)
-    return Installation(*key, scheduler, plugins, tuple(hooks), nodes=nodes)
-
-
-def _is_of_pods(parts: Iterable[Component]) -> bool:
-    """Whether no workload is visible that makes the pods of these parts."""
-    return all(part.meta.kind == "Pod" for part in parts)
-
-
-def _release(name: str, schedulers: Sequence[str]) -> str:
-    """Return the base name of the chart's objects. `schedulers`: the names of the namespace's schedulers.
-
-    Plugins of other vendors have names of their own, so the name comes from the namespace's only scheduler.
-    """
-    return _stem(schedulers[0] if len(schedulers) == 1 else name)
-
-
-def _configured(snapshot: Snapshot, installation: Installation, keys: Collection[_Key]) -> Installation:
-    """Return the installation with scheduler name and settings from its own ConfigMaps and command line."""
-    line = _command_line(installation.scheduler.spec) if installation.scheduler is not None else CommandLine()
-    maps = (each for each in snapshot.config_maps if each.meta.namespace == installation.namespace)
-    texts = (text for each in maps if each.meta.name == f"{installation.name}-scheduler" for text in each.data.values())
-    name = next(_profiles(texts), line.scheduler_name or DEFAULT_SCHEDULER)
-    others = {key for key in keys if key != (installation.namespace, installation.name)}
-    return replace(
-        installation, scheduler_name=name, settings=settings_of(snapshot, installation, others), command_line=line
+    line = _command_line(scheduler.spec) if scheduler is not None else CommandLine()
+    return Installation(
+        *key,
+        scheduler=scheduler,
+        plugins=plugins,
+        webhooks=tuple(webhooks),
+        scheduler_name=_profile(snapshot, key) or line.scheduler_name or DEFAULT_SCHEDULER,
+        settings=settings_of(snapshot, key, {other for other in keys if other != key}),
+        command_line=line,
+        nodes=frozenset(pod.spec.node for part in plugins for pod in part.pods if pod.spec.node and not pod.over),
     )
+
+
+def _profile(snapshot: Snapshot, key: _Key) -> str:
+    """Return the scheduler's name in the KubeSchedulerConfiguration; '' if none is visible."""
+    namespace, name = key
+    documents = (
+        document
+        for config_map in snapshot.config_maps
+        if (config_map.meta.namespace, config_map.meta.name) == (namespace, f"{name}-scheduler")
+        for document in config_map.data.values()
+    )
+    return next((match[1] for document in documents for match in _PROFILE.finditer(document)), "")
 
 
 def _command_line(spec: PodSpec) -> CommandLine:
@@ -326,18 +323,8 @@ def _command_line(spec: PodSpec) -> CommandLine:
     )
 
 
-def _profiles(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        yield from (found[1] for found in _PROFILE.finditer(text))
-
-
 def _asks(spec: PodSpec, names: Collection[str]) -> bool:
     return any(name in names for container in spec.containers for name in (*container.limits, *container.requests))
-
-
-def _owner(config_map: ConfigMap) -> _Key:
-    """Return the installation whose device settings the ConfigMap has."""
-    return config_map.meta.namespace, config_map.meta.name.removesuffix(_DEVICES)
 
 
 def _stem(name: str) -> str:

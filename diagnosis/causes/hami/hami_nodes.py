@@ -15,7 +15,7 @@ from diagnosis.causes.pod_startup_table import NODES
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
-from diagnosis.facts.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
+from diagnosis.facts.gpu_nodes import GPU, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.facts.pod_stage import stage
 from diagnosis.facts.quantity import counted
 from diagnosis.hami.installation import (
@@ -23,7 +23,6 @@ from diagnosis.hami.installation import (
     Installation,
     installations,
     is_there,
-    offered,
     other_owner,
     plugin_pods,
     serving,
@@ -126,11 +125,11 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Compare the registration of each node with its offer."""
     pods_by_node = plugin_pods(installations(snapshot))
     for node in filter(lambda node: _is_steady(snapshot, node), snapshot.nodes):
-        pods, offer = pods_by_node.get(node.name, ()), offered(snapshot, node)
+        pods, offers_slots = pods_by_node.get(node.name, ()), _offers_slots(snapshot, node)
         is_starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
-        if node.hami.cards and offer.is_none and not is_starting:
+        if node.hami.cards and not offers_slots and not is_starting:
             yield _stale(snapshot, node, pods)
-        elif not node.hami.cards and not offer.is_none:
+        elif not node.hami.cards and offers_slots:
             working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
             if working and any(installation.scheduler is not None for installation in installations(snapshot)):
                 yield _not_registered(snapshot, node, working[0])
@@ -170,7 +169,7 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
     for node_name, pods in plugin_pods(every).items():
         node = snapshot.by_node.get(node_name)
         working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-        if node is not None and working and is_judged(node, snapshot.now) and not offered(snapshot, node).is_none:
+        if node is not None and working and is_judged(node, snapshot.now) and _offers_slots(snapshot, node):
             yield from _given_up(snapshot, node, working)
 
 
@@ -200,6 +199,21 @@ def _is_steady(snapshot: Snapshot, node: Node) -> bool:
     return is_judged(node, snapshot.now) and not is_changed(node)
 
 
+def _slot_resource(snapshot: Snapshot, node: Node) -> str:
+    """Return the resource name of the installation that serves the node."""
+    installation = serving(snapshot, node)
+    return installation.settings.count_name if installation is not None else GPU
+
+
+def _offers_slots(snapshot: Snapshot, node: Node) -> bool:
+    return node.allocatable.get(_slot_resource(snapshot, node), "") not in ("", "0")
+
+
+def _offer(snapshot: Snapshot, node: Node) -> str:
+    resource = _slot_resource(snapshot, node)
+    return f"{resource} {node.allocatable.get(resource) or 'absent'} allocatable"
+
+
 def _unselected(node: Node, plugin: Component) -> FoundCause:
     labels, taints = missing_labels(plugin, node), refused(plugin.spec, node)
     remedy = f"Let {plugin.subject} run there (Helm: devicePlugin.tolerations)."
@@ -214,7 +228,7 @@ def _unselected(node: Node, plugin: Component) -> FoundCause:
 
 
 def _stale(snapshot: Snapshot, node: Node, pods: Sequence[Pod]) -> FoundCause:
-    evidence = [f"{node.subject}: {counted(len(node.hami.cards), 'card')} registered, {offered(snapshot, node)}"]
+    evidence = [f"{node.subject}: {counted(len(node.hami.cards), 'card')} registered, {_offer(snapshot, node)}"]
     for pod in pods:
         evidence.append(f"{pod.subject}: {stage(pod, snapshot.now)}")
         line = last_line(snapshot.logs.get((pod.subject, "device-plugin"), ""))
@@ -235,7 +249,7 @@ def _not_registered(snapshot: Snapshot, node: Node, pod: Pod) -> FoundCause:
     if registration is not None:
         lacks = ": ".join(filter(None, ("its registration names no card", registration.unreadable)))
     account = f"--as=system:serviceaccount:{pod.meta.namespace}:{pod.spec.service_account or 'default'}"
-    evidence = (f"{node.subject}: {lacks}; {offered(snapshot, node)}", f"{pod.subject} is ready")
+    evidence = (f"{node.subject}: {lacks}; {_offer(snapshot, node)}", f"{pod.subject} is ready")
     remedy = (
         _read_log(pod),
         f"Check whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', account)}",
@@ -274,7 +288,7 @@ def _given_up(snapshot: Snapshot, node: Node, pods: list[Pod]) -> Iterator[Found
         return
     evidence = (
         f"{node.subject}: {HANDSHAKE} is {handshake.annotation}, {_minutes(apart)} from now",
-        f"{', '.join(pod.subject for pod in pods)}: ready; {offered(snapshot, node)}",
+        f"{', '.join(pod.subject for pod in pods)}: ready; {_offer(snapshot, node)}",
     )
     from_zone = min(apart % _ZONES, _ZONES - apart % _ZONES)
     if (from_zone < _CLOCKS_DIFFER or is_future(requested, snapshot.now)) and apart < _FARTHEST_ZONE:
