@@ -37,47 +37,45 @@ def test_hanging_allocation_explains_the_idle_kubelet() -> None:
     assert "allocated 1024 MiB of GPU-a-0" in problem.found.evidence[0]
 
 
-SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
-    (
-        "not given by its plugin, though the kubelet has begun to tell of it",
+FAULTS: dict[str, tuple[list[Object], tuple[str, str]]] = {
+    "not allocated, and reported by the kubelet": (
         [*hami(A), bound("allocating", 20, status={"containerStatuses": [waiting("ContainerCreating")]})],
         ("HamiAllocationHangs", "node/a"),
     ),
-    ("refused by the plugin", [*hami(A), bound("failed", 3)], ("HamiAllocationFailed", "node/a")),
-    (
-        "without limits beside another",
+    "refused by the plugin": ([*hami(A), bound("failed", 3)], ("HamiAllocationFailed", "node/a")),
+    "without limits beside another": (
         [*hami(A), vgpu_pod("x", asking(1, 1000, env=OPEN), on="a"), vgpu_pod("y", on="a")],
         ("HamiLimitsSwitchedOff", "pod/team/x"),
     ),
-    ("without its library", [*hami(A), crashing(PRELOAD)], ("HamiLibraryMissing", "pod/team/x")),
-    ("beyond its share of memory", [*hami(A), crashing(OOM)], ("GpuMemoryExhausted", "pod/team/x")),
-]
+    "without its library": ([*hami(A), crashing(PRELOAD)], ("HamiLibraryMissing", "pod/team/x")),
+    "beyond its share of memory": ([*hami(A), crashing(OOM)], ("GpuMemoryExhausted", "pod/team/x")),
+}
 
 
-@pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
+@pytest.mark.parametrize(("state", "cause"), FAULTS.values(), ids=FAULTS)
 def test_fault_after_the_binding_has_a_cause(state: list[Object], cause: tuple[str, str]) -> None:
     assert results(judged(*state)) == [cause]
 
 
-def looked_at(reason: str, detail: str) -> Object:
+def with_finding(reason: str, detail: str) -> Object:
     """The node with our agent's record of it."""
     return hami_node("a", annotations=recorded(reason, detail=detail))
 
 
-SEEN_ON_HOST = [
+AGENT_FINDINGS = [
     ("HamiLibraryNotInstalled", "no /usr/local/vgpu/libvgpu.so.v2.9.0", crashing(PRELOAD)),
     ("HamiPreloadWrong", "no /usr/local/vgpu/ld.so.preload", crashing(PRELOAD)),
     ("HamiPluginNotServing", "nothing in its pod listens on nvidia-*.sock", bound("allocating", 20)),
 ]
 
 
-@pytest.mark.parametrize(("reason", "detail", "pod"), SEEN_ON_HOST, ids=[pair[0] for pair in SEEN_ON_HOST])
+@pytest.mark.parametrize(("reason", "detail", "pod"), AGENT_FINDINGS, ids=[pair[0] for pair in AGENT_FINDINGS])
 def test_finding_of_the_agent_is_evidence_for_its_pods(reason: str, detail: str, pod: Object) -> None:
-    [there] = judged(*hami(looked_at(reason, detail)), pod).problems
-    [unlooked] = judged(*hami(A), pod).problems
+    [with_agent] = judged(*hami(with_finding(reason, detail)), pod).problems
+    [without] = judged(*hami(A), pod).problems
 
-    assert (there.found.cause, there.found.subject) == (unlooked.found.cause, unlooked.found.subject)
-    assert {*there.found.evidence} - {*unlooked.found.evidence} == {f"agent on the node: {reason}: {detail}"}
+    assert (with_agent.found.cause, with_agent.found.subject) == (without.found.cause, without.found.subject)
+    assert {*with_agent.found.evidence} - {*without.found.evidence} == {f"agent on the node: {reason}: {detail}"}
 
 
 def test_exhausted_share_is_reported_with_its_limit() -> None:
@@ -85,27 +83,23 @@ def test_exhausted_share_is_reported_with_its_limit() -> None:
     assert "HAMi's limit: 1024 MiB of card GPU-a-0" in problem.found.evidence
 
 
-HEALTHY: list[tuple[str, list[Object]]] = [
-    ("just bound", [*hami(A), bound("allocating", 1)]),
-    ("begins", [*hami(A), bound("allocating", 3, status={"containerStatuses": [waiting("ContainerCreating")]})]),
-    ("has begun", [*hami(A), bound("allocating", 20, status={"containerStatuses": [RUNS]})]),
-    ("alone on its card, without limits", [*hami(A), vgpu_pod("x", asking(1, 1000, env=OPEN), on="a")]),
-    (
-        "beside one that has ended",
-        [*hami(A), vgpu_pod("x", asking(1, 1000, env=OPEN), on="a"), vgpu_pod("y", on="a", phase="Succeeded")],
-    ),
-    (
-        "with its limits",
-        [
-            *hami(A),
-            vgpu_pod("x", asking(1, 1000, env=[{"name": "CUDA_DISABLE_CONTROL", "value": "false"}]), on="a"),
-            vgpu_pod("y", on="a"),
-        ],
-    ),
-    ("ended well, with all annotations", [*hami(A), vgpu_pod("x", on="a", phase="Succeeded")]),
-]
+def with_pods(*pods: Object) -> list[Object]:
+    return [*hami(A), *pods]
 
 
-@pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
+UNLIMITED = vgpu_pod("x", asking(1, 1000, env=OPEN), on="a")
+LIMITED = vgpu_pod("x", asking(1, 1000, env=[{"name": "CUDA_DISABLE_CONTROL", "value": "false"}]), on="a")
+HEALTHY: dict[str, list[Object]] = {
+    "just bound": with_pods(bound("allocating", 1)),
+    "starting": with_pods(bound("allocating", 3, status={"containerStatuses": [waiting("ContainerCreating")]})),
+    "started": with_pods(bound("allocating", 20, status={"containerStatuses": [RUNS]})),
+    "alone on its card, without limits": with_pods(UNLIMITED),
+    "beside one that has ended": with_pods(UNLIMITED, vgpu_pod("y", on="a", phase="Succeeded")),
+    "with its limits": with_pods(LIMITED, vgpu_pod("y", on="a")),
+    "succeeded, with all annotations": with_pods(vgpu_pod("x", on="a", phase="Succeeded")),
+}
+
+
+@pytest.mark.parametrize("state", HEALTHY.values(), ids=HEALTHY)
 def test_correctly_used_share_has_no_cause(state: list[Object]) -> None:
     assert results(judged(*state)) == []

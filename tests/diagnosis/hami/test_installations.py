@@ -25,7 +25,6 @@ from tests.diagnosis.states import GPU, Object, ago, condition, consequences, ju
 
 A = hami_node("a")
 UNLABELLED = node("b", None, labels={"nvidia.com/gpu.present": "true"})
-OLD = {"version": "v2.6.1"}
 REPORTED = "Reported 2026-11-22 11:59:40.434037031 +0000 UTC m=+1104711.77"
 SCHEDULER, HOOK = "deployment/kube-system/hami-scheduler", "mutatingwebhookconfiguration/hami-webhook"
 
@@ -44,122 +43,94 @@ def job(name: str, *conditions: Object) -> Object:
 
 
 FAILED = job("hami-admission-patch", condition("Failed", "True", "BackoffLimitExceeded", "too many retries"))
-SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
-    ("the scheduler crashes", hami(A, ready=False), ("HamiSchedulerNotReady", SCHEDULER)),
-    (
-        "the plugin crashes",
-        [
-            *[one for one in hami(A) if one["metadata"]["name"] != "hami-device-plugin-a"],
-            plugin_pod(
-                "a",
-                states=[
-                    {
-                        "name": "device-plugin",
-                        "ready": False,
-                        "restartCount": 7,
-                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-                        "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": ago(1)}},
-                    }
-                ],
-            ),
-        ],
-        ("HamiDevicePluginNotReady", "node/a"),
-    ),
-    ("no CA", hami(A, webhook={"ca": ""}), ("HamiWebhookWithoutCa", HOOK)),
-    (
-        "an unhealthy card",
-        hami(hami_node("a", card("GPU-a-0"), card("GPU-a-1", index=1, health=False))),
-        ("HamiCardUnhealthy", "node/a"),
-    ),
-    ("the patch Job failed", [*hami(A), FAILED], ("HamiCertificateJobFailed", "job/kube-system/hami-admission-patch")),
-    (
-        "no leader",
-        hami(A, addresses=0, leads=False),
-        ("HamiSchedulerWithoutEndpoints", "service/kube-system/hami-scheduler"),
-    ),
-    ("no label", [*hami(A), UNLABELLED], ("HamiPluginNotOnNode", "node/b")),
-    ("registered and dead", hami(hami_node("a", offers=0)), ("HamiRegistrationStale", "node/a")),
-    ("none allocatable", hami(hami_node("a", allocatable={GPU: "0"})), ("HamiRegistrationStale", "node/a")),
-    (
-        "never registered",
-        hami(hami_node("a", annotations={"hami.io/node-nvidia-register": None})),
-        ("HamiNodeNotRegistered", "node/a"),
-    ),
-    ("registered without a card", hami(hami_node("a", register="[]")), ("HamiNodeNotRegistered", "node/a")),
-    ("a register of old", hami(hami_node("a", register=text_card("GPU-1"))), ("HamiVersionSkew", SCHEDULER)),
-    ("a scheduler of old", hami(A, version="v2.7.1", plugin_version="v2.8.0"), ("HamiVersionSkew", SCHEDULER)),
-    ("an old lock", hami(locked(f"{ago(20)},team,x")), ("HamiNodeLockStale", "node/a")),
-    ("an old lock of old", hami(locked(ago(6))), ("HamiNodeLockStale", "node/a")),
-    ("a lock that nobody reads", hami(locked("yesterday,team,x")), ("HamiNodeLockStale", "node/a")),
-    (
-        "a lock whose owner runs",
-        [*hami(locked(f"{ago(3)},team,x")), vgpu_pod("x", on="a")],
-        ("HamiNodeLockStale", "node/a"),
-    ),
-    (
-        "a lock whose owner is gone",
-        [*hami(locked(f"{ago(3)},team,gone")), vgpu_pod("x", on="a")],
-        ("HamiNodeLockStale", "node/a"),
-    ),
-    ("silent for days", hami(old_node("Requesting_2026-11-19 10:08:42"), **OLD), ("HamiPluginSilent", "node/a")),
-    ("silent of old", hami(old_node("Deleted_2026.11.22 11:41:00"), version="v2.4.1"), ("HamiPluginSilent", "node/a")),
-    (
-        "a clock eight hours apart",
-        hami(old_node("Requesting_2026-11-22 19:59:50"), **OLD),
-        ("HamiHandshakeClockApart", "node/a"),
-    ),
-    (
-        "given up for its zone",
-        hami(old_node("Deleted_2026-11-22 06:29:30"), **OLD),
-        ("HamiHandshakeClockApart", "node/a"),
-    ),
-]
+CRASH = {
+    "name": "device-plugin",
+    "ready": False,
+    "restartCount": 7,
+    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": ago(1)}},
+}
 
 
-@pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
+def with_plugin(node: Object, **changes: Any) -> list[Object]:
+    """HAMi on the node, with another pod of its device plugin there."""
+    others = [entry for entry in hami(node) if entry["metadata"]["name"] != "hami-device-plugin-a"]
+    return [*others, plugin_pod("a", **changes)]
+
+
+def old_hami(handshake: str, version: str = "v2.6.1") -> list[Object]:
+    return hami(old_node(handshake), version=version)
+
+
+UNREGISTERED = hami_node("a", annotations={"hami.io/node-nvidia-register": None})
+NO_LEADER = ("HamiSchedulerWithoutEndpoints", "service/kube-system/hami-scheduler")
+CARDS = card("GPU-a-0"), card("GPU-a-1", index=1, health=False)
+STALE, LOCK = ("HamiRegistrationStale", "node/a"), ("HamiNodeLockStale", "node/a")
+RUNNING = vgpu_pod("x", on="a")
+FAULTS: dict[str, tuple[list[Object], tuple[str, str]]] = {
+    "the scheduler crashes": (hami(A, ready=False), ("HamiSchedulerNotReady", SCHEDULER)),
+    "the plugin crashes": (with_plugin(A, states=[CRASH]), ("HamiDevicePluginNotReady", "node/a")),
+    "no CA": (hami(A, webhook={"ca": ""}), ("HamiWebhookWithoutCa", HOOK)),
+    "an unhealthy card": (hami(hami_node("a", *CARDS)), ("HamiCardUnhealthy", "node/a")),
+    "a failed Job": ([*hami(A), FAILED], ("HamiCertificateJobFailed", "job/kube-system/hami-admission-patch")),
+    "no leader": (hami(A, addresses=0, leads=False), NO_LEADER),
+    "no label": ([*hami(A), UNLABELLED], ("HamiPluginNotOnNode", "node/b")),
+    "registered, without capacity": (hami(hami_node("a", offers=0)), STALE),
+    "registered, none allocatable": (hami(hami_node("a", allocatable={GPU: "0"})), STALE),
+    "not registered": (hami(UNREGISTERED), ("HamiNodeNotRegistered", "node/a")),
+    "registered without a card": (hami(hami_node("a", register="[]")), ("HamiNodeNotRegistered", "node/a")),
+    "an old registration": (hami(hami_node("a", register=text_card("GPU-1"))), ("HamiVersionSkew", SCHEDULER)),
+    "an old scheduler": (hami(A, version="v2.7.1", plugin_version="v2.8.0"), ("HamiVersionSkew", SCHEDULER)),
+    "an expired lock": (hami(locked(f"{ago(20)},team,x")), LOCK),
+    "an expired lock without an owner": (hami(locked(ago(6))), LOCK),
+    "an unreadable lock": (hami(locked("yesterday,team,x")), LOCK),
+    "a lock whose owner runs": ([*hami(locked(f"{ago(3)},team,x")), RUNNING], LOCK),
+    "a lock whose owner is gone": ([*hami(locked(f"{ago(3)},team,gone")), RUNNING], LOCK),
+    "silent for days": (old_hami("Requesting_2026-11-19 10:08:42"), ("HamiPluginSilent", "node/a")),
+    "given up by 2.4": (old_hami("Deleted_2026.11.22 11:41:00", "v2.4.1"), ("HamiPluginSilent", "node/a")),
+    "a clock in the future": (old_hami("Requesting_2026-11-22 19:59:50"), ("HamiHandshakeClockApart", "node/a")),
+    "a time zone apart": (old_hami("Deleted_2026-11-22 06:29:30"), ("HamiHandshakeClockApart", "node/a")),
+}
+
+
+@pytest.mark.parametrize(("state", "cause"), FAULTS.values(), ids=FAULTS)
 def test_fault_of_hami_has_a_cause(state: list[Object], cause: tuple[str, str]) -> None:
     diagnosis = judged(*state)
     assert results(diagnosis) == [cause]
     assert all(problem.found.evidence for problem in diagnosis.problems)
 
 
-HEALTHY: list[tuple[str, list[Object]]] = [
-    ("in working order", [*hami(A), vgpu_pod("x", on="a")]),
-    ("2.8: a request of weeks ago", hami(A, version="v2.8.3")),
-    ("of a digest", hami(A, version="latest")),
-    ("under another name", hami(A, release="gpu-hami", namespace="gpu-share")),
-    ("up to 2.7", hami(old_node(REPORTED), **OLD)),
-    ("up to 2.7, just asked", hami(old_node("Requesting_2026-11-22 11:59:50"), **OLD)),
-    ("a Job that ended well", [*hami(A), job("hami-admission-patch", condition("Complete", "True"))]),
-    ("another's Job", [*hami(A), job("clean-admission-patch", condition("Failed", "True"))]),
-    ("a lock in its time", [*hami(locked(f"{ago(0.5)},team,x")), vgpu_pod("x", on="a", phase="Pending", age=1)]),
-    (
-        "a lock in its time, whose owner waits in another namespace",
-        [
-            *hami(locked(f"{ago(3)},other,y")),
-            vgpu_pod("y", namespace="other"),
-            vgpu_pod("x", on="a", phase="Pending", age=2),
-        ],
-    ),
-    ("a node that is not HAMi's", [*hami(A), node("b", 8, labels={"nvidia.com/gpu.present": "true"})]),
-    ("a new node", [*hami(A), node("b", None, labels={"nvidia.com/gpu.present": "true"}, age=3)]),
-    (
-        "a plugin that has just started",
-        [
-            *[one for one in hami(hami_node("a", offers=0)) if one["metadata"]["name"] != "hami-device-plugin-a"],
-            plugin_pod("a", age=2),
-        ],
-    ),
-    ("a webhook that was just made", [*hami(A, webhook=None), configuration(ca="", age=1)]),
-    ("without its webhook", hami(A, webhook=None)),
-    (
-        "a webhook that answers, of which a saved state lacks the CA",
-        [*hami(A, webhook={"ca": ""}), vgpu_pod("x", on="a")],
-    ),
-]
+def test_deleted_handshake_is_removed_by_a_command() -> None:
+    [problem] = judged(*old_hami("Deleted_2026.11.22 11:41:00", "v2.4.1")).problems
+    assert any("kubectl annotate node a hami.io/node-handshake-" in line for line in problem.found.remedy)
 
 
-@pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
+PRESENT = {"nvidia.com/gpu.present": "true"}
+HEALTHY: dict[str, list[Object]] = {
+    "in working order": [*hami(A), RUNNING],
+    "2.8: a request of weeks ago": hami(A, version="v2.8.3"),
+    "of a digest": hami(A, version="latest"),
+    "under another name": hami(A, release="gpu-hami", namespace="gpu-share"),
+    "up to 2.7": old_hami(REPORTED),
+    "up to 2.7, just asked": old_hami("Requesting_2026-11-22 11:59:50"),
+    "a complete Job": [*hami(A), job("hami-admission-patch", condition("Complete", "True"))],
+    "another's Job": [*hami(A), job("clean-admission-patch", condition("Failed", "True"))],
+    "a lock in its time": [*hami(locked(f"{ago(0.5)},team,x")), vgpu_pod("x", on="a", phase="Pending", age=1)],
+    "a lock in its time, whose owner waits in another namespace": [
+        *hami(locked(f"{ago(3)},other,y")),
+        vgpu_pod("y", namespace="other"),
+        vgpu_pod("x", on="a", phase="Pending", age=2),
+    ],
+    "a node with another plugin": [*hami(A), node("b", 8, labels=PRESENT)],
+    "a new node": [*hami(A), node("b", None, labels=PRESENT, age=3)],
+    "a young plugin": with_plugin(hami_node("a", offers=0), age=2),
+    "a young webhook": [*hami(A, webhook=None), configuration(ca="", age=1)],
+    "no webhook": hami(A, webhook=None),
+    "a webhook that answers, of which a saved state lacks the CA": [*hami(A, webhook={"ca": ""}), RUNNING],
+}
+
+
+@pytest.mark.parametrize("state", HEALTHY.values(), ids=HEALTHY)
 def test_healthy_hami_has_no_cause(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
