@@ -34,7 +34,6 @@ from tests.diagnosis.hami.clusters import (
     device_config,
     given,
     quota,
-    scheduler,
     shared,
     verdicts_by_node,
 )
@@ -218,7 +217,6 @@ def test_container_gets_the_cards_as_left_by_the_previous_ones(
 
 TWO = (card(0), card(1, numa=1))
 STATES: list[tuple[str, list[Object], dict[str, str]]] = [
-    ("room", [shared("a", *TWO), asking("new", memory=32768)], {"a": ""}),
     (
         "each node by its own cards",
         [
@@ -243,22 +241,6 @@ STATES: list[tuple[str, list[Object], dict[str, str]]] = [
             asking("new", memory=1),
         ],
         {"a": "1/1 CardInsufficientMemory"},
-    ),
-    (
-        "cordoned cards",
-        [shared("a", *TWO, annotations={"hami.io/device-cordon": "GPU-0,GPU-1"}), asking("new")],
-        {"a": "2/2 CardCordoned"},
-    ),
-    ("no registration", [asking("new"), shared("b", text="")], {"b": "node unregistered"}),
-    (
-        "the format of another version",
-        [shared("a", card(0)), scheduler("v2.7.1"), asking("new")],
-        {"a": "node unregistered"},
-    ),
-    (
-        "a plugin that is gone",
-        [shared("a", card(0), allocatable={"nvidia.com/gpu": "0"}), asking("new")],
-        {"a": "node unregistered"},
     ),
     (
         "a used quota",
@@ -286,12 +268,6 @@ STATES: list[tuple[str, list[Object], dict[str, str]]] = [
 @pytest.mark.parametrize(("state", "reasons"), [pair[1:] for pair in STATES], ids=[pair[0] for pair in STATES])
 def test_cluster_has_a_verdict_for_each_node(state: list[Object], reasons: dict[str, str]) -> None:
     assert {name: verdict.reason for name, verdict in verdicts_by_node(snapshot(*state), "new").items()} == reasons
-
-
-def test_verdict_on_a_card_has_the_amounts() -> None:
-    state = [shared("a", card(0)), given("x", "a", "GPU-0,NVIDIA,8192,0:;"), asking("new", memory=40000)]
-    (verdict,) = verdicts_by_node(snapshot(*state), "new")["a"].cards
-    assert str(verdict) == "CardInsufficientMemory: 40000 MiB requested, 24576 free"
 
 
 @pytest.mark.parametrize(("initialized", "fits"), [("True", True), ("False", False)])
