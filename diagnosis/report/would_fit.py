@@ -36,6 +36,7 @@ def document(answers: Iterable[WouldFit]) -> list[dict[str, Any]]:
             "admission": "dry run" if answer.admission.asked else "by rules",
             "admission_not_asked": answer.admission.why_not,
             "webhook_passes_by": answer.admission.passed_by,
+            "hami_rules": answer.rules,
             "added": list(answer.added),
             "containers_without_cards": list(answer.unread),
             "nodes": [_node_document(node) for node in answer.nodes],

@@ -136,6 +136,7 @@ def test_privileged_container_is_refused() -> None:
 def test_page_names_the_rules_of_another_version(version: str, note: str) -> None:
     answer = would_fit_answer(scheduler(version), WEBHOOK, NAMESPACE, shared("a", card(0)), amounts=ONE)
     assert [line.plain for line in page([answer]) if "rules of HAMi 2.10; the" in line.plain] == [note] * bool(note)
+    assert document([answer])[0]["hami_rules"] == note.removeprefix("  cards are ")
 
 
 def test_the_api_server_says_itself_what_it_makes_of_the_pod() -> None:

@@ -39,8 +39,8 @@ def parts(*state: Object, **more: Any) -> dict[str, HamiPart]:
 
 
 def test_each_part_has_its_health_and_version() -> None:
-    fields = parts(*hami(A, version="v2.9.1", webhook={"ca": ca("lasting")}))
-    assert {part.what: (part.health, part.version) for part in fields.values() if part.health is not None} == {
+    rows = parts(*hami(A, version="v2.9.1", webhook={"ca": ca("lasting")}))
+    assert {part.what: (part.health, part.version) for part in rows.values() if part.health is not None} == {
         "scheduler": (Health.WORKING, "v1.33.4"),
         "extender": (Health.WORKING, "v2.9.1"),
         "device plugin": (Health.WORKING, "v2.9.1"),
@@ -79,16 +79,16 @@ def test_cause_of_a_hami_problem_is_kept() -> None:
 
 
 def test_crash_is_attributed_to_its_container() -> None:
-    fields = parts(*hami(A, ready=False))
-    assert fields["extender"].health is Health.DOWN
-    assert fields["extender"].detail.startswith("0 of 1 ready")
-    assert fields["webhook"].health is Health.DOWN
+    rows = parts(*hami(A, ready=False))
+    assert rows["extender"].health is Health.DOWN
+    assert rows["extender"].detail.startswith("0 of 1 ready")
+    assert rows["webhook"].health is Health.DOWN
 
 
 def test_invisible_part_is_unknown() -> None:
     hidden = [entry for entry in hami(A) if entry["kind"] not in ("Deployment", "Pod", "MutatingWebhookConfiguration")]
-    fields = parts(*hidden, missing=["Deployment", "Pod", "MutatingWebhookConfiguration"])
-    assert {part.health for part in (fields["scheduler"], fields["webhook"])} == {Health.UNKNOWN}
+    rows = parts(*hidden, missing=["Deployment", "Pod", "MutatingWebhookConfiguration"])
+    assert {part.health for part in (rows["scheduler"], rows["webhook"])} == {Health.UNKNOWN}
     assert parts(*hami(A, webhook=None))["webhook"].status == "missing"
 
 
@@ -101,50 +101,44 @@ def test_plugin_without_a_monitor_has_a_row() -> None:
     assert parts(*state)["monitor"].status == "none"
 
 
-SELECTED: list[tuple[Object, str, str]] = [
-    ({"namespaceSelector": {}, "objectSelector": {}}, "all pods, in all namespaces", "none of the 2 namespaces"),
+NO_SYSTEM = [
+    {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "x"]},
+    {"key": "gone", "operator": "DoesNotExist"},
+]
+ALL: Object = {"namespaceSelector": {}, "objectSelector": {}}
+NONE = "none of the 2 namespaces"
+WITHOUT = "without a response"
+WEBHOOKS: list[tuple[Object, dict[str, str]]] = [
+    (ALL, {"selects": "all pods, in all namespaces", "ignores": NONE}),
     (
         {"objectSelector": {"matchLabels": {"gpu": "yes"}}},
-        "pods where gpu is yes, in namespaces where hami.io/webhook is not ignore",
-        "none of the 2 namespaces",
+        {"selects": "pods where gpu is yes, in namespaces where hami.io/webhook is not ignore", "ignores": NONE},
     ),
     (
+        ALL | {"namespaceSelector": {"matchExpressions": NO_SYSTEM}},
         {
-            "objectSelector": {},
-            "namespaceSelector": {
-                "matchExpressions": [
-                    {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "x"]},
-                    {"key": "gone", "operator": "DoesNotExist"},
-                ]
-            },
+            "selects": "all pods, in namespaces where kubernetes.io/metadata.name is not kube-system or x "
+            "and gone is absent",
+            "ignores": "kube-system",
         },
-        "all pods, in namespaces where kubernetes.io/metadata.name is not kube-system or x and gone is absent",
-        "kube-system",
     ),
     (
-        {"objectSelector": {}, "namespaceSelector": {}, "matchConditions": [{"name": "gpus", "expression": "has(x)"}]},
-        "all pods, in all namespaces, by matchConditions gpus: has(x)",
-        "none of the 2 namespaces",
+        ALL | {"matchConditions": [{"name": "gpus", "expression": "has(x)"}]},
+        {"selects": "all pods, in all namespaces, by matchConditions gpus: has(x)"},
     ),
+    ({"failurePolicy": "Ignore"}, {WITHOUT: "failurePolicy Ignore: after 10 s the pod passes unchanged"}),
+    (
+        {"failurePolicy": "Fail", "timeoutSeconds": 3},
+        {WITHOUT: "failurePolicy Fail: after 3 s the pod is refused"},
+    ),
+    ({"failurePolicy": None}, {WITHOUT: "failurePolicy Fail: after 10 s the pod is refused"}),
 ]
 
 
-@pytest.mark.parametrize(("webhook", "taken", "alone"), SELECTED)
-def test_webhook_row_shows_its_selectors(webhook: Object, taken: str, alone: str) -> None:
-    fields = parts(*hami(A, webhook=webhook))
-    assert (fields["selects"].detail, fields["ignores"].detail) == (taken, alone)
-
-
-@pytest.mark.parametrize(
-    ("webhook", "words"),
-    [
-        ({"failurePolicy": "Ignore"}, "failurePolicy Ignore: after 10 s the pod passes unchanged"),
-        ({"failurePolicy": "Fail", "timeoutSeconds": 3}, "failurePolicy Fail: after 3 s the pod is refused"),
-        ({"failurePolicy": None}, "failurePolicy Fail: after 10 s the pod is refused"),
-    ],
-)
-def test_webhook_row_shows_its_failure_policy(webhook: Object, words: str) -> None:
-    assert parts(*hami(A, webhook=webhook))["without a response"].detail == words
+@pytest.mark.parametrize(("webhook", "details"), WEBHOOKS)
+def test_webhook_rows_show_its_configuration(webhook: Object, details: dict[str, str]) -> None:
+    rows = parts(*hami(A, webhook=webhook))
+    assert {name: rows[name].detail for name in details} == details
 
 
 def test_webhook_of_other_objects_is_down() -> None:
@@ -166,10 +160,10 @@ def test_webhook_of_other_objects_is_down() -> None:
     ],
 )
 def test_ca_row_shows_its_validity(bundle: str, status: str, words: str) -> None:
-    fields = parts(*hami(A, webhook={"ca": bundle}))
-    assert fields["its CA"].status == status
-    assert words in fields["its CA"].detail
-    assert (fields["webhook"].health is Health.DOWN) == (status in ("expired", "missing"))
+    rows = parts(*hami(A, webhook={"ca": bundle}))
+    assert rows["its CA"].status == status
+    assert words in rows["its CA"].detail
+    assert (rows["webhook"].health is Health.DOWN) == (status in ("expired", "missing"))
 
 
 def test_webhook_row_names_the_newest_pod() -> None:
@@ -194,16 +188,16 @@ def test_two_installations_have_a_table_each() -> None:
 
 
 def test_cluster_without_hami_has_no_table() -> None:
-    seen = snapshot(node("a"), pod("x", on="a"))
-    assert installation_tables(seen) == ()
-    report = Report(diagnose(seen), hami=installation_tables(seen))
+    state = snapshot(node("a"), pod("x", on="a"))
+    assert installation_tables(state) == ()
+    report = Report(diagnose(state), hami=installation_tables(state))
     assert "hami" not in document(report)
     assert "HAMi" not in markdown_page(report) + html_page(report)
 
 
 def test_all_forms_show_the_same_rows() -> None:
-    seen = snapshot(*hami(A, webhook={"ca": ca("lasting")}))
-    report = Report(diagnose(seen), hami=installation_tables(seen))
+    state = snapshot(*hami(A, webhook={"ca": ca("lasting")}))
+    report = Report(diagnose(state), hami=installation_tables(state))
     for text in (markdown_page(report), html_page(report), json.dumps(document(report))):
         for word in ("kube-system/hami", "v2.9.0", "failurePolicy Ignore", "2120-01-01", "Secrets are never read"):
             assert word in text
@@ -225,7 +219,7 @@ def test_hostile_selectors_are_escaped() -> None:
     for word in HOSTILE:
         conditions = [{"name": word, "expression": word}]
         webhook = {"objectSelector": {"matchLabels": {word: word}}, "matchConditions": conditions, "ca": word}
-        seen = snapshot(*hami(A, webhook=webhook), obj("Namespace", "x", metadata={"labels": {word: word}}))
-        report = Report(diagnose(seen), hami=installation_tables(seen))
+        state = snapshot(*hami(A, webhook=webhook), obj("Namespace", "x", metadata={"labels": {word: word}}))
+        report = Report(diagnose(state), hami=installation_tables(state))
         assert markdown_page(report)
         assert html_page(report).isascii()

@@ -79,20 +79,10 @@ def test_two_working_installations_have_no_causes() -> None:
 
 
 def test_installations_have_their_own_names_version_and_nodes() -> None:
-    installation, other = installations(snapshot(*cluster()))
-    assert (
-        installation.scheduler_name,
-        installation.settings.count_name,
-        installation.version,
-        installation.nodes,
-    ) == (
-        *("hami-scheduler", GPU, (2, 7)),
-        frozenset("a"),
-    )
-    assert (other.scheduler_name, other.settings.count_name, other.version, other.nodes) == (
-        *("lab-scheduler", LAB, (2, 9)),
-        frozenset("b"),
-    )
+    assert [
+        (each.scheduler_name, each.settings.count_name, each.version, each.nodes)
+        for each in installations(snapshot(*cluster()))
+    ] == [("hami-scheduler", GPU, (2, 7), {"a"}), ("lab-scheduler", LAB, (2, 9), {"b"})]
 
 
 def test_installation_without_settings_has_the_defaults() -> None:
@@ -109,19 +99,12 @@ def test_pod_belongs_to_the_installation_of_its_scheduler_or_resources() -> None
 
 
 def test_scheduler_knows_only_the_cards_of_its_own_plugin() -> None:
-    seen = [*cluster(), vgpu_pod("x", asking(1, 1000)), lab_pod("y")]
-    whole = snapshot(*seen)
-    assert [(name, verdict.fits) for name, verdict in verdicts_by_node(whole, "x").items()] == [
-        ("a", True),
-        ("b", False),
-    ]
-    assert [(name, verdict.fits) for name, verdict in verdicts_by_node(whole, "y").items()] == [
-        ("a", False),
-        ("b", True),
-    ]
-    first, second = installations(whole)
-    assert "lab-hami-scheduler, and it has no nvidia.com/gpu" in unregistered(whole, first, whole.by_node["b"])
-    assert f"hami-scheduler, and it has no {LAB}" in unregistered(whole, second, whole.by_node["a"])
+    state = snapshot(*cluster(), vgpu_pod("x", asking(1, 1000)), lab_pod("y"))
+    fits = {pod: [verdict.fits for verdict in verdicts_by_node(state, pod).values()] for pod in ("x", "y")}
+    assert fits == {"x": [True, False], "y": [False, True]}
+    first, second = installations(state)
+    assert "lab-hami-scheduler, and it has no nvidia.com/gpu" in unregistered(state, first, state.by_node["b"])
+    assert f"hami-scheduler, and it has no {LAB}" in unregistered(state, second, state.by_node["a"])
 
 
 def test_refused_pod_is_judged_by_its_own_scheduler() -> None:
@@ -199,9 +182,8 @@ def test_pod_without_a_policy_has_the_extenders(policy: str, fits: bool) -> None
 def test_scheduler_with_a_label_selector_knows_no_other_node() -> None:
     seen = snapshot(*cluster("--node-label-selector=pool=lab"), lab_pod("y"))
     assert not verdicts_by_node(seen, "y")["b"].fits
-    assert (
-        unregistered(seen, installations(seen)[1], seen.by_node["b"]) == "the scheduler uses only nodes with pool=lab"
-    )
+    why = unregistered(seen, installations(seen)[1], seen.by_node["b"])
+    assert why == "the scheduler uses only nodes with pool=lab"
 
 
 @pytest.mark.parametrize(("minutes", "causes"), [(8, []), (12, [("HamiNodeLockStale", "node/b")])])
