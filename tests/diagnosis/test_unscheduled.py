@@ -237,6 +237,11 @@ STATES: list[tuple[str, str, str, list[Object]]] = [
     ("cpu used up", "CpuOrMemoryUsedUp", "resource/cpu", [A, holds("cpu", "95"), asks("cpu", "8", 1)]),
     ("more cpu than any", TOO_MUCH, JOB, [A, asks("cpu", "128", 1)]),
     ("no GPUs anywhere", ABSENT, GPUS, [NO_GPUS, waits(SHORT)]),
+    (
+        "more cpu than any, while all GPUs are in use",
+        *(TOO_MUCH, JOB),
+        [A, BUSY, asks("cpu", "128", 1)],
+    ),
     ("misspelled", MISSPELLED, JOB, [A, asks("nvidia.com/gpus")]),
     ("vendor misspelled", MISSPELLED, JOB, [A, asks("nividia.com/gpu")]),
     ("of another vendor", MISSPELLED, JOB, [A, asks("amd.com/gpu")]),
@@ -251,6 +256,11 @@ STATES: list[tuple[str, str, str, list[Object]]] = [
         "cordoned beside a full one",
         *("NodeCordoned", ON_A),
         [node("a", cordoned=True), *FULL_B, waits(f"{CORDON}, {SHORT}")],
+    ),
+    (
+        "cordoned beside an open one that is too small",
+        *("NodeCordoned", ON_A),
+        [node("a", cordoned=True), node("b", 4), runs("busy", 4, "b"), waits(f"{CORDON}, 1 Insufficient {GPU}", 8)],
     ),
     ("driver upgrade", CHANGING, ON_A, [node("a", cordoned=True, labels=UPGRADED), waits(CORDON)]),
     ("hyperpod", CHANGING, ON_A, [tainted_node("sagemaker.amazonaws.com/node-health-status"), waits(UNTOLERATED)]),

@@ -164,9 +164,10 @@ def _judge_nodes(snapshot: Snapshot, waiting: Waiting, every: Sequence[NodeUse])
     if not selected:
         nodes, rest = [use.node for use in offering], [use.node for use in others]
         return _Outlook([refused.find_unmatched(snapshot, waiting, nodes, rest)])
-    if (too_large := resources.find_too_large(waiting, selected)) is not None:
+    large, too_large = resources.large_enough(waiting, selected)
+    if too_large is not None:
         return _Outlook([too_large])
-    closed, opened = _parted(selected, lambda use: bool(refused.closed_by(waiting.spec, use.node)))
+    closed, opened = _parted(large, lambda use: bool(refused.closed_by(waiting.spec, use.node)))
     if any(use.fits(waiting.counted) for use in opened):
         return _Outlook(open_nodes=opened)
     silent = [use for use in others if has_nvidia(use.node) and selects(waiting.spec, use.node)]

@@ -74,8 +74,10 @@ _MOST_STUCK = 64
 """Stuck pods reported for the same waiting pods; each one has its own result, too."""
 
 
-def find_too_large(waiting: Waiting, nodes: Sequence[NodeUse], *, host: bool = False) -> FoundCause | None:
-    """Return the request that exceeds the total of each node, regardless of the pods there; None if there is none.
+def large_enough(
+    waiting: Waiting, nodes: Sequence[NodeUse], *, host: bool = False
+) -> tuple[Sequence[NodeUse], FoundCause | None]:
+    """Return the nodes whose total suffices, regardless of the pods there, or the request that exceeds all of them.
 
     `host`: judge CPU, memory and the like instead of devices and huge pages.
     """
@@ -90,9 +92,9 @@ def find_too_large(waiting: Waiting, nodes: Sequence[NodeUse], *, host: bool = F
             there = f"the most on one node is {least} ({largest})" if most else "no suitable node has any"
             evidence = f"one pod requests {wanted} {name}; {there}"
             cause = TOO_MANY if meant_as_gpu(name) else TOO_MUCH
-            return waiting.found(cause, evidence, remedy=tuple(_fewer(name, asked, least if most else "")))
+            return (), waiting.found(cause, evidence, remedy=tuple(_fewer(name, asked, least if most else "")))
         nodes = large
-    return None
+    return nodes, None
 
 
 def _fewer(name: str, asked: Decimal, most: str) -> Iterator[str]:
@@ -120,7 +122,8 @@ def find_shortages(
     Faults are reported before full nodes. `silent` have GPUs and offer none; the reason for that is the origin of the
     shortage.
     """
-    if (too_large := find_too_large(waiting, nodes, host=True)) is not None:
+    too_large = large_enough(waiting, nodes, host=True)[1]
+    if too_large is not None:
         yield too_large
         return
     faults = [*_stuck(snapshot, waiting, nodes), *_unhealthy(snapshot, waiting, nodes), *_used_up(waiting, nodes)]

@@ -186,7 +186,7 @@ def _other_profiles(name: str, mig: list[str], there: Counter[str]) -> tuple[str
         near = nearest(name, mig)
         first = f"Request `{near}`." if near else f"Request one of {', '.join(sorted(mig))}."
         return first, f"Or partition a node into {name.removeprefix(_MIG)} by its label `nvidia.com/mig.config`."
-    mixed = "Set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin."
+    mixed = "Without MIG: set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin."
     single = f"With MIG strategy single, request {_WHOLE}; the label nvidia.com/gpu.product shows the profile."
     return (single, mixed) if _WHOLE in there else (mixed,)
 
