@@ -10,7 +10,6 @@ from itertools import islice
 
 from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.faulty_gpus import RANK_KEYS
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.waiting import Waiting, group_of, group_subject, unplaced, waits_for_group
 from diagnosis.facts.commands import command, kubectl
@@ -275,7 +274,7 @@ def _incomplete(snapshot: Snapshot, gang: Gang, pods: Sequence[Pod]) -> FoundCau
     group, members = group_subject(pods[0]), sorted(pod.subject for pod in gang.members)
     evidence = [
         f"{group}: minCount {gang.least}; {counted(len(members), 'pod')} so far: {named(members, _MOST)}",
-        _missing_members(gang),
+        f"{counted(gang.lacking, 'pod')} missing",
     ]
     if gang.ended:
         evidence.append(f"ended: {named((pod.subject for pod in gang.ended), _MOST)}")
@@ -291,22 +290,6 @@ def _incomplete(snapshot: Snapshot, gang: Gang, pods: Sequence[Pod]) -> FoundCau
     )
     affected = tuple(pod.subject for pod in pods)
     return FoundCause(GANG, _author(snapshot, pods[0]), tuple(evidence), remedy, affected, because_of=because)
-
-
-def _missing_members(gang: Gang) -> str:
-    """Return the members that do not exist, by rank if all members have one."""
-    ranks = {_rank(pod) for pod in gang.members}
-    if None in ranks:
-        return f"{counted(gang.lacking, 'pod')} missing"
-    absent = islice((rank for rank in range(gang.least) if rank not in ranks), _MOST)
-    more = gang.lacking - _MOST
-    return f"missing: {', '.join(f'rank {rank}' for rank in absent)}" + (f" and {more} more" if more > 0 else "")
-
-
-def _rank(pod: Pod) -> int | None:
-    labels = {**pod.meta.annotations, **pod.meta.labels}
-    text = next((labels[key] for key in RANK_KEYS if key in labels), "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
 def _author(snapshot: Snapshot, pod: Pod) -> str:
