@@ -80,9 +80,12 @@ class NodeThreads:
         self._every_seconds = every_seconds
         self.stopping, self.leaving = threading.Event(), threading.Event()
 
+    def progress(self, name: str) -> NodeProgress:
+        return self._display.of_node(name)
+
     def requests(self, name: str, ending: threading.Event | None = None) -> NodeRequests:
         """Return the requests about the node, which Ctrl-C ends, or another event."""
-        progress = self._display.of_node(name)
+        progress = self.progress(name)
         retries = CommandRetries(ending or self.stopping, progress.say, self._every_seconds)
         return NodeRequests(cluster_of(self._access), name, retries, progress)
 

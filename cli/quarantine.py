@@ -153,10 +153,9 @@ def _quarantine(threads: NodeThreads, options: QuarantineOptions, name: str) -> 
 
 def _print_leftovers(threads: NodeThreads, options: QuarantineOptions, name: str) -> None:
     """Print the state of the node in the cluster, read again with a request that the first Ctrl-C does not end."""
-    requests = threads.requests(name, threads.leaving)
-    say = requests.progress.say
+    say = threads.progress(name).say
     try:
-        for line in NodeQuarantine(requests, options).leftovers():
+        for line in NodeQuarantine(threads.requests(name, threads.leaving), options).leftovers():
             say(line)
     except Interrupted:
         say(f"its state in the cluster was not read: gpu-healthcheck quarantine {name} continues the run", "bold red")
