@@ -532,16 +532,20 @@ class NodeReset:
     def _why_not_offered(self, plan: ResetPlan) -> str:
         """Wait until pods can request as many GPUs as before the run, and return why they can't; '' if they can."""
         self._progress.stage("waiting until pods can request its GPUs")
-        why = ""
+        return self._obstacle_after(_UNAIDED_SECONDS, lambda: why_not_offered(self._requests.node(), plan.node))
 
-        def are_offered() -> bool | None:
-            nonlocal why
-            why = why_not_offered(self._requests.node(), plan.node)
-            return None if why else True
+    def _obstacle_after(self, seconds: float, read_obstacle: Callable[[], str]) -> str:
+        """Wait until there is no obstacle, and return ''; after the time, return the last one."""
+        obstacle = ""
+
+        def is_over() -> bool | None:
+            nonlocal obstacle
+            obstacle = read_obstacle()
+            return None if obstacle else True
 
         with suppress(TookTooLong):
-            self._requests.retries.until(are_offered, _UNAIDED_SECONDS)
-        return why
+            self._requests.retries.until(is_over, seconds)
+        return obstacle
 
     def _restore(self) -> None:
         """Switch the operands on that this or an earlier run switched off, unless the Job has done it."""
@@ -580,47 +584,29 @@ class NodeReset:
         node = self._requests.node()
         record = self._record(node)
         self._restore()
-        left: list[str] = []
-        if record.status == Status.PASS.value:
-            left += self._wait_for_agent(record)
+        has_passed = record.status == Status.PASS.value
+        of_agent = self._wait_for_agent(record) if has_passed else ""
         self._release()
-        if record.status == Status.PASS.value:
-            left += self._wait_for_gpus(plan.node.gpu_capacity, record)
-        elif why := self._why_not_offered(plan):
-            left.append(why)
+        of_gpus = self._wait_for_gpus(plan.node.gpu_capacity, record) if has_passed else self._why_not_offered(plan)
+        left = tuple(filter(None, (of_agent, of_gpus)))
         self._finish(*left)
         self._wait_for_job()
-        return self._ended(record, tuple(left))
+        return self._ended(record, left)
 
     def _wait_for_job(self) -> None:
         """Wait for the Job, which ends once the node is returned, so that another run does not follow it."""
+        self._obstacle_after(_TAKEN_SECONDS, lambda: "its Job" if (job := self._job.read()) and not job.outcome else "")
 
-        def has_ended() -> bool | None:
-            job = self._job.read()
-            return True if job is None or job.outcome else None
-
-        with suppress(TookTooLong):
-            self._requests.retries.until(has_ended, _TAKEN_SECONDS)
-
-    def _wait_for_agent(self, record: RunRecord) -> Iterator[str]:
+    def _wait_for_agent(self, record: RunRecord) -> str:
+        """Wait until the agent has adopted the result, and return what it has not done; '' for nothing."""
         self._progress.stage("waiting for the agent")
         addresses = {gpu.address for gpu in record.gpus or ()}
-        why = ""
         is_rebooted = any(row.step == Step.REBOOT for row in record.steps or ())
-
-        def is_taken() -> bool | None:
-            nonlocal why
-            node = self._requests.node()
-            why = self._waits_for(node, record, addresses, is_rebooted=is_rebooted)
-            return None if why else True
-
-        try:
-            # After a reboot, the agent's pod may need minutes to start.
-            self._requests.retries.until(
-                is_taken, max(self._left_seconds(), _TAKEN_SECONDS) if is_rebooted else _TAKEN_SECONDS
-            )
-        except TookTooLong:
-            yield why
+        # After a reboot, the agent's pod may need minutes to start.
+        seconds = max(self._left_seconds(), _TAKEN_SECONDS) if is_rebooted else _TAKEN_SECONDS
+        return self._obstacle_after(
+            seconds, lambda: self._waits_for(self._requests.node(), record, addresses, is_rebooted=is_rebooted)
+        )
 
     def _waits_for(
         self, node: NodeState, record: RunRecord, addresses: Container[str | None], *, is_rebooted: bool
@@ -647,32 +633,31 @@ class NodeReset:
             return f"the node's taint stays: gpu-healthcheck status {self._name} shows why"
         return ""
 
-    def _wait_for_gpus(self, before: Mapping[str, int], record: RunRecord) -> Iterator[str]:
-        """Wait until pods can request all GPUs; restart the plugin that does not offer them by itself."""
-        held = _Withheld("")
+    def _wait_for_gpus(self, before: Mapping[str, int], record: RunRecord) -> str:
+        """Wait until pods can request all GPUs, and return why they can't; '' if they can.
 
-        def are_offered() -> bool | None:
-            nonlocal held
+        A plugin that does not offer them by itself is restarted.
+        """
+        withheld = _Withheld("")
+
+        def read_obstacle() -> str:
+            nonlocal withheld
             node = self._requests.node()
             # HAMi's scheduler writes it while its plugin is away, and its releases up to 2.7 never remove it.
             if node.annotations.get(_HANDSHAKE, "").startswith(_DELETED) and self._requests.patched(_without_handshake):
                 self._progress.say("HAMi's handshake removed, which kept its GPUs out")
-            held = self._withheld(node, before, record)
-            return None if held.why else True
+            withheld = self._withheld(node, before, record)
+            return withheld.why
 
         self._progress.stage("waiting until pods can request its GPUs")
         for seconds in (_UNAIDED_SECONDS, max(self._left_seconds(), _LEAST_SECONDS)):
-            try:
-                self._requests.retries.until(are_offered, seconds)
-            except TookTooLong:
-                if self._requests.node().tainted():  # a restarted plugin would not be scheduled
-                    yield f"{held.why} while the taint of other findings stays: gpu-healthcheck status {self._name}"
-                    return
-                if seconds == _UNAIDED_SECONDS:
-                    self._restart(held.is_plugin)
-                continue
-            return
-        yield f"{held.why}: gpu-healthcheck diagnose node {self._name} shows why"
+            if not (why := self._obstacle_after(seconds, read_obstacle)):
+                return ""
+            if self._requests.node().tainted():  # a restarted plugin would not be scheduled
+                return f"{why} while the taint of other findings stays: gpu-healthcheck status {self._name}"
+            if seconds == _UNAIDED_SECONDS:
+                self._restart(withheld.is_plugin)
+        return f"{why}: gpu-healthcheck diagnose node {self._name} shows why"
 
     def _withheld(self, node: NodeState, before: Mapping[str, int], record: RunRecord) -> _Withheld:
         """Return why pods can't request a GPU of the reset."""
