@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from cli.index import Declared, reasons
+from cli.index import Declared
 from healthcheck.catalog import nvlink
 from healthcheck.catalog.dcgm import LADDER, dcgm_table, rule_dcgm
 from healthcheck.catalog.policy import Policy
@@ -130,23 +130,6 @@ def explain_reason(declared: Declared, policy: Policy) -> Explanation:
     return Explanation(
         reason.name, "", reason.meaning, advice, here, reason.severity, reason.source, tuple(details), ""
     )
-
-
-def explain_all_xids(policy: Policy) -> list[Explanation]:
-    """Return every code that current GPUs report."""
-    return [explain_xid(code, (), policy) for code, row in xid_table().items() if row.meaning]
-
-
-def explain_all_sxids(policy: Policy) -> list[Explanation]:
-    return [explain_sxid(code, policy) for code in sxid_table()]
-
-
-def explain_all_dcgm(policy: Policy) -> list[Explanation]:
-    return [explain_dcgm(error_id, policy) for error_id in dcgm_table()]
-
-
-def explain_all_reasons(policy: Policy) -> list[Explanation]:
-    return [explain_reason(reason, policy) for reason in reasons().values()]
 
 
 def _threshold(reason: str, subject: str, policy: Policy) -> Iterator[tuple[str, str]]:

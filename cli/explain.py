@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from cli.local_settings import LocalSettings, read_here
 from cli.options import JsonOrYaml, OutputFormat
 from cli.output import columns
 from cli.output.json_documents import write_as
-from cli.words import SEVERITY_STYLES, end
+from cli.words import SEVERITY_STYLES, STYLES, end
 from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
@@ -35,11 +35,12 @@ _DCGM_TESTS = "dcgmdiag"
 _CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|)[\s:]*(?P<number>\d{1,5})\Z", re.IGNORECASE)
 _HEX = re.compile(r"(?:0x[0-9a-f]{1,8}|0)\Z", re.IGNORECASE)
 _FIRST_SXID = 10000
-_ALL = {
-    "reasons": catalogue.explain_all_reasons,
-    "xid": catalogue.explain_all_xids,
-    "sxid": catalogue.explain_all_sxids,
-    "dcgm": catalogue.explain_all_dcgm,
+_ALL: dict[str, Callable[[Policy], list[Explanation]]] = {
+    "reasons": lambda policy: [catalogue.explain_reason(each, policy) for each in index.reasons().values()],
+    # Only codes that current GPUs report.
+    "xid": lambda policy: [catalogue.explain_xid(code, (), policy) for code, row in xid_table().items() if row.meaning],
+    "sxid": lambda policy: [catalogue.explain_sxid(code, policy) for code in sxid_table()],
+    "dcgm": lambda policy: [catalogue.explain_dcgm(error_id, policy) for error_id in dcgm_table()],
 }
 _HEADERS = {"reasons": ("reason", "means"), "xid": ("Xid", "means"), "dcgm": ("DCGM", "name")}
 _ALLOWED = (
@@ -47,7 +48,6 @@ _ALLOWED = (
     "`gpu-healthcheck explain`; a cause (RunStopped, HamiCardMemoryShort), a severity (reset), a setting "
     "(CHECK_INTERVAL), a check (gpu-count), a metric or an alert"
 )
-_STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _NO_WORDS = "{}: only Xid 74 and 144 to 150 have data words to decode"
 
 
@@ -245,7 +245,7 @@ def _print_table(console: Screen, header: tuple[str, str], rows: Iterable[tuple[
     table.add_column("here", no_wrap=True)
     table.add_column(header[1], overflow="fold")
     for name, word, text in cells:
-        table.add_row(name, Text(word, _STYLES.get(word.removesuffix("*"), _STYLES[Severity.PASS.name])), text)
+        table.add_row(name, Text(word, STYLES.get(word.removesuffix("*"), STYLES[Severity.PASS.name])), text)
     console.print(table, "")
 
 

@@ -25,7 +25,7 @@ from cli.quarantine_node import (
     QuarantineOutcome,
     QuarantinePlan,
 )
-from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained
+from cli.words import STYLES, explained
 from healthcheck.cluster.command_retries import Interrupted
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
@@ -41,8 +41,6 @@ from healthcheck.text.printable import printable
 from healthcheck.verdict.record import RunRecord
 
 NOT_PASSED = 1
-_STYLES = {word.value: style for word, style in STATUS_STYLES.items()}
-_STYLES |= {word.name: style for word, style in SEVERITY_STYLES.items()}
 _RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
 
 
@@ -195,7 +193,7 @@ def show(result: QuarantineOutcome, console: Screen) -> None:
     for finding in record.findings or ():
         words = printable(f"{finding.reason} on {finding.subject}: {finding.detail}")
         severity = finding.severity.name if finding.severity else ""
-        print_line(console, Text(f"{severity:8}", _STYLES.get(severity, "")), Text(words))
+        print_line(console, Text(f"{severity:8}", STYLES.get(severity, "")), Text(words))
     if record.bug_report:
         console.print_words(Text(f"NVIDIA's bug report is on the node: {printable(record.bug_report)}"))
     style = _RECOMMENDATION_STYLES.get(result.recommendation, "bold red")
@@ -215,7 +213,7 @@ def _check_rows(record: RunRecord) -> Iterator[list[Text]]:
     for row in record.checks or ():
         words = [printable(word or "") for word in (row.check, row.status, row.severity)]
         result = "; ".join(filter(None, [printable(row.seen or ""), *causes.get(words[0], ())]))
-        yield [*(Text(word, _STYLES.get(word, "")) for word in words), Text(result)]
+        yield [*(Text(word, STYLES.get(word, "")) for word in words), Text(result)]
 
 
 def _exit_code(result: QuarantineOutcome) -> int:

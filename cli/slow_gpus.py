@@ -84,7 +84,7 @@ def _slow(row: FleetRow) -> list[SlowGpu]:
     for finding in row.findings:
         if finding.reason in SLOW:
             found.setdefault(finding.subject, []).append(finding)
-    return [_gpu(row, sorted(findings, key=_least_loss_last)) for findings in found.values()]
+    return [_gpu(row, sorted(findings, key=lambda finding: _by_loss(_loss(finding)))) for findings in found.values()]
 
 
 def _gpu(row: FleetRow, findings: list[FleetFinding]) -> SlowGpu:
@@ -108,8 +108,8 @@ def _loss(finding: FleetFinding) -> int | None:
     return int(found[1]) if found else None
 
 
-def _least_loss_last(finding: FleetFinding) -> int:
-    loss = _loss(finding)
+def _by_loss(loss: int | None) -> int:
+    """Return the place of a loss: largest first, an unknown one last."""
     return 1 if loss is None else -loss
 
 
@@ -118,5 +118,4 @@ def _tier(severity: str) -> Severity:
 
 
 def _slowest_first(gpu: SlowGpu) -> tuple[int, int, str, str]:
-    loss = 1 if gpu.loss_percent is None else -gpu.loss_percent
-    return loss, -_tier(gpu.severity), gpu.node, gpu.subject
+    return _by_loss(gpu.loss_percent), -_tier(gpu.severity), gpu.node, gpu.subject

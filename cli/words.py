@@ -26,6 +26,11 @@ SEVERITY_STYLES = {
     Severity.REBOOT: "bold red",
     Severity.ISOLATE: "bold white on red",
 }
+STYLES: dict[str, str] = {
+    **{status.value: style for status, style in STATUS_STYLES.items()},
+    **{severity.name: style for severity, style in SEVERITY_STYLES.items()},
+}
+"""Styles of statuses and severities by name."""
 
 
 def explained(error: Exception) -> str:

@@ -12,12 +12,10 @@ from rich.text import Text
 
 from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, ago, heartbeat_text, totals_of
 from cli.fleet_pattern import UNHEARD, FaultPattern, fault_pattern, group_sentence, unheard_group
-from cli.output import columns
-from cli.output.lines import COMMAND
-from cli.words import SEVERITY_STYLES, STATUS_STYLES
+from cli.output.lines import COMMAND, MOST_NAMED, more_rows, print_table, skipped
+from cli.words import STYLES
 from healthcheck.host.console import Screen
 from healthcheck.host.fitted_table import Cell, FittedTable, TableColumn, fitted_table
-from healthcheck.host.streams import write_document
 from healthcheck.model import Severity, Status, counted
 from healthcheck.operations.next_step import NextStep
 from healthcheck.text.moments import moment
@@ -25,13 +23,9 @@ from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
 from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
 
-_MOST_ROWS, _MOST_NAMED = 500, 20
-"""Most named nodes: on a terminal, and in one sentence."""
 _SHARED = "First find what these nodes share: power, cooling, a switch, a rollout."
 _ONE_LINE = "Then one command line for all of them:"
 _EACH = "Then `gpu-healthcheck status -o wide` has the step of each."
-_STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
-_SEVERITY_STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _COLUMNS = (
     TableColumn("node", is_name=True),
     TableColumn("status", least=8),
@@ -47,24 +41,16 @@ _WIDE_COLUMNS = (*_COLUMNS, *map(TableColumn, ("since", "findings", "next step")
 
 
 def print_fleet(fleet: Fleet, *, wide: bool, headers: bool) -> None:
-    """Print the table and the totals. On a terminal, a row has one line; in a pipe, every cell has a value."""
+    """Print the table and the totals."""
     screen, pattern = Screen(), fault_pattern(fleet.nodes)
     common = list(_common_lines(fleet, pattern))
-    if screen.is_terminal:
-        if common and headers:
-            for sentence in common:
-                _print_sentence(sentence, screen)
-            screen.print()
-        shown = [_without_step(row, pattern) if headers else row for row in fleet.nodes[:_MOST_ROWS]]
-        table = _table(shown, screen, wide=wide, headers=headers)
-        for line in table.lines:
-            screen.print(line, soft_wrap=True)
-        for note in (*table.notes, *_more(fleet, _MOST_ROWS)):
-            screen.print_words(note)
-    else:
-        titles = [column.title for column in (_WIDE_COLUMNS if wide else _COLUMNS)]
-        rows = ([" ".join(text.split()) or "-" for text, _ in _cells(row, wide=wide)] for row in fleet.nodes)
-        write_document(columns.text([*([titles] if headers else []), *rows]))
+    if common and headers and screen.is_terminal:
+        for sentence in common:
+            _print_sentence(sentence, screen)
+        screen.print()
+    shown = (_without_step(row, pattern) if headers and screen.is_terminal else row for row in fleet.nodes)
+    rows = (_cells(row, wide=wide) for row in shown)
+    print_table(_WIDE_COLUMNS if wide else _COLUMNS, rows, "status", wide=wide, headers=headers)
     if headers:
         screen.print()
         for sentence in (*(() if screen.is_terminal else common), *_totals(fleet)):
@@ -106,7 +92,8 @@ def watched(fleet: Fleet, screen: Screen, *, wide: bool, headers: bool) -> Group
     more: list[Text] = []
     if len(table.lines) + len(table.notes) > room or len(fleet.nodes) > room:
         most = max(room - len(table.notes) - headers - 1, 1)
-        table, more = _table(fleet.nodes[:most], screen, wide=wide, headers=headers), [*_more(fleet, most)]
+        table = _table(fleet.nodes[:most], screen, wide=wide, headers=headers)
+        more = [*more_rows(len(fleet.nodes) - most, "status")]
     lines = [*table.lines, *table.notes, *more, *totals]
     for line in lines:
         line.truncate(screen.width, overflow="ellipsis")
@@ -116,11 +103,6 @@ def watched(fleet: Fleet, screen: Screen, *, wide: bool, headers: bool) -> Group
 def _table(rows: list[FleetRow], screen: Screen, *, wide: bool, headers: bool) -> FittedTable:
     cells = (list(_cells(row, wide=wide)) for row in rows)
     return fitted_table(_WIDE_COLUMNS if wide else _COLUMNS, cells, None if wide else screen.width, headers=headers)
-
-
-def _more(fleet: Fleet, most: int) -> Iterator[Text]:
-    if (more := len(fleet.nodes) - most) > 0:
-        yield Text(f"\N{HORIZONTAL ELLIPSIS} and {more} more: `gpu-healthcheck status | less` lists all", "dim")
 
 
 def _totals(fleet: Fleet) -> Iterator[Text]:
@@ -139,17 +121,17 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
     )
     accepting = [row.node for row in fleet.nodes if row.accepts_work]
     if accepting:
-        which = f"the first {_MOST_NAMED}" if len(accepting) > _MOST_NAMED else "them"
+        which = f"the first {MOST_NAMED}" if len(accepting) > MOST_NAMED else "them"
         accept, which = ("accepts", "it") if len(accepting) == 1 else ("accept", which)
         message = f"{counted(len(accepting), 'faulty node')} {accept} new work (limit of tainted nodes)."
         yield Text(f"{message} Cordon {which}:", "bold red")
-        yield Text(f"{COMMAND}kubectl cordon {' '.join(accepting[:_MOST_NAMED])}")
+        yield Text(f"{COMMAND}kubectl cordon {' '.join(accepting[:MOST_NAMED])}")
     if cordoned := [row.node for row in fleet.nodes if row.cordoned]:
-        yield Text(f"cordoned: {named(cordoned, _MOST_NAMED)}", "magenta")
+        yield Text(f"cordoned: {named(cordoned, MOST_NAMED)}", "magenta")
     if running := [f"{row.node} ({row.run})" for row in fleet.nodes if row.run]:
-        yield Text(f"a deep test or a reset runs on: {named(running, _MOST_NAMED)}")
+        yield Text(f"a deep test or a reset runs on: {named(running, MOST_NAMED)}")
     if fleet.unused_settings:
-        keys = named(map(printable, fleet.unused_settings), _MOST_NAMED)
+        keys = named(map(printable, fleet.unused_settings), MOST_NAMED)
         yield Text(f"settings that are not used: {keys}; `gpu-healthcheck verify` has the reasons", "bold red")
     if fleet.refused:
         pods = [
@@ -157,20 +139,17 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
             + (f", last {_age(each.last)})" if each.last else ")")
             for each in fleet.refused
         ]
-        yield Text(f"the gate refused pods: {named(pods, _MOST_NAMED)}", "magenta")
+        yield Text(f"the gate refused pods: {named(pods, MOST_NAMED)}", "magenta")
     stopped = [row.node for row in fleet.nodes if row.stops_pods]
     if stopped:
-        yield Text(f"GPU pods can't start on: {named(stopped, _MOST_NAMED)}", "bold red")
+        yield Text(f"GPU pods can't start on: {named(stopped, MOST_NAMED)}", "bold red")
     reasons = Counter(row.overdue for row in fleet.nodes if row.overdue)
-    for why, _ in reasons.most_common(_MOST_NAMED):
+    for why, _ in reasons.most_common(MOST_NAMED):
         overdue = [row.node for row in fleet.nodes if row.overdue == why]
-        yield Text(f"overdue for a deep test: {named(overdue, _MOST_NAMED)}: {why}", "magenta")
-    if (more := len(reasons) - _MOST_NAMED) > 0:
+        yield Text(f"overdue for a deep test: {named(overdue, MOST_NAMED)}: {why}", "magenta")
+    if (more := len(reasons) - MOST_NAMED) > 0:
         yield Text(f"overdue for a deep test for {more} other reasons: `-o json` lists them", "magenta")
-    for what in fleet.passed_over[:_MOST_NAMED]:
-        yield Text(f"skipped: {what}", "magenta")
-    if (more := len(fleet.passed_over) - _MOST_NAMED) > 0:
-        yield Text(f"skipped: {more} more: `-o json` lists them", "magenta")
+    yield from skipped(fleet.passed_over)
 
 
 def _age(at: str) -> str:
@@ -181,9 +160,9 @@ def _cells(row: FleetRow, *, wide: bool) -> Iterator[Cell]:
     is_pass, is_silent = row.status == Status.PASS, row.shown_status == SILENT
     reason = "" if is_pass else row.reason
     yield row.node, ""
-    yield (SILENT, "magenta") if is_silent else (row.status or "-", _STATUS_STYLES.get(row.status, ""))
+    yield (SILENT, "magenta") if is_silent else (row.status or "-", STYLES.get(row.status, ""))
     is_unknown = row.status == Status.UNKNOWN and row.severity == Severity.PASS.name
-    yield ("-", "") if is_unknown else (row.severity or "-", _SEVERITY_STYLES.get(row.severity, ""))
+    yield ("-", "") if is_unknown else (row.severity or "-", STYLES.get(row.severity, ""))
     yield _taint(row)
     yield row.instance_type, ""
     yield heartbeat_text(row), "magenta" if row.silent or row.heartbeat_age_seconds is None else ""
@@ -213,4 +192,4 @@ def _tested(row: FleetRow) -> Cell:
     if not row.tested_at:
         return ("overdue", "magenta") if row.overdue else ("never", "")
     words = [f"{row.test_result} {_age(row.tested_at)}", *(["overdue"] if row.overdue else [])]
-    return ", ".join(words), "magenta" if row.overdue else _STATUS_STYLES.get(row.test_result, "")
+    return ", ".join(words), "magenta" if row.overdue else STYLES.get(row.test_result, "")

@@ -13,7 +13,7 @@ from rich.text import Text
 from cli import index
 from cli.fleet import NO_VERDICT, SILENT, NodeReport, ago, heartbeat_text
 from cli.output.lines import COMMAND
-from cli.words import SEVERITY_STYLES, STATUS_STYLES, severity_words
+from cli.words import SEVERITY_STYLES, STYLES, severity_words
 from healthcheck.deep.claim import claim_on
 from healthcheck.host.console import Screen, wrapped
 from healthcheck.memory.reason_names import STOPS_PODS
@@ -35,7 +35,6 @@ _ON_A_SCREEN, _MOST = 5, 100
 """Most entries of one kind on a terminal, and elsewhere."""
 _LONGEST_ON_A_SCREEN = 5
 """Longest entry on a terminal, in lines."""
-_STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
 _LONGEST_TIME = 40
 _TAINTS = {
     WITHHELD: "none, although its fault requires one: the limit of tainted nodes is reached",
@@ -89,7 +88,7 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
     yield (
         "status",
         f"{old}{_joined(row.status or NO_VERDICT, severity_words(row.status, row.severity, ''), since)}",
-        "magenta" if row.shown_status == SILENT else _STATUS_STYLES.get(row.status, "bold"),
+        "magenta" if row.shown_status == SILENT else STYLES.get(row.status, "bold"),
     )
     yield "checked", _joined(heartbeat_text(row), version), "magenta" if row.silent else "dim"
     yield "taint", _taint(report), "bold red" if row.taint == WITHHELD else "dim"

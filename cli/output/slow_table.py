@@ -9,18 +9,15 @@ from datetime import UTC, datetime
 from rich.text import Text
 
 from cli.fleet import ago
-from cli.output import columns
+from cli.output.lines import MOST_NAMED, print_table, skipped
 from cli.slow_gpus import SlowGpu, SlowGpus, loss_text
-from cli.words import SEVERITY_STYLES
+from cli.words import STYLES
 from healthcheck.host.console import Screen
-from healthcheck.host.fitted_table import Cell, TableColumn, fitted_table
-from healthcheck.host.streams import write_document
+from healthcheck.host.fitted_table import Cell, TableColumn
 from healthcheck.model import counted
 from healthcheck.text.moments import moment_or_none
 from healthcheck.text.naming import named
 
-_MOST_ROWS, _MOST_NAMED = 500, 20
-_SEVERITY_STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _COLUMNS = (
     TableColumn("node", is_name=True),
     TableColumn("gpu"),
@@ -33,26 +30,12 @@ _COLUMNS = (
 
 
 def print_slow(slow: SlowGpus, *, wide: bool, headers: bool) -> None:
-    """Print the table and the totals. On a terminal, a row has one line; in a pipe, every cell has a value."""
-    screen, rows = Screen(), [list(_cells(gpu)) for gpu in slow.gpus]
-    if screen.is_terminal and rows:
-        width = None if wide else screen.width
-        table = fitted_table(_COLUMNS, rows[:_MOST_ROWS], width, headers=headers)
-        for line in table.lines:
-            screen.print(line, soft_wrap=True)
-        for note in table.notes:
-            screen.print_words(note)
-        if (more := len(rows) - _MOST_ROWS) > 0:
-            screen.print_words(
-                Text(
-                    f"\N{HORIZONTAL ELLIPSIS} and {more} more: `gpu-healthcheck status --slow | less` lists all", "dim"
-                )
-            )
-    elif rows:
-        titles = [[column.title for column in _COLUMNS]] if headers else []
-        write_document(columns.text([*titles, *([" ".join(text.split()) or "-" for text, _ in row] for row in rows)]))
+    """Print the table and the totals."""
+    screen = Screen()
+    if slow.gpus:
+        print_table(_COLUMNS, map(_cells, slow.gpus), "status --slow", wide=wide, headers=headers)
     if headers:
-        if rows:
+        if slow.gpus:
             screen.print()
         for sentence in _totals(slow):
             screen.print_words(Text(" ".join(sentence.plain.split()), sentence.style), indent=2)
@@ -62,7 +45,7 @@ def _cells(gpu: SlowGpu) -> Iterator[Cell]:
     yield gpu.node, ""
     yield gpu.gpu, ""
     yield loss_text(gpu), ""
-    yield ", ".join(gpu.reasons), _SEVERITY_STYLES.get(gpu.severity, "")
+    yield ", ".join(gpu.reasons), STYLES.get(gpu.severity, "")
     since = moment_or_none(gpu.since)
     yield ago(max((datetime.now(UTC) - since).total_seconds(), 0.0)) if since else "", ""
     yield gpu.instance_type, ""
@@ -77,17 +60,14 @@ def _totals(slow: SlowGpus) -> Iterator[Text]:
         yield Text(f"{counted(len(slow.gpus), 'slow GPU')} on {counted(len(nodes), 'node')}, {records}")
         several = [f"{node} ({number})" for node, number in nodes.most_common() if number > 1]
         if several:
-            yield Text(f"nodes with several: {named(several, _MOST_NAMED)}", "yellow")
+            yield Text(f"nodes with several: {named(several, MOST_NAMED)}", "yellow")
     elif slow.known:
         yield Text(f"no GPU is slower than others, {records}", "green")
     elif not slow.not_compared:
         yield Text("there is no GPU node", "magenta")
     else:
         yield Text("no node could be compared, so it is unknown whether a GPU is slow", "magenta")
-    for reason, _ in Counter(entry.reason for entry in slow.not_compared).most_common(_MOST_NAMED):
+    for reason, _ in Counter(entry.reason for entry in slow.not_compared).most_common(MOST_NAMED):
         unknown = [entry.node for entry in slow.not_compared if entry.reason == reason]
-        yield Text(f"not compared: {named(unknown, _MOST_NAMED)}: {reason}", "magenta")
-    for what in slow.passed_over[:_MOST_NAMED]:
-        yield Text(f"skipped: {what}", "magenta")
-    if (more := len(slow.passed_over) - _MOST_NAMED) > 0:
-        yield Text(f"skipped: {more} more: `-o json` lists them", "magenta")
+        yield Text(f"not compared: {named(unknown, MOST_NAMED)}: {reason}", "magenta")
+    yield from skipped(slow.passed_over)
