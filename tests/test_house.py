@@ -6,12 +6,12 @@ import ast
 import importlib
 import inspect
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import asdict
 
 from agent.process.settings import AgentSettings
 from agent.telemetry import Telemetry
