@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from msgspec.structs import asdict
@@ -131,7 +132,7 @@ def test_a_twin_is_healthy_and_differs_from_its_fault(twin: Scenario) -> None:
 def inputs(scenario: Scenario) -> dict[str, Any]:
     """Return the inputs of a scenario's node, without its expectations."""
     result = ("name", "stands_for", "twin_of", "expect")
-    return {key: value for key, value in asdict(scenario).items() if key not in result}
+    return {key: value for key, value in msgspec.structs.asdict(scenario).items() if key not in result}
 
 
 def test_every_fault_has_a_healthy_twin() -> None:
