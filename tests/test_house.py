@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from msgspec.structs import asdict
 
 from agent.process.settings import AgentSettings
 from agent.telemetry import Telemetry
