@@ -81,8 +81,8 @@ _BITS = {reason: bit for bit, reason in _REASONS.items()}
 _CAUSES = {_HARDWARE_SLOWDOWN: "the hardware", _THERMAL_SLOWDOWN: "heat", _POWER_BRAKE: "the power supply"}
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen, "clock_reasons")
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence, "clock_reasons")
     entries = [(gpu, _held_down(gpu.clock_reasons)) for gpu in gpus if gpu.clock_reasons is not None]
     if all_lack(gpus, "clock_reasons"):
         yield NotConfigured("no GPU here reports why its clocks are slowed down")
@@ -90,14 +90,14 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         held = sum(bool(bits) for _, bits in entries)
         yield Observation(f"slowed down by hardware on {held} of {counted(len(entries), 'GPU')}", "none")
     run = expected.deep_run
-    is_tested = run is not None and run.covers(seen.at)
+    is_tested = run is not None and run.covers(evidence.at)
     for gpu, bits in entries:
         if bits and is_tested:
             # A test draws more power and heat than any workload: a slowdown during a test is caused by the test.
             yield TooEarly("a deep test loads the GPU", gpu.subject, tuple(_REASONS[bit].name for bit in bits))
             continue
         for bit in bits:
-            share = _newest_share(_REASONS[bit], gpu, seen) or 0.0
+            share = _newest_share(_REASONS[bit], gpu, evidence) or 0.0
             how_long = f"{_over(share, MOST_HARDWARE_SHARE)}: " if share > MOST_HARDWARE_SHARE else ""
             detail = f"{how_long}clocks slowed down by {_CAUSES[bit]} (event reason {bit:#x})"
             yield found(_REASONS[bit], gpu, detail)
@@ -105,17 +105,17 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     for gpu in gpus:
         for reason in (THERMAL, POWER_BRAKE):
             if (reason, gpu.subject) not in shown:
-                yield from _judge_hardware(reason, gpu, seen, expected)
-        yield from _judge_software(gpu, seen, expected)
+                yield from _judge_hardware(reason, gpu, evidence, expected)
+        yield from _judge_software(gpu, evidence, expected)
 
 
-def _judge_hardware(reason: Reason, gpu: nvml.Gpu, seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+def _judge_hardware(reason: Reason, gpu: nvml.Gpu, evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
     """Judge two windows in a row. Without a counter of the driver, only the bits are judged."""
     counter = _COUNTERS[reason]
     if not _time(counter, gpu):
         return
-    first = earlier_read(gpu, seen, nvml.SNAPSHOT_SECONDS)
-    second = None if first is None else earlier_read(gpu, seen, first[1] + nvml.SNAPSHOT_SECONDS)
+    first = earlier_read(gpu, evidence, nvml.SNAPSHOT_SECONDS)
+    second = None if first is None else earlier_read(gpu, evidence, first[1] + nvml.SNAPSHOT_SECONDS)
     newest = None if first is None else _share(counter, gpu, first[0], first[1])
     if newest is not None and (newest <= MOST_HARDWARE_SHARE or not is_loaded(gpu)):
         return
@@ -124,24 +124,24 @@ def _judge_hardware(reason: Reason, gpu: nvml.Gpu, seen: Evidence, expected: Exp
         yield TooEarly("its slowdown was not measured twice yet", gpu.subject, (reason.name,))
     elif before > MOST_HARDWARE_SHARE:
         detail = f"{_over(newest, MOST_HARDWARE_SHARE)}: clocks slowed down by {_CAUSES[_BITS[reason]]}"
-        yield _unless_tested(replace(found(reason, gpu, detail), flickers=False), second[1], seen, expected)
+        yield _unless_tested(replace(found(reason, gpu, detail), flickers=False), second[1], evidence, expected)
 
 
-def _judge_software(gpu: nvml.Gpu, seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+def _judge_software(gpu: nvml.Gpu, evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if not _time("software_thermal", gpu):
         return
-    before = earlier_read(gpu, seen, SOFTWARE_SECONDS)
+    before = earlier_read(gpu, evidence, SOFTWARE_SECONDS)
     share = None if before is None else _share("software_thermal", gpu, *before)
     if before is None or share is None:
         yield TooEarly("its slowdown is not measured for long enough", gpu.subject, (THROTTLING.name,))
     elif share > MOST_SOFTWARE_SHARE and is_loaded(gpu):
         detail = f"{_over(share, MOST_SOFTWARE_SHARE)}: clocks reduced because of heat"
-        yield _unless_tested(found(THROTTLING, gpu, detail), before[1], seen, expected)
+        yield _unless_tested(found(THROTTLING, gpu, detail), before[1], evidence, expected)
 
 
-def _newest_share(reason: Reason, gpu: nvml.Gpu, seen: Evidence) -> float | None:
+def _newest_share(reason: Reason, gpu: nvml.Gpu, evidence: Evidence) -> float | None:
     """Return the share of the newest window; None without a counter of this reason, or before the window has ended."""
-    before = earlier_read(gpu, seen, nvml.SNAPSHOT_SECONDS) if reason in _COUNTERS else None
+    before = earlier_read(gpu, evidence, nvml.SNAPSHOT_SECONDS) if reason in _COUNTERS else None
     return None if before is None else _share(_COUNTERS[reason], gpu, *before)
 
 
@@ -150,10 +150,10 @@ def _over(share: float, limit: float) -> str:
     return f"over {next((step for step in _SHARES if limit < step < share), limit):.0%} of the time"
 
 
-def _unless_tested(finding: Finding, seconds: float, seen: Evidence, expected: Expectation) -> Judgement:
+def _unless_tested(finding: Finding, seconds: float, evidence: Evidence, expected: Expectation) -> Judgement:
     """Return the finding, or TooEarly if a deep test ran in the last seconds: the test causes such slowdowns."""
     run = expected.deep_run
-    if run is None or not run.overlaps(seen.at - seconds, seen.at):
+    if run is None or not run.overlaps(evidence.at - seconds, evidence.at):
         return finding
     return TooEarly("a deep test loaded the GPU", finding.subject, (finding.reason,))
 

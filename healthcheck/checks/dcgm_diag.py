@@ -150,12 +150,12 @@ class _Fault(Struct, frozen=True):
     ruling: Ruling
 
 
-def judge_level_2(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    yield from _judge(seen[LEVEL_2_RUN], _gpus(seen), expected.policy)
+def judge_level_2(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    yield from _judge(evidence[LEVEL_2_RUN], _gpus(evidence), expected.policy)
 
 
-def judge_level_4(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    yield from _judge(seen[LEVEL_4_RUN], _gpus(seen), expected.policy)
+def judge_level_4(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    yield from _judge(evidence[LEVEL_4_RUN], _gpus(evidence), expected.policy)
 
 
 def needs_repeat(answer: DiagAnswer, policy: Policy) -> tuple[str, ...]:
@@ -433,12 +433,12 @@ def _ran(row: DiagResult) -> bool:
     return row.status in ("pass", "fail", "unknown")
 
 
-def _gpus(seen: Evidence) -> tuple[nvml.Gpu, ...]:
+def _gpus(evidence: Evidence) -> tuple[nvml.Gpu, ...]:
     """Return the GPUs that NVML lists, if the same check cycle read NVML.
 
     A cycle reads NVML for checks such as `driver`.
     """
-    if seen.unread(nvml.NVML) or isinstance(answer := seen[nvml.NVML].answer, Unobserved):
+    if evidence.unread(nvml.NVML) or isinstance(answer := evidence[nvml.NVML].answer, Unobserved):
         return ()
     return tuple(gpu for gpu in answer.gpus if gpu.error == nvml.SUCCESS)
 

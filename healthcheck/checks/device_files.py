@@ -62,13 +62,13 @@ class _ExpectedFile(Struct, frozen=True):
     must_be: bool = True
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    files = seen[DEVICE_FILES]
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    files = evidence[DEVICE_FILES]
     if not files.folders:
         yield NotConfigured("this root is a copy of a host's tree, without device files")
         return
-    gpus = yield from answering(seen, "minor")
-    if not any(function.is_gpu and function.driver == NVIDIA_DRIVER for function in seen[pci.FUNCTIONS]):
+    gpus = yield from answering(evidence, "minor")
+    if not any(function.is_gpu and function.driver == NVIDIA_DRIVER for function in evidence[pci.FUNCTIONS]):
         if gpus:  # GPUs of WSL and Tegra, which have other device files
             yield NotConfigured("no GPU on PCI is bound to the NVIDIA driver")
         return

@@ -37,8 +37,8 @@ VERSION_MISMATCH = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    reading = seen[nvml.NVML]
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    reading = evidence[nvml.NVML]
     yield from _answer(reading)
     yield from _versions(reading)
 

@@ -297,9 +297,9 @@ _OF_OTHER_MODULES = (
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
     not_probed_at: float | None = None
-    ring = seen[kernel_log.RING]
+    ring = evidence[kernel_log.RING]
     for index, record in enumerate(ring):
         if not record.text.startswith(_ALL_BEGIN) or record.text.startswith(_OF_ANOTHER_CHECK):
             continue

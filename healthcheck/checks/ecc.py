@@ -34,8 +34,8 @@ SRAM_THRESHOLD = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence)
     for gpu in gpus:
         if gpu.ecc is not None and gpu.ecc.uncorrected_volatile > MOST_UNCORRECTED:
             # The detail has no count, because a count that rises would change the finding in each check cycle.

@@ -19,8 +19,8 @@ OFF = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen, "ecc_mode")
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence, "ecc_mode")
     modes = [(gpu, gpu.ecc_mode) for gpu in gpus if gpu.ecc_mode is not None]
     profile = expected.profile
     if all_lack(gpus, "ecc_mode"):

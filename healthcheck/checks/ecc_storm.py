@@ -42,13 +42,13 @@ STORM = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence)
     counting = [(gpu, errors) for gpu in gpus if (errors := gpu.memory_errors) is not None]
     if counting:
-        rates = {gpu.subject: _rate(gpu, seen) for gpu, _ in counting}
+        rates = {gpu.subject: _rate(gpu, evidence) for gpu, _ in counting}
         for gpu, errors in counting:
-            yield from _judge_gpu(gpu, errors, rates, seen)
+            yield from _judge_gpu(gpu, errors, rates, evidence)
         limits = f"below {LEAST_PER_SECOND:g} a second in DRAM, {MOST_DRAM:,} in DRAM and {MOST_SRAM:,} in SRAM in all"
         yield Observation(f"corrected ECC errors of {counted(len(counting), 'GPU')} read", limits, "NVSentinel; Azure")
     elif gpus:
@@ -56,34 +56,34 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _judge_gpu(
-    gpu: nvml.Gpu, errors: nvml.MemoryErrors, rates: dict[str, float | None], seen: Evidence
+    gpu: nvml.Gpu, errors: nvml.MemoryErrors, rates: dict[str, float | None], evidence: Evidence
 ) -> Iterator[Judgement]:
     rate = rates[gpu.subject]
     for count, most, memory in ((errors.dram_corrected, MOST_DRAM, "DRAM"), (errors.sram_corrected, MOST_SRAM, "SRAM")):
         if count is not None and count > most:
             detail = f"more than {most:,} corrected {memory} errors since the driver was loaded"
-            yield replace(_found(gpu, detail, rates, seen), flickers=False)
+            yield replace(_found(gpu, detail, rates, evidence), flickers=False)
             return
     if rate is None:
         yield TooEarly("a rate needs the DRAM errors of two check cycles", gpu.subject)
     elif rate >= LEAST_PER_SECOND:
-        yield _found(gpu, f"{_coarse(rate)} corrected DRAM errors a second", rates, seen)
+        yield _found(gpu, f"{_coarse(rate)} corrected DRAM errors a second", rates, evidence)
     elif (errors.dram_corrected or 0) >= LEAST_PER_SECOND and not is_loaded(gpu):
         yield TooEarly("an idle GPU hardly uses its memory", gpu.subject)
 
 
-def _found(gpu: nvml.Gpu, detail: str, rates: dict[str, float | None], seen: Evidence) -> Finding:
+def _found(gpu: nvml.Gpu, detail: str, rates: dict[str, float | None], evidence: Evidence) -> Finding:
     other_rates = [rate for subject, rate in rates.items() if subject != gpu.subject and rate is not None]
     if other_rates:
         detail += f"; the other {counted(len(other_rates), 'GPU')} of the node: {_coarse(max(other_rates))}"
-    if _remaps_rise(gpu, seen):
+    if _remaps_rise(gpu, evidence):
         detail += "; its rows were recently remapped for correctable errors"
     return found(STORM, gpu, detail)
 
 
-def _rate(gpu: nvml.Gpu, seen: Evidence) -> float | None:
+def _rate(gpu: nvml.Gpu, evidence: Evidence) -> float | None:
     """Return the corrected DRAM errors a second since the previous check cycle; None if unknown."""
-    earlier = earlier_gpus(seen)
+    earlier = earlier_gpus(evidence)
     before = same(gpu, earlier[0]) if earlier is not None else None
     if earlier is None or before is None or before.memory_errors is None or gpu.memory_errors is None:
         return None
@@ -91,8 +91,10 @@ def _rate(gpu: nvml.Gpu, seen: Evidence) -> float | None:
     return None if then is None or now is None or now < then else (now - then) / earlier[1]
 
 
-def _remaps_rise(gpu: nvml.Gpu, seen: Evidence) -> bool:
-    counts = [earlier.row_remap.corrected for earlier, _ in earlier_reads(gpu, seen) if earlier.row_remap is not None]
+def _remaps_rise(gpu: nvml.Gpu, evidence: Evidence) -> bool:
+    counts = [
+        earlier.row_remap.corrected for earlier, _ in earlier_reads(gpu, evidence) if earlier.row_remap is not None
+    ]
     return gpu.row_remap is not None and bool(counts) and gpu.row_remap.corrected > min(counts)
 
 

@@ -32,10 +32,10 @@ _MOST_NAMED = 4
 """Most devices named by address in a detail; the others are only counted."""
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    functions = [function for function in seen[pci.FUNCTIONS] if function.is_efa]
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    functions = [function for function in evidence[pci.FUNCTIONS] if function.is_efa]
     addresses = [function.address for function in functions if function.is_efa_here]
-    rdma = seen[infiniband.RDMA]
+    rdma = evidence[infiniband.RDMA]
     present = max(len(functions), len(rdma.efa))
     known_count, source = _known_count(expected)
     if not present and not known_count:

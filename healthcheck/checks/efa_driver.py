@@ -25,9 +25,9 @@ NO_UVERBS = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    on_pci = sum(function.is_efa_here for function in seen[pci.FUNCTIONS])
-    rdma = seen[infiniband.RDMA]
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    on_pci = sum(function.is_efa_here for function in evidence[pci.FUNCTIONS])
+    rdma = evidence[infiniband.RDMA]
     if not on_pci and not rdma.efa:
         yield NotConfigured("no EFA device")
         return

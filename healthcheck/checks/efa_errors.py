@@ -52,15 +52,15 @@ RATE = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    devices = seen[RDMA].efa
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    devices = evidence[RDMA].efa
     if not devices:
         yield NotConfigured("no EFA device")
         return
     for device in devices:
         if device.error:
             yield Unobserved(NOT_ANSWERING, f"efa/{device.name}: {device.error}", f"efa/{device.name}")
-    earlier = seen.earlier(RDMA)
+    earlier = evidence.earlier(RDMA)
     if earlier is None:
         yield TooEarly("a rate needs an earlier check cycle")
         yield Observation(

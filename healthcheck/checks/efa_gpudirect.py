@@ -24,14 +24,14 @@ OFF = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    devices = seen[infiniband.RDMA].efa
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    devices = evidence[infiniband.RDMA].efa
     modes = {device.p2p for device in devices if device.p2p is not None}
     if not devices:
         yield NotConfigured("no EFA device")
     elif not expected.instance_type.removeprefix("ml.").startswith(FAMILIES):
         yield NotConfigured(f"EFA can access GPU memory on {', '.join(FAMILIES)} only")
-    elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
+    elif not any(function.is_gpu and function.driver == "nvidia" for function in evidence[pci.FUNCTIONS]):
         yield NotConfigured("no GPU is bound to the NVIDIA driver")
     elif not modes:
         yield NotConfigured("the EFA driver does not report it: the kernel's own EFA driver relies on dma-buf")

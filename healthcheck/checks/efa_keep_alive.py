@@ -33,13 +33,13 @@ STALLED = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    devices = seen[RDMA].efa
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    devices = evidence[RDMA].efa
     now = {device.name: device.counters[KEEP_ALIVES] for device in devices if KEEP_ALIVES in device.counters}
     if not now:
         yield NotConfigured("no EFA device counts its keep-alives" if devices else "no EFA device")
         return
-    earlier = seen.earlier(RDMA)
+    earlier = evidence.earlier(RDMA)
     if earlier is None:
         yield TooEarly("a comparison needs an earlier check cycle")
         yield Observation(f"keep-alives of {counted(len(now), 'EFA device')} read")

@@ -51,8 +51,8 @@ SLOW = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    reading = seen[EFA_LOOPBACK]
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    reading = evidence[EFA_LOOPBACK]
     if reading.absent:
         yield NotConfigured(reading.absent)
         return

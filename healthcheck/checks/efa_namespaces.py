@@ -20,8 +20,8 @@ EXCLUSIVE = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    rdma = seen[RDMA]
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    rdma = evidence[RDMA]
     if not rdma.efa:
         yield NotConfigured("no EFA device")
         return

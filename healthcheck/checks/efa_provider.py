@@ -33,8 +33,8 @@ _MOST_NAMED = 4
 """Most devices named in a detail; the others are only counted."""
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    reading = seen[LIBFABRIC]
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    reading = evidence[LIBFABRIC]
     if reading.absent:
         yield NotConfigured(reading.absent)
     elif reading.answer is None:

@@ -100,8 +100,8 @@ LIMITED = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence)
     unread = [gpu for gpu in gpus if "fabric" in gpu.errors]
     for gpu in unread:
         yield silent(gpu, gpu.errors["fabric"], "fabric")
@@ -110,8 +110,8 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         if gpus and not unread:
             yield NotConfigured("NVML reports no NVLink fabric here")
         return
-    wanted = _wanted_by(seen, expected)
-    is_coming_up = is_fabric_coming_up(seen, expected)
+    wanted = _wanted_by(evidence, expected)
+    is_coming_up = is_fabric_coming_up(evidence, expected)
     is_divided = _is_divided(joined, expected)
     for gpu, fabric in joined:
         if fabric.state == COMPLETED:
@@ -125,7 +125,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     yield Observation(summary, "all" if wanted else "not required", wanted)
 
 
-def _wanted_by(seen: Evidence, expected: Expectation) -> str:
+def _wanted_by(evidence: Evidence, expected: Expectation) -> str:
     """Return the source of the requirement that these GPUs join a fabric.
 
     Return '' if there is no requirement, for instance for a single GPU of a board.
@@ -133,7 +133,7 @@ def _wanted_by(seen: Evidence, expected: Expectation) -> str:
     row = fabric_of(expected.instance_type)
     if row is not None:
         return f"{row.instance_type} in fabrics.csv" if row.fabric_manager or row.imex else ""
-    return "a fabric manager runs" if seen[services.SERVICES].find(services.FABRIC_MANAGER) else ""
+    return "a fabric manager runs" if evidence[services.SERVICES].find(services.FABRIC_MANAGER) else ""
 
 
 def _is_divided(joined: list[tuple[nvml.Gpu, nvml.Fabric]], expected: Expectation) -> bool:

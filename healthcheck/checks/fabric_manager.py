@@ -67,10 +67,10 @@ MISMATCH = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    functions = seen[pci.FUNCTIONS]
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    functions = evidence[pci.FUNCTIONS]
     source = _needed_by(functions, expected)
-    links = _manager_links(seen) if source or _may_be_elsewhere(expected) else {}
+    links = _manager_links(evidence) if source or _may_be_elsewhere(expected) else {}
     if not source and not links:
         yield NotConfigured("no fabric manager is needed on this node")
         return
@@ -80,21 +80,21 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         return
     lost = [subject for subject, connected in links.items() if not connected]
     if not source:
-        yield from _disconnected(seen, expected, links, lost)
+        yield from _disconnected(evidence, expected, links, lost)
         yield Observation(_connections(links, lost), "all", "NVML's fabric health mask")
         return
-    unobserved = _unobserved(seen, links)
+    unobserved = _unobserved(evidence, links)
     if unobserved:
         yield unobserved
         return
-    states = seen[services.SERVICES]
+    states = evidence[services.SERVICES]
     running = states.find(services.FABRIC_MANAGER)
-    driver = seen[kernel_modules.MODULES].nvidia
+    driver = evidence[kernel_modules.MODULES].nvidia
     start, namesakes = states.fabric_manager_start, states.namesakes(services.FABRIC_MANAGER)
     # A user can give a process this name, but not connect it to the GPUs.
     is_known_by_driver = bool(links) and (bool(namesakes) or not states.of_host)
     if running or is_known_by_driver:
-        yield from _disconnected(seen, expected, links, lost)
+        yield from _disconnected(evidence, expected, links, lost)
     elif states.is_unsure(services.FABRIC_MANAGER):
         yield Unobserved(services.UNCERTAIN, f"unknown whether the node's own fabric manager runs: {namesakes}")
     elif expected.driver_age_seconds < DRIVER_GRACE.seconds:
@@ -113,9 +113,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     yield Observation(summary, f"running, version {driver}", source)
 
 
-def _manager_links(seen: Evidence) -> dict[str, bool]:
+def _manager_links(evidence: Evidence) -> dict[str, bool]:
     """Return, by GPU, whether the fabric manager is connected to it, without GPUs whose driver does not report that."""
-    answer = seen[nvml.NVML].answer
+    answer = evidence[nvml.NVML].answer
     gpus = answer.gpus if isinstance(answer, nvml.Gpus) else ()
     links = {gpu.subject: gpu.fabric.manager_connected for gpu in gpus if gpu.fabric and takes_part_in_fabric(gpu)}
     return {subject: connected for subject, connected in links.items() if connected is not None}
@@ -128,12 +128,12 @@ def _may_be_elsewhere(expected: Expectation) -> bool:
 
 
 def _disconnected(
-    seen: Evidence, expected: Expectation, links: dict[str, bool], lost: list[str]
+    evidence: Evidence, expected: Expectation, links: dict[str, bool], lost: list[str]
 ) -> Iterator[Judgement]:
     if not lost:
         return
     detail = _connections(links, lost)
-    if is_fabric_coming_up(seen, expected):
+    if is_fabric_coming_up(evidence, expected):
         pending = f"{detail}; judged {FABRIC_GRACE.seconds:g} s after {FABRIC_GRACE.since}"
         yield Unobserved(FABRIC_COMING_UP, pending)
     else:
@@ -156,15 +156,15 @@ def _needed_by(functions: tuple[pci.PciFunction, ...], expected: Expectation) ->
     return "NVSwitches on PCI" if driven else ""
 
 
-def _unobserved(seen: Evidence, links: dict[str, bool]) -> Unobserved | None:
-    answer = seen[nvml.NVML].answer
+def _unobserved(evidence: Evidence, links: dict[str, bool]) -> Unobserved | None:
+    answer = evidence[nvml.NVML].answer
     if isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER:
         return answer
-    if not seen[kernel_modules.MODULES].nvidia:
+    if not evidence[kernel_modules.MODULES].nvidia:
         return Unobserved(
             error_causes.DRIVER_NOT_LOADED, "the fabric manager needs the nvidia kernel module, which is not loaded"
         )
-    if not seen[services.SERVICES].of_host and not links:
+    if not evidence[services.SERVICES].of_host and not links:
         return Unobserved(services.PROCESSES_HIDDEN, "the host's processes are not visible")
     return None
 

@@ -19,11 +19,11 @@ NOT_READY = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    copy = seen[GDRCOPY]
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    copy = evidence[GDRCOPY]
     if not copy.set_up_by:
         yield NotConfigured("GDRCopy is not set up on this host")
-    elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
+    elif not any(function.is_gpu and function.driver == "nvidia" for function in evidence[pci.FUNCTIONS]):
         # The module can't be loaded before NVIDIA's modules.
         yield NotConfigured("no GPU is bound to the NVIDIA driver")
     else:

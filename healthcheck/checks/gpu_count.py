@@ -89,9 +89,9 @@ _FAULTS = {
 }
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    answer = seen[nvml.NVML].answer
-    functions = [function for function in seen[pci.FUNCTIONS] if function.is_gpu]
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    answer = evidence[nvml.NVML].answer
+    functions = [function for function in evidence[pci.FUNCTIONS] if function.is_gpu]
     if isinstance(answer, Unobserved):
         yield answer
         # Without a GPU on PCI the driver refuses to load, so NVML can never be queried.

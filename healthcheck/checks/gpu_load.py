@@ -83,8 +83,8 @@ class _Limit(Struct, frozen=True):
     source: str
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    load = seen[GPU_LOAD]
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    load = evidence[GPU_LOAD]
     if load.absent:
         yield NotConfigured(load.absent)
     elif load.failed is not None:

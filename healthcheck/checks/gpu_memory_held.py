@@ -25,11 +25,11 @@ HELD = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    if not seen[nvml.NVML].sees_every_process:
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    if not evidence[nvml.NVML].sees_every_process:
         yield NotConfigured("this PID namespace does not show the processes of the node")
         return
-    gpus = yield from answering(seen, "memory", "processes", "mig_mode")
+    gpus = yield from answering(evidence, "memory", "processes", "mig_mode")
     idle = [(gpu, gpu.memory.used) for gpu in gpus if gpu.memory is not None and _is_unused(gpu)]
     if all_lack(gpus, "memory") or all_lack(gpus, "processes"):
         yield NotConfigured("no GPU here reports both its memory and its processes")

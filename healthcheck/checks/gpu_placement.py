@@ -23,10 +23,10 @@ MOVED = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
     positions = {
         function.address: GpuPosition(function.numa_node, function.switch)
-        for function in seen[pci.FUNCTIONS]
+        for function in evidence[pci.FUNCTIONS]
         if function.is_gpu
     }
     if not positions:

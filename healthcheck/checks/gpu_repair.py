@@ -32,8 +32,8 @@ UNREPAIRABLE = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence)
     for gpu in gpus:
         if gpu.repair is not None and gpu.repair.channel_pending:
             yield found(CHANNEL, gpu, "the next GPU reset remaps a memory channel to a spare")

@@ -79,11 +79,11 @@ class _Comparison(Struct, frozen=True):
     slower: tuple[Deviation, ...]
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    gpus, whole = yield from _comparable(seen)
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus, whole = yield from _comparable(evidence)
     if not whole:
         return
-    run, reading, pods = expected.deep_run, seen[NVML], seen[GPU_PODS]
+    run, reading, pods = expected.deep_run, evidence[NVML], evidence[GPU_PODS]
     if run is not None and run.until is None:
         yield TooEarly("a deep test uses the GPUs")
         return
@@ -100,12 +100,12 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     )
 
 
-def judge_now(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+def judge_now(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
     """Judge the GPUs by one measurement: the last snapshot of the driver's history and this read."""
-    gpus, whole = yield from _comparable(seen)
+    gpus, whole = yield from _comparable(evidence)
     if not whole:
         return
-    reading, pods = seen[NVML], seen[GPU_PODS]
+    reading, pods = evidence[NVML], evidence[GPU_PODS]
     ends = (*reading.history[-1:], Snapshot(reading.read_at, tuple(whole)))
     held = {snapshot.at: snapshot.pods for snapshot in pods if not snapshot.error}
     comparisons = _compare(pairwise(ends), held, whole)
@@ -129,9 +129,9 @@ def _why_not_compared(ends: Sequence[Snapshot], gpus: int, pods: Iterable[GpuPod
     return f"{busy}, and {LEAST_SIBLINGS} of one pod are needed{error}"
 
 
-def _comparable(seen: Evidence) -> Generator[Judgement, None, tuple[tuple[Gpu, ...], list[Gpu]]]:
+def _comparable(evidence: Evidence) -> Generator[Judgement, None, tuple[tuple[Gpu, ...], list[Gpu]]]:
     """Return the GPUs, and those without MIG; none of the latter if they are too few."""
-    gpus = yield from answering(seen)
+    gpus = yield from answering(evidence)
     whole = [gpu for gpu in gpus if not (gpu.mig_mode is not None and gpu.mig_mode.current) and not gpu.instances]
     if gpus and len(whole) < LEAST_SIBLINGS:
         yield NotConfigured(f"fewer than {LEAST_SIBLINGS} GPUs without MIG")

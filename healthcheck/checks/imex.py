@@ -29,9 +29,9 @@ NOT_RUNNING = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
     row = fabric_of(expected.instance_type)
-    states = seen[services.SERVICES]
+    states = evidence[services.SERVICES]
     running = states.find(services.IMEX) is not None
     if row is None or not row.imex:
         yield NotConfigured("no NVLink fabric spans this node and others")

@@ -30,12 +30,12 @@ CORRUPTED = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    answer = seen[nvml.NVML].answer
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    answer = evidence[nvml.NVML].answer
     if isinstance(answer, Unobserved):
         yield answer
         return
-    functions = seen[pci.FUNCTIONS]
+    functions = evidence[pci.FUNCTIONS]
     checked = [gpu.inforom_valid for gpu in answer.gpus if gpu.inforom_valid is not None]
     if all_lack(answer.gpus, "inforom_valid"):
         yield NotConfigured("no GPU here supports a test of its InfoROM")

@@ -21,9 +21,9 @@ LOW = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    own = seen[limits.LIMITS]
-    if not seen[infiniband.RDMA].efa:
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    own = evidence[limits.LIMITS]
+    if not evidence[infiniband.RDMA].efa:
         yield NotConfigured("no EFA device")
     elif own is None:
         yield NotConfigured("the limit of pods is unknown outside of a pod of this node")

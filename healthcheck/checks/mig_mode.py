@@ -28,8 +28,8 @@ INCONSISTENT = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen, "mig_mode")
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence, "mig_mode")
     modes = [(gpu, gpu.mig_mode) for gpu in gpus if gpu.mig_mode is not None]
     divided = sum(mode.current for _, mode in modes)
     if all_lack(gpus, "mig_mode"):

@@ -88,8 +88,8 @@ def _messages() -> tuple[_Message, ...]:
     )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    for record in seen[kernel_log.RING]:
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    for record in evidence[kernel_log.RING]:
         if record.text.startswith(_BEGINS) and (event := read_message(record, expected)):
             yield event
     if not (expected.is_capture or expected.first.rdma):

@@ -54,8 +54,8 @@ SLOW = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    reading = seen[ALL_REDUCE]
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    reading = evidence[ALL_REDUCE]
     match reading.answer:
         case None if reading.absent:
             yield NotConfigured(reading.absent)

@@ -17,12 +17,12 @@ LOADED = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = [function for function in seen[pci.FUNCTIONS] if function.is_gpu]
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = [function for function in evidence[pci.FUNCTIONS] if function.is_gpu]
     if not gpus:
         yield NotConfigured("no GPU on PCI")
         return
-    loaded = seen[kernel_modules.MODULES].nouveau
+    loaded = evidence[kernel_modules.MODULES].nouveau
     if loaded:
         bound = sum(function.driver == "nouveau" for function in gpus)
         detail = f"the nouveau module is loaded; {bound} of {counted(len(gpus), 'GPU')} bound to it"

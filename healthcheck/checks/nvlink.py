@@ -67,8 +67,8 @@ VERSION_LOW = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen, "nvlinks", "mig_mode")
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence, "nvlinks", "mig_mode")
     for gpu in gpus:
         yield from _judge_gpu(gpu, expected)
     links = [link for gpu in gpus for link in gpu.nvlinks or ()]

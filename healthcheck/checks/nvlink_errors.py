@@ -47,22 +47,22 @@ RATE = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence)
     unread = [(gpu, name) for gpu in gpus for name in _READINGS if name in gpu.errors]
     for gpu, name in unread:
         yield silent(gpu, gpu.errors[name], _READINGS[name])
     counting = [gpu for gpu in gpus if any(link.counters for link in gpu.nvlinks or ())]
     if counting:
-        yield from _judge_rates(counting, seen)
+        yield from _judge_rates(counting, evidence)
         limits = f"below {LEAST_CRC_PER_SECOND:g} CRC errors/s and {LEAST_PER_MINUTE:g} other a minute on each link"
         yield Observation(f"NVLink errors of {counted(len(counting), 'GPU')} read", limits, "DCGM's health watch")
     elif gpus and not unread:
         yield NotConfigured("no GPU counts NVLink errors")
 
 
-def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
-    earlier = earlier_gpus(seen)
+def _judge_rates(gpus: list[nvml.Gpu], evidence: Evidence) -> Iterator[Judgement]:
+    earlier = earlier_gpus(evidence)
     if earlier is None:
         yield TooEarly("a rate needs an earlier check cycle")
         return

@@ -22,8 +22,8 @@ MISSING = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    present = sum(function.is_nvswitch for function in seen[pci.FUNCTIONS])
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    present = sum(function.is_nvswitch for function in evidence[pci.FUNCTIONS])
     row = fabric_of(expected.instance_type)
     wanted = row.nvswitches if row else None
     found = f"{present} NVSwitch{'' if present == 1 else 'es'}"

@@ -39,9 +39,9 @@ BROKEN = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
-    answer = seen[nvml.NVML].answer
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence)
+    answer = evidence[nvml.NVML].answer
     if not gpus or not isinstance(answer, nvml.Gpus):
         return
     silent_ones = [gpu for gpu in gpus if "p2p" in gpu.errors]

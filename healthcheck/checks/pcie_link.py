@@ -39,8 +39,8 @@ WIDTH_LOW = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen, "pcie")
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence, "pcie")
     links = [(gpu, gpu.pcie) for gpu in gpus if gpu.pcie and {gpu.pcie.width, gpu.pcie.max_width} <= WIDTHS]
     narrow = [(gpu, link) for gpu, link in links if link.width < link.max_width]
     for gpu, link in narrow:

@@ -37,22 +37,22 @@ RATE = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence)
     for gpu in gpus:
         if "pcie_replays" in gpu.errors:
             yield silent(gpu, gpu.errors["pcie_replays"], "PCIe replays")
     counting = [gpu for gpu in gpus if gpu.pcie_replays is not None]
     if counting:
-        yield from _judge_rates(counting, seen)
+        yield from _judge_rates(counting, evidence)
         summary = f"PCIe replays of {counted(len(counting), 'GPU')} read"
         yield Observation(summary, f"at most {MOST_PER_MINUTE:g} a minute each", "PCI Express specification")
     elif gpus and not any("pcie_replays" in gpu.errors for gpu in gpus):
         yield NotConfigured("no GPU counts PCIe replays")
 
 
-def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
-    earlier = earlier_gpus(seen)
+def _judge_rates(gpus: list[nvml.Gpu], evidence: Evidence) -> Iterator[Judgement]:
+    earlier = earlier_gpus(evidence)
     if earlier is None:
         yield TooEarly("a rate needs an earlier check cycle")
         return

@@ -36,12 +36,12 @@ FABRIC_COMING_UP = UnobservedCause(
 NVIDIA_DRIVER = "nvidia"
 
 
-def is_fabric_coming_up(seen: Evidence, expected: Expectation) -> bool:
+def is_fabric_coming_up(evidence: Evidence, expected: Expectation) -> bool:
     """Whether the fabric has had too little time to be judged.
 
     The time begins at the start of the fabric manager, or at the load of the driver if no fabric manager runs here.
     """
-    manager = seen[services.SERVICES].find(services.FABRIC_MANAGER)
+    manager = evidence[services.SERVICES].find(services.FABRIC_MANAGER)
     age = manager.age_seconds if manager else None
     return (expected.driver_age_seconds if age is None else age) < FABRIC_GRACE.seconds
 
@@ -55,19 +55,19 @@ def takes_part_in_fabric(gpu: nvml.Gpu) -> bool:
     return gpu.fabric is not None and gpu.fabric.state != nvml.NO_FABRIC and not divided
 
 
-def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]]:
+def answering(evidence: Evidence, *readings: str) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]]:
     """Return the GPUs that answer with these readings, as the value of `yield from`.
 
     A GPU or a reading without an answer yields "could not check" for this GPU only; `gpu-count` reports the fault
     itself. A reading that a GPU does not support is None and not an error.
     """
-    answer = seen[nvml.NVML].answer
+    answer = evidence[nvml.NVML].answer
     if isinstance(answer, Unobserved):
         yield answer
         return ()
     if not answer.gpus:
         yield NotConfigured("NVML lists no GPU")
-    for gpu in placed(answer, shown_functions(seen)):
+    for gpu in placed(answer, shown_functions(evidence)):
         if gpu.error != nvml.SUCCESS:
             yield silent(gpu, gpu.error)
         else:
@@ -95,12 +95,12 @@ def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[
         yield gpu if gpu.address else replace(gpu, address=next(unclaimed, ""))
 
 
-def shown_functions(seen: Evidence) -> tuple[pci.PciFunction, ...]:
+def shown_functions(evidence: Evidence) -> tuple[pci.PciFunction, ...]:
     """Return the PCI functions, or nothing if the check cycle did not read them.
 
     Use it in checks that do not require them.
     """
-    return () if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
+    return () if evidence.unread(pci.FUNCTIONS) else evidence[pci.FUNCTIONS]
 
 
 def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
@@ -144,28 +144,28 @@ def found(reason: Reason, gpu: nvml.Gpu, detail: str) -> Finding:
     return Finding(reason.name, reason.severity, gpu.subject, detail, gpu.about, flickers=reason.flickers)
 
 
-def earlier_gpus(seen: Evidence) -> tuple[tuple[nvml.Gpu, ...], float] | None:
+def earlier_gpus(evidence: Evidence) -> tuple[tuple[nvml.Gpu, ...], float] | None:
     """Return the GPUs of the previous check cycle and the seconds since then, or None if unknown."""
-    earlier = seen.earlier(nvml.NVML)
+    earlier = evidence.earlier(nvml.NVML)
     if earlier is None or isinstance(earlier[0].answer, Unobserved):
         return None
     return earlier[0].answer.gpus, earlier[1]
 
 
-def earlier_reads(gpu: nvml.Gpu, seen: Evidence) -> Iterator[tuple[nvml.Gpu, float]]:
+def earlier_reads(gpu: nvml.Gpu, evidence: Evidence) -> Iterator[tuple[nvml.Gpu, float]]:
     """Yield the same GPU in the history and in the previous check cycle, with its age in seconds, youngest first."""
-    reading = seen[nvml.NVML]
+    reading = evidence[nvml.NVML]
     reads = [(earlier.gpus, reading.read_at - earlier.at) for earlier in reading.history]
-    if (before := earlier_gpus(seen)) is not None:
+    if (before := earlier_gpus(evidence)) is not None:
         reads.append(before)
     for gpus, age in sorted(reads, key=lambda read: read[1]):
         if (earlier_gpu := same(gpu, gpus)) is not None:
             yield earlier_gpu, age
 
 
-def earlier_read(gpu: nvml.Gpu, seen: Evidence, seconds: float) -> tuple[nvml.Gpu, float] | None:
+def earlier_read(gpu: nvml.Gpu, evidence: Evidence, seconds: float) -> tuple[nvml.Gpu, float] | None:
     """Return the youngest earlier read of a GPU that is at least so many seconds old, with its age."""
-    return next((read for read in earlier_reads(gpu, seen) if read[1] >= seconds), None)
+    return next((read for read in earlier_reads(gpu, evidence) if read[1] >= seconds), None)
 
 
 def is_loaded(gpu: nvml.Gpu) -> bool:

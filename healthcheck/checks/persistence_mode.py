@@ -22,8 +22,8 @@ OFF = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen, "persistence")
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence, "persistence")
     able = [gpu for gpu in gpus if gpu.persistence is not None]
     if all_lack(gpus, "persistence"):
         yield NotConfigured("no GPU here has a persistence mode")

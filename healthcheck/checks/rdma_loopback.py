@@ -36,8 +36,8 @@ FAILED = Reason(
 _GBITS_PER_MB = 0.008
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    reading = seen[RDMA_LOOPBACK]
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    reading = evidence[RDMA_LOOPBACK]
     if reading.absent:
         yield NotConfigured(reading.absent)
         return

@@ -36,14 +36,14 @@ IMEX = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    answer = seen[nvml.NVML].answer
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    answer = evidence[nvml.NVML].answer
     if isinstance(answer, Unobserved):
         yield answer
         return
     of_imex = 0
     # A GPU with another fault counts too, because its recovery action matters then.
-    for gpu in placed(answer, shown_functions(seen)):
+    for gpu in placed(answer, shown_functions(evidence)):
         if gpu.recovery_action:
             action = recovery_action(gpu.recovery_action, answer.driver_version)
             if action is not None and action.is_of_imex:

@@ -28,8 +28,8 @@ LIMIT = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence)
     for gpu in gpus:
         yield from _judge_gpu(gpu, expected.max_retired_pages_sbe)
         yield from unread(gpu, "retired_pages")

@@ -32,14 +32,14 @@ BELOW_PROFILE = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    mlx5 = seen[MLX5]
-    present_addresses = {function.address for function in seen[pci.FUNCTIONS] if function.vendor == pci.MELLANOX}
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    mlx5 = evidence[MLX5]
+    present_addresses = {function.address for function in evidence[pci.FUNCTIONS] if function.vendor == pci.MELLANOX}
     present_addresses |= {device.address for device in mlx5.devices}
-    ports = fabric_ports(seen, expected)
+    ports = fabric_ports(evidence, expected)
     roce = expected.profile.roce if expected.profile else 0
-    present = _present(seen, ports)
-    if reason := why_not(seen, expected):
+    present = _present(evidence, ports)
+    if reason := why_not(evidence, expected):
         yield NotConfigured(reason)
         return
     if not ports and not present:
@@ -60,16 +60,16 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     )
 
 
-def _present(seen: Evidence, ports: list[FabricPort]) -> int:
+def _present(evidence: Evidence, ports: list[FabricPort]) -> int:
     """Return the number of network functions that the driver mlx5 has or could have, except known other ones."""
-    fabric = {port.address for port in ports} | {device.address for device in seen[MLX5].fabric}
+    fabric = {port.address for port in ports} | {device.address for device in evidence[MLX5].fabric}
     of_other_purpose = {
         device.address
-        for device in seen[MLX5].devices
+        for device in evidence[MLX5].devices
         if device.other_purpose or (fabric and device.address not in fabric)
     }
-    functions = {function.address for function in seen[pci.FUNCTIONS] if function.is_mlx5_here}
-    return len((functions | {device.address for device in seen[MLX5].devices}) - of_other_purpose)
+    functions = {function.address for function in evidence[pci.FUNCTIONS] if function.is_mlx5_here}
+    return len((functions | {device.address for device in evidence[MLX5].devices}) - of_other_purpose)
 
 
 CHECK = Check("roce-count", GROUP, NEEDS, judge, (GONE, BELOW_PROFILE))

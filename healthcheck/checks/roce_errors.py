@@ -56,15 +56,15 @@ ERRORS = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    if reason := why_not(seen, expected):
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    if reason := why_not(evidence, expected):
         yield NotConfigured(reason)
         return
-    devices = [port.device for port in fabric_ports(seen, expected) if port.device and port.device.counters]
+    devices = [port.device for port in fabric_ports(evidence, expected) if port.device and port.device.counters]
     if not devices:
         yield NotConfigured("no port of an mlx5 device has counters")
         return
-    earlier = seen.earlier(MLX5)
+    earlier = evidence.earlier(MLX5)
     if earlier is None:
         yield TooEarly("a rate needs an earlier check cycle")
         yield Observation(f"error counters of {counted(len(devices), 'port')} read", "none above its limit", _SOURCE)

@@ -68,22 +68,22 @@ RATE_LOW = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    if reason := why_not(seen, expected):
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    if reason := why_not(evidence, expected):
         yield NotConfigured(reason)
         return
-    ports = fabric_ports(seen, expected)
+    ports = fabric_ports(evidence, expected)
     if not ports:
         yield NotConfigured("no port of an mlx5 device was active yet")
         return
     usual = _usual_rates(ports)
-    functions = {function.address: function for function in seen[pci.FUNCTIONS]}
+    functions = {function.address: function for function in evidence[pci.FUNCTIONS]}
     down = 0
     for port in ports:
-        for judgement in _state(port, functions.get(port.address), seen[MLX5], usual):
+        for judgement in _state(port, functions.get(port.address), evidence[MLX5], usual):
             down += isinstance(judgement, Finding) and judgement.reason == DOWN.name
             yield judgement
-        yield from _outages(port, seen.at)
+        yield from _outages(port, evidence.at)
     if down > 1 and 2 * down >= len(ports):
         yield MOST_DOWN.on("node", f"{down} of {counted(len(ports), 'port')} of the GPU fabric down")
     active = [port.device for port in ports if port.device and port.device.is_active]

@@ -39,8 +39,8 @@ EXHAUSTED = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen)
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence)
     for gpu in gpus:
         if gpu.row_remap is not None and gpu.row_remap.failed:
             yield found(FAILED, gpu, "a faulty row could not be remapped")

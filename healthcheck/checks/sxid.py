@@ -30,8 +30,8 @@ FAMILY = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    for record in seen[kernel_log.RING]:
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    for record in evidence[kernel_log.RING]:
         if record.text.startswith(_BEGINS) and (event := read_sxid(record)):
             yield event
 

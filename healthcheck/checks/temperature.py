@@ -24,8 +24,8 @@ TOO_HOT = Reason(
 )
 
 
-def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    gpus = yield from answering(seen, "temperature")
+def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(evidence, "temperature")
     readings = [(gpu, gpu.temperature) for gpu in gpus if gpu.temperature is not None]
     celsius = [temperature.celsius for _, temperature in readings if temperature.celsius is not None]
     if celsius:

@@ -55,8 +55,8 @@ FAMILY = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    for record in seen[kernel_log.RING]:
+def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    for record in evidence[kernel_log.RING]:
         # The substring test comes first, because a log has thousands of other lines for each Xid line.
         if _XID_BEGINS in record.text and (event := read_xid(record, expected)):
             yield event

@@ -118,30 +118,30 @@ def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
     return replace(memory, active=kept, suspects=suspects)
 
 
-def first_seen(known: EarlierHardware, seen: Evidence) -> EarlierHardware:
+def first_seen(known: EarlierHardware, evidence: Evidence) -> EarlierHardware:
     """Return the devices that this machine once had, after one more check cycle.
 
     A cycle that could not count its devices changes nothing. The counts only increase, and a GPU keeps the PCI location
     where it was first observed. A check reports a lower count or a changed location.
     """
-    if seen.unread(pci.FUNCTIONS):
+    if evidence.unread(pci.FUNCTIONS):
         return known
-    has_efa = bool(known.efa) or any(function.is_efa for function in seen[pci.FUNCTIONS])
-    known = replace(known, rdma=after_ports(known.rdma, seen, has_efa=has_efa))
-    gpus = sum(function.is_gpu for function in seen[pci.FUNCTIONS])
+    has_efa = bool(known.efa) or any(function.is_efa for function in evidence[pci.FUNCTIONS])
+    known = replace(known, rdma=after_ports(known.rdma, evidence, has_efa=has_efa))
+    gpus = sum(function.is_gpu for function in evidence[pci.FUNCTIONS])
     known = replace(known, gpus=min(max(known.gpus or 0, gpus), MOST_GPUS))
-    if seen.unread(infiniband.RDMA):
+    if evidence.unread(infiniband.RDMA):
         return known
     places = {
         function.address: GpuPosition(function.numa_node, function.switch)
-        for function in seen[pci.FUNCTIONS]
+        for function in evidence[pci.FUNCTIONS]
         if function.is_gpu
     }
     # A later cycle may add a location that the kernel does not report now.
     new = [(gpu, place) for gpu, place in places.items() if place != _NOWHERE and gpu not in known.places]
     return replace(
         known,
-        efa=max(known.efa or 0, len(seen[infiniband.RDMA].efa)),
+        efa=max(known.efa or 0, len(evidence[infiniband.RDMA].efa)),
         places=dict([*known.places.items(), *new][:MOST_GPUS]),
     )
 

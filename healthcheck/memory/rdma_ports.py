@@ -17,21 +17,21 @@ MOST_PORTS = 64
 _MOST_OUTAGES = 16
 
 
-def after_ports(known: Ports | None, seen: Evidence, *, has_efa: bool) -> Ports | None:
+def after_ports(known: Ports | None, evidence: Evidence, *, has_efa: bool) -> Ports | None:
     """Return the ports after a check cycle. A cycle that could not read them changes nothing.
 
     A port is added when it is active, or was active in this boot. It is removed when its device is shown to be no part
     of the GPU fabric: by its purpose, or by a larger group of ports that became active after it. With EFA devices, the
     fabric is theirs.
     """
-    if seen.unread(MLX5):
+    if evidence.unread(MLX5):
         return known
     if has_efa:
         return {}
-    mlx5 = seen[MLX5]
+    mlx5 = evidence[MLX5]
     devices = {device.address: device for device in mlx5.devices}
     ports = {
-        address: _observed(port, devices.get(address), seen.at)
+        address: _observed(port, devices.get(address), evidence.at)
         for address, port in (known or {}).items()
         if address not in devices or not devices[address].left_fabric(port.kind)
     }
@@ -53,7 +53,7 @@ def with_link(known: Ports | None, subject: str, at: float, *, up: bool) -> Port
     return known
 
 
-def settled(memory: Memory, seen: Evidence) -> Memory:
+def settled(memory: Memory, evidence: Evidence) -> Memory:
     """Return the memory with the messages that came before the first check cycle showed the devices of the fabric.
 
     Those of other devices are removed.
@@ -61,7 +61,7 @@ def settled(memory: Memory, seen: Evidence) -> Memory:
     ports = memory.first.rdma
     if ports is None or all(finding.finding.base[1] != NOT_COUNTED_YET for finding in memory.active):
         return memory
-    fabric = seen[MLX5].fabric if not seen.unread(MLX5) and ports else ()
+    fabric = evidence[MLX5].fabric if not evidence.unread(MLX5) and ports else ()
     names = {f"{RDMA}{device.address}": device.name for device in fabric}
     names |= {f"{RDMA}{address}": port.name for address, port in ports.items()}
     kept = (_settled(finding, names) for finding in memory.active)

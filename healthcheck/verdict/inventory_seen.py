@@ -16,15 +16,15 @@ from healthcheck.verdict.inventory import DcgmRow, DeviceFilesRow, Inventory, Ru
 _GPU_FILE = re.compile(r"nvidia\d{1,5}\Z", re.ASCII)
 
 
-def seen_in(seen: Evidence, engine: Engine = NO_ENGINE) -> Inventory:
+def seen_in(evidence: Evidence, engine: Engine = NO_ENGINE) -> Inventory:
     """Return the inventory of one check cycle, from the parts that could be read.
 
     It has at most LONGEST characters as JSON. `engine` is the node's DCGM engine as deep tests must treat it.
     """
-    functions = None if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
-    answer = None if seen.unread(NVML) else seen[NVML].answer
-    files = None if seen.unread(DEVICE_FILES) else seen[DEVICE_FILES]
-    runtime = None if seen.unread(CONTAINER_RUNTIME) else seen[CONTAINER_RUNTIME]
+    functions = None if evidence.unread(pci.FUNCTIONS) else evidence[pci.FUNCTIONS]
+    answer = None if evidence.unread(NVML) else evidence[NVML].answer
+    files = None if evidence.unread(DEVICE_FILES) else evidence[DEVICE_FILES]
+    runtime = None if evidence.unread(CONTAINER_RUNTIME) else evidence[CONTAINER_RUNTIME]
     return within_limit(
         Inventory(
             pci=None if functions is None else sum(function.is_gpu for function in functions),
