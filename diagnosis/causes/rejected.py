@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.hami.denials import NODE_NAMED, PLUGIN_FILES
@@ -156,20 +156,19 @@ CARD_GONE = _hami(
     follows=NO_DEVICES,
 )
 _ALLOCATION = "UnexpectedAdmissionError"
-_EVICTED = "Evicted"
-_OURS_TO_TELL = re.compile(r"low on resource|exceeds? (?:the )?(?:total )?limit|exceeded its|ephemeral", re.IGNORECASE)
-_OUT_OF = re.compile(r"OutOf(.{1,200})", re.DOTALL)
 _ENOUGH = re.compile(
     r"enough (?:resource|capacity): (\S{1,200}), requested: (\d{1,12}), used: (\d{1,12}), capacity: (\d{1,12})"
 )
-_REASONS: Mapping[str, Cause] = {
-    "TopologyAffinityError": TOPOLOGY,
-    "NodeAffinity": WRONG_NODE,
-    "MatchNodeSelector": WRONG_NODE,
-    "TaintToleration": WRONG_NODE,
-}
-_INTENDED = frozenset(("NodeShutdown", "Shutdown", "Terminated", "Preempting", "DeadlineExceeded", "NodeLost"))
-_REJECTED = re.compile(r"Pod was rejected|Predicate \w{1,40} failed|Pod admission denied", re.IGNORECASE)
+_BY_REASON = (
+    ("TopologyAffinityError", "", TOPOLOGY),
+    ("NodeAffinity|MatchNodeSelector|TaintToleration", "", WRONG_NODE),
+    ("OutOf.{1,200}", "", OVERBOOKED),
+    ("Evicted", "low on resource|exceeds? (?:the )?(?:total )?limit|exceeded its|ephemeral", EVICTED),
+    # An intended end is no rejection.
+    ("Evicted|NodeShutdown|Shutdown|Terminated|Preempting|DeadlineExceeded|NodeLost", "", None),
+    (".{0,999}", r"Pod was rejected|Predicate \w{1,40} failed|Pod admission denied", OTHERWISE),
+)
+"""Causes by the pod's reason as a whole, and by a part of its message. The first row that matches counts."""
 ALLOCATION = (
     *(SHARED_OVER_REQUEST, NOT_SEEN, NODE_NAMED, NUMBER, CARD_GONE, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED),
     *(TOO_FEW, GPU_LOST, UNKNOWN_DEVICE, PLUGIN_FAILED),
@@ -197,15 +196,10 @@ def _recognise(pod: Pod) -> Recognised | None:
     if pod.reason == _ALLOCATION:
         known = recognised(texts_in(TextSource.POD, ALLOCATION), (symptom,))
         return known or Recognised(PLUGIN_FAILED, symptom, shortened(pod.message))
-    if pod.reason == _EVICTED:
-        ours = _OURS_TO_TELL.search(pod.message)
-        return Recognised(EVICTED, symptom, shortened(pod.message)) if ours else None
-    if _OUT_OF.fullmatch(pod.reason):
-        return Recognised(OVERBOOKED, symptom, shortened(pod.message))
-    cause = _REASONS.get(pod.reason)
-    if cause is None and pod.reason not in _INTENDED and _REJECTED.search(pod.message):
-        cause = OTHERWISE
-    return Recognised(cause, symptom, shortened(pod.message)) if cause else None
+    for reason, message, cause in _BY_REASON:
+        if re.fullmatch(reason, pod.reason, re.DOTALL) and re.search(message, pod.message, re.IGNORECASE):
+            return Recognised(cause, symptom, shortened(pod.message)) if cause is not None else None
+    return None
 
 
 def _subject(snapshot: Snapshot, pod: Pod, cause: Cause) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
@@ -16,6 +17,12 @@ from tests.diagnosis.one_pod_looks import agree
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
+
+
+def messages(table: str) -> list[list[str]]:
+    """Reason of the event or state, cause, object to change and message of each row of `messages.tsv` in this table."""
+    rows = (line.split("\t") for line in (Path(__file__).parent / "messages.tsv").read_text().splitlines())
+    return [row[1:] for row in rows if row[0] == table]
 
 
 def ago(minutes: float) -> str:

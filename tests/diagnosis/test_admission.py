@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from diagnosis.causes.refusals import parse
-from tests.diagnosis.states import GPU, Object, container, event, judged, node, obj, pod, results
+from tests.diagnosis.states import GPU, Object, container, event, judged, messages, node, obj, pod, results
 
 DEPLOYMENT = "deployment/team/serve"
 
@@ -80,6 +80,7 @@ PRIVILEGED = (
 )
 
 STATES: list[tuple[str, list[Object], str, str]] = [
+    *((text, refused(text), cause, subject) for _, cause, subject, text in messages("refusal")),
     ("quota", [*refused(EXCEEDED), quota("2")], "ExceededQuota", "resourcequota/team/gpus"),
     ("quota, by its numbers alone", [*replicas(0), quota("2")], "ExceededQuota", "resourcequota/team/gpus"),
     (
@@ -92,21 +93,8 @@ STATES: list[tuple[str, list[Object], str, str]] = [
         "resourcequota/team/gpus",
     ),
     ("a stateful set, all ready so far", [stateful(ready=1), quota("2")], "ExceededQuota", "resourcequota/team/gpus"),
-    (
-        "a resource only by quota",
-        [*refused('pods "x" is forbidden: insufficient quota to consume: requests.nvidia.com/gpu')],
-        "ResourceNeedsQuota",
-        "namespace/team",
-    ),
     ("limits of GPUs", [quota("0", key=f"limits.{GPU}")], "QuotaNeverApplies", "resourcequota/team/gpus"),
-    (
-        "must specify",
-        [*refused('pods "x" is forbidden: failed quota: gpus: must specify limits.memory for: main')],
-        "QuotaNeedsRequests",
-        DEPLOYMENT,
-    ),
     ("limit range", [*refused(TOO_MANY), RANGE], "LimitRangeViolated", "limitrange/team/gpus"),
-    ("runtime class", [*refused(NO_CLASS)], "RuntimeClassMissing", "runtimeclass/nvidia"),
     (
         "runtime class, by the objects alone",
         [*replicas(0, spec={"runtimeClassName": "nvidia"})],
@@ -120,51 +108,6 @@ STATES: list[tuple[str, list[Object], str, str]] = [
         "WebhookUnreachable",
         "validatingwebhookconfiguration/gate",
     ),
-    (
-        "policy",
-        [*refused("pods \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no")],
-        "AdmissionPolicyDeniesPods",
-        DEPLOYMENT,
-    ),
-    (
-        "fraction",
-        [
-            *refused(
-                'Pod "x" is invalid: spec.containers[0].resources.limits[nvidia.com/gpu]: Invalid value: '
-                '"500m": must be an integer'
-            )
-        ],
-        "GpuRequestInvalid",
-        DEPLOYMENT,
-    ),
-    (
-        "request unlike limit",
-        [
-            *refused(
-                'Pod "x" is invalid: spec.containers[0].resources.requests: Invalid value: "1": must be equal to '
-                "nvidia.com/gpu limit of 2"
-            )
-        ],
-        "GpuRequestInvalid",
-        DEPLOYMENT,
-    ),
-    (
-        "priority class",
-        [*refused('pods "x" is forbidden: no PriorityClass with name train was found')],
-        "PriorityClassMissing",
-        "priorityclass/train",
-    ),
-    (
-        "service account",
-        [
-            *refused(
-                'pods "x" is forbidden: error looking up service account team/train: serviceaccount "train" not found'
-            )
-        ],
-        "ServiceAccountMissing",
-        "serviceaccount/team/train",
-    ),
-    ("anything else", [*refused('pods "x" is forbidden: not on Fridays')], "PodsNotAdmitted", DEPLOYMENT),
     ("pod security of a component", plugin(PRIVILEGED), "PodSecurityDenied", "namespace/gpu-operator"),
     (
         "priority of a component",

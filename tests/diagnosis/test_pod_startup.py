@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from tests.diagnosis.states import (
     container,
     event,
     judged,
+    messages,
     node,
     obj,
     pod,
@@ -22,8 +22,7 @@ from tests.diagnosis.states import (
     waiting,
 )
 
-ROWS = [line.split("\t") for line in (Path(__file__).parent / "start_messages.tsv").read_text().splitlines()[1:]]
-"""Reason of the state or event, cause, object to change, message."""
+ROWS = messages("start")
 STARTS = [row[1:] for row in ROWS if row[0] == "CreateContainerError"]
 IMAGES = [row[1:] for row in ROWS if row[0] == "ErrImagePull"]
 EVENTS = [row for row in ROWS if row[0].startswith("Failed")]

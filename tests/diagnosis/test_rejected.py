@@ -4,115 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diagnosis.states import GPU, Object, consequences, container, judged, node, obj, pod, results
+from tests.diagnosis.states import GPU, Object, consequences, container, judged, messages, node, obj, pod, results
 
 UNEXPECTED = "UnexpectedAdmissionError"
-BY_TEXT = [
-    (
-        UNEXPECTED,
-        (
-            "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, "
-            "Available: 0, which is unexpected"
-        ),
-        "GpusUnavailableAtAdmission",
-        "node/a",
-    ),
-    (
-        UNEXPECTED,
-        (
-            "Pod Update plugin resources failed due to requested number of devices unavailable for nvidia.com/gpu. "
-            "Requested: 1, Available: 0, which is unexpected"
-        ),
-        "GpusUnavailableAtAdmission",
-        "node/a",
-    ),
-    (
-        UNEXPECTED,
-        (
-            "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
-            "nvidia.com/gpu, which is unexpected"
-        ),
-        "NoHealthyGpuAtAdmission",
-        "node/a",
-    ),
-    (
-        UNEXPECTED,
-        (
-            "Pod was rejected: Allocate failed due to previously allocated devices are no longer healthy; cannot "
-            "allocate unhealthy devices nvidia.com/gpu, which is unexpected"
-        ),
-        "AllocatedGpuUnhealthy",
-        "node/a",
-    ),
-    (
-        UNEXPECTED,
-        (
-            "Pod was rejected: Allocate failed due to cannot allocate unregistered device nvidia.com/gpu, which is "
-            "unexpected"
-        ),
-        "DeviceResourceUnregistered",
-        "node/a",
-    ),
-    (
-        UNEXPECTED,
-        (
-            "Allocate failed due to rpc error: code = Unknown desc = request for 'nvidia.com/gpu: 2' too large: "
-            "maximum request size for shared resources is 1; found 2, which is unexpected"
-        ),
-        "SharedGpuRequestTooLarge",
-        "deployment/team/llm",
-    ),
-    (
-        UNEXPECTED,
-        (
-            "Pod Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: rpc error: code = "
-            "Unknown desc = Unable to retrieve list of available devices: error creating nvml.Device 5: nvml: GPU is "
-            "lost, which is unexpected"
-        ),
-        "GpuLostAtAllocation",
-        "node/a",
-    ),
-    (
-        UNEXPECTED,
-        (
-            "Pod was rejected: Allocate failed due to rpc error: code = Unknown desc = invalid allocation request for "
-            "'nvidia.com/gpu': unknown device: GPU-1f2e, which is unexpected"
-        ),
-        "DeviceUnknownToPlugin",
-        "node/a",
-    ),
-    (
-        UNEXPECTED,
-        "Allocate failed due to rpc error: code = Unavailable desc = transport is closing, which is unexpected",
-        "DevicePluginAllocateFailed",
-        "node/a",
-    ),
-    (
-        "TopologyAffinityError",
-        "Pod was rejected: Resources cannot be allocated with Topology locality",
-        "TopologyNotAligned",
-        "node/a",
-    ),
-    (
-        "OutOfnvidia.com/gpu",
-        "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 8, capacity: 8",
-        "NodeOverbooked",
-        "node/a",
-    ),
-    (
-        "NodeAffinity",
-        "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
-        "NodeRefusedBySelector",
-        "deployment/team/llm",
-    ),
-    (
-        "Evicted",
-        "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi.",
-        "GpuPodEvicted",
-        "node/a",
-    ),
-    ("NodePorts", "Pod was rejected: Predicate NodePorts failed", "GpuPodRejected", "deployment/team/llm"),
-]
+BY_TEXT = messages("rejection")
 
 
 def makers(ready: int) -> list[Object]:
@@ -131,7 +26,7 @@ def rejected(name: str, reason: str, message: str, **changes: object) -> Object:
     return pod(name, on="a", phase="Failed", status=fields, owner=("ReplicaSet", "llm-1"), **changes)
 
 
-@pytest.mark.parametrize(("reason", "message", "cause", "subject"), BY_TEXT)
+@pytest.mark.parametrize(("reason", "cause", "subject", "message"), BY_TEXT)
 def test_rejections_with_the_same_message_are_one_cause(reason: str, message: str, cause: str, subject: str) -> None:
     pods = [rejected(f"llm-{number}", reason, message) for number in range(30)]
 
@@ -141,7 +36,7 @@ def test_rejections_with_the_same_message_are_one_cause(reason: str, message: st
     assert len(diagnosis.problems[0].found.affected) == 30
 
 
-@pytest.mark.parametrize(("reason", "message"), [row[:2] for row in BY_TEXT])
+@pytest.mark.parametrize(("reason", "message"), [(row[0], row[3]) for row in BY_TEXT])
 def test_rejected_pod_that_was_replaced_is_ignored(reason: str, message: str) -> None:
     """The rejected pod only lies there."""
     assert not results(judged(node("a"), *makers(2), rejected("llm-0", reason, message)))
@@ -154,7 +49,7 @@ def test_rejected_pod_of_a_completed_job_is_ignored() -> None:
         on="a",
         phase="Failed",
         owner=("Job", "train"),
-        status={"reason": UNEXPECTED, "message": BY_TEXT[0][1]},
+        status={"reason": UNEXPECTED, "message": BY_TEXT[0][3]},
     )
 
     assert not results(judged(node("a"), done, left))
@@ -183,7 +78,7 @@ def test_template_that_names_a_node_is_the_object_to_change() -> None:
 
 def test_evidence_has_the_nodes_current_capacity() -> None:
     unhealthy = node("a", allocatable={GPU: "0"})
-    left = rejected("llm-0", UNEXPECTED, BY_TEXT[2][1])
+    left = rejected("llm-0", UNEXPECTED, BY_TEXT[2][3])
 
     (problem,) = judged(unhealthy, left).problems
 
