@@ -29,14 +29,14 @@ def plugin(node: SimulatedNode) -> Plugin:
     return found
 
 
-def left(node: SimulatedNode) -> tuple[str, ...] | None:
+def stale_folders(node: SimulatedNode) -> tuple[str, ...] | None:
     folders = read(node).leftovers
     return folders.names if folders is not None else None
 
 
-def tells(node: SimulatedNode, pid: int, **words: str) -> None:
-    """The environment of one of its processes."""
-    (node.root / f"proc/{pid}/environ").write_text("".join(f"{key}={value}\0" for key, value in words.items()))
+def write_environ(node: SimulatedNode, pid: int, **variables: str) -> None:
+    """Write the environment of one of HAMi's processes."""
+    (node.root / f"proc/{pid}/environ").write_text("".join(f"{key}={value}\0" for key, value in variables.items()))
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -51,7 +51,12 @@ def test_plugin_of_each_release_is_read(release: str, hook: str, node: Simulated
     assert [(library.name, library.plain) for library in seen.plugin.libraries] == [(RELEASES[release].library, True)]
     assert seen.plugin.preloads == (f"{hook}/vgpu/libvgpu.so",)
     assert seen.plugin.sockets == ("kubelet.sock", "nvidia-gpu.sock")
-    assert (seen.runs, seen.listening, seen.resync_seconds, left(node)) == (True, ("nvidia-gpu.sock",), 300.0, ())
+    assert (seen.runs, seen.listening, seen.resync_seconds, stale_folders(node)) == (
+        True,
+        ("nvidia-gpu.sock",),
+        300.0,
+        (),
+    )
     assert seen.up_seconds == pytest.approx(3000, abs=1)
 
 
@@ -70,7 +75,7 @@ def test_files_of_a_removed_hami_are_ignored(node: SimulatedNode) -> None:
 def test_nvidias_own_plugin_is_ignored(node: SimulatedNode) -> None:
     node.install_hami("2.10")
     shutil.rmtree(node.root / f"proc/{MONITOR_PID}")
-    tells(node, PLUGIN_PID, MIG_STRATEGY="none")
+    write_environ(node, PLUGIN_PID, MIG_STRATEGY="none")
 
     assert read(node) == Hami()
 
@@ -100,7 +105,7 @@ def test_unprivileged_process_with_the_name_is_ignored(path: str, text: str, nod
 def test_invalid_hook_path_is_ignored(hook: str, node: SimulatedNode) -> None:
     node.install_hami("2.10")
     for pid in (PLUGIN_PID, MONITOR_PID):
-        tells(node, pid, HOOK_PATH=hook)
+        write_environ(node, pid, HOOK_PATH=hook)
 
     assert read(node) == Hami()
 
@@ -193,7 +198,7 @@ def test_folder_of_a_removed_pod_is_stale(node: SimulatedNode) -> None:
     link.symlink_to("/etc")
     os.utime(link, (1, 1), follow_symlinks=False)
 
-    assert left(node) == (f"{GONE}_cuda",)
+    assert stale_folders(node) == (f"{GONE}_cuda",)
 
 
 @pytest.mark.parametrize(("age", "started"), [(200.0, True), (3600.0, False)])
@@ -203,7 +208,7 @@ def test_folder_that_hami_keeps_is_not_stale(age: float, started: bool, node: Si
     node.hami.run_container(GONE, age_seconds=age, started=started)
     node.hami.forget_pod(GONE)
 
-    assert left(node) == ()
+    assert stale_folders(node) == ()
 
 
 @pytest.mark.parametrize(
@@ -212,7 +217,7 @@ def test_folder_that_hami_keeps_is_not_stale(age: float, started: bool, node: Si
 )
 def test_resync_interval_is_parsed_as_go_does(message: str, seconds: float, node: SimulatedNode) -> None:
     node.install_hami("2.10")
-    tells(node, MONITOR_PID, HOOK_PATH="/usr/local/vgpu", HAMI_RESYNC_INTERVAL=message)
+    write_environ(node, MONITOR_PID, HOOK_PATH="/usr/local/vgpu", HAMI_RESYNC_INTERVAL=message)
 
     assert read(node).resync_seconds == seconds
 
@@ -222,17 +227,17 @@ def test_kubelet_folder_is_found_by_hamis_own_pod(node: SimulatedNode) -> None:
     node.install_hami("2.10")
     node.hami_container(GONE, age_seconds=3600)
     (node.root / f"var/lib/kubelet/pods/{POD}").rmdir()
-    assert left(node) is None
+    assert stale_folders(node) is None
 
     elsewhere = node.root / "data/kubelet/pods"
     for pod in (POD, GONE):
         (elsewhere / pod).mkdir(parents=True)
     kubelet = next(file for file in (node.root / "proc").glob("*/comm") if file.read_text().strip() == "kubelet")
     kubelet.with_name("cmdline").write_text("/usr/bin/kubelet\0--root-dir=/data/kubelet\0")
-    assert left(node) == ()
+    assert stale_folders(node) == ()
 
     (elsewhere / GONE).rmdir()
-    assert left(node) == (f"{GONE}_cuda",)
+    assert stale_folders(node) == (f"{GONE}_cuda",)
 
 
 def test_mig_lock_has_an_age(node: SimulatedNode) -> None:
@@ -253,6 +258,6 @@ def test_younger_of_two_plugins_is_read(node: SimulatedNode) -> None:
     started = (node.root / "proc/1300/stat").read_text().split()
     started[21] = str(int(started[21]) + 1000)
     node.write_value("proc/1300/stat", " ".join(started))
-    tells(node, 1300, HOOK_PATH="/opt")
+    write_environ(node, 1300, HOOK_PATH="/opt")
 
     assert plugin(node).folder == "/opt/vgpu"

@@ -175,7 +175,9 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
         installation = installation_of(snapshot, waiting.pods[0]) if waiting.hami else None
         if installation is None or not ((messages := _messages(snapshot, waiting)) or _is_silent(waiting)):
             continue
-        key = _request_key(waiting, installation)
+        # Pods with equal keys are judged alike, so all cards are checked once for them.
+        pod, limits = waiting.pods[0], [container.limits for container in waiting.spec.containers]
+        key = installation.subject, pod.meta.namespace, waiting.shape, repr((pod.card_options, limits))
         if key not in verdicts_by_request and len(verdicts_by_request) < most:
             verdicts_by_request[key] = tuple(_nodes(snapshot, installation, waiting))
         workload = _RefusedWorkload(waiting, installation, messages, verdicts_by_request.get(key, ()))
@@ -183,13 +185,6 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
             yield from _by_cards_or_messages(snapshot, workload)
         else:
             yield from _by_messages(snapshot, workload, ())
-
-
-def _request_key(waiting: Waiting, installation: Installation) -> tuple[str, ...]:
-    """Return a key for pods that are judged alike, so that all cards are checked once for them."""
-    pod = waiting.pods[0]
-    limits = [container.limits for container in pod.spec.containers]
-    return installation.subject, pod.meta.namespace, waiting.shape, repr((pod.card_options, limits))
 
 
 def _messages(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:

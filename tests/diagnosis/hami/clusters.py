@@ -15,13 +15,13 @@ MEMORY, PERCENTAGE, CORES = "nvidia.com/gpumem", "nvidia.com/gpumem-percentage",
 
 
 def card(number: int, /, **changes: Any) -> Object:
-    """A whole V100 for ten pods, as HAMi 2.10 registers it."""
+    """Return a V100 for ten pods, as HAMi 2.10 registers it."""
     plain = {"id": f"GPU-{number}", "index": number, "count": 10, "devmem": 32768, "devcore": 100}
     return plain | {"type": "NVIDIA-Tesla V100", "mode": "hami-core", "health": True} | changes
 
 
 def shared(name: str, *cards: Object, text: str | None = None, **changes: Any) -> Object:
-    """A node with cards that HAMi shares. `text`: another registration than the JSON of these."""
+    """Return a node with cards that HAMi shares. `text`: the registration, instead of the JSON of these."""
     register = (
         json.dumps([{key: entry for key, entry in each.items() if entry} for each in cards]) if text is None else text
     )
@@ -30,7 +30,7 @@ def shared(name: str, *cards: Object, text: str | None = None, **changes: Any) -
 
 
 def asking(name: str, /, cards: int = 1, **changes: Any) -> Object:
-    """A pod that waits for HAMi. `memory`, `percentage`, `cores` of each card; other changes as `pod` has them."""
+    """Return a pod that waits for HAMi. `memory`, `percentage`, `cores`: of each card; other changes as in `pod`."""
     amounts: dict[str, str] = {GPU: str(cards)} if cards else {}
     for resource, key in ((MEMORY, "memory"), (PERCENTAGE, "percentage"), (CORES, "cores")):
         if key in changes:
@@ -39,13 +39,13 @@ def asking(name: str, /, cards: int = 1, **changes: Any) -> Object:
 
 
 def given(name: str, on: str, shares: str, **changes: Any) -> Object:
-    """A pod that runs with these shares, as HAMi's annotation has them."""
+    """Return a running pod with these shares, in the form of HAMi's annotation."""
     annotations = {"hami.io/vgpu-node": on, "hami.io/vgpu-devices-allocated": shares} | changes.pop("annotations", {})
     return pod(name, 1, on=on, metadata={"annotations": annotations}, **changes)
 
 
 def scheduler(version: str = "v2.10.0") -> Object:
-    """The Deployment with its extender."""
+    """Return the scheduler's Deployment with its extender."""
     images = {"kube-scheduler": "registry.k8s.io/kube-scheduler:v1.33.4", "vgpu-scheduler-extender": f"hami:{version}"}
     containers = [{"name": name, "image": image} for name, image in images.items()]
     template = {"metadata": {"labels": {"app.kubernetes.io/component": "hami-scheduler"}}}

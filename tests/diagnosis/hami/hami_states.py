@@ -14,13 +14,13 @@ GIB_24, GIB_80 = 24576, 81920
 
 
 def card(uuid: str, memory: int = GIB_24, **changes: Any) -> Object:
-    """As a plugin since 2.8 registers it."""
+    """Return a card as a plugin since 2.8 registers it."""
     fields = {"id": uuid, "count": 10, "devmem": memory, "devcore": 100, "type": "NVIDIA A10", "mode": "hami-core"}
     return fields | {"health": True} | changes
 
 
 def hami_node(name: str, *cards: Object, **changes: Any) -> Object:
-    """A node with such cards; two of 24 GiB where none are given. `register` stands as it is; `offers` places."""
+    """Return a node with these cards, or two of 24 GiB. `register`: the annotation as it is; `offers`: slots."""
     own = cards or (card(f"GPU-{name}-0"), card(f"GPU-{name}-1", index=1))
     register = changes.pop("register", json.dumps(own))
     offers = changes.pop("offers", sum(entry.get("count", 0) for entry in own))
@@ -33,15 +33,15 @@ def hami_node(name: str, *cards: Object, **changes: Any) -> Object:
 
 
 def text_card(uuid: str, memory: int = GIB_24) -> str:
-    """As a plugin up to 2.7 registers it."""
+    """Return a card as a plugin up to 2.7 registers it."""
     return f"{uuid},10,{memory},100,NVIDIA-NVIDIA A10,0,true:"
 
 
 def hami(*nodes: Object, **changes: Any) -> list[Object]:
-    """HAMi in working order on the nodes.
+    """Return HAMi in working order on the nodes.
 
-    `version`, `plugin_version`, `namespace`, `release`, `ready` of its scheduler, `webhook` (None: there is none; else
-    changes of its entry), `addresses` behind its Service, `leads`.
+    `ready`: its scheduler is; `webhook`: changes of its entry, or None for no webhook; `addresses` behind its Service;
+    `leads`: its scheduler pod has the leader's label.
     """
     namespace, release = changes.get("namespace", NAMESPACE), changes.get("release", "hami")
     version, ready = changes.get("version", "v2.9.0"), changes.get("ready", True)
@@ -139,13 +139,13 @@ def endpoints(release: str, namespace: str, addresses: int) -> Object:
 
 
 def asking(gpus: int = 1, memory: int = 0, cores: int = 0, name: str = "main", **changes: Any) -> Object:
-    """A container that asks for shares."""
+    """Return a container that requests shares."""
     shares = {"nvidia.com/gpumem": memory, "nvidia.com/gpucores": cores}
     return container(name, gpus, resources={key: str(number) for key, number in shares.items() if number}, **changes)
 
 
 def vgpu_pod(name: str, *containers: Object, on: str = "", given: str = "", **changes: Any) -> Object:
-    """One that HAMi's webhook has seen; on a node it was given a GiB of its first card unless `given` says else."""
+    """Return a pod that HAMi's webhook has changed. On a node it has 1 GiB of the first card, or the shares `given`."""
     annotations = changes.pop("annotations", {})
     if on:
         given = given or f"GPU-{on}-0,NVIDIA,1024,10:;"
@@ -164,7 +164,7 @@ def vgpu_pod(name: str, *containers: Object, on: str = "", given: str = "", **ch
 
 
 def unplaced(name: str, message: str, *containers: Object, reason: str = "Unschedulable", **changes: Any) -> Object:
-    """One that a scheduler refuses with these words."""
+    """Return a pod that a scheduler refuses with this message."""
     conditions = [condition("PodScheduled", "False", reason, message, minutes=30)]
     return vgpu_pod(name, *containers, conditions=conditions, **changes)
 

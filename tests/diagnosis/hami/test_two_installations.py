@@ -82,7 +82,10 @@ def test_installations_have_their_own_names_version_and_nodes() -> None:
     assert [
         (each.scheduler_name, each.settings.count_name, each.version, each.nodes)
         for each in installations(snapshot(*cluster()))
-    ] == [("hami-scheduler", GPU, (2, 7), frozenset("a")), ("lab-scheduler", LAB, (2, 9), frozenset("b"))]
+    ] == [
+        ("hami-scheduler", GPU, (2, 7), frozenset("a")),
+        ("lab-scheduler", LAB, (2, 9), frozenset("b")),
+    ]
 
 
 def test_installation_without_settings_has_the_defaults() -> None:
