@@ -74,14 +74,6 @@ class CardRequest(Struct, frozen=True):
         return Share(1, self.memory_of(usage.card.memory), self.cores)
 
 
-class ContainerRequest(Struct, frozen=True):
-    """Container by name, with its request; None if it requests no card."""
-
-    name: str
-    request: CardRequest | None
-    init: bool = False
-
-
 class CardVerdict(Struct, frozen=True):
     """Verdict on one card: the codes that apply to it; none if it fits.
 
@@ -198,10 +190,7 @@ def verdicts(snapshot: Snapshot, installation: Installation, pod: Pod) -> Iterat
     )
     quota = quota_left(snapshot, pod.meta.namespace, settings)
     conditions = PodConditions(replace(pod.card_options, gpu_policy=policy), quota)
-    requests = [
-        ContainerRequest(container.name, request_of(container, settings), container.init)
-        for container in pod.spec.containers
-    ]
+    requests = [(container, request_of(container, settings)) for container in pod.spec.containers]
     cards = cards_of(snapshot)
     for node in snapshot.nodes:
         if unregistered(snapshot, installation, node):
@@ -210,12 +199,13 @@ def verdicts(snapshot: Snapshot, installation: Installation, pod: Pod) -> Iterat
             yield node, fit(cards[node.name], requests, conditions)
 
 
-def fit(cards: Iterable[CardUsage], requests: Iterable[ContainerRequest], conditions: PodConditions) -> NodeVerdict:
+def fit(
+    cards: Iterable[CardUsage], requests: Iterable[tuple[Container, CardRequest | None]], conditions: PodConditions
+) -> NodeVerdict:
     """Return the node's verdict. Each container gets the cards as left by the previous ones."""
     usages = {usage.card.uuid: usage for usage in cards if _VENDOR in usage.card.model.lower()}
     verdict = NodeVerdict()
-    for container in requests:
-        request = container.request
+    for container, request in requests:
         if request is None:
             continue
         by_mig = verdict.by_mig

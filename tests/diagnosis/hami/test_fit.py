@@ -13,7 +13,6 @@ from diagnosis.hami.cards import CardUsage, Share
 from diagnosis.hami.fit import (
     CardRequest,
     Code,
-    ContainerRequest,
     NodeVerdict,
     PodConditions,
     admitted,
@@ -112,7 +111,7 @@ def verdict_on(
     *cards: CardUsage, request: CardRequest, quota: QuotaAmounts | None = None, **options: Any
 ) -> NodeVerdict:
     conditions = PodConditions(CardOptions(**options), quota or QuotaAmounts())
-    return fit(cards, [ContainerRequest("main", request)], conditions)
+    return fit(cards, [(Container("main"), request)], conditions)
 
 
 ONE_CARD: list[tuple[CardUsage, CardRequest, dict[str, Any], Code | None]] = [
@@ -188,10 +187,10 @@ def test_node_needs_enough_cards_for_a_container(
     assert verdict_on(*cards, request=request_, **conditions).reason == reason
 
 
-LARGE, SMALL = ContainerRequest("large", requests(memory=30000)), ContainerRequest("small", requests(memory=10000))
-INIT = ContainerRequest("init", requests(memory=30000), init=True)
-CONTAINERS: list[tuple[list[CardUsage], list[ContainerRequest], PodConditions, str]] = [
-    ([usage()], [LARGE, ContainerRequest("proxy", None), SMALL], PodConditions(), "small"),
+LARGE, SMALL = (Container("large"), requests(memory=30000)), (Container("small"), requests(memory=10000))
+INIT, PROXY = (Container("init", init=True), requests(memory=30000)), (Container("proxy"), None)
+CONTAINERS: list[tuple[list[CardUsage], list[tuple[Container, CardRequest | None]], PodConditions, str]] = [
+    ([usage()], [LARGE, PROXY, SMALL], PodConditions(), "small"),
     ([usage(0), usage(1)], [LARGE, SMALL], PodConditions(), ""),
     ([usage()], [INIT, LARGE], PodConditions(quota=QuotaAmounts(memory=30000)), ""),
     ([usage(0), usage(1)], [LARGE, SMALL], PodConditions(quota=QuotaAmounts(memory=30000)), "small"),
@@ -209,7 +208,10 @@ CONTAINERS: list[tuple[list[CardUsage], list[ContainerRequest], PodConditions, s
 
 @pytest.mark.parametrize(("cards", "containers", "conditions", "refused"), CONTAINERS)
 def test_container_gets_the_cards_as_left_by_the_previous_ones(
-    cards: list[CardUsage], containers: list[ContainerRequest], conditions: PodConditions, refused: str
+    cards: list[CardUsage],
+    containers: list[tuple[Container, CardRequest | None]],
+    conditions: PodConditions,
+    refused: str,
 ) -> None:
     verdict = fit(cards, containers, conditions)
     assert (verdict.fits, verdict.container if not verdict.fits else "") == (not refused, refused)
