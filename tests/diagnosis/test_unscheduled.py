@@ -77,6 +77,7 @@ UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
 IN_USE_ELSEWHERE = (
     "1 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
 )
+TOO_FEW_GPUS = "no nodes with enough resources were found: 1 node(s) didn't have enough resources: GPUs."
 INCOMPLETE = "pod group is not ready, 1 Pending, 2 minAvailable; Pending: 1 Undetermined"
 GONE = {"deletionTimestamp": ago(40), "deletionGracePeriodSeconds": 30}
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
@@ -207,8 +208,8 @@ def untried(by: str) -> Object:
     return pod("train-0", owner=("Job", "train"), spec={"schedulerName": by})
 
 
-def refused(message: str, reason: str = "Unschedulable", **changes: Any) -> Object:
-    return pod("train-0", 8, owner=("Job", "train"), conditions=unscheduled(message, reason), **changes)
+def refused(message: str, reason: str = "Unschedulable", gpus: int = 8, **changes: Any) -> Object:
+    return pod("train-0", gpus, owner=("Job", "train"), conditions=unscheduled(message, reason), **changes)
 
 
 A, NO_GPUS, BUSY = node("a"), node("a", None), runs("busy", 8, "a")
@@ -352,7 +353,10 @@ STATES: dict[tuple[str, str], dict[str, list[Object]]] = {
         "spread": [A, waits("1 node(s) didn't match pod topology spread constraints")],
     },
     ("HostPortTaken", JOB): {"ports": [A, waits("1 node(s) didn't have free ports for the requested pod ports")]},
-    ("NoNodeFits", JOB): {"an unknown reason": [A, waits("1 node(s) were not blessed")]},
+    ("NoNodeFits", JOB): {
+        "an unknown reason": [A, waits("1 node(s) were not blessed")],
+        "a fraction of a GPU by KAI": [A, refused(TOO_FEW_GPUS, gpus=0)],
+    },
     ("KueueTopologyPending", JOB): {"topology of Kueue": [A, gated("kueue.x-k8s.io/topology")]},
     (KUEUE, "localqueue/team/vision"): {
         "Kueue": [A, gated("kueue.x-k8s.io/admission")],
@@ -466,6 +470,7 @@ SILENT: list[tuple[str, list[Object]]] = [
         [A, BUSY, one := waits(SHORT), event(one, "TriggeredScaleUp", "[{gpu 1->2 (max: 4)}]", warning=False)],
     ),
     ("no GPU pod", [NO_GPUS, pod("web", 0, conditions=unscheduled("0/1 nodes are available: 1 Insufficient cpu."))]),
+    ("no GPU pod, kept off GPU nodes", [tainted_node(GPU), waits(UNTOLERATED, 0)]),
     ("being deleted", [A, BUSY, waits(SHORT, metadata={"deletionTimestamp": ago(-1)})]),
     ("failed", [A, waits(SHORT, phase="Failed")]),
     ("terminating in time", [A, runs("old", 8, "a", metadata={"deletionTimestamp": ago(0.5)})]),
@@ -535,6 +540,12 @@ def test_shortage_of_nodes_without_gpus_is_no_cause() -> None:
     text = f"1 Insufficient {GPU}, 1 node(s) had untolerated taint {{dedicated: vision}}"
     assert results(judged(A, node("cpu", None), waits(text))) == [(CLOSED, JOB)]
     assert results(judged(A, B, waits(text))) == [("InsufficientResource", GPUS)]
+
+
+def test_cordon_shows_its_author() -> None:
+    labels = {"k8saas.nvidia.com/cordon-by": "NVSentinel", "pool": "a"}
+    (problem,) = judged(node("a", cordoned=True, labels=labels), waits(CORDON)).problems
+    assert problem.found.evidence[1:] == ("label k8saas.nvidia.com/cordon-by=NVSentinel",)
 
 
 def test_remedy_names_the_nearest_label() -> None:

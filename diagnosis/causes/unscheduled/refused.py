@@ -224,9 +224,10 @@ def _closed(node: Node, taint: Taint, owner: TaintOwner, affected: tuple[str, ..
 
 def _cordoned(node: Node, affected: tuple[str, ...]) -> FoundCause:
     evidence = [f"{node.subject} is cordoned (spec.unschedulable)"]
+    for kind, marks in (("annotation", node.meta.annotations), ("label", node.meta.labels)):
+        evidence += [f"{kind} {key}={value[:100]}" for key, value in marks.items() if "cordon" in key][:_MOST_LABELS]
     remedy = f"Find out who cordoned it; if it may work again: {command('kubectl', 'uncordon', node.name)}"
-    if by := node.meta.annotations.get(CORDONED_BY, ""):
-        evidence.append(f"annotation {CORDONED_BY}={by[:100]}")
+    if CORDONED_BY in node.meta.annotations:
         remedy = f"If the run that cordoned it is over, return the node to service: {release_of(node.name)}"
     return FoundCause(CORDONED, node.subject, (*evidence, *_conditions(node)), (remedy,), affected)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.device_plugins import why_not_cut, why_not_offered
+from diagnosis.causes.device_plugins import missing_labels, why_not_cut, why_not_offered
 from diagnosis.causes.unscheduled import autoscaling, refused
 from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.facts.commands import command, kubectl, logs
@@ -255,7 +255,7 @@ def found_unhealthy_rdma(node: Node, numbers: str, affected: tuple[str, ...]) ->
 
 def _rdma_absent(snapshot: Snapshot, waiting: Waiting, name: str, role: Role) -> FoundCause:
     nodes = [node for node in snapshot.nodes if has_gpu(node)] or list(snapshot.nodes)
-    plugin = next((each for each in components(snapshot) if each.role is role), None)
+    plugins = [each for each in components(snapshot) if each.role is role]
     zero = [node.subject for node in snapshot.nodes if {**node.capacity, **node.allocatable}.get(name) == "0"]
     prefix = name.partition("/")[0] + "/"
     others = sorted(each for each in nodes_with(snapshot) if each.startswith(prefix) and rdma_plugin(each))
@@ -264,15 +264,14 @@ def _rdma_absent(snapshot: Snapshot, waiting: Waiting, name: str, role: Role) ->
     ]
     evidence += [f"{named(zero, _MOST)}: 0 {name} now; a device plugin offered it before"] if zero else []
     evidence += [f"offered instead: {named(others, _MOST)}"] if others else []
-    if plugin is not None:
-        state, remedy = _rdma_plugin_state(plugin, name, nodes)
+    if plugins:
+        state, remedy = _rdma_plugin_state(plugins[0], name, nodes)
         evidence += [state] if state else []
     else:
         evidence += [f"the cluster has no {role.value}"] if snapshot.sees("DaemonSet", "Pod") else []
         resource = f"the resourceName {name.partition('/')[2]} in its configuration"
         remedy = (f"Install the {role.value} ({_RDMA_STEPS[role]}), with {resource}.",)
-    subjects = (*((plugin.subject,) if plugin else ()), *(node.subject for node in nodes))
-    because = origins((NOT_READY[role],), *subjects)
+    because = origins((NOT_READY[role],), *(each.subject for each in plugins), *(node.subject for node in nodes))
     evidence += autoscaling.refusal_of(snapshot, waiting.pods)
     return waiting.found(RDMA_ABSENT, *evidence, subject=f"resource/{name}", remedy=remedy, because_of=because)
 
@@ -296,8 +295,8 @@ def _rdma_plugin_state(plugin: Component, name: str, nodes: Sequence[Node]) -> t
     run = f"Let the plugin run on the nodes with such devices: {describe}"
     if plugin.meta.kind != "DaemonSet" or not nodes or any(is_for(plugin.spec, node) for node in nodes):
         return "", (run,)
-    node, labels = nodes[0], plugin.spec.node_selector.items()
-    if missing := [f"{key}={text}" for key, text in labels if node.meta.labels.get(key) != text]:
+    node = nodes[0]
+    if missing := missing_labels(plugin, node):
         discovery = (
             "Find out why the nodes lack these labels: node feature discovery sets pci-15b3.present, and the network "
             "operator sets operator.mofed.wait=false once its driver is loaded."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
@@ -28,6 +29,7 @@ _GROUPS = (
 """Annotations or labels with the name of a pod's group."""
 _REFUSED = frozenset(("FailedScheduling", "Unschedulable"))
 """Event reasons of kube-scheduler, Volcano and KAI for a pod that fits no node."""
+_LACKS_GPUS = re.compile(r"enough resources?: [^.]{0,200}\bGPUs?\b", re.ASCII)
 _STUCK = timedelta(minutes=5)
 """Time after its grace period until a deleted pod counts as stuck."""
 
@@ -98,10 +100,15 @@ def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
     """Yield GPU pods without a node that have not ended and are not being deleted."""
     claims = gpu_claims(snapshot)
     for pod in snapshot.pods:
-        wanted = not pod.spec.node and not pod.over and pod.meta.deleted is None
-        for_gpus = wanted and (any(map(meant_as_gpu, asked_by(pod.spec))) or claims_gpus(pod, claims))
-        if for_gpus and not is_deep_test(pod):
+        waits = not pod.spec.node and not pod.over and pod.meta.deleted is None and not is_deep_test(pod)
+        if waits and (any(map(meant_as_gpu, asked_by(pod.spec))) or claims_gpus(pod, claims) or _lacks_gpus(pod)):
             yield pod
+
+
+def _lacks_gpus(pod: Pod) -> bool:
+    """Whether a scheduler that reads requests from annotations, such as KAI's of a fraction, finds too few GPUs."""
+    condition = pod.condition("PodScheduled")
+    return condition is not None and _LACKS_GPUS.search(condition.message) is not None
 
 
 def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
