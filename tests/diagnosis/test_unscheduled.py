@@ -542,6 +542,12 @@ def test_shortage_of_nodes_without_gpus_is_no_cause() -> None:
     assert results(judged(A, B, waits(text))) == [("InsufficientResource", GPUS)]
 
 
+def test_absent_mig_profile_of_a_mixed_cluster_names_the_partition() -> None:
+    (problem,) = judged(node("a", labels={"nvidia.com/mig.strategy": "mixed"}), asks(MIG)).problems
+    (step,) = problem.found.remedy
+    assert step.startswith("Partition a node into 1g.10gb by its label `nvidia.com/mig.config`")
+
+
 def test_cordon_shows_its_author() -> None:
     labels = {"k8saas.nvidia.com/cordon-by": "NVSentinel", "pool": "a"}
     (problem,) = judged(node("a", cordoned=True, labels=labels), waits(CORDON)).problems

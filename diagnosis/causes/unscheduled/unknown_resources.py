@@ -102,7 +102,7 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, name: str) -> Iterator[Fou
         yield _by_claim(snapshot, waiting, sorted(claimable))
         return
     there = Counter({each: number for each, number in nodes_with(snapshot).items() if is_extended(each)})
-    cause, remedy = _intended(name, there)
+    cause, remedy = _intended(snapshot, name, there)
     if cause is not ABSENT:
         strategies = _strategies(snapshot) if name.startswith(_MIG) else ()
         asked = f"{shown(name, waiting.asked[name])} {name} requested; no node has any"
@@ -154,7 +154,7 @@ def _is_changing(waiting: Waiting, node: Node) -> bool:
     return has_nvidia(node) and is_changed(node) and not aside and selects(waiting.spec, node)
 
 
-def _intended(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
+def _intended(snapshot: Snapshot, name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
     """Return why the name is absent by the names that nodes have, and the name to request instead."""
     ask = "Request `{}` in the workload's limits.".format
     twin = name.removesuffix(_SHARED) if name.endswith(_SHARED) else name + _SHARED
@@ -162,7 +162,7 @@ def _intended(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
     if twin in there:
         return RENAMED, (ask(twin),)
     if name.startswith(_MIG):
-        return MIG_PROFILE_ABSENT, _other_profiles(name, mig, there)
+        return MIG_PROFILE_ABSENT, _other_profiles(snapshot, name, mig, there)
     if name == _WHOLE and mig:
         return ONLY_MIG, (f"Request one of {', '.join(sorted(mig))}, or set `nvidia.com/mig.config=all-disabled`.",)
     near = nearest(name, there)
@@ -181,11 +181,16 @@ def nearest(name: str, there: Iterable[str]) -> str:
     return by_lower[close[0]] if close else ""
 
 
-def _other_profiles(name: str, mig: list[str], there: Counter[str]) -> tuple[str, ...]:
+def _other_profiles(snapshot: Snapshot, name: str, mig: list[str], there: Counter[str]) -> tuple[str, ...]:
+    partition = f"partition a node into {name.removeprefix(_MIG)} by its label `nvidia.com/mig.config`"
     if mig:
         near = nearest(name, mig)
         first = f"Request `{near}`." if near else f"Request one of {', '.join(sorted(mig))}."
-        return first, f"Or partition a node into {name.removeprefix(_MIG)} by its label `nvidia.com/mig.config`."
+        return first, f"Or {partition}."
+    if any(node.meta.labels.get(_STRATEGY) == "mixed" for node in snapshot.nodes):
+        return (
+            f"P{partition[1:]}; if a node has it already, see why its `nvidia.com/mig.config.state` is not success.",
+        )
     mixed = "Without MIG: set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin."
     single = f"With MIG strategy single, request {_WHOLE}; the label nvidia.com/gpu.product shows the profile."
     return (single, mixed) if _WHOLE in there else (mixed,)
