@@ -32,6 +32,7 @@ from diagnosis.model import Certainty, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.pods import Pod
+from healthcheck.text.moments import EARLIEST
 
 _BY_REASON = {
     ReasonSubject.TAINT: refused.TAINTED,
@@ -184,7 +185,9 @@ def _parted(nodes: Iterable[NodeUse], condition: Callable[[NodeUse], bool]) -> t
 
 def _absent(snapshot: Snapshot, waiting: Waiting, name: str) -> Iterator[FoundCause]:
     """Yield why no node has the resource; a DeviceClass may provide it instead of a device plugin."""
-    device_class = next((each for each in snapshot.device_classes if each.resource == name), None)
+    classes = (each for each in snapshot.device_classes if each.resource == name)
+    # Of several classes, Kubernetes uses the newest one.
+    device_class = max(classes, key=lambda each: each.meta.created or EARLIEST, default=None)
     if device_class is None:
         yield from unknown_resources.find_absent(snapshot, waiting, name)
     else:
