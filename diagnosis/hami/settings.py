@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Annotated
 
 from msgspec import Struct
 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
 from diagnosis.snapshot.hami_pod import short
-from diagnosis.snapshot.json_fields import Fields
+from healthcheck.text.boundary import At, items, listed, read, text, valid, whole
 from healthcheck.text.documents import MalformedError, yaml_object
 
 DEVICE_CONFIG = "device-config.yaml"
 _NODE_CONFIG = "config.json"
-_NVIDIA = "nvidia"
 _KEYS = frozenset(
     (
         *("resourceCountName", "resourceMemoryName", "resourceMemoryPercentageName", "resourceCoreName"),
@@ -29,26 +29,38 @@ _KEYS = frozenset(
 _MOST_KEYS, _MOST_NODES = 256, 1024
 
 
+def _name(value: object) -> str | None:
+    return text(value) or None
+
+
+def _factor(value: object) -> int:
+    return max(whole(value), 1)
+
+
+def _misplaced(document: object) -> tuple[str, ...]:
+    return tuple(key for key, _ in items(document) if key in _KEYS)
+
+
 class HamiSettings(Struct, frozen=True):
     """Settings of NVIDIA's cards for all nodes. Without a configuration, they are the chart's defaults."""
 
-    count_name: str = "nvidia.com/gpu"
-    memory_name: str = "nvidia.com/gpumem"
-    percentage_name: str = "nvidia.com/gpumem-percentage"
-    cores_name: str = "nvidia.com/gpucores"
-    priority_name: str = "nvidia.com/priority"
-    default_memory: int = 0
-    default_cores: int = 0
-    default_cards: int = 1
-    memory_factor: int = 1
+    count_name: Annotated[str, At("nvidia.resourceCountName"), _name] = "nvidia.com/gpu"
+    memory_name: Annotated[str, At("nvidia.resourceMemoryName"), _name] = "nvidia.com/gpumem"
+    percentage_name: Annotated[str, At("nvidia.resourceMemoryPercentageName"), _name] = "nvidia.com/gpumem-percentage"
+    cores_name: Annotated[str, At("nvidia.resourceCoreName"), _name] = "nvidia.com/gpucores"
+    priority_name: Annotated[str, At("nvidia.resourcePriorityName"), _name] = "nvidia.com/priority"
+    default_memory: Annotated[int, At("nvidia.defaultMemory")] = 0
+    default_cores: Annotated[int, At("nvidia.defaultCores")] = 0
+    default_cards: Annotated[int, At("nvidia.defaultGPUNum")] = 1
+    memory_factor: Annotated[int, At("nvidia.memoryFactor"), _factor] = 1
     """MiB for each requested unit of memory."""
-    memory_scaling: float | None = None
+    memory_scaling: Annotated[float | None, At("nvidia.deviceMemoryScaling")] = None
     """Registered memory for each MiB of a card; above 1 it is overcommitted."""
-    core_policy: str = ""
+    core_policy: Annotated[str, At("nvidia.gpuCorePolicy")] = ""
     """`default`, `force` or `disable`: whether cores are limited to the request."""
-    misplaced: tuple[str, ...] = ()
+    misplaced: Annotated[tuple[str, ...], At(""), _misplaced] = ()
     """Keys for NVIDIA's cards outside of `nvidia:`, where HAMi does not read them."""
-    unreadable: str = ""
+    unreadable: Annotated[str, At()] = ""
 
     @property
     def names(self) -> frozenset[str]:
@@ -57,27 +69,16 @@ class HamiSettings(Struct, frozen=True):
         return frozenset((self.count_name, *parts))
 
 
+class _NodeConfig(Struct, frozen=True):
+    name: str = ""
+    memory_scaling: Annotated[float | None, At("devicememoryscaling")] = None
+
+
 def read_settings(config_map: ConfigMap) -> HamiSettings:
     try:
-        document = yaml_object(config_map.data.get(DEVICE_CONFIG, "").encode("utf-8", "replace"))
-    except MalformedError as error:
-        return HamiSettings(unreadable=short(error.message))
-    nvidia, defaults = Fields(document).at(_NVIDIA), HamiSettings()
-    cards = nvidia.number("defaultGPUNum")
-    return HamiSettings(
-        count_name=nvidia.text("resourceCountName") or defaults.count_name,
-        memory_name=nvidia.text("resourceMemoryName") or defaults.memory_name,
-        percentage_name=nvidia.text("resourceMemoryPercentageName") or defaults.percentage_name,
-        cores_name=nvidia.text("resourceCoreName") or defaults.cores_name,
-        priority_name=nvidia.text("resourcePriorityName") or defaults.priority_name,
-        default_memory=nvidia.number("defaultMemory") or 0,
-        default_cores=nvidia.number("defaultCores") or 0,
-        default_cards=defaults.default_cards if cards is None else cards,
-        memory_factor=max(nvidia.number("memoryFactor") or 1, 1),
-        memory_scaling=nvidia.ratio("deviceMemoryScaling"),
-        core_policy=nvidia.text("gpuCorePolicy"),
-        misplaced=tuple(key for key in Fields(document).names() if key in _KEYS),
-    )
+        return read(HamiSettings, yaml_object(config_map.data.get(DEVICE_CONFIG, "").encode("utf-8", "replace")))
+    except (MalformedError, ValueError) as error:
+        return HamiSettings(unreadable=short(str(error)))
 
 
 def node_memory_scaling(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
@@ -85,19 +86,16 @@ def node_memory_scaling(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
     for config_map in snapshot.config_maps:
         if "nodeconfig" in config_map.data.get(_NODE_CONFIG, "").lower():
             for node in _node_configs(config_map.data[_NODE_CONFIG]):
-                scaling = node.ratio("devicememoryscaling")
-                if scaling is not None:
-                    yield short(node.text("name")), scaling
+                if node.memory_scaling is not None:
+                    yield short(node.name), node.memory_scaling
 
 
-def _node_configs(text: str) -> Iterator[Fields]:
+def _node_configs(config: str) -> tuple[_NodeConfig, ...]:
     try:
-        document = _with_lower_keys(yaml_object(text.encode("utf-8", "replace")))
-    except MalformedError:
-        return
-    nodes = document.get("nodeconfig")
-    for node in islice(nodes, _MOST_NODES) if isinstance(nodes, list) else ():
-        yield Fields(_with_lower_keys(node))
+        nodes = _with_lower_keys(yaml_object(config.encode("utf-8", "replace"))).get("nodeconfig")
+        return valid(lambda node: read(_NodeConfig, _with_lower_keys(node)), listed(nodes)[:_MOST_NODES])
+    except (MalformedError, ValueError):
+        return ()
 
 
 def _with_lower_keys(value: object) -> dict[str, object]:

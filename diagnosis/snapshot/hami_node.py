@@ -9,18 +9,29 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
+from functools import partial
+from typing import Annotated
 
 from msgspec import Struct
 
-from diagnosis.snapshot.hami_pod import LONGEST_ANNOTATION, MOST_ENTRIES, boolean, list_items, short, whole_number
-from diagnosis.snapshot.json_fields import Fields
+from diagnosis.snapshot.hami_pod import (
+    LONGEST_ANNOTATION,
+    LONGEST_WORD,
+    MOST_ENTRIES,
+    boolean,
+    list_items,
+    short,
+    whole_number,
+)
 from diagnosis.snapshot.meta import subject
 from healthcheck.node import state as node_names
 from healthcheck.node.hami import CORDON
 from healthcheck.text import strict_json
+from healthcheck.text.boundary import At, entries, listed, read, text, value_at, whole
 from healthcheck.text.moments import moment_or_none
 
 LOCK = "hami.io/mutex.lock"
+_word = partial(text, longest=LONGEST_WORD)
 HANDSHAKE = "hami.io/node-handshake"
 _NVIDIA = "nvidia"
 HAMI_CORE = "hami-core"
@@ -41,6 +52,18 @@ class RegistrationFormat(Enum):
     TEXT = "text, as HAMi up to 2.7 reads it"
 
 
+def _amount(value: object) -> int:
+    return whole_number(str(whole(value)))
+
+
+def _mode(card: object) -> str:
+    return _word(value_at(card, "mode") or "")
+
+
+def _largest_profile(profiles: object) -> int | None:
+    return max((_amount(value_at(profile, "memoryMB") or 0) for profile in entries(profiles)), default=None)
+
+
 class Card(Struct, frozen=True):
     """Card as its node registered it.
 
@@ -48,16 +71,16 @@ class Card(Struct, frozen=True):
     of its largest MIG profile; None if it has no list of profiles.
     """
 
-    uuid: str
-    index: int
-    slots: int
-    memory: int
-    cores: int
-    model: str
-    healthy: bool
+    uuid: Annotated[str, At("id"), _word] = ""
+    index: Annotated[int, _amount] = 0
+    slots: Annotated[int, At("count"), _amount] = 0
+    memory: Annotated[int, At("devmem"), _amount] = 0
+    cores: Annotated[int, At("devcore"), _amount] = 0
+    model: Annotated[str, At("type"), _word] = ""
+    healthy: Annotated[bool, At("health")] = False
     numa: int = 0
-    mode: str = HAMI_CORE
-    largest_profile: int | None = None
+    mode: Annotated[str, At(""), _mode] = HAMI_CORE
+    largest_profile: Annotated[int | None, At("migProfiles"), _largest_profile] = None
 
 
 class Registration(Struct, frozen=True):
@@ -163,31 +186,12 @@ def _registration(vendor: str, annotation: str) -> Registration:
     return Registration(vendor, form, cards)
 
 
-def _from_json(annotation: str) -> Iterator[Card]:
-    """Yield the cards of a JSON registration. Go omits fields that are zero or false."""
-    cards = strict_json.loads(annotation, LONGEST_ANNOTATION)
-    if len(cards) > MOST_ENTRIES or not all(isinstance(card, dict) for card in cards):
-        raise ValueError("it contains entries other than cards")
-    for card in map(Fields, cards):
-        yield Card(
-            short(card.text("id")),
-            _amount(card, "index"),
-            _amount(card, "count"),
-            _amount(card, "devmem"),
-            _amount(card, "devcore"),
-            short(card.text("type")),
-            card.flag("health"),
-            card.number("numa") or 0,
-            short(card.text("mode")),
-            max((_amount(profile, "memoryMB") for profile in card.each("migProfiles")), default=None),
-        )
-
-
-def _amount(fields: Fields, key: str) -> int:
-    if not fields.has(key):
-        return 0
-    number = fields.number(key)
-    return whole_number("no number" if number is None else str(number))
+def _from_json(annotation: str) -> tuple[Card, ...]:
+    """Return the cards of a JSON registration. Go omits fields that are zero or false."""
+    cards = listed(strict_json.loads(annotation, LONGEST_ANNOTATION))
+    if len(cards) > MOST_ENTRIES:
+        raise ValueError(f"more than {MOST_ENTRIES} cards")
+    return tuple(read(Card, card) for card in cards)
 
 
 def _from_text(annotation: str) -> Iterator[Card]:

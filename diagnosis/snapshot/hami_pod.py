@@ -34,7 +34,7 @@ _ALLOCATED_BY_VENDOR = re.compile(r"hami\.io/[A-Za-z0-9_.-]{1,60}-devices-alloca
 LONGEST_ANNOTATION = 64 * 1024
 MOST_ENTRIES = 1024
 """Maximum entries of one annotation: cards of a node, containers of a pod, UUIDs of a list."""
-_LONGEST_WORD = 200
+LONGEST_WORD = 200
 _LARGEST_INT32 = (1 << 31) - 1
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
@@ -136,7 +136,7 @@ def read_card_options(annotations: Mapping[str, str]) -> CardOptions:
 
 def short(text: str) -> str:
     """Return the text printable, and not longer than a name."""
-    return printable(text, _LONGEST_WORD)
+    return printable(text, LONGEST_WORD)
 
 
 def whole_number(text: str) -> int:

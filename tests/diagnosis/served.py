@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.queues import native_kind
 from diagnosis.sources.kinds import KINDS
 from healthcheck.cluster.errors import Forbidden
@@ -31,7 +30,7 @@ class Served:
         wanted = [term.partition("=") for term in query.get("fieldSelector", "").split(",") if term]
         for entry in self._objects:
             in_place = not namespace or entry["metadata"].get("namespace") == namespace
-            of_kind = native_kind(entry["kind"], Fields(entry)) == kind
+            of_kind = native_kind(entry["kind"], entry) == kind
             if of_kind and in_place and all(_field(entry, name) == value for name, _, value in wanted):
                 yield entry
 
