@@ -100,8 +100,8 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     Because of this, results that many searches derive from a snapshot are cached for it (`lru_cache`). `now` is the
     time of collection. `missing` holds each kind that could not be listed, with the reason; its empty tuple then means
     nothing. `denied` are those of them that the API server denied to `user`. `only_in` is the namespace whose objects
-    were listed because those of all namespaces are denied. `invalid` are objects that were left out:
-    kind, name and reason.
+    were listed because those of all namespaces are denied. `invalid` are objects
+    that were left out: kind, name and reason.
     """
 
     now: datetime
