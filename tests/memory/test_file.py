@@ -63,25 +63,22 @@ def start_second_agent(directory: Path) -> subprocess.Popen[str]:
     )
 
 
-def says(agent: subprocess.Popen[str]) -> str:
+def first_line(agent: subprocess.Popen[str]) -> str:
     assert agent.stdout
     return agent.stdout.readline().strip()
 
 
-def test_nothing_is_remembered_at_first(file: MemoryFile) -> None:
+def test_a_missing_file_is_no_memory(file: MemoryFile) -> None:
     assert file.read() is None
 
 
-def test_written_text_is_read_back_exactly(file: MemoryFile) -> None:
-    file.write(MEMORY)
+@pytest.mark.parametrize(
+    "memory", [MEMORY, Memory(), Memory(first=EarlierHardware(0))], ids=["all parts", "empty", "no EFA device"]
+)
+def test_a_written_memory_is_read_back_exactly(file: MemoryFile, memory: Memory) -> None:
+    file.write(memory)
 
-    assert file.read() == MEMORY
-
-
-def test_an_empty_memory_is_read_back_too(file: MemoryFile) -> None:
-    file.write(Memory())
-
-    assert file.read() == Memory()
+    assert file.read() == memory
 
 
 def test_a_write_replaces_the_file_without_leftovers(file: MemoryFile) -> None:
@@ -94,7 +91,7 @@ def test_a_write_replaces_the_file_without_leftovers(file: MemoryFile) -> None:
     assert sorted(path.name for path in file.directory.iterdir()) == ["lock", "memory.json"]
 
 
-def test_a_write_that_was_cut_short_leaves_the_old_memory(file: MemoryFile) -> None:
+def test_an_interrupted_write_leaves_the_old_memory(file: MemoryFile) -> None:
     file.write(MEMORY)
     file.path.with_suffix(".new").write_bytes(b'{"schema": 1, "mach')  # as a crash before the rename leaves it
 
@@ -103,7 +100,7 @@ def test_a_write_that_was_cut_short_leaves_the_old_memory(file: MemoryFile) -> N
     assert file.read() == memory_with()
 
 
-def test_a_disk_that_is_full_leaves_the_old_memory(file: MemoryFile) -> None:
+def test_a_full_disk_leaves_the_old_memory(file: MemoryFile) -> None:
     file.write(MEMORY)
     with no_room(), pytest.raises(MemoryFileError, match=r"memory\.json: File too large"):
         file.write(memory_with())
@@ -111,14 +108,14 @@ def test_a_disk_that_is_full_leaves_the_old_memory(file: MemoryFile) -> None:
     assert file.read() == MEMORY
 
 
-def test_only_the_holder_of_the_lock_writes(tmp_path: Path) -> None:
+def test_only_the_owner_of_the_lock_writes(tmp_path: Path) -> None:
     with pytest.raises(MemoryFileError, match="only the owner of the lock may write"):
         MemoryFile(tmp_path).write(MEMORY)
 
 
 def test_second_agent_waits_for_the_end_of_the_first(tmp_path: Path) -> None:
     first = start_second_agent(tmp_path)
-    assert says(first) == "True"
+    assert first_line(first) == "True"
     ours = MemoryFile(tmp_path)
     assert (ours.acquire(), ours.acquire()) == (False, False)
 
@@ -127,12 +124,12 @@ def test_second_agent_waits_for_the_end_of_the_first(tmp_path: Path) -> None:
 
     assert (ours.acquire(), ours.acquire()) == (True, True)
     second = start_second_agent(tmp_path)
-    assert says(second) == "False"
+    assert first_line(second) == "False"
     second.communicate("\n")
     ours.unlock()
 
 
-def test_the_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
+def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
     ours = MemoryFile(tmp_path)
     ours.acquire()
     child = subprocess.Popen(["sleep", "60"], close_fds=False)
@@ -146,7 +143,7 @@ def test_the_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
     again.unlock()
 
 
-def test_a_released_lock_can_be_released_again(tmp_path: Path) -> None:
+def test_a_lock_can_be_released_twice(tmp_path: Path) -> None:
     ours = MemoryFile(tmp_path)
     ours.acquire()
     ours.unlock()
@@ -154,12 +151,6 @@ def test_a_released_lock_can_be_released_again(tmp_path: Path) -> None:
 
     assert ours.acquire() is True
     ours.unlock()
-
-
-def test_a_count_that_nobody_made_is_read_back_as_none(file: MemoryFile) -> None:
-    for efa in (None, 0):
-        file.write(Memory(first=EarlierHardware(efa)))
-        assert file.read() == Memory(first=EarlierHardware(efa))
 
 
 def whole(schema: object = 2, digest: str = "", **changes: object) -> bytes:
@@ -171,7 +162,7 @@ def whole(schema: object = 2, digest: str = "", **changes: object) -> bytes:
     return json.dumps(header).encode() + b"\n" + body + b"\n"
 
 
-def test_a_file_with_nothing_wrong_is_read(file: MemoryFile) -> None:
+def test_a_file_of_an_earlier_version_is_read(file: MemoryFile) -> None:
     """A file of an earlier version, without the machine's earlier hardware."""
     file.path.write_bytes(whole())
 
@@ -185,28 +176,18 @@ def test_a_file_with_nothing_wrong_is_read(file: MemoryFile) -> None:
         b"\x00" * 4096,  # as a file system leaves a file after a crash
         whole()[:-20],
         whole().replace(b'"cursor": 1', b'"cursor": 2'),
-        b"\xff\xfe\xfd",
-        b"[]",
-        b"null",
         b"{}",
         b"[" * 100_000,
         b'{"schema": 1, "machine": "", "boot_id": "b", "cursor": 1, "driver_loaded_at": null, "findings": []}',
-        whole(schema=1),
         whole(schema=3),
-        whole(schema="2"),
         whole(digest="0"),
         whole(cursor="x"),
-        whole(cursor=float("inf")),
-        whole(findings=7),
         whole(findings=["Xid79"]),
         whole(findings=[{"boot_id": "b"}]),
         whole(released={"by": "ann"}),
-        whole(acknowledged=[{}]),
         whole(hits=[["Xid13"]]),
         whole(ended=[["Xid79", "1", "yesterday"]]),
-        whole(gpus=[1]),
         whole(first=None),
-        whole(first={"efa": "many", "places": {}}),
         whole(first={"efa": 1, "places": {"0000:53:00.0": [1]}}),
         whole() + b" " * (5 << 20),
     ],
@@ -221,13 +202,6 @@ def test_file_that_is_no_memory_is_set_aside_and_reported(file: MemoryFile, raw:
     assert file.read() is None
     file.write(MEMORY)
     assert file.read() == MEMORY
-
-
-def test_newer_schema_is_reported_with_the_schema_of_this_version(file: MemoryFile) -> None:
-    file.path.write_bytes(whole(schema=3))
-
-    with pytest.raises(MemoryFileError, match="schema 3; this version reads 2"):
-        file.read()
 
 
 def test_directory_in_place_of_the_file_is_reported(file: MemoryFile) -> None:

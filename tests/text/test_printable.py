@@ -48,12 +48,12 @@ from tests.hostile import ANY_TEXT
         ("[/x][bold]C:\\x", "[/x][bold]C:\\x"),
     ],
 )
-def test_what_cannot_be_seen_is_written_out(text: str, message: str) -> None:
+def test_printable_escapes_invisible_characters(text: str, message: str) -> None:
     assert printable(text) == message
 
 
 @given(ANY_TEXT)
-def test_every_character_of_it_can_be_seen(text: str) -> None:
+def test_printable_returns_only_visible_characters(text: str) -> None:
     message = printable(text)
 
     assert (message.isprintable(), len(message) <= LONGEST) == (True, True)
@@ -62,29 +62,29 @@ def test_every_character_of_it_can_be_seen(text: str) -> None:
 
 
 @given(st.lists(ANY_TEXT | st.text("ab\x7f\n ")))
-def test_several_are_printable_where_none_would_change(texts: list[str]) -> None:
+def test_are_printable_is_true_only_for_unchanged_texts(texts: list[str]) -> None:
     if are_printable(texts):
         assert texts == [printable(text) for text in texts]
 
 
-def test_plain_words_are_printable() -> None:
+def test_plain_texts_are_printable() -> None:
     assert are_printable(["Ready", "", "kubelet is posting ready status"])
 
 
 @given(ANY_TEXT, st.integers(16, 64))
-def test_it_comes_back_as_it_is(text: str, longest: int) -> None:
+def test_printable_does_not_change_its_result(text: str, longest: int) -> None:
     message = printable(text, longest)
 
     assert printable(message, longest) == message
 
 
 @given(st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\u115f\u1160\u2800\u3164\uffa0")))
-def test_what_can_be_seen_stays(text: str) -> None:
+def test_printable_keeps_visible_characters(text: str) -> None:
     assert printable(text) == text
 
 
 @given(ANY_TEXT, ANY_TEXT)
-def test_names_that_differ_invisibly_differ_in_print(before: str, after: str) -> None:
+def test_printable_distinguishes_names_with_invisible_characters(before: str, after: str) -> None:
     assert printable(f"{before}\u200b{after}", 10**6) != printable(f"{before}{after}", 10**6)
 
 
@@ -99,7 +99,7 @@ def test_names_that_differ_invisibly_differ_in_print(before: str, after: str) ->
         ("ス" * 10**6, "ス" * 19 + "…"),
     ],
 )
-def test_it_is_bounded_and_no_character_is_torn(text: str, message: str) -> None:
+def test_printable_shortens_between_characters(text: str, message: str) -> None:
     assert printable(text, 20) == message
 
 
@@ -107,14 +107,14 @@ PRINTABLE = [Finding, KernelEvent, Unobserved, Passed, NotConfigured, TooEarly, 
 
 
 @given(ANY_TEXT, ANY_TEXT, ANY_TEXT)
-def test_a_cause_can_be_shown(name: str, meaning: str, action: str) -> None:
+def test_texts_of_a_cause_are_printable(name: str, meaning: str, action: str) -> None:
     cause = UnobservedCause(name, meaning, action)
     assert (cause.name + cause.meaning + cause.action).isprintable()
 
 
 @given(data=st.data())
 @pytest.mark.parametrize("kind", PRINTABLE)
-def test_every_message_is_printable(kind: type[Printable], data: st.DataObject) -> None:
+def test_texts_of_results_are_printable(kind: type[Printable], data: st.DataObject) -> None:
     text = {
         field.name: data.draw(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=2) if field.name == "about" else ANY_TEXT)
         for field in fields(kind)
@@ -131,5 +131,5 @@ def test_every_message_is_printable(kind: type[Printable], data: st.DataObject) 
     assert replace(printable) == printable
 
 
-def test_nothing_that_a_check_says_is_left_out() -> None:
+def test_all_results_of_checks_are_tested() -> None:
     assert set(get_args(Judgement)) <= set(PRINTABLE)

@@ -22,15 +22,15 @@ VALUES = st.recursive(
 
 @pytest.mark.parametrize("how", [{}, {"separators": (",", ":"), "ensure_ascii": False}], ids=["wide", "as a record"])
 @given(value=VALUES)
-def test_a_document_is_what_was_written_but_that_all_of_it_can_be_shown(how: dict[str, Any], value: Any) -> None:
-    assert loads(json.dumps(value, **how), 10**6) == shown(value)
+def test_loads_returns_the_document_with_printable_texts(how: dict[str, Any], value: Any) -> None:
+    assert loads(json.dumps(value, **how), 10**6) == with_printable_texts(value)
 
 
-def shown(value: Any) -> Any:
+def with_printable_texts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {printable(key): shown(entry) for key, entry in value.items()}
+        return {printable(key): with_printable_texts(entry) for key, entry in value.items()}
     return (
-        [shown(entry) for entry in value]
+        [with_printable_texts(entry) for entry in value]
         if isinstance(value, list)
         else printable(value)
         if isinstance(value, str)
@@ -54,10 +54,10 @@ def shown(value: Any) -> Any:
         ("", "Expecting value"),
     ],
 )
-def test_what_is_none_is_refused_with_its_reason(text: str, why: str) -> None:
+def test_loads_refuses_ambiguous_json_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         loads(text, 200_000)
 
 
-def test_what_is_nested_as_deep_as_allowed_is_read() -> None:
+def test_loads_reads_json_of_the_greatest_depth() -> None:
     assert loads("[" * DEEPEST + "]" * DEEPEST, 1000)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from healthcheck import __version__
 from healthcheck.memory import rows
-from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
+from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.model import Nature, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.text.boundary import as_json, read_row
-from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import LONGEST, AgentRecord, RecordError, RunRecord, passed_since
 from healthcheck.verdict.verdict import decide
@@ -30,11 +29,7 @@ from tests.examples import (
     outcome_with,
 )
 
-
-def finding_row(standing: ActiveFinding) -> dict[str, Any]:
-    return as_json(rows.finding_row(standing))
-
-
+FINDING = as_json(rows.finding_row(active_finding(fault())))
 ALL_GROUPS = [
     outcome_with(check="driver"),
     outcome_with(check="gpu-count"),
@@ -68,7 +63,7 @@ def flood(count: int, detail: str) -> Memory:
     )
 
 
-def test_a_healthy_record_keeps_the_seeds_keys_and_adds_ours() -> None:
+def test_a_healthy_record_has_the_keys_of_the_bash_suite_and_ours() -> None:
     record = render(memory_with(cursor=1234))
 
     assert record == {
@@ -123,7 +118,7 @@ def test_a_finding_is_reported_with_all_names_of_its_subject() -> None:
     }
 
 
-def test_an_unchecked_part_is_reported_with_its_cause() -> None:
+def test_a_check_that_could_not_run_is_recorded_with_its_cause() -> None:
     record = render(
         memory_with(), [outcome_with(unobserved=Unobserved(UnobservedCause.named("ProbeFailed"), "x" * 5000))]
     )
@@ -218,23 +213,13 @@ def test_an_annotation_that_is_no_record_is_refused_with_its_reason(text: str, m
 @pytest.mark.parametrize(
     "change",
     [
-        {"boot_id": None, "machine": None, "findings": [{}]},
+        {"boot_id": None, "machine": None},
         {"findings": [{"reason": "Xid79"}]},
-        {
-            "findings": [
-                fault_row | change
-                for fault_row in [finding_row(active_finding(fault()))]
-                for change in [{"severity": "BAD"}]
-            ]
-        },
-        {"findings": [finding_row(active_finding(fault())) | {"severity": []}]},
-        {"findings": [finding_row(active_finding(fault())) | {"first_seen": "yesterday"}]},
-        {"findings": [finding_row(active_finding(fault())) | {"first_seen": "2026-11-21T01:02:03"}]},
-        {"findings": [finding_row(active_finding(fault())) | {"count": float("inf")}]},
-        {"findings": [finding_row(active_finding(fault())) | {"count": "many"}]},
-        {"findings": [finding_row(active_finding(fault())) | {"about": 7}]},
-        {"findings": [finding_row(active_finding(fault())) | {"at": {}}]},
-        {"findings": [finding_row(active_finding(fault())) | {"nature": "human"}]},
+        {"findings": [FINDING | {"severity": "BAD"}]},
+        {"findings": [FINDING | {"first_seen": "2026-11-21T01:02:03"}]},
+        {"findings": [FINDING | {"count": "many"}]},
+        {"findings": [FINDING | {"about": 7}]},
+        {"findings": [FINDING | {"nature": "human"}]},
     ],
 )
 def test_a_record_of_another_shape_is_no_memory(change: dict[str, Any]) -> None:
@@ -245,7 +230,7 @@ def test_a_record_of_another_shape_is_no_memory(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("key", ["machine", "boot_id"])
-def test_the_seeds_record_is_no_memory(key: str) -> None:
+def test_a_record_of_the_bash_suite_is_no_memory(key: str) -> None:
     record = render(memory_with())
     del record[key]
 
@@ -254,12 +239,12 @@ def test_the_seeds_record_is_no_memory(key: str) -> None:
 
 
 @pytest.mark.parametrize(("cursor", "remembered"), [(5, 5), (None, None), ("5", None), (5.5, None)])
-def test_a_cursor_that_is_no_number_is_none(cursor: Any, remembered: int | None) -> None:
+def test_an_invalid_cursor_is_none(cursor: Any, remembered: int | None) -> None:
     assert records.remembered(read(render(memory_with()) | {"cursor": cursor})).cursor == remembered
 
 
 @pytest.mark.parametrize("findings", [None, "x", 7, {"reason": "Xid79"}, ["x", None, 7]])
-def test_findings_that_are_none_are_left_out(findings: Any) -> None:
+def test_invalid_findings_are_left_out(findings: Any) -> None:
     assert not read({"findings": findings}).findings
 
 
@@ -289,7 +274,7 @@ def test_invalid_severity_is_refused_with_the_allowed_ones(word: Any) -> None:
         ({"taint": "set"}, True),
     ],
 )
-def test_times_and_the_cursor_alone_are_no_news(change: dict[str, Any], news: bool) -> None:
+def test_times_and_the_cursor_do_not_change_the_signature(change: dict[str, Any], news: bool) -> None:
     record = render(memory_with(active_finding(fault())))
 
     assert (records.signature(read(record | change)) != records.signature(read(record))) is news
@@ -307,7 +292,7 @@ def test_times_and_the_cursor_alone_are_no_news(change: dict[str, Any], news: bo
         ("severity", True, False),
     ],
 )
-def test_an_event_that_comes_again_is_no_news_at_once(
+def test_a_repeated_event_changes_the_recurrence_and_not_the_signature(
     nature: Nature, key: str, news: bool | None, news_in_time: bool
 ) -> None:
     record = render(memory_with(active_finding(fault(), nature)))
@@ -318,17 +303,6 @@ def test_an_event_that_comes_again_is_no_news_at_once(
 
     assert (records.signature(read(other)) != records.signature(read(record))) is news
     assert (records.recurrence(read(other)) != records.recurrence(read(record))) is news_in_time
-
-
-@pytest.mark.parametrize(
-    ("at", "text"),
-    [
-        (datetime(2026, 11, 21, 1, 2, 3, 999_999, tzinfo=UTC), "2026-11-21T01:02:03Z"),
-        (datetime(2026, 11, 21, 1, 2, 3, tzinfo=timezone(timedelta(hours=2))), "2026-11-20T23:02:03Z"),
-    ],
-)
-def test_times_are_written_in_utc(at: datetime, text: str) -> None:
-    assert timestamp(at) == text
 
 
 def test_unobserved_check_keeps_a_healthy_record_short() -> None:
@@ -347,7 +321,7 @@ RUN = {
 }
 
 
-def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> None:
+def test_a_passed_quarantine_run_counts_from_its_start() -> None:
     assert passed_since(read_row(RunRecord, RUN)) == datetime(2026, 11, 21, 2, tzinfo=UTC)
     unsaid = {key: RUN[key] for key in RUN if key != "started"}
     assert passed_since(read_row(RunRecord, unsaid)) == datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -357,19 +331,16 @@ def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> Non
     "change",
     [
         {"status": "fail"},
-        {"status": "unknown"},
         {"checks": []},
-        {"checks": 7},
         {"checks": ["x", {"check": "1-dcgm-diag-l2", "status": "pass"}]},
         {"checks": [LEVEL_4 | {"status": "unknown"}]},
         {"started": "yesterday"},
-        {"started": "2026-11-21T02:00:00"},
         {"started": None},
         {"started": "9999-01-01T00:00:00Z"},
         {"schema": None},
     ],
 )
-def test_any_other_record_ends_nothing(change: dict[str, object]) -> None:
+def test_any_other_record_is_no_passed_quarantine_run(change: dict[str, object]) -> None:
     assert passed_since(read_row(RunRecord, RUN | change)) is None
 
 
@@ -398,7 +369,7 @@ def test_release_is_read_back_within_its_limits() -> None:
         assert [same.covers(*place) for place in places] == [acknowledgement.covers(*place) for place in places]
 
 
-def test_a_healthy_node_that_was_released_of_much_has_a_small_record() -> None:
+def test_many_acknowledgements_leave_the_record_of_a_healthy_node_small() -> None:
     acknowledged = tuple(
         Acknowledgement(f"Xid{code}", f"gpu/0000:{bus:02x}:00.0", BOOT, 100, WALL + timedelta(seconds=code))
         for code in (79, 95, 154)
