@@ -346,9 +346,10 @@ def _must_exist(snapshot: Snapshot, target: Target | None) -> None:
     if target is None or is_there(snapshot, target):
         return
     hidden = next((kind for kind in target.kinds if not snapshot.sees(kind)), None)
-    if hidden is None:
+    invalid = next((one.reason for one in snapshot.invalid if one.subject == target.subject), "")
+    if hidden is None and not invalid:
         end("diagnose", f"there is no {target.subject}")
-    end("diagnose", f"{target.subject} can't be read: {snapshot.missing[hidden]}", COULD_NOT)
+    end("diagnose", f"{target.subject} can't be read: {invalid or snapshot.missing[hidden or '']}", COULD_NOT)
 
 
 def _only_namespace(snapshot: Snapshot, target: Target | None) -> str:

@@ -57,7 +57,7 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
     """
     found: list[FoundCause] = []
     unseen = [Unchecked(SAVED_STATE, why, "everything in it") for why in snapshot.unread]
-    unseen += (Unchecked(kind, why, "everything about it") for kind, why in snapshot.invalid)
+    unseen += (Unchecked(one.kind, f"{one.subject}: {one.reason}", "everything about it") for one in snapshot.invalid)
     for search in searches:
         if search.concerns is not None and not search.concerns(snapshot):
             continue

@@ -90,8 +90,17 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
 _WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 KINDS = (*_READERS, *_WEBHOOKS)
 _MOST_INVALID = 20
+_NAMES = "namespace", "name"
 _MOST_OWNERS = 8
 """Maximum depth of owners: pod, ReplicaSet, Deployment, and its owner."""
+
+
+class InvalidObject(Struct, frozen=True):
+    """An object that was left out, because it lacks its name or has a value of the wrong type."""
+
+    kind: str
+    subject: str
+    reason: str
 
 
 class Snapshot(Struct, frozen=True, eq=False, dict=True):
@@ -101,7 +110,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     time of collection. `missing` holds each kind that could not be listed, with the reason; its empty tuple then means
     nothing. `denied` are those of them that the API server denied to `user`. `only_in` is the namespace whose objects
     were listed because those of all namespaces are denied. `invalid` are objects
-    that were left out: kind, name and reason.
+    that were left out.
     """
 
     now: datetime
@@ -142,7 +151,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     denied: frozenset[str] = frozenset()
     user: str = ""
     only_in: str = ""
-    invalid: tuple[tuple[str, str], ...] = ()
+    invalid: tuple[InvalidObject, ...] = ()
     unread: tuple[str, ...] = ()
     """Damaged parts of a saved state, with unknown content."""
 
@@ -288,7 +297,7 @@ class Builder:
         self._facts: defaultdict[str, list[Any]] = defaultdict(list)
         self._seen: set[str] = set()
         self._missing: dict[str, str] = {}
-        self._invalid: list[tuple[str, str]] = []
+        self._invalid: list[InvalidObject] = []
         self._identities: set[tuple[str, str]] = set()
 
     def add(self, kind: str, raw: object) -> None:
@@ -304,8 +313,8 @@ class Builder:
                 self._facts[name].append(fact)
         except ValueError as error:
             if len(self._invalid) < _MOST_INVALID:
-                called = printable(str(value_at(raw, "metadata", "name") or ""), LONGEST_NAME)
-                self._invalid.append((kind, f"{called}: {error}" if called else str(error)))
+                metadata = [printable(str(value_at(raw, "metadata", key) or ""), LONGEST_NAME) for key in _NAMES]
+                self._invalid.append(InvalidObject(kind, subject(kind, *metadata), str(error)))
 
     def listed(self, kind: str) -> None:
         """Record that the kind was listed completely, even if there was no object."""

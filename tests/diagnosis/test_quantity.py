@@ -34,7 +34,7 @@ from diagnosis.facts.quantity import amount, shown
         ("\u0661", None),
     ],
 )
-def test_an_amount_is_read_as_the_api_server_reads_it(text: str, value: Decimal | None) -> None:
+def test_amount_is_parsed_as_by_the_api_server(text: str, value: Decimal | None) -> None:
     assert amount(text) == value
 
 
@@ -49,5 +49,5 @@ def test_an_amount_is_read_as_the_api_server_reads_it(text: str, value: Decimal 
         ("nvidia.com/gpu", Decimal(0), "0"),
     ],
 )
-def test_an_amount_is_shown_as_a_person_writes_it(resource: str, value: Decimal, text: str) -> None:
+def test_amount_is_formatted_for_people(resource: str, value: Decimal, text: str) -> None:
     assert shown(resource, value) == text

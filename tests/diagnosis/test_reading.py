@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagnosis.causes.diagnose import diagnose
-from diagnosis.snapshot import KINDS, Builder
+from diagnosis.snapshot import KINDS, Builder, InvalidObject
 from diagnosis.snapshot.nodes import read_node
 from diagnosis.snapshot.pods import OTHER_VALUE, read_pod, shown_value
 from healthcheck.text.boundary import LONGEST_NAME
@@ -35,7 +35,7 @@ def test_an_object_without_a_name_is_passed_over_and_named() -> None:
     builder = Builder()
     builder.add("Node", {"spec": {}})
     state = builder.build(NOW)
-    assert (state.nodes, state.invalid) == ((), (("Node", "a Node without a name"),))
+    assert (state.nodes, state.invalid) == ((), (InvalidObject("Node", "node", "a Node without a name"),))
 
 
 def test_the_same_object_from_two_files_counts_once() -> None:
@@ -47,10 +47,9 @@ def test_an_object_with_a_value_of_the_wrong_type_is_named_and_the_others_stay()
     wrong["spec"]["nodeName"] = 5
     state = snapshot(node("a"), pod("right"), wrong)
     assert [one.meta.name for one in state.pods] == ["right"]
-    assert state.invalid == (("Pod", "wrong\\x1b: spec: nodeName: expected a text, not a number"),)
-    assert [(row.kind, row.why) for row in diagnose(state).unseen if row.why == state.invalid[0][1]] == [
-        state.invalid[0]
-    ]
+    reason = "spec: nodeName: expected a text, not a number"
+    assert state.invalid == (InvalidObject("Pod", r"pod/team/wrong\x1b", reason),)
+    assert ("Pod", rf"pod/team/wrong\x1b: {reason}") in [(row.kind, row.why) for row in diagnose(state).unseen]
 
 
 def test_texts_of_an_object_are_printable_and_bounded() -> None:

@@ -73,6 +73,7 @@ def test_saved_objects_without_a_clock_have_waited(
         (["-n", "team"], [obj("Namespace", "team")], 2, ""),
         (["-n", "nope"], [], 2, ""),
         (["hami"], [node("a")], 2, "HAMi can't be read: not in the saved files"),
+        (["pod", "team/y"], [pod("y") | {"spec": {"nodeName": 5}}], 2, "pod/team/y can't be read: spec: nodeName: "),
     ],
 )
 def test_a_namespace_that_does_not_exist_is_reported_if_namespaces_are_visible(

@@ -16,7 +16,7 @@ REPEATED = ["a", " ", "\\n", '"', "failed to create shim ", 'exec: "', "fork/exe
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.pattern[:40])
-def test_every_text_has_its_writer_and_its_sources(row: Signature) -> None:
+def test_signature_names_its_writer_and_sources(row: Signature) -> None:
     assert row.writer
     assert row.sources
 
@@ -26,13 +26,13 @@ def test_causes_follow_only_causes_that_are_declared() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.pattern[:40])
-def test_no_text_keeps_a_row_busy(row: Signature) -> None:
-    """One that does would never come back from this."""
+def test_signature_matches_in_bounded_time(row: Signature) -> None:
+    """A pattern with exponential backtracking would not return."""
     longest = 64 * 1024 if TextSource.LOG in row.sources else 4096
 
-    looked = [row.search((text * longest)[:longest]) for text in REPEATED]
+    matches = [row.search((text * longest)[:longest]) for text in REPEATED]
 
-    assert len(looked) == len(REPEATED)
+    assert len(matches) == len(REPEATED)
 
 
 def test_long_evidence_keeps_its_beginning_the_match_and_the_end() -> None:

@@ -51,11 +51,11 @@ IDLES: dict[str, tuple[list[Object], list[Series]]] = {
 
 
 @pytest.mark.parametrize(("objects", "some"), IDLES.values(), ids=IDLES)
-def test_a_pod_with_idle_cards_is_found(objects: list[Object], some: list[Series]) -> None:
+def test_idle_gpus_of_a_pod_are_a_cause(objects: list[Object], some: list[Series]) -> None:
     assert results(idle(objects, *some)) == FOUND
 
 
-def test_the_workload_is_reported_once_with_each_pods_cards() -> None:
+def test_idle_gpus_of_several_pods_are_one_cause_of_their_workload() -> None:
     owner = {"owner": ("ReplicaSet", "web"), "age": 90}
     pods = [pod(name, 1, on="a", **owner) for name in ("web-1", "web-2", "web-3")]
     (problem,) = idle(
@@ -82,15 +82,15 @@ SLICED = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "nvidia
 BUSY: dict[str, tuple[list[Object], list[Series]]] = {
     "no series at all": (on_a(), []),
     "a pod that has run for less than an hour": (on_a(age=50), [owned(0), owned(1)]),
-    "a container that began anew minutes ago": (on_a(states=[AGAIN]), [owned(0)]),
+    "a container that restarted minutes ago": (on_a(states=[AGAIN]), [owned(0)]),
     "a pod that ended": (on_a(phase="Succeeded"), [owned(0)]),
-    "a pod that goes": (on_a(metadata={"deletionTimestamp": "2026-11-22T11:59:00Z"}), [owned(0)]),
-    "cards that nobody holds": ([node("a", 8)], [card(number) for number in range(8)]),
+    "a pod that is being deleted": (on_a(metadata={"deletionTimestamp": "2026-11-22T11:59:00Z"}), [owned(0)]),
+    "cards without a pod": ([node("a", 8)], [card(number) for number in range(8)]),
     "another pod of that name is named": (on_a(), [owned(0, namespace="other")]),
     "no pod is named, and one card is used": (on_a(8), [card(number) for number in range(7)]),
     "another node's cards": ([*on_a(8), node("b", 8)], [card(number, node="b") for number in range(8)]),
-    "a node that nobody knows": (on_a(8), [card(number, node="z") for number in range(8)]),
-    "cards in turns": ([node("a", 32, labels=SHARED), pod("x", 1, on="a", age=90)], [owned(0)]),
+    "an unknown node": (on_a(8), [card(number, node="z") for number in range(8)]),
+    "time-sliced cards": ([node("a", 32, labels=SHARED), pod("x", 1, on="a", age=90)], [owned(0)]),
     "MIG instances by the name of GPUs": ([node("a", 56, labels=SLICED), pod("x", 1, on="a", age=90)], [owned(0)]),
     "a pod without GPUs": (
         [node("a", 8), pod("x", on="a", age=90, containers=[container("main")])],
@@ -100,11 +100,11 @@ BUSY: dict[str, tuple[list[Object], list[Series]]] = {
 
 
 @pytest.mark.parametrize(("objects", "some"), BUSY.values(), ids=BUSY)
-def test_nothing_is_claimed_of_what_is_used_or_may_be(objects: list[Object], some: list[Series]) -> None:
+def test_gpus_that_may_be_in_use_are_no_cause(objects: list[Object], some: list[Series]) -> None:
     assert results(idle(objects, *some)) == []
 
 
-def test_it_is_no_second_cause_when_the_gpus_are_hidden() -> None:
+def test_idle_gpus_are_a_consequence_of_hidden_gpus() -> None:
     boxes = [container("main", 2, env=[{"name": "CUDA_VISIBLE_DEVICES", "value": "-1"}])]
     diagnosis = idle([node("a", 8), pod("x", 2, on="a", age=90, containers=boxes)], owned(0), owned(1))
     assert results(diagnosis) == [("GpusHiddenByVariable", "pod/team/x")]
@@ -136,7 +136,7 @@ def test_each_card_is_listed_once_with_its_pod_in_numeric_order() -> None:
     assert (row["utilization_percent"], row["utilization"][0]["pod"]) == (50, "pod/team/x")
 
 
-def test_without_a_query_nothing_is_reported() -> None:
+def test_utilization_is_unknown_without_a_query() -> None:
     (row,) = cluster_document(allocation(used()))["nodes"]
     assert (row["utilization_percent"], row["utilization"]) == (None, [])
 
@@ -149,13 +149,13 @@ HOSTILE: list[Any] = [
 
 
 @pytest.mark.parametrize("entry", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_is_no_series_of_a_card_says_nothing(entry: Any) -> None:
+def test_invalid_series_are_ignored(entry: Any) -> None:
     assert idle(on_a(8), entry).problems == ()
     (alone,) = allocation(used(entry)).nodes
     assert alone.loads == ()
 
 
-def test_labels_are_printable_and_bounded() -> None:
+def test_labels_of_series_are_printable_and_bounded() -> None:
     words = "\x1b[31m\u202e" + "x" * 100_000
     (use,) = read_use([card(0, UUID=words, gpu=words, node=words, pod=words, namespace=words)])
     for text in (use.uuid, use.index, use.node, *use.pods[0]):
