@@ -18,7 +18,6 @@ from healthcheck.model import Severity
 from healthcheck.node.gpu_resources import listed
 from healthcheck.node.state import RESULTS, UNHEALTHY, NodeState, is_tested
 from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import AgentRecord
 
@@ -61,7 +60,7 @@ def reset_targets(node: NodeState, asked: Sequence[str]) -> tuple[ResetTarget, .
     for row in records.on_node(AgentRecord, node, RESULTS).findings or ():
         if address := ends_by_reset(row):
             gpus.setdefault(address, dict(row.about or {}))
-            reasons.setdefault(address, []).append(printable(row.reason or ""))
+            reasons.setdefault(address, []).append(row.reason or "")
     if not asked:
         return tuple(ResetTarget(address, tuple(reasons[address])) for address in gpus)
     known = {
@@ -83,7 +82,7 @@ def ends_by_reset(row: FindingRow) -> str:
 def needs_reboot(node: NodeState) -> tuple[str, ...]:
     """Return the findings that a reboot ends and the reset of a GPU does not."""
     return tuple(
-        printable(f"{row.reason} on {row.subject}")
+        f"{row.reason} on {row.subject}"
         for row in records.on_node(AgentRecord, node, RESULTS).findings or ()
         if row.severity in (Severity.RESET, Severity.REBOOT)
         and not ends_by_reset(row)

@@ -9,7 +9,6 @@ from enum import StrEnum
 from healthcheck.model import Status
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState
 from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 from healthcheck.verdict.record import RunRecord
@@ -61,7 +60,7 @@ def step_events(node: NodeState, now: datetime) -> Iterator[NodeEvent]:
     record = records.on_node(RunRecord, node, RESET_RESULT)
     for row in record.steps or ():
         if row.step in _NAMES and row.at is not None and now - row.at < _KEPT:
-            message = cut(printable(": ".join(filter(None, (row.step, row.detail)))))
+            message = cut(": ".join(filter(None, (row.step, row.detail))))
             yield NodeEvent(
                 event_name(node.name, "reset", row.step or "", timestamp(row.at)), "Normal", "GpuResetStep", message
             )
@@ -73,5 +72,4 @@ def step_events(node: NodeState, now: datetime) -> Iterator[NodeEvent]:
         yield NodeEvent(name, "Normal", "GpuResetDone", "the GPUs work again")
     else:
         default = "a GPU does not work" if record.status == Status.FAIL else "no GPU was reset"
-        message = cut(printable(why or default))
-        yield NodeEvent(name, "Warning", "GpuResetFailed", message)
+        yield NodeEvent(name, "Warning", "GpuResetFailed", cut(why or default))

@@ -13,7 +13,6 @@ from healthcheck.model import Severity
 from healthcheck.node.state import RESET_RESULT, RESULTS, SEVERITY, NodeState
 from healthcheck.operations.reset_job import job_name
 from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import AgentRecord, RunRecord
 
@@ -44,7 +43,7 @@ def why_not_automatic(node: NodeState, now: datetime) -> str:
 def _reasons(node: NodeState, now: datetime) -> Iterator[str]:
     findings = records.on_node(AgentRecord, node, RESULTS).findings or ()
     if worse := next((row for row in findings if (row.severity or Severity.PASS) > Severity.RESET), None):
-        yield printable(f"{worse.reason} on {worse.subject} needs more than a reset")
+        yield f"{worse.reason} on {worse.subject} needs more than a reset"
     yield from why_not_reset(node, reset_targets(node, ()), job_name(node.name), now, force=False)
     if not node.tainted():
         yield "its fault set no taint: the limit of tainted nodes is reached, or taints are off"
