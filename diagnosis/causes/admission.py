@@ -68,18 +68,13 @@ def find_used_up(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator
     Only the numbers of GPUs are compared, and only quotas without scopes, which apply to all pods.
     """
     asked = {f"{_REQUESTS}{name}": value for name, value in asked_by(incomplete.spec).items() if is_gpu(name)}
-    if _makes_one_by_one(incomplete):
-        return
+    made = incomplete.workload
+    if made.meta.kind == "StatefulSet" and (made.ready or 0) < (made.made or 0):
+        return  # a StatefulSet waits for each pod to become ready
     for quota in islice(snapshot.quotas_in.get(incomplete.namespace, {}).values(), _MOST_QUOTAS):
         over = {name: value for name, value in asked.items() if name in quota.hard and _left(quota, name) < value}
         if over and quota.used and not quota.scopes:
             yield _exceeded(snapshot, incomplete, quota, over)
-
-
-def _makes_one_by_one(incomplete: IncompleteWorkload) -> bool:
-    """Whether the workload creates pods one by one: a StatefulSet waits for each pod to become ready."""
-    made = incomplete.workload
-    return made.meta.kind == "StatefulSet" and (made.ready or 0) < (made.made or 0)
 
 
 def find_never_applies(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -203,7 +198,8 @@ def find_unreachable(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal
         if not snapshot.sees("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
             yield FoundCause(UNREACHABLE, f"webhook/{refusal.name}", tuple(evidence), (), (incomplete.top,))
         return
-    ready = _ready(snapshot, hook)
+    is_visible = hook.service and snapshot.sees("EndpointSlice")
+    ready = snapshot.ready_addresses.get(hook.service, 0) if is_visible else None
     if not hook.fails_closed or (ready and "x509:" not in refusal.text):
         return
     evidence.append(
@@ -243,16 +239,6 @@ def _secure(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tupl
 def _bounds(of: LimitRangeItem, resource: str) -> str:
     limits = (("at least", of.least), ("at most", of.most))
     return ", ".join(f"{word} {amounts[resource]} {resource}" for word, amounts in limits if resource in amounts)
-
-
-def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:
-    """Return how many ready addresses the webhook's Service has.
-
-    None if they are not visible, or if the webhook is a URL.
-    """
-    if not hook.service or not snapshot.sees("EndpointSlice"):
-        return None
-    return snapshot.ready_addresses.get(hook.service, 0)
 
 
 def _bring_back(hook: Webhook, ready: int | None) -> tuple[str, ...]:

@@ -406,11 +406,13 @@ def _hanging(
     waiting: Iterable[UnreadyPod], subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot
 ) -> Iterator[FoundCause]:
     """Yield the waiting pods of each node, ordered by stage; the first stage is the one to examine."""
-    order, full = list(_WAITED_FOR), _full_nodes(snapshot)
+    order = list(_WAITED_FOR)
+    # A test that needs a GPU may have to wait on a node whose GPUs are in use by pods.
+    full = {pod.spec.node for pod in snapshot.pods if not pod.over and asks_for_gpus(pod.spec)}
     explained: set[str] = set()
     for unready in sorted(waiting, key=lambda trouble: order.index(trouble.stage.container)):
         if unready.stage.container == "plugin-validation" and unready.pod.spec.node in full:
-            continue  # its test needs a free GPU, and pods use all of them
+            continue
         evidence = f"{unready} waits in its init container {unready.stage.container}"
         above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
         above = tuple(pair for pair in above if pair[0] != NOT_READY[unready.component.role].name)
@@ -475,11 +477,6 @@ def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
     for some in found.values():
         some.sort(key=lambda one: str(one.last), reverse=True)
     return found
-
-
-def _full_nodes(snapshot: Snapshot) -> frozenset[str]:
-    """Return the nodes whose GPUs are in use by pods; a test that needs a GPU may have to wait there."""
-    return frozenset(pod.spec.node for pod in snapshot.pods if not pod.over and asks_for_gpus(pod.spec))
 
 
 def _offer(node: Node) -> str:

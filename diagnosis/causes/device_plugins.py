@@ -101,6 +101,7 @@ OFFERS_NONE = (
     *(VALIDATION, GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY),
 )
 """Causes why a node with GPUs may offer none, in the order of the stack."""
+_FAILURES = ("no devices found", "failed to", "error", "incompatible", "unhealthy")
 _REGISTERS = timedelta(minutes=5)
 """Time after a plugin becomes ready until the kubelet reports its devices."""
 
@@ -166,14 +167,13 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[Origin, ...]
     """
     own = [plugin for plugin in plugins if plugin.role is Role.DEVICE_PLUGIN and plugin.meta.kind == "DaemonSet"]
     if own:
-        yield _kept_off(node, min(own, key=lambda plugin: (*_distance(plugin, node), plugin.subject)), above)
+        nearest = min(
+            own, key=lambda each: (not is_for(each.spec, node), len(missing_labels(each, node)), each.subject)
+        )
+        yield _kept_off(node, nearest, above)
     elif not any(plugin.role is Role.HAMI_PLUGIN for plugin in plugins):
         evidence = (f"{node.subject} has GPUs ({_why_gpu(node)}) and offers none", "no device plugin was found")
         yield FoundCause(MISSING, f"resource/{GPU}", evidence, (_INSTALL,), (node.subject,), because_of=above)
-
-
-def _distance(plugin: Component, node: Node) -> tuple[bool, int]:
-    return not is_for(plugin.spec, node), len(missing_labels(plugin, node))
 
 
 def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> FoundCause:
@@ -212,7 +212,9 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
         container = next((state.name for state in pod.states if not state.init), "")
         log = snapshot.logs.get((pod.subject, container), "")
         evidence.append(f"{pod.subject} of {component.subject} is ready")
-        evidence += [shortened(line) for line in log.splitlines() if _reports_failure(line)][-2:]
+        evidence += [shortened(line) for line in log.splitlines() if any(word in line.lower() for word in _FAILURES)][
+            -2:
+        ]
     last = ready[-1][1].meta
     remedy = (f"Read the plugin's log: {logs(last, '--tail=50')}", f"Restart it: {kubectl('delete', last)}")
     yield found_on(node.subject, _unhealthy_or_not_offered(node), evidence, remedy)
@@ -329,10 +331,6 @@ def _offers(node: Node) -> str:
         for name in names
     )
     return f"{node.subject}: {', '.join(parts)}" if names else f"{node.subject} offers no GPU resource"
-
-
-def _reports_failure(line: str) -> bool:
-    return any(word in line.lower() for word in ("no devices found", "failed to", "error", "incompatible", "unhealthy"))
 
 
 def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:

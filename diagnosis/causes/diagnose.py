@@ -72,12 +72,14 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
 
 def arranged(found: Iterable[FoundCause]) -> tuple[Problem, ...]:
     """Return one problem for each cause and subject in order, with consequences below their origin."""
-    merged = _merged(found)
+    same = grouped(((result.cause.name, result.subject), result) for result in found)
+    merged = {key: _put_together(some) for key, some in same.items()}
     above = _above(merged)
     children: dict[Origin, list[Origin]] = {}
     roots = []
     for key in merged:
-        parent = _parent(key, above)
+        # The first found cause of the result that is not at the same time a consequence of the result.
+        parent = next((parent for parent in above[key] if not _follows(parent, key, above)), None)
         if parent is None:
             roots.append(key)
         else:
@@ -99,11 +101,6 @@ def why_hidden(snapshot: Snapshot, link: Link, searches: tuple[Search, ...] = SE
     breaking = (search for search in searches if any(cause.link is link for cause in search.causes))
     lacking = dict.fromkeys(kind for search in breaking for kind in search.needs if not snapshot.sees(kind))
     return f"{' and '.join(f'{kind}s' for kind in lacking)} are not visible" if lacking else ""
-
-
-def _merged(found: Iterable[FoundCause]) -> dict[Origin, FoundCause]:
-    some = grouped(((result.cause.name, result.subject), result) for result in found)
-    return {key: _put_together(same) for key, same in some.items()}
 
 
 def _put_together(same: list[FoundCause]) -> FoundCause:
@@ -139,11 +136,6 @@ def _above(merged: dict[Origin, FoundCause]) -> dict[Origin, list[Origin]]:
         own += (each for each in rows if each not in own and key not in merged[each].because_of)
         above[key] = [each for each in own if each != key]
     return above
-
-
-def _parent(key: Origin, above: dict[Origin, list[Origin]]) -> Origin | None:
-    """Return the first found cause of the result that is not at the same time a consequence of the result."""
-    return next((parent for parent in above[key] if not _follows(parent, key, above)), None)
 
 
 def _follows(key: Origin, of: Origin, above: dict[Origin, list[Origin]]) -> bool:

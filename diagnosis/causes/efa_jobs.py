@@ -103,7 +103,11 @@ def find_not_requested(snapshot: Snapshot) -> Iterator[FoundCause]:
         nodes = {pod.spec.node: snapshot.by_node[pod.spec.node] for pod in pods}
         if len(nodes) < 2 or not (is_gang(job) or any(is_rank(pod) for pod in pods)):
             continue
-        if any(not _has_efa(snapshot, node) for node in nodes.values()):
+        by_claims = claimable_nodes(snapshot)
+        if any(
+            not offered_efa(node) and name not in by_claims and not is_multi_node_type(node)
+            for name, node in nodes.items()
+        ):
             continue
         if any(uses_efa(snapshot, pod) or not _has_all_gpus(snapshot, pod) for pod in pods):
             continue
@@ -166,10 +170,6 @@ def _is_at_work(snapshot: Snapshot, pod: Pod) -> bool:
     return not is_deep_test(pod) and role_of(pod.meta, {}, pod.spec) is None
 
 
-def _has_efa(snapshot: Snapshot, node: Node) -> bool:
-    return bool(offered_efa(node)) or node.name in claimable_nodes(snapshot) or is_multi_node_type(node)
-
-
 def _has_all_gpus(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the pod has all GPUs of its node, by name or by claims."""
     node = snapshot.by_node[pod.spec.node]
@@ -179,14 +179,10 @@ def _has_all_gpus(snapshot: Snapshot, pod: Pod) -> bool:
     claimed = (device for claim in claims if claim for device in claim.devices)
     owned = asked_by(pod.spec).get(GPU, ZERO) + sum(device.partition("/")[0] in GPU_DRIVERS for device in claimed)
     profile = profile_of(node)
-    total = offers(node, GPU) or _published(snapshot, node) or Decimal(profile.gpus if profile else 0)
-    return owned >= total > 0
-
-
-def _published(snapshot: Snapshot, node: Node) -> Decimal:
-    """Return the number of GPUs that a DRA driver publishes for the node."""
     slices = (each for pool in snapshot.pools.values() for each in pool if each.node == node.name)
-    return Decimal(sum(len(each.devices) for each in slices if each.driver in GPU_DRIVERS))
+    published = sum(len(each.devices) for each in slices if each.driver in GPU_DRIVERS)
+    total = offers(node, GPU) or Decimal(published or (profile.gpus if profile else 0))
+    return owned >= total > 0
 
 
 def _not_requested(snapshot: Snapshot, job: str, pods: Sequence[Pod], nodes: Sequence[Node]) -> FoundCause:

@@ -105,7 +105,8 @@ def given_gpus(snapshot: Snapshot, pod: Pod) -> tuple[AllocatedGpu, ...] | None:
         if container.init and not container.sidecar:
             continue
         own = [*_by_kubelet(snapshot, pod, container), *_by_claims(snapshot, pod, container)]
-        if not own and (gpus_of(container) or _claims_gpus(snapshot, pod, container)):
+        claims = ((pod.meta.namespace, pod.spec.claims.get(claim, "")) for claim in container.claims)
+        if not own and (gpus_of(container) or any(claim in gpu_claims(snapshot) for claim in claims)):
             return None
         found += own
     return tuple(dict.fromkeys(found)) or None
@@ -136,12 +137,6 @@ def _by_claims(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[A
         yield from (_by_device(snapshot, device) for device in devices if device.partition("/")[0] in GPU_DRIVERS)
 
 
-def _claims_gpus(snapshot: Snapshot, pod: Pod, container: Container) -> bool:
-    return any(
-        (pod.meta.namespace, pod.spec.claims.get(claim, "")) in gpu_claims(snapshot) for claim in container.claims
-    )
-
-
 def _is_gpu(device: AllocatedDevice) -> bool:
     if device.resource.startswith("claim:"):
         return device.name.partition("/")[0] in GPU_DRIVERS
@@ -158,15 +153,11 @@ def _by_device(snapshot: Snapshot, name: str) -> AllocatedGpu:
     device = _devices(snapshot).get(name)
     if device is None:
         return AllocatedGpu(name)
-    named = _uuids(device.attributes)
+    attributes = {key.rpartition("/")[2]: value for key, value in device.attributes.items()}
+    named = [uuid for key in ("uuid", "parentUUID") if (uuid := attributes.get(key, ""))]
     return AllocatedGpu(
         next(iter(named), name), frozenset(text.lower() for text in named), address_of(device.attributes)
     )
-
-
-def _uuids(attributes: Mapping[str, str]) -> tuple[str, ...]:
-    values = {key.rpartition("/")[2]: value for key, value in attributes.items()}
-    return tuple(filter(None, (values.get("uuid", ""), values.get("parentUUID", ""))))
 
 
 @lru_cache(maxsize=1)

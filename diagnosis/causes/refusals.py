@@ -205,7 +205,9 @@ def incomplete_workloads(snapshot: Snapshot) -> Iterator[IncompleteWorkload]:
             continue
         is_component = role_of(maker.meta, maker.template_labels, maker.spec) is not None
         if is_component or _for_gpus(maker.meta, maker.spec, claims):
-            yield IncompleteWorkload(maker, snapshot.line(maker.meta)[-1], _last_refusal(snapshot, maker), is_component)
+            refusals = [refusal for message in _messages(snapshot, maker) if (refusal := parse(message)) is not None]
+            last = refusals[-1] if refusals else None
+            yield IncompleteWorkload(maker, snapshot.line(maker.meta)[-1], last, is_component)
 
 
 def _makers(snapshot: Snapshot) -> Iterator[Workload]:
@@ -253,12 +255,6 @@ def _lacks(snapshot: Snapshot, workload: Workload) -> bool:
 def _for_gpus(meta: Meta, spec: PodSpec, claims: frozenset[tuple[str, str]]) -> bool:
     by_claim = any((meta.namespace, name) in claims for name in spec.claims.values())
     return by_claim or "nvidia" in spec.runtime_class or any(map(meant_as_gpu, asked_by(spec)))
-
-
-def _last_refusal(snapshot: Snapshot, workload: Workload) -> Refusal | None:
-    """Return the last refusal among the messages about the workload."""
-    refusals = [refusal for message in _messages(snapshot, workload) if (refusal := parse(message)) is not None]
-    return refusals[-1] if refusals else None
 
 
 def _messages(snapshot: Snapshot, workload: Workload) -> Iterator[str]:

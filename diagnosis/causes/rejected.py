@@ -245,13 +245,15 @@ def _of_node(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> Iter
     for name in sorted(asked & {*node.capacity, *node.allocatable}) or sorted(asked):
         has, offers = node.capacity.get(name, "none"), node.allocatable.get(name, "none")
         yield f"{node.subject}: {name}: capacity {has}, allocatable {offers} now"
-    schedulers = sorted({one.spec.scheduler for one in snapshot.pods if one.spec.node == node.name and _holds(one)})
+    schedulers = sorted(
+        {
+            one.spec.scheduler
+            for one in snapshot.pods
+            if one.spec.node == node.name and one.spec.scheduler and any(map(gpus_of, one.spec.containers))
+        }
+    )
     if len(schedulers) > 1:
         yield f"{node.subject}: its GPU pods were bound by {', '.join(schedulers)}"
-
-
-def _holds(pod: Pod) -> bool:
-    return bool(pod.spec.scheduler) and any(gpus_of(container) for container in pod.spec.containers)
 
 
 def _of_room(snapshot: Snapshot, first: RecognisedPod) -> Iterator[str]:

@@ -286,9 +286,8 @@ def _differs(value: str, count: int) -> bool:
 
 def _recognised_in_logs(snapshot: Snapshot) -> Iterator[tuple[Pod, Recognised]]:
     for pod in snapshot.pods:
-        if pod.over or pod.meta.deleted is not None or not _has_logs(snapshot, pod):
-            continue
-        if role_of(pod.meta, {}, pod.spec) is not None:
+        has_logs = any((pod.subject, state.name) in snapshot.logs for state in pod.states)
+        if pod.over or pod.meta.deleted is not None or not has_logs or role_of(pod.meta, {}, pod.spec) is not None:
             continue
         for state in pod.states:
             if not state.running or state.init:
@@ -297,10 +296,6 @@ def _recognised_in_logs(snapshot: Snapshot) -> Iterator[tuple[Pod, Recognised]]:
             known = recognised(rows, of_log(snapshot, pod, state.name, _LAST_LINES))
             if known is not None:
                 yield pod, known
-
-
-def _has_logs(snapshot: Snapshot, pod: Pod) -> bool:
-    return any((pod.subject, state.name) in snapshot.logs for state in pod.states)
 
 
 def _is_for_gpus(snapshot: Snapshot, pod: Pod) -> bool:

@@ -35,6 +35,8 @@ _FAULT_TYPES = (
 )
 _FAULT_CONDITIONS = frozenset((*((kind, "True") for kind in _FAULT_TYPES), ("AcceleratedHardwareReady", "False")))
 """Conditions of HyperPod's agent, of AKS, of common configurations of node problem detectors, and of EKS."""
+_BAD_CONDITIONS = (("Ready", "False"), ("Error", "True"))
+"""Conditions of a ClusterPolicy or GPUCluster."""
 _MOST_PODS, _MOST_PAIRS = 3, 1_000_000
 _DRA_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-intro-install.html"
 _fault = Family(None, severity=CauseSeverity.MEDIUM)
@@ -103,7 +105,11 @@ def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterato
     nodes = [node for node in snapshot.nodes if has_nvidia(node)]
     is_changing = any(is_changed(node) or snapshot.is_new(node.meta, _PATIENCE) for node in nodes)
     for policy in policies:
-        conditions = [condition for condition in policy.conditions if _is_bad(condition)]
+        conditions = [
+            each
+            for each in policy.conditions
+            if (each.type, each.status) in _BAD_CONDITIONS and each.reason != "NoGPUNodes"
+        ]
         waits = policy.state == "notReady" or bool(conditions)
         is_own_fault = any(condition.reason in _OWN_FAULTS for condition in conditions)
         if policy.meta.deleted is not None or not waits or not nodes or (is_changing and not is_own_fault):
@@ -180,11 +186,6 @@ def _covered(snapshot: Snapshot, budgets: Iterable[DisruptionBudget]) -> list[tu
                 )
             )
     return found
-
-
-def _is_bad(condition: Condition) -> bool:
-    is_bad = (condition.type, condition.status) in (("Ready", "False"), ("Error", "True"))
-    return is_bad and condition.reason != "NoGPUNodes"
 
 
 def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[Origin, ...]) -> FoundCause:

@@ -6,9 +6,9 @@ from collections.abc import Container, Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, of_nvidia
+from healthcheck.checks.gpu_runtime import found, of_nvidia, starts_runc
 from healthcheck.model import Finding, Judgement, Observation
-from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, ContainerRuntime, Handler
+from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, ContainerRuntime
 
 _NAMES = {True: "systemd", False: "cgroupfs"}
 
@@ -59,16 +59,11 @@ def _of_handlers(runtime: ContainerRuntime, driver: bool, of_classes: Container[
     # containerd also lists runc beside another default (EKS). Pods then need a RuntimeClass for it.
     names |= {RUNC} if used.default == RUNC or RUNC in of_classes else set()
     for handler in used.handlers:
-        if handler.name in names and _starts_runc(handler) and bool(handler.systemd_cgroup) is not driver:
+        if handler.name in names and starts_runc(handler) and bool(handler.systemd_cgroup) is not driver:
             value = "true" if handler.systemd_cgroup else "false or not set"
             message = f"{runtime.path}: SystemdCgroup of {handler.name} is {value}"
             fix = runtime_fixes.correct(runtime)
             yield found(MISMATCH, runtime, f"{message}, but the kubelet's driver is {_NAMES[driver]}; {fix}")
-
-
-def _starts_runc(handler: Handler) -> bool:
-    """Whether the handler starts runc. Other shims have no option SystemdCgroup."""
-    return not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
 
 
 CHECK = gpu_runtime.check("cgroup-driver", judge, MISMATCH)

@@ -109,6 +109,11 @@ def of_nvidia(handlers: Iterable[Handler]) -> list[Handler]:
     return [handler for handler in handlers if is_nvidias(handler.name, handler.binary)]
 
 
+def starts_runc(handler: Handler) -> bool:
+    """Whether a handler of containerd starts runc or its BinaryName. Other shims do not have these options."""
+    return not handler.runtime_type or handler.runtime_type.startswith(SHIMS)
+
+
 def cdi_specs(runtime: ContainerRuntime) -> tuple[CdiSpec, ...]:
     """Return the specifications of NVIDIA's devices that the runtime reads; none while CDI is off."""
     return runtime.cdi_specs if runtime.cdi_is_on else ()

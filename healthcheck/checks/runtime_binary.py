@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, of_nvidia
+from healthcheck.checks.gpu_runtime import found, of_nvidia, starts_runc
 from healthcheck.model import Finding, Judgement, Observation, Reason
 from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Handler
 
@@ -42,7 +42,7 @@ def find_faults(runtime: ContainerRuntime) -> Iterator[Finding]:
 
 
 def _findings(runtime: ContainerRuntime) -> Iterator[Finding]:
-    handlers = [handler for handler in of_nvidia(runtime.used.handlers) if _starts_a_program(runtime, handler)]
+    handlers = [each for each in of_nvidia(runtime.used.handlers) if runtime.kind != CONTAINERD or starts_runc(each)]
     can_run = any(_fault(runtime, handler) is None for handler in handlers if handler.binary)
     for handler in handlers:
         fault = _fault(runtime, handler) if handler.binary else None
@@ -51,10 +51,6 @@ def _findings(runtime: ContainerRuntime) -> Iterator[Finding]:
         elif fault is not None and not (can_run and _is_offered(runtime, handler)):
             reason, message = fault
             yield found(reason, runtime, f"{runtime.path}: {handler.name} starts {handler.binary}, {message}")
-
-
-def _starts_a_program(runtime: ContainerRuntime, handler: Handler) -> bool:
-    return runtime.kind != CONTAINERD or not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
 
 
 def _without(runtime: ContainerRuntime, handler: Handler) -> Iterator[Finding]:

@@ -44,6 +44,7 @@ def judge(runtime: ContainerRuntime, expected: Expectation) -> Iterator[Judgemen
 def _undefined(runtime: ContainerRuntime, classes: list[PodRuntimeClass]) -> Iterator[Finding]:
     defined = runtime.running_handlers
     by_lower = {name.lower(): name for name in defined}
+    gives_gpus = gpu_runtime.gives_gpus(runtime)  # else `nvidia-runtime` reports that the node gives none
     # `runtime-loaded` reports a handler that is defined in the files but not loaded.
     known = {*defined, *(handler.name for handler in runtime.used.handlers)}
     for runtime_class in (each for each in classes if each.handler not in known):
@@ -52,23 +53,11 @@ def _undefined(runtime: ContainerRuntime, classes: list[PodRuntimeClass]) -> Ite
         if like is not None:
             fix = f"case matters; {runtime_fixes.correct(runtime)}"
             yield found(UNDEFINED, runtime, f"{message}, but {runtime.path} defines {like}: {fix}")
-        elif _is_needed(runtime_class, runtime):
+        elif gives_gpus and (runtime_class.handler == _USUAL or runtime_class.for_this_node):
             has = f"{runtime.kind} here has {', '.join([*defined][:_MOST_NAMED])}"
-            yield found(UNDEFINED, runtime, f"{message}; {has}: {_fixing_step(runtime_class, runtime)}")
-
-
-def _is_needed(runtime_class: PodRuntimeClass, runtime: ContainerRuntime) -> bool:
-    """Whether pods of this node need the handler.
-
-    If a node has no way to give GPUs to pods at all, `nvidia-runtime` reports that.
-    """
-    return gpu_runtime.gives_gpus(runtime) and (runtime_class.handler == _USUAL or runtime_class.for_this_node)
-
-
-def _fixing_step(runtime_class: PodRuntimeClass, runtime: ContainerRuntime) -> str:
-    if runtime_class.handler == _USUAL:
-        return runtime_restart.give_handler(runtime)
-    return f"define it, or exclude this node with the class's nodeSelector; {runtime_fixes.correct(runtime)}"
+            exclude = f"define it, or exclude this node with the class's nodeSelector; {runtime_fixes.correct(runtime)}"
+            fix = runtime_restart.give_handler(runtime) if runtime_class.handler == _USUAL else exclude
+            yield found(UNDEFINED, runtime, f"{message}; {has}: {fix}")
 
 
 CHECK = gpu_runtime.check("runtime-classes", judge, UNDEFINED)

@@ -54,7 +54,7 @@ def _specs(root: Path, folders: Sequence[str]) -> Iterator[CdiSpec]:
             if _is_for_pods(content.kind):
                 missing = host_paths.missing(root, content.needed)[:_MOST_MISSING]
                 yield CdiSpec(path, content.kind, content.devices, missing)
-        elif content is not None and _is_named_after_nvidia(path):
+        elif content is not None and "nvidia" in path.rpartition("/")[2] and f"/{_OPERATORS_OWN}" not in path:
             yield CdiSpec(path, problem=ConfigurationProblem.of(content, path))
 
 
@@ -133,8 +133,3 @@ _NEEDED: dict[str, Callable[[dict[str, Any]], list[str]]] = {"deviceNodes": _nod
 def _is_for_pods(kind: str) -> bool:
     vendor = kind.partition("/")[0]
     return (vendor == "nvidia.com" or vendor.endswith(".nvidia.com")) and vendor != _OPERATORS_OWN
-
-
-def _is_named_after_nvidia(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return "nvidia" in name and not name.startswith(_OPERATORS_OWN)

@@ -71,7 +71,9 @@ def _of_node(host: Host) -> ContainerRuntime:
         visible = processes.are_the_hosts(root)
         return ContainerRuntime(why_none="no kubelet runs on this node" if visible else "no kubelet is visible")
     settings = kubelets.settings_of(root, kubelet)
-    holder = _holder(root, kubelet, settings, found)
+    # k3s itself listens on the socket in the role of Docker's.
+    runtimes = [process for process in found if process.name in _KINDS]
+    holder = processes.holder_of(root, kubelet, settings.endpoint, [*runtimes, kubelet])
     layout = _layout(kubelet, settings)
     if holder is None and layout is None:
         named = not settings.is_default and settings.endpoint.endswith(f"/{_SOCKET}")
@@ -92,12 +94,6 @@ def _processes(host: Host) -> Sequence[Process]:
     if crowded:
         raise ProbeError(f"more than {processes.MOST} processes are called {crowded[0]}")
     return sorted(found.processes, key=lambda process: process.origin is not Origin.HOST)
-
-
-def _holder(root: Path, kubelet: Process, settings: KubeletSettings, found: Sequence[Process]) -> Process | None:
-    """Return the runtime's process that listens on the kubelet's socket. k3s itself does so in the role of Docker's."""
-    among = [process for process in found if process.name in _KINDS]
-    return processes.holder_of(root, kubelet, settings.endpoint, [*among, kubelet])
 
 
 def _layout(kubelet: Process, settings: KubeletSettings) -> RuntimePaths | None:

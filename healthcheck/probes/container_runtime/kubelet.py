@@ -48,14 +48,14 @@ def choose(root: Path, found: Sequence[Process]) -> Process | None:
     """Return the host's kubelet. Other kubelets may run in containers, as in kind."""
     known = [process for process in found if _program(process) in _PROGRAMS and _stays(process)]
     ranks = {
-        process.pid: (_is_contained(root, process), _PROGRAMS.index(_program(process)), process.pid)
+        process.pid: (
+            process.origin is not Origin.HOST or processes.is_elsewhere(root, process),
+            _PROGRAMS.index(_program(process)),
+            process.pid,
+        )
         for process in known
     }
     return min(known, key=lambda process: ranks[process.pid], default=None)
-
-
-def _is_contained(root: Path, process: Process) -> bool:
-    return process.origin is not Origin.HOST or processes.is_elsewhere(root, process)
 
 
 def settings_of(root: Path, kubelet: Process) -> KubeletSettings:
