@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -74,8 +74,10 @@ class NodeUse(Struct, frozen=True, dict=True):
         """Return for how many pods with these requests the node has room."""
         return int(min(self.free(name) // amount for name, amount in asked.items()))
 
-    def without(self, pods: Iterable[Pod]) -> NodeUse:
+    def without(self, pods: Sequence[Pod]) -> NodeUse:
         """Return the node as it is once these pods are gone."""
+        if not pods:
+            return self
         held = dict(self.held)
         for pod in pods:
             for name, value in asked_by(pod.spec).items():

@@ -140,8 +140,8 @@ def _is_room_coming(snapshot: Snapshot, alike: Sequence[Waiting], nodes: Sequenc
     leaving = _leaving_pods(snapshot)
     freed = (use.without(leaving[use.node.name]) for use in nodes if use.node.name in leaving)
     able = (use for use in freed if selects(first.spec, use.node) and not refused.closed_by(first.spec, use.node))
-    most = max(len(waiting.pods) for waiting in alike)
-    return bool(first.counted) and sum(use.places(first.counted) for use in able) >= most
+    asked, most = first.counted, max(len(waiting.pods) for waiting in alike)
+    return bool(asked) and sum(use.places(asked) for use in able) >= most
 
 
 @lru_cache(maxsize=1)
@@ -153,7 +153,7 @@ def _leaving_pods(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
 
 def _judge_nodes(snapshot: Snapshot, waiting: Waiting, every: Sequence[NodeUse]) -> _Outlook:
     """Narrow the nodes step by step: with the devices, selected, large enough, open, with room."""
-    devices = waiting.devices
+    devices, asked = waiting.devices, waiting.counted
     if absent := [name for name in devices if not nodes_with(snapshot)[name]]:
         return _Outlook([found for name in absent for found in _absent(snapshot, waiting, name)])
     # A node without HAMi cards can't run HAMi's pods, however much room it has.
@@ -169,7 +169,7 @@ def _judge_nodes(snapshot: Snapshot, waiting: Waiting, every: Sequence[NodeUse])
     if too_large is not None:
         return _Outlook([too_large])
     closed, opened = _parted(large, lambda use: bool(refused.closed_by(waiting.spec, use.node)))
-    if any(use.fits(waiting.counted) for use in opened):
+    if any(use.fits(asked) for use in opened):
         return _Outlook(open_nodes=opened)
     silent = [use for use in others if has_nvidia(use.node) and selects(waiting.spec, use.node)]
     return _Outlook(list(_without_room(snapshot, waiting, closed, opened, silent)))
@@ -202,12 +202,13 @@ def _without_room(
     silent: Sequence[NodeUse],
 ) -> Iterator[FoundCause]:
     """Yield what to open or to free. `silent`: nodes that would fit if they offered the GPUs that they have."""
+    asked = waiting.counted
     emptied = [use.without([pod for pod in use.pods if is_stuck(snapshot, pod)]) for use in closed]
-    fitting = [use for use in emptied if use.fits(waiting.counted)]
+    fitting = [use for use in emptied if use.fits(asked)]
     reserved, openable = _parted(fitting, lambda use: refused.is_dedicated(waiting.spec, use.node))
     if openable or not opened:
         yield from refused.find_closed(snapshot, waiting, [use.node for use in openable or fitting or closed])
-    if opened and sum(use.places(waiting.counted) for use in openable) < len(waiting.pods):
+    if opened and sum(use.places(asked) for use in openable) < len(waiting.pods):
         taints = [f"{use.node.subject} ({', '.join(map(str, use.node.taints))})" for use in reserved[:_MOST_NODES]]
         note = (f"nodes reserved for other pods have room: {', '.join(taints)}",) if taints else ()
         for found in resources.find_shortages(snapshot, waiting, opened, silent):
@@ -238,7 +239,8 @@ def _for_each(
 
 def _beside_room(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Yield the rules that keep the pods off although nodes have room."""
-    free = [use.node for use in nodes if use.fits(waiting.counted)]
+    asked = waiting.counted
+    free = [use.node for use in nodes if use.fits(asked)]
     elsewhere = list(volumes.find_elsewhere(snapshot, waiting, free))
     yield from elsewhere
     for found in _by_reasons(waiting, _RULES):

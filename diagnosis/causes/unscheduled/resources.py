@@ -171,8 +171,8 @@ def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def _stuck(snapshot: Snapshot, waiting: Waiting, nodes: Iterable[NodeUse]) -> Iterator[FoundCause]:
     """Yield the stuck pods of nodes that have room without them."""
-    some = ((use, [pod for pod in use.pods if is_stuck(snapshot, pod)]) for use in nodes)
-    holders = (pod for use, stuck in some if stuck and use.without(stuck).fits(waiting.counted) for pod in stuck)
+    some, asked = ((use, [pod for pod in use.pods if is_stuck(snapshot, pod)]) for use in nodes), waiting.counted
+    holders = (pod for use, stuck in some if stuck and use.without(stuck).fits(asked) for pod in stuck)
     yield from (_terminating(snapshot, pod, waiting.names) for pod in islice(holders, _MOST_STUCK))
 
 
@@ -197,9 +197,10 @@ def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -
 
 def _unhealthy(snapshot: Snapshot, waiting: Waiting, nodes: Iterable[NodeUse]) -> Iterator[FoundCause]:
     """Yield devices that nodes have and do not offer, if the pod would fit with them."""
+    devices = waiting.devices
     for use in nodes:
         node = use.node
-        sick = {name: lost for name in waiting.devices if (lost := has(node, name) - offers(node, name))}
+        sick = {name: lost for name in devices if (lost := has(node, name) - offers(node, name))}
         if not sick or any(use.free(name) + sick.get(name, ZERO) < asked for name, asked in waiting.counted.items()):
             continue
         for name in sick:
