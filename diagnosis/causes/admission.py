@@ -38,6 +38,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import LimitRangeItem, Quota, Webhook
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.pods import Expression
 from healthcheck.text.naming import named
 
 _REQUESTS, _LIMITS = "requests.", "limits."
@@ -65,7 +66,7 @@ def find_exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: R
 def find_used_up(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator[FoundCause]:
     """Yield used-up quotas, of the namespace's first ones, for a workload whose refusal has no event any more.
 
-    Only the numbers of GPUs are compared, and only quotas without scopes, which apply to all pods.
+    Only the numbers of GPUs are compared, and only quotas of all pods or of the workload's priority class.
     """
     asked = {f"{_REQUESTS}{name}": value for name, value in asked_by(incomplete.spec).items() if is_gpu(name)}
     made = incomplete.workload
@@ -73,8 +74,13 @@ def find_used_up(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator
         return  # a StatefulSet waits for each pod to become ready
     for quota in islice(snapshot.quotas_in.get(incomplete.namespace, {}).values(), _MOST_QUOTAS):
         over = {name: value for name, value in asked.items() if name in quota.hard and _left(quota, name) < value}
-        if over and quota.used and not quota.scopes:
+        if over and quota.used and all(_covers(scope, incomplete.spec.priority_class) for scope in quota.scopes):
             yield _exceeded(snapshot, incomplete, quota, over)
+
+
+def _covers(scope: Expression, priority_class: str) -> bool:
+    """Whether the quota's scope certainly covers pods of this priority class."""
+    return scope.key == "PriorityClass" and bool(priority_class) and scope.takes(priority_class)
 
 
 def find_never_applies(snapshot: Snapshot) -> Iterator[FoundCause]:

@@ -62,6 +62,11 @@ def endpoints(ready: int) -> Object:
     return obj("EndpointSlice", "gate-x", "policy", metadata={"labels": labels}, endpoints=each)
 
 
+OF_TRAIN: Object = {
+    "scopeSelector": {
+        "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["train", "batch"]}]
+    }
+}
 EXCEEDED = (
     'pods "serve-7d-x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: '
     "requests.nvidia.com/gpu=2, limited: requests.nvidia.com/gpu=2"
@@ -83,6 +88,12 @@ STATES: list[tuple[str, list[Object], str, str]] = [
     *((text, refused(text), cause, subject) for _, cause, subject, text in messages("refusal")),
     ("quota", [*refused(EXCEEDED), quota("2")], "ExceededQuota", "resourcequota/team/gpus"),
     ("quota, by its numbers alone", [*replicas(0), quota("2")], "ExceededQuota", "resourcequota/team/gpus"),
+    (
+        "a quota of its priority class",
+        [*replicas(0, spec={"priorityClassName": "train"}), quota("2", scopes=OF_TRAIN)],
+        "ExceededQuota",
+        "resourcequota/team/gpus",
+    ),
     (
         "quota, by the condition",
         [
@@ -131,7 +142,8 @@ SILENT: list[tuple[str, list[Object]]] = [
     ("all pods made since", [*refused(EXCEEDED, made=2), quota("2")]),
     ("the class exists by now", [*refused(NO_CLASS), obj("RuntimeClass", "nvidia", handler="nvidia")]),
     ("the webhook is back", [*refused(DOWN), webhook(), endpoints(1)]),
-    ("a quota with a scope", [*replicas(0), quota("2", scopes={"scopes": ["BestEffort"]})]),
+    ("a quota of another priority class", [*replicas(0), quota("2", scopes=OF_TRAIN)]),
+    ("a quota of other pods", [*replicas(0), quota("2", scopes={"scopes": ["BestEffort"]})]),
     ("a stateful set that waits for its first pod", [stateful(ready=0), quota("2")]),
     (
         "what needed a quota has been made",
