@@ -34,7 +34,6 @@ READS = (
 
 RUN_BY = {
     r"chmod 0755.*": RUNTIMES,
-    r"nvidia-ctk runtime configure --runtime=(containerd|\{\}).*": RUNTIMES,
     r"nvidia-ctk runtime configure": RUNTIMES,
     r"\* (--drop-in-config=\* )?&& \*": RUNTIMES,
     r"helm upgrade .*": RUNTIMES,
@@ -71,9 +70,7 @@ CHANGES = {
     "label node * *=*": "label node other example.com/a=b",
     "label node * *": "label node other example.com/a=b --overwrite",
     "label node * *=* --overwrite": "label node other example.com/a=c --overwrite",
-    "label node * *=all-disabled --overwrite": "label node other example.com/mig=all-disabled --overwrite",
     "label node * *=true --overwrite": "label node other example.com/deploy=true --overwrite",
-    "label node * *=upgrade-required --overwrite": "label node other example.com/state=upgrade-required --overwrite",
     "label nodes * *=*": "label nodes other example.com/behavior=x",
     'patch node NODE --type=merge -p \'{"metadata":{"managedFields":[{}]}}\'': (
         'patch node other --type=merge -p {"metadata":{"managedFields":[{}]}}'
@@ -86,7 +83,6 @@ CHANGES = {
 
 NOT_RUN = {
     r"kubectl \* resourcequota \*": "describe, or edit: a person decides what is changed",
-    r"kubectl patch workloads\.kueue\.x-k8s\.io .*": "of Kueue, which is not built for the tests",
     r"kubectl edit .*": "opens an editor: a person decides what is changed",
     r"dcgmi diag\b.*": "needs a GPU; the deep tests run its stand-in",
     r"crictl rmi --prune": "removes images of a node; the tests have no image store",
@@ -135,7 +131,7 @@ def text(node: ast.AST) -> str | None:
 
 def kind_of(about: str) -> str:
     """Return the kind of an object's metadata, such as `rooms[0].node.meta`, if the expression names it."""
-    return next((name for name in reversed(re.findall(r"[a-z]+", about)) if name in ("node", "pod")), "*")
+    return next((name for name in reversed(re.findall(r"(?:node|pod)(?=s?\b)", about))), "*")
 
 
 def is_command(words: str) -> bool:
@@ -153,7 +149,8 @@ def commands_in(node: ast.AST) -> Iterator[str]:
             return  # of `kubectl` and `logs`, whose calls are collected
         given = ["*" if isinstance(arg, ast.Starred) else text(arg) or "*" for arg in node.args]
         # Words in front that a caller shares are kubectl's, with a namespace or without.
-        yield " ".join(["kubectl", *given[1:]] if isinstance(node.args[0], ast.Starred) else given)
+        shared = next((index for index in (0, 1) if isinstance(node.args[index], ast.Starred)), None)
+        yield " ".join(given if shared is None else ["kubectl", *given[shared + 1 :]])
         return
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "kubectl":
         verb, about, *options = node.args

@@ -50,7 +50,7 @@ def print_fleet(fleet: Fleet, *, wide: bool, headers: bool) -> None:
         screen.print()
     shown = (_without_step(row, pattern) if headers and screen.is_terminal else row for row in fleet.nodes)
     rows = (_cells(row, wide=wide) for row in shown)
-    print_table(_WIDE_COLUMNS if wide else _COLUMNS, rows, "status", wide=wide, headers=headers)
+    print_table(_WIDE_COLUMNS if wide else _COLUMNS, rows, "gpu-healthcheck status", wide=wide, headers=headers)
     if headers:
         screen.print()
         for sentence in (*(() if screen.is_terminal else common), *_totals(fleet)):
@@ -93,7 +93,7 @@ def watched(fleet: Fleet, screen: Screen, *, wide: bool, headers: bool) -> Group
     if len(table.lines) + len(table.notes) > room or len(fleet.nodes) > room:
         most = max(room - len(table.notes) - headers - 1, 1)
         table = _table(fleet.nodes[:most], screen, wide=wide, headers=headers)
-        more = [*more_rows(len(fleet.nodes) - most, "status")]
+        more = [*more_rows(len(fleet.nodes) - most, "gpu-healthcheck status")]
     lines = [*table.lines, *table.notes, *more, *totals]
     for line in lines:
         line.truncate(screen.width, overflow="ellipsis")

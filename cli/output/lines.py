@@ -60,7 +60,7 @@ def print_table(
 def more_rows(number: int, command: str) -> Iterator[Text]:
     """Yield how many rows are left out, if any, and the command that lists all."""
     if number > 0:
-        yield Text(f"\N{HORIZONTAL ELLIPSIS} and {number} more: `gpu-healthcheck {command} | less` lists all", "dim")
+        yield Text(f"\N{HORIZONTAL ELLIPSIS} and {number} more: `{command} | less` lists all", "dim")
 
 
 def skipped(passed_over: Sequence[str]) -> Iterator[Text]:

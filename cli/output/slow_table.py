@@ -33,7 +33,7 @@ def print_slow(slow: SlowGpus, *, wide: bool, headers: bool) -> None:
     """Print the table and the totals."""
     screen = Screen()
     if slow.gpus:
-        print_table(_COLUMNS, map(_cells, slow.gpus), "status --slow", wide=wide, headers=headers)
+        print_table(_COLUMNS, map(_cells, slow.gpus), "gpu-healthcheck status --slow", wide=wide, headers=headers)
     if headers:
         if slow.gpus:
             screen.print()
