@@ -172,11 +172,11 @@ _ON_OTHER_NODES = (Role.NODE_FEATURES, Role.EFA_PLUGIN, Role.NETWORK_DRA, Role.R
 """Roles that also run on nodes without GPUs."""
 _ADVICE = {
     "driver-validation": (
-        "The driver does not work: check the driver pod there, or run `nvidia-smi` on a host with its own driver"
+        "The driver does not work: check the driver pod there, or run `nvidia-smi` on a host with its own driver."
     ),
-    "toolkit-validation": "The container toolkit is not installed completely: check its pod there",
-    "cuda-validation": "CUDA programs fail: check the pod nvidia-cuda-validator and the container runtime",
-    "plugin-validation": "The device plugin advertises no GPU: check its pod there",
+    "toolkit-validation": "The container toolkit is not installed completely: check its pod there.",
+    "cuda-validation": "CUDA programs fail: check the pod nvidia-cuda-validator and the container runtime.",
+    "plugin-validation": "The device plugin advertises no GPU: check its pod there.",
 }
 _STANDS_ON = {
     Role.TOOLKIT: (Role.DRIVER,),
@@ -360,7 +360,11 @@ def _found(
     if line := last_line(log):
         evidence.append(f"its log: {line}")
     if role is Role.DEVICE_PLUGIN and unready.node is not None:
-        evidence.append(_offer(unready.node))
+        names = sorted(devices_in((*unready.node.capacity, *unready.node.allocatable)))
+        offered = {name: unready.node.allocatable.get(name, "0") for name in names}
+        shown = ", ".join(f"{value} {name}" for name, value in offered.items())
+        is_empty = not any(amount(value) or ZERO for value in offered.values())
+        evidence.append(f"{unready.node.subject} offers {'no GPUs' if is_empty else shown}")
     independent = unready.stage.reason in IMAGE or unready.stage.kind is StageKind.UNPLACED
     above = () if independent else _STANDS_ON.get(role, ())
     own = origins(NODES, unready.subject, unready.component.subject)
@@ -416,15 +420,12 @@ def _hanging(
         evidence = f"{unready} waits in its init container {unready.stage.container}"
         above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
         above = tuple(pair for pair in above if pair[0] != NOT_READY[unready.component.role].name)
-        remedy = _of_stage(unready) if unready.subject not in explained else ()
+        advice = _ADVICE.get(unready.stage.container, "")
+        log = logs(unready.pod.meta, "-c", unready.stage.container, "--tail=20")
+        remedy = tuple(filter(None, (advice, f"Read why it waits: {log}")))
+        remedy = remedy if unready.subject not in explained else ()
         explained.add(unready.subject)
         yield FoundCause(VALIDATION, unready.subject, (evidence,), remedy, because_of=above)
-
-
-def _of_stage(unready: UnreadyPod) -> tuple[str, ...]:
-    advice = _ADVICE.get(unready.stage.container)
-    log = logs(unready.pod.meta, "-c", unready.stage.container, "--tail=20")
-    return (*((f"{advice}.",) if advice else ()), f"Read why it waits: {log}")
 
 
 def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -477,13 +478,6 @@ def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
     for some in found.values():
         some.sort(key=lambda one: str(one.last), reverse=True)
     return found
-
-
-def _offer(node: Node) -> str:
-    offers = {name: node.allocatable.get(name, "0") for name in devices_in((*node.capacity, *node.allocatable))}
-    if not any(amount(offer) or ZERO for offer in offers.values()):
-        return f"{node.subject} offers no GPUs"
-    return f"{node.subject} offers " + ", ".join(f"{value} {name}" for name, value in sorted(offers.items()))
 
 
 def hint(texts: str) -> str:

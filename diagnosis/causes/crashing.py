@@ -341,13 +341,9 @@ def _failure(snapshot: Snapshot, state: ContainerState) -> ContainerEnd | None:
     if ended.exit_code == 0:
         return ended if state.waiting == "CrashLoopBackOff" and not state.init else None
     if state.running:
-        return ended if _runs_between_crashes(snapshot, state, ended) else None
+        is_recent = not older(snapshot, ended.at, _LATELY) and not older(snapshot, state.started, _STARTED)
+        return ended if is_recent and state.restarts >= (2 * _OFTEN if state.ready else _OFTEN) else None
     return ended if state.waiting in ("CrashLoopBackOff", "") else None
-
-
-def _runs_between_crashes(snapshot: Snapshot, state: ContainerState, ended: ContainerEnd) -> bool:
-    lately = not older(snapshot, ended.at, _LATELY) and not older(snapshot, state.started, _STARTED)
-    return lately and state.restarts >= (2 * _OFTEN if state.ready else _OFTEN)
 
 
 def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> _Crash | None:

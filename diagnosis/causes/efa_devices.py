@@ -168,16 +168,15 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
             evidence = (f"{node.subject}: capacity {there} {EFA}, allocatable {offered}",)
             yield found_on(node.subject, NO_EFA, evidence, remedy, (*above, (KEPT_FROM_WORK.name, node.subject)))
         elif not offered and plugins and snapshot.sees("Pod") and (proof := observed_efa(node, types)):
-            absent = [plugin for plugin in plugins if plugin.meta.kind == "DaemonSet" and not _works_on(plugin, node)]
+            absent = [
+                plugin
+                for plugin in plugins
+                if plugin.meta.kind == "DaemonSet" and not ((pod := plugin.pod_on(node.name)) and is_ready(pod))
+            ]
             by_claims = node.name in claimed or any(is_for(driver.spec, node) for driver in drivers)
             if absent and len(absent) == len(plugins) and not by_claims and not left_out_by(plugins, node):
                 why = (f"{node.subject} offers no {EFA}", proof, why_not_on(absent[0], node))
                 yield found_on(node.subject, NO_EFA, why, remedy, above, Certainty.LIKELY)
-
-
-def _works_on(plugin: Component, node: Node) -> bool:
-    pod = plugin.pod_on(node.name)
-    return pod is not None and is_ready(pod)
 
 
 SEARCHES = (

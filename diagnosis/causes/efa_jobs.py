@@ -33,13 +33,12 @@ from diagnosis.facts.gpu_nodes import EFA, GPU, GPU_DRIVERS, WHOLE, pool_kind
 from diagnosis.facts.gpu_requests import gpu_pods, is_deep_test
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.placement import ZERO, asked_by, offers
-from diagnosis.facts.symptoms import shortened
+from diagnosis.facts.symptoms import shortened, since_and_detail
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, failing, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import Pod
-from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 
 _running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
@@ -272,7 +271,10 @@ def _under_job(
     snapshot: Snapshot, node: Node, down: Sequence[RecordFinding], some: Sequence[tuple[str, Pod]]
 ) -> FoundCause:
     names = tuple(dict.fromkeys(job for job, _ in some))
-    evidence = [f"{node.subject}: {len(down)} RDMA ports are down", *map(_port_shown, down[:_MOST])]
+    evidence = [
+        f"{node.subject}: {len(down)} RDMA ports are down",
+        *(f"{port.subject}{since_and_detail(port)}" for port in down[:_MOST]),
+    ]
     evidence += [
         f"{job} runs there: {named((pod.subject for of, pod in some if of == job), _MOST)}" for job in names[:_MOST]
     ]
@@ -282,12 +284,6 @@ def _under_job(
     remedy += steps_to_move(snapshot, [pod for _, pod in some], "other nodes")
     affected = (*(pod.subject for _, pod in some), *names)
     return FoundCause(UNDER_JOB, node.subject, tuple(evidence), tuple(remedy), affected)
-
-
-def _port_shown(finding: RecordFinding) -> str:
-    since = f" since {timestamp(finding.first_seen)}" if finding.first_seen is not None else ""
-    detail = f": {shortened(finding.detail, _LONGEST)}" if finding.detail else ""
-    return f"{finding.subject}{since}{detail}"
 
 
 SEARCHES = (

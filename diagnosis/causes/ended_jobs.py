@@ -13,7 +13,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from diagnosis.facts.commands import explain, logs
-from diagnosis.facts.symptoms import GATE_REFUSAL, GATE_WORDS, shortened
+from diagnosis.facts.symptoms import GATE_REFUSAL, GATE_WORDS, shortened, since_and_detail
 from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
@@ -90,7 +90,11 @@ def _failed(snapshot: Snapshot, workload: Workload, condition: Condition) -> Fou
     if last is not None:
         at = (_end(last.pod) if last.pod is not None else None) or condition.since
         findings = _findings_at(snapshot.by_node.get(last.node), at)
-        then = [_then(last.node, finding) for finding in findings] or [_state_at(snapshot, last.node, at)]
+        then = [
+            f"node/{last.node} had then: {one.reason} {one.severity} on {one.subject}{since_and_detail(one)}"
+            for one in findings
+        ]
+        then = then or [_state_at(snapshot, last.node, at)]
         evidence += (_last_shown(last), *then)
         remedy += (f"See the action for {one.reason}: {explain(one.reason)}" for one in findings[:1])
         remedy += [f"Read the log of its last pod: {logs(last.pod.meta, '--tail=100')}"] if last.pod else []
@@ -149,12 +153,6 @@ def _findings_at(node: Node | None, at: datetime | None) -> list[RecordFinding]:
         return []
     then = [one for one in node.findings if one.first_seen is not None and one.first_seen <= at + _LATER]
     return sorted(then, key=lambda one: one not in node.faults)[:_MOST_FINDINGS]
-
-
-def _then(node: str, finding: RecordFinding) -> str:
-    since = f" since {timestamp(finding.first_seen)}" if finding.first_seen is not None else ""
-    detail = f": {shortened(finding.detail, _LONGEST)}" if finding.detail else ""
-    return f"node/{node} had then: {finding.reason} {finding.severity} on {finding.subject}{since}{detail}"
 
 
 def _state_at(snapshot: Snapshot, name: str, at: datetime | None) -> str:

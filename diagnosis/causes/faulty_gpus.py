@@ -15,7 +15,7 @@ from diagnosis.facts.gpu_nodes import GPU_DRIVERS, is_device
 from diagnosis.facts.gpu_requests import gpu_claims, gpu_pods, gpus_of, is_deep_test
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.quantity import counted
-from diagnosis.facts.symptoms import ended_of, older, shortened
+from diagnosis.facts.symptoms import ended_of, older, shortened, since_and_detail
 from diagnosis.model import Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
@@ -27,7 +27,6 @@ from healthcheck.cluster.names import COMPONENT
 from healthcheck.memory.findings import gpu_address
 from healthcheck.node.device_pools import address_of
 from healthcheck.node.state import CONDITION, GPU_UNHEALTHY, SEVERITY, UNHEALTHY
-from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 
 _running = Family(Link.RUNNING)
@@ -203,14 +202,12 @@ def find_reported(snapshot: Snapshot) -> Iterator[FoundCause]:
     """
     if snapshot.sees("Node"):
         return
-    struck = (_reported(snapshot, pod) for pod in gpu_pods(snapshot) if _is_at_work(pod))
-    by_node = grouped((each.pod.spec.node, each) for each in struck if each.unhealthy or each.warnings)
-    yield from (_found(snapshot, name, pods) for name, pods in by_node.items())
-
-
-def _reported(snapshot: Snapshot, pod: Pod) -> AffectedPod:
-    events = (event for event in snapshot.events_of(pod) if event.reason == GPU_UNHEALTHY and event.by == COMPONENT)
-    return AffectedPod(pod, (), tuple(unhealthy_gpus(pod)), warnings=tuple(events))
+    reported = []
+    for pod in filter(_is_at_work, gpu_pods(snapshot)):
+        events = (each for each in snapshot.events_of(pod) if each.reason == GPU_UNHEALTHY and each.by == COMPONENT)
+        affected = AffectedPod(pod, (), tuple(unhealthy_gpus(pod)), warnings=tuple(events))
+        reported += [(pod.spec.node, affected)] if affected.unhealthy or affected.warnings else []
+    yield from (_found(snapshot, name, pods) for name, pods in grouped(reported).items())
 
 
 @lru_cache(maxsize=1)
@@ -325,10 +322,8 @@ def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Seq
 def _shown(finding: RecordFinding) -> str:
     uuid = finding.about.get("uuid", "")
     where = f"{finding.subject} ({uuid})" if uuid else finding.subject
-    since = f" since {timestamp(finding.first_seen)}" if finding.first_seen is not None else ""
     severity = f" {finding.severity}" if finding.severity else ""
-    detail = f": {shortened(finding.detail, _LONGEST)}" if finding.detail else ""
-    return f"{finding.reason}{severity} on {where}{since}{detail}"
+    return f"{finding.reason}{severity} on {where}{since_and_detail(finding)}"
 
 
 def _job(snapshot: Snapshot, workload: str, some: Sequence[AffectedPod]) -> str:

@@ -263,14 +263,9 @@ def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
         if symptom.reason in _VOLUME_EVENTS:
             return recognised((*_CONFIG, *_VOLUMES), (each for each in symptoms if each.reason in _VOLUME_EVENTS))
         if symptom.reason in _SANDBOX_EVENTS:
-            return _of_sandbox(symptom)
+            is_handler = recognised(HANDLERS, (symptom,)) is not None  # which has its own family
+            return None if is_handler else recognised((*_INJECTION, *_SANDBOXES), (symptom,))
     return None
-
-
-def _of_sandbox(symptom: Symptom) -> Recognised | None:
-    if recognised(HANDLERS, (symptom,)) is not None:
-        return None
-    return recognised((*_INJECTION, *_SANDBOXES), (symptom,))
 
 
 def _as(cause: Cause, symptoms: Iterable[Symptom]) -> Recognised:

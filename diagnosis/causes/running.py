@@ -207,7 +207,8 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
     """Return why the container has no GPU, as its spec or its node shows."""
     written = snapshot.line(pod.meta)[-1]
     container = next((one for one in pod.spec.containers if one.name == name), None)
-    if container is None or not _is_given(snapshot, pod, container):
+    by_claim = container is not None and container.claims and claims_gpus(pod, gpu_claims(snapshot))
+    if container is None or not (gpus_of(container) or by_claim):
         others = [one.name for one in pod.spec.containers if gpus_of(one)]
         asks = f"only {', '.join(others)} requests one" if others else "none of its containers does"
         return MissingGpu(NOT_REQUESTED, written, (f"{pod.subject}: container {name} requests no GPU; {asks}",))
@@ -306,10 +307,6 @@ def _is_for_gpus(snapshot: Snapshot, pod: Pod) -> bool:
     if asks_for_gpus(pod.spec) or "nvidia" in pod.spec.runtime_class or claims_gpus(pod, gpu_claims(snapshot)):
         return True
     return any(_GPU_IMAGE.search(container.image) for container in pod.spec.containers)
-
-
-def _is_given(snapshot: Snapshot, pod: Pod, container: Container) -> bool:
-    return bool(gpus_of(container)) or (bool(container.claims) and claims_gpus(pod, gpu_claims(snapshot)))
 
 
 def _is_shared(snapshot: Snapshot, pod: Pod) -> bool:

@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from diagnosis.model import Cause, Signature, TextSource
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.nodes import RecordFinding
 from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod, condition_in
 from diagnosis.snapshot.workloads import Workload
-from healthcheck.text.moments import EARLIEST
+from healthcheck.text.moments import EARLIEST, timestamp
 
 _PROGRESS = frozenset(("Pulling", "Pulled", "Created", "Started"))
 """Event reasons after volumes are mounted and the sandbox is created; earlier failures are then over."""
@@ -36,6 +37,7 @@ _COUNTED = frozenset(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"))
 """Kinds with interchangeable pods, of which the ready ones are counted."""
 Row = tuple[Cause, Signature]
 _SHOWN = 300
+_LONGEST_DETAIL = 160
 """Longest text in a piece of evidence."""
 
 
@@ -247,3 +249,9 @@ def _end(pod: Pod) -> datetime | None:
     ends = [state.ended.at for state in pod.states if state.ended is not None and state.ended.at is not None]
     changes = [condition.since for condition in pod.conditions if condition.since is not None]
     return max(ends or changes, default=pod.meta.created)
+
+
+def since_and_detail(finding: RecordFinding) -> str:
+    """Return when the agent's finding began, and its detail, as the end of a line."""
+    since = f" since {timestamp(finding.first_seen)}" if finding.first_seen is not None else ""
+    return f"{since}{f': {shortened(finding.detail, _LONGEST_DETAIL)}' if finding.detail else ''}"
