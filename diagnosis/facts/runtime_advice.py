@@ -40,6 +40,7 @@ _KUBELETS = re.compile(r"the kubelet's \S{1,20} reads (/\S{1,300}?)(?::? |$)")
 """Form of the path in the agent's finding NvidiaRuntimeElsewhere."""
 _OWN_FILE = re.compile(r"\A(/\S{1,300}?): ")
 """Form of the path in the agent's finding NvidiaRuntimeMissing."""
+_BY_AGENT = "by the agent on the node"
 _CRI_SOCKET = "kubeadm.alpha.kubernetes.io/cri-socket"
 _RELEASE = re.compile(r"v(1\.\d{1,3})\.", re.ASCII)
 """Kubernetes release in a kubelet's version, as in the names of Bottlerocket's variants."""
@@ -160,14 +161,14 @@ def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> R
     match = _KUBELETS.search(finding.detail) if finding is not None else None
     socket = _socket_of(node)
     if match is not None:
-        return RuntimeFiles(match[1], socket, "by the agent on the node")
+        return RuntimeFiles(match[1], socket, _BY_AGENT)
     files = _FILES.get(_distribution(node))
     if files is not None:
         version = f" {node.kubelet}" if "version" in files.known_from else ""
         return RuntimeFiles(files.config, files.socket, f"{files.known_from}{version}", files.more)
     recorded = node.inventory.runtime
     if recorded is not None and (recorded.config or recorded.socket):
-        return RuntimeFiles(recorded.config or "", socket, "by the agent on the node")
+        return RuntimeFiles(recorded.config or "", socket, _BY_AGENT)
     return RuntimeFiles("", socket, f"annotation {_CRI_SOCKET}") if socket else None
 
 
@@ -196,8 +197,8 @@ def fix_steps(
         yield from _by_helm(snapshot, operators, should)
     elif finding is None or finding.reason in _BY_CONFIGURING:
         match = _OWN_FILE.match(finding.detail) if finding is not None else None
-        config = match[1] if match is not None else should.config if should is not None else ""
-        yield _by_hand(node, config)
+        recorded = should.config if should is not None and should.known_from == _BY_AGENT else ""
+        yield _by_hand(node, match[1] if match is not None else recorded)
     if node is not None and node.handlers is not None:
         path = "jsonpath={.status.runtimeHandlers[*].name}"
         yield f"Then check that the node reports it: {kubectl('get', node.meta, '-o', path)}"
@@ -236,7 +237,9 @@ def _by_hand(node: Node | None, config: str) -> str:
     steps = give_handler(runtime, with_operator=False)
     release = _RELEASE.match(node.kubelet) if node is not None else None
     steps = steps.replace("VERSION", release[1]) if release else steps
-    return f"{_INSTALL}: {steps}" if "nvidia-ctk" in steps else f"On the node, {steps}"
+    if "nvidia-ctk" in steps:
+        return f"{_INSTALL}: {steps}"
+    return f"Run on the node: {steps}" if steps.startswith("`") else f"{steps[:1].upper()}{steps[1:]}"
 
 
 def _distribution(node: Node) -> str:

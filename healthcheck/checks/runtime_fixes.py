@@ -154,7 +154,7 @@ def _ranchers(runtime: ContainerRuntime) -> _Ways:
     made = f"it writes {runtime.path} at each start, so edits there are lost"
     template = f" (other changes: {runtime.template})" if runtime.template else ""
     operator = f"`{helm_values({'CONTAINERD_SOCKET': runtime.socket})}`"
-    host = "install the package nvidia-container-toolkit"
+    host = "install the package nvidia-container-toolkit on the node"
     return _Ways(operator, host, after=f"; then `{restart(runtime)}`: {made}{template}")
 
 
