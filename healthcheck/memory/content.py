@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct, convert, field, to_builtins
+from msgspec import Struct, convert, field, to_builtins
 
 from healthcheck.memory.findings import FirstObservation, Key, Memory, ProcessHit, distinct
 from healthcheck.memory.rows import (
@@ -19,14 +19,13 @@ from healthcheck.memory.rows import (
 )
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition, RdmaPort
 from healthcheck.text import strict_json
-from healthcheck.text.boundary import as_json, read_row
+from healthcheck.text.boundary import as_json, position, read_row
 from healthcheck.text.moments import exact, moment
 
 SCHEMA = 2
 LONGEST = 4 << 20
 """Longest memory file, in bytes."""
 _Row = dict[str, Any]
-_Position = Annotated[int, Meta(ge=-1, lt=1 << 62)]
 
 
 class _Head(Struct, frozen=True):
@@ -52,7 +51,7 @@ class _Content(Struct, frozen=True, omit_defaults=True):
 
     machine: str
     boot_id: str
-    cursor: _Position | None
+    cursor: int | None
     driver_loaded_at: Seconds | None
     findings: tuple[_Row, ...]
     released: _Row | None
@@ -131,7 +130,7 @@ def _memory(content: _Content) -> Memory:
     return Memory(
         machine=content.machine,
         boot_id=content.boot_id,
-        cursor=content.cursor,
+        cursor=None if content.cursor is None else position(content.cursor),
         driver_loaded_at=content.driver_loaded_at,
         active=tuple(read_row(FindingRow, row).active_finding() for row in content.findings),
         released=read_row(ReleaseRow, content.released).release() if content.released is not None else None,

@@ -73,7 +73,9 @@ def test_a_missing_file_is_no_memory(file: MemoryFile) -> None:
 
 
 @pytest.mark.parametrize(
-    "memory", [MEMORY, Memory(), Memory(first=EarlierHardware(0))], ids=["all parts", "empty", "no EFA device"]
+    "memory",
+    [MEMORY, Memory(), Memory(first=EarlierHardware(0)), Memory(cursor=10**19 - 1)],
+    ids=["all parts", "empty", "no EFA device", "the last position in a log"],
 )
 def test_a_written_memory_is_read_back_exactly(file: MemoryFile, memory: Memory) -> None:
     file.write(memory)
