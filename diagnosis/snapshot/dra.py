@@ -11,7 +11,7 @@ from diagnosis.snapshot.meta import ApiObject, read_object
 from diagnosis.snapshot.nodes import Taint
 from diagnosis.snapshot.pods import Toleration
 from healthcheck.node.device_rules import HEEDED
-from healthcheck.text.boundary import At, entries, flag, items, message, text, value_at, whole
+from healthcheck.text.boundary import At, entries, flag, items, message, names, text, value_at, whole
 
 _SELECTED_BY = frozenset(("driver", "pool", "device"))
 
@@ -78,16 +78,12 @@ def _allocated(results: object) -> tuple[str, ...]:
     return tuple("/".join(text(value_at(entry, key) or "") for key in keys) for entry in entries(results))
 
 
-def _names(value: object) -> tuple[str, ...]:
-    return tuple(text(value_at(entry, "name") or "") for entry in entries(value))
-
-
 class ResourceClaim(ApiObject, frozen=True):
     """Claim of a pod. `devices` are the allocated devices, as driver/pool/device; empty before allocation."""
 
     requests: Annotated[tuple[Request, ...], At("spec.spec.devices.requests", "spec.devices.requests")] = ()
     devices: Annotated[tuple[str, ...], At("status.allocation.devices.results"), _allocated] = ()
-    reserved_for: Annotated[tuple[str, ...], At("status.reservedFor"), _names] = ()
+    reserved_for: Annotated[tuple[str, ...], At("status.reservedFor"), names] = ()
     """Names of the pods that reserved the claim."""
 
 

@@ -14,7 +14,7 @@ from diagnosis.snapshot.meta import ApiObject, read_object
 from diagnosis.snapshot.pods import Condition, Conditions, condition_in
 from healthcheck.model import Severity
 from healthcheck.node.state import DEEP_CHECK, KEEPS_AWAY, RESULTS, UNHEALTHY
-from healthcheck.text.boundary import At, JsonObject, by_name, entries, read_row, text, texts, value_at
+from healthcheck.text.boundary import At, JsonObject, by_name, names, read_row, text, texts
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.record import RecordError, load
 from healthcheck.verdict.taint_decision import WITHHELD
@@ -68,7 +68,7 @@ class Taint(Struct, frozen=True):
 
 
 def _handlers(value: object) -> frozenset[str]:
-    return frozenset(text(value_at(entry, "name") or "") for entry in entries(value))
+    return frozenset(names(value))
 
 
 class Node(ApiObject, frozen=True, dict=True):

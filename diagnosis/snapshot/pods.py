@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from diagnosis.snapshot.hami_pod import CardOptions, ContainerShare, PodGrant, read_card_options, read_grant
 from diagnosis.snapshot.meta import ApiObject, read_object
-from healthcheck.text.boundary import At, Moment, Text, by_name, each, entries, is_there, read, text, value_at
+from healthcheck.text.boundary import At, Moment, Text, by_name, each, entries, is_there, names, read, text, value_at
 
 VISIBLE_DEVICES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _DEVICES = re.compile(r"(?:all|none|void|no|-1|(?:\d{1,3}|(?:GPU|MIG)-[0-9a-zA-Z/-]{1,60})(?:,|\Z))*\Z", re.ASCII)
@@ -111,7 +111,7 @@ class Container(Struct, frozen=True):
     env: Annotated[Mapping[str, str], _env] = field(default_factory=dict)
     """Values by name, as `shown_value` returns them."""
     privileged: Annotated[bool, At("securityContext.privileged")] = False
-    claims: Annotated[tuple[str, ...], At("resources.claims"), _names] = ()
+    claims: Annotated[tuple[str, ...], At("resources.claims"), names] = ()
     """Names of the pod's resource claims that the container uses."""
     flags: Annotated[Mapping[str, str], At(""), _flags] = field(default_factory=dict)
     """Flags of HAMi's extender, from `shown_flags`."""
@@ -205,7 +205,7 @@ class PodSpec(Struct, frozen=True):
     scheduler: Annotated[str, At("schedulerName")] = ""
     runtime_class: Annotated[str, At("runtimeClassName")] = ""
     priority_class: Annotated[str, At("priorityClassName")] = ""
-    gates: Annotated[tuple[str, ...], At("schedulingGates"), _names] = ()
+    gates: Annotated[tuple[str, ...], At("schedulingGates"), names] = ()
     node_selector: Annotated[Mapping[str, str], At("nodeSelector")] = field(default_factory=dict)
     affinity: Annotated[tuple[tuple[Expression, ...], ...] | None, At(_REQUIRED_TERMS), read_terms] = None
     """Node affinity terms, one of which must hold; None without terms. `metadata.name` is a key too."""
@@ -331,10 +331,6 @@ def _marked(kind: type[_Part], parent: object, of_init: str, of_others: str) -> 
     for key in (of_init, of_others):
         for entry in entries(value_at(parent, key)):
             yield read(kind, entry, init=key == of_init)
-
-
-def _names(value: object) -> tuple[str, ...]:
-    return tuple(text(value_at(entry, "name") or "") for entry in entries(value))
 
 
 def _env(value: object) -> dict[str, str]:

@@ -297,6 +297,11 @@ def items(value: object) -> Iterator[tuple[str, Any]]:
     return ((printable(str(name), LONGEST_NAME), entry) for name, entry in pairs if entry is not None)
 
 
+def names(value: object) -> tuple[str, ...]:
+    """Return the names in a list of objects."""
+    return tuple(text(value_at(entry, "name") or "") for entry in entries(value))
+
+
 def by_name(key: str, *keys: str, longest: int = LONGEST_NAME) -> Reader:
     """Return a reader of a list of objects: by the text at `key`, the text at the first of `keys` that has one."""
 
