@@ -46,7 +46,7 @@ def test_the_audit_log_counts_the_requests_of_each_agent(installed: ControlPlane
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind_however_it_ends(control_plane: ControlPlane, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "sim.control_plane", "up"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as up:

@@ -78,7 +78,7 @@ def test_no_other_program_follows_a_run_that_failed() -> None:
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
     for name in (OWN, OTHER):
         installed.create_node(name, labels=MARKED["labels"], taints=[SPOT, UNHEALTHY])
@@ -142,7 +142,7 @@ def test_typed_by_hand_the_job_has_the_image_that_the_cluster_has(from_a_registr
     assert (container["image"], container["imagePullPolicy"]) == (ELSEWHERE, "IfNotPresent")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def token(plane: ControlPlane) -> str:
     """Return the token of a Job's pod on its own node."""
     spec = {
@@ -155,9 +155,10 @@ def token(plane: ControlPlane) -> str:
     return plane.pod_token(answer.body)
 
 
-def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OWN) -> str:
+def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OWN, *, dry_run: bool = False) -> str:
     """Return '' for an accepted patch, else the error."""
-    answer = plane.request("PATCH", f"/api/v1/nodes/{name}", patch, token=token)
+    query = "?dryRun=All" if dry_run else ""
+    answer = plane.request("PATCH", f"/api/v1/nodes/{name}{query}", patch, token=token)
     return "" if answer.status == 200 else answer.message
 
 
@@ -178,7 +179,7 @@ GIVE_BACK = {
 
 
 @pytest.mark.cluster
-def test_a_run_may_take_its_own_node_tell_and_give_it_back(plane: ControlPlane, token: str) -> None:
+def test_run_acquires_and_releases_its_own_node_only(plane: ControlPlane, token: str) -> None:
     assert [asked(plane, token, patch) for patch in (TAKE, GIVE_BACK)] == ["", ""]
     assert "its own Node only: the token belongs to 'quarantine-own'" in asked(plane, token, TAKE, OTHER)
     assert "bound to no node" in asked(plane, unbound_token(plane, ACCOUNT), TAKE)
@@ -212,5 +213,5 @@ MAY_NOT: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("patch", "refusal"), MAY_NOT.values(), ids=MAY_NOT)
-def test_a_run_may_not(plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str) -> None:
+def test_other_write_of_a_run_is_rejected(plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str) -> None:
     assert refusal in asked(plane, token, patch)

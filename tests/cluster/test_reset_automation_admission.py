@@ -439,8 +439,11 @@ def others(plane: ControlPlane) -> dict[str, str]:
     return {kind: refusal for kind, refusal in answers.items() if refusal}
 
 
-def test_no_request_of_others_is_refused_with_or_without_the_cron_jobs(controllers: ControlPlane) -> None:
-    """A param of a built-in kind is not found in a second install, and admission reads it before its conditions."""
+def test_no_request_of_others_is_rejected_with_or_without_the_cron_jobs(controllers: ControlPlane) -> None:
+    """A param of a built-in kind is not found in a second install, and admission reads it before its conditions.
+
+    The same is true of the sweeper's template.
+    """
     with ControlPlane(controllers=True) as plane:
         install(plane)
         assert others(plane) == {}  # without the overlay
@@ -456,6 +459,12 @@ def test_no_request_of_others_is_refused_with_or_without_the_cron_jobs(controlle
             assert "except for: hostNetwork" in sweeps.said(plane, reset(pod(hostNetwork=True)), token=token)
             plane.kubectl("delete", "-f", str(MANIFESTS / "13-reset.yaml"), "--ignore-not-found")
             plane.kubectl("delete", "cronjob", ACCOUNT, "-n", "gpu-healthcheck", "--ignore-not-found")
+        worse = sweeps.changed(pod(hostPID=True))
+        assert "may not set hostPID" in sweeps.said(plane, worse, token=unbound_token(plane, sweeps.SWEEPER))
+        plane.kubectl("delete", "-f", str(MANIFESTS / "07-sweeper.yaml"))
+        for namespace in ("gpu-healthcheck", "default", "kube-system"):
+            worse["metadata"]["namespace"] = namespace
+            assert sweeps.said(plane, worse, path=sweeps.jobs(namespace)) == ""
 
 
 def test_its_pods_stay_off_the_nodes_that_the_sweepers_pods_avoid() -> None:

@@ -54,19 +54,38 @@ def test_a_job_ends_after_every_step_of_a_reset() -> None:
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > 240
 
 
-@pytest.fixture
-def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
-    """Yield two nodes with a command that has switched off dcgm; an administrator has switched off the plugin."""
-    for name in (OWN, OTHER):
-        labels = {**quarantine.MARKED["labels"], f"{P}/severity": "RESET", DCGM: "false", PLUGIN: "false"}
-        installed.create_node(name, labels=labels, taints=[quarantine.SPOT, quarantine.UNHEALTHY])
-        annotations = {**quarantine.MARKED["annotations"], COMMAND: command(DCGM)}
-        installed.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": annotations}})
+@pytest.fixture(scope="module")
+def unchanged(installed: ControlPlane) -> Iterator[ControlPlane]:
+    """Yield two nodes with a command that has switched off dcgm; an administrator has switched off the plugin.
+
+    They are for tests whose writes are dry runs or rejected.
+    """
+    _create_nodes(installed)
     yield installed
-    for name in (OWN, OTHER):
-        installed.request("DELETE", f"/api/v1/nodes/{name}")
+    _delete_nodes(installed)
     for pod in ("reset-pod", "quarantine-pod"):
         installed.request("DELETE", f"{POD_PATH}/{pod}?gracePeriodSeconds=0")
+
+
+@pytest.fixture
+def plane(unchanged: ControlPlane) -> Iterator[ControlPlane]:
+    """Yield the same nodes for one test that writes; they are replaced afterwards."""
+    yield unchanged
+    _delete_nodes(unchanged)
+    _create_nodes(unchanged)
+
+
+def _create_nodes(plane: ControlPlane) -> None:
+    for name in (OWN, OTHER):
+        labels = {**quarantine.MARKED["labels"], f"{P}/severity": "RESET", DCGM: "false", PLUGIN: "false"}
+        plane.create_node(name, labels=labels, taints=[quarantine.SPOT, quarantine.UNHEALTHY])
+        annotations = {**quarantine.MARKED["annotations"], COMMAND: command(DCGM)}
+        plane.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": annotations}})
+
+
+def _delete_nodes(plane: ControlPlane) -> None:
+    for name in (OWN, OTHER):
+        plane.request("DELETE", f"/api/v1/nodes/{name}")
 
 
 def token_of(plane: ControlPlane, kind: str) -> str:
@@ -82,17 +101,22 @@ def token_of(plane: ControlPlane, kind: str) -> str:
     return plane.pod_token(answer.body)
 
 
-@pytest.fixture
-def token(plane: ControlPlane) -> str:
-    return token_of(plane, "reset")
+@pytest.fixture(scope="module")
+def token(unchanged: ControlPlane) -> str:
+    return token_of(unchanged, "reset")
 
 
-def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OWN) -> str:
-    return quarantine.asked(plane, token, patch, name)
+@pytest.fixture(scope="module")
+def quarantine_token(unchanged: ControlPlane) -> str:
+    return token_of(unchanged, "quarantine")
+
+
+def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OWN, *, dry_run: bool = False) -> str:
+    return quarantine.asked(plane, token, patch, name, dry_run=dry_run)
 
 
 @pytest.mark.cluster
-def test_a_reset_may_take_its_own_node_tell_and_give_it_back(plane: ControlPlane, token: str) -> None:
+def test_reset_acquires_and_releases_its_own_node_only(plane: ControlPlane, token: str) -> None:
     take = of_a_reset(quarantine.TAKE)
     assert [asked(plane, token, patch) for patch in (take, of_a_reset(quarantine.GIVE_BACK))] == ["", ""]
     assert "its own Node only: the token belongs to 'reset-own'" in asked(plane, token, take, OTHER)
@@ -143,9 +167,9 @@ RETURN = {
 @pytest.mark.cluster
 @pytest.mark.parametrize(("patch", "refusal"), RETURN.values(), ids=RETURN)
 def test_reset_restores_only_the_operands_that_its_command_disabled(
-    plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str
+    unchanged: ControlPlane, token: str, patch: dict[str, Any], refusal: str
 ) -> None:
-    answer = asked(plane, token, patch)
+    answer = asked(unchanged, token, patch, dry_run=True)
     assert (refusal in answer) if refusal else (answer == "")
 
 
@@ -206,16 +230,10 @@ AGENT = {
 @pytest.mark.cluster
 @pytest.mark.parametrize(("patch", "refusal"), AGENT.values(), ids=AGENT)
 def test_agent_restores_only_the_operands_that_a_command_disabled(
-    plane: ControlPlane, patch: dict[str, Any], refusal: str
+    unchanged: ControlPlane, patch: dict[str, Any], refusal: str
 ) -> None:
-    answer = asked(plane, plane.agent_token(OWN), patch)
+    answer = asked(unchanged, unchanged.agent_token(OWN), patch, dry_run=True)
     assert (refusal in answer) if refusal else (answer == "")
-
-
-@pytest.mark.cluster
-def test_no_other_program_writes_the_annotation_of_a_command(plane: ControlPlane) -> None:
-    forged = annotated(COMMAND, command(PLUGIN))
-    assert "no annotation but" in asked(plane, token_of(plane, "quarantine"), forged)
 
 
 MAY_NOT = {name: of_a_reset(entry) for name, entry in quarantine.MAY_NOT.items()} | {
@@ -227,13 +245,15 @@ MAY_NOT = {name: of_a_reset(entry) for name, entry in quarantine.MAY_NOT.items()
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("patch", "refusal"), MAY_NOT.values(), ids=MAY_NOT)
-def test_a_reset_may_not(plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str) -> None:
-    assert refusal in asked(plane, token, patch)
+def test_other_write_of_a_reset_is_rejected(
+    unchanged: ControlPlane, token: str, patch: dict[str, Any], refusal: str
+) -> None:
+    assert refusal in asked(unchanged, token, patch)
 
 
 @pytest.mark.cluster
-def test_a_reset_may_neither_evict_nor_change_another_object(plane: ControlPlane, token: str) -> None:
-    pod = f"{POD_PATH}/reset-pod"
+def test_reset_neither_evicts_nor_changes_another_object(unchanged: ControlPlane, token: str) -> None:
+    plane, pod = unchanged, f"{POD_PATH}/reset-pod"
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "reset-pod"}}
     assert plane.request("POST", f"{pod}/eviction", eviction, token=token).status == 403
     assert plane.request("DELETE", pod, token=token).status == 403
@@ -242,7 +262,10 @@ def test_a_reset_may_neither_evict_nor_change_another_object(plane: ControlPlane
 
 
 @pytest.mark.cluster
-def test_reset_reported_by_another_program_does_not_count(plane: ControlPlane) -> None:
-    forged = annotated(f"{P}/reset-result", "{}")
-    assert "no annotation but" in asked(plane, token_of(plane, "quarantine"), forged)
-    assert "an agent may change annotations" in asked(plane, plane.agent_token(OWN), forged)
+def test_other_programs_write_neither_the_command_nor_the_result_of_a_reset(
+    unchanged: ControlPlane, quarantine_token: str
+) -> None:
+    result = annotated(f"{P}/reset-result", "{}")
+    for forged in (result, annotated(COMMAND, command(PLUGIN))):
+        assert "no annotation but" in asked(unchanged, quarantine_token, forged)
+    assert "an agent may change annotations" in asked(unchanged, unchanged.agent_token(OWN), result)

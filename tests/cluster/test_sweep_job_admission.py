@@ -1,6 +1,7 @@
 """Jobs that the sweeper's token may create and delete on the real API server: those of a sweep, and no others.
 
-The template in the cluster is irrelevant: without it, and after a second install, no request is rejected for it.
+The template in the cluster is irrelevant: without it, and after a second install, no request is rejected for it
+(test_reset_automation_admission.py).
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import pytest
 import yaml
 
 from healthcheck import __version__
-from sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
+from sim.control_plane import MANIFESTS, ControlPlane
 from sweeper.select import Candidate
 from sweeper.sweep_jobs import JobSettings, job_for
 from tests.sweeper.world import make_sweep_namespace
-from tests.waiting import GIVE_UP_SECONDS
 
 pytestmark = pytest.mark.cluster
 
@@ -624,23 +624,3 @@ def test_a_jobs_pod_in_another_namespace_may_write_its_record_on_its_own_node_on
     assert "its own Node only" in other.message
     for name in ("own", "other"):
         installed.request("DELETE", f"/api/v1/nodes/sweeps-{name}")
-
-
-def test_deleted_and_applied_again_the_manifests_refuse_nobody(controllers: ControlPlane) -> None:
-    """A param of a built-in kind is not found in a second install.
-
-    Admission searches for the param before it checks the account of the request.
-    """
-    with ControlPlane(controllers=True) as own:
-        install(own)
-        own.kubectl("delete", "-f", str(MANIFESTS), f"--timeout={GIVE_UP_SECONDS:g}s")
-
-        install(own)
-
-        worse, token = changed(pod(hostPID=True)), unbound_token(own, SWEEPER)
-        assert said(own, sweep_job(), token=token) == ""
-        assert "may not set hostPID" in said(own, worse, token=token)
-        own.kubectl("delete", "-f", str(MANIFESTS / "07-sweeper.yaml"))
-        for namespace in ("gpu-healthcheck", "default", "kube-system"):
-            worse["metadata"]["namespace"] = namespace
-            assert said(own, worse, path=jobs(namespace)) == ""

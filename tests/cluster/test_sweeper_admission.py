@@ -24,8 +24,9 @@ POD = {"metadata": {"name": "sweep-pod", "namespace": "gpu-healthcheck"}}
 MARKED = {"labels": {"example.com/team": "vision", f"{P}/status": "pass"}, "annotations": {f"{P}/results": "{}"}}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
+    """Yield two nodes that no test changes: every write is a dry run."""
     for name in (OWN, OTHER):
         installed.create_node(name, labels=MARKED["labels"], taints=[SPOT, LEFT])
         installed.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": MARKED["annotations"]}})
@@ -35,9 +36,9 @@ def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
     installed.request("DELETE", "/api/v1/namespaces/gpu-healthcheck/pods/sweep-pod?gracePeriodSeconds=0")
 
 
-def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OWN, resource: str = "") -> str:
+def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OWN) -> str:
     """Return '' for an accepted patch, else the error."""
-    answer = plane.request("PATCH", f"/api/v1/nodes/{name}{resource}", patch, token=token)
+    answer = plane.request("PATCH", f"/api/v1/nodes/{name}?dryRun=All", patch, token=token)
     return "" if answer.status == 200 else answer.message
 
 
@@ -79,26 +80,35 @@ SWEEPER_MAY_NOT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def sweeper(plane: ControlPlane) -> str:
+    """Return a token of the sweeper."""
+    return unbound_token(plane, "gpu-healthcheck-sweeper")
+
+
 @pytest.mark.parametrize("patch", SWEEPER_MAY.values(), ids=SWEEPER_MAY)
-def test_the_sweeper_may_mark_its_runs_on_any_node(plane: ControlPlane, patch: dict[str, Any]) -> None:
-    token = unbound_token(plane, "gpu-healthcheck-sweeper")
-    assert [asked(plane, token, patch, name) for name in (OWN, OTHER)] == ["", ""]
+def test_sweeper_marks_its_runs_on_any_node(plane: ControlPlane, sweeper: str, patch: dict[str, Any]) -> None:
+    assert [asked(plane, sweeper, patch, name) for name in (OWN, OTHER)] == ["", ""]
 
 
 @pytest.mark.parametrize(("patch", "refusal"), SWEEPER_MAY_NOT.values(), ids=SWEEPER_MAY_NOT)
-def test_the_sweeper_may_not(plane: ControlPlane, patch: dict[str, Any], refusal: str) -> None:
-    assert refusal in asked(plane, unbound_token(plane, "gpu-healthcheck-sweeper"), patch)
+def test_other_write_of_the_sweeper_is_rejected(
+    plane: ControlPlane, sweeper: str, patch: dict[str, Any], refusal: str
+) -> None:
+    assert refusal in asked(plane, sweeper, patch)
 
 
-def test_the_sweeper_may_clear_the_marks_of_another_kind_of_run(plane: ControlPlane) -> None:
+def test_sweeper_clears_the_marks_of_another_kind_of_run(plane: ControlPlane, sweeper: str) -> None:
     """An expired run has no owner."""
     marks = {"annotations": {f"{P}/run": RUN.replace("sweep", "l2")}, "labels": {f"{P}/mode": "l2"}}
     plane.request("PATCH", f"/api/v1/nodes/{OWN}", {"metadata": marks})
+    answer = asked(plane, sweeper, SWEEPER_MAY["give it back"])
+    plane.request("PATCH", f"/api/v1/nodes/{OWN}", {"metadata": {key: dict.fromkeys(marks[key]) for key in marks}})
 
-    assert asked(plane, unbound_token(plane, "gpu-healthcheck-sweeper"), SWEEPER_MAY["give it back"]) == ""
+    assert answer == ""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def token(plane: ControlPlane) -> str:
     """Return the token of a Job's pod on its own node."""
     spec = {
@@ -111,7 +121,7 @@ def token(plane: ControlPlane) -> str:
     return plane.pod_token(answer.body)
 
 
-def test_a_jobs_pod_may_write_its_record_on_its_own_node_only(plane: ControlPlane, token: str) -> None:
+def test_jobs_pod_writes_its_record_on_its_own_node_only(plane: ControlPlane, token: str) -> None:
     record = annotated(f"{P}/sweep-result", "x" * 20_480)
 
     assert asked(plane, token, record) == ""
@@ -133,7 +143,7 @@ def test_a_jobs_pod_may_write_its_record_on_its_own_node_only(plane: ControlPlan
         (annotated(f"{P}/sweep-result", "ß" * 10_241), "at most 20 KiB"),
     ],
 )
-def test_a_jobs_pod_may_write_nothing_else(
+def test_other_write_of_a_jobs_pod_is_rejected(
     plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str
 ) -> None:
     assert refusal in asked(plane, token, patch)
@@ -144,14 +154,13 @@ HEARTBEATS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
 PLACE = {"metadata": {"name": "slot-12"}, "spec": {"holderIdentity": OTHER}}
 
 
-@pytest.mark.parametrize("name", ["slot-12", "slot-123456", OTHER])
-def test_the_sweeper_may_delete_a_place_in_the_budget(plane: ControlPlane, name: str) -> None:
-    token = unbound_token(plane, "gpu-healthcheck-sweeper")
-    assert plane.request("POST", BUDGET_LEASES, PLACE | {"metadata": {"name": name}}).status == 201
+def test_sweeper_deletes_slots_of_the_budget(plane: ControlPlane, sweeper: str) -> None:
+    for name in ("slot-12", "slot-123456", OTHER):
+        assert plane.request("POST", BUDGET_LEASES, PLACE | {"metadata": {"name": name}}).status == 201
 
-    answer = plane.request("DELETE", f"{BUDGET_LEASES}/{name}", token=token)
+        answer = plane.request("DELETE", f"{BUDGET_LEASES}/{name}", token=sweeper)
 
-    assert answer.status == 200, answer.message
+        assert answer.status == 200, answer.message
 
 
 @pytest.mark.parametrize(
@@ -164,16 +173,14 @@ def test_the_sweeper_may_delete_a_place_in_the_budget(plane: ControlPlane, name:
         ("DELETE", BUDGET_LEASES, "", "cannot deletecollection"),
     ],
 )
-def test_the_sweeper_may_do_nothing_else_to_leases(
-    plane: ControlPlane, method: str, leases: str, name: str, refusal: str
+def test_other_request_of_the_sweeper_for_leases_is_rejected(
+    plane: ControlPlane, sweeper: str, method: str, leases: str, name: str, refusal: str
 ) -> None:
     lease = PLACE | {"metadata": {"name": name or "slot-12"}}
     assert plane.request("POST", leases, lease).status == 201
     path = leases if method == "POST" or not name else f"{leases}/{name}"
 
-    answer = plane.request(
-        method, path, None if method == "DELETE" else lease, token=unbound_token(plane, "gpu-healthcheck-sweeper")
-    )
+    answer = plane.request(method, path, None if method == "DELETE" else lease, token=sweeper)
     plane.request("DELETE", f"{leases}/{lease['metadata']['name']}")
 
     assert (answer.status, refusal in answer.message) == (403, True), answer.message

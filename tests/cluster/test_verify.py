@@ -29,6 +29,16 @@ def plane(controllers: ControlPlane) -> Iterator[ControlPlane]:
         yield own
 
 
+@pytest.fixture(scope="module")
+def with_manifests(controllers: ControlPlane) -> Iterator[ControlPlane]:
+    """Yield the same with our manifests, for several tests."""
+    with ControlPlane(controllers=True) as own:
+        own.create_node("gpu-1", labels={"nvidia.com/gpu.present": "true"})
+        own.kubectl("apply", "-f", str(MANIFESTS))
+        assert eventually(lambda: agents(own))
+        yield own
+
+
 def lines(plane: ControlPlane, *words: str, code: int = 1) -> str:
     """Return the output of `verify`, on one line."""
     printed = run_here(plane.kubeconfig, "verify", *words)
@@ -96,11 +106,8 @@ def test_all_selected_nodes_need_a_live_agent_unless_some_are_allowed_to_lack_on
     assert "agent pods" not in done.stdout
 
 
-def test_the_daemon_set_that_is_missing_is_named(plane: ControlPlane) -> None:
+def test_missing_daemon_set_and_a_quota_that_rejects_its_pods_are_named(plane: ControlPlane) -> None:
     assert "there is no DaemonSet gpu-healthcheck-agent in gpu-healthcheck" in lines(plane)
-
-
-def test_a_quota_that_refuses_the_pods_is_named_with_its_fix(plane: ControlPlane) -> None:
     plane.kubectl("create", "namespace", "gpu-healthcheck")
     plane.kubectl("create", "quota", "team", "--hard=pods=0", "-n", "gpu-healthcheck")
     assert eventually(lambda: "status" in plane.request("GET", f"{PODS[:-4]}resourcequotas/team").body)
@@ -110,9 +117,8 @@ def test_a_quota_that_refuses_the_pods_is_named_with_its_fix(plane: ControlPlane
     assert "Raise or remove the ResourceQuota" in lines(plane)
 
 
-def test_an_image_that_cannot_be_pulled_is_named_and_a_started_pod_is_not(plane: ControlPlane) -> None:
-    plane.kubectl("apply", "-f", str(MANIFESTS))
-    assert eventually(lambda: agents(plane))
+def test_an_image_that_cannot_be_pulled_is_named_and_a_started_pod_is_not(with_manifests: ControlPlane) -> None:
+    plane = with_manifests
     assert "agent pods not ok Pending on gpu-1: the pod has not started yet" in lines(plane)
 
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "gpu-healthcheck:0.3.0"'}
@@ -123,8 +129,8 @@ def test_an_image_that_cannot_be_pulled_is_named_and_a_started_pod_is_not(plane:
     assert "image.repository" in found
 
 
-def test_invalid_and_unknown_settings_are_named(plane: ControlPlane) -> None:
-    plane.kubectl("apply", "-f", str(MANIFESTS))
+def test_invalid_and_unknown_settings_are_named(with_manifests: ControlPlane) -> None:
+    plane = with_manifests
     assert "settings ok every setting has its default" in lines(plane)
 
     data = {"CHECK_INTERVAL": "5", "CHECK_INTERVALL": "60", "ENABLE_TAINT": "false"}
