@@ -140,16 +140,9 @@ class TestSettingsOfARunningAgent:
 
 
 class TestAnnotations:
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "no JSON",
-            "[" * 60_000,
-            '{"findings": 5, "timestamp": [], "status": {}}',
-            '{"findings": [{"reason": []}, 5], "boot_id": 3}',
-        ],
-    )
-    def test_of_our_own_that_are_no_record_are_written_anew(self, world: World, text: str) -> None:
+    def test_own_annotation_that_is_no_record_is_replaced(self, world: World) -> None:
+        """Other texts: tests/verdict/test_change.py."""
+        text = '{"findings": [{"reason": []}, 5], "boot_id": 3}'
         world.cluster.edit({"metadata": {"annotations": {RESULTS: text}}})
         world.start()
         node = world.wait_for_status("pass")
@@ -157,12 +150,9 @@ class TestAnnotations:
         assert node.record["schema"] == 1
         assert node.findings == {}
 
-    @pytest.mark.parametrize(
-        "text",
-        ["no JSON", '{"schema":1,"severity":"AWFUL"}', TWICE],
-    )
-    def test_malformed_deep_records_are_reported_and_skipped(self, world: World, text: str) -> None:
-        world.cluster.edit({"metadata": {"annotations": {f"{P}/sweep-result": text}}})
+    def test_malformed_deep_record_is_reported_and_skipped(self, world: World) -> None:
+        """Other texts: tests/verdict/test_change.py."""
+        world.cluster.edit({"metadata": {"annotations": {f"{P}/sweep-result": TWICE}}})
         world.start()
         world.wait_for_status("pass")
 
@@ -181,14 +171,11 @@ class TestAnnotations:
     @pytest.mark.parametrize(
         "change",
         [
-            {"findings": [{"reason": "Xid79"}]},
-            {"findings": [{"reason": "Xid79", "count": 1e999}]},
+            {"findings": [{"reason": "Xid79"}, {"reason": "Xid79", "count": 1e999}]},
             {"boot_id": None, "machine": None},
         ],
     )
-    def test_that_hold_half_a_record_do_not_stop_an_agent_without_memory(
-        self, world: World, change: dict[str, object]
-    ) -> None:
+    def test_half_a_record_does_not_stop_an_agent_without_memory(self, world: World, change: dict[str, object]) -> None:
         world.start()
         record = world.wait_for_status("pass").record
         assert world.agent.terminate() == 0
@@ -200,13 +187,12 @@ class TestAnnotations:
         world.wait(lambda node: node.record == record | {key: node.record[key] for key in ("timestamp", "cursor")})
 
 
-class TestANodeThatNobodyCanRead:
+class TestUnreadableNode:
     """A Node as another controller may leave it."""
 
-    CONDITIONS: ClassVar = {"a word among them": ["odd"], "no list": 5}
-
-    @pytest.mark.parametrize("conditions", CONDITIONS.values(), ids=CONDITIONS)
-    @pytest.mark.parametrize("before", [True, False], ids=["from the start", "later"])
+    @pytest.mark.parametrize(
+        ("conditions", "before"), [(["odd"], True), (5, False)], ids=["a string, at the start", "a number, later"]
+    )
     def test_is_named_and_ends_no_agent(self, world: World, conditions: object, before: bool) -> None:
         whole = world.node().object["status"]["conditions"]
         if not before:

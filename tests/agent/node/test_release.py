@@ -14,7 +14,7 @@ import pytest
 
 from healthcheck.cluster.nodes import node_state
 from healthcheck.verdict.acknowledgement import dump_release, release_of
-from tests.agent.world import P, World
+from tests.agent.world import NodeView, P, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
@@ -85,7 +85,18 @@ def resume(world: World) -> None:
     world.start().wait_for_log("memory")
 
 
-class TestARelease:
+def reboot_into_unknown(world: World, *, driver_loaded: bool = True) -> NodeView:
+    """End Xid 79 by a reboot, after which the processes of the host cannot be observed."""
+    assert world.agent.terminate() == 0
+    world.host.reboot()
+    if not driver_loaded:
+        world.host.driver_unload()
+    world.host.hide_host_processes()
+    world.start()
+    return world.wait(lambda node: node.status == "unknown")
+
+
+class TestRelease:
     @BOTH
     def test_release_is_applied_at_once_and_permanently(self, failed: World, gesture: Gesture, by: str) -> None:
         gesture(failed)
@@ -100,56 +111,36 @@ class TestARelease:
             frozenset(),
             frozenset({"Xid48"}),
         }
-        assert len(failed.events("Released")) == 1
+        failed.host.xid(3, 79, ERROR)  # the released fault, again
+        node = failed.wait(lambda node: set(node.findings) == {"Xid48", "Xid79"})
+        assert (node.tainted, len(failed.events("Released"))) == (True, 1)
 
     @BOTH
-    def test_does_not_cover_what_comes_after_it(self, failed: World, gesture: Gesture, by: str) -> None:
-        gesture(failed)
-        is_released(failed, by)
-
-        failed.host.xid(3, 79, ERROR)
-        node = failed.wait_for_taint()
-
-        assert (node.tainted, set(node.findings)) == (True, {"Xid79"})
-        assert len(failed.events("Released")) == 1
-
-    @BOTH
-    @pytest.mark.parametrize("again", [79, 48])
-    def test_does_not_cover_a_fault_of_the_same_moment(
-        self, failed: World, gesture: Gesture, by: str, again: int
-    ) -> None:
+    def test_does_not_cover_faults_of_the_same_moment(self, failed: World, gesture: Gesture, by: str) -> None:
         assert failed.agent.terminate() == 0
         gesture(failed)
-        failed.host.xid(3, again, "An error of the same moment.")
+        for code in (79, 48):
+            failed.host.xid(3, code, "An error of the same moment.")
         resume(failed)
-        node = failed.wait(lambda node: "released" in node.record and f"Xid{again}" in node.findings)
+        node = failed.wait(lambda node: "released" in node.record and len(node.findings) == 2)
         node = failed.wait_for_taint()
 
-        assert (node.tainted, set(node.findings)) == (True, {f"Xid{again}"})
+        assert (node.tainted, set(node.findings)) == (True, {"Xid79", "Xid48"})
         assert node.record["released"]["by"] == by
 
     @BOTH
-    def test_waits_for_an_agent_that_is_away(self, failed: World, gesture: Gesture, by: str) -> None:
+    def test_waits_for_an_agent_and_an_api_server_that_are_away(self, failed: World, gesture: Gesture, by: str) -> None:
         assert failed.agent.terminate() == 0
         gesture(failed)
         versions = len(failed.stand_in.past())
-        resume(failed)
-        is_released(failed, by)
-
-        # No state in between: the node was failed, and then it passed.
-        assert {(node.status, node.tainted) for node in failed.stand_in.past()[versions:]} == {("pass", False)}
-
-    @BOTH
-    def test_waits_for_an_api_server_that_is_away_while_the_agent_starts(
-        self, failed: World, gesture: Gesture, by: str
-    ) -> None:
-        assert failed.agent.terminate() == 0
-        gesture(failed)
         failed.api.refuse()
         resume(failed)
         failed.agent.wait_for_log("the API server is unavailable; the newest verdict is kept")
         failed.api.accept()
         is_released(failed, by)
+
+        # No state in between: the node was failed, and then it passed.
+        assert {(node.status, node.tainted) for node in failed.stand_in.past()[versions:]} == {("pass", False)}
 
     @BOTH
     def test_outlives_the_loss_of_the_memory_file(self, failed: World, gesture: Gesture, by: str) -> None:
@@ -159,28 +150,23 @@ class TestARelease:
         resume(failed)
         is_released(failed, by)
 
+    def test_is_not_needed_when_only_an_unrelated_check_is_unobserved(self, failed: World) -> None:
+        node = reboot_into_unknown(failed)
+        assert (node.findings, node.tainted) == ({}, False)
+
     @BOTH
-    @pytest.mark.parametrize("gpu_is_unobserved", [False, True])
-    def test_lifts_a_taint_when_its_finding_has_ended(
-        self, failed: World, gesture: Gesture, by: str, *, gpu_is_unobserved: bool
+    def test_lifts_the_taint_of_an_ended_finding_whose_gpu_is_unobserved(
+        self, failed: World, gesture: Gesture, by: str
     ) -> None:
-        """After the reboot that ended Xid 79, one check is unobserved: the GPU's own or an unrelated check."""
-        assert failed.agent.terminate() == 0
-        failed.host.reboot()
-        if gpu_is_unobserved:
-            failed.host.driver_unload()
-        failed.host.hide_host_processes()
-        failed.start()
-        node = failed.wait(lambda node: node.status == "unknown")
-        assert (node.findings, node.tainted) == ({}, gpu_is_unobserved)
-        if gpu_is_unobserved:
-            assert [entry["reason"] for entry in node.record["kept"]] == ["Xid79"]
-            failed.wait(lambda node: "the taint stays for Xid79" in node.condition["message"])
+        node = reboot_into_unknown(failed, driver_loaded=False)
+        assert (node.findings, node.tainted) == ({}, True)
+        assert [entry["reason"] for entry in node.record["kept"]] == ["Xid79"]
+        failed.wait(lambda node: "the taint stays for Xid79" in node.condition["message"])
 
-            gesture(failed)
+        gesture(failed)
 
-            assert failed.wait(lambda node: not node.tainted).status == "unknown"
-            assert eventually(lambda: failed.node().record["released"]["by"]) == by
+        assert failed.wait(lambda node: not node.tainted).status == "unknown"
+        assert eventually(lambda: failed.node().record["released"]["by"]) == by
 
     def test_by_command_needs_no_labels(self, world: World) -> None:
         world.configure(ENABLE_LABEL="false")
@@ -271,7 +257,12 @@ class TestACrash:
 
 
 class TestTheCommand:
-    def test_shows_what_it_releases_and_waits_for_the_answer(self, failed: World) -> None:
+    def test_lists_the_released_findings_and_waits_for_the_agent(self, failed: World) -> None:
+        before = failed.node().version
+        dry = run(failed, "--dry-run")
+        assert (dry.returncode, failed.node().version) == (0, before)
+        assert dry.stdout.startswith("gpu-node-1: would release\n  REBOOT   Xid79 on ")
+
         done = run(failed, "--by", "mia")
 
         assert (done.returncode, done.stderr) == (0, "")
@@ -326,13 +317,6 @@ class TestTheCommand:
 
         assert (done.returncode, "PersistenceModeOff" in done.stdout.partition("still active")[2]) == (0, True)
         assert (failed.node().status, failed.node().tainted) == ("warn", False)
-
-    def test_dry_runs_without_a_write(self, failed: World) -> None:
-        before = failed.node().version
-        done = run(failed, "--dry-run")
-
-        assert (done.returncode, failed.node().version) == (0, before)
-        assert done.stdout.startswith("gpu-node-1: would release\n  REBOOT   Xid79 on ")
 
     def test_finds_nothing_to_release_on_a_healthy_node(self, watched: World) -> None:
         before = watched.node().version

@@ -139,9 +139,10 @@ class TestStarting:
         assert agent.exit_code() == 3
         assert agent.log.read_text() == "gpu-healthcheck agent: NODE_NAME is not set\n"
 
-    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"clusters": 5}', "\udcff\udcfe"])
-    def test_with_a_kubeconfig_that_is_none_says_so_and_ends_with_2(self, world: World, text: str) -> None:
-        world.kubeconfig.write_bytes(text.encode("utf-8", "surrogateescape"))
+    @pytest.mark.parametrize("text", [b"", b"\xff\xfe"], ids=["empty", "bytes"])
+    def test_unusable_kubeconfig_is_named_and_ends_the_agent_with_2(self, world: World, text: bytes) -> None:
+        """Other contents: tests/cluster/test_kubeconfig.py."""
+        world.kubeconfig.write_bytes(text)
         agent = world.start()
 
         assert agent.exit_code() == 2
