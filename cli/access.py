@@ -12,7 +12,7 @@ from healthcheck.cluster.kubeconfig import Access
 
 if TYPE_CHECKING:
     from healthcheck.cluster.client import Cluster
-    from healthcheck.cluster.listings import Listings
+    from healthcheck.cluster.pods import Listings
 
 
 def cluster_of(access: Access) -> Cluster:
@@ -26,7 +26,7 @@ def cluster_of(access: Access) -> Cluster:
 def listings_of(access: Access) -> Listings:
     """Return the listings of the cluster's objects. Raises ClusterError."""
     from healthcheck.cluster.connection import Connection, connect  # noqa: PLC0415
-    from healthcheck.cluster.listings import Listings  # noqa: PLC0415
+    from healthcheck.cluster.pods import Listings  # noqa: PLC0415
 
     return Listings(Connection(partial(connect, access), request_seconds=access.request_seconds))
 

@@ -9,12 +9,9 @@ from msgspec import Struct
 from cli.index import Declared
 from healthcheck.catalog import nvlink
 from healthcheck.catalog.dcgm import LADDER, dcgm_table, rule_dcgm
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.recovery import recovery_actions
-from healthcheck.catalog.ruling import Ruling
-from healthcheck.catalog.steps import step_for
+from healthcheck.catalog.policy import Policy, Ruling, step_for
 from healthcheck.catalog.sxid import ADVICE, CLASSES, SWITCH, rule_sxid, sxid_table
-from healthcheck.catalog.xid import RECOVERY_CODE, actions, rule_by_catalogue, rule_xid, xid_table
+from healthcheck.catalog.xid import RECOVERY_CODE, actions, recovery_actions, rule_by_catalogue, rule_xid, xid_table
 from healthcheck.model import Severity
 
 NVLINK4_CODE = 74

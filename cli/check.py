@@ -15,8 +15,7 @@ from cli.judged_cycle import judged
 from cli.level_2_run import Level2Run, who_uses
 from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, form_of, path
 from cli.output.cycle_table import show
-from cli.this_machine import check_once, find_root, instance_type_of, probing, usable_settings
-from cli.two_reads import after_first_read
+from cli.this_machine import after_first_read, check_once, find_root, instance_type_of, probing, usable_settings
 from cli.words import EXIT_CODES, end
 from healthcheck.captures import evidence_file
 from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError

@@ -12,9 +12,21 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import completing
 from cli.access import acyclic, cluster_of, listings_of
-from cli.options import AsJson, Context, Kubeconfig, Prometheus, RequestTimeout, form_of, node_names, one_of, path
+from cli.options import (
+    AsJson,
+    Context,
+    Kubeconfig,
+    Prometheus,
+    RequestTimeout,
+    complete_namespaces,
+    complete_nodes,
+    complete_subjects,
+    form_of,
+    node_names,
+    one_of,
+    path,
+)
 from cli.output.json_documents import write_as
 from cli.words import end
 from diagnosis.answers.live import read_cluster
@@ -71,7 +83,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KIND NAME]",
-        autocompletion=completing.subjects,
+        autocompletion=complete_subjects,
         help="pod NS/NAME, node NAME, job NS/NAME or another kind, or hami; default: the whole cluster.",
     ),
 ]
@@ -81,7 +93,7 @@ Namespace = Annotated[
         "--namespace",
         "-n",
         metavar="NAME",
-        autocompletion=completing.namespaces,
+        autocompletion=complete_namespaces,
         help="Only causes in this namespace or of its pods; default: all, for KIND NAME that of the context.",
     ),
 ]
@@ -138,7 +150,7 @@ ProbeNodes = Annotated[
         "--probe-nodes",
         metavar="NODE,…",
         callback=_names,
-        autocompletion=completing.nodes,
+        autocompletion=complete_nodes,
         help=f"Run `check` on these nodes, or on {ALL_SUSPECTS}, in a pod on each that is removed afterwards.",
     ),
 ]
@@ -150,7 +162,7 @@ ProbeNamespace = Annotated[
     typer.Option(
         "--probe-namespace",
         metavar="NAME",
-        autocompletion=completing.namespaces,
+        autocompletion=complete_namespaces,
         help="Namespace of that pod; it must allow privileged pods.",
     ),
 ]

@@ -8,10 +8,10 @@ from typing import Any
 
 from cli.node_requests import CouldNot, NodeRequests
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.command_retries import TookTooLong
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.pods import JOB_LABEL
+from healthcheck.cluster.retries import TookTooLong
 from healthcheck.operations.drain import (
     DrainPermissions,
     DrainPlan,

@@ -15,10 +15,9 @@ from rich.text import Text
 
 from cli import catalogue, index
 from cli.catalogue import Explanation
-from cli.completing import explained
 from cli.index import IndexEntry
 from cli.local_settings import LocalSettings, read_here
-from cli.options import JsonOrYaml, OutputFormat
+from cli.options import JsonOrYaml, OutputFormat, complete_explained_names
 from cli.output import columns
 from cli.output.json_documents import write_as
 from cli.words import SEVERITY_STYLES, STYLES, end
@@ -56,7 +55,7 @@ Word = Annotated[
     typer.Argument(
         metavar="[WORD]",
         show_default=False,
-        autocompletion=explained,
+        autocompletion=complete_explained_names,
         help="79, SXid20034, dcgm 52, GpuCountLow; xid, sxid, dcgm or reasons lists all of a kind; default: all.",
     ),
 ]
@@ -238,7 +237,7 @@ def _print_table(console: Screen, header: tuple[str, str], rows: Iterable[tuple[
     """Print one line per code. A star marks a severity that this cluster overrides."""
     cells = ((explanation.name, _word_here(explanation), text) for explanation, text in rows)
     if not console.is_terminal:
-        write_document(columns.folded([(header[0], "here", header[1]), *cells], console.width) + "\n")
+        write_document(columns.aligned_within([(header[0], "here", header[1]), *cells], console.width) + "\n")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(header[0], no_wrap=True)

@@ -33,9 +33,9 @@ from healthcheck.node.state import (
 )
 from healthcheck.operations.next_step import NextStep
 from healthcheck.text.moments import moment_or_none, timestamp
-from healthcheck.verdict import budget, gate_refusals
+from healthcheck.verdict import budget, gate
 from healthcheck.verdict import record as records
-from healthcheck.verdict.gate_refusals import refusals_in
+from healthcheck.verdict.gate import refusals_in
 from healthcheck.verdict.record import StandingRecord
 from healthcheck.verdict.taint_decision import accepts_work
 
@@ -254,7 +254,7 @@ def gpu_nodes(cluster: Cluster, chosen: str = "") -> Iterator[NodeState]:
 
 def _refused(cluster: Cluster, nodes: Collection[str]) -> list[GateRefusals]:
     """Return the refusals on these nodes, most pods first; none without permission to list Events."""
-    events = _if_allowed(partial(cluster.events.list_of_nodes, gate_refusals.EVENT)) or {}
+    events = _if_allowed(partial(cluster.events.list_of_nodes, gate.EVENT)) or {}
     found = [
         GateRefusals(node, reason, pods, _last(event.at for event in some if reason in refusals_in([event.message])))
         for node, some in events.items()

@@ -8,19 +8,17 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from healthcheck.catalog import dcgm_causes
+from healthcheck.catalog import dcgm
 from healthcheck.checks import driver
 from healthcheck.checks.examine import read_probes
 from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.diagnostic import with_doubts_settled
-from healthcheck.deep.idle import Idleness
-from healthcheck.host.signals import stop_at_signals
+from healthcheck.deep.diagnostic import Idleness, with_doubts_settled
+from healthcheck.host.program import stop_at_signals
 from healthcheck.host.streams import say
 from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.dcgm.diag import Dcgm, DcgmReading, level_2_patience_seconds
 from healthcheck.probes.dcgm.engine import choose_engine
-from healthcheck.probes.kubelet_claims import read_gpu_holders
-from healthcheck.probes.pod_resources import is_kubelet_here
+from healthcheck.probes.pod_resources import is_kubelet_here, read_gpu_holders
 from healthcheck.settings.declaration import NodeSettings
 
 _BEGINS = "DCGM's level 2 takes minutes, {} s at most; Ctrl-C ends it"
@@ -59,7 +57,7 @@ class Level2Run:
         say(_BEGINS.format(self.values.dcgm_timeout_seconds))
         answer = with_doubts_settled(diagnostic, diagnostic.run(level), Expectation(policy=self.values.policy))
         # It was requested by name, so a missing dcgmi is an error here, not "not applicable".
-        return DcgmReading(Unobserved(dcgm_causes.NOT_INSTALLED, answer.absent)) if answer.absent else answer
+        return DcgmReading(Unobserved(dcgm.NOT_INSTALLED, answer.absent)) if answer.absent else answer
 
     def _stop_at_signals(self, diagnostic: Dcgm) -> None:
         stop = stop_at_signals()

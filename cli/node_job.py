@@ -11,9 +11,9 @@ from typing import Any
 from msgspec import Struct
 
 from cli.node_requests import CouldNot, NodeRequests
-from healthcheck.cluster.command_retries import TookTooLong
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
+from healthcheck.cluster.retries import TookTooLong
 from healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
 from healthcheck.node.pods import PodState
 from healthcheck.text.printable import printable

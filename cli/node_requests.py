@@ -14,10 +14,10 @@ from cli.access import cluster_of
 from cli.output.progress import NodeProgress, ProgressDisplay
 from cli.words import explained
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.command_retries import CommandRetries
 from healthcheck.cluster.errors import NotFound
+from healthcheck.cluster.installation import Right
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.rights import Right
+from healthcheck.cluster.retries import CommandRetries
 from healthcheck.node.state import NodeState, PatchFor
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from cli import index
-from healthcheck.catalog.steps import step_for
+from healthcheck.catalog.policy import step_for
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.attempts import Attempt, came, last_attempt, run_on
 from healthcheck.deep.claim import claim_on
@@ -16,7 +16,7 @@ from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity, Status
 from healthcheck.node.gpu_resources import listed
 from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState
-from healthcheck.operations.cordon import cordoned_by
+from healthcheck.operations.drain import cordoned_by
 from healthcheck.operations.next_step import (
     NAME,
     NextStep,

@@ -26,14 +26,13 @@ from cli.quarantine_node import (
     QuarantinePlan,
 )
 from cli.words import STYLES, explained
-from healthcheck.cluster.command_retries import Interrupted
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.retries import Interrupted
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, INTERRUPTED
 from healthcheck.host.streams import complain
-from healthcheck.operations.cordon import cordoned_by
-from healthcheck.operations.drain import DrainPermissions
+from healthcheck.operations.drain import DrainPermissions, cordoned_by
 from healthcheck.operations.next_step import NextStep
 from healthcheck.operations.quarantine_job import job_name
 from healthcheck.text.boundary import as_json

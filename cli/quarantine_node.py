@@ -19,13 +19,12 @@ from cli.node_requests import CouldNot, NodeRequests
 from cli.node_step import idle_step
 from cli.output.lines import COMMAND
 from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.installation import Right
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.rights import Right
 from healthcheck.deep.claim import RunKind, claim_on
 from healthcheck.deep.job import JobState
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, is_tested
-from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
-from healthcheck.operations.drain import DrainPermissions, DrainPlan
+from healthcheck.operations.drain import DrainPermissions, DrainPlan, cordon, cordoned_by, lift, why_kept
 from healthcheck.operations.next_step import NextStep, next_step
 from healthcheck.operations.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
 from healthcheck.text.moments import timestamp

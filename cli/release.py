@@ -14,9 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
-from cli import completing
 from cli.access import cluster_of
-from cli.options import Context, Kubeconfig, RequestTimeout, Selector, node_names, positive_seconds
+from cli.options import Context, Kubeconfig, RequestTimeout, Selector, complete_nodes, node_names, positive_seconds
 from cli.output.lines import print_line
 from cli.words import SEVERITY_STYLES, confirmed, explained
 from healthcheck.cluster.errors import ClusterError, NotFound, Refused
@@ -27,7 +26,7 @@ from healthcheck.host.streams import complain
 from healthcheck.memory.findings import Release
 from healthcheck.model import Severity, Status, counted
 from healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
-from healthcheck.operations.cordon import cordoned_by, lift, why_kept
+from healthcheck.operations.drain import cordoned_by, lift, why_kept
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -76,7 +75,7 @@ Reason = Annotated[
 ]
 MaybeNodes = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NODE...]", help="Their names.", callback=node_names, autocompletion=completing.nodes),
+    typer.Argument(metavar="[NODE...]", help="Their names.", callback=node_names, autocompletion=complete_nodes),
 ]
 By = Annotated[
     str, typer.Option("--by", metavar="NAME", help="Your name; default: the kubeconfig's user, else the local user.")

@@ -10,7 +10,6 @@ import typer
 from msgspec.structs import asdict
 from rich.text import Text
 
-from cli.completing import nodes
 from cli.node_requests import CouldNot, NodeThreads
 from cli.options import (
     Context,
@@ -18,6 +17,7 @@ from cli.options import (
     RequestTimeout,
     TableFormat,
     TableJsonOrYaml,
+    complete_nodes,
     node_names,
     positive_seconds,
 )
@@ -25,11 +25,10 @@ from cli.output.json_documents import write_as
 from cli.output.lines import print_line, print_step
 from cli.output.progress import ProgressDisplay
 from cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome, ResetPlan
-from healthcheck.cluster.command_retries import Interrupted
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.deep.reset_plan import gpu_name, needs_reboot
-from healthcheck.deep.reset_steps import Step
+from healthcheck.cluster.retries import Interrupted
+from healthcheck.deep.reset_plan import Step, gpu_name, needs_reboot
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, FAULT, INTERRUPTED
 from healthcheck.model import Status
@@ -52,7 +51,7 @@ NodeName = Annotated[
         metavar="NODE",
         help="Its name.",
         callback=lambda name: next(iter(node_names([name]))),
-        autocompletion=nodes,
+        autocompletion=complete_nodes,
     ),
 ]
 Gpus = Annotated[

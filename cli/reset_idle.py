@@ -18,9 +18,9 @@ from cli.node_requests import CouldNot, NodeRequests
 from cli.output.progress import NodeProgress
 from cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.command_retries import CommandRetries, Interrupted
 from healthcheck.cluster.errors import ClusterError, NotFound
 from healthcheck.cluster.names import NAMESPACE
+from healthcheck.cluster.retries import CommandRetries, Interrupted
 from healthcheck.deep.claim import RunKind
 from healthcheck.deep.reset_command import OPERANDS
 from healthcheck.deep.reset_plan import reset_targets
@@ -29,8 +29,14 @@ from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
 from healthcheck.model import Status
 from healthcheck.node.state import MODE
 from healthcheck.operations.drain import DrainPermissions
-from healthcheck.operations.idle_resets import MAY_NEED_RESET, is_left_off, is_reset_now, why_not_automatic
-from healthcheck.operations.reset_job import AUTOMATION, job_name
+from healthcheck.operations.reset_job import (
+    AUTOMATION,
+    MAY_NEED_RESET,
+    is_left_off,
+    is_reset_now,
+    job_name,
+    why_not_automatic,
+)
 
 log = structlog.get_logger()
 

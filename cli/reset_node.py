@@ -20,11 +20,11 @@ from cli.node_job import JobKind, NodeJob
 from cli.node_requests import CouldNot, NodeRequests, must_have
 from cli.node_step import node_step
 from cli.reset_life import SignOfLife
-from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
-from healthcheck.cluster.device_taint_rules import DeviceTaints
+from healthcheck.cluster.dra import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster.installation import Right
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.rights import Right
+from healthcheck.cluster.retries import CommandRetries, Interrupted, TookTooLong
 from healthcheck.deep.attempts import INTERRUPTED, is_rebooted_at_once
 from healthcheck.deep.claim import Claim, RunKind, acquire, claim_on, release
 from healthcheck.deep.job import JobState
@@ -40,7 +40,11 @@ from healthcheck.deep.reset_command import (
 )
 from healthcheck.deep.reset_plan import (
     ResetTarget,
+    Step,
+    awaits_reboot,
+    drained,
     ends_by_reset,
+    may_have_begun,
     needs_reboot,
     obstacles,
     reset_targets,
@@ -48,7 +52,6 @@ from healthcheck.deep.reset_plan import (
     why_not_reboot,
     why_not_reset,
 )
-from healthcheck.deep.reset_steps import Step, awaits_reboot, drained, may_have_begun
 from healthcheck.model import Severity, Status, counted
 from healthcheck.node.devices import DRIVER
 from healthcheck.node.gpu_resources import listed
@@ -61,8 +64,17 @@ from healthcheck.node.state import (
     annotated,
     is_our_condition,
 )
-from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, plan_drain
-from healthcheck.operations.gpu_holders import HolderKind, holder_kind, is_device_plugin, is_dra_plugin, title
+from healthcheck.operations.drain import (
+    DrainPermissions,
+    DrainPlan,
+    EvictedPod,
+    HolderKind,
+    holder_kind,
+    is_device_plugin,
+    is_dra_plugin,
+    plan_drain,
+    title,
+)
 from healthcheck.operations.next_step import NextStep
 from healthcheck.operations.reset_job import AUTOMATION, COMPONENT, CRON_JOB, job_name, reset_job
 from healthcheck.text.moments import timestamp

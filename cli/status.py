@@ -15,11 +15,11 @@ from msgspec import Struct, to_builtins
 from rich.console import Group
 from rich.live import Live
 
-from cli import completing
 from cli.access import acyclic, cluster_of, listings_of
 from cli.fleet import Fleet, NodeReport, fleet_document, read_fleet, read_node
-from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, node_names, one_of
-from cli.output.fleet_table import print_fleet, watched
+from cli.fleet_faults import rank
+from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, complete_nodes, node_names, one_of
+from cli.output.fleet_table import print_fleet, print_slow, watched
 from cli.output.json_documents import write_as
 from cli.output.node_page import node_document, node_in_place, node_lines
 from cli.words import end
@@ -49,7 +49,7 @@ NodeName = Annotated[
     typer.Argument(
         metavar="[NODE]",
         callback=node_names,
-        autocompletion=completing.nodes,
+        autocompletion=complete_nodes,
         help="Show everything about this node; default: all GPU nodes.",
     ),
 ]
@@ -161,9 +161,6 @@ def _print_rows(output: StatusFormat, access: Access, fleet: Fleet, *, wide: boo
 
 def _show_slow(fleet: Fleet, output: StatusFormat, *, headers: bool) -> None:
     """Print the slow GPUs of the fleet."""
-    from cli.output.slow_table import print_slow  # noqa: PLC0415 - the fleet does not need it
-    from cli.slow_gpus import rank  # noqa: PLC0415
-
     ranking = rank(fleet)
     if output in (StatusFormat.JSON, StatusFormat.YAML):
         write_as(output, to_builtins(ranking))

@@ -1,4 +1,7 @@
-"""One check cycle of this machine, without a cluster, for `check` and `release --local`."""
+"""One check cycle of this machine, without a cluster, for `check` and `release --local`.
+
+`check siblings --now` reads the GPUs twice.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,20 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 
 from msgspec.structs import replace
 
 from cli.words import end
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, groups_in
+from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, gpu_siblings, groups_in
 from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.host.clock import now
 from healthcheck.host.opening import want_folder
-from healthcheck.host.streams import complain
+from healthcheck.host.streams import complain, say
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Acknowledgement, Memory
 from healthcheck.memory.kernel_events import after_kernel_log
@@ -29,7 +33,9 @@ from healthcheck.node.state import INSTANCE_TYPE
 from healthcheck.probes import kernel_log, machine
 from healthcheck.probes.container_runtime.cri import RuntimeStatus
 from healthcheck.probes.efa.libfabric import Libfabric
+from healthcheck.probes.gpu_pods import GpuPods, read_pods_of
 from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import SUCCESS, DriverReading, Gpus
 from healthcheck.settings.declaration import IMDS
 from healthcheck.settings.reading import Settings, read_settings, unknown_keys
 
@@ -180,3 +186,25 @@ def _driver_age(host: Host, evidence: Evidence, moment: Now) -> float:
         evidence = read_probes(host, (driver_messages.CHECK,))
     outcomes = judge((driver_messages.CHECK,), evidence, Expectation())
     return moment.monotonic - (after_kernel_log(Memory(), outcomes, moment).driver_loaded_at or 0.0)
+
+
+def after_first_read(host: Host, seconds: float) -> Host:
+    """Read the GPUs and their pods, wait, and return the host whose next read ends the measurement."""
+    readings: list[DriverReading] = []
+    pods: list[GpuPods] = []
+
+    def ask_driver() -> DriverReading:
+        readings.append(host.ask_driver())  # type: ignore[misc]
+        return readings[-1]
+
+    def ask_gpu_pods() -> tuple[GpuPods, ...]:
+        answer, at = readings[-1].answer, readings[-1].read_at
+        if isinstance(answer, Gpus):
+            pods.append(read_pods_of(host, at, [gpu for gpu in answer.gpus if gpu.error == SUCCESS]))
+        return tuple(pods)
+
+    measured = replace(host, ask_driver=ask_driver, ask_gpu_pods=ask_gpu_pods)
+    read_probes(measured, (gpu_siblings.CHECK,))
+    say(f"the GPUs were read once; the second read is in {seconds:g} s, Ctrl-C ends it")
+    sleep(seconds)
+    return measured

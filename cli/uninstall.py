@@ -34,7 +34,7 @@ from healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
     from healthcheck.cluster.client import Cluster
-    from healthcheck.cluster.device_taint_rules import DeviceTaints
+    from healthcheck.cluster.dra import DeviceTaints
     from healthcheck.cluster.jobs import PodOwner
 
 LEFT = 1
@@ -67,7 +67,7 @@ def uninstall(
 
 
 def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
-    from healthcheck.cluster.device_taint_rules import DeviceTaints  # noqa: PLC0415 - the help does not need the client
+    from healthcheck.cluster.dra import DeviceTaints  # noqa: PLC0415 - the help does not need the client
 
     gate = _gate(cluster, console)
     running = list(cluster.jobs.list_workloads(SELECTOR))

@@ -19,7 +19,7 @@ from cli.fleet import gpu_nodes
 from cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
 from cli.output.lines import print_rows
 from cli.words import end, explained
-from healthcheck.catalog import dcgm_causes
+from healthcheck.catalog import dcgm
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import AGENT, NAMESPACE, POLICIES
@@ -211,14 +211,14 @@ def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
         if inventory is not None and inventory.dcgm is not None and inventory.dcgm.cause:
             by_cause.setdefault(inventory.dcgm.cause, []).append(node.name)
     for name, names in sorted(by_cause.items()):
-        remedy = next((cause.action for cause in dcgm_causes.CAUSES if cause.name == name), "")
+        remedy = next((cause.action for cause in dcgm.CAUSES if cause.name == name), "")
         message = f"left out on {named(sorted(names), _MOST_NAMED)}: {name}. {remedy}"
         yield Verification("deep tests", holds=False, message=message)
 
 
 def _device_taint_answers(cluster: Cluster, shared_by_hami: Sequence[bool]) -> Iterator[Verification]:
     """Yield whether single GPUs can be closed: by DeviceTaintRules, and by HAMi on the nodes that it shares."""
-    from healthcheck.cluster.device_taint_rules import NOT_SERVED, DeviceTaints  # noqa: PLC0415 - the help does not need it
+    from healthcheck.cluster.dra import NOT_SERVED, DeviceTaints  # noqa: PLC0415 - the help does not need it
     from healthcheck.cluster.hami_schedulers import HamiSchedulers  # noqa: PLC0415 - the same
 
     if not shared_by_hami or not all(shared_by_hami):

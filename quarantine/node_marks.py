@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from healthcheck.checks.driver import being_changed
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Unavailable
-from healthcheck.cluster.retry_limits import RetryLimits
-from healthcheck.deep.claim import Claim, RunKind
-from healthcheck.deep.claimant import Claimant
+from healthcheck.cluster.retries import RetryLimits
+from healthcheck.deep.claim import Claim, Claimant, RunKind
 from healthcheck.host.program import RunRefused
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchFor, is_tested
 from healthcheck.text.moments import timestamp

@@ -1,34 +1,101 @@
 """Record of a quarantine run at any moment: ended tests, findings and recommendation. Pure.
 
 It is written at the start and at each result, so that it is correct if the run is killed. Until the last test has
-ended, it recommends another run, or the action for a fault that was found already.
+ended, it recommends another run, or the action for a fault that was found already. It keeps the findings of earlier
+runs: a node is replaced if the same fault recurs after its return to service.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.catalog import dcgm_causes
+from healthcheck.catalog import dcgm
 from healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce, rdma_loopback
 from healthcheck.deep import causes
 from healthcheck.deep.deep_record import by_reason
 from healthcheck.memory import exits
-from healthcheck.memory.findings import Memory
+from healthcheck.memory.exits import ESCALATE_WITHIN
+from healthcheck.memory.findings import Memory, gpu_identity
 from healthcheck.memory.reason_names import SLOW
 from healthcheck.memory.rows import FindingRow, row_of
 from healthcheck.model import Check, Finding, Nature, Outcome, Passed, Severity, Status, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
-from healthcheck.text.moments import timestamp
+from healthcheck.text.moments import moment_or_none, timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import Fault, adopted_records_on, counts, deep_faults, is_adopted
-from healthcheck.verdict.record import DEEP, AgentRecord, CauseRow, CheckRow, RecordError, RunRecord
+from healthcheck.verdict.acknowledgement import Fault, adopted_records_on, counts, deep_faults, is_adopted, released_at
+from healthcheck.verdict.record import DEEP, AgentRecord, CauseRow, CheckRow, HistoryRow, RecordError, RunRecord
 from healthcheck.verdict.verdict import status_of, worst
-from quarantine.history import History
-from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
+from quarantine.recommendation import Advice, GroupResult, Recommendation, Returned, RunResult, recommend
+
+MOST_RUNS, MOST_FINDINGS = 5, 6
+_LONGEST_NAME, _LONGEST_IDENTITY = 120, 64
+
+
+class History(Struct, frozen=True):
+    """Runs of the last 7 days with a fault of RESET or worse, newest first (docs/rules.md 6)."""
+
+    rows: tuple[HistoryRow, ...] = ()
+
+    @property
+    def returned_with(self) -> tuple[Returned, ...]:
+        """Return the faults found before the node returned to service."""
+        rows = (row for row in self.rows if row.returned)
+        named = ((name, (row.gpus or {}).get(name, "")) for row in rows for name in row.findings or ())
+        parted = ((*name.partition(" ")[::2], gpu) for name, gpu in named)
+        return tuple(Returned(reason, subject, gpu) for reason, subject, gpu in parted)
+
+
+def history_of(node: NodeState, now: datetime) -> History:
+    """Return the history for the next run, from the record on the Node; empty for another machine."""
+    record = records.on_node(RunRecord, node, QUARANTINE_RESULT)
+    if node.machine and record.machine not in (None, "", node.machine):
+        return History()
+    earlier = [*_of_last_run(record), *(row for row in record.history or () if row.findings is not None)]
+    recent = [row for row in earlier if _is_recent(row, now)]
+    back = record.recommendation == Recommendation.RETURN_TO_SERVICE.value
+    released = released_at(node, now)
+    rows = map(_bounded, recent[:MOST_RUNS])
+    return History(tuple(replace(row, returned=row.returned or back or _is_before(row, released)) for row in rows))
+
+
+def _of_last_run(record: RunRecord) -> Iterator[HistoryRow]:
+    faults = [
+        finding
+        for finding in record.findings or ()
+        if finding.severity is not None and finding.severity >= Severity.RESET
+    ]
+    names = tuple(dict.fromkeys(f"{fault.reason} {fault.subject}" for fault in faults))
+    if names:
+        gpus = {f"{fault.reason} {fault.subject}": gpu for fault in faults if (gpu := gpu_identity(fault.about or {}))}
+        yield HistoryRow(record.timestamp or "", record.recommendation or "", names, gpus or None, returned=False)
+
+
+def _bounded(row: HistoryRow) -> HistoryRow:
+    """Return the row with bounded texts, because other clients may have written it."""
+    names = [name[:_LONGEST_NAME] for name in (row.findings or ())[:MOST_FINDINGS]]
+    gpus = {name: gpu[:_LONGEST_IDENTITY] for name in names if (gpu := (row.gpus or {}).get(name))}
+    return HistoryRow(
+        (row.at or "")[:_LONGEST_NAME],
+        (row.recommendation or "")[:_LONGEST_NAME],
+        tuple(names),
+        gpus or None,
+        returned=row.returned is True,
+    )
+
+
+def _is_recent(row: HistoryRow, now: datetime) -> bool:
+    at = moment_or_none(row.at)
+    return at is not None and abs(now - at) <= ESCALATE_WITHIN
+
+
+def _is_before(row: HistoryRow, released: datetime | None) -> bool:
+    at = moment_or_none(row.at)
+    return at is not None and released is not None and at <= released
+
 
 KIND = "quarantine-result"
 TESTS: tuple[Check, ...] = (
@@ -88,7 +155,7 @@ class QuarantineProgress(Struct, frozen=True):
                 entries.append((check.group, self._why_unfinished(check.group)))
             elif check is dcgm_diag.LEVEL_4 and not result.outcome.configured:
                 why = " ".join(observation.what for observation in result.outcome.seen)
-                entries.append((check.group, Unobserved(dcgm_causes.ABSENT, why or "there is no DCGM to run it")))
+                entries.append((check.group, Unobserved(dcgm.ABSENT, why or "there is no DCGM to run it")))
         return tuple(entries)
 
     @property

@@ -15,13 +15,11 @@ from msgspec.structs import replace
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Unavailable
-from healthcheck.cluster.retry_limits import RetryLimits
+from healthcheck.cluster.retries import RetryLimits
 from healthcheck.deep import reset_command
-from healthcheck.deep.claim import RunKind
-from healthcheck.deep.claimant import Annotations, Claimant
+from healthcheck.deep.claim import Annotations, Claimant, RunKind
 from healthcheck.deep.reset_command import Silence, restored, returned, switched_off, switched_on
-from healthcheck.deep.reset_plan import obstacles, why_not_offered
-from healthcheck.deep.reset_steps import drained
+from healthcheck.deep.reset_plan import drained, obstacles, why_not_offered
 from healthcheck.host.program import RunRefused
 from healthcheck.model import Status
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, PatchFor, annotated

@@ -27,13 +27,12 @@ from healthcheck.checks.examine import CHECK_FAILED, failure, judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep.diagnostic import run_diagnostic
-from healthcheck.deep.gpu_resets import ResetScope
-from healthcheck.deep.reset_steps import Step
+from healthcheck.deep.reset_plan import ResetScope, Step
 from healthcheck.host.nvidia_report import BugReport
 from healthcheck.host.program import RunRefused
 from healthcheck.model import Check, Host, Outcome, ProbeError, Severity, Status, Unobserved
 from healthcheck.node.state import INSTANCE_TYPE, REBOOT_REQUIRED, RESET_RESULT, NodeState, is_our_condition
-from healthcheck.operations.gpu_holders import HolderKind
+from healthcheck.operations.drain import HolderKind
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.gpu_load.load_run import SHORT_DEADLINE_SECONDS, SHORT_SECONDS, GpuLoad
@@ -48,19 +47,21 @@ from healthcheck.settings.job_program import JobSettings
 from healthcheck.settings.reading import Settings
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import ResetGpuRow, RunRecord
-from repair.holders import Holder, assigned, holders, open_in
 from repair.host_programs import (
     FABRIC_MANAGER_UNIT,
     RESET_SECONDS,
+    Holder,
     NvidiaSmi,
     ResetOutcome,
+    assigned,
+    holders,
     link_libraries,
     must_have_systemd,
+    open_in,
     request_reboot,
 )
 from repair.marks import HANDED_OVER, ResetMarks
-from repair.record import ResetProgress, ResetStart
-from repair.verify import Selection, after_reset, select, why_not_working
+from repair.record import ResetProgress, ResetStart, Selection, after_reset, select, why_not_working
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from healthcheck.probes.pods_by_uid import PODS_API
+from healthcheck.probes.kubelet_pods import PODS_API
 from sim.pod_resources import SocketAnswer, serving_pod_resources
 
 

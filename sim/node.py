@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from healthcheck.probes.device_files import NVIDIA_MAJOR
+from healthcheck.probes.driver_files import NVIDIA_MAJOR
 from sim import cuda_library, nvml_library
 from sim.container_runtime import ContainerRuntime
 from sim.hami import Hami

@@ -16,8 +16,7 @@ from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.deep.job import TemplateError
-from healthcheck.host.console import Screen
-from healthcheck.host.fitted_table import Cell, TableColumn, fitted_table
+from healthcheck.host.console import Cell, Screen, TableColumn, fitted_table
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, Options, exit_code
 from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text

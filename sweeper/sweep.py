@@ -19,9 +19,8 @@ from msgspec import Struct
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.retry_limits import RetryLimits
-from healthcheck.deep.claim import Claim, RunKind, claim_on, clear, is_marked
-from healthcheck.deep.claimant import Claimant
+from healthcheck.cluster.retries import RetryLimits
+from healthcheck.deep.claim import Claim, Claimant, RunKind, claim_on, clear, is_marked
 from healthcheck.deep.due import Attempt, obstacle
 from healthcheck.deep.job import JobState, TemplateError
 from healthcheck.host import clock
@@ -30,10 +29,21 @@ from healthcheck.node.state import NodeState, with_devices
 from healthcheck.settings.declaration import NodeSettings
 from healthcheck.verdict.budget import Slot
 from healthcheck.verdict.taint_decision import says_devices
-from sweeper.leftovers import Leftovers, find_leftovers, is_working
-from sweeper.select import Candidate, Decision, SweepLimits, busy_nodes, candidate, select
-from sweeper.slots import FreedSlot, SlotOwner, kept_without_agent, unowned
-from sweeper.sweep_jobs import SELECTOR, JobSettings, in_the_way, job_for, job_name, tolerations
+from sweeper.leftovers import FreedSlot, Leftovers, SlotOwner, find_leftovers, is_working, kept_without_agent, unowned
+from sweeper.select import (
+    SELECTOR,
+    Candidate,
+    Decision,
+    JobSettings,
+    SweepLimits,
+    busy_nodes,
+    candidate,
+    in_the_way,
+    job_for,
+    job_name,
+    select,
+    tolerations,
+)
 
 log = structlog.get_logger()
 

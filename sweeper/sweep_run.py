@@ -18,18 +18,17 @@ from typing import Any, TypeVar
 import structlog
 from msgspec.structs import replace
 
-from healthcheck.catalog import dcgm_causes
+from healthcheck.catalog import dcgm
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.cluster.retry_limits import RetryLimits
+from healthcheck.cluster.retries import RetryLimits
 from healthcheck.deep.deep_record import CompletedRun, render
 from healthcheck.deep.diagnostic import run_diagnostic
 from healthcheck.deep.due import is_verdict, keeping_verdict
 from healthcheck.host import clock
 from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, Options, exit_code
-from healthcheck.host.signals import stop_at_signals
+from healthcheck.host.program import COULD_NOT, Options, exit_code, stop_at_signals
 from healthcheck.host.streams import complain
 from healthcheck.model import ProbeError, Unobserved
 from healthcheck.node.state import SWEEP_RESULT, NodeState, annotated
@@ -111,7 +110,7 @@ class SweepRun:
         outcome = run_diagnostic(self._diagnostic, Expectation(policy=self.values.policy), nvml_facts)
         if not outcome.configured:
             # Without DCGM a sweep tests nothing, so the result is not a pass.
-            outcome = replace(outcome, unobserved=(Unobserved(dcgm_causes.NOT_INSTALLED, _WITHOUT_DCGM),))
+            outcome = replace(outcome, unobserved=(Unobserved(dcgm.NOT_INSTALLED, _WITHOUT_DCGM),))
         ran = CompletedRun(node.name, "sweep", started, clock.now().wall, node.machine, self._boot_id())
         return render(outcome, ran)
 

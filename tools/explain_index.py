@@ -12,8 +12,8 @@ from cli.index import REASON, SETTING, Declared, IndexEntry
 from diagnosis.causes import CAUSES as DIAGNOSES
 from healthcheck import checks
 from healthcheck.captures import capture_files as captures
+from healthcheck.catalog.policy import RELOAD, STEPS
 from healthcheck.catalog.profiles import PROFILES_FILE
-from healthcheck.catalog.steps import RELOAD, STEPS
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
 from healthcheck.deep import causes as deep
 from healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM

@@ -17,7 +17,7 @@ from msgspec import Struct
 from agent.deep.level_2 import Level2
 from agent.deep.marks import KIND, DeepTestMarks, OwnNode
 from agent.state.agent_state import AgentState
-from agent.state.failures import Failures
+from agent.state.ledger import Failures
 from agent.telemetry import DeepRun, Telemetry
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.cluster.client import Cluster

@@ -13,7 +13,7 @@ import structlog
 import tenacity
 from msgspec.structs import replace
 
-from agent.events import gpu_watch
+from agent.events import record_judge
 from agent.events.record_judge import RecordJudge
 from healthcheck.checks import KERNEL_LINES
 from healthcheck.checks.examine import failure
@@ -117,7 +117,7 @@ class Follower:
         again(self._follow)
 
     def _follow(self) -> None:
-        with KernelLog(self._path, self._facilities, self._cursor, (*KERNEL_LINES, *gpu_watch.BEGINS)) as kernel_log:
+        with KernelLog(self._path, self._facilities, self._cursor, (*KERNEL_LINES, *record_judge.BEGINS)) as kernel_log:
             poll = select.poll()
             poll.register(kernel_log.fileno(), select.POLLIN)
             poll.register(self._stop_read, select.POLLIN)

@@ -21,7 +21,7 @@ from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
 from healthcheck.checks.examine import failure
-from healthcheck.cluster.device_taint_rules import DeviceTaints, NotServed
+from healthcheck.cluster.dra import DeviceTaints, NotServed
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
 from healthcheck.cluster.hami_schedulers import HamiSchedulers
 from healthcheck.node.device_rules import DeviceRule

@@ -4,6 +4,7 @@ A pod's UID is a lookup key, not a credential: an answer has verdicts only. Answ
 except for a pod that is not known yet: its GPUs are read from the kubelet and the container runtime, by one read at a
 time for all pods. A read is started only for a pod of which the kubelet has a folder. If the kubelet gives no sign of
 life within half a second, or no answer within one, all GPUs of the node count. Only pods of the kubelet are counted.
+In metrics and Events, each pod counts once for each decision and finding.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -24,27 +26,82 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.node.gate_counts import GateCounts
-from agent.node.pods_on_node import PodOnNode, read_pods_on_node, runtime_socket
+from agent.node.pod_reporter import PodOnNode, read_pods_on_node, runtime_socket
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
 from healthcheck.host.http_server import Page
 from healthcheck.model import ProbeError
 from healthcheck.node.state import NodeState
-from healthcheck.probes.kubelet_pods import has_pod
+from healthcheck.probes.gpu_pods import gpus_of_pod
+from healthcheck.probes.kubelet_pods import MOST_PODS, UID, has_pod
 from healthcheck.probes.nvml.gpus import Gpus
-from healthcheck.probes.pod_gpus import gpus_of_pod
-from healthcheck.probes.pods_by_uid import MOST_PODS, UID
 from healthcheck.verdict.gate import (
+    EVENT,
+    Decision,
     GateAnswer,
     GateState,
     concerned,
     decide_gate,
     decide_node,
+    refused_message,
     tolerates_taint,
 )
 from healthcheck.verdict.taint_decision import says_devices
+
+MOST_EVENTS, HOUR_SECONDS = 16, 3600.0
+"""Events within one hour, one for each refused pod. Further pods share one Event per finding when the hour has passed.
+"""
+_MOST_COUNTED = 2048
+"""Most pods, with decision and finding, that are remembered: more than a kubelet runs."""
+
+
+class GateCounts:
+    """Counts pods that the kubelet of this node has. Runs in the event loop of the HTTP server."""
+
+    def __init__(self, reporter: Reporter, telemetry: Telemetry) -> None:
+        self._reporter = reporter
+        self._telemetry = telemetry
+        self._counted: dict[tuple[str, str, str], None] = {}
+        """UID, decision and reason, oldest first."""
+        self._refused: dict[str, tuple[int, str]] = {}
+        """Number of refused pods without an Event, and the last answer, by reason."""
+        self._events_at: deque[float] = deque(maxlen=MOST_EVENTS)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def count(self, uid: str, answer: GateAnswer) -> None:
+        key = (uid, answer.decision, answer.reason)
+        if key in self._counted:
+            return
+        self._counted[key] = None
+        if len(self._counted) > _MOST_COUNTED:
+            del self._counted[next(iter(self._counted))]
+        self._telemetry.gate_answers.labels(answer.decision).inc()
+        if answer.decision == Decision.OPEN:
+            self._telemetry.gate_failed_open.inc()
+        if answer.decision == Decision.REFUSE:
+            self._refused[answer.reason] = (self._refused.get(answer.reason, (0, ""))[0] + 1, answer.message)
+            self._report()
+
+    def _report(self) -> None:
+        """Write the Events that the hour allows, and the others later."""
+        while self._refused and not self._wait_seconds():
+            reason, (pods, message) = self._refused.popitem()
+            self._events_at.append(time.monotonic())
+            self._reporter.warn(EVENT, refused_message(pods, reason, message))
+        if self._refused and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._wait_seconds(), self._report_later)
+
+    def _report_later(self) -> None:
+        self._timer = None
+        self._report()
+
+    def _wait_seconds(self) -> float:
+        """Return the time until the next Event is allowed."""
+        if len(self._events_at) < MOST_EVENTS:
+            return 0.0
+        return max(self._events_at[0] + HOUR_SECONDS - time.monotonic(), 0.0)
+
 
 log = structlog.get_logger()
 

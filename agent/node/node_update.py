@@ -1,7 +1,12 @@
-"""Write a verdict to the Node: labels, taint and record in one request, the condition in another."""
+"""Write a verdict to the Node: labels, taint and record in one request, the condition in another.
+
+A Node without room for our record gets a reduced write. Our conditions are restored after another client's change, at a
+limited rate.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,29 +14,115 @@ from functools import partial
 from typing import Any
 
 import structlog
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.node.api_server import ApiServer
-from agent.node.conditions import WrittenConditions
 from agent.node.node_watch import marks_of
-from agent.node.record_left_out import RecordLeftOut, without_record
 from agent.node.reporter import Reporter
 from agent.node.wanted_taint import WantedTaint
 from agent.state.agent_state import AgentKnowledge, AgentState
 from agent.telemetry import Telemetry
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
 from healthcheck.deep.claim import Claim, RunKind, claim_on, why_unread
-from healthcheck.deep.reset_steps import awaits_reboot
+from healthcheck.deep.reset_plan import awaits_reboot
 from healthcheck.node.hami import CORDON
 from healthcheck.node.state import DEVICE_CORDON, RESET_RESULT, RESULTS, NodeState
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.budget import HELD
-from healthcheck.verdict.node_events import NodeEvent
+from healthcheck.verdict.node_events import NodeEvent, cut
 from healthcheck.verdict.node_patch import NodePatch, plan
 from healthcheck.verdict.record import Identity, RunRecord
 from healthcheck.verdict.taint_decision import AgentView
 from healthcheck.verdict.verdict import Verdict
+
+_PUT_BACK_SECONDS = 10.0
+"""Pause between two restorations. The EKS node monitoring agent writes the whole list every 15 s."""
+
+
+class WrittenConditions:
+    """Conditions as last written to the Node. The node writer's thread uses them."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, Mapping[str, Any]] = {}
+        self._put_back_at = -math.inf
+        self._put_off_until: float | None = None
+
+    def with_time(self, condition: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Restore the transition times too: a repair program that measures by them must not start again."""
+        before = self._written.get(condition["type"], {})
+        if "lastTransitionTime" not in before or before.get("status") != condition.get("status"):
+            return condition
+        at = before["lastTransitionTime"]
+        return {**condition, "lastTransitionTime": at, "lastHeartbeatTime": at}
+
+    def may_go(self, conditions: Sequence[Mapping[str, Any]], now: float) -> bool:
+        """Whether the conditions may be written now. Changes are written at once; a repeated restoration waits."""
+        due = self._put_back_at + _PUT_BACK_SECONDS
+        waits = bool(conditions) and now < due and all(map(self._is_put_back, conditions))
+        self._put_off_until = due if waits else None
+        return not waits
+
+    def went(self, conditions: Sequence[Mapping[str, Any]], now: float) -> None:
+        if any(map(self._is_put_back, conditions)):
+            self._put_back_at = now
+        self._written.update((condition["type"], condition) for condition in conditions)
+
+    def put_off_seconds(self, now: float) -> float | None:
+        """Return the time until a delayed write is due, in seconds; None without one. The due time is returned once.
+
+        Nothing is written while a cycle settles, so a caller that polled would never rest.
+        """
+        until = self._put_off_until
+        if until is not None and now >= until:
+            self._put_off_until = None
+        return None if until is None else max(0.0, until - now)
+
+    def _is_put_back(self, condition: Mapping[str, Any]) -> bool:
+        before = self._written.get(condition["type"])
+        return before is not None and _words(before) == _words(condition)
+
+
+def _words(condition: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(condition.get(key) for key in ("status", "reason", "message"))
+
+
+_NOTE = "no room on the Node for the record"
+
+
+class RecordLeftOut(Struct):
+    """Record that the Node did not accept; '' if it did.
+
+    The missing record is then no change, or it would be written again at each change of the Node.
+    """
+
+    text: str = ""
+    may_try: bool = False
+    """A cycle has ended since the record was last tried."""
+
+    def as_if_there(self, node: NodeState) -> NodeState:
+        """Return the Node with the record that it rejected, for comparison. A record on the Node takes precedence."""
+        if not self.text or RESULTS in node.annotations:
+            return node
+        return replace(node, annotations={**node.annotations, RESULTS: self.text})
+
+    def noted_in(self, condition: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add the note to the condition, the only other place for it on the Node."""
+        return {**condition, "message": cut(f"{_NOTE}; {condition['message']}")} if self.text else condition
+
+
+def without_record(patch: Mapping[str, Any], node: NodeState) -> dict[str, Any]:
+    """Return the write without the record, and remove an older record, which would contradict the new labels.
+
+    A label `pass` with a worse record would even count as a person's release.
+    """
+    metadata = patch["metadata"]
+    annotations = {key: value for key, value in metadata["annotations"].items() if key != RESULTS}
+    if RESULTS in node.annotations:
+        annotations[RESULTS] = None
+    return {**patch, "metadata": {**metadata, "annotations": annotations}}
+
 
 log = structlog.get_logger()
 

@@ -18,8 +18,7 @@ from agent.state.agent_state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep.reset_command import LOCK, Silence, command_in, is_abandoned, returned, switched_off
-from healthcheck.deep.reset_plan import why_not_offered
-from healthcheck.deep.reset_steps import step_events
+from healthcheck.deep.reset_plan import step_events, why_not_offered
 from healthcheck.host import node_file
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState
 from healthcheck.verdict import record as records

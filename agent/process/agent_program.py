@@ -23,11 +23,10 @@ from agent.telemetry import Telemetry, serve
 from healthcheck.catalog.tables import read_all
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.host import root_socket
+from healthcheck.host import http_server
 from healthcheck.host.http_server import HttpServer, Page, Request
 from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, USAGE, Options
-from healthcheck.host.signals import stop_at_signals
+from healthcheck.host.program import COULD_NOT, USAGE, Options, stop_at_signals
 from healthcheck.host.streams import complain
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.model import Shortage
@@ -167,7 +166,7 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
 def _serve_root(folder: Path, serving: _Serving) -> None:
     """Serve the node's verdict to root's `gate --local`, which without it checks the machine itself."""
     try:
-        HttpServer({GATE: serving.verdict}, root_socket.listen(folder / SOCKET)).start()
+        HttpServer({GATE: serving.verdict}, http_server.listen_for_root(folder / SOCKET)).start()
     except OSError as error:
         log.warning("gate --local can't ask this agent", socket=str(folder / SOCKET), error=str(error))
 

@@ -1,12 +1,46 @@
-"""Settings of the agent from its manifest: its environment and permissions. Cluster policy is in the ConfigMap."""
+"""Settings of the agent: from its manifest (environment and permissions), and from the ConfigMap (cluster policy).
+
+Changes are read before each cycle. If a value is invalid, the last valid one of its key stays. A file on the node has
+the last valid texts, also for a restart. Only the reader of the settings judges them: a text that this version rejects
+is not used.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+import structlog
 from msgspec import Struct, field
 
+from agent.node.reporter import Reporter
+from agent.state.agent_state import AgentState
+from agent.state.ledger import Ledger
+from agent.telemetry import Telemetry
+from healthcheck.host import node_file
+from healthcheck.model import Shortage
 from healthcheck.settings.declaration import IMDS, Folder, LogLevel, NodeName, Port
+from healthcheck.settings.reading import BadValue, Seen, Settings, UnknownKeys, read_settings, seen_in, unknown_keys
+from healthcheck.text.printable import printable
+
+_NAME = "settings.json"
+_LONGEST = 8 << 20
+"""A ConfigMap has at most 1 MiB, and a character takes at most six bytes in JSON."""
+
+
+def load(folder: Path) -> dict[str, str]:
+    """Return the texts by key; none if the file is missing, too long or damaged."""
+    try:
+        return msgspec.json.decode(node_file.read_start(folder / _NAME, _LONGEST), type=dict[str, str])
+    except (OSError, Shortage, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+
+
+def save(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write the texts if they changed. Raises OSError; a restart then knows the earlier ones."""
+    if texts != load(folder):
+        node_file.replace_whole(folder / _NAME, msgspec.json.encode(dict(texts)))
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):
@@ -25,3 +59,73 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     imds_endpoint: str = field(default=IMDS, name="AWS_EC2_METADATA_SERVICE_ENDPOINT")
     """Address of the instance metadata service, named as in the AWS SDKs."""
     log_level: LogLevel = field(default="info", name="LOG_LEVEL")
+
+
+log = structlog.get_logger()
+
+_LONGEST_ERROR = 200
+
+
+class MountedConfiguration:
+    """The mounted ConfigMap."""
+
+    def __init__(
+        self, own: AgentSettings, state: AgentState, ledger: Ledger, reporter: Reporter, telemetry: Telemetry
+    ) -> None:
+        self._directory, self._last_values = own.config_dir, own.state_dir
+        self._state = state
+        self._ledger = ledger
+        self._reporter = reporter
+        self._telemetry = telemetry
+        self._settings = Settings()
+        self._seen: Seen | None = None
+        """State of the folder at the last read; None: unknown."""
+        self._bad: tuple[BadValue, ...] = ()
+        self._unknown: UnknownKeys | None = None
+        self._ignored_logged = False
+
+    def reload(self) -> None:
+        """Read the configuration if it changed; errors in it are reported once."""
+        try:
+            if self._seen is None or self._seen != seen_in(self._directory):
+                self._read()
+        except Shortage as error:
+            log.warning("the configuration can't be read now", error=str(error))
+            return
+        if self._settings.values.kernel_log_lines and not self._ignored_logged:
+            self._ignored_logged = True
+            log.warning("KERNEL_LOG_LINES has no effect: the agent remembers its position in the log")
+        self._ledger.configure(self._settings)
+
+    def _read(self) -> None:
+        """Read the configuration. Raises Shortage: the last values stay, and the next call tries again."""
+        self._seen = None
+        settings = read_settings(self._directory, load(self._last_values))
+        unknown = unknown_keys(self._directory)
+        self._report_bad(settings.bad)
+        self._report_unknown(unknown)
+        in_force = self._state.settings
+        self._settings = settings.keeping(in_force) if in_force.profiles else settings
+        self._seen = settings.seen
+        if settings.seen is not None and (folder := self._ledger.folder) is not None:
+            try:
+                save(folder, settings.texts)
+            except OSError as error:
+                log.warning("the last valid settings can't be saved", error=printable(str(error), _LONGEST_ERROR))
+
+    def _report_bad(self, bad: tuple[BadValue, ...]) -> None:
+        if bad == self._bad:
+            return
+        for setting in (*self._bad, *bad):
+            self._telemetry.bad_settings.labels(setting.key).set(setting in bad)
+        self._bad = bad
+        for setting in bad:
+            log.error("a setting is invalid; its last valid value stays", setting=str(setting))
+            self._reporter.warn("BadSetting", str(setting))
+
+    def _report_unknown(self, unknown: UnknownKeys | None) -> None:
+        self._telemetry.unknown_settings.set(len(unknown.keys) if unknown else 0)
+        if unknown is not None and unknown != self._unknown:
+            log.warning("a key of the configuration is not a known setting", unknown=str(unknown))
+            self._reporter.warn("UnknownSetting", str(unknown))
+        self._unknown = unknown

@@ -1,4 +1,7 @@
-"""Construct and connect the agent's parts. Nothing here judges or decides."""
+"""Construct and connect the agent's parts. Nothing here judges or decides.
+
+The memory of a starting agent is the content of the node-local file, adapted to this machine and boot.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +9,90 @@ import gc
 from pathlib import Path
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
-from agent.cycle.check_cycle import Cycle, Sources
-from agent.cycle.instance_metadata import InstanceMetadata
-from agent.cycle.runtime_class_lister import RuntimeClasses
-from agent.deep.deep_processes import DeepProcesses
+from agent.check_cycle import Cycle, InstanceMetadata, RuntimeClasses, Sources
 from agent.deep.deep_runs import WAITS, DeepIntervals, DeepTests
-from agent.deep.level_2 import Level2
-from agent.events.gpu_watch import GpuWatch
+from agent.deep.level_2 import DeepProcesses, Level2
 from agent.events.kernel_log_follower import Follower
-from agent.events.record_judge import RecordJudge
+from agent.events.record_judge import GpuWatch, RecordJudge
 from agent.node.api_server import ApiServer, Outage, Permissions
 from agent.node.gate import Gate
-from agent.node.node_input import NodeInput
 from agent.node.node_update import NodeUpdate
 from agent.node.node_watch import NodeWatch
-from agent.node.node_writer import NodeWriter
+from agent.node.node_writer import NodeInput, NodeWriter
 from agent.node.pod_reporter import PodReporter
 from agent.node.reporter import Reporter
 from agent.node.reset_watch import ResetWatch
-from agent.process.mounted_configuration import MountedConfiguration
 from agent.process.schedule import Schedule
-from agent.process.settings import AgentSettings
-from agent.process.startup import StartState, start_from
+from agent.process.settings import AgentSettings, MountedConfiguration
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
+from healthcheck.checks.examine import failure
 from healthcheck.cluster.client import Cluster
-from healthcheck.memory.file import MemoryFile
-from healthcheck.probes.kernel_log import KERNEL_FACILITY
+from healthcheck.host import clock
+from healthcheck.memory.exits import begin
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.memory.findings import Memory
+from healthcheck.model import ProbeError, Shortage
+from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
+from healthcheck.probes.machine import machine_id
 
 log = structlog.get_logger()
+
+
+class StartState(Struct, frozen=True):
+    """Memory at the start of the agent, with the reasons for a lost or partial one."""
+
+    memory: Memory
+    was_lost: bool = False
+    """The file can't be read; the Node's record may have more findings."""
+    unreadable: str = ""
+    """Reason and message of the damage."""
+
+
+def start_from(file: MemoryFile | None, root: Path, telemetry: Telemetry) -> StartState:
+    """Load the memory. `file` None: a dry run or a standby, which starts without one.
+
+    This is the boundary of the file: whatever it contains, an agent starts, and the file is kept under another name.
+    """
+    if file is None:
+        return StartState(_begun(Memory(), None, root))
+    try:
+        before = file.read()
+        return StartState(_begun(before or Memory(), file, root), before is None, file.unlocked)
+    except Shortage:
+        raise
+    except MemoryFileError as error:
+        unreadable = str(error)
+    except Exception as error:  # noqa: BLE001 - boundary of the memory file
+        unreadable = f"{file.path}: {failure(error)}; {file.set_aside()}"
+    telemetry.memory_errors.inc()
+    log.warning("the memory file can't be read", error=unreadable)
+    return StartState(_begun(Memory(), file, root), was_lost=True, unreadable=unreadable)
+
+
+def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
+    """Return the memory for this boot of this machine."""
+    try:
+        boot = boot_id(root)
+    except ProbeError as error:
+        # A failed read ends nothing: active findings stay, and the whole log is judged again.
+        before, boot = replace(before, cursor=None), before.boot_id
+        log.warning("the boot can't be identified", error=str(error))
+    try:
+        machine = machine_id(root)
+    except ProbeError as error:
+        machine = before.machine
+        log.warning("the machine can't be identified", error=str(error))
+    if file is not None and before.machine and machine and before.machine != machine:
+        log.warning("the memory belongs to another machine and is not used", was=file.set_aside("other-machine"))
+    memory = begin(before, machine, boot, clock.now())
+    log.info("memory", boot_id=boot, cursor=memory.cursor, active=[finding.finding.reason for finding in memory.active])
+    return memory
+
 
 _MOST_INTERVALS_SILENT = 3
 _FIRST_SIGHT_SECONDS = 1.0

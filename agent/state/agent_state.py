@@ -1,4 +1,4 @@
-"""Current state of the agent: the Node, the settings, the memory and the last check cycle.
+"""Current state of the agent: the Node, the settings, the judgement and the last deep run on the node.
 
 All parts share one `AgentState` and ask it for each value when they need it. Its lock is held only to replace one
 `AgentKnowledge` with another, never during a request, a disk access or a call of a child process. An `AgentKnowledge`
@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.state.judgement import Judgement
-from agent.state.run_on_node import RunOnNode
 from healthcheck.catalog.profiles import find_profile
+from healthcheck.checks.examine import NOT_LOOKED_YET
 from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.claim import RunKind
+from healthcheck.deep.claim import Claim, RunKind, claim_on
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
-from healthcheck.model import Check, Evidence, Nature, Now, Severity
+from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.model.node_facts import SEEN_SECONDS, DeepDiagnostic
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
 from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_second_engine
@@ -31,7 +31,73 @@ from healthcheck.settings.reading import Settings
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.inventory_seen import seen_in
-from healthcheck.verdict.verdict import worst
+from healthcheck.verdict.verdict import Verdict, decide, worst
+
+_NOT_YET = Unobserved(NOT_LOOKED_YET, "the first check cycle has not ended")
+
+
+class Judgement(Struct, frozen=True, dict=True):
+    """Memory and last outcome of each selected check. The verdict is computed once, when it is first read."""
+
+    memory: Memory = field(default_factory=Memory)
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every selected check has an outcome."""
+        return all(check.name in self.outcomes for check in self.checks)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return decide(
+            self.memory,
+            [
+                self.outcomes.get(check.name, Outcome(check.name, check.group, unobserved=(_NOT_YET,)))
+                for check in self.checks
+            ],
+        )
+
+    def after(self, memory: Memory, outcomes: Iterable[Outcome] = ()) -> Judgement:
+        """Return the judgement with this memory and these outcomes."""
+        return Judgement(memory, {**self.outcomes, **{outcome.check: outcome for outcome in outcomes}}, self.checks)
+
+    def among(self, checks: tuple[Check, ...], memory: Memory) -> Judgement:
+        """Return the judgement by these checks alone."""
+        names = {check.name for check in checks}
+        outcomes = {name: outcome for name, outcome in self.outcomes.items() if name in names}
+        return Judgement(memory, outcomes, checks)
+
+
+class RunOnNode(Struct, frozen=True):
+    """Deep run on the node, from the changes of the Node so far."""
+
+    held: Claim | None = None
+    deep_run: DeepDiagnostic | None = None
+    node_was_seen: bool = False
+
+    def seen(self, node: NodeState | None, now: Now) -> RunOnNode:
+        """Return the state after one more change of the Node; None: it is deleted."""
+        held, deep_run = claim_on(node, now.wall) if node is not None else None, self.deep_run
+        if held is not None and not (self.held is not None and held.is_same_run(self.held)):
+            # A claim that existed before this agent: its start is unknown.
+            deep_run = DeepDiagnostic(held.kind.value, now.monotonic if self.node_was_seen else 0.0)
+        elif held is None:
+            deep_run = _ended(deep_run, now.monotonic)
+        return RunOnNode(held, deep_run, self.node_was_seen or node is not None)
+
+    def at(self, now: Now) -> DeepDiagnostic | None:
+        """Return the current run or the last one.
+
+        A run has ended at its `until`, even if the Node still has its claim.
+        """
+        if self.held is None or now.wall < self.held.until:
+            return self.deep_run
+        return _ended(self.deep_run, now.monotonic - (now.wall - self.held.until).total_seconds())
+
+
+def _ended(run: DeepDiagnostic | None, at: float) -> DeepDiagnostic | None:
+    return replace(run, until=at) if run is not None and run.until is None else run
 
 
 class AgentKnowledge(Struct, frozen=True):

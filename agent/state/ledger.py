@@ -1,4 +1,7 @@
-"""Memory of the agent: each change is on the disk before any other part uses it."""
+"""Memory of the agent: each change is on the disk before any other part uses it.
+
+Exceptions of checks, which are defects of this program, are counted and logged; each distinct one is logged once.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,9 @@ from pathlib import Path
 import structlog
 from msgspec.structs import replace
 
-from agent.state.agent_state import AgentState
-from agent.state.failures import Failures
-from agent.state.judgement import Judgement
+from agent.state.agent_state import AgentState, Judgement
 from agent.telemetry import Telemetry
+from healthcheck.checks.examine import CHECK_FAILED
 from healthcheck.deep.deep_record import DeepRecord, PassedRun, after_deep_record
 from healthcheck.memory import exits
 from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle, without_checks
@@ -24,6 +26,31 @@ from healthcheck.model import Check, Now, Outcome, Severity, Unobserved
 from healthcheck.settings.reading import Settings
 
 log = structlog.get_logger()
+
+_MOST_LOGGED = 256
+"""Most distinct failures that are logged: a failure with a new text in each cycle must not fill the log."""
+
+
+class Failures:
+    """Failures of checks that this program caused, counted and logged."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._logged: set[tuple[str, str]] = set()
+
+    def account(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            for unobserved in outcome.unobserved:
+                if unobserved.cause == CHECK_FAILED:
+                    self._telemetry.check_failures.labels(outcome.check).inc()
+                    self._log(outcome.check, unobserved.detail)
+
+    def _log(self, check: str, detail: str) -> None:
+        if (check, detail) in self._logged or len(self._logged) >= _MOST_LOGGED:
+            return
+        self._logged.add((check, detail))
+        log.error("a check failed; it counts as unobserved", check=check, failure=detail)
+
 
 _MOST_UNSAVED_SECONDS = 1.0
 

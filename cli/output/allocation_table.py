@@ -9,7 +9,7 @@ from rich.text import Text
 from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, totals
 from diagnosis.facts.quantity import shown
 from diagnosis.hami.cards import card_row
-from healthcheck.host.fitted_table import Cell, FittedTable, TableColumn, fitted_table
+from healthcheck.host.console import Cell, FittedTable, TableColumn, fitted_table
 from healthcheck.text.naming import named
 
 _MOST_HOLDERS = 4

@@ -20,14 +20,14 @@ _NARROWEST = 10
 _BETWEEN = "  "
 
 
-def text(rows: Iterable[Sequence[str]]) -> str:
+def aligned(rows: Iterable[Sequence[str]]) -> str:
     lines = [_shown(row) for row in rows]
     widths = [min(_WIDEST, _widest(column)) for column in zip(*lines, strict=True)]
     return "".join(_line(cells, widths) for cells in lines)
 
 
-def folded(rows: Iterable[Sequence[str]], width: int) -> str:
-    """Return the table like `text`, with the last cell of a row wrapped so that lines have at most `width` columns."""
+def aligned_within(rows: Iterable[Sequence[str]], width: int) -> str:
+    """Return the table like `aligned`, with the last cell of a row wrapped: lines have at most `width` columns."""
     lines = [_shown(row) for row in rows]
     widths = [_widest(column) for column in zip(*(cells[:-1] for cells in lines), strict=True)]
     before = sum(widths) + len(widths) * len(_BETWEEN)

@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from cli import index
 from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, heartbeat_text, totals_of
-from cli.fleet_pattern import UNHEARD, fault_pattern, group_sentence, unheard_group
+from cli.fleet_faults import UNHEARD, fault_pattern, group_sentence, loss_text, rank, unheard_group
 from cli.node_groups import Concentration, dividing
-from cli.slow_gpus import loss_text, rank
 from diagnosis.report.pages import render_html
 from healthcheck.model import Severity, Status, counted
 from healthcheck.text.moments import timestamp

@@ -1,4 +1,4 @@
-"""The fleet as a table with one line per node, and sentences below it."""
+"""The fleet as a table with one line per node, its slow GPUs with one line per GPU, and sentences below each."""
 
 from __future__ import annotations
 
@@ -11,17 +11,82 @@ from rich.console import Group
 from rich.text import Text
 
 from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, ago, heartbeat_text, totals_of
-from cli.fleet_pattern import UNHEARD, FaultPattern, fault_pattern, group_sentence, unheard_group
+from cli.fleet_faults import (
+    UNHEARD,
+    FaultPattern,
+    SlowGpu,
+    SlowGpus,
+    fault_pattern,
+    group_sentence,
+    loss_text,
+    unheard_group,
+)
 from cli.output.lines import COMMAND, MOST_NAMED, more_rows, print_table, skipped
 from cli.words import STYLES
-from healthcheck.host.console import Screen
-from healthcheck.host.fitted_table import Cell, FittedTable, TableColumn, fitted_table
+from healthcheck.host.console import Cell, FittedTable, Screen, TableColumn, fitted_table
 from healthcheck.model import Severity, Status, counted
 from healthcheck.operations.next_step import NextStep
-from healthcheck.text.moments import moment
+from healthcheck.text.moments import moment, moment_or_none
 from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
 from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
+
+_SLOW_COLUMNS = (
+    TableColumn("node", is_name=True),
+    TableColumn("gpu"),
+    TableColumn("loss"),
+    TableColumn("reason", least=21),
+    TableColumn("since", leaves=2),
+    TableColumn("type", least=12, leaves=1),
+    TableColumn("detail", least=16, leaves=3),
+)
+
+
+def print_slow(slow: SlowGpus, *, wide: bool, headers: bool) -> None:
+    """Print the table and the totals."""
+    screen = Screen()
+    if slow.gpus:
+        print_table(
+            _SLOW_COLUMNS, map(_slow_cells, slow.gpus), "gpu-healthcheck status --slow", wide=wide, headers=headers
+        )
+    if headers:
+        if slow.gpus:
+            screen.print()
+        for sentence in _slow_totals(slow):
+            screen.print_words(Text(" ".join(sentence.plain.split()), sentence.style), indent=2)
+
+
+def _slow_cells(gpu: SlowGpu) -> Iterator[Cell]:
+    yield gpu.node, ""
+    yield gpu.gpu, ""
+    yield loss_text(gpu), ""
+    yield ", ".join(gpu.reasons), STYLES.get(gpu.severity, "")
+    since = moment_or_none(gpu.since)
+    yield ago(max((datetime.now(UTC) - since).total_seconds(), 0.0)) if since else "", ""
+    yield gpu.instance_type, ""
+    yield gpu.detail, ""
+
+
+def _slow_totals(slow: SlowGpus) -> Iterator[Text]:
+    """Yield the number of slow GPUs, the nodes with several, and the nodes that could not be compared, by reason."""
+    nodes = Counter(gpu.node for gpu in slow.gpus)
+    records = f"by the records of {counted(slow.known, 'node')}; idle GPUs are not compared"
+    if slow.gpus:
+        yield Text(f"{counted(len(slow.gpus), 'slow GPU')} on {counted(len(nodes), 'node')}, {records}")
+        several = [f"{node} ({number})" for node, number in nodes.most_common() if number > 1]
+        if several:
+            yield Text(f"nodes with several: {named(several, MOST_NAMED)}", "yellow")
+    elif slow.known:
+        yield Text(f"no GPU is slower than others, {records}", "green")
+    elif not slow.not_compared:
+        yield Text("there is no GPU node", "magenta")
+    else:
+        yield Text("no node could be compared, so it is unknown whether a GPU is slow", "magenta")
+    for reason, _ in Counter(entry.reason for entry in slow.not_compared).most_common(MOST_NAMED):
+        unknown = [entry.node for entry in slow.not_compared if entry.reason == reason]
+        yield Text(f"not compared: {named(unknown, MOST_NAMED)}: {reason}", "magenta")
+    yield from skipped(slow.passed_over)
+
 
 _SHARED = "First find what these nodes share: power, cooling, a switch, a rollout."
 _ONE_LINE = "Then one command line for all of them:"

@@ -8,8 +8,7 @@ from itertools import islice
 from rich.text import Text
 
 from cli.output import columns
-from healthcheck.host.console import Screen
-from healthcheck.host.fitted_table import Cell, TableColumn, fitted_table
+from healthcheck.host.console import Cell, Screen, TableColumn, fitted_table
 from healthcheck.host.streams import write_document
 from healthcheck.operations.next_step import NextStep
 from healthcheck.text.printable import printable
@@ -54,7 +53,9 @@ def print_table(
             screen.print_words(note)
     else:
         titles = [[column.title for column in titled]] if headers else []
-        write_document(columns.text([*titles, *([" ".join(text.split()) or "-" for text, _ in row] for row in rows)]))
+        write_document(
+            columns.aligned([*titles, *([" ".join(text.split()) or "-" for text, _ in row] for row in rows)])
+        )
 
 
 def more_rows(number: int, command: str) -> Iterator[Text]:

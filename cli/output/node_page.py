@@ -19,7 +19,7 @@ from healthcheck.host.console import Screen, wrapped
 from healthcheck.memory.reason_names import STOPS_PODS
 from healthcheck.model import Severity, Status
 from healthcheck.node.state import RESULTS, is_our_taint
-from healthcheck.operations.cordon import cordoned_by
+from healthcheck.operations.drain import cordoned_by
 from healthcheck.text.boundary import as_json
 from healthcheck.text.moments import moment_or_none, timestamp
 from healthcheck.text.naming import named

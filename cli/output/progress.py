@@ -17,8 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from cli.output.lines import COMMAND, print_line
-from healthcheck.host.console import Screen
-from healthcheck.host.fitted_table import shortened
+from healthcheck.host.console import Screen, shortened
 from healthcheck.text.printable import printable
 
 _REFRESHES_PER_SECOND = 2

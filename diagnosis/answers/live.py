@@ -22,7 +22,7 @@ from diagnosis.sources.collect import Collector, Keep, ReadLog
 from diagnosis.sources.kinds import KINDS, POD, ApiKind, selectors_for
 
 if TYPE_CHECKING:
-    from healthcheck.cluster.listings import Listings
+    from healthcheck.cluster.pods import Listings
 
 _OF_ALLOCATION = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
 

@@ -12,7 +12,7 @@ from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
 from healthcheck.deep.claim import claim_in
 from healthcheck.deep.reset_command import switched_off
-from healthcheck.deep.reset_steps import Step
+from healthcheck.deep.reset_plan import Step
 from healthcheck.model import Severity, counted
 from healthcheck.node.state import (
     CONDITION,
@@ -24,7 +24,7 @@ from healthcheck.node.state import (
     NodeState,
 )
 from healthcheck.verdict import record as records
-from healthcheck.verdict.gate_refusals import EVENT, refusals_in
+from healthcheck.verdict.gate import EVENT, refusals_in
 from healthcheck.verdict.record import RunRecord
 
 _MOST_FAULTS = 3

@@ -24,10 +24,9 @@ from msgspec.structs import replace
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import NodeRecord, read_record
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.cluster.retry_limits import RetryLimits
-from healthcheck.cluster.rights import Right
+from healthcheck.cluster.installation import Right
+from healthcheck.cluster.retries import CommandRetries, Interrupted, RetryLimits, TookTooLong
 from healthcheck.deep.job import TemplateError
 from healthcheck.node.pods import PodState, pod_state
 from healthcheck.operations.probe_pod import LONGEST_SECONDS, SELECTOR, is_left_over, probe_pod, with_image

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from msgspec import Struct
 
 from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.ruling import Ruling, worst
+from healthcheck.catalog.policy import Ruling, worst
 from healthcheck.model import Severity
 
 LAYOUTS = ("before R575", "from R575")

@@ -1,13 +1,51 @@
-"""Changes to the severities of the catalogue, from the settings of a cluster."""
+"""Severity of an error: its ruling, changes from the settings of a cluster, and the operator's step that ends it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field
 
 from healthcheck.model import Severity, Threshold
+
+
+class Ruling(Struct, frozen=True):
+    """A severity, and the row or setting that gives it. PASS means that there is no fault."""
+
+    severity: Severity
+    rule: str
+    """Source of the severity: `xid.csv:79`, `severity-overrides`, `NVLINK_DEFAULT`."""
+    reading: str = ""
+    """Meaning of a decoded line in addition to its code, as text for people."""
+
+
+def worst(rulings: list[Ruling]) -> Ruling:
+    """Return the ruling with the worst severity; the first if there are several."""
+    return max(rulings, key=lambda ruling: ruling.severity)
+
+
+STEPS: Mapping[Severity, str] = {
+    Severity.PASS: "no finding; only counted",
+    Severity.MONITOR: "nothing now; check again when it recurs",
+    Severity.RESET: "drain the node and reset the GPU, or reboot",
+    Severity.REBOOT: "drain and reboot the node",
+    Severity.ISOLATE: "keep work away and replace the node",
+}
+"""Steps for findings on GPUs."""
+RELOAD = "drain the node and reload the driver, or reboot"
+"""Step for RESET of a switch or of the driver as a whole, which the reset of one GPU does not end."""
+RELOADED = frozenset({"driver", "nvswitch"})
+"""Kinds of subjects that are reset when the driver is reloaded and every GPU answers afterwards."""
+
+
+def step_for(severity: Severity, subjects: Iterable[str]) -> str:
+    """Return the step that ends findings of this severity on these subjects, each of them `kind/name` or a kind."""
+    other_kinds = {subject.partition("/")[0] for subject in subjects} - {"gpu"}
+    if severity is not Severity.RESET or not other_kinds:
+        return STEPS[severity]
+    return RELOAD if other_kinds <= RELOADED else STEPS[Severity.REBOOT]
+
 
 _CODE = re.compile(r"(xid|sxid|dcgm)\s+(\d{1,5})\Z", re.IGNORECASE)
 _PREFIXES = {"xid": "Xid", "sxid": "SXid", "dcgm": "Dcgm"}

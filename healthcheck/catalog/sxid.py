@@ -11,9 +11,7 @@ from functools import cache
 from msgspec import Struct
 
 from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.policy import OVERRIDDEN, Policy
-from healthcheck.catalog.ruling import Ruling
-from healthcheck.catalog.steps import step_for
+from healthcheck.catalog.policy import OVERRIDDEN, Policy, Ruling, step_for
 from healthcheck.model import Severity
 
 CLASSES: Mapping[str, tuple[Severity, str]] = {

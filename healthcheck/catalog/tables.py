@@ -5,12 +5,12 @@ A long-running process calls this at its start, while it can still open files.
 
 from __future__ import annotations
 
-from healthcheck.catalog import all_reduce, dcgm, eks_reasons, fabrics, gpu_speeds, nvlink, recovery, sxid, xid
+from healthcheck.catalog import dcgm, eks_reasons, hardware, nvlink, sxid, xid
 
 TABLES = (
-    *(xid.actions, xid.xid_table, sxid.sxid_table, recovery.recovery_actions),
-    *(nvlink.nvlink4_table, nvlink.nvlink5_table, fabrics.fabrics, all_reduce.all_reduce_table),
-    *(eks_reasons.eks_words, gpu_speeds.gpu_speed_table),
+    *(xid.actions, xid.xid_table, sxid.sxid_table, xid.recovery_actions),
+    *(nvlink.nvlink4_table, nvlink.nvlink5_table, hardware.fabrics, hardware.all_reduce_table),
+    *(eks_reasons.eks_words, hardware.gpu_speed_table),
     *(dcgm.dcgm_table, dcgm.dcgm_tests, dcgm.dcgm_returns),
 )
 

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.catalog import dcgm_causes
+from healthcheck.catalog import dcgm
 from healthcheck.catalog.dcgm import (
     dcgm_table,
     dcgm_tests,
@@ -22,8 +22,7 @@ from healthcheck.catalog.dcgm import (
     return_of_text,
     rule_dcgm,
 )
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.ruling import Ruling
+from healthcheck.catalog.policy import Policy, Ruling
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
@@ -59,29 +58,29 @@ _COULD_NOT_RUN = (
         re.compile(
             r"busy or unavailable|\bin use\b|\bused by (?:an)?other\b|\b(?:is|are) (?:currently )?busy\b", re.IGNORECASE
         ),
-        dcgm_causes.IN_USE,
+        dcgm.IN_USE,
     ),
-    (re.compile(r"already running", re.IGNORECASE), dcgm_causes.ALREADY_RUNNING),
-    (re.compile(r"permission denied|(?:insufficient|no) permissions?\b", re.IGNORECASE), dcgm_causes.NO_PERMISSION),
+    (re.compile(r"already running", re.IGNORECASE), dcgm.ALREADY_RUNNING),
+    (re.compile(r"permission denied|(?:insufficient|no) permissions?\b", re.IGNORECASE), dcgm.NO_PERMISSION),
     (
         re.compile(r"cannot open (?:shared object|library)|library not found", re.IGNORECASE),
-        dcgm_causes.LIBRARY_MISSING,
+        dcgm.LIBRARY_MISSING,
     ),
-    (re.compile(r"\baborted early\b|test was aborted", re.IGNORECASE), dcgm_causes.ABORTED),
+    (re.compile(r"\baborted early\b|test was aborted", re.IGNORECASE), dcgm.ABORTED),
     (
         re.compile(r"skipping (?:the )?test|test (?:is|was) (?:skipped|disabled)", re.IGNORECASE),
-        dcgm_causes.TEST_SKIPPED,
+        dcgm.TEST_SKIPPED,
     ),
 )
 _CAUSES = {
-    18: dcgm_causes.NO_PERMISSION,
-    22: dcgm_causes.LIBRARY_MISSING,
-    47: dcgm_causes.ABORTED,
-    48: dcgm_causes.TEST_SKIPPED,
-    82: dcgm_causes.NO_GPUS,
-    96: dcgm_causes.NO_PERMISSION,
-    117: dcgm_causes.TEST_SKIPPED,
-    124: dcgm_causes.NO_PERMISSION,
+    18: dcgm.NO_PERMISSION,
+    22: dcgm.LIBRARY_MISSING,
+    47: dcgm.ABORTED,
+    48: dcgm.TEST_SKIPPED,
+    82: dcgm.NO_GPUS,
+    96: dcgm.NO_PERMISSION,
+    117: dcgm.TEST_SKIPPED,
+    124: dcgm.NO_PERMISSION,
 }
 _OTHERS_WORK = 25
 """Error ID GRAPHICS_PROCESSES: other processes use the GPU, which may cause some tests to fail (DCGM's text)."""
@@ -239,7 +238,7 @@ def devices_in_use(rows: Iterable[DiagResult]) -> DevicesInUse:
         (row.kind, row.index)
         for row in rows
         if row.status != "pass"
-        and any(why_not_run(error) == dcgm_causes.IN_USE or error.id == _OTHERS_WORK for error in row.errors)
+        and any(why_not_run(error) == dcgm.IN_USE or error.id == _OTHERS_WORK for error in row.errors)
     )
 
 
@@ -252,7 +251,7 @@ def _judge_row(
             yield Passed(reason_name(row.test), device.subject if row.index is not None else "")
         return
     for cause, error in _causes(row, in_use).items():
-        if row.status != "skip" or cause != dcgm_causes.TEST_SKIPPED:
+        if row.status != "skip" or cause != dcgm.TEST_SKIPPED:
             yield Unobserved(cause, f"{row.test} on {device.subject}: {in_words(error)}", device.subject)
     faults = [fault for fault in _faults(row, in_use, policy) if fault.ruling.severity > Severity.PASS]
     if faults:
@@ -261,7 +260,7 @@ def _judge_row(
         detail, alone = f"{row.test} failed, and DCGM reports no error", _failed_alone(row.test)
         yield Finding(reason_name(row.test), alone.severity, device.subject, detail, device.about, rule=alone.rule)
     elif row.status == "unknown" and not row.errors:
-        yield Unobserved(dcgm_causes.NONSENSE, f"{row.test} gave a result that no DCGM version defines", device.subject)
+        yield Unobserved(dcgm.NONSENSE, f"{row.test} gave a result that no DCGM version defines", device.subject)
 
 
 def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[UnobservedCause, DiagError]:
@@ -289,7 +288,7 @@ def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) ->
     if cause := why_not_run(error):
         return cause
     may_come_of_use = (row.kind, row.index) in in_use and error.id in _OF_A_GPU_IN_USE
-    return dcgm_causes.IN_USE if may_come_of_use and not _OF_THE_HARDWARE.search(error.text) else None
+    return dcgm.IN_USE if may_come_of_use and not _OF_THE_HARDWARE.search(error.text) else None
 
 
 def rule_in(row: DiagResult, error: DiagError, policy: Policy) -> Ruling:
@@ -316,7 +315,7 @@ def why_not_run(error: DiagError) -> UnobservedCause | None:
     """Return the cause for which a test could not run, or None if it ran and found a fault."""
     known = None if error.id is None else dcgm_table().get(error.id)
     if known is not None and known.could_not_run:
-        return _CAUSES.get(known.id, dcgm_causes.TEST_NOT_RUN)
+        return _CAUSES.get(known.id, dcgm.TEST_NOT_RUN)
     if known is None or known.id in _MORE_WITHOUT_SAYING:
         return next((cause for pattern, cause in _COULD_NOT_RUN if pattern.search(error.text)), None)
     return None
@@ -356,13 +355,13 @@ def _causes_without_result(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> 
             None if _ended_with_results(answer.code) else return_of_code(answer.code)
         )
         causes.setdefault(
-            dcgm_return.cause if dcgm_return else dcgm_causes.FAILED,
+            dcgm_return.cause if dcgm_return else dcgm.FAILED,
             f"{dcgm_return.meaning}: {error}" if dcgm_return else error,
         )
     if answer.too_long:
-        causes.setdefault(dcgm_causes.TOO_LONG, "the answer is too long to be read")
+        causes.setdefault(dcgm.TOO_LONG, "the answer is too long to be read")
     elif answer.cut_off:
-        causes.setdefault(dcgm_causes.CUT_OFF, "the answer is incomplete")
+        causes.setdefault(dcgm.CUT_OFF, "the answer is incomplete")
     if not causes and not _ended_with_results(answer.code):
         cause, detail = _exit_cause(answer)
         causes.setdefault(cause, detail)
@@ -385,8 +384,8 @@ def _exit_cause(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
         return dcgm_return.cause, f"{dcgm_return.meaning} (exit code {code}){output}"
     signal_number = -code if code < 0 else code - _BY_A_SIGNAL
     if 0 < signal_number < _MOST_SIGNALS:
-        return dcgm_causes.KILLED, f"dcgmi was ended by signal {signal_number}{output}"
-    return dcgm_causes.FAILED, f"dcgmi ended with exit code {code}{output}"
+        return dcgm.KILLED, f"dcgmi was ended by signal {signal_number}{output}"
+    return dcgm.FAILED, f"dcgmi ended with exit code {code}{output}"
 
 
 def _no_result_cause(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
@@ -395,7 +394,7 @@ def _no_result_cause(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
         if dcgm_return := return_of_text(line):
             return dcgm_return.cause, f"{dcgm_return.meaning}: {line}"
     output = f": {answer.said[0]}" if answer.said else ""
-    return dcgm_causes.NO_DATA, f"no test gave a result{output}"
+    return dcgm.NO_DATA, f"no test gave a result{output}"
 
 
 def _not_tested(
@@ -407,11 +406,11 @@ def _not_tested(
     """Yield the parts that a completed run left out: a test that did not run has not passed."""
     of_hardware = [row for row in rows if row.test != SOFTWARE]
     if not any(_ran(row) for row in of_hardware or rows):
-        yield Unobserved(dcgm_causes.ALL_SKIPPED, f"DCGM skipped every test{' of the hardware' if of_hardware else ''}")
+        yield Unobserved(dcgm.ALL_SKIPPED, f"DCGM skipped every test{' of the hardware' if of_hardware else ''}")
         return
     missing = [test for test in LEVEL_2_TESTS if answer.level and test not in {row.test for row in rows}]
     if missing:
-        yield Unobserved(dcgm_causes.TESTS_MISSING, f"the answer has no result of {' and '.join(missing)}")
+        yield Unobserved(dcgm.TESTS_MISSING, f"the answer has no result of {' and '.join(missing)}")
     by_device: dict[str, bool] = {}
     for row in of_hardware:
         if row.index is not None and row.kind not in _NOT_GPUS:
@@ -419,13 +418,13 @@ def _not_tested(
             by_device[subject] = by_device.get(subject, False) or _ran(row)
     for subject, ran in by_device.items():
         if not ran:
-            yield Unobserved(dcgm_causes.ALL_SKIPPED, f"DCGM skipped every test of {subject}", subject)
+            yield Unobserved(dcgm.ALL_SKIPPED, f"DCGM skipped every test of {subject}", subject)
     for gpu in gpus if by_device else ():
         if gpu.subject not in by_device:
-            yield Unobserved(dcgm_causes.GPU_LEFT_OUT, f"DCGM tested other GPUs and not {gpu.subject}", gpu.subject)
+            yield Unobserved(dcgm.GPU_LEFT_OUT, f"DCGM tested other GPUs and not {gpu.subject}", gpu.subject)
     if answer.code in _SAYS_FAILED and not any(row.errors or row.status == "fail" for row in rows):
         yield Unobserved(
-            dcgm_causes.CONTRADICTION, f"exit code {answer.code} means that a test failed, but no result is a failure"
+            dcgm.CONTRADICTION, f"exit code {answer.code} means that a test failed, but no result is a failure"
         )
 
 

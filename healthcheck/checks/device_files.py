@@ -22,7 +22,7 @@ from healthcheck.checks.gpu_runtime import together
 from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, answering, found, settled
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import pci
-from healthcheck.probes.device_files import CAPABILITIES, DEVICE_FILES, NVIDIA_MAJOR, UVM, DeviceFile, DeviceFiles
+from healthcheck.probes.driver_files import CAPABILITIES, DEVICE_FILES, NVIDIA_MAJOR, UVM, DeviceFile, DeviceFiles
 from healthcheck.probes.nvml import gpus as nvml
 
 _SOURCE = "NVIDIA/nvidia-modprobe, nvidia-modprobe-utils.c"

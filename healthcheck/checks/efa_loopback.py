@@ -23,7 +23,7 @@ from healthcheck.model import (
     counted,
 )
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK
-from healthcheck.probes.loopback_result import Broken, Loopback, Measured
+from healthcheck.probes.loopback import Broken, Loopback, Measured
 
 SETTING = "EFA_MIN_BW"
 FAILED = Reason(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.catalog.fabrics import fabric_of
+from healthcheck.catalog.hardware import fabric_of
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import (
     DRIVER_GRACE,
@@ -24,7 +24,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes import kernel_modules, pci, services
+from healthcheck.probes import driver_files, pci, services
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 from healthcheck.text.naming import named
@@ -89,7 +89,7 @@ def judge(evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
         return
     states = evidence[services.SERVICES]
     running = states.find(services.FABRIC_MANAGER)
-    driver = evidence[kernel_modules.MODULES].nvidia
+    driver = evidence[driver_files.MODULES].nvidia
     start, namesakes = states.fabric_manager_start, states.namesakes(services.FABRIC_MANAGER)
     # A user can give a process this name, but not connect it to the GPUs.
     is_known_by_driver = bool(links) and (bool(namesakes) or not states.of_host)
@@ -160,7 +160,7 @@ def _unobserved(evidence: Evidence, links: dict[str, bool]) -> Unobserved | None
     answer = evidence[nvml.NVML].answer
     if isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER:
         return answer
-    if not evidence[kernel_modules.MODULES].nvidia:
+    if not evidence[driver_files.MODULES].nvidia:
         return Unobserved(
             error_causes.DRIVER_NOT_LOADED, "the fabric manager needs the nvidia kernel module, which is not loaded"
         )
@@ -187,7 +187,7 @@ def _summary(runs: bool, start: services.FabricManagerStart | None) -> str:
 CHECK = Check(
     "fabric-manager",
     "3-topology-check",
-    (nvml.NVML, pci.FUNCTIONS, kernel_modules.MODULES, services.SERVICES),
+    (nvml.NVML, pci.FUNCTIONS, driver_files.MODULES, services.SERVICES),
     judge,
     (NOT_RUNNING, DISCONNECTED, MISMATCH),
     causes=(FABRIC_COMING_UP,),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from healthcheck.catalog.gpu_speeds import gpu_speed_table
+from healthcheck.catalog.hardware import gpu_speed_table
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,

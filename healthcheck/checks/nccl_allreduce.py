@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from healthcheck.catalog.all_reduce import all_reduce_of
+from healthcheck.catalog.hardware import all_reduce_of
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,

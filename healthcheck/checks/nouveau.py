@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
-from healthcheck.probes import kernel_modules, pci
+from healthcheck.probes import driver_files, pci
 
 LOADED = Reason(
     "NouveauLoaded",
@@ -22,7 +22,7 @@ def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
     if not gpus:
         yield NotConfigured("no GPU on PCI")
         return
-    loaded = evidence[kernel_modules.MODULES].nouveau
+    loaded = evidence[driver_files.MODULES].nouveau
     if loaded:
         bound = sum(function.driver == "nouveau" for function in gpus)
         detail = f"the nouveau module is loaded; {bound} of {counted(len(gpus), 'GPU')} bound to it"
@@ -30,4 +30,4 @@ def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
     yield Observation("nouveau is loaded" if loaded else "nouveau is not loaded", "not loaded")
 
 
-CHECK = Check("nouveau", "3-topology-check", (kernel_modules.MODULES, pci.FUNCTIONS), judge, (LOADED,))
+CHECK = Check("nouveau", "3-topology-check", (driver_files.MODULES, pci.FUNCTIONS), judge, (LOADED,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from healthcheck.catalog.fabrics import fabric_of
+from healthcheck.catalog.hardware import fabric_of
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import LINK_GRACE, answering, found, silent
 from healthcheck.model import (

@@ -21,9 +21,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.ib_loopback import RDMA_LOOPBACK
-from healthcheck.probes.ib_write_bw import NOT_RUN
-from healthcheck.probes.loopback_result import Broken, Loopback, Measured
+from healthcheck.probes.ib_loopback import NOT_RUN, RDMA_LOOPBACK
+from healthcheck.probes.loopback import Broken, Loopback, Measured
 
 FAILED = Reason(
     "RdmaLoopbackFailed",

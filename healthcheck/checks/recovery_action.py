@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.catalog.recovery import RecoveryAction, recovery_action
+from healthcheck.catalog.xid import RecoveryAction, recovery_action
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import placed, shown_functions, silent
 from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity, Unobserved, counted

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthcheck.catalog.recovery import NONE, recovery_action_in
-from healthcheck.catalog.ruling import Ruling
-from healthcheck.catalog.xid import RECOVERY_CODE, recovery_of, rule_by_catalogue, xid_table
+from healthcheck.catalog.policy import Ruling
+from healthcheck.catalog.xid import NONE, RECOVERY_CODE, recovery_action_in, recovery_of, rule_by_catalogue, xid_table
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
 from healthcheck.probes import diagnostics, kernel_log

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from healthcheck.cluster.cluster_settings import ClusterSettings
 from healthcheck.cluster.connection import Connection, Connector, connect, refuse_to_read
-from healthcheck.cluster.dra_objects import DraObjects
+from healthcheck.cluster.dra import DraObjects
 from healthcheck.cluster.events import Events
+from healthcheck.cluster.installation import ClusterSettings, Policies, Rights
 from healthcheck.cluster.jobs import Jobs
 from healthcheck.cluster.leases import Leases
 from healthcheck.cluster.nodes import Nodes
-from healthcheck.cluster.pods import Pods
-from healthcheck.cluster.policies import Policies
-from healthcheck.cluster.rights import Rights
-from healthcheck.cluster.workloads import Workloads
+from healthcheck.cluster.pods import Pods, Workloads
 
 
 class Cluster:

@@ -1,4 +1,8 @@
-"""Client that lists pods with GPUs or on a node, reads their logs, and evicts them."""
+"""Client that lists pods with GPUs or on a node, reads their logs, and evicts them.
+
+Also controllers whose objects state how many failures their pods survive, and the listings for `diagnose`: objects of
+any kind, and the end of a container's log.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,26 @@ from healthcheck.node.gpu_resources import GpuPod, gpu_pod, unplaced_since
 from healthcheck.node.pods import PodState, pod_state
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
+
+_PATHS = {
+    ("batch", "Job"): ("apis/batch/v1", "jobs"),
+    ("jobset.x-k8s.io", "JobSet"): ("apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
+    ("kubeflow.org", "PyTorchJob"): ("apis/kubeflow.org/v1", "pytorchjobs"),
+    ("kubeflow.org", "MPIJob"): ("apis/kubeflow.org/v2beta1", "mpijobs"),
+}
+
+
+class Workloads(Requests):
+    """Reads Jobs, JobSets, PyTorchJobs and MPIJobs of any namespace as plain API objects."""
+
+    def is_known(self, group: str, kind: str) -> bool:
+        return (group, kind) in _PATHS
+
+    def read(self, group: str, kind: str, namespace: str, name: str) -> dict[str, Any]:
+        """Return the object. Raises NotFound, Forbidden and other ClusterErrors; KeyError for another kind."""
+        path, resource = _PATHS[group, kind]
+        return self._json("get", f"/{path}/namespaces/{quote(namespace)}/{resource}/{quote(name)}", resource)
+
 
 JOB_LABEL, _JOB_UID_LABEL = "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"
 _PODS = "/api/v1/namespaces/{}/pods"
@@ -155,3 +179,27 @@ class Pods(Requests):
         finally:
             response.close()  # a log that has not ended would keep its connection
         return content.decode("utf-8", "replace")
+
+
+_TAIL_LINES = 200
+
+
+class Listings(Pods):
+    """A connection that only reads; a pod that it tries is never stored."""
+
+    def objects(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the objects below an API path, in pages, as plain API objects."""
+        return self._pages(path, resource, query)
+
+    def try_pod(self, namespace: str, pod: Mapping[str, Any]) -> dict[str, Any]:
+        """Submit a pod as a dry run and return the pod as admission would change it.
+
+        Raises Refused or Forbidden if the pod would not be created.
+        """
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods"
+        return self._json("create", path, "pods", pod, query={"dryRun": "All"})
+
+    def read_log(self, namespace: str, pod: str, container: str, previous: bool) -> str:
+        """Return the last lines of a container's log, or of its previous run if `previous` is set."""
+        query = {"container": container, "previous": "true" if previous else "", "tailLines": str(_TAIL_LINES)}
+        return self._log(namespace, pod, query)

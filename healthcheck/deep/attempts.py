@@ -8,9 +8,7 @@ from enum import Enum, auto
 
 from msgspec import Struct
 
-from healthcheck.deep.gpu_resets import known_failure
-from healthcheck.deep.reset_plan import ResetTarget, ends_by_reset, needs_reboot
-from healthcheck.deep.reset_steps import Step, drained
+from healthcheck.deep.reset_plan import ResetTarget, Step, drained, ends_by_reset, known_failure, needs_reboot
 from healthcheck.memory.reason_names import OF_THE_NETWORK
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Nature, Severity, Status

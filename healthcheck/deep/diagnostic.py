@@ -1,19 +1,57 @@
-"""One deep diagnostic: a DCGM run of one level, repetition of doubtful failures, and the outcome."""
+"""One deep diagnostic: a DCGM run of one level, repetition of doubtful failures, and the outcome.
+
+Before it, the use of the node's GPUs: by pods, from the kubelet; by processes, from the last check cycle.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4, needs_repeat, with_repeat
 from healthcheck.checks.examine import CHECK_FAILED, failure, judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Outcome, Probe, Unobserved
+from healthcheck.model import Evidence, Outcome, Probe, ProbeError, Unobserved
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer
+from healthcheck.probes.nvml.gpus import NVML
+from healthcheck.text.naming import named
+
+_MOST_NAMED = 3
+
+
+class Idleness(Struct, frozen=True):
+    """Sources of GPU use. `pods` returns pod, resource and device count of each pod with devices; raises ProbeError."""
+
+    pods: Callable[[], Iterable[tuple[str, str, int]]]
+    last_evidence: Callable[[], Evidence | None]
+
+    def held(self) -> str:
+        """Return the pods that have GPUs, or an empty string. Raises ProbeError."""
+        return named((f"{pod} has {count} {resource}" for pod, resource, count in self.pods()), _MOST_NAMED)
+
+    def used(self) -> str:
+        """Return the pods or processes that use the GPUs, or an empty string. Raises ProbeError."""
+        return self.held() or self._processes()
+
+    def _processes(self) -> str:
+        """Return the GPUs in use by processes, or an empty string.
+
+        If the agent runs in a separate PID namespace, NVML reports no processes to it, and only the pods are known.
+        """
+        evidence = self.last_evidence()
+        if evidence is None or evidence.unread(NVML):
+            raise ProbeError("the agent has not read the GPUs yet")
+        answer = evidence[NVML].answer
+        if isinstance(answer, Unobserved):
+            raise ProbeError(answer.detail)
+        busy = [gpu.subject for gpu in answer.gpus if gpu.processes]
+        return f"processes use {', '.join(busy[:_MOST_NAMED])}" if busy else ""
+
 
 _RESULTS = ("pass", "fail")
 _LEVELS = {2: (LEVEL_2, LEVEL_2_RUN), 4: (LEVEL_4, LEVEL_4_RUN)}

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from healthcheck.deep.claim import Claim, RunKind, claim_on, release
-from healthcheck.deep.reset_steps import awaits_reboot
+from healthcheck.deep.reset_plan import awaits_reboot
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, annotated
 from healthcheck.text.boundary import JsonObject, read_row
 from healthcheck.text.moments import timestamp

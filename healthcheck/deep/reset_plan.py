@@ -1,25 +1,159 @@
-"""Plan of a reset: its GPUs, and reasons against it. Pure functions, no I/O."""
+"""Plan of a reset: its GPUs, its steps as the record names them, and reasons against it. Pure functions, no I/O.
+
+GPUs that must be reset together, and platforms on which resets are known to fail, are data with sources.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
 
 from msgspec import Struct
 
 from healthcheck.checks.driver import being_changed
 from healthcheck.deep.claim import claim_on
-from healthcheck.deep.gpu_resets import known_failure
 from healthcheck.memory.findings import gpu_address
 from healthcheck.memory.reason_names import OF_THE_NETWORK
 from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Severity
+from healthcheck.model import Severity, Status
 from healthcheck.node.gpu_resources import listed
-from healthcheck.node.state import RESULTS, UNHEALTHY, NodeState, is_tested
+from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, RESULTS, UNHEALTHY, NodeState, is_tested
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
+from healthcheck.verdict.record import AgentRecord, RunRecord
+
+
+class ResetScope(StrEnum):
+    """GPUs of one reset."""
+
+    ONE = "one"
+    """The GPU alone."""
+    LINKED = "linked"
+    """All GPUs with NVLinks."""
+    ALL = "all"
+    """All GPUs of the node, with the fabric manager stopped."""
+
+
+class ScopeRow(Struct, frozen=True):
+    """Scope for GPUs from an NVLink version on (nvmlNvlinkVersion_t; 0: no NVLink).
+
+    `with_nvswitch` None: the row applies with and without NVSwitches.
+    """
+
+    least_version: int
+    with_nvswitch: bool | None
+    scope: ResetScope
+    source: str
+
+
+_MANUAL = "nvidia-smi manual, --gpu-reset"
+SCOPES = (
+    ScopeRow(6, None, ResetScope.ONE, f"{_MANUAL}: Hopper and later need no fabric manager to be reset one by one"),
+    ScopeRow(4, True, ResetScope.ALL, f"{_MANUAL}: Ampere without a fabric manager: all linked GPUs in one command"),
+    ScopeRow(4, False, ResetScope.ONE, f"{_MANUAL}: from Ampere on, GPUs with NVLinks are reset one by one"),
+    ScopeRow(1, None, ResetScope.LINKED, f"{_MANUAL}: before Ampere, all linked GPUs in one command"),
+    ScopeRow(0, None, ResetScope.ONE, f"{_MANUAL}: no NVLink"),
+)
+"""First matching row applies. On Ampere with NVSwitches, a single GPU is reset only through a running fabric manager;
+this system stops it and resets all. NVLink 2.2 (3) is Volta's and Turing's, 3.0 (4) Ampere's, 4.0 (6) Hopper's."""
+UNKNOWN_LINKS = ScopeRow(0, None, ResetScope.ALL, "the NVLink version is unknown, so no GPU counts as independent")
+
+
+class KnownFailure(Struct, frozen=True):
+    """Platform on which a GPU reset is known to fail, by the beginning of the Node's `spec.providerID`."""
+
+    provider: str
+    why: str
+    source: str
+
+
+KNOWN_FAILURES = (
+    KnownFailure(
+        "aws://",
+        "EC2's hypervisor refuses the function-level reset of a GPU, also for metal instances; a reboot ends the fault",
+        "NVIDIA/ai-cloud-validation PR 603, awslabs/awsome-distributed-ai PR 1190",
+    ),
+)
+
+
+def scope_of(versions: Iterable[int | None], *, has_nvswitch: bool) -> ScopeRow:
+    """Return the scope for GPUs with these NVLinks; a version is None if NVML does not report it."""
+    listed = list(versions)
+    known = [version for version in listed if version is not None]
+    if listed and not known:
+        return UNKNOWN_LINKS
+    version = min(known, default=0)
+    return next(row for row in SCOPES if version >= row.least_version and row.with_nvswitch in (None, has_nvswitch))
+
+
+def known_failure(provider_id: str) -> KnownFailure | None:
+    """Return the row of the platform; None if resets are not known to fail there."""
+    return next((row for row in KNOWN_FAILURES if provider_id.startswith(row.provider)), None)
+
+
+class Step(StrEnum):
+    """A step of a reset. The command runs the first and the last ones, the Job the others."""
+
+    CLAIM = "claim"
+    PLAN = "plan"
+    FREE = "free the GPUs"
+    OPERANDS = "operands"
+    RESET = "reset"
+    DRAIN = "drain the node"
+    REBOOT = "reboot"
+    VERIFY = "verify"
+    LEVEL_2 = "level 2"
+    LOAD = "load"
+
+
+_BEFORE = (Step.CLAIM.value, Step.PLAN.value, Step.FREE.value, Step.OPERANDS.value, Step.DRAIN.value)
+_RESULTS = (Status.PASS.value, Status.FAIL.value)
+_NAMES = frozenset(Step)
+_KEPT = timedelta(hours=1)
+"""Time for which the API server keeps Events by default: an Event is not created twice within it."""
+
+
+def may_have_begun(record: RunRecord) -> bool:
+    """Whether the GPUs may have been touched: from then on the run must end, and can't be undone."""
+    is_at_work = record.running not in (None, *_BEFORE)
+    return is_at_work or record.reset_at is not None or record.status in _RESULTS
+
+
+def awaits_reboot(record: RunRecord, boot_id: str) -> bool:
+    """Whether the record requests a reboot of this boot, which has not happened yet."""
+    return record.running == Step.REBOOT.value and bool(boot_id) and record.boot_id == boot_id
+
+
+def drained(record: RunRecord) -> str:
+    """Return the detail of the ended drain; '' if it has not ended."""
+    return next((row.detail or "" for row in record.steps or () if row.step == Step.DRAIN.value), "")
+
+
+def step_events(node: NodeState, now: datetime) -> Iterator[NodeEvent]:
+    """Yield an Event for each step in the Node's record, and one for its end once the node is returned.
+
+    The same step always has the same name. Steps older than an hour are left out: they have been reported.
+    """
+    record = records.on_node(RunRecord, node, RESET_RESULT)
+    for row in record.steps or ():
+        if row.step in _NAMES and row.at is not None and now - row.at < _KEPT:
+            message = cut(": ".join(filter(None, (row.step, row.detail))))
+            yield NodeEvent(
+                event_name(node.name, "reset", row.step or "", timestamp(row.at)), "Normal", "GpuResetStep", message
+            )
+    ended = records.time_of(record)
+    if record.running or RESET_COMMAND in node.annotations or ended is None or now - ended >= _KEPT:
+        return
+    name, why = event_name(node.name, "reset", "end", timestamp(ended)), "; ".join(record.reasons or ())
+    if record.status == Status.PASS and not why:
+        yield NodeEvent(name, "Normal", "GpuResetDone", "the GPUs work again")
+    else:
+        default = "a GPU does not work" if record.status == Status.FAIL else "no GPU was reset"
+        yield NodeEvent(name, "Warning", "GpuResetFailed", cut(why or default))
+
 
 _GPU = re.compile(
     r"(?:GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|[0-9]{1,3})\Z",

@@ -3,23 +3,57 @@
 One thread keeps a short table of connections, each for one request, and accepts a limited number per second. When
 the table is full, the server drops the oldest connection of the address with the most connections. The newest
 connection, which may be the kubelet's probe, is therefore always accepted, and no client displaces another.
+
+`listen_for_root` opens a Unix socket that only root can connect to, and whose path leads through root's folders only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+import os
 import socket
 import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
+
+_MODE = 0o600
+"""Mode of the socket: connect(2) needs the permission to write."""
+_ROOT_BACKLOG = 64
+
+
+def listen_for_root(path: Path) -> socket.socket:
+    """Listen on a new socket at this path, which replaces an earlier one. Raises OSError.
+
+    The folder is opened first: the length of its path is not limited then (unix(7): 107 bytes), and no link is
+    followed.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX)
+    new = f"{path.name}.new"
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=folder)
+        os.fchmod(listener.fileno(), _MODE)  # the file gets it from its first moment
+        listener.bind(f"/proc/self/fd/{folder}/{new}")
+        listener.listen(_ROOT_BACKLOG)
+        os.replace(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.close(folder)
+    return listener
+
 
 log = structlog.get_logger()
 
@@ -69,7 +103,7 @@ class HttpServer:
 
     def __init__(self, pages: Pages, address: int | socket.socket) -> None:
         self._pages = pages
-        self._listener = _listen(address) if isinstance(address, int) else address
+        self._listener = _listen_on_port(address) if isinstance(address, int) else address
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # accepted connections inherit it
         self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
@@ -142,7 +176,7 @@ class HttpServer:
         return exchange.answer
 
 
-def _listen(port: int) -> socket.socket:
+def _listen_on_port(port: int) -> socket.socket:
     """Listen on all addresses, also of IPv6 where the kernel has it: in a cluster of IPv6 the kubelet probes there."""
     if not socket.has_dualstack_ipv6():
         return socket.create_server(("", port), backlog=_BACKLOG)

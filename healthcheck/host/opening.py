@@ -1,4 +1,8 @@
-"""Functions to open files and folders. A lack of resources or permissions never counts as a missing file."""
+"""Functions to open files and folders. A lack of resources or permissions never counts as a missing file.
+
+The kernel generates short files of /sys and /proc on each read. Such a file disappears together with the object that it
+describes.
+"""
 
 from __future__ import annotations
 
@@ -116,3 +120,26 @@ def names_there(folder: str | Path) -> list[str]:
 def names_in(folder: str | Path) -> list[str]:
     """Return the sorted names in a folder. Raises OSError and Shortage."""
     return sorted(entry.name for entry in entries_of(folder))
+
+
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ESRCH})
+
+
+def read(path: str | Path, most: int, folder: int | None = None) -> bytes:
+    """Return the first bytes of a file.
+
+    A captured tree may have another kind of file at this path, so the function never waits and limits the size.
+    """
+    file = open_file(path, os.O_RDONLY, folder)
+    try:
+        return os.read(file, most)
+    finally:
+        os.close(file)
+
+
+def is_gone(error: OSError) -> bool:
+    """Whether the error shows that the kernel has removed the device or process that the file describes.
+
+    Any other error means "could not check".
+    """
+    return error.errno in _GONE

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from healthcheck.catalog.steps import RELOADED
+from healthcheck.catalog.policy import RELOADED
 from healthcheck.memory.findings import ActiveFinding, gpu_address
 from healthcheck.memory.reason_names import (
     DRIVER_LOAD,

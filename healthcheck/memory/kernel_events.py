@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import MOST_COUNTED, OVERRIDDEN
-from healthcheck.catalog.recovery import NONE
 from healthcheck.catalog.severities import at_threshold, is_reached
+from healthcheck.catalog.xid import NONE
 from healthcheck.memory.exit_table import DEVICE_RECOVERED, RECOVERY_XID, SMOOTHING_OFF
 from healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (

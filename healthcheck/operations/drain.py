@@ -2,16 +2,138 @@
 
 Pure functions, no I/O. Rules and flag names are the same as in kubectl (kubectl drain: filters.go), so that users need
 to learn only one set.
+
+Only the cordon of a quarantine run may be lifted automatically. The run writes the annotation `cordoned-by` in the same
+patch that sets `unschedulable`. `kubectl uncordon` leaves the annotation behind. A cordon that a person sets later
+belongs to that person: the API server records the last writer of the field. If it records no writer, the cordon is not
+ours. Any client can empty `managedFields`, and later writes are then not recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
+from enum import Enum
 from typing import Any
 
 from msgspec import Struct
 
+from healthcheck.deep.claim import RunKind, claim_on
+from healthcheck.node.gpu_resources import gpu_pod
+from healthcheck.node.state import CORDONED_BY, FIELD_MANAGER, NodeState
 from healthcheck.operations.pod_removal import Fate, RemovalEffect
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+
+_LONGEST = 320
+
+
+def cordon(node: NodeState, by: str) -> dict[str, Any] | None:
+    """Return the patch that cordons the node for this run; None if it is cordoned already, by any owner."""
+    if node.cordoned:
+        return None
+    metadata = {"resourceVersion": node.resource_version, "annotations": {CORDONED_BY: by}}
+    return {"metadata": metadata, "spec": {"unschedulable": True}}
+
+
+def cordoned_by(node: NodeState) -> str:
+    """Return the quarantine run that set the cordon.
+
+    Return '' if there is no cordon, if a person set it, or if its owner is unknown.
+    """
+    is_ours = (
+        {manager.name for manager in node.cordon_managers}
+        == {manager.name for manager in node.mark_managers}
+        == {FIELD_MANAGER}
+    )
+    by = printable(node.annotations.get(CORDONED_BY, ""), _LONGEST)
+    return by if node.cordoned and is_ours else ""
+
+
+def why_kept(node: NodeState, now: datetime) -> str:
+    """Return the reason why the cordon must not be lifted; '' if it may be lifted, or if there is none."""
+    if not node.cordoned:
+        return ""
+    if not cordoned_by(node):
+        is_noted = node.cordon_managers or CORDONED_BY not in node.annotations
+        return "it was not cordoned by a quarantine run" if is_noted else "the Node does not show who cordoned it"
+    run = claim_on(node, now)
+    if run is not None and run.kind is RunKind.QUARANTINE:
+        return f"the quarantine run {run.holder} owns it until {timestamp(run.until)}"
+    return ""
+
+
+def lift(node: NodeState, now: datetime) -> dict[str, Any] | None:
+    """Return the merge patch that lifts our cordon; None if there is nothing to lift.
+
+    The patch removes the annotation `cordoned-by` together with the cordon. It removes only the annotation if a person
+    has lifted the cordon or now owns it.
+    """
+    ours = cordoned_by(node)
+    if CORDONED_BY not in node.annotations or (ours and why_kept(node, now)):
+        return None
+    metadata = {"resourceVersion": node.resource_version, "annotations": {CORDONED_BY: None}}
+    return {"metadata": metadata, "spec": {"unschedulable": None}} if ours else {"metadata": metadata}
+
+
+_OURS = "gpu-healthcheck"
+_DRA_DRIVERS = frozenset({"nvidia-dra-driver-gpu", "dra-driver-nvidia-gpu", "nvidia-dra-driver"})
+_PLUGINS = frozenset(
+    {*("nvidia-device-plugin-daemonset", "nvidia-device-plugin", "nvidia-device-plugin-ds", "hami-device-plugin")}
+)
+_OPERANDS = _PLUGINS | {
+    *("nvidia-dcgm", "nvidia-dcgm-exporter", "dcgm-exporter", "gpu-feature-discovery", "nvsm", "nvidia-mig-manager")
+}
+"""Values of the labels below of NVIDIA's and HAMi's components that open every GPU."""
+_LABELS = ("app", "name", "app.kubernetes.io/name", "app.kubernetes.io/component")
+
+
+class HolderKind(Enum):
+    """How the GPU becomes free of a holder."""
+
+    WORKLOAD = "workload"
+    """A pod with GPUs: the command evicts it."""
+    OPERAND = "operand"
+    """A component of NVIDIA or HAMi: the operator's label ends it, or the command evicts its pod."""
+    OURS = "ours"
+    """A program of this project: it closes NVML by itself."""
+    FOREIGN = "foreign"
+    """Anything else: the reset stops."""
+
+
+def holder_kind(pod: Mapping[str, Any]) -> HolderKind:
+    """Return how the GPU becomes free of this API Pod."""
+    labels = _labels(pod)
+    if pod["metadata"].get("namespace") == _OURS and labels.get(_LABELS[2]) == _OURS:
+        return HolderKind.OURS
+    if any(labels.get(key) in _OPERANDS for key in _LABELS) or is_dra_plugin(pod):
+        return HolderKind.OPERAND
+    return HolderKind.WORKLOAD if gpu_pod(pod) is not None else HolderKind.FOREIGN
+
+
+def is_device_plugin(pod: Mapping[str, Any]) -> bool:
+    """Whether this API Pod is NVIDIA's or HAMi's device plugin, which does not re-advertise a GPU by itself."""
+    labels = _labels(pod)
+    return any(labels.get(key) in _PLUGINS for key in _LABELS)
+
+
+def is_dra_plugin(pod: Mapping[str, Any]) -> bool:
+    """Whether this API Pod is the kubelet plugin of NVIDIA's DRA driver, whose taint of a GPU ends by a restart.
+
+    The driver's controller has the same name, and belongs to no DaemonSet.
+    """
+    owners = pod["metadata"].get("ownerReferences") or ()
+    is_of_driver = any(_labels(pod).get(key) in _DRA_DRIVERS for key in _LABELS)
+    return is_of_driver and any(owner.get("kind") == "DaemonSet" for owner in owners)
+
+
+def title(pod: Mapping[str, Any]) -> str:
+    return f"{pod['metadata'].get('namespace', '')}/{pod['metadata'].get('name', '')}"
+
+
+def _labels(pod: Mapping[str, Any]) -> Mapping[str, str]:
+    return pod["metadata"].get("labels") or {}
+
 
 _MIRROR = "kubernetes.io/config.mirror"
 """Annotation of the kubelet on a static pod's API object. Deleting such an object has no effect."""

@@ -1,14 +1,21 @@
-"""Job that resets GPUs of one node. Pure functions, no I/O."""
+"""Job that resets GPUs of one node, and the choice of a node for an automatic reset. Pure functions, no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from healthcheck.deep import job
+from healthcheck.deep.claim import RunKind, claim_on
 from healthcheck.deep.job import MADE_BY_LABEL, JobName, job_on, pod_of
-from healthcheck.deep.reset_plan import boot_name, gpu_name
-from healthcheck.node.state import NodeState
+from healthcheck.deep.reset_command import OPERANDS, operands_before, switched_off
+from healthcheck.deep.reset_plan import boot_name, gpu_name, may_have_begun, reset_targets, why_not_reset
+from healthcheck.model import Severity
+from healthcheck.node.state import RESET_RESULT, RESULTS, SEVERITY, NodeState
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import AgentRecord, RunRecord
 
 CRON_JOB = "gpu-healthcheck-reset-node"
 """Name of the CronJob that is its template."""
@@ -45,3 +52,43 @@ def reset_job(
 def job_name(node_name: str) -> str:
     """Return the name `gpu-reset-<NODE>`, shortened if it is too long. It also is the owner's name in the claim."""
     return job.job_name(_BEGINNING, node_name)
+
+
+MAY_NEED_RESET = f"{SEVERITY} in ({Severity.RESET.name},{Severity.REBOOT.name},{Severity.ISOLATE.name})"
+"""Selector of the nodes that a reset may help; a finding that recurs after resets is ISOLATE."""
+AGAIN = timedelta(hours=24)
+"""Time after a reset of a node, by a person or a program, without an automatic one."""
+
+
+def is_reset_now(node: NodeState, now: datetime) -> bool:
+    """Whether a reset has the node. Any other claim says nothing about resets, whatever the label `mode`."""
+    run = claim_on(node, now)
+    return run is not None and (run.kind, run.holder) == (RunKind.RESET, job_name(node.name))
+
+
+def is_left_off(node: NodeState, now: datetime) -> bool:
+    """Whether a dead reset left operands of the GPU operator off, and its continuation resets no GPU a second time."""
+    if claim_on(node, now) is not None or not switched_off(node.labels, node.annotations):
+        return False
+    return not reset_targets(node, ()) or not may_have_begun(records.on_node(RunRecord, node, RESET_RESULT))
+
+
+def why_not_automatic(node: NodeState, now: datetime) -> str:
+    """Return the first reason against an automatic reset of this node's GPUs; '' without one. Ignores its pods."""
+    return next(_reasons(node, now), "")
+
+
+def _reasons(node: NodeState, now: datetime) -> Iterator[str]:
+    findings = records.on_node(AgentRecord, node, RESULTS).findings or ()
+    if worse := next((row for row in findings if (row.severity or Severity.PASS) > Severity.RESET), None):
+        yield f"{worse.reason} on {worse.subject} needs more than a reset"
+    yield from why_not_reset(node, reset_targets(node, ()), job_name(node.name), now, force=False)
+    if not node.tainted():
+        yield "its fault set no taint: the limit of tainted nodes is reached, or taints are off"
+    if node.has_device_plugin and OPERANDS[0] not in operands_before(node):
+        yield "the GPU operator does not run its device plugin, and no pod is evicted"
+    if node.cordoned:
+        yield "it is cordoned"
+    last = records.time_of(records.on_node(RunRecord, node, RESET_RESULT))
+    if last is not None and now - last < AGAIN:
+        yield f"its last reset was at {timestamp(last)}, less than 24 h ago"

@@ -16,7 +16,7 @@ from healthcheck.deep.reset_command import switched_off
 from healthcheck.model import PREFIX
 from healthcheck.node.hami import cordon_change, our_cordons
 from healthcheck.node.state import ENABLED, MAINTENANCE, MOST_FIELD_MANAGERS, SEVERITY, STARTUP, UNHEALTHY, NodeState
-from healthcheck.operations.cordon import cordoned_by
+from healthcheck.operations.drain import cordoned_by
 from healthcheck.verdict.taint_decision import says_devices
 
 SELECTOR = "app.kubernetes.io/name=gpu-healthcheck"

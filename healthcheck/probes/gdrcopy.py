@@ -8,8 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.kernel_files import read
-from healthcheck.host.opening import is_absent, is_folder, is_there, names_there, want_folder
+from healthcheck.host.opening import is_absent, is_folder, is_there, names_there, read, want_folder
 from healthcheck.model import Host, Probe, ProbeError
 from healthcheck.probes.services import enabled_of
 

@@ -19,8 +19,7 @@ from msgspec import Struct
 
 from healthcheck.host import host_files
 from healthcheck.host.clock import now
-from healthcheck.host.kernel_files import is_gone
-from healthcheck.host.opening import entries_of
+from healthcheck.host.opening import entries_of, is_gone
 from healthcheck.model import Host, Probe, ProbeError
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.processes import DEVICE_PLUGIN, KUBELET, VGPU_MONITOR, Process

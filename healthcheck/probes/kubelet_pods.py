@@ -1,14 +1,21 @@
-"""Pods that the kubelet runs on this node, and the pod of a control group."""
+"""Pods of this node by UID: from the kubelet's Pods API where it is served, else from the container runtime (CRI).
+
+Also the kubelet's own folders of pods, and the pod of a control group.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from healthcheck.host import host_files
+from healthcheck.host.grpc_socket import NodeSocket
 from healthcheck.host.opening import names_in
+from healthcheck.model import ProbeError
 
 KUBELETS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet")
 """Folders of kubelets: the default, to which MicroK8s has a link, and that of k0s."""
@@ -51,3 +58,100 @@ def known_pods(root: Path) -> dict[str, KubeletPod]:
         if len(word) == 3 and word[2]:
             pods.setdefault(word[2], set()).add(KubeletPod(word[0], word[1]))
     return {uid: named.pop() for uid, named in pods.items() if len(named) == 1}
+
+
+PODS_API = "/var/lib/kubelet/pods-api/pods-api.sock"
+"""Socket of the kubelet's Pods API (KEP-4188)."""
+UID = re.compile(r"[0-9A-Za-z-]{1,64}\Z", re.ASCII)
+MOST_PODS = 2000
+"""Most pods that are kept: more than a kubelet runs."""
+_LONGEST_NAME = 253
+_READY = 0
+"""SANDBOX_READY of PodSandboxState. The sandbox of a pod that has ended remains for a time."""
+_ENDED = ("Succeeded", "Failed")
+_GPU = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+"""UUID of a card in HAMi's annotation, with or without the position of a MIG instance behind it."""
+
+
+class Toleration(Struct, frozen=True):
+    """A pod's toleration; '' is a field that is not set."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class LocalPod(Struct, frozen=True):
+    """A pod of this node. `tolerations` is None if the source does not know them."""
+
+    namespace: str
+    name: str
+    tolerations: tuple[Toleration, ...] | None = None
+    hami_gpus: frozenset[str] = frozenset()
+    """UUIDs of the GPUs that HAMi gave the pod: its scheduler writes them into an annotation before the pod starts."""
+    has_ended: bool = False
+
+
+def read_pods(root: Path, runtime_socket: str) -> dict[str, LocalPod]:
+    """Return the pods by UID. Raises ProbeError if no source answers."""
+    if host_files.is_there(root, PODS_API):
+        try:
+            return by_uid(pods_of_kubelet(*_ask("pods", root, PODS_API)))
+        except ProbeError:  # a socket of a kubelet that no longer serves it
+            if not runtime_socket:
+                raise
+    if not runtime_socket:
+        raise ProbeError("the socket of the container runtime is not known")
+    return by_uid(pods_of_runtime(*_ask("pod-sandboxes", root, runtime_socket)))
+
+
+def pods_of_kubelet(answer: Mapping[str, Any]) -> Iterator[tuple[str, LocalPod]]:
+    """Yield UID and pod of each entry of a ListPodsResponse."""
+    for pod in answer.get("pods", ()):
+        metadata = pod.get("metadata", {})
+        tolerations = tuple(Toleration(**entry) for entry in pod.get("spec", {}).get("tolerations", ()))
+        has_ended = pod.get("status", {}).get("phase", "") in _ENDED
+        yield metadata.get("uid", ""), _pod(metadata, metadata, tolerations, has_ended=has_ended)
+
+
+def pods_of_runtime(answer: Mapping[str, Any]) -> Iterator[tuple[str, LocalPod]]:
+    """Yield UID and pod of each entry of a ListPodSandboxResponse."""
+    for sandbox in answer.get("items", ()):
+        metadata = sandbox.get("metadata", {})
+        yield metadata.get("uid", ""), _pod(metadata, sandbox, has_ended=sandbox.get("state", 0) != _READY)
+
+
+def _pod(
+    names: Mapping[str, Any],
+    annotated: Mapping[str, Any],
+    tolerations: tuple[Toleration, ...] | None = None,
+    *,
+    has_ended: bool,
+) -> LocalPod:
+    gpus = frozenset(
+        uuid for entry in annotated.get("annotations", ()) for uuid in _GPU.findall(entry.get("value", ""))
+    )
+    return LocalPod(names.get("namespace", ""), names.get("name", ""), tolerations, gpus, has_ended)
+
+
+def _ask(question: str, root: Path, path: str) -> list[dict[str, Any]]:
+    socket = NodeSocket(question)
+    try:
+        return socket.ask(root, path)
+    finally:
+        socket.end()
+
+
+def by_uid(pods: Iterable[tuple[str, LocalPod]]) -> dict[str, LocalPod]:
+    """Return the first MOST_PODS pods with a valid UID and name.
+
+    A pod may have several sandboxes: if one runs, the pod has not ended.
+    """
+    found: dict[str, LocalPod] = {}
+    for uid, pod in pods:
+        if uid in found and pod.has_ended:
+            continue
+        if len(found) < MOST_PODS and UID.match(uid) and 0 < len(pod.name) <= _LONGEST_NAME >= len(pod.namespace):
+            found[uid] = pod
+    return found

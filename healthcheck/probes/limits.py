@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.kernel_files import read
+from healthcheck.host.opening import read
 from healthcheck.model import Host, Probe, ProbeError
 
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|[0-9]{1,20}) ", re.MULTILINE)

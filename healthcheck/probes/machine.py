@@ -6,7 +6,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from healthcheck.host import host_files
-from healthcheck.host.kernel_files import read
+from healthcheck.host.opening import read
 from healthcheck.model import ProbeError
 from healthcheck.text.printable import printable
 

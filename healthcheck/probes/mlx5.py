@@ -17,8 +17,7 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.host.kernel_files import is_gone, read
-from healthcheck.host.opening import is_folder, names_in, names_there, want_folder
+from healthcheck.host.opening import is_folder, is_gone, names_in, names_there, read, want_folder
 from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
 from healthcheck.probes.efa.infiniband import is_exclusive
 from healthcheck.probes.pci import AMAZON, MELLANOX, MLX5_DRIVER

@@ -10,8 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.host.kernel_files import is_gone, read
-from healthcheck.host.opening import names_in
+from healthcheck.host.opening import is_gone, names_in, read
 from healthcheck.model import Host, Probe, ProbeError
 
 NVIDIA = 0x10DE

@@ -1,7 +1,12 @@
-"""Decision of the gate: whether a pod may start on this node, by the verdict that the agent already has. Pure."""
+"""Decision of the gate: whether a pod may start on this node, by the verdict that the agent already has. Pure.
+
+The Event GateRefused counts the pods that the gate refused on a node, by the reason of the finding.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -9,10 +14,28 @@ from enum import StrEnum
 from msgspec import Struct
 
 from healthcheck.memory.findings import ActiveFinding
-from healthcheck.model import Severity
+from healthcheck.model import Severity, counted
 from healthcheck.node.state import TAINT
-from healthcheck.probes.pods_by_uid import Toleration
+from healthcheck.probes.kubelet_pods import Toleration
 from healthcheck.text.moments import timestamp
+
+EVENT = "GateRefused"
+_REFUSED = re.compile(r"the gate refused (\d{1,6}) pods? \(([A-Za-z0-9-]{1,64})\)", re.ASCII)
+
+
+def refused_message(pods: int, reason: str, message: str) -> str:
+    """Return the message of the Event. `message`: the answer to the last pod."""
+    return f"the gate refused {counted(pods, 'pod')} ({reason}): {message}"
+
+
+def refusals_in(messages: Iterable[str]) -> dict[str, int]:
+    """Return the number of refused pods by reason, from the messages of one node's Events; others do not count."""
+    pods: Counter[str] = Counter()
+    for message in messages:
+        if found := _REFUSED.match(message):
+            pods[found[2]] += int(found[1])
+    return dict(pods)
+
 
 _POD_ENDS = (
     "the pod ends, so that its job starts it elsewhere; unless its restartPolicy is Never, delete the pod: it restarts "

@@ -9,7 +9,7 @@ from healthcheck.probes import pci
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Handler
 from healthcheck.probes.dcgm.engine import NO_ENGINE, Engine
-from healthcheck.probes.device_files import DEVICE_FILES, DeviceFiles
+from healthcheck.probes.driver_files import DEVICE_FILES, DeviceFiles
 from healthcheck.probes.nvml.gpus import NVML, SUCCESS, Gpus
 from healthcheck.verdict.inventory import DcgmRow, DeviceFilesRow, Inventory, RuntimeRow, ToolkitRow, within_limit
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
-from healthcheck.catalog.steps import step_for
+from healthcheck.catalog.policy import step_for
 from healthcheck.catalog.xid import xid_table
 from healthcheck.checks.listed import CHECKS, DEEP_CHECKS
 from healthcheck.memory.findings import ActiveFinding

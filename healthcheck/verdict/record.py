@@ -206,7 +206,7 @@ class RunRecord(JsonObject, frozen=True):
     running: str | None = None
     bug_report: str | None = None
     scope: str | None = None
-    """GPUs that a reset must reset together (`deep.gpu_resets`)."""
+    """GPUs that a reset must reset together (`deep.reset_plan`)."""
     gpus: tuple[ResetGpuRow, ...] | None = None
     pods: tuple[str, ...] | None = None
     """Pods that hold GPUs of a reset, as `namespace/name`: the command evicts them."""

@@ -10,7 +10,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from healthcheck.probes.device_files import NVIDIA_MAJOR
+from healthcheck.probes.driver_files import NVIDIA_MAJOR
 from sim.node import DRIVER_LIBRARIES, LIBRARY_DIRECTORY
 from sim.real_node import arguments, nvidia_runtime
 

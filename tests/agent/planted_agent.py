@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from msgspec.structs import force_setattr
 
-from agent.node import node_input
+from agent.node import node_writer
 from agent.process.agent_program import main
-from agent.state import judgement, run_on_node
+from agent.state import agent_state
 from healthcheck.checks import gpu_count
 from healthcheck.cluster import nodes
 from healthcheck.cluster.nodes import node_state
@@ -39,7 +39,7 @@ def in_the_verdict() -> None:
             stumble()
         return decide(memory, outcomes)
 
-    vars(judgement)["decide"] = planted
+    vars(agent_state)["decide"] = planted
 
 
 def in_a_deep_record() -> None:
@@ -48,7 +48,7 @@ def in_a_deep_record() -> None:
             stumble()
         return records_to_adopt(node, taken)
 
-    vars(node_input)["records_to_adopt"] = planted
+    vars(node_writer)["records_to_adopt"] = planted
 
 
 def once_in_a_deep_record() -> None:
@@ -61,7 +61,7 @@ def once_in_a_deep_record() -> None:
             stumble()
         return records_to_adopt(node, taken)
 
-    vars(node_input)["records_to_adopt"] = planted
+    vars(node_writer)["records_to_adopt"] = planted
 
 
 def in_a_run() -> None:
@@ -70,7 +70,7 @@ def in_a_run() -> None:
             stumble()
         return claim_on(node, now)
 
-    vars(run_on_node)["claim_on"] = planted
+    vars(agent_state)["claim_on"] = planted
 
 
 def in_a_node() -> None:

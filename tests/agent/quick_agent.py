@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from agent.cycle import check_cycle as cycle
+from agent import check_cycle as cycle
 from agent.node import pod_reporter, reset_watch
 from agent.process import schedule, wiring
 from agent.process.agent_program import main

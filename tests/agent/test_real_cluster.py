@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from healthcheck.probes.kubelet_pods import PODS_API
 from healthcheck.probes.pod_resources import SOCKETS
-from healthcheck.probes.pods_by_uid import PODS_API
 from sim.control_plane import MANIFESTS, ControlPlane, install
 from tests.agent.node.test_gate import devices
 from tests.agent.world import UNHEALTHY, P, RealCluster, World

@@ -25,7 +25,7 @@ from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK
 from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, Measured
+from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, Measured
 from healthcheck.probes.mlx5 import MLX5, Mlx5
 from healthcheck.probes.nccl import ALL_REDUCE, AllReduceReading, Failed, Reduced
 from healthcheck.probes.nvml.gpus import NVML

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.all_reduce import AllReduceRow, all_reduce_of, all_reduce_table
+from healthcheck.catalog.hardware import AllReduceRow, all_reduce_of, all_reduce_table
 from healthcheck.settings.reading import packaged_profiles
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.fabrics import fabric_of, fabrics
+from healthcheck.catalog.hardware import fabric_of, fabrics
 from healthcheck.settings.reading import packaged_profiles
 
 # Links and their version (nvmlNvlinkVersion_t), NVSwitches on PCI, fabric manager, IMEX.

@@ -11,15 +11,16 @@ import pytest
 
 from healthcheck import catalog
 from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.recovery import (
+from healthcheck.catalog.tables import TABLES
+from healthcheck.catalog.xid import (
     RecoveryAction,
+    actions,
     recovery_action,
     recovery_action_in,
     recovery_actions,
     recovery_in,
+    xid_table,
 )
-from healthcheck.catalog.tables import TABLES
-from healthcheck.catalog.xid import actions, xid_table
 
 FILES = sorted(file.name for file in files("healthcheck.catalog").iterdir() if file.name.endswith(".csv"))
 SERIOUS = [

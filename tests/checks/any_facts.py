@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from healthcheck.catalog.fabrics import fabrics
+from healthcheck.catalog.hardware import fabrics
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks import CHECKS, clocks, ecc_storm, nvlink_errors, recovery_action
@@ -27,18 +27,7 @@ from healthcheck.model import (
     UnobservedCause,
 )
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
-from healthcheck.probes import (
-    device_files,
-    gdrcopy,
-    gpu_pods,
-    hami,
-    kernel_log,
-    kernel_modules,
-    limits,
-    mlx5,
-    pci,
-    services,
-)
+from healthcheck.probes import driver_files, gdrcopy, gpu_pods, hami, kernel_log, limits, mlx5, pci, services
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import distributions, facts
 from healthcheck.probes.efa import infiniband, libfabric
@@ -252,8 +241,8 @@ _device_names = [
     "nvidia-cap\u00b2",
 ]
 _device_files = st.builds(
-    device_files.DeviceFile,
-    st.sampled_from(device_files.FOLDERS),
+    driver_files.DeviceFile,
+    st.sampled_from(driver_files.FOLDERS),
     st.sampled_from(_device_names) | words,
     st.booleans(),
     numbers | st.just(195),
@@ -311,7 +300,7 @@ FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     mlx5.MLX5: st.builds(
         mlx5.Mlx5, st.lists(_mlx5_devices, max_size=4).map(tuple), st.booleans(), _perhaps(_few(words)), st.booleans()
     ),
-    kernel_modules.MODULES: st.builds(kernel_modules.KernelModules, words, st.booleans()),
+    driver_files.MODULES: st.builds(driver_files.KernelModules, words, st.booleans()),
     services.SERVICES: st.builds(
         services.Services,
         st.booleans(),
@@ -320,8 +309,8 @@ FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
         st.booleans(),
         _few(_uncounted),
     ),
-    device_files.DEVICE_FILES: st.builds(
-        device_files.DeviceFiles, _few(st.sampled_from(device_files.FOLDERS)), _few(_device_files), _majors
+    driver_files.DEVICE_FILES: st.builds(
+        driver_files.DeviceFiles, _few(st.sampled_from(driver_files.FOLDERS)), _few(_device_files), _majors
     ),
     hami.HAMI: _hami,
     gdrcopy.GDRCOPY: st.builds(gdrcopy.GdrCopy, words, st.booleans(), st.booleans()),

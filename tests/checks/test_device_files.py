@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from healthcheck.checks.device_files import CHECK
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.device_files import DEVICE_FILES, FOLDERS, DeviceFile, DeviceFiles
+from healthcheck.probes.driver_files import DEVICE_FILES, FOLDERS, DeviceFile, DeviceFiles
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, finds, functions, healthy, judgements

@@ -6,9 +6,8 @@ from msgspec.structs import replace
 
 from healthcheck.checks.efa_loopback import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK
-from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK, NOT_RUN
+from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
 from tests.checks.evidence import P5, UNKNOWN_TYPE, judgements
 
 

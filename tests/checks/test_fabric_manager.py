@@ -20,7 +20,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.kernel_modules import MODULES, KernelModules
+from healthcheck.probes.driver_files import MODULES, KernelModules
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Mode
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, FabricManagerStart, Service, Services, Uncounted

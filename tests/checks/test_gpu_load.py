@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.gpu_speeds import gpu_speed_table
+from healthcheck.catalog.hardware import gpu_speed_table
 from healthcheck.checks.gpu_load import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Passed, Severity, Unobserved
 from healthcheck.probes.gpu_load.speeds import GPU_LOAD, NOT_RUN, GpuSpeeds, LoadReading

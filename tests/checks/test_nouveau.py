@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.nouveau import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
-from healthcheck.probes.kernel_modules import MODULES, KernelModules
+from healthcheck.probes.driver_files import MODULES, KernelModules
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, P5, efa_functions, functions, judgements
 

@@ -6,9 +6,8 @@ import pytest
 
 from healthcheck.checks.rdma_loopback import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved
-from healthcheck.probes.ib_loopback import RDMA_LOOPBACK
-from healthcheck.probes.ib_write_bw import NOT_RUN
-from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
+from healthcheck.probes.ib_loopback import NOT_RUN, RDMA_LOOPBACK
+from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
 from tests.checks.evidence import UNKNOWN_TYPE, judgements
 
 LOST, BLIND = Broken("Failed status 12"), Unobserved(NOT_RUN, "no library")

@@ -267,7 +267,7 @@ def test_check_record_lists_its_checks(world: World, words: tuple[str, ...]) -> 
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds between the reads, which do not pass."""
     seconds: list[float] = []
-    monkeypatch.setattr("cli.two_reads.sleep", seconds.append)
+    monkeypatch.setattr("cli.this_machine.sleep", seconds.append)
     return seconds
 
 
@@ -322,7 +322,7 @@ def test_check_siblings_now_ends_at_ctrl_c(world: World, monkeypatch: pytest.Mon
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cli.two_reads.sleep", interrupt)
+    monkeypatch.setattr("cli.this_machine.sleep", interrupt)
     done = world.run("siblings", "--now")
 
     assert (done.returncode, done.stdout) == (130, "")

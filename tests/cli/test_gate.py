@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cli import gate
-from healthcheck.host import root_socket
+from healthcheck.host import http_server
 from sim.node import SimulatedNode
 from tests.permissions import as_nobody
 from tests.waiting import GIVE_UP_SECONDS
@@ -189,14 +189,14 @@ def decision(name: str) -> bytes:
 @AS_ROOT
 @pytest.mark.parametrize(("name", "code"), [("refuse", 75), ("start", 0)])
 def test_gate_local_uses_the_answer_of_roots_agent(machine: Machine, name: str, code: int) -> None:
-    with answering(root_socket.listen(machine.state / gate.SOCKET), decision(name)):
+    with answering(http_server.listen_for_root(machine.state / gate.SOCKET), decision(name)):
         assert machine.check() == (code, "from the socket")
 
 
 @AS_ROOT
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.0 503 Service Unavailable\r\n\r\nthe agent starts\n"])
 def test_gate_local_checks_if_the_agent_does_not_answer(machine: Machine, answer: bytes) -> None:
-    with answering(root_socket.listen(machine.state / gate.SOCKET), answer):
+    with answering(http_server.listen_for_root(machine.state / gate.SOCKET), answer):
         code, line = machine.check()
     assert (code, "no finding of RESET or worse on the node" in line) == (0, True)
 
@@ -213,13 +213,13 @@ def test_gate_local_never_asks_the_port(machine: Machine, name: str) -> None:
 
 
 def of_another_user(state: Path) -> socket.socket:
-    listener = root_socket.listen(state / gate.SOCKET)
+    listener = http_server.listen_for_root(state / gate.SOCKET)
     os.chown(state / gate.SOCKET, NOBODY, NOBODY)
     return listener
 
 
 def that_others_may_write(state: Path) -> socket.socket:
-    listener = root_socket.listen(state / gate.SOCKET)
+    listener = http_server.listen_for_root(state / gate.SOCKET)
     (state / gate.SOCKET).chmod(0o666)
     return listener
 
@@ -236,21 +236,21 @@ def with_another_listener(state: Path) -> socket.socket:
 
 def in_a_folder_of_another_user(state: Path) -> socket.socket:
     os.chown(state, NOBODY, NOBODY)
-    return root_socket.listen(state / gate.SOCKET)
+    return http_server.listen_for_root(state / gate.SOCKET)
 
 
 def in_a_folder_that_others_may_write(state: Path) -> socket.socket:
     state.chmod(0o775)
-    return root_socket.listen(state / gate.SOCKET)
+    return http_server.listen_for_root(state / gate.SOCKET)
 
 
 def below_a_folder_of_another_user(state: Path) -> socket.socket:
     os.chown(state.parent, NOBODY, NOBODY)
-    return root_socket.listen(state / gate.SOCKET)
+    return http_server.listen_for_root(state / gate.SOCKET)
 
 
 def behind_a_link(state: Path) -> socket.socket:
-    listener = root_socket.listen(state / "elsewhere")
+    listener = http_server.listen_for_root(state / "elsewhere")
     (state / gate.SOCKET).symlink_to("elsewhere")
     return listener
 
@@ -258,12 +258,12 @@ def behind_a_link(state: Path) -> socket.socket:
 def behind_a_link_to_the_folder(state: Path) -> socket.socket:
     state.rename(state.with_name("elsewhere"))
     state.symlink_to("elsewhere")
-    return root_socket.listen(state.with_name("elsewhere") / gate.SOCKET)
+    return http_server.listen_for_root(state.with_name("elsewhere") / gate.SOCKET)
 
 
 def behind_a_regular_file(state: Path) -> socket.socket:
     (state / gate.SOCKET).touch()
-    return root_socket.listen(state / "elsewhere")
+    return http_server.listen_for_root(state / "elsewhere")
 
 
 @AS_ROOT

@@ -13,9 +13,9 @@ import yaml
 
 from cli.access import cluster_of
 from cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
+from cli.fleet_faults import rank
 from cli.output import fleet_page
-from cli.output.slow_table import print_slow
-from cli.slow_gpus import rank
+from cli.output.fleet_table import print_slow
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.leases import Heartbeat
 from healthcheck.node.state import INSTANCE_TYPE, NodeState

@@ -20,7 +20,7 @@ from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import NodeState
 from healthcheck.text.boundary import read_row
 from healthcheck.text.moments import timestamp
-from healthcheck.verdict.gate_refusals import refused_message
+from healthcheck.verdict.gate import refused_message
 from healthcheck.verdict.node_events import NodeEvent
 from healthcheck.verdict.record import StandingRecord
 from sim.api_stand_in import ApiStandIn

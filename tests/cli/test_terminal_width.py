@@ -16,8 +16,7 @@ from rich.text import Text
 from cli.output.allocation_table import page
 from diagnosis.answers.allocation import allocation
 from healthcheck.deep.due import DeepTest
-from healthcheck.host.console import wrapped
-from healthcheck.host.fitted_table import fitted_table, shortened
+from healthcheck.host.console import fitted_table, shortened, wrapped
 from healthcheck.node.state import UNHEALTHY
 from sim.api_stand_in import ApiStandIn
 from sweeper import __main__ as sweep

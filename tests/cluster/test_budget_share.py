@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from agent.node.own_slot import OwnSlot
+from agent.node.slot_requests import OwnSlot
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Conflict, NotFound
 from healthcheck.node.state import NodeState

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.device_taint_rules import DeviceTaints
+from healthcheck.cluster.dra import DeviceTaints
 from healthcheck.verdict.device_taints import MissingRule
 from sim.control_plane import DEVICE_TAINT_RULES, ControlPlane
 from tests.device_taints import Json, publish, rules_of

@@ -17,10 +17,10 @@ import pytest
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import Connection, Requests, connect
-from healthcheck.cluster.device_taint_rules import DeviceTaints
+from healthcheck.cluster.dra import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unavailable
+from healthcheck.cluster.installation import Right
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.rights import Right
 from healthcheck.deep.job import JobState
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.pods import PodState

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.cluster.retry_limits import RetryLimits
+from healthcheck.cluster.retries import RetryLimits
 from quarantine import node_marks
 
 AWAY = Unavailable("away")

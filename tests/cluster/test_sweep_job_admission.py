@@ -15,8 +15,7 @@ import yaml
 
 from healthcheck import __version__
 from sim.control_plane import MANIFESTS, ControlPlane
-from sweeper.select import Candidate
-from sweeper.sweep_jobs import JobSettings, job_for
+from sweeper.select import Candidate, JobSettings, job_for
 from tests.sweeper.world import make_sweep_namespace
 
 pytestmark = pytest.mark.cluster

@@ -14,7 +14,7 @@ import yaml
 
 from cli.verify import crowd_answers
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.device_taint_rules import DeviceTaints
+from healthcheck.cluster.dra import DeviceTaints
 from healthcheck.deep.claim import Claim, RunKind, acquire
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, GivesWay, RunKind, acquire, claim_on, never_gives_way
-from healthcheck.deep.claimant import Claimant
+from healthcheck.deep.claim import Claim, Claimant, GivesWay, RunKind, acquire, claim_on, never_gives_way
 from healthcheck.node.state import MAINTENANCE, MODE, SWEEP_RESULT, NodeState, PatchFor
 from tests.deep.test_claim import FREE, NOW, patched
 

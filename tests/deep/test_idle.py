@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.deep.idle import Idleness
+from healthcheck.deep.diagnostic import Idleness
 from healthcheck.model import Evidence, ProbeError, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.node.state import TAINT, NodeState
-from healthcheck.operations.idle_resets import is_left_off, is_reset_now, why_not_automatic
+from healthcheck.operations.reset_job import is_left_off, is_reset_now, why_not_automatic
 from healthcheck.text.moments import timestamp
 
 P = "gpu-healthcheck.aws-samples.io"

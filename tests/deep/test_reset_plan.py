@@ -9,17 +9,24 @@ from typing import Any
 import pytest
 
 from healthcheck.deep.attempts import is_rebooted_at_once
-from healthcheck.deep.gpu_resets import KNOWN_FAILURES, SCOPES, ResetScope, scope_of
 from healthcheck.deep.reset_plan import (
+    KNOWN_FAILURES,
+    SCOPES,
+    ResetScope,
+    Step,
+    awaits_reboot,
+    drained,
+    may_have_begun,
     needs_reboot,
     reset_targets,
+    scope_of,
+    step_events,
     why_not_offered,
     why_not_reboot,
     why_not_reset,
 )
-from healthcheck.deep.reset_steps import Step, awaits_reboot, drained, may_have_begun, step_events
 from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, TAINT, NodeState
-from healthcheck.operations.gpu_holders import HolderKind, holder_kind
+from healthcheck.operations.drain import HolderKind, holder_kind
 from healthcheck.operations.reset_job import job_name, reset_job
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.record import RunRecord

@@ -16,7 +16,7 @@ import yaml
 
 from healthcheck.cluster.connection import Connection, connect
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.listings import Listings
+from healthcheck.cluster.pods import Listings
 from healthcheck.node.state import RESULTS
 from sim.control_plane import MANIFESTS, ControlPlane
 from sim.control_plane.files import write_kubeconfig

@@ -13,7 +13,7 @@ import pytest
 from diagnosis.answers.pod_fit import WouldFit, would_fit_each
 from healthcheck.cluster.connection import Connection, connect
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.listings import Listings
+from healthcheck.cluster.pods import Listings
 from sim.control_plane import ControlPlane
 from sim.control_plane.files import write_kubeconfig
 from tests.diagnosis.states import GPU, node, snapshot

@@ -11,7 +11,7 @@ from healthcheck.checks import efa_loopback, nccl_allreduce
 from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Host, Outcome, Status
-from healthcheck.probes.efa.loopback_run import EfaLoopback
+from healthcheck.probes.efa.loopback import EfaLoopback
 from healthcheck.probes.nccl import AllReduce
 from healthcheck.verdict.record import LEVEL_4
 from healthcheck.verdict.verdict import status_of, worst

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from cli.app import app
-from healthcheck.catalog.fabrics import fabric_of
+from healthcheck.catalog.hardware import fabric_of
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS, gpu_siblings
 from healthcheck.checks.examine import judge, read_probes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host import root_socket
+from healthcheck.host import http_server
 
 
 def reaches(path: Path, listener: socket.socket) -> bool:
@@ -19,7 +19,7 @@ def reaches(path: Path, listener: socket.socket) -> bool:
 
 
 def test_socket_is_for_its_owner(short_root: Path) -> None:
-    with root_socket.listen(short_root / "s") as listener:
+    with http_server.listen_for_root(short_root / "s") as listener:
         assert stat.S_IMODE((short_root / "s").lstat().st_mode) == 0o600
         assert reaches(short_root / "s", listener)
     assert [file.name for file in short_root.iterdir()] == ["s"]
@@ -28,7 +28,7 @@ def test_socket_is_for_its_owner(short_root: Path) -> None:
 def test_socket_path_may_be_long(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 200)
     folder.mkdir()
-    with root_socket.listen(folder / "s"):
+    with http_server.listen_for_root(folder / "s"):
         assert (folder / "s").is_socket()
 
 
@@ -37,7 +37,7 @@ def test_socket_replaces_an_earlier_socket_or_link(short_root: Path) -> None:
     target.write_text("kept")
     for name in ("s", "s.new"):
         (short_root / name).symlink_to(target)
-    with root_socket.listen(short_root / "s"), root_socket.listen(short_root / "s") as listener:
+    with http_server.listen_for_root(short_root / "s"), http_server.listen_for_root(short_root / "s") as listener:
         assert reaches(short_root / "s", listener)
     assert target.read_text() == "kept"
 
@@ -47,4 +47,4 @@ def test_socket_in_a_linked_or_missing_folder_is_an_error(short_root: Path) -> N
     (short_root / "s").mkdir()
     for path in (short_root / "link/x", short_root / "s", short_root / "none/s"):
         with pytest.raises(OSError, match=r".+"):
-            root_socket.listen(path)
+            http_server.listen_for_root(path)

@@ -11,12 +11,10 @@ import pytest
 
 from cli.catalogue import Explanation, explain_sxid, explain_xid
 from cli.node_step import node_step
-from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.policy import Policy, step_for
 from healthcheck.catalog.profiles import find_profile
-from healthcheck.catalog.recovery import recovery_actions
-from healthcheck.catalog.steps import step_for
 from healthcheck.catalog.sxid import sxid_table
-from healthcheck.catalog.xid import RECOVERY_CODE, actions, xid_table
+from healthcheck.catalog.xid import RECOVERY_CODE, actions, recovery_actions, xid_table
 from healthcheck.checks import CHECKS, driver_messages, sxid
 from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH
 from healthcheck.checks.examine import judge, read_probes

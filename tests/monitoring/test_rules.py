@@ -17,7 +17,7 @@ import yaml
 from prometheus_client.exposition import choose_encoder
 
 from agent.telemetry import DeepRun, Telemetry
-from cli.slow_gpus import SLOW
+from cli.fleet_faults import SLOW
 from diagnosis.snapshot.gpu_use import IDLE
 from healthcheck.catalog.xid import xid_table
 from healthcheck.memory.findings import ActiveFinding

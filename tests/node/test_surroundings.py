@@ -71,7 +71,7 @@ PODS = """
 import sys, gpu_healthcheck
 sys.path[:0] = gpu_healthcheck.__path__
 from pathlib import Path
-from healthcheck.probes.pods_by_uid import read_pods
+from healthcheck.probes.kubelet_pods import read_pods
 for uid, pod in read_pods(Path("/host"), runtime_socket="").items():
     print(uid, pod.namespace, pod.name, pod.tolerations is not None)
 """

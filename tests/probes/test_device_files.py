@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.device_files import DeviceFile, DeviceFiles, read_device_files
+from healthcheck.probes.driver_files import DeviceFile, DeviceFiles, read_device_files
 from sim.node import SimulatedNode
 from tests.device_files import NEEDS_THEM
 

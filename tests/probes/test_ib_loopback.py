@@ -9,10 +9,8 @@ import pytest
 
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.ib_loopback import read_rdma_loopback
-from healthcheck.probes.ib_loopback_run import RdmaLoopback
-from healthcheck.probes.ib_write_bw import NOT_RUN
-from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
+from healthcheck.probes.ib_loopback import NOT_RUN, RdmaLoopback, read_rdma_loopback
+from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
 from sim.node import SimulatedNode
 from tests.host.test_command import is_gone
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from healthcheck.host.command import ProgramEnd
 from healthcheck.model import Unobserved
-from healthcheck.probes.ib_write_bw import NOT_RUN, is_refused, read_side
-from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackResult, Measured
+from healthcheck.probes.ib_loopback import NOT_RUN, is_refused, read_side
+from healthcheck.probes.loopback import Broken, Loopback, LoopbackResult, Measured
 from tests.captures.saving import saved_and_read
 
 LINE = b"-" * 87 + b"\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.kernel_modules import KernelModules, read_modules
+from healthcheck.probes.driver_files import KernelModules, read_modules
 from sim.node import DRIVER_VERSION, SimulatedNode
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.kubelet_claims import FILES, read_claims, read_gpu_holders
-from healthcheck.probes.pod_resources import SOCKETS
+from healthcheck.probes.pod_resources import FILES, SOCKETS, read_claims, read_gpu_holders
 from tests.host.grpc_server import Json, answers_to, serving
 
 GPU = "gpu.nvidia.com"

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError
+from healthcheck.probes.driver_files import read_modules
 from healthcheck.probes.efa.infiniband import openable_efa, read_rdma
 from healthcheck.probes.gdrcopy import read_gdrcopy
-from healthcheck.probes.kernel_modules import read_modules
-from healthcheck.probes.kubelet_claims import are_claimed
 from healthcheck.probes.nvml.driver import library_versions
-from healthcheck.probes.pod_resources import is_kubelet_here, read_pod_resources
+from healthcheck.probes.pod_resources import are_claimed, is_kubelet_here, read_pod_resources
 from sim.node import SimulatedNode
 from tests.permissions import as_nobody
 

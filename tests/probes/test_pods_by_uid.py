@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from healthcheck.model import ProbeError
-from healthcheck.probes.pods_by_uid import (
+from healthcheck.probes.kubelet_pods import (
     MOST_PODS,
     PODS_API,
     LocalPod,

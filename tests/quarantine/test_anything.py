@@ -14,8 +14,17 @@ from healthcheck.model import Finding, Outcome, Passed, Severity
 from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
-from quarantine.history import MOST_FINDINGS, MOST_RUNS, history_of
-from quarantine.quarantine_record import TESTS, QuarantineProgress, QuarantineTestResult, RunStart, carried_by, render
+from quarantine.quarantine_record import (
+    MOST_FINDINGS,
+    MOST_RUNS,
+    TESTS,
+    QuarantineProgress,
+    QuarantineTestResult,
+    RunStart,
+    carried_by,
+    history_of,
+    render,
+)
 from quarantine.recommendation import Recommendation, Returned
 
 AT = datetime(2026, 11, 21, 1, 0, 0, tzinfo=UTC)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.gpu_resets import ResetScope
+from healthcheck.deep.reset_plan import ResetScope
 from healthcheck.probes.nvml.gpus import Gpu, NvLink, RowRemap
 from healthcheck.probes.pci import PciFunction
 from repair.host_programs import ResetOutcome, link_libraries, read_reset_answer
-from repair.verify import after_reset, select, why_not_working
+from repair.record import after_reset, select, why_not_working
 from sim.node import LIBRARY_DIRECTORY, SimulatedNode
 
 IN_USE = """The following GPUs could not be reset:

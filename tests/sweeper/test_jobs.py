@@ -13,8 +13,7 @@ import yaml
 from healthcheck import __version__
 from healthcheck.deep.job import JobState, TemplateError
 from sim.control_plane import MANIFESTS
-from sweeper.select import Candidate
-from sweeper.sweep_jobs import JobSettings, in_the_way, job_for, job_name, tolerations
+from sweeper.select import Candidate, JobSettings, in_the_way, job_for, job_name, tolerations
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ORDER = JobSettings("gpu-healthcheck", 1800)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from healthcheck.verdict.budget import Slot
-from sweeper.slots import SlotOwner, kept_without_agent, unowned
+from sweeper.leftovers import SlotOwner, kept_without_agent, unowned
 from tests.sweeper.world import Fleet, P
 from tests.waiting import eventually
 

@@ -30,8 +30,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import dump_release, faults_on, other_severities, read_release, release_of
 from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import decide
-from quarantine.history import history_of
-from quarantine.quarantine_record import carried_by
+from quarantine.quarantine_record import carried_by, history_of
 from sweeper.select import candidate
 from tests.examples import (
     BOOT,

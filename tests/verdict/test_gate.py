@@ -7,12 +7,11 @@ from msgspec.structs import replace
 
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, Severity
+from healthcheck.probes.gpu_pods import gpus_of_pod
+from healthcheck.probes.kubelet_pods import Toleration
 from healthcheck.probes.nvml.gpus import Gpu
-from healthcheck.probes.pod_gpus import gpus_of_pod
 from healthcheck.probes.pod_resources import read_answer
-from healthcheck.probes.pods_by_uid import Toleration
-from healthcheck.verdict.gate import GateState, decide_gate, tolerates_taint
-from healthcheck.verdict.gate_refusals import refusals_in, refused_message
+from healthcheck.verdict.gate import GateState, decide_gate, refusals_in, refused_message, tolerates_taint
 from tests.examples import active_finding
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcde"

@@ -13,8 +13,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from healthcheck.host import host_files
-from healthcheck.host.kernel_files import is_gone, read
-from healthcheck.host.opening import entries_of, open_file
+from healthcheck.host.opening import entries_of, is_gone, open_file, read
 from healthcheck.model import ProbeError
 from healthcheck.probes.container_runtime.origins import Origin, Origins
 from healthcheck.text.printable import printable

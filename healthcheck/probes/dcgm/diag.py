@@ -22,13 +22,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.catalog import dcgm_causes
+from healthcheck.catalog import dcgm
 from healthcheck.catalog.dcgm import return_of_code, return_of_text
 from healthcheck.host.command import ChildError, MissedDeadline, Program, StoppedOnRequest
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.dcgm.diag_answer import LONGEST_ANSWER, DiagAnswer, read_answer
-from healthcheck.probes.dcgm.engine import PORT, Engine, choose_engine
-from healthcheck.probes.dcgm.engine_program import NOT_STARTED, own_dcgmi
+from healthcheck.probes.dcgm.engine import NOT_STARTED, PORT, Engine, choose_engine, own_dcgmi
 
 PATIENCE_SECONDS = 60.0
 """Delay between SIGTERM and SIGKILL. dcgmi needs up to 40 s to stop its processes, and 20 s more for the EUD.
@@ -153,7 +152,7 @@ class Dcgm:
             elif reading is None:
                 return DcgmReading(absent="dcgmi is not installed here")
         why = self._why_not_proven()
-        return DcgmReading(Unobserved(dcgm_causes.ENGINE_CHANGED, f"dcgmi diag -r {what}: {why}")) if why else reading
+        return DcgmReading(Unobserved(dcgm.ENGINE_CHANGED, f"dcgmi diag -r {what}: {why}")) if why else reading
 
     def _reading_by_the_engines_own(self, what: str, level: int | None) -> DcgmReading | None:
         """Return the reading by the dcgmi beside the node's engine; None if there is none, or it did not start."""
@@ -184,11 +183,11 @@ class Dcgm:
                 argv = (*command, "diag", *where, *which, "-r", what, "-j")
                 ended = self._program.run(argv, round(seconds, 1), Path(directory), environment)
         except MissedDeadline as error:
-            return DcgmReading(Unobserved(dcgm_causes.TIMED_OUT, f"dcgmi diag -r {what}: {error}"))
+            return DcgmReading(Unobserved(dcgm.TIMED_OUT, f"dcgmi diag -r {what}: {error}"))
         except StoppedOnRequest as error:
-            return DcgmReading(Unobserved(dcgm_causes.STOPPED, f"dcgmi diag -r {what}: {error}"))
+            return DcgmReading(Unobserved(dcgm.STOPPED, f"dcgmi diag -r {what}: {error}"))
         except (ChildError, OSError) as error:
-            return DcgmReading(Unobserved(dcgm_causes.FAILED, f"dcgmi diag -r {what}: {error}"))
+            return DcgmReading(Unobserved(dcgm.FAILED, f"dcgmi diag -r {what}: {error}"))
         return DcgmReading(read_answer(ended.out, ended.err, ended.code, level))
 
     def _why_not_proven(self) -> str:
@@ -205,7 +204,7 @@ def _is_refusal(reading: DcgmReading) -> bool:
     if not isinstance(answer, DiagAnswer) or answer.results:
         return False
     meanings = (return_of_code(answer.code), *map(return_of_text, (*answer.runtime_errors, *answer.said)))
-    refusals = (dcgm_causes.VERSION_MISMATCH, dcgm_causes.NO_PERMISSION)
+    refusals = (dcgm.VERSION_MISMATCH, dcgm.NO_PERMISSION)
     return any(meaning is not None and meaning.cause in refusals for meaning in meanings)
 
 
@@ -216,5 +215,5 @@ def _read(host: Host, level: int) -> DcgmReading:
     return reading
 
 
-LEVEL_2_RUN = Probe("dcgm-level-2", partial(_read, level=2), DcgmReading, dcgm_causes.CAUSES)
-LEVEL_4_RUN = Probe("dcgm-level-4", partial(_read, level=4), DcgmReading, dcgm_causes.CAUSES)
+LEVEL_2_RUN = Probe("dcgm-level-2", partial(_read, level=2), DcgmReading, dcgm.CAUSES)
+LEVEL_4_RUN = Probe("dcgm-level-4", partial(_read, level=4), DcgmReading, dcgm.CAUSES)

@@ -2,29 +2,36 @@
 
 NVIDIA supports one engine per host (docs/decisions/0056). An engine's port requires no password, so only the socket of
 a proven process is used. The kernel's tables connect process, socket and network.
+
+Client and engine of different versions can refuse each other (DCGM issue 314), so the `dcgmi` that lies beside the
+engine asks it, with the engine's own libraries. The client runs in the engine's root as an unprivileged user: it only
+sends requests to the engine's port. A program is run only from a root that no tenant controls: the host's, or that of
+the GPU operator's privileged engine. Its file and all folders above it belong to root, and no other user can write to
+them.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.catalog import dcgm_causes
+from healthcheck.catalog import dcgm
 from healthcheck.host import host_files
 from healthcheck.host.command import ChildError
 from healthcheck.host.open_devices import OpenDevices
-from healthcheck.host.opening import entries_of
+from healthcheck.host.opening import entries_of, read
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import DCGM_EXPORTER, HOSTENGINE, KnownProcesses, Process
-from healthcheck.probes.device_files import NVIDIA_MAJOR
+from healthcheck.probes.driver_files import NVIDIA_MAJOR
 from healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
 from healthcheck.probes.services import PROCESSES_HIDDEN
 
@@ -111,7 +118,7 @@ def find_engine(root: Path, found: KnownProcesses) -> Engine:
         if host := _host_of(root, process):
             return Engine(host, process.pid)
     if _is_hosts_network(root) and any(listener.is_at_dcgmis_own_place for listener in _listeners(root, 1)):
-        return Engine(blocked=Unobserved(dcgm_causes.ENGINE_UNPROVEN, f"a program listens on 127.0.0.1:{PORT}"))
+        return Engine(blocked=Unobserved(dcgm.ENGINE_UNPROVEN, f"a program listens on 127.0.0.1:{PORT}"))
     for process, pod in engines:
         is_trusted = (process, pod) in trusted
         if is_trusted or (_may_use_gpus(root, process) and not _is_remote(root, process)):
@@ -131,8 +138,8 @@ def _with_pods(root: Path, found: KnownProcesses) -> list[tuple[Process, Kubelet
 def _why_blocked(process: Process, pod: KubeletPod | None, *, is_trusted: bool) -> Unobserved:
     about = f"{process.name} (pid {process.pid}{f' of pod {pod}' if pod else ''})"
     if is_trusted or process.name == DCGM_EXPORTER:
-        return Unobserved(dcgm_causes.ENGINE_EMBEDDED, f"{about} has an engine that is not reachable")
-    return Unobserved(dcgm_causes.ENGINE_UNPROVEN, f"{about} is not proven to be the host's or the GPU operator's")
+        return Unobserved(dcgm.ENGINE_EMBEDDED, f"{about} has an engine that is not reachable")
+    return Unobserved(dcgm.ENGINE_UNPROVEN, f"{about} is not proven to be the host's or the GPU operator's")
 
 
 def is_operators(pod: KubeletPod | None, origin: Origin) -> bool:
@@ -276,3 +283,75 @@ def _is_remote(root: Path, process: Process) -> bool:
 
 
 ENGINE = Probe("dcgm-engine", read_engine, Engine)
+
+
+_USUAL = "/usr/bin/nv-hostengine"
+"""Path of the engine's program in DCGM's packages and images."""
+_CHROOT = ("chroot", "--userspec=+65534:+65534", "--groups=")
+"""`+` marks numbers: chroot then searches no names, for which it would load libraries of that root as root."""
+NOT_STARTED = (125, 126, 127)
+"""Exit codes of chroot and of the dynamic loader for a program that did not start; dcgmi has none of them."""
+_WRITABLE_BY_OTHERS, _EXECUTABLE, _SETS_IDS = 0o022, 0o111, stat.S_ISUID | stat.S_ISGID
+
+
+@contextmanager
+def own_dcgmi(root: Path, engine: Engine) -> Iterator[tuple[str, ...]]:
+    """Yield the command line that runs the engine's own dcgmi; `()` if it has none that may be run.
+
+    The engine's root stays open meanwhile, so another process with the same pid is never used.
+    """
+    with ExitStack() as opened:
+        command: tuple[str, ...] = ()
+        with suppress(OSError, ProbeError):
+            command = _command(root, engine, opened) if engine.pid else ()
+        yield command
+
+
+def _command(root: Path, engine: Engine, opened: ExitStack) -> tuple[str, ...]:
+    process = opened.enter_context(processes.opened(root, engine.pid))
+    # The engine is proven by its pid. The open folder shows the same process until its end, so a process that is alive
+    # after the proof is the proven one.
+    found = processes.find(root)
+    if find_engine(root, found) != engine:
+        return ()
+    proven = next(known for known in found.engines if known.pid == engine.pid)
+    top = root if proven.origin is Origin.HOST else _root_of_container(root, proven, process, opened)
+    read("stat", 1, process)  # raises OSError if the process has ended
+    if top is None:
+        return ()
+    owner = (root / "proc/1").stat().st_uid  # root's number, as this tree shows it
+    for beside in dict.fromkeys((proven.program or _USUAL, _USUAL)):
+        path = host_files.resolve(top, f"{beside.rpartition('/')[0]}/dcgmi")
+        if _is_roots_program(top, path, owner):
+            return (*_CHROOT, str(top), path)
+    return ()
+
+
+def _root_of_container(root: Path, proven: processes.Process, process: int, opened: ExitStack) -> Path | None:
+    """Return the root of the operator's engine, held open; None unless the engine runs as the host's root."""
+    if not processes.runs_as_root(process, root / "proc/1"):
+        return None
+    is_link = stat.S_ISLNK(os.stat("root", dir_fd=process, follow_symlinks=False).st_mode)
+    if is_link and processes.root_of(root, proven) == root:  # a file of a captured tree, which leads anywhere
+        return None
+    top = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=process)
+    opened.callback(os.close, top)
+    return Path(f"/proc/{os.getpid()}/fd/{top}")
+
+
+def _is_roots_program(top: Path, path: str, owner: int) -> bool:
+    """Whether this program exists, only root can have written it, and it changes no user ID."""
+    base = str(top).rstrip("/")
+    parts = path.strip("/").split("/")
+    folders = ("/".join(("", *parts[:depth], "")) for depth in range(len(parts)))
+    try:
+        program, above = os.lstat(f"{base}{path}"), [os.stat(f"{base}{folder}") for folder in folders]  # noqa: PTH116
+    except OSError:
+        return False
+    mode = program.st_mode
+    return (
+        stat.S_ISREG(mode)
+        and bool(mode & _EXECUTABLE)
+        and not mode & _SETS_IDS
+        and all(part.st_uid == owner and not part.st_mode & _WRITABLE_BY_OTHERS for part in (program, *above))
+    )

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from healthcheck.host.kernel_files import is_gone, read
-from healthcheck.host.opening import is_folder, names_there, want_folder
+from healthcheck.host.opening import is_folder, is_gone, names_there, read, want_folder
 from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
 from healthcheck.probes.pci import AMAZON, normalise_address
 from healthcheck.text.printable import printable

@@ -11,8 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from healthcheck.host.command import Child, ChildError, MissedDeadline, isolated
-from healthcheck.host.kernel_files import read
-from healthcheck.host.opening import is_there
+from healthcheck.host.opening import is_there, read
 from healthcheck.model import ProbeError, Unobserved
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.answer import read_answer

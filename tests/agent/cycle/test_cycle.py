@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from prometheus_client.samples import Sample
 from pytest_mock import MockerFixture
 
-import agent.cycle.check_cycle
-from agent.cycle.check_cycle import AGAIN_SECONDS, Cycle, Sources
-from agent.events.gpu_watch import GpuWatch
-from agent.process.mounted_configuration import MountedConfiguration
+import agent.check_cycle
+from agent.check_cycle import AGAIN_SECONDS, Cycle, Sources
+from agent.events.record_judge import GpuWatch
+from agent.process.settings import MountedConfiguration
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
@@ -61,7 +61,7 @@ class Light:
         )
         configuration.reload()  # as an agent begins
         self.cycle = Cycle(sources, self.state, self.ledger, configuration.reload, self.telemetry)
-        self.judging = mocker.spy(agent.cycle.check_cycle, "judge")
+        self.judging = mocker.spy(agent.check_cycle, "judge")
 
     def look(self) -> tuple[Evidence, Expectation]:
         """Run one more cycle: return the evidence and the expectation."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from agent.cycle.runtime_class_lister import LISTED_AGAIN_SECONDS, RuntimeClasses
+from agent.check_cycle import LISTED_AGAIN_SECONDS, RuntimeClasses
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster

@@ -27,8 +27,7 @@ from msgspec.structs import replace
 from agent.deep.deep_runs import DeepIntervals, DeepTests
 from agent.deep.level_2 import Level2
 from agent.deep.marks import HOLDER, DeepTestMarks, OwnNode
-from agent.state.agent_state import AgentState
-from agent.state.run_on_node import RunOnNode
+from agent.state.agent_state import AgentState, RunOnNode
 from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Unavailable
@@ -40,10 +39,9 @@ from healthcheck.model import Evidence, Finding, Nature, Now, Severity, Unobserv
 from healthcheck.model.node_facts import DeepDiagnostic
 from healthcheck.node.state import NodeState, PatchFor
 from healthcheck.probes.dcgm.diag import Dcgm
-from healthcheck.probes.kubelet_claims import FILES
 from healthcheck.probes.nvml.error_causes import DRIVER_NOT_LOADED
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
-from healthcheck.probes.pod_resources import SOCKETS
+from healthcheck.probes.pod_resources import FILES, SOCKETS
 from healthcheck.settings.declaration import NodeSettings
 from healthcheck.settings.reading import Settings
 from healthcheck.text.moments import timestamp

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.deep.deep_processes import DeepProcesses
-from agent.events.gpu_watch import GpuWatch
+from agent.deep.level_2 import DeepProcesses
 from agent.events.kernel_log_follower import Follower
-from agent.events.record_judge import RecordJudge
+from agent.events.record_judge import GpuWatch, RecordJudge
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry

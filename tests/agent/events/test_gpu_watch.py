@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from agent.events.gpu_watch import BEGINS, WATCH_SECONDS, GpuWatch
+from agent.events.record_judge import BEGINS, WATCH_SECONDS, GpuWatch
 from agent.state.agent_state import AgentState
 from healthcheck.checks.gpu_count import CHECK, LOST
 from healthcheck.memory.cycles import JudgedCycle, after_cycle

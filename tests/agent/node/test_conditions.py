@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.node.conditions import WrittenConditions
+from agent.node.node_update import WrittenConditions
 from healthcheck.node.state import (
     HARDWARE_READY,
     OUR_WORD,

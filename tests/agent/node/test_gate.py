@@ -22,8 +22,8 @@ import pytest
 
 from cli import gate as gate_command
 from cli.gate import ask
+from healthcheck.probes.kubelet_pods import PODS_API
 from healthcheck.probes.pod_resources import SOCKETS
-from healthcheck.probes.pods_by_uid import PODS_API
 from tests.agent.cycle.test_container_runtime import SOCKET as RUNTIME
 from tests.agent.cycle.test_container_runtime import dockers_status
 from tests.agent.world import StandIn, World

@@ -7,12 +7,11 @@ from typing import cast
 
 import pytest
 
-from agent.node import gate_counts
-from agent.node.gate_counts import MOST_EVENTS, GateCounts
+from agent.node import gate
+from agent.node.gate import MOST_EVENTS, GateCounts
 from agent.node.reporter import Reporter
 from agent.telemetry import Telemetry
-from healthcheck.verdict.gate import Decision, GateAnswer
-from healthcheck.verdict.gate_refusals import refusals_in
+from healthcheck.verdict.gate import Decision, GateAnswer, refusals_in
 
 
 class Events:
@@ -70,7 +69,7 @@ def test_more_pods_than_events_are_reported_together_when_the_hour_has_passed(
         while len(events.messages) == MOST_EVENTS:  # noqa: ASYNC110 - the loop's own timer adds the next one
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(gate_counts, "HOUR_SECONDS", 0.5)
+    monkeypatch.setattr(gate, "HOUR_SECONDS", 0.5)
     asyncio.run(ask())
 
     assert events.messages[-1] == "the gate refused 5 pods (Xid79): its finding"

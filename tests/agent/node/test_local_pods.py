@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent.node import gate, pods_on_node
+from agent.node import gate, pod_reporter
 from agent.node.gate import LocalPods, Lookup
 from healthcheck.model import ProbeError
-from healthcheck.probes.pods_by_uid import LocalPod
+from healthcheck.probes.kubelet_pods import LocalPod
 
 TRAIN = LocalPod("team", "train")
 Answer = ValueError | ProbeError | dict[str, LocalPod]
@@ -25,9 +25,9 @@ class Node:
         self.root = root
         self.answers: list[Answer] = [{}]
         self.reads = 0
-        monkeypatch.setattr(pods_on_node, "read_pods", self._read)
-        monkeypatch.setattr(pods_on_node, "read_pod_resources", lambda _: ())
-        monkeypatch.setattr(pods_on_node, "want_greeting", lambda *_: None)
+        monkeypatch.setattr(pod_reporter, "read_pods", self._read)
+        monkeypatch.setattr(pod_reporter, "read_pod_resources", lambda _: ())
+        monkeypatch.setattr(pod_reporter, "want_greeting", lambda *_: None)
         self.pods = LocalPods(root, lambda: "")
 
     def admit(self, *uids: str) -> None:

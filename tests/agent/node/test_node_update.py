@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from agent.node.node_update import NodeUpdate
-from agent.state.agent_state import AgentState
-from agent.state.judgement import Judgement
+from agent.state.agent_state import AgentState, Judgement
 from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect

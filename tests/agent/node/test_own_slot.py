@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agent.node.own_slot import OwnSlot
-from agent.node.slot_requests import SlotRequests
+from agent.node.slot_requests import OwnSlot, SlotRequests
 from agent.state.agent_state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect

@@ -11,7 +11,7 @@ import pytest
 
 from agent.node.reporter import MOST_PER_HOUR
 from healthcheck.deep.reset_command import LOCK, ResetCommand, render
-from healthcheck.deep.reset_steps import Step
+from healthcheck.deep.reset_plan import Step
 from healthcheck.host import node_file
 from healthcheck.node.state import MAINTENANCE, MODE, RESET_COMMAND, RESET_RESULT, RUN
 from healthcheck.node.state import TAINT as UNHEALTHY

@@ -9,8 +9,8 @@ from unittest.mock import MagicMock
 import pytest
 from pytest_mock import MockerFixture
 
-from agent.process import mounted_configuration
-from agent.process.mounted_configuration import MountedConfiguration
+from agent.process import settings
+from agent.process.settings import MountedConfiguration
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
@@ -55,7 +55,7 @@ def loaded(config: Path) -> Loaded:
 @pytest.fixture
 def reads(mocker: MockerFixture) -> MagicMock:
     """Spy on the reads of the files."""
-    return mocker.spy(mounted_configuration, "read_settings")
+    return mocker.spy(settings, "read_settings")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_shortage_keeps_the_settings_and_is_no_invalid_value(
     write(config, CHECK_INTERVAL="77")
     assert loaded.interval() == 77
     write(config, CHECK_INTERVAL="78", MONITOR_TTL="never")
-    short = mocker.patch.object(mounted_configuration, "read_settings", side_effect=Shortage("no descriptor is free"))
+    short = mocker.patch.object(settings, "read_settings", side_effect=Shortage("no descriptor is free"))
 
     assert loaded.interval() == 77
     assert (loaded.state.settings.bad, loaded.reports.warnings) == ((), [])

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 STUCK = """
 import ctypes, os, signal, threading
-from healthcheck.host.signals import stop_at_signals
+from healthcheck.host.program import stop_at_signals
 
 stop = stop_at_signals()
 threading.Thread(target=lambda: (stop.wait(), os._exit(7)), daemon=True).start()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.process import startup
-from agent.process.startup import start_from
+from agent.process import wiring
+from agent.process.wiring import start_from
 from agent.telemetry import Telemetry
 from healthcheck.memory.exits import begin
 from healthcheck.memory.file import MemoryFile
@@ -33,7 +33,7 @@ def test_a_memory_that_triggers_a_defect_is_renamed_and_reported(
             raise OverflowError("date value out of range")
         return begin(memory, *rest)
 
-    monkeypatch.setattr(startup, "begin", fails)
+    monkeypatch.setattr(wiring, "begin", fails)
     start = start_from(file, tmp_path, Telemetry())
 
     assert (start.memory.active, start.was_lost, file.path.exists()) == ((), True, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.output.columns import folded, text
+from cli.output.columns import aligned, aligned_within
 
 
 @pytest.mark.parametrize(
@@ -18,16 +18,18 @@ from cli.output.columns import folded, text
     ],
 )
 def test_columns_are_aligned_and_escaped(rows: list[tuple[str, ...]], message: str) -> None:
-    assert text(rows) == message
+    assert aligned(rows) == message
 
 
 def test_columns_limit_the_width_of_a_long_cell() -> None:
-    message = text([("x" * 16_000, "end"), *(("a", "b"),) * 1000])
+    message = aligned([("x" * 16_000, "end"), *(("a", "b"),) * 1000])
 
     assert message.startswith("x" * 16_000 + "  end\n")
     assert len(message) < 150_000
 
 
 def test_folded_columns_wrap_the_last_cell() -> None:
-    assert folded([("a", "b"), ("Xid79", "fell off the bus")], 18) == "a      b\nXid79  fell off\n       the bus\n"
-    assert folded([("a" * 30, "xx yy zz aa")], 20).splitlines()[1:] == [" " * 32 + "aa"]
+    assert (
+        aligned_within([("a", "b"), ("Xid79", "fell off the bus")], 18) == "a      b\nXid79  fell off\n       the bus\n"
+    )
+    assert aligned_within([("a" * 30, "xx yy zz aa")], 20).splitlines()[1:] == [" " * 32 + "aa"]

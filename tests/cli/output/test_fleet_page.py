@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
-from cli.fleet_pattern import fault_pattern
+from cli.fleet_faults import fault_pattern
 from cli.output import fleet_page
 from healthcheck.cluster.leases import Heartbeat
 from healthcheck.node.state import INSTANCE_TYPE, NodeState

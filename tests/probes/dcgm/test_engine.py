@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.catalog.dcgm_causes import ENGINE_EMBEDDED, ENGINE_UNPROVEN
+from healthcheck.catalog.dcgm import ENGINE_EMBEDDED, ENGINE_UNPROVEN
 from healthcheck.model import UnobservedCause
 from healthcheck.probes.container_runtime.processes import KnownProcesses, Process, are_the_hosts
 from healthcheck.probes.dcgm.engine import Engine, choose_engine, find_engine
-from healthcheck.probes.device_files import NVIDIA_MAJOR
+from healthcheck.probes.driver_files import NVIDIA_MAJOR
 from sim.host_services import ALL_CAPABILITIES, Container
 from sim.node import SimulatedNode
 

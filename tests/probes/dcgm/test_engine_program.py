@@ -15,11 +15,9 @@ from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Host
-from healthcheck.probes.dcgm import engine_program
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer
-from healthcheck.probes.dcgm.engine import Engine, choose_engine
-from healthcheck.probes.dcgm.engine_program import NOT_STARTED, own_dcgmi
+from healthcheck.probes.dcgm.engine import _CHROOT, NOT_STARTED, Engine, choose_engine, own_dcgmi
 from sim import c_library
 from sim.node import CHROOT, SimulatedNode
 from tests.probes.dcgm.test_engine import OPERATORS, TENANTS, of_the_host, of_the_operator, start
@@ -353,7 +351,7 @@ def test_chroot_leaves_a_program_no_rights_and_no_way_to_our_files(tmp_path: Pat
     tmp_path.chmod(0o755)
     top = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        words = [*engine_program._CHROOT, f"/proc/{os.getpid()}/fd/{top}", "/usr/bin/dcgmi"]
+        words = [*_CHROOT, f"/proc/{os.getpid()}/fd/{top}", "/usr/bin/dcgmi"]
         ended = subprocess.run(words, capture_output=True, text=True, check=False)
     finally:
         os.close(top)

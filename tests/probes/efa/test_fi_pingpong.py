@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from healthcheck.host.command import ProgramEnd
 from healthcheck.model import Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN, read_side
-from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackResult, Measured, together
+from healthcheck.probes.efa.loopback import NOT_RUN, read_side
+from healthcheck.probes.loopback import Broken, Loopback, LoopbackResult, Measured, together
 from tests.captures.saving import saved_and_read
 
 HEAD = b"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"

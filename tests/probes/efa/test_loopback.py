@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN
-from healthcheck.probes.efa.loopback import read_efa_loopback
-from healthcheck.probes.efa.loopback_run import EfaLoopback
-from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
+from healthcheck.probes.efa.loopback import NOT_RUN, EfaLoopback, read_efa_loopback
+from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.host.test_command import FrozenDisk, is_gone
 from tests.waiting import eventually

@@ -1,4 +1,4 @@
-"""Loopback test of network devices: a test program as server and client on one device, both with deadlines."""
+"""Loopback test of a network device: a test program as server and client on one device, both with deadlines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,65 @@ from pathlib import Path
 from typing import ClassVar
 
 import tenacity
+from msgspec import Struct
 
 from healthcheck.host.command import ChildError, MissedDeadline, Program, ProgramEnd, StoppedOnRequest
 from healthcheck.host.opening import want_folder
 from healthcheck.model import Shortage, Unobserved, UnobservedCause
-from healthcheck.probes.loopback_result import Broken, Loopback, LoopbackReading, LoopbackResult, together
+
+
+class Measured(Struct, frozen=True, tag=True):
+    """Result in which all data arrived. `bandwidth` is in MB/s (10^6 bytes), with messages of `size` bytes."""
+
+    bandwidth: float
+    size: int
+
+
+class Broken(Struct, frozen=True, tag=True):
+    """Result if data was lost or changed, or the device refused to move it. `says` is the program's message."""
+
+    says: str
+    corrupt: bool = False
+
+
+LoopbackResult = Measured | Broken | Unobserved
+
+
+class Loopback(Struct, frozen=True):
+    """Result of one device. `device` is its name in /sys/class/infiniband: `rdmap16s0`."""
+
+    device: str
+    answer: LoopbackResult
+
+
+class LoopbackReading(Struct, frozen=True):
+    """Results of all devices. `absent` is the reason if no test ran."""
+
+    loopbacks: tuple[Loopback, ...] = ()
+    absent: str = ""
+
+
+def together(server: LoopbackResult | None, client: LoopbackResult | None) -> LoopbackResult | None:
+    """Return the worse result of both sides; None if neither has one.
+
+    At equal weight, the server's counts: if the server could not start, the client knows only that there is no
+    listener.
+    """
+    answers = [measured for measured in (server, client) if measured is not None]
+    return max(answers, key=_weight, default=None)
+
+
+def _weight(answer: LoopbackResult) -> int:
+    match answer:
+        case Broken(corrupt=True):
+            return 3
+        case Broken():
+            return 2
+        case Unobserved():
+            return 1
+        case _:
+            return 0
+
 
 ADDRESS = "127.0.0.1"
 """Address for the control connection of the two sides. The data does not use it."""

@@ -1,6 +1,6 @@
-"""Device files of NVIDIA's driver, in the host's /dev and below the driver container's root.
+"""Device files of NVIDIA's driver, in the host's /dev and below the driver container's root, and its kernel modules.
 
-The kernel creates none of them automatically: udev, nvidia-modprobe or the first user of the driver does
+The kernel creates no device file automatically: udev, nvidia-modprobe or the first user of the driver does
 (nvidia-modprobe(1)). The GPU operator's driver container has them in its /dev. Containers get them from there
 (NVIDIA/k8s-dra-driver-gpu, isDevRoot: a driver's root with its own /dev).
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from healthcheck.host.host_files import below
-from healthcheck.host.kernel_files import is_gone, read
-from healthcheck.host.opening import entries_of
+from healthcheck.host.opening import entries_of, is_folder, is_gone, read, want_folder
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.probes.nvml.driver import driver_version
 
 NVIDIA_MAJOR = 195
 """Major number of nvidia0 and following, nvidiactl and nvidia-modeset (Linux, admin-guide/devices.txt)."""
@@ -122,3 +122,21 @@ def _majors(root: Path) -> Mapping[str, int] | None:
 
 
 DEVICE_FILES = Probe("device-files", read_device_files, DeviceFiles)
+
+
+class KernelModules(Struct, frozen=True):
+    """Loaded kernel modules."""
+
+    nvidia: str
+    """Version of NVIDIA's driver; '' if it is not loaded."""
+    nouveau: bool
+
+
+def read_modules(host: Host) -> KernelModules:
+    """Return the kernel modules. Raises ProbeError if /sys/module is missing, or if a path can't be read."""
+    listing = host.root / "sys/module"
+    want_folder(listing)
+    return KernelModules(driver_version(host.root), is_folder(listing / "nouveau"))
+
+
+MODULES = Probe("kernel-modules", read_modules, KernelModules)

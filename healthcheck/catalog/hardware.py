@@ -1,4 +1,8 @@
-"""The GPU interconnect of each instance type: NVLinks, NVSwitches and the services that they need."""
+"""Published properties of hardware, by instance type or GPU.
+
+The interconnect of an instance type (NVLinks, NVSwitches and the services that they need), the bandwidth of an
+all-reduce over all of its GPUs, and the speeds of GPUs: arithmetic in TFLOPS, copies in GB/s.
+"""
 
 from __future__ import annotations
 
@@ -61,3 +65,53 @@ def fabric_of(instance_type: str) -> FabricRow | None:
     """
     name = instance_type.removeprefix("ml.")
     return fabrics().get(name) or fabrics().get(name.partition(".")[0])
+
+
+class AllReduceRow(Struct, frozen=True):
+    """Published result of one instance type.
+
+    `bus_bandwidth` is in GB/s, by the definition of nccl-tests, over this number of GPUs with messages of at least
+    1 GiB.
+    """
+
+    instance_type: str
+    gpus: int
+    bus_bandwidth: int
+    source: str
+
+
+@cache
+def all_reduce_table() -> Mapping[str, AllReduceRow]:
+    """Return the rows by instance type.
+
+    Raises ValueError for an invalid row, which the build should reject.
+    """
+    table: dict[str, AllReduceRow] = {}
+    for line, row in read_rows("all_reduce.csv"):
+        if row["type"] in table:
+            raise ValueError(f"all_reduce.csv:{line}: a second row for {row['type']!r}")
+        table[row["type"]] = AllReduceRow(row["type"], int(row["gpus"]), int(row["bus_bandwidth"]), row["source"])
+    return table
+
+
+def all_reduce_of(instance_type: str) -> AllReduceRow | None:
+    """Return the row of an instance type, or None if no figure is published.
+
+    HyperPod's prefix `ml.` is dropped.
+    """
+    return all_reduce_table().get(instance_type.removeprefix("ml."))
+
+
+@cache
+def gpu_speed_table() -> Mapping[tuple[str, str], float]:
+    """Return the figures by the GPU's product name and the quantity.
+
+    Raises ValueError for an invalid row, which the build should reject.
+    """
+    table: dict[tuple[str, str], float] = {}
+    for line, row in read_rows("gpu_speeds.csv"):
+        key = (row["gpu"], row["quantity"])
+        if key in table:
+            raise ValueError(f"gpu_speeds.csv:{line}: a second row for {key}")
+        table[key] = float(row["figure"])
+    return table

@@ -1,7 +1,12 @@
-"""One light check cycle: read the settings, probe, judge, store."""
+"""One light check cycle: read the settings, probe, judge, store.
+
+Facts from other systems are read beside it: the instance type from the metadata service, until the first answer, and
+the cluster's RuntimeClasses, at the start and about hourly.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +15,7 @@ from typing import Any, Self
 import structlog
 from msgspec import Struct
 
+from agent.node.api_server import ApiServer
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
@@ -18,9 +24,11 @@ from healthcheck.checks.driver import being_changed
 from healthcheck.checks.examine import judge, read_probes
 from healthcheck.checks.per_gpu import FABRIC_COMING_UP
 from healthcheck.checks.temperature import slowdown_celsius
+from healthcheck.cluster.errors import ClusterError, Forbidden
 from healthcheck.memory.cycles import JudgedCycle
 from healthcheck.memory.rdma_ports import MOST_PORTS
-from healthcheck.model import Evidence, Host, Nature, Probe, Unobserved
+from healthcheck.model import Evidence, Host, Nature, Probe, ProbeError, Unobserved
+from healthcheck.probes import machine
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.dcgm.engine import ENGINE
@@ -35,6 +43,60 @@ from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverReading, Gpus
 from healthcheck.probes.nvml.pause import is_paused
 
 log = structlog.get_logger()
+
+
+class InstanceMetadata:
+    """Reader of the instance type in a thread of its own, because it may take seconds."""
+
+    def __init__(self, root: Path, endpoint: str, state: AgentState) -> None:
+        self._root = root
+        self._endpoint = endpoint
+        self._state = state
+
+    def ask(self) -> None:
+        if self._state.known.metadata_type:
+            return
+        try:
+            instance_type = machine.instance_type(self._root, self._endpoint)
+        except ProbeError as error:
+            log.debug("instance metadata", error=str(error))
+            return
+        self._state.set_metadata_type(instance_type)
+        log.info("instance type", instance_type=instance_type, source="instance metadata")
+
+
+LISTED_AGAIN_SECONDS = 3600.0
+_JITTER = 0.1
+"""Random share of the interval, so that agents that started together do not list at the same time."""
+
+
+class RuntimeClasses:
+    """Thread that lists the RuntimeClasses into the state."""
+
+    def __init__(self, api: ApiServer, state: AgentState) -> None:
+        self._api = api
+        self._state = state
+        self._due_at = state.now().monotonic
+
+    def list_when_due(self) -> None:
+        """List the RuntimeClasses once an hour, whatever the result.
+
+        A request without an answer is repeated the next time.
+        """
+        if self._state.now().monotonic < self._due_at:
+            return
+        try:
+            self._state.set_runtime_classes(self._api.cluster.settings.list_runtime_classes())
+        except Forbidden as error:
+            self._api.permissions.forbid(error.verb, error.resource, error)
+        except ClusterError as error:
+            log.debug("RuntimeClasses", error=str(error))
+            return
+        else:
+            self._api.permissions.allow("list", "runtimeclasses")
+        spread = random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
+        self._due_at = self._state.now().monotonic + LISTED_AGAIN_SECONDS * spread
+
 
 AGAIN_SECONDS = 10.0
 """Interval after a cycle with a finding that can flicker (docs/rules.md 3)."""

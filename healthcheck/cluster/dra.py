@@ -1,14 +1,14 @@
-"""Client that reads ResourceSlices of NVIDIA's DRA driver, and reads and writes our DeviceTaintRules.
-
-Not part of `client`, so that an agent that taints no devices does not load it.
-"""
+"""Dynamic resource allocation (DRA): devices that NVIDIA's driver publishes, claims, and our DeviceTaintRules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
+
+from msgspec.structs import replace
 
 from healthcheck.cluster.connection import ODD, Requests, unreadable
 from healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
@@ -16,14 +16,54 @@ from healthcheck.cluster.names import COMPONENT
 from healthcheck.model import PREFIX
 from healthcheck.node.device_pools import given_out, read_slice
 from healthcheck.node.device_rules import DeviceRule, device_rule, selector_of, taint_of
-from healthcheck.node.devices import DRIVER, Device
+from healthcheck.node.devices import CLAIM_TEMPLATE, DRIVER, AllocatedDevices, Device, GpuClaim, gpu_claim
 from healthcheck.node.state import NodeState
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.budget import holder_label
 from healthcheck.verdict.device_taints import MissingRule
 
+_API_PATH = "/apis/resource.k8s.io/v1"
+"""Kubernetes 1.34 and newer serve it."""
+_SLICES = "resourceslices"
+
+
+class DraObjects(Requests):
+    """Reads the objects of dynamic resource allocation. A kind that is not served counts as empty."""
+
+    def read_given_out(self, namespace: str) -> AllocatedDevices:
+        """Return the devices that the driver publishes.
+
+        The result also shows whether a sweep's pod in the namespace could claim them.
+        """
+        found = given_out(
+            device_slice
+            for device_slice in self._each(_SLICES, self._served(_SLICES), read_slice)
+            if device_slice is not None
+        )
+        is_used = found.devices or found.unread
+        return replace(found, has_template=self._has_claim_template(namespace)) if is_used else found
+
+    def list_gpu_claims(self) -> Iterator[GpuClaim]:
+        """Yield the GPU claims of all namespaces."""
+        for claim in self._each("resourceclaims", self._served("resourceclaims"), gpu_claim):
+            if claim is not None:
+                yield claim
+
+    def _has_claim_template(self, namespace: str) -> bool:
+        path = f"{_API_PATH}/namespaces/{quote(namespace)}/resourceclaimtemplates/{CLAIM_TEMPLATE}"
+        try:
+            self._json("get", path, "resourceclaimtemplates")
+        except NotFound:
+            return False
+        return True
+
+    def _served(self, resource: str) -> Iterator[Mapping[str, Any]]:
+        with suppress(NotFound):
+            yield from self._pages(f"{_API_PATH}/{resource}", resource, {})
+
+
 _API = "resource.k8s.io/v1"
-_RULES, _SLICES = "devicetaintrules", "resourceslices"
+_RULES = "devicetaintrules"
 _RULES_PATH = f"/apis/{_API}/{_RULES}"
 NOT_SERVED = f"the API server serves no DeviceTaintRules of {_API}, as Kubernetes 1.37 and newer do by default"
 _HOLDER = f"{PREFIX}/holder"

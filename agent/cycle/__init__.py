@@ -1,1 +1,0 @@
-"""Check cycles: probe and judge the machine, and ask other systems for the facts that a cycle needs."""
