@@ -4,6 +4,7 @@ import binascii
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from healthcheck.probes.nvml.gpus import READINGS
 from sim.instance_types import GpuModel, InstanceShape
 
 MOST_MIG_DEVICES = 7
@@ -41,7 +42,7 @@ def invent_gpus(node_name: str, shape: InstanceShape) -> Iterator[SimulatedGpu]:
 
 
 def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
-    return {
+    values: dict[str, object] = {
         "uuid": gpu.uuid,
         "serial": gpu.serial,
         "name": model.name,
@@ -49,36 +50,24 @@ def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
         "minor": gpu.index,
         "pci_device_id": f"{model.pci_device}10de",
         "pci_subsystem_id": "0x000010de",
-        "persistence_mode": 1,
-        "ecc_mode_current": 1,
-        "ecc_mode_pending": 1,
-        "clocks_event_reasons": 1,
-        "inforom": 1,
-        "temperature": 34,
+        "mig_most": MOST_MIG_DEVICES,
+    }
+    for row in READINGS.values():
+        values |= row.healthy
+    return {
+        **{name: value for name, value in values.items() if name not in _lacking(model)},
         "memory_total": model.memory_bytes,
-        "memory_reserved": 600 << 20,
-        "memory_used": 0,
-        "processes": "",
-        "pcie_width": 16,
-        "pcie_max_width": 16,
-        # Values of an idle GPU: the link is slow until a process uses it.
-        "pcie_generation": 1,
-        "pcie_max_generation": 5,
-        "pcie_replays": 0,
-        "field/230": 0,
-        "dram_corrected": 0,
-        "sram_corrected": 0,
-        "sm_clock": 345,
-        "memory_clock": 2619,
-        **dict.fromkeys(_COUNTED_SINCE_LOADED, 0),
-        "field/186": 70_000,
-        **_IDLE_SAMPLES,
-        **dict.fromkeys(VOLATILE_ECC + AGGREGATE_ECC, 0),
-        **(_ROW_REMAP if model.remaps_rows else _RETIRED_PAGES),
-        **(_MARGINS if model.reports_margins else _LIMITS),
-        **(_MIG if model.has_mig else {}),
         **_nvlinks(model),
         **_fabric(model),
+    }
+
+
+def _lacking(model: GpuModel) -> set[str]:
+    """Return the values that this model does not report."""
+    return {
+        *(READINGS["retired_pages"].healthy if model.remaps_rows else _OF_ROW_REMAPPING),
+        *(("temperature_slowdown",) if model.reports_margins else ("temperature_margin", "field/194")),
+        *(() if model.has_mig else ("mig_most", *READINGS["mig_mode"].healthy)),
     }
 
 
@@ -92,29 +81,11 @@ VOLATILE_ECC = ("ecc_corrected_volatile", "ecc_uncorrected_volatile")
 AGGREGATE_ECC = ("ecc_corrected_aggregate", "ecc_uncorrected_aggregate")
 _COUNTED_SINCE_LOADED = tuple(f"field/{field}" for field in (74, 75, 83, 138, 139))
 """Fields of counters: throttled time, energy, and KiB on NVLink."""
-_IDLE_SAMPLES: dict[str, object] = {
-    "samples/1": "71 200000 0",
-    "samples/5": "100 0",
-    "samples/6": "100 0",
+_OF_ROW_REMAPPING = {
+    value
+    for name in ("row_remap", "exhausted_banks", "sram_threshold_exceeded", "repair")
+    for value in READINGS[name].healthy
 }
-"""Buffers of utilisation, processor clock and memory clock (nvmlSamplingType_t), as on an H200 with driver 580.159.04.
-
-It reports the size of buffers of clocks, but has no samples in them.
-"""
-_ROW_REMAP: dict[str, object] = {
-    "remap_corrected": 0,
-    "remap_uncorrected": 0,
-    "remap_pending": 0,
-    "remap_failed": 0,
-    "remap_histogram": "640 0 0 0 0",
-    "sram_threshold_exceeded": 0,
-    "repair_channel": 0,
-    "repair_tpc": 0,
-}
-_RETIRED_PAGES: dict[str, object] = {"retired_sbe": 0, "retired_dbe": 0, "retired_pending": 0}
-_MARGINS: dict[str, object] = {"temperature_margin": 52, "field/194": -2}
-_LIMITS: dict[str, object] = {"temperature_slowdown": 89}
-_MIG: dict[str, object] = {"mig_current": 0, "mig_pending": 0, "mig_most": MOST_MIG_DEVICES}
 _RESET = frozenset(
     {
         *VOLATILE_ECC,

@@ -446,6 +446,38 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
 
 /* -- one GPU ---------------------------------------------------------------------------------------------- */
 
+/* Functions whose answer is one file, or two. */
+#define GPU_NUMBER(function, value)                                                                               \
+    nvmlReturn_t function(nvmlDevice_t gpu, unsigned *number)                                                     \
+    {                                                                                                             \
+        ENTER(enter_gpu(#function, gpu));                                                                         \
+        return gpu_unsigned(gpu, value, number);                                                                  \
+    }
+#define GPU_MODE(function, current_value, pending_value)                                                          \
+    nvmlReturn_t function(nvmlDevice_t gpu, unsigned *current, unsigned *pending)                                 \
+    {                                                                                                             \
+        ENTER(enter_gpu(#function, gpu));                                                                         \
+        ENTER(gpu_unsigned(gpu, current_value, current));                                                         \
+        return gpu_unsigned(gpu, pending_value, pending);                                                         \
+    }
+#define GPU_TEXT(function, value)                                                                                 \
+    nvmlReturn_t function(nvmlDevice_t gpu, char *text, unsigned length)                                          \
+    {                                                                                                             \
+        ENTER(enter_gpu(#function, gpu));                                                                         \
+        return gpu_text(gpu, value, text, length);                                                                \
+    }
+GPU_NUMBER(nvmlDeviceGetMinorNumber, "minor")
+GPU_NUMBER(nvmlDeviceGetPersistenceMode, "persistence_mode")
+GPU_NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width")
+GPU_NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_max_width")
+GPU_NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_generation")
+GPU_NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_max_generation")
+GPU_NUMBER(nvmlDeviceGetPcieReplayCounter, "pcie_replays")
+GPU_MODE(nvmlDeviceGetMigMode, "mig_current", "mig_pending")
+GPU_MODE(nvmlDeviceGetEccMode, "ecc_mode_current", "ecc_mode_pending")
+GPU_TEXT(nvmlDeviceGetSerial, "serial")
+GPU_TEXT(nvmlDeviceGetName, "name")
+
 /* That of the GPU, with the index of the MIG device as its last two digits. */
 static nvmlReturn_t mig_uuid(MigDevice *mig, char *uuid, unsigned length)
 {
@@ -464,24 +496,6 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t gpu, char *uuid, unsigned length)
     return gpu_text(gpu, "uuid", uuid, length);
 }
 
-nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t gpu, char *serial, unsigned length)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    return gpu_text(gpu, "serial", serial, length);
-}
-
-nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t gpu, char *name, unsigned length)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    return gpu_text(gpu, "name", name, length);
-}
-
-nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t gpu, unsigned *minor)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    return gpu_unsigned(gpu, "minor", minor);
-}
-
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t gpu, nvmlPciInfo_t *pci)
 {
     ENTER(enter_gpu(__func__, gpu));
@@ -494,13 +508,6 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t gpu, nvmlPciInfo_t *pci)
                  pci->bus & 0xffU, pci->device & 0xffU);
     ENTER(gpu_unsigned(gpu, "pci_device_id", &pci->pciDeviceId));
     return gpu_unsigned(gpu, "pci_subsystem_id", &pci->pciSubSystemId);
-}
-
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t gpu, unsigned *current, unsigned *pending)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    ENTER(gpu_unsigned(gpu, "mig_current", current));
-    return gpu_unsigned(gpu, "mig_pending", pending);
 }
 
 static int has_mig_on(nvmlDevice_t gpu)
@@ -540,12 +547,6 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *id)
     return result == NOT_SUPPORTED ? NOT_FOUND : result; /* destroyed since its handle was taken */
 }
 
-nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t gpu, unsigned *mode)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    return gpu_unsigned(gpu, "persistence_mode", mode);
-}
-
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t gpu, unsigned kind, unsigned counter, unsigned long long *count)
 {
     static const char *const values[2][2] = {{"ecc_corrected_volatile", "ecc_corrected_aggregate"},
@@ -576,13 +577,6 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t gpu, unsigned *corrected, un
     ENTER(gpu_unsigned(gpu, "remap_uncorrected", uncorrected));
     ENTER(gpu_unsigned(gpu, "remap_pending", pending));
     return gpu_unsigned(gpu, "remap_failed", failed);
-}
-
-nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t gpu, unsigned *current, unsigned *pending)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    ENTER(gpu_unsigned(gpu, "ecc_mode_current", current));
-    return gpu_unsigned(gpu, "ecc_mode_pending", pending);
 }
 
 static nvmlReturn_t clock_reasons(const char *function, nvmlDevice_t gpu, unsigned long long *reasons)
@@ -686,36 +680,6 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t gpu, nvmlMemory_t *memory)
     ENTER(gpu_memory(gpu, memory, &reserved));
     memory->used += reserved;
     return SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t gpu, unsigned *width)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    return gpu_unsigned(gpu, "pcie_width", width);
-}
-
-nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t gpu, unsigned *width)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    return gpu_unsigned(gpu, "pcie_max_width", width);
-}
-
-nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t gpu, unsigned *generation)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    return gpu_unsigned(gpu, "pcie_generation", generation);
-}
-
-nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t gpu, unsigned *generation)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    return gpu_unsigned(gpu, "pcie_max_generation", generation);
-}
-
-nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t gpu, unsigned *replays)
-{
-    ENTER(enter_gpu(__func__, gpu));
-    return gpu_unsigned(gpu, "pcie_replays", replays);
 }
 
 /* -- processes: every process of a simulated GPU computes --------------------------------------------------- */

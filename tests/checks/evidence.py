@@ -12,19 +12,16 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, Observation, Outcome, Probe, Unobserved
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
 from healthcheck.probes.mlx5 import HARDWARE_COUNTERS, MLX5, PORT_COUNTERS, Mlx5, Mlx5Device
+from healthcheck.probes.nvml.answer import PARSERS
 from healthcheck.probes.nvml.gpus import (
+    READINGS,
     DriverReading,
-    EccCounts,
     Fabric,
     Gpu,
     Gpus,
     Load,
-    MemoryErrors,
-    MemoryUse,
-    Mode,
     NvLink,
     PcieLink,
-    PendingRepair,
     RowRemap,
     Samples,
     SramUnique,
@@ -77,32 +74,37 @@ def gpu(index: int, address: str, error: int = 0) -> Gpu:
     return Gpu(index, error, address, f"GPU-{index}", f"165{index}", "NVIDIA H100 80GB HBM3")
 
 
+_SHOWN_OTHERWISE = {"retired_pages", "row_remap", "throttled"}
+
+
+def _healthy_readings() -> dict[str, Any]:
+    """Return the readings whose healthy values are numbers, by their declaration."""
+    declared = {name: [*row.healthy.values()] for name, row in READINGS.items() if name not in _SHOWN_OTHERWISE}
+    return {
+        name: PARSERS[name](numbers if len(numbers) > 1 else numbers[0])
+        for name, numbers in declared.items()
+        if numbers and all(isinstance(number, int) for number in numbers)
+    }
+
+
+_READINGS = _healthy_readings()
+
+
 def healthy(index: int, **more: Any) -> Gpu:
     """A GPU of a p5.48xlarge with every reading that this GPU has, nothing wrong; `more` changes some."""
     return replace(
         gpu(index, ADDRESSES[index]),
         **{
+            **_READINGS,
             "minor": index,
-            "recovery_action": 0,
             "instances": (),
-            "persistence": True,
-            "ecc_mode": Mode(current=True, pending=True),
-            "mig_mode": Mode(current=False, pending=False),
-            "ecc": EccCounts(0, 0, 0, 0),
-            "sram_threshold_exceeded": False,
+            "temperature": Temperature(34, None, 52, -2),
             "row_remap": RowRemap(0, 0, pending=False, failed=False),
             "exhausted_banks": 0,
-            "repair": PendingRepair(channel_pending=False, tpc_pending=False),
-            "clock_reasons": 1,
-            "temperature": Temperature(34, None, 52, -2),
-            "inforom_valid": True,
-            "memory": MemoryUse(80 << 30, 600 << 20, 0),
             "processes": 0,
             "pcie": PcieLink(16, 16),
-            "pcie_replays": 0,
             "nvlinks": tuple(NvLink(link, active=True, version=6) for link in range(18)),
             "fabric": Fabric(3, 0, 0, "", 0, 1),
-            "memory_errors": MemoryErrors(0, 0),
             "throttled": ThrottledTime(0, 0, 0, 0),
             "load": IDLE,
             "unrepairable_memory": False,

@@ -27,10 +27,9 @@ from healthcheck.model import Evidence, Host, Outcome, Probe
 from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.nvml import child as nvml_child
-from healthcheck.probes.nvml import readings as nvml_readings
 from healthcheck.probes.nvml.answer import read_answer
 from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML, DriverReading
+from healthcheck.probes.nvml.gpus import NVML, READINGS, DriverReading
 from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.settings.reading import packaged_profiles
 from sim.node import SimulatedNode
@@ -46,7 +45,9 @@ OF_THE_HARDWARE = {
     15: "GpuLost",
     16: "GpuResetRequired",
 }
-READINGS = sorted([*nvml_readings.READINGS, "p2p"])
+REPORTED = [name for name, row in READINGS.items() if row.on_failure != "none"]
+"""Readings whose failure is reported, in the order of their calls."""
+WITH_PAIRS = sorted([*REPORTED, "p2p"])
 Loss = tuple[int, str, int]
 """The index of a GPU, a reading of it, and the code that came in its place."""
 
@@ -104,11 +105,11 @@ def without(fields: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
                 gpu["errors"]["p2p"] = other["errors"]["p2p"] = code
             continue
         gpu.pop(reading, None)
-        nvml_child._note_failure(gpu, reading, code)
+        nvml_child._note_failure(gpu, reading, code, READINGS[reading].on_failure)
         if reading == "nvlinks":  # without links their counters are not read
             gpu.pop("nvlink_counters", None)
         if code in nvml_child._GONE:
-            for later in [*nvml_readings.READINGS][[*nvml_readings.READINGS].index(reading) :]:
+            for later in REPORTED[REPORTED.index(reading) :]:
                 gpu.pop(later, None)
     silent = {gpu["index"] for gpu in gpus if gpu["error"] or "p2p" in gpu["errors"]}
     fields["p2p"] = [pair for pair in fields["p2p"] if not silent & set(pair[:2])]
@@ -117,7 +118,7 @@ def without(fields: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
 
 def losses(codes: Sequence[int]) -> st.SearchStrategy[list[Loss]]:
     return st.lists(
-        st.tuples(st.integers(0, 7), st.sampled_from(READINGS), st.sampled_from(codes)), min_size=1, max_size=12
+        st.tuples(st.integers(0, 7), st.sampled_from(WITH_PAIRS), st.sampled_from(codes)), min_size=1, max_size=12
     )
 
 
@@ -132,7 +133,7 @@ def unobserved(outcomes: Sequence[Outcome]) -> set[str]:
 def is_missed(instance_type: str, loss: Loss) -> bool:
     """Whether a check needs the removed fact."""
     _, reading, code = loss
-    if reading in nvml_readings.NAMES:
+    if reading in READINGS and READINGS[reading].on_failure == "gpu":
         return code != 4  # without permission to read a name, the GPU is still observed
     if reading == "minor":
         return False  # the tree is a copy, without device files
@@ -176,7 +177,7 @@ def test_an_error_that_is_not_the_hardwares_is_no_fault(
 
 @pytest.mark.parametrize("instance_type", KINDS)
 def test_error_outside_the_hardware_is_unobserved(instance_type: str) -> None:
-    lost = [(0, reading, code) for reading in READINGS for code in NOT_OF_THE_HARDWARE]
+    lost = [(0, reading, code) for reading in WITH_PAIRS for code in NOT_OF_THE_HARDWARE]
 
     blind = {pair: bool(unobserved(judged(instance_type, [pair], None))) for pair in lost}
 
@@ -185,7 +186,7 @@ def test_error_outside_the_hardware_is_unobserved(instance_type: str) -> None:
 
 @pytest.mark.parametrize("instance_type", KINDS)
 def test_an_error_of_the_hardware_is_the_gpus_one_fault(instance_type: str) -> None:
-    lost = [(0, reading, code) for reading in nvml_readings.READINGS for code in OF_THE_HARDWARE]
+    lost = [(0, reading, code) for reading in REPORTED for code in OF_THE_HARDWARE]
 
     found = {pair: [*findings(judged(instance_type, [pair], 10.0))] for pair in lost}
 

@@ -6,11 +6,9 @@ An invalid value in one reading of a GPU does not affect its other readings.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
-from uuid import UUID
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from msgspec import Struct, convert
 from msgspec.structs import fields, replace
@@ -18,14 +16,8 @@ from msgspec.structs import fields, replace
 from healthcheck.host.opening import is_shortage
 from healthcheck.model import PROBE_FAILED, Unobserved
 from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml.gpus import NONSENSE, SUCCESS, Fabric, Gpu, Gpus, NvLink, P2p
-from healthcheck.probes.nvml.readings import NAMES, OPTIONAL, READINGS
+from healthcheck.probes.nvml.gpus import NONSENSE, READINGS, SUCCESS, Gpu, Gpus, P2p
 from healthcheck.probes.pci import normalise_address
-
-_MOST_NVLINKS = 36
-"""Value of NVML_NVLINK_MAX_LINKS in the newest nvml.h."""
-_TRAFFIC_DISABLED = 3
-"""Value of NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h of R615)."""
 
 
 class DriverAnswer(Struct, frozen=True):
@@ -65,67 +57,33 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
     if not isinstance(index, int) or not isinstance(code, int):
         raise TypeError(f"GPU {index!r}: error {code!r}")
     errors = {str(name): _signed(error) for name, error in raw.get("errors", {}).items()}
-    names, unnamed = _read(NAMES, raw)
-    readings, unread = _read([name for name in READINGS if name not in NAMES], raw)
-    errors |= dict.fromkeys(unread, NONSENSE)
-    readings |= _read(OPTIONAL, raw)[0]  # an invalid one is omitted
+    readings, invalid = _readings(raw)
+    nameless = [name for name in invalid if READINGS[name].on_failure == "gpu"]
+    errors |= {name: NONSENSE for name in invalid if READINGS[name].on_failure == "reading"}
     counters = readings.pop("nvlink_counters", {})
     if "nvlinks" in readings:
-        link_states = enumerate(readings["nvlinks"])
-        readings["nvlinks"] = tuple(
-            NvLink(link, state != 0, version, counters.get(link, {}), state == _TRAFFIC_DISABLED)
-            for link, (state, version) in link_states
-        )
+        readings["nvlinks"] = tuple(replace(link, counters=counters.get(link.link, {})) for link in readings["nvlinks"])
     return Gpu(
         index,
-        code or (NONSENSE if unnamed else SUCCESS),
-        **names,
+        code or (NONSENSE if nameless else SUCCESS),
         recovery_error=errors.pop("recovery_action", SUCCESS),
         errors=errors,
         **readings,
     )
 
 
-def _read(names: Collection[str], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return these readings of a GPU, and the names of those with invalid values."""
+def _readings(raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the readings of a GPU, and the names of those with invalid values."""
     readings = {}
-    nonsense = [name for name in _listed(raw.get("nonsense", [])) if name in names]
-    for name in names:
+    invalid = [name for name in _listed(raw.get("nonsense", [])) if name in READINGS]
+    for name, parse in PARSERS.items():
         if raw.get(name) is None:
             continue
         try:
-            readings[name] = _PARSERS[name](raw[name]) if name in _PARSERS else parse_reading(_TYPES[name], raw[name])
+            readings[name] = parse(raw[name])
         except (ValueError, TypeError, AttributeError):
-            nonsense.append(name)
-    return readings, nonsense
-
-
-def parse_reading(kind: Any, raw: Any) -> Any:
-    """Return a reading of this type. Raises ValueError or TypeError for an invalid value.
-
-    The child sends the fields of a Struct as a list, and flags as numbers.
-    """
-    return convert(_with_names(kind, raw), kind)
-
-
-def _with_names(kind: Any, raw: Any) -> Any:
-    if get_origin(kind) in (Union, UnionType):
-        return None if raw is None else _with_names(get_args(kind)[0], raw)
-    if kind is bool:
-        return _unsigned(raw) != 0
-    if kind is int:
-        return _count(raw)
-    if isinstance(kind, type) and issubclass(kind, Struct):
-        return {
-            name: _with_names(part, raw_part) for (name, part), raw_part in zip(_parts(kind), _listed(raw), strict=True)
-        }
-    return raw
-
-
-@cache
-def _parts(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
-    """Return name and type of each field. Reading the annotations costs more than all else that is done with a GPU."""
-    return tuple((part.name, part.type) for part in fields(kind))
+            invalid.append(name)
+    return readings, invalid
 
 
 def _integer(least: int, most: int) -> Callable[[Any], int]:
@@ -142,56 +100,58 @@ _signed = _integer(-(2**31), 2**31 - 1)
 _count = _integer(0, 2**64 - 1)
 
 
+def _flag(raw: Any) -> bool:
+    return _unsigned(raw) != 0
+
+
 def _listed(raw: Any, most: int = 64) -> list[Any]:
     if not isinstance(raw, list) or len(raw) > most:
         raise TypeError(f"{str(raw)[:40]} is not a list of at most {most}")
     return raw
 
 
-def _nvlinks(raw: Any) -> list[tuple[int, int | None]]:
-    """Return state and version of each link."""
-    return [
-        (_unsigned(state), None if version is None else _unsigned(version))
-        for state, version in _listed(raw, _MOST_NVLINKS)
-    ]
-
-
-def _mig_devices(raw: Any) -> dict[str, int]:
-    return {_text(uuid): _unsigned(instance) for uuid, instance in map(_listed, _listed(raw))}
-
-
-def _nvlink_counters(raw: Any) -> dict[int, dict[str, int]]:
-    return {int(link): {name: _count(count) for name, count in counts.items()} for link, counts in raw.items()}
-
-
-def _text(raw: Any) -> str:
-    if not isinstance(raw, str):
-        raise TypeError(f"{raw!r} is not a string")
-    return raw
-
-
 def _address(raw: Any) -> str:
-    address = normalise_address(_text(raw))
+    address = normalise_address(raw)
     if not address:
         raise ValueError(f"{raw!r} is not a PCI address")
     return address
 
 
-def _fabric(raw: Any) -> Fabric:
-    """Return the fabric, with a UUID in its usual form; '' for zeros: the GPU is in no cluster of several nodes."""
-    fabric: Fabric = parse_reading(Fabric, raw)
-    return replace(fabric, cluster_uuid=str(UUID(fabric.cluster_uuid)) if fabric.cluster_uuid.strip("0") else "")
+def _parser(kind: Any) -> Callable[[Any], Any]:
+    """Return the parser of a reading of this type. It raises ValueError, TypeError or AttributeError."""
+    convertible = _convertible(kind)
+    return lambda raw: convert(convertible(raw), kind, str_keys=True)
 
 
-_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+def _convertible(kind: Any) -> Callable[[Any], Any]:
+    """Return the function that gives the child's value the form of this type.
+
+    The child sends the fields of a Struct as a list, and flags as numbers. A plain `int` has 64 bits.
+    """
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated and parts[0] is not int:
+        return _convertible(parts[0])
+    if origin in (Union, UnionType):
+        known = _convertible(parts[0])
+        return lambda raw: None if raw is None else known(raw)
+    if origin is tuple:
+        item = _convertible(parts[0])
+        return lambda raw: [item(one) for one in _listed(raw)]
+    if origin is Mapping:
+        item = _convertible(parts[1])
+        return lambda raw: {key: item(one) for key, one in raw.items()}
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        members = [(part.name, _convertible(part.type)) for part in fields(kind)]
+        return lambda raw: {name: member(one) for (name, member), one in zip(members, _listed(raw), strict=True)}
+    return {bool: _flag, int: _count}.get(kind, lambda raw: raw)
+
+
+PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    **{part.name: _parser(part.type) for part in fields(Gpu) if part.name in READINGS},
     "address": _address,
-    "fabric": _fabric,
-    "mig_devices": _mig_devices,
-    "nvlinks": _nvlinks,
-    "nvlink_counters": _nvlink_counters,
+    "nvlink_counters": _parser(Mapping[int, Mapping[str, int]]),
 }
-"""Parsers of the readings whose type is not that of their field. The readings of the links are combined later."""
-_TYPES: Mapping[str, Any] = {part.name: part.type for part in fields(Gpu)}
+"""Parsers of the readings by name. Their types are resolved once: that costs more than all else done with a GPU."""
 
 
 def _p2p(raw: Any, gpus: tuple[Gpu, ...]) -> Iterator[P2p]:

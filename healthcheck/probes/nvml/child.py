@@ -10,22 +10,18 @@ import json
 import os
 import sys
 from itertools import combinations
-from types import ModuleType
 
+from healthcheck.probes.nvml import queries
 from healthcheck.probes.nvml.library import Library
-from healthcheck.probes.nvml.readings import (
-    ABSENT,
-    NAMES,
-    OPTIONAL,
-    READINGS,
-    GpuHandle,
-    Inforoms,
-    text,
-)
+from healthcheck.probes.nvml.queries import ABSENT, GpuHandle, Inforoms, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing uses 0.6 MiB
+    from collections.abc import Callable
     from typing import Any, BinaryIO
+
+    Queries = list[tuple[str, Callable[[GpuHandle], Any], str]]
+    """Name, query and subject of a failure of each reading: the parts of a `gpus.Reading`."""
 
 _MOST_GPUS = 256
 _NOT_OF_THE_GPU = frozenset({3, 4, 13, 25})
@@ -38,7 +34,7 @@ _P2P_CAPS = (0, 2)
 """READ and NVLINK of nvmlGpuP2PCapsIndex_t. Due to a stray comma, READ is not a number in pynvml."""
 
 
-def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
+def look(library: Library, inforoms: Inforoms, wanted: Queries) -> dict[str, Any]:
     """Read the driver once: initialise, query, shut down."""
     import pynvml  # noqa: PLC0415 - only after the right library is loaded
 
@@ -51,7 +47,7 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
         if count > _MOST_GPUS:
             return {"library": library.path, "error": None, "cause": f"NVML reports {count} GPUs"}
         version = text(pynvml.nvmlSystemGetDriverVersion())
-        gpus = [_gpu(pynvml, index, inforoms, version) for index in range(count)]
+        gpus = [_gpu(pynvml, index, inforoms, version, wanted) for index in range(count)]
         p2p = _p2p(pynvml, gpus)
         return {
             "library": library.path,
@@ -68,7 +64,7 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
             print(f"nvmlShutdown: {error}", file=sys.stderr)
 
 
-def _gpu(nvml: Any, index: int, inforoms: Inforoms, version: str) -> tuple[dict[str, Any], Any]:
+def _gpu(nvml: Any, index: int, inforoms: Inforoms, version: str, wanted: Queries) -> tuple[dict[str, Any], Any]:
     """Return the readings of one GPU, and its handle; None if there is no handle."""
     readings: dict[str, Any] = {"index": index, "error": 0, "errors": {}, "nonsense": []}
     try:
@@ -76,23 +72,23 @@ def _gpu(nvml: Any, index: int, inforoms: Inforoms, version: str) -> tuple[dict[
     except nvml.NVMLError as error:
         return readings | {"error": error.value}, None
     gpu = GpuHandle(nvml, handle, inforoms, version)
-    for name, read in READINGS.items():
+    for name, query, on_failure in wanted:
         try:
-            readings[name] = read(gpu)
+            readings[name] = query(gpu)
         except nvml.NVMLError as error:
-            _note_failure(readings, name, error.value)
-            if error.value in _GONE:
+            _note_failure(readings, name, error.value, on_failure)
+            if error.value in _GONE and on_failure != "none":
                 return readings, handle
         except ValueError:  # also for invalid text
             readings["nonsense"].append(name)
-    return readings | {name: read(gpu) for name, read in OPTIONAL.items()}, handle
+    return readings, handle
 
 
-def _note_failure(readings: dict[str, Any], name: str, code: int) -> None:
+def _note_failure(readings: dict[str, Any], name: str, code: int, on_failure: str) -> None:
     """Record the failure of a reading."""
-    if name in NAMES:
+    if on_failure == "gpu":
         readings["error"] = readings["error"] or (0 if code in _NOT_OF_THE_GPU else code)
-    elif code not in ABSENT:
+    elif on_failure == "reading" and code not in ABSENT:
         readings["errors"][name] = code
         readings["error"] = readings["error"] or (code if code in _BROKEN else 0)
 
@@ -118,13 +114,24 @@ def _p2p(nvml: Any, gpus: list[tuple[dict[str, Any], Any]]) -> list[list[int]]:
     return pairs
 
 
-def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
+def find_queries(declared: str) -> Queries:
+    """Return the readings of this JSON list of name, call and subject of a failure.
+
+    The call is a function of `queries`, or else one of NVML with the GPU's handle.
+    """
+    return [
+        (name, getattr(queries, call, None) or (lambda gpu, call=call: gpu.ask(call)), on_failure)
+        for name, call, on_failure in json.loads(declared)
+    ]
+
+
+def _answers(out: BinaryIO, root: str, use_loader: bool, wanted: Queries) -> None:
     library: Library | None = None
     inforoms = Inforoms()
     for _ in sys.stdin:
         try:
             library = library or Library(root, use_loader)
-            answer = {"changed": library.path} if library.replaced() else look(library, inforoms)
+            answer = {"changed": library.path} if library.replaced() else look(library, inforoms, wanted)
         except OSError as error:
             answer = {"library": None, "error": None, "cause": str(error)[:1000]}
         except Exception as error:  # noqa: BLE001 - boundary of the probe: report invalid data of a driver
@@ -136,24 +143,16 @@ def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
             os._exit(0)  # the parent has ended; a normal exit would try to write again
 
 
-def _leave_out_ctypes_util() -> None:
-    """Replace ctypes.util with an empty module. pynvml imports it and never calls it.
-
-    The real module imports subprocess and tempfile, and uses 2 MiB.
-    """
-    empty = ModuleType("ctypes.util")
-    vars(empty)["find_library"] = lambda _: None  # as the real function does for a missing library
-    sys.modules["ctypes.util"] = empty
-
-
 def main() -> None:
-    """Answer requests until standard input ends. Usage: `nvml_child ROOT loader|root-only`."""
-    root, mode = sys.argv[1:]
-    _leave_out_ctypes_util()
+    """Answer requests until standard input ends. Usage: `nvml_child ROOT loader|root-only READINGS`.
+
+    READINGS is the argument of `find_queries`: the table of readings is the parent's, with types and more modules.
+    """
+    root, mode, declared = sys.argv[1:]
     # Output of a library must neither mix with the answers nor flood the agent's log, which this program still uses.
     out = os.fdopen(os.dup(1), "wb")
     sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    _answers(out, root, mode == "loader")
+    _answers(out, root, mode == "loader", find_queries(declared))

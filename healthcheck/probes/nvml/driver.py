@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from healthcheck.host.opening import is_there, read
 from healthcheck.model import ProbeError, Unobserved
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.answer import read_answer
-from healthcheck.probes.nvml.gpus import SNAPSHOT_SECONDS, DriverReading, Gpus, Snapshot, snapshot
+from healthcheck.probes.nvml.gpus import READINGS, SNAPSHOT_SECONDS, DriverReading, Gpus, Snapshot, snapshot
 from healthcheck.probes.nvml.library import SONAME, all_places, resolve_inside
 from healthcheck.text.printable import printable
 
@@ -47,8 +48,7 @@ class Driver:
     _history: tuple[Snapshot, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        program = isolated("healthcheck.probes.nvml.child")
-        self._child = Child((*program, str(self.root), "loader" if self.use_loader else "root-only"))
+        self._child = Child(child_program(self.root, use_loader=self.use_loader))
 
     def read(self) -> DriverReading:
         """Read once. Never raises for errors of the driver. A changed driver is read again the next time."""
@@ -112,6 +112,17 @@ class Driver:
         now = self.clock()
         self._mismatch_since = now if self._mismatch_since is None else self._mismatch_since
         return now - self._mismatch_since
+
+
+def child_program(root: Path, *, use_loader: bool) -> tuple[str, ...]:
+    """Return the command of the child process, with the table of readings."""
+    readings = json.dumps([[name, row.call, row.on_failure] for name, row in READINGS.items()])
+    return (
+        *isolated("healthcheck.probes.nvml.child"),
+        str(root),
+        "loader" if use_loader else "root-only",
+        readings,
+    )
 
 
 def read_driver_once(root: Path, deadline_seconds: float) -> DriverReading:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes import pci
@@ -29,12 +29,29 @@ _PARTITION_SHIFT, _MANAGER_SHIFT = 12, 14
 They have two bits: 0 means not supported, 1 yes or connected, 2 no or disconnected.
 """
 
+_MOST_NVLINKS = 36
+"""Value of NVML_NVLINK_MAX_LINKS in the newest nvml.h."""
 MOST_SAMPLES = 1024
 """Most samples that are read of one buffer."""
 Unsigned = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Signed = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Numbers of 32 bits. A plain `int` in a reading is an unsigned number of 64 bits."""
 Celsius = Annotated[int, Meta(ge=-300, le=1000)]
+_UUID_OR_NOTHING = r"\A([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z"
+
+
+class Reading(Struct, frozen=True):
+    """A reading of a GPU. It is part of its field in `Gpu`, whose name it has and whose type validates its value."""
+
+    call: str
+    """Function of `queries`, or of pynvml if one call with the GPU's handle is the whole query."""
+    healthy: Mapping[str, object] = {}
+    """Values of a healthy GPU, by their files in the simulated library. Those of a structure are in its order."""
+    on_failure: Literal["gpu", "reading", "none"] = "reading"
+    """Subject of the error if the call fails: the GPU, or the reading. "none": a failure is an absent value.
+
+    The latter calls are new or deprecated, or not documented for each GPU, so a failure is no evidence about the GPU.
+    """
 
 
 class Mode(Struct, frozen=True):
@@ -206,7 +223,7 @@ class Fabric(Struct, frozen=True):
     status: Signed
     """Result of the registration (nvmlReturn_t)."""
     clique: Unsigned = 0
-    cluster_uuid: str = ""
+    cluster_uuid: Annotated[str, Meta(pattern=_UUID_OR_NOTHING)] = ""
     health_mask: Unsigned | None = None
     health_summary: Unsigned | None = None
 
@@ -243,15 +260,16 @@ class Gpu(Struct, frozen=True):
 
     index: int
     error: int = SUCCESS
-    address: str = ""
-    uuid: str = ""
-    serial: str = ""
-    name: str = ""
-    recovery_action: Unsigned | None = None
+    address: Annotated[str, Reading("address", on_failure="gpu")] = ""
+    uuid: Annotated[str, Reading("uuid", on_failure="gpu")] = ""
+    serial: Annotated[str, Reading("serial", on_failure="gpu")] = ""
+    name: Annotated[str, Reading("name", on_failure="gpu")] = ""
+    recovery_action: Annotated[Unsigned | None, Reading("recovery_action", {"field/230": 0})] = None
     """nvmlDeviceGpuRecoveryAction_t, field 230; None if this driver has none, or if it could not be read."""
     recovery_error: int = SUCCESS
     """Error of the recovery action: an nvmlReturn_t or NONSENSE; 0 if there is none, or if the driver has no action."""
-    instances: Annotated[tuple[Unsigned, ...], Meta(max_length=64)] | None = None
+    mig_mode: Annotated[Mode | None, Reading("mig_mode", {"mig_current": 0, "mig_pending": 0})] = None
+    instances: Annotated[Annotated[tuple[Unsigned, ...], Meta(max_length=64)] | None, Reading("instances")] = None
     """Ids of the MIG GPU instances with a compute instance; `()` without MIG mode; None if unknown."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors by name of the reading: an nvmlReturn_t or NONSENSE. An unsupported reading is not an error.
@@ -259,39 +277,92 @@ class Gpu(Struct, frozen=True):
     The names are the fields of this class, "nvlink_counters" (the states in `nvlinks` are then still known), and "p2p"
     for the pairs with this GPU.
     """
-    minor: Unsigned | None = None
+    minor: Annotated[Unsigned | None, Reading("nvmlDeviceGetMinorNumber")] = None
     """Minor number of its device file."""
-    persistence: bool | None = None
-    ecc_mode: Mode | None = None
-    mig_mode: Mode | None = None
-    ecc: EccCounts | None = None
-    sram_threshold_exceeded: bool | None = None
-    row_remap: RowRemap | None = None
-    exhausted_banks: Unsigned | None = None
+    persistence: Annotated[bool | None, Reading("nvmlDeviceGetPersistenceMode", {"persistence_mode": 1})] = None
+    ecc_mode: Annotated[
+        Mode | None, Reading("nvmlDeviceGetEccMode", {"ecc_mode_current": 1, "ecc_mode_pending": 1})
+    ] = None
+    ecc: Annotated[
+        EccCounts | None,
+        Reading(
+            "ecc",
+            {
+                "ecc_corrected_volatile": 0,
+                "ecc_uncorrected_volatile": 0,
+                "ecc_corrected_aggregate": 0,
+                "ecc_uncorrected_aggregate": 0,
+            },
+        ),
+    ] = None
+    sram_threshold_exceeded: Annotated[
+        bool | None, Reading("sram_threshold_exceeded", {"sram_threshold_exceeded": 0})
+    ] = None
+    row_remap: Annotated[
+        RowRemap | None,
+        Reading("row_remap", {"remap_corrected": 0, "remap_uncorrected": 0, "remap_pending": 0, "remap_failed": 0}),
+    ] = None
+    exhausted_banks: Annotated[Unsigned | None, Reading("exhausted_banks", {"remap_histogram": "640 0 0 0 0"})] = None
     """Number of memory banks without a spare row."""
-    retired_pages: RetiredPages | None = None
-    repair: PendingRepair | None = None
-    clock_reasons: int | None = None
+    retired_pages: Annotated[
+        RetiredPages | None, Reading("retired_pages", {"retired_sbe": 0, "retired_dbe": 0, "retired_pending": 0})
+    ] = None
+    repair: Annotated[
+        PendingRepair | None, Reading("nvmlDeviceGetRepairStatus", {"repair_channel": 0, "repair_tpc": 0})
+    ] = None
+    clock_reasons: Annotated[int | None, Reading("clock_reasons", {"clocks_event_reasons": 1})] = None
     """Bits of nvmlClocksEventReasons."""
-    temperature: Temperature | None = None
-    inforom_valid: bool | None = None
+    temperature: Annotated[
+        Temperature | None,
+        Reading(
+            "temperature", {"temperature": 34, "temperature_slowdown": 89, "temperature_margin": 52, "field/194": -2}
+        ),
+    ] = None
+    inforom_valid: Annotated[bool | None, Reading("inforom_valid", {"inforom": 1})] = None
     """Whether the InfoROM is valid. A valid InfoROM is tested again after an hour."""
-    memory: MemoryUse | None = None
-    processes: Unsigned | None = None
+    memory: Annotated[
+        MemoryUse | None, Reading("memory", {"memory_total": 80 << 30, "memory_reserved": 600 << 20, "memory_used": 0})
+    ] = None
+    processes: Annotated[Unsigned | None, Reading("processes", {"processes": ""})] = None
     """Number of processes with a context of any kind on the GPU."""
-    pcie: PcieLink | None = None
-    pcie_replays: Unsigned | None = None
+    pcie: Annotated[
+        PcieLink | None,
+        # An idle GPU: the link is slow until a process uses it.
+        Reading("pcie", {"pcie_width": 16, "pcie_max_width": 16, "pcie_generation": 1, "pcie_max_generation": 5}),
+    ] = None
+    pcie_replays: Annotated[Unsigned | None, Reading("nvmlDeviceGetPcieReplayCounter", {"pcie_replays": 0})] = None
     """Cumulative number of PCIe replays."""
-    nvlinks: tuple[NvLink, ...] | None = None
-    fabric: Fabric | None = None
-    memory_errors: MemoryErrors | None = None
-    """This reading and those below are optional: a failure is None too, and not in `errors`."""
-    throttled: ThrottledTime | None = None
-    load: Load | None = None
-    unrepairable_memory: bool | None = None
+    nvlinks: Annotated[Annotated[tuple[NvLink, ...], Meta(max_length=_MOST_NVLINKS)] | None, Reading("nvlinks")] = None
+    fabric: Annotated[Fabric | None, Reading("fabric")] = None
+    memory_errors: Annotated[
+        MemoryErrors | None, Reading("memory_errors", {"dram_corrected": 0, "sram_corrected": 0}, "none")
+    ] = None
+    throttled: Annotated[ThrottledTime | None, Reading("throttled", {"field/74": 0, "field/75": 0}, "none")] = None
+    load: Annotated[
+        Load | None,
+        Reading(
+            "load",
+            {
+                "sm_clock": 345,
+                "memory_clock": 2619,
+                "field/186": 70_000,
+                "field/83": 0,
+                "field/138": 0,
+                "field/139": 0,
+                # As an H200 with driver 580.159.04: buffers of clocks have a size, but no samples in them.
+                "samples/1": "71 200000 0",
+                "samples/5": "100 0",
+                "samples/6": "100 0",
+            },
+            "none",
+        ),
+    ] = None
+    unrepairable_memory: Annotated[bool | None, Reading("unrepairable_memory", {}, "none")] = None
     """Whether memory is faulty that no repair can replace (Hopper and later, R580 and later)."""
-    sram_unique: SramUnique | None = None
-    mig_devices: Mapping[str, int] | None = None
+    sram_unique: Annotated[SramUnique | None, Reading("sram_unique", {}, "none")] = None
+    mig_devices: Annotated[
+        Annotated[Mapping[str, Unsigned], Meta(max_length=64)] | None, Reading("mig_devices", {}, "none")
+    ] = None
     """GPU instance of each MIG device, by the UUID that a device plugin shows."""
 
     @property
@@ -302,6 +373,24 @@ class Gpu(Struct, frozen=True):
     def about(self) -> dict[str, str]:
         names = {"index": str(self.index), "uuid": self.uuid, "serial": self.serial}
         return {key: value for key, value in names.items() if value}
+
+
+def _declared_readings() -> dict[str, Reading]:
+    rows = {
+        part.name: row
+        for part in fields(Gpu)
+        for row in getattr(part.type, "__metadata__", ())
+        if isinstance(row, Reading)
+    }
+    rows["nvlink_counters"] = Reading("nvlink_counters")
+    return dict(sorted(rows.items(), key=lambda item: item[1].on_failure == "none"))
+
+
+READINGS: Mapping[str, Reading] = _declared_readings()
+"""Readings by name, in the order of their calls, because some use earlier results.
+
+`nvlink_counters` is no field: its counts are part of `nvlinks`.
+"""
 
 
 class Gpus(Struct, frozen=True, tag=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,7 +15,7 @@ import pytest
 from agent.process.unused_modules import UNUSED, UnusedModule
 from agent.telemetry import Telemetry
 from sim.imds import SimulatedImds
-from tests.agent.world import CHILD, AgentProcess, World
+from tests.agent.world import AgentProcess, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
@@ -49,12 +48,6 @@ from kubernetes.client import Configuration
 configuration = Configuration()
 configuration.host = "https://10.0.0.1"
 print(configuration.proxy, "urllib.request" in sys.modules)
-"""
-LOADED_BY_THE_CHILD = f"""
-import sys
-from {CHILD} import main
-main()
-print(*(name for name, module in sys.modules.items() if module.__spec__), file=sys.stderr)
 """
 
 
@@ -97,19 +90,6 @@ class TestLoading:
     def test_left_out_module_reports_that_when_it_is_used(self) -> None:
         with pytest.raises(OSError, match=r"the agent does not load pickle\.dumps"):
             UnusedModule("pickle").dumps({})
-
-    def test_nvml_child_leaves_out_modules_that_pynvml_never_uses(self, world: World) -> None:
-        process = subprocess.run(
-            [sys.executable, "-I", "-c", LOADED_BY_THE_CHILD, str(world.host.root), "root-only"],
-            input=b"look\n",
-            capture_output=True,
-            check=True,
-        )
-        loaded = set(process.stderr.decode().split())
-
-        assert len(json.loads(process.stdout)["gpus"]) == 8
-        assert "pynvml" in loaded
-        assert not {"ctypes.util", "subprocess", "tempfile", "typing"} & loaded
 
 
 class TestStarting:

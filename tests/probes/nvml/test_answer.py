@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import get_type_hints
 
+import pynvml
 import pytest
 
 from healthcheck.model import Unobserved
+from healthcheck.probes.nvml import queries
 from healthcheck.probes.nvml.answer import read_answer
-from healthcheck.probes.nvml.gpus import NONSENSE, Gpu, Gpus, NvLink
-from healthcheck.probes.nvml.readings import OPTIONAL, READINGS
+from healthcheck.probes.nvml.gpus import NONSENSE, READINGS, Gpu, Gpus, NvLink, Unsigned
 
 
 def line(**changes: object) -> bytes:
@@ -20,38 +22,37 @@ def line(**changes: object) -> bytes:
 TWO_GPUS: list[dict[str, object]] = [
     {"index": index, "error": 0, "address": address} for index, address in enumerate(("0000:53:00.0", "0000:64:00.0"))
 ]
+LINK = [0, 1, 6, {}, 0]
 NO_NUMBERS: tuple[object, ...] = ("7", -1, 1.5, True, [], {}, 2**64)
+NUMBERS = (Unsigned | None, int | None, bool | None)
 NO_READINGS: dict[str, tuple[object, ...]] = {
-    "recovery_action": NO_NUMBERS,
-    "minor": NO_NUMBERS,
-    "persistence": NO_NUMBERS,
+    **{name: NO_NUMBERS for name, kind in get_type_hints(Gpu).items() if name in READINGS and kind in NUMBERS},
     "ecc_mode": (*NO_NUMBERS, "on", [1], [1, 1, 1], ["1", "1"], [-1, 0], {"1": 1, "0": 1}),
     "mig_mode": (1, [1], [1, "0"]),
     "ecc": (0, [0, 0, 0], [0, 0, 0, -1], [0, 0, 0, 2**64], [0, 0, 0, "0"]),
-    "sram_threshold_exceeded": NO_NUMBERS,
     "row_remap": (0, [0, 0, 0], [0, 0, 0, 0], [0, -1, 0, 0, None], [0, 0, 0, 0.5, None], [0, 0, 0, 0, -1]),
-    "exhausted_banks": NO_NUMBERS,
     "retired_pages": (0, [0, 0], [-1, 0, 0], ["", 0, 0]),
     "repair": (0, [0], [0, -1]),
-    "clock_reasons": NO_NUMBERS,
     "temperature": (34, [34, None, None], [4294967295, None, None, None], ["34", None, None, None]),
-    "inforom_valid": NO_NUMBERS,
     "memory": (0, [1, 0], [1, 0, -1], [None, 0, 0], [0, 0, 2**64]),
-    "processes": NO_NUMBERS,
     "pcie": (16, [16], [16, 16], [16, -16, None, None], [8, 16, -1, 5], [8, 16, "5", 5]),
-    "pcie_replays": NO_NUMBERS,
-    "nvlinks": (18, "links", [1], [[1]], [[1, 6, 7]], [["1", 6]], [[1, -6]], [[1, 6]] * 37),
+    "nvlinks": (
+        18,
+        "links",
+        [1],
+        [[0, 1]],
+        [[0, 1, "6", {}, 0]],
+        [[0, "1", 6, {}, 0]],
+        [[0, 1, -6, {}, 0]],
+        [LINK] * 37,
+    ),
     "fabric": (3, [3, 0], [-3, 0, 0, "", None, None], [3, 0, 0, 7, None, None], [3, 0, 0, "x", 0, 0]),
     "instances": ("1", [-1], [1] * 65),
-}
-
-NO_OPTIONAL_READINGS: dict[str, tuple[object, ...]] = {
     "memory_errors": (0, [0], [0, -1], [0, "0"], [0, 2**64]),
     "throttled": (0, [0] * 3, [0, 0, 0, -1], [True] * 4),
     "load": (0, [0] * 10, [*[0] * 8, [100, 1], None, None], [*[0] * 8, [0, 0, 0], None, None]),
-    "unrepairable_memory": NO_NUMBERS,
     "sram_unique": (0, [0], [0, -1], [0, 0, 0]),
-    "mig_devices": (1, ["MIG-1"], [["MIG-1", "0"]], [[1, 0]], [["MIG-1", 0, 1]], [["MIG-1", 0]] * 65),
+    "mig_devices": (1, ["MIG-1"], {"MIG-1": "0"}, {"MIG-1": -1}, {f"MIG-{number}": 0 for number in range(65)}),
 }
 
 
@@ -98,26 +99,24 @@ def read(**values: object) -> tuple[Gpu, ...]:
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_READINGS.items() for value in values])
-def test_a_reading_that_makes_no_sense_is_an_error_of_that_reading_of_that_gpu(name: str, value: object) -> None:
+def test_invalid_reading_is_an_error_of_that_reading_of_that_gpu(name: str, value: object) -> None:
     spoiled, other = read(**{name: value})
 
-    if name == "recovery_action":
+    if READINGS[name].on_failure == "none":
+        assert spoiled == Gpu(0, address="0000:53:00.0")
+    elif name == "recovery_action":
         assert spoiled == Gpu(0, address="0000:53:00.0", recovery_error=NONSENSE)
     else:
         assert spoiled == Gpu(0, address="0000:53:00.0", errors={name: NONSENSE})
     assert other == Gpu(1, address="0000:64:00.0")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in NO_OPTIONAL_READINGS.items() for value in values]
-)
-def test_an_optional_reading_that_makes_no_sense_is_omitted(name: str, value: object) -> None:
-    assert read(**{name: value}) == read()
-
-
-def test_the_readings_of_the_child_are_fields_of_a_gpu() -> None:
-    assert READINGS.keys() | OPTIONAL.keys() <= {"nvlink_counters", *Gpu.__struct_fields__}
-    assert OPTIONAL.keys() == NO_OPTIONAL_READINGS.keys()
+def test_each_reading_has_invalid_values_and_its_call_a_function() -> None:
+    names = {name for name, row in READINGS.items() if row.on_failure == "gpu"}
+    assert READINGS.keys() == NO_READINGS.keys() | names | {"nvlink_counters"}
+    assert {
+        row.call for row in READINGS.values() if not hasattr(queries, row.call) and not hasattr(pynvml, row.call)
+    } == set()
 
 
 @pytest.mark.parametrize("name", ["address", "uuid", "serial", "name"])
@@ -142,7 +141,7 @@ def test_failure_of_the_child_is_an_error() -> None:
 
 @pytest.mark.parametrize("counters", [7, [], {"0": 7}, {"0": {"replays": -1}}, {"0": {"replays": "0"}}, {"x": {}}])
 def test_counters_of_links_that_are_no_counts_leave_their_states_known(counters: object) -> None:
-    first = read(nvlinks=[[1, 6]], nvlink_counters=counters)[0]
+    first = read(nvlinks=[LINK], nvlink_counters=counters)[0]
 
     assert (first.nvlinks, first.errors) == ((NvLink(0, True, 6),), {"nvlink_counters": NONSENSE})
 

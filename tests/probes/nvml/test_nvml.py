@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.driver import CHECK
 from healthcheck.checks.expectation import Expectation
-from healthcheck.host.command import isolated
 from healthcheck.model import (
     Evidence,
     Finding,
@@ -33,10 +32,11 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.driver import Driver, child_program
 from healthcheck.probes.nvml.gpus import (
     NONSENSE,
     NVML,
+    READINGS,
     DriverReading,
     EccCounts,
     Fabric,
@@ -61,6 +61,7 @@ from healthcheck.probes.nvml.gpus import (
 from sim import nvml_library
 from sim.c_library import find_compiler
 from sim.node import SimulatedNode
+from tests.checks import evidence
 
 # nvml.h: every nvmlReturn_t but SUCCESS, and one that no header knows.
 ERRORS = [*range(1, 31), 999, 12345]
@@ -133,37 +134,16 @@ LINK = NvLink(0, active=True, version=6, counters={"replays": 0, "recoveries": 0
 def healthy(node: SimulatedNode) -> tuple[Gpu, ...]:
     """The GPUs of a p5.48xlarge."""
     return tuple(
-        Gpu(
-            gpu.index,
-            0,
-            gpu.address,
-            gpu.uuid,
-            gpu.serial,
-            "NVIDIA H100 80GB HBM3",
-            minor=gpu.index,
-            recovery_action=0,
-            instances=(),
-            persistence=True,
-            ecc_mode=Mode(current=True, pending=True),
-            mig_mode=Mode(current=False, pending=False),
-            ecc=EccCounts(0, 0, 0, 0),
-            sram_threshold_exceeded=False,
-            row_remap=RowRemap(0, 0, pending=False, failed=False),
-            exhausted_banks=0,
-            repair=PendingRepair(channel_pending=False, tpc_pending=False),
-            clock_reasons=1,
-            temperature=Temperature(34, None, 52, -2),
-            inforom_valid=True,
-            memory=MemoryUse(80 << 30, 600 << 20, 0),
-            processes=0,
-            pcie=PcieLink(16, 16),
-            pcie_replays=0,
+        replace(
+            evidence.healthy(gpu.index),
+            address=gpu.address,
+            uuid=gpu.uuid,
+            serial=gpu.serial,
             nvlinks=tuple(replace(LINK, link=link) for link in range(18)),
             fabric=Fabric(3, 0, 0, "", 0x1AA, 0),
-            memory_errors=MemoryErrors(0, 0),
             throttled=ThrottledTime(0, 0),
             load=IDLE,
-            sram_unique=SramUnique(0, 0),
+            unrepairable_memory=None,
         )
         for gpu in node.gpus
     )
@@ -360,9 +340,7 @@ ALSO_LOST: dict[str, Callable[[Gpu], Gpu]] = {
 """Optional readings that another call's failure takes away, whatever its error."""
 
 CALLS: dict[str, Call] = {
-    "nvmlDeviceGetMinorNumber": without("minor"),
-    "nvmlDeviceGetPersistenceMode": without("persistence"),
-    "nvmlDeviceGetEccMode": without("ecc_mode"),
+    **{row.call: without(name) for name, row in READINGS.items() if row.call.startswith("nvml")},
     "nvmlDeviceGetMigMode": Call(lambda gpu: replace(gpu, mig_mode=None, instances=None), ("instances", "mig_mode")),
     "nvmlDeviceGetTotalEccErrors": without("ecc"),
     "nvmlDeviceGetSramEccErrorStatus": Call(
@@ -370,7 +348,6 @@ CALLS: dict[str, Call] = {
     ),
     "nvmlDeviceGetRemappedRows": without("row_remap"),
     "nvmlDeviceGetRowRemapperHistogram": without("exhausted_banks"),
-    "nvmlDeviceGetRepairStatus": without("repair"),
     "nvmlDeviceGetCurrentClocksEventReasons": instead("clock_reasons", 1),
     "nvmlDeviceGetTemperature": instead("temperature", Temperature(None, None, 52, -2)),
     "nvmlDeviceGetTemperatureThreshold": instead("temperature", Temperature(34, None, 52, -2)),
@@ -387,7 +364,6 @@ CALLS: dict[str, Call] = {
     "nvmlDeviceGetMPSComputeRunningProcesses_v3": instead("processes", 0),
     "nvmlDeviceGetCurrPcieLinkWidth": without("pcie"),
     "nvmlDeviceGetMaxPcieLinkWidth": without("pcie"),
-    "nvmlDeviceGetPcieReplayCounter": without("pcie_replays"),
     "nvmlDeviceGetNvLinkState": without("nvlinks"),
     "nvmlDeviceGetNvLinkVersion": Call(lambda gpu: with_links(gpu, version=None), ("nvlinks",)),
     "field.161": Call(lambda gpu: uncounted(gpu, "replays"), ("nvlink_counters",)),
@@ -409,6 +385,16 @@ OLD_CALLS: dict[str, Call] = {
     "nvmlDeviceGetNvLinkErrorCounter": Call(lambda gpu: with_links(gpu, counters={}), ("nvlink_counters",)),
     "nvmlDeviceGetGpuFabricInfo": without("fabric"),
 }
+
+
+SINGLE_NUMBERS = [
+    (file, 7 if is_number else 1 - number, {name: 7 if is_number else not number})
+    for name, row in READINGS.items()
+    for file, number in row.healthy.items()
+    if len(row.healthy) == 1 and isinstance(number, int)
+    for is_number in [get_type_hints(Gpu)[name] != bool | None]
+]
+"""File, another value and reading of each reading that is one number."""
 
 
 def age(node: SimulatedNode) -> None:
@@ -433,8 +419,8 @@ class TestReadings:
     @pytest.mark.parametrize(
         ("file", "value", "expected"),
         [
+            *SINGLE_NUMBERS,
             ("minor", 5, {"minor": 5}),
-            ("persistence_mode", 0, {"persistence": False}),
             ("ecc_mode_current", 0, {"ecc_mode": Mode(current=False, pending=True)}),
             ("ecc_mode_pending", 0, {"ecc_mode": Mode(current=True, pending=False)}),
             ("mig_pending", 1, {"mig_mode": Mode(current=False, pending=True)}),
@@ -442,7 +428,6 @@ class TestReadings:
             ("ecc_uncorrected_volatile", 2, {"ecc": EccCounts(0, 2, 0, 0)}),
             ("ecc_corrected_aggregate", 2**40, {"ecc": EccCounts(0, 0, 2**40, 0)}),
             ("ecc_uncorrected_aggregate", 4, {"ecc": EccCounts(0, 0, 0, 4)}),
-            ("sram_threshold_exceeded", 1, {"sram_threshold_exceeded": True}),
             ("remap_corrected", 3, {"row_remap": RowRemap(3, 0, pending=False, failed=False)}),
             ("remap_uncorrected", 4, {"row_remap": RowRemap(0, 4, pending=False, failed=False)}),
             ("remap_pending", 1, {"row_remap": RowRemap(0, 0, pending=True, failed=False)}),
@@ -450,18 +435,15 @@ class TestReadings:
             ("remap_histogram", "636 1 1 1 2", {"exhausted_banks": 2}),
             ("repair_channel", 1, {"repair": PendingRepair(channel_pending=True, tpc_pending=False)}),
             ("repair_tpc", 1, {"repair": PendingRepair(channel_pending=False, tpc_pending=True)}),
-            ("clocks_event_reasons", 0x48, {"clock_reasons": 0x48}),
             ("clocks_event_reasons", 0, {"clock_reasons": 0}),
             ("temperature", 91, {"temperature": Temperature(91, None, 52, -2)}),
             ("temperature_slowdown", 89, {"temperature": Temperature(34, 89, 52, -2)}),
             ("temperature_margin", -3, {"temperature": Temperature(34, None, -3, -2)}),
             ("field/194", 0, {"temperature": Temperature(34, None, 52, 0)}),
-            ("inforom", 0, {"inforom_valid": False}),
             ("memory_used", 5 << 30, {"memory": MemoryUse(80 << 30, 600 << 20, 5 << 30)}),
             ("processes", "4711 4712 4711", {"processes": 2}),
             ("pcie_width", 8, {"pcie": PcieLink(8, 16, 1, 5)}),
             ("pcie_max_width", 8, {"pcie": PcieLink(16, 8, 1, 5)}),
-            ("pcie_replays", 7, {"pcie_replays": 7}),
             ("fabric_state", 2, {"fabric": Fabric(2, 0, 0, "", 0x1AA, 0)}),
             ("fabric_status", 999, {"fabric": Fabric(3, 999, 0, "", 0x1AA, 0)}),
             ("fabric_clique", 32766, {"fabric": Fabric(3, 0, 32766, "", 0x1AA, 0)}),
@@ -911,15 +893,16 @@ class TestHistory:
 
 LOOKS_AN_HOUR_APART = """
 import json, sys
-from healthcheck.probes.nvml.child import look
+from healthcheck.probes.nvml.child import find_queries, look
 from healthcheck.probes.nvml.library import Library
-from healthcheck.probes.nvml.readings import Inforoms
+from healthcheck.probes.nvml.queries import Inforoms
 
 root, seconds = sys.argv[1], 0.0
 library, inforoms = Library(root, use_loader=False), Inforoms(lambda: seconds)
+wanted = find_queries('[["uuid", "uuid", "gpu"], ["inforom_valid", "inforom_valid", "reading"]]')
 for line in sys.stdin:
     seconds = float(line)
-    print(json.dumps([gpu["inforom_valid"] for gpu in look(library, inforoms)["gpus"]]), flush=True)
+    print(json.dumps([gpu["inforom_valid"] for gpu in look(library, inforoms, wanted)["gpus"]]), flush=True)
 """
 
 
@@ -1549,7 +1532,7 @@ class TestChild:
 
     def test_child_ends_without_a_parent(self, node: SimulatedNode) -> None:
         done = subprocess.run(
-            [*isolated("healthcheck.probes.nvml.child"), node.root, "root-only"],
+            child_program(node.root, use_loader=False),
             input=b"look\nlook\n",
             capture_output=True,
             check=True,

@@ -1,4 +1,7 @@
-"""Readings of one GPU, by calls of pynvml's functions.
+"""Queries of one GPU, by calls of pynvml's functions. Each answers the reading with its name in `gpus.Gpu`.
+
+A query returns plain values: the fields of a structure as a list. It returns None for an unsupported value, raises
+NVMLError for other errors, and ValueError for invalid values.
 
 The caller that loaded the library passes the module. The process that reads NVML also loads this module, so it imports
 as few modules as possible.
@@ -33,6 +36,8 @@ _RECOVERY_ACTION, _SLOWDOWN_MARGIN = 230, 194
 _RETIRED_PAGES = (29, 30, 31)
 """Fields: pages retired for single-bit errors, for double-bit errors, and whether a reset is pending."""
 _SINGLE_FIELDS = (_RECOVERY_ACTION, _SLOWDOWN_MARGIN, *_RETIRED_PAGES)
+_CORRECTED = _VOLATILE = 0
+"""Corrected errors in nvmlMemoryErrorType_t, counted since the driver was loaded in nvmlEccCounterType_t."""
 _DRAM, _SRAM = 2, 7
 """Kinds of memory in nvmlMemoryLocation_t."""
 _POWER_CAP, _THERMAL_POLICY = 74, 75
@@ -145,6 +150,13 @@ class GpuHandle:
         except self.nvml.NVMLError as error:
             return self.known(error.value, None)
 
+    def ask_any(self, function: str, *arguments: Any) -> Any:
+        """Return the answer; None for any error."""
+        try:
+            return self.ask(function, *arguments)
+        except self.nvml.NVMLError:
+            return None
+
     def known(self, code: int, value: Any) -> Any:
         """Return the value; None if the code means "not supported". Raises NVMLError for other errors."""
         if code == 0:
@@ -217,26 +229,34 @@ class GpuHandle:
             return _FUNCTION_NOT_FOUND
 
 
-def _value_of(function: str) -> Callable[[GpuHandle], Any]:
-    return lambda gpu: gpu.ask(function)
+def address(gpu: GpuHandle) -> str:
+    return text(gpu.ask("nvmlDeviceGetPciInfo").busId)
 
 
-def _uuid(gpu: GpuHandle) -> str:
+def uuid(gpu: GpuHandle) -> str:
     gpu.uuid = text(gpu.ask("nvmlDeviceGetUUID"))
     return gpu.uuid
 
 
-def _mig_mode(gpu: GpuHandle) -> list[int]:
+def serial(gpu: GpuHandle) -> str:
+    return text(gpu.ask("nvmlDeviceGetSerial"))
+
+
+def name(gpu: GpuHandle) -> str:
+    return text(gpu.ask("nvmlDeviceGetName"))
+
+
+def mig_mode(gpu: GpuHandle) -> list[int]:
     gpu.mig_mode = gpu.ask("nvmlDeviceGetMigMode")
     return gpu.mig_mode
 
 
-def _instances(gpu: GpuHandle) -> list[int] | None:
+def instances(gpu: GpuHandle) -> list[int] | None:
     """Return the GPU instances of the existing MIG devices; None if there are more than a GPU can have.
 
     The alternative is more expensive: listing GPU instances takes a call for each profile of the GPU.
     """
-    mode = gpu.mig_mode or _mig_mode(gpu)
+    mode = gpu.mig_mode or mig_mode(gpu)
     if mode[0] != gpu.nvml.NVML_DEVICE_MIG_ENABLE:
         return []
     most = gpu.ask("nvmlDeviceGetMaxMigDeviceCount")
@@ -260,40 +280,48 @@ def _mig_device(gpu: GpuHandle, index: int) -> Any:
         raise
 
 
-def _mig_devices(gpu: GpuHandle) -> list[tuple[str, int]] | None:
-    """Return UUID and GPU instance of each MIG device."""
-    try:
-        devices = [(text(gpu.nvml.nvmlDeviceGetUUID(device)), instance) for device, instance in gpu.mig_handles]
-    except gpu.nvml.NVMLError:
-        return None
-    return devices or None
+def mig_devices(gpu: GpuHandle) -> dict[str, int] | None:
+    """Return the GPU instance of each MIG device, by UUID."""
+    return {text(gpu.nvml.nvmlDeviceGetUUID(device)): instance for device, instance in gpu.mig_handles} or None
 
 
-def _sram_threshold(gpu: GpuHandle) -> int:
+def ecc(gpu: GpuHandle) -> list[int]:
+    return [gpu.ask("nvmlDeviceGetTotalEccErrors", kind, life) for life in (0, 1) for kind in (0, 1)]
+
+
+def exhausted_banks(gpu: GpuHandle) -> Any:
+    return gpu.ask("nvmlDeviceGetRowRemapperHistogram").none
+
+
+def sram_threshold_exceeded(gpu: GpuHandle) -> int:
     status = gpu.nvml.c_nvmlEccSramErrorStatus_v1_t()
     gpu.ask("nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
     gpu.sram = status
     return int(status.bThresholdExceeded)
 
 
-def _row_remap(gpu: GpuHandle) -> list[int | None]:
+def row_remap(gpu: GpuHandle) -> list[int | None]:
     """Return the counts of remapped rows; that of inactive ones is None before R580."""
     inactive = [count for count in gpu.counts(_INACTIVE_ROWS) if count is not None]
     return [*gpu.ask("nvmlDeviceGetRemappedRows"), sum(inactive) if len(inactive) == len(_INACTIVE_ROWS) else None]
 
 
-def _retired_pages(gpu: GpuHandle) -> list[int] | None:
+def recovery_action(gpu: GpuHandle) -> Any:
+    return gpu.field_known(_RECOVERY_ACTION)
+
+
+def retired_pages(gpu: GpuHandle) -> list[int] | None:
     pages = [gpu.field_known(field) for field in _RETIRED_PAGES]
     return None if None in pages else pages
 
 
-def _clock_reasons(gpu: GpuHandle) -> Any:
+def clock_reasons(gpu: GpuHandle) -> Any:
     """Return the clock reasons. Libraries before R535 have only the function's old name."""
     reasons = gpu.ask_known("nvmlDeviceGetCurrentClocksEventReasons")
     return gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
 
 
-def _temperature(gpu: GpuHandle) -> list[int | None] | None:
+def temperature(gpu: GpuHandle) -> list[int | None] | None:
     entries = [
         gpu.ask_known("nvmlDeviceGetTemperature", 0),
         gpu.ask_known("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
@@ -303,7 +331,7 @@ def _temperature(gpu: GpuHandle) -> list[int | None] | None:
     return None if entries == [None] * len(entries) else entries
 
 
-def _inforom_valid(gpu: GpuHandle) -> int:
+def inforom_valid(gpu: GpuHandle) -> int:
     if not gpu.inforoms.is_due(gpu.uuid):
         return 1
     valid = True
@@ -317,14 +345,14 @@ def _inforom_valid(gpu: GpuHandle) -> int:
     return int(valid)
 
 
-def _memory(gpu: GpuHandle) -> list[int]:
+def memory(gpu: GpuHandle) -> list[int]:
     memory = gpu.ask_known("nvmlDeviceGetMemoryInfo", gpu.nvml.nvmlMemory_v2)
     if memory is None:
         memory = gpu.ask("nvmlDeviceGetMemoryInfo")
     return [memory.total, getattr(memory, "reserved", 0), memory.used]
 
 
-def _processes(gpu: GpuHandle) -> int | None:
+def processes(gpu: GpuHandle) -> int | None:
     """Return the number of processes.
 
     None without the list of compute processes: the other lists alone would suggest zero.
@@ -337,7 +365,7 @@ def _processes(gpu: GpuHandle) -> int | None:
     return None if computing is None else len(computing.union(*filter(None, other_pids)))
 
 
-def _pcie(gpu: GpuHandle) -> list[int | None]:
+def pcie(gpu: GpuHandle) -> list[int | None]:
     widths = [gpu.ask("nvmlDeviceGetCurrPcieLinkWidth"), gpu.ask("nvmlDeviceGetMaxPcieLinkWidth")]
     if widths[0] == widths[1]:  # the generation matters only for a narrow link
         return [*widths, None, None]
@@ -348,8 +376,8 @@ def _pcie(gpu: GpuHandle) -> list[int | None]:
     ]
 
 
-def _nvlinks(gpu: GpuHandle) -> list[list[int | None]] | None:
-    """Return state and version of each link."""
+def nvlinks(gpu: GpuHandle) -> list[list[Any]] | None:
+    """Return the fields of each NvLink. The counters are another reading."""
     for link in range(_MOST_LINKS):
         state = gpu.ask_known("nvmlDeviceGetNvLinkState", link)
         if state is None:
@@ -360,10 +388,12 @@ def _nvlinks(gpu: GpuHandle) -> list[list[int | None]] | None:
         for link_reading, state in zip(gpu.links, states, strict=True):
             # Older documents call the function's value a flag, so it may not show this state.
             link_reading[0] = state if link_reading[0] and state == _TRAFFIC_DISABLED else link_reading[0]
-    return gpu.links or None
+    return [
+        [link, state, version, {}, int(state == _TRAFFIC_DISABLED)] for link, (state, version) in enumerate(gpu.links)
+    ] or None
 
 
-def _nvlink_counters(gpu: GpuHandle) -> dict[int, dict[str, int]]:
+def nvlink_counters(gpu: GpuHandle) -> dict[int, dict[str, int]]:
     """Return the counters of the active links.
 
     They are separate from the link states, which remain known if a counter can't be read.
@@ -400,22 +430,17 @@ def _release(driver_version: str) -> tuple[int, int]:
     return (major, minor)
 
 
-def _memory_errors(gpu: GpuHandle) -> list[int | None] | None:
+def memory_errors(gpu: GpuHandle) -> list[int | None] | None:
     """Return the volatile corrected errors of DRAM and SRAM.
 
     The fields of these counts are not supported on an H200 (driver 580.159.04).
     """
-    return _unless_empty([_corrected(gpu, memory) for memory in (_DRAM, _SRAM)])
+    return _unless_empty(
+        [gpu.ask_any("nvmlDeviceGetMemoryErrorCounter", _CORRECTED, _VOLATILE, memory) for memory in (_DRAM, _SRAM)]
+    )
 
 
-def _corrected(gpu: GpuHandle, memory: int) -> int | None:
-    count = ctypes.c_ulonglong()
-    location = (ctypes.c_uint(0), ctypes.c_uint(0), ctypes.c_uint(memory))  # corrected, volatile
-    code = gpu.call("nvmlDeviceGetMemoryErrorCounter", *location, ctypes.byref(count))
-    return count.value if code == 0 else None
-
-
-def _throttled(gpu: GpuHandle) -> list[int | None] | None:
+def throttled(gpu: GpuHandle) -> list[int | None] | None:
     """Return the nanoseconds of power capping, and of software thermal, hardware thermal and power brake slowdown.
 
     The violation policy does not distinguish heat that software reacts to from heat that hardware reacts to.
@@ -424,7 +449,7 @@ def _throttled(gpu: GpuHandle) -> list[int | None] | None:
     return _unless_empty([*counts, None, None][:4])
 
 
-def _load(gpu: GpuHandle) -> list[Any] | None:
+def load(gpu: GpuHandle) -> list[Any] | None:
     """Return clocks, power, energy, NVLink traffic and the buffers of samples.
 
     All but the utilisation are only read under load: some take milliseconds, and an idle GPU lowers its clocks. Clocks
@@ -436,15 +461,9 @@ def _load(gpu: GpuHandle) -> list[Any] | None:
         return [*[None] * 6, utilisation, None, None]
     buffers = [_samples(gpu, kind) for kind in (_SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES)]
     kinds = zip((_SM_CLOCK, _MEMORY_CLOCK), buffers, strict=True)
-    clocks = [_clock(gpu, kind) if buffer is None else None for kind, buffer in kinds]
+    clocks = [gpu.ask_any("nvmlDeviceGetClockInfo", kind) if buffer is None else None for kind, buffer in kinds]
     counts = [*gpu.counts((_POWER, _ENERGY)), *gpu.counts(_NVLINK_KIB, _ALL_LINKS)]
     return _unless_empty([*clocks, *counts, utilisation, *buffers])
-
-
-def _clock(gpu: GpuHandle, kind: int) -> int | None:
-    mhz = ctypes.c_uint()
-    code = gpu.call("nvmlDeviceGetClockInfo", ctypes.c_uint(kind), ctypes.byref(mhz))
-    return mhz.value if code == 0 else None
 
 
 def _samples(gpu: GpuHandle, kind: int) -> list[int] | None:
@@ -466,7 +485,7 @@ def _samples(gpu: GpuHandle, kind: int) -> list[int] | None:
     return [count.value, max(stamps) - min(stamps), sum(values)]
 
 
-def _unrepairable_memory(gpu: GpuHandle) -> int | None:
+def unrepairable_memory(gpu: GpuHandle) -> int | None:
     """Return the flag.
 
     Its structure contains only the flag in NVIDIA's reference, and a version before it in nvidia-ml-py. A library of
@@ -478,7 +497,7 @@ def _unrepairable_memory(gpu: GpuHandle) -> int | None:
     return words[1] if words[0] == _UNREPAIRABLE_VERSION else words[0]
 
 
-def _sram_unique(gpu: GpuHandle) -> list[int] | None:
+def sram_unique(gpu: GpuHandle) -> list[int] | None:
     """Return the most addresses with parity and with SEC-DED errors in one bank of the SRAM.
 
     Most GPUs never had such an error, and need no call.
@@ -510,7 +529,7 @@ def _unless_empty(values: list[Any]) -> list[Any] | None:
     return None if values == [None] * len(values) else values
 
 
-def _fabric(gpu: GpuHandle) -> list[Any] | None:
+def fabric(gpu: GpuHandle) -> list[Any] | None:
     """Return the fabric information by the newest structure that the library supports."""
     if gpu.is_r615 and (newest := _fabric_4(gpu)) is not None:
         return newest
@@ -523,7 +542,7 @@ def _fabric(gpu: GpuHandle) -> list[Any] | None:
         if gpu.ask_known(function, ctypes.byref(info)) is None:
             continue
         health = [getattr(info, name, None) for name in ("healthMask", "healthSummary")]
-        return [info.state, info.status, info.cliqueId, bytes(info.clusterUuid).hex(), *health]
+        return [info.state, info.status, info.cliqueId, _cluster(info), *health]
     return None
 
 
@@ -534,58 +553,14 @@ def _fabric_4(gpu: GpuHandle) -> list[Any] | None:
         return None
     cliques = info.cliques[: min(info.numCliques, len(info.cliques))]
     clique = next((entry.id for entry in cliques if entry.type == _UNICAST_POINTER), 0)
-    return [info.state, info.status, clique, bytes(info.clusterUuid).hex(), info.healthMask, info.healthSummary]
+    return [info.state, info.status, clique, _cluster(info), info.healthMask, info.healthSummary]
 
 
-NAMES: dict[str, Callable[[GpuHandle], Any]] = {
-    "address": lambda gpu: text(gpu.ask("nvmlDeviceGetPciInfo").busId),
-    "uuid": _uuid,
-    "serial": lambda gpu: text(gpu.ask("nvmlDeviceGetSerial")),
-    "name": lambda gpu: text(gpu.ask("nvmlDeviceGetName")),
-}
-"""Required calls. If one fails, its error becomes the error of the GPU."""
-READINGS: dict[str, Callable[[GpuHandle], Any]] = {
-    **NAMES,
-    "minor": _value_of("nvmlDeviceGetMinorNumber"),
-    "recovery_action": lambda gpu: gpu.field_known(_RECOVERY_ACTION),
-    "mig_mode": _mig_mode,
-    "instances": _instances,
-    "persistence": _value_of("nvmlDeviceGetPersistenceMode"),
-    "ecc_mode": _value_of("nvmlDeviceGetEccMode"),
-    "ecc": lambda gpu: [gpu.ask("nvmlDeviceGetTotalEccErrors", kind, life) for life in (0, 1) for kind in (0, 1)],
-    "sram_threshold_exceeded": _sram_threshold,
-    "row_remap": _row_remap,
-    "exhausted_banks": lambda gpu: gpu.ask("nvmlDeviceGetRowRemapperHistogram").none,
-    "retired_pages": _retired_pages,
-    "repair": _value_of("nvmlDeviceGetRepairStatus"),
-    "clock_reasons": _clock_reasons,
-    "temperature": _temperature,
-    "inforom_valid": _inforom_valid,
-    "memory": _memory,
-    "processes": _processes,
-    "pcie": _pcie,
-    "pcie_replays": _value_of("nvmlDeviceGetPcieReplayCounter"),
-    "nvlinks": _nvlinks,
-    "nvlink_counters": _nvlink_counters,
-    "fabric": _fabric,
-}
-"""Functions by field of `probes.nvml.Gpu`, called in this order, because some use earlier results.
-
-A reading that the GPU or the driver does not support is omitted.
-"""
-
-OPTIONAL: dict[str, Callable[[GpuHandle], Any]] = {
-    "memory_errors": _memory_errors,
-    "throttled": _throttled,
-    "load": _load,
-    "unrepairable_memory": _unrepairable_memory,
-    "sram_unique": _sram_unique,
-    "mig_devices": _mig_devices,
-}
-"""Functions by field like READINGS, called after them. They raise no error: a value is None if its call fails.
-
-These calls are new or deprecated, or not documented for each GPU, so a failure is no evidence about the GPU.
-"""
+def _cluster(info: Any) -> str:
+    """Return the UUID of the cluster; '' for zeros: the GPU is in no cluster of several nodes."""
+    digits = bytes(info.clusterUuid).hex()
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    return "-".join(parts) if digits.strip("0") else ""
 
 
 def text(value: str | bytes) -> str:
