@@ -66,7 +66,7 @@ def healthy(instance_type: str) -> Healthy:
     with TemporaryDirectory() as folder, SimulatedNode.create(Path(folder) / "node", instance_type) as node:
         driver = Driver(node.root, use_loader=False)
         evidence = read_probes(Host(node.root, driver.read), CHECKS)
-        line = driver._child.ask("look", 60.0)
+        line = driver._child.ask("read", 60.0)
         driver.end()
     places = {
         function.address: GpuPosition(function.numa_node, function.switch)

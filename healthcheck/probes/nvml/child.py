@@ -34,7 +34,7 @@ _P2P_CAPS = (0, 2)
 """READ and NVLINK of nvmlGpuP2PCapsIndex_t. Due to a stray comma, READ is not a number in pynvml."""
 
 
-def look(library: Library, inforoms: Inforoms, wanted: Queries) -> dict[str, Any]:
+def read_gpus(library: Library, inforoms: Inforoms, wanted: Queries) -> dict[str, Any]:
     """Read the driver once: initialise, query, shut down."""
     import pynvml  # noqa: PLC0415 - only after the right library is loaded
 
@@ -131,7 +131,7 @@ def _answers(out: BinaryIO, root: str, use_loader: bool, wanted: Queries) -> Non
     for _ in sys.stdin:
         try:
             library = library or Library(root, use_loader)
-            answer = {"changed": library.path} if library.replaced() else look(library, inforoms, wanted)
+            answer = {"changed": library.path} if library.replaced() else read_gpus(library, inforoms, wanted)
         except OSError as error:
             answer = {"library": None, "error": None, "cause": str(error)[:1000]}
         except Exception as error:  # noqa: BLE001 - boundary of the probe: report invalid data of a driver

@@ -61,7 +61,7 @@ class Driver:
                 change = f"driver {before} became {self._version or 'unloaded'}"
                 return self._as_reading(Unobserved(error_causes.DRIVER_BEING_CHANGED, change))
         try:
-            answer = read_answer(self._child.ask("look", self.deadline_seconds))
+            answer = read_answer(self._child.ask("read", self.deadline_seconds))
         except MissedDeadline as error:
             self._missed = [*self._missed[:1], self.clock()]
             detail = f"{error} (deadline {self.deadline_seconds:g} s)"

@@ -102,25 +102,25 @@ def driver(node: SimulatedNode, clock: Clock) -> Iterator[Driver]:
     one.end()
 
 
-def gpus(look: DriverReading) -> tuple[Gpu, ...]:
-    assert isinstance(look.answer, Gpus), look.answer
-    return look.answer.gpus
+def gpus(reading: DriverReading) -> tuple[Gpu, ...]:
+    assert isinstance(reading.answer, Gpus), reading.answer
+    return reading.answer.gpus
 
 
-def cause(look: DriverReading) -> str:
-    assert isinstance(look.answer, Unobserved), look.answer
-    return look.answer.cause.name
+def cause(reading: DriverReading) -> str:
+    assert isinstance(reading.answer, Unobserved), reading.answer
+    return reading.answer.cause.name
 
 
-def detail(look: DriverReading) -> str:
-    assert isinstance(look.answer, Unobserved), look.answer
-    return look.answer.detail
+def detail(reading: DriverReading) -> str:
+    assert isinstance(reading.answer, Unobserved), reading.answer
+    return reading.answer.detail
 
 
-def judged(look: DriverReading) -> list[Judgement]:
+def judged(reading: DriverReading) -> list[Judgement]:
     return [
         judgement
-        for judgement in CHECK.judge(Evidence({NVML: look}), Expectation())
+        for judgement in CHECK.judge(Evidence({NVML: reading}), Expectation())
         if not isinstance(judgement, Observation)
     ]
 
@@ -255,9 +255,9 @@ class TestAnswers:
     ) -> None:
         node.write_value(file, value)
 
-        look = driver.read()
+        reading = driver.read()
 
-        assert (cause(look), message in detail(look)) == ("NvmlNonsense", True)
+        assert (cause(reading), message in detail(reading)) == ("NvmlNonsense", True)
 
     @pytest.mark.parametrize("value", [b"nonsense\n", b"99999999:99:99.9.9\n", b"\xff\xfe\n"])
     def test_an_address_that_is_none_leaves_the_gpu_without_one_and_the_others_answer(
@@ -405,7 +405,7 @@ def age(node: SimulatedNode) -> None:
 
 
 class TestReadings:
-    """A p5.48xlarge of two GPUs, so that hundreds of looks are quick."""
+    """A p5.48xlarge of two GPUs, so that hundreds of reads are quick."""
 
     @pytest.fixture
     def node(self, node: SimulatedNode) -> SimulatedNode:
@@ -841,8 +841,8 @@ class TestReadings:
 class TestHistory:
     """Earlier reads of the same driver, for rates over minutes and hours."""
 
-    def ages(self, look: DriverReading) -> list[float]:
-        return [look.read_at - earlier.at for earlier in look.history]
+    def ages(self, reading: DriverReading) -> list[float]:
+        return [reading.read_at - earlier.at for earlier in reading.history]
 
     def test_reads_are_kept_minutes_apart_for_an_hour(self, driver: Driver, clock: Clock) -> None:
         ages = []
@@ -891,9 +891,9 @@ class TestHistory:
         assert driver.read().history == ()
 
 
-LOOKS_AN_HOUR_APART = """
+READS_AN_HOUR_APART = """
 import json, sys
-from healthcheck.probes.nvml.child import find_queries, look
+from healthcheck.probes.nvml.child import find_queries, read_gpus
 from healthcheck.probes.nvml.library import Library
 from healthcheck.probes.nvml.queries import Inforoms
 
@@ -902,12 +902,12 @@ library, inforoms = Library(root, use_loader=False), Inforoms(lambda: seconds)
 wanted = find_queries('[["uuid", "uuid", "gpu"], ["inforom_valid", "inforom_valid", "reading"]]')
 for line in sys.stdin:
     seconds = float(line)
-    print(json.dumps([gpu["inforom_valid"] for gpu in look(library, inforoms, wanted)["gpus"]]), flush=True)
+    print(json.dumps([gpu["inforom_valid"] for gpu in read_gpus(library, inforoms, wanted)["gpus"]]), flush=True)
 """
 
 
 class TestInforom:
-    """It is read from flash, so that it is not tested at every look."""
+    """It is read from flash, so that it is not tested at every read."""
 
     def corrupt(self, node: SimulatedNode, index: int, *, valid: int = 0) -> None:
         node.write_value(f"nvml/gpu{index}/inforom", valid)
@@ -960,7 +960,7 @@ class TestInforom:
 
     def test_a_valid_one_is_tested_again_after_an_hour(self, node: SimulatedNode) -> None:
         with subprocess.Popen(
-            [sys.executable, "-c", LOOKS_AN_HOUR_APART, node.root],
+            [sys.executable, "-c", READS_AN_HOUR_APART, node.root],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -1006,10 +1006,10 @@ class TestInstances:
     def test_gpu_without_mig_support_is_absent(self, make_node: Callable[[str], SimulatedNode]) -> None:
         driver = Driver(make_node("g6.xlarge").root, use_loader=False)
 
-        look = driver.read()
+        reading = driver.read()
         driver.end()
 
-        assert [(gpu.error, gpu.instances) for gpu in gpus(look)] == [(0, None)]
+        assert [(gpu.error, gpu.instances) for gpu in gpus(reading)] == [(0, None)]
 
     @pytest.mark.parametrize(
         "call",
@@ -1059,10 +1059,10 @@ class TestHangs:
         driver.read()
         child = driver.child_pid
 
-        look = self.hang(node, driver, function)
+        reading = self.hang(node, driver, function)
 
-        assert (cause(look), look.missed, look.stuck_pid) == ("DriverNotAnswering", (1000.0,), None)
-        assert detail(look) == "no answer in time; its process was killed (deadline 0.4 s)"
+        assert (cause(reading), reading.missed, reading.stuck_pid) == ("DriverNotAnswering", (1000.0,), None)
+        assert detail(reading) == "no answer in time; its process was killed (deadline 0.4 s)"
         assert (driver.child_pid, Path(f"/proc/{child}").exists()) == (None, False)
 
     def test_two_misses_half_a_minute_apart_are_a_fault_and_not_before(
@@ -1088,9 +1088,9 @@ class TestHangs:
 
         node.unhang()
         driver.deadline_seconds = 60
-        look = driver.read()
+        reading = driver.read()
 
-        assert (gpus(look), look.missed, judged(look)) == (healthy(node), (), [])
+        assert (gpus(reading), reading.missed, judged(reading)) == (healthy(node), (), [])
 
     @pytest.mark.parametrize("error", [9, 18, 999])
     def test_a_driver_that_refuses_does_not_hang(self, node: SimulatedNode, driver: Driver, error: int) -> None:
@@ -1110,9 +1110,9 @@ class TestHangs:
         node.driver_load("580.65.06")
         clock.seconds += 60
 
-        look = driver.read()
+        reading = driver.read()
 
-        assert (cause(look), look.missed) == ("DriverBeingChanged", ())
+        assert (cause(reading), reading.missed) == ("DriverBeingChanged", ())
 
 
 class TestCrashes:
@@ -1124,10 +1124,10 @@ class TestCrashes:
         first = driver.child_pid
         node.crash(function)
 
-        look = driver.read()
+        reading = driver.read()
 
-        assert (cause(look), look.missed) == ("NvmlCrashed", ())
-        assert detail(look) == "the probe of NVML failed: the child was ended by SIGSEGV"
+        assert (cause(reading), reading.missed) == ("NvmlCrashed", ())
+        assert detail(reading) == "the probe of NVML failed: the child was ended by SIGSEGV"
         node.stop_crashing()
         assert gpus(driver.read()) == healthy(node)
         assert driver.child_pid != first
@@ -1184,14 +1184,14 @@ class TestHandles:
         child = driver.child_pid
         assert child
         node.hang("nvmlDeviceGetName")
-        looking = threading.Thread(target=driver.read)
-        looking.start()
+        reader = threading.Thread(target=driver.read)
+        reader.start()
         seen: list[str] = []
-        while "nvidia0" not in seen and looking.is_alive():
+        while "nvidia0" not in seen and reader.is_alive():
             seen = devices(child)
             time.sleep(0.01)
         os.kill(child, signal.SIGKILL)
-        looking.join()
+        reader.join()
 
         assert seen == ["nvidia0", "nvidiactl"]
         assert Path(f"/proc/{child}").exists() is False
@@ -1228,7 +1228,7 @@ class TestDriverChanges:
         assert gone[0].answer == Unobserved(
             UnobservedCause.named("DriverBeingChanged"), "driver 570.133.20 became unloaded"
         )
-        assert [cause(look) for look in gone[1:]] == ["DriverNotLoaded"] * 2
+        assert [cause(reading) for reading in gone[1:]] == ["DriverNotLoaded"] * 2
         assert gpus(back) == healthy(node)
 
     def test_driver_loaded_after_the_agents_start_is_observed_at_once(
@@ -1245,10 +1245,10 @@ class TestDriverChanges:
         driver.read()
         node.install_library("570.133.20")
 
-        look = driver.read()
+        reading = driver.read()
 
-        assert cause(look) == "DriverBeingChanged"
-        assert detail(look).endswith("libnvidia-ml.so.570.133.20 was replaced")
+        assert cause(reading) == "DriverBeingChanged"
+        assert detail(reading).endswith("libnvidia-ml.so.570.133.20 was replaced")
         assert gpus(driver.read()) == healthy(node)
 
     def test_a_library_upgraded_without_its_driver_mismatches_until_the_reboot(
@@ -1336,11 +1336,11 @@ class TestLibraryPlaces:
         (node.root / place).mkdir(parents=True, exist_ok=True)
         library.rename(node.root / place / SONAME)
 
-        look = driver.read()
+        reading = driver.read()
 
-        assert isinstance(look.answer, Gpus), look.answer
-        assert look.answer.library == str(node.root / place / SONAME)
-        assert look.answer.gpus == healthy(node)
+        assert isinstance(reading.answer, Gpus), reading.answer
+        assert reading.answer.library == str(node.root / place / SONAME)
+        assert reading.answer.gpus == healthy(node)
 
     @pytest.mark.parametrize(
         "links",
@@ -1372,10 +1372,10 @@ class TestLibraryPlaces:
             (node.root / path).parent.mkdir(parents=True, exist_ok=True)
             (node.root / path).symlink_to(target)
 
-        look = driver.read()
+        reading = driver.read()
 
-        assert isinstance(look.answer, Gpus), look.answer
-        assert look.answer.library == str(library)
+        assert isinstance(reading.answer, Gpus), reading.answer
+        assert reading.answer.library == str(library)
 
     @pytest.mark.usefixtures("library")
     def test_tree_without_a_library_is_reported(self, node: SimulatedNode, driver: Driver) -> None:
@@ -1406,10 +1406,10 @@ class TestLibraryPlaces:
         (node.root / "usr/lib64").mkdir(parents=True)
         (node.root / "usr/lib64" / SONAME).symlink_to(target)
 
-        look = driver.read()
+        reading = driver.read()
 
-        assert cause(look) == "NvmlLibraryNotFound"
-        assert message in detail(look)
+        assert cause(reading) == "NvmlLibraryNotFound"
+        assert message in detail(reading)
 
     @pytest.mark.parametrize(
         ("content", "message"),
@@ -1427,11 +1427,11 @@ class TestLibraryPlaces:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
 
-        look = driver.read()
+        reading = driver.read()
 
-        assert cause(look) == "NvmlLibraryNotFound"
-        assert str(path) in detail(look)
-        assert message in detail(look)
+        assert cause(reading) == "NvmlLibraryNotFound"
+        assert str(path) in detail(reading)
+        assert message in detail(reading)
 
     def test_a_bad_file_in_one_place_hides_no_good_one_in_another(
         self, node: SimulatedNode, driver: Driver, library: Path
@@ -1461,21 +1461,21 @@ class TestLibraryPlaces:
         (node.root / "usr/lib64" / SONAME).write_bytes(b"never looked at")
         driver = Driver(node.root)
 
-        look = driver.read()
+        reading = driver.read()
         driver.end()
 
-        assert isinstance(look.answer, Gpus), look.answer
-        assert look.answer.library == str(library)
+        assert isinstance(reading.answer, Gpus), reading.answer
+        assert reading.answer.library == str(library)
 
     def test_missing_library_in_the_loaders_path_uses_the_hosts(self, node: SimulatedNode) -> None:
         if ctypes.util.find_library("nvidia-ml"):
             pytest.skip("this machine has a driver's library of its own")
         driver = Driver(node.root)
 
-        look = driver.read()
+        reading = driver.read()
         driver.end()
 
-        assert gpus(look) == healthy(node)
+        assert gpus(reading) == healthy(node)
 
 
 PRINTS = """
@@ -1520,10 +1520,10 @@ class TestChild:
         flags = ["-shared", "-fPIC", f"-Wl,-soname,{SONAME}"]
         subprocess.run([*find_compiler(), *flags, "-o", node.root / "usr/lib64" / SONAME, source], check=True)
 
-        look = driver.read()
+        reading = driver.read()
 
-        assert cause(look) == "NvmlError"
-        assert "(error 13, " in detail(look)
+        assert cause(reading) == "NvmlError"
+        assert "(error 13, " in detail(reading)
 
     def test_child_is_the_first_victim_of_the_oom_killer(self, driver: Driver) -> None:
         driver.read()
@@ -1533,7 +1533,7 @@ class TestChild:
     def test_child_ends_without_a_parent(self, node: SimulatedNode) -> None:
         done = subprocess.run(
             child_program(node.root, use_loader=False),
-            input=b"look\nlook\n",
+            input=b"read\nread\n",
             capture_output=True,
             check=True,
         )
