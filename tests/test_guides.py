@@ -59,9 +59,17 @@ def write_scenario(root: Path, name: str, text: str) -> None:
     (folder / "scenario.toml").write_text(text)
 
 
+def assert_clean(folder: Path, *files: str) -> None:
+    """The linter's rules of `make check` hold for the files."""
+    python(folder, "-m", "ruff", "check", *files)
+    python(folder, "-m", "ruff", "format", "--check", *files)
+
+
 def test_the_check_of_the_guide_finds_its_fault_and_passes_its_healthy_twin(copy: Path) -> None:
     code = blocks("adding-a-check.md")
-    (copy / "healthcheck/checks/gpu_model.py").write_text(code["python"])
+    file, test = "healthcheck/checks/gpu_model.py", "tests/checks/test_gpu_model.py"
+    (copy / file).write_text(code["python"])
+    (copy / test).write_text(code["python test"])
     listed = copy / "healthcheck/checks/listed.py"
     text = listed.read_text().replace("    gpu_memory_held,\n", "    gpu_memory_held,\n    gpu_model,\n", 1)
     listed.write_text(
@@ -74,8 +82,10 @@ def test_the_check_of_the_guide_finds_its_fault_and_passes_its_healthy_twin(copy
     write_scenario(copy, _NAME, code["toml"])
     write_scenario(copy, f"{_NAME}-twin", twin)
 
-    words = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/e2e/test_scenarios.py", "-k", _NAME]
-    assert passed(python(copy, *words)) >= 2
+    assert_clean(copy, file, test, str(listed))
+    words = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
+    assert passed(python(copy, *words, "tests/e2e/test_scenarios.py", "-k", _NAME)) >= 2
+    assert passed(python(copy, *words, test, "tests/checks/test_no_false_fault.py")) > 2
 
 
 def passed(output: str) -> int:
@@ -85,9 +95,12 @@ def passed(output: str) -> int:
 
 def test_the_cause_of_the_guide_is_found_and_ends_with_recovery(copy: Path) -> None:
     code = blocks("adding-a-cause.md")
-    insert(copy / "diagnosis/causes/crashing.py", "\nRECOGNISED = (\n", f"{code['python row'].rstrip()},\n", 4)
-    insert(copy / "tests/diagnosis/test_crashing.py", "\nWORDS = [\n", f"{code['python test'].rstrip()},\n", 4)
+    file, test = "diagnosis/causes/crashing.py", "tests/diagnosis/test_crashing.py"
+    insert(copy / file, ", NOT_INJECTED, GPU_MEMORY),\n", f"{code['python row'].rstrip()},\n", 4)
+    last_word = (copy / test).read_text().partition("\nWORDS = [\n")[2].partition("\n]\n")[0].rpartition("\n    (")[2]
+    insert(copy / test, f"{last_word}\n", f"{code['python test'].rstrip()},\n", 4)
 
+    assert_clean(copy, file, test)
     words = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/diagnosis/test_crashing.py", "-k", "cuDNN"]
     assert passed(python(copy, *words)) == 2
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.catalog.profiles import InstanceProfile
+from healthcheck.checks import CHECKS
 from healthcheck.model import Severity
 from healthcheck.node.state import HARDWARE_READY, REBOOT_REQUIRED
 from healthcheck.settings.declaration import NodeSettings, by_key, settings_of
@@ -18,66 +19,13 @@ SECONDS = "a whole number of seconds, "
 GROUPS = "allowed are 0, 2, 3, 7, 8, 9, 0-nvidia-smi, 2-efa-enumeration, 3-topology-check, 7-container-runtime, 8-hami"
 SEVERITIES = "allowed are MONITOR, RESET, REBOOT or ISOLATE"
 
-GROUP_0 = [
-    "driver",
-    "gpu-count",
-    "recovery-action",
-    "ecc",
-    "ecc-storm",
-    "row-remap",
-    "retired-pages",
-    "gpu-repair",
-    "inforom",
-    "ecc-mode",
-    "mig-mode",
-    "persistence-mode",
-    "clocks",
-    "temperature",
-    "gpu-siblings",
-    "gpu-memory-held",
-    "device-files",
-    "xid",
-    "sxid",
-    "driver-messages",
-]
-GROUP_2 = [
-    "efa-driver",
-    "efa-count",
-    "efa-errors",
-    "efa-keep-alive",
-    "efa-gpudirect",
-    "efa-provider",
-    "efa-namespaces",
-    "memlock",
-    "gdrcopy",
-]
-GROUP_3 = [
-    "nvlink",
-    "nvlink-errors",
-    "p2p",
-    "nvswitch",
-    "fabric",
-    "fabric-manager",
-    "imex",
-    "pcie-link",
-    "pcie-replays",
-    "gpu-placement",
-    "nouveau",
-]
-GROUP_7 = [
-    "container-runtime",
-    "runtime-loaded",
-    "nvidia-runtime",
-    "default-runtime",
-    "runtime-type",
-    "runtime-binary",
-    "nvidia-toolkit",
-    "cdi-specs",
-    "cgroup-driver",
-    "runtime-classes",
-]
-GROUP_8 = ["hami"]
-GROUP_9 = ["roce-count", "roce-ports", "roce-errors", "mlx5-messages"]
+
+def names_in(group: str) -> list[str]:
+    return [check.name for check in CHECKS if check.group == group]
+
+
+GROUP_0, GROUP_2, GROUP_3 = map(names_in, ("0-nvidia-smi", "2-efa-enumeration", "3-topology-check"))
+GROUP_7, GROUP_8, GROUP_9 = map(names_in, ("7-container-runtime", "8-hami", "9-roce"))
 
 
 @pytest.fixture(autouse=True)
